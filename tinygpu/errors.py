@@ -1,0 +1,68 @@
+"""Errors that are for users: each says subject, law, what it got, what is allowed and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "AssemblyError",
+    "DeviceError",
+    "IllegalScheduleError",
+    "LaunchError",
+    "MachineError",
+    "OperationError",
+    "ProgramError",
+    "ScheduleError",
+    "StoreError",
+    "TinyGpuError",
+    "nearest",
+]
+
+
+class TinyGpuError(Exception):
+    """The root of all errors that a user can mend."""
+
+
+class DeviceError(TinyGpuError):
+    """A device file that is unknown, truncated or lacks a number."""
+
+
+class OperationError(TinyGpuError):
+    """An operation, operand or size that makes no sense."""
+
+
+class MachineError(TinyGpuError):
+    """A machine that is unknown or contradicts itself."""
+
+
+class ScheduleError(TinyGpuError):
+    """A schedule or schedule file that is malformed: unknown decision, value, version."""
+
+
+class IllegalScheduleError(TinyGpuError):
+    """A well-formed schedule that breaks a law."""
+
+
+class ProgramError(TinyGpuError):
+    """A term that is malformed, or that an interpretation found to be wrong."""
+
+
+class AssemblyError(TinyGpuError):
+    """No ptxas, or ptxas refuses the code."""
+
+
+class LaunchError(TinyGpuError):
+    """No GPU, a failed launch, or an argument that the kernel cannot take."""
+
+
+class StoreError(TinyGpuError):
+    """A result store that cannot be opened or written."""
+
+
+def nearest(name: str, known: Iterable[object]) -> str:
+    """Return ``"known are a, b, c; did you mean b?"`` for an unknown ``name``."""
+    names = [str(k) for k in known]
+    close = difflib.get_close_matches(name, names, 1, 0.5)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"known are {', '.join(names)}{hint}"

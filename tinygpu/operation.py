@@ -1,0 +1,274 @@
+"""Operations: what a kernel has to compute, apart from how.
+
+An operation has axes; operands, each an index map (the axes that index it, row-major in that
+order) and a data type; a ``combine`` expression of one point of the axes; a reduction over some
+axes; and an ``epilogue`` expression of the reduced value and the operands.  With ``acc`` for the
+reduced value,
+
+    acc[free axes] = reduce over the other axes of combine(inputs)
+    output[output axes] = epilogue(acc, inputs, scalars, sizes)
+
+>>> op = matmul("f32")
+>>> print(op)
+matmul: c[m,n] f32 = sum over k of (a[m,k] f32 * b[k,n] f32)
+>>> import numpy as np
+>>> a, b = np.ones((2, 3)), np.ones((3, 4))
+>>> op.reference({"a": a, "b": b})["c"].shape
+(2, 4)
+
+Source: the tensor-contraction view of loops, as in Exo, Halide and einsum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.errors import OperationError
+from tinygpu.expression import Expression, value
+from tinygpu.memory import DTYPES
+
+__all__ = ["OPERATIONS", "Operand", "Operation", "Problem", "elementwise", "matmul", "reduce"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An array argument: its name, the axes that index it, its data type."""
+
+    name: str
+    axes: tuple[str, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise OperationError(
+                f"operand {self.name}: unknown dtype {self.dtype!r}; known are {', '.join(DTYPES)}"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}[{','.join(self.axes)}] {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation; see the module's definition."""
+
+    name: str
+    axes: tuple[str, ...]
+    inputs: tuple[Operand, ...]
+    output: Operand
+    combine: Expression
+    reduced: tuple[str, ...] = ()
+    epilogue: Expression = value("acc")
+    scalars: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = {o.name for o in self.inputs} | set(self.scalars) | set(self.axes) | {"acc"}
+        for name in (*self.combine.names(), *self.epilogue.names()):
+            if name not in known:
+                raise OperationError(
+                    f"operation {self.name}: expression names {name!r}, "
+                    f"which is no input, scalar or axis; known are {', '.join(sorted(known))}"
+                )
+        for operand in self.operands:
+            if missing := set(operand.axes) - set(self.axes):
+                raise OperationError(f"operand {operand}: axes {sorted(missing)} not of {self.name}")
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The inputs and then the output: the order of a kernel's pointers."""
+        return (*self.inputs, self.output)
+
+    def operand(self, name: str) -> Operand:
+        """Return the operand called ``name``."""
+        return next(o for o in self.operands if o.name == name)
+
+    def shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Return each operand's shape, given the axes' sizes."""
+        return {o.name: tuple(sizes[a] for a in o.axes) for o in self.operands}
+
+    def sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """Return the axes' sizes from the operands' shapes.
+
+        Raises OperationError where two operands disagree or a rank is wrong.
+        """
+        sizes: dict[str, int] = {}
+        for operand in self.operands:
+            if operand.name not in shapes:
+                continue
+            shape = shapes[operand.name]
+            if len(shape) != len(operand.axes):
+                raise OperationError(
+                    f"{self.name}: {operand.name} needs {len(operand.axes)} dimensions "
+                    f"({','.join(operand.axes)}), got shape {tuple(shape)}"
+                )
+            for axis, size in zip(operand.axes, shape, strict=True):
+                if sizes.setdefault(axis, int(size)) != size:
+                    raise OperationError(
+                        f"{self.name}: axis {axis} is {sizes[axis]}, but {operand.name} "
+                        f"has shape {tuple(shape)}; give operands whose {axis} agree"
+                    )
+        return sizes
+
+    def flops(self, sizes: Mapping[str, int]) -> float:
+        """Return the arithmetic operations of ``combine`` and reduction, a nominal count."""
+        work = float(np.prod([float(sizes[a]) for a in self.axes]))
+        nodes = sum(1 for n in self.combine.nodes() if hasattr(n, "operator"))
+        return work * (nodes + (1 if self.reduced else 0))
+
+    def bytes(self, sizes: Mapping[str, int]) -> float:
+        """Return the fewest bytes to move: every operand once."""
+        shapes = self.shapes(sizes)
+        return float(
+            sum(DTYPES[o.dtype].bytes * float(np.prod(shapes[o.name])) for o in self.operands)
+        )
+
+    def reference(
+        self, inputs: Mapping[str, NDArray[Any]], scalars: Mapping[str, float] | None = None
+    ) -> dict[str, NDArray[np.float64]]:
+        """Compute in float64; returns the output and, as ``"scale"``, the same on magnitudes.
+
+        ``scale`` is combine of |inputs| reduced (|A||B| for a matmul): what an error bound is
+        relative to.
+        """
+        env = {n: np.asarray(x, np.float64) for n, x in inputs.items()}
+        sizes = self.sizes({n: x.shape for n, x in env.items()})
+        acc = self._reduce(env, scalars or {}, sizes)
+        full: dict[str, Any] = {**sizes, **(scalars or {})}
+        full |= {o.name: self._spread(o, env[o.name]) for o in self.inputs}
+        full["acc"] = acc
+        axes = self.output.axes
+        shape = tuple(sizes[a] for a in axes)
+        keep = tuple(i for i, a in enumerate(self.axes) if a not in axes)
+        result = np.asarray(self.epilogue.evaluate(full), np.float64)
+        if keep:
+            result = result.squeeze(axis=keep) if result.ndim == len(self.axes) else result
+        magnitude = self._reduce({n: np.abs(x) for n, x in env.items()}, scalars or {}, sizes)
+        magnitude = magnitude.squeeze(axis=keep) if keep else magnitude
+        return {
+            self.output.name: np.broadcast_to(result, shape),
+            "scale": np.broadcast_to(magnitude, shape),
+        }
+
+    def _spread(self, operand: Operand, array: NDArray[Any]) -> NDArray[Any]:
+        """Give the array the axes of the operation, in order, length 1 where it has none."""
+        order = [operand.axes.index(a) for a in self.axes if a in operand.axes]
+        shape = [array.shape[operand.axes.index(a)] if a in operand.axes else 1 for a in self.axes]
+        return array.transpose(order).reshape(shape)
+
+    def _reduce(
+        self, env: Mapping[str, NDArray[Any]], scalars: Mapping[str, float], sizes: Mapping[str, int]
+    ) -> NDArray[np.float64]:
+        """Reduce ``combine``; a plain product of two operands goes through einsum."""
+        names = [o.name for o in self.inputs]
+        if str(self.combine) == f"({' * '.join(names)})" and self.reduced:
+            letters = {a: chr(97 + i) for i, a in enumerate(self.axes)}
+            terms = ",".join("".join(letters[a] for a in o.axes) for o in self.inputs)
+            free = [a for a in self.axes if a not in self.reduced]
+            out = np.einsum(
+                f"{terms}->{''.join(letters[a] for a in free)}",
+                *(env[n] for n in names),
+                optimize=True,
+            )
+            return np.asarray(out.reshape([1 if a in self.reduced else sizes[a] for a in self.axes]))
+        spread = {o.name: self._spread(o, env[o.name]) for o in self.inputs}
+        point = self.combine.evaluate({**sizes, **scalars, **spread})
+        where = tuple(self.axes.index(a) for a in self.reduced)
+        return np.asarray(np.sum(point, axis=where, keepdims=True) if where else point)
+
+    def __str__(self) -> str:
+        spelled = str(self.combine)
+        for operand in self.inputs:
+            spelled = spelled.replace(operand.name, str(operand)) if self.reduced else spelled
+        head = f"{self.name}: {self.output} = "
+        if not self.reduced:
+            return head + spelled
+        text = f"{head}sum over {','.join(self.reduced)} of {spelled}"
+        return text if self.epilogue == value("acc") else f"{text}, then {self.epilogue}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An operation at given sizes: what a search is about.
+
+    Raises OperationError for a missing, zero or negative size.
+    """
+
+    operation: Operation
+    extents: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        for axis in self.operation.axes:
+            size = self.sizes.get(axis)
+            if size is None or size < 1:
+                raise OperationError(
+                    f"{self.operation.name}: size {axis} is {size}; every size has to be at least 1"
+                )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each axis."""
+        return dict(self.extents)
+
+    @staticmethod
+    def of(operation: Operation, **sizes: int) -> Problem:
+        """Make a problem: ``Problem.of(matmul("f32"), m=4096, n=4096, k=4096)``."""
+        return Problem(operation, tuple((a, sizes.get(a, 0)) for a in operation.axes))
+
+
+def matmul(dtype: str = "f32", output: str | None = None) -> Operation:
+    """``c[m,n] = sum over k of a[m,k] * b[k,n]``, all row-major."""
+    return Operation(
+        name="matmul",
+        axes=("m", "n", "k"),
+        inputs=(Operand("a", ("m", "k"), dtype), Operand("b", ("k", "n"), dtype)),
+        output=Operand("c", ("m", "n"), output or ("f32" if dtype == "f32" else dtype)),
+        combine=value("a") * value("b"),
+        reduced=("k",),
+    )
+
+
+def elementwise(
+    expression: Expression, *, inputs: tuple[str, ...], dtype: str = "f32"
+) -> Operation:
+    """``y[i] = expression`` of one-dimensional ``inputs``; every other name is a scalar."""
+    scalars = tuple(n for n in expression.names() if n not in inputs)
+    return Operation(
+        name="elementwise",
+        axes=("i",),
+        inputs=tuple(Operand(n, ("i",), dtype) for n in inputs),
+        output=Operand("y", ("i",), dtype),
+        combine=expression,
+        scalars=scalars,
+    )
+
+
+def reduce(
+    combine: Expression,
+    epilogue: Expression,
+    *,
+    inputs: tuple[Operand, ...],
+    output: Operand,
+    name: str = "reduce",
+) -> Operation:
+    """Reduce each row ``i`` over ``j`` and write ``epilogue`` of the sum and the inputs."""
+    known = {o.name for o in inputs} | {"i", "j", "acc"}
+    names = (*combine.names(), *epilogue.names())
+    return Operation(
+        name=name,
+        axes=("i", "j"),
+        inputs=inputs,
+        output=output,
+        combine=combine,
+        reduced=("j",),
+        epilogue=epilogue,
+        scalars=tuple(dict.fromkeys(n for n in names if n not in known)),
+    )
+
+
+OPERATIONS = {"matmul": matmul}
+"""Operations that the command line builds from a name and a dtype."""

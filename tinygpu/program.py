@@ -1,0 +1,429 @@
+"""The term: one program, read by all four interpretations.
+
+A program is what one CTA does, over a grid.  It has *buffers* (a level, a shape, strides, stages),
+*parameters* (expressions of the sizes, known at launch), *roles* (how many warps, and a body) and
+*statements*:
+
+    Do(instruction, writes, reads, threads, values)   one instruction by each thread, on each value
+    For(var, trips, body)                             a loop, unrolled or not
+    When(index, bound, body)                          the body where index < bound
+    Sync(barrier)                                     bar.sync: every thread of the CTA
+    Commit(), WaitGroup(pending)                      cp.async groups
+
+**Where a value lives.**  An access maps (thread, value) to coordinates of its buffer.  With thread
+extents (T0, T1, ..) and value extents (V0, V1, ..), least significant first, thread
+t = t0 + T0*(t1 + T1*(..)) and value v alike touch coordinate
+
+    origin + sum_i t_i * thread[i] + sum_j v_j * value[j]
+
+in each dimension.  For on-chip buffers the buffer's strides (and XOR swizzle) turn coordinates
+into an offset; for gmem the strides are leading dimensions, and a guarded dimension is compared
+with its size: a guarded load gives 0, a guarded store does nothing.
+
+**Which value it is.**  Every buffer below gmem is a *ring*: an access carries an index, affine in
+the loop variables, and uses stage ``index mod stages``.  A read of index x means the value written
+at index x, and no other.  This is the whole specification that legality checks.
+
+**Numbers.**  Every extent, stride and coefficient is an int; while a whole space is scored it is an
+int64 array over the candidates instead, and while laws are proved a z3 term.  Code that builds
+programs therefore computes with them but does not branch on them.
+
+>>> k = var("k")
+>>> print(2 * k + 1)
+2*k + 1
+>>> (2 * k + 1).evaluate({"k": 3})
+7
+
+Source: ``docs/model.md``, section "Terms".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinygpu.errors import ProgramError
+from tinygpu.expression import Expression
+from tinygpu.instruction import Instruction
+from tinygpu.layout import Layout, Swizzle
+from tinygpu.memory import DTYPES, DType
+from tinygpu.operation import Operation
+
+__all__ = [
+    "Access",
+    "Affine",
+    "Axis",
+    "Buffer",
+    "Commit",
+    "Do",
+    "For",
+    "Immediate",
+    "Program",
+    "Role",
+    "Scalar",
+    "Statement",
+    "Sync",
+    "WaitGroup",
+    "When",
+    "registers",
+    "var",
+    "walk",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """``constant + sum of coefficient * variable``; a coefficient may name a parameter."""
+
+    constant: int = 0
+    terms: tuple[tuple[str, int | str], ...] = ()
+
+    def __add__(self, other: Affine | int) -> Affine:
+        if not isinstance(other, Affine):
+            return Affine(self.constant + other, self.terms)
+        return Affine(self.constant + other.constant, self.terms + other.terms)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: int) -> Affine:
+        if any(isinstance(c, str) for _, c in self.terms):
+            raise ProgramError(f"index {self}: a parameter's multiple cannot be scaled again")
+        terms = tuple((v, c * factor) for v, c in self.terms if not isinstance(c, str))
+        return Affine(self.constant * factor, terms)
+
+    __rmul__ = __mul__
+
+    def evaluate(self, values: Mapping[str, Any]) -> Any:
+        """Evaluate with the variables' and parameters' values."""
+        total: Any = self.constant
+        for name, coefficient in self.terms:
+            factor = values[coefficient] if isinstance(coefficient, str) else coefficient
+            total = total + factor * values[name]
+        return total
+
+    def __str__(self) -> str:
+        parts = [v if isinstance(c, int) and c == 1 else f"{c}*{v}" for v, c in self.terms]
+        if not parts or not isinstance(self.constant, int) or self.constant != 0:
+            parts.append(str(self.constant))
+        return " + ".join(parts)
+
+
+def var(name: str, coefficient: int | str = 1) -> Affine:
+    """Return the variable ``name`` (of a loop or of the grid), times a coefficient."""
+    return Affine(0, ((name, coefficient),))
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer: for gmem, ``shape`` names sizes and ``stride`` parameters (or 1).
+
+    Strides count elements.  ``stage_elements`` is the distance between a ring's stages.
+    """
+
+    name: str
+    level: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    stride: tuple[int | str, ...]
+    stages: int = 1
+    stage_elements: int = 0
+    swizzle: Swizzle | None = None
+
+    @property
+    def type(self) -> DType:
+        """Its data type."""
+        return DTYPES[self.dtype]
+
+    @property
+    def elements(self) -> int:
+        """Elements of all stages (on-chip levels)."""
+        return self.stages * self.stage_elements
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all stages (on-chip levels)."""
+        return self.elements * self.type.bytes
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of one stage, coordinates to element offsets."""
+        ints = [(int(n), int(s)) for n, s in zip(self.shape, self.stride, strict=True)]
+        return Layout(tuple(n for n, _ in ints), tuple(s for _, s in ints), self.swizzle)
+
+    def __str__(self) -> str:
+        shape = ",".join(map(str, self.shape))
+        text = f"{self.name:8} {self.level:9} {self.dtype:4} [{shape}]"
+        text += f" stride ({','.join(map(str, self.stride))})"
+        if self.swizzle is not None:
+            text += f" {self.swizzle}"
+        return text + (f" x {self.stages} stages" if str(self.stages) != "1" else "")
+
+
+def registers(name: str, dtype: str, *shape: int, stages: int = 1) -> Buffer:
+    """Make a buffer of each thread's registers, first dimension slowest."""
+    stride: list[int] = []
+    size: int = 1
+    for extent in reversed(shape):
+        stride.insert(0, size)
+        size = size * extent
+    return Buffer(name, "registers", dtype, shape, tuple(stride), stages, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A map from (thread, value) to coordinates of a buffer, at a ring index.
+
+    ``thread[i]`` and ``value[j]`` are the steps, one a dimension, of the i-th thread and the j-th
+    value mode.  ``guard[d]`` says whether dimension d is compared with its size (gmem only).
+    """
+
+    buffer: Buffer
+    value: tuple[tuple[int, ...], ...] = ()
+    thread: tuple[tuple[int, ...], ...] = ()
+    origin: tuple[Affine, ...] = ()
+    index: Affine = Affine()
+    guard: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        rank = len(self.buffer.shape)
+        for steps in (*self.value, *self.thread):
+            if len(steps) != rank:
+                raise ProgramError(f"{self.buffer.name}: steps {steps} need {rank} dimensions")
+
+    def __str__(self) -> str:
+        ring = "" if str(self.index) == "0" and self.buffer.stages == 1 else f"@({self.index})"
+        if self.buffer.level == "gmem":
+            return f"{self.buffer.name}[{', '.join(map(str, self.origin))}]"
+        return f"{self.buffer.name}{ring}"
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    """A constant operand."""
+
+    number: float
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A floating-point kernel argument (``size`` False) or a size converted to float."""
+
+    name: str
+    size: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Operand = Access | Immediate | Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """One instruction by each thread (``threads`` extents) on each of its values.
+
+    ``vector`` values of mode 0 are moved by one instruction.  ``variant`` picks of a family.
+    ``lanes`` = (divisor, extent, residue) restricts it to threads with
+    ``(t // divisor) % extent == residue``.  ``across`` is shfl.sync's butterfly mask.
+    """
+
+    instruction: Instruction
+    write: Access
+    reads: tuple[Operand, ...] = ()
+    values: tuple[int, ...] = ()
+    threads: tuple[int, ...] = ()
+    vector: int = 1
+    variant: str = ""
+    lanes: tuple[int, int, int] | None = None
+    across: int = 0
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """Its reads and then its write."""
+        return (*(r for r in self.reads if isinstance(r, Access)), self.write)
+
+    def __str__(self) -> str:
+        name = self.instruction.name
+        if self.variant and self.variant != name:
+            name += f".{self.variant}"
+        text = f"{self.write} = {name}({', '.join(map(str, self.reads))})"
+        text += f" x {'*'.join(map(str, self.values)) or 1}"
+        if str(self.vector) != "1":
+            text += f" by {self.vector}"
+        if self.lanes:
+            text += f" where t//{self.lanes[0]}%{self.lanes[1]} == {self.lanes[2]}"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """A loop of ``trips`` (an int, or the name of a parameter) from ``start``."""
+
+    var: str
+    trips: int | str
+    body: tuple[Statement, ...]
+    unrolled: bool = False
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """The body where ``index < bound``: a guard on the distance to a loop's end."""
+
+    index: Affine
+    bound: int | str
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """``bar.sync barrier``: every thread of the CTA arrives and waits."""
+
+    barrier: int = 0
+
+    def __str__(self) -> str:
+        return f"bar.sync {self.barrier}"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """``cp.async.commit_group``: close the group of this thread's copies."""
+
+    def __str__(self) -> str:
+        return "cp.async.commit_group"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGroup:
+    """``cp.async.wait_group pending``: all but the newest ``pending`` groups are done."""
+
+    pending: int = 0
+
+    def __str__(self) -> str:
+        return f"cp.async.wait_group {self.pending}"
+
+
+Statement = Do | For | When | Sync | Commit | WaitGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Warps that run one body."""
+
+    name: str
+    threads: int
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A grid axis: its variable and how many CTAs stand along it."""
+
+    var: str
+    extent: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A term of a machine.
+
+    ``grid``: axes, slowest first; the last two are walked in groups of ``raster`` along the first
+    of them (1: row by row).  ``constants``: sizes baked into the code.  ``multiples``: what the
+    sizes are assumed to be divisible by.  ``zeroed``: the output is cleared before the launch.
+    ``addressing``: "pointer" (stepped), or "i32"/"i64" (recomputed at each access).
+    """
+
+    name: str
+    operation: Operation
+    buffers: tuple[Buffer, ...]
+    parameters: tuple[tuple[str, Expression], ...]
+    grid: tuple[Axis, ...]
+    roles: tuple[Role, ...]
+    raster: int = 1
+    constants: tuple[tuple[str, int], ...] = ()
+    multiples: tuple[tuple[str, int], ...] = ()
+    zeroed: bool = False
+    addressing: str = "pointer"
+    ctas_per_sm: int = 1
+    attributes: tuple[tuple[str, int], ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        names = [b.name for b in self.buffers]
+        if len(set(names)) != len(names):
+            raise ProgramError(f"program {self.name}: two buffers share a name in {names}")
+        for statement, _ in walk(self):
+            if isinstance(statement, Do):
+                for access in statement.accesses:
+                    if access.buffer not in self.buffers:
+                        raise ProgramError(
+                            f"program {self.name}: {statement} uses buffer {access.buffer.name}, "
+                            "which the program does not declare; add it to buffers"
+                        )
+
+    @property
+    def threads(self) -> int:
+        """Threads in a CTA."""
+        return sum(r.threads for r in self.roles)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of a CTA."""
+        return sum(b.bytes for b in self.buffers if b.level == "smem")
+
+    def parameter_values(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Evaluate the launch parameters; the sizes are among the result."""
+        values: dict[str, int] = dict(sizes)
+        for name, expression in self.parameters:
+            values[name] = expression.evaluate(values)
+        return values
+
+    def grid_extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return how many CTAs stand along each axis of the grid."""
+        values = self.parameter_values(sizes)
+        return tuple(axis.extent.evaluate(values) for axis in self.grid)
+
+    def __str__(self) -> str:
+        lines = [f"program {self.name}: {self.operation}"]
+        lines += [f"  {b}" for b in self.buffers]
+        lines += [f"  {name} = {expression}" for name, expression in self.parameters]
+        axes = " x ".join(f"{a.var} < {a.extent}" for a in self.grid)
+        lines.append(f"  grid {axes}, raster {self.raster}")
+        for role in self.roles:
+            lines.append(f"  {role.name}: {role.threads} threads")
+            lines += _show(role.body, "    ")
+        return "\n".join(lines)
+
+
+def _show(body: tuple[Statement, ...], indent: str) -> list[str]:
+    lines: list[str] = []
+    for statement in body:
+        match statement:
+            case For(name, trips, inner, unrolled, start):
+                how = " (unrolled)" if unrolled else ""
+                lines.append(f"{indent}for {name} in {start}..{trips}{how}:")
+                lines += _show(inner, indent + "  ")
+            case When(index, bound, inner):
+                lines.append(f"{indent}when {index} < {bound}:")
+                lines += _show(inner, indent + "  ")
+            case _:
+                lines.append(f"{indent}{statement}")
+    return lines
+
+
+def walk(program: Program) -> Iterator[tuple[Statement, tuple[For | When, ...]]]:
+    """Yield every statement with the loops and guards around it, outermost first."""
+
+    def inner(
+        body: tuple[Statement, ...], around: tuple[For | When, ...]
+    ) -> Iterator[tuple[Statement, tuple[For | When, ...]]]:
+        for statement in body:
+            yield statement, around
+            if isinstance(statement, For | When):
+                yield from inner(statement.body, (*around, statement))
+
+    for role in program.roles:
+        yield from inner(role.body, ())
