@@ -7,6 +7,7 @@ A program is what one CTA does, over a grid.  It has *buffers* (a level, a shape
     Do(instruction, writes, reads, threads, values)   one instruction by each thread, on each value
     For(var, trips, body)                             a loop, unrolled or not
     When(index, bound, body)                          the body where index < bound
+    Exit(access)                                      threads with no element inside leave
     Sync(barrier)                                     bar.sync: every thread of the CTA
     Commit(), WaitGroup(pending)                      cp.async groups
 
@@ -18,15 +19,19 @@ t = t0 + T0*(t1 + T1*(..)) and value v alike touch coordinate
 
 in each dimension.  For on-chip buffers the buffer's strides (and XOR swizzle) turn coordinates
 into an offset; for gmem the strides are leading dimensions, and a guarded dimension is compared
-with its size: a guarded load gives 0, a guarded store does nothing.
+with its size: a guarded load gives 0, a guarded store does nothing.  An unguarded dimension
+has to lie inside: because the sizes are multiples of the tile, or because an ``Exit`` has removed
+the threads outside.
 
 **Which value it is.**  Every buffer below gmem is a *ring*: an access carries an index, affine in
 the loop variables, and uses stage ``index mod stages``.  A read of index x means the value written
-at index x, and no other.  This is the whole specification that legality checks.
+at index x (the latest of them in program order), and no other.  This is the whole specification
+that legality checks.
 
-**Numbers.**  Every extent, stride and coefficient is an int; while a whole space is scored it is an
-int64 array over the candidates instead, and while laws are proved a z3 term.  Code that builds
-programs therefore computes with them but does not branch on them.
+**Numbers.**  Every extent, stride, flag and coefficient is an int; while a whole space is scored it
+is an array over the candidates instead (one array axis a decision, so it has the length 1 wherever
+it does not depend on one).  Code that builds programs therefore computes with numbers, by
+arithmetic and ``select``, but does not branch on them.
 
 >>> k = var("k")
 >>> print(2 * k + 1)
@@ -40,8 +45,10 @@ Source: ``docs/model.md``, section "Terms".
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tinygpu.errors import ProgramError
 from tinygpu.expression import Expression
@@ -57,6 +64,7 @@ __all__ = [
     "Buffer",
     "Commit",
     "Do",
+    "Exit",
     "For",
     "Immediate",
     "Program",
@@ -67,6 +75,8 @@ __all__ = [
     "WaitGroup",
     "When",
     "registers",
+    "select",
+    "span",
     "var",
     "walk",
 ]
@@ -119,6 +129,7 @@ class Buffer:
     """A buffer: for gmem, ``shape`` names sizes and ``stride`` parameters (or 1).
 
     Strides count elements.  ``stage_elements`` is the distance between a ring's stages.
+    ``swizzle`` = (bits, base, shift) of ``tinygpu.layout.Swizzle``, on element offsets; bits 0: none.
     """
 
     name: str
@@ -128,7 +139,7 @@ class Buffer:
     stride: tuple[int | str, ...]
     stages: int = 1
     stage_elements: int = 0
-    swizzle: Swizzle | None = None
+    swizzle: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def type(self) -> DType:
@@ -148,15 +159,16 @@ class Buffer:
     @property
     def layout(self) -> Layout:
         """The layout of one stage, coordinates to element offsets."""
-        ints = [(int(n), int(s)) for n, s in zip(self.shape, self.stride, strict=True)]
-        return Layout(tuple(n for n, _ in ints), tuple(s for _, s in ints), self.swizzle)
+        swizzle = Swizzle(*self.swizzle) if self.swizzle[0] else None
+        shape, stride = tuple(map(int, self.shape)), tuple(map(int, self.stride))
+        return Layout(shape, stride, swizzle=swizzle)
 
     def __str__(self) -> str:
         shape = ",".join(map(str, self.shape))
         text = f"{self.name:8} {self.level:9} {self.dtype:4} [{shape}]"
         text += f" stride ({','.join(map(str, self.stride))})"
-        if self.swizzle is not None:
-            text += f" {self.swizzle}"
+        if isinstance(self.swizzle[0], int) and self.swizzle[0]:
+            text += f" {Swizzle(*self.swizzle)}"
         return text + (f" x {self.stages} stages" if str(self.stages) != "1" else "")
 
 
@@ -280,6 +292,26 @@ class When:
 
 
 @dataclass(frozen=True, slots=True)
+class Exit:
+    """Threads all of whose elements of the gmem ``access`` lie outside leave the kernel here.
+
+    ``values`` and ``threads`` are the extents, as in Do.
+    """
+
+    access: Access
+    values: tuple[int, ...]
+    threads: tuple[int, ...]
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """The one access."""
+        return (self.access,)
+
+    def __str__(self) -> str:
+        return f"exit if {self.access} is outside"
+
+
+@dataclass(frozen=True, slots=True)
 class Sync:
     """``bar.sync barrier``: every thread of the CTA arrives and waits."""
 
@@ -307,7 +339,7 @@ class WaitGroup:
         return f"cp.async.wait_group {self.pending}"
 
 
-Statement = Do | For | When | Sync | Commit | WaitGroup
+Statement = Do | For | When | Exit | Sync | Commit | WaitGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,9 +364,10 @@ class Program:
     """A term of a machine.
 
     ``grid``: axes, slowest first; the last two are walked in groups of ``raster`` along the first
-    of them (1: row by row).  ``constants``: sizes baked into the code.  ``multiples``: what the
-    sizes are assumed to be divisible by.  ``zeroed``: the output is cleared before the launch.
-    ``addressing``: "pointer" (stepped), or "i32"/"i64" (recomputed at each access).
+    of them (1: row by row).  ``specialised``: sizes are baked into the code, not parameters.
+    ``zeroed``: the output is cleared before the launch.  ``addressing`` of gmem: "pointer"
+    (stepped), or "i32"/"i64" (recomputed at each access).  ``ctas_per_sm``: what the registers
+    are limited for (``.minnctapersm``).
     """
 
     name: str
@@ -344,19 +377,17 @@ class Program:
     grid: tuple[Axis, ...]
     roles: tuple[Role, ...]
     raster: int = 1
-    constants: tuple[tuple[str, int], ...] = ()
-    multiples: tuple[tuple[str, int], ...] = ()
+    specialised: bool = False
     zeroed: bool = False
     addressing: str = "pointer"
     ctas_per_sm: int = 1
-    attributes: tuple[tuple[str, int], ...] = field(default=())
 
     def __post_init__(self) -> None:
         names = [b.name for b in self.buffers]
         if len(set(names)) != len(names):
             raise ProgramError(f"program {self.name}: two buffers share a name in {names}")
         for statement, _ in walk(self):
-            if isinstance(statement, Do):
+            if isinstance(statement, Do | Exit):
                 for access in statement.accesses:
                     if access.buffer not in self.buffers:
                         raise ProgramError(
@@ -412,6 +443,24 @@ def _show(body: tuple[Statement, ...], indent: str) -> list[str]:
             case _:
                 lines.append(f"{indent}{statement}")
     return lines
+
+
+def select(condition: Any, then: Any, otherwise: Any) -> Any:
+    """Return ``then`` where the condition holds, else ``otherwise``: for ints and arrays alike."""
+    if isinstance(condition, bool | np.bool_):
+        return then if condition else otherwise
+    return np.where(condition, then, otherwise)
+
+
+def span(
+    access: Access, values: tuple[int, ...], threads: tuple[int, ...], dimension: int
+) -> Any:
+    """Return how far coordinates reach in a dimension within one tile: last minus first plus one."""
+    reach: Any = 1
+    modes = (*zip(values, access.value, strict=True), *zip(threads, access.thread, strict=True))
+    for extent, steps in modes:
+        reach = reach + (extent - 1) * steps[dimension]
+    return reach
 
 
 def walk(program: Program) -> Iterator[tuple[Statement, tuple[For | When, ...]]]:

@@ -1,0 +1,153 @@
+"""Machines: levels, instructions, decisions, and a ``program`` that builds the term.
+
+A machine is written as one writes a PyTorch module: levels, instructions and decisions are class
+attributes, ``program`` plays the part of ``forward``.
+
+    class Copy(Machine):
+        name = "copy"
+        levels = (GMEM, REGISTERS)
+        instructions = instructions("ld.global", "st.global")
+        threads = Choice(128, 256)
+        vector = Choice(1, 2, 4)
+
+        def program(self, operation, choose):
+            ...  choose.threads, choose.vector ... return Program(...)
+
+A *numeric* decision enters the program only through arithmetic, so a whole axis of them is scored
+at once.  A *structural* one (``structural=True``) may be branched on: it changes which statements
+there are.  ``numeric=False`` machines need not care: every decision is then structural.
+
+Source: ``docs/model.md``, section "Machines".
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import networkx as nx
+
+from tinygpu.errors import MachineError, OperationError, nearest
+from tinygpu.instruction import INSTRUCTIONS, Instruction
+from tinygpu.memory import Level
+from tinygpu.operation import Operation
+from tinygpu.program import Program
+
+__all__ = ["Choice", "Chosen", "Machine", "Requirement", "Value", "instructions"]
+
+Value = int | str
+
+
+class Choice:
+    """A decision: the values that a schedule may choose from, in order."""
+
+    def __init__(self, *values: Value, structural: bool = False, meaning: str = "") -> None:
+        if not values or len(set(values)) != len(values):
+            raise MachineError(f"decision with values {values}: needs one or more, all different")
+        self.values = values
+        self.structural = structural
+        self.meaning = meaning
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> Choice:
+        return self
+
+    def __repr__(self) -> str:
+        return f"{self.name} in {', '.join(map(str, self.values))}"
+
+
+class Chosen:
+    """What was chosen for each decision, as attributes: values, or arrays of them."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise MachineError(f"decision {name}: not chosen; there are {', '.join(self.__dict__)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A machine's own law: a name, whether it holds (a bool or an array), a sentence, a mend."""
+
+    name: str
+    holds: Any
+    sentence: str
+    mend: str
+
+
+class Machine(ABC):
+    """A tiny GPU; see the module's text."""
+
+    name: ClassVar[str]
+    levels: ClassVar[tuple[Level, ...]]
+    instructions: ClassVar[tuple[Instruction, ...]]
+    numeric: ClassVar[bool] = False
+    operations: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def program(self, operation: Operation, choose: Any) -> Program:
+        """Build the term of ``operation`` under the decisions ``choose.<name>``."""
+
+    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+        """Return the machine's own laws (none by default)."""
+        return ()
+
+    def check(self, operation: Operation) -> None:
+        """Raise OperationError if this machine cannot do the operation."""
+        if self.operations and operation.name not in self.operations:
+            raise OperationError(
+                f"machine {self.name}: operation {operation.name}; "
+                f"{nearest(operation.name, self.operations)}"
+            )
+
+    @classmethod
+    def decisions(cls) -> dict[str, Choice]:
+        """Return the decisions by name, in order of declaration."""
+        found: dict[str, Choice] = {}
+        for parent in reversed(cls.__mro__):
+            found |= {n: c for n, c in vars(parent).items() if isinstance(c, Choice)}
+        return found
+
+    @classmethod
+    def graph(cls) -> nx.MultiDiGraph:
+        """Return the machine as a graph: levels are nodes, instructions edges from level to level."""
+        graph = nx.MultiDiGraph(name=cls.name)
+        for level in cls.levels:
+            graph.add_node(level.name, level=level)
+        for instruction in cls.instructions:
+            for source in instruction.reads or instruction.writes:
+                for target in instruction.writes or instruction.reads:
+                    for end in (source, target):
+                        if end not in graph:
+                            raise MachineError(
+                                f"machine {cls.name}: {instruction.name} uses {end}, "
+                                f"not one of its levels {', '.join(lv.name for lv in cls.levels)}"
+                            )
+                    graph.add_edge(source, target, key=instruction.name, instruction=instruction)
+        return graph
+
+    def __str__(self) -> str:
+        choices = self.decisions().values()
+        lines = [f"machine {self.name}", "  levels"]
+        lines += [f"    {level}" for level in self.levels]
+        lines += ["  instructions", *(f"    {i}" for i in self.instructions)]
+        lines += ["  decisions (* changes the statements, not only their numbers)"]
+        for c in choices:
+            star = "*" if c.structural else " "
+            values = " ".join(map(str, c.values))
+            lines.append(f"   {star}{c.name:14} {values:34} {c.meaning}".rstrip())
+        return "\n".join(lines)
+
+
+def instructions(*names: str) -> tuple[Instruction, ...]:
+    """Return instructions by name.  Raises MachineError for one that is unknown."""
+    for name in names:
+        if name not in INSTRUCTIONS:
+            raise MachineError(f"instruction {name}: {nearest(name, INSTRUCTIONS)}")
+    return tuple(INSTRUCTIONS[n] for n in names)

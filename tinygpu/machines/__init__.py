@@ -1,0 +1,12 @@
+"""Machines that ship with TinyGPU: one file each, one line in MACHINES."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tinygpu.machine import Machine
+from tinygpu.machines.simt import Simt
+
+__all__ = ["MACHINES"]
+
+MACHINES: Mapping[str, Machine] = {m.name: m for m in (Simt(),)}
