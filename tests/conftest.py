@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+GOLDEN = Path(__file__).parent / "golden"
+
+settings.register_profile(
+    "tinygpu",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],  # says more of the machine than of the test
+)
+settings.load_profile("tinygpu")
+
+
+def why_no_gpu() -> str | None:
+    """The reason why nothing can run on a GPU here, or None if it can."""
+    if find_spec("cupy") is None:
+        return "CuPy is not installed (pip install tinygpu[gpu])"
+    import cupy
+
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # every driver fault has its own type
+        return f"CUDA finds no usable GPU: {error}"
+    return None if count else "this machine has no GPU"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/golden anew instead of comparing"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needing = [item for item in items if item.get_closest_marker("gpu")]
+    reason = why_no_gpu() if needing else None
+    if reason is not None:
+        for item in needing:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden("matmul/naive.ptx", text)`` holds text against tests/golden/matmul/naive.ptx."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"no golden file {name}; write it with pytest --update-golden"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
