@@ -1,4 +1,4 @@
-"""Layouts: functions from coordinates to offsets, and what a warp's access through one costs.
+"""Layouts: functions from coordinates to offsets, and their algebra.
 
 A layout ``shape:stride`` is a pair of congruent nested tuples of ints.  With leaves ``s_j:d_j`` and
 the flat index ``i = c_0 + s_0 (c_1 + s_1 (c_2 + ...))``, leftmost mode fastest, it is the function
@@ -6,17 +6,16 @@ the flat index ``i = c_0 + s_0 (c_1 + s_1 (c_2 + ...))``, leftmost mode fastest,
     layout(i) = swizzle(c_0 d_0 + c_1 d_1 + c_2 d_2 + ...),      0 <= i < size = s_0 s_1 s_2 ...
 
 where ``swizzle`` is the identity unless one is given.  A stride of 0 is a broadcast.  Layouts
-compose: with ``tv`` a thread-value layout ``(lane, value) -> coordinate`` and ``memory`` one from
-coordinates to offsets, ``compose(memory, tv)`` says which offset each lane touches, and that decides
-coalescing, bank conflicts and vector width.
+compose: with ``owner`` a thread-value layout ``(lane, value) -> index`` and ``memory`` one from
+indices to offsets, ``compose(memory, owner)`` says which offset each lane touches, and that decides
+coalescing, bank conflicts and vector width (``tinygpu.access``).
 
->>> tile = row_major(32, 32)                             # f32 in shared memory
->>> column = compose(tile, Layout((32, 32), (1, 32)))    # lane i, step j: element (i, j)
->>> print(column, bank_wavefronts(column.in_bytes(4).offsets().reshape(-1, 32), 4)[0])
-(32,32):(32,1) 32
->>> swizzled = Layout((32, 32), (32, 1), swizzle=Swizzle(5, 0, 5))
->>> print(swizzled, bank_wavefronts(swizzled.in_bytes(4).offsets().reshape(-1, 32), 4)[0])
-(32,32):(32,1) o Sw<5,0,5> 1
+>>> memory = row_major(2, 6)                    # index (r, c), r fastest, lies at 6 r + c
+>>> owner = Layout((4, (3, 2)), (1, (4, 0)))    # 4 lanes, 3 values each, each value held twice
+>>> print(memory, memory.offsets(), compose(memory, owner))
+(2,6):(6,1) [ 0  6  1  7  2  8  3  9  4 10  5 11] ((2,2),(3,2)):((6,1),(2,0))
+>>> print(complement(Layout(4, 2), 24), divide(memory, Layout(2, 2)), inverse(memory))
+(2,3):(1,8) (2,(2,3)):(1,(6,2)) (6,2):(2,1)
 
 Source: CUTLASS, ``media/docs/cpp/cute/01_layout.md`` and ``02_layout_algebra.md``, with one change:
 where CuTe's ``composition`` returns a layout that is not the composed function (a carry between
@@ -25,8 +24,8 @@ modes, or an offset past the end), ``compose`` raises ``LayoutError``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeAlias, cast, overload
 
@@ -34,14 +33,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.errors import TinyGpuError
+from tinygpu.int_tuple import IntTuple, Modes, congruent, leaves, merge, scale, text
 
 __all__ = [
     "Coordinate",
     "IntTuple",
+    "Integers",
     "Layout",
     "LayoutError",
     "Swizzle",
-    "bank_wavefronts",
     "coalesce",
     "column_major",
     "complement",
@@ -54,16 +54,11 @@ __all__ = [
     "left_inverse",
     "product",
     "row_major",
-    "sectors",
-    "widest_vector",
 ]
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
-IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
 Coordinate: TypeAlias = "int | Integers | tuple[Coordinate, ...]"
-Modes: TypeAlias = tuple[tuple[int, int], ...]
-
-WARP_LANES, BANKS, BANK_BYTES = 32, 32, 4  # spec: CUDA C++ Programming Guide, "Shared Memory"
+Offsets: TypeAlias = NDArray[np.int64]
 
 
 class LayoutError(TinyGpuError, ValueError):
@@ -72,7 +67,7 @@ class LayoutError(TinyGpuError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Swizzle:
-    """``x -> x ^ ((x & mask) >> shift)``, the ``mask`` being ``bits`` ones from ``base + shift`` up.
+    """``x -> x ^ ((x & mask) >> shift)``, the mask being ``bits`` ones from ``base + shift`` up.
 
     A negative shift moves the bits from ``base`` up to ``base - shift``.  An involution, and linear
     over GF(2).  Raises LayoutError unless ``|shift| >= bits``.  Source: CUTLASS, ``swizzle.hpp``.
@@ -83,24 +78,24 @@ class Swizzle:
     shift: int
 
     def __post_init__(self) -> None:
+        """Check that no bit is moved onto one that is read."""
         if self.bits < 0 or self.base < 0 or abs(self.shift) < self.bits:
             raise LayoutError(f"swizzle {self}: needs bits >= 0, base >= 0 and |shift| >= bits")
 
     def __str__(self) -> str:
+        """Return CuTe's spelling."""
         return f"Sw<{self.bits},{self.base},{self.shift}>"
 
     @overload
     def __call__(self, offset: int) -> int: ...
     @overload
-    def __call__(self, offset: Integers) -> NDArray[np.int64]: ...
-    @overload
-    def __call__(self, offset: int | Integers) -> int | NDArray[np.int64]: ...
-    def __call__(self, offset: int | Integers) -> int | NDArray[np.int64]:
+    def __call__(self, offset: Integers) -> Offsets: ...
+    def __call__(self, offset: int | Integers) -> int | Offsets:
         """Swizzle a non-negative offset, or an array of them."""
         x: Any = np.asarray(offset, np.int64) if isinstance(offset, np.ndarray) else offset
         masked = x & ((1 << self.bits) - 1) << (self.base + max(0, self.shift))
         moved = masked >> self.shift if self.shift >= 0 else masked << -self.shift
-        return cast("int | NDArray[np.int64]", x ^ moved)
+        return cast("int | Offsets", x ^ moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,24 +107,26 @@ class Layout:
 
     shape: IntTuple
     stride: IntTuple
-    swizzle: Swizzle | None = field(default=None, kw_only=True)
+    swizzle: Swizzle | None = None
 
     def __post_init__(self) -> None:
-        for s, d in _leaves(self.shape, self.stride):
+        """Check that it is a layout."""
+        if not congruent(self.shape, self.stride):
+            raise LayoutError(f"layout {self}: shape and stride need the same nesting")
+        for s, d in leaves(self.shape, self.stride):
             if s < 1 or d < 0:
                 raise LayoutError(f"layout {self}: mode {s}:{d}; needs shape >= 1, stride >= 0")
 
     def __str__(self) -> str:
+        """Return CuTe's spelling, as in ``(4,8):(8,1) o Sw<2,0,3>``."""
         suffix = f" o {self.swizzle}" if self.swizzle else ""
-        return f"{_text(self.shape)}:{_text(self.stride)}{suffix}"
+        return f"{text(self.shape)}:{text(self.stride)}{suffix}"
 
     @overload
     def __call__(self, coord: IntTuple) -> int: ...
     @overload
-    def __call__(self, coord: Integers) -> NDArray[np.int64]: ...
-    @overload
-    def __call__(self, coord: Coordinate) -> int | NDArray[np.int64]: ...
-    def __call__(self, coord: Coordinate) -> int | NDArray[np.int64]:
+    def __call__(self, coord: Coordinate) -> int | Offsets: ...
+    def __call__(self, coord: Coordinate) -> int | Offsets:
         """Return the offset(s) at a flat index, or at a tuple with one coordinate for each mode.
 
         A coordinate of a nested mode may be flat in its turn; arrays broadcast against each other.
@@ -139,15 +136,14 @@ class Layout:
         return self.swizzle(offset) if self.swizzle else offset
 
     def __getitem__(self, mode: int) -> Layout:
-        """Return one top-level mode, without the swizzle."""
-        if not isinstance(self.shape, tuple) or not isinstance(self.stride, tuple):
-            return Layout((self.shape,)[mode], (self.stride,)[mode])
-        return Layout(self.shape[mode], self.stride[mode])
+        """Return one top-level mode: the layout where all other coordinates are 0."""
+        shape, stride = (t if isinstance(t, tuple) else (t,) for t in (self.shape, self.stride))
+        return Layout(shape[mode], stride[mode], self.swizzle)
 
     @property
     def flat_modes(self) -> Modes:
         """The leaves ``(shape, stride)`` from left to right."""
-        return tuple(_leaves(self.shape, self.stride))
+        return tuple(leaves(self.shape, self.stride))
 
     @property
     def rank(self) -> int:
@@ -166,9 +162,9 @@ class Layout:
             return int(self.offsets().max()) + 1
         return 1 + sum((s - 1) * d for s, d in self.flat_modes)
 
-    def offsets(self) -> NDArray[np.int64]:
+    def offsets(self) -> Offsets:
         """Return every offset, in the order of the flat index: shape (size,)."""
-        return self(np.arange(self.size))
+        return cast("Offsets", self(np.arange(self.size)))
 
     def in_bytes(self, element_bytes: int) -> Layout:
         """Return the layout with offsets in bytes, given one with offsets in elements.
@@ -177,10 +173,10 @@ class Layout:
         """
         swizzle = self.swizzle
         if swizzle:
-            if element_bytes & (element_bytes - 1):
-                raise LayoutError(f"layout {self}: swizzled, but {element_bytes} B is no power of 2")
+            if element_bytes.bit_count() != 1:
+                raise LayoutError(f"layout {self}: swizzled, needs 2^k bytes, not {element_bytes}")
             swizzle = replace(swizzle, base=swizzle.base + element_bytes.bit_length() - 1)
-        return Layout(self.shape, _scale(self.stride, element_bytes), swizzle=swizzle)
+        return Layout(self.shape, scale(self.stride, element_bytes), swizzle)
 
 
 def row_major(*shape: int) -> Layout:
@@ -204,59 +200,51 @@ def join(*layouts: Layout) -> Layout:
 
 
 def coalesce(layout: Layout) -> Layout:
-    """Return the same function of the flat index with the fewest modes."""
-    return replace(_from_modes(_merge(layout.flat_modes)), swizzle=layout.swizzle)
+    """Return the same function of the flat index with the fewest modes.
+
+    Without swizzles it is a normal form: equal functions coalesce to equal layouts.
+    """
+    return replace(_from_modes(layout.flat_modes), swizzle=layout.swizzle)
 
 
 def compose(outer: Layout, inner: Layout) -> Layout:
-    """Return ``i -> outer(inner(i))``, with the top-level structure of ``inner``.
+    """Return ``i -> outer(inner(i))``, with the structure of ``inner``, its leaves split as needed.
 
-    Each leaf ``n:d`` of ``inner`` walks the digits of ``outer``'s mixed radix (its coalesced shape):
-    it enters one at a step that divides it, and fills every digit but its last.  The leaves together
-    may not carry.  Raises LayoutError where that fails or ``inner`` is swizzled.
+    Each leaf ``n:d`` of ``inner`` walks the digits of the mixed radix that ``outer``'s coalesced
+    shape is: it enters one at a step that divides it, and fills every digit but its last.  The
+    leaves together may not carry.  Raises LayoutError where that fails or ``inner`` is swizzled.
     """
     _plain(inner, "compose (inner)")
-    radix = _merge(outer.flat_modes)
+    radix = merge(outer.flat_modes)
     reached = [0] * len(radix)
 
-    def leaf(n: int, d: int) -> tuple[IntTuple, IntTuple]:
-        if n == 1 or d == 0:
-            return n, 0
+    def leaf(n: int, d: int) -> Layout:
         parts, rest, step = [], n, d
         for digit, (s, stride) in enumerate(radix):
-            if rest == 1:
-                break
             if step % s == 0:
                 step //= s
                 continue
-            if (rest - 1) * step < s:
-                count = rest
-            elif s % step == 0 and rest % (s // step) == 0:
-                count = s // step
-            else:
-                raise LayoutError(
-                    f"compose: {n}:{d} of {inner} needs mode {s}:{stride} of {outer} at step {step}; "
-                    f"got {rest} steps, allowed are multiples of its share; choose sizes that divide"
-                )
+            full = s // step if s % step == 0 else 0
+            count = rest if (rest - 1) * step < s or full == 0 or rest % full else full
             parts.append((count, step * stride))
             reached[digit] += (count - 1) * step
             rest, step = rest // count, 1
+            if rest == 1:
+                break
         if rest > 1 or any(r >= s for r, (s, _) in zip(reached, radix, strict=True)):
             raise LayoutError(
-                f"compose: {inner} at mode {n}:{d} leaves or carries between the modes of {outer}, "
-                f"of size {outer.size}; its leaves must address disjoint digits"
+                f"compose: {n}:{d} of {inner} leaves or carries between the modes of {outer}; "
+                f"choose steps that divide a mode, counts that fill it, and no digit twice"
             )
-        result = _from_modes(tuple(parts))
-        return result.shape, result.stride
+        return _from_modes(parts)
 
-    def walk(shape: IntTuple, stride: IntTuple) -> tuple[IntTuple, IntTuple]:
-        if isinstance(shape, tuple) and isinstance(stride, tuple):
-            pairs = [walk(s, d) for s, d in zip(shape, stride, strict=True)]
-            return tuple(s for s, _ in pairs), tuple(d for _, d in pairs)
-        return leaf(cast("int", shape), cast("int", stride))
+    def walk(mode: Layout) -> Layout:
+        if isinstance(mode.shape, tuple):
+            return join(*(walk(mode[k]) for k in range(mode.rank)))
+        (n, d), *_ = mode.flat_modes
+        return leaf(n, d) if n > 1 and d > 0 else Layout(n, 0)
 
-    shape, stride = walk(inner.shape, inner.stride)
-    return Layout(shape, stride, swizzle=outer.swizzle)
+    return replace(walk(inner), swizzle=outer.swizzle)
 
 
 def complement(layout: Layout, size: int) -> Layout:
@@ -264,20 +252,19 @@ def complement(layout: Layout, size: int) -> Layout:
 
     Here a is an offset of ``layout``, b one of the result, which is ordered and coalesced; modes of
     stride 0 count for nothing.  Raises LayoutError where a stride is no multiple of the extent of
-    the smaller ones, so that no layout does it.
+    the smaller ones.
     """
     _plain(layout, "complement")
     gaps, extent = [], 1
-    for d, s in sorted((d, s) for s, d in _merge(layout.flat_modes) if d > 0):
+    for d, s in sorted((d, s) for s, d in merge(layout.flat_modes) if d > 0):
         if d % extent:
             raise LayoutError(
-                f"complement: {layout} has stride {d} over an extent of {extent}; "
-                f"allowed are its multiples"
+                f"complement: {layout} has stride {d}, no multiple of {extent} below it"
             )
         gaps.append((d // extent, extent))
         extent = s * d
     gaps.append((-(-size // extent), extent))
-    return _from_modes(_merge(gaps))
+    return _from_modes(gaps)
 
 
 def divide(layout: Layout, tiler: Layout) -> Layout:
@@ -306,7 +293,7 @@ def inverse(layout: Layout) -> Layout:
     """
     _plain(layout, "inverse")
     modes, index = [], 1
-    for s, d in _merge(layout.flat_modes):
+    for s, d in merge(layout.flat_modes):
         modes.append((d, s, index))
         index *= s
     run, extent = [], 1
@@ -314,7 +301,7 @@ def inverse(layout: Layout) -> Layout:
         if d == extent:
             run.append((s, index))
             extent *= s
-    return _from_modes(_merge(run))
+    return _from_modes(run)
 
 
 def left_inverse(layout: Layout) -> Layout:
@@ -330,7 +317,9 @@ def left_inverse(layout: Layout) -> Layout:
 def is_injective(layout: Layout) -> bool:
     """Return whether distinct coordinates have distinct offsets."""
     extent = 1
-    for d, s in sorted((d, s) for s, d in _merge(layout.flat_modes)):
+    for d, s in sorted((d, s) for s, d in merge(layout.flat_modes)):
+        if d == 0:
+            return False
         if d < extent:
             return len(np.unique(layout.offsets())) == layout.size
         extent += (s - 1) * d
@@ -342,114 +331,33 @@ def is_surjective_onto(layout: Layout, n: int) -> bool:
     return layout.size >= n and np.array_equal(np.unique(layout.offsets()), np.arange(n))
 
 
-def bank_wavefronts(byte_offsets_of_lanes: Integers, access_bytes: int) -> NDArray[np.int64]:
-    """Return how many wavefronts a warp's shared-memory access takes: (..., 32) -> (...).
-
-    Banks are 32 of 4 B, and lanes that touch one word share it.  Accesses of 8 B are served a half
-    warp at a time and of 16 B a quarter: the sum, over these phases, of the largest number of
-    distinct words in one bank.  Raises LayoutError unless there are 32 aligned lanes of 1 to 16 B.
-    Source: CUDA C++ Programming Guide, "Shared Memory"; the phases: Nsight Compute's wavefronts.
-    """
-    offsets = _accesses(byte_offsets_of_lanes, access_bytes)
-    if offsets.shape[-1] != WARP_LANES:
-        raise LayoutError(f"bank_wavefronts: {offsets.shape[-1]} lanes; allowed are {WARP_LANES}")
-    width = max(1, access_bytes // BANK_BYTES)
-    words = offsets[..., None] // BANK_BYTES + np.arange(width)
-    words = np.sort(words.reshape(-1, WARP_LANES), axis=-1)  # one row a phase: 32 / width lanes
-    row, column = np.nonzero(np.diff(words, axis=-1, prepend=-1))
-    bank = row * BANKS + words[row, column] % BANKS
-    counts = np.bincount(bank, minlength=len(words) * BANKS).reshape(-1, width, BANKS)
-    return counts.max(axis=-1).sum(axis=-1).astype(np.int64).reshape(offsets.shape[:-1])
-
-
-def sectors(
-    byte_offsets_of_lanes: Integers, access_bytes: int, *, sector_bytes: int = 32
-) -> NDArray[np.int64]:
-    """Return how many distinct sectors the lanes of an access touch: (..., lanes) -> (...).
-
-    Raises LayoutError for an access that is misaligned, wider than 16 B or than a sector.
-    Source: CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory".
-    """
-    if access_bytes > sector_bytes:
-        raise LayoutError(f"sectors: access of {access_bytes} B; allowed are {sector_bytes} B")
-    touched = np.sort(_accesses(byte_offsets_of_lanes, access_bytes) // sector_bytes, axis=-1)
-    return np.count_nonzero(np.diff(touched, axis=-1, prepend=-1), axis=-1).astype(np.int64)
-
-
-def widest_vector(layout: Layout, element_bytes: int, *, max_bytes: int = 16) -> int:
-    """Return the bytes of the widest vector access along the value mode, the last one.
-
-    ``layout`` maps (lane, ..., value) to elements.  A vector of 2^k values is legal where each group
-    of 2^k consecutive values of each lane is contiguous and starts at a multiple of 2^k elements;
-    memory itself starts at a multiple of ``max_bytes``.
-    Source: PTX ISA, "Addresses as Operands" (natural alignment) and "ld" (``.v2``, ``.v4``).
-    """
-    values = layout[-1].size if layout.rank else 1
-    offsets = layout.offsets().reshape(values, -1).T
-    count = 1
-    while values % (2 * count) == 0 and 2 * count * element_bytes <= max_bytes:
-        groups = offsets.reshape(len(offsets), -1, 2 * count)
-        start = groups[..., :1]
-        if np.any(start % (2 * count)) or np.any(groups - start != np.arange(2 * count)):
-            break
-        count *= 2
-    return count * element_bytes
-
-
-def _accesses(byte_offsets: Integers, access_bytes: int) -> NDArray[np.int64]:
-    offsets = np.asarray(byte_offsets, np.int64)
-    if access_bytes not in (1, 2, 4, 8, 16):
-        raise LayoutError(f"access of {access_bytes} B; allowed are 1, 2, 4, 8 and 16 B")
-    if np.any(offsets % access_bytes) or np.any(offsets < 0):
-        raise LayoutError(f"access of {access_bytes} B: an offset is negative or no multiple of it")
-    return offsets
-
-
-def _leaves(shape: IntTuple, stride: IntTuple) -> Iterator[tuple[int, int]]:
-    if isinstance(shape, tuple) and isinstance(stride, tuple) and len(shape) == len(stride):
-        for s, d in zip(shape, stride, strict=True):
-            yield from _leaves(s, d)
-    elif isinstance(shape, tuple) or isinstance(stride, tuple):
-        raise LayoutError(f"layout: shape {_text(shape)} is not congruent to {_text(stride)}")
-    else:
-        yield shape, stride
-
-
-def _offset(coord: Coordinate, shape: IntTuple, stride: IntTuple) -> int | NDArray[np.int64]:
+def _offset(coord: Coordinate, shape: IntTuple, stride: IntTuple) -> int | Offsets:
     if isinstance(coord, tuple):
         if not isinstance(shape, tuple) or len(coord) != len(shape):
-            raise LayoutError(f"coordinate of {len(coord)} parts for a mode of shape {_text(shape)}")
+            raise LayoutError(f"coordinate of {len(coord)} parts for a mode of shape {text(shape)}")
         assert isinstance(stride, tuple)
         parts = zip(coord, shape, stride, strict=True)
         return sum((_offset(c, s, d) for c, s, d in parts), start=0)
-    modes = tuple(_leaves(shape, stride))
+    modes = tuple(leaves(shape, stride))
     size = prod(s for s, _ in modes)
     rest: Any = np.asarray(coord, np.int64) if isinstance(coord, np.ndarray) else coord
     if np.any(rest < 0) or np.any(rest >= size):
-        raise LayoutError(f"coordinate {coord}: outside [0, {size}), the mode {_text(shape)}")
+        raise LayoutError(
+            f"coordinate {np.min(coord)} to {np.max(coord)}: mode {text(shape)} takes [0, {size})"
+        )
     offset = rest * 0
     for s, d in modes:
         offset = offset + rest % s * d
         rest = rest // s
-    return cast("int | NDArray[np.int64]", offset)
+    return cast("int | Offsets", offset)
 
 
-def _merge(modes: Iterable[tuple[int, int]]) -> Modes:
-    merged: list[tuple[int, int]] = []
-    for s, d in modes:
-        if s == 1:
-            continue
-        if merged and d == merged[-1][0] * merged[-1][1]:
-            merged[-1] = (merged[-1][0] * s, merged[-1][1])
-        else:
-            merged.append((s, d))
-    return tuple(merged)
-
-
-def _from_modes(modes: Modes) -> Layout:
-    if len(modes) < 2:
-        return Layout(*(modes[0] if modes else (1, 0)))
-    return Layout(tuple(s for s, _ in modes), tuple(d for _, d in modes))
+def _from_modes(modes: Iterable[tuple[int, int]]) -> Layout:
+    """Return the coalesced layout with these modes."""
+    merged = merge(modes)
+    if len(merged) < 2:
+        return Layout(*(merged[0] if merged else (1, 0)))
+    return Layout(tuple(s for s, _ in merged), tuple(d for _, d in merged))
 
 
 def _plain(layout: Layout, operation: str) -> None:
@@ -458,11 +366,3 @@ def _plain(layout: Layout, operation: str) -> None:
             f"{operation}: {layout} is swizzled, and the result is no layout; "
             f"swizzle the outermost layout, or use the matrices of tinygpu.gf2"
         )
-
-
-def _scale(stride: IntTuple, factor: int) -> IntTuple:
-    return tuple(_scale(d, factor) for d in stride) if isinstance(stride, tuple) else stride * factor
-
-
-def _text(tree: IntTuple) -> str:
-    return f"({','.join(map(_text, tree))})" if isinstance(tree, tuple) else str(tree)
