@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.strategies import gf2_layouts, layouts
+from tinygpu.access import INACTIVE, bank_wavefronts, sectors, widest_vector
+from tinygpu.layout import Layout, LayoutError, Swizzle, column_major, compose, row_major
+
+LANES = np.arange(32)
+WIDTHS = st.sampled_from((1, 2, 4, 8, 16))
+
+
+def wavefronts_one_by_one(offsets: list[int], access_bytes: int) -> int:
+    """The definition: a phase's largest number of distinct words in a bank, summed over phases."""
+    phase = 32 * 4 // max(4, access_bytes)
+    total = 0
+    for start in range(0, 32, phase):
+        words: list[set[int]] = [set() for _ in range(32)]
+        for offset in offsets[start : start + phase]:
+            for byte in range(offset, offset + access_bytes) if offset >= 0 else ():
+                words[byte // 4 % 32].add(byte // 4)
+        total += max(map(len, words))
+    return total
+
+
+def sectors_one_by_one(offsets: list[int], access_bytes: int) -> int:
+    """The definition: how many distinct sectors of 32 B hold a byte of the access."""
+    return len({b // 32 for o in offsets if o >= 0 for b in range(o, o + access_bytes)})
+
+
+@st.composite
+def accesses(draw: st.DrawFn) -> tuple[list[list[int]], int]:
+    """(warps of 32 byte offsets, access_bytes), with inactive lanes, collisions and conflicts."""
+    width = draw(WIDTHS)
+    span = draw(st.sampled_from((1, 4, 40, 400)))
+    step = draw(st.sampled_from((1, 1, 8, 32, 33)))
+    offset = st.integers(0, span).map(lambda x: x * step * width) | st.just(INACTIVE)
+    warp = st.lists(offset, min_size=32, max_size=32)
+    return draw(st.lists(warp, min_size=1, max_size=3)), width
+
+
+@given(accesses())
+def test_costs_are_their_definitions(access: tuple[list[list[int]], int]) -> None:
+    """Wavefronts and sectors count words a bank and sectors; inactive lanes count for nothing."""
+    warps, width = access
+    offsets = np.array(warps)
+    assert bank_wavefronts(offsets, width).tolist() == [
+        wavefronts_one_by_one(warp, width) for warp in warps
+    ]
+    assert sectors(offsets, width).tolist() == [sectors_one_by_one(warp, width) for warp in warps]
+
+
+@given(accesses())
+def test_leading_axes_are_independent(access: tuple[list[list[int]], int]) -> None:
+    """costs(x)[i, j] = costs(x[i, j]) for any leading axes, of length 0 too; inputs stay as is."""
+    offsets = np.array(access[0])
+    before = offsets.copy()
+    for cost in (bank_wavefronts, sectors):
+        alone = [int(cost(warp, access[1])) for warp in offsets]
+        assert cost(offsets[:, None], access[1]).tolist() == [[c] for c in alone]
+        assert cost(offsets[:0], access[1]).shape == (0,)
+    assert np.array_equal(offsets, before)
+
+
+CONFLICTS = [
+    ("row", 4 * LANES, 4, 1),
+    ("row backwards", 4 * LANES[::-1], 4, 1),
+    ("broadcast", 0 * LANES, 4, 1),
+    ("two rows of one column", 128 * (LANES % 2), 4, 2),
+    ("every second word", 8 * LANES, 4, 2),
+    ("column", 128 * LANES, 4, 32),
+    ("column, padded by a word", 132 * LANES, 4, 1),
+    ("column, swizzled", row_major(32, 32).in_bytes(4)((LANES, LANES ^ 5)), 4, 1),
+    ("bytes of a word together", LANES, 1, 1),
+    ("halves of a word together", 2 * LANES, 2, 1),
+    ("column of halves", 64 * LANES, 2, 16),
+    ("row of 8 B", 8 * LANES, 8, 2),
+    ("broadcast of 8 B to each half warp", 0 * LANES, 8, 2),
+    ("column of 8 B", 128 * LANES, 8, 32),
+    ("column of 8 B, padded by one", 136 * LANES, 8, 2),
+    ("every second 8 B", 16 * LANES, 8, 4),
+    ("row of 16 B", 16 * LANES, 16, 4),
+    ("column of 16 B", 128 * LANES, 16, 32),
+    ("column of 16 B, padded by one", 144 * LANES, 16, 4),
+    ("column of 16 B, swizzled", Swizzle(3, 4, 3)(128 * LANES), 16, 4),
+    ("column of 16 B in rows of 64 B", 64 * LANES, 16, 16),
+    ("the same, swizzled", Swizzle(2, 4, 3)(64 * LANES), 16, 4),
+    ("no lane", 0 * LANES - 1, 4, 0),
+    ("one lane", np.where(LANES == 7, 64, INACTIVE), 16, 1),
+    ("half a column", np.where(LANES < 16, 128 * LANES, INACTIVE), 4, 16),
+    ("half a row of 16 B", np.where(LANES < 16, 16 * LANES, INACTIVE), 16, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "access_bytes", "wavefronts"),
+    [case[1:] for case in CONFLICTS],
+    ids=[case[0] for case in CONFLICTS],
+)
+def test_known_bank_conflicts(
+    offsets: np.ndarray[tuple[int], np.dtype[np.int64]], access_bytes: int, wavefronts: int
+) -> None:
+    """The textbook accesses take the wavefronts that the textbook says."""
+    assert bank_wavefronts(offsets, access_bytes) == wavefronts
+
+
+SECTORS = [
+    ("row of f32", 4 * LANES, 4, 4),
+    ("row of f32, off by one", 4 * LANES + 4, 4, 5),
+    ("row of halves", 2 * LANES, 2, 2),
+    ("row of 16 B", 16 * LANES, 16, 16),
+    ("column", 4096 * LANES, 4, 32),
+    ("broadcast", 0 * LANES, 4, 1),
+    ("every second f32", 8 * LANES, 4, 8),
+    ("a guarded edge of 9 f32", np.where(LANES < 9, 4 * LANES, INACTIVE), 4, 2),
+    ("no lane", 0 * LANES - 1, 4, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "access_bytes", "count"),
+    [case[1:] for case in SECTORS],
+    ids=[case[0] for case in SECTORS],
+)
+def test_known_sectors(
+    offsets: np.ndarray[tuple[int], np.dtype[np.int64]], access_bytes: int, count: int
+) -> None:
+    """The textbook accesses to global memory touch the sectors that the textbook says."""
+    assert sectors(offsets, access_bytes) == count
+
+
+def test_a_transposed_tile_conflicts_until_it_is_padded_or_swizzled() -> None:
+    """Reading a 32 x 32 tile down its columns: 32 wavefronts, and 1 with a pad or a swizzle."""
+    down = Layout((32, 32), (32, 1))  # (lane, step) -> index (lane, step) of a tile, step fastest
+    for stride, swizzle, wavefronts in ((32, None, 32), (33, None, 1), (32, Swizzle(5, 0, 5), 1)):
+        memory = Layout((32, 32), (1, stride), swizzle).in_bytes(4)  # (column, row) -> byte
+        offsets = compose(memory, down).offsets().reshape(32, 32)
+        assert bank_wavefronts(offsets, 4).tolist() == [wavefronts] * 32
+
+
+def is_vector(layout: Layout, values: int, count: int) -> bool:
+    """Whether each run of ``count`` values of each lane is contiguous and aligned, one by one."""
+    lanes = layout.size // values
+    return values % count == 0 and all(
+        layout(lane + lanes * first) % count == 0
+        and layout(lane + lanes * (first + j)) == layout(lane + lanes * first) + j
+        for lane in range(lanes)
+        for first in range(0, values, count)
+        for j in range(count)
+    )
+
+
+@given(layouts(max_size=64) | gf2_layouts(max_bits=6), st.sampled_from((1, 2, 4, 8)))
+def test_widest_vector_is_the_widest(layout: Layout, element_bytes: int) -> None:
+    """widest_vector / element is the largest legal power of two whose halves are legal too."""
+    values = layout[-1].size if layout.rank else 1
+    legal = [c for c in (1, 2, 4, 8, 16) if is_vector(layout, values, c)]
+    widest = max(c for c in legal if c * element_bytes <= 16)
+    assert widest_vector(layout, element_bytes) == widest * element_bytes
+
+
+def test_known_vectors() -> None:
+    """Four contiguous floats make 16 B; a stride, an odd pitch or an odd count makes less."""
+    for layout, element_bytes, vector in (
+        (row_major(32, 4), 4, 16),
+        (row_major(32, 8), 4, 16),
+        (row_major(32, 8), 2, 16),
+        (row_major(32, 6), 4, 8),
+        (row_major(32, 3), 4, 4),
+        (column_major(32, 4), 4, 4),
+        (Layout((32, 4), (5, 1)), 4, 4),
+        (Layout((32, 4), (6, 1)), 4, 8),
+        (Layout((32, 4), (4, 1), Swizzle(3, 2, 3)), 4, 16),
+        (Layout((32, 4), (4, 1), Swizzle(3, 1, 3)), 4, 8),
+        (Layout(4, 1), 4, 16),
+    ):
+        assert widest_vector(layout, element_bytes) == vector, str(layout)
+
+
+def test_what_is_no_access() -> None:
+    """Misaligned, negative (but for -1), odd-sized or not 32-wide accesses raise LayoutError."""
+    for offsets, width in (
+        (4 * LANES + 2, 4),
+        (8 * LANES + 4, 8),
+        (0 * LANES - 4, 4),
+        (0 * LANES - 2, 1),
+        (4 * LANES, 3),
+        (4 * LANES, 32),
+        (np.zeros((), np.int64), 4),
+    ):
+        for cost in (bank_wavefronts, sectors):
+            with pytest.raises(LayoutError, match=r"needs|allowed"):
+                cost(offsets, width)
+    with pytest.raises(LayoutError, match="32"):
+        bank_wavefronts(4 * LANES[:16], 4)
+    with pytest.raises(LayoutError, match="sector"):
+        sectors(16 * LANES, 16, sector_bytes=8)
