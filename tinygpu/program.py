@@ -152,9 +152,15 @@ class Buffer:
         return self.stages * self.stage_elements
 
     @property
+    def stage_bytes(self) -> int:
+        """Bytes of one stage; in shared memory every stage starts at a multiple of 16 B."""
+        exact = self.stage_elements * self.type.bytes
+        return -(-exact // 16) * 16 if self.level == "smem" else exact
+
+    @property
     def bytes(self) -> int:
         """Bytes of all stages (on-chip levels)."""
-        return self.elements * self.type.bytes
+        return self.stages * self.stage_bytes
 
     @property
     def layout(self) -> Layout:

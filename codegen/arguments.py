@@ -1,0 +1,269 @@
+"""A kernel's arguments: which arrays a term can take, and the integers that they imply.
+
+An array argument is a *view*: an address, a data type, a shape, and strides counted in elements.  A
+term takes views whose types are its operands', whose shapes agree on the sizes, whose contiguous
+dimension has stride 1, and which satisfy three laws:
+
+- *vector*: where v elements move at once, address, leading dimension and guarded extent are
+  multiples of v elements;
+- *inside*: an unguarded access stays within the sizes, for every value of its variables;
+- *index*: with 32-bit addressing, every offset is less than 2^31 elements.
+
+A leading dimension named in the term (``ld_a``) is read off the view's strides, so a row-major part
+of a larger array needs no copy.
+
+Source: PTX ISA, "Addresses as Operands" (alignment); CUDA Array Interface, version 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinygpu.errors import LaunchError, OperationError
+from tinygpu.program import Access, Do, Exit, For, Program, When, span, walk
+
+__all__ = ["View", "check", "integers", "is_torch", "vector_of", "view"]
+
+_TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16"}
+_TORCH = {
+    "torch.float64": "f64",
+    "torch.float32": "f32",
+    "torch.float16": "f16",
+    "torch.bfloat16": "bf16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An array on a GPU as a kernel sees it; ``strides`` count elements, ``device`` may be -1."""
+
+    pointer: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: int = -1
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """All that checks depend on: everything but the address, of which its alignment."""
+        return (self.pointer % 16, self.dtype, self.shape, self.strides, self.device)
+
+
+def is_torch(array: object) -> bool:
+    """Whether it is a PyTorch tensor (without importing torch)."""
+    return type(array).__module__.split(".")[0] == "torch"
+
+
+def view(name: str, array: Any) -> View:
+    """Read a CuPy array, a PyTorch tensor or whatever has ``__cuda_array_interface__``.
+
+    Raises LaunchError for an array on the host, and for what is no array.
+    """
+    if is_torch(array):
+        if array.device.type != "cuda":
+            raise LaunchError(f"{name}: tensor on {array.device}; move it with {name}.cuda()")
+        dtype = _TORCH.get(str(array.dtype), str(array.dtype))
+        shape, strides = tuple(array.shape), tuple(array.stride())
+        return View(array.data_ptr(), dtype, shape, strides, array.device.index)
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        kind = f"{type(array).__module__}.{type(array).__qualname__}"
+        raise LaunchError(
+            f"{name}: {kind} is not on a GPU; give a CuPy array (cupy.asarray) or a CUDA tensor"
+        )
+    typestr = str(interface["typestr"])
+    dtype = _TYPESTR.get(typestr[1:], typestr) if typestr[0] in "<|=" else typestr
+    shape = tuple(map(int, interface["shape"]))
+    size = int(typestr[2:])
+    steps = interface.get("strides")
+    if steps is None:
+        steps = [size] * len(shape)
+        for i in reversed(range(len(shape) - 1)):
+            steps[i] = steps[i + 1] * shape[i + 1]
+    if any(step % size for step in steps):
+        raise LaunchError(f"{name}: strides {tuple(steps)} B split elements of {size} B; copy it")
+    device = getattr(getattr(array, "device", None), "id", -1)
+    strides = tuple(step // size for step in steps)
+    return View(int(interface["data"][0] or 0), dtype, shape, strides, device)
+
+
+def check(program: Program, views: Sequence[View]) -> dict[str, int]:
+    """Return sizes and parameters for these views, one an operand, the output last.
+
+    Raises LaunchError with the first violation and the way out.
+    """
+    operands = program.operation.operands
+    named = dict(zip((o.name for o in operands), views, strict=True))
+    for operand in operands:
+        got = named[operand.name].dtype
+        if got != operand.dtype:
+            raise LaunchError(
+                f"{operand.name}: dtype {got}, the kernel takes {operand.dtype}; convert the array"
+                f" or build the kernel for {got}"
+            )
+    try:
+        sizes = program.operation.sizes({n: v.shape for n, v in named.items()})
+    except OperationError as error:
+        raise LaunchError(str(error)) from None
+    for axis, size in sizes.items():
+        if size < 1:
+            raise LaunchError(f"size {axis}: {size}; every size has to be at least 1")
+    devices = {v.device for v in views if v.device >= 0}
+    if len(devices) > 1:
+        raise LaunchError(f"arrays on devices {sorted(devices)}; move them to one device")
+    strides = _strides(program, named, sizes)
+    values = integers(program, sizes, strides)
+    _check_vectors(program, named, values)
+    _check_inside(program, values)
+    _check_index(program, named)
+    return values
+
+
+def integers(
+    program: Program, sizes: Mapping[str, int], strides: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Return sizes and parameters, with ``strides`` in place of the parameters they name."""
+    values = dict(sizes)
+    for name, expression in program.parameters:
+        given = (strides or {}).get(name)
+        values[name] = expression.evaluate(values) if given is None else given
+    return values
+
+
+def vector_of(program: Program) -> dict[str, int]:
+    """Return for each gmem buffer the widest vector (in elements) that a statement moves."""
+    widest: dict[str, int] = {}
+    for statement, _ in walk(program):
+        if isinstance(statement, Do):
+            for access in _global(statement):
+                name = access.buffer.name
+                widest[name] = max(widest.get(name, 1), int(statement.vector))
+    return widest
+
+
+def _global(statement: Do | Exit) -> Iterator[Access]:
+    return (a for a in statement.accesses if a.buffer.level == "gmem")
+
+
+def _strides(
+    program: Program, named: Mapping[str, View], sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the parameters that the views' strides give; check the strides that are fixed."""
+    dense = integers(program, sizes)
+    free = set() if program.specialised else {name for name, _ in program.parameters}
+    found: dict[str, int] = {}
+    for buffer in (b for b in program.buffers if b.name in named):
+        got = named[buffer.name]
+        for d, (stride, extent) in enumerate(zip(buffer.stride, got.shape, strict=True)):
+            want = dense[stride] if isinstance(stride, str) else stride
+            step = got.strides[d]
+            if extent == 1 or step == want:
+                continue
+            if not (isinstance(stride, str) and stride in free):
+                why = " (it was specialised)" if isinstance(stride, str) else ""
+                raise LaunchError(
+                    f"{buffer.name}: stride {step} in dimension {d}, the kernel needs {want}{why}; "
+                    "copy it with ascontiguousarray (CuPy) or .contiguous() (PyTorch)"
+                )
+            inner = 1 + sum((e - 1) * s for e, s in zip(got.shape, got.strides, strict=True))
+            reach = inner - (extent - 1) * step
+            if not reach <= step < 2**32:
+                raise LaunchError(
+                    f"{buffer.name}: stride {step} in dimension {d} makes its rows of {reach} "
+                    "elements overlap; copy it with ascontiguousarray or .contiguous()"
+                )
+            if found.setdefault(stride, step) != step:
+                raise LaunchError(f"{stride}: {found[stride]} and {step}; give equal strides")
+    return found
+
+
+def _check_vectors(program: Program, named: Mapping[str, View], values: Mapping[str, int]) -> None:
+    guarded = {
+        a.buffer.name
+        for s, _ in walk(program)
+        if isinstance(s, Do)
+        for a in _global(s)
+        if a.guard and bool(a.guard[-1])
+    }
+    for name, vector in vector_of(program).items():
+        buffer = next(b for b in program.buffers if b.name == name)
+        view, width = named[name], vector * buffer.type.bytes
+        if view.pointer % width:
+            raise LaunchError(
+                f"{name}: address {view.pointer:#x} is not a multiple of {width} B, the width of "
+                "its accesses; copy the array, or choose a narrower vector"
+            )
+        if vector == 1:
+            continue
+        limits = {f"{s}": values[s] for s in buffer.stride if isinstance(s, str)}
+        if len(buffer.shape) > 1 and all(n == 1 for n in view.shape[:-1]):
+            limits = {}  # a single row is never stepped over
+        axis = buffer.shape[-1]
+        if name in guarded and isinstance(axis, str):
+            limits[axis] = values[axis]
+        for what, number in limits.items():
+            if number % vector:
+                raise LaunchError(
+                    f"vector: {name} moves {vector} elements at once, but {what} is {number}; "
+                    f"choose a vector that divides it, or pad {what} to a multiple of {vector}"
+                )
+
+
+def _check_inside(program: Program, values: Mapping[str, int]) -> None:
+    """Hold every unguarded access against the sizes, at the largest value of each variable."""
+    grid = {a.var: a.extent.evaluate(values) - 1 for a in program.grid}
+    left: set[str] = set()
+    for statement, around in walk(program):
+        if isinstance(statement, Exit):
+            left |= {v for o in statement.access.origin for v, _ in o.terms}
+        if not isinstance(statement, Do):
+            continue
+        largest = _largest(around, {**values, **grid})
+        if largest is None:
+            continue
+        for access in _global(statement):
+            for d, axis in enumerate(access.buffer.shape):
+                origin = access.origin[d] if access.origin else None
+                names = {v for v, _ in origin.terms} if origin else set()
+                if (access.guard and bool(access.guard[d])) or names & left:
+                    continue
+                first = origin.evaluate({**values, **largest, "zero": 0}) if origin else 0
+                end = first + span(access, statement.values, statement.threads, d)
+                size = values[axis] if isinstance(axis, str) else axis
+                if end > size:
+                    raise LaunchError(
+                        f"inside: {access} reaches {end} along {axis}, which is {size}, with no "
+                        f"guard; make {axis} a multiple of the tile, or choose guarded edges"
+                    )
+
+
+def _largest(around: tuple[For | When, ...], values: dict[str, int]) -> dict[str, int] | None:
+    """Return the variables' largest values under these loops and guards; None if it never runs."""
+    largest = dict(values)
+    for outer in around:
+        bound: int | str = outer.trips if isinstance(outer, For) else outer.bound
+        limit = values[bound] if isinstance(bound, str) else bound
+        if isinstance(outer, For):
+            if limit <= outer.start:
+                return None
+            largest[outer.var] = limit - 1
+        elif len(outer.index.terms) == 1 and outer.index.terms[0][1] == 1:
+            name = outer.index.terms[0][0]
+            largest[name] = min(largest[name], limit - 1 - outer.index.constant)
+            if largest[name] < 0:
+                return None
+    return largest
+
+
+def _check_index(program: Program, named: Mapping[str, View]) -> None:
+    if program.addressing != "i32":
+        return
+    for name, v in named.items():
+        last = sum((e - 1) * s for e, s in zip(v.shape, v.strides, strict=True))
+        if last >= 2**31:
+            raise LaunchError(
+                f"{name}: offsets up to {last} do not fit 32-bit indices; choose addressing "
+                '"pointer" or "i64"'
+            )

@@ -1,0 +1,434 @@
+"""Code: a program as PTX text.
+
+``emit(program)`` walks the term once.  Unrolled loops are unrolled here, others become a label and a
+branch; register cells become virtual registers (a ring of registers needs a known index); every
+``Do`` goes through its rule in ``lowering.py``.  The kernel takes the operands' pointers, then
+``signature(program)``: 32-bit integers, absent if the program is specialised, then its scalars.
+
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines import MACHINES
+>>> from tinygpu.machines.simt import LADDER
+>>> from tinygpu.operation import matmul
+>>> program = MACHINES["simt"].program(matmul(), Chosen(LADDER["naive"]))
+>>> "fma.rn.f32" in emit(program)
+True
+
+Source: ``docs/model.md``, section "Code"; PTX ISA 9.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.codegen.addresses import Addresses, Scope, value_coordinates
+from tinygpu.codegen.lowering import RULES, operand
+from tinygpu.codegen.ptx import Scalar as Number
+from tinygpu.codegen.ptx import Text
+from tinygpu.errors import ProgramError
+from tinygpu.program import (
+    Access,
+    Commit,
+    Do,
+    Exit,
+    For,
+    Program,
+    Scalar,
+    Statement,
+    Sync,
+    WaitGroup,
+    When,
+)
+
+__all__ = ["EMITTER_VERSION", "PTX_VERSION", "Kernel", "emit", "signature"]
+
+EMITTER_VERSION = 1
+PTX_VERSION = "9.0"  # spec: the newest that ptxas 13.0 takes
+_KIND = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16"}
+
+
+def signature(program: Program) -> tuple[str, ...]:
+    """Return the kernel's integer parameters: the sizes, the term's parameters, the grid."""
+    return (
+        *program.operation.axes,
+        *(name for name, _ in program.parameters),
+        *(f"grid_{axis.var}" for axis in program.grid),
+    )
+
+
+def integer_values(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the value of each integer of ``signature`` at these sizes."""
+    values = program.parameter_values(sizes)
+    extents = program.grid_extents(sizes)
+    values |= {f"grid_{a.var}": n for a, n in zip(program.grid, extents, strict=True)}
+    return {name: int(values[name]) for name in signature(program)}
+
+
+def emit(program: Program, arch: str = "sm_90a", sizes: Mapping[str, int] | None = None) -> str:
+    """Return the kernel's PTX.  ``sizes`` are needed by a specialised program only.
+
+    Raises ProgramError for a term that has no code: an unknown instruction, a register ring at an
+    index that is not known, a specialised program without sizes.
+    """
+    return Kernel(program, sizes).text_of(arch)
+
+
+class Kernel:
+    """One kernel in the making."""
+
+    def __init__(self, program: Program, sizes: Mapping[str, int] | None) -> None:
+        if program.specialised and sizes is None:
+            raise ProgramError(f"program {program.name} is specialised: give the sizes to emit it")
+        self.program = program
+        self.text = Text()
+        self.constants = integer_values(program, sizes or {}) if program.specialised else {}
+        self._cells: dict[tuple[str, int, int], str] = {}
+        names = () if program.specialised else signature(program)
+        self.parameters = [f"p_{o.name}" for o in program.operation.operands]
+        self.parameters += [f"n_{name}" for name in names]
+        self.parameters += [f"s_{name}" for name in program.operation.scalars]
+        integers: dict[str, Number] = dict(self.constants)
+        integers |= {name: f"%n_{name}" for name in names}
+        pointers = {o.name: f"%p_{o.name}" for o in program.operation.operands}
+        self.addresses = Addresses(program, self.text, integers, pointers)
+
+    def text_of(self, arch: str) -> str:
+        """Return the whole module."""
+        program = self.program
+        self._grid()
+        for number, role in enumerate(program.roles):
+            if len(program.roles) > 1:
+                raise ProgramError(f"program {program.name}: role {number}: one role is emitted")
+            self.body(role.body, Scope())
+        self.text.emit("ret")
+        pointers = len(program.operation.operands)
+        scalars = len(program.operation.scalars)
+        integers = self.parameters[pointers : len(self.parameters) - scalars]
+        kinds = ["u64"] * pointers + ["u32"] * len(integers) + ["f32"] * scalars
+        listed = [f"\t.param .{k} {p}" for k, p in zip(kinds, self.parameters, strict=True)]
+        lines = [f".version {PTX_VERSION}", f".target {arch}", ".address_size 64"]
+        if self.addresses.plan.total_bytes:
+            lines.append(".extern .shared .align 16 .b8 smem[];")
+        lines += [f".visible .entry {program.name}(", ",\n".join(listed), ")"]
+        lines += [f".maxntid {program.threads}, 1, 1"]
+        if program.ctas_per_sm > 1:
+            lines.append(f".minnctapersm {program.ctas_per_sm}")
+        lines += ["{", *self.text.declarations(), "\t.reg .u32 %tid_x, %smem;"]
+        lines += [f"\t.reg .u64 %{p};" for p in self.parameters[:pointers]]
+        lines += [f"\t.reg .u32 %{p};" for p in integers]
+        lines += [f"\t.reg .f32 %{p};" for p in self.parameters[len(self.parameters) - scalars :]]
+        for p, kind in zip(self.parameters, kinds, strict=True):
+            lines.append(f"\tld.param.{kind} %{p}, [{p}];")
+            if kind == "u64":
+                lines.append(f"\tcvta.to.global.u64 %{p}, %{p};")
+        lines.append("\tmov.u32 %tid_x, %tid.x;")
+        if self.addresses.plan.total_bytes:
+            lines.append("\tmov.u32 %smem, smem;")
+        return "\n".join([*lines, *self.text.lines, "}", ""])
+
+    def _grid(self) -> None:
+        """Set the grid's variables from the linear CTA number, in groups of ``raster`` rows."""
+        text, axes = self.text, self.program.grid
+        extents = [self.addresses.integer(f"grid_{a.var}") for a in axes]
+        rest: Number = text.register("u32")
+        text.emit(f"mov.u32 {rest}, %ctaid.x")
+        variables = self.addresses.variables
+        if len(axes) >= 2:
+            rows, columns = extents[-2:]
+            for i, axis in enumerate(axes[:-2]):
+                inner = extents[i + 1]
+                for extent in extents[i + 2 :]:
+                    inner = text.multiply(inner, extent)
+                if self.constants and extents[i] == 1:
+                    variables[axis.var] = 0
+                    continue
+                variables[axis.var] = text.divide(rest, inner)
+                rest = text.subtract(rest, text.multiply(variables[axis.var], inner))
+            group_size = self.program.raster
+            if group_size == 1:
+                row = text.divide(rest, columns)
+                column = text.subtract(rest, text.multiply(row, columns))
+            else:
+                group_ctas = text.multiply(columns, group_size)
+                group = text.divide(rest, group_ctas)
+                first = text.multiply(group, group_size)
+                here = text.minimum(text.subtract(rows, first), group_size)
+                inside = text.subtract(rest, text.multiply(group, group_ctas))
+                column = text.divide(inside, here)
+                row = text.add(first, text.subtract(inside, text.multiply(column, here)))
+            variables[axes[-2].var], variables[axes[-1].var] = row, column
+        elif axes:
+            variables[axes[0].var] = rest
+
+    def body(self, body: tuple[Statement, ...], scope: Scope) -> None:
+        """Emit statements in order."""
+        for statement in body:
+            match statement:
+                case Do():
+                    self.do(statement, scope)
+                case For(unrolled=True):
+                    for i in range(statement.start, int(statement.trips)):
+                        static = {**scope.static, statement.var: i}
+                        self.body(statement.body, replace(scope, static=static))
+                case For():
+                    self.loop(statement, scope)
+                case When():
+                    self.when(statement, scope)
+                case Exit():
+                    self.exit(statement, scope)
+                case Sync(barrier):
+                    self.text.emit(f"bar.sync {barrier}")
+                case Commit():
+                    self.text.emit("cp.async.commit_group")
+                case WaitGroup(pending):
+                    self.text.emit(f"cp.async.wait_group {pending}")
+                case _:
+                    assert_never(statement)
+
+    def do(self, do: Do, scope: Scope) -> None:
+        """Emit one statement through its rule."""
+        rule = RULES.get(do.instruction.name)
+        if rule is None:
+            raise ProgramError(f"{do}: no lowering rule for {do.instruction.name}")
+        self.text.note(str(do))
+        rule(self, do, scope)
+
+    def loop(self, loop: For, scope: Scope) -> None:
+        """Emit a running loop: bases before it, one step of each at its end."""
+        text, addresses = self.text, self.addresses
+        trips = addresses.integer(loop.trips)
+        counter = text.register("u32")
+        start, end = text.label(f"{loop.var}"), text.label(f"{loop.var}_end")
+        text.emit(f"mov.u32 {counter}, {loop.start}")
+        inner = replace(scope, running={**scope.running, loop.var: counter})
+        with text.scope():
+            stepped = self._bases(loop, inner) if self.program.addressing == "pointer" else []
+            rings = self._rings(loop, inner)
+            for do, here in _instances(loop.body, inner):
+                for access in do.accesses:
+                    addresses.prepare(access, do.threads, here)
+            skip = text.less(loop.start, trips)
+            if skip is not True:
+                text.emit(f"@!{skip} bra {end}")
+            text.mark(start)
+            text.lines.append('\t.pragma "nounroll";')
+            with text.scope():
+                self.body(loop.body, inner)
+                for pointer, distance in stepped:
+                    text.emit(f"add.s64 {pointer}, {pointer}, {distance}")
+                for offset, stage_bytes, limit in rings:
+                    again = text.register("pred")
+                    text.emit(f"add.s32 {offset}, {offset}, {stage_bytes}")
+                    text.emit(f"setp.eq.s32 {again}, {offset}, {limit}")
+                    text.emit(f"selp.b32 {offset}, 0, {offset}, {again}")
+                more = text.register("pred")
+                text.emit(f"add.s32 {counter}, {counter}, 1")
+                text.emit(f"setp.lt.s32 {more}, {counter}, {trips}")
+                text.emit(f"@{more} bra {start}")
+            text.mark(end)
+
+    def _bases(self, loop: For, scope: Scope) -> list[tuple[Number, Number]]:
+        """Make the pointers of the accesses in a loop, and return how far each steps."""
+        text, addresses = self.text, self.addresses
+        first: dict[tuple[object, ...], tuple[Do, Access, Scope, list[tuple[int, ...]]]] = {}
+        for do, inner in _instances(loop.body, scope):
+            for access in do.accesses:
+                if access.buffer.level != "gmem":
+                    continue
+                key = addresses._key(access, do.threads, inner)
+                places = value_coordinates(access, do.values)
+                origin = np.array([inner.split(o)[0] for o in access.origin])
+                lowest = tuple(int(x) for x in places.min(axis=0) + origin)
+                first.setdefault(key, (do, access, inner, []))[3].append(lowest)
+        stepped: list[tuple[Number, Number]] = []
+        for do, access, inner, lows in first.values():
+            rows = tuple(min(column) for column in zip(*lows, strict=True))
+            at_start = replace(inner, running={**inner.running, loop.var: str(loop.start)})
+            with text.scope():
+                static = {**inner.static, loop.var: loop.start}
+                running = {n: r for n, r in inner.running.items() if n != loop.var}
+                at_start = Scope(static, running)
+                origin_rows = tuple(
+                    r + at_start.split(o)[0] - inner.split(o)[0]
+                    for r, o in zip(rows, access.origin, strict=True)
+                )
+                pointer = addresses._pointer(access, do.threads, origin_rows, at_start)
+                moved = text.register("u64")
+                offset = sum(
+                    (at_start.split(o)[0] - inner.split(o)[0]) * int(s)
+                    for o, s in zip(access.origin, access.buffer.stride, strict=True)
+                    if not isinstance(self._stride(s), str)
+                )
+                text.emit(f"add.s64 {moved}, {pointer}, {offset * access.buffer.type.bytes}")
+                distance = addresses.steps(do, access, loop.var, inner)
+            key = addresses._key(access, do.threads, inner)
+            text.remember(key, moved)
+            text.remember((*key, "rows"), ",".join(map(str, rows)))
+            if distance != 0:
+                stepped.append((moved, distance))
+        return stepped
+
+    def _stride(self, name: int | str) -> Number:
+        return self.addresses.integer(name)
+
+    def _rings(self, loop: For, scope: Scope) -> list[tuple[str, int, int]]:
+        """Make the rotating stage offsets of a loop; return (register, step, end) of each."""
+        rings: dict[tuple[object, ...], tuple[str, int, int]] = {}
+        for do, inner in _instances(loop.body, scope):
+            for access in do.accesses:
+                buffer = access.buffer
+                if buffer.level != "smem" or buffer.stages == 1:
+                    continue
+                known, terms = inner.split(access.index)
+                if terms != ((loop.var, 1),):
+                    continue
+                stage_bytes = self.addresses.plan.stage_bytes[buffer.name]
+                key = ("slot", buffer.stages, stage_bytes, known, terms)
+                if key in rings:
+                    continue
+                offset = self.text.register("u32")
+                start = (known + loop.start) % buffer.stages * stage_bytes
+                self.text.emit(f"mov.u32 {offset}, {start}")
+                self.text.remember(key, offset)
+                rings[key] = (offset, stage_bytes, stage_bytes * buffer.stages)
+        return list(rings.values())
+
+    def when(self, when: When, scope: Scope) -> None:
+        """Emit a guarded body: nothing, the body, or a branch around it."""
+        known, terms = scope.split(when.index)
+        index = self.addresses.sum(terms, scope, known)
+        inside = self.text.less(index, self.addresses.integer(when.bound))
+        if inside is False:
+            return
+        with self.text.scope():
+            if inside is True:
+                self.body(when.body, scope)
+                return
+            skip = self.text.label("skip")
+            self.text.emit(f"@!{inside} bra {skip}")
+            self.body(when.body, scope)
+            self.text.mark(skip)
+
+    def exit(self, statement: Exit, scope: Scope) -> None:
+        """Emit the early return of threads whose first element is outside already."""
+        at = np.zeros(len(statement.access.buffer.shape), np.int64)
+        inside = self.addresses.guard(statement.access, statement.threads, at, scope)
+        if inside is False:
+            self.text.emit("ret")
+        elif inside is not True:
+            self.text.emit(f"@!{inside} ret")
+
+    def cells(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
+        """Return the virtual register of each value of a register access."""
+        buffer = access.buffer
+        known, terms = scope.split(access.index)
+        if terms and buffer.stages > 1:
+            raise ProgramError(
+                f"{access}: a ring of registers needs an index that is known; unroll the loop"
+            )
+        if any(any(steps) for steps in access.thread):
+            raise ProgramError(f"{access}: registers are each thread's own; its steps must be 0")
+        slot = known % buffer.stages
+        origin = np.array([scope.split(o)[0] for o in access.origin] or [0] * len(buffer.shape))
+        places = value_coordinates(access, values) + origin
+        offsets = places @ np.array([int(s) for s in buffer.stride], np.int64)
+        if len(offsets) and not 0 <= int(offsets.max()) < int(buffer.stage_elements):
+            raise ProgramError(f"{access}: value {int(offsets.max())} is outside {buffer}")
+        kind = self.kind(buffer.dtype)
+        result = []
+        for offset in offsets:
+            key = (buffer.name, slot, int(offset))
+            if key not in self._cells:
+                self._cells[key] = self.text.register(kind)
+            result.append(self._cells[key])
+        return result
+
+    def operands(self, do: Do, scope: Scope) -> Iterator[tuple[str, ...]]:
+        """Yield, for each value of a register statement, its target and sources."""
+        columns = [self.cells(do.write, do.values, scope)]
+        for read in do.reads:
+            if isinstance(read, Access):
+                columns.append(self.cells(read, do.values, scope))
+            else:
+                columns.append([operand(self, read, do.write.buffer.dtype)] * len(columns[0]))
+        return zip(*columns, strict=True)
+
+    def kind(self, dtype: str) -> str:
+        """Return the register type of a data type."""
+        return _KIND[dtype]
+
+    def zero16(self) -> str:
+        """Return a 16-bit register that holds 0."""
+
+        def make() -> Number:
+            zero = self.text.register("b16")
+            self.text.emit(f"mov.b16 {zero}, 0")
+            return zero
+
+        return str(self.text.once("zero16", make))
+
+    def scalar(self, read: Scalar, dtype: str) -> str:
+        """Return a floating-point argument, or a size converted to floating point."""
+        if not read.size:
+            return f"%s_{read.name}"
+
+        def make() -> Number:
+            result = self.text.register(dtype)
+            self.text.emit(f"cvt.rn.{dtype}.u32 {result}, {self.addresses.integer(read.name)}")
+            return result
+
+        return str(self.text.once(("scalar", read.name, dtype), make))
+
+    def guard(
+        self, do: Do, access: Access, at: NDArray[np.int64], scope: Scope
+    ) -> str | bool:
+        """Return the predicate of a value: inside the array, and done by this thread."""
+        inside = (
+            self.addresses.guard(access, do.threads, at, scope)
+            if access.buffer.level == "gmem"
+            else True
+        )
+        if do.lanes is None or inside is False:
+            return inside
+        below, extent, residue = do.lanes
+
+        def make() -> Number:
+            here = self.text.modulo(self.text.divide("%tid_x", below), extent)
+            mine = self.text.register("pred")
+            self.text.emit(f"setp.eq.s32 {mine}, {here}, {residue}")
+            return mine
+
+        mine = str(self.text.once(("lanes", do.lanes), make))
+        if inside is True:
+            return mine
+        both = self.text.register("pred")
+        self.text.emit(f"and.pred {both}, {mine}, {inside}")
+        return both
+
+    def address(
+        self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope
+    ) -> str:
+        """Return the address operand of a value of a gmem or smem access."""
+        if access.buffer.level == "gmem":
+            return self.addresses.gmem(access, threads, at, scope)
+        return self.addresses.smem(access, threads, at, scope)
+
+
+def _instances(body: tuple[Statement, ...], scope: Scope) -> Iterator[tuple[Do, Scope]]:
+    """Yield the statements of a loop's body with unrolled variables; not of running loops inside."""
+    for statement in body:
+        match statement:
+            case Do():
+                yield statement, scope
+            case When():
+                yield from _instances(statement.body, scope)
+            case For(unrolled=True):
+                for i in range(statement.start, int(statement.trips)):
+                    static = {**scope.static, statement.var: i}
+                    yield from _instances(statement.body, replace(scope, static=static))
+            case _:
+                pass
