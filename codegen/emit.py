@@ -247,23 +247,17 @@ class Kernel:
         stepped: list[tuple[Number, Number]] = []
         for do, access, inner, lows in first.values():
             rows = tuple(min(column) for column in zip(*lows, strict=True))
-            at_start = replace(inner, running={**inner.running, loop.var: str(loop.start)})
+            static = {**inner.static, loop.var: loop.start}
+            running = {n: r for n, r in inner.running.items() if n != loop.var}
+            at_start = Scope(static, running)
             with text.scope():
-                static = {**inner.static, loop.var: loop.start}
-                running = {n: r for n, r in inner.running.items() if n != loop.var}
-                at_start = Scope(static, running)
-                origin_rows = tuple(
-                    r + at_start.split(o)[0] - inner.split(o)[0]
-                    for r, o in zip(rows, access.origin, strict=True)
-                )
-                pointer = addresses._pointer(access, do.threads, origin_rows, at_start)
+                pointer = addresses._pointer(access, do.threads, rows, at_start)
+                for origin, stride in zip(access.origin, access.buffer.stride, strict=True):
+                    skipped = at_start.split(origin)[0] - inner.split(origin)[0]
+                    pitch = text.multiply(addresses.integer(stride), access.buffer.type.bytes)
+                    pointer = text.wide_multiply_add(pitch, skipped, pointer)
                 moved = text.register("u64")
-                offset = sum(
-                    (at_start.split(o)[0] - inner.split(o)[0]) * int(s)
-                    for o, s in zip(access.origin, access.buffer.stride, strict=True)
-                    if not isinstance(self._stride(s), str)
-                )
-                text.emit(f"add.s64 {moved}, {pointer}, {offset * access.buffer.type.bytes}")
+                text.emit(f"mov.u64 {moved}, {pointer}")
                 distance = addresses.steps(do, access, loop.var, inner)
             key = addresses._key(access, do.threads, inner)
             text.remember(key, moved)
@@ -271,9 +265,6 @@ class Kernel:
             if distance != 0:
                 stepped.append((moved, distance))
         return stepped
-
-    def _stride(self, name: int | str) -> Number:
-        return self.addresses.integer(name)
 
     def _rings(self, loop: For, scope: Scope) -> list[tuple[str, int, int]]:
         """Make the rotating stage offsets of a loop; return (register, step, end) of each."""
