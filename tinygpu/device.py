@@ -1,0 +1,246 @@
+"""Devices: the numbers of one chip, each with where it comes from.
+
+A machine says which levels and instructions there are; a device says how many, how large and how
+fast.  It is a data file (``tinygpu/devices/*.json``) in which each number is
+
+    {"value": 132, "kind": "spec", "source": "NVIDIA H200 data sheet"}
+
+``spec``: from a data sheet or guide; ``measured``: from a run on such a chip; ``fitted``: chosen so
+that a model agrees with runs, or an estimate until there is one (the source says which).  Rates are
+per cycle of the SM clock, in thread-level results (a warp's instruction gives 32).
+
+>>> h200 = load_device("h200")
+>>> h200.sms, h200.smem_bytes_per_cta_max
+(132, 232448)
+>>> h200.provenance["clock_hz"].kind
+'spec'
+>>> h200.with_values(sms=114).sms
+114
+
+Source: CUDA C++ Programming Guide, "Compute Capabilities" and "Arithmetic Instructions".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from tinygpu.errors import DeviceError, nearest
+
+__all__ = ["DEVICES", "NUMBERS", "Device", "Kind", "Number", "load_device", "save"]
+
+DEVICES = ("h200", "a100", "rtx3060")
+"""Names of the devices that come with the package."""
+
+Kind = Literal["spec", "measured", "fitted"]
+_FORMAT, _VERSION = "tinygpu device", 1
+_FOLDER = Path(__file__).parent / "devices"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number and where it comes from."""
+
+    value: float
+    kind: Kind
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The numbers of one chip; ``numbers`` holds them again, with their sources.
+
+    ``issue_per_cycle_per_scheduler`` counts warp instructions; ``lsu_requests_per_cycle_per_sm``
+    warp-level accesses; ``l2_bytes_per_cycle`` is of the whole chip.  ``barrier_latency_cycles`` is
+    a ``bar.sync`` of a CTA whose warps arrive together, ``launch_seconds`` an empty kernel's time
+    in a CUDA graph.
+    """
+
+    name: str
+    arch: str
+    sms: int
+    clock_hz: float
+    smem_bytes_per_sm: int
+    smem_bytes_per_cta_max: int
+    smem_reserved_bytes_per_cta: int
+    registers_per_sm: int
+    registers_per_thread_max: int
+    register_allocation_unit: int
+    threads_per_sm: int
+    threads_per_cta_max: int
+    warps_per_sm: int
+    ctas_per_sm: int
+    warp_schedulers_per_sm: int
+    issue_per_cycle_per_scheduler: float
+    fma_f32_per_cycle_per_sm: float
+    fma_f64_per_cycle_per_sm: float
+    int_per_cycle_per_sm: float
+    cvt_f64_per_cycle_per_sm: float
+    cvt_16_per_cycle_per_sm: float
+    sfu_per_cycle_per_sm: float
+    shuffle_per_cycle_per_sm: float
+    lsu_requests_per_cycle_per_sm: float
+    smem_bytes_per_cycle_per_sm: float
+    l1_bytes_per_cycle_per_sm: float
+    l1_bytes_per_sm: int
+    l1_latency_cycles: float
+    l2_bytes: int
+    l2_bytes_per_cycle: float
+    l2_latency_cycles: float
+    dram_bytes: int
+    dram_bytes_per_second: float
+    dram_latency_cycles: float
+    smem_latency_cycles: float
+    fma_latency_cycles: float
+    fma_f64_latency_cycles: float
+    barrier_latency_cycles: float
+    launch_seconds: float
+    sector_bytes: int
+    line_bytes: int
+    banks: int
+    bank_bytes: int
+    numbers: tuple[tuple[str, Number], ...]
+
+    @staticmethod
+    def of(name: str, arch: str, numbers: Mapping[str, Number]) -> Device:
+        """Make a device from each field's number.
+
+        Raises DeviceError for one that is missing, unknown, no positive number, or no whole number
+        where it counts something.
+        """
+        where = f"device {name}"
+        if not isinstance(arch, str) or not arch.startswith("sm_"):
+            raise DeviceError(f"{where}: arch {arch!r}; give ptxas's name of it, such as sm_90a")
+        for field in numbers:
+            if field not in NUMBERS:
+                raise DeviceError(f"{where}: number {field} is unknown; {nearest(field, NUMBERS)}")
+        for field, whole in NUMBERS.items():
+            if field not in numbers:
+                raise DeviceError(
+                    f"{where}: number {field} is missing; add it, or run tinygpu calibrate"
+                )
+            _check(f"{where}: {field}", numbers[field], whole=whole)
+        values: dict[str, Any] = {
+            field: int(numbers[field].value) if whole else float(numbers[field].value)
+            for field, whole in NUMBERS.items()
+        }
+        ordered = tuple((field, numbers[field]) for field in NUMBERS)
+        return Device(name=name, arch=arch, numbers=ordered, **values)
+
+    @property
+    def provenance(self) -> dict[str, Number]:
+        """Each field's number with its kind and source."""
+        return dict(self.numbers)
+
+    def with_values(
+        self, *, kind: Kind = "fitted", source: str = "given by the caller", **values: float
+    ) -> Device:
+        """Return the device with some numbers changed.  Raises DeviceError as ``of`` does."""
+        changed = {field: Number(value, kind, source) for field, value in values.items()}
+        return Device.of(self.name, self.arch, self.provenance | changed)
+
+    def __str__(self) -> str:
+        lines = [f"device {self.name} ({self.arch})"]
+        for field, n in self.numbers:
+            lines.append(f"  {field:32} {n.value:<16.10g} {n.kind:9} {n.source}")
+        return "\n".join(lines)
+
+
+NUMBERS: Mapping[str, bool] = {
+    f.name: f.type == "int" for f in fields(Device) if f.name not in ("name", "arch", "numbers")
+}
+"""The fields that are numbers, and whether each is a whole one."""
+
+_MAY_BE_ZERO = ("smem_reserved_bytes_per_cta",)
+
+
+def load_device(name_or_path: str | Path) -> Device:
+    """Load a device by its name, or from a file (a Path, or a string that ends in ``.json``).
+
+    Raises DeviceError for an unknown name, an unreadable or truncated file, or a bad number.
+    """
+    text = str(name_or_path)
+    if not isinstance(name_or_path, Path) and not text.endswith(".json"):
+        if text not in DEVICES:
+            raise DeviceError(
+                f"device {text}: {nearest(text, DEVICES)}; or give the path of a .json file"
+            )
+        return _parse(text, (_FOLDER / f"{text}.json").read_text(encoding="utf-8"))
+    try:
+        return _parse(text, Path(name_or_path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DeviceError(
+            f"device file {text}: {error.strerror}; tinygpu calibrate writes one"
+        ) from None
+    except UnicodeDecodeError:
+        raise DeviceError(f"device file {text}: not UTF-8 text; write it again") from None
+
+
+def save(device: Device, path: str | Path) -> None:
+    """Write a device file.  Raises DeviceError where it cannot be written."""
+    tree = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "name": device.name,
+        "arch": device.arch,
+        "numbers": {
+            field: {"value": getattr(device, field), "kind": n.kind, "source": n.source}
+            for field, n in device.numbers
+        },
+    }
+    try:
+        Path(path).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise DeviceError(f"device file {path}: {error.strerror}; choose another path") from None
+
+
+def _parse(where: str, text: str) -> Device:
+    try:
+        tree = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DeviceError(
+            f"device file {where}: not complete JSON (line {error.lineno}: {error.msg}); "
+            "it may be truncated: write it again"
+        ) from None
+    if not isinstance(tree, dict) or tree.get("format") != _FORMAT:
+        raise DeviceError(
+            f'device file {where}: no {{"format": "{_FORMAT}"}} in it; '
+            "give a file that tinygpu calibrate wrote"
+        )
+    if tree.get("version") != _VERSION:
+        raise DeviceError(
+            f"device file {where}: version {tree.get('version')}; this tinygpu reads version "
+            f"{_VERSION}: calibrate again"
+        )
+    listed = tree.get("numbers")
+    if not isinstance(listed, dict):
+        raise DeviceError(f"device file {where}: no numbers in it; write it again")
+    numbers = {}
+    for field, entry in listed.items():
+        if not isinstance(entry, dict) or {"value", "kind", "source"} - entry.keys():
+            raise DeviceError(
+                f"device file {where}: {field} is {entry!r}; give its value, kind and source"
+            )
+        numbers[field] = Number(entry["value"], entry["kind"], entry["source"])
+    return Device.of(str(tree.get("name")), str(tree.get("arch")), numbers)
+
+
+def _check(what: str, number: Number, *, whole: bool) -> None:
+    value: object = number.value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise DeviceError(f"{what} is {value!r}; give a finite number")
+    zero_is_fine = what.rpartition(" ")[2] in _MAY_BE_ZERO
+    if value < 0 or (value == 0 and not zero_is_fine):
+        raise DeviceError(f"{what} is {value}; it has to be more than 0")
+    if whole and value != int(value):
+        raise DeviceError(f"{what} is {value}; it counts something: give a whole number")
+    if number.kind not in get_args(Kind):
+        raise DeviceError(
+            f"{what} has kind {number.kind!r}; {nearest(number.kind, get_args(Kind))}"
+        )
+    if not isinstance(number.source, str) or not number.source:
+        raise DeviceError(f"{what} has no source; say where the number comes from")
