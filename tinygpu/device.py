@@ -144,6 +144,7 @@ class Device:
         return Device.of(self.name, self.arch, self.provenance | changed)
 
     def __str__(self) -> str:
+        """One number a line, with its kind and source."""
         lines = [f"device {self.name} ({self.arch})"]
         for field, n in self.numbers:
             lines.append(f"  {field:32} {n.value:<16.10g} {n.kind:9} {n.source}")
