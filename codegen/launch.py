@@ -1,0 +1,338 @@
+"""Launch: a term as a function of GPU arrays.
+
+    kernel = Kernel(program)
+    c = kernel(a, b)
+
+A kernel is emitted and assembled when it is made, and loaded on a device at its first call there.
+A call reads each array as a view (``arguments.py``), checks the views against the term, and starts
+``product of grid extents`` CTAs of ``program.threads`` threads.  Its arguments are the operands'
+addresses (u64), then the integers of ``signature`` (u32), then the scalars (f32).  What a check
+found is kept under the views' forms, so a call with arrays of the same form checks nothing again.
+
+Arrays are CuPy arrays, PyTorch tensors, or have ``__cuda_array_interface__``; the result is of the
+kind of the first.  The launch goes to the caller's current stream (of PyTorch if a tensor is among
+the arrays, of CuPy otherwise) and returns before the kernel is done.
+
+Source: CUDA Driver API, "Module Management" and "Execution Control".
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.addresses import smem_plan
+from tinygpu.codegen.arguments import View, check, is_torch, view
+from tinygpu.codegen.assemble import Cubin, assemble
+from tinygpu.codegen.emit import emit, signature
+from tinygpu.errors import LaunchError
+from tinygpu.memory import DTYPES
+from tinygpu.program import Program
+
+__all__ = ["Kernel", "device_arch", "gpu", "load"]
+
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # spec: CUfunction_attribute of the driver API
+_SMEM_BYTES_WITHOUT_ASKING = 48 * 1024  # spec: CUDA C++ Programming Guide, "Shared Memory"
+_MAX_CTAS = 2**31 - 1  # spec: gridDim.x, CUDA C++ Programming Guide, "Compute Capabilities"
+
+
+@functools.cache
+def gpu() -> Any:
+    """Return the module ``cupy``.  Raises LaunchError where it or a GPU is missing."""
+    try:
+        import cupy
+    except ImportError:
+        raise LaunchError("CuPy: not installed; pip install tinygpu[gpu]") from None
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise LaunchError(f"GPU: none is usable ({error}); run nvidia-smi to see why") from None
+    if not count:
+        raise LaunchError("GPU: this machine has none; emit and assemble need none")
+    return cupy
+
+
+def device_arch() -> str:
+    """Return what ptxas calls the current device: ``sm_90a``.  Raises LaunchError without a GPU."""
+    capability = gpu().cuda.Device().compute_capability
+    return f"sm_{capability}" + ("a" if int(capability) >= 90 else "")
+
+
+def load(code: bytes, name: str, *, smem_bytes: int = 0) -> Any:
+    """Load a cubin on the current device and return its function ``name``.
+
+    Raises LaunchError if the driver refuses the code or so much shared memory.
+    """
+    cupy = gpu()
+    device = cupy.cuda.Device()
+    allowed = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
+    if smem_bytes > allowed:
+        raise LaunchError(
+            f"{name}: needs {smem_bytes} B of shared memory; this device allows {allowed} B per "
+            "CTA; lower stages or the tile"
+        )
+    try:
+        module = cupy.cuda.function.Module()
+        module.load(code)
+        function = module.get_function(name)
+        if smem_bytes > _SMEM_BYTES_WITHOUT_ASKING:
+            cupy.cuda.driver.funcSetAttribute(
+                function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes
+            )
+    except cupy.cuda.driver.CUDADriverError as error:
+        raise LaunchError(
+            f"{name}: the driver does not load it ({error}); assemble it for {device_arch()}"
+        ) from None
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one form of arguments needs: a loaded function, its launch, its integers."""
+
+    function: Any
+    device: int
+    grid: tuple[int]
+    integers: tuple[np.uint32, ...]
+
+
+class Kernel:
+    """A term that runs; see the module's text.  ``ptx`` and ``cubin`` are its code."""
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        arch: str | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        """Emit and assemble, for the current device unless ``arch`` names another.
+
+        ``sizes`` are needed by a specialised program.  Raises ProgramError, AssemblyError, and
+        LaunchError if no ``arch`` is given and there is no GPU.
+        """
+        self.program = program
+        self.arch = arch or device_arch()
+        self.sizes = dict(sizes) if program.specialised and sizes else None
+        self.ptx: str = emit(program, self.arch, self.sizes)
+        self.cubin: Cubin = assemble(self.ptx, self.arch)
+        self.smem_bytes: int = smem_plan(program).total_bytes
+        self._names = () if program.specialised else signature(program)
+        self._functions: dict[int, Any] = {}
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._block = (program.threads,)
+
+    def __call__(self, *inputs: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
+        """Compute the output of these inputs, given in the operation's order.
+
+        ``out`` is written if it is given, else a new array.  ``stream`` is a handle, or a stream of
+        CuPy or PyTorch.  Raises LaunchError for arguments that the kernel cannot take, and for a
+        launch that the driver refuses.
+        """
+        handle = _handle(inputs, stream)
+        if out is None:
+            out = self._output(inputs, None if stream is None else handle)
+        self.bind(*inputs, out=out, **scalars)(handle)
+        return out
+
+    def bind(self, *inputs: Any, out: Any, **scalars: float) -> Callable[[int], None]:
+        """Check the arguments once; return a launch of them on a stream's handle.
+
+        The arrays have to outlive the launch.  Raises LaunchError as a call does.
+        """
+        operands = self.program.operation.operands
+        if len(inputs) != len(operands) - 1:
+            names = ", ".join(o.name for o in operands[:-1])
+            raise LaunchError(
+                f"{self.program.name}: got {len(inputs)} arrays, takes {len(operands) - 1}: {names}"
+            )
+        views = [view(o.name, x) for o, x in zip(operands, (*inputs, out), strict=True)]
+        key = tuple(v.form for v in views)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(views)
+        _check_apart(self.program, views)
+        function, grid, block, smem_bytes = plan.function, plan.grid, self._block, self.smem_bytes
+        arguments = (
+            *(np.uint64(v.pointer) for v in views),
+            *plan.integers,
+            *self._scalars(scalars),
+        )
+        clear = _clearing(self.program, views[-1]) if self.program.zeroed else None
+        cupy, name = gpu(), self.program.name
+
+        def launch(handle: int) -> None:
+            stream = _stream(handle)
+            try:
+                if cupy.cuda.runtime.getDevice() != plan.device:
+                    with cupy.cuda.Device(plan.device):
+                        if clear:
+                            clear(stream)
+                        function(grid, block, arguments, smem_bytes, stream)
+                    return
+                if clear:
+                    clear(stream)
+                function(grid, block, arguments, smem_bytes, stream)
+            except cupy.cuda.driver.CUDADriverError as error:
+                raise LaunchError(_complaint(name, error)) from None
+            except cupy.cuda.runtime.CUDARuntimeError as error:
+                raise LaunchError(_complaint(name, error)) from None
+
+        return launch
+
+    def _plan(self, views: Sequence[View]) -> _Plan:
+        program = self.program
+        values = check(program, views)
+        if self.sizes is not None:
+            for name, size in self.sizes.items():
+                if values[name] != size:
+                    raise LaunchError(
+                        f"size {name}: {values[name]}, but the kernel was specialised for {size}; "
+                        "build a kernel for these sizes"
+                    )
+        for axis in program.grid:
+            values[f"grid_{axis.var}"] = int(axis.extent.evaluate(values))
+        ctas = math.prod(values[f"grid_{axis.var}"] for axis in program.grid)
+        if ctas > _MAX_CTAS:
+            raise LaunchError(f"grid: {ctas} CTAs; at most {_MAX_CTAS}; choose a larger tile")
+        cupy = gpu()
+        named = [v.device for v in views if v.device >= 0]
+        device = named[0] if named else int(cupy.cuda.runtime.getDevice())
+        with cupy.cuda.Device(device):
+            if device not in self._functions:
+                self._functions[device] = load(
+                    self.cubin.bytes, program.name, smem_bytes=self.smem_bytes
+                )
+        integers = tuple(np.uint32(values[name]) for name in self._names)
+        return _Plan(self._functions[device], device, (ctas,), integers)
+
+    def _scalars(self, given: Mapping[str, float]) -> tuple[np.float32, ...]:
+        names = self.program.operation.scalars
+        if set(given) != set(names):
+            raise LaunchError(
+                f"{self.program.name}: scalars {', '.join(sorted(given)) or 'none'}; it takes "
+                f"{', '.join(names) or 'none'}; give each as name=number"
+            )
+        return tuple(np.float32(given[name]) for name in names)
+
+    def _output(self, inputs: Sequence[Any], handle: int | None) -> Any:
+        """Return a new output of the kind of the first input, allocated for the stream."""
+        operation = self.program.operation
+        views = [view(o.name, x) for o, x in zip(operation.inputs, inputs, strict=False)]
+        shapes = {o.name: v.shape for o, v in zip(operation.inputs, views, strict=False)}
+        named = {
+            axis: size
+            for operand in operation.inputs
+            if len(shapes.get(operand.name, ())) == len(operand.axes)
+            for axis, size in zip(operand.axes, shapes[operand.name], strict=True)
+        }
+        missing = [axis for axis in operation.output.axes if axis not in named]
+        if missing:
+            raise LaunchError(
+                f"{operation.output.name}: its size {missing[0]} does not follow from the inputs' "
+                f"shapes {', '.join(map(str, shapes.values()))}; see the operation: {operation}"
+            )
+        shape = tuple(named[axis] for axis in operation.output.axes)
+        dtype = operation.output.dtype
+        if is_torch(inputs[0]):
+            return _torch_empty(inputs[0], shape, dtype, handle)
+        cupy = gpu()
+        kind: Any = DTYPES[dtype].numpy
+        if dtype == "bf16" and getattr(inputs[0], "dtype", None) == np.uint16:
+            kind = np.uint16  # the caller keeps bf16 as bits
+        device = views[0].device if views[0].device >= 0 else cupy.cuda.runtime.getDevice()
+        with cupy.cuda.Device(device):
+            if handle is None:
+                return cupy.empty(shape, kind)
+            with _stream(handle):
+                return cupy.empty(shape, kind)
+
+
+def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str, handle: int | None) -> Any:
+    import torch
+
+    names = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+    kind = getattr(torch, names[dtype])
+    if handle is None:
+        return torch.empty(shape, dtype=kind, device=like.device)
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=like.device)):
+        return torch.empty(shape, dtype=kind, device=like.device)
+
+
+@functools.lru_cache(256)
+def _stream(handle: int) -> Any:
+    return gpu().cuda.ExternalStream(handle)
+
+
+def _handle(inputs: Sequence[Any], stream: Any) -> int:
+    """Return the handle of a stream, or of the caller's current one."""
+    if isinstance(stream, int):
+        return stream
+    if stream is not None:
+        handle = getattr(stream, "ptr", getattr(stream, "cuda_stream", None))
+        if handle is None:
+            raise LaunchError(f"stream: {stream!r}; give a handle, or CuPy's or PyTorch's stream")
+        return int(handle)
+    tensor = next((x for x in inputs if is_torch(x)), None)
+    if tensor is None:
+        return int(gpu().cuda.get_current_stream().ptr)
+    import torch
+
+    if tensor.device.type != "cuda":
+        raise LaunchError(f"tensor on {tensor.device}; move it with .cuda()")
+    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
+
+
+def _check_apart(program: Program, views: Sequence[View]) -> None:
+    """Refuse an output that shares memory with an input, but for an elementwise one in place."""
+    output = views[-1]
+    start, end = _bytes(output)
+    for operand, given in zip(program.operation.inputs, views[:-1], strict=True):
+        first, last = _bytes(given)
+        if first >= end or last <= start:
+            continue
+        same = given.pointer == output.pointer and given.strides == output.strides
+        if not (same and given.dtype == output.dtype and not program.operation.reduced):
+            raise LaunchError(
+                f"out: shares memory with {operand.name}; give another array, or none"
+            )
+
+
+def _bytes(v: View) -> tuple[int, int]:
+    last = sum((e - 1) * s for e, s in zip(v.shape, v.strides, strict=True))
+    return v.pointer, v.pointer + (last + 1) * DTYPES[v.dtype].bytes
+
+
+def _clearing(program: Program, output: View) -> Callable[[Any], None]:
+    """Return what clears the output on a stream: one memset, or a fill of a strided view."""
+    cupy = gpu()
+    width = DTYPES[output.dtype].bytes
+    start, end = _bytes(output)
+    if end - start == math.prod(output.shape) * width:
+        return lambda s: cupy.cuda.runtime.memsetAsync(start, 0, end - start, s.ptr)
+    memory = cupy.cuda.UnownedMemory(start, end - start, None)
+    array = cupy.ndarray(
+        output.shape,
+        np.dtype(f"u{width}"),
+        memptr=cupy.cuda.MemoryPointer(memory, 0),
+        strides=tuple(s * width for s in output.strides),
+    )
+
+    def fill(stream: Any) -> None:
+        with stream:
+            array.fill(0)
+
+    return fill
+
+
+def _complaint(name: str, error: Exception) -> str:
+    text = str(error).splitlines()[0]
+    hint = "give fewer threads, registers or shared memory"
+    if "ILLEGAL" in text.upper() or "LAUNCH_FAILED" in text or "MISALIGNED" in text.upper():
+        hint = "an earlier kernel faulted and this process's context is lost; start a new one"
+    return f"{name}: launch failed ({text}); {hint}"
