@@ -74,6 +74,7 @@ __all__ = [
     "Sync",
     "WaitGroup",
     "When",
+    "buffers_of",
     "registers",
     "select",
     "span",
@@ -395,7 +396,7 @@ class Program:
         for statement, _ in walk(self):
             if isinstance(statement, Do | Exit):
                 for access in statement.accesses:
-                    if access.buffer not in self.buffers:
+                    if access.buffer.name not in names:  # == is no bool on a space's arrays
                         raise ProgramError(
                             f"program {self.name}: {statement} uses buffer {access.buffer.name}, "
                             "which the program does not declare; add it to buffers"
@@ -467,6 +468,20 @@ def span(
     for extent, steps in modes:
         reach = reach + (extent - 1) * steps[dimension]
     return reach
+
+
+def buffers_of(body: tuple[Statement, ...]) -> tuple[Buffer, ...]:
+    """Return the buffers that statements use, in order of first use."""
+    found: dict[str, Buffer] = {}
+    for statement in body:
+        match statement:
+            case For() | When():
+                found |= {b.name: b for b in buffers_of(statement.body)}
+            case Do() | Exit():
+                found |= {a.buffer.name: a.buffer for a in statement.accesses}
+            case _:
+                pass
+    return tuple(found.values())
 
 
 def walk(program: Program) -> Iterator[tuple[Statement, tuple[For | When, ...]]]:
