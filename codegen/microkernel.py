@@ -68,7 +68,8 @@ class Microkernel:
             *(f"\t{line};" for line in self.setup), f"\tmov.u32 %count, {self.iterations};",
             "\tbar.sync 0;", "\tmov.u64 %t1, %globaltimer;", "\tmov.u64 %t0, %clock64;", "$loop:",
             '\t.pragma "nounroll";', *(f"\t{line};" for line in self.body),
-            "\tsub.u32 %count, %count, 1;", "\tsetp.ne.u32 %more, %count, 0;", "\t@%more bra $loop;",
+            "\tsub.u32 %count, %count, 1;", "\tsetp.ne.u32 %more, %count, 0;",
+            "\t@%more bra $loop;",
             "\tbar.sync 0;", "\tmov.u64 %t2, %clock64;", "\tmov.u64 %t3, %globaltimer;",
             "\tmad.wide.u32 %at, %cta, 32, %out;", "\tsetp.eq.u32 %first, %thread, 0;",
             *(f"\t@%first st.global.u64 [%at+{8 * i}], %t{t};" for i, t in enumerate((0, 1, 2, 3))),
@@ -141,7 +142,7 @@ def _latency(name: str, kind: str, lines: tuple[str, ...]) -> Microkernel:
 
 
 def _shared(name: str, unit: Literal["bytes", "requests"], load: str, width: int) -> Microkernel:
-    """Reads of shared memory, neighbouring lanes side by side."""
+    """Read shared memory, neighbouring lanes side by side."""
     body = tuple(load for _ in range(32))
     return Microkernel(
         name=name,
@@ -179,7 +180,7 @@ def _chase(name: str, cache: str, steps: int) -> Microkernel:
     return Microkernel(
         name=name,
         unit="steps",
-        body=tuple(f"ld.global{cache}.u64 %p, [%p]" for _ in range(unroll)) + ("cvt.u32.u64 %kept, %p",),
+        body=(*[f"ld.global{cache}.u64 %p, [%p]"] * unroll, "cvt.u32.u64 %kept, %p"),
         per_thread=steps,
         iterations=steps // unroll,
         setup=("mov.u64 %p, %data",),
@@ -189,13 +190,19 @@ def _chase(name: str, cache: str, steps: int) -> Microkernel:
 
 
 def stream_kernel(
-    name: str, what: Literal["read", "write"], *, ctas: int, total_bytes: int, passes: int = 1
+    name: str,
+    what: Literal["read", "write"],
+    *,
+    ctas: int,
+    total_bytes: int,
+    passes: int = 1,
+    wide: int = 8,
 ) -> Microkernel:
     """All CTAs together read (past L1) or write ``total_bytes`` of data, ``passes`` times.
 
-    In each iteration a CTA moves 8 x 16 B a thread, and the CTAs stand side by side.
+    In each iteration a CTA moves ``wide`` x 16 B a thread, and the CTAs stand side by side.
     """
-    threads, wide = 1024, 8
+    threads = 1024
     stride = threads * 16
     span = ctas * stride * wide
     iterations = max(1, total_bytes // span)
