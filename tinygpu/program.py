@@ -374,7 +374,8 @@ class Program:
     of them (1: row by row).  ``specialised``: sizes are baked into the code, not parameters.
     ``zeroed``: the output is cleared before the launch.  ``addressing`` of gmem: "pointer"
     (stepped), or "i32"/"i64" (recomputed at each access).  ``ctas_per_sm``: what the registers
-    are limited for (``.minnctapersm``).
+    are limited for (``.minnctapersm``).  ``at_most``: sizes beyond which the term would leave
+    elements out, because it covers an axis by statements and not by a loop or the grid.
     """
 
     name: str
@@ -388,6 +389,7 @@ class Program:
     zeroed: bool = False
     addressing: str = "pointer"
     ctas_per_sm: int = 1
+    at_most: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         names = [b.name for b in self.buffers]
@@ -413,7 +415,16 @@ class Program:
         return sum(b.bytes for b in self.buffers if b.level == "smem")
 
     def parameter_values(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Evaluate the launch parameters; the sizes are among the result."""
+        """Evaluate the launch parameters; the sizes are among the result.
+
+        Raises ProgramError for a size that the term does not cover.
+        """
+        for axis, most in self.at_most:
+            if sizes[axis] > most:
+                raise ProgramError(
+                    f"program {self.name}: {axis} is {sizes[axis]}; this term covers at most "
+                    f"{most}: choose a schedule that covers more"
+                )
         values: dict[str, int] = dict(sizes)
         for name, expression in self.parameters:
             values[name] = expression.evaluate(values)
@@ -472,16 +483,17 @@ def span(
 
 def buffers_of(body: tuple[Statement, ...]) -> tuple[Buffer, ...]:
     """Return the buffers that statements use, in order of first use."""
-    found: dict[str, Buffer] = {}
+    found: list[Buffer] = []
     for statement in body:
-        match statement:
-            case For() | When():
-                found |= {b.name: b for b in buffers_of(statement.body)}
-            case Do() | Exit():
-                found |= {a.buffer.name: a.buffer for a in statement.accesses}
-            case _:
-                pass
-    return tuple(found.values())
+        mine: tuple[Buffer, ...] = ()
+        if isinstance(statement, For | When):
+            mine = buffers_of(statement.body)
+        elif isinstance(statement, Do | Exit):
+            mine = tuple(a.buffer for a in statement.accesses)
+        for b in mine:
+            if not any(b is f or (b.name == f.name and b == f) for f in found):
+                found.append(b)
+    return tuple(found)
 
 
 def walk(program: Program) -> Iterator[tuple[Statement, tuple[For | When, ...]]]:

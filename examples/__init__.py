@@ -1,0 +1,1 @@
+"""Machines of one operation, each built from the public API alone."""
