@@ -76,7 +76,9 @@ class Operation:
                 )
         for operand in self.operands:
             if missing := set(operand.axes) - set(self.axes):
-                raise OperationError(f"operand {operand}: axes {sorted(missing)} not of {self.name}")
+                raise OperationError(
+                    f"operand {operand}: axes {sorted(missing)} not of {self.name}"
+                )
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -133,9 +135,9 @@ class Operation:
         """Compute in float64; returns the output and, as ``"scale"``, the same on magnitudes.
 
         ``scale`` is combine of |inputs| reduced (|A||B| for a matmul): what an error bound is
-        relative to.
+        relative to.  CuPy arrays are computed where they are, and give CuPy arrays.
         """
-        env = {n: np.asarray(x, np.float64) for n, x in inputs.items()}
+        env = {n: x.astype(np.float64) for n, x in inputs.items()}
         sizes = self.sizes({n: x.shape for n, x in env.items()})
         acc = self._reduce(env, scalars or {}, sizes)
         full: dict[str, Any] = {**sizes, **(scalars or {})}
@@ -144,7 +146,7 @@ class Operation:
         axes = self.output.axes
         shape = tuple(sizes[a] for a in axes)
         keep = tuple(i for i, a in enumerate(self.axes) if a not in axes)
-        result = np.asarray(self.epilogue.evaluate(full), np.float64)
+        result = self.epilogue.evaluate(full)
         if keep:
             result = result.squeeze(axis=keep) if result.ndim == len(self.axes) else result
         magnitude = self._reduce({n: np.abs(x) for n, x in env.items()}, scalars or {}, sizes)
@@ -161,7 +163,10 @@ class Operation:
         return array.transpose(order).reshape(shape)
 
     def _reduce(
-        self, env: Mapping[str, NDArray[Any]], scalars: Mapping[str, float], sizes: Mapping[str, int]
+        self,
+        env: Mapping[str, NDArray[Any]],
+        scalars: Mapping[str, float],
+        sizes: Mapping[str, int],
     ) -> NDArray[np.float64]:
         """Reduce ``combine``; a plain product of two operands goes through einsum."""
         names = [o.name for o in self.inputs]
@@ -174,11 +179,14 @@ class Operation:
                 *(env[n] for n in names),
                 optimize=True,
             )
-            return np.asarray(out.reshape([1 if a in self.reduced else sizes[a] for a in self.axes]))
+            kept = [1 if a in self.reduced else sizes[a] for a in self.axes]
+            result: NDArray[np.float64] = out.reshape(kept)
+            return result
         spread = {o.name: self._spread(o, env[o.name]) for o in self.inputs}
         point = self.combine.evaluate({**sizes, **scalars, **spread})
         where = tuple(self.axes.index(a) for a in self.reduced)
-        return np.asarray(np.sum(point, axis=where, keepdims=True) if where else point)
+        summed: NDArray[np.float64] = np.sum(point, axis=where, keepdims=True) if where else point
+        return summed
 
     def __str__(self) -> str:
         spelled = str(self.combine)

@@ -20,6 +20,7 @@ Comput. 41(5), 2019.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,14 +31,18 @@ from tinygpu.memory import DTYPES
 
 __all__ = ["error_ratio", "ulp"]
 
+_LARGEST_EXPONENT: Mapping[str, int] = {"f64": 1023, "f32": 127, "f16": 15, "bf16": 127}
 _LEAST_EXPONENT: Mapping[str, int] = {"f64": -1022, "f32": -126, "f16": -14, "bf16": -126}
 
 
 def ulp(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
     """Return the distance between neighbours of ``dtype`` at each value, subnormals included."""
-    _, exponent = np.frexp(np.abs(np.asarray(values, np.float64)))
+    magnitude = np.abs(values.astype(np.float64))
+    _, exponent = np.frexp(magnitude)
     binade = np.maximum(exponent - 1, _LEAST_EXPONENT[dtype])
-    return np.asarray(np.ldexp(2 * DTYPES[dtype].roundoff, binade))
+    one = np.full_like(magnitude, 2 * DTYPES[dtype].roundoff)
+    result: NDArray[np.float64] = np.ldexp(one, binade)
+    return result
 
 
 def error_ratio(
@@ -53,12 +58,14 @@ def error_ratio(
 
     ``scale`` is S, ``depth`` K, ``roundoff`` u and ``dtype`` the output's type.  An element that is
     not a number counts as infinitely wrong, and so does an infinite one unless the reference
-    overflows ``dtype`` to the same infinity.
+    overflows ``dtype`` to the same infinity.  The arrays are NumPy's, or all CuPy's.
     """
-    got = np.asarray(output).astype(np.float64)
-    want = np.asarray(reference64, np.float64)
+    got, want = output.astype(np.float64), reference64.astype(np.float64)
     with np.errstate(all="ignore"):
-        allowed = 4 * roundoff * np.sqrt(depth) * np.abs(scale) + ulp(want, dtype)
+        allowed = 4 * roundoff * math.sqrt(depth) * np.abs(scale) + ulp(want, dtype)
         ratio = np.abs(got - want) / allowed
-        overflow = DTYPES[dtype].round(want).astype(np.float64) == got
-    return np.where(np.isfinite(got), ratio, np.where(overflow, 0.0, np.inf))
+    least_infinite = (2 - DTYPES[dtype].roundoff) * 2.0 ** _LARGEST_EXPONENT[dtype]
+    overflow = np.isinf(got) & (np.abs(want) >= least_infinite) & (np.sign(got) == np.sign(want))
+    wrong = np.where(overflow, 0.0, np.inf)
+    result: NDArray[np.float64] = np.where(np.isfinite(got), ratio, wrong)
+    return result
