@@ -302,6 +302,9 @@ class Kernel:
             skip = self.text.label("skip")
             self.text.emit(f"@!{inside} bra {skip}")
             self.body(when.body, scope)
+            if any(_plain_load(s) for s in when.body):
+                # else ptxas makes the branch a predicate and sinks the loads to the loop's end
+                self.text.emit("bar.warp.sync -1")
             self.text.mark(skip)
 
     def exit(self, statement: Exit, scope: Scope) -> None:
@@ -407,6 +410,15 @@ class Kernel:
         if access.buffer.level == "gmem":
             return self.addresses.gmem(access, threads, at, scope)
         return self.addresses.smem(access, threads, at, scope)
+
+
+def _plain_load(statement: Statement) -> bool:
+    """Whether it loads from global memory with no guard."""
+    return (
+        isinstance(statement, Do)
+        and statement.instruction.name == "ld.global"
+        and not any(g for a in statement.accesses for g in a.guard)
+    )
 
 
 def _instances(body: tuple[Statement, ...], scope: Scope) -> Iterator[tuple[Do, Scope]]:

@@ -128,10 +128,20 @@ def _mov(kernel: Kernel, do: Do, scope: Scope) -> None:
 
 
 def _fma(kernel: Kernel, do: Do, scope: Scope) -> None:
-    """fma, mul, add, sub: rounded to nearest, never contracted."""
+    """fma, mul, add, sub: rounded to nearest, never contracted.
+
+    Every second run of the first value mode is walked backwards, so that each instruction shares a
+    source register with the one before it: the operand cache then saves a register-file read.
+    """
     kind = _arithmetic(do)
-    for target, *sources in kernel.operands(do, scope):
-        kernel.text.emit(f"{do.variant or 'fma'}.rn.{kind} {target}, {', '.join(sources)}")
+    lines = list(kernel.operands(do, scope))
+    run = do.values[0] if do.values else 1
+    for first in range(0, len(lines), run):
+        here = lines[first : first + run]
+        for target, *sources in here[::-1] if first // run % 2 else here:
+            kernel.text.emit(
+                f"{do.variant or 'fma'}.rn.{kind} {target}, {', '.join(sources)}"
+            )
 
 
 def _alu(kernel: Kernel, do: Do, scope: Scope) -> None:
