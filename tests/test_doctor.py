@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tinygpu.codegen import doctor
+from tinygpu.codegen.doctor import Row, diagnose
+from tinygpu.errors import AssemblyError
+
+
+def rows(*stores: Path) -> dict[str, Row]:
+    return {row.what: row for row in diagnose(stores)}
+
+
+def test_every_missing_thing_says_how_to_get_it() -> None:
+    """A row that is not ok names what is missing and the way to it; one that is, what was found."""
+    for row in diagnose():
+        if row.ok:
+            assert row.found
+        else:
+            assert row.missing
+            assert row.how in str(row)
+
+
+def test_what_the_tests_need_is_there() -> None:
+    """The packages that run these tests are found, with their versions."""
+    found = rows()
+    import numpy
+
+    assert found["numpy"].found == numpy.__version__
+    assert found["Python"].ok
+    assert found["Python"].found.startswith(sys.version.split()[0])
+
+
+def test_no_ptxas_and_old_ptxas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ptxas, or with one that does not know PTX 9.0, the row says so and does not raise."""
+
+    def none() -> Path:
+        raise AssemblyError("ptxas: found neither in the wheel nor on PATH; get it")
+
+    monkeypatch.setattr(doctor, "find_ptxas", none)
+    assert not rows()["ptxas"].ok
+    monkeypatch.setattr(doctor, "find_ptxas", lambda: Path("/bin/ptxas"))
+    monkeypatch.setattr(doctor, "ptxas_version", lambda _: "12.9.41")
+    assert "13.0" in rows()["ptxas"].missing
+    monkeypatch.setattr(doctor, "ptxas_version", lambda _: "13.0.0")
+    assert rows()["ptxas"].ok
+
+
+def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is not installed is a row with the command that installs it."""
+    monkeypatch.setattr(doctor, "_PACKAGES", ("numpy", "no-such-package"))
+    row = rows()["no-such-package"]
+    assert not row.ok
+    assert row.how == "pip install no-such-package"
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "ok", "lost"),
+    [
+        ("NVIDIA H200", "580.159", {"driver", "GPU", "device file"}, set[str]()),
+        ("NVIDIA A100-SXM4-80GB", "550.54", {"GPU", "device file"}, {"driver"}),
+        ("NVIDIA GeForce RTX 3060", "580.1", {"driver", "GPU", "device file"}, set[str]()),
+        ("NVIDIA T4", "unknown", {"driver", "GPU"}, {"device file"}),
+        ("none", "none", set[str](), {"GPU"}),
+    ],
+)
+def test_gpu_rows(
+    monkeypatch: pytest.MonkeyPatch, name: str, driver: str, ok: set[str], lost: set[str]
+) -> None:
+    """Driver, GPU and device file are told apart."""
+    monkeypatch.setattr(doctor, "device_and_driver", lambda: (name, driver))
+    found = {w: r for w, r in rows().items() if w in {"driver", "GPU", "device file"}}
+    assert {w for w, r in found.items() if r.ok} == ok
+    assert {w for w, r in found.items() if not r.ok} == lost
+
+
+def test_store_places(tmp_path: Path) -> None:
+    """A store may be a file that does not exist yet, in folders that do not; not under a file."""
+    assert rows(tmp_path / "new" / "store.db")["store"].ok
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert rows(tmp_path / "file")["store"].ok
+    assert not rows(tmp_path / "file" / "store.db")["store"].ok
+    assert not (tmp_path / "new").exists()
+
+
+def test_nothing_slow_is_loaded() -> None:
+    """diagnose loads neither z3 nor CuPy nor matplotlib."""
+    code = (
+        "import sys; from tinygpu.codegen.doctor import diagnose; diagnose(); "
+        "print(sorted({'z3', 'cupy', 'matplotlib', 'torch'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
