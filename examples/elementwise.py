@@ -12,7 +12,7 @@ from tinygpu.expression import Constant, value
 from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.machine import Choice, Machine, instructions
 from tinygpu.memory import GMEM, L1, L2, REGISTERS
-from tinygpu.operation import Operand, Operation, elementwise
+from tinygpu.operation import Operation, elementwise
 from tinygpu.schedule import Schedule
 
 
