@@ -273,6 +273,8 @@ class Do:
         text += f" x {'*'.join(map(str, self.values)) or 1}"
         if str(self.vector) != "1":
             text += f" by {self.vector}"
+        if str(self.across) != "0":
+            text += f" across {self.across}"
         if self.lanes:
             text += f" where t//{self.lanes[0]}%{self.lanes[1]} == {self.lanes[2]}"
         return text
