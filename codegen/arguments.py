@@ -17,14 +17,16 @@ Source: PTX ISA, "Addresses as Operands" (alignment); CUDA Array Interface, vers
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tinygpu.errors import LaunchError, OperationError
+from tinygpu.operation import Problem
 from tinygpu.program import Access, Do, Exit, For, Program, When, span, walk
 
-__all__ = ["View", "check", "integers", "is_torch", "vector_of", "view"]
+__all__ = ["View", "check", "dense", "integers", "is_torch", "vector_of", "view"]
 
 _TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16"}
 _TORCH = {
@@ -87,6 +89,16 @@ def view(name: str, array: Any) -> View:
     device = getattr(getattr(array, "device", None), "id", -1)
     strides = tuple(step // size for step in steps)
     return View(int(interface["data"][0] or 0), dtype, shape, strides, device)
+
+
+def dense(problem: Problem) -> list[View]:
+    """Return views of arrays as an allocator gives them: aligned and without gaps."""
+    views = []
+    for operand in problem.operation.operands:
+        shape = problem.operation.shapes(problem.sizes)[operand.name]
+        strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        views.append(View(0, operand.dtype, shape, strides))
+    return views
 
 
 def check(program: Program, views: Sequence[View]) -> dict[str, int]:

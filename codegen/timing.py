@@ -1,0 +1,135 @@
+"""Timing: several candidates, side by side, under one clock.
+
+Each candidate's launches are captured in a CUDA graph, long enough that what surrounds it does not
+count.  Rounds go through all candidates, so that a clock that drifts drifts for all of them; the
+first round is thrown away.  A candidate's time is the median over the rounds, its spread the
+interquartile range over that median.  The clock is read while a candidate's graph runs.
+
+    time_interleaved({"mine": lambda i: mine[i % 3](), "theirs": lambda i: theirs[i % 3]()})
+
+Source: ``docs/measuring.md``; CUDA Programming Guide, "CUDA Graphs".
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.launch import gpu
+from tinygpu.codegen.provenance import Clock, clock
+
+__all__ = ["Timing", "summary", "time_interleaved"]
+
+_MOST_LAUNCHES = 2000
+_Around = Callable[[str], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A candidate's time; ``spread`` is the interquartile range over the median."""
+
+    seconds: float
+    spread: float
+    rounds: int
+    clock_mhz: int = 0
+    capped: bool = False
+
+
+def summary(seconds: list[float], clocks: list[Clock]) -> Timing:
+    """Return the timing of a candidate's rounds."""
+    low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75))
+    mhz = [c.sm_mhz for c in clocks if c.sm_mhz]
+    return Timing(
+        seconds=float(middle),
+        spread=float((high - low) / middle),
+        rounds=len(seconds),
+        clock_mhz=int(np.median(mhz)) if mhz else 0,
+        capped=any(c.capped for c in clocks),
+    )
+
+
+def time_interleaved(
+    candidates: Mapping[str, Callable[[int], None]],
+    *,
+    rounds: int = 7,
+    burst_seconds: float = 0.02,
+    least_launches: int = 1,
+    around: _Around = nullcontext,
+) -> dict[str, Timing]:
+    """Time candidates; each enqueues its i-th launch on the current stream when called with i.
+
+    The current stream is set for CuPy and, if it is loaded, PyTorch.  A graph has as many
+    launches as run for ``burst_seconds``, and at least ``least_launches``.
+
+    The last round runs within ``around(name)``, which may prepare the outputs of a timed run and
+    check them.  Raises what a candidate raises.
+    """
+    cupy = gpu()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    clocks: dict[str, list[Clock]] = {name: [] for name in candidates}
+    cupy.cuda.Device().synchronize()
+    with _current(stream):
+        graphs = {
+            name: _graph(candidate, stream, burst_seconds, least_launches)
+            for name, candidate in candidates.items()
+        }
+        for number in range(rounds + 1):
+            for name, (graph, launches) in graphs.items():
+                with around(name) if number == rounds else nullcontext():
+                    start.record(stream)
+                    graph.launch(stream)
+                    stop.record(stream)
+                    now = clock()
+                    stop.synchronize()
+                if number:
+                    elapsed_ms = cupy.cuda.get_elapsed_time(start, stop)
+                    seconds[name].append(elapsed_ms * 1e-3 / launches)
+                    clocks[name].append(now)
+    return {name: summary(seconds[name], clocks[name]) for name in candidates}
+
+
+def _graph(
+    candidate: Callable[[int], None], stream: Any, burst_seconds: float, least_launches: int
+) -> tuple[Any, int]:
+    """Capture as many launches as fill a burst; return the graph and how many there are."""
+    cupy = gpu()
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    candidate(0)  # libraries choose and allocate at their first call
+    stream.synchronize()
+    start.record(stream)
+    for i in range(3):
+        candidate(i)
+    stop.record(stream)
+    stop.synchronize()
+    each = cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / 3
+    filling = math.ceil(burst_seconds / max(each, 1e-6))
+    launches = max(least_launches, min(_MOST_LAUNCHES, filling))
+    stream.begin_capture()
+    try:
+        for i in range(launches):
+            candidate(i)
+    except BaseException:
+        with suppress(Exception):
+            stream.end_capture()
+        raise
+    graph = stream.end_capture()
+    graph.launch(stream)
+    stream.synchronize()
+    return graph, launches
+
+
+@contextmanager
+def _current(stream: Any) -> Iterator[None]:
+    """Make a stream current for CuPy and, if it is loaded, for PyTorch."""
+    torch = sys.modules.get("torch")
+    theirs = torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)) if torch else nullcontext()
+    with stream, theirs:
+        yield

@@ -1,0 +1,152 @@
+"""Validation: whether a kernel computes on a GPU what its operation says.
+
+A *trial* is a problem's inputs, drawn from the normal distribution, and the operation's reference
+in float64, all on the GPU.  A kernel writes into a *poisoned* output: every element is NaN before,
+and so are margins on both sides, which have to stay untouched.  The kernel is right if its worst
+error ratio (``tinygpu/tolerance.py``) is at most 1.  The unit roundoff there is that of the
+narrowest type in which the term does arithmetic: fp32 products in fp64 sums count as fp32.
+
+bf16 arrays are kept as their bits (uint16), which any CuPy can hold.
+
+Source: ``docs/measuring.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.launch import Kernel, gpu
+from tinygpu.memory import DTYPES
+from tinygpu.operation import Problem
+from tinygpu.program import Do, Program, walk
+from tinygpu.tolerance import error_ratio
+
+__all__ = ["Output", "Trial", "roundoff", "scalars_of", "trial", "validate"]
+
+_MARGIN_ELEMENTS = 1024
+_SCALAR = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A problem's inputs, scalars, reference and scale, on the GPU."""
+
+    problem: Problem
+    inputs: tuple[Any, ...]
+    scalars: Mapping[str, float]
+    wanted: Any
+    scale: Any
+
+    def worst(self, output: Output, unit_roundoff: float) -> float:
+        """Return the worst error ratio of an output; infinite if a margin was touched."""
+        operation, sizes = self.problem.operation, self.problem.sizes
+        dtype = operation.output.dtype
+        ratio = error_ratio(
+            _widen(output.array, dtype),
+            self.wanted,
+            self.scale,
+            depth=math.prod(sizes[axis] for axis in operation.reduced),
+            roundoff=unit_roundoff,
+            dtype=dtype,
+        )
+        worst = float(ratio.max())
+        return worst if worst >= 0 and output.untouched() else math.inf
+
+
+class Output:
+    """An output array between two margins."""
+
+    def __init__(self, problem: Problem) -> None:
+        """Allocate and poison it."""
+        operand = problem.operation.output
+        shape = tuple(problem.sizes[axis] for axis in operand.axes)
+        bits = np.dtype(f"u{DTYPES[operand.dtype].bytes}")
+        elements = math.prod(shape)
+        self._nan = np.iinfo(bits).max  # all bits set: a NaN of every type
+        self._all = gpu().empty(elements + 2 * _MARGIN_ELEMENTS, bits)
+        inside = self._all[_MARGIN_ELEMENTS : _MARGIN_ELEMENTS + elements]
+        self.array = inside.view(_held(operand.dtype)).reshape(shape)
+        self.poison()
+
+    def poison(self) -> None:
+        """Set every element, and the margins, to NaN."""
+        self._all.fill(self._nan)
+
+    def untouched(self) -> bool:
+        """Whether the margins are as they were."""
+        margins = (self._all[:_MARGIN_ELEMENTS], self._all[-_MARGIN_ELEMENTS:])
+        return all(bool((margin == self._nan).all()) for margin in margins)
+
+
+def validate(
+    kernel: Kernel, problem: Problem, seed: int, *, scalars: Mapping[str, float] | None = None
+) -> float:
+    """Run a kernel once on fresh data; return its worst error ratio (right where at most 1).
+
+    Raises LaunchError if the kernel cannot take the problem's arrays or the launch fails.
+    """
+    data = trial(problem, seed, scalars=scalars)
+    output = Output(problem)
+    kernel(*data.inputs, out=output.array, **data.scalars)
+    return data.worst(output, roundoff(kernel.program))
+
+
+def trial(problem: Problem, seed: int, *, scalars: Mapping[str, float] | None = None) -> Trial:
+    """Draw a trial; the scalars that are not given are 0.5."""
+    cupy, operation = gpu(), problem.operation
+    random = cupy.random.default_rng(seed)
+    given = scalars_of(problem, scalars)
+    inputs, exact = [], {}
+    for operand in operation.inputs:
+        shape = operation.shapes(problem.sizes)[operand.name]
+        drawn = random.standard_normal(math.prod(shape), dtype=np.float32)
+        held = _narrow(drawn, operand.dtype).reshape(shape)
+        inputs.append(held)
+        exact[operand.name] = _widen(held, operand.dtype)
+    reference = operation.reference(exact, given)
+    name = operation.output.name
+    return Trial(problem, tuple(inputs), given, reference[name], reference["scale"])
+
+
+def roundoff(program: Program) -> float:
+    """Return the unit roundoff of the narrowest type in which the term does arithmetic."""
+    units = {"fma", "alu", "sfu"}
+    found = (
+        statement.write.buffer.type.roundoff
+        for statement, _ in walk(program)
+        if isinstance(statement, Do)
+        and statement.instruction.unit in units
+        and statement.instruction.variants
+    )
+    return max(found, default=DTYPES["f32"].roundoff)
+
+
+def scalars_of(problem: Problem, given: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the scalars to run with, those given, else 0.5, as the fp32 that they become."""
+    names = problem.operation.scalars
+    return {name: float(np.float32((given or {}).get(name, _SCALAR))) for name in names}
+
+
+def _held(dtype: str) -> np.dtype[Any]:
+    return np.dtype(np.uint16) if dtype == "bf16" else DTYPES[dtype].numpy
+
+
+def _narrow(values: Any, dtype: str) -> Any:
+    """Round fp32 values to a type (to nearest, ties to even)."""
+    if dtype != "bf16":
+        return values.astype(_held(dtype))
+    bits = values.view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def _widen(values: Any, dtype: str) -> Any:
+    """Return the float64 values of an array."""
+    if dtype == "bf16":
+        values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values.astype(np.float64)

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tinygpu.codegen import validation
+from tinygpu.codegen.measure import Options, measure
+from tinygpu.codegen.provenance import Clock, commit, provenance
+from tinygpu.codegen.timing import summary
+from tinygpu.codegen.worker import Worker
+from tinygpu.errors import LaunchError
+from tinygpu.machine import Value
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.measurement import Key, Measurement
+from tinygpu.memory import DTYPES
+from tinygpu.operation import Problem, matmul
+from tinygpu.schedule import Schedule
+
+PROBLEM = Problem.of(matmul(), m=64, n=64, k=64)
+FAKE = """
+import base64, os, pickle, sys, time
+from tinygpu.codegen.worker import serve
+from tinygpu.errors import LaunchError
+
+SECONDS = {32: 3e-3, 64: 2e-3, 128: 1e-3}
+
+def what(packed):
+    return pickle.loads(base64.b64decode(packed)).raster
+
+def misbehave(raster, doing):
+    # raster tells the candidates apart: 2 hangs, 4 dies, 8 is wrong, 16 goes wrong when timed
+    if raster == 2:
+        time.sleep(1000)
+    if raster == 4:
+        print("illegal address", file=sys.stderr)
+        os._exit(7)
+
+def handle(request):
+    print("noise that must not reach the answers")
+    doing = request["do"]
+    if doing == "hello":
+        return {"arch": "sm_90a", "device": "fake", "driver": "1"}
+    open(LOG, "a").write(doing + "\\n")
+    if doing == "validate":
+        if "peer" in request:
+            if request["peer"] == "missing:peer":
+                raise LaunchError("no such peer")
+            return {"error": 0.25}
+        raster = what(request["program"])
+        misbehave(raster, doing)
+        return {"error": float("inf") if raster == 8 else 0.5}
+    timings = {}
+    for name, packed in request["programs"].items():
+        raster = what(packed)
+        if raster == 16 and MODE == "die":
+            os._exit(1)
+        timings[name] = dict(seconds=1e-3 * raster, spread=0.1, rounds=request["rounds"],
+                             clock_mhz=1700, capped=False,
+                             error=3.0 if raster == 16 else 0.5)
+    for name in request["peers"]:
+        timings[name] = dict(seconds=5e-4, spread=0.0, rounds=1, clock_mhz=1, capped=True, error=0)
+    return {"timings": timings}
+
+serve(handle)
+"""
+
+
+class Kept:
+    """A store for tests: a dict, and what was put, in order."""
+
+    def __init__(self) -> None:
+        self.known: dict[Key, Measurement] = {}
+        self.puts: list[Measurement] = []
+
+    def get(self, key: Key) -> Measurement | None:
+        return self.known.get(key)
+
+    def put(self, measurement: Measurement) -> None:
+        self.known[measurement.key] = measurement
+        self.puts.append(measurement)
+
+
+class Fake:
+    """Options that measure with the fake worker, and what it was asked to do."""
+
+    def __init__(self, folder: Path, mode: str = "") -> None:
+        self.log = folder / "log"
+        script = folder / "fake.py"
+        script.write_text(f"LOG = {str(self.log)!r}\nMODE = {mode!r}\n" + FAKE)
+        self.options = Options(worker=(sys.executable, str(script)), limit_seconds=1.0)
+
+    @property
+    def asked(self) -> list[str]:
+        return self.log.read_text().split() if self.log.exists() else []
+
+
+def schedules(*rasters: int) -> list[Schedule]:
+    naive = Schedule.of(Simt(), LADDER["coalesced"])
+    return [naive.with_(raster=raster) for raster in rasters]
+
+
+def test_the_watchdog_goes_on(tmp_path: Path) -> None:
+    """A candidate that hangs, dies or is wrong is recorded so; the others are measured."""
+    fake, kept = Fake(tmp_path), Kept()
+    seen: list[tuple[int, int]] = []
+    start = time.monotonic()
+    options = replace(fake.options, limit_seconds=0.5)
+    found = measure(
+        [*schedules(2), *(s.with_(ctas_per_sm=2) for s in schedules(2)), *schedules(1, 4, 8, 16)],
+        Simt(),
+        PROBLEM,
+        store=kept,
+        progress=lambda done, total: seen.append((done, total)),
+        options=options,
+    )
+    hung, again, right, died, wrong, late = found
+    assert time.monotonic() - start < 60
+    assert hung.reason == again.reason == "it hangs: no answer in 0.5 s"
+    assert "died with status 7: illegal address" in died.reason
+    assert "it is wrong: its worst error is not finite" in wrong.reason
+    assert "3 times what rounding allows" in late.reason
+    assert [m.ok for m in found] == [False, False, True, False, False, False]
+    assert right.seconds == 1e-3
+    assert (right.device, right.driver, right.clock_mhz, right.rounds) == ("fake", "1", 1700, 7)
+    assert {m.key for m in kept.puts} == {m.key for m in found}
+    assert [done for done, _ in seen] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
+    """The second call asks no worker for a candidate, failed ones included."""
+    fake, kept = Fake(tmp_path), Kept()
+    both = schedules(1, 8)
+    first = measure(both, Simt(), PROBLEM, store=kept, options=fake.options)
+    asked = len(fake.asked)
+    assert measure(both, Simt(), PROBLEM, store=kept, options=fake.options) == first
+    assert len(fake.asked) == asked
+    other = replace(PROBLEM, extents=(("m", 128), ("n", 64), ("k", 64)))
+    measure(both, Simt(), other, store=kept, options=fake.options)
+    assert len(fake.asked) > asked
+
+
+def test_a_batch_that_dies_is_halved(tmp_path: Path) -> None:
+    """One candidate that kills the timing of a batch costs the others nothing."""
+    fake = Fake(tmp_path, "die")
+    naive = Schedule.of(Simt(), LADDER["coalesced"])
+    good = [naive.with_(ctas_per_sm=n) for n in (1, 2, 3, 4)]
+    found = measure([*good, *schedules(16)], Simt(), PROBLEM, options=fake.options)
+    assert [m.ok for m in found] == [True] * 4 + [False]
+    assert "died with status 1" in found[-1].reason
+
+
+def test_peers_stand_beside_the_candidates(tmp_path: Path) -> None:
+    """Peers are timed with the candidates, come last, and may fail on their own."""
+    fake = Fake(tmp_path)
+    peers = ("some.module:peer", "missing:peer")
+    found = measure(schedules(1), Simt(), PROBLEM, peers=peers, options=fake.options)
+    assert [m.seconds for m in found] == [1e-3, 5e-4, None]
+    assert found[1].schedule == '{"peer":"some.module:peer"}'
+    assert found[1].capped
+    assert found[2].reason == "no such peer"
+    alone = measure([], Simt(), PROBLEM, peers=peers[:1], options=fake.options)
+    assert alone[0].seconds == 5e-4
+
+
+def test_what_cannot_run_never_reaches_the_worker(tmp_path: Path) -> None:
+    """A schedule that the problem's arrays break is refused with the law, without a GPU."""
+    fake = Fake(tmp_path)
+    ragged = Problem.of(matmul(), m=63, n=63, k=63)
+    vector = Schedule.of(Simt(), LADDER["vectorised"])
+    (found,) = measure([vector], Simt(), ragged, options=fake.options)
+    assert "vector: " in found.reason
+    assert fake.asked == []
+
+
+def test_equal_schedules_are_measured_once(tmp_path: Path) -> None:
+    """Twins share one measurement, and the order of the results is that of the schedules."""
+    fake = Fake(tmp_path)
+    found = measure([*schedules(1, 8), *schedules(1)], Simt(), PROBLEM, options=fake.options)
+    assert found[0] == found[2]
+    assert fake.asked.count("validate") == 2
+
+
+def test_no_gpu_is_said(tmp_path: Path) -> None:
+    """A worker that cannot start is a LaunchError with its last words."""
+    options = Options(worker=(sys.executable, "-c", "raise SystemExit('no GPU here')"))
+    with pytest.raises(LaunchError, match="worker: its process died with status 1: no GPU here"):
+        measure(schedules(1), Simt(), PROBLEM, options=options)
+    with pytest.raises(LaunchError, match="does not start"):
+        measure(schedules(1), Simt(), PROBLEM, options=Options(worker=(str(tmp_path / "none"),)))
+
+
+def test_a_worker_that_talks_nonsense_is_replaced(tmp_path: Path) -> None:
+    """An answer that is no JSON is a failure, and the worker after it is a new one."""
+    script = tmp_path / "w.py"
+    script.write_text("print('{not json', flush=True)\ninput()\ninput()\n")
+    with Worker((sys.executable, str(script))) as worker:
+        assert worker.ask({}, 5.0) == {"failed": "its worker's answer is no JSON"}
+        assert worker.ask({}, 5.0) == {"failed": "its worker's answer is no JSON"}
+
+
+@pytest.fixture
+def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy in the place of CuPy, for what the two have in common."""
+    monkeypatch.setattr(validation, "gpu", lambda: np)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
+@pytest.mark.usefixtures("on_the_host")
+def test_a_trial_tells_right_from_wrong(dtype: str) -> None:
+    """The rounded reference is right; one element off, unwritten, or out of place is wrong."""
+    problem = Problem.of(matmul(dtype), m=8, n=16, k=32)
+    data = validation.trial(problem, 1)
+    u = DTYPES["f32"].roundoff
+    output = validation.Output(problem)
+    assert data.worst(output, u) == np.inf
+    rounded = data.wanted.astype(DTYPES[dtype].numpy)
+    output.array[:] = rounded.view(np.uint16) if dtype == "bf16" else rounded
+    assert data.worst(output, u) <= 1
+    wrong = rounded.copy()
+    wrong[3, 5] += 1
+    output.array[:] = wrong.view(np.uint16) if dtype == "bf16" else wrong
+    assert data.worst(output, u) > 1
+    output.poison()
+    output.array[:] = rounded.view(np.uint16) if dtype == "bf16" else rounded
+    output._all[-1] = 0
+    assert data.worst(output, u) == np.inf
+
+
+@pytest.mark.usefixtures("on_the_host")
+def test_trials_are_fresh_and_repeatable() -> None:
+    """Another seed draws other data, the same seed the same."""
+    one, same, other = (validation.trial(PROBLEM, seed) for seed in (1, 1, 2))
+    assert np.array_equal(one.inputs[0], same.inputs[0])
+    assert not np.array_equal(one.inputs[0], other.inputs[0])
+    assert not np.array_equal(one.inputs[0], one.inputs[1].T)
+
+
+@pytest.mark.parametrize(
+    ("accumulator", "roundoff"),
+    [("f32", 2.0**-24), ("f64", 2.0**-53), ("f32+f64", 2.0**-24)],
+)
+def test_the_roundoff_is_of_the_narrowest_arithmetic(accumulator: Value, roundoff: float) -> None:
+    """fp32 products in fp64 sums count as fp32."""
+    schedule = Schedule.of(Simt(), {**LADDER["naive"], "accumulator": accumulator})
+    assert validation.roundoff(schedule.program(Simt(), matmul())) == roundoff
+
+
+def test_summary_is_the_median() -> None:
+    """One slow round moves neither the time nor the spread; a capped clock is remembered."""
+    timing = summary([1.0, 1.0, 1.0, 1.0, 9.0], [Clock(1700), Clock(1800, True), Clock()])
+    assert (timing.seconds, timing.spread, timing.rounds) == (1.0, 0.0, 5)
+    assert (timing.clock_mhz, timing.capped) == (1750, True)
+
+
+def test_provenance_has_every_key(tmp_path: Path) -> None:
+    """A record names what a number depends on; a tree without git reads .commit."""
+    record = provenance("a command")
+    needed = {"device", "driver", "clock_mhz", "commit", "date", "command", "ptxas"}
+    assert needed <= set(record)
+    assert commit(tmp_path) == "unknown"
+    (tmp_path / ".commit").write_text("abc123\n")
+    assert commit(tmp_path) == "abc123"
