@@ -1,0 +1,338 @@
+"""Laws: what a term has to obey to be launched, each one named object.
+
+A law states a condition on a *case* (a term, sizes, a device) as clauses; the term is legal if
+every clause of every law holds.  A law is written once, in arithmetic and ``select``: on an ordinary
+term its clauses are bools; on the term of a whole space they are arrays over just the decisions
+that matter; on a solver's term they are formulas.
+
+>>> from tinygpu.device import load_device
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.operation import Problem, matmul
+>>> from tinygpu.schedule import Schedule
+>>> problem = Problem.of(matmul(), m=4096, n=4096, k=4096)
+>>> tuned = Schedule.of(Simt(), LADDER["tuned"])
+>>> check_schedule(tuned, Simt(), problem, load_device("h200"))
+()
+>>> deep = tuned.with_(pipeline="cp.async", stages=4, tile_k=64, a_layout="mk", pad_a=8,
+...     vector_shared=1, vector_c=1, ctas_per_sm=1)
+>>> for violation in check_schedule(deep, Simt(), problem, load_device("h200")):
+...     print(violation.law, violation.message, violation.mend, sep=" | ")
+smem_per_cta | smem_a, smem_b, 4 stages, need 278528 B; h200 allows 232448 B per CTA | \
+lower stages (4), tile_k (64), tile_m (128) or tile_n (128)
+smem_per_sm | 1 CTAs per SM need 279552 B of shared memory; h200 has 233472 B per SM | \
+lower ctas_per_sm (1), stages (4) or tile_k (64)
+
+Source: each law's ``source``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tinygpu.device import Device
+from tinygpu.errors import IllegalScheduleError
+from tinygpu.events import verdict
+from tinygpu.machine import Chosen, Machine, Requirement
+from tinygpu.operation import Problem
+from tinygpu.placement import (
+    aligned_vectors,
+    contiguous_vectors,
+    fill_tiles,
+    inside,
+    legal_widths,
+    store_once,
+    stored,
+    whole_extents,
+)
+from tinygpu.program import Program
+from tinygpu.reach import Case, Clause, Place
+from tinygpu.resources import (
+    barrier_ids,
+    covered_sizes,
+    index_width,
+    registers,
+    residency,
+    smem_per_cta,
+    smem_per_sm,
+    threads,
+)
+from tinygpu.schedule import Schedule
+
+__all__ = ["LAWS", "Law", "Violation", "check_schedule", "require_legal", "serves"]
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A law: what it states, where that is from, how to mend a violation, and its clauses.
+
+    ``of_case`` gives those of the whole term, ``of_place`` those of one statement of it.
+    ``of_sizes``: it depends on the sizes, so that a dispatcher or a launch has to ask again.
+    ``numeric``: it can be judged for a whole space of numbers at once.
+    """
+
+    name: str
+    sentence: str
+    source: str
+    mend: str
+    of_case: Callable[[Case], Iterator[Clause]] | None = None
+    of_place: Callable[[Case, Place], Iterator[Clause]] | None = None
+    of_sizes: bool = False
+    numeric: bool = True
+
+    def clauses(self, case: Case) -> Iterator[Clause]:
+        """Yield every clause of the law on a case."""
+        if self.of_case is not None:
+            yield from self.of_case(case)
+        if self.of_place is not None:
+            for place in case.places:
+                yield from self.of_place(case, place)
+
+    def __str__(self) -> str:
+        """Return the name and the sentence."""
+        return f"{self.name}: {self.sentence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A law that a schedule breaks: the subject with what it got and what is allowed, the mend."""
+
+    law: str
+    message: str
+    mend: str
+
+    def __str__(self) -> str:
+        """Return it in one line."""
+        return f"{self.law}: {self.message}; {self.mend}"
+
+
+def _concurrency(case: Case) -> Iterator[Clause]:
+    """Yield the event graph's verdict."""
+    found = verdict(case.program)
+    if not found.findings:
+        yield Clause(found.legal, "the event graph gives no proof")
+    for finding in found.findings:
+        yield Clause(False, "{}", (finding,))
+
+
+_GUIDE = "CUDA C++ Programming Guide, Compute Capabilities"
+_PTX = "PTX ISA 9, "
+
+LAWS: Mapping[str, Law] = {
+    law.name: law
+    for law in (
+        Law(
+            "covered_sizes",
+            "States that the term covers each size that it is used for.",
+            "the term's own bound (Program.at_most)",
+            "choose a schedule that covers more",
+            of_case=covered_sizes,
+            of_sizes=True,
+        ),
+        Law(
+            "whole_extents",
+            "States that tiles are cut into whole parts: every extent is at least 1.",
+            "docs/model.md, Terms",
+            "choose tiles, threads and vectors that divide one another",
+            of_place=whole_extents,
+        ),
+        Law(
+            "threads",
+            "States that a CTA is whole warps, no more than it may have, and each of them busy.",
+            _GUIDE,
+            "choose tile_m, tile_n, thread_m and thread_n for 32 to 1024 threads, "
+            "and vectors that divide the tile among them",
+            of_case=threads,
+        ),
+        Law(
+            "residency",
+            "States that ctas_per_sm CTAs fit the thread and CTA slots of an SM.",
+            _GUIDE,
+            "lower ctas_per_sm or the threads of a CTA",
+            of_case=residency,
+        ),
+        Law(
+            "smem_per_cta",
+            "States that the buffers in shared memory, all stages, fit a CTA's share.",
+            _GUIDE,
+            "lower stages, tile_k, tile_m or tile_n",
+            of_case=smem_per_cta,
+        ),
+        Law(
+            "smem_per_sm",
+            "States that the shared memory of ctas_per_sm CTAs fits an SM.",
+            _GUIDE,
+            "lower ctas_per_sm, stages or tile_k",
+            of_case=smem_per_sm,
+        ),
+        Law(
+            "registers",
+            "States that what a statement and the sums hold at once fits a thread's registers, "
+            "and ctas_per_sm CTAs of it an SM's.",
+            _GUIDE,
+            "lower thread_m, thread_n, tile_k or ctas_per_sm",
+            of_case=registers,
+        ),
+        Law(
+            "barrier_ids",
+            "States that barriers are among the 16 of a CTA.",
+            _PTX + "bar",
+            "use fewer barriers",
+            of_case=barrier_ids,
+        ),
+        Law(
+            "vector_width",
+            "States that an instruction moves 1, 2, 4, 8 or 16 B; cp.async 4, 8 or 16 B.",
+            _PTX + "ld, st, cp.async",
+            "choose another vector width (vector_a, vector_b, vector_shared, vector_c)",
+            of_place=legal_widths,
+        ),
+        Law(
+            "vector_contiguous",
+            "States that a vector's elements are neighbours in memory and that it divides them.",
+            _PTX + "Vector Data Types",
+            "lower the vector (vector_a, vector_b, vector_shared, vector_c)",
+            of_place=contiguous_vectors,
+        ),
+        Law(
+            "vector_aligned",
+            "States that a vector starts at a multiple of its width and does not straddle an edge.",
+            _PTX + "Addresses as Operands",
+            "lower the vector (vector_a, vector_b, vector_shared, vector_c), or pad by multiples",
+            of_place=aligned_vectors,
+            of_sizes=True,
+        ),
+        Law(
+            "inside",
+            "States that a dimension without a guard is never left.",
+            "docs/model.md, Terms",
+            'guard it (edges "guard"), or choose tiles that divide the size',
+            of_place=inside,
+            of_sizes=True,
+        ),
+        Law(
+            "fill_tiles",
+            "States that a write to shared memory meets each element of a stage exactly once.",
+            "docs/model.md, Terms",
+            "choose vectors and threads whose product divides the tile",
+            of_place=fill_tiles,
+        ),
+        Law(
+            "store_once",
+            "States that each element of the output is stored once, or added to a cleared one.",
+            "docs/model.md, Terms",
+            "make tiles the product of their threads and values",
+            of_case=stored,
+            of_place=store_once,
+            of_sizes=True,
+        ),
+        Law(
+            "index_width",
+            "States that offsets made in 32 bits stay below 2^31 elements.",
+            _PTX + "Integer Arithmetic Instructions",
+            'choose addressing "pointer" or "i64"',
+            of_case=index_width,
+            of_sizes=True,
+        ),
+        Law(
+            "concurrency",
+            "States that no interleaving races, reads a stale value or waits forever.",
+            "docs/model-concurrency.md",
+            "change pipeline, stages or issue",
+            of_case=_concurrency,
+            numeric=False,
+        ),
+    )
+}
+"""Every law of terms, cheapest and most telling first; a machine's own are its requirements."""
+
+
+def check_schedule(
+    schedule: Schedule, machine: Machine, problem: Problem, device: Device
+) -> tuple[Violation, ...]:
+    """Return every law that the schedule breaks, one violation a law; none if it is legal.
+
+    A machine's own requirements come first: where one fails, there is no term to judge.
+    Raises ScheduleError or OperationError if it is no schedule of the machine at all.
+    """
+    machine.check(problem.operation)
+    values = dict(Schedule.of(machine, dict(schedule.decisions)).decisions)
+    numeric = [law for law in LAWS.values() if law.numeric]
+    with np.errstate(all="ignore"):
+        failed = _failed(machine.requires(problem.operation, Chosen(_numbers(machine, values))))
+        if failed:
+            return tuple(Violation(r.name, r.sentence, _named(r.mend, values)) for r in failed)
+        try:
+            program = machine.program(problem.operation, Chosen(_numbers(machine, values)))
+            found = _violations(program, problem.sizes, device, numeric, values)
+        except ZeroDivisionError:
+            law = LAWS["whole_extents"]
+            return (Violation(law.name, "a tile is cut into no part", _named(law.mend, values)),)
+    if found:
+        return found
+    ordinary = machine.program(problem.operation, Chosen(values))
+    return _violations(ordinary, problem.sizes, device, (LAWS["concurrency"],), values)
+
+
+def require_legal(
+    schedule: Schedule, machine: Machine, problem: Problem, device: Device
+) -> Program:
+    """Return the schedule's term.
+
+    Raises IllegalScheduleError, with the first law that it breaks, if it is not legal.
+    """
+    violations = check_schedule(schedule, machine, problem, device)
+    if violations:
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        raise IllegalScheduleError(f"{violations[0]}{more}")
+    return schedule.program(machine, problem.operation)
+
+
+def serves(program: Program, sizes: Mapping[str, int]) -> tuple[Violation, ...]:
+    """Return the laws that a term breaks at other sizes than those it was chosen for."""
+    laws = [law for law in LAWS.values() if law.of_sizes]
+    return _violations(program, sizes, None, laws, {})
+
+
+def _violations(
+    program: Program,
+    sizes: Mapping[str, int],
+    device: Device | None,
+    laws: Iterable[Law],
+    values: Mapping[str, Any],
+) -> tuple[Violation, ...]:
+    case = Case.of(program, sizes, device)
+    found = []
+    for law in laws:
+        for clause in law.clauses(case):
+            if not clause.holds:
+                found.append(Violation(law.name, str(clause), _named(law.mend, values)))
+                break
+    return tuple(found)
+
+
+def _failed(requirements: Iterable[Requirement]) -> list[Requirement]:
+    return [r for r in requirements if not r.holds]
+
+
+def _numbers(machine: Machine, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Let a numeric machine divide by zero, as it does over a space: the laws then say why."""
+    if not machine.numeric:
+        return dict(values)
+    choices = machine.decisions()
+    return {
+        n: np.int64(v) if isinstance(v, int) and not choices[n].structural else v
+        for n, v in values.items()
+    }
+
+
+def _named(mend: str, values: Mapping[str, Any]) -> str:
+    """Put each decision's value behind its name."""
+    names = "|".join(map(re.escape, values))
+    if not names:
+        return mend
+    return re.sub(rf"\b({names})\b", lambda m: f"{m[1]} ({values[m[1]]})", mend)

@@ -1,0 +1,256 @@
+"""Reach: which coordinates an access touches, over its values, threads, loops and the grid.
+
+An access is a sum of *modes*: along dimension d its coordinate is
+
+    origin + sum over modes of i * step,    0 <= i < extent
+
+with one mode for each value extent, thread extent, loop around it and grid axis.  Two facts decide
+everything that laws ask:
+
+* the last coordinate is the origin plus ``(extent - 1) * step`` summed;
+* the modes meet each of 0 .. N-1 exactly once if and only if, sorted by step, every step is the
+  product of the extents before it (a mixed radix), and N is the product of all.
+
+>>> exactly_once([(4, 1), (8, 16), (4, 4)])          # 4 * 4 = 16: digits of a mixed radix
+(True, 128)
+>>> exactly_once([(4, 1), (8, 8)])                   # leaves gaps
+(False, 32)
+
+Numbers are ints, arrays over a space, or terms of a solver: nothing branches on them.
+
+Source: mixed radix numerals; CuTe's "complement" of a layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinygpu.device import Device
+from tinygpu.program import (
+    Access,
+    Affine,
+    Buffer,
+    Do,
+    Exit,
+    For,
+    Program,
+    Sync,
+    When,
+    select,
+    walk,
+)
+
+__all__ = [
+    "Case",
+    "Clause",
+    "Place",
+    "Range",
+    "exactly_once",
+    "identity",
+    "last_origin",
+    "moves",
+    "origin_of",
+    "product",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values ``first .. last`` of a variable; ``exact`` unless a guard was not understood."""
+
+    first: Any
+    last: Any
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A statement where it stands: the variables' ranges there, its role's threads."""
+
+    do: Do
+    ranges: Mapping[str, Range]
+    loops: tuple[str, ...]
+    threads: Any
+    exits: tuple[Exit, ...]
+
+    @property
+    def key(self) -> Any:
+        """What decides its clauses: equal for statements of equal numbers (arrays by identity)."""
+        ranges = [(n, *map(identity, (r.first, r.last, r.exact))) for n, r in self.ranges.items()]
+        return identity(self.do), tuple(ranges), self.loops, tuple(map(identity, self.exits))
+
+
+def identity(value: Any) -> Any:
+    """Return a hashable stand-in for a part of a term; an array stands for itself alone."""
+    match value:
+        case int() | str() | float() | None:
+            return value
+        case tuple():
+            return tuple(map(identity, value))
+        case Affine(constant, terms):
+            return identity(constant), identity(terms)
+        case Buffer():
+            return value.name, value.dtype, identity((value.shape, value.stride, value.swizzle))
+        case Access():
+            parts = (value.value, value.thread, value.origin, value.guard)
+            return identity(value.buffer), identity(parts)
+        case Do():
+            parts = (value.accesses, value.values, value.threads, value.vector, value.lanes)
+            return value.instruction.name, identity(parts)
+        case Exit():
+            return identity((value.access, value.values, value.threads))
+    return id(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What laws judge: a term, the sizes it is for, the device it is to run on."""
+
+    program: Program
+    sizes: Mapping[str, int]
+    device: Device | None
+    parameters: Mapping[str, Any]
+    grid: Mapping[str, Any]
+    places: tuple[Place, ...]
+    barriers: tuple[Any, ...]
+
+    @staticmethod
+    def of(program: Program, sizes: Mapping[str, int], device: Device | None) -> Case:
+        """Work out the parameters, the grid and each statement's ranges once."""
+        parameters: dict[str, Any] = dict(sizes)
+        for name, expression in program.parameters:
+            parameters[name] = expression.evaluate(parameters)
+        extents = [axis.extent.evaluate(parameters) for axis in program.grid]
+        grid = dict(zip((axis.var for axis in program.grid), extents, strict=True))
+        outside = {name: Range(0, extent - 1) for name, extent in grid.items()}
+        places: list[Place] = []
+        barriers: list[Any] = []
+        for role in program.roles:
+            exits: tuple[Exit, ...] = ()
+            alone = Program.__new__(Program)
+            object.__setattr__(alone, "roles", (role,))
+            for statement, around in walk(alone):
+                if isinstance(statement, Exit) and not around:
+                    exits = (*exits, statement)
+                elif isinstance(statement, Sync):
+                    barriers.append(statement.barrier)
+                elif isinstance(statement, Do):
+                    ranges = _ranges(outside, around, parameters)
+                    loops = tuple(s.var for s in around if isinstance(s, For))
+                    places.append(Place(statement, ranges, loops, role.threads, exits))
+        return Case(program, sizes, device, parameters, grid, tuple(places), tuple(barriers))
+
+    @property
+    def chip(self) -> Device:
+        """The device; laws that depend on sizes alone are judged without one."""
+        assert self.device is not None
+        return self.device
+
+    def number(self, name_or_number: Any) -> Any:
+        """Return a number, or the parameter of that name."""
+        if isinstance(name_or_number, str):
+            return self.parameters[name_or_number]
+        return name_or_number
+
+    def size(self, access: Access, dimension: int) -> Any:
+        """Return the extent of a buffer's dimension."""
+        return self.number(access.buffer.shape[dimension])
+
+
+def _ranges(
+    outside: Mapping[str, Range],
+    around: Sequence[For | When],
+    parameters: Mapping[str, Any],
+) -> dict[str, Range]:
+    ranges = dict(outside)
+    for statement in around:
+        match statement:
+            case For(name, trips, _, _, start):
+                end = parameters[trips] if isinstance(trips, str) else trips
+                ranges[name] = Range(start, end - 1)
+            case When(Affine(constant, ((name, 1),)), bound) if name in ranges:
+                limit = (parameters[bound] if isinstance(bound, str) else bound) - 1 - constant
+                old = ranges[name]
+                end = select(limit < old.last, limit, old.last)
+                ranges[name] = Range(old.first, end, old.exact)
+            case When(index):
+                for name, _ in index.terms:
+                    if name in ranges:
+                        old = ranges[name]
+                        ranges[name] = Range(old.first, old.last, exact=False)
+    return ranges
+
+
+def moves(number: Any) -> bool:
+    """Return False for a step that is the int 0, whatever was chosen."""
+    return not (isinstance(number, int) and number == 0)
+
+
+def origin_of(case: Case, access: Access, dimension: int) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return the constant and each variable's coefficient of an access's origin."""
+    if not access.origin:
+        return 0, []
+    affine = access.origin[dimension]
+    summed: dict[str, Any] = {}
+    for name, coefficient in affine.terms:
+        factor = case.number(coefficient)
+        summed[name] = summed[name] + factor if name in summed else factor
+    return affine.constant, [(n, c) for n, c in summed.items() if moves(c)]
+
+
+def last_origin(case: Case, place: Place, access: Access, dimension: int) -> tuple[Any, Any]:
+    """Return an origin's largest coordinate and its last variable's step (None if it has none).
+
+    Coefficients are not negative.
+    """
+    total, terms = origin_of(case, access, dimension)
+    step: Any = None
+    for name, coefficient in terms:
+        if name in place.ranges:
+            total = total + coefficient * place.ranges[name].last
+            step = coefficient
+    return total, step
+
+
+def product(numbers: Iterable[Any]) -> Any:
+    """Return the product; 1 if there are none."""
+    result: Any = 1
+    for number in numbers:
+        result = result * number
+    return result
+
+
+def exactly_once(modes: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return whether modes (extent, step) are a mixed radix, and how many they count.
+
+    A mode with step 0 does not count.
+    """
+    holds: Any = True
+    count: Any = 1
+    for i, (extent, step) in enumerate(modes):
+        below: Any = 1
+        for j, (other_extent, other_step) in enumerate(modes):
+            if j != i:
+                under = (other_step < step) if j > i else (other_step <= step)
+                below = below * select(under & (other_step > 0), other_extent, 1)
+        holds = holds & ((extent == 1) | (step == 0) | (step == below))
+        count = count * select(step > 0, extent, 1)
+    return holds, count
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One condition of a law: whether it holds, and what to say where it does not.
+
+    ``text`` is a format string for ``values``, which are filled in only to report a violation.
+    """
+
+    holds: Any
+    text: str
+    values: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        """Fill the text in."""
+        return self.text.format(*self.values)

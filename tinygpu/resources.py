@@ -1,0 +1,139 @@
+"""What a term takes of its device: shared memory, registers, threads, barriers, addresses.
+
+Each function yields the clauses of one law (``tinygpu.laws.LAWS`` holds its sentence and source).
+
+>>> from tinygpu.device import load_device
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.operation import matmul
+>>> program = Simt().program(matmul(), Chosen(LADDER["tuned"]))
+>>> case = Case.of(program, {"m": 64, "n": 64, "k": 64}, load_device("h200"))
+>>> [(clause.holds, str(clause)) for clause in smem_per_cta(case)]
+[(True, 'smem_a, smem_b, 1 stages, need 16640 B; h200 allows 232448 B per CTA')]
+
+Source: CUDA C++ Programming Guide, "Compute Capabilities".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tinygpu.program import Buffer
+from tinygpu.reach import Case, Clause, product
+
+__all__ = [
+    "barrier_ids",
+    "covered_sizes",
+    "index_width",
+    "registers",
+    "residency",
+    "smem_per_cta",
+    "smem_per_sm",
+    "threads",
+]
+
+_BARRIERS = 16
+_INT32_LIMIT = 1 << 31
+
+
+def smem_per_cta(case: Case) -> Iterator[Clause]:
+    """Compare a CTA's shared memory with the most that it may have."""
+    buffers = [b for b in case.program.buffers if b.level == "smem"]
+    names = ", ".join(b.name for b in buffers)
+    need, most = case.program.smem_bytes, case.chip.smem_bytes_per_cta_max
+    stages = buffers[0].stages if buffers else 1
+    text = "{}, {} stages, need {} B; {} allows {} B per CTA"
+    yield Clause(need <= most, text, (names, stages, need, case.chip.name, most))
+
+
+def smem_per_sm(case: Case) -> Iterator[Clause]:
+    """Compare the shared memory of ``ctas_per_sm`` CTAs with an SM's."""
+    ctas, most = case.program.ctas_per_sm, case.chip.smem_bytes_per_sm
+    need = (case.program.smem_bytes + case.chip.smem_reserved_bytes_per_cta) * ctas
+    text = "{} CTAs per SM need {} B of shared memory; {} has {} B per SM"
+    yield Clause(need <= most, text, (ctas, need, case.chip.name, most))
+
+
+def registers(case: Case) -> Iterator[Clause]:
+    """Compare what each statement's registers and the sums need with what a thread may have.
+
+    This is a lower bound: sums live from the first statement to the last, and a statement needs its
+    own operands at once.  Whether ptxas spills all the same is ``tinygpu.registers``' estimate.
+    """
+    program, device = case.program, case.chip
+    sums: dict[str, Buffer] = {}
+    for place in case.places:
+        write = place.do.write.buffer
+        if any(a.buffer.name == write.name for a in place.do.accesses[:-1]):
+            sums[write.name] = write
+    seen: set[tuple[str, ...]] = set()
+    unit = device.register_allocation_unit
+    for place in case.places:
+        live = sums | {a.buffer.name: a.buffer for a in place.do.accesses}
+        live = {n: b for n, b in sorted(live.items()) if b.level == "registers"}
+        if not live or tuple(live) in seen:
+            continue
+        seen.add(tuple(live))
+        need: Any = 0
+        for buffer in live.values():
+            need = need + (buffer.bytes + 3) // 4
+        names, most = ", ".join(live), device.registers_per_thread_max
+        text = "{} need {} registers of a thread at once; {} allows {}"
+        yield Clause(need <= most, text, (names, need, device.name, most))
+        resident = program.threads * program.ctas_per_sm
+        total = (need + unit - 1) // unit * unit * resident
+        text = "{} of {} resident threads need {} registers at once; {} has {} per SM"
+        values = (names, resident, total, device.name, device.registers_per_sm)
+        yield Clause(total <= device.registers_per_sm, text, values)
+
+
+def threads(case: Case) -> Iterator[Clause]:
+    """Check the CTA's size and that each statement's thread extents count it exactly."""
+    count, most = case.program.threads, case.chip.threads_per_cta_max
+    text = "a CTA has {} threads; {} allows 1 to {}"
+    yield Clause((count >= 1) & (count <= most), text, (count, case.chip.name, most))
+    for role in case.program.roles:
+        text = "role {} has {} threads, which are no whole warps of 32"
+        yield Clause(role.threads % 32 == 0, text, (role.name, role.threads))
+    for place in case.places:
+        if place.do.threads:
+            got = product(place.do.threads)
+            text = "{} is spread over {} threads; its role has {}"
+            yield Clause(got == place.threads, text, (place.do, got, place.threads))
+
+
+def residency(case: Case) -> Iterator[Clause]:
+    """Compare ``ctas_per_sm`` CTAs with an SM's thread and CTA slots."""
+    ctas, device = case.program.ctas_per_sm, case.chip
+    text = "{} CTAs per SM; {} holds {}"
+    yield Clause(ctas <= device.ctas_per_sm, text, (ctas, device.name, device.ctas_per_sm))
+    need = ctas * case.program.threads
+    text = "{} CTAs per SM have {} threads; {} holds {}"
+    values = (ctas, need, device.name, device.threads_per_sm)
+    yield Clause(need <= device.threads_per_sm, text, values)
+
+
+def barrier_ids(case: Case) -> Iterator[Clause]:
+    """Check that barriers are among the sixteen of a CTA."""
+    for barrier in case.barriers:
+        text = "bar.sync {}; a CTA has barriers 0 to 15"
+        yield Clause((barrier >= 0) & (barrier < _BARRIERS), text, (barrier,))
+
+
+def index_width(case: Case) -> Iterator[Clause]:
+    """Check that offsets made in 32 bits fit."""
+    narrow = case.program.addressing == "i32"
+    for operand in case.program.operation.operands:
+        count = product(case.sizes[a] for a in operand.axes)
+        text = "{} has {} elements, and i32 addressing reaches {}"
+        values = (operand.name, count, _INT32_LIMIT)
+        if count >= _INT32_LIMIT:
+            yield Clause(narrow ^ True, text, values)
+
+
+def covered_sizes(case: Case) -> Iterator[Clause]:
+    """Check the sizes that a term covers by statements, not by a loop or the grid."""
+    for axis, most in case.program.at_most:
+        text = "{} is {}; the term covers at most {}"
+        yield Clause(case.sizes[axis] <= most, text, (axis, case.sizes[axis], most))
