@@ -22,11 +22,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinygpu.errors import LaunchError, OperationError
+from tinygpu.errors import LaunchError, OperationError, ProgramError
 from tinygpu.operation import Problem
 from tinygpu.program import Access, Do, Exit, For, Program, When, span, walk
 
-__all__ = ["View", "check", "dense", "integers", "is_torch", "vector_of", "view"]
+__all__ = ["View", "check", "dense", "is_torch", "vector_of", "view"]
 
 _TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16"}
 _TORCH = {
@@ -126,21 +126,10 @@ def check(program: Program, views: Sequence[View]) -> dict[str, int]:
     if len(devices) > 1:
         raise LaunchError(f"arrays on devices {sorted(devices)}; move them to one device")
     strides = _strides(program, named, sizes)
-    values = integers(program, sizes, strides)
+    values = program.parameter_values(sizes, strides)
     _check_vectors(program, named, values)
     _check_inside(program, values)
     _check_index(program, named)
-    return values
-
-
-def integers(
-    program: Program, sizes: Mapping[str, int], strides: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    """Return sizes and parameters, with ``strides`` in place of the parameters they name."""
-    values = dict(sizes)
-    for name, expression in program.parameters:
-        given = (strides or {}).get(name)
-        values[name] = expression.evaluate(values) if given is None else given
     return values
 
 
@@ -163,13 +152,16 @@ def _strides(
     program: Program, named: Mapping[str, View], sizes: Mapping[str, int]
 ) -> dict[str, int]:
     """Return the parameters that the views' strides give; check the strides that are fixed."""
-    dense = integers(program, sizes)
+    try:
+        usual = program.parameter_values(sizes)
+    except ProgramError as error:
+        raise LaunchError(str(error)) from None
     free = set() if program.specialised else {name for name, _ in program.parameters}
     found: dict[str, int] = {}
     for buffer in (b for b in program.buffers if b.name in named):
         got = named[buffer.name]
         for d, (stride, extent) in enumerate(zip(buffer.stride, got.shape, strict=True)):
-            want = dense[stride] if isinstance(stride, str) else stride
+            want = usual[stride] if isinstance(stride, str) else stride
             step = got.strides[d]
             if extent == 1 or step == want:
                 continue

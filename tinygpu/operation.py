@@ -132,10 +132,11 @@ class Operation:
     def reference(
         self, inputs: Mapping[str, NDArray[Any]], scalars: Mapping[str, float] | None = None
     ) -> dict[str, NDArray[np.float64]]:
-        """Compute in float64; returns the output and, as ``"scale"``, the same on magnitudes.
+        """Compute in float64; returns the output and, as ``"scale"``, what errors are relative to.
 
-        ``scale`` is combine of |inputs| reduced (|A||B| for a matmul): what an error bound is
-        relative to.  CuPy arrays are computed where they are, and give CuPy arrays.
+        That is S, combine of |inputs| reduced (|A||B| for a matmul).  An epilogue E turns an error
+        of ``acc`` into one of |E'| times its size, and rounds: the scale is S |E'| + |E| then.
+        CuPy arrays are computed where they are, and give CuPy arrays.
         """
         env = {n: x.astype(np.float64) for n, x in inputs.items()}
         sizes = self.sizes({n: x.shape for n, x in env.items()})
@@ -150,7 +151,13 @@ class Operation:
         if keep:
             result = result.squeeze(axis=keep) if result.ndim == len(self.axes) else result
         magnitude = self._reduce({n: np.abs(x) for n, x in env.items()}, scalars or {}, sizes)
-        magnitude = magnitude.squeeze(axis=keep) if keep else magnitude
+        if self.epilogue != value("acc"):
+            step = 2.0**-20 * magnitude  # small, but far above the rounding of float64
+            moved = self.epilogue.evaluate({**full, "acc": acc + step})
+            here = self.epilogue.evaluate(full)
+            magnitude = np.abs(moved - here) * 2.0**20 + np.abs(here)
+        if keep and magnitude.ndim == len(self.axes):
+            magnitude = magnitude.squeeze(axis=keep)
         return {
             self.output.name: np.broadcast_to(result, shape),
             "scale": np.broadcast_to(magnitude, shape),

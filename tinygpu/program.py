@@ -416,10 +416,13 @@ class Program:
         """Shared memory of a CTA."""
         return sum(b.bytes for b in self.buffers if b.level == "smem")
 
-    def parameter_values(self, sizes: Mapping[str, int]) -> dict[str, int]:
+    def parameter_values(
+        self, sizes: Mapping[str, int], given: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
         """Evaluate the launch parameters; the sizes are among the result.
 
-        Raises ProgramError for a size that the term does not cover.
+        ``given`` has parameters that are known already, as a leading dimension is.  Raises
+        ProgramError for a size that the term does not cover.
         """
         for axis, most in self.at_most:
             if sizes[axis] > most:
@@ -428,8 +431,9 @@ class Program:
                     f"{most}: choose a schedule that covers more"
                 )
         values: dict[str, int] = dict(sizes)
+        known = given or {}
         for name, expression in self.parameters:
-            values[name] = expression.evaluate(values)
+            values[name] = known[name] if name in known else expression.evaluate(values)
         return values
 
     def grid_extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
