@@ -1,15 +1,15 @@
 """What memory remembers of its accesses, and the findings that follow.
 
-Threads of a CTA are ordered by nothing but ``bar.sync``, in which all of them take part.  So a thread
-stands in an *epoch*, the number of barriers that it has passed, and two accesses by different threads
-are ordered if and only if their epochs differ: this is what vector clocks come to.  Lanes of a warp
-are different threads.  A cell of shared memory remembers its last write and two readers of the last
-epoch in which it was read; of three or more readers two are enough to convict any writer.
+Threads of a CTA are ordered by nothing but ``bar.sync``, in which all of them take part.  So a
+thread stands in an *epoch*, the number of barriers that it has passed, and two accesses by different
+threads are ordered if and only if their epochs differ: this is what vector clocks come to.  Lanes of
+a warp are different threads.  A cell of shared memory remembers its last write and two readers of
+the last epoch in which it was read; of three or more readers two are enough to convict any writer.
 
-A ``cp.async`` writes at some time between its issue and the ``wait_group`` that covers it.  Between the
-two its cell is *pending* and belongs to nobody; the wait turns it into a write by that thread in the
-epoch of the wait.  Accesses that are scheduled before the issue are checked then, those between find
-the cell pending, later ones find the write: every pair is checked, whatever the interleaving.
+A ``cp.async`` writes at some time between its issue and the ``wait_group`` that covers it.  Between
+the two its cell is *pending* and belongs to nobody; the wait turns it into a write by that thread in
+the epoch of the wait.  Accesses that are scheduled before the issue are checked then, those between
+find the cell pending, later ones find the write: every pair is checked, whatever the interleaving.
 
 >>> cells = Cells(4)
 >>> zero, one = np.array([0]), np.array([1])
@@ -24,21 +24,21 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tinygpu.memory import DType
 
 __all__ = [
     "UNWRITTEN",
     "Cells",
     "Conflict",
     "Finding",
-    "Findings",
     "GlobalArray",
     "Integers",
     "Kind",
-    "StopInterpretation",
 ]
 
 Integers = NDArray[np.int64]
@@ -54,6 +54,7 @@ Kind = Literal[
     "red_not_zeroed",
     "shuffle",
     "unwaited",
+    "misaligned",
     "wrong_result",
 ]
 UNWRITTEN = np.iinfo(np.int64).min
@@ -75,34 +76,13 @@ class Finding:
     other: str = ""
 
     def __str__(self) -> str:
+        """Return the kind and the message."""
         return f"{self.kind}: {self.message}"
-
-
-class StopInterpretation(Exception):  # noqa: N818 - control flow, not an error
-    """Raised to end an interpretation at once."""
-
-
-class Findings:
-    """The first finding of each kind, in the order in which they were met."""
-
-    def __init__(self, *, stop: bool = False) -> None:
-        self.stop = stop
-        self.first: dict[Kind, Finding] = {}
-
-    def wants(self, kind: Kind) -> bool:
-        """Return whether a finding of this kind is new."""
-        return kind not in self.first
-
-    def add(self, finding: Finding) -> None:
-        """Record it.  Raises StopInterpretation if the first finding is to end the run."""
-        self.first.setdefault(finding.kind, finding)
-        if self.stop:
-            raise StopInterpretation
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Which of the elements given is in a race, and with whom: a thread and its statement's number."""
+    """Which of the elements given is in a race, and with whom: thread, statement."""
 
     position: int
     thread: int
@@ -116,6 +96,7 @@ class Cells:
     """
 
     def __init__(self, elements: int) -> None:
+        """Poison every cell."""
         self.value = np.full(elements, np.nan)
         self.index = np.full(elements, UNWRITTEN, np.int64)
         self._write_epoch, self._read_epoch = (np.full(elements, -1) for _ in range(2))
@@ -193,26 +174,40 @@ class Cells:
 
 
 class GlobalArray:
-    """An operand in global memory: its values in float64, and for the output who wrote each cell."""
+    """An operand in global memory: its values in float64, and who stored or added to each cell.
 
-    def __init__(
-        self,
-        values: NDArray[Any],
-        stride: tuple[int, ...],
-        *,
-        output: bool = False,
-        zeroed: bool = False,
-    ) -> None:
-        self.shape, self.stride = values.shape, stride
+    ``zeroed``: the output is cleared before the launch; else it is poisoned with NaN.  Threads are
+    numbered through the whole grid; nothing orders those that touch the same cell.
+    """
+
+    def __init__(self, values: NDArray[Any], dtype: DType, *, output: bool, zeroed: bool) -> None:
+        """Hold ``values``, which are of ``dtype`` already."""
+        self.shape, self.dtype, self.output, self.zeroed = values.shape, dtype, output, zeroed
         self.flat = values.astype(np.float64).ravel()
-        self.output, self.zeroed = output, zeroed
         self.stored = np.zeros(self.flat.size, np.bool_)
         self.added = np.zeros(self.flat.size, np.bool_)
+        self._writer = np.full(self.flat.size, -1)
 
-    def store(self, address: Integers, values: NDArray[np.float64]) -> int | None:
+    @property
+    def written(self) -> NDArray[np.bool_]:
+        """Which cells were stored or added to."""
+        return self.stored | self.added
+
+    def unseen(self, address: Integers, thread: Integers) -> tuple[Kind, int] | None:
+        """Return why a read of these cells of the output may not see their values, and which."""
+        for kind, bad in (
+            ("unwritten_read", ~self.written[address]),
+            ("race", self._writer[address] != thread),
+        ):
+            if bad.any():
+                return cast("Kind", kind), int(bad.argmax())
+        return None
+
+    def store(self, address: Integers, values: NDArray[np.float64], thread: Integers) -> int | None:
         """Write; return the position of an element that was written before, or None."""
-        bad = self.stored[address] | self.added[address]
+        bad = self.written[address]
         self.flat[address], self.stored[address] = values, True
+        self._writer[address] = thread
         if bad.any():
             return int(bad.argmax())
         _, first = np.unique(address, return_index=True)
@@ -220,15 +215,15 @@ class GlobalArray:
             return None
         return int(np.setdiff1d(np.arange(address.size), first)[0])
 
-    def add(self, address: Integers, values: NDArray[np.float64], dtype: np.dtype[Any]) -> int | None:
+    def add(self, address: Integers, values: NDArray[np.float64], thread: Integers) -> int | None:
         """Add, rounding each sum; return the position of an element that was stored, or None."""
         bad = self.stored[address]
         left = np.arange(address.size)
         while left.size:
             _, first = np.unique(address[left], return_index=True)
             now = left[first]
-            total = self.flat[address[now]] + values[now]
-            self.flat[address[now]] = total.astype(dtype).astype(np.float64)
+            self.flat[address[now]] = self.dtype.round(self.flat[address[now]] + values[now])
             left = np.delete(left, first)
         self.added[address] = True
+        self._writer[address] = thread
         return int(bad.argmax()) if bad.any() else None

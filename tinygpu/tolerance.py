@@ -14,8 +14,8 @@ factor of 4 in hand; the second is the rounding of the result itself.
 >>> bool(ratio[0] == 0), bool(ratio[1] > 1)
 (True, True)
 
-Source: N. Higham and T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci.
-Comput. 41(5), 2019.
+Source: N. Higham and T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J.
+Sci. Comput. 41(5), 2019.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.memory import DTYPES
+from tinygpu.program import Do, Program, walk
 
-__all__ = ["error_ratio", "ulp"]
+__all__ = ["error_ratio", "roundoff", "ulp"]
 
 _LARGEST_EXPONENT: Mapping[str, int] = {"f64": 1023, "f32": 127, "f16": 15, "bf16": 127}
 _LEAST_EXPONENT: Mapping[str, int] = {"f64": -1022, "f32": -126, "f16": -14, "bf16": -126}
@@ -69,3 +70,14 @@ def error_ratio(
     wrong = np.where(overflow, 0.0, np.inf)
     result: NDArray[np.float64] = np.where(np.isfinite(got), ratio, wrong)
     return result
+
+
+def roundoff(program: Program) -> float:
+    """Return u: the unit roundoff of the narrowest type in which the term does arithmetic."""
+    found = (
+        statement.write.buffer.type.roundoff
+        for statement, _ in walk(program)
+        if isinstance(statement, Do)
+        and (statement.instruction.variants or statement.instruction.atomic)
+    )
+    return max(found, default=DTYPES["f32"].roundoff)
