@@ -1,7 +1,8 @@
 """The peers that measurements stand beside, and the file that results go to.
 
 A peer is called with the problem, CuPy inputs (bf16 as its bits), the CuPy output and the scalars.
-It returns a function that enqueues one run on the current stream.  All of them write the output.
+It returns a function that enqueues one run on the current stream and writes that output, or returns
+one of its own, a tensor.
 
 Results are a file {"provenance": {..}, "rows": [..]}, replaced whole by every ``write_results``, so
 that a run that was stopped goes on: ``load_rows`` says which rows are there.
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tinygpu.errors import OperationError, StoreError
+from tinygpu.expression import OPERATORS, Apply, Constant, Expression, Value
 from tinygpu.operation import Problem
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "ROW",
     "load_rows",
     "torch_compiled",
+    "torch_eager",
     "torch_matmul",
     "torch_rms_norm",
     "write_results",
@@ -34,8 +37,15 @@ ROW = (
     *("predicted_seconds", "seconds", "peer", "peer_seconds", "error"),
 )
 """The fields of a row."""
+_TORCH = {
+    "max": "maximum",
+    "min": "minimum",
+    "ex2": "exp2",
+    "lg2": "log2",
+    "rcp": "reciprocal",
+}
 
-Run = Callable[[], None]
+Run = Callable[[], Any]
 
 
 def torch_matmul(
@@ -56,36 +66,38 @@ def torch_matmul(
 def torch_rms_norm(
     problem: Problem, inputs: Sequence[Any], output: Any, scalars: Mapping[str, float]
 ) -> Run:
-    """PyTorch's fused ``rms_norm`` of (x, w) with ``eps``; a copy more where it takes no output."""
+    """PyTorch's fused ``rms_norm`` of (x, w) with ``eps``."""
     import torch
 
-    x, w, y = (_tensor(x, o.dtype) for x, o in _arrays(problem, inputs, output))
-    eps = scalars["eps"]
-    fused = torch.ops.aten._fused_rms_norm
-    if not hasattr(fused, "out"):
-        return lambda: y.copy_(torch.nn.functional.rms_norm(x, w.shape, w, eps))
-    deviation = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
-    return lambda: fused.out(x, w.shape, w, eps, out0=y, out1=deviation)
+    x, w, _ = (_tensor(x, o.dtype) for x, o in _arrays(problem, inputs, output))
+    return lambda: torch.nn.functional.rms_norm(x, w.shape, w, scalars["eps"])
+
+
+def torch_eager(
+    problem: Problem, inputs: Sequence[Any], output: Any, scalars: Mapping[str, float]
+) -> Run:
+    """PyTorch's kernels for an elementwise expression, one for each operator."""
+    operation = problem.operation
+    if operation.reduced:
+        raise OperationError(f"{operation.name}: this peer is elementwise; choose another")
+    *given, y = (_tensor(x, o.dtype) for x, o in _arrays(problem, inputs, output))
+    names = [o.name for o in operation.inputs]
+
+    def run(*given: Any) -> Any:
+        values = {**scalars, **dict(zip(names, given, strict=True))}
+        return _evaluate(operation.combine, values).to(y.dtype)
+
+    return lambda: run(*given)
 
 
 def torch_compiled(
     problem: Problem, inputs: Sequence[Any], output: Any, scalars: Mapping[str, float]
 ) -> Run:
-    """What ``torch.compile`` makes of an elementwise expression, in the operands' own types."""
+    """One kernel for an elementwise expression, made by ``torch.compile``."""
     import torch
 
-    operation = problem.operation
-    if operation.reduced:
-        raise OperationError(f"{operation.name}: this peer is elementwise; choose another")
-    tensors = [_tensor(x, o.dtype) for x, o in _arrays(problem, inputs, output)]
-    names = [o.name for o in operation.inputs]
-
-    def compute(*given: Any) -> None:
-        values = {**scalars, **{n: x.float() for n, x in zip(names, given, strict=False)}}
-        given[-1].copy_(operation.combine.evaluate(values))
-
-    compiled = torch.compile(compute, dynamic=False)
-    return lambda: compiled(*tensors)
+    compiled = torch.compile(torch_eager(problem, inputs, output, scalars), dynamic=False)
+    return lambda: compiled()
 
 
 def write_results(
@@ -135,7 +147,24 @@ def load_rows(name: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
 
 
 def _case(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(json.dumps(row[name]) for name in ROW[:7]) + (row["peer"],)
+    return (*(json.dumps(row[name]) for name in ROW[:7]), row["peer"])
+
+
+def _evaluate(expression: Expression, values: Mapping[str, Any]) -> Any:
+    """Evaluate with PyTorch's operators."""
+    import torch
+
+    match expression:
+        case Constant(number):
+            return number
+        case Value(name):
+            return values[name]
+        case Apply(operator, arguments):
+            given = [_evaluate(a, values) for a in arguments]
+            if operator in ("add", "sub", "mul", "div", "fma", "neg"):
+                return OPERATORS[operator](*given)
+            return getattr(torch, _TORCH.get(operator, operator))(*given)
+    raise AssertionError(expression)
 
 
 def _arrays(problem: Problem, inputs: Sequence[Any], output: Any) -> list[tuple[Any, Any]]:

@@ -9,9 +9,7 @@ is recorded with the reason, and another worker goes on.  The ones that are righ
 batches, a batch interleaved in one process with the peers.  Inputs rotate through as many sets as
 exceed twice the L2, and outputs of the last round of the timed launches are checked again.
 
-A peer is named ``package.module:function``; the worker calls the function with the problem, the
-input arrays, the output array (CuPy's; bf16 as its bits) and the scalars, and gets a function that
-enqueues one run on the current stream.
+A peer is named ``package.module:function`` (``on_gpu.py`` says what it is called with).
 
 Source: ``docs/measuring.md``.
 """
@@ -19,34 +17,26 @@ Source: ``docs/measuring.md``.
 from __future__ import annotations
 
 import base64
-import importlib
 import math
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tinygpu.codegen.arguments import check, dense
 from tinygpu.codegen.assemble import Cubin, assemble_many
 from tinygpu.codegen.emit import EMITTER_VERSION, emit
-from tinygpu.codegen.launch import Kernel, device_arch, gpu
-from tinygpu.codegen.provenance import device_and_driver
 from tinygpu.codegen.timing import Timing, time_interleaved
-from tinygpu.codegen.validation import Output, Trial, roundoff, trial, validate
+from tinygpu.codegen.validation import validate
 from tinygpu.codegen.worker import Worker
 from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.machine import Machine
 from tinygpu.measurement import Measurement, Results, canonical, describe
-from tinygpu.memory import DTYPES
-from tinygpu.operation import Problem, matmul
+from tinygpu.operation import Problem
 from tinygpu.program import Program
 from tinygpu.schedule import Schedule
 
-__all__ = ["Options", "Timing", "answer_on_gpu", "measure", "time_interleaved", "validate"]
-
-_MOST_SETS = 1024
-_CHECKED_SETS = 4
+__all__ = ["Options", "Timing", "measure", "time_interleaved", "validate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,108 +210,9 @@ class _Campaign:
         return replace(self._nothing, schedule=name, **found)
 
 
-def answer_on_gpu(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request of ``measure`` in a worker process.
-
-    Raises LaunchError for a candidate that cannot be launched, CuPy's errors for one that faults.
-    """
-    if request["do"] == "hello":
-        arch = device_arch()
-        device, driver = device_and_driver()
-        small = Problem.of(matmul(), m=16, n=16, k=16)
-        trial(small, 0).worst(Output(small), 1.0)  # what checks a candidate compiles here, once
-        return {"arch": arch, "device": device, "driver": driver}
-    problem: Problem = _unpack(request["problem"])
-    scalars: dict[str, float] = request["scalars"]
-    if request["do"] == "validate":
-        first = trial(problem, request["seed"], scalars=scalars)
-        output = Output(problem)
-        run, unit_roundoff = _runner(request, first, output)
-        run(0)
-        return {"error": first.worst(output, unit_roundoff)}
-    return {"timings": _time_on_gpu(request, problem, scalars)}
-
-
-def _time_on_gpu(
-    request: dict[str, Any], problem: Problem, scalars: Mapping[str, float]
-) -> dict[str, dict[str, Any]]:
-    cupy = gpu()
-    l2_bytes = int(cupy.cuda.Device().attributes["L2CacheSize"])
-    sets = min(_MOST_SETS, 1 + int(2 * l2_bytes // problem.operation.bytes(problem.sizes)))
-    checked = sorted({i * sets // _CHECKED_SETS for i in range(_CHECKED_SETS)})
-    trials = {i: trial(problem, request["seed"] + i, scalars=scalars) for i in checked}
-    given = [trials[max(c for c in checked if c <= i)] for i in range(sets)]
-    data = [
-        t if i in trials else Trial(problem, _copies(t.inputs), t.scalars, t.wanted, t.scale)
-        for i, t in enumerate(given)
-    ]
-    outputs = [Output(problem) for _ in range(sets)]
-    candidates: dict[str, Callable[[int], None]] = {}
-    roundoffs: dict[str, float] = {}
-    errors: dict[str, float] = {}
-    named = {name: {"program": packed} for name, packed in request["programs"].items()}
-    named |= {name: {"peer": peer} for name, peer in request["peers"].items()}
-    for name, candidate in named.items():
-        runs = [_runner(candidate, t, o) for t, o in zip(data, outputs, strict=True)]
-        roundoffs[name] = runs[0][1]
-        candidates[name] = _rotating([run for run, _ in runs])
-
-    @contextmanager
-    def around(name: str) -> Iterator[None]:
-        """Poison the outputs of the last round, and check those that it wrote."""
-        for output in outputs:
-            output.poison()
-        yield
-        errors[name] = max(data[i].worst(outputs[i], roundoffs[name]) for i in checked)
-
-    timings = time_interleaved(
-        candidates, rounds=request["rounds"], least_launches=sets, around=around
-    )
-    return {name: {**asdict(t), "error": errors[name]} for name, t in timings.items()}
-
-
-def _copies(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(array.copy() for array in arrays)
-
-
-def _rotating(runs: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
-    return lambda i: runs[i % len(runs)](i)
-
-
-def _runner(
-    candidate: Mapping[str, Any], data: Trial, output: Output
-) -> tuple[Callable[[int], None], float]:
-    """Return a function that enqueues a candidate on the current stream, and its unit roundoff."""
-    stream = gpu().cuda.get_current_stream
-    problem = data.problem
-    if "peer" in candidate:
-        module, _, function = str(candidate["peer"]).partition(":")
-        make = getattr(importlib.import_module(module), function)
-        run = make(problem, data.inputs, output.array, data.scalars)
-        return (lambda _: run()), DTYPES["f32"].roundoff
-    kernel = _kernel(candidate["program"], problem)
-    launch = kernel.bind(*data.inputs, out=output.array, **data.scalars)
-    return (lambda _: launch(stream().ptr)), roundoff(kernel.program)
-
-
-_KERNELS: dict[tuple[str, Problem], Kernel] = {}
-
-
-def _kernel(packed: str, problem: Problem) -> Kernel:
-    """Return a candidate's kernel, made once in a process."""
-    key = (packed, problem)
-    if key not in _KERNELS:
-        _KERNELS[key] = Kernel(_unpack(packed), sizes=problem.sizes)
-    return _KERNELS[key]
-
-
 def _pack(value: Any) -> str:
     """Write a term or a problem for a worker, which is this process's own child."""
     return base64.b64encode(pickle.dumps(value)).decode()
-
-
-def _unpack(text: str) -> Any:
-    return pickle.loads(base64.b64decode(text))
 
 
 def _wrong(error: float) -> str:

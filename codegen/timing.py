@@ -24,7 +24,7 @@ import numpy as np
 from tinygpu.codegen.launch import gpu
 from tinygpu.codegen.provenance import Clock, clock
 
-__all__ = ["Timing", "summary", "time_interleaved"]
+__all__ = ["Timing", "current_stream", "summary", "time_interleaved"]
 
 _MOST_LAUNCHES = 2000
 _Around = Callable[[str], AbstractContextManager[Any]]
@@ -76,7 +76,7 @@ def time_interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     clocks: dict[str, list[Clock]] = {name: [] for name in candidates}
     cupy.cuda.Device().synchronize()
-    with _current(stream):
+    with current_stream(stream):
         graphs = {
             name: _graph(candidate, stream, burst_seconds, least_launches)
             for name, candidate in candidates.items()
@@ -127,9 +127,9 @@ def _graph(
 
 
 @contextmanager
-def _current(stream: Any) -> Iterator[None]:
+def current_stream(stream: Any) -> Iterator[Any]:
     """Make a stream current for CuPy and, if it is loaded, for PyTorch."""
     torch = sys.modules.get("torch")
     theirs = torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)) if torch else nullcontext()
     with stream, theirs:
-        yield
+        yield stream

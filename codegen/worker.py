@@ -7,7 +7,7 @@ one out, and ``Worker.ask`` waits for each answer only so long.  An answer is an
 and the next request starts another.  A new worker is asked ``{"do": "hello"}`` first: what it takes
 to start is not the next candidate's fault.
 
-``python -m tinygpu.codegen.worker`` serves the requests of ``measure.py`` on a GPU; any other
+``python -m tinygpu.codegen.worker`` answers by ``on_gpu.py``; any other
 program may call ``serve`` with a handler of its own.
 
 Source: POSIX pipes; CUDA Driver API, "Error Handling" (errors that a context does not survive).
@@ -172,6 +172,6 @@ def serve(handle: Callable[[Answer], Answer]) -> None:
 
 
 if __name__ == "__main__":
-    from tinygpu.codegen.measure import answer_on_gpu
+    from tinygpu.codegen.on_gpu import answer_on_gpu
 
     serve(answer_on_gpu)
