@@ -1,10 +1,10 @@
 """The worker's half of measuring: it validates and times what it is sent.
 
-A request is of ``measure.py``: "hello", "validate" (one candidate on fresh data) or "time" (a batch
-with its peers).  A candidate is a packed program, or the name ``package.module:function`` of a peer:
-the function is called with the problem, the input arrays, the output array (CuPy's; bf16 as its
-bits) and the scalars, and gives a function that enqueues one run on the current stream, which writes
-that output or returns a tensor of its own.
+A request is of ``measure.py``: "hello", "validate" (one candidate on fresh data) or "time" (a
+batch with its peers).  A candidate is a packed program or the name ``package.module:function`` of a
+peer: the function is called with the problem, the input arrays, the output array (CuPy's; bf16 as
+its bits) and the scalars.  It returns a function that enqueues one run on the current stream, and
+that writes that output or returns a tensor of its own.
 
 Source: ``docs/measuring.md``.
 """
