@@ -505,6 +505,63 @@ def test_guards_near_the_start_move_the_window() -> None:
     assert got.findings[0].trips == (("trips", 8),)
 
 
+def test_guards_near_the_end_move_the_window() -> None:
+    """So does a fault in what only the iterations far from the end do."""
+    k = var("kt")
+    far = When(k + 9, "trips", (put(1, k),))  # a second write without a barrier
+    got = verdict(small(1, (ZERO, For("kt", "trips", (put(1, k), far, Sync(), get(1, k), Sync())))))
+    assert not got.legal
+    assert got.findings[0].trips == (("trips", 10),)
+
+
+def test_trip_counts_that_a_guard_outside_the_loop_names_are_in_the_box() -> None:
+    """A fault after the loop, of twelve trips and more, or of another parameter's."""
+    k = var("kt")
+    turn = For("kt", "trips", (put(1, k), Sync(), get(1, k), Sync()))
+    for name in ("trips", "rows"):
+        late = When(Affine(11), name, (ZERO, Sync(7)))
+        assert dict(window(skeleton_of(small(1, (ZERO, turn, late)))).most)[name] >= 12
+        bad = When(Affine(11), name, (use(0),))
+        got = verdict(small(1, (ZERO, turn, bad)))
+        assert [f.kind for f in got.findings] == ["unwritten"]
+        assert dict(got.findings[0].trips)[name] == 12
+
+
+def test_a_loop_that_repeats_itself_needs_two_trips() -> None:
+    """A second turn may meet the first one's write; a third is like the second."""
+    races = For("c", "rows", (get(1, 0), put(1, 0)))
+    got = verdict(small(1, (ZERO, put(1, 0), Sync(), races)))
+    assert got.proved
+    assert dict(got.window.most) == {"rows": 2}
+    assert [f.trips for f in got.findings] == [(("rows", 1),), (("rows", 2),), (("rows", 2),)]
+
+
+def test_a_copy_reaches_its_own_thread_by_a_wait_and_others_by_a_barrier() -> None:
+    fetch = (copy(1, 0), Commit())
+    assert verdict(small(1, (*fetch, WaitGroup(0), Sync(), get(1, 0)))).legal
+    for body in (
+        (*fetch, WaitGroup(0), get(1, 0)),
+        (*fetch, Sync(), WaitGroup(0), get(1, 0)),
+        (*fetch, Sync(), get(1, 0), WaitGroup(0)),
+        (copy(1, 0), WaitGroup(0), Commit(), Sync(), get(1, 0), WaitGroup(0)),
+    ):
+        assert [f.kind for f in verdict(small(1, body)).findings] == ["race"]
+        assert "race" in faults(small(1, body), {})
+
+
+def test_a_copy_outlives_no_thread() -> None:
+    """Neither at the end nor where some threads leave."""
+    fetch = (copy(1, 0), Commit())
+    for body in (fetch, (*fetch, LEAVE, WaitGroup(0)), (copy(1, 0), WaitGroup(0))):
+        assert [f.kind for f in verdict(small(1, body)).findings] == ["exit"]
+        assert faults(small(1, body), {}) == {"exit"}
+    assert verdict(small(1, (*fetch, WaitGroup(0), LEAVE))).legal
+
+
+def test_a_wait_leaves_no_less_than_nothing_pending() -> None:
+    assert [f.kind for f in verdict(small(1, (WaitGroup(-1),))).findings] == ["group"]
+
+
 def test_a_partial_write_does_not_refresh_a_stage() -> None:
     """Half a stage of index 1 over index 0: a read of index 1 may see index 0."""
     half = replace(at(1, 1), thread=((0,),))
