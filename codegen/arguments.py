@@ -7,7 +7,8 @@ dimension has stride 1, and which satisfy three laws:
 - *vector*: where v elements move at once, address, leading dimension and guarded extent are
   multiples of v elements;
 - *inside*: an unguarded access stays within the sizes, for every value of its variables;
-- *index*: with 32-bit addressing, every offset is less than 2^31 elements.
+- *index*: coordinates, and a row's bytes, are less than 2^31; with 32-bit addressing, so is every
+  offset in elements.
 
 A leading dimension named in the term (``ld_a``) is read off the view's strides, so a row-major part
 of a larger array needs no copy.
@@ -29,6 +30,7 @@ from tinygpu.program import Access, Do, Exit, For, Program, When, span, walk
 __all__ = ["View", "check", "dense", "is_torch", "vector_of", "view"]
 
 _TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16"}
+_LARGEST = 2**31 - 1
 _TORCH = {
     "torch.float64": "f64",
     "torch.float32": "f32",
@@ -160,9 +162,16 @@ def _strides(
     found: dict[str, int] = {}
     for buffer in (b for b in program.buffers if b.name in named):
         got = named[buffer.name]
-        for d, (stride, extent) in enumerate(zip(buffer.stride, got.shape, strict=True)):
+        for d in reversed(range(len(got.shape))):  # what is contiguous first: it explains more
+            stride, extent = buffer.stride[d], got.shape[d]
             want = usual[stride] if isinstance(stride, str) else stride
             step = got.strides[d]
+            apart = abs(step) * buffer.type.bytes
+            if extent > 1 and apart > _LARGEST and isinstance(stride, str):
+                raise LaunchError(
+                    f"{buffer.name}: rows lie {apart} B apart; at most {_LARGEST} B fit the "
+                    "kernel's 32-bit row lengths: split the problem"
+                )
             if extent == 1 or step == want:
                 continue
             if not (isinstance(stride, str) and stride in free):
@@ -173,7 +182,7 @@ def _strides(
                 )
             inner = 1 + sum((e - 1) * s for e, s in zip(got.shape, got.strides, strict=True))
             reach = inner - (extent - 1) * step
-            if not reach <= step < 2**32:
+            if step < reach:
                 raise LaunchError(
                     f"{buffer.name}: stride {step} in dimension {d} makes its rows of {reach} "
                     "elements overlap; copy it with ascontiguousarray or .contiguous()"
@@ -216,7 +225,7 @@ def _check_vectors(program: Program, named: Mapping[str, View], values: Mapping[
 
 
 def _check_inside(program: Program, values: Mapping[str, int]) -> None:
-    """Hold every unguarded access against the sizes, at the largest value of each variable."""
+    """Hold accesses against the sizes and 32 bits, at the largest value of each variable."""
     grid = {a.var: a.extent.evaluate(values) - 1 for a in program.grid}
     left: set[str] = set()
     for statement, around in walk(program):
@@ -231,10 +240,15 @@ def _check_inside(program: Program, values: Mapping[str, int]) -> None:
             for d, axis in enumerate(access.buffer.shape):
                 origin = access.origin[d] if access.origin else None
                 names = {v for v, _ in origin.terms} if origin else set()
-                if (access.guard and bool(access.guard[d])) or names & left:
-                    continue
                 first = origin.evaluate({**values, **largest, "zero": 0}) if origin else 0
                 end = first + span(access, statement.values, statement.threads, d)
+                if end > _LARGEST:
+                    raise LaunchError(
+                        f"index: {access} counts to {end} along {axis}; coordinates of 32 bits end "
+                        f"at {_LARGEST}: split the problem"
+                    )
+                if (access.guard and bool(access.guard[d])) or names & left:
+                    continue
                 size = values[axis] if isinstance(axis, str) else axis
                 if end > size:
                     raise LaunchError(

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks import peers
 from tinygpu.codegen import validation
 from tinygpu.codegen.measure import Options, measure
 from tinygpu.codegen.provenance import Clock, commit, provenance
 from tinygpu.codegen.timing import summary
 from tinygpu.codegen.worker import Worker
-from tinygpu.errors import LaunchError
+from tinygpu.errors import LaunchError, StoreError
 from tinygpu.machine import Value
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.measurement import Key, Measurement
@@ -25,7 +28,7 @@ PROBLEM = Problem.of(matmul(), m=64, n=64, k=64)
 FAKE = """
 import base64, os, pickle, sys, time
 from tinygpu.codegen.worker import serve
-from tinygpu.errors import LaunchError
+from tinygpu.errors import LaunchError, StoreError
 
 SECONDS = {32: 3e-3, 64: 2e-3, 128: 1e-3}
 
@@ -157,13 +160,13 @@ def test_a_batch_that_dies_is_halved(tmp_path: Path) -> None:
 def test_peers_stand_beside_the_candidates(tmp_path: Path) -> None:
     """Peers are timed with the candidates, come last, and may fail on their own."""
     fake = Fake(tmp_path)
-    peers = ("some.module:peer", "missing:peer")
-    found = measure(schedules(1), Simt(), PROBLEM, peers=peers, options=fake.options)
+    both = ("some.module:peer", "missing:peer")
+    found = measure(schedules(1), Simt(), PROBLEM, peers=both, options=fake.options)
     assert [m.seconds for m in found] == [1e-3, 5e-4, None]
     assert found[1].schedule == '{"peer":"some.module:peer"}'
     assert found[1].capped
     assert found[2].reason == "no such peer"
-    alone = measure([], Simt(), PROBLEM, peers=peers[:1], options=fake.options)
+    alone = measure([], Simt(), PROBLEM, peers=both[:1], options=fake.options)
     assert alone[0].seconds == 5e-4
 
 
@@ -255,6 +258,24 @@ def test_summary_is_the_median() -> None:
     timing = summary([1.0, 1.0, 1.0, 1.0, 9.0], [Clock(1700), Clock(1800, True), Clock()])
     assert (timing.seconds, timing.spread, timing.rounds) == (1.0, 0.0, 5)
     assert (timing.clock_mhz, timing.capped) == (1750, True)
+
+
+def test_results_are_added_row_by_row(tmp_path: Path) -> None:
+    """A row is there as soon as it is written; an equal case replaces the old row."""
+    row: dict[str, Any] = dict.fromkeys(peers.ROW, None) | {"case": "a", "seconds": 1.0}
+    assert peers.load_rows("r", tmp_path) == []
+    peers.write_results("r", [row], {"device": "x"}, tmp_path)
+    peers.write_results("r", [{**row, "case": "b"}], {"device": "x"}, tmp_path)
+    path = peers.write_results("r", [{**row, "seconds": 2.0}], {"device": "y"}, tmp_path)
+    rows = peers.load_rows("r", tmp_path)
+    assert [(r["case"], r["seconds"]) for r in rows] == [("a", 2.0), ("b", 1.0)]
+    assert json.loads(path.read_text())["provenance"] == {"device": "y"}
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+    with pytest.raises(StoreError, match="fields extra amiss"):
+        peers.write_results("r", [{**row, "extra": 1}], {}, tmp_path)
+    path.write_text("{")
+    with pytest.raises(StoreError, match="not readable"):
+        peers.load_rows("r", tmp_path)
 
 
 def test_provenance_has_every_key(tmp_path: Path) -> None:
