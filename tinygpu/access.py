@@ -4,9 +4,9 @@ An access is the byte offsets of a warp's lanes, (..., 32), all lanes reading or
 ``access_bytes`` there; a lane whose offset is -1 is inactive and counts for nothing.
 
 *Shared memory* has 32 banks of 4 B, and word w (bytes 4w to 4w + 3) lies in bank w mod 32.  Lanes
-that touch one word share it.  A warp is served in *phases*: all 32 lanes at once for accesses of up
-to 4 B, a half warp for 8 B and a quarter for 16 B.  A phase takes as many wavefronts as the largest
-number of distinct words that it touches in one bank, and an access the sum over its phases.
+that touch one word share it.  An access takes as many *wavefronts* as the largest number of distinct
+words that it touches in one bank.  This holds for accesses of up to 4 B and of 16 B; one of 8 B is
+served so only if lanes 2i and 2i + 1 touch the same place, else as two half warps, one after the other.
 
 *Global memory* moves in sectors of 32 B; an access takes as many as its lanes touch together.
 
@@ -23,7 +23,7 @@ number of distinct words that it touches in one bank, and an access the sum over
 2
 
 Source: CUDA C++ Programming Guide, "Shared Memory"; Best Practices Guide, "Coalesced Access to
-Global Memory"; the phases: Nsight Compute's wavefronts.  ``tinygpu.gf2`` has the closed forms.
+Global Memory"; wide accesses: measured on an H200 (docs/decisions.md).  ``tinygpu.gf2`` has the closed forms.
 """
 
 from __future__ import annotations
@@ -58,17 +58,29 @@ def bank_wavefronts(byte_offsets_of_lanes: Integers, access_bytes: int) -> NDArr
     offsets = _checked(byte_offsets_of_lanes, access_bytes)
     if offsets.ndim == 0 or offsets.shape[-1] != WARP_LANES:
         raise LayoutError(f"bank_wavefronts: shape {offsets.shape}; needs (..., {WARP_LANES})")
-    # Aligned accesses of w words touch the same w banks or none in common, so count whole accesses.
-    unit_bytes = max(BANK_BYTES, access_bytes)
-    words = unit_bytes // BANK_BYTES
+    units = (offsets // max(BANK_BYTES, access_bytes)).reshape(-1, WARP_LANES)
+    if access_bytes == 2 * BANK_BYTES:
+        even, odd = units[:, ::2], units[:, 1::2]
+        paired = ((even == odd) | (even == INACTIVE) | (odd == INACTIVE)).all(axis=-1)
+        halves = _distinct(units.reshape(-1, WARP_LANES // 2), 2).reshape(-1, 2).sum(axis=-1)
+        wavefronts = np.where(paired, _distinct(units, 2), halves)
+    else:
+        wavefronts = _distinct(units, max(1, access_bytes // BANK_BYTES))
+    return wavefronts.reshape(offsets.shape[:-1])
+
+
+def _distinct(units: NDArray[np.int64], words: int) -> NDArray[np.int64]:
+    """Return the most distinct units of ``words`` words that each row touches in one place.
+
+    Aligned accesses of w words touch the same w banks or none in common, so whole units count.
+    """
     columns = BANKS // words
-    units = (offsets // unit_bytes).reshape(-1, WARP_LANES // words)  # a row a phase
-    units.sort(axis=-1)
+    units = np.sort(units, axis=-1)
     row, lane = np.nonzero(_is_new(units))
     column = row * columns + units[row, lane] % columns
-    counts = np.bincount(column, minlength=len(units) * columns).reshape(-1, words, columns)
-    wavefronts: NDArray[np.int64] = counts.max(axis=-1).sum(axis=-1, dtype=np.int64)
-    return wavefronts.reshape(offsets.shape[:-1])
+    counts = np.bincount(column, minlength=len(units) * columns).reshape(len(units), columns)
+    most: NDArray[np.int64] = counts.max(axis=-1)
+    return most
 
 
 def sectors(

@@ -11,12 +11,12 @@ none do, nothing carries; if two do, the index with just these two bits differs.
 linear and maps columns to columns.  Power-of-two strides on disjoint digits qualify.
 
 **Theorem.**  A linear map L on n bits takes 2^rank(L) values, each 2^(n - rank(L)) times.  Let A
-hold the columns of the 5 lane bits, in bytes.  For aligned accesses of w = 2^p words, let P hold
-the lowest 5 - p of them, the lanes of one phase; let U drop the bits of an offset inside its group
-of w words, and B drop also those above the 128 B of the banks.  Then
+hold the columns of the 5 lane bits, in bytes.  For aligned accesses of w = 2^p words, let U drop the
+bits of an offset inside its group of w words, and B drop also those above the 128 B of the banks; let
+P hold all lanes, but only the lowest 4 bits of them if w = 2 and U does not send lane 1 to 0.  Then
 
     sectors    = 2^rank(A >> 5)
-    wavefronts = 2^p 2^(rank(U P) - rank(B P))
+    wavefronts = 2^(5 - |P|) 2^(rank(U P) - rank(B P))
 
 For U P takes 2^rank(U P) values, and each of the 2^rank(B P) places in the banks holds equally many
 of them: the distinct words of a bank.  The index bits above the lane's XOR a constant into all
@@ -140,10 +140,11 @@ def gf2_bank_wavefronts(byte_offsets: Gf2Matrix, access_bytes: int) -> int:
     """
     lanes = _lanes(byte_offsets, access_bytes)
     unit_bytes = max(BANK_BYTES, access_bytes)
-    phases = unit_bytes // BANK_BYTES
-    in_phase = lanes[: LANE_BITS - (phases.bit_length() - 1)]
-    units = [c // unit_bytes for c in in_phase]
-    places = [u % (BANKS // phases) for u in units]
+    words = unit_bytes // BANK_BYTES
+    units = [c // unit_bytes for c in lanes]
+    phases = 2 if words == 2 and units[0] else 1
+    units = units[: LANE_BITS - (phases - 1)]
+    places = [u % (BANKS // words) for u in units]
     return phases << (rank(units) - rank(places))
 
 

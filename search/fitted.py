@@ -1,0 +1,34 @@
+"""Fitted numbers of the time model: what the assembler adds, and how bounds blend.
+
+Each is chosen so that the model agrees with runs on an H200 (``benchmarks/fit.py`` fits them and
+``benchmarks/results/h200/fit.json`` holds the runs); none is a rate of the chip, those are the device's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["FITTED"]
+
+FITTED: Mapping[str, float] = {
+    # integer instructions the assembler needs
+    "index_pointer": 2.0,
+    "index_i32": 4.0,
+    "index_i64": 8.0,
+    "guard": 1.0,
+    "guard_fixed": 0.25,
+    "loop": 6.0,
+    "swizzle": 1.0,
+    # extra register-file reads of an FMA whose operands change, per run of one operand
+    "fma_operands": 0.2,
+    # how sharply one bound takes over from another
+    "unit_power": 4.0,
+    "blend_power": 4.0,
+    # the share of a peak that long runs reach
+    "dram_share": 0.9,
+    # a loop that outgrows the instruction caches: bytes, and how much slower it issues
+    "code_bytes": 112640.0,
+    "fetch": 2.5,
+    # cycles between two instructions of one warp
+    "warp_interval": 1.5,
+}
