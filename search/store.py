@@ -77,7 +77,7 @@ class Store:
         """
         row = (*measurement.key, measurement.to_json())
         places = ", ".join("?" * len(row))
-        command = f"insert or ignore into measurement values ({places})"
+        command = f"insert or replace into measurement values ({places})"
         self._run(lambda: self._db.execute(command, row))
 
     def __iter__(self) -> Iterator[Measurement]:
