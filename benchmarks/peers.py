@@ -24,7 +24,9 @@ __all__ = [
     "FOLDER",
     "ROW",
     "load_rows",
+    "torch_add",
     "torch_compiled",
+    "torch_compiled_rms_norm",
     "torch_eager",
     "torch_matmul",
     "torch_rms_norm",
@@ -71,6 +73,27 @@ def torch_rms_norm(
 
     x, w, _ = (_tensor(x, o.dtype) for x, o in _arrays(problem, inputs, output))
     return lambda: torch.nn.functional.rms_norm(x, w.shape, w, scalars["eps"])
+
+
+def torch_compiled_rms_norm(
+    problem: Problem, inputs: Sequence[Any], output: Any, scalars: Mapping[str, float]
+) -> Run:
+    """``rms_norm`` as ``torch.compile`` makes it."""
+    import torch
+
+    compiled = torch.compile(torch_rms_norm(problem, inputs, output, scalars), dynamic=False)
+    return lambda: compiled()
+
+
+def torch_add(
+    problem: Problem, inputs: Sequence[Any], output: Any, scalars: Mapping[str, float]
+) -> Run:
+    """PyTorch's ``add`` with ``alpha``: one kernel for a*x + b and for a*x + z."""
+    import torch
+
+    x, *rest, y = (_tensor(x, o.dtype) for x, o in _arrays(problem, inputs, output))
+    other = rest[0] if rest else torch.tensor(scalars["b"], dtype=y.dtype)
+    return lambda: torch.add(other, x, alpha=scalars["a"], out=y)
 
 
 def torch_eager(
