@@ -1,15 +1,15 @@
 """What memory remembers of its accesses, and the findings that follow.
 
 Threads of a CTA are ordered by nothing but ``bar.sync``, in which all of them take part.  So a
-thread stands in an *epoch*, the number of barriers that it has passed, and two accesses by different
-threads are ordered if and only if their epochs differ: this is what vector clocks come to.  Lanes of
-a warp are different threads.  A cell of shared memory remembers its last write and two readers of
-the last epoch in which it was read; of three or more readers two are enough to convict any writer.
+thread stands in an *epoch*, the number of barriers that it has passed, and two accesses by two
+threads are ordered if and only if their epochs differ: this is what vector clocks come to.  Lanes
+of a warp are different threads.  A cell of shared memory remembers its last write and two readers
+of the last epoch in which it was read; of three or more, two are enough to convict any writer.
 
 A ``cp.async`` writes at some time between its issue and the ``wait_group`` that covers it.  Between
-the two its cell is *pending* and belongs to nobody; the wait turns it into a write by that thread in
-the epoch of the wait.  Accesses that are scheduled before the issue are checked then, those between
-find the cell pending, later ones find the write: every pair is checked, whatever the interleaving.
+the two its cell is *pending* and belongs to nobody; the wait turns it into a write by that thread,
+in the epoch of the wait.  Accesses scheduled before the issue are checked then, those between find
+the cell pending, later ones find the write: every pair is checked, whatever the interleaving.
 
 >>> cells = Cells(4)
 >>> zero, one = np.array([0]), np.array([1])

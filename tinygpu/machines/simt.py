@@ -22,6 +22,7 @@ from tinygpu.memory import GMEM, L1, L2, REGISTERS, SMEM
 from tinygpu.operation import Operation
 from tinygpu.program import (
     Access,
+    Affine,
     Axis,
     Buffer,
     Commit,
@@ -353,7 +354,7 @@ class _Builder:
         b_write = Access(self.b, ((0, 1), (0, self.chunk_n), (1, 0)), ((0, 0),) * 4, index=index)
         b_steps = ((0, 1), (0, far_n), (1, 0))
         if self.a_smem:
-            at = (var("zero", 0), kk)
+            at = (Affine(), kk)
             a_read = Access(self.smem_a, a_steps, a_threads, at, var("kt"))
             a_vector = self.chunk_m if self.a_by_m else d.k_step
         else:
@@ -361,7 +362,7 @@ class _Builder:
             a_read = Access(self.gmem["a"], a_steps, a_threads, at, guard=self.guard("a"))
             a_vector = d.vector_a
         if self.b_smem:
-            b_read = Access(self.smem_b, b_steps, b_threads, (kk, var("zero", 0)), var("kt"))
+            b_read = Access(self.smem_b, b_steps, b_threads, (kk, Affine()), var("kt"))
             b_vector = self.chunk_n
         else:
             at = (self.k + kk, var("bn", d.tile_n))

@@ -1,0 +1,286 @@
+"""The meaning of a term: it is executed, thread by thread, on NumPy arrays.
+
+``interpret`` runs every CTA of the grid.  Agents (warps; of more than 8 in a CTA, sets of them) take
+turns between barriers as a *seed* says, copies in flight land as late as they may, at once or at
+random, and CTAs come in any order.  A correct term gives the operation's result whatever the seed;
+whatever is wrong on the way is a *finding*, the first of each kind.  Values that nobody wrote
+are NaN, so they cannot pass for results.
+
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.operation import matmul
+>>> program = Simt().program(matmul(), Chosen(LADDER["shared"]))
+>>> check(program, {"m": 33, "n": 40, "k": 35})
+()
+
+Source: ``docs/model.md``, section "Meaning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import lcm, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.errors import OperationError, ProgramError, nearest
+from tinygpu.execution import Landing, Run
+from tinygpu.expression import OPERATORS
+from tinygpu.interleaving import Strategy, run_cta, start_cta
+from tinygpu.memory import DTYPES
+from tinygpu.operation import Problem
+from tinygpu.program import Access, Do, Exit, For, Program, WaitGroup, When, walk
+from tinygpu.race import Finding, GlobalArray, Integers
+from tinygpu.tolerance import error_ratio, roundoff
+from tinygpu.touched import Toucher
+
+__all__ = ["Finding", "Result", "check", "interpret", "reduced"]
+
+_WARP = 32
+_MOST_AGENTS = 8
+_STRATEGIES: tuple[Strategy, ...] = ("first", "switch", "last")
+_LANDINGS: tuple[Landing, ...] = ("late", "random", "early")
+_SCALAR = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What a program computed, and what was wrong with how it did, the first of each kind."""
+
+    outputs: Mapping[str, NDArray[Any]]
+    findings: tuple[Finding, ...]
+
+
+def interpret(
+    program: Program,
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    scalars: Mapping[str, float] | None = None,
+    seed: int = 0,
+) -> Result:
+    """Execute a program on ``inputs`` (arrays of the operands' shapes, rounded to their types).
+
+    Raises OperationError for inputs of the wrong shape or a scalar that is missing, ProgramError
+    for a term that is malformed.
+    """
+    _well_formed(program)
+    operation, random = program.operation, np.random.default_rng(seed)
+    arrays = _arrays(program, sizes, inputs)
+    given = {n: float(np.float32(x)) for n, x in (scalars or {}).items()}
+    if missing := [n for n in operation.scalars if n not in given]:
+        raise OperationError(f"{operation.name}: no scalar {missing[0]}; give it in scalars")
+    values = program.parameter_values(sizes)
+    landing = _LANDINGS[(seed + seed // len(_LANDINGS)) % len(_LANDINGS)]
+    run = Run(program, values, given, arrays, Toucher(values), random, landing)
+    groups = _agents(program.threads, random)
+    places = list(product(*(range(n) for n in program.grid_extents(sizes))))
+    for number in random.permutation(len(places)).tolist():
+        cta = start_cta(run, places[number], number, groups)
+        run_cta(cta, _STRATEGIES[seed % len(_STRATEGIES)])
+    output = arrays[operation.output.name]
+    result = output.dtype.round(output.flat).reshape(output.shape)
+    findings = [*run.found.values(), *_unwritten(program, output)]
+    exact = {o.name: arrays[o.name].flat.reshape(arrays[o.name].shape) for o in operation.inputs}
+    findings += _wrong(program, sizes, exact, given, result)
+    return Result({operation.output.name: result}, tuple(findings))
+
+
+def check(
+    program: Program, sizes: Mapping[str, int], *, seeds: tuple[int, ...] = (0, 1, 2)
+) -> tuple[Finding, ...]:
+    """Interpret on normal inputs (scalars 0.5) at each seed; return the first finding of each kind.
+
+    Seeds s and s + 1 differ in who runs first and when copies land; three of them have all of each.
+    """
+    operation = program.operation
+    found: dict[str, Finding] = {}
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        shapes = operation.shapes(sizes)
+        inputs = {o.name: random.standard_normal(shapes[o.name]) for o in operation.inputs}
+        scalars = dict.fromkeys(operation.scalars, _SCALAR)
+        for finding in interpret(program, sizes, inputs, scalars=scalars, seed=seed).findings:
+            found.setdefault(finding.kind, finding)
+    return tuple(found.values())
+
+
+def reduced(problem: Problem, program: Program) -> dict[str, int]:
+    """Return sizes small enough to interpret at which the program meets every situation.
+
+    Two tiles along each axis of the grid; along a loop two more than the most stages; the last one
+    not full where a guard or an Exit looks at the axis.  No size exceeds the problem's.
+    """
+    stages = max((int(b.stages) for b in program.buffers if b.level == "smem"), default=1)
+    sizes = {}
+    for axis, size in problem.sizes.items():
+        tile, looped = _tile(program, axis)
+        unit, guarded = _edge(program, axis)
+        tiles = 2 + stages if looped else 2
+        parts = tile // unit
+        rest = unit * (parts // 2 + (parts > 3)) if guarded and parts > 1 else tile
+        sizes[axis] = min(size, (tiles - 1) * tile + rest, dict(program.at_most).get(axis, size))
+    return sizes
+
+
+_FARTHEST = 1 << 20
+
+
+def _tile(program: Program, axis: str) -> tuple[int, bool]:
+    """Return how far an axis goes before the grid or a loop grows, and whether a loop does."""
+    names: list[int | str] = []
+    for statement, _ in walk(program):
+        match statement:
+            case For(trips=name) | When(bound=name):
+                names.append(name)
+    trips = sorted({n for n in names if isinstance(n, str)} - set(program.operation.axes))
+    most = dict(program.at_most).get(axis, _FARTHEST)
+
+    def counts(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        sizes = dict.fromkeys(program.operation.axes, 1) | {axis: size}
+        values = program.parameter_values(sizes)
+        return program.grid_extents(sizes), tuple(values[t] for t in trips)
+
+    low, high = 1, 2
+    while high <= most and counts(high) == counts(1):
+        low, high = high, 2 * high
+    if high > most:
+        return most, False
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if counts(middle) == counts(1) else (low, middle)
+    return low, counts(high)[1] != counts(1)[1]
+
+
+def _edge(program: Program, axis: str) -> tuple[int, bool]:
+    """Return what a size of the axis has to be a multiple of, and whether it may end in a tile."""
+    unit, guarded, leaving = 1, True, False
+    for statement, _ in walk(program):
+        if not isinstance(statement, Do | Exit):
+            continue
+        for access in statement.accesses:
+            shape = access.buffer.shape if access.buffer.level == "gmem" else ()
+            guards = access.guard or (False,) * len(shape)
+            mine = [g for n, g in zip(shape, guards, strict=False) if n == axis]
+            if isinstance(statement, Exit):
+                leaving |= any(mine)
+                continue
+            guarded &= all(mine)
+            if mine and shape[-1] == axis and not statement.instruction.atomic:
+                unit = lcm(unit, int(statement.vector))
+    return unit, guarded or leaving
+
+
+def _arrays(
+    program: Program, sizes: Mapping[str, int], inputs: Mapping[str, NDArray[Any]]
+) -> dict[str, GlobalArray]:
+    """Hold the inputs, and an output that is poisoned or cleared."""
+    operation = program.operation
+    shapes = operation.shapes(sizes)
+    arrays: dict[str, GlobalArray] = {}
+    for operand in operation.inputs:
+        name, dtype = operand.name, DTYPES[operand.dtype]
+        if name not in inputs or inputs[name].shape != shapes[name]:
+            got = inputs[name].shape if name in inputs else "none"
+            raise OperationError(
+                f"{operation.name}: input {name} has shape {got}; give an array of {shapes[name]}"
+            )
+        arrays[name] = GlobalArray(dtype.round(inputs[name]), dtype, output=False, zeroed=False)
+    out = operation.output
+    empty = np.full(shapes[out.name], 0.0 if program.zeroed else np.nan)
+    arrays[out.name] = GlobalArray(empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed)
+    return arrays
+
+
+def _agents(threads: int, random: np.random.Generator) -> list[Integers]:
+    """Divide the threads of a CTA into warps; many warps into sets of them."""
+    warps = -(-threads // _WARP)
+    drawn = random.permutation(warps) if warps > _MOST_AGENTS else np.arange(warps)
+    sets = np.array_split(drawn, min(warps, _MOST_AGENTS))
+    lanes = np.arange(_WARP)
+    numbers = [(np.sort(s)[:, None] * _WARP + lanes).ravel() for s in sets]
+    return [n[n < threads] for n in numbers]
+
+
+def _unwritten(program: Program, output: GlobalArray) -> list[Finding]:
+    """Find the first element of the output that nobody wrote."""
+    if output.written.all():
+        return []
+    name = program.operation.output.name
+    place = np.unravel_index(int((~output.written).argmax()), output.shape)
+    cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
+    text = f"{program.name}: nobody writes {cell}, one of {int((~output.written).sum())}; store it"
+    return [Finding("unwritten", "", text, cell=cell)]
+
+
+def _wrong(
+    program: Program,
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, NDArray[np.float64]],
+    scalars: Mapping[str, float],
+    result: NDArray[Any],
+) -> list[Finding]:
+    """Compare with the operation's reference, where that is a number."""
+    operation = program.operation
+    with np.errstate(all="ignore"):
+        reference = operation.reference(inputs, scalars)
+    name, depth = operation.output.name, prod(sizes[a] for a in operation.reduced)
+    ratio = error_ratio(
+        result,
+        reference[name],
+        reference["scale"],
+        depth=depth,
+        roundoff=roundoff(program),
+        dtype=operation.output.dtype,
+    )
+    ratio = np.where(np.isnan(reference[name]), 0.0, ratio)
+    if not ratio.size or ratio.max() <= 1:
+        return []
+    place = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
+    text = (
+        f"{program.name}: {cell} is {float(result[place]):.6g}, not {reference[name][place]:.6g}: "
+        f"{ratio.max():.3g} times the error allowed"
+    )
+    return [Finding("wrong_result", "", text, cell=cell)]
+
+
+def _well_formed(program: Program) -> None:
+    """Raise ProgramError for a statement that is none of its machine."""
+    for statement, _ in walk(program):
+        if isinstance(statement, WaitGroup) and int(statement.pending) < 0:
+            raise ProgramError(f"{statement}: pending groups are 0 or more; raise it")
+        if not isinstance(statement, Do):
+            continue
+        instruction, write = statement.instruction, statement.write
+        reads = [r for r in statement.reads if isinstance(r, Access)]
+        if instruction.variants and (statement.variant or instruction.name) not in OPERATORS:
+            raise ProgramError(
+                f"{statement}: {nearest(statement.variant or instruction.name, OPERATORS)}"
+            )
+        for access, levels in (
+            (write, instruction.writes),
+            *((r, instruction.reads or ("registers",)) for r in reads),
+        ):
+            buffer = access.buffer
+            if buffer.level not in levels:
+                raise ProgramError(
+                    f"{statement}: {buffer.name} is in {buffer.level}; {instruction.name} takes "
+                    f"{' or '.join(levels)} there"
+                )
+            if buffer.dtype != write.buffer.dtype and instruction.unit != "cvt":
+                raise ProgramError(
+                    f"{statement}: {buffer.name} is {buffer.dtype}, {write.buffer.name} "
+                    f"{write.buffer.dtype}; convert first (cvt)"
+                )
+            if int(buffer.stages) < 1:
+                raise ProgramError(f"{buffer.name}: {buffer.stages} stages; a ring needs 1 or more")
+            if buffer.level == "registers" and any(any(steps) for steps in access.thread):
+                raise ProgramError(
+                    f"{statement}: registers are each thread's own; {buffer.name}'s thread steps "
+                    "have to be 0"
+                )
