@@ -141,7 +141,7 @@ def test_one_row_has_no_stride() -> None:
 
 def test_32_bit_indices() -> None:
     """Offsets of 2^31 elements and more need another addressing."""
-    big = [View(0, "f32", (2**16, 1), (2**15 + 1, 1)), *views(2**16, 32, 1)[1:]]
+    big = [View(0, "f32", (2**16 + 1, 1), (2**15, 1)), *views(2**16 + 1, 32, 1)[1:]]
     assert check(program_of("naive", addressing="pointer"), big)
     with pytest.raises(LaunchError, match=r"a: offsets up to .* do not fit 32-bit"):
         check(program_of("naive"), big)
@@ -195,7 +195,7 @@ def test_forms_are_what_checks_depend_on() -> None:
     one = View(256, "f32", (8, 8), (8, 1), 0)
     assert one.form == View(512, "f32", (8, 8), (8, 1), 0).form
     others = [
-        View(260, "f32", (8, 8), (8, 1), 0),
+        View(264, "f32", (8, 8), (8, 1), 0),
         View(256, "f16", (8, 8), (8, 1), 0),
         View(256, "f32", (8, 4), (8, 1), 0),
         View(256, "f32", (8, 8), (16, 1), 0),

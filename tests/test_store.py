@@ -149,6 +149,26 @@ def test_import_is_all_or_nothing() -> None:
             store.put(one("after"))
 
 
+def test_an_import_that_fails_midway_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it stays, and the store can be written again."""
+    file = io.StringIO("".join(one(str(i)).to_json() + "\n" for i in range(3)))
+    with Store(":memory:") as store:
+        put = Store.put
+
+        def failing(self: Store, measurement: Measurement) -> None:
+            if measurement.sizes == "2":
+                raise StoreError("no more")
+            put(self, measurement)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "put", failing)
+            with pytest.raises(StoreError, match="no more"):
+                store.import_lines(file)
+        assert len(store) == 0
+        store.put(one())
+        assert len(store) == 1
+
+
 def test_errors_name_the_way_out(tmp_path: Path) -> None:
     """A store that cannot be used says why, in one line."""
     with pytest.raises(StoreError, match="a folder that you can write"):
