@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
 from tinygpu.device import load_device
 from tinygpu.errors import ProgramError
+from tinygpu.events import verdict
 from tinygpu.expression import apply, value
 from tinygpu.laws import check_schedule
 from tinygpu.machine import Chosen, Machine
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Operation, Problem, elementwise
+from tinygpu.program import Access, Do, For, Statement, Sync, buffers_of
 from tinygpu.schedule import Schedule
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -115,6 +119,46 @@ def test_rmsnorm_is_its_reference(i: int, j: int, chosen: dict[str, Any]) -> Non
     inputs = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
     want = operation.reference(inputs, {"eps": 1e-5})["y"]
     np.testing.assert_allclose(run(program, inputs, {"eps": 1e-5}), want, rtol=2e-6)
+
+
+def edited(body: tuple[Statement, ...], edit: Callable[[Statement], Any]) -> tuple[Statement, ...]:
+    """Replace each statement by what ``edit`` gives; None drops it."""
+    kept = []
+    for statement in body:
+        if isinstance(statement, For):
+            kept.append(replace(statement, body=edited(statement.body, edit)))
+        elif (new := edit(statement)) is not None:
+            kept.append(new)
+    return tuple(kept)
+
+
+def in_one_stage(access: Any) -> Any:
+    if isinstance(access, Access) and access.buffer.level == "smem":
+        return replace(access, buffer=replace(access.buffer, stages=1))
+    return access
+
+
+def one_stage(statement: Statement) -> Statement:
+    if not isinstance(statement, Do):
+        return statement
+    reads = tuple(map(in_one_stage, statement.reads))
+    return replace(statement, write=in_one_stage(statement.write), reads=reads)
+
+
+def no_barrier(statement: Statement) -> Statement | None:
+    return None if isinstance(statement, Sync) else statement
+
+
+@pytest.mark.parametrize(("ctas", "edit"), [(0, no_barrier), (2, no_barrier), (2, one_stage)])
+def test_the_barrier_and_the_second_stage_are_needed(ctas: int, edit: Any) -> None:
+    """The event graph proves the term, and finds the race if its barrier or a stage is taken."""
+    chosen = rows(4, 1, warps=4, rows=2, teams=1, ctas=ctas)
+    program = Rows().program(rmsnorm("f32"), Chosen(chosen))
+    assert verdict(program).legal
+    body = edited(program.roles[0].body, edit)
+    role = replace(program.roles[0], body=body)
+    mutant = replace(program, roles=(role,), buffers=buffers_of(body))
+    assert "race" in [f.kind for f in verdict(mutant).findings]
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:
