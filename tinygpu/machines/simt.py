@@ -198,8 +198,8 @@ class _Builder:
         self.wide_a = registers("a_wide", self.product, d.k_step, d.thread_m)
         self.wide_b = registers("b_wide", self.product, d.k_step, d.thread_n)
         self.sums = registers("sums", sum_type, d.thread_m, d.thread_n)
-        self.products = registers("products", "f32", d.thread_m, d.thread_n)
-        self.widened = registers("widened", "f64", d.thread_m, d.thread_n)
+        self.products = registers("products", "f32", d.k_step, d.thread_m, d.thread_n)
+        self.widened = registers("widened", "f64", d.k_step, d.thread_m, d.thread_n)
         self.rounded = registers("rounded", c.dtype, d.thread_m, d.thread_n)
         self.k = var("bz", "chunk") + var("kt", d.tile_k)
 
@@ -398,8 +398,9 @@ class _Builder:
         fma = INSTRUCTIONS["fma"]
         if d.accumulator != "f32+f64":
             return (Do(fma, sums, (a_read, b_read, sums), values, variant="fma"),)
-        product = Access(self.products, ((0, 1), (1, 0), (0, 0)), index=index)
-        widened = Access(self.widened, ((0, 1), (1, 0), (0, 0)), index=index)
+        steps = ((0, 0, 1), (0, 1, 0), (1, 0, 0))
+        product = Access(self.products, steps, index=index)
+        widened = Access(self.widened, steps, index=index)
         return (
             Do(fma, product, (a_read, b_read), values, variant="mul"),
             Do(INSTRUCTIONS["cvt"], widened, (product,), values),
