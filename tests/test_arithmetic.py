@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lockstep import run
 from tinygpu.arithmetic import compute
 from tinygpu.errors import ProgramError
 from tinygpu.expression import Constant, Expression, apply, value
 from tinygpu.instruction import INSTRUCTIONS
+from tinygpu.interpret import interpret
 from tinygpu.operation import Operand, Operation
 from tinygpu.program import (
     Access,
@@ -71,7 +71,8 @@ def result(expression: Expression, x: Any, r: Any, a: float) -> Any:
     op = Operation("test", ("i", "j"), (x_in, r_in), y_out, expression, scalars=("a",))
     grid = (Axis("block", Constant(1)),)
     program = Program("test", op, buffers_of(body), (), grid, (Role("all", 1, body),))
-    return run(program, {"x": x, "r": r}, {"a": a})
+    sizes = {"i": ROWS, "j": COLUMNS}
+    return interpret(program, sizes, {"x": x, "r": r}, scalars={"a": a}).outputs["y"]
 
 
 @settings(max_examples=60)
