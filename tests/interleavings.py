@@ -33,7 +33,11 @@ Op = tuple[Any, ...]
 
 
 def faults(program: Program, env: Mapping[str, int]) -> set[str]:
-    """Return the kinds of faults that some interleaving of two threads of the one role shows."""
+    """Return the kinds of faults that some interleaving of two threads of the one role shows.
+
+    A race ends the search.  What concerns its own thread only is done at once: it commutes with all
+    else, and touches nothing that another could race for.
+    """
     (role,) = program.roles
     numbered = tuple(enumerate(_ops(role.body, dict(env))))
     ops = tuple((*op, number) for number, op in numbered)
@@ -41,7 +45,7 @@ def faults(program: Program, env: Mapping[str, int]) -> set[str]:
     found: set[str] = set()
     seen = {start}
     stack = [start]
-    while stack:
+    while stack and "race" not in found:
         state = stack.pop()
         following = list(_steps(state, ops, found))
         if not following and state.at != (len(ops), len(ops)):
@@ -106,6 +110,10 @@ def _store(memory: frozenset[tuple[Any, int]], place: Any, index: int) -> Any:
 
 
 def _steps(state: _State, ops: tuple[Op, ...], found: set[str]) -> Iterator[_State]:
+    for thread in (0, 1):
+        if alone := list(_alone(state, ops, thread, found)):
+            yield from alone
+            return
     end = len(ops)
     about: list[tuple[str, Any, int]] = []  # what each agent is about to touch
     for thread in (0, 1):
@@ -125,34 +133,13 @@ def _steps(state: _State, ops: tuple[Op, ...], found: set[str]) -> Iterator[_Sta
             continue
         on = replace(state, at=_put(state.at, thread, at + 1))
         match ops[at]:
-            case ("read" | "write" as kind, place, index, private, number):
-                memory = state.registers[thread] if private else state.memory
-                if not private:
-                    about.append((kind, place, number))
-                if kind == "write" and private:
-                    mine = _store(memory, place, index)
-                    on = replace(on, registers=_put(state.registers, thread, mine))
-                elif kind == "write":
-                    on = replace(on, memory=_store(memory, place, index))
-                elif (place, index) not in memory:
+            case ("read" | "write" as kind, place, index, _, number):
+                about.append((kind, place, number))
+                if kind == "write":
+                    on = replace(on, memory=_store(state.memory, place, index))
+                elif (place, index) not in state.memory:
                     found.add("stale")
                 yield on
-            case ("copy", *_):
-                flying = (*state.flying[thread], (state.commits[thread], ops[at]))
-                yield replace(on, flying=_put(state.flying, thread, flying))
-            case ("commit", _):
-                yield replace(on, commits=_put(state.commits, thread, state.commits[thread] + 1))
-            case ("wait", pending, _):
-                if pending < 0:
-                    found.add("group")
-                newest = state.commits[thread] - max(pending, 0)
-                if all(group >= newest for group, _ in state.flying[thread]):
-                    yield on
-            case ("leave", _):
-                if state.flying[thread]:
-                    found.add("exit")
-                yield on
-                yield replace(state, at=_put(state.at, thread, end))
             case ("sync", barrier, _):
                 other = state.at[1 - thread]
                 if thread == 0 and other < end and ops[other][:2] == ("sync", barrier):
@@ -162,3 +149,35 @@ def _steps(state: _State, ops: tuple[Op, ...], found: set[str]) -> Iterator[_Sta
             together = kind == kind_ == "write" and number == number_
             if place == place_ and "write" in (kind, kind_) and not together:
                 found.add("race")
+
+
+def _alone(state: _State, ops: tuple[Op, ...], thread: int, found: set[str]) -> Iterator[_State]:
+    """Yield the states after the thread's next step if nobody else has to do with it."""
+    at = state.at[thread]
+    if at == len(ops):
+        return
+    on = replace(state, at=_put(state.at, thread, at + 1))
+    match ops[at]:
+        case ("write", place, index, True, _):
+            mine = _store(state.registers[thread], place, index)
+            yield replace(on, registers=_put(state.registers, thread, mine))
+        case ("read", place, index, True, _):
+            if (place, index) not in state.registers[thread]:
+                found.add("stale")
+            yield on
+        case ("copy", *_):
+            flying = (*state.flying[thread], (state.commits[thread], ops[at]))
+            yield replace(on, flying=_put(state.flying, thread, flying))
+        case ("commit", _):
+            yield replace(on, commits=_put(state.commits, thread, state.commits[thread] + 1))
+        case ("wait", pending, _):
+            if pending < 0:
+                found.add("group")
+            newest = state.commits[thread] - max(pending, 0)
+            if all(group >= newest for group, _ in state.flying[thread]):
+                yield on
+        case ("leave", _):
+            if state.flying[thread]:
+                found.add("exit")
+            yield on
+            yield replace(state, at=_put(state.at, thread, len(ops)))
