@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.elementwise import Elementwise
 from tinygpu.codegen import launch
 from tinygpu.codegen.addresses import smem_plan
 from tinygpu.codegen.arguments import check
 from tinygpu.codegen.emit import integer_values, signature
 from tinygpu.codegen.launch import Kernel
 from tinygpu.errors import LaunchError
+from tinygpu.expression import value
 from tinygpu.machine import Value
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import matmul
+from tinygpu.operation import elementwise, matmul
 from tinygpu.schedule import Schedule
 
 
@@ -285,6 +287,24 @@ def test_bf16_outputs_are_as_the_inputs(fake: Gpu) -> None:
     kernel = kernel_of("shared", "bf16")
     bits = kernel(Array((32, 32), np.uint16), Array((32, 32), np.uint16))
     assert bits.dtype == np.uint16
+
+
+def test_scalars_come_last_as_f32(fake: Gpu) -> None:
+    """Each scalar is given by its name, and all of them are; an output may be its input here."""
+    operation = elementwise(value("a") * value("x") + value("b"), inputs=("x",))
+    chosen = {"vector": 4, "unroll": 4, "threads": 256, "ctas": 0}
+    kernel = Kernel(Schedule.of(Elementwise(), chosen).program(Elementwise(), operation))
+    x = Array((1 << 20,))
+    assert kernel(x, a=2.0, b=0.1, out=x) is x
+    arguments = fake.of("launch")[0][2]
+    assert arguments[-2:] == (np.float32(2.0), np.float32(0.1))
+    assert {type(n) for n in arguments[-2:]} == {np.float32}
+    for scalars in ({"a": 2.0}, {"a": 2.0, "b": 1.0, "c": 1.0}):
+        with pytest.raises(LaunchError, match="it takes a, b; give each as name=number"):
+            kernel(x, **scalars)
+    half = Array(((1 << 20) - 4,), at=x.pointer + 16)
+    with pytest.raises(LaunchError, match="out: shares memory with x"):
+        kernel(Array(((1 << 20) - 4,), at=x.pointer), a=2.0, b=0.1, out=half)
 
 
 def test_a_refused_launch_is_said(fake: Gpu) -> None:
