@@ -172,7 +172,7 @@ LAWS: Mapping[str, Law] = {
         Law(
             "registers",
             "States that what a statement and the sums hold at once fits a thread's registers, "
-            "and ctas_per_sm CTAs of it an SM's.",
+            "and the sums of ctas_per_sm CTAs an SM's.",
             _GUIDE,
             "lower thread_m, thread_n, tile_k or ctas_per_sm",
             of_case=registers,

@@ -59,7 +59,8 @@ def registers(case: Case) -> Iterator[Clause]:
     """Compare what each statement's registers and the sums need with what a thread may have.
 
     This is a lower bound: sums live from the first statement to the last, and a statement needs its
-    own operands at once.  Whether ptxas spills all the same is ``tinygpu.registers``' estimate.
+    own operands at once.  Whether ptxas spills all the same is ``tinygpu.registers``' estimate, a
+    matter of time and not of legality.
     """
     program, device = case.program, case.chip
     sums: dict[str, Buffer] = {}
@@ -81,10 +82,14 @@ def registers(case: Case) -> Iterator[Clause]:
         names, most = ", ".join(live), device.registers_per_thread_max
         text = "{} need {} registers of a thread at once; {} allows {}"
         yield Clause(need <= most, text, (names, need, device.name, most))
+    if sums:
+        held: Any = 0
+        for buffer in sums.values():
+            held = held + (buffer.bytes + 3) // 4
         resident = program.threads * program.ctas_per_sm
-        total = (need + unit - 1) // unit * unit * resident
-        text = "{} of {} resident threads need {} registers at once; {} has {} per SM"
-        values = (names, resident, total, device.name, device.registers_per_sm)
+        total = (held + unit - 1) // unit * unit * resident
+        text = "{} of {} resident threads need {} registers; {} has {} per SM"
+        values = (", ".join(sums), resident, total, device.name, device.registers_per_sm)
         yield Clause(total <= device.registers_per_sm, text, values)
 
 

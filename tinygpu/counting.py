@@ -1,0 +1,255 @@
+"""Counting: how many points satisfy a conjunction of tables, and uniform samples of them.
+
+Over finite axes a *factor* is an array over some of them; the number of points at which all 0/1
+factors are 1 is a sum of products, and sums move inside products (variable elimination).  First the
+axes that most factors share are joined into *rows*, the combinations that those factors allow: laws
+about tiles and threads together leave few of the many combinations.  Then the others are summed out
+one at a time.  Run backwards with random choices, the same sums draw uniform samples.
+
+>>> equal = Factor((0, 1), np.eye(3, dtype=bool))
+>>> small = Factor((1, 2), np.array([[True, True], [True, False], [False, False]]))
+>>> sums = Sums((3, 3, 2))
+>>> sums.count((equal, small))
+3
+>>> sorted(map(tuple, sums.sample((equal, small), np.random.default_rng(0), 500).tolist()))[0]
+(0, 0, 0)
+
+Results are kept by the identity of the factors, so conjunctions that share factors share work.
+
+Source: R. Dechter, "Bucket elimination", 1999.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Factor", "Sums"]
+
+_ROWS_MOST = 1 << 16
+_ROW = -1
+_SMALL = 2000
+
+
+class Weighing(Protocol):
+    """Anything with axes, ascending, and an array over them: a Factor, a space's Table."""
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The positions of its axes."""
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """Its values."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factor:
+    """An array over the axes, in ascending order; axis -1 stands for the rows."""
+
+    axes: tuple[int, ...]
+    array: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """The joined axes and, one row a combination, an index along each."""
+
+    axes: tuple[int, ...]
+    index: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """The rows, each axis that was summed out with its factors, the points for each row."""
+
+    rows: _Rows
+    steps: tuple[tuple[int, tuple[Weighing, ...]], ...]
+    weights: NDArray[Any]
+    free: tuple[int, ...]
+
+
+class Sums:
+    """Sums of products over axes of the given lengths."""
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        self.lengths = lengths
+        self._kept: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._order: tuple[int, ...] = ()
+
+    def count(self, factors: Sequence[Weighing]) -> int:
+        """Return how many points all factors allow."""
+        plan = self._plan(factors)
+        return int(plan.weights.sum(dtype=object)) * prod(self.lengths[a] for a in plan.free)
+
+    def sample(
+        self, factors: Sequence[Weighing], rng: np.random.Generator, n: int
+    ) -> NDArray[np.int64]:
+        """Return ``n`` points, (n, axes) indices, each uniform among those that are allowed."""
+        plan = self._plan(factors)
+        points = np.zeros((n, len(self.lengths)), np.int64)
+        if n == 0:
+            return points
+        weights = plan.weights.astype(float)
+        row = rng.choice(len(weights), size=n, p=weights / weights.sum())
+        points[:, plan.rows.axes] = plan.rows.index[row]
+        for axis, factors_here in reversed(plan.steps):
+            weights_here: Any = np.ones((n, self.lengths[axis]))
+            for factor in factors_here:
+                weights_here = weights_here * self._at(factor, points, row, axis)
+            steps = np.cumsum(weights_here, axis=1)
+            drawn = rng.random(n) * steps[:, -1]
+            points[:, axis] = (drawn[:, None] >= steps).sum(axis=1)
+        for axis in plan.free:
+            points[:, axis] = rng.integers(self.lengths[axis], size=n)
+        return points
+
+    def points(self, factors: Sequence[Weighing]) -> NDArray[np.int64]:
+        """Return every point that all factors allow, (points, axes) indices."""
+        plan = self._plan(factors)
+        row = np.flatnonzero(plan.weights)
+        points = np.zeros((len(row), len(self.lengths)), np.int64)
+        points[:, plan.rows.axes] = plan.rows.index[row]
+        for axis in (*(a for a, _ in reversed(plan.steps)), *plan.free):
+            length = self.lengths[axis]
+            row, points = np.repeat(row, length), np.repeat(points, length, axis=0)
+            points[:, axis] = np.tile(np.arange(length), len(points) // length)
+            for factor in (f for a, fs in plan.steps if a == axis for f in fs):
+                at = tuple(row if a == _ROW else points[:, a] for a in factor.axes)
+                kept = factor.array[at] > 0
+                row, points = row[kept], points[kept]
+        return points
+
+    def _at(
+        self, factor: Weighing, points: NDArray[np.int64], row: NDArray[Any], axis: int
+    ) -> NDArray[Any]:
+        """Return a factor at points, with every value of an axis: (points, values)."""
+        every = np.arange(self.lengths[axis])[None, :]
+        at = ((row if a == _ROW else points[:, a])[:, None] for a in factor.axes)
+        columns = (every if a == axis else c for a, c in zip(factor.axes, at, strict=True))
+        return np.asarray(factor.array[tuple(columns)])
+
+    def _once(self, key: tuple[Any, ...], kept: Any, make: Any) -> Any:
+        """Return what was made under the key before; ``kept`` are the objects that it names."""
+        if key not in self._kept:
+            self._kept[key] = (make(), kept)
+        return self._kept[key][0]
+
+    def _plan(self, factors: Sequence[Weighing]) -> _Plan:
+        key = ("plan", *sorted(map(id, factors)))
+        return self._once(key, tuple(factors), lambda: self._make_plan(factors))
+
+    def _make_plan(self, factors: Sequence[Weighing]) -> _Plan:
+        shadows = [shadow for f in factors for shadow in self._shadows(f)]
+        factors = (*factors, *shadows)
+        rows = self._rows(factors)
+        rest = [
+            self._once(("gather", id(rows), id(f)), (rows, f), lambda f=f: _gather(rows, f))
+            for f in factors
+            if not set(f.axes) <= set(rows.axes)
+        ]
+        left = {a for f in rest for a in f.axes} - {_ROW}
+        free = set(range(len(self.lengths))) - left - set(rows.axes)
+        steps = []
+        while left:
+            costs = {a: self._width(rest, a) for a in left}
+            axis = min(sorted(left), key=lambda a: costs[a])
+            mine = [f for f in rest if axis in f.axes]
+            key = ("sum", axis, *sorted(map(id, mine)))
+            message = self._once(key, tuple(mine), lambda m=mine, a=axis: _sum_out(m, a))
+            steps.append((axis, tuple(mine)))
+            rest = [f for f in rest if axis not in f.axes] + [message]
+            left.remove(axis)
+        weights: Any = np.ones(len(rows.index), np.int64)
+        for factor in rest:
+            weights = weights * factor.array
+        return _Plan(rows, tuple(steps), weights, tuple(sorted(free)))
+
+    def _width(self, factors: Sequence[Weighing], axis: int) -> int:
+        """Return the size of the product of the factors over an axis."""
+        together = {a for f in factors if axis in f.axes for a in f.axes} - {_ROW}
+        return prod(self.lengths[a] for a in together)
+
+    def _rows(self, factors: Sequence[Weighing]) -> _Rows:
+        """Join axes, the most shared first, as long as there are few combinations."""
+        if not self._order:
+            shared = {a: sum(f.array.size for f in factors if a in f.axes) for f in factors
+                      for a in f.axes}  # fmt: skip
+            self._order = tuple(sorted(shared, key=lambda a: (-shared[a], a)))
+        alone: dict[int, NDArray[Any]] = {}
+        for factor in factors:
+            if len(factor.axes) == 1:
+                (axis,) = factor.axes
+                alone[axis] = alone.get(axis, True) & (factor.array > 0)
+        settled = sorted(a for a, allowed in alone.items() if allowed.sum() <= 1)
+        rows = self._once(("none",), (), lambda: _Rows((), np.zeros((1, 0), np.int64)))
+        for axis in (*settled, *(a for a in self._order if a not in settled)):
+            if len(rows.index) * self.lengths[axis] > _ROWS_MOST:
+                break
+            axes = {*rows.axes, axis}
+            inside = [f for f in factors if axis in f.axes and set(f.axes) <= axes]
+            key = ("rows", id(rows), axis, *sorted(map(id, inside)))
+            rows = self._once(
+                key, (rows, *inside), lambda r=rows, a=axis, i=inside: self._join(r, a, i)
+            )
+        return rows
+
+    def _shadows(self, factor: Weighing) -> tuple[Factor, ...]:
+        """Return what a small factor implies for each of its axes alone."""
+        if factor.array.size > _SMALL or len(factor.axes) < 2:
+            return ()
+
+        def make() -> tuple[Factor, ...]:
+            found = []
+            for position, axis in enumerate(factor.axes):
+                others = tuple(i for i in range(len(factor.axes)) if i != position)
+                allowed = factor.array.any(axis=others)
+                if not allowed.all():
+                    found.append(Factor((axis,), allowed))
+            return tuple(found)
+
+        found: tuple[Factor, ...] = self._once(("shadow", id(factor)), factor, make)
+        return found
+
+    def _join(self, rows: _Rows, axis: int, inside: Sequence[Weighing]) -> _Rows:
+        length = self.lengths[axis]
+        index = np.concatenate(
+            [
+                np.repeat(rows.index, length, axis=0),
+                np.tile(np.arange(length), len(rows.index))[:, None],
+            ],
+            axis=1,
+        )
+        axes = (*rows.axes, axis)
+        allowed = np.ones(len(index), bool)
+        for factor in inside:
+            allowed &= factor.array[tuple(index[:, axes.index(a)] for a in factor.axes)]
+        return _Rows(axes, index[allowed])
+
+
+def _gather(rows: _Rows, factor: Weighing) -> Weighing:
+    """Take the rows' combinations along the joined axes of a factor."""
+    outside = [i for i, a in enumerate(factor.axes) if a not in rows.axes]
+    inside = [i for i, a in enumerate(factor.axes) if a in rows.axes]
+    axes = tuple(factor.axes[i] for i in outside)
+    if not inside:
+        return factor
+    moved = factor.array.transpose(*inside, *outside)
+    at = tuple(rows.index[:, rows.axes.index(factor.axes[i])] for i in inside)
+    return Factor((_ROW, *axes), moved[at])
+
+
+def _sum_out(factors: Sequence[Weighing], axis: int) -> Factor:
+    """Return the sum along the axis of the product of the factors."""
+    axes = tuple(sorted({a for f in factors for a in f.axes}))
+    joint: Any = np.ones((), bool)
+    for factor in sorted(factors, key=lambda f: (f.array.dtype != bool, f.array.size)):
+        shape = iter(factor.array.shape)
+        joint = joint * factor.array.reshape([next(shape) if a in factor.axes else 1 for a in axes])
+    rest = tuple(a for a in axes if a != axis)
+    return Factor(rest, joint.sum(axis=axes.index(axis), dtype=np.int64))
