@@ -50,10 +50,21 @@ class Weighing(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factor:
-    """An array over the axes, in ascending order; axis -1 stands for the rows."""
+    """An array over the axes, in ascending order.
+
+    Axis -1, then the first, stands for the rows: row r is entry ``index[r]`` of it, so that rows
+    that are alike are worked on once.
+    """
 
     axes: tuple[int, ...]
     array: NDArray[Any]
+    index: NDArray[np.int64] | None = None
+
+    def at(self, row: NDArray[np.int64], columns: tuple[NDArray[np.int64], ...]) -> NDArray[Any]:
+        """Return the values at rows and indices along the other axes."""
+        if self.index is None:
+            return np.asarray(self.array[columns])
+        return np.asarray(self.array[(self.index[row], *columns)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +80,7 @@ class _Plan:
     """The rows, each axis that was summed out with its factors, the points for each row."""
 
     rows: _Rows
-    steps: tuple[tuple[int, tuple[Weighing, ...]], ...]
+    steps: tuple[tuple[int, tuple[Factor, ...]], ...]
     weights: NDArray[Any]
     free: tuple[int, ...]
 
@@ -101,7 +112,12 @@ class Sums:
         for axis, factors_here in reversed(plan.steps):
             weights_here: Any = np.ones((n, self.lengths[axis]))
             for factor in factors_here:
-                weights_here = weights_here * self._at(factor, points, row, axis)
+                columns = tuple(
+                    np.arange(self.lengths[a])[None, :] if a == axis else points[:, a, None]
+                    for a in factor.axes
+                    if a != _ROW
+                )
+                weights_here = weights_here * factor.at(row[:, None], columns)
             steps = np.cumsum(weights_here, axis=1)
             drawn = rng.random(n) * steps[:, -1]
             points[:, axis] = (drawn[:, None] >= steps).sum(axis=1)
@@ -120,19 +136,10 @@ class Sums:
             row, points = np.repeat(row, length), np.repeat(points, length, axis=0)
             points[:, axis] = np.tile(np.arange(length), len(points) // length)
             for factor in (f for a, fs in plan.steps if a == axis for f in fs):
-                at = tuple(row if a == _ROW else points[:, a] for a in factor.axes)
-                kept = factor.array[at] > 0
+                columns = tuple(points[:, a] for a in factor.axes if a != _ROW)
+                kept = factor.at(row, columns) > 0
                 row, points = row[kept], points[kept]
         return points
-
-    def _at(
-        self, factor: Weighing, points: NDArray[np.int64], row: NDArray[Any], axis: int
-    ) -> NDArray[Any]:
-        """Return a factor at points, with every value of an axis: (points, values)."""
-        every = np.arange(self.lengths[axis])[None, :]
-        at = ((row if a == _ROW else points[:, a])[:, None] for a in factor.axes)
-        columns = (every if a == axis else c for a, c in zip(factor.axes, at, strict=True))
-        return np.asarray(factor.array[tuple(columns)])
 
     def _once(self, key: tuple[Any, ...], kept: Any, make: Any) -> Any:
         """Return what was made under the key before; ``kept`` are the objects that it names."""
@@ -167,7 +174,8 @@ class Sums:
             left.remove(axis)
         weights: Any = np.ones(len(rows.index), np.int64)
         for factor in rest:
-            weights = weights * factor.array
+            every = np.arange(len(rows.index))
+            weights = weights * factor.at(every, ())
         return _Plan(rows, tuple(steps), weights, tuple(sorted(free)))
 
     def _width(self, factors: Sequence[Weighing], axis: int) -> int:
@@ -232,24 +240,46 @@ class Sums:
         return _Rows(axes, index[allowed])
 
 
-def _gather(rows: _Rows, factor: Weighing) -> Weighing:
+def _gather(rows: _Rows, factor: Weighing) -> Factor:
     """Take the rows' combinations along the joined axes of a factor."""
     outside = [i for i, a in enumerate(factor.axes) if a not in rows.axes]
     inside = [i for i, a in enumerate(factor.axes) if a in rows.axes]
-    axes = tuple(factor.axes[i] for i in outside)
     if not inside:
-        return factor
+        return Factor(factor.axes, factor.array)
     moved = factor.array.transpose(*inside, *outside)
     at = tuple(rows.index[:, rows.axes.index(factor.axes[i])] for i in inside)
-    return Factor((_ROW, *axes), moved[at])
+    flat = np.ravel_multi_index(at, moved.shape[: len(inside)])
+    axes = (_ROW, *(factor.axes[i] for i in outside))
+    shape = moved.shape[len(inside) :]
+    return _alike(axes, moved.reshape(-1, *shape), flat)
 
 
-def _sum_out(factors: Sequence[Weighing], axis: int) -> Factor:
+def _alike(axes: tuple[int, ...], array: NDArray[Any], index: NDArray[np.int64]) -> Factor:
+    """Merge the entries of the first axis that are equal."""
+    flat = np.ascontiguousarray(array.reshape(len(array), -1))
+    if flat.dtype == bool:
+        flat = np.packbits(flat, axis=1)
+    words = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).reshape(-1)
+    _, first, same = np.unique(words, return_index=True, return_inverse=True)
+    return Factor(axes, array[first], same[index])
+
+
+def _sum_out(factors: Sequence[Factor], axis: int) -> Factor:
     """Return the sum along the axis of the product of the factors."""
     axes = tuple(sorted({a for f in factors for a in f.axes}))
+    kinds: NDArray[np.int64] | None = None
+    for factor in factors:
+        if factor.index is not None:
+            both = factor.index if kinds is None else kinds * len(factor.array) + factor.index
+            kinds = np.unique(both, return_inverse=True)[1]
+    first = np.unique(kinds, return_index=True)[1] if kinds is not None else None
     joint: Any = np.ones((), bool)
     for factor in sorted(factors, key=lambda f: (f.array.dtype != bool, f.array.size)):
-        shape = iter(factor.array.shape)
-        joint = joint * factor.array.reshape([next(shape) if a in factor.axes else 1 for a in axes])
+        array = factor.array
+        if factor.index is not None and first is not None:
+            array = array[factor.index[first]]
+        shape = iter(array.shape)
+        joint = joint * array.reshape([next(shape) if a in factor.axes else 1 for a in axes])
     rest = tuple(a for a in axes if a != axis)
-    return Factor(rest, joint.sum(axis=axes.index(axis), dtype=np.int64))
+    summed = joint.sum(axis=axes.index(axis), dtype=np.int64)
+    return Factor(rest, summed) if kinds is None else _alike(rest, summed, kinds)

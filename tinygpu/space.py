@@ -303,9 +303,10 @@ class _Builder:
         rows = np.stack(columns, axis=-1) if columns else np.zeros((1, 0), np.int64)
         inside = np.ones(lengths, bool)
         for table in tables:
-            if set(table.axes) <= set(axes):
+            if set(table.axes) & set(axes):
+                others = tuple(i for i, a in enumerate(table.axes) if a not in axes)
                 full = [sums.lengths[a] if a in table.axes else 1 for a in axes]
-                inside &= table.holds.reshape(full)
+                inside &= table.holds.any(axis=others).reshape(full)
         known = self.verdicts.setdefault(signature, {})
         wanted = {tuple(rows[i].tolist()) for i in np.flatnonzero(inside)} - known.keys()
         probes = sums.sample(tables, np.random.default_rng(0), _PROBES) if wanted else None
