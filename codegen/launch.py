@@ -264,9 +264,19 @@ def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str, handle: int | No
         return torch.empty(shape, dtype=kind, device=like.device)
 
 
+@dataclass(frozen=True, slots=True)
+class _Foreign:
+    """A stream of whatever library, by its handle, in the CUDA stream protocol."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
 @functools.lru_cache(256)
 def _stream(handle: int) -> Any:
-    return gpu().cuda.ExternalStream(handle)
+    return gpu().cuda.Stream.from_external(_Foreign(handle))
 
 
 def _handle(inputs: Sequence[Any], stream: Any) -> int:

@@ -163,103 +163,91 @@ def blend(parts: list[Numbers], power: float) -> Numbers:
 
 @dataclass(slots=True)
 class _Clock:
-    """When things are free: issue, each unit, each register buffer, the newest copy group."""
+    """When things are free: issue, all that was issued, each unit, each buffer in registers."""
 
     now: Numbers
     last: Numbers
     units: dict[str, Numbers]
     ready: dict[str, Numbers]
-    landed: Numbers
     flight: Numbers
-
-    def copy(self) -> _Clock:
-        return _Clock(
-            self.now, self.last, dict(self.units), dict(self.ready), self.landed, self.flight
-        )
 
 
 def path(tree: tuple[Piece | Repeat, ...]) -> Numbers:
-    """Return the cycles that one CTA takes alone on an SM."""
-    clock = _Clock(0.0, 0.0, {}, {}, 0.0, 0.0)
+    """Return the cycles that one CTA takes alone on an SM.
+
+    Only maxima and sums of the tree's numbers occur: it is monotone in each.
+    """
+    clock = _Clock(0.0, 0.0, {}, {}, 0.0)
     _walk(tree, clock)
     return clock.last
 
 
 def _walk(tree: tuple[Piece | Repeat, ...], clock: _Clock) -> None:
     for node in tree:
-        if isinstance(node, Repeat):
-            _repeat(node, clock)
-        else:
+        if isinstance(node, Piece):
             _piece(node, clock)
+        elif node.rolled:
+            _rolled(node, clock)
+        else:
+            _unrolled(node, clock)
 
 
 def _piece(piece: Piece, clock: _Clock) -> None:
-    match piece.kind:
-        case "sync":
-            clock.now = clock.last + piece.latency
-            clock.last = clock.now
-            return
-        case "commit":
-            return
-        case "wait":
-            return  # its cost is the ring's, in _repeat
+    if piece.kind in ("commit", "wait"):
+        return  # a wait's cost is its ring's, in _rolled
+    if piece.kind == "sync":
+        clock.now = clock.last = clock.last + piece.latency
+        return
     start = clock.now
     for name in piece.reads:
         if name in clock.ready:
             start = np.maximum(start, clock.ready[name])
-    busy: Numbers = 0.0
+    busy = piece.alone
     for unit, cycles in piece.cycles.items():
-        if unit != "issue" and unit != "int":
+        if unit not in ("issue", "int"):
             start = np.maximum(start, clock.units.get(unit, 0.0))
         busy = np.maximum(busy, cycles)
-    busy = np.maximum(busy, piece.alone)
     end = start + busy
     for unit in piece.cycles:
         clock.units[unit] = end
     clock.last = np.maximum(clock.last, end)
     if piece.kind == "async":
         clock.flight = np.maximum(clock.flight, piece.latency)
-        return
-    loads = piece.unit == "lsu"
-    clock.ready[piece.write] = (end if loads else start) + piece.latency
+    else:
+        clock.ready[piece.write] = (end if piece.unit == "lsu" else start) + piece.latency
 
 
-def _repeat(loop: Repeat, clock: _Clock) -> None:
-    """Run the body twice, extrapolate by the period; not at all where there are no trips."""
-    before = clock.copy()
-    _once(loop, clock)
-    first = clock.copy()
-    _once(loop, clock)
-    more = loop.trips - 1.0
-    period_floor = _ring_floor(loop.body, clock.flight)
+def _rolled(loop: Repeat, clock: _Clock) -> None:
+    """A loop with a branch: nothing moves across it, so an iteration's time is its period.
+
+    A ring of copies bounds the period by the copies' latency over the groups in flight: weight over
+    tokens of the cycle that leads from a copy through its wait to the copy that reuses its slot.
+    """
+    inner = _Clock(0.0, 0.0, {}, {}, clock.flight)
+    _walk(loop.body, inner)
+    period = inner.last
+    for node in loop.body:
+        if isinstance(node, Piece) and node.kind == "wait":
+            period = np.maximum(period, inner.flight / (node.pending + 1.0))
+    clock.now = clock.last = clock.last + loop.trips * period
+    clock.units.clear()
+    clock.ready.clear()
+
+
+def _unrolled(loop: Repeat, clock: _Clock) -> None:
+    """An unrolled loop: the first time through its chain, then at the pace of its busiest unit."""
     some = np.asarray(loop.trips) > 0
-
-    def far(a: Numbers, b: Numbers, zero: Numbers) -> Numbers:
-        step = np.maximum(b - a, period_floor) if period_floor is not None else b - a
-        return np.where(some, a + more * step, zero)
-
-    clock.now = far(first.now, clock.now, before.now)
-    clock.last = far(first.last, clock.last, before.last)
-    for table, old, start in (
-        (clock.units, first.units, before.units),
-        (clock.ready, first.ready, before.ready),
-    ):
-        for name in table:
-            table[name] = far(old[name], table[name], start.get(name, 0.0))
-
-
-def _once(loop: Repeat, clock: _Clock) -> None:
-    _walk(loop.body, clock)
-    if loop.rolled:  # instructions do not move across the loop's branch
-        issued: Numbers = clock.now
-        for end in clock.units.values():
-            issued = np.maximum(issued, end)
-        clock.now = issued
-
-
-def _ring_floor(body: tuple[Piece | Repeat, ...], flight: Numbers) -> Numbers | None:
-    """Return the least period of a copy ring: the copies' latency over the groups in flight."""
-    waits = [p for p in body if isinstance(p, Piece) and p.kind == "wait"]
-    if not waits:
-        return None
-    return flight / (waits[0].pending + 1.0)
+    pace: Numbers = sum((p.alone for p in loop.body if isinstance(p, Piece)), 0.0)
+    for cycles in total_work(loop.body).values():
+        pace = np.maximum(pace, cycles)
+    more = np.maximum(loop.trips - 1.0, 0.0) * pace
+    after = _Clock(clock.now, clock.last, dict(clock.units), dict(clock.ready), clock.flight)
+    _walk(loop.body, after)
+    clock.now = np.where(some, after.now, clock.now)
+    clock.flight = after.flight
+    clock.last = np.where(some, after.last + more, clock.last)
+    for mine, theirs in ((clock.units, after.units), (clock.ready, after.ready)):
+        for name, end in theirs.items():
+            before = mine.get(name, 0.0)
+            moved = end is not before
+            mine[name] = np.where(some, end + more, before) if moved else before

@@ -112,7 +112,9 @@ class Gpu:
             driver=driver,
             Device=Device,
             function=SimpleNamespace(Module=Module),
-            ExternalStream=lambda ptr: Stream(ptr, self.log),
+            Stream=SimpleNamespace(
+                from_external=lambda foreign: Stream(foreign.__cuda_stream__()[1], self.log)
+            ),
             get_current_stream=lambda: Stream(5, self.log),
             UnownedMemory=lambda *a: a,
             MemoryPointer=lambda *a: a,
