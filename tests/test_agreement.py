@@ -29,13 +29,16 @@ POINTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POINTS)
 def test_what_the_interpreter_sees_the_graph_rejects(name: str) -> None:
     program = Simt().program(matmul("f32"), Chosen({**TINY, **POINTS[name]}))
     sizes = interpret.reduced(Problem.of(matmul("f32"), m=64, n=64, k=64), program)
     missed = []
     for mutant, changed in (("unchanged", program), *mutation.mutants(program)):
+        if not verdict(changed).legal:
+            continue  # whatever the interpreter sees, it is rejected
         kinds = {f.kind for f in interpret.check(changed, sizes, seeds=(0, 1))} & AMONG_THREADS
-        if kinds and verdict(changed).legal:
+        if kinds:
             missed.append((mutant, sorted(kinds)))
     assert not missed

@@ -476,7 +476,7 @@ def test_roles_meet_at_barriers() -> None:
 
 
 def test_what_the_theorem_excludes_is_checked_up_to_a_bound() -> None:
-    """Legal, but never proved: two speeds, running backwards, an unknown name, two loops."""
+    """Legal, but never proved: two loops, one backwards, a ring used on, a name, two speeds."""
     k = var("kt")
     turn = (put(2, k), Sync(), get(2, k), Sync())
     backwards = (put(2, -1 * k), Sync(), get(2, -1 * k), Sync())
@@ -484,6 +484,7 @@ def test_what_the_theorem_excludes_is_checked_up_to_a_bound() -> None:
     excluded: list[tuple[Statement, ...]] = [
         (For("kt", "trips", turn), For("kt", "trips", turn)),
         (For("kt", "trips", backwards),),
+        (For("kt", "trips", turn), put(2, 0), Sync(), get(2, 0)),
         (For("kt", "trips", unknown),),
         (For("kt", "trips", (For("t", "rows", turn),)),),
         (For("kt", "trips", (*turn, put(2, 2 * k), Sync(), get(2, 2 * k), Sync())),),
@@ -512,6 +513,14 @@ def test_guards_near_the_end_move_the_window() -> None:
     got = verdict(small(1, (ZERO, For("kt", "trips", (put(1, k), far, Sync(), get(1, k), Sync())))))
     assert not got.legal
     assert got.findings[0].trips == (("trips", 10),)
+
+
+def test_the_age_of_a_copy_is_part_of_the_state() -> None:
+    """A wait that covers a copy only after thirty turns: the box reaches beyond them."""
+    turns = For("kt", "trips", (Commit(), WaitGroup(30)))
+    box = window(skeleton_of(small(1, (copy(1, 0), turns))))
+    assert not box.doubt
+    assert dict(box.most)["trips"] > 30
 
 
 def test_trip_counts_that_a_guard_outside_the_loop_names_are_in_the_box() -> None:
