@@ -55,6 +55,7 @@ from tinygpu.window import window
 MANY = Buffer("a", "gmem", "f32", ("m", "k"), ("k", 1))
 HELD = registers("held", "f32", 1)
 KEPT = registers("kept", "f32", 1, stages=2)
+PAIR = registers("pair", "f32", 2, stages=2)
 
 
 def simt(point: str, **changes: Any) -> Program:
@@ -259,7 +260,7 @@ def test_schedules_that_differ_in_sizes_share_a_skeleton() -> None:
 
 def small(stages: int, body: tuple[Statement, ...], *, threads: int = 32) -> Program:
     """A program around one shared ring ``x``."""
-    buffers = (MANY, ring(stages), HELD, KEPT)
+    buffers = (MANY, ring(stages), HELD, KEPT, PAIR)
     return Program(
         "small",
         matmul("f32"),
@@ -578,6 +579,36 @@ def test_a_partial_write_does_not_refresh_a_stage() -> None:
     got = verdict(small(1, (ZERO, put(1, 0), Sync(), one, Sync(), get(1, 1))))
     assert [f.kind for f in got.findings] == ["stale"]
     assert verdict(small(1, (ZERO, put(1, 0), Sync(), put(1, 1), Sync(), get(1, 1)))).legal
+
+
+def test_what_the_extraction_leaves_out_hides_no_fault() -> None:
+    """A read is dropped, or a loop cut, only where that is sure: faults that look like less."""
+    wide, narrow = ((1,),), ((0,),)
+
+    def fetch(index: int, steps: tuple[tuple[int, ...], ...], extent: int, **more: Any) -> Do:
+        to = Access(PAIR, steps, ((0,),), index=Affine(index))
+        return Do(INSTRUCTIONS["ld.shared"], to, (at(1, 0),), (extent,), (32,), **more)
+
+    source = Access(PAIR, wide, ((0,),), index=Affine(0))
+    look = Do(INSTRUCTIONS["cvt"], mine(), (source,), (1,), (32,))
+    ready, c = (put(1, 0), Sync()), var("c")
+    whole, other = fetch(0, wide, 2), fetch(2, wide, 2)
+    shifted = replace(put(1, 1), write=replace(at(1, 1), origin=(Affine(1),)))
+    last = When(3 + -1 * c, 1, (look,))
+    cases: list[tuple[str, tuple[Statement, ...]]] = [
+        ("", (*ready, whole, look)),
+        ("", (*ready, other, whole, look)),
+        ("stale", (*ready, whole, For("c", 1, (other,)), look)),
+        ("stale", (*ready, whole, fetch(2, narrow, 1), look)),
+        ("stale", (*ready, other, fetch(0, narrow, 1), look)),
+        ("stale", (*ready, other, fetch(0, wide, 2, lanes=(1, 32, 0)), look)),
+        ("stale", (*ready, whole, For("c", 3, (look, other)))),
+        ("unwritten", (*ready, For("c", 4, (last,)))),
+        ("stale", (*ready, shifted, Sync(), get(1, 1))),
+    ]
+    for kind, body in cases:
+        found = verdict(small(1, (ZERO, *body))).findings
+        assert {f.kind for f in found} == ({kind} if kind else set()), body
 
 
 def test_unfolding_needs_every_parameter() -> None:
