@@ -470,9 +470,11 @@ def _show(body: tuple[Statement, ...], indent: str) -> list[str]:
 
 
 def select(condition: Any, then: Any, otherwise: Any) -> Any:
-    """Return ``then`` where the condition holds, else ``otherwise``: for ints and arrays alike."""
+    """Return ``then`` where the condition holds, else ``otherwise``: ints, arrays, formulas."""
     if isinstance(condition, bool | np.bool_):
         return then if condition else otherwise
+    if hasattr(condition, "select"):  # a solver's formula
+        return condition.select(then, otherwise)
     return np.where(condition, then, otherwise)
 
 
