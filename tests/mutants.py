@@ -131,10 +131,10 @@ def _of_access(
     for kind in ("thread", "value"):
         modes = getattr(access, kind)
         for i, steps in enumerate(modes):
-            d = next((d for d, step in enumerate(steps) if step), None)
+            moved = next((n for n, step in enumerate(steps) if step), None)
             extents = do.threads if kind == "thread" else do.values
-            if d is None or extents[i] == 1:
+            if moved is None or extents[i] == 1:
                 continue
-            longer = (*steps[:d], steps[d] + 1, *steps[d + 1 :])
+            longer = (*steps[:moved], steps[moved] + 1, *steps[moved + 1 :])
             changed: Any = {kind: (*modes[:i], longer, *modes[i + 1 :])}
             yield f"{kind} step {i} of {which} {do}", (put(replace(access, **changed)),)

@@ -193,9 +193,8 @@ class _Part:
         """Read, compute, round and write the values from ``low`` to ``high``."""
         do = self.do
         arguments = [self._read(r, low, high) for r in do.reads]
-        with np.errstate(all="ignore"):
-            result = do.instruction.semantics(do.variant or do.instruction.name, *arguments)
-            rounded = do.write.buffer.type.round(np.asarray(result)).astype(np.float64)
+        result = do.instruction.semantics(do.variant or do.instruction.name, *arguments)
+        rounded = do.write.buffer.type.round(np.asarray(result)).astype(np.float64)
         if do.instruction.unit == "shuffle":
             rounded = self._shuffled(rounded)
         self._write(np.broadcast_to(rounded, (high - low, self.threads.size)), low, high)

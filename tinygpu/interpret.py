@@ -79,9 +79,10 @@ def interpret(
     run = Run(program, values, given, arrays, Toucher(values), random, landing)
     groups = _agents(program.threads, random)
     places = list(product(*(range(n) for n in program.grid_extents(sizes))))
-    for number in random.permutation(len(places)).tolist():
-        cta = start_cta(run, places[number], number, groups)
-        run_cta(cta, _STRATEGIES[seed % len(_STRATEGIES)])
+    with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers
+        for number in random.permutation(len(places)).tolist():
+            cta = start_cta(run, places[number], number, groups)
+            run_cta(cta, _STRATEGIES[seed % len(_STRATEGIES)])
     output = arrays[operation.output.name]
     result = output.dtype.round(output.flat).reshape(output.shape)
     findings = [*run.found.values(), *_unwritten(program, output)]

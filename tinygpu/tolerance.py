@@ -40,7 +40,8 @@ def ulp(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
     """Return the distance between neighbours of ``dtype`` at each value, subnormals included."""
     magnitude = np.abs(values.astype(np.float64))
     _, exponent = np.frexp(magnitude)
-    binade = np.maximum(exponent - 1, _LEAST_EXPONENT[dtype])
+    least = _LEAST_EXPONENT[dtype]
+    binade = np.where(magnitude > 0, np.maximum(exponent - 1, least), least)
     one = np.full_like(magnitude, 2 * DTYPES[dtype].roundoff)
     result: NDArray[np.float64] = np.ldexp(one, binade)
     return result
