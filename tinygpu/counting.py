@@ -89,6 +89,7 @@ class Sums:
     """Sums of products over axes of the given lengths."""
 
     def __init__(self, lengths: tuple[int, ...]) -> None:
+        """Take the lengths of the axes, which factors name by position."""
         self.lengths = lengths
         self._kept: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         self._order: tuple[int, ...] = ()
@@ -149,7 +150,8 @@ class Sums:
 
     def _plan(self, factors: Sequence[Weighing]) -> _Plan:
         key = ("plan", *sorted(map(id, factors)))
-        return self._once(key, tuple(factors), lambda: self._make_plan(factors))
+        plan: _Plan = self._once(key, tuple(factors), lambda: self._make_plan(factors))
+        return plan
 
     def _make_plan(self, factors: Sequence[Weighing]) -> _Plan:
         shadows = [shadow for f in factors for shadow in self._shadows(f)]
@@ -158,7 +160,7 @@ class Sums:
         rest = [
             self._once(("gather", id(rows), id(f)), (rows, f), lambda f=f: _gather(rows, f))
             for f in factors
-            if not set(f.axes) <= set(rows.axes)
+            if not f.axes or not set(f.axes) <= set(rows.axes)
         ]
         left = {a for f in rest for a in f.axes} - {_ROW}
         free = set(range(len(self.lengths))) - left - set(rows.axes)
@@ -195,7 +197,7 @@ class Sums:
                 (axis,) = factor.axes
                 alone[axis] = alone.get(axis, True) & (factor.array > 0)
         settled = sorted(a for a, allowed in alone.items() if allowed.sum() <= 1)
-        rows = self._once(("none",), (), lambda: _Rows((), np.zeros((1, 0), np.int64)))
+        rows: _Rows = self._once(("none",), (), lambda: _Rows((), np.zeros((1, 0), np.int64)))
         for axis in (*settled, *(a for a in self._order if a not in settled)):
             if len(rows.index) * self.lengths[axis] > _ROWS_MOST:
                 break
@@ -216,7 +218,7 @@ class Sums:
             found = []
             for position, axis in enumerate(factor.axes):
                 others = tuple(i for i in range(len(factor.axes)) if i != position)
-                allowed = factor.array.any(axis=others)
+                allowed = np.asarray(factor.array.any(axis=others))
                 if not allowed.all():
                     found.append(Factor((axis,), allowed))
             return tuple(found)

@@ -1,9 +1,9 @@
 """Laws: what a term has to obey to be launched, each one named object.
 
 A law states a condition on a *case* (a term, sizes, a device) as clauses; the term is legal if
-every clause of every law holds.  A law is written once, in arithmetic and ``select``: on an ordinary
-term its clauses are bools; on the term of a whole space they are arrays over just the decisions
-that matter; on a solver's term they are formulas.
+every clause of every law holds.  A law is written once, in arithmetic and ``select``: on an
+ordinary term its clauses are bools; on the term of a whole space they are arrays over just the
+decisions that matter; on a solver's term they are formulas.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machines.simt import LADDER, Simt

@@ -97,8 +97,8 @@ def identity(value: Any) -> Any:
             parts = (value.value, value.thread, value.origin, value.guard)
             return identity(value.buffer), identity(parts)
         case Do():
-            parts = (value.accesses, value.values, value.threads, value.vector, value.lanes)
-            return value.instruction.name, identity(parts)
+            numbers = (value.accesses, value.values, value.threads, value.vector, value.lanes)
+            return value.instruction.name, identity(numbers)
         case Exit():
             return identity((value.access, value.values, value.threads))
     return id(value)

@@ -22,7 +22,7 @@ Source: ``docs/model.md``, section "Spaces".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product as choices_of
@@ -35,7 +35,6 @@ from numpy.typing import NDArray
 from tinygpu.counting import Sums
 from tinygpu.device import Device
 from tinygpu.errors import IllegalScheduleError, ScheduleError, nearest
-from tinygpu.signature import numbers_of
 from tinygpu.laws import LAWS, check_schedule
 from tinygpu.machine import Chosen, Machine, Value
 from tinygpu.operation import Problem
@@ -43,6 +42,7 @@ from tinygpu.program import Program
 from tinygpu.reach import Case
 from tinygpu.schedule import Schedule
 from tinygpu.sharing import Memo, share
+from tinygpu.signature import numbers_of
 
 __all__ = ["Batch", "Space", "Table"]
 
@@ -136,7 +136,8 @@ class Space:
             for batch, k in zip(self._batches, counts, strict=True):
                 points = self._sums.sample(batch.tables, rng, int(k))
                 drawn += [self._schedule(batch, p) for p in points]
-            rng.shuffle(drawn)  # type: ignore[arg-type]  # a list is a mutable sequence
+            order = rng.permutation(len(drawn))
+            drawn = [drawn[i] for i in order]
             for schedule in drawn:
                 if len(found) < n:
                     found.setdefault(schedule)
@@ -164,9 +165,53 @@ class Space:
 
         Returns "" if the space is not empty.
         """
-        from tinygpu.solve import explain_empty  # the solver is slow to load
+        if self.count():
+            return ""
+        laws = self._core()
+        kept = dict(self.fixed)
+        for name in self.fixed:
+            fewer = {n: v for n, v in kept.items() if n != name}
+            wider = Space(self.machine, self.problem, self.device, fixed=fewer)
+            if wider._empty_under(laws):
+                kept = fewer
+        which = " and ".join(laws)
+        if not kept:
+            return f"no schedule of {self.machine.name} for {self._what()} keeps {which}"
+        narrowed = ", ".join(f"{n} = {_one_of(v)}" for n, v in kept.items())
+        return (
+            f"with {narrowed} no schedule of {self.machine.name} for {self._what()} keeps {which}"
+        )
 
-        return explain_empty(self)
+    def _what(self) -> str:
+        sizes = ", ".join(f"{a} = {n}" for a, n in self.problem.sizes.items())
+        return f"{self.problem.operation.name} at {sizes} on {self.device.name}"
+
+    def _core(self) -> tuple[str, ...]:
+        """Return laws, none of them superfluous, that leave nothing of the space."""
+        every = self._all_tables()
+        names = list(dict.fromkeys(t.law for tables in every for t in tables))
+        for name in reversed(names):
+            fewer = [n for n in names if n != name]
+            if self._none_left(every, fewer):
+                names = fewer
+        return tuple(names)
+
+    def _empty_under(self, laws: Container[str]) -> bool:
+        return self._none_left(self._all_tables(), laws)
+
+    def _none_left(self, every: Iterable[tuple[Table, ...]], laws: Container[str]) -> bool:
+        return not any(
+            self._sums.count(tuple(t for t in tables if t.law in laws)) for tables in every
+        )
+
+    def _all_tables(self) -> tuple[tuple[Table, ...], ...]:
+        """Return each structural choice's tables, those that nothing satisfies among them."""
+        builder = _Builder(self)
+        with np.errstate(all="ignore"):
+            return tuple(
+                builder.explained(dict(zip(self.structural, values, strict=True)))
+                for values in choices_of(*(self.values[n] for n in self.structural))
+            )
 
     def __iter__(self) -> Iterator[Schedule]:
         """Yield every legal schedule (for small spaces)."""
@@ -226,12 +271,35 @@ class _Builder:
         program = space.machine.program(space.problem.operation, schedule.chosen())
         return Batch(structure, (), (), schedule.chosen(), program, (), 1)
 
+    def explained(self, structure: Mapping[str, Value]) -> tuple[Table, ...]:
+        """Return the tables of a structural choice up to the first law that leaves nothing."""
+        if not self.space.axes:
+            space = self.space
+            schedule = Schedule.of(space.machine, structure)
+            broken = check_schedule(schedule, space.machine, space.problem, space.device)
+            return tuple(self._table(violation.law, False) for violation in broken)
+        found: dict[int, Table] = {}
+        self._judged(structure, found)
+        return tuple(found.values())
+
     def batch(self, structure: Mapping[str, Value]) -> Batch | None:
         """Build a batch, or return None if a law leaves nothing of it."""
+        found: dict[int, Table] = {}
+        term = self._judged(structure, found)
+        if term is None:
+            return None
+        chosen, program = term
+        tables, space = tuple(found.values()), self.space
+        count = space._sums.count(tables)
+        return Batch(structure, space.axes, self.values, chosen, program, tables, count)
+
+    def _judged(
+        self, structure: Mapping[str, Value], found: dict[int, Table]
+    ) -> tuple[Chosen, Program] | None:
+        """Add the tables to ``found``; return the term, or None if a law leaves nothing of it."""
         space = self.space
         chosen = Chosen({n: structure.get(n, self.numbers.get(n)) for n in space.values})
         operation = space.problem.operation
-        found: dict[int, Table] = {}
         for requirement in space.machine.requires(operation, chosen):
             if not self._add(found, self._table(requirement.name, requirement.holds)):
                 return None
@@ -259,9 +327,7 @@ class _Builder:
             return None
         if not self._add(found, self._concurrency(structure, program, tables)):
             return None
-        tables = tuple(found.values())
-        count = space._sums.count(tables)
-        return Batch(structure, space.axes, self.values, chosen, program, tables, count)
+        return chosen, program
 
     def _table(self, law: str, holds: Any) -> Table:
         """Drop the axes of length 1."""
@@ -375,3 +441,7 @@ def _narrowed(
                     f"{nearest(str(value), decisions[name].values)}"
                 )
     return values
+
+
+def _one_of(value: Value | tuple[Value, ...]) -> str:
+    return " or ".join(map(str, value)) if isinstance(value, tuple) else str(value)

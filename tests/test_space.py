@@ -1,0 +1,160 @@
+"""Spaces: counts are exact, samples uniform and legal, batches and schedules agree."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinygpu.counting import Factor, Sums
+from tinygpu.device import load_device
+from tinygpu.errors import IllegalScheduleError, ScheduleError
+from tinygpu.laws import check_schedule
+from tinygpu.machine import Value
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.operation import Problem, matmul
+from tinygpu.schedule import Schedule
+from tinygpu.space import Space
+
+H200 = load_device("h200")
+LARGE = Problem.of(matmul(), m=4096, n=4096, k=4096)
+RAGGED = Problem.of(matmul(), m=37, n=41, k=29)
+TUNED = LADDER["tuned"]
+NARROW: dict[str, dict[str, Value | tuple[Value, ...]]] = {
+    "tiles": {**TUNED, "tile_m": (64, 128), "tile_n": (64, 128, 256), "lanes_m": (2, 4, 8),
+              "thread_m": (4, 8), "vector_shared": (2, 4), "vector_c": (1, 2, 4)},
+    "pipelines": {**TUNED, "pipeline": ("none", "register", "cp.async"), "stages": (1, 2, 3),
+                  "issue": (0, 1, 2), "tile_k": (4, 8, 16), "k_step": (1, 4), "pad_a": 0,
+                  "edges": ("guard", "exact", "return")},
+    "sources": {**TUNED, "a_from": ("smem", "gmem"), "b_from": ("smem", "gmem"), "pad_a": 0,
+                "a_layout": ("km", "mk"), "swizzle_a": (0, 2), "vector_shared": (1, 4),
+                "vector_a": (1, 4), "vector_b": (1, 4), "split_k": (1, 4),
+                "combine": ("st", "red")},
+}  # fmt: skip
+
+
+def brute(space: Space, problem: Problem) -> set[Schedule]:
+    """Every schedule of the product that breaks no law, one by one."""
+    found = set()
+    for values in product(*space.values.values()):
+        schedule = Schedule("simt", tuple(zip(space.values, values, strict=True)))
+        if not check_schedule(schedule, space.machine, problem, H200):
+            found.add(schedule)
+    return found
+
+
+@pytest.mark.parametrize("problem", [LARGE, RAGGED], ids=["large", "ragged"])
+@pytest.mark.parametrize("name", NARROW)
+def test_count_iteration_and_brute_force_agree(name: str, problem: Problem) -> None:
+    space = Space(Simt(), problem, H200, fixed=NARROW[name])
+    legal = brute(space, problem)
+    assert space.count() == len(legal)
+    assert set(space) == legal
+    assert set(space.sample(np.random.default_rng(1), 10**6)) == legal
+
+
+def test_something_is_legal_and_something_is_not_in_each() -> None:
+    for fixed in NARROW.values():
+        space = Space(Simt(), LARGE, H200, fixed=fixed)
+        assert 0 < space.count() < space.raw
+
+
+@pytest.mark.slow
+def test_the_whole_space_counts_and_its_samples_are_legal() -> None:
+    space = Space(Simt(), LARGE, H200)
+    assert space.raw >= 10**8
+    assert 10**9 < space.count() < space.raw
+    drawn = space.sample(np.random.default_rng(0), 200)
+    assert len(set(drawn)) == 200
+    for schedule in drawn:
+        assert check_schedule(schedule, Simt(), LARGE, H200) == ()
+
+
+def test_samples_are_uniform() -> None:
+    space = Space(Simt(), LARGE, H200, fixed=NARROW["sources"])
+    legal = list(space)
+    rng = np.random.default_rng(3)
+    seen = dict.fromkeys(legal, 0)
+    for _ in range(40):
+        for schedule in space.sample(rng, len(legal) // 4):
+            seen[schedule] += 1
+    counts = np.array(list(seen.values()))
+    assert abs(counts.mean() - 10) < 0.3
+    assert counts.max() < 30
+    assert counts.min() > 0
+
+
+@pytest.mark.parametrize("name", LADDER)
+def test_ladder_points_are_of_the_space(name: str) -> None:
+    space = Space(Simt(), LARGE, H200, fixed=LADDER[name])
+    schedule = Schedule.of(Simt(), LADDER[name])
+    assert list(space) == [schedule]
+    assert space.contains(schedule)
+    assert not space.contains(schedule.with_(tile_k=64))
+
+
+def test_a_batch_gives_schedules_by_flat_index_and_the_tables_say_which_are_legal() -> None:
+    space = Space(Simt(), LARGE, H200, fixed=NARROW["pipelines"])
+    for batch in space.batches():
+        shape = tuple(len(v) for v in batch.values)
+        legal = np.ones(shape, bool)
+        for table in batch.tables:
+            full = [n if i in table.axes else 1 for i, n in enumerate(shape)]
+            legal &= table.holds.reshape(full)
+        assert legal.sum() == batch.count
+        for schedule in space.schedules(batch, np.flatnonzero(legal)[:20]):
+            assert space.contains(schedule)
+        for schedule in space.schedules(batch, np.flatnonzero(~legal)[:20]):
+            assert not space.contains(schedule)
+
+
+def test_an_empty_space_says_why_with_no_more_than_is_to_blame() -> None:
+    fixed = {**TUNED, "tile_m": 256, "tile_n": 256, "thread_m": 1, "raster": (1, 2)}
+    space = Space(Simt(), LARGE, H200, fixed=fixed)
+    assert space.count() == 0
+    why = space.explain_empty()
+    assert "threads" in why or "warps_m" in why or "chunks" in why
+    assert "raster" not in why
+    assert "pad_a" not in why
+    with pytest.raises(IllegalScheduleError, match="no schedule of simt"):
+        space.require()
+    assert Space(Simt(), LARGE, H200, fixed=TUNED).explain_empty() == ""
+
+
+def test_ragged_sizes_exclude_vectors_from_global_memory() -> None:
+    space = Space(Simt(), RAGGED, H200, fixed={**TUNED, "vector_a": (1, 4), "vector_b": (1, 4),
+                                               "vector_c": (1, 4)})  # fmt: skip
+    assert [(s["vector_a"], s["vector_b"], s["vector_c"]) for s in space] == [(1, 1, 1)]
+
+
+def test_fixed_decisions_are_checked() -> None:
+    with pytest.raises(ScheduleError, match=r"tile_q.*did you mean"):
+        Space(Simt(), LARGE, H200, fixed={"tile_q": 3})
+    with pytest.raises(ScheduleError, match="no value 3"):
+        Space(Simt(), LARGE, H200, fixed={"tile_m": 3})
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_sums_of_products_against_brute_force(data: st.DataObject) -> None:
+    lengths = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    factors = []
+    for _ in range(data.draw(st.integers(0, 5))):
+        axes = tuple(sorted(data.draw(st.sets(st.sampled_from(range(len(lengths)))))))
+        factors.append(Factor(axes, rng.random([lengths[a] for a in axes]) < 0.7))
+    allowed = np.ones(lengths, bool)
+    for factor in factors:
+        shape = [n if i in factor.axes else 1 for i, n in enumerate(lengths)]
+        allowed &= factor.array.reshape(shape)
+    sums = Sums(lengths)
+    assert sums.count(factors) == allowed.sum()
+    points = {tuple(p) for p in sums.points(factors).tolist()}
+    assert points == {tuple(p) for p in np.argwhere(allowed).tolist()}
+    if points:
+        drawn = {tuple(p) for p in sums.sample(factors, rng, 2000).tolist()}
+        assert drawn <= points
+        assert len(drawn) > len(points) * 0.8
