@@ -1,0 +1,221 @@
+"""Timelines: when each statement of a CTA runs, under the rules that its predicted time comes from.
+
+``timeline`` walks the work of a term (``work.py``) as ``cost.path`` does, writes down what happens and
+follows the first iterations of every rolled loop one by one.  A statement starts when what it reads is
+there and its unit is free, keeps the unit busy, and its result is there after a latency more (its
+*flight*).  A barrier waits for all that was issued.  A ``cp.async.wait_group`` waits for the landing
+of the groups themselves, of which ``cost.path`` only takes the mean: the two agree in the limit.
+
+>>> from tinygpu.device import load_device
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.operation import matmul
+>>> program = Simt().program(matmul(), Chosen(LADDER["shared"]))
+>>> line = timeline(program, {"m": 64, "n": 64, "k": 64}, load_device("h200"), iterations=2)
+>>> list(line.rows)
+['alu', 'global memory', 'shared memory', 'fma', 'barrier', 'loop']
+
+Source: ``docs/model.md``, section "Time"; the trace's form: "Trace Event Format", Google.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinygpu.device import Device
+from tinygpu.program import Program
+from tinygpu.search.cost import total_work
+from tinygpu.search.work import Piece, Repeat, account
+
+__all__ = ["Event", "Timeline", "timeline", "trace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One statement once: in cycles since the CTA began, on which row, in which iterations.
+
+    Its unit is busy from ``start_cycles`` to ``end_cycles``; its result is there at
+    ``ready_cycles``.  ``iteration`` names the loops around it, ``kt=1 kk=3``.
+    """
+
+    row: str
+    statement: str
+    iteration: str
+    start_cycles: float
+    end_cycles: float
+    ready_cycles: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What a CTA does at first; ``whole``: to its end, and not only the first iterations."""
+
+    events: tuple[Event, ...]
+    cycles: float
+    whole: bool
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The rows that occur, in order of first use."""
+        return tuple(dict.fromkeys(event.row for event in self.events))
+
+
+def timeline(
+    program: Program, sizes: Mapping[str, int], device: Device, *, iterations: int = 4
+) -> Timeline:
+    """Follow one CTA, alone on an SM, through ``iterations`` of each loop that is not unrolled.
+
+    Raises ProgramError for sizes that the term does not cover.
+    """
+    walker = _Walker(iterations)
+    walker.walk(account(program, sizes, device), "")
+    return Timeline(tuple(walker.events), walker.last, not walker.cut)
+
+
+def trace(line: Timeline, device: Device, *, name: str = "CTA 0") -> dict[str, Any]:
+    """Return it in the trace event format, microseconds: for Perfetto or ``chrome://tracing``."""
+    micro = 1e6 / device.clock_hz
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": name}}
+    ]
+    for number, row in enumerate(line.rows):
+        events += [
+            {"ph": "M", "pid": 0, "tid": number, "name": "thread_name", "args": {"name": row}},
+            {"ph": "M", "pid": 0, "tid": number, "name": "thread_sort_index",
+             "args": {"sort_index": number}},
+        ]  # fmt: skip
+    numbers = {row: number for number, row in enumerate(line.rows)}
+    for number, event in enumerate(line.events):
+        common = {"pid": 0, "tid": numbers[event.row], "name": event.statement, "cat": event.row}
+        args = {"iteration": event.iteration, "start_cycles": event.start_cycles}
+        begin, end = event.start_cycles * micro, event.end_cycles * micro
+        events.append({**common, "ph": "X", "ts": begin, "dur": end - begin, "args": args})
+        if event.ready_cycles > event.end_cycles and event.row in _FLYING:
+            flight = {**common, "name": f"in flight: {event.statement}", "id": number}
+            events.append({**flight, "ph": "b", "ts": end})
+            events.append({**flight, "ph": "e", "ts": event.ready_cycles * micro})
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+_FLYING = ("global memory", "cp.async")
+_ROWS = {"sync": "barrier", "wait": "wait", "async": "cp.async"}
+
+
+def _row(piece: Piece) -> str:
+    if piece.kind in _ROWS:
+        return _ROWS[piece.kind]
+    if piece.unit == "lsu":
+        return "global memory" if "l1" in piece.cycles else "shared memory"
+    return "loop" if piece.text.startswith("loop ") else piece.unit
+
+
+@dataclass(slots=True)
+class _Walker:
+    """The clock of ``cost.path`` for one schedule, with the copies in flight and a record."""
+
+    iterations: int
+    now: float = 0.0
+    last: float = 0.0
+    units: dict[str, float] = field(default_factory=dict)
+    ready: dict[str, float] = field(default_factory=dict)
+    flying: float = 0.0
+    groups: list[float] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    cut: bool = False
+
+    def walk(self, tree: tuple[Piece | Repeat, ...], where: str) -> None:
+        for node in tree:
+            if self.cut:
+                return
+            if isinstance(node, Piece):
+                self.piece(node, where)
+            elif node.rolled:
+                self.rolled(node, where)
+            else:
+                self.unrolled(node, where)
+
+    def piece(self, piece: Piece, where: str) -> None:
+        if piece.kind == "commit":
+            self.groups.append(self.flying)
+            self.flying = 0.0
+            return
+        if piece.kind in ("sync", "wait"):
+            start, self.last = self.last, self.last + float(piece.latency)
+            if piece.kind == "wait":
+                done = len(self.groups) - int(piece.pending)
+                self.last = max([self.last, *self.groups[: max(done, 0)]])
+            self.now = self.last
+            self.note(piece, where, start, self.last, self.last)
+            return
+        start, busy = self.now, float(piece.alone)
+        for name in piece.reads:
+            start = max(start, self.ready.get(name, 0.0))
+        for unit, cycles in piece.cycles.items():
+            if unit not in ("issue", "int"):
+                start = max(start, self.units.get(unit, 0.0))
+            busy = max(busy, float(cycles))
+        end = start + busy
+        for unit in piece.cycles:
+            self.units[unit] = end
+        self.last = max(self.last, end)
+        if piece.kind == "async":
+            there = end + float(piece.latency)
+            self.flying = max(self.flying, there)
+        else:
+            there = (end if piece.unit == "lsu" else start) + float(piece.latency)
+            self.ready[piece.write] = there
+        self.note(piece, where, start, end, max(there, end))
+
+    def note(self, piece: Piece, where: str, start: float, end: float, ready: float) -> None:
+        self.events.append(Event(_row(piece), piece.text, where.strip(), start, end, ready))
+
+    def rolled(self, loop: Repeat, where: str) -> None:
+        """Each iteration begins when the last one has issued; past ``iterations``, stop."""
+        trips = int(loop.trips)
+        for i in range(min(trips, self.iterations)):
+            self.now = self.last
+            self.units.clear()
+            self.ready.clear()
+            self.walk(loop.body, f"{where} {loop.var}={i}")
+        self.cut |= trips > self.iterations
+        self.now = self.last
+        self.units.clear()
+        self.ready.clear()
+
+    def unrolled(self, loop: Repeat, where: str) -> None:
+        """The first time through its chain, then again and again at the pace of its busiest unit."""
+        trips = int(loop.trips)
+        if trips <= 0:
+            return
+        pace = sum(float(p.alone) for p in loop.body if isinstance(p, Piece))
+        pace = max([pace, *map(float, total_work(loop.body).values())])
+        first_event, first_group = len(self.events), len(self.groups)
+        before = {id(clock): dict(clock) for clock in (self.units, self.ready)}
+        flying = self.flying
+        self.walk(loop.body, f"{where} {loop.var}=0")
+        events, groups = self.events[first_event:], self.groups[first_group:]
+        for i in range(1, trips):
+            here = f"{where} {loop.var}={i}".strip()
+            self.events += [_later(event, i * pace, here) for event in events]
+            self.groups += [landing + i * pace for landing in groups]
+        more = (trips - 1) * pace
+        self.last += more
+        if self.flying != flying:
+            self.flying += more
+        for clock in (self.units, self.ready):
+            for name, end in clock.items():
+                if before[id(clock)].get(name) != end:
+                    clock[name] = end + more
+
+
+def _later(event: Event, cycles: float, iteration: str) -> Event:
+    return Event(
+        event.row,
+        event.statement,
+        iteration,
+        event.start_cycles + cycles,
+        event.end_cycles + cycles,
+        event.ready_cycles + cycles,
+    )

@@ -1,0 +1,81 @@
+"""The command line: ``tinygpu COMMAND``.
+
+Every command is a few lines over the Python API; what takes long to load (the solver, the plots,
+CuPy) is loaded by the command that needs it.  A mistake of the user's is one line on standard error,
+``error: subject, law, got, allowed, way out``, and a status:
+
+    0    done
+    1    ``check``: the schedule is illegal; ``run``: the kernel is wrong
+    2    an error that the user can mend
+    130  interrupted; what was found is kept
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from tinygpu.cli import code, demo, look, plot, search
+from tinygpu.cli.console import complain
+from tinygpu.errors import TinyGpuError
+
+__all__ = ["app"]
+
+_WAYS = {
+    errno.ENOSPC: "free some space, or choose a folder on another disk",
+    errno.EDQUOT: "your quota is used up: free some space, or choose another folder",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EACCES: "choose a file or folder that you may use, or change its permissions",
+    errno.EPERM: "choose a file or folder that you may use, or change its permissions",
+    errno.ENOENT: "check the path",
+    errno.EISDIR: "it is a folder: give a file",
+    errno.ENOTDIR: "part of the path is a file: choose another folder",
+    errno.EEXIST: "a file of that name is in the way: choose another folder",
+    errno.EMFILE: "too many files are open: raise ulimit -n",
+}
+_USAGE_ERROR = typer.BadParameter.__mro__[1]  # what every wrong option or argument is
+
+
+class _Group(TyperGroup):
+    """The commands; their errors become one line and a status."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run a command line and exit with its status."""
+        try:
+            status = super().main(*args, standalone_mode=False, **extra)
+        except typer.Abort:
+            status = 130
+        except _USAGE_ERROR as error:
+            told = str(getattr(error, "format_message", lambda: error)()).rstrip(".")
+            context = getattr(error, "ctx", None)
+            path = context.command_path if context else "tinygpu"
+            status = complain(f"{' '.join(told.split())}; see {path} --help")
+        except TinyGpuError as error:
+            status = complain(str(error))
+        except MemoryError:
+            status = complain("memory: not enough; fix some decisions with --fix, or lower --top")
+        except OSError as error:
+            what = f"{error.filename}: " if error.filename else ""
+            way = _WAYS.get(error.errno or 0, "try again, or choose another path")
+            status = complain(f"{what}{error.strerror or error}; {way}")
+        if status == 130:
+            complain("interrupted; files written before are whole")
+        if standalone_mode:
+            sys.exit(status if isinstance(status, int) else 0)
+        return status
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A formal model of a GPU, a search over its schedules, and the PTX it predicts.",
+)
+for part in (look, search, code, demo):
+    part.add_to(app)
+app.add_typer(plot.app, name="plot")

@@ -1,0 +1,146 @@
+"""What the commands print and write: lines, tables, bars, JSON, whole files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import typer
+
+__all__ = [
+    "bar",
+    "complain",
+    "count_text",
+    "json_text",
+    "resumable",
+    "say",
+    "say_json",
+    "table",
+    "time_text",
+    "working",
+    "write",
+]
+
+Progress = Callable[[int, int], None]
+
+
+def complain(text: str) -> int:
+    """Print ``error: ..`` in one line on standard error; return the status for it."""
+    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    return 2
+
+
+def say(text: object) -> None:
+    """Print to standard output."""
+    typer.echo(str(text))
+
+
+def json_text(tree: Any) -> str:
+    """Write JSON for machines: NumPy's numbers become Python's."""
+
+    def plain(value: Any) -> Any:
+        return value.item() if hasattr(value, "item") else str(value)
+
+    return json.dumps(tree, indent=2, default=plain)
+
+
+def say_json(tree: Any) -> None:
+    """Print JSON to standard output."""
+    typer.echo(json_text(tree))
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; columns whose name begins with ``#`` are flush right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        right = column.startswith("#")
+        shown.add_column(column.lstrip("#"), justify="right" if right else "left")
+    for row in rows:
+        shown.add_row(*map(str, row))
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 200  # a file or a pipe has no edge to wrap at
+    console.print(shown)
+
+
+@contextmanager
+def bar(text: str) -> Iterator[Progress]:
+    """Show a progress bar on standard error, on a terminal; give ``progress(done, all)``."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn())  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as shown:
+        task = shown.add_task(text, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show that something goes on, on a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield
+
+
+@contextmanager
+def resumable(way: str) -> Iterator[None]:
+    """Say how to go on when Ctrl-C comes, and exit with status 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted: {way}", err=True)
+        sys.exit(130)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Write a file whole or not at all, and its folder; return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(name)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None
+        raise
+    return path
+
+
+def time_text(seconds: float) -> str:
+    """Write a time with the unit that suits it."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3f} {unit}"
+    return f"{seconds * 1e9:.1f} ns"
+
+
+def count_text(number: int) -> str:
+    """Write a count, a large one in powers of ten too."""
+    return f"{number:,}" if number < 10**7 else f"{number:.3g}".replace("e+", "e")

@@ -1,0 +1,199 @@
+"""Pictures: the predicted times, a timeline, a layout, predicted against measured.
+
+Each function returns a matplotlib figure; ``png`` turns it into the bytes of a file.  matplotlib is
+loaded here, so only commands that draw import this module.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib
+
+matplotlib.use("Agg")  # files only: no window system is needed
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+if TYPE_CHECKING:
+    from tinygpu.device import Device
+    from tinygpu.search.best import Ranked
+    from tinygpu.search.timeline import Timeline
+
+__all__ = ["measured_figure", "png", "timeline_figure", "times_figure"]
+
+_COLOURS = (
+    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44aa99",
+    "#882255", "#999933", "#332288", "#777777",
+)  # fmt: skip
+_MARKS = "osD^vP*X<>hd"
+_GRID = {"color": "#dddddd", "linewidth": 0.6}
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as a PNG file's bytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130, facecolor="white")
+    return buffer.getvalue()
+
+
+def times_figure(best: Sequence[Ranked], title: str) -> Figure:
+    """Draw each schedule's predicted time, and the time that each component alone would take.
+
+    A component below a hundredth of the slowest schedule's time is left out.
+    """
+    scale, unit = _unit(max(float(one.seconds) for one in best))
+    totals = [float(one.seconds) * scale for one in best]
+    widest = max(totals)
+    every = dict.fromkeys(part for one in best for part in one.breakdown.parts)
+    largest = {
+        part: max(float(one.breakdown.parts.get(part, 0.0)) for one in best) * scale
+        for part in every
+    }
+    parts = sorted((p for p in every if largest[p] >= 0.01 * widest), key=lambda p: -largest[p])
+    figure = Figure(figsize=(9.5, 1.9 + 0.34 * len(best)), layout="constrained")
+    axes = figure.add_subplot()
+    places = range(len(best))
+    axes.barh(places, totals, height=0.62, color="#e3e6ea", zorder=1)
+    for place, one in zip(places, best, strict=True):
+        for number, part in enumerate(parts):
+            value = float(one.breakdown.parts.get(part, 0.0)) * scale
+            is_worst = part == one.breakdown.bottleneck
+            axes.plot(
+                value,
+                place,
+                _MARKS[number % len(_MARKS)],
+                color=_COLOURS[number % len(_COLOURS)],
+                markersize=9 if is_worst else 6.5,
+                markeredgecolor="black" if is_worst else "white",
+                markeredgewidth=1.1 if is_worst else 0.5,
+                zorder=4 if is_worst else 3,
+            )
+        axes.text(totals[place] + 0.008 * widest, place, f"{totals[place]:.3f}", va="center",
+                  fontsize=8.5)  # fmt: skip
+    axes.set_yticks(list(places), [f"#{place + 1}" for place in places])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.09 * max([widest, *largest.values()]))
+    axes.set_xlabel(f"time [{unit}]")
+    axes.set_ylabel("schedule, best first")
+    axes.set_title(title, fontsize=11)
+    axes.grid(axis="x", zorder=0, **_GRID)
+    axes.spines[["top", "right"]].set_visible(False)
+    shown = [Patch(color="#e3e6ea", label="predicted in all")]
+    handles: list[Patch | Line2D] = [*shown]
+    handles += [
+        Line2D([], [], linestyle="", marker=_MARKS[i % len(_MARKS)], markersize=6.5,
+               color=_COLOURS[i % len(_COLOURS)], label=part)
+        for i, part in enumerate(parts)
+    ]  # fmt: skip
+    handles.append(
+        Line2D([], [], linestyle="", marker="o", markersize=9, color="white",
+               markeredgecolor="black", label="bottleneck")
+    )  # fmt: skip
+    figure.legend(handles=handles, loc="outside right upper", fontsize=8.5, frameon=False,
+                  title="alone it would take", title_fontsize=8.5)  # fmt: skip
+    return figure
+
+
+def timeline_figure(line: Timeline, device: Device, title: str) -> Figure:
+    """Draw when each unit works in the first iterations of a CTA, and copies in flight."""
+    rows = list(line.rows)
+    number = {row: i for i, row in enumerate(rows)}
+    names = [name for name in dict.fromkeys(_verb(e.statement) for e in line.events)]
+    colour = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
+    figure = Figure(figsize=(12, 1.9 + 0.52 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    least = line.cycles / 1500  # what is shorter would not be seen
+    flights = False
+    for event in line.events:
+        y, paint = number[event.row], colour[_verb(event.statement)]
+        width = max(event.end_cycles - event.start_cycles, least)
+        if event.row in ("global memory", "cp.async") and event.ready_cycles > event.end_cycles:
+            flights = True
+            flight = event.ready_cycles - event.end_cycles
+            axes.barh(y, flight, left=event.end_cycles, height=0.3, color=paint, alpha=0.25,
+                      linewidth=0)  # fmt: skip
+        axes.barh(y, width, left=event.start_cycles, height=0.66, color=paint, linewidth=0)
+    for i, (iteration, start) in enumerate(_iterations(line)):
+        axes.axvline(start, color="#888888", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+        axes.annotate(iteration, (start, 1), xycoords=("data", "axes fraction"), xytext=(3, 3),
+                      textcoords="offset points", fontsize=8, color="#555555")  # fmt: skip
+        del i
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.set_xlim(0, line.cycles * 1.01)
+    axes.set_xlabel(f"cycles since the CTA began (1000 cycles = {1e9 / device.clock_hz:.2f} us)")
+    axes.set_title(title, fontsize=11, pad=18)
+    axes.grid(axis="x", zorder=0, **_GRID)
+    axes.spines[["top", "right"]].set_visible(False)
+    handles = [Patch(color=colour[name], label=name) for name in names]
+    if flights:
+        handles.append(Patch(color="#555555", alpha=0.3, label="in flight (latency)"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8.5,
+                  frameon=False)  # fmt: skip
+    return figure
+
+
+def measured_figure(
+    points: Sequence[tuple[float, float]], title: str, *, peer_seconds: float | None = None
+) -> Figure:
+    """Draw (predicted, measured) seconds, the diagonal, and 15 % on both sides of it."""
+    scale, unit = _unit(max(max(p) for p in points))
+    figure = Figure(figsize=(6.8, 6.2), layout="constrained")
+    axes = figure.add_subplot()
+    every = [t * scale for p in points for t in p]
+    if peer_seconds:
+        every.append(peer_seconds * scale)
+    low, high = min(every) / 1.12, max(every) * 1.12
+    axes.fill_between([low, high], [low * 0.85, high * 0.85], [low * 1.15, high * 1.15],
+                      color="#dfe6ee", zorder=0, label="within 15 %")  # fmt: skip
+    axes.plot([low, high], [low, high], color="#666666", linewidth=1, label="measured = predicted")
+    axes.plot([p * scale for p, _ in points], [t * scale for _, t in points], "o",
+              color=_COLOURS[0], markersize=6, markeredgecolor="white", label="a schedule")  # fmt: skip
+    if peer_seconds:
+        axes.axhline(peer_seconds * scale, color=_COLOURS[1], linestyle="--", linewidth=1.2,
+                     label=f"cuBLAS, {peer_seconds * scale:.3g} {unit}")  # fmt: skip
+    if high / low > 5:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    axes.set_aspect("equal")
+    within = sum(abs(t / p - 1) <= 0.15 for p, t in points)
+    axes.set_title(f"{title}\n{within} of {len(points)} within 15 %", fontsize=11)
+    axes.set_xlabel(f"predicted [{unit}]")
+    axes.set_ylabel(f"measured [{unit}]")
+    axes.grid(zorder=0, **_GRID)
+    axes.legend(fontsize=8.5, frameon=False, loc="upper left")
+    return figure
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    """Return the factor and the unit in which a time is 1 or more."""
+    for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * factor >= 1 or math.isclose(factor, 1e6):
+            return factor, name
+    raise AssertionError(seconds)
+
+
+def _verb(statement: str) -> str:
+    """Return what a statement's picture is called: what it writes, and the instruction."""
+    target, equals, rest = statement.partition(" = ")
+    if not equals:
+        return statement
+    name = target.partition("@")[0].partition("[")[0]
+    return f"{rest.partition('(')[0]} {name}"
+
+
+def _iterations(line: Timeline) -> list[tuple[str, float]]:
+    """Return where each iteration of the outermost rolled loop begins."""
+    found: dict[str, float] = {}
+    for event in line.events:
+        first = event.iteration.partition(" ")[0]
+        if first:
+            found[first] = min(found.get(first, math.inf), event.start_cycles)
+    return list(found.items())
