@@ -36,7 +36,12 @@ BREAKS: dict[str, tuple[dict[str, Value], Problem, Device]] = {
     "inside": ({"edges": "exact"}, Problem.of(matmul(), m=100, n=128, k=64), H200),
     "fill_tiles": ({"tile_k": 4, "tile_n": 64, "lanes_m": 8}, LARGE, H200),
     "index_width": ({"addressing": "i32"}, Problem.of(matmul(), m=65536, n=32768, k=64), H200),
-    "concurrency": ({"edges": "return"}, LARGE, H200),
+    "exit_last": ({"edges": "return"}, LARGE, H200),
+    "concurrency": (
+        {"pipeline": "cp.async", "a_layout": "mk", "vector_shared": 1, "vector_c": 1, "stages": 1},
+        LARGE,
+        H200,
+    ),
 }
 TERMS: dict[str, Callable[[Program], Program]] = {
     "covered_sizes": lambda p: replace(p, at_most=(("m", 64),)),

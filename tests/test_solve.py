@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.test_space import H200, LARGE, NARROW, RAGGED
+from tinygpu.errors import ScheduleError
 from tinygpu.laws import check_schedule
 from tinygpu.machine import Value
 from tinygpu.machines.simt import LADDER, Simt
@@ -72,5 +73,5 @@ def test_too_few_resources_are_an_answer_of_their_own() -> None:
 def test_a_formula_has_no_truth_value_and_several_structures_no_formula() -> None:
     with pytest.raises(TypeError, match="select"):
         bool(Formula(True))
-    with pytest.raises(ValueError, match="structural"):
+    with pytest.raises(ScheduleError, match="structural"):
         Solver(Space(Simt(), LARGE, H200, fixed={"tile_m": 64}))

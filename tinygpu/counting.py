@@ -31,9 +31,10 @@ from numpy.typing import NDArray
 
 __all__ = ["Factor", "Sums"]
 
-_ROWS_MOST = 1 << 16
+_ROWS_MOST = 1 << 12
 _ROW = -1
 _SMALL = 2000
+_KEY_BOUND = 1 << 62
 
 
 class Weighing(Protocol):
@@ -58,7 +59,7 @@ class Factor:
 
     axes: tuple[int, ...]
     array: NDArray[Any]
-    index: NDArray[np.int64] | None = None
+    index: NDArray[np.integer[Any]] | None = None
 
     def at(self, row: NDArray[np.int64], columns: tuple[NDArray[np.int64], ...]) -> NDArray[Any]:
         """Return the values at rows and indices along the other axes."""
@@ -155,7 +156,7 @@ class Sums:
 
     def _make_plan(self, factors: Sequence[Weighing]) -> _Plan:
         shadows = [shadow for f in factors for shadow in self._shadows(f)]
-        factors = (*factors, *shadows)
+        factors = self._merged((*factors, *shadows))
         rows = self._rows(factors)
         rest = [
             self._once(("gather", id(rows), id(f)), (rows, f), lambda f=f: _gather(rows, f))
@@ -208,6 +209,29 @@ class Sums:
                 key, (rows, *inside), lambda r=rows, a=axis, i=inside: self._join(r, a, i)
             )
         return rows
+
+    def _merged(self, factors: Sequence[Weighing]) -> tuple[Weighing, ...]:
+        """Multiply factors over the same axes."""
+        groups: dict[tuple[int, ...], list[Weighing]] = {}
+        for factor in factors:
+            groups.setdefault(factor.axes, []).append(factor)
+
+        def merged(axes: tuple[int, ...], group: Sequence[Weighing]) -> Weighing:
+            if len(group) == 1:
+                return group[0]
+            array = group[0].array
+            for factor in group[1:]:
+                array = array * factor.array
+            return Factor(axes, array)
+
+        return tuple(
+            self._once(
+                ("merge", *sorted(map(id, group))),
+                tuple(group),
+                lambda axes=axes, group=group: merged(axes, group),
+            )
+            for axes, group in groups.items()
+        )
 
     def _shadows(self, factor: Weighing) -> tuple[Factor, ...]:
         """Return what a small factor implies for each of its axes alone."""
@@ -263,18 +287,27 @@ def _alike(axes: tuple[int, ...], array: NDArray[Any], index: NDArray[np.int64])
         flat = np.packbits(flat, axis=1)
     words = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).reshape(-1)
     _, first, same = np.unique(words, return_index=True, return_inverse=True)
-    return Factor(axes, array[first], same[index])
+    return Factor(axes, array[first], same[index].astype(np.int32))
 
 
 def _sum_out(factors: Sequence[Factor], axis: int) -> Factor:
     """Return the sum along the axis of the product of the factors."""
     axes = tuple(sorted({a for f in factors for a in f.axes}))
     kinds: NDArray[np.int64] | None = None
+    bound = 1
     for factor in factors:
-        if factor.index is not None:
-            both = factor.index if kinds is None else kinds * len(factor.array) + factor.index
-            kinds = np.unique(both, return_inverse=True)[1]
-    first = np.unique(kinds, return_index=True)[1] if kinds is not None else None
+        if factor.index is None:
+            continue
+        if kinds is None:
+            kinds = np.zeros(len(factor.index), np.int64)
+        if bound * len(factor.array) >= _KEY_BOUND:
+            kinds = np.unique(kinds, return_inverse=True)[1]
+            bound = len(kinds)
+        kinds = kinds * len(factor.array) + factor.index
+        bound *= len(factor.array)
+    first = None
+    if kinds is not None:
+        _, first, kinds = np.unique(kinds, return_index=True, return_inverse=True)
     joint: Any = np.ones((), bool)
     for factor in sorted(factors, key=lambda f: (f.array.dtype != bool, f.array.size)):
         array = factor.array

@@ -42,6 +42,7 @@ from tinygpu.operation import Problem
 from tinygpu.placement import (
     aligned_vectors,
     contiguous_vectors,
+    exit_last,
     fill_tiles,
     inside,
     legal_widths,
@@ -176,6 +177,13 @@ LAWS: Mapping[str, Law] = {
             _GUIDE,
             "lower thread_m, thread_n, tile_k or ctas_per_sm",
             of_case=registers,
+        ),
+        Law(
+            "exit_last",
+            "States that no barrier comes after an exit: threads that have left do not arrive.",
+            _PTX + "bar (all threads of the barrier take part)",
+            'keep the threads (edges "guard"), or take inputs from gmem without barriers',
+            of_case=exit_last,
         ),
         Law(
             "barrier_ids",

@@ -28,6 +28,7 @@ from tinygpu.reach import Case, Clause, Place, exactly_once, last_origin, moves,
 __all__ = [
     "aligned_vectors",
     "contiguous_vectors",
+    "exit_last",
     "fill_tiles",
     "inside",
     "legal_widths",
@@ -218,6 +219,14 @@ def store_once(case: Case, place: Place) -> Iterator[Clause]:
             times = place.ranges[name].last - place.ranges[name].first + 1
             text = "{} is stored {} times, once for each {}"
             yield Clause(times <= 1, text, (output, times, name))
+
+
+def exit_last(case: Case) -> Iterator[Clause]:
+    """Check that no barrier waits for threads that an Exit has removed."""
+    late = case.waits_after_exit
+    yield Clause(
+        not late, "role {}: bar.sync after some of its threads left", (" and ".join(late),)
+    )
 
 
 def stored(case: Case) -> Iterator[Clause]:

@@ -115,6 +115,7 @@ class Case:
     grid: Mapping[str, Any]
     places: tuple[Place, ...]
     barriers: tuple[Any, ...]
+    waits_after_exit: tuple[str, ...]
 
     @staticmethod
     def of(program: Program, sizes: Mapping[str, int], device: Device | None) -> Case:
@@ -127,20 +128,34 @@ class Case:
         outside = {name: Range(0, extent - 1) for name, extent in grid.items()}
         places: list[Place] = []
         barriers: list[Any] = []
+        late: dict[str, None] = {}
         for role in program.roles:
             exits: tuple[Exit, ...] = ()
+            left = False
             alone = Program.__new__(Program)
             object.__setattr__(alone, "roles", (role,))
             for statement, around in walk(alone):
-                if isinstance(statement, Exit) and not around:
-                    exits = (*exits, statement)
+                if isinstance(statement, Exit):
+                    exits = (*exits, statement) if not around else exits
+                    left = True
                 elif isinstance(statement, Sync):
                     barriers.append(statement.barrier)
+                    if left:
+                        late[role.name] = None
                 elif isinstance(statement, Do):
                     ranges = _ranges(outside, around, parameters)
                     loops = tuple(s.var for s in around if isinstance(s, For))
                     places.append(Place(statement, ranges, loops, role.threads, exits))
-        return Case(program, sizes, device, parameters, grid, tuple(places), tuple(barriers))
+        return Case(
+            program,
+            sizes,
+            device,
+            parameters,
+            grid,
+            tuple(places),
+            tuple(barriers),
+            tuple(late),
+        )
 
     @property
     def chip(self) -> Device:

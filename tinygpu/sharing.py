@@ -27,7 +27,7 @@ __all__ = ["Memo", "Shared", "share"]
 Memo = dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]
 """Results by (operation, operands); the operands are kept, so that no identity is used twice."""
 
-_KEPT_ELEMENTS = 1 << 20
+_KEPT_ELEMENTS = 1 << 18
 """Larger results are not kept: they cost more memory than time."""
 
 

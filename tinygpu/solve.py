@@ -1,8 +1,8 @@
 """Formulas: the laws of a structural choice as z3 terms over its numeric decisions.
 
-The same laws that read ints and arrays read ``Formula``s, which build z3 expressions.  A solver then
-proves statements about *every* schedule of a space, or finds a counterexample.  ``unknown`` is an
-answer of its own, limited by z3's resource count (repeatable) and not by time.
+The same laws that read ints and arrays read ``Formula``s, which build z3 expressions.  A solver
+then proves statements about *every* schedule of a space, or finds a counterexample.  ``unknown`` is
+an answer of its own, limited by z3's resource count (repeatable) and not by time.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machines.simt import LADDER, Simt
@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from tinygpu.errors import ScheduleError
 from tinygpu.laws import LAWS
 from tinygpu.machine import Chosen, Value
 from tinygpu.reach import Case
@@ -54,6 +55,7 @@ class Formula:
     __hash__ = None  # type: ignore[assignment]  # == builds a formula
 
     def __init__(self, term: Any, texts: tuple[Value, ...] = ()) -> None:
+        """Wrap a z3 expression, an int or a bool."""
         self.term = term
         self.texts = texts
 
@@ -169,13 +171,16 @@ class Solver:
     """The legal schedules of a space with one structural choice, as formulas.
 
     The concurrency law has no arithmetic; its verdicts enter as the batch's table.  Raises
-    ValueError if the space has several structural choices: fix them.
+    ScheduleError if the space has several structural choices: fix them.
     """
 
     def __init__(self, space: Space) -> None:
+        """Assert the decisions' values and every law."""
         z3 = _z3()
         if any(len(space.values[n]) != 1 for n in space.structural):
-            raise ValueError(f"solver: several structural choices; fix {space.structural}")
+            raise ScheduleError(
+                f"solver: several structural choices; fix {', '.join(space.structural)} to one each"
+            )
         self.space = space
         structure = {n: space.values[n][0] for n in space.structural}
         self._variables = {n: z3.Int(n) for n in space.axes}
