@@ -11,16 +11,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.mutants import mutants
+from tests.mutants import mutants, rewritten
 from tinygpu.errors import OperationError, ProgramError
-from tinygpu.expression import Constant, value
+from tinygpu.expression import Constant, apply, value
 from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.interpret import check, interpret, reduced
 from tinygpu.machine import Chosen
 from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.memory import DTYPES
 from tinygpu.operation import Operand, Operation, Problem, elementwise, matmul, reduce
 from tinygpu.program import (
     Access,
+    Affine,
     Axis,
     Buffer,
     Commit,
@@ -38,6 +40,7 @@ from tinygpu.program import (
     registers,
     var,
 )
+from tinygpu.race import Cells, GlobalArray
 
 SMALL: dict[str, Any] = {
     **LADDER["multi-stage"], "tile_m": 16, "tile_n": 16, "tile_k": 8, "thread_m": 2, "thread_n": 2,
@@ -225,6 +228,8 @@ HALF = Do(
 )  # all read cell 0
 
 
+LOAD_32, STORE_32 = replace(LOAD, threads=(32,)), replace(STORE, threads=(32,))
+
 WRONG: dict[str, tuple[set[str], Callable[[], Program]]] = {
     "no barrier": ({"race"}, lambda: program(LOAD, PUT, HALF, LOAD, STORE)),
     "all write one cell": (
@@ -272,12 +277,36 @@ WRONG: dict[str, tuple[set[str], Callable[[], Program]]] = {
         {"out_of_bounds"},
         lambda: program(LOAD, do("st.shared", at(TILE, step=2), HERE), STORE),
     ),
+    "before the start": (
+        {"out_of_bounds"},
+        lambda: program(do("ld.global", HERE, replace(at(X), origin=(Affine(-1),))), STORE),
+    ),
+    "before the tile": (
+        {"out_of_bounds"},
+        lambda: program(
+            LOAD, do("st.shared", replace(at(TILE), origin=(Affine(-1),)), HERE), STORE
+        ),
+    ),
+    "a leading dimension too long": (
+        {"out_of_bounds"},
+        lambda: rewritten(program(LOAD, STORE), X, replace(X, stride=(2,))),
+    ),
+    "a tile larger than its stage": (
+        {"out_of_bounds"},
+        lambda: rewritten(program(LOAD, PUT, STORE), TILE, replace(TILE, stride=(2,))),
+    ),
+    "one statement stores twice": (
+        {"written_twice"},
+        lambda: program(
+            roles=(Role("all", 32, (LOAD_32, replace(STORE_32, write=at(Y, step=0)))),)
+        ),
+    ),
     "input overwritten": (
         {"written_input"},
         lambda: program(LOAD, STORE, do("st.global", at(X), HERE)),
     ),
     "added to poison": (
-        {"red_not_zeroed"},
+        {"red_not_zeroed", "wrong_result"},
         lambda: program(LOAD, do("red.global", at(Y), HERE)),
     ),
     "no wait": ({"unwaited"}, lambda: program(ASYNC_PUT, Commit(), GET, LOAD, STORE)),
@@ -322,7 +351,12 @@ def test_the_causes_cover_every_kind_but_misaligned() -> None:
 
 @pytest.mark.parametrize(
     ("step", "count", "found"),
-    [(4, 64, set()), (4, 62, {"out_of_bounds"}), (5, 80, {"misaligned"}), (2, 64, {"misaligned"})],
+    [
+        (4, 64, set()),
+        (4, 62, {"out_of_bounds"}),
+        (5, 80, {"misaligned"}),
+        (2, 64, {"misaligned"}),
+    ],
 )
 def test_vectors_are_aligned_runs_and_not_cut_by_a_guard(
     step: int, count: int, found: set[str]
@@ -436,5 +470,96 @@ def test_a_small_instance_has_ragged_tiles_where_guards_allow() -> None:
     assert ragged == {"m": 25, "n": 26, "k": 38}  # 3 + 2 tiles of k, the last one of 6
     exact = reduced(problem, simt({**ASYNC, "edges": "exact"}))
     assert exact == {"m": 32, "n": 32, "k": 40}
+    assert reduced(problem, simt(RETURN)) == {"m": 13, "n": 13, "k": 3}
+    added = reduced(problem, simt({**SPLIT, "vector_b": 1, "vector_c": 2}))
+    assert added["n"] == 25  # red adds one by one, so c needs no whole vectors
     tiny = reduced(Problem.of(matmul(), m=1, n=4096, k=7), simt(NONE))
     assert (tiny["m"], tiny["k"]) == (1, 7)
+
+
+def test_a_vector_of_every_other_element_is_misaligned() -> None:
+    held = registers("two", "f32", 2)
+    there = Access(X, ((2,),), ((4,),), guard=(True,))
+    load = Do(INSTRUCTIONS["ld.global"], Access(held, ((1,),)), (there,), (2,), (16,), 2)
+    made = program(load, buffers=(X, Y, held), roles=(Role("all", 16, (load,)),))
+    assert "misaligned" in kinds(made, i=64)
+    single = replace(made, roles=(Role("all", 16, (replace(load, vector=1),)),))
+    assert "misaligned" not in kinds(single, i=64)
+
+
+def test_a_thread_with_one_element_inside_stays() -> None:
+    two = registers("two", "f32", 2)
+    x, y = (Access(b, ((32,),), ((1,),), guard=(True,)) for b in (X, Y))
+    held, threads = Access(two, ((1,),)), (32,)
+    load = Do(INSTRUCTIONS["ld.global"], held, (x,), (2,), threads)
+    store = Do(INSTRUCTIONS["st.global"], y, (held,), (2,), threads)
+    body = (Exit(x, (2,), threads), load, store)
+    made = program(buffers=(X, Y, two), roles=(Role("all", 32, body),))
+    assert kinds(made, i=50) == set()
+    assert kinds(made, i=20) == set()
+
+
+def test_threads_and_lanes_count_from_the_start_of_their_role() -> None:
+    body = tuple(replace(s, lanes=(32, 2, 0)) for s in (LOAD_32, STORE_32))
+    roles = (Role("idle", 32, ()), Role("copy", 32, body))
+    assert kinds(program(roles=roles), i=32) == set()
+
+
+def test_every_instruction_rounds_to_the_type_it_writes() -> None:
+    tenth = do("fma", HERE, HERE, Immediate(0.1), variant="mul")
+    back = do("fma", HERE, HERE, Immediate(10.0), variant="mul")
+    x = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    got = interpret(program(LOAD, tenth, back, STORE), {"i": 64}, {"x": x}).outputs["y"]
+    np.testing.assert_array_equal(got, x * np.float32(0.1) * np.float32(10))
+
+
+def test_sums_in_memory_round_each_time() -> None:
+    cell = GlobalArray(np.zeros(1), DTYPES["bf16"], output=True, zeroed=True)
+    same = np.zeros(3, np.int64)
+    assert cell.add(same, np.array([256.0, 1.0, 1.0]), np.arange(3)) is None
+    assert cell.flat[0] == 256
+
+
+def test_where_the_reference_is_no_number_any_result_is_right() -> None:
+    root = elementwise(apply("sqrt", value("x")), inputs=("x",))
+    made = program(LOAD, do("mufu", HERE, HERE, variant="sqrt"), STORE, operation=root)
+    assert kinds(made, i=64) == set()
+
+
+OPERATIONS = st.tuples(
+    st.sampled_from(("read", "write", "issue")),
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), min_size=1, max_size=3, unique=True),
+    st.booleans(),
+)
+
+
+@given(st.lists(OPERATIONS, max_size=12))
+def test_cells_find_a_race_exactly_where_pairs_of_accesses_show_one(
+    operations: list[tuple[str, list[tuple[int, int]], bool]],
+) -> None:
+    """Against the whole history; a barrier follows where the flag is set, waits just before it."""
+    cells, epoch = Cells(2), 0
+    history: list[tuple[int, int, int, str]] = []  # cell, thread, epoch, what
+    flying: list[tuple[Any, Any]] = []
+    for node, (what, touched, barrier) in enumerate(operations):
+        offset, thread = np.array(touched).T
+        conflict = {"read": cells.read, "write": cells.write, "issue": cells.issue}[what](
+            offset, thread, epoch, node
+        )
+        history += [(c, t, epoch, what) for c, t in touched]
+        expected = any(
+            a[0] == b[0] and a[2] == b[2] and {a[3], b[3]} != {"read"}
+            and (a[1] != b[1] or (a[3] == "issue" and i < j))
+            for i, a in enumerate(history)
+            for j, b in enumerate(history)
+            if i != j
+        )  # fmt: skip
+        assert (conflict is not None) == expected
+        if expected:
+            return
+        if what == "issue":
+            flying.append((offset, thread))
+        if barrier:
+            for settled in flying:
+                cells.settle(*settled, epoch, node)
+            flying, epoch = [], epoch + 1
