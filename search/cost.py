@@ -27,7 +27,7 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,8 +36,8 @@ import numpy as np
 from tinygpu.device import Device
 from tinygpu.program import Program
 from tinygpu.search.fitted import FITTED
-from tinygpu.search.traffic import Traffic
-from tinygpu.search.work import UNITS, Piece, Repeat, account, mapped
+from tinygpu.search.traffic import Launch
+from tinygpu.search.work import WARP, Piece, Repeat, Tree, account, mapped
 
 __all__ = ["Breakdown", "Features", "cost", "features", "predict"]
 
@@ -49,25 +49,19 @@ INSTRUCTION_BYTES = 16  # spec: since Volta
 class Features:
     """All that the time depends on; each number depends on few decisions."""
 
-    tree: tuple[Piece | Repeat, ...]
-    work: Mapping[str, Numbers]
-    ctas: Numbers
-    resident: Numbers
-    l2_seconds: Numbers
-    dram_seconds: Numbers
-    device: Device
+    tree: Tree
+    launch: Launch
 
-    def mapped(self, f: Any) -> Features:
-        """Apply ``f`` to every number."""
-        return replace(
-            self,
-            tree=mapped(self.tree, f),
-            work={u: f(w) for u, w in self.work.items()},
-            ctas=f(self.ctas),
-            resident=f(self.resident),
-            l2_seconds=f(self.l2_seconds),
-            dram_seconds=f(self.dram_seconds),
-        )
+    def mapped(
+        self, low: Callable[[Any], Any], high: Callable[[Any], Any], *, exact: bool = True
+    ) -> Features:
+        """Apply ``low`` to every number that costs time, ``high`` to those that save it.
+
+        Without ``exact`` they bound the numbers, and what is not monotone (the estimate of
+        registers) gives way to its bound.
+        """
+        launch = self.launch.mapped(low, high, exact=exact)
+        return replace(self, tree=mapped(self.tree, low, high), launch=launch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,83 +82,86 @@ class Breakdown:
 
 
 def cost(program: Program, sizes: Mapping[str, int], device: Device) -> Breakdown:
-    """Predict the time of one program, or of a space's array program."""
+    """Predict the time of one program."""
     return predict(features(program, sizes, device))
 
 
 def features(program: Program, sizes: Mapping[str, int], device: Device) -> Features:
     """Return what the time depends on, as numbers or factored arrays."""
-    traffic = Traffic.of(program, sizes, device)
-    tree = account(program, sizes, device)
-    hertz = device.clock_hz
-    return Features(
-        tree,
-        total_work(tree) | {"fetch": fetch(tree, device, program.threads // 32)},
-        traffic.ctas,
-        traffic.resident,
-        traffic.l2_bytes() / (device.l2_bytes_per_cycle * hertz),
-        traffic.dram_bytes() / (device.dram_bytes_per_second * FITTED["dram_share"]),
-        device,
-    )
-
-
-def total_work(tree: tuple[Piece | Repeat, ...]) -> dict[str, Numbers]:
-    """Return the cycles for which one CTA keeps each unit busy."""
-    found: dict[str, Numbers] = {}
-    for node in tree:
-        if isinstance(node, Piece):
-            for unit, cycles in node.cycles.items():
-                found[unit] = found.get(unit, 0.0) + cycles
-        else:
-            for unit, cycles in total_work(node.body).items():
-                found[unit] = found.get(unit, 0.0) + cycles * node.trips
-    return {unit: found[unit] for unit in UNITS if unit in found}
-
-
-def fetch(tree: tuple[Piece | Repeat, ...], device: Device, warps: Numbers) -> Numbers:
-    """Return the cycles in which a CTA's instructions arrive, where a loop outgrows the caches."""
-    slots = device.warp_schedulers_per_sm * device.issue_per_cycle_per_scheduler
-    total: Numbers = 0.0
-    for node in tree:
-        if isinstance(node, Repeat):
-            issue = total_work(node.body).get("issue", 0.0)
-            code_bytes = issue * slots / warps * INSTRUCTION_BYTES
-            outgrown = node.rolled & (code_bytes > FITTED["code_bytes"])
-            total = total + node.trips * issue * FITTED["fetch"] * outgrown
-    return total
+    launch = Launch.of(program, sizes, device)
+    return Features(account(program, launch, sizes), launch)
 
 
 def predict(f: Features) -> Breakdown:
-    """Return the time of each candidate."""
-    device = f.device
-    hertz = device.clock_hz
-    count = np.ceil(f.ctas / device.sms)
-    resident = np.minimum(f.resident, count)
-    parts: dict[str, Numbers] = {u: count * w / hertz for u, w in f.work.items()}
-    # shared memory and L1 are one pipe
+    """Return the time of each candidate.
+
+    It is monotone: with features that are each at most (for what saves time, at least) those of a
+    candidate, it gives a lower bound of the candidate's time.
+    """
+    launch, device = f.launch, f.launch.device
+    warps = np.ceil(launch.threads / WARP)
+    count = np.ceil(launch.ctas() / device.sms)
+    capacity = launch.resident()
+    work = total_work(f.tree)
+    work["fetch"] = fetch(f.tree, device)
+    busy = count * warps / device.clock_hz
+    parts: dict[str, Numbers] = {unit: busy * cycles for unit, cycles in work.items()}
+    # shared memory and L1 are stages of one pipe
     pipe = parts.get("smem", 0.0) + parts.get("l1", 0.0)
-    units = [w for u, w in parts.items() if u not in ("smem", "l1")] + [pipe]
-    throughput = blend(units, FITTED["unit_power"])
-    rounds = np.ceil(count / resident)
-    alone = rounds * path(f.tree) / hertz
-    seconds = blend([throughput, alone, f.l2_seconds, f.dram_seconds], FITTED["blend_power"])
-    parts |= {"latency": alone, "l2": f.l2_seconds, "dram": f.dram_seconds}
+    units = [seconds for unit, seconds in parts.items() if unit not in ("smem", "l1")]
+    throughput = blend([*units, pipe], FITTED["unit_power"])
+    rounds = np.ceil(count / np.minimum(capacity, count))
+    parts["latency"] = rounds * path(f.tree, warps) / device.clock_hz
+    parts["l2"] = launch.l2_bytes() / (device.l2_bytes_per_cycle * device.clock_hz)
+    dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
+    parts["dram"] = launch.dram_bytes(capacity) / dram_rate
+    bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
+    seconds = blend(bounds, FITTED["blend_power"])
     parts["launch"] = device.launch_seconds
     return Breakdown(seconds + device.launch_seconds, parts)
 
 
 def blend(parts: list[Numbers], power: float) -> Numbers:
     """Return (sum of parts^power)^(1/power)."""
+    most: Numbers = 0.0
+    for part in parts:
+        most = np.maximum(most, part)
     total: Numbers = 0.0
     for part in parts:
-        total = total + np.asarray(part, np.float64) ** power
-    return total ** (1 / power)
+        total = total + (part / most) ** power
+    return most * total ** (1 / power)
+
+
+def total_work(tree: Tree) -> dict[str, Numbers]:
+    """Return the cycles for which one warp's work keeps each unit busy."""
+    found: dict[str, Numbers] = {}
+    for node in tree:
+        if isinstance(node, Piece):
+            for unit, cycles in node.cycles().items():
+                found[unit] = found.get(unit, 0.0) + cycles
+        else:
+            for unit, cycles in total_work(node.body).items():
+                found[unit] = found.get(unit, 0.0) + cycles * node.trips
+    return found
+
+
+def fetch(tree: Tree, device: Device) -> Numbers:
+    """Return the cycles in which instructions arrive, where a loop outgrows the caches."""
+    slots = device.warp_schedulers_per_sm * device.issue_per_cycle_per_scheduler
+    total: Numbers = 0.0
+    for node in tree:
+        if isinstance(node, Repeat) and node.rolled:
+            issue = total_work(node.body).get("issue", 0.0)
+            outgrown = issue * slots * INSTRUCTION_BYTES > FITTED["code_bytes"]
+            total = total + node.trips * issue * FITTED["fetch"] * outgrown
+    return total
 
 
 @dataclass(slots=True)
 class _Clock:
     """When things are free: issue, all that was issued, each unit, each buffer in registers."""
 
+    warps: Numbers
     now: Numbers
     last: Numbers
     units: dict[str, Numbers]
@@ -172,17 +169,22 @@ class _Clock:
     flight: Numbers
 
 
-def path(tree: tuple[Piece | Repeat, ...]) -> Numbers:
+def path(tree: Tree, warps: Numbers) -> Numbers:
     """Return the cycles that one CTA takes alone on an SM.
 
     Only maxima and sums of the tree's numbers occur: it is monotone in each.
     """
-    clock = _Clock(0.0, 0.0, {}, {}, 0.0)
+    clock = _Clock(warps, 0.0, 0.0, {}, {}, 0.0)
     _walk(tree, clock)
     return clock.last
 
 
-def _walk(tree: tuple[Piece | Repeat, ...], clock: _Clock) -> None:
+def alone(cycles: Mapping[str, Numbers]) -> Numbers:
+    """Return the cycles in which one warp issues its instructions, however many others there are."""
+    return cycles["issue"] * (4 * FITTED["warp_interval"])
+
+
+def _walk(tree: Tree, clock: _Clock) -> None:
     for node in tree:
         if isinstance(node, Piece):
             _piece(node, clock)
@@ -202,13 +204,14 @@ def _piece(piece: Piece, clock: _Clock) -> None:
     for name in piece.reads:
         if name in clock.ready:
             start = np.maximum(start, clock.ready[name])
-    busy = piece.alone
-    for unit, cycles in piece.cycles.items():
+    cycles = piece.cycles()
+    most: Numbers = 0.0
+    for unit, here in cycles.items():
         if unit not in ("issue", "int"):
             start = np.maximum(start, clock.units.get(unit, 0.0))
-        busy = np.maximum(busy, cycles)
-    end = start + busy
-    for unit in piece.cycles:
+        most = np.maximum(most, here)
+    end = start + np.maximum(clock.warps * most, alone(cycles))
+    for unit in cycles:
         clock.units[unit] = end
     clock.last = np.maximum(clock.last, end)
     if piece.kind == "async":
@@ -223,7 +226,7 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
     A ring of copies bounds the period by the copies' latency over the groups in flight: weight over
     tokens of the cycle that leads from a copy through its wait to the copy that reuses its slot.
     """
-    inner = _Clock(0.0, 0.0, {}, {}, clock.flight)
+    inner = _Clock(clock.warps, 0.0, 0.0, {}, {}, clock.flight)
     _walk(loop.body, inner)
     period = inner.last
     for node in loop.body:
@@ -237,11 +240,13 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
 def _unrolled(loop: Repeat, clock: _Clock) -> None:
     """An unrolled loop: the first time through its chain, then at the pace of its busiest unit."""
     some = np.asarray(loop.trips) > 0
-    pace: Numbers = sum((p.alone for p in loop.body if isinstance(p, Piece)), 0.0)
-    for cycles in total_work(loop.body).values():
-        pace = np.maximum(pace, cycles)
+    work = total_work(loop.body)
+    most: Numbers = 0.0
+    for cycles in work.values():
+        most = np.maximum(most, cycles)
+    pace = np.maximum(clock.warps * most, alone(work))
     more = np.maximum(loop.trips - 1.0, 0.0) * pace
-    after = _Clock(clock.now, clock.last, dict(clock.units), dict(clock.ready), clock.flight)
+    after = replace(clock, units=dict(clock.units), ready=dict(clock.ready))
     _walk(loop.body, after)
     clock.now = np.where(some, after.now, clock.now)
     clock.flight = after.flight

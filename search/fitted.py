@@ -26,6 +26,8 @@ FITTED: Mapping[str, float] = {
     "blend_power": 4.0,
     # the share of a peak that long runs reach
     "dram_share": 0.9,
+    # the part of L2 in which data survives until it is used again
+    "l2_share": 0.7,
     # a loop that outgrows the instruction caches: bytes, and how much slower it issues
     "code_bytes": 112640.0,
     "fetch": 2.5,

@@ -71,7 +71,7 @@ def _counted(
         below = below * extent
     key: Any = np.int64(0)
     values: list[NDArray[np.int64]] = []
-    for column in columns:
+    for column in map(_narrowed, columns):
         different, code = np.unique(column, return_inverse=True)
         key = key * len(different) + code.reshape(column.shape)
         values.append(different)
@@ -88,6 +88,16 @@ def _counted(
     if not shape:
         return [int(a[0]) for a in answers]
     return [a[where.reshape(shape)] for a in answers]
+
+
+def _narrowed(array: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Drop to length 1 every axis along which nothing changes."""
+    for axis, length in enumerate(array.shape):
+        if length > 1:
+            first = array.take([0], axis=axis)
+            if (array == first).all():
+                array = first
+    return array
 
 
 def _offsets(row: tuple[int, ...]) -> NDArray[np.int64]:

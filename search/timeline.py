@@ -26,8 +26,8 @@ from typing import Any
 
 from tinygpu.device import Device
 from tinygpu.program import Program
-from tinygpu.search.cost import total_work
-from tinygpu.search.work import Piece, Repeat, account
+from tinygpu.search.cost import features, total_work
+from tinygpu.search.work import WARP, Piece, Repeat
 
 __all__ = ["Event", "Timeline", "timeline", "trace"]
 
@@ -47,12 +47,21 @@ class Event:
     end_cycles: float
     ready_cycles: float
 
+    @property
+    def flies(self) -> bool:
+        """Whether it brings something from global memory that is on its way for a while."""
+        return self.row in ("global memory", "cp.async") and self.ready_cycles > self.end_cycles
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What a CTA does at first; ``whole``: to its end, and not only the first iterations."""
+    """What a CTA does at first; ``whole``: to its end, and not only the first iterations.
+
+    ``begins``: where each iteration of a loop that is not unrolled begins, in cycles.
+    """
 
     events: tuple[Event, ...]
+    begins: tuple[tuple[str, float], ...]
     cycles: float
     whole: bool
 
@@ -69,9 +78,9 @@ def timeline(
 
     Raises ProgramError for sizes that the term does not cover.
     """
-    walker = _Walker(iterations)
-    walker.walk(account(program, sizes, device), "")
-    return Timeline(tuple(walker.events), walker.last, not walker.cut)
+    walker = _Walker(iterations, -(-program.threads // WARP))
+    walker.walk(features(program, sizes, device).tree, "")
+    return Timeline(tuple(walker.events), tuple(walker.begins), walker.last, not walker.cut)
 
 
 def trace(line: Timeline, device: Device, *, name: str = "CTA 0") -> dict[str, Any]:
@@ -92,14 +101,17 @@ def trace(line: Timeline, device: Device, *, name: str = "CTA 0") -> dict[str, A
         args = {"iteration": event.iteration, "start_cycles": event.start_cycles}
         begin, end = event.start_cycles * micro, event.end_cycles * micro
         events.append({**common, "ph": "X", "ts": begin, "dur": end - begin, "args": args})
-        if event.ready_cycles > event.end_cycles and event.row in _FLYING:
+        if event.flies:
             flight = {**common, "name": f"in flight: {event.statement}", "id": number}
             events.append({**flight, "ph": "b", "ts": end})
             events.append({**flight, "ph": "e", "ts": event.ready_cycles * micro})
+    events += [
+        {"ph": "i", "pid": 0, "tid": 0, "s": "p", "name": begin, "ts": cycles * micro}
+        for begin, cycles in line.begins
+    ]
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-_FLYING = ("global memory", "cp.async")
 _ROWS = {"sync": "barrier", "wait": "wait", "async": "cp.async"}
 
 
@@ -116,6 +128,7 @@ class _Walker:
     """The clock of ``cost.path`` for one schedule, with the copies in flight and a record."""
 
     iterations: int
+    warps: int
     now: float = 0.0
     last: float = 0.0
     units: dict[str, float] = field(default_factory=dict)
@@ -123,6 +136,7 @@ class _Walker:
     flying: float = 0.0
     groups: list[float] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    begins: list[tuple[str, float]] = field(default_factory=list)
     cut: bool = False
 
     def walk(self, tree: tuple[Piece | Repeat, ...], where: str) -> None:
@@ -155,7 +169,7 @@ class _Walker:
         for unit, cycles in piece.cycles.items():
             if unit not in ("issue", "int"):
                 start = max(start, self.units.get(unit, 0.0))
-            busy = max(busy, float(cycles))
+            busy = max(busy, self.warps * float(cycles))
         end = start + busy
         for unit in piece.cycles:
             self.units[unit] = end
@@ -178,7 +192,9 @@ class _Walker:
             self.now = self.last
             self.units.clear()
             self.ready.clear()
-            self.walk(loop.body, f"{where} {loop.var}={i}")
+            here = f"{where} {loop.var}={i}"
+            self.begins.append((here.strip(), self.now))
+            self.walk(loop.body, here)
         self.cut |= trips > self.iterations
         self.now = self.last
         self.units.clear()
@@ -190,7 +206,7 @@ class _Walker:
         if trips <= 0:
             return
         pace = sum(float(p.alone) for p in loop.body if isinstance(p, Piece))
-        pace = max([pace, *map(float, total_work(loop.body).values())])
+        pace = max([pace, *(self.warps * float(c) for c in total_work(loop.body).values())])
         first_event, first_group = len(self.events), len(self.groups)
         before = {id(clock): dict(clock) for clock in (self.units, self.ready)}
         flying = self.flying

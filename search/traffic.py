@@ -1,160 +1,191 @@
-"""Traffic: what a launch moves through L2 and DRAM, and how far away a load's data is.
+"""Traffic: the grid of a launch, how many CTAs fit on an SM, what moves through L2 and DRAM.
 
-CTAs run in *waves* of as many as fit on the chip.  A wave covers a block of tiles (its shape is the
-raster's), so of an operand it needs the parts under that block, once from DRAM if L2 can hold what
-the wave needs at a time, and again in every wave unless L2 holds the whole operand between.
+CTAs run in *waves* of as many as fit on the chip.  A wave covers a block of tiles, whose shape is the
+raster's, and needs the parts of each operand under that block.  A part comes from DRAM once a wave that
+needs it, but once in all if L2 holds all operands; it comes from L2 once a CTA that needs it.
+
+With R x C tiles, W CTAs a wave and groups of g rows, a wave covers r = min(R, g) rows and
+c = min(C, W / g) columns, so an operand indexed by
+
+    rows and columns    is fetched once
+    rows alone          C r / W times
+    columns alone       R c / W times
+    neither             R C / W times           each at least once
 
 Source: ``docs/model.md``, section "Time".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tinygpu.device import Device
-from tinygpu.program import Access, Do, For, Program, select, span, walk
+from tinygpu.program import Access, Do, For, Program, select, walk
+from tinygpu.registers import RegisterModel
+from tinygpu.search.fitted import FITTED
 
-__all__ = ["Traffic"]
+__all__ = ["Launch", "Operand", "latency_of"]
 
 Numbers = Any
-L2_SHARE = 0.7  # fitted: the part of L2 that data survives in until it is used again
+"""A number, or an array of them that broadcasts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """A launch's traffic in bytes, its grid, and what decides where data is found."""
+class Operand:
+    """An array in global memory: its bytes, the grid axes that index it, whether a loop walks it."""
 
-    program: Program
+    name: str
+    bytes: float
+    axes: frozenset[str]
+    looped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch: everything about it that time depends on, beside the work of a CTA.
+
+    ``raster`` is given twice: its least and its greatest value among the candidates.
+    """
+
     device: Device
-    values: Mapping[str, Any]
-    ctas: Numbers
-    resident: Numbers
-    registers: Numbers
+    axes: tuple[str, ...]
+    extents: tuple[Numbers, ...]
+    raster: tuple[Numbers, Numbers]
+    threads: Numbers
+    smem_bytes: Numbers
+    registers: RegisterModel
+    ctas_wanted: Numbers
+    operands: tuple[Operand, ...]
 
     @staticmethod
-    def of(program: Program, sizes: Mapping[str, int], device: Device) -> Traffic:
+    def of(program: Program, sizes: Mapping[str, int], device: Device) -> Launch:
         """Account for a launch at these sizes."""
-        from tinygpu.registers import register_estimate, register_limit
-
         values = program.parameter_values(sizes)
-        ctas: Numbers = 1
-        for extent in program.grid_extents(sizes):
-            ctas = ctas * extent
-        unit = device.register_allocation_unit
-        wanted = np.minimum(register_estimate(program), register_limit(program, device))
-        registers = np.ceil(wanted / unit) * unit
-        smem = program.smem_bytes + device.smem_reserved_bytes_per_cta
-        fits = [
-            device.registers_per_sm // (registers * program.threads),
-            device.smem_bytes_per_sm // smem,
-            device.threads_per_sm // program.threads,
-        ]
-        resident: Numbers = device.ctas_per_sm
-        for number in fits:
-            resident = np.minimum(resident, number)
-        return Traffic(program, device, values, ctas, np.maximum(resident, 1), registers)
-
-    def number(self, number: int | str) -> Numbers:
-        return self.values[number] if isinstance(number, str) else number
-
-    def operand_bytes(self, name: str) -> float:
-        """Return an operand's size."""
-        buffer = next(b for b in self.program.buffers if b.name == name)
-        total = float(buffer.type.bytes)
-        for axis in buffer.shape:
-            total *= float(self.number(axis))
-        return total
-
-    def gathered(self) -> dict[str, tuple[Numbers, Numbers]]:
-        """Return for each operand the bytes that all CTAs fetch, and those that all waves need."""
-        found: dict[str, tuple[Numbers, Numbers]] = {}
-        axes = [a.var for a in self.program.grid]
-        extents = dict(zip(axes, self.program.grid_extents(self.values), strict=True))
-        wave = np.minimum(self.device.sms * self.resident, self.ctas)
-        covered = self._covered(axes, extents, wave)
-        waves = self.ctas / wave
-        for statement, around in walk(self.program):
+        found: dict[str, Operand] = {}
+        grid = tuple(axis.var for axis in program.grid)
+        for statement, around in walk(program):
             if not isinstance(statement, Do):
                 continue
             for access in statement.accesses:
-                if access.buffer.level != "gmem" or access.buffer.name in found:
-                    continue
-                size = self.operand_bytes(access.buffer.name)
-                names = {v for o in access.origin for v, _ in o.terms}
-                again: Numbers = 1.0  # how many CTAs fetch each part
-                parts: Numbers = 1.0  # how many parts of the operand a wave covers
-                for axis in axes:
-                    if axis in names:
-                        parts = parts * covered[axis] / extents[axis]
-                    else:
-                        again = again * extents[axis]
-                looped = any(isinstance(f, For) for f in around)
-                found[access.buffer.name] = (
-                    size * (again if looped else 1.0),
-                    np.minimum(waves * parts, again) * size,
-                )
-        return found
+                buffer = access.buffer
+                if buffer.level == "gmem" and buffer.name not in found:
+                    size = float(buffer.type.bytes)
+                    for axis in buffer.shape:
+                        size *= float(values[axis] if isinstance(axis, str) else axis)
+                    names = {v for o in access.origin for v, _ in o.terms}
+                    looped = any(isinstance(outer, For) for outer in around)
+                    found[buffer.name] = Operand(
+                        buffer.name, size, frozenset(names & set(grid)), looped
+                    )
+        return Launch(
+            device,
+            grid,
+            program.grid_extents(sizes),
+            (program.raster, program.raster),
+            program.threads,
+            program.smem_bytes,
+            RegisterModel.of(program),
+            program.ctas_per_sm,
+            tuple(found.values()),
+        )
 
-    def _covered(
-        self, axes: list[str], extents: Mapping[str, Numbers], wave: Numbers
-    ) -> dict[str, Numbers]:
-        """Return how many tiles along each axis a wave covers."""
-        covered: dict[str, Numbers] = {}
-        left = wave
-        if len(axes) >= 2:
-            rows, columns = extents[axes[-2]], extents[axes[-1]]
-            group = np.minimum(self.program.raster, rows)
-            columns_here = np.minimum(columns, np.maximum(left / group, 1.0))
-            rows_here = np.minimum(rows, np.maximum(left / columns_here, 1.0))
-            covered[axes[-1]], covered[axes[-2]] = columns_here, rows_here
-            left = np.maximum(left / (columns_here * rows_here), 1.0)
-        elif axes:
-            covered[axes[-1]] = np.minimum(extents[axes[-1]], left)
-            left = 1.0
-        for axis in reversed(axes[:-2]):
-            covered[axis] = np.minimum(extents[axis], left)
-            left = np.maximum(left / covered[axis], 1.0)
-        return covered
+    def mapped(
+        self, low: Callable[[Any], Any], high: Callable[[Any], Any], *, exact: bool
+    ) -> Launch:
+        """Apply ``low`` to what costs time, ``high`` to what saves it; see ``Features.mapped``."""
+        return replace(
+            self,
+            extents=tuple(map(low, self.extents)),
+            raster=(low(self.raster[0]), high(self.raster[1])),
+            threads=low(self.threads),
+            smem_bytes=low(self.smem_bytes),
+            registers=self.registers.mapped(low, exact=exact),
+            ctas_wanted=low(self.ctas_wanted),
+        )
 
-    def dram_bytes(self) -> Numbers:
-        """Return the bytes from and to DRAM."""
-        gathered = self.gathered()
-        sizes = {name: self.operand_bytes(name) for name in gathered}
-        kept = sum(sizes.values()) <= L2_SHARE * self.device.l2_bytes
-        total: Numbers = 0.0
-        for name, (_, waves) in gathered.items():
-            total = total + (sizes[name] if kept else np.maximum(waves, sizes[name]))
+    def ctas(self) -> Numbers:
+        """Return how many CTAs the grid has."""
+        total: Numbers = 1.0
+        for extent in self.extents:
+            total = total * extent
         return total
+
+    def resident(self) -> Numbers:
+        """Return how many CTAs fit on an SM, by registers, shared memory and threads."""
+        device, unit = self.device, self.device.register_allocation_unit
+        limit = device.registers_per_sm / (self.threads * self.ctas_wanted)
+        limit = np.minimum(np.floor(limit / unit) * unit, device.registers_per_thread_max)
+        registers = np.ceil(self.registers.registers() / unit) * unit
+        registers = np.minimum(registers, limit)
+        smem = self.smem_bytes + device.smem_reserved_bytes_per_cta
+        fits = np.minimum(
+            np.floor(device.registers_per_sm / (registers * self.threads)),
+            np.floor(device.smem_bytes_per_sm / smem),
+        )
+        fits = np.minimum(fits, np.floor(device.threads_per_sm / self.threads))
+        return np.maximum(np.minimum(fits, device.ctas_per_sm), 1.0)
 
     def l2_bytes(self) -> Numbers:
         """Return the bytes between L2 and the SMs."""
-        return sum((fetched for fetched, _ in self.gathered().values()), 0.0)
+        total: Numbers = 0.0
+        for operand in self.operands:
+            again: Numbers = 1.0
+            for axis, extent in zip(self.axes, self.extents, strict=True):
+                if axis not in operand.axes:
+                    again = again * extent
+            total = total + operand.bytes * again
+        return total
 
-    def latency(self, access: Access, around: tuple[For, ...]) -> Numbers:
-        """Return the cycles after which a load's data is there, on average over the iterations.
+    def dram_bytes(self, resident: Numbers) -> Numbers:
+        """Return the bytes between DRAM and L2."""
+        if sum(o.bytes for o in self.operands) <= FITTED["l2_share"] * self.device.l2_bytes:
+            return sum(o.bytes for o in self.operands)
+        return sum((o.bytes * self._fetches(o, resident) for o in self.operands), 0.0)
 
-        An iteration pays the way to L2, or to DRAM, if it is the first to touch a sector; along the
-        contiguous dimension several iterations share one.
-        """
-        device = self.device
-        sizes = [self.operand_bytes(b.name) for b in self.program.buffers if b.level == "gmem"]
-        kept = sum(sizes) <= L2_SHARE * device.l2_bytes
-        far = device.l2_latency_cycles if kept else device.dram_latency_cycles
-        fresh: Numbers = 0.0
-        innermost = len(access.buffer.shape) - 1
-        for loop in around:
-            for d, origin in enumerate(access.origin):
-                step: Numbers = sum((c for v, c in origin.terms if v == loop.var), 0)
-                if d == innermost:
-                    bytes_ = np.maximum(step, 0) * access.buffer.type.bytes
-                    fresh = np.maximum(fresh, np.minimum(bytes_ / device.sector_bytes, 1.0))
-                else:
-                    fresh = np.maximum(fresh, select(np.asarray(step) != 0, 1.0, 0.0))
-        if not around:
-            fresh = 1.0
-        near = device.l1_latency_cycles
-        return near + (far - near) * fresh
+    def _fetches(self, operand: Operand, resident: Numbers) -> Numbers:
+        """Return how often an operand comes from DRAM."""
+        outer: Numbers = 1.0
+        for axis, extent in zip(self.axes[:-2], self.extents[:-2], strict=True):
+            if axis not in operand.axes:
+                outer = outer * extent
+        if len(self.axes) < 2:
+            return outer
+        rows, columns = self.extents[-2:]
+        wave = self.device.sms * resident
+        by_row, by_column = (axis in operand.axes for axis in self.axes[-2:])
+        if by_row and by_column:
+            return outer
+        if by_row:
+            fetches = columns * np.minimum(rows, self.raster[0]) / wave
+        elif by_column:
+            fetches = rows * np.minimum(columns, wave / self.raster[1]) / wave
+        else:
+            fetches = rows * columns / wave
+        return outer * np.maximum(fetches, 1.0)
+
+
+def latency_of(
+    access: Access, around: tuple[For, ...], launch: Launch, *, device: Device
+) -> Numbers:
+    """Return the cycles after which a load's data is there, on average over the iterations.
+
+    An iteration pays the way to L2, or to DRAM if L2 cannot hold the operands, where it is the
+    first to touch a sector; along the contiguous dimension several iterations share one.
+    """
+    kept = sum(o.bytes for o in launch.operands) <= FITTED["l2_share"] * device.l2_bytes
+    far = device.l2_latency_cycles if kept else device.dram_latency_cycles
+    fresh: Numbers = 0.0 if around else 1.0
+    innermost = len(access.buffer.shape) - 1
+    for loop in around:
+        for d, origin in enumerate(access.origin):
+            step: Numbers = sum((c for v, c in origin.terms if v == loop.var), 0)
+            if d == innermost:
+                reached = np.maximum(step, 0) * access.buffer.type.bytes / device.sector_bytes
+                fresh = np.maximum(fresh, np.minimum(reached, 1.0))
+            else:
+                fresh = np.maximum(fresh, select(np.asarray(step) != 0, 1.0, 0.0))
+    return device.l1_latency_cycles + (far - device.l1_latency_cycles) * fresh

@@ -1,9 +1,9 @@
 """Work: what each statement of a term asks of each unit of an SM.
 
-``account(program, sizes, device)`` walks the term once and returns a tree of the same shape: a
-``Piece`` for a statement, a ``Repeat`` for a loop.  A piece says for how many cycles the statement,
-done once by all warps of a CTA, keeps each *unit* busy, and after how many cycles its result can be
-used.  Numbers may be arrays over the decisions of a space; each depends on few of them.
+``account(program, launch, sizes)`` walks the term once and returns a tree of the same shape: a
+``Piece`` for a statement, a ``Repeat`` for a loop.  A piece says for how many cycles of an SM one warp's
+doing of the statement keeps each *unit* busy, and after how many cycles its result can be used.
+Numbers may be arrays over the decisions of a space; each depends on few of them.
 
 Units: ``issue`` (the schedulers' slots), ``fma``, ``fp64``, ``int``, ``cvt``, ``sfu``, ``shuffle``,
 ``smem`` (wavefronts of shared memory) and ``l1`` (lines of global memory); the last two are stages of
@@ -14,7 +14,6 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
@@ -38,31 +37,36 @@ from tinygpu.program import (
 )
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.pattern import lines, wavefronts
-from tinygpu.search.traffic import Traffic
+from tinygpu.search.traffic import Launch, latency_of
 
-__all__ = ["UNITS", "Piece", "Repeat", "account", "mapped"]
+__all__ = ["UNITS", "Piece", "Repeat", "Tree", "account", "mapped"]
 
-UNITS = ("issue", "fetch", "fma", "fp64", "int", "cvt", "sfu", "shuffle", "smem", "l1")
+UNITS = ("issue", "fma", "fp64", "int", "cvt", "sfu", "shuffle", "smem", "l1")
 Numbers = Any
 WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One statement: cycles of each unit for the whole CTA, latency of its result, in cycles.
+    """One statement (None: a loop's end): cycles of each unit for one warp, latency of its result, in cycles.
 
-    ``alone``: the cycles in which one warp can issue it, however many others there are.
+    ``count`` instructions, each of which takes ``each[unit]`` cycles: their product is kept apart until
+    it is needed, for over a space it depends on more decisions than either.
     """
 
-    text: str
+    statement: Statement | None
     kind: str
     reads: tuple[str, ...]
     write: str
     unit: str
-    cycles: Mapping[str, Numbers]
+    count: Numbers
+    each: Mapping[str, Numbers]
     latency: Numbers = 0
-    alone: Numbers = 0
     pending: Numbers = 0
+
+    def cycles(self) -> dict[str, Numbers]:
+        """Return the cycles of each unit."""
+        return {unit: self.count * cycles for unit, cycles in self.each.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,39 +79,38 @@ class Repeat:
     rolled: bool
 
 
-def account(
-    program: Program, sizes: Mapping[str, int], device: Device
-) -> tuple[Piece | Repeat, ...]:
+Tree = tuple[Piece | Repeat, ...]
+
+
+def account(program: Program, launch: Launch, sizes: Mapping[str, int]) -> Tree:
     """Return the work of the first role, statement by statement."""
-    return _Accountant(program, sizes, device).body(program.roles[0].body, ())
+    return _Accountant(program, launch, sizes).body(program.roles[0].body, ())
 
 
-def mapped(tree: tuple[Piece | Repeat, ...], f: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Apply ``f`` to every number of a tree."""
+def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Tree:
+    """Apply ``low`` to every number that costs time, ``high`` to those that save it."""
     return tuple(
         replace(
             node,
-            cycles={u: f(c) for u, c in node.cycles.items()},
-            latency=f(node.latency),
-            alone=f(node.alone),
-            pending=f(node.pending),
+            count=low(node.count),
+            each={u: low(c) for u, c in node.each.items()},
+            latency=low(node.latency),
+            pending=high(node.pending),
         )
         if isinstance(node, Piece)
-        else replace(node, trips=f(node.trips), body=mapped(node.body, f))
+        else replace(node, trips=low(node.trips), body=mapped(node.body, low, high))
         for node in tree
     )
 
 
 class _Accountant:
-    def __init__(self, program: Program, sizes: Mapping[str, int], device: Device) -> None:
-        self.program, self.device = program, device
+    def __init__(self, program: Program, launch: Launch, sizes: Mapping[str, int]) -> None:
+        self.program, self.launch, self.device = program, launch, launch.device
         self.values = program.parameter_values(sizes)
-        self.warps = program.threads // WARP
-        self.traffic = Traffic.of(program, sizes, device)
 
     def body(
         self, body: tuple[Statement, ...], around: tuple[For, ...]
-    ) -> tuple[Piece | Repeat, ...]:
+    ) -> Tree:
         found: list[Piece | Repeat] = []
         for statement in body:
             match statement:
@@ -123,14 +126,14 @@ class _Accountant:
                 case When():
                     found += self.body(statement.body, around)
                 case Sync():
-                    found.append(self.plain("bar.sync", "sync"))
+                    found.append(self.plain(statement, "sync"))
                 case Commit():
-                    found.append(self.plain("cp.async.commit_group", "commit"))
+                    found.append(self.plain(statement, "commit"))
                 case WaitGroup(pending):
-                    piece = self.plain("cp.async.wait_group", "wait")
+                    piece = self.plain(statement, "wait")
                     found.append(replace(piece, pending=pending))
                 case Exit():
-                    found.append(self.plain("exit", "do"))
+                    found.append(self.plain(statement, "do"))
                 case _:
                     assert_never(statement)
         return tuple(found)
@@ -138,26 +141,19 @@ class _Accountant:
     def number(self, number: int | str) -> Numbers:
         return self.values[number] if isinstance(number, str) else number
 
-    def plain(self, text: str, kind: str) -> Piece:
+    def plain(self, statement: Statement, kind: str) -> Piece:
         latency = self.device.barrier_latency_cycles if kind == "sync" else 0
-        return Piece(text, kind, (), "", "issue", {"issue": self.issue(1)}, latency)
+        return Piece(statement, kind, (), "", "issue", 1, {"issue": self.issue(1)}, latency)
 
     def issue(self, instructions: Numbers) -> Numbers:
-        """Return the cycles in which all warps' schedulers issue so many instructions a warp."""
-        rate = self.device.warp_schedulers_per_sm * self.device.issue_per_cycle_per_scheduler
-        return self.warps * instructions / rate
-
-    def rate(self, instructions: Numbers, per_cycle: float) -> Numbers:
-        """Return the cycles of so many instructions a warp at a thread-level rate."""
-        return self.warps * instructions * (WARP / per_cycle)
+        """Return the cycles in which the schedulers issue a warp's instructions."""
+        return instructions / (
+            self.device.warp_schedulers_per_sm * self.device.issue_per_cycle_per_scheduler
+        )
 
     def loop_end(self, loop: For) -> Piece:
-        extra = FITTED["loop"]
-        cycles = {
-            "issue": self.issue(extra),
-            "int": self.rate(extra, self.device.int_per_cycle_per_sm),
-        }
-        return Piece(f"loop {loop.var}", "do", (), "", "issue", cycles)
+        each = {"issue": self.issue(1), "int": WARP / self.device.int_per_cycle_per_sm}
+        return Piece(None, "do", (), "", "issue", FITTED["loop"], each)
 
     def piece(self, do: Do, around: tuple[For, ...]) -> Piece:
         """Return the work of one statement by its unit: one rule a unit."""
@@ -165,83 +161,72 @@ class _Accountant:
         count: Numbers = 1
         for extent in do.values:
             count = count * extent
-        unit, cycles, latency = do.instruction.unit, {}, 0.0
-        narrow = {a.buffer.dtype for a in do.accesses}
-        match unit:
+        each: dict[str, Numbers] = {"issue": self.issue(1)}
+        latency = 0.0
+        types = {a.buffer.dtype for a in do.accesses}
+        match do.instruction.unit:
+            case "fma" if do.write.buffer.dtype == "f64":
+                each["fp64"] = WARP / device.fma_f64_per_cycle_per_sm
+                latency = device.fma_f64_latency_cycles
             case "fma":
-                wide = do.write.buffer.dtype == "f64"
                 run = do.values[0] if do.values else 1
-                if wide:
-                    cycles["fp64"] = self.rate(count, device.fma_f64_per_cycle_per_sm)
-                    latency = device.fma_f64_latency_cycles
-                else:
-                    reads = 1 + FITTED["fma_operands"] * (1 + 8 / run) / 2
-                    cycles["fma"] = self.rate(count * reads, device.fma_f32_per_cycle_per_sm)
-                    latency = device.fma_latency_cycles
+                reads = 1 + FITTED["fma_operands"] * (1 + 8 / run) / 2
+                each["fma"] = reads * (WARP / device.fma_f32_per_cycle_per_sm)
+                latency = device.fma_latency_cycles
             case "cvt":
-                per_cycle = (
-                    device.cvt_f64_per_cycle_per_sm
-                    if "f64" in narrow
-                    else device.cvt_16_per_cycle_per_sm
-                )
-                cycles["cvt"] = self.rate(count, per_cycle)
+                wide = "f64" in types
+                rate = device.cvt_f64_per_cycle_per_sm if wide else device.cvt_16_per_cycle_per_sm
+                each["cvt"] = WARP / rate
                 latency = 2 * device.fma_latency_cycles
             case "alu":
                 latency = device.fma_latency_cycles
             case "sfu":
-                cycles["sfu"] = self.rate(count, device.sfu_per_cycle_per_sm)
+                each["sfu"] = WARP / device.sfu_per_cycle_per_sm
                 latency = 4 * device.fma_latency_cycles
             case "shuffle":
-                cycles["shuffle"] = self.rate(count, device.shuffle_per_cycle_per_sm)
+                each["shuffle"] = WARP / device.shuffle_per_cycle_per_sm
                 latency = device.smem_latency_cycles
             case "lsu":
                 return self.move(do, count, around)
             case "barrier":
                 pass
-            case _:
+            case unit:
                 assert_never(unit)
-        cycles["issue"] = self.issue(count)
-        return self.finish(do, unit, cycles, latency)
+        return self.finish(do, count, each, latency)
 
-    def finish(self, do: Do, unit: str, cycles: dict[str, Numbers], latency: Numbers) -> Piece:
+    def finish(self, do: Do, count: Numbers, each: dict[str, Numbers], latency: Numbers) -> Piece:
         reads = tuple(a.buffer.name for a in do.accesses[:-1])
         kind = "async" if do.instruction.completion == "commit_group" else "do"
-        alone = cycles["issue"] / self.issue(1) * FITTED["warp_interval"]
-        return Piece(str(do), kind, reads, do.write.buffer.name, unit, cycles, latency, alone)
+        unit = do.instruction.unit
+        return Piece(do, kind, reads, do.write.buffer.name, unit, count, each, latency)
 
     def move(self, do: Do, count: Numbers, around: tuple[For, ...]) -> Piece:
         """Return the work of a load or store: wavefronts, lines, index arithmetic, guards."""
         device = self.device
-        cycles: dict[str, Numbers] = {}
-        requests = count / do.vector
+        each: dict[str, Numbers] = {}
+        vector: Numbers = 1 if do.instruction.atomic else do.vector
         extra: Numbers = 0.0
         latency: Numbers = 0.0
         for access in do.accesses:
             level, width = access.buffer.level, access.buffer.type.bytes
+            steps = _linear(access, self.values)
             if level == "smem":
-                steps = _linear(access, self.values)
-                vector = do.vector
                 if access is not do.write:
                     vector = merged(access, steps, do.vector, around)
-                requests = count / vector
-                per = wavefronts(do.threads, steps, width, vector, access.buffer.swizzle)
-                cycles["smem"] = self.warps * requests * per
+                swizzle = access.buffer.swizzle
+                each["smem"] = wavefronts(do.threads, steps, width, vector, swizzle)
                 latency = latency + device.smem_latency_cycles
-                bits = access.buffer.swizzle[0]
-                extra = extra + select(np.asarray(bits) > 0, FITTED["swizzle"], 0.0) * requests
+                extra = extra + select(np.asarray(swizzle[0]) > 0, FITTED["swizzle"], 0.0)
             elif level == "gmem":
-                vector = 1 if do.instruction.atomic else do.vector
-                requests = count / vector
-                touched, tags = lines(do.threads, _linear(access, self.values), width, vector)
+                touched, tags = lines(do.threads, steps, width, vector)
                 bandwidth = device.sector_bytes / device.l1_bytes_per_cycle_per_sm
-                cycles["l1"] = self.warps * requests * np.maximum(tags, touched * bandwidth)
-                extra = extra + self.indices(access) * requests
+                each["l1"] = np.maximum(tags, touched * bandwidth)
+                extra = extra + self.indices(access)
                 if access is not do.write:
-                    latency = latency + self.traffic.latency(access, around)
-        cycles["issue"] = self.issue(requests + extra)
-        if np.any(np.asarray(extra) > 0):
-            cycles["int"] = self.rate(extra, device.int_per_cycle_per_sm)
-        return self.finish(do, "lsu", cycles, latency)
+                    latency = latency + latency_of(access, around, self.launch, device=device)
+        each["issue"] = self.issue(1.0 + extra)
+        each["int"] = extra * (WARP / device.int_per_cycle_per_sm)
+        return self.finish(do, count / vector, each, latency)
 
     def indices(self, access: Access) -> Numbers:
         """Return the integer instructions of one access to gmem: its address and its guards."""
@@ -273,6 +258,8 @@ def merged(access: Access, steps: tuple[Numbers, ...], vector: Numbers, around: 
         for origin, stride in zip(access.origin, strides, strict=True):
             step = steps_of(origin, loop.var)
             here = here | ((np.asarray(step) == vector) & (np.asarray(stride) == 1))
+        if not np.any(here):
+            continue
         moves: list[Numbers] = [*strides, *steps]
         for wide in (2, 4, 8):
             if wide > widest:
@@ -302,7 +289,3 @@ def steps_of(origin: Affine, name: str) -> Numbers:
     """Return the coefficient of a variable in an index."""
     return sum((c for v, c in origin.terms if v == name and not isinstance(c, str)), 0)
 
-
-def prod(numbers: tuple[Numbers, ...]) -> Numbers:
-    """Return a product of numbers or arrays."""
-    return math.prod(numbers) if numbers else 1

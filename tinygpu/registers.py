@@ -34,7 +34,8 @@ Source: fitted to ptxas 13.5 on sm_90a; ``benchmarks/registers.py`` and its resu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,14 @@ import numpy as np
 from tinygpu.device import Device
 from tinygpu.program import Access, Do, Exit, For, Program, When, select, walk
 
-__all__ = ["predicted_spill", "quantities", "register_estimate", "register_limit", "spill_estimate"]
+__all__ = [
+    "RegisterModel",
+    "predicted_spill",
+    "quantities",
+    "register_estimate",
+    "register_limit",
+    "spill_estimate",
+]
 
 _KINDS = ("f32", "f64", "f32+f64")
 _LEAST = 16  # fitted: beside the values kept, no kernel of the sample did with less
@@ -89,12 +97,53 @@ _WEIGHTS: Mapping[str, tuple[float, float, float]] = {
 
 def register_estimate(program: Program) -> Any:
     """Return the registers a thread needs so as not to spill: a number, or an array of them."""
-    column = _KINDS.index(_arithmetic(program))
-    found = quantities(program)
-    total: Any = 0.0
-    for name, weights in _WEIGHTS.items():
-        total = total + weights[column] * found[name]
-    return np.maximum(total, found["kept"] + _LEAST)
+    return RegisterModel.of(program).registers()
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterModel:
+    """The estimate in parts: ``least``, and (addends, bends, weights) of each quantity.
+
+    A quantity is the sum of its addends, cut into pieces at its bends (none: one piece), each with a
+    weight.  Over a space an addend depends on few decisions, while the estimate depends on nearly all.
+    """
+
+    least: Any
+    parts: tuple[tuple[tuple[Any, ...], tuple[int, ...], tuple[float, ...]], ...]
+
+    @staticmethod
+    def of(program: Program) -> RegisterModel:
+        """Return the parts for a term."""
+        column = _KINDS.index(_arithmetic(program))
+        parts = []
+        found = _amounts(program)
+        for name, addends in found.items():
+            bends = _BENDS.get(name, ())
+            names = [f"{name}_{bend}" for bend in bends] or [name]
+            weights = tuple(_WEIGHTS[n][column] for n in names if n in _WEIGHTS)
+            parts.append((addends, bends[: len(weights)], weights))
+        return RegisterModel(sum(found["kept"]) + _LEAST, tuple(parts))
+
+    def mapped(self, f: Callable[[Any], Any], *, exact: bool) -> RegisterModel:
+        """Apply ``f`` to each number; without ``exact`` only the least is kept."""
+        parts = ((tuple(map(f, addends)), *rest) for addends, *rest in self.parts if exact)
+        return RegisterModel(f(self.least), tuple(parts))  # type: ignore[arg-type]
+
+    def registers(self) -> Any:
+        """Return the estimate."""
+        total: Any = 0.0
+        for addends, bends, weights in self.parts:
+            amount: Any = 0.0
+            for addend in addends:
+                amount = amount + addend
+            low = 0
+            for bend, weight in zip(bends or (None,), weights, strict=False):
+                piece = amount
+                if bend is not None:
+                    piece = np.minimum(np.maximum(amount - low, 0), bend - low)
+                    low = bend
+                total = total + weight * piece
+        return np.maximum(total, self.least)
 
 
 def register_limit(program: Program, device: Device) -> Any:
@@ -116,26 +165,44 @@ def predicted_spill(program: Program, device: Device) -> Any:
 
 def quantities(program: Program) -> dict[str, Any]:
     """Return what the estimate is affine in; see the module's text."""
+    found: dict[str, Any] = {}
+    for name, addends in _amounts(program).items():
+        amount = sum(addends, 0.0)
+        found |= _bent(name, amount, _BENDS[name]) if name in _BENDS else {name: amount}
+    return found
+
+
+_BENDS: Mapping[str, tuple[int, ...]] = {
+    "body": (32, 96, 256, 1280),
+    "direct": (16, 64, 256),
+    "direct_rows": (16, 64, 256),
+    "direct_columns": (16, 64, 256),
+    "direct_guards": (16, 64, 256),
+    "staged_rows": (16, 64, 256),
+    "staged_columns": (16, 64, 256),
+    "staged_guards": (16, 64, 256),
+}
+
+
+def _amounts(program: Program) -> dict[str, tuple[Any, ...]]:
+    """Return the addends of each quantity, before it is cut at its bends."""
     kept = _kept(program)
     narrow, wide, body = _operands(program, kept)
-    found: dict[str, Any] = {
-        "one": 1.0,
-        "kept": sum((_words(program, name) for name in kept), 0.0),
-        "narrow": narrow,
-        "wide": wide,
-        **_bent("body", body, (32, 96, 256, 1280)),
+    names = {s.instruction.name for s, _ in walk(program) if isinstance(s, Do)}
+    return {
+        "one": (1.0,),
+        "kept": tuple(_words(program, name) for name in kept) or (0.0,),
+        "narrow": (narrow,),
+        "wide": (wide,),
+        "body": body,
         **_loads(program, kept),
         **_stores(program),
-        "i32": select(_equal(program.addressing, "i32"), 1.0, 0.0),
-        "i64": select(_equal(program.addressing, "i64"), 1.0, 0.0),
-        "swizzle": sum(
-            (2.0 ** b.swizzle[0] - 1 for b in program.buffers if b.level == "smem"), 0.0
-        ),
+        "i32": (select(_equal(program.addressing, "i32"), 1.0, 0.0),),
+        "i64": (select(_equal(program.addressing, "i64"), 1.0, 0.0),),
+        "swizzle": tuple(2.0 ** b.swizzle[0] - 1 for b in program.buffers if b.level == "smem"),
+        "asynchronous": (float("cp.async" in names),),
+        "exit": (float(any(isinstance(s, Exit) for s, _ in walk(program))),),
     }
-    names = {s.instruction.name for s, _ in walk(program) if isinstance(s, Do)}
-    found["asynchronous"] = float("cp.async" in names)
-    found["exit"] = float(any(isinstance(s, Exit) for s, _ in walk(program)))
-    return found
 
 
 def _equal(text: Any, word: str) -> Any:
@@ -177,7 +244,9 @@ def _kept(program: Program) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _operands(program: Program, kept: tuple[str, ...]) -> tuple[Any, Any, Any]:
+def _operands(
+    program: Program, kept: tuple[str, ...]
+) -> tuple[Any, Any, tuple[Any, ...]]:
     """Return the words of the narrowest operand, of the others, and of all in unrolled steps."""
     steps: dict[str, Any] = {}
     body: dict[str, Any] = {}
@@ -193,7 +262,7 @@ def _operands(program: Program, kept: tuple[str, ...]) -> tuple[Any, Any, Any]:
     narrow: Any = total
     for words in steps.values():
         narrow = np.minimum(narrow, words)
-    return narrow, total - narrow, sum(body.values(), 0.0)
+    return narrow, total - narrow, tuple(body.values())
 
 
 def _unrolled(around: tuple[For | When, ...]) -> Any:
@@ -205,7 +274,7 @@ def _unrolled(around: tuple[For | When, ...]) -> Any:
     return times
 
 
-def _loads(program: Program, kept: tuple[str, ...]) -> dict[str, Any]:
+def _loads(program: Program, kept: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
     """Return the quantities of loads from gmem: each operand's first load stands for all."""
     stored = {
         r.buffer.name
@@ -214,7 +283,7 @@ def _loads(program: Program, kept: tuple[str, ...]) -> dict[str, Any]:
         for r in s.reads
         if isinstance(r, Access) and r.buffer.level == "registers"
     }
-    total: dict[str, Any] = dict.fromkeys(_LOADS, 0.0)
+    total: dict[str, tuple[Any, ...]] = dict.fromkeys(_LOADS, ())
     seen: set[str] = set()
     for statement, around in walk(program):
         if not isinstance(statement, Do):
@@ -229,21 +298,19 @@ def _loads(program: Program, kept: tuple[str, ...]) -> dict[str, Any]:
         staged = target.level == "smem" or target.name in stored
         where = "staged" if staged else "direct"
         rows, columns = _rows_and_columns(statement, source, () if staged else around)
-        total[f"{where}_rows"] = total[f"{where}_rows"] + rows
-        total[f"{where}_columns"] = total[f"{where}_columns"] + columns
+        total[f"{where}_rows"] += (rows,)
+        total[f"{where}_columns"] += (columns,)
         for d, guarded in enumerate(source.guard):
             along = rows if source.buffer.stride[d] != 1 else columns
             name = f"{where}_guards"
-            total[name] = total[name] + select(_true(guarded), along, 0.0)
+            total[name] += (select(_true(guarded), along, 0.0),)
         if staged and target.level == "registers" and target.name not in kept:
-            total["waiting"] = total["waiting"] + target.bytes / 4
+            total["waiting"] += (target.bytes / 4,)
         if not staged:
-            total["direct"] = total["direct"] + target.bytes / 4 * _unrolled(around)
-        total["ahead"] = max(total["ahead"], float(staged and target.name in kept))
-    bent: dict[str, Any] = {"waiting": total["waiting"], "ahead": total["ahead"]}
-    for name in _LOADS[2:]:
-        bent |= _bent(name, total[name], (16, 64, 256))
-    return bent
+            total["direct"] += (target.bytes / 4 * _unrolled(around),)
+        if staged and target.name in kept:
+            total["ahead"] = (1.0,)
+    return total
 
 
 _LOADS = (
@@ -281,7 +348,7 @@ def _rows_and_columns(do: Do, access: Access, around: tuple[For | When, ...]) ->
     return rows, columns
 
 
-def _stores(program: Program) -> dict[str, Any]:
+def _stores(program: Program) -> dict[str, tuple[Any, ...]]:
     """Return the rows of c that a thread stores to, and how many stores are guarded."""
     rows: Any = 0.0
     guards: Any = 0.0
@@ -292,7 +359,7 @@ def _stores(program: Program) -> dict[str, Any]:
             rows = rows + here
             for guarded in access.guard:
                 guards = guards + select(_true(guarded), 1.0, 0.0)
-    return {"store_rows": rows, "store_guards": guards}
+    return {"store_rows": (rows,), "store_guards": (guards,)}
 
 
 def _arithmetic(program: Program) -> str:

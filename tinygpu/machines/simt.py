@@ -165,7 +165,9 @@ class _Builder:
         self.a_by_m = self.a_smem and d.a_layout == "km"
         self.warp_m, self.lanes_n = d.lanes_m * d.thread_m, 32 // d.lanes_m
         self.warp_n = self.lanes_n * d.thread_n
-        self.warps_m, self.warps_n = d.tile_m // self.warp_m, d.tile_n // self.warp_n
+        warps_m, warps_n = d.tile_m // self.warp_m, d.tile_n // self.warp_n
+        # none where a requirement fails: 1, so that the term's other numbers stay plain
+        self.warps_m, self.warps_n = select(warps_m > 0, warps_m, 1), select(warps_n > 0, warps_n, 1)
         self.threads = 32 * self.warps_m * self.warps_n
         self.by_m = d.order == "m"
         self.lanes = (
