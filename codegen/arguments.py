@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinygpu.errors import LaunchError, OperationError, ProgramError
+from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem
 from tinygpu.program import Access, Do, Exit, For, Program, When, span, walk
 
-__all__ = ["View", "check", "dense", "is_torch", "vector_of", "view"]
+__all__ = ["View", "check", "check_apart", "dense", "is_torch", "vector_of", "view"]
 
 _TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16"}
 _LARGEST = 2**31 - 1
@@ -53,6 +54,12 @@ class View:
     def form(self) -> tuple[Any, ...]:
         """All that checks depend on: everything but the address, of which its alignment."""
         return (self.pointer % 16, self.dtype, self.shape, self.strides, self.device)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Its first address and the one past its last byte."""
+        last = sum((e - 1) * s for e, s in zip(self.shape, self.strides, strict=True))
+        return self.pointer, self.pointer + (last + 1) * DTYPES[self.dtype].bytes
 
 
 def is_torch(array: object) -> bool:
@@ -133,6 +140,24 @@ def check(program: Program, views: Sequence[View]) -> dict[str, int]:
     _check_inside(program, values)
     _check_index(program, named)
     return values
+
+
+def check_apart(program: Program, views: Sequence[View]) -> None:
+    """Refuse an output that shares memory with an input, but for an elementwise one in place.
+
+    Raises LaunchError.
+    """
+    output = views[-1]
+    start, end = output.span
+    for operand, given in zip(program.operation.inputs, views[:-1], strict=True):
+        first, last = given.span
+        if first >= end or last <= start:
+            continue
+        same = given.pointer == output.pointer and given.strides == output.strides
+        if not (same and given.dtype == output.dtype and not program.operation.reduced):
+            raise LaunchError(
+                f"out: shares memory with {operand.name}; give another array, or none"
+            )
 
 
 def vector_of(program: Program) -> dict[str, int]:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.codegen.addresses import smem_plan
-from tinygpu.codegen.arguments import View, check, is_torch, view
+from tinygpu.codegen.arguments import View, check, check_apart, is_torch, view
 from tinygpu.codegen.assemble import Cubin, assemble
 from tinygpu.codegen.emit import emit, signature
 from tinygpu.errors import LaunchError
@@ -145,18 +145,14 @@ class Kernel:
 
         The arrays have to outlive the launch.  Raises LaunchError as a call does.
         """
+        self._check_count(inputs)
         operands = self.program.operation.operands
-        if len(inputs) != len(operands) - 1:
-            names = ", ".join(o.name for o in operands[:-1])
-            raise LaunchError(
-                f"{self.program.name}: got {len(inputs)} arrays, takes {len(operands) - 1}: {names}"
-            )
         views = [view(o.name, x) for o, x in zip(operands, (*inputs, out), strict=True)]
         key = tuple(v.form for v in views)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._plan(views)
-        _check_apart(self.program, views)
+        check_apart(self.program, views)
         function, grid, block, smem_bytes = plan.function, plan.grid, self._block, self.smem_bytes
         arguments = (
             *(np.uint64(v.pointer) for v in views),
@@ -165,25 +161,32 @@ class Kernel:
         )
         clear = _clearing(self.program, views[-1]) if self.program.zeroed else None
         cupy, name = gpu(), self.program.name
+        refusals = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
+
+        def start(stream: Any) -> None:
+            if clear:
+                clear(stream)
+            function(grid, block, arguments, smem_bytes, stream)
 
         def launch(handle: int) -> None:
-            stream = _stream(handle)
             try:
-                if cupy.cuda.runtime.getDevice() != plan.device:
+                if cupy.cuda.runtime.getDevice() == plan.device:
+                    start(_stream(handle))
+                else:
                     with cupy.cuda.Device(plan.device):
-                        if clear:
-                            clear(stream)
-                        function(grid, block, arguments, smem_bytes, stream)
-                    return
-                if clear:
-                    clear(stream)
-                function(grid, block, arguments, smem_bytes, stream)
-            except cupy.cuda.driver.CUDADriverError as error:
-                raise LaunchError(_complaint(name, error)) from None
-            except cupy.cuda.runtime.CUDARuntimeError as error:
+                        start(_stream(handle))
+            except refusals as error:
                 raise LaunchError(_complaint(name, error)) from None
 
         return launch
+
+    def _check_count(self, inputs: Sequence[Any]) -> None:
+        names = [o.name for o in self.program.operation.inputs]
+        if len(inputs) != len(names):
+            raise LaunchError(
+                f"{self.program.name}: got {len(inputs)} arrays, takes {len(names)}: "
+                f"{', '.join(names)}"
+            )
 
     def _plan(self, views: Sequence[View]) -> _Plan:
         program = self.program
@@ -222,13 +225,14 @@ class Kernel:
 
     def _output(self, inputs: Sequence[Any], handle: int | None) -> Any:
         """Return a new output of the kind of the first input, allocated for the stream."""
+        self._check_count(inputs)
         operation = self.program.operation
-        views = [view(o.name, x) for o, x in zip(operation.inputs, inputs, strict=False)]
-        shapes = {o.name: v.shape for o, v in zip(operation.inputs, views, strict=False)}
+        views = [view(o.name, x) for o, x in zip(operation.inputs, inputs, strict=True)]
+        shapes = {o.name: v.shape for o, v in zip(operation.inputs, views, strict=True)}
         named = {
             axis: size
             for operand in operation.inputs
-            if len(shapes.get(operand.name, ())) == len(operand.axes)
+            if len(shapes[operand.name]) == len(operand.axes)
             for axis, size in zip(operand.axes, shapes[operand.name], strict=True)
         }
         missing = [axis for axis in operation.output.axes if axis not in named]
@@ -298,31 +302,11 @@ def _handle(inputs: Sequence[Any], stream: Any) -> int:
     return int(torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
-def _check_apart(program: Program, views: Sequence[View]) -> None:
-    """Refuse an output that shares memory with an input, but for an elementwise one in place."""
-    output = views[-1]
-    start, end = _bytes(output)
-    for operand, given in zip(program.operation.inputs, views[:-1], strict=True):
-        first, last = _bytes(given)
-        if first >= end or last <= start:
-            continue
-        same = given.pointer == output.pointer and given.strides == output.strides
-        if not (same and given.dtype == output.dtype and not program.operation.reduced):
-            raise LaunchError(
-                f"out: shares memory with {operand.name}; give another array, or none"
-            )
-
-
-def _bytes(v: View) -> tuple[int, int]:
-    last = sum((e - 1) * s for e, s in zip(v.shape, v.strides, strict=True))
-    return v.pointer, v.pointer + (last + 1) * DTYPES[v.dtype].bytes
-
-
 def _clearing(program: Program, output: View) -> Callable[[Any], None]:
     """Return what clears the output on a stream: one memset, or a fill of a strided view."""
     cupy = gpu()
     width = DTYPES[output.dtype].bytes
-    start, end = _bytes(output)
+    start, end = output.span
     if end - start == math.prod(output.shape) * width:
         return lambda s: cupy.cuda.runtime.memsetAsync(start, 0, end - start, s.ptr)
     memory = cupy.cuda.UnownedMemory(start, end - start, None)

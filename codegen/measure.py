@@ -28,7 +28,7 @@ from tinygpu.codegen.assemble import Cubin, assemble_many
 from tinygpu.codegen.emit import EMITTER_VERSION, emit
 from tinygpu.codegen.timing import Timing, time_interleaved
 from tinygpu.codegen.validation import validate
-from tinygpu.codegen.worker import Worker
+from tinygpu.codegen.worker import Worker, lost
 from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.machine import Machine
 from tinygpu.measurement import Measurement, Results, canonical, describe
@@ -44,7 +44,7 @@ class Options:
     """How to measure.  ``limit_seconds`` is the watchdog's, for each candidate.
 
     ``worker`` is the command of a worker process, the GPU's own if empty.  ``scalars`` not given
-    are 0.5.
+    are 0.5.  With ``retry_lost`` what the store has as a timeout or a lost worker is measured again.
     """
 
     rounds: int = 7
@@ -53,6 +53,7 @@ class Options:
     seed: int = 0
     scalars: Mapping[str, float] = field(default_factory=dict)
     worker: tuple[str, ...] = ()
+    retry_lost: bool = False
 
 
 def measure(
@@ -133,8 +134,8 @@ class _Campaign:
     def recall(self, name: str) -> None:
         """Take what the store has."""
         key = self._measurement(name).key
-        known = self.store.get(key) if self.store else None
-        if known is not None:
+        known = self.store.get(key) if self.store is not None else None
+        if known is not None and not (self.options.retry_lost and lost(known.reason)):
             self._found(name, known)
 
     def assembled(self, programs: Mapping[str, Program]) -> dict[str, str]:
@@ -201,7 +202,7 @@ class _Campaign:
 
     def _found(self, name: str, measurement: Measurement, *, fresh: bool = False) -> None:
         self.found[name] = measurement
-        if fresh and self.store:
+        if fresh and self.store is not None:
             self.store.put(measurement)
         if self.progress:
             self.progress(len(self.found), self.total)

@@ -29,10 +29,13 @@ from typing import Any
 
 from tinygpu.errors import LaunchError, TinyGpuError
 
-__all__ = ["Worker", "serve"]
+__all__ = ["Worker", "lost", "serve"]
 
 Answer = dict[str, Any]
 _TAIL_BYTES = 4096
+_HANGS = "it hangs"
+_DIED = "its process died"
+_NONSENSE = "its worker's answer is no JSON"
 _GPU_WORKER = (sys.executable, "-m", "tinygpu.codegen.worker")
 
 
@@ -66,11 +69,11 @@ class Worker:
             process.stdin.flush()
             answer = self._answer(process, limit_seconds)
         except TimeoutError:
-            answer = {"failed": f"it hangs: no answer in {limit_seconds:g} s"}
+            answer = {"failed": f"{_HANGS}: no answer in {limit_seconds:g} s"}
         except (EOFError, BrokenPipeError):
             answer = {"failed": self._last_words(process)}
         except ValueError:
-            answer = {"failed": "its worker's answer is no JSON"}
+            answer = {"failed": _NONSENSE}
         if "failed" in answer:
             self.close()
         return answer
@@ -148,7 +151,18 @@ class Worker:
         said = tail.decode(errors="replace").strip().splitlines()
         status = process.returncode
         how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
-        return f"its process died with {how}" + (f": {said[-1].strip()}" if said else "")
+        return f"{_DIED} with {how}" + (f": {said[-1].strip()}" if said else "")
+
+
+def lost(reason: str) -> bool:
+    """Say whether a reason is that there was no answer: a timeout or a lost worker.
+
+    Such a failure may be the machine's and not the candidate's.
+
+    >>> lost("it hangs: no answer in 3 s"), lost("it is wrong: its worst error is not finite")
+    (True, False)
+    """
+    return reason.startswith((_HANGS, _DIED, _NONSENSE))
 
 
 def serve(handle: Callable[[Answer], Answer]) -> None:

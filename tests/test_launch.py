@@ -271,7 +271,9 @@ def test_wrong_arguments(fake: Gpu) -> None:
     kernel = kernel_of()
     a, b = Array((128, 64)), Array((64, 128))
     for inputs, options, message in (
-        ((a,), {}, "does not follow"),
+        ((a,), {}, "got 1 arrays, takes 2: a, b"),
+        ((a, b, b), {}, "got 3 arrays, takes 2: a, b"),
+        ((Array((64,)), b), {}, "does not follow"),
         ((a,), {"out": a}, "got 1 arrays, takes 2: a, b"),
         ((a, b), {"alpha": 1.0}, "scalars alpha; it takes none"),
         ((a, np.zeros((64, 128))), {}, "b: numpy.ndarray is not on a GPU"),

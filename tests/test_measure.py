@@ -23,6 +23,7 @@ from tinygpu.measurement import Key, Measurement
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem, matmul
 from tinygpu.schedule import Schedule
+from tinygpu.search.store import Store
 
 PROBLEM = Problem.of(matmul(), m=64, n=64, k=64)
 FAKE = """
@@ -74,11 +75,14 @@ serve(handle)
 
 
 class Kept:
-    """A store for tests: a dict, and what was put, in order."""
+    """A store for tests: a dict, and what was put, in order.  Empty, it is false, as a Store is."""
 
     def __init__(self) -> None:
         self.known: dict[Key, Measurement] = {}
         self.puts: list[Measurement] = []
+
+    def __len__(self) -> int:
+        return len(self.known)
 
     def get(self, key: Key) -> Measurement | None:
         return self.known.get(key)
@@ -145,6 +149,42 @@ def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
     other = replace(PROBLEM, extents=(("m", 128), ("n", 64), ("k", 64)))
     measure(both, Simt(), other, store=kept, options=fake.options)
     assert len(fake.asked) > asked
+
+
+def test_a_store_file_keeps_candidates_and_peers(tmp_path: Path) -> None:
+    """The second call takes all from the store; a new candidate does not touch the old ones."""
+    fake, peer = Fake(tmp_path), ("some.module:peer",)
+    naive = schedules(1)[0]
+    both = [naive, naive.with_(ctas_per_sm=2)]
+    with Store(tmp_path / "store.db") as store:
+        first = measure(both, Simt(), PROBLEM, store=store, peers=peer, options=fake.options)
+        assert len(store) == 3
+        asked = len(fake.asked)
+        options = replace(fake.options, rounds=5)
+        again = measure(both, Simt(), PROBLEM, store=store, peers=peer, options=options)
+        assert again == first
+        assert len(fake.asked) == asked
+        more = [*both, naive.with_(ctas_per_sm=3)]
+        found = measure(more, Simt(), PROBLEM, store=store, peers=peer, options=options)
+        assert found[:2] == first[:2]
+        assert fake.asked[asked:] == ["validate", "validate", "time"]  # the new one and the peer
+        assert [m.rounds for m in found[:3]] == [7, 7, 5]
+        assert {m.key: m for m in store} == {m.key: m for m in found}
+
+
+@pytest.mark.parametrize(("raster", "again"), [(2, True), (4, True), (8, False), (1, False)])
+def test_lost_candidates_are_retried_on_request(tmp_path: Path, raster: int, again: bool) -> None:
+    """A timeout or a lost worker is tried again if that is asked for; what is wrong stays wrong."""
+    fake, kept = Fake(tmp_path), Kept()
+    options = replace(fake.options, limit_seconds=0.5)
+    one = schedules(raster)
+    first = measure(one, Simt(), PROBLEM, store=kept, options=options)
+    asked = len(fake.asked)
+    measure(one, Simt(), PROBLEM, store=kept, options=options)
+    assert len(fake.asked) == asked
+    retrying = replace(options, retry_lost=True)
+    assert measure(one, Simt(), PROBLEM, store=kept, options=retrying) == first
+    assert (len(fake.asked) > asked) == again
 
 
 def test_a_batch_that_dies_is_halved(tmp_path: Path) -> None:
