@@ -26,7 +26,7 @@ from typing import Any
 
 from tinygpu.device import Device
 from tinygpu.program import Program
-from tinygpu.search.cost import features, total_work
+from tinygpu.search.cost import alone, features, total_work
 from tinygpu.search.work import WARP, Piece, Repeat
 
 __all__ = ["Event", "Timeline", "timeline", "trace"]
@@ -119,8 +119,8 @@ def _row(piece: Piece) -> str:
     if piece.kind in _ROWS:
         return _ROWS[piece.kind]
     if piece.unit == "lsu":
-        return "global memory" if "l1" in piece.cycles else "shared memory"
-    return "loop" if piece.text.startswith("loop ") else piece.unit
+        return "global memory" if "l1" in piece.each else "shared memory"
+    return piece.unit if piece.statement is not None else "loop"
 
 
 @dataclass(slots=True)
@@ -163,15 +163,15 @@ class _Walker:
             self.now = self.last
             self.note(piece, where, start, self.last, self.last)
             return
-        start, busy = self.now, float(piece.alone)
+        start = self.now
         for name in piece.reads:
             start = max(start, self.ready.get(name, 0.0))
-        for unit, cycles in piece.cycles.items():
+        work = piece.cycles()
+        for unit in work:
             if unit not in ("issue", "int"):
                 start = max(start, self.units.get(unit, 0.0))
-            busy = max(busy, self.warps * float(cycles))
-        end = start + busy
-        for unit in piece.cycles:
+        end = start + self.busy(work)
+        for unit in work:
             self.units[unit] = end
         self.last = max(self.last, end)
         if piece.kind == "async":
@@ -182,8 +182,13 @@ class _Walker:
             self.ready[piece.write] = there
         self.note(piece, where, start, end, max(there, end))
 
+    def busy(self, work: Mapping[str, Any]) -> float:
+        """Return the cycles until all warps have done so much work of each unit, a warp's."""
+        return max(float(alone(work)), *(self.warps * float(cycles) for cycles in work.values()))
+
     def note(self, piece: Piece, where: str, start: float, end: float, ready: float) -> None:
-        self.events.append(Event(_row(piece), piece.text, where.strip(), start, end, ready))
+        text = "loop" if piece.statement is None else str(piece.statement)
+        self.events.append(Event(_row(piece), text, where.strip(), start, end, ready))
 
     def rolled(self, loop: Repeat, where: str) -> None:
         """Each iteration begins when the last one has issued; past ``iterations``, stop."""
@@ -205,8 +210,7 @@ class _Walker:
         trips = int(loop.trips)
         if trips <= 0:
             return
-        pace = sum(float(p.alone) for p in loop.body if isinstance(p, Piece))
-        pace = max([pace, *(self.warps * float(c) for c in total_work(loop.body).values())])
+        pace = self.busy(total_work(loop.body))
         first_event, first_group = len(self.events), len(self.groups)
         before = {id(clock): dict(clock) for clock in (self.units, self.ready)}
         flying = self.flying

@@ -76,7 +76,7 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
         axes.text(totals[place] + 0.008 * widest, place, f"{totals[place]:.3f}", va="center",
                   fontsize=8.5)  # fmt: skip
     axes.set_yticks(list(places), [f"#{place + 1}" for place in places])
-    axes.invert_yaxis()
+    axes.set_ylim(len(best) - 0.4, -0.6)
     axes.set_xlim(0, 1.09 * max([widest, *largest.values()]))
     axes.set_xlabel(f"time [{unit}]")
     axes.set_ylabel("schedule, best first")
@@ -103,26 +103,27 @@ def timeline_figure(line: Timeline, device: Device, title: str) -> Figure:
     """Draw when each unit works in the first iterations of a CTA, and copies in flight."""
     rows = list(line.rows)
     number = {row: i for i, row in enumerate(rows)}
-    names = [name for name in dict.fromkeys(_verb(e.statement) for e in line.events)]
+    names = list(dict.fromkeys(_verb(e.statement) for e in line.events))
     colour = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
     figure = Figure(figsize=(12, 1.9 + 0.52 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    least = line.cycles / 1500  # what is shorter would not be seen
-    flights = False
+    least = line.cycles / 700  # what is shorter would not be seen
+    axes.set_axisbelow(True)
+    flown: dict[str, float] = {}  # flights of different copies do not cover one another
     for event in line.events:
-        y, paint = number[event.row], colour[_verb(event.statement)]
+        y, name = number[event.row], _verb(event.statement)
         width = max(event.end_cycles - event.start_cycles, least)
-        if event.row in ("global memory", "cp.async") and event.ready_cycles > event.end_cycles:
-            flights = True
-            flight = event.ready_cycles - event.end_cycles
-            axes.barh(y, flight, left=event.end_cycles, height=0.3, color=paint, alpha=0.25,
-                      linewidth=0)  # fmt: skip
-        axes.barh(y, width, left=event.start_cycles, height=0.66, color=paint, linewidth=0)
-    for i, (iteration, start) in enumerate(_iterations(line)):
+        if event.flies:
+            lower = flown.setdefault(name, y + (-0.19, 0.19)[len(flown) % 2])
+            axes.barh(lower, event.ready_cycles - event.end_cycles, left=event.end_cycles,
+                      height=0.28, color=colour[name], alpha=0.3, linewidth=0)  # fmt: skip
+        edge = 0.4 if width > 8 * least else 0.0
+        axes.barh(y, width, left=event.start_cycles, height=0.66, color=colour[name],
+                  edgecolor="white", linewidth=edge)  # fmt: skip
+    for iteration, start in line.begins:
         axes.axvline(start, color="#888888", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
         axes.annotate(iteration, (start, 1), xycoords=("data", "axes fraction"), xytext=(3, 3),
                       textcoords="offset points", fontsize=8, color="#555555")  # fmt: skip
-        del i
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.set_xlim(0, line.cycles * 1.01)
@@ -131,7 +132,7 @@ def timeline_figure(line: Timeline, device: Device, title: str) -> Figure:
     axes.grid(axis="x", zorder=0, **_GRID)
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=colour[name], label=name) for name in names]
-    if flights:
+    if flown:
         handles.append(Patch(color="#555555", alpha=0.3, label="in flight (latency)"))
     figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8.5,
                   frameon=False)  # fmt: skip
@@ -188,12 +189,3 @@ def _verb(statement: str) -> str:
     name = target.partition("@")[0].partition("[")[0]
     return f"{rest.partition('(')[0]} {name}"
 
-
-def _iterations(line: Timeline) -> list[tuple[str, float]]:
-    """Return where each iteration of the outermost rolled loop begins."""
-    found: dict[str, float] = {}
-    for event in line.events:
-        first = event.iteration.partition(" ")[0]
-        if first:
-            found[first] = min(found.get(first, math.inf), event.start_cycles)
-    return list(found.items())

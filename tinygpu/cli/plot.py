@@ -1,3 +1,139 @@
+"""The commands ``plot layout | times | timeline | measured``: PNG files."""
+
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
-app = typer.Typer()
+
+from tinygpu.cli.console import json_text, say, write
+from tinygpu.cli.given import DEVICE, SCHEDULE, Given, read_schedule
+from tinygpu.device import Device, load_device
+from tinygpu.errors import ScheduleError, StoreError
+
+__all__ = ["app", "shape_text"]
+
+app = typer.Typer(no_args_is_help=True, help="Draw a layout, times, a timeline, measurements.")
+OUTPUT = Annotated[Path | None, typer.Option("-o", "--output", help="The PNG file.")]
+
+
+def shape_text(given: Given) -> str:
+    """Return what a picture is of, for its title."""
+    sizes = " x ".join(str(size) for size in given.problem.sizes.values())
+    return f"{given.problem.operation.name} {sizes}, {given.machine.name} on {given.device.name}"
+
+
+@app.command()
+def layout(
+    schedule: SCHEDULE,
+    buffer: Annotated[str, typer.Option(help="A buffer in shared memory; else the first.")] = "",
+    output: OUTPUT = None,
+    device: DEVICE = "h200",
+) -> None:
+    """Draw a tile in shared memory: the bank, the writer and the readers of each element."""
+    from tinygpu.cli.layout_picture import layout_figure
+    from tinygpu.cli.pictures import png
+
+    given = read_schedule(schedule, device)
+    figure = layout_figure(given.program(), buffer)
+    _save(output or schedule.with_suffix(".layout.png"), png(figure))
+
+
+@app.command()
+def timeline(
+    schedule: SCHEDULE,
+    iterations: Annotated[int, typer.Option(min=1, help="Of the loop over k.")] = 3,
+    trace: Annotated[Path | None, typer.Option(help="A Perfetto trace of it, JSON.")] = None,
+    output: OUTPUT = None,
+    device: DEVICE = "h200",
+) -> None:
+    """Draw when each unit works in the first iterations of one CTA."""
+    from tinygpu.cli.pictures import png, timeline_figure
+    from tinygpu.search import timeline as timelines
+
+    given = read_schedule(schedule, device)
+    line = timelines.timeline(
+        given.program(), given.problem.sizes, given.device, iterations=iterations
+    )
+    title = f"One CTA, alone on an SM: {shape_text(given)}"
+    _save(output or schedule.with_suffix(".timeline.png"),
+          png(timeline_figure(line, given.device, title)))  # fmt: skip
+    if trace is not None:
+        write(trace, json_text(timelines.trace(line, given.device)))
+        say(f"{trace}: open it at https://ui.perfetto.dev")
+
+
+@app.command()
+def times(
+    schedules: Annotated[list[Path], typer.Argument(help="Schedule files of one problem.")],
+    output: OUTPUT = None,
+    device: DEVICE = "h200",
+) -> None:
+    """Draw the predicted times of schedules by component."""
+    from tinygpu.cli.pictures import png, times_figure
+    from tinygpu.search.best import Ranked
+    from tinygpu.search.cost import cost
+
+    every = [read_schedule(path, device) for path in schedules]
+    for path, one in zip(schedules, every, strict=True):
+        if (one.machine, one.problem) != (every[0].machine, every[0].problem):
+            raise ScheduleError(
+                f"times: {path} is for another problem or machine than {schedules[0]}; "
+                "give schedules of one search"
+            )
+    costs = [cost(one.program(), one.problem.sizes, one.device) for one in every]
+    best = [
+        Ranked(float(c.seconds), one.schedule, c) for c, one in zip(costs, every, strict=True)
+    ]
+    best.sort(key=lambda one: one.seconds)
+    figure = times_figure(best, f"Predicted times: {shape_text(every[0])}")
+    _save(output or schedules[0].with_suffix(".times.png"), png(figure))
+
+
+@app.command()
+def measured(
+    store: Annotated[Path, typer.Argument(help="The store.db of a search with --measure.")],
+    output: OUTPUT = None,
+    device: DEVICE = "h200",
+) -> None:
+    """Draw predicted against measured times of all schedules in a store."""
+    from tinygpu.cli.pictures import measured_figure, png
+    from tinygpu.search.store import Store
+
+    if not store.is_file():
+        raise StoreError(f"store {store}: no such file; tinygpu search --measure --out makes one")
+    chip = load_device(device)
+    with Store(store) as kept:
+        points = [p for one in kept if one.seconds and (p := _predicted(one, chip)) is not None]
+    if not points:
+        raise StoreError(f"store {store}: no measured schedule in it; tinygpu search --measure")
+    figure = measured_figure(points, f"Predicted for {chip.name} and measured")
+    _save(output or store.with_suffix(".measured.png"), png(figure))
+
+
+def _predicted(one: Any, device: Device) -> tuple[float, float] | None:
+    """Return (predicted, measured) seconds, or None for a peer."""
+    from tinygpu.machines import MACHINES
+    from tinygpu.schedule import VERSION, from_json
+    from tinygpu.search.cost import cost
+
+    chosen = json.loads(one.schedule)
+    if "decisions" not in chosen:
+        return None
+    tree = {
+        "format": "tinygpu schedule",
+        "version": VERSION,
+        "operation": json.loads(one.operation),
+        "sizes": json.loads(one.sizes),
+        **chosen,
+    }
+    machine, problem, schedule = from_json(json.dumps(tree), MACHINES)
+    program = schedule.program(machine, problem.operation)
+    return float(cost(program, problem.sizes, device).seconds), float(one.seconds)
+
+
+def _save(path: Path, data: bytes) -> None:
+    write(path, data)
+    say(path)

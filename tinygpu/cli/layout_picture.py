@@ -1,0 +1,172 @@
+"""The picture of a buffer in shared memory: its banks, its writers, and what one read touches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from tinygpu.access import BANK_BYTES, BANKS, WARP_LANES, bank_wavefronts
+from tinygpu.errors import ScheduleError, nearest
+from tinygpu.program import Access, Buffer, Do, Program, walk
+
+__all__ = ["layout_figure", "shared_buffers"]
+
+_ROWS, _COLUMNS = 16, 64
+Cells = NDArray[np.int64]
+
+
+def shared_buffers(program: Program) -> list[Buffer]:
+    """Return the buffers in shared memory that have two dimensions."""
+    return [b for b in program.buffers if b.level == "smem" and len(b.shape) == 2]
+
+
+def layout_figure(program: Program, name: str = "") -> Figure:
+    """Draw stage 0 of a buffer (the first, if no name is given), from its first element on.
+
+    The contiguous dimension lies along the columns.  Raises ScheduleError for a buffer that there
+    is not.
+    """
+    known = {b.name: b for b in shared_buffers(program)}
+    if not known:
+        raise ScheduleError(
+            f"layout: {program.name} has no tile in shared memory; choose a schedule whose a or b "
+            "comes through it (a_from or b_from smem)"
+        )
+    if name and name not in known:
+        raise ScheduleError(f"layout: buffer {name}; {nearest(name, known)}")
+    buffer = known[name] if name else next(iter(known.values()))
+    turned = buffer.stride[0] == 1 and buffer.shape[0] != 1
+    shape = (int(buffer.shape[0]), int(buffer.shape[1]))
+    rows, columns = np.indices(shape)
+    offsets = np.asarray(buffer.layout((rows, columns)), np.int64)
+    banks = offsets * buffer.type.bytes // BANK_BYTES % BANKS
+    writes = [s for s in _uses(program) if s.write.buffer == buffer]
+    reads = [(s, a) for s in _uses(program) for a in s.accesses[:-1] if a.buffer == buffer]
+    panels: list[tuple[str, Cells, int, str]] = [
+        (f"bank of each element ({BANKS} banks of {BANK_BYTES} B)", banks, BANKS, "turbo")
+    ]
+    if writes:
+        threads = program.threads
+        owner = _first_touch(writes[0], writes[0].write, shape, threads)
+        text = f"thread that writes it first, by {writes[0].instruction.name}"
+        panels.append((f"{text} ({threads} threads; colours: its warp)", owner, threads, "warps"))
+    if reads:
+        statement, access = reads[0]
+        lanes, waves, least = _one_read(statement, access, offsets)
+        size = int(statement.vector) * buffer.type.bytes
+        text = (
+            f"how many lanes of warp 0 touch it in one {statement.instruction.name} of {size} B "
+            f"a lane: {_many(waves, 'wavefront')}, at least {least}"
+        )
+        panels.append((text, lanes, max(int(lanes.max()), 1), "Blues"))
+    return _drawn(buffer, turned, panels)
+
+
+def _uses(program: Program) -> list[Do]:
+    return [s for s, _ in walk(program) if isinstance(s, Do)]
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _places(extents: Sequence[int], steps: Sequence[tuple[int, ...]]) -> Cells:
+    """Return the coordinates of every number of mixed radix ``extents``: shape (numbers, 2)."""
+    total = int(np.prod([int(e) for e in extents], dtype=np.int64)) if extents else 1
+    number, found = np.arange(total), np.zeros((total, 2), np.int64)
+    for extent, step in zip(extents, steps, strict=True):
+        found += (number % int(extent))[:, None] * np.array([int(s) for s in step])
+        number = number // int(extent)
+    return found
+
+
+def _origin(access: Access) -> Cells:
+    """Return where an access starts when every variable is 0."""
+    return np.array([int(o.constant) for o in access.origin] or [0, 0])
+
+
+def _first_touch(do: Do, access: Access, shape: tuple[int, int], threads: int) -> Cells:
+    """Return which thread touches each element first; -1 where none does."""
+    found = np.full(shape, -1, np.int64)
+    by_thread, by_value = _places(do.threads, access.thread), _places(do.values, access.value)
+    for thread in reversed(range(min(threads, len(by_thread)))):
+        where = _origin(access) + by_thread[thread] + by_value
+        inside = ((where >= 0) & (where < shape)).all(axis=1)
+        found[where[inside, 0], where[inside, 1]] = thread
+    return found
+
+
+def _one_read(do: Do, access: Access, offsets: Cells) -> tuple[Cells, int, int]:
+    """Return how many lanes touch each element, the wavefronts, and the fewest there could be."""
+    vector, bytes_ = int(do.vector), access.buffer.type.bytes
+    lanes = _places(do.threads, access.thread)[:WARP_LANES]
+    values = _places(do.values, access.value)[:vector]
+    where = (_origin(access) + lanes[:, None] + values[None]) % offsets.shape
+    touched = np.zeros(offsets.shape, np.int64)
+    np.add.at(touched, (where[..., 0], where[..., 1]), 1)
+    starts = np.full(WARP_LANES, -1, np.int64)
+    starts[: len(where)] = offsets[where[:, 0, 0], where[:, 0, 1]] * bytes_
+    size = min(vector * bytes_, 16)
+    words = np.unique(offsets[touched > 0] * bytes_ // BANK_BYTES)
+    return touched, int(bank_wavefronts(starts, size)), -(-len(words) // BANKS)
+
+
+def _drawn(buffer: Buffer, turned: bool, panels: list[tuple[str, Cells, int, str]]) -> Figure:
+    full = panels[0][1].T.shape if turned else panels[0][1].shape
+    rows, columns = min(full[0], _ROWS), min(full[1], _COLUMNS)
+    beside = 3 * columns <= _COLUMNS  # narrow tiles stand side by side
+    cell = 0.29 if beside else 14.0 / _COLUMNS
+    across, down = (len(panels), 1) if beside else (1, len(panels))
+    size = (across * (max(columns * cell, 4.2) + 0.9), down * (rows * cell + 0.8) + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    names = ("column", "row") if turned else ("row", "column")
+    for axes, (text, cells, most, colours) in zip(
+        figure.subplots(down, across, squeeze=False).ravel(), panels, strict=True
+    ):
+        shown = (cells.T if turned else cells)[:rows, :columns]
+        _panel(axes, shown, most, colours)
+        axes.set_title(fill(text, 58) if beside else text, fontsize=9.5, loc="left")
+        axes.set_ylabel(f"{names[0]} of the tile", fontsize=8.5)
+        axes.set_xlabel(f"{names[1]} of the tile", fontsize=8.5)
+    whole = (rows, columns) == full
+    part = "" if whole else f"; the first {rows} x {columns} of {full[0]} x {full[1]}"
+    figure.suptitle(f"{buffer.name}: {buffer.dtype}, {buffer.layout}{part}", fontsize=11)
+    return figure
+
+
+def _panel(axes: Axes, cells: Cells, most: int, colours: str) -> None:
+    """Draw numbers on colours, dark on light and light on dark."""
+    paint = _painted(cells, most, colours)
+    axes.imshow(paint, aspect="equal", interpolation="nearest")
+    bright = paint[..., :3] @ np.array([0.299, 0.587, 0.114])
+    size = 7.5 if cells.shape[1] <= 24 else 5.8
+    for (row, column), number in np.ndenumerate(cells):
+        if number >= 0 and not (colours == "Blues" and number == 0):
+            axes.text(column, row, str(number), ha="center", va="center", fontsize=size,
+                      color="black" if bright[row, column] > 0.55 else "white")  # fmt: skip
+    axes.set_xticks(np.arange(-0.5, cells.shape[1]), minor=True)
+    axes.set_yticks(np.arange(-0.5, cells.shape[0]), minor=True)
+    axes.grid(which="minor", color="white", linewidth=0.6)
+    axes.tick_params(which="minor", length=0)
+    axes.tick_params(labelsize=7.5)
+    axes.set_xticks(range(0, cells.shape[1], 4))
+    axes.set_yticks(range(0, cells.shape[0], 2 if cells.shape[0] > 4 else 1))
+
+
+def _painted(cells: Cells, most: int, colours: str) -> NDArray[np.float64]:
+    """Return RGBA: warps take turns in a qualitative map, others a share of theirs."""
+    if colours == "warps":
+        paint: Any = colormaps["tab20"]((cells // WARP_LANES) % 20)
+    else:
+        top = 0.7 if colours == "Blues" else 1.0
+        paint = colormaps[colours](top * cells / max(most - (colours != "Blues"), 1))
+    painted = np.asarray(paint, np.float64)
+    painted[cells < 0] = (1.0, 1.0, 1.0, 1.0)
+    return painted
