@@ -44,7 +44,7 @@ class Options:
     """How to measure.  ``limit_seconds`` is the watchdog's, for each candidate.
 
     ``worker`` is the command of a worker process, the GPU's own if empty.  ``scalars`` not given
-    are 0.5.  With ``retry_lost`` what the store has as a timeout or a lost worker is measured again.
+    are 0.5.  With ``retry_lost`` what the store has as hung or died is measured again.
     """
 
     rounds: int = 7
