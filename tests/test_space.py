@@ -122,6 +122,11 @@ def test_an_empty_space_says_why_with_no_more_than_is_to_blame() -> None:
     with pytest.raises(IllegalScheduleError, match="no schedule of simt"):
         space.require()
     assert Space(Simt(), LARGE, H200, fixed=TUNED).explain_empty() == ""
+    crowded = Space(Simt(), LARGE, H200, fixed={"tile_m": 256, "tile_n": 256, "thread_m": 1})
+    assert crowded.explain_empty() == (
+        "with tile_m = 256, tile_n = 256, thread_m = 1 no schedule of simt for matmul at "
+        "m = 4096, n = 4096, k = 4096 on h200 keeps threads"
+    )
 
 
 def test_ragged_sizes_exclude_vectors_from_global_memory() -> None:

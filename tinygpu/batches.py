@@ -102,14 +102,14 @@ class Builder:
         return Batch(structure, (), (), schedule.chosen(), program, (), 1)
 
     def explained(self, structure: Mapping[str, Value]) -> tuple[Table, ...]:
-        """Return the tables of a structural choice up to the first law that leaves nothing."""
+        """Return every table of a structural choice, also past one that leaves nothing."""
         if not self.space.axes:
             space = self.space
             schedule = Schedule.of(space.machine, structure)
             broken = check_schedule(schedule, space.machine, space.problem, space.device)
             return tuple(self._table(violation.law, False) for violation in broken)
         found: dict[int, Table] = {}
-        self._judged(structure, found)
+        self._judged(structure, found, stop=False)
         return tuple(found.values())
 
     def batch(self, structure: Mapping[str, Value]) -> Batch | None:
@@ -124,21 +124,24 @@ class Builder:
         return Batch(structure, space.axes, self.values, chosen, program, tables, count)
 
     def _judged(
-        self, structure: Mapping[str, Value], found: dict[int, Table]
+        self, structure: Mapping[str, Value], found: dict[int, Table], *, stop: bool = True
     ) -> tuple[Chosen, Program] | None:
-        """Add the tables to ``found``; return the term, or None if a law leaves nothing of it."""
+        """Add the tables to ``found``; return the term, or None if a law leaves nothing of it.
+
+        With ``stop`` the first such law ends it.
+        """
         space = self.space
         chosen = Chosen({n: structure.get(n, self.numbers.get(n)) for n in space.values})
         operation = space.problem.operation
         for requirement in space.machine.requires(operation, chosen):
-            if not self._add(found, self._table(requirement.name, requirement.holds)):
+            if not self._add(found, self._table(requirement.name, requirement.holds)) and stop:
                 return None
         program = space.machine.program(operation, chosen)
         case = Case.of(program, space.problem.sizes, space.device)
         for law in LAWS.values():
             if law.of_case is not None and law.numeric:
                 for clause in law.of_case(case):
-                    if not self._add(found, self._table(law.name, clause.holds)):
+                    if not self._add(found, self._table(law.name, clause.holds)) and stop:
                         return None
         for place in case.places:
             key = place.key
@@ -150,7 +153,7 @@ class Builder:
                     tables = tuple(self._table(law.name, c.holds) for c in clauses)
                     self.places[law.name, key] = tables, (place, case)
                 for table in self.places[law.name, key][0]:
-                    if not self._add(found, table):
+                    if not self._add(found, table) and stop:
                         return None
         tables = tuple(found.values())
         concurrency = self._concurrency(structure, program, tables)

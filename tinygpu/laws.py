@@ -122,6 +122,7 @@ def _concurrency(case: Case) -> Iterator[Clause]:
 
 _GUIDE = "CUDA C++ Programming Guide, Compute Capabilities"
 _PTX = "PTX ISA 9, "
+_VECTORS = "(vector, vector_a, vector_b, vector_shared, vector_c)"
 
 LAWS: Mapping[str, Law] = {
     law.name: law
@@ -145,7 +146,7 @@ LAWS: Mapping[str, Law] = {
             "threads",
             "States that a CTA is whole warps, no more than it may have, and each of them busy.",
             _GUIDE,
-            "choose tile_m, tile_n, thread_m and thread_n for 32 to 1024 threads, "
+            "choose whole warps (threads, warps, teams, tile_m, tile_n, thread_m, thread_n) "
             "and vectors that divide the tile among them",
             of_case=threads,
         ),
@@ -175,7 +176,8 @@ LAWS: Mapping[str, Law] = {
             "States that what a statement and the sums hold at once fits a thread's registers, "
             "and the sums of ctas_per_sm CTAs an SM's.",
             _GUIDE,
-            "lower thread_m, thread_n, tile_k or ctas_per_sm",
+            "hold fewer values at once (vector, unroll, chunks, rows, thread_m, thread_n, tile_k, "
+            "ctas_per_sm)",
             of_case=registers,
         ),
         Law(
@@ -196,21 +198,21 @@ LAWS: Mapping[str, Law] = {
             "vector_width",
             "States that an instruction moves 1, 2, 4, 8 or 16 B; cp.async 4, 8 or 16 B.",
             _PTX + "ld, st, cp.async",
-            "choose another vector width (vector_a, vector_b, vector_shared, vector_c)",
+            "move another number of elements at once " + _VECTORS,
             of_place=legal_widths,
         ),
         Law(
             "vector_contiguous",
             "States that a vector's elements are neighbours in memory and that it divides them.",
             _PTX + "Vector Data Types",
-            "lower the vector (vector_a, vector_b, vector_shared, vector_c)",
+            "move fewer elements at once " + _VECTORS,
             of_place=contiguous_vectors,
         ),
         Law(
             "vector_aligned",
             "States that a vector starts at a multiple of its width and does not straddle an edge.",
             _PTX + "Addresses as Operands",
-            "lower the vector (vector_a, vector_b, vector_shared, vector_c), or pad by multiples",
+            "move fewer elements at once " + _VECTORS + " or pad by multiples",
             of_place=aligned_vectors,
             of_sizes=True,
         ),
@@ -339,8 +341,17 @@ def _numbers(machine: Machine, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(mend: str, values: Mapping[str, Any]) -> str:
-    """Put each decision's value behind its name."""
-    names = "|".join(map(re.escape, values))
-    if not names:
-        return mend
-    return re.sub(rf"\b({names})\b", lambda m: f"{m[1]} ({values[m[1]]})", mend)
+    """Put each decision's value behind its name; in parentheses keep only what is a decision."""
+
+    def group(found: re.Match[str]) -> str:
+        names = [n for n in found[1].split(", ") if n in values]
+        return f" ({', '.join(f'{n} {values[n]}' for n in names)})" if names else ""
+
+    head = re.sub(r" \(((?:\w+, )*\w+)\)", group, mend)
+    names = "|".join(re.escape(n) for n in values if n not in _listed(mend))
+    return re.sub(rf"\b({names})\b", lambda m: f"{m[1]} ({values[m[1]]})", head) if names else head
+
+
+def _listed(mend: str) -> set[str]:
+    """Return the names that a mend lists in parentheses."""
+    return {n for found in re.findall(r" \(([\w, ]+)\)", mend) for n in found.split(", ")}
