@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.mutants import mutants, rewritten
@@ -533,7 +533,12 @@ OPERATIONS = st.tuples(
 )
 
 
+TWO_READERS = [("read", [(0, thread)], False) for thread in (0, 1)]
+
+
 @given(st.lists(OPERATIONS, max_size=12))
+@example([*TWO_READERS, ("write", [(0, 0)], False)])
+@example([*TWO_READERS, ("write", [(0, 1)], False)])
 def test_cells_find_a_race_exactly_where_pairs_of_accesses_show_one(
     operations: list[tuple[str, list[tuple[int, int]], bool]],
 ) -> None:
