@@ -64,7 +64,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         right = column.startswith("#")
-        shown.add_column(column.lstrip("#"), justify="right" if right else "left")
+        shown.add_column(column.removeprefix("#") or "#", justify="right" if right else "left")
     for row in rows:
         shown.add_row(*map(str, row))
     console = Console(highlight=False, markup=False)

@@ -1,3 +1,255 @@
+"""The command ``demo``: the linear layers of a language model, from search to report."""
+
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
-def add_to(app: typer.Typer) -> None: ...
+
+from tinygpu.cli.console import json_text, resumable, say, table, time_text, working, write
+from tinygpu.cli.given import DEVICE, Given, fixed_values, machine_named, problem_of
+from tinygpu.cli.plot import shape_text
+from tinygpu.device import load_device
+from tinygpu.errors import LaunchError
+from tinygpu.schedule import to_json
+
+if TYPE_CHECKING:
+    from tinygpu.codegen.assemble import Cubin
+    from tinygpu.measurement import Measurement
+    from tinygpu.program import Program
+    from tinygpu.search.best import Ranking
+    from tinygpu.space import Space
+
+__all__ = ["LAYERS", "Layer", "add_to"]
+
+LAYERS = {
+    "qkv": ("the queries, keys and values", 6144, 4096),
+    "o": ("the attention's output", 4096, 4096),
+    "gate_up": ("the gate and up projections", 28672, 4096),
+    "down": ("the down projection", 4096, 14336),
+}
+"""What each linear layer of an 8B-parameter Llama computes, its columns and its terms a sum.
+
+Source: "The Llama 3 Herd of Models", table 3: width 4096, 32 heads of 128, 8 of them for keys and
+values, feed-forward width 14336.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """All that the report says of one layer.  ``findings``: what the interpreter found wrong."""
+
+    name: str
+    what: str
+    space: Space
+    found: Ranking
+    explanation: str
+    program: Program
+    ptx: str
+    cubin: Cubin
+    reduced: dict[str, int]
+    findings: tuple[str, ...]
+    proof: str
+    pictures: dict[str, bytes] = field(default_factory=dict)
+    timed: tuple[Measurement, ...] = ()
+
+    @property
+    def flops(self) -> float:
+        """The multiplications and additions of the layer."""
+        return self.space.problem.operation.flops(self.space.problem.sizes)
+
+    @property
+    def title(self) -> str:
+        """The layer in words, with its sizes."""
+        sizes = self.space.problem.sizes
+        return f"{self.name}: {' x '.join(map(str, sizes.values()))}"
+
+    @property
+    def best_measured(self) -> Measurement | None:
+        """The fastest that was measured, if any was."""
+        mine = [one for one in self.timed[: len(self.found.best)] if one.seconds]
+        return min(mine, key=lambda one: one.seconds or 0.0, default=None)
+
+    @property
+    def cublas_seconds(self) -> float | None:
+        """What cuBLAS took, if it was measured."""
+        peer = self.timed[len(self.found.best) :]
+        return peer[0].seconds if peer else None
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(demo)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
+    tokens: Annotated[int, typer.Option(help="Rows of each product.")] = 4096,
+    machine: Annotated[str, typer.Option(help="Whose schedules.")] = "simt",
+    dtype: Annotated[str, typer.Option(help="Type of the inputs.")] = "f32",
+    device: DEVICE = "h200",
+    top: Annotated[int, typer.Option(min=1, help="Schedules a layer.")] = 20,
+    layer: Annotated[list[str] | None, typer.Option(help="Only this layer; repeatable.")] = None,
+    fix: Annotated[
+        list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Time them if there is a GPU.")
+    ] = True,
+) -> None:
+    """Search, explain, emit and check kernels for an 8B Llama's linear layers; write a report."""
+    from tinygpu.cli.report import report_html, results_tree
+    from tinygpu.codegen.assemble import find_ptxas
+    from tinygpu.errors import OperationError, nearest
+    from tinygpu.space import Space
+
+    chosen, chip = machine_named(machine), load_device(device)
+    fixed = fixed_values(chosen, fix or ())
+    for name in layer or ():
+        if name not in LAYERS:
+            raise OperationError(f"layer {name}: {nearest(name, LAYERS)}")
+    spaces = {
+        name: Space(chosen, problem_of("matmul", dtype, tokens, n, k), chip, fixed=fixed)
+        for name, (_, n, k) in LAYERS.items()
+        if not layer or name in layer
+    }
+    find_ptxas()  # to know before the search that there is none
+    why_not = _why_no_gpu() if measure else "it was not asked for"
+    write(out / "report.html", "<p>The demo has not finished its first layer.</p>\n")
+    done: list[Layer] = []
+    with resumable(f"layers that are done are in {out}; the same command goes on"):
+        for number, (name, space) in enumerate(spaces.items(), 1):
+            say(f"[{number}/{len(spaces)}] {name}: {LAYERS[name][0]}")
+            done.append(_layer(name, space, top, out, measure=not why_not))
+            _say_layer(done[-1])
+            write(out / "report.html", report_html(done, why_not))
+            write(out / "results.json", json_text(results_tree(done)))
+    _say_all(done, why_not)
+    say(f"report: {out / 'report.html'}")
+    if any(one.findings for one in done):
+        raise typer.Exit(1)
+
+
+def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> Layer:
+    """Do the whole job for one layer and write its files."""
+    from tinygpu.cli.look import proof_text
+    from tinygpu.cli.search import measured, ranked
+    from tinygpu.codegen.assemble import assemble
+    from tinygpu.codegen.emit import emit
+    from tinygpu.interpret import check, reduced
+    from tinygpu.search.explain import explain
+
+    problem, chip = space.problem, space.device
+    found = ranked(space, top)
+    best = found.best[0].schedule
+    program = best.program(space.machine, problem.operation)
+    with working("assembling"):
+        ptx = emit(program, chip.arch, problem.sizes)
+        cubin = assemble(ptx, chip.arch)
+    sizes = reduced(problem, program)
+    with working("interpreting a reduced instance"):
+        findings = tuple(finding.message for finding in check(program, sizes))
+    for number, one in enumerate(found.best, 1):
+        write(out / "schedules" / f"{name}-{number:02}.json", to_json(one.schedule, problem))
+    write(out / "ptx" / f"{name}.ptx", ptx)
+    write(out / "ptx" / f"{name}.cubin", cubin.bytes)
+    timed: list[Measurement] = []
+    if measure:
+        timed = measured(space, [one.schedule for one in found.best], out / "store.db")
+    done = Layer(
+        name=name,
+        what=LAYERS[name][0],
+        space=space,
+        found=found,
+        explanation=str(explain(best, space.machine, problem, chip)),
+        program=program,
+        ptx=ptx,
+        cubin=cubin,
+        reduced=sizes,
+        findings=findings,
+        proof=proof_text(program),
+        timed=tuple(timed),
+    )
+    with working("drawing"):
+        done.pictures.update(_pictures(done, out))
+    return done
+
+
+def _pictures(layer: Layer, out: Path) -> dict[str, bytes]:
+    """Draw the layer's plots and write them, and the trace of the timeline."""
+    from tinygpu.cli.layout_picture import layout_figure, shared_buffers
+    from tinygpu.cli.pictures import measured_figure, png, timeline_figure, times_figure
+    from tinygpu.search.timeline import timeline, trace
+
+    space, best = layer.space, layer.found.best
+    given = Given(Path(), space.machine, space.problem, best[0].schedule, space.device)
+    text = shape_text(given)
+    line = timeline(layer.program, space.problem.sizes, space.device, iterations=3)
+    write(
+        out / "traces" / f"{layer.name}.json",
+        json_text(trace(line, space.device, name=f"one CTA of {layer.title}")),
+    )
+    figures = {
+        "times": times_figure(best, f"Predicted times: {text}"),
+        "timeline": timeline_figure(line, space.device, f"One CTA, alone on an SM: {text}"),
+    }
+    for buffer in shared_buffers(layer.program):
+        figures[f"layout-{buffer.name}"] = layout_figure(layer.program, buffer.name)
+    points = [
+        (float(one.seconds), float(mine.seconds))
+        for one, mine in zip(best, layer.timed, strict=False)
+        if mine.seconds
+    ]
+    if points:
+        figures["measured"] = measured_figure(
+            points, f"{layer.title} on {layer.timed[0].device}", peer_seconds=layer.cublas_seconds
+        )
+    drawn = {name: png(figure) for name, figure in figures.items()}
+    for name, data in drawn.items():
+        write(out / "plots" / f"{layer.name}-{name}.png", data)
+    return drawn
+
+
+def _why_no_gpu() -> str:
+    """Return why nothing can be measured here, or ""."""
+    from tinygpu.codegen.launch import gpu
+
+    try:
+        gpu()
+    except LaunchError as error:
+        return str(error)
+    return ""
+
+
+def _say_layer(layer: Layer) -> None:
+    one = layer.found.best[0]
+    verdict = "right" if not layer.findings else f"WRONG: {layer.findings[0]}"
+    say(
+        f"      {time_text(float(one.seconds))} predicted, waits for {one.breakdown.bottleneck}; "
+        f"{layer.cubin.registers} registers; interpreted: {verdict}"
+    )
+
+
+def _say_all(done: list[Layer], why_not: str) -> None:
+    columns = ["layer", "#m", "#n", "#k", "#predicted", "#TFLOP/s", "bottleneck", "#registers"]
+    if not why_not:
+        columns += ["#measured", "#TFLOP/s", "#cuBLAS"]
+    rows: list[list[Any]] = []
+    for layer in done:
+        one, sizes = layer.found.best[0], layer.space.problem.sizes
+        seconds = float(one.seconds)
+        row: list[Any] = [layer.name, *sizes.values(), time_text(seconds)]
+        row += [f"{layer.flops / seconds / 1e12:.1f}", one.breakdown.bottleneck]
+        row.append(layer.cubin.registers)
+        if not why_not:
+            mine, peer = layer.best_measured, layer.cublas_seconds
+            took = mine.seconds if mine else None
+            row += [time_text(took), f"{layer.flops / took / 1e12:.1f}"] if took else ["-", "-"]
+            row.append(time_text(peer) if peer else "-")
+        rows.append(row)
+    chip = done[0].space.device.name
+    table(f"the best schedule of each layer, predicted for {chip}", columns, rows)
+    if why_not:
+        say(f"nothing was measured: {why_not}")

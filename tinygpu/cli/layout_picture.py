@@ -124,7 +124,8 @@ def _drawn(buffer: Buffer, turned: bool, panels: list[tuple[str, Cells, int, str
     beside = 3 * columns <= _COLUMNS  # narrow tiles stand side by side
     cell = 0.29 if beside else 14.0 / _COLUMNS
     across, down = (len(panels), 1) if beside else (1, len(panels))
-    size = (across * (max(columns * cell, 4.2) + 0.9), down * (rows * cell + 0.8) + 0.5)
+    taller = 1.0 if beside else 0.5
+    size = (across * (max(columns * cell, 4.2) + 0.9), down * (rows * cell + 0.8) + taller)
     figure = Figure(figsize=size, layout="constrained")
     names = ("column", "row") if turned else ("row", "column")
     for axes, (text, cells, most, colours) in zip(

@@ -11,7 +11,7 @@ from tinygpu.cli.console import say, say_json, table, working
 from tinygpu.cli.given import DEVICE, JSON, SCHEDULE, machine_named, read_schedule
 from tinygpu.machines import MACHINES
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "proof_text"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -101,7 +101,7 @@ def check(schedule: SCHEDULE, device: DEVICE = "h200", as_json: JSON = False) ->
     given = read_schedule(schedule, device)
     with working("judging"):
         broken = check_schedule(given.schedule, given.machine, given.problem, given.device)
-    proof = "" if broken else _proof(given.schedule.program(given.machine, given.problem.operation))
+    proof = "" if broken else proof_text(given.schedule.program(given.machine, given.problem.operation))
     if as_json:
         violations = [{"law": v.law, "message": v.message, "mend": v.mend} for v in broken]
         say_json({"legal": not broken, "violations": violations, "concurrency": proof})
@@ -116,7 +116,7 @@ def check(schedule: SCHEDULE, device: DEVICE = "h200", as_json: JSON = False) ->
         raise typer.Exit(1)
 
 
-def _proof(program: Any) -> str:
+def proof_text(program: Any) -> str:
     """Return the event graph's verdict in words."""
     from tinygpu.events import verdict
 
