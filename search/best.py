@@ -7,8 +7,8 @@ cut down by tables.  The search is branch and bound, all vectorised:
   minimised over the decisions that are still open (maximised, where more is faster).  The time is
   monotone in its features, so no schedule below the node is faster;
 - a node is dropped if a table excludes it, or if its bound is not below the k-th best time known;
-- batches are taken in the order of their bounds at the root, each after a narrow beam has found some
-  good schedules.
+- batches are taken in the order of their bounds at the root, each after some random schedules have
+  been improved step by step, so that the limit is low from the start.
 
 So the result is that of scoring every schedule, with ties in the order in which they were met.
 
@@ -32,7 +32,7 @@ __all__ = ["Ranked", "Ranking", "Scorer", "rank"]
 
 Points = NDArray[np.int64]
 _CHUNK = 8192
-_BEAM = 512
+_SAMPLE, _CLIMBERS, _STEPS = 2048, 32, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,6 @@ class Scorer:
     def bound(self, points: Points, chosen: frozenset[int]) -> NDArray[np.float64]:
         """Return a lower bound of the seconds, given the ``chosen`` decisions of each point."""
         result = np.empty(len(points))
-        exact = chosen.issuperset(i for i, n in enumerate(self.lengths) if n > 1)
         for first in range(0, len(points), _CHUNK):
             part = points[first : first + _CHUNK]
             columns = np.ascontiguousarray(part.T)
@@ -149,7 +148,7 @@ class Scorer:
 
             def take(number: Any, *, high: bool) -> Any:
                 if not isinstance(number, np.ndarray) or number.size == 1:
-                    return number if not isinstance(number, np.ndarray) else number.reshape(())[()]
+                    return number.item() if isinstance(number, np.ndarray) else number
                 leaf = self._reduce(number, high, chosen)
                 if not isinstance(leaf, _Leaf):
                     return leaf
@@ -162,9 +161,7 @@ class Scorer:
                     taken[id(leaf)] = leaf.values.ravel()[flat[leaf.axes]]
                 return taken[id(leaf)]
 
-            here = self.features.mapped(
-                lambda n: take(n, high=False), lambda n: take(n, high=True), exact=exact
-            )
+            here = self.features.mapped(lambda n: take(n, high=False), lambda n: take(n, high=True))
             result[first : first + _CHUNK] = predict(here).seconds
         return result
 
@@ -186,13 +183,14 @@ class Scorer:
         """Put the worst value where a table over these axes excludes a point."""
         key = (id(number), high)
         if key not in self._masked:
-            values = number.reshape([number.shape[a] for a in axes]).astype(np.float64)
+            plain = number.view(np.ndarray)  # without the space's memo
+            values = plain.reshape([plain.shape[a] for a in axes]).astype(np.float64)
             worst = -np.inf if high else np.inf
             values = np.where(np.isnan(values), worst, values)
             for table in self.batch.tables:
                 if set(table.axes) <= set(axes):
                     shape = [self.lengths[a] if a in table.axes else 1 for a in axes]
-                    values = np.where(table.holds.reshape(shape), values, worst)
+                    values = np.where(table.holds.view(np.ndarray).reshape(shape), values, worst)
             self._masked[key] = values, number
         return self._masked[key][0]
 
@@ -206,39 +204,73 @@ class Scorer:
             if (i, left) not in self._allowed:
                 drop = tuple(j for j, a in enumerate(table.axes) if a not in left)
                 kept = tuple(a for a in table.axes if a in left)
-                self._allowed[i, left] = _Leaf(kept, table.holds.any(axis=drop))
+                self._allowed[i, left] = _Leaf(kept, table.holds.view(np.ndarray).any(axis=drop))
             leaf = self._allowed[i, left]
             inside &= leaf.values[tuple(points[:, a] for a in leaf.axes)]
         return inside
 
-    def order(self) -> tuple[int, ...]:
-        """Order the decisions: next is the one that raises the bound of random schedules most."""
-        rng = np.random.default_rng(0)
-        points = self.space.points(self.batch, rng, 64)
-        chosen: frozenset[int] = frozenset()
-        order: list[int] = []
-        open_axes = [i for i, n in enumerate(self.lengths) if n > 1]
-        while open_axes:
-            gains = [
-                float(np.mean(self.bound(points, chosen | {a}))) / len(self.batch.values[a]) ** 0.1
-                for a in open_axes
-            ]
-            best = open_axes.pop(int(np.argmax(gains)))
-            order.append(best)
-            chosen = chosen | {best}
-        return tuple(order)
+    def legal(self, points: Points) -> NDArray[np.bool_]:
+        """Say which points no table excludes."""
+        inside = np.ones(len(points), bool)
+        for table in self.batch.tables:
+            inside &= table.holds.view(np.ndarray)[tuple(points[:, a] for a in table.axes)]
+        return inside
+
+    def climb(self, found: _Best, rng: np.random.Generator) -> tuple[int, NDArray[np.float64]]:
+        """Improve random schedules by single changes, to know early what a schedule has to beat.
+
+        Return how many were scored, and by how much, on average, each decision moves the time.
+        """
+        points = self.space.points(self.batch, rng, _SAMPLE)
+        seconds = self.seconds(points)
+        found.add(self, points, seconds)
+        scored = len(points)
+        points = points[np.argsort(seconds, kind="stable")[:_CLIMBERS]]
+        moves = np.array([(a, v) for a, n in enumerate(self.lengths) for v in range(n)])
+        spread = np.zeros(len(self.lengths))
+        for step in range(_STEPS):
+            near = np.repeat(points, len(moves), axis=0)
+            near[np.arange(len(near)), np.tile(moves[:, 0], len(points))] = np.tile(
+                moves[:, 1], len(points)
+            )
+            legal = self.legal(near)
+            seconds = np.full(len(near), np.inf)
+            seconds[legal] = self.seconds(near[legal])
+            scored += int(legal.sum())
+            found.add(self, near[legal], seconds[legal])
+            table = seconds.reshape(len(points), len(moves))
+            if step == 0:
+                finite = np.where(np.isfinite(table), table, np.nan)
+                for axis in range(len(self.lengths)):
+                    of_axis = finite[:, moves[:, 0] == axis]
+                    ratio = np.nanmax(of_axis, axis=1) / np.nanmin(of_axis, axis=1)
+                    spread[axis] = float(np.nanmean(np.log(ratio)))
+            best = table.argmin(axis=1)
+            points = np.unique(near[best + np.arange(len(points)) * len(moves)], axis=0)
+        return scored, spread
 
     def search(self, found: _Best) -> int:
-        """Add this batch's schedules that belong to the best; return how many were scored."""
-        order = self.order()
-        nothing = np.zeros((1, len(self.lengths)), np.int64)
-        scored = self._descend(nothing, order, 0, found, _BEAM)
-        return scored + self._descend(nothing, order, 0, found, None)
+        """Add this batch's schedules that belong to the best; return how many were scored.
 
-    def _descend(
-        self, nodes: Points, order: Sequence[int], level: int, found: _Best, beam: int | None
-    ) -> int:
-        """Branch on the next decision; with a ``beam``, follow only the best nodes of each level."""
+        Decisions with one value left come first, then those that move the time most.
+        """
+        scored, spread = self.climb(found, np.random.default_rng(0))
+        if self.root >= found.limit:
+            return scored
+        open_axes = [i for i, n in enumerate(self.lengths) if n > 1]
+        choices = {i: int(self._values_left(i).sum()) for i in open_axes}
+        order = sorted(open_axes, key=lambda i: (choices[i] > 1, -spread[i]))
+        nothing = np.zeros((1, len(self.lengths)), np.int64)
+        return scored + self._descend(nothing, order, 0, found)
+
+    def _values_left(self, axis: int) -> NDArray[np.bool_]:
+        """Say which values of a decision no table alone excludes."""
+        points = np.zeros((self.lengths[axis], len(self.lengths)), np.int64)
+        points[:, axis] = np.arange(self.lengths[axis])
+        return self._inside(points, frozenset({axis}), axis)
+
+    def _descend(self, nodes: Points, order: Sequence[int], level: int, found: _Best) -> int:
+        """Branch on the next decision, best nodes first and in parts of bounded size."""
         scored = 0
         while level < len(order) and len(nodes):
             axis = order[level]
@@ -253,12 +285,11 @@ class Scorer:
             keep = keep[np.argsort(bounds[keep], kind="stable")]
             nodes, bounds = nodes[keep], bounds[keep]
             level += 1
-            if beam is not None:
-                nodes, bounds = nodes[:beam], bounds[:beam]
-            elif len(nodes) > 16 * _CHUNK:
-                for first in range(0, len(nodes), _CHUNK):  # depth first: better limits, less memory
-                    part = nodes[first : first + _CHUNK]
-                    scored += self._descend(part, order, level, found, None)
+            if len(nodes) > 2 * _CHUNK:  # depth first: better limits, less memory
+                for first in range(0, len(nodes), _CHUNK):
+                    here = slice(first, first + _CHUNK)
+                    part = nodes[here][bounds[here] < found.limit]
+                    scored += self._descend(part, order, level, found)
                 return scored
         if len(nodes):
             found.add(self, nodes, bounds)

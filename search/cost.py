@@ -42,6 +42,7 @@ from tinygpu.search.work import WARP, Piece, Repeat, Tree, account, mapped
 __all__ = ["Breakdown", "Features", "cost", "features", "predict"]
 
 Numbers = Any
+RESOLUTION = 0.002  # of a time's logarithm: far below the model's error
 INSTRUCTION_BYTES = 16  # spec: since Volta
 
 
@@ -52,15 +53,9 @@ class Features:
     tree: Tree
     launch: Launch
 
-    def mapped(
-        self, low: Callable[[Any], Any], high: Callable[[Any], Any], *, exact: bool = True
-    ) -> Features:
-        """Apply ``low`` to every number that costs time, ``high`` to those that save it.
-
-        Without ``exact`` they bound the numbers, and what is not monotone (the estimate of
-        registers) gives way to its bound.
-        """
-        launch = self.launch.mapped(low, high, exact=exact)
+    def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Features:
+        """Apply ``low`` to every number that costs time, ``high`` to those that save it."""
+        launch = self.launch.mapped(low, high)
         return replace(self, tree=mapped(self.tree, low, high), launch=launch)
 
 
@@ -116,9 +111,14 @@ def predict(f: Features) -> Breakdown:
     dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
     parts["dram"] = launch.dram_bytes(capacity) / dram_rate
     bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
-    seconds = blend(bounds, FITTED["blend_power"])
+    seconds = blend(bounds, FITTED["blend_power"]) + device.launch_seconds
     parts["launch"] = device.launch_seconds
-    return Breakdown(seconds + device.launch_seconds, parts)
+    return Breakdown(resolved(seconds), parts)
+
+
+def resolved(seconds: Numbers) -> Numbers:
+    """Round up to the model's resolution: what it cannot tell apart is equal."""
+    return np.exp(np.ceil(np.log(seconds) / RESOLUTION) * RESOLUTION)
 
 
 def blend(parts: list[Numbers], power: float) -> Numbers:

@@ -93,17 +93,15 @@ class Launch:
             tuple(found.values()),
         )
 
-    def mapped(
-        self, low: Callable[[Any], Any], high: Callable[[Any], Any], *, exact: bool
-    ) -> Launch:
-        """Apply ``low`` to what costs time, ``high`` to what saves it; see ``Features.mapped``."""
+    def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Launch:
+        """Apply ``low`` to what costs time, ``high`` to what saves it."""
         return replace(
             self,
             extents=tuple(map(low, self.extents)),
             raster=(low(self.raster[0]), high(self.raster[1])),
             threads=low(self.threads),
             smem_bytes=low(self.smem_bytes),
-            registers=self.registers.mapped(low, exact=exact),
+            registers=self.registers.mapped(low, high),
             ctas_wanted=low(self.ctas_wanted),
         )
 

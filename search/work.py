@@ -108,9 +108,7 @@ class _Accountant:
         self.program, self.launch, self.device = program, launch, launch.device
         self.values = program.parameter_values(sizes)
 
-    def body(
-        self, body: tuple[Statement, ...], around: tuple[For, ...]
-    ) -> Tree:
+    def body(self, body: tuple[Statement, ...], around: tuple[For, ...]) -> Tree:
         found: list[Piece | Repeat] = []
         for statement in body:
             match statement:
@@ -288,4 +286,3 @@ def _linear(access: Access, values: Mapping[str, Numbers]) -> tuple[Numbers, ...
 def steps_of(origin: Affine, name: str) -> Numbers:
     """Return the coefficient of a variable in an index."""
     return sum((c for v, c in origin.terms if v == name and not isinstance(c, str)), 0)
-

@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 _KINDS = ("f32", "f64", "f32+f64")
+_ENDLESS = 1 << 30
 _LEAST = 16  # fitted: beside the values kept, no kernel of the sample did with less
 # fitted: registers a quantity adds, for each kind of arithmetic; a name's number is its piece's end
 _WEIGHTS: Mapping[str, tuple[float, float, float]] = {
@@ -105,11 +106,11 @@ class RegisterModel:
     """The estimate in parts: ``least``, and (addends, bends, weights) of each quantity.
 
     A quantity is the sum of its addends, cut into pieces at its bends (none: one piece), each with a
-    weight.  Over a space an addend depends on few decisions, while the estimate depends on nearly all.
+    weight; an addend is its least and its greatest value.  Over a space an addend depends on few decisions, while the estimate depends on nearly all.
     """
 
     least: Any
-    parts: tuple[tuple[tuple[Any, ...], tuple[int, ...], tuple[float, ...]], ...]
+    parts: tuple[tuple[tuple[tuple[Any, Any], ...], tuple[int, ...], tuple[float, ...]], ...]
 
     @staticmethod
     def of(program: Program) -> RegisterModel:
@@ -121,28 +122,31 @@ class RegisterModel:
             bends = _BENDS.get(name, ())
             names = [f"{name}_{bend}" for bend in bends] or [name]
             weights = tuple(_WEIGHTS[n][column] for n in names if n in _WEIGHTS)
-            parts.append((addends, bends[: len(weights)], weights))
+            pairs = tuple((addend, addend) for addend in addends)
+            parts.append((pairs, bends[: len(weights)], weights))
         return RegisterModel(sum(found["kept"]) + _LEAST, tuple(parts))
 
-    def mapped(self, f: Callable[[Any], Any], *, exact: bool) -> RegisterModel:
-        """Apply ``f`` to each number; without ``exact`` only the least is kept."""
-        parts = ((tuple(map(f, addends)), *rest) for addends, *rest in self.parts if exact)
-        return RegisterModel(f(self.least), tuple(parts))  # type: ignore[arg-type]
+    def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> RegisterModel:
+        """Apply ``low`` to each number's least value and ``high`` to its greatest."""
+        parts = tuple(
+            (tuple((low(least), high(most)) for least, most in addends), bends, weights)
+            for addends, bends, weights in self.parts
+        )
+        return RegisterModel(low(self.least), parts)
 
     def registers(self) -> Any:
-        """Return the estimate."""
+        """Return the estimate, or a lower bound of it where addends are only bounded."""
         total: Any = 0.0
         for addends, bends, weights in self.parts:
-            amount: Any = 0.0
-            for addend in addends:
-                amount = amount + addend
-            low = 0
-            for bend, weight in zip(bends or (None,), weights, strict=False):
-                piece = amount
-                if bend is not None:
-                    piece = np.minimum(np.maximum(amount - low, 0), bend - low)
-                    low = bend
-                total = total + weight * piece
+            least: Any = 0.0
+            most: Any = 0.0
+            for low, high in addends:
+                least, most = least + low, most + high
+            start = 0
+            for bend, weight in zip(bends or (_ENDLESS,), weights, strict=False):
+                amount = least if weight > 0 else most
+                total = total + weight * np.minimum(np.maximum(amount - start, 0), bend - start)
+                start = bend
         return np.maximum(total, self.least)
 
 
@@ -244,9 +248,7 @@ def _kept(program: Program) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _operands(
-    program: Program, kept: tuple[str, ...]
-) -> tuple[Any, Any, tuple[Any, ...]]:
+def _operands(program: Program, kept: tuple[str, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
     """Return the words of the narrowest operand, of the others, and of all in unrolled steps."""
     steps: dict[str, Any] = {}
     body: dict[str, Any] = {}
