@@ -1,10 +1,10 @@
-"""Timelines: when each statement of a CTA runs, under the rules that its predicted time comes from.
+"""Timelines: when each statement of a CTA runs, by the rules that its predicted time comes from.
 
-``timeline`` walks the work of a term (``work.py``) as ``cost.path`` does, writes down what happens and
-follows the first iterations of every rolled loop one by one.  A statement starts when what it reads is
-there and its unit is free, keeps the unit busy, and its result is there after a latency more (its
-*flight*).  A barrier waits for all that was issued.  A ``cp.async.wait_group`` waits for the landing
-of the groups themselves, of which ``cost.path`` only takes the mean: the two agree in the limit.
+``timeline`` walks the work of a term (``work.py``) as ``cost.path`` does, writes down what happens,
+and follows the first iterations of every rolled loop one by one.  A statement starts when what it
+reads is there and its unit is free, keeps the unit busy, and its result is there after a latency
+more (its *flight*).  A barrier waits for all that was issued.  A ``cp.async.wait_group`` waits for
+the landing of the groups themselves, of which ``cost.path`` only takes the mean.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machine import Chosen
@@ -191,7 +191,7 @@ class _Walker:
         self.events.append(Event(_row(piece), text, where.strip(), start, end, ready))
 
     def rolled(self, loop: Repeat, where: str) -> None:
-        """Each iteration begins when the last one has issued; past ``iterations``, stop."""
+        """Begin each iteration when the last one has issued; past ``iterations``, stop."""
         trips = int(loop.trips)
         for i in range(min(trips, self.iterations)):
             self.now = self.last
@@ -206,7 +206,7 @@ class _Walker:
         self.ready.clear()
 
     def unrolled(self, loop: Repeat, where: str) -> None:
-        """The first time through its chain, then again and again at the pace of its busiest unit."""
+        """Go once through its chain, and then on at the pace of its busiest unit."""
         trips = int(loop.trips)
         if trips <= 0:
             return

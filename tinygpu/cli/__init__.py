@@ -1,8 +1,8 @@
 """The command line: ``tinygpu COMMAND``.
 
 Every command is a few lines over the Python API; what takes long to load (the solver, the plots,
-CuPy) is loaded by the command that needs it.  A mistake of the user's is one line on standard error,
-``error: subject, law, got, allowed, way out``, and a status:
+CuPy) is loaded by the command that needs it.  A mistake of the user's is one line on standard
+error, ``error: subject, law, got, allowed, way out``, and a status:
 
     0    done
     1    ``check``: the schedule is illegal; ``run``: the kernel is wrong
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import Any
+from typing import Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -37,23 +37,24 @@ _WAYS = {
     errno.EEXIST: "a file of that name is in the way: choose another folder",
     errno.EMFILE: "too many files are open: raise ulimit -n",
 }
-_USAGE_ERROR = typer.BadParameter.__mro__[1]  # what every wrong option or argument is
+_UsageError = cast("type[Exception]", typer.BadParameter.__base__)  # a wrong option or argument
 
 
 class _Group(TyperGroup):
     """The commands; their errors become one line and a status."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(self, *args: Any, **options: Any) -> Any:
         """Run a command line and exit with its status."""
+        standalone = options.pop("standalone_mode", True)
+        options["standalone_mode"] = False
         try:
-            status = super().main(*args, standalone_mode=False, **extra)
+            status = super().main(*args, **options)
         except typer.Abort:
             status = 130
-        except _USAGE_ERROR as error:
-            told = str(getattr(error, "format_message", lambda: error)()).rstrip(".")
-            context = getattr(error, "ctx", None)
-            path = context.command_path if context else "tinygpu"
-            status = complain(f"{' '.join(told.split())}; see {path} --help")
+        except _UsageError as error:
+            usage = cast("Any", error)
+            path = usage.ctx.command_path if usage.ctx else "tinygpu"
+            status = complain(f"{usage.format_message().rstrip('.')}; see {path} --help")
         except TinyGpuError as error:
             status = complain(str(error))
         except MemoryError:
@@ -64,7 +65,7 @@ class _Group(TyperGroup):
             status = complain(f"{what}{error.strerror or error}; {way}")
         if status == 130:
             complain("interrupted; files written before are whole")
-        if standalone_mode:
+        if standalone:
             sys.exit(status if isinstance(status, int) else 0)
         return status
 

@@ -18,7 +18,7 @@ from tinygpu.program import Access, Buffer, Do, Program, walk
 
 __all__ = ["layout_figure", "shared_buffers"]
 
-_ROWS, _COLUMNS = 16, 64
+_ROWS, _COLUMNS = 16, 32
 Cells = NDArray[np.int64]
 
 
@@ -121,8 +121,8 @@ def _one_read(do: Do, access: Access, offsets: Cells) -> tuple[Cells, int, int]:
 def _drawn(buffer: Buffer, turned: bool, panels: list[tuple[str, Cells, int, str]]) -> Figure:
     full = panels[0][1].T.shape if turned else panels[0][1].shape
     rows, columns = min(full[0], _ROWS), min(full[1], _COLUMNS)
-    beside = 3 * columns <= _COLUMNS  # narrow tiles stand side by side
-    cell = 0.29 if beside else 14.0 / _COLUMNS
+    beside = columns <= _COLUMNS // 2  # narrow tiles stand side by side
+    cell = 0.29
     across, down = (len(panels), 1) if beside else (1, len(panels))
     taller = 1.0 if beside else 0.5
     size = (across * (max(columns * cell, 4.2) + 0.9), down * (rows * cell + 0.8) + taller)

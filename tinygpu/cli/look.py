@@ -85,9 +85,7 @@ def explain(
                 f"explain: {schedule} and {other} are for different problems or machines; "
                 "give two schedules of one search"
             )
-        found = explaining.compare(
-            one.schedule, two.schedule, one.machine, one.problem, one.device
-        )
+        found = explaining.compare(one.schedule, two.schedule, one.machine, one.problem, one.device)
     if as_json:
         say_json(found.tree())
     else:
@@ -101,7 +99,9 @@ def check(schedule: SCHEDULE, device: DEVICE = "h200", as_json: JSON = False) ->
     given = read_schedule(schedule, device)
     with working("judging"):
         broken = check_schedule(given.schedule, given.machine, given.problem, given.device)
-    proof = "" if broken else proof_text(given.schedule.program(given.machine, given.problem.operation))
+    proof = (
+        "" if broken else proof_text(given.schedule.program(given.machine, given.problem.operation))
+    )
     if as_json:
         violations = [{"law": v.law, "message": v.message, "mend": v.mend} for v in broken]
         say_json({"legal": not broken, "violations": violations, "concurrency": proof})

@@ -31,7 +31,11 @@ _COLOURS = (
     "#882255", "#999933", "#332288", "#777777",
 )  # fmt: skip
 _MARKS = "osD^vP*X<>hd"
-_GRID = {"color": "#dddddd", "linewidth": 0.6}
+_COMPONENTS = (
+    "fma", "issue", "smem", "l1", "int", "latency", "l2", "dram", "fetch", "fp64", "cvt", "launch",
+    "sfu", "shuffle",
+)  # fmt: skip
+"""Components in the order of their colours and marks, which every picture shares."""
 
 
 def png(figure: Figure) -> bytes:
@@ -60,14 +64,15 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
     places = range(len(best))
     axes.barh(places, totals, height=0.62, color="#e3e6ea", zorder=1)
     for place, one in zip(places, best, strict=True):
-        for number, part in enumerate(parts):
+        for part in parts:
+            mark, colour = _look(part)
             value = float(one.breakdown.parts.get(part, 0.0)) * scale
             is_worst = part == one.breakdown.bottleneck
             axes.plot(
                 value,
                 place,
-                _MARKS[number % len(_MARKS)],
-                color=_COLOURS[number % len(_COLOURS)],
+                mark,
+                color=colour,
                 markersize=9 if is_worst else 6.5,
                 markeredgecolor="black" if is_worst else "white",
                 markeredgewidth=1.1 if is_worst else 0.5,
@@ -81,14 +86,13 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
     axes.set_xlabel(f"time [{unit}]")
     axes.set_ylabel("schedule, best first")
     axes.set_title(title, fontsize=11)
-    axes.grid(axis="x", zorder=0, **_GRID)
+    axes.grid(axis="x", zorder=0, color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    shown = [Patch(color="#e3e6ea", label="predicted in all")]
-    handles: list[Patch | Line2D] = [*shown]
+    handles: list[Patch | Line2D] = [Patch(color="#e3e6ea", label="predicted in all")]
     handles += [
-        Line2D([], [], linestyle="", marker=_MARKS[i % len(_MARKS)], markersize=6.5,
-               color=_COLOURS[i % len(_COLOURS)], label=part)
-        for i, part in enumerate(parts)
+        Line2D([], [], linestyle="", marker=_look(part)[0], color=_look(part)[1], markersize=6.5,
+               label=part)
+        for part in parts
     ]  # fmt: skip
     handles.append(
         Line2D([], [], linestyle="", marker="o", markersize=9, color="white",
@@ -129,7 +133,7 @@ def timeline_figure(line: Timeline, device: Device, title: str) -> Figure:
     axes.set_xlim(0, line.cycles * 1.01)
     axes.set_xlabel(f"cycles since the CTA began (1000 cycles = {1e9 / device.clock_hz:.2f} us)")
     axes.set_title(title, fontsize=11, pad=18)
-    axes.grid(axis="x", zorder=0, **_GRID)
+    axes.grid(axis="x", zorder=0, color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=colour[name], label=name) for name in names]
     if flown:
@@ -153,8 +157,9 @@ def measured_figure(
     axes.fill_between([low, high], [low * 0.85, high * 0.85], [low * 1.15, high * 1.15],
                       color="#dfe6ee", zorder=0, label="within 15 %")  # fmt: skip
     axes.plot([low, high], [low, high], color="#666666", linewidth=1, label="measured = predicted")
-    axes.plot([p * scale for p, _ in points], [t * scale for _, t in points], "o",
-              color=_COLOURS[0], markersize=6, markeredgecolor="white", label="a schedule")  # fmt: skip
+    across, up = [p * scale for p, _ in points], [t * scale for _, t in points]
+    axes.plot(across, up, "o", color=_COLOURS[0], markersize=6, markeredgecolor="white",
+              label="a schedule")  # fmt: skip
     if peer_seconds:
         axes.axhline(peer_seconds * scale, color=_COLOURS[1], linestyle="--", linewidth=1.2,
                      label=f"cuBLAS, {peer_seconds * scale:.3g} {unit}")  # fmt: skip
@@ -168,7 +173,7 @@ def measured_figure(
     axes.set_title(f"{title}\n{within} of {len(points)} within 15 %", fontsize=11)
     axes.set_xlabel(f"predicted [{unit}]")
     axes.set_ylabel(f"measured [{unit}]")
-    axes.grid(zorder=0, **_GRID)
+    axes.grid(zorder=0, color="#dddddd", linewidth=0.6)
     axes.legend(fontsize=8.5, frameon=False, loc="upper left")
     return figure
 
@@ -181,6 +186,12 @@ def _unit(seconds: float) -> tuple[float, str]:
     raise AssertionError(seconds)
 
 
+def _look(component: str) -> tuple[str, str]:
+    """Return a component's mark and colour."""
+    number = _COMPONENTS.index(component) if component in _COMPONENTS else len(_COMPONENTS)
+    return _MARKS[number % len(_MARKS)], _COLOURS[number % len(_COLOURS)]
+
+
 def _verb(statement: str) -> str:
     """Return what a statement's picture is called: what it writes, and the instruction."""
     target, equals, rest = statement.partition(" = ")
@@ -188,4 +199,3 @@ def _verb(statement: str) -> str:
         return statement
     name = target.partition("@")[0].partition("[")[0]
     return f"{rest.partition('(')[0]} {name}"
-

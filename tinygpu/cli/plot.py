@@ -84,9 +84,7 @@ def times(
                 "give schedules of one search"
             )
     costs = [cost(one.program(), one.problem.sizes, one.device) for one in every]
-    best = [
-        Ranked(float(c.seconds), one.schedule, c) for c, one in zip(costs, every, strict=True)
-    ]
+    best = [Ranked(float(c.seconds), one.schedule, c) for c, one in zip(costs, every, strict=True)]
     best.sort(key=lambda one: one.seconds)
     figure = times_figure(best, f"Predicted times: {shape_text(every[0])}")
     _save(output or schedules[0].with_suffix(".times.png"), png(figure))

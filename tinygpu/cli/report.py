@@ -54,7 +54,7 @@ def report_html(layers: Sequence[Layer], why_not: str) -> str:
         "<meta name=viewport content='width=device-width'>",
         f"<title>tinyGPU report</title><style>{_STYLE}</style>",
         "<h1>The linear layers of an 8B-parameter Llama</h1>",
-        f"<p>{problem.sizes['m']} tokens, {escape(problem.operation.inputs[0].dtype)}, machine "
+        f"<p>{problem.sizes['m']} tokens, {escape(problem.operation.inputs[0].dtype)}, machine",
         f"<b>{escape(first.space.machine.name)}</b>, predicted for <b>{escape(chip.name)}</b>.",
         f"<span class=dim>{escape(facts)}; <code>{escape(run['command'])}</code></span></p>",
         _summary(layers),
@@ -146,18 +146,18 @@ def _section(layer: Layer) -> str:
         verdict = f"<span class=wrong>wrong</span> at {escape(sizes)}: {told}"
     else:
         verdict = f"right at {escape(sizes)}, 3 interleavings, against float64"
+    counts = [count_text(n) for n in (layer.found.raw, layer.found.legal, layer.found.scored)]
+    searched = f"{counts[0]} schedules, {counts[1]} legal, {counts[2]} ranked"
+    assembled = f"{cubin.arch}: {cubin.registers} registers a thread, {spilled} B spilled"
+    links = {"schedule": f"schedules/{name}-01.json", "PTX": f"ptx/{name}.ptx",
+             "cubin": f"ptx/{name}.cubin", "trace": f"traces/{name}.json"}  # fmt: skip
     facts = [
-        ("searched", f"{count_text(layer.found.raw)} schedules, {count_text(layer.found.legal)} "
-                     f"legal, {count_text(layer.found.scored)} scored; the {len(best)} best are "
-                     "exact under the model"),
+        ("searched", f"{searched}; these are exactly the {len(best)} best under the model"),
         ("legal", f"every law holds; no deadlock, no race: {escape(layer.proof)}"),
         ("interpreted", verdict),
-        ("assembled", f"{cubin.arch}: {cubin.registers} registers a thread, {spilled} B spilled, "
-                      f"{layer.program.smem_bytes} B of shared memory a CTA"),
-        ("files", f"<a href='schedules/{name}-01.json'>schedule</a>, "
-                  f"<a href='ptx/{name}.ptx'>PTX</a>, <a href='ptx/{name}.cubin'>cubin</a>, "
-                  f"<a href='traces/{name}.json'>trace</a>"),
-    ]  # fmt: skip
+        ("assembled", f"{assembled}, {layer.program.smem_bytes} B of shared memory a CTA"),
+        ("files", ", ".join(f"<a href='{path}'>{what}</a>" for what, path in links.items())),
+    ]
     parts = [
         f"<h2 id='{name}'>{escape(layer.title)}</h2><p>{escape(layer.what.capitalize())}.</p>",
         _table([], [[f"<b>{what}</b>", text] for what, text in facts]),
@@ -169,7 +169,7 @@ def _section(layer: Layer) -> str:
     parts += [
         f"<details><summary>The {len(best)} best schedules</summary>{_best(layer)}</details>",
         f"<details><summary>The term</summary><pre>{escape(str(layer.program))}</pre></details>",
-        f"<details><summary>The PTX ({len(layer.ptx.splitlines())} lines)</summary>"
+        f"<details><summary>The PTX ({len(layer.ptx.splitlines())} lines)</summary>",
         f"<pre>{escape(layer.ptx)}</pre></details>",
     ]
     return "\n".join(parts)

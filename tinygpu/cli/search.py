@@ -153,9 +153,7 @@ def show(space: Space, found: Ranking, timed: list[Measurement]) -> None:
     if timed:
         columns += ["#measured", "#TFLOP/s"]
     differing = [
-        name
-        for name in space.values
-        if len({one.schedule[name] for one in found.best}) > 1
+        name for name in space.values if len({one.schedule[name] for one in found.best}) > 1
     ]
     rows: list[list[str]] = []
     for number, one in enumerate(found.best, 1):
@@ -172,12 +170,12 @@ def show(space: Space, found: Ranking, timed: list[Measurement]) -> None:
     say(", ".join(f"{count_text(number)} {what}" for number, what in counts))
     same = [n for n in space.values if n not in differing]
     say(f"all have {' '.join(f'{n}={found.best[0].schedule[n]}' for n in same)}")
-    for one in timed[len(found.best) :]:
-        if one.seconds:
-            say(f"cuBLAS: {time_text(one.seconds)}, {_rate(flops, one.seconds)} TFLOP/s")
-    for number, one in enumerate(timed[: len(found.best)], 1):
-        if not one.seconds:
-            say(f"schedule {number} failed: {one.reason}")
+    for peer in timed[len(found.best) :]:
+        if peer.seconds:
+            say(f"cuBLAS: {time_text(peer.seconds)}, {_rate(flops, peer.seconds)} TFLOP/s")
+    for number, run in enumerate(timed[: len(found.best)], 1):
+        if not run.seconds:
+            say(f"schedule {number} failed: {run.reason}")
 
 
 def _rate(flops: float, seconds: float) -> str:
