@@ -31,6 +31,7 @@ __all__ = [
     "torch_matmul",
     "torch_rms_norm",
     "write_results",
+    "write_tree",
 ]
 
 FOLDER = Path(__file__).parent / "results"
@@ -128,30 +129,54 @@ def write_results(
     rows: Sequence[Mapping[str, Any]],
     provenance: Mapping[str, Any],
     folder: Path = FOLDER,
+    *,
+    instead_of: Mapping[str, Any] | None = None,
+    fields: tuple[str, ...] = (),
 ) -> Path:
     """Add rows to the results ``name``, a row of an equal case replacing the old one.
 
-    The file is replaced as a whole, so it is never half written.  Raises StoreError for a row with
-    a field too many or too few, and where the file cannot be written.
+    ``instead_of``: old rows with these fields are dropped.  ``fields`` are further ones of each
+    row.  The file is replaced as a whole, so it is never half written.  Raises StoreError for a row
+    with a field too many or too few, and where the file cannot be written.
     """
+    allowed = (*ROW, *fields)
     for row in rows:
-        if set(row) != set(ROW):
-            odd = ", ".join(sorted(set(row) ^ set(ROW)))
+        if set(row) != set(allowed):
+            odd = ", ".join(sorted(set(row) ^ set(allowed)))
             raise StoreError(
-                f"results {name}: row with fields {odd} amiss; it has {', '.join(ROW)}"
+                f"results {name}: row with fields {odd} amiss; it has {', '.join(allowed)}"
             )
-    path = folder / f"{name}.json"
-    merged = {_case(row): dict(row) for row in (*load_rows(name, folder), *rows)}
-    text = json.dumps({"provenance": dict(provenance), "rows": list(merged.values())}, indent=1)
+    old = load_rows(name, folder)
+    if instead_of:
+        old = [r for r in old if any(r.get(f) != value for f, value in instead_of.items())]
+    merged = {_case(row): dict(row) for row in (*old, *rows)}
+    tree = {"provenance": dict(provenance), "rows": list(merged.values())}
+    return write_tree(folder / f"{name}.json", tree)
+
+
+def write_tree(path: Path, tree: Mapping[str, Any]) -> Path:
+    """Write JSON, a line for each row and each field beside the rows; replace the file as a whole.
+
+    Raises StoreError where it cannot be written.
+    """
+    parts = [
+        f"{json.dumps(name)}: {_lines(value) if isinstance(value, list) else json.dumps(value)}"
+        for name, value in tree.items()
+    ]
+    text = "{\n" + ",\n".join(parts) + "\n}"
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text + "\n", encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise StoreError(f"results {path}: {error.strerror}; give another folder") from None
     return path
+
+
+def _lines(rows: list[Any]) -> str:
+    return "[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]" if rows else "[]"
 
 
 def load_rows(name: str, folder: Path = FOLDER) -> list[dict[str, Any]]:

@@ -129,6 +129,12 @@ class Simt(Machine):
                 'choose combine "red" exactly if split_k is more than 1',
             ),
             Requirement(
+                "red_wide",
+                d.combine == "st" or operation.output.dtype in ("f32", "f64"),
+                "parts of k meet in an output of 32 bits or more: fewer round at every part",
+                'choose combine "st", or an f32 output',
+            ),
+            Requirement(
                 "chunks",
                 (select(d.a_layout == "km" and smem[0], d.vector_shared <= d.thread_m, True))
                 & (d.vector_shared <= d.thread_n),
@@ -167,7 +173,10 @@ class _Builder:
         self.warp_n = self.lanes_n * d.thread_n
         warps_m, warps_n = d.tile_m // self.warp_m, d.tile_n // self.warp_n
         # none where a requirement fails: 1, so that the term's other numbers stay plain
-        self.warps_m, self.warps_n = select(warps_m > 0, warps_m, 1), select(warps_n > 0, warps_n, 1)
+        self.warps_m, self.warps_n = (
+            select(warps_m > 0, warps_m, 1),
+            select(warps_n > 0, warps_n, 1),
+        )
         self.threads = 32 * self.warps_m * self.warps_n
         self.by_m = d.order == "m"
         self.lanes = (
@@ -380,9 +389,7 @@ class _Builder:
             *self.sum(index),
         )
 
-    def widen(
-        self, narrow: Buffer, wide: Buffer, width: int, index: Any
-    ) -> tuple[Statement, ...]:
+    def widen(self, narrow: Buffer, wide: Buffer, width: int, index: Any) -> tuple[Statement, ...]:
         if narrow.dtype == wide.dtype:
             return ()
         steps = ((0, 1), (1, 0))
@@ -426,7 +433,12 @@ class _Builder:
         access = Access(self.gmem["c"], c_steps, threads, origin, guard=self.guard("c"))
         if d.edges == "return":
             access = Access(self.gmem["c"], c_steps, threads, origin, guard=(True, True))
-        values = (self.chunk_n, d.thread_n // self.chunk_n, self.chunk_m, d.thread_m // self.chunk_m)
+        values = (
+            self.chunk_n,
+            d.thread_n // self.chunk_n,
+            self.chunk_m,
+            d.thread_m // self.chunk_m,
+        )
         return access, values
 
     def leave(self) -> tuple[Statement, ...]:
