@@ -1,4 +1,4 @@
-"""Random legal schedules on a GPU: is every one right, and were its spills foreseen?
+"""Random legal schedules on a GPU: whether each is right, and its spills were foreseen.
 
     python -m benchmarks.simt_fuzz [--out DIR] [--sample-only FILE | --schedules FILE]
 
@@ -6,8 +6,8 @@ draws ``COUNT`` schedules of ``simt``, uniformly from the legal space of each of
 shapes: most ragged, up to 300, the rest multiples of 64; fp32, fp16 and bf16, 16-bit products
 also with fp32 outputs.  Each is assembled, validated under a watchdog against the float64
 reference, and timed once.  The rows (``simt_fuzz.json``) have beside the usual fields what ptxas
-reports and what was predicted; the error is relative to what rounding allows, right where at most 1.
-The summary counts the wrong ones and holds the predicted spills against the true ones.
+reports and what was predicted; an error is right where it is at most 1, what rounding allows.  The
+summary counts the wrong ones and holds the predicted spills against the true ones.
 
 The draw needs no GPU: ``--sample-only FILE`` does it elsewhere.  What was measured is kept in
 ``simt_fuzz.jsonl``, so that a run that was stopped goes on.
