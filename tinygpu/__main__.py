@@ -5,4 +5,4 @@ from __future__ import annotations
 from tinygpu.cli import app
 
 if __name__ == "__main__":
-    app(prog_name="tinygpu")
+    app()

@@ -46,7 +46,7 @@ class _Group(TyperGroup):
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command line and exit with its status."""
         standalone = options.pop("standalone_mode", True)
-        options["standalone_mode"] = False
+        options |= {"standalone_mode": False, "prog_name": "tinygpu"}
         try:
             status = super().main(*args, **options)
         except typer.Abort:

@@ -114,8 +114,11 @@ def resumable(way: str) -> Iterator[None]:
 
 def write(path: Path, content: str | bytes) -> Path:
     """Write a file whole or not at all, and its folder; return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():  # a device or a pipe is no file to replace
+        path.write_bytes(data)
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -9,6 +9,7 @@ import typer
 
 from tinygpu.cli.console import say, say_json, table, working
 from tinygpu.cli.given import DEVICE, JSON, SCHEDULE, machine_named, read_schedule
+from tinygpu.errors import ScheduleError
 from tinygpu.machines import MACHINES
 
 __all__ = ["add_to", "proof_text"]
@@ -70,22 +71,23 @@ def explain(
     as_json: JSON = False,
 ) -> None:
     """Say how long a schedule takes and what it waits for, or why one beats another."""
-    from tinygpu.errors import ScheduleError
-    from tinygpu.search import explain as explaining
-
     one = read_schedule(schedule, device)
     one.program()  # an illegal schedule has no time
+    two = one if other is None else read_schedule(other, device)
+    two.program()
+    if (two.machine, two.problem) != (one.machine, one.problem):
+        raise ScheduleError(
+            f"explain: {schedule} and {other} are for different problems or machines; "
+            "give two schedules of one search"
+        )
+    from tinygpu.search import explain as explaining
+
+    found: explaining.Explanation | explaining.Comparison
+    where = (one.machine, one.problem, one.device)
     if other is None:
-        found: Any = explaining.explain(one.schedule, one.machine, one.problem, one.device)
+        found = explaining.explain(one.schedule, *where)
     else:
-        two = read_schedule(other, device)
-        two.program()
-        if (two.machine, two.problem) != (one.machine, one.problem):
-            raise ScheduleError(
-                f"explain: {schedule} and {other} are for different problems or machines; "
-                "give two schedules of one search"
-            )
-        found = explaining.compare(one.schedule, two.schedule, one.machine, one.problem, one.device)
+        found = explaining.compare(one.schedule, two.schedule, *where)
     if as_json:
         say_json(found.tree())
     else:

@@ -1,0 +1,336 @@
+"""The command line: what each command prints, and that every mistake is one line with a way out."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.conftest import why_no_gpu
+from tinygpu.cli import app
+from tinygpu.cli.console import write
+from tinygpu.errors import AssemblyError, LaunchError
+from tinygpu.machines import MACHINES
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.operation import Problem, matmul
+from tinygpu.race import Finding
+from tinygpu.schedule import Schedule, from_json, to_json
+
+PROBLEM = Problem.of(matmul(), m=256, n=256, k=256)
+OPEN = ("raster", "pad_a", "issue")
+FIX = [
+    part
+    for name, value in LADDER["multi-stage"].items()
+    if name not in OPEN
+    for part in ("--fix", f"{name}={value}")
+]
+SIZES = ["-m", "256", "-n", "256", "-k", "256"]
+SEARCH = ["search", "matmul", *SIZES, *FIX, "--top", "3"]
+
+
+def tinygpu(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def complaint(result: Result, status: int = 2) -> str:
+    """The one line of a mistake: on standard error, no traceback, the right status."""
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.exit_code == status
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.fixture
+def legal(tmp_path: Path) -> Path:
+    path = tmp_path / "legal.json"
+    path.write_text(to_json(Schedule.of(Simt(), LADDER["multi-stage"]), PROBLEM))
+    return path
+
+
+@pytest.fixture
+def illegal(tmp_path: Path) -> Path:
+    chosen = {**LADDER["multi-stage"], "tile_m": 256, "tile_n": 256, "ctas_per_sm": 16}
+    path = tmp_path / "illegal.json"
+    path.write_text(to_json(Schedule.of(Simt(), chosen), PROBLEM))
+    return path
+
+
+def test_loading_is_light() -> None:
+    """``tinygpu --help`` loads neither the solver nor plots nor CuPy, and rich only to print."""
+    code = "import sys, tinygpu.cli; print([m for m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    loaded = set(run.stdout.replace("'", "").strip("[]\n").split(", "))
+    assert "tinygpu.cli" in loaded
+    assert not {"z3", "matplotlib", "cupy", "rich.console", "rich.progress"} & loaded
+
+
+def test_module_runs_as_the_command() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tinygpu", "machines"], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0
+    assert "simt" in run.stdout
+
+
+def test_machines_are_listed_shown_and_written_as_json() -> None:
+    assert "simt" in tinygpu("machines").stdout
+    assert tinygpu("machines", "simt").stdout.strip() == str(Simt())
+    [tree] = json.loads(tinygpu("machines", "simt", "--json").stdout)
+    assert tree["decisions"]["tile_m"]["values"] == list(Simt.tile_m.values)
+
+
+def test_search_prints_counts_and_writes_schedules(tmp_path: Path) -> None:
+    """The table, the raw, legal and ranked counts, and files that the other commands take."""
+    result = tinygpu(*SEARCH, "--out", tmp_path / "found")
+    assert result.exit_code == 0, result.stderr
+    assert "45 schedules" in result.stdout
+    assert "legal" in result.stdout
+    names = sorted(path.name for path in (tmp_path / "found").iterdir())
+    assert names == ["01.json", "02.json", "03.json", "search.json"]
+    machine, problem, _ = from_json((tmp_path / "found" / "01.json").read_text(), MACHINES)
+    assert (machine.name, problem) == ("simt", PROBLEM)
+    kept = json.loads((tmp_path / "found" / "search.json").read_text())
+    assert kept["provenance"]["commit"]
+    assert tinygpu("check", tmp_path / "found" / "01.json").exit_code == 0
+
+
+def test_search_as_json_is_in_order() -> None:
+    tree = json.loads(tinygpu(*SEARCH, "--json").stdout)
+    times = [row["predicted_seconds"] for row in tree["best"]]
+    assert times == sorted(times)
+    assert tree["raw"] == 45 >= tree["legal"] >= len(times) == 3
+    first = tree["best"][0]
+    assert first["bottleneck"] == max(first["parts_seconds"], key=first["parts_seconds"].get)
+
+
+def test_fix_takes_several_values() -> None:
+    tree = json.loads(tinygpu(*SEARCH, "--fix", "raster=2,4", "--json").stdout)
+    assert tree["raw"] == 18
+    assert {row["decisions"]["raster"] for row in tree["best"]} <= {2, 4}
+
+
+def test_an_empty_space_says_why() -> None:
+    words = ["search", "matmul", *SIZES, *FIX, "--fix", "ctas_per_sm=16"]
+    assert "ctas_per_sm" in complaint(tinygpu(*words))
+
+
+def test_check_proves_a_legal_schedule(legal: Path) -> None:
+    result = tinygpu("check", legal)
+    assert result.exit_code == 0
+    assert "proved for every K and every number of tiles" in result.stdout
+    assert json.loads(tinygpu("check", legal, "--json").stdout)["legal"] is True
+
+
+def test_check_names_the_laws_that_are_broken(illegal: Path) -> None:
+    """Status 1, and each law in a line with what it got and the way out."""
+    result = tinygpu("check", illegal)
+    assert result.exit_code == 1
+    assert "residency" in result.stdout
+    assert "ctas_per_sm (16)" in result.stdout
+    tree = json.loads(tinygpu("check", illegal, "--json").stdout)
+    assert not tree["legal"]
+    assert "residency" in {violation["law"] for violation in tree["violations"]}
+
+
+@pytest.mark.parametrize("command", ["emit", "run", "explain"])
+def test_an_illegal_schedule_goes_no_further(command: str, illegal: Path) -> None:
+    assert "threads" in complaint(tinygpu(command, illegal))
+
+
+def test_emit_writes_and_assembles(legal: Path, tmp_path: Path) -> None:
+    ptx, cubin = tmp_path / "new" / "k.ptx", tmp_path / "k.cubin"
+    result = tinygpu("emit", legal, "-o", ptx, "--cubin", cubin, "--arch", "sm_80")
+    assert result.exit_code == 0, result.stderr
+    assert ".target sm_80" in ptx.read_text()
+    assert cubin.read_bytes()[:4] == b"\x7fELF"
+    assert "registers a thread" in result.stdout
+    assert tinygpu("emit", legal, "--arch", "sm_80").stdout.strip() == ptx.read_text().strip()
+
+
+@pytest.mark.skipif(why_no_gpu() is None, reason="this machine has a GPU")
+def test_run_interprets_where_there_is_no_gpu(legal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that it did, and its status is 1 if the interpreter finds something."""
+    result = tinygpu("run", legal)
+    assert result.exit_code == 0, result.stderr
+    assert "right: interpreted at the reduced size" in result.stdout
+    assert "no run on a GPU" in result.stdout
+    found = (Finding("race", "st", "a race in smem_a"),)
+    monkeypatch.setattr("tinygpu.interpret.check", lambda *_, **__: found)
+    result = tinygpu("run", legal, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["findings"] == ["a race in smem_a"]
+
+
+@pytest.mark.skipif(why_no_gpu() is None, reason="this machine has a GPU")
+def test_what_needs_a_gpu_says_so_first(tmp_path: Path) -> None:
+    """Before any search, and without a folder left behind."""
+    folder = tmp_path / "out"
+    assert "pip install" in complaint(tinygpu(*SEARCH, "--measure", "--out", folder))
+    assert not folder.exists()
+    assert complaint(tinygpu("calibrate", "-o", tmp_path / "d.json"))
+    assert not (tmp_path / "d.json").exists()
+
+
+def test_doctor_has_a_row_for_everything() -> None:
+    rows = json.loads(tinygpu("doctor", "--json").stdout)
+    assert {"Python", "ptxas", "CuPy"} <= {row["what"] for row in rows}
+    assert all(row["how"] for row in rows if row["missing"])
+    assert "ptxas" in tinygpu("doctor").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["machines", "sint"], "did you mean simt?"),
+        (["search", "matmull"], "did you mean matmul?"),
+        (["search", "matmul", "--machine", "simd"], "known are simt"),
+        (["search", "matmul", "--dtype", "fp32"], "did you mean f32?"),
+        (["search", "matmul", "--device", "h20"], "did you mean h200?"),
+        (["search", "matmul", "--device", "none.json"], "tinygpu calibrate writes one"),
+        (["search", "matmul", "-m", "0"], "at least 1"),
+        (["search", "matmul", "-k", "-4"], "at least 1"),
+        (["search", "matmul", "-n", "many"], "tinygpu search --help"),
+        (["search", "matmul", "--fix", "tile_x=64"], "did you mean tile_"),
+        (["search", "matmul", "--fix", "tile_m=65"], "did you mean 64?"),
+        (["search", "matmul", "--fix", "tile_m"], "decision=value"),
+        (["search", "matmul", "--measure"], "give --out"),
+        (["search", "matmul", "--top", "0"], "--top"),
+        (["search"], "tinygpu search --help"),
+        (["serch"], "Did you mean 'search'?"),
+        (["demo", "--layer", "qkw"], "did you mean qkv?"),
+        (["check", "missing.json"], "missing.json: No such file"),
+        (["check", "."], "it is a folder"),
+        (["plot", "measured", "missing.db"], "no such file"),
+    ],
+)
+def test_mistakes(words: list[str], told: str) -> None:
+    """Unknown names with the nearest one, sizes, files: one line, status 2."""
+    assert told in complaint(tinygpu(*words))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text[: len(text) // 2], "it may be truncated"),
+        (lambda text: text.replace('"version": 1', '"version": 99'), "version 99"),
+        (lambda text: text.replace('"simt"', '"tensor"'), "machine tensor: known are simt"),
+        (lambda text: text.replace('"tile_m": 128', '"tile_m": 100'), "no value 100"),
+        (lambda text: "[]", "tinygpu schedule"),
+    ],
+)
+def test_bad_schedule_files(legal: Path, change: Any, told: str) -> None:
+    """Truncated, of another version, of an unknown machine or value: the file and the way out."""
+    text = legal.read_text()
+    assert change(text) != text
+    legal.write_text(change(text))
+    line = complaint(tinygpu("check", legal))
+    assert told in line
+    assert str(legal) in line
+
+
+def test_a_binary_file_is_no_schedule(legal: Path) -> None:
+    legal.write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in complaint(tinygpu("check", legal))
+
+
+def test_no_ptxas(legal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """emit works without it; assembling says how to get it; demo says so before it searches."""
+
+    def none() -> NoReturn:
+        raise AssemblyError("ptxas: found neither in the wheel nor on PATH; pip install it")
+
+    monkeypatch.setattr("tinygpu.codegen.assemble.find_ptxas", none)
+    assert tinygpu("emit", legal, "-o", tmp_path / "k.ptx").exit_code == 0
+    words = ("emit", legal, "-o", tmp_path / "k.ptx", "--cubin", tmp_path / "k.cubin")
+    assert "pip install" in complaint(tinygpu(*words))
+    assert "pip install" in complaint(tinygpu("demo", "--out", tmp_path / "report"))
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk(legal: Path) -> None:
+    assert "free some space" in complaint(tinygpu("emit", legal, "-o", "/dev/full"))
+    assert os.path.exists("/dev/full")
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the way, a read-only file system: before the search begins."""
+
+    def never(*_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("it searched")
+
+    monkeypatch.setattr("tinygpu.search.best.rank", never)
+    (tmp_path / "file").write_text("")
+    assert "choose another folder" in complaint(tinygpu(*SEARCH, "--out", tmp_path / "file" / "x"))
+
+    def read_only(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.mkstemp", read_only)
+    assert "read-only" in complaint(tinygpu(*SEARCH, "--out", tmp_path / "out"))
+
+
+def test_files_are_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a" / "file", "before")
+
+    def full(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        write(path, "after")
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "before"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_interrupted_search_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 130; schedules that were found stay, measurements stay in the store."""
+
+    def stopped(*_: Any, **__: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinygpu.codegen.launch.gpu", lambda: None)
+    monkeypatch.setattr("tinygpu.codegen.measure.measure", stopped)
+    result = tinygpu(*SEARCH, "--measure", "--out", tmp_path)
+    assert result.exit_code == 130
+    assert "goes on" in result.stderr
+    assert "store.db" in result.stderr
+    assert (tmp_path / "01.json").exists()
+    assert (tmp_path / "store.db").exists()
+    monkeypatch.setattr("tinygpu.search.best.rank", stopped)
+    assert tinygpu(*SEARCH).exit_code == 130
+
+
+def test_a_gpu_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of memory while it measures: what the search found is there."""
+
+    def failing(*_: Any, **__: Any) -> NoReturn:
+        raise LaunchError("worker: GPU out of memory; free some or lower the sizes")
+
+    monkeypatch.setattr("tinygpu.codegen.launch.gpu", lambda: None)
+    monkeypatch.setattr("tinygpu.codegen.measure.measure", failing)
+    line = complaint(tinygpu(*SEARCH, "--measure", "--out", tmp_path))
+    assert "out of memory" in line
+    assert (tmp_path / "01.json").exists()
+
+
+def test_an_interrupt_anywhere_else_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinygpu.cli.look.machine_named", stopped)
+    assert "interrupted" in complaint(tinygpu("machines", "simt"), status=130)

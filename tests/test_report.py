@@ -1,0 +1,246 @@
+"""The pictures and the demo's report: files that open, tell the truth and lack nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.patches import Rectangle
+from typer.testing import CliRunner
+
+from tests.test_cli import FIX, tinygpu
+from tinygpu.access import BANKS, bank_wavefronts
+from tinygpu.cli import app
+from tinygpu.cli.layout_picture import layout_figure
+from tinygpu.cli.pictures import measured_figure, png, times_figure
+from tinygpu.device import load_device
+from tinygpu.errors import ScheduleError
+from tinygpu.machine import Chosen
+from tinygpu.machines import MACHINES
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.measurement import Measurement, describe
+from tinygpu.operation import Problem, matmul
+from tinygpu.program import Program
+from tinygpu.schedule import Schedule, from_json, to_json
+from tinygpu.search.best import Ranked
+from tinygpu.search.cost import cost
+from tinygpu.search.store import Store
+
+H200 = load_device("h200")
+PROBLEM = Problem.of(matmul(), m=512, n=512, k=512)
+DEMO = ["demo", "--tokens", "128", "--layer", "o", "--top", "2", "--no-measure", *FIX]
+
+
+def term(name: str, **changes: Any) -> Program:
+    return Simt().program(matmul(), Chosen({**LADDER[name], **changes}))
+
+
+def ranked(name: str) -> Ranked:
+    schedule = Schedule.of(Simt(), LADDER[name])
+    found = cost(schedule.program(Simt(), matmul()), PROBLEM.sizes, H200)
+    return Ranked(float(found.seconds), schedule, found)
+
+
+def texts(figure: Figure, panel: int) -> dict[tuple[int, int], str]:
+    """What a panel of numbers shows at (row, column)."""
+    places = [(t.get_position(), t.get_text()) for t in figure.axes[panel].texts]
+    return {(int(y), int(x)): text for (x, y), text in places}
+
+
+class Page(HTMLParser):
+    """A page's tags, checked for balance, and what it refers to."""
+
+    VOID = ("meta", "img", "br")
+    OPEN = ("html",)
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.links: list[str] = []
+        self.images: list[str] = []
+        self.feed(text)
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.stack.append(tag)
+        for name, value in attrs:
+            if name == "src":
+                self.images.append(value or "")
+            if name == "href":
+                self.links.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+
+@pytest.fixture
+def explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the module that explains is not there, one that says something."""
+    if find_spec("tinygpu.search.explain") is None:
+        module = ModuleType("tinygpu.search.explain")
+        module.__dict__["explain"] = lambda *_: "waits for <fma>"
+        monkeypatch.setitem(sys.modules, "tinygpu.search.explain", module)
+
+
+@pytest.fixture(scope="module")
+def shared_term() -> Program:
+    return term("multi-stage")
+
+
+def test_a_layout_shows_the_bank_of_each_element(shared_term: Program) -> None:
+    """Bank and writer, against the buffer's own layout and the term's own loop over threads."""
+    figure = layout_figure(shared_term, "smem_a")
+    buffer = next(b for b in shared_term.buffers if b.name == "smem_a")
+    shown = texts(figure, 0)
+    assert shown[0, 5] == "5"
+    for (column, row), bank in shown.items():  # rows of a are contiguous: drawn along the columns
+        assert int(bank) == int(buffer.layout((row, column))) % BANKS
+    owners = texts(figure, 1)
+    assert owners[0, 0] == owners[3, 0] == "0"  # a vector of 4 along k
+    assert owners[4, 0] == "1"
+
+
+@pytest.mark.parametrize(("pad", "waves"), [(0, 4), (4, 1)])
+def test_a_layout_tells_the_conflicts(pad: int, waves: int) -> None:
+    """Four rows of k-contiguous a fall on one bank without a pad, and on four with one."""
+    figure = layout_figure(term("shared", thread_m=4, tile_k=32, lanes_m=4, pad_a=pad), "smem_a")
+    assert f"{waves} wavefront" in figure.axes[2].get_title(loc="left")
+    lanes = np.repeat(np.arange(4), 8) * (32 + pad) * 4
+    assert bank_wavefronts(lanes, 4) == waves
+
+
+def test_a_layout_has_to_be_in_shared_memory(shared_term: Program) -> None:
+    with pytest.raises(ScheduleError, match="did you mean smem_a"):
+        layout_figure(shared_term, "smen_a")
+    with pytest.raises(ScheduleError, match="a_from or b_from"):
+        layout_figure(term("naive"))
+
+
+def test_times_show_every_schedule_and_its_bottleneck() -> None:
+    best = [ranked("multi-stage"), ranked("naive")]
+    axes = times_figure(best, "times").axes[0]
+    scale = {"time [ms]": 1e3, "time [us]": 1e6}[axes.get_xlabel()]
+    widths = [patch.get_width() for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert widths == pytest.approx([one.seconds * scale for one in best])
+    ringed = [line for line in axes.lines if line.get_markeredgecolor() == "black"]
+    assert len(ringed) == 2
+
+
+def test_measured_counts_what_is_within_15_percent() -> None:
+    figure = measured_figure([(1.0, 1.14), (1.0, 1.16), (2.0, 1.0)], "title", peer_seconds=1.0)
+    assert "1 of 3 within 15 %" in figure.axes[0].get_title()
+    assert png(figure)[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("picture", ["layout", "timeline", "times"])
+def test_plot_commands_write_pictures(picture: str, tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(to_json(Schedule.of(Simt(), LADDER["multi-stage"]), PROBLEM))
+    result = CliRunner().invoke(app, ["plot", picture, str(path)])
+    assert result.exit_code == 0, result.output
+    image = imread(tmp_path / f"one.{picture}.png")
+    assert image.shape[0] > 200
+    assert image.std() > 0.05  # not a blank page
+
+
+def test_plot_timeline_writes_a_trace(tmp_path: Path) -> None:
+    path, trace = tmp_path / "one.json", tmp_path / "trace.json"
+    path.write_text(to_json(Schedule.of(Simt(), LADDER["multi-stage"]), PROBLEM))
+    assert "perfetto" in tinygpu("plot", "timeline", path, "--trace", trace).stdout
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_plot_measured_reads_a_store(tmp_path: Path) -> None:
+    """Schedules are predicted anew from what the store says of them; peers are left out."""
+    schedule = Schedule.of(Simt(), LADDER["multi-stage"])
+    operation, sizes, chosen = describe(PROBLEM, schedule)
+
+    def timed(schedule: str) -> Measurement:
+        return Measurement(
+            operation=operation, sizes=sizes, schedule=schedule, device="x", driver="y", emitter=1,
+            seconds=1e-4,
+        )  # fmt: skip
+
+    store = tmp_path / "store.db"
+    with Store(store) as kept:
+        kept.put(timed('{"peer":"a:b"}'))
+    assert tinygpu("plot", "measured", store).exit_code == 2
+    with Store(store) as kept:
+        kept.put(timed(chosen))
+    assert tinygpu("plot", "measured", store).exit_code == 0
+    assert (tmp_path / "store.measured.png").exists()
+
+
+@pytest.mark.usefixtures("explained")
+def test_the_demo_leaves_a_whole_report(tmp_path: Path) -> None:
+    """One page with its pictures in it, links that lead somewhere, and the files beside it."""
+    out = tmp_path / "report"
+    result = tinygpu(*DEMO, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "nothing was measured" in result.stdout
+    page = Page((out / "report.html").read_text())
+    assert len(page.images) >= 4
+    for source in page.images:
+        head, _, data = source.partition(",")
+        assert head == "data:image/png;base64"
+        assert base64.b64decode(data)[:4] == b"\x89PNG"
+    for link in page.links:
+        assert link.startswith("#") or (out / link).is_file(), link
+    assert not re.search(r"https?://|<script|<link", (out / "report.html").read_text())
+    tree = json.loads((out / "results.json").read_text())["layers"]["o"]
+    assert tree["sizes"] == {"m": 128, "n": 4096, "k": 4096}
+    assert tree["interpreted"]["findings"] == []
+    assert tree["ptxas"]["registers"] > 0
+    for path in sorted((out / "schedules").iterdir()):
+        from_json(path.read_text(), MACHINES)
+    assert json.loads((out / "traces" / "o.json").read_text())["traceEvents"]
+    assert (out / "ptx" / "o.ptx").read_text().startswith(("//", ".version"))
+
+
+@pytest.mark.usefixtures("explained")
+def test_an_interrupted_demo_keeps_its_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinygpu.search import best
+
+    real, calls = best.rank, [0]
+
+    def second_stops(*words: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > 1:
+            raise KeyboardInterrupt
+        return real(*words, **named)
+
+    monkeypatch.setattr(best, "rank", second_stops)
+    result = tinygpu(*DEMO, "--layer", "down", "--out", tmp_path)
+    assert result.exit_code == 130
+    assert "goes on" in result.stderr
+    assert list(json.loads((tmp_path / "results.json").read_text())["layers"]) == ["o"]
+    Page((tmp_path / "report.html").read_text())
+
+
+@pytest.mark.usefixtures("explained")
+def test_a_wrong_kernel_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finding of the interpreter is in the report, escaped, and in the status."""
+    from tinygpu.race import Finding
+
+    found = (Finding("race", "st", "a <race> in smem_a"),)
+    monkeypatch.setattr("tinygpu.interpret.check", lambda *_, **__: found)
+    result = tinygpu(*DEMO, "--out", tmp_path)
+    assert result.exit_code == 1
+    assert "WRONG: a <race>" in result.stdout
+    text = (tmp_path / "report.html").read_text()
+    assert "a &lt;race&gt; in smem_a" in text
+    Page(text)
