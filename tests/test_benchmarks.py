@@ -1,0 +1,230 @@
+"""What of the benchmarks needs no GPU: what they draw, write, read, choose and count."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import peers, simt_fuzz, simt_ladder, speed
+from benchmarks.simt_ladder import Candidate
+from tinygpu.codegen.measure import Options
+from tinygpu.device import load_device
+from tinygpu.errors import LaunchError, ScheduleError, StoreError, TinyGpuError
+from tinygpu.laws import check_schedule
+from tinygpu.machine import Value
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.measurement import Measurement, Results, describe
+from tinygpu.operation import Problem, matmul
+from tinygpu.schedule import Schedule
+from tinygpu.space import Space
+
+NARROW: dict[str, Any] = {
+    n: v for n, v in LADDER["shared"].items() if n not in ("tile_k", "raster", "split_k", "combine")
+}
+
+
+def schedule_of(point: str = "vectorised", **changes: Value) -> Schedule:
+    return Schedule.of(Simt(), {**LADDER[point], **changes})
+
+
+class Gpu:
+    """In the place of ``measure``: times by schedule, and what was asked."""
+
+    def __init__(self, seconds: Callable[[Schedule, Options], float | None]) -> None:
+        self.seconds = seconds
+        self.asked: list[tuple[int, Options]] = []
+        self.peer: float | None = 1e-3
+
+    def __call__(
+        self,
+        schedules: Sequence[Schedule],
+        machine: Simt,
+        problem: Problem,
+        *,
+        store: Results | None = None,
+        peers: Sequence[str] = (),
+        options: Options,
+    ) -> list[Measurement]:
+        self.asked.append((len(schedules), options))
+        found = []
+        for s in schedules:
+            operation, sizes, name = describe(problem, s)
+            one = Measurement(
+                operation=operation, sizes=sizes, schedule=name, device="d", driver="r", emitter=1
+            )
+            seconds = self.seconds(s, options)
+            one = replace(one, seconds=seconds, reason="" if seconds else "it is wrong", error=0.5)
+            if store is not None:
+                store.put(one)
+            found.append(one)
+        return found + [replace(found[0], seconds=self.peer, reason="no torch")] * len(peers)
+
+
+def test_candidates_survive_a_file(tmp_path: Path) -> None:
+    """What --rank-only writes, --schedules reads; a value that there is not is refused."""
+    found = {
+        2048: [Candidate(schedule_of(), 1e-3), Candidate(schedule_of("tuned"), 2e-3)],
+        64: [Candidate(schedule_of("naive"), 0.1)],
+    }
+    path = tmp_path / "ranked.json"
+    simt_ladder.save_candidates(path, found, "a command")
+    assert simt_ladder.load_candidates(path) == found
+    assert json.loads(path.read_text())["provenance"]["command"] == "a command"
+    path.write_text(path.read_text().replace('"tile_m": 32', '"tile_m": 33'))
+    with pytest.raises(ScheduleError, match="no value 33"):
+        simt_ladder.load_candidates(path)
+
+
+def test_the_best_found_is_the_best_of_the_last_timing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are timed coarsely, the best 8 again; the row is of the second time, beside cuBLAS's."""
+    rasters = [1, 2, 4, 8, 16]
+    schedules = [schedule_of(raster=r, ctas_per_sm=c) for c in (1, 2) for r in rasters]
+    coarse = {s: 1.0 + i for i, s in enumerate(schedules)}
+
+    def seconds(s: Schedule, options: Options) -> float | None:
+        if s == schedules[0]:
+            return None  # wrong
+        return coarse[s] if options is simt_ladder.COARSE else 20.0 - coarse[s]
+
+    gpu = Gpu(seconds)
+    monkeypatch.setattr(simt_ladder, "measure", gpu)
+    with simt_ladder.kept(tmp_path / "kept.jsonl") as store:
+        row, top = simt_ladder.best_found(2048, [Candidate(s, 3.0) for s in schedules], store)
+    assert gpu.asked == [(10, simt_ladder.COARSE), (8, simt_ladder.FINE)]
+    assert row["schedule"] == dict(schedules[8].decisions)  # the last of the 8 right ones
+    assert (row["group"], row["m"], row["seconds"], row["peer_seconds"]) == (
+        "main", 2048, 20.0 - coarse[schedules[8]], 1e-3,
+    )  # fmt: skip
+    assert [r["seconds"] for r in top] == [None, *(coarse[s] for s in schedules[1:])]
+    assert {r["predicted_seconds"] for r in (row, *top)} == {3.0}
+
+
+def test_nothing_to_compare_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No right candidate, or no cuBLAS, is an error with the reason."""
+    gpu = Gpu(lambda s, o: None)
+    monkeypatch.setattr(simt_ladder, "measure", gpu)
+    candidates = [Candidate(schedule_of(), 1.0)]
+    with simt_ladder.kept(tmp_path / "kept.jsonl") as store:
+        with pytest.raises(LaunchError, match="none of 1 ran; first: it is wrong"):
+            simt_ladder.best_found(2048, candidates, store)
+        gpu.seconds, gpu.peer = (lambda s, o: 1.0), None
+        with pytest.raises(LaunchError, match="cuBLAS fp32: no torch"):
+            simt_ladder.best_found(2048, candidates, store)
+
+
+def test_parts_replace_their_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a part again leaves one main row a size, the ladder's points, and other parts."""
+    times = {"fast": 1.0}
+    gpu = Gpu(lambda s, o: times.get(str(s["raster"]), 2.0))
+    monkeypatch.setattr(simt_ladder, "measure", gpu)
+    ranked = tmp_path / "ranked.json"
+    both = [Candidate(schedule_of(raster=r), 1.0) for r in (1, 2)]
+    simt_ladder.save_candidates(ranked, {2048: both, 4096: both[:1]}, "c")
+    common = ["--out", str(tmp_path), "--schedules", str(ranked), "--parts"]
+    simt_ladder.main([*common, "ladder", "2048", "4096"])
+    rows = peers.load_rows("simt_ladder", tmp_path)
+    assert [(r["group"], r["case"]) for r in rows[:9]] == [("ladder", name) for name in LADDER]
+    assert [(r["group"], r["m"]) for r in rows[9:]] == [("main", 2048), ("main", 4096)]
+    assert all(r["predicted_seconds"] > 0 for r in rows)
+    times["2"] = 0.5
+    simt_ladder.main([*common, "2048"])
+    rows = peers.load_rows("simt_ladder", tmp_path)
+    assert len(rows) == 11
+    (again,) = [r for r in rows if r["group"] == "main" and r["m"] == 2048]
+    assert (again["schedule"]["raster"], again["seconds"]) == (2, 0.5)
+    assert len(peers.load_rows("simt_top", tmp_path)) == 3
+    simt_ladder.main([*common, "2048", "--top", "1"])
+    assert len(peers.load_rows("simt_top", tmp_path)) == 2
+
+
+def test_kept_measurements_survive_a_kill(tmp_path: Path) -> None:
+    """Lines are there as soon as they are put; one that was being written is dropped."""
+    path = tmp_path / "folder" / "kept.jsonl"
+    ones = [
+        Measurement(operation="o", sizes=str(i), schedule="é", device="d", driver="r", emitter=1)
+        for i in range(3)
+    ]
+    with simt_ladder.kept(path) as store:
+        for one in ones[:2]:
+            store.put(one)
+        assert len(path.read_text().splitlines()) == 2
+    with path.open("a") as file:
+        file.write(ones[2].to_json()[:20])
+    for count in (2, 3):
+        with simt_ladder.kept(path) as store:
+            assert [store.get(o.key) for o in ones] == [*ones[:count], *[None] * (3 - count)]
+            store.put(ones[2])
+    path.write_text("{}\n")
+    with pytest.raises(StoreError), simt_ladder.kept(path):
+        pass
+
+
+def test_random_schedules_are_legal_and_the_same_again(tmp_path: Path) -> None:
+    """The seed decides the draw; each schedule is legal for its shape; a file keeps all."""
+    cases = simt_fuzz.draw(5, shapes=6, count=12, fixed=NARROW)
+    assert simt_fuzz.draw(5, shapes=6, count=12, fixed=NARROW) == cases
+    assert simt_fuzz.draw(6, shapes=6, count=12, fixed=NARROW) != cases
+    device = load_device("h200")
+    for problem, schedules in cases:
+        assert len(set(schedules)) == 2
+        for s in schedules:
+            assert not check_schedule(s, Simt(), problem, device)
+    types = {(p.operation.inputs[0].dtype, p.operation.output.dtype) for p, _ in cases}
+    assert len(types) == 5
+    path = tmp_path / "cases.json"
+    simt_fuzz.save_cases(path, cases, "c")
+    assert simt_fuzz.load_cases(path) == cases
+
+
+def test_16_bit_sums_do_not_meet_across_ctas() -> None:
+    """A 16-bit output is stored once: adding to it would round at every part."""
+    device = load_device("h200")
+    split = schedule_of("shared", split_k=4, combine="red")
+    for dtype, output, legal in (("f16", None, False), ("f16", "f32", True), ("f32", None, True)):
+        problem = Problem.of(matmul(dtype, output), m=64, n=64, k=256)
+        broken = [v.law for v in check_schedule(split, Simt(), problem, device)]
+        assert (broken == []) == legal, broken
+
+
+def test_fuzz_rows_count_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row has what ptxas said beside what was foreseen; the summary counts wrong ones."""
+    good, wrong = schedule_of("naive"), schedule_of("naive", raster=2)
+    monkeypatch.setattr(simt_fuzz, "measure", Gpu(lambda s, o: 1e-6 if s == good else None))
+    cases = [(Problem.of(matmul(), m=8, n=8, k=8), (good, wrong))]
+    drawn = tmp_path / "cases.json"
+    simt_fuzz.save_cases(drawn, cases, "c")
+    for _ in range(2):
+        simt_fuzz.main(["--out", str(tmp_path), "--schedules", str(drawn)])
+    tree = json.loads((tmp_path / "simt_fuzz.json").read_text())
+    assert (tree["summary"]["schedules"], tree["summary"]["wrong"]) == (2, 1)
+    assert tree["summary"]["reasons"] == ["it is wrong"]
+    assert tree["summary"]["spills"]["neither"] == 2
+    row = tree["rows"][0]
+    assert 16 <= row["registers"] <= 64
+    assert (row["spill_bytes"], row["predicted_spill"]) == (0, False)
+    assert set(row) == {*peers.ROW, *simt_fuzz.FIELDS}
+
+
+def test_speed_counts() -> None:
+    """Each part of the speed benchmark on a small space gives finite numbers with units."""
+    problem = Problem.of(matmul(), m=64, n=64, k=64)
+    space = Space(Simt(), problem, load_device("h200"), fixed=NARROW)
+    programs = [s.program(Simt(), problem.operation) for s in list(space)[:4]]
+    rows = speed.scoring(space, 100) + speed.emitting(programs, space) + speed.verdicts(programs)
+    rows += speed.child([sys.executable, "-c", "x = bytearray(64 << 20)"], "a child")
+    assert all(np.isfinite(r["value"]) and r["value"] > 0 for r in rows)
+    named = {r["name"]: r["value"] for r in rows}
+    assert 64 < named["a child, peak resident memory"] < 1024
+    assert named["skeletons in the sample"] <= named["schedules in the sample"] == 4
+    code = "import sys; print('no luck', file=sys.stderr); sys.exit(3)"
+    with pytest.raises(TinyGpuError, match="status 3, it said: no luck"):
+        speed.child([sys.executable, "-c", code], "a child")
