@@ -209,7 +209,7 @@ def test_fuzz_rows_count_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monke
     assert tree["summary"]["reasons"] == ["it is wrong"]
     assert tree["summary"]["spills"]["neither"] == 2
     row = tree["rows"][0]
-    assert 16 <= row["registers"] <= 64
+    assert 8 <= row["registers"] <= 64
     assert (row["spill_bytes"], row["predicted_spill"]) == (0, False)
     assert set(row) == {*peers.ROW, *simt_fuzz.FIELDS}
 
