@@ -13,7 +13,7 @@ the landing of the groups themselves, of which ``cost.path`` only takes the mean
 >>> program = Simt().program(matmul(), Chosen(LADDER["shared"]))
 >>> line = timeline(program, {"m": 64, "n": 64, "k": 64}, load_device("h200"), iterations=2)
 >>> list(line.rows)
-['alu', 'global memory', 'shared memory', 'fma', 'barrier', 'loop']
+['alu', 'global memory', 'shared memory', 'barrier', 'fma', 'loop']
 
 Source: ``docs/model.md``, section "Time"; the trace's form: "Trace Event Format", Google.
 """

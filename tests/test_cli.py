@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 from typer.testing import CliRunner, Result
 
+import tinygpu as package
 from tests.conftest import why_no_gpu
 from tinygpu.cli import app
 from tinygpu.cli.console import write
@@ -71,6 +73,22 @@ def test_loading_is_light() -> None:
     loaded = set(run.stdout.replace("'", "").strip("[]\n").split(", "))
     assert "tinygpu.cli" in loaded
     assert not {"z3", "matplotlib", "cupy", "rich.console", "rich.progress"} & loaded
+
+
+def test_the_readme_prints_what_it_says() -> None:
+    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    code, said = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)[:2]
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.stdout == said, run.stderr
+
+
+def test_the_package_has_the_names_that_it_lists() -> None:
+    """Each name loads on first use and is what its home calls so; others are unknown."""
+    names = {name: getattr(package, name) for name in package.__all__}
+    assert names["matmul"] is matmul
+    assert all(value is not None for value in names.values())
+    with pytest.raises(AttributeError, match="no attribute 'matmull'"):
+        _ = package.matmull
 
 
 def test_module_runs_as_the_command() -> None:

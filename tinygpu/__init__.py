@@ -1,1 +1,63 @@
-"""TinyGPU: a formal model of tiny GPUs and a search over their schedules."""
+"""A small formal model of a GPU, a schedule search over it, and the PTX it predicts.
+
+The names below load their modules on first use; everything else is imported from where it is.
+
+>>> import tinygpu
+>>> print(tinygpu.matmul("f32"))
+matmul: c[m,n] f32 = sum over k of (a[m,k] f32 * b[k,n] f32)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinygpu.device import Device, load_device
+    from tinygpu.errors import TinyGpuError
+    from tinygpu.laws import check_schedule, require_legal
+    from tinygpu.machine import Choice, Machine
+    from tinygpu.machines import MACHINES
+    from tinygpu.operation import Operation, Problem, elementwise, matmul
+    from tinygpu.schedule import Schedule
+    from tinygpu.space import Space
+
+__all__ = [
+    "MACHINES",
+    "Choice",
+    "Device",
+    "Machine",
+    "Operation",
+    "Problem",
+    "Schedule",
+    "Space",
+    "TinyGpuError",
+    "check_schedule",
+    "elementwise",
+    "load_device",
+    "matmul",
+    "require_legal",
+]
+
+_HOMES = {
+    "Choice": "machine",
+    "Device": "device",
+    "MACHINES": "machines",
+    "Machine": "machine",
+    "Operation": "operation",
+    "Problem": "operation",
+    "Schedule": "schedule",
+    "Space": "space",
+    "TinyGpuError": "errors",
+    "check_schedule": "laws",
+    "elementwise": "operation",
+    "load_device": "device",
+    "matmul": "operation",
+    "require_legal": "laws",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tinygpu' has no attribute {name!r}")
+    return getattr(import_module(f"tinygpu.{_HOMES[name]}"), name)
