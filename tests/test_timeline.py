@@ -61,7 +61,7 @@ def test_it_stops_after_the_first_iterations() -> None:
 def test_a_unit_does_one_thing_at_a_time(name: str) -> None:
     """On the rows of units, bars do not overlap; a result is never there before its end."""
     line = followed(name, 6, iterations=6)
-    for row in ("global memory", "fma", "cp.async"):
+    for row in ("global memory", "shared memory", "fma", "cp.async"):
         spans = sorted((e.start_cycles, e.end_cycles) for e in line.events if e.row == row)
         for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
             assert start >= end - 1e-6
