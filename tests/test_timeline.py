@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -63,7 +64,7 @@ def test_a_unit_does_one_thing_at_a_time(name: str) -> None:
     line = followed(name, 6, iterations=6)
     for row in ("global memory", "shared memory", "fma", "cp.async"):
         spans = sorted((e.start_cycles, e.end_cycles) for e in line.events if e.row == row)
-        for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+        for (_, end), (start, _) in pairwise(spans):
             assert start >= end - 1e-6
     assert all(e.start_cycles <= e.end_cycles <= e.ready_cycles for e in line.events)
 

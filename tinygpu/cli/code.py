@@ -12,7 +12,7 @@ from tinygpu.cli.console import say, say_json, table, time_text, working, write
 from tinygpu.cli.given import DEVICE, JSON, SCHEDULE, Given, read_schedule
 from tinygpu.errors import LaunchError
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "why_no_gpu"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -61,14 +61,10 @@ def run(
     as_json: JSON = False,
 ) -> None:
     """Run a schedule: validate and time it on a GPU, or interpret a small instance without one."""
-    from tinygpu.codegen.launch import gpu
-
     given = read_schedule(schedule, device)
     given.program()
-    try:
-        gpu()
-    except LaunchError as error:
-        tree = {"where": "interpreter", "why": str(error), **_interpreted(given, seed)}
+    if why_not := why_no_gpu():
+        tree = {"where": "interpreter", "why": why_not, **_interpreted(given, seed)}
     else:
         tree = {"where": "GPU", **_on_gpu(given, seed)}
     if as_json:
@@ -79,6 +75,17 @@ def run(
             say(f"no run on a GPU: {tree['why']}")
     if not tree["right"]:
         raise typer.Exit(1)
+
+
+def why_no_gpu() -> str:
+    """Return why nothing can run on a GPU here, or ""."""
+    from tinygpu.codegen.launch import gpu
+
+    try:
+        gpu()
+    except LaunchError as error:
+        return str(error)
+    return ""
 
 
 def _interpreted(given: Given, seed: int) -> dict[str, Any]:

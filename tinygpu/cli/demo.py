@@ -12,7 +12,6 @@ from tinygpu.cli.console import json_text, resumable, say, table, time_text, wor
 from tinygpu.cli.given import DEVICE, Given, fixed_values, machine_named, problem_of
 from tinygpu.cli.plot import shape_text
 from tinygpu.device import load_device
-from tinygpu.errors import LaunchError
 from tinygpu.schedule import to_json
 
 if TYPE_CHECKING:
@@ -100,6 +99,7 @@ def demo(
     ] = True,
 ) -> None:
     """Search, explain, emit and check kernels for an 8B Llama's linear layers; write a report."""
+    from tinygpu.cli.code import why_no_gpu
     from tinygpu.cli.report import report_html, results_tree
     from tinygpu.codegen.assemble import find_ptxas
     from tinygpu.errors import OperationError, nearest
@@ -116,7 +116,7 @@ def demo(
         if not layer or name in layer
     }
     find_ptxas()  # to know before the search that there is none
-    why_not = _why_no_gpu() if measure else "it was not asked for"
+    why_not = why_no_gpu() if measure else "it was not asked for"
     write(out / "report.html", "<p>The demo has not finished its first layer.</p>\n")
     done: list[Layer] = []
     with resumable(f"layers that are done are in {out}; the same command goes on"):
@@ -210,17 +210,6 @@ def _pictures(layer: Layer, out: Path) -> dict[str, bytes]:
     for name, data in drawn.items():
         write(out / "plots" / f"{layer.name}-{name}.png", data)
     return drawn
-
-
-def _why_no_gpu() -> str:
-    """Return why nothing can be measured here, or ""."""
-    from tinygpu.codegen.launch import gpu
-
-    try:
-        gpu()
-    except LaunchError as error:
-        return str(error)
-    return ""
 
 
 def _say_layer(layer: Layer) -> None:
