@@ -32,7 +32,7 @@ __all__ = ["Ranked", "Ranking", "Scorer", "rank"]
 
 Points = NDArray[np.int64]
 _CHUNK = 8192
-_SAMPLE, _CLIMBERS, _STEPS = 2048, 32, 8
+_SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 6, 16, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,37 @@ class Ranking:
 
 
 def rank(
-    space: Space, k: int = 20, *, progress: Callable[[int, int], None] | None = None
+    space: Space,
+    k: int = 20,
+    *,
+    distinct: tuple[str, ...] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> Ranking:
     """Return the k legal schedules with the least predicted time.
 
-    ``progress(done, all)`` counts batches.  Raises IllegalScheduleError if nothing is legal.
+    With ``distinct`` decisions, return only the best for each combination of their values: schedules
+    that differ in more than details.  ``progress(done, all)`` counts batches.  Raises
+    IllegalScheduleError if nothing is legal.
     """
     space.require()
     with np.errstate(all="ignore"):
-        scorers = [Scorer(batch, space) for batch in space.batches()]
-        scorers.sort(key=lambda s: s.root)
-        found = _Best(k)
+        tables = _Tables()
+        scorers = [Scorer(batch, space, tables) for batch in space.batches()]
+        found = _Best(k, distinct)
         scored = 0
+        rng = np.random.default_rng(0)
+        for scorer in scorers:
+            points = space.points(scorer.batch, rng, _SAMPLE)
+            scorer.promise = found.add(scorer, points, scorer.seconds(points))
+            scored += len(points)
+        scorers.sort(key=lambda s: s.promise)
+        for scorer in scorers[:_CLIMBS]:
+            here, points = scorer.climb(found, rng)
+            scored += here
+            if scorer is found.sorted()[0][1]:
+                order = scorer.order(points[:4])
         for done, scorer in enumerate(scorers):
-            if scorer.root < found.limit:
-                scored += scorer.search(found)
+            scored += scorer.search(found, order)
             if progress:
                 progress(done + 1, len(scorers))
     best = []
@@ -83,32 +99,35 @@ def rank(
 
 
 class _Best:
-    """The k fastest points met so far."""
+    """The k fastest points met so far, no two alike in the ``distinct`` decisions (all, if none)."""
 
-    def __init__(self, k: int) -> None:
-        self.k = k
-        self.seconds = np.empty(0)
-        self.where: list[tuple[Scorer, Points]] = []
-
-    @property
-    def limit(self) -> float:
+    def __init__(self, k: int, distinct: tuple[str, ...]) -> None:
+        self.k, self.distinct = k, distinct
+        self.found: dict[tuple[Any, ...], tuple[float, Scorer, Points]] = {}
+        self.limit = np.inf
         """What a schedule has to beat."""
-        return float(self.seconds[-1]) if len(self.seconds) >= self.k else np.inf
 
-    def add(self, scorer: Scorer, points: Points, seconds: NDArray[np.float64]) -> None:
-        """Add points, but for those that are there already."""
-        order = np.argsort(seconds, kind="stable")[: self.k]
-        known = {p.tobytes() for s, p in self.where if s is scorer}
-        fresh = [i for i in order if points[i].tobytes() not in known]
-        where = [*self.where, *((scorer, points[i].copy()) for i in fresh)]
-        all_seconds = np.concatenate([self.seconds, seconds[fresh]])
-        kept = np.argsort(all_seconds, kind="stable")[: self.k]
-        self.seconds = all_seconds[kept]
-        self.where = [where[i] for i in kept]
+    def add(self, scorer: Scorer, points: Points, seconds: NDArray[np.float64]) -> float:
+        """Add points; return the least seconds of all."""
+        if not len(points):
+            return np.inf
+        order = np.argsort(seconds, kind="stable")
+        order = order[seconds[order] < self.limit]
+        of_points, of_structure = scorer.key(self.distinct)
+        _, first = np.unique(points[order][:, of_points], axis=0, return_index=True)
+        for i in order[np.sort(first)][: self.k]:
+            key = (of_structure, points[i, of_points].tobytes())
+            if key not in self.found or seconds[i] < self.found[key][0]:
+                self.found[key] = float(seconds[i]), scorer, points[i].copy()
+        kept = sorted(self.found.items(), key=lambda item: item[1][0])[: self.k]
+        self.found = dict(kept)
+        if len(kept) == self.k:
+            self.limit = kept[-1][1][0]
+        return float(seconds.min())
 
     def sorted(self) -> list[tuple[float, Scorer, Points]]:
         """Return (seconds, scorer, point), fastest first."""
-        return [(float(t), s, p) for t, (s, p) in zip(self.seconds, self.where, strict=True)]
+        return sorted(self.found.values(), key=lambda item: item[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,80 +138,130 @@ class _Leaf:
     values: NDArray[Any]
 
 
-class Scorer:
-    """One batch's features, as numbers at points, or as bounds of partly chosen points."""
+def _leaf(number: NDArray[Any]) -> _Leaf:
+    """Drop the axes of length 1, and the space's memo."""
+    axes = tuple(i for i, n in enumerate(number.shape) if n > 1)
+    return _Leaf(axes, number.view(np.ndarray).reshape([number.shape[a] for a in axes]))
 
-    def __init__(self, batch: Batch, space: Space) -> None:
+
+class _Tables:
+    """Features masked and reduced, shared by the batches of a space: they have most in common."""
+
+    def __init__(self) -> None:
+        self.joined: dict[tuple[Any, ...], tuple[NDArray[np.bool_], Any]] = {}
+        self.reduced: dict[tuple[Any, ...], tuple[_Leaf | float, Any]] = {}
+
+
+class Scorer:
+    """One batch's features, as numbers at points, or as bounds of partly chosen points.
+
+    Decisions are chosen in the given order: bounds are of prefixes of it.
+    """
+
+    def __init__(self, batch: Batch, space: Space, tables: _Tables | None = None) -> None:
         self.batch, self.space = batch, space
         self.lengths = tuple(len(v) for v in batch.values)
+        self.tables = tables or _Tables()
         with np.errstate(all="ignore"):
             self.features = features(batch.program, space.problem.sizes, space.device)
-        self._masked: dict[tuple[int, bool], tuple[Any, Any]] = {}
-        self._reduced: dict[tuple[int, bool, frozenset[int]], _Leaf | float] = {}
         self._allowed: dict[tuple[int, frozenset[int]], _Leaf] = {}
-        nothing = np.zeros((1, len(self.lengths)), np.int64)
-        self.root = float(np.max(self.bound(nothing, frozenset())))
+        self._legal: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.promise = np.inf
+
+    def key(self, distinct: tuple[str, ...]) -> tuple[list[int], tuple[Any, ...]]:
+        """Return the positions of the distinct numeric decisions, the values of the others."""
+        structure = tuple(
+            v for n, v in self.batch.structure.items() if not distinct or n in distinct
+        )
+        axes = [i for i, n in enumerate(self.batch.axes) if not distinct or n in distinct]
+        return axes, structure
 
     def seconds(self, points: Points) -> NDArray[np.float64]:
         """Return the predicted seconds at points, (n, decisions) indices of legal schedules."""
-        return self.bound(points, frozenset(range(len(self.lengths))))
+        return self._predicted(points, lambda number, _: _leaf(number))
 
-    def bound(self, points: Points, chosen: frozenset[int]) -> NDArray[np.float64]:
-        """Return a lower bound of the seconds, given the ``chosen`` decisions of each point."""
+    def bound(
+        self, points: Points, order: Sequence[int], count: int
+    ) -> NDArray[np.float64]:
+        """Return a lower bound of the seconds, given the first ``count`` decisions of the order."""
+        at = tuple(order)
+        return self._predicted(points, lambda number, high: self._reduced(number, high, at, count))
+
+    def _predicted(
+        self, points: Points, leaf_of: Callable[[NDArray[Any], bool], _Leaf | float]
+    ) -> NDArray[np.float64]:
         result = np.empty(len(points))
         for first in range(0, len(points), _CHUNK):
-            part = points[first : first + _CHUNK]
-            columns = np.ascontiguousarray(part.T)
+            columns = np.ascontiguousarray(points[first : first + _CHUNK].T)
             flat: dict[tuple[int, ...], NDArray[np.int64]] = {}
-            taken: dict[int, Any] = {}
+            taken: dict[tuple[int, bool], Any] = {}
 
             def take(number: Any, *, high: bool) -> Any:
-                if not isinstance(number, np.ndarray) or number.size == 1:
-                    return number.item() if isinstance(number, np.ndarray) else number
-                leaf = self._reduce(number, high, chosen)
-                if not isinstance(leaf, _Leaf):
-                    return leaf
-                if id(leaf) not in taken:
+                if not isinstance(number, np.ndarray):
+                    return number
+                key = (id(number), high)
+                if key not in taken:
+                    leaf = leaf_of(number, high)
+                    if not isinstance(leaf, _Leaf):
+                        taken[key] = leaf
+                        return leaf
                     if leaf.axes not in flat:
                         at: Any = 0
                         for axis in leaf.axes:
                             at = at * self.lengths[axis] + columns[axis]
                         flat[leaf.axes] = at
-                    taken[id(leaf)] = leaf.values.ravel()[flat[leaf.axes]]
-                return taken[id(leaf)]
+                    taken[key] = leaf.values.ravel()[flat[leaf.axes]]
+                return taken[key]
 
             here = self.features.mapped(lambda n: take(n, high=False), lambda n: take(n, high=True))
             result[first : first + _CHUNK] = predict(here).seconds
         return result
 
-    def _reduce(self, number: NDArray[Any], high: bool, chosen: frozenset[int]) -> _Leaf | float:
-        """Minimise (maximise) over the open axes, illegal entries left out."""
+    def _reduced(
+        self, number: NDArray[Any], high: bool, order: tuple[int, ...], count: int
+    ) -> _Leaf | float:
+        """Minimise (maximise) over the open decisions, illegal entries left out."""
         axes = tuple(i for i, n in enumerate(number.shape) if n > 1)
-        left = chosen & frozenset(axes)
-        key = (id(number), high, left)
-        if key not in self._reduced:
-            values = self._mask(number, axes, high)
-            drop = tuple(i for i, axis in enumerate(axes) if axis not in left)
-            if drop:
-                values = values.max(axis=drop) if high else values.min(axis=drop)
-            kept = tuple(a for a in axes if a in left)
-            self._reduced[key] = _Leaf(kept, values) if kept else float(values)
-        return self._reduced[key]
-
-    def _mask(self, number: NDArray[Any], axes: tuple[int, ...], high: bool) -> NDArray[Any]:
-        """Put the worst value where a table over these axes excludes a point."""
-        key = (id(number), high)
-        if key not in self._masked:
-            plain = number.view(np.ndarray)  # without the space's memo
-            values = plain.reshape([plain.shape[a] for a in axes]).astype(np.float64)
+        legal = self._legal_tables(axes)
+        left = frozenset(order[:count]) & frozenset(axes)
+        key = (id(number), high, legal, left)
+        if key in self.tables.reduced:
+            return self.tables.reduced[key][0]
+        result: _Leaf | float
+        if len(left) == len(axes):
+            values = _leaf(number).values.astype(np.float64)
             worst = -np.inf if high else np.inf
-            values = np.where(np.isnan(values), worst, values)
+            values[np.isnan(values) | ~self._joined(axes, legal)] = worst
+            result = _Leaf(axes, values) if axes else float(values)
+        else:  # from what one more decision leaves open
+            more = next(i for i in range(count, len(order)) if order[i] in axes)
+            above = self._reduced(number, high, order, more + 1)
+            assert isinstance(above, _Leaf)
+            drop = above.axes.index(order[more])
+            values = above.values.max(axis=drop) if high else above.values.min(axis=drop)
+            kept = above.axes[:drop] + above.axes[drop + 1 :]
+            result = _Leaf(kept, values) if kept else float(values)
+        self.tables.reduced[key] = result, number
+        return result
+
+    def _legal_tables(self, axes: tuple[int, ...]) -> tuple[int, ...]:
+        """Name the tables over some of these axes."""
+        if axes not in self._legal:
+            inside = (t for t in self.batch.tables if set(t.axes) <= set(axes))
+            self._legal[axes] = tuple(sorted(id(t) for t in inside))
+        return self._legal[axes]
+
+    def _joined(self, axes: tuple[int, ...], legal: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Join the tables over some of these axes."""
+        key = (axes, legal)
+        if key not in self.tables.joined:
+            joined = np.ones([self.lengths[a] for a in axes], bool)
             for table in self.batch.tables:
                 if set(table.axes) <= set(axes):
                     shape = [self.lengths[a] if a in table.axes else 1 for a in axes]
-                    values = np.where(table.holds.view(np.ndarray).reshape(shape), values, worst)
-            self._masked[key] = values, number
-        return self._masked[key][0]
+                    joined &= table.holds.view(np.ndarray).reshape(shape)
+            self.tables.joined[key] = joined, self.batch.tables
+        return self.tables.joined[key][0]
 
     def _inside(self, points: Points, chosen: frozenset[int], last: int) -> NDArray[np.bool_]:
         """Say which points no table excludes, whatever the open decisions; ``last`` is new."""
@@ -216,19 +285,18 @@ class Scorer:
             inside &= table.holds.view(np.ndarray)[tuple(points[:, a] for a in table.axes)]
         return inside
 
-    def climb(self, found: _Best, rng: np.random.Generator) -> tuple[int, NDArray[np.float64]]:
+    def climb(self, found: _Best, rng: np.random.Generator) -> tuple[int, Points]:
         """Improve random schedules by single changes, to know early what a schedule has to beat.
 
-        Return how many were scored, and by how much, on average, each decision moves the time.
+        Return how many were scored, and the schedules that no single change improves.
         """
-        points = self.space.points(self.batch, rng, _SAMPLE)
+        points = self.space.points(self.batch, rng, 8 * _SAMPLE)
         seconds = self.seconds(points)
         found.add(self, points, seconds)
         scored = len(points)
         points = points[np.argsort(seconds, kind="stable")[:_CLIMBERS]]
         moves = np.array([(a, v) for a, n in enumerate(self.lengths) for v in range(n)])
-        spread = np.zeros(len(self.lengths))
-        for step in range(_STEPS):
+        for _ in range(_STEPS):
             near = np.repeat(points, len(moves), axis=0)
             near[np.arange(len(near)), np.tile(moves[:, 0], len(points))] = np.tile(
                 moves[:, 1], len(points)
@@ -239,35 +307,30 @@ class Scorer:
             scored += int(legal.sum())
             found.add(self, near[legal], seconds[legal])
             table = seconds.reshape(len(points), len(moves))
-            if step == 0:
-                finite = np.where(np.isfinite(table), table, np.nan)
-                for axis in range(len(self.lengths)):
-                    of_axis = finite[:, moves[:, 0] == axis]
-                    ratio = np.nanmax(of_axis, axis=1) / np.nanmin(of_axis, axis=1)
-                    spread[axis] = float(np.nanmean(np.log(ratio)))
             best = table.argmin(axis=1)
             points = np.unique(near[best + np.arange(len(points)) * len(moves)], axis=0)
-        return scored, spread
+        return scored, points
 
-    def search(self, found: _Best) -> int:
-        """Add this batch's schedules that belong to the best; return how many were scored.
-
-        Decisions with one value left come first, then those that move the time most.
-        """
-        scored, spread = self.climb(found, np.random.default_rng(0))
-        if self.root >= found.limit:
-            return scored
-        open_axes = [i for i, n in enumerate(self.lengths) if n > 1]
-        choices = {i: int(self._values_left(i).sum()) for i in open_axes}
-        order = sorted(open_axes, key=lambda i: (choices[i] > 1, -spread[i]))
+    def search(self, found: _Best, order: Sequence[int]) -> int:
+        """Add this batch's schedules that belong to the best; return how many were scored."""
         nothing = np.zeros((1, len(self.lengths)), np.int64)
-        return scored + self._descend(nothing, order, 0, found)
+        if float(np.max(self.bound(nothing, order, 0))) >= found.limit:
+            return 0
+        return self._descend(nothing, order, 0, found)
 
-    def _values_left(self, axis: int) -> NDArray[np.bool_]:
-        """Say which values of a decision no table alone excludes."""
-        points = np.zeros((self.lengths[axis], len(self.lengths)), np.int64)
-        points[:, axis] = np.arange(self.lengths[axis])
-        return self._inside(points, frozenset({axis}), axis)
+    def order(self, points: Points) -> list[int]:
+        """Order the decisions: first those that loosen the bound most.
+
+        ``points`` are schedules that no single change improves: how far the bound falls when just
+        one decision is open is then by its looseness alone.
+        """
+        axes = [i for i, n in enumerate(self.lengths) if n > 1]
+        exact = self.seconds(points)
+        loose = {}
+        for axis in axes:
+            last = [*(a for a in axes if a != axis), axis]
+            loose[axis] = float(np.mean(self.bound(points, last, len(axes) - 1) / exact))
+        return sorted(axes, key=lambda axis: loose[axis])
 
     def _descend(self, nodes: Points, order: Sequence[int], level: int, found: _Best) -> int:
         """Branch on the next decision, best nodes first and in parts of bounded size."""
@@ -279,7 +342,7 @@ class Scorer:
             nodes[:, axis] = np.tile(np.arange(count), len(nodes) // count)
             chosen = frozenset(order[: level + 1])
             nodes = nodes[self._inside(nodes, chosen, axis)]
-            bounds = self.bound(nodes, chosen)
+            bounds = self.bound(nodes, order, level + 1)
             scored += len(nodes)
             keep = np.flatnonzero(bounds < found.limit)
             keep = keep[np.argsort(bounds[keep], kind="stable")]

@@ -11,21 +11,22 @@ pattern is counted once (by ``tinygpu.access``) and the counts are spread over t
 >>> import numpy as np
 >>> wavefronts((32,), (np.array([1, 32, 33]),), 4, 1)
 array([ 1, 32,  1])
->>> lines((32,), (np.array([1, 4096]),), 4, 1)[0]
-array([ 4, 32])
+>>> lines((32,), (np.array([1, 4096]),), 4, 1)
+array([ 1, 32])
 
 Source: ``tinygpu/access.py`` for what is counted.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.access import WARP_LANES, bank_wavefronts, sectors
+from tinygpu.access import WARP_LANES, bank_wavefronts
 from tinygpu.layout import Swizzle
 
 __all__ = ["lines", "wavefronts"]
@@ -47,10 +48,9 @@ def wavefronts(
 
 def lines(
     threads: tuple[Numbers, ...], steps: tuple[Numbers, ...], width: int, vector: Numbers
-) -> tuple[Numbers, Numbers]:
-    """Return the 32 B sectors and the 128 B lines that a warp's access touches."""
-    found = _counted(_sectors_and_lines, threads, steps, width, vector, (0, 0, 0))
-    return found[0], found[1]
+) -> Numbers:
+    """Return the cycles of a warp's access to L1: its 128 B lines, each a cycle of 128 B."""
+    return _counted(_lines, threads, steps, width, vector, (0, 0, 0))[0]
 
 
 def _counted(
@@ -62,16 +62,32 @@ def _counted(
     swizzle: tuple[Numbers, ...],
 ) -> list[Numbers]:
     """Count each different pattern once: number the patterns, look each up, spread the answers."""
-    columns: list[NDArray[np.int64]] = [np.asarray(n, np.int64) for n in (vector, *swizzle)]
-    below: Numbers = 1
+    narrowed = [_narrowed(_plain(n)) for n in (vector, *swizzle)]
+    below = np.ones((), np.int64)
     for extent, step in zip(threads, steps, strict=True):
-        alive = np.asarray(below) < WARP_LANES
-        columns.append(np.where(alive, np.minimum(extent, WARP_LANES), 1))
-        columns.append(np.where(alive & (np.asarray(extent) > 1), step, 0))
-        below = below * extent
+        size = _narrowed(np.minimum(_plain(extent), WARP_LANES))
+        size = _narrowed(np.where(below < WARP_LANES, size, 1))  # beyond the warp: not its affair
+        narrowed.append(size)
+        narrowed.append(_narrowed(np.where(size > 1, _plain(step), 0)))
+        below = _narrowed(np.minimum(below * size, WARP_LANES))
+    identity = tuple((c.shape, c.tobytes()) for c in narrowed)
+    return _spread(count, width, _Columns(identity, tuple(narrowed)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Arrays, equal if their shapes and contents are."""
+
+    identity: tuple[tuple[tuple[int, ...], bytes], ...]
+    arrays: tuple[NDArray[np.int64], ...] = field(compare=False)
+
+
+@lru_cache(maxsize=1024)
+def _spread(count: Any, width: int, columns: _Columns) -> list[Numbers]:
+    """Number the different patterns, count each, spread the answers; kept, as spaces repeat them."""
     key: Any = np.int64(0)
     values: list[NDArray[np.int64]] = []
-    for column in map(_narrowed, columns):
+    for column in columns.arrays:
         different, code = np.unique(column, return_inverse=True)
         key = key * len(different) + code.reshape(column.shape)
         values.append(different)
@@ -88,6 +104,11 @@ def _counted(
     if not shape:
         return [int(a[0]) for a in answers]
     return [a[where.reshape(shape)] for a in answers]
+
+
+def _plain(number: Numbers) -> NDArray[np.int64]:
+    """Return an array of integers, outside of a space's memo."""
+    return np.asarray(number, np.int64).view(np.ndarray)
 
 
 def _narrowed(array: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -120,8 +141,7 @@ def _bank_wavefronts(row: tuple[int, ...], width: int) -> tuple[int]:
 
 
 @lru_cache(maxsize=200_000)
-def _sectors_and_lines(row: tuple[int, ...], width: int) -> tuple[int, int]:
+def _lines(row: tuple[int, ...], width: int) -> tuple[int]:
     bytes_ = min(row[0] * width, 16)
     at = _offsets(row) * width // bytes_ * bytes_
-    at = at - at.min()
-    return int(sectors(at, bytes_)), int(np.unique(at // 128).size)
+    return (int(np.unique((at - at.min()) // 128).size),)

@@ -102,7 +102,7 @@ class Launch:
             threads=low(self.threads),
             smem_bytes=low(self.smem_bytes),
             registers=self.registers.mapped(low, high),
-            ctas_wanted=low(self.ctas_wanted),
+            ctas_wanted=high(self.ctas_wanted),
         )
 
     def ctas(self) -> Numbers:
@@ -115,15 +115,13 @@ class Launch:
     def resident(self) -> Numbers:
         """Return how many CTAs fit on an SM, by registers, shared memory and threads."""
         device, unit = self.device, self.device.register_allocation_unit
-        limit = device.registers_per_sm / (self.threads * self.ctas_wanted)
-        limit = np.minimum(np.floor(limit / unit) * unit, device.registers_per_thread_max)
         registers = np.ceil(self.registers.registers() / unit) * unit
-        registers = np.minimum(registers, limit)
+        registers = np.minimum(registers, device.registers_per_thread_max)
+        # the assembler is told to make ctas_wanted fit
+        fits = np.floor(device.registers_per_sm / (registers * self.threads))
+        fits = np.maximum(fits, self.ctas_wanted)
         smem = self.smem_bytes + device.smem_reserved_bytes_per_cta
-        fits = np.minimum(
-            np.floor(device.registers_per_sm / (registers * self.threads)),
-            np.floor(device.smem_bytes_per_sm / smem),
-        )
+        fits = np.minimum(fits, np.floor(device.smem_bytes_per_sm / smem))
         fits = np.minimum(fits, np.floor(device.threads_per_sm / self.threads))
         return np.maximum(np.minimum(fits, device.ctas_per_sm), 1.0)
 

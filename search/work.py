@@ -216,9 +216,7 @@ class _Accountant:
                 latency = latency + device.smem_latency_cycles
                 extra = extra + select(np.asarray(swizzle[0]) > 0, FITTED["swizzle"], 0.0)
             elif level == "gmem":
-                touched, tags = lines(do.threads, steps, width, vector)
-                bandwidth = device.sector_bytes / device.l1_bytes_per_cycle_per_sm
-                each["l1"] = np.maximum(tags, touched * bandwidth)
+                each["l1"] = lines(do.threads, steps, width, vector)
                 extra = extra + self.indices(access)
                 if access is not do.write:
                     latency = latency + latency_of(access, around, self.launch, device=device)

@@ -338,7 +338,7 @@ class _Builder:
     def guard(self, operand: str) -> tuple[bool, bool]:
         d = self.d
         m = d.edges == "guard"
-        k = select(d.tile_k * d.split_k == 1, False, d.edges != "exact")
+        k = (d.edges != "exact") & ((d.tile_k > 1) | (d.combine == "red"))
         return {"a": (m, k), "b": (k, m), "c": (m, m)}[operand]
 
     def fragment(self) -> tuple[Statement, ...]:

@@ -1,0 +1,97 @@
+"""The exact search is brute force over the whole legal space, only faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinygpu.device import load_device
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.operation import Problem, matmul
+from tinygpu.search.best import Scorer, rank
+from tinygpu.search.cost import cost
+from tinygpu.space import Space
+
+DEVICE = load_device("h200")
+SPACES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
+    (
+        (512, 384, 256),
+        {**LADDER["multi-stage"], "tile_m": (32, 64, 128), "thread_m": (4, 8), "lanes_m": (2, 4, 8),
+         "tile_k": (8, 16), "issue": (0, 1, 2), "raster": (1, 4), "ctas_per_sm": (1, 2, 3),
+         "pad_a": (0, 4), "order": ("n", "m")},
+    ),
+    (
+        (1000, 999, 77),
+        {**LADDER["naive"], "tile_m": (8, 16, 32), "tile_n": (32, 64), "lanes_m": (1, 4, 32),
+         "order": ("n", "m"), "addressing": ("pointer", "i32", "i64"), "thread_n": (1, 2),
+         "accumulator": ("f32", "f64", "f32+f64"), "edges": ("guard", "return"),
+         "split_k": (1, 4), "combine": ("st", "red")},
+    ),
+    (
+        (256, 256, 4096),
+        {**LADDER["tuned"], "pipeline": ("none", "register", "cp.async"), "stages": (1, 2, 3),
+         "a_layout": ("km", "mk"), "vector_a": (1, 4), "split_k": (1, 8), "pad_a": (0, 4),
+         "combine": ("st", "red"), "tile_k": (8, 16, 32), "vector_c": (1, 4)},
+    ),
+]  # fmt: skip
+
+
+def space_of(case: int) -> Space:
+    (m, n, k), fixed = SPACES[case]
+    return Space(Simt(), Problem.of(matmul(), m=m, n=n, k=k), DEVICE, fixed=fixed)
+
+
+def brute(space: Space) -> list[float]:
+    """Every legal schedule's seconds, one program at a time."""
+    sizes, operation = space.problem.sizes, space.problem.operation
+    programs = (s.program(space.machine, operation) for s in space)
+    return [float(cost(p, sizes, DEVICE).seconds) for p in programs]
+
+
+@pytest.mark.parametrize("case", range(len(SPACES)))
+def test_best_is_brute_force(case: int) -> None:
+    """The k least times are those of scoring each legal schedule by itself."""
+    space = space_of(case)
+    every = sorted(brute(space))
+    assert len(every) == space.count() > 100
+    for k in (1, 7, 60):
+        found = rank(space, k)
+        assert [r.seconds for r in found.best] == pytest.approx(every[:k], rel=1e-9)
+        assert len({r.schedule for r in found.best}) == k
+        assert all(space.contains(r.schedule) for r in found.best)
+        assert found.legal == len(every)
+
+
+@pytest.mark.parametrize("case", range(len(SPACES)))
+def test_bounds_hold(case: int) -> None:
+    """A bound of chosen decisions is at most the time of every schedule below it."""
+    space = space_of(case)
+    rng = np.random.default_rng(3)
+    with np.errstate(all="ignore"):
+        for batch in space.batches():
+            scorer = Scorer(batch, space)
+            points = space.points(batch, rng, 50)
+            exact = scorer.seconds(points)
+            order = list(rng.permutation([i for i, n in enumerate(scorer.lengths) if n > 1]))
+            last = np.zeros(len(points))
+            for count in range(len(order) + 1):
+                bound = scorer.bound(points, order, count)
+                assert (bound <= exact * (1 + 1e-9)).all()
+                assert (bound >= last * (1 - 1e-9)).all()
+                last = bound
+            assert last == pytest.approx(exact, rel=1e-9)
+
+
+def test_distinct() -> None:
+    """With distinct decisions, each combination appears once, with its best time."""
+    space = space_of(0)
+    names = ("tile_m", "tile_k")
+    found = rank(space, 4, distinct=names).best
+    keys = [tuple(r.schedule[n] for n in names) for r in found]
+    assert len(set(keys)) == len(keys) == 4
+    for ranked, (tile_m, tile_k) in zip(found, keys, strict=True):
+        fixed = {**SPACES[0][1], "tile_m": tile_m, "tile_k": tile_k}
+        best = rank(Space(Simt(), space.problem, DEVICE, fixed=fixed), 1).best[0]
+        assert ranked.seconds == pytest.approx(best.seconds, rel=1e-9)
