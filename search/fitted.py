@@ -12,18 +12,18 @@ __all__ = ["FITTED"]
 
 FITTED: Mapping[str, float] = {
     # integer instructions the assembler needs
-    "index_pointer": 2.0,
-    "index_i32": 4.0,
-    "index_i64": 8.0,
-    "guard": 1.0,
-    "guard_fixed": 0.25,
-    "loop": 6.0,
-    "swizzle": 1.0,
+    "index_pointer": 2.75,
+    "index_i32": 1.35,
+    "index_i64": 8.85,
+    "guard": 2.7,
+    "guard_fixed": 0.75,
+    "loop": 17.8,
+    "swizzle": 2.7,
     # extra register-file reads of an FMA whose operands change, per run of one operand
-    "fma_operands": 0.2,
+    "fma_operands": 0.09,
     # how sharply one bound takes over from another
-    "unit_power": 4.0,
-    "blend_power": 4.0,
+    "unit_power": 2.96,
+    "blend_power": 6.6,
     # the share of a peak that long runs reach
     "dram_share": 0.9,
     # the part of L2 in which data survives until it is used again
@@ -32,5 +32,5 @@ FITTED: Mapping[str, float] = {
     "code_bytes": 112640.0,
     "fetch": 2.5,
     # cycles between two instructions of one warp
-    "warp_interval": 1.5,
+    "warp_interval": 2.03,
 }
