@@ -279,7 +279,7 @@ MICROKERNELS: Mapping[str, Microkernel] = {
         Microkernel(
             "smem_latency",
             "steps",
-            (*["ld.shared.u32 %here, [%here]"] * 64,),
+            (*["ld.volatile.shared.u32 %here, [%here]"] * 64,),
             per_thread=64 * 64,
             iterations=64,
             setup=("mov.u32 %here, %smem", "st.shared.u32 [%here], %here"),
