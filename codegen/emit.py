@@ -377,9 +377,7 @@ class Kernel:
 
         return str(self.text.once(("scalar", read.name, dtype), make))
 
-    def guard(
-        self, do: Do, access: Access, at: NDArray[np.int64], scope: Scope
-    ) -> str | bool:
+    def guard(self, do: Do, access: Access, at: NDArray[np.int64], scope: Scope) -> str | bool:
         """Return the predicate of a value: inside the array, and done by this thread."""
         inside = (
             self.addresses.guard(access, do.threads, at, scope)

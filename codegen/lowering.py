@@ -139,9 +139,7 @@ def _fma(kernel: Kernel, do: Do, scope: Scope) -> None:
     for first in range(0, len(lines), run):
         here = lines[first : first + run]
         for target, *sources in here[::-1] if first // run % 2 else here:
-            kernel.text.emit(
-                f"{do.variant or 'fma'}.rn.{kind} {target}, {', '.join(sources)}"
-            )
+            kernel.text.emit(f"{do.variant or 'fma'}.rn.{kind} {target}, {', '.join(sources)}")
 
 
 def _alu(kernel: Kernel, do: Do, scope: Scope) -> None:

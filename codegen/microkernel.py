@@ -143,17 +143,28 @@ def _latency(name: str, kind: str, lines: tuple[str, ...]) -> Microkernel:
 
 def _shared(name: str, unit: Literal["bytes", "requests"], load: str, width: int) -> Microkernel:
     """Read shared memory, neighbouring lanes side by side."""
-    body = tuple(load for _ in range(32))
+    # Other addresses each time, results that are kept, and a step of 0 that the assembler does not
+    # know: else it loads once.
+    loads = [line.format(at=i * width) for i in range(32) for line in (load, _KEEP)]
     return Microkernel(
         name=name,
         unit=unit,
-        body=body,
+        body=("add.u32 %here, %here, %step", *loads),
         per_thread=64 * 32 * (width if unit == "bytes" else 1),
         iterations=64,
         threads=1024,
-        setup=(f"mad.lo.u32 %here, %thread, {width}, %smem",),
-        registers=(".u32 %here", ".u32 %w<4>"),
+        setup=(
+            f"mad.lo.u32 %here, %thread, {width}, %smem",
+            "mov.u32 %step, %nctaid.y",
+            "sub.u32 %step, %step, 1",
+            "mov.u32 %kept, 0",
+        ),
+        keep="%kept",
+        registers=(".u32 %here, %step, %kept", ".u32 %w<4>"),
     )
+
+
+_KEEP = "xor.b32 %kept, %kept, %w0"
 
 
 def chain_kernel(links: int, stride_bytes: int) -> Microkernel:
@@ -272,14 +283,12 @@ MICROKERNELS: Mapping[str, Microkernel] = {
         _arithmetic("shuffle", "b32", ("shfl.sync.bfly.b32 {x}, {x}, 1, 31, -1",), iterations=16),
         _latency("fma_f32_latency", "f32", _FMA_F32),
         _latency("fma_f64_latency", "f64", _FMA_F64),
-        _shared(
-            "smem_bytes", "bytes", "ld.volatile.shared.v4.u32 {%w0, %w1, %w2, %w3}, [%here]", 16
-        ),
-        _shared("lsu", "requests", "ld.volatile.shared.u32 %w0, [%here]", 4),
+        _shared("smem_bytes", "bytes", "ld.shared.v4.u32 {{%w0, %w1, %w2, %w3}}, [%here+{at}]", 16),
+        _shared("lsu", "requests", "ld.shared.u32 %w0, [%here+{at}]", 4),
         Microkernel(
             "smem_latency",
             "steps",
-            (*["ld.volatile.shared.u32 %here, [%here]"] * 64,),
+            (*["ld.shared.u32 %here, [%here]"] * 64,),
             per_thread=64 * 64,
             iterations=64,
             setup=("mov.u32 %here, %smem", "st.shared.u32 [%here], %here"),

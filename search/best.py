@@ -180,9 +180,7 @@ class Scorer:
         """Return the predicted seconds at points, (n, decisions) indices of legal schedules."""
         return self._predicted(points, lambda number, _: _leaf(number))
 
-    def bound(
-        self, points: Points, order: Sequence[int], count: int
-    ) -> NDArray[np.float64]:
+    def bound(self, points: Points, order: Sequence[int], count: int) -> NDArray[np.float64]:
         """Return a lower bound of the seconds, given the first ``count`` decisions of the order."""
         at = tuple(order)
         return self._predicted(points, lambda number, high: self._reduced(number, high, at, count))

@@ -116,7 +116,9 @@ class Expression:
                 return number
             case Value(name):
                 if name not in values:
-                    raise OperationError(f"expression {self}: no value {name}; given {list(values)}")
+                    raise OperationError(
+                        f"expression {self}: no value {name}; given {list(values)}"
+                    )
                 return values[name]
             case Apply(operator, arguments):
                 return OPERATORS[operator](*(a.evaluate(values) for a in arguments))

@@ -478,9 +478,7 @@ def select(condition: Any, then: Any, otherwise: Any) -> Any:
     return np.where(condition, then, otherwise)
 
 
-def span(
-    access: Access, values: tuple[int, ...], threads: tuple[int, ...], dimension: int
-) -> Any:
+def span(access: Access, values: tuple[int, ...], threads: tuple[int, ...], dimension: int) -> Any:
     """Return how far coordinates reach in a dimension within one tile: last minus first plus one."""
     reach: Any = 1
     modes = (*zip(values, access.value, strict=True), *zip(threads, access.thread, strict=True))
