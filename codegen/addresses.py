@@ -6,8 +6,8 @@ same for all threads.  In gmem a coordinate times a leading dimension known only
 *row*: rows beyond the first cost one multiply-add each.  In a swizzled smem buffer values fall into
 classes of one base each.
 
-"pointer" addressing keeps a base in a register and steps it at the end of every iteration; "i32" and
-"i64" compute the offset anew at each access, as plain index arithmetic in a kernel's source does.
+"pointer" addressing keeps a base in a register and steps it at the end of every iteration; "i32"
+and "i64" compute the offset anew at each access, as plain index arithmetic in source code does.
 
 Source: ``docs/model.md``, section "Code".
 """
@@ -57,7 +57,7 @@ class SmemPlan:
 
 
 def smem_plan(program: Program) -> SmemPlan:
-    """Lay out shared memory: rings of one depth share their stages, so one offset serves them all."""
+    """Lay out shared memory: rings of one depth share their stages, one offset serves them all."""
     start: dict[str, int] = {}
     stage_bytes: dict[str, int] = {}
     total = 0

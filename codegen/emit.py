@@ -1,7 +1,7 @@
 """Code: a program as PTX text.
 
-``emit(program)`` walks the term once.  Unrolled loops are unrolled here, others become a label and a
-branch; register cells become virtual registers (a ring of registers needs a known index); every
+``emit(program)`` walks the term once.  Unrolled loops are unrolled here, others become a label and
+a branch; register cells become virtual registers (a ring of registers needs a known index); every
 ``Do`` goes through its rule in ``lowering.py``.  The kernel takes the operands' pointers, then
 ``signature(program)``: 32-bit integers, absent if the program is specialised, then its scalars.
 
@@ -241,8 +241,8 @@ class Kernel:
                     continue
                 key = addresses._key(access, do.threads, inner)
                 places = value_coordinates(access, do.values)
-                origin = np.array([inner.split(o)[0] for o in access.origin])
-                lowest = tuple(int(x) for x in places.min(axis=0) + origin)
+                known = np.array([inner.split(o)[0] for o in access.origin])
+                lowest = tuple(int(x) for x in places.min(axis=0) + known)
                 first.setdefault(key, (do, access, inner, []))[3].append(lowest)
         stepped: list[tuple[Number, Number]] = []
         for do, access, inner, lows in first.values():
@@ -420,7 +420,7 @@ def _plain_load(statement: Statement) -> bool:
 
 
 def _instances(body: tuple[Statement, ...], scope: Scope) -> Iterator[tuple[Do, Scope]]:
-    """Yield the statements of a loop's body with unrolled variables; not of running loops inside."""
+    """Yield the statements of a loop's body, unrolled, but not of running loops inside."""
     for statement in body:
         match statement:
             case Do():

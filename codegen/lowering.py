@@ -190,7 +190,7 @@ def _arithmetic(do: Do) -> str:
 
 
 def _cvt(kernel: Kernel, do: Do, scope: Scope) -> None:
-    """cvt between the floating-point types, through f32 where PTX has no direct form."""
+    """Convert between the floating-point types, through f32 where PTX has no direct form."""
     source = do.reads[0]
     assert isinstance(source, Access)
     text = kernel.text

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.schedule import Schedule
-from tinygpu.search.cost import Breakdown, Features, cost, features, predict
+from tinygpu.search.cost import Breakdown, cost, features, predict
 from tinygpu.space import Batch, Space
 
 __all__ = ["Ranked", "Ranking", "Scorer", "rank"]
@@ -63,8 +63,8 @@ def rank(
 ) -> Ranking:
     """Return the k legal schedules with the least predicted time.
 
-    With ``distinct`` decisions, return only the best for each combination of their values: schedules
-    that differ in more than details.  ``progress(done, all)`` counts batches.  Raises
+    With ``distinct`` decisions, return only the best for each combination of their values:
+    schedules that differ in more than details.  ``progress(done, all)`` counts batches.  Raises
     IllegalScheduleError if nothing is legal.
     """
     space.require()
@@ -99,7 +99,7 @@ def rank(
 
 
 class _Best:
-    """The k fastest points met so far, no two alike in the ``distinct`` decisions (all, if none)."""
+    """The k fastest points met so far, no two alike in ``distinct`` decisions (all, if none)."""
 
     def __init__(self, k: int, distinct: tuple[str, ...]) -> None:
         self.k, self.distinct = k, distinct
@@ -191,29 +191,34 @@ class Scorer:
         result = np.empty(len(points))
         for first in range(0, len(points), _CHUNK):
             columns = np.ascontiguousarray(points[first : first + _CHUNK].T)
-            flat: dict[tuple[int, ...], NDArray[np.int64]] = {}
-            taken: dict[tuple[int, bool], Any] = {}
-
-            def take(number: Any, *, high: bool) -> Any:
-                if not isinstance(number, np.ndarray):
-                    return number
-                key = (id(number), high)
-                if key not in taken:
-                    leaf = leaf_of(number, high)
-                    if not isinstance(leaf, _Leaf):
-                        taken[key] = leaf
-                        return leaf
-                    if leaf.axes not in flat:
-                        at: Any = 0
-                        for axis in leaf.axes:
-                            at = at * self.lengths[axis] + columns[axis]
-                        flat[leaf.axes] = at
-                    taken[key] = leaf.values.ravel()[flat[leaf.axes]]
-                return taken[key]
-
-            here = self.features.mapped(lambda n: take(n, high=False), lambda n: take(n, high=True))
-            result[first : first + _CHUNK] = predict(here).seconds
+            result[first : first + _CHUNK] = self._chunk(columns, leaf_of)
         return result
+
+    def _chunk(
+        self, columns: Points, leaf_of: Callable[[NDArray[Any], bool], _Leaf | float]
+    ) -> Any:
+        flat: dict[tuple[int, ...], NDArray[np.int64]] = {}
+        taken: dict[tuple[int, bool], Any] = {}
+
+        def take(number: Any, *, high: bool) -> Any:
+            if not isinstance(number, np.ndarray):
+                return number
+            key = (id(number), high)
+            if key not in taken:
+                leaf = leaf_of(number, high)
+                if not isinstance(leaf, _Leaf):
+                    taken[key] = leaf
+                    return leaf
+                if leaf.axes not in flat:
+                    at: Any = 0
+                    for axis in leaf.axes:
+                        at = at * self.lengths[axis] + columns[axis]
+                    flat[leaf.axes] = at
+                taken[key] = leaf.values.ravel()[flat[leaf.axes]]
+            return taken[key]
+
+        here = self.features.mapped(lambda n: take(n, high=False), lambda n: take(n, high=True))
+        return predict(here).seconds
 
     def _reduced(
         self, number: NDArray[Any], high: bool, order: tuple[int, ...], count: int
@@ -271,7 +276,8 @@ class Scorer:
             if (i, left) not in self._allowed:
                 drop = tuple(j for j, a in enumerate(table.axes) if a not in left)
                 kept = tuple(a for a in table.axes if a in left)
-                self._allowed[i, left] = _Leaf(kept, table.holds.view(np.ndarray).any(axis=drop))
+                any_legal = np.asarray(table.holds.view(np.ndarray).any(axis=drop))
+                self._allowed[i, left] = _Leaf(kept, any_legal)
             leaf = self._allowed[i, left]
             inside &= leaf.values[tuple(points[:, a] for a in leaf.axes)]
         return inside

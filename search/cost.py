@@ -2,13 +2,13 @@
 
 Two bounds, each computed from the term's work (``work.py``), are blended:
 
-- *throughput*: an SM runs ``n = ceil(CTAs / SMs)`` CTAs, each of which keeps every unit busy for a known
-  number of cycles; the units overlap, but not perfectly;
+- *throughput*: an SM runs ``n = ceil(CTAs / SMs)`` CTAs, each of which keeps every unit busy for a
+  known number of cycles; the units overlap, but not perfectly;
 - *path*: one CTA alone takes as long as the longest chain through its statements.  The recursion
-  over the term is in (max, +): a statement starts when what it reads is there and its unit is free, a
-  barrier when all before it have issued.  A loop's body is run twice and extrapolated by its period,
-  which a ``cp.async`` ring bounds from below by latency over depth, the weight over the tokens of that
-  cycle.  As many CTAs as fit on an SM walk their paths side by side.
+  over the term is in (max, +): a statement starts when what it reads is there and its unit is free,
+  a barrier when all before it have issued.  A loop's body is run twice and extrapolated by its
+  period, which a ``cp.async`` ring bounds from below by latency over depth, the weight over the
+  tokens of that cycle.  As many CTAs as fit on an SM walk their paths side by side.
 
 DRAM and L2 bound the whole launch.  The blend is (sum x^p)^(1/p): monotone in each, so that a lower
 bound of the parts is one of the whole, which the exact search needs.
@@ -39,7 +39,7 @@ from tinygpu.search.fitted import FITTED
 from tinygpu.search.traffic import Launch
 from tinygpu.search.work import WARP, Piece, Repeat, Tree, account, mapped
 
-__all__ = ["Breakdown", "Features", "cost", "features", "predict"]
+__all__ = ["Breakdown", "Features", "combined", "cost", "features", "predict"]
 
 Numbers = Any
 RESOLUTION = 0.002  # of a time's logarithm: far below the model's error
@@ -101,19 +101,24 @@ def predict(f: Features) -> Breakdown:
     work["fetch"] = fetch(f.tree, device)
     busy = count * warps / device.clock_hz
     parts: dict[str, Numbers] = {unit: busy * cycles for unit, cycles in work.items()}
-    # shared memory and L1 are stages of one pipe
-    pipe = parts.get("smem", 0.0) + parts.get("l1", 0.0)
-    units = [seconds for unit, seconds in parts.items() if unit not in ("smem", "l1")]
-    throughput = blend([*units, pipe], FITTED["unit_power"])
     rounds = np.ceil(count / np.minimum(capacity, count))
     parts["latency"] = rounds * path(f.tree, warps) / device.clock_hz
     parts["l2"] = launch.l2_bytes() / (device.l2_bytes_per_cycle * device.clock_hz)
     dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
     parts["dram"] = launch.dram_bytes(capacity) / dram_rate
-    bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
-    seconds = blend(bounds, FITTED["blend_power"]) + device.launch_seconds
     parts["launch"] = device.launch_seconds
-    return Breakdown(resolved(seconds), parts)
+    return Breakdown(combined(parts), parts)
+
+
+def combined(parts: Mapping[str, Numbers]) -> Numbers:
+    """Return the time that parts, in seconds, make up together; monotone in each."""
+    # shared memory and L1 are stages of one pipe
+    pipe = parts.get("smem", 0.0) + parts.get("l1", 0.0)
+    apart = ("smem", "l1", "latency", "l2", "dram", "launch")
+    units = [seconds for name, seconds in parts.items() if name not in apart]
+    throughput = blend([*units, pipe], FITTED["unit_power"])
+    bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
+    return resolved(blend(bounds, FITTED["blend_power"]) + parts["launch"])
 
 
 def resolved(seconds: Numbers) -> Numbers:
@@ -180,7 +185,7 @@ def path(tree: Tree, warps: Numbers) -> Numbers:
 
 
 def alone(cycles: Mapping[str, Numbers]) -> Numbers:
-    """Return the cycles in which one warp issues its instructions, however many others there are."""
+    """Return the cycles in which one warp issues its instructions, whatever the others do."""
     return cycles["issue"] * (4 * FITTED["warp_interval"])
 
 
@@ -221,7 +226,7 @@ def _piece(piece: Piece, clock: _Clock) -> None:
 
 
 def _rolled(loop: Repeat, clock: _Clock) -> None:
-    """A loop with a branch: nothing moves across it, so an iteration's time is its period.
+    """Walk a loop with a branch: nothing moves across it, so an iteration's time is its period.
 
     A ring of copies bounds the period by the copies' latency over the groups in flight: weight over
     tokens of the cycle that leads from a copy through its wait to the copy that reuses its slot.
@@ -238,7 +243,7 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
 
 
 def _unrolled(loop: Repeat, clock: _Clock) -> None:
-    """An unrolled loop: the first time through its chain, then at the pace of its busiest unit."""
+    """Walk an unrolled loop: once through its chain, then at the pace of its busiest unit."""
     some = np.asarray(loop.trips) > 0
     work = total_work(loop.body)
     most: Numbers = 0.0

@@ -1,7 +1,8 @@
 """Fitted numbers of the time model: what the assembler adds, and how bounds blend.
 
 Each is chosen so that the model agrees with runs on an H200 (``benchmarks/fit.py`` fits them and
-``benchmarks/results/h200/fit.json`` holds the runs); none is a rate of the chip, those are the device's.
+``benchmarks/results/h200/fit.json`` holds the runs); none is a rate of the chip, those are the
+device's.
 """
 
 from __future__ import annotations

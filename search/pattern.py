@@ -42,7 +42,7 @@ def wavefronts(
     vector: Numbers,
     swizzle: tuple[Numbers, Numbers, Numbers] = (0, 0, 0),
 ) -> Numbers:
-    """Return the shared-memory wavefronts of a warp's access of ``vector`` elements of ``width`` B."""
+    """Return a warp's wavefronts in shared memory; ``vector`` elements of ``width`` B a lane."""
     return _counted(_bank_wavefronts, threads, steps, width, vector, swizzle)[0]
 
 
@@ -84,7 +84,7 @@ class _Columns:
 
 @lru_cache(maxsize=1024)
 def _spread(count: Any, width: int, columns: _Columns) -> list[Numbers]:
-    """Number the different patterns, count each, spread the answers; kept, as spaces repeat them."""
+    """Count each different pattern once and spread the answers; kept, as spaces repeat them."""
     key: Any = np.int64(0)
     values: list[NDArray[np.int64]] = []
     for column in columns.arrays:

@@ -1,8 +1,9 @@
 """Traffic: the grid of a launch, how many CTAs fit on an SM, what moves through L2 and DRAM.
 
-CTAs run in *waves* of as many as fit on the chip.  A wave covers a block of tiles, whose shape is the
-raster's, and needs the parts of each operand under that block.  A part comes from DRAM once a wave that
-needs it, but once in all if L2 holds all operands; it comes from L2 once a CTA that needs it.
+CTAs run in *waves* of as many as fit on the chip.  A wave covers a block of tiles, whose shape is
+the raster's, and needs the parts of each operand under that block.  A part comes from DRAM once a
+wave that needs it, but once in all if L2 holds all operands; it comes from L2 once a CTA that needs
+it.
 
 With R x C tiles, W CTAs a wave and groups of g rows, a wave covers r = min(R, g) rows and
 c = min(C, W / g) columns, so an operand indexed by
@@ -36,7 +37,7 @@ Numbers = Any
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An array in global memory: its bytes, the grid axes that index it, whether a loop walks it."""
+    """An array in global memory: its bytes, the grid axes that index it, if a loop walks it."""
 
     name: str
     bytes: float

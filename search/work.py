@@ -1,13 +1,13 @@
 """Work: what each statement of a term asks of each unit of an SM.
 
 ``account(program, launch, sizes)`` walks the term once and returns a tree of the same shape: a
-``Piece`` for a statement, a ``Repeat`` for a loop.  A piece says for how many cycles of an SM one warp's
-doing of the statement keeps each *unit* busy, and after how many cycles its result can be used.
-Numbers may be arrays over the decisions of a space; each depends on few of them.
+``Piece`` for a statement, a ``Repeat`` for a loop.  A piece says for how many cycles of an SM one
+warp's doing of the statement keeps each *unit* busy, and after how many cycles its result can be
+used.  Numbers may be arrays over the decisions of a space; each depends on few of them.
 
 Units: ``issue`` (the schedulers' slots), ``fma``, ``fp64``, ``int``, ``cvt``, ``sfu``, ``shuffle``,
-``smem`` (wavefronts of shared memory) and ``l1`` (lines of global memory); the last two are stages of
-one load/store pipe.
+``smem`` (wavefronts of shared memory) and ``l1`` (lines of global memory); the last two are stages
+of one load/store pipe.
 
 Source: ``docs/model.md``, section "Time".
 """
@@ -20,7 +20,6 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from tinygpu.device import Device
 from tinygpu.program import (
     Access,
     Affine,
@@ -48,10 +47,10 @@ WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One statement (None: a loop's end): cycles of each unit for one warp, latency of its result, in cycles.
+    """One statement (None: a loop's end): one warp's cycles of each unit, its result's latency.
 
-    ``count`` instructions, each of which takes ``each[unit]`` cycles: their product is kept apart until
-    it is needed, for over a space it depends on more decisions than either.
+    ``count`` instructions, each of which takes ``each[unit]`` cycles: their product is kept apart
+    until it is needed, for over a space it depends on more decisions than either.
     """
 
     statement: Statement | None

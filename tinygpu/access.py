@@ -4,9 +4,10 @@ An access is the byte offsets of a warp's lanes, (..., 32), all lanes reading or
 ``access_bytes`` there; a lane whose offset is -1 is inactive and counts for nothing.
 
 *Shared memory* has 32 banks of 4 B, and word w (bytes 4w to 4w + 3) lies in bank w mod 32.  Lanes
-that touch one word share it.  An access takes as many *wavefronts* as the largest number of distinct
-words that it touches in one bank.  This holds for accesses of up to 4 B and of 16 B; one of 8 B is
-served so only if lanes 2i and 2i + 1 touch the same place, else as two half warps, one after the other.
+that touch one word share it.  An access takes as many *wavefronts* as the largest number of
+distinct words that it touches in one bank.  This holds for accesses of up to 4 B and of 16 B; one
+of 8 B is served so only if lanes 2i and 2i + 1 touch the same place, else as two half warps, one
+after the other.
 
 *Global memory* moves in sectors of 32 B; an access takes as many as its lanes touch together.
 
@@ -23,7 +24,8 @@ served so only if lanes 2i and 2i + 1 touch the same place, else as two half war
 2
 
 Source: CUDA C++ Programming Guide, "Shared Memory"; Best Practices Guide, "Coalesced Access to
-Global Memory"; wide accesses: measured on an H200 (docs/decisions.md).  ``tinygpu.gf2`` has the closed forms.
+Global Memory"; wide accesses: measured on an H200 (docs/decisions.md).  ``tinygpu.gf2`` has the
+closed forms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors that are for users: each says subject, law, what it got, what is allowed and the way out."""
+"""Errors that are for users: each says subject, law, what it got, what is allowed, the way out."""
 
 from __future__ import annotations
 

@@ -11,9 +11,10 @@ none do, nothing carries; if two do, the index with just these two bits differs.
 linear and maps columns to columns.  Power-of-two strides on disjoint digits qualify.
 
 **Theorem.**  A linear map L on n bits takes 2^rank(L) values, each 2^(n - rank(L)) times.  Let A
-hold the columns of the 5 lane bits, in bytes.  For aligned accesses of w = 2^p words, let U drop the
-bits of an offset inside its group of w words, and B drop also those above the 128 B of the banks; let
-P hold all lanes, but only the lowest 4 bits of them if w = 2 and U does not send lane 1 to 0.  Then
+hold the columns of the 5 lane bits, in bytes.  For aligned accesses of w = 2^p words, let U drop
+the bits of an offset inside its group of w words, and B drop also those above the banks' 128 B;
+let P hold all lanes, but only the lowest 4 bits of them if w = 2 and U does not send lane 1 to 0.
+Then
 
     sectors    = 2^rank(A >> 5)
     wavefronts = 2^(5 - |P|) 2^(rank(U P) - rank(B P))

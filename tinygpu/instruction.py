@@ -16,7 +16,7 @@ Spelling and rules: PTX ISA 9, sections 9.7.1 to 9.7.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -116,7 +116,7 @@ class Machine(ABC):
 
     @classmethod
     def graph(cls) -> nx.MultiDiGraph:
-        """Return the machine as a graph: levels are nodes, instructions edges from level to level."""
+        """Return the machine as a graph: levels are nodes, instructions edges between them."""
         graph = nx.MultiDiGraph(name=cls.name)
         for level in cls.levels:
             graph.add_node(level.name, level=level)

@@ -53,6 +53,9 @@ class Operand:
         return f"{self.name}[{','.join(self.axes)}] {self.dtype}"
 
 
+ACC = value("acc")
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """An operation; see the module's definition."""
@@ -63,7 +66,7 @@ class Operation:
     output: Operand
     combine: Expression
     reduced: tuple[str, ...] = ()
-    epilogue: Expression = value("acc")
+    epilogue: Expression = ACC
     scalars: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -151,7 +154,7 @@ class Operation:
         if keep:
             result = result.squeeze(axis=keep) if result.ndim == len(self.axes) else result
         magnitude = self._reduce({n: np.abs(x) for n, x in env.items()}, scalars or {}, sizes)
-        if self.epilogue != value("acc"):
+        if self.epilogue != ACC:
             step = 2.0**-20 * magnitude  # small, but far above the rounding of float64
             moved = self.epilogue.evaluate({**full, "acc": acc + step})
             here = self.epilogue.evaluate(full)
@@ -203,7 +206,7 @@ class Operation:
         if not self.reduced:
             return head + spelled
         text = f"{head}sum over {','.join(self.reduced)} of {spelled}"
-        return text if self.epilogue == value("acc") else f"{text}, then {self.epilogue}"
+        return text if self.epilogue == ACC else f"{text}, then {self.epilogue}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class Buffer:
     """A buffer: for gmem, ``shape`` names sizes and ``stride`` parameters (or 1).
 
     Strides count elements.  ``stage_elements`` is the distance between a ring's stages.
-    ``swizzle`` = (bits, base, shift) of ``tinygpu.layout.Swizzle``, on element offsets; bits 0: none.
+    ``swizzle`` = (bits, base, shift) of ``tinygpu.layout.Swizzle``, on elements; 0 bits: none.
     """
 
     name: str
@@ -479,7 +479,7 @@ def select(condition: Any, then: Any, otherwise: Any) -> Any:
 
 
 def span(access: Access, values: tuple[int, ...], threads: tuple[int, ...], dimension: int) -> Any:
-    """Return how far coordinates reach in a dimension within one tile: last minus first plus one."""
+    """Return how far coordinates reach in a dimension within a tile: last minus first plus one."""
     reach: Any = 1
     modes = (*zip(values, access.value, strict=True), *zip(threads, access.thread, strict=True))
     for extent, steps in modes:

@@ -105,8 +105,9 @@ def register_estimate(program: Program) -> Any:
 class RegisterModel:
     """The estimate in parts: ``least``, and (addends, bends, weights) of each quantity.
 
-    A quantity is the sum of its addends, cut into pieces at its bends (none: one piece), each with a
-    weight; an addend is its least and its greatest value.  Over a space an addend depends on few decisions, while the estimate depends on nearly all.
+    A quantity is the sum of its addends, cut into pieces at its bends (none: one piece), each with
+    a weight; an addend is its least and its greatest value.  Over a space an addend depends on few
+    decisions, while the estimate depends on nearly all.
     """
 
     least: Any

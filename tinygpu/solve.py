@@ -52,8 +52,6 @@ class Formula:
     gives 0, as in NumPy.  ``texts`` are the values of a decision that is chosen by name.
     """
 
-    __hash__ = None  # type: ignore[assignment]  # == builds a formula
-
     def __init__(self, term: Any, texts: tuple[Value, ...] = ()) -> None:
         """Wrap a z3 expression, an int or a bool."""
         self.term = term
@@ -96,12 +94,12 @@ class Formula:
     def __rshift__(self, bits: int) -> Formula:
         return self // (1 << bits)
 
-    def __eq__(self, other: object) -> Formula:  # type: ignore[override]  # a formula, no bool
+    def __eq__(self, other: object) -> Any:  # a Formula, where Python expects a bool
         if isinstance(other, str):
             return Formula(self.term == self.texts.index(other) if other in self.texts else False)
         return self._binary(other, lambda a, b: _int(a) == _int(b))
 
-    def __ne__(self, other: object) -> Formula:  # type: ignore[override]  # a formula, no bool
+    def __ne__(self, other: object) -> Any:
         return (self == other) ^ True
 
     def __lt__(self, other: Any) -> Formula:

@@ -1,7 +1,7 @@
 """The machine ``simt``: a matmul by the ordinary cores of any NVIDIA GPU.
 
-A CTA computes a tile of c: ``tile_m x tile_n``, in steps of ``tile_k`` along k.  Its warps stand in a
-grid over the tile, the 32 lanes of a warp in a grid ``lanes_m x (32 / lanes_m)`` over the warp's
+A CTA computes a tile of c: ``tile_m x tile_n``, in steps of ``tile_k`` along k.  Its warps stand in
+a grid over the tile, the 32 lanes of a warp in a grid ``lanes_m x (32 / lanes_m)`` over the warp's
 part, and a thread holds ``thread_m x thread_n`` sums.  A thread's rows and columns come in chunks
 (``vector_shared`` wide) that lie a whole warp's chunk apart, so that neighbouring lanes read
 neighbouring words.  Each input comes through shared memory or straight from global memory.
@@ -266,7 +266,7 @@ class _Builder:
         if d.pipeline == "register":
             ahead, more = 1, var("kt") + 1
             enter = (When(more + -1, "trips", (*self.load(0), *self.deposit(0))), Sync())
-            loop = (
+            loop: tuple[Statement, ...] = (
                 first,
                 When(more, "trips", self.load(ahead)),
                 rest,
@@ -297,7 +297,7 @@ class _Builder:
         return tuple(self.copy(x, ahead)[1] for x in self.through_smem())
 
     def through_smem(self) -> tuple[str, ...]:
-        return ("a",) * self.a_smem + ("b",) * self.b_smem
+        return tuple(name for name, smem in (("a", self.a_smem), ("b", self.b_smem)) if smem)
 
     def copy(self, operand: str, ahead: int) -> tuple[Statement, ...]:
         """Move a tile: threads side by side along the contiguous dimension, then across."""
@@ -352,7 +352,7 @@ class _Builder:
         index = var("kt", self.steps) + var("kk")
         far_m, far_n = d.lanes_m * self.chunk_m, self.lanes_n * self.chunk_n
         if self.a_by_m:
-            a_values = (self.chunk_m, d.thread_m // self.chunk_m, d.k_step)
+            a_values: Any = (self.chunk_m, d.thread_m // self.chunk_m, d.k_step)
             a_steps: Any = ((1, 0), (far_m, 0), (0, 1))
             a_places: Any = ((0, 1), (0, self.chunk_m), (1, 0))
         else:
@@ -445,7 +445,8 @@ class _Builder:
         d = self.d
         c, values = self.output()
         places = ((0, 1), (0, self.chunk_n), (1, 0), (self.chunk_m, 0))
-        source, convert = self.sums, ()
+        source = self.sums
+        convert: tuple[Statement, ...] = ()
         if self.sums.dtype != self.rounded.dtype:
             plain = ((0, 1), (1, 0))
             write, read = Access(self.rounded, plain), Access(self.sums, plain)
