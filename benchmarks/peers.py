@@ -34,7 +34,7 @@ __all__ = [
     "write_tree",
 ]
 
-FOLDER = Path(__file__).parent / "results"
+FOLDER = Path(__file__).parent / "results" / "h200"
 ROW = (
     *("group", "case", "m", "n", "k", "dtype", "schedule"),
     *("predicted_seconds", "seconds", "peer", "peer_seconds", "error"),

@@ -59,7 +59,7 @@ class Microkernel:
             f".version {_PTX_VERSION}", f".target {arch}", ".address_size 64",
             ".visible .entry probe(.param .u64 p_out, .param .u64 p_data)",
             f".maxntid {self.threads}, 1, 1", "{",
-            "\t.shared .align 16 .b8 smem[16384];",
+            "\t.shared .align 16 .b8 smem[20480];",
             "\t.reg .u64 %out, %data, %t<4>, %at;", "\t.reg .u32 %thread, %cta, %count, %smem;",
             "\t.reg .pred %more, %first, %odd;", *(f"\t.reg {r};" for r in self.registers),
             "\tld.param.u64 %out, [p_out];", "\tld.param.u64 %data, [p_data];",
