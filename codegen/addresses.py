@@ -14,37 +14,18 @@ Source: ``docs/model.md``, section "Code".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.codegen.ptx import Scalar, Text
+from tinygpu.codegen.scope import Scope, Terms
 from tinygpu.errors import ProgramError
 from tinygpu.layout import Swizzle
 from tinygpu.program import Access, Affine, Buffer, Do, Exit, Program
 
-__all__ = ["Addresses", "Scope", "smem_plan", "value_coordinates"]
-
-Terms = tuple[tuple[str, int | str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Loop variables: unrolled ones are known, the others live in registers."""
-
-    static: dict[str, int] = field(default_factory=dict)
-    running: dict[str, str] = field(default_factory=dict)
-
-    def split(self, affine: Affine) -> tuple[int, Terms]:
-        """Return the known part of an affine index and what is left of its terms."""
-        known, terms = affine.constant, []
-        for name, coefficient in affine.terms:
-            if name in self.static and isinstance(coefficient, int):
-                known += coefficient * self.static[name]
-            elif coefficient != 0:
-                terms.append((name, coefficient))
-        return known, tuple(sorted(terms, key=str))
+__all__ = ["Addresses", "SmemPlan", "smem_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +52,6 @@ def smem_plan(program: Program) -> SmemPlan:
         stage_bytes |= {b.name: stride for b in group}
         total += stride * depth
     return SmemPlan(start, stage_bytes, total)
-
-
-def value_coordinates(access: Access, values: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return each value's coordinates, apart from origin and thread: (values, dimensions)."""
-    rank = len(access.buffer.shape)
-    result = np.zeros((1, rank), np.int64)
-    for extent, steps in zip(values, access.value, strict=True):
-        mode = np.arange(extent)[:, None] * np.array(steps, np.int64)
-        result = (mode[:, None, :] + result[None]).reshape(-1, rank)
-    return result
 
 
 class Addresses:
@@ -216,7 +187,7 @@ class Addresses:
         self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope
     ) -> str:
         """Return the operand ``[register+immediate]`` of a value of a gmem access."""
-        buffer, text = access.buffer, self.text
+        buffer = access.buffer
         width = buffer.type.bytes
         strides = [self.integer(s) for s in buffer.stride]
         known = [int(at[d]) + scope.split(access.origin[d])[0] for d in range(len(strides))]
@@ -229,16 +200,19 @@ class Addresses:
                 immediate += k * stride * width
             elif k != row:
                 pitch = self._pitch(stride, width)
-                base = text.once(
-                    ("row", base, pitch, k - row),
-                    lambda b=base, p=pitch, r=k - row: text.wide_multiply_add(p, r, b),  # type: ignore[misc]
-                )
+                base = self._row(base, pitch, k - row)
         return f"[{base}+{immediate}]" if immediate else f"[{base}]"
 
-    def _pitch(self, stride: str, width: int) -> Scalar:
+    def _row(self, base: Scalar, pitch: Scalar, rows: int) -> Scalar:
+        """Return a pointer that is some rows beyond a base."""
+        key = ("row", base, pitch, rows)
+        return self.text.once(key, lambda: self.text.wide_multiply_add(pitch, rows, base))
+
+    def _pitch(self, stride: Scalar, width: int) -> Scalar:
         return self.text.once(("pitch", stride, width), lambda: self.text.multiply(stride, width))
 
-    def _key(self, access: Access, threads: tuple[int, ...], scope: Scope) -> tuple[object, ...]:
+    def key(self, access: Access, threads: tuple[int, ...], scope: Scope) -> tuple[object, ...]:
+        """Return what two accesses have in common that can share a pointer."""
         terms = tuple(scope.split(o)[1] for o in access.origin)
         return ("base", access.buffer.name, threads, access.thread, terms)
 
@@ -246,20 +220,21 @@ class Addresses:
         self, access: Access, threads: tuple[int, ...], scope: Scope, rows: tuple[int, ...] = ()
     ) -> tuple[Scalar, tuple[int, ...]]:
         """Return the pointer of an access and, for each dimension, the row that it stands at."""
-        key = self._key(access, threads, scope)
+        key = self.key(access, threads, scope)
         found = self.text.known((*key, "rows"))
         if found is None:
             first = rows or tuple(scope.split(o)[0] for o in access.origin)
             self.text.remember((*key, "rows"), ",".join(map(str, first)))
-            self.text.remember(key, self._pointer(access, threads, first, scope))
+            self.text.remember(key, self.pointer(access, threads, first, scope))
             found = self.text.known((*key, "rows"))
         pointer = self.text.known(key)
         assert pointer is not None
         return pointer, tuple(int(r) for r in str(found).split(","))
 
-    def _pointer(
+    def pointer(
         self, access: Access, threads: tuple[int, ...], rows: tuple[int, ...], scope: Scope
     ) -> Scalar:
+        """Return a new pointer, to value 0 of an access at the given rows."""
         text, buffer = self.text, access.buffer
         pointer: Scalar = self.pointers[buffer.name]
         for d, name in enumerate(buffer.stride):
@@ -299,7 +274,7 @@ class Addresses:
                 long = text.register("u64")
                 text.emit(f"cvt.s64.s32 {long}, {here}")
                 if stride != 1:
-                    pitch = text.once(("long", stride), lambda s=stride: self._long(s))  # type: ignore[misc]
+                    pitch = self._long(stride)
                     product = text.register("u64")
                     text.emit(f"mul.lo.s64 {product}, {long}, {pitch}")
                     long = product
@@ -314,11 +289,16 @@ class Addresses:
         return f"[{address}+{immediate}]" if immediate else f"[{address}]"
 
     def _long(self, stride: Scalar) -> Scalar:
+        """Return a stride in 64 bits."""
         if isinstance(stride, int):
             return stride
-        long = self.text.register("u64")
-        self.text.emit(f"cvt.s64.s32 {long}, {stride}")
-        return long
+
+        def make() -> Scalar:
+            long = self.text.register("u64")
+            self.text.emit(f"cvt.s64.s32 {long}, {stride}")
+            return long
+
+        return self.text.once(("long", stride), make)
 
     def steps(self, do: Do | Exit, access: Access, name: str, scope: Scope) -> Scalar:
         """Return by how many bytes the pointer of an access moves in a step of a loop variable."""
@@ -333,7 +313,7 @@ class Addresses:
                 if isinstance(stride, int) and isinstance(factor, int):
                     total += factor * stride * access.buffer.type.bytes
                 else:
-                    pitch = self._pitch(stride, access.buffer.type.bytes)  # type: ignore[arg-type]
+                    pitch = self._pitch(stride, access.buffer.type.bytes)
                     result = text.wide_multiply_add(factor, pitch, result)
         return text.wide_add(result, total)
 

@@ -25,10 +25,12 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.codegen.addresses import Addresses, Scope, value_coordinates
+from tinygpu.codegen.addresses import Addresses
+from tinygpu.codegen.loops import instances, rotating_slots, stepped_pointers
 from tinygpu.codegen.lowering import RULES, operand
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.ptx import Text
+from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
 from tinygpu.program import (
     Access,
@@ -206,9 +208,10 @@ class Kernel:
         text.emit(f"mov.u32 {counter}, {loop.start}")
         inner = replace(scope, running={**scope.running, loop.var: counter})
         with text.scope():
-            stepped = self._bases(loop, inner) if self.program.addressing == "pointer" else []
-            rings = self._rings(loop, inner)
-            for do, here in _instances(loop.body, inner):
+            by_pointer = self.program.addressing == "pointer"
+            stepped = stepped_pointers(addresses, loop, inner) if by_pointer else []
+            rings = rotating_slots(addresses, loop, inner)
+            for do, here in instances(loop.body, inner):
                 for access in do.accesses:
                     addresses.prepare(access, do.threads, here)
             skip = text.less(loop.start, trips)
@@ -230,63 +233,6 @@ class Kernel:
                 text.emit(f"setp.lt.s32 {more}, {counter}, {trips}")
                 text.emit(f"@{more} bra {start}")
             text.mark(end)
-
-    def _bases(self, loop: For, scope: Scope) -> list[tuple[Number, Number]]:
-        """Make the pointers of the accesses in a loop, and return how far each steps."""
-        text, addresses = self.text, self.addresses
-        first: dict[tuple[object, ...], tuple[Do, Access, Scope, list[tuple[int, ...]]]] = {}
-        for do, inner in _instances(loop.body, scope):
-            for access in do.accesses:
-                if access.buffer.level != "gmem":
-                    continue
-                key = addresses._key(access, do.threads, inner)
-                places = value_coordinates(access, do.values)
-                known = np.array([inner.split(o)[0] for o in access.origin])
-                lowest = tuple(int(x) for x in places.min(axis=0) + known)
-                first.setdefault(key, (do, access, inner, []))[3].append(lowest)
-        stepped: list[tuple[Number, Number]] = []
-        for do, access, inner, lows in first.values():
-            rows = tuple(min(column) for column in zip(*lows, strict=True))
-            static = {**inner.static, loop.var: loop.start}
-            running = {n: r for n, r in inner.running.items() if n != loop.var}
-            at_start = Scope(static, running)
-            with text.scope():
-                pointer = addresses._pointer(access, do.threads, rows, at_start)
-                for origin, stride in zip(access.origin, access.buffer.stride, strict=True):
-                    skipped = at_start.split(origin)[0] - inner.split(origin)[0]
-                    pitch = text.multiply(addresses.integer(stride), access.buffer.type.bytes)
-                    pointer = text.wide_multiply_add(pitch, skipped, pointer)
-                moved = text.register("u64")
-                text.emit(f"mov.u64 {moved}, {pointer}")
-                distance = addresses.steps(do, access, loop.var, inner)
-            key = addresses._key(access, do.threads, inner)
-            text.remember(key, moved)
-            text.remember((*key, "rows"), ",".join(map(str, rows)))
-            if distance != 0:
-                stepped.append((moved, distance))
-        return stepped
-
-    def _rings(self, loop: For, scope: Scope) -> list[tuple[str, int, int]]:
-        """Make the rotating stage offsets of a loop; return (register, step, end) of each."""
-        rings: dict[tuple[object, ...], tuple[str, int, int]] = {}
-        for do, inner in _instances(loop.body, scope):
-            for access in do.accesses:
-                buffer = access.buffer
-                if buffer.level != "smem" or buffer.stages == 1:
-                    continue
-                known, terms = inner.split(access.index)
-                if terms != ((loop.var, 1),):
-                    continue
-                stage_bytes = self.addresses.plan.stage_bytes[buffer.name]
-                key = ("slot", buffer.stages, stage_bytes, known, terms)
-                if key in rings:
-                    continue
-                offset = self.text.register("u32")
-                start = (known + loop.start) % buffer.stages * stage_bytes
-                self.text.emit(f"mov.u32 {offset}, {start}")
-                self.text.remember(key, offset)
-                rings[key] = (offset, stage_bytes, stage_bytes * buffer.stages)
-        return list(rings.values())
 
     def when(self, when: When, scope: Scope) -> None:
         """Emit a guarded body: nothing, the body, or a branch around it."""
@@ -417,19 +363,3 @@ def _plain_load(statement: Statement) -> bool:
         and statement.instruction.name == "ld.global"
         and not any(g for a in statement.accesses for g in a.guard)
     )
-
-
-def _instances(body: tuple[Statement, ...], scope: Scope) -> Iterator[tuple[Do, Scope]]:
-    """Yield the statements of a loop's body, unrolled, but not of running loops inside."""
-    for statement in body:
-        match statement:
-            case Do():
-                yield statement, scope
-            case When():
-                yield from _instances(statement.body, scope)
-            case For(unrolled=True):
-                for i in range(statement.start, int(statement.trips)):
-                    static = {**scope.static, statement.var: i}
-                    yield from _instances(statement.body, replace(scope, static=static))
-            case _:
-                pass

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tinygpu.codegen.addresses import Scope, value_coordinates
+from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Do, Immediate, Scalar
 

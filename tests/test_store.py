@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -46,8 +47,8 @@ with Store(sys.argv[1]) as store:
 
 
 def one(sizes: str = "s", **changes: object) -> Measurement:
-    fields = {"operation": "o", "schedule": "x", "device": "d", "driver": "r", "emitter": 1}
-    return Measurement(**{**fields, "sizes": sizes, **changes})  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"operation": "o", "schedule": "x", "device": "d", "driver": "r"}
+    return Measurement(**{**fields, "emitter": 1, "sizes": sizes, **changes})
 
 
 def writer(path: Path, name: str, count: int) -> subprocess.Popen[str]:
