@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,7 +25,16 @@ from tinygpu.search.work import Piece, Repeat, Tree
 H200 = load_device("h200")
 ROOT = Path(__file__).parent.parent
 RING = {**LADDER["multi-stage"], "pipeline": "cp.async", "stages": 3, "a_layout": "mk"}
-POINTS = {**LADDER, "ring": RING, "split": {**LADDER["tuned"], "split_k": 4, "combine": "red"}}
+WIDE = {"m": 4096, "n": 3000, "k": 4096}
+FAR = H200.with_values(l2_latency_cycles=50_000, dram_latency_cycles=50_000)
+SLOW = H200.with_values(dram_bytes_per_second=10**11)
+ROWS = {**LADDER["multi-stage"], "raster": 8, "tile_m": 32, "thread_m": 2}
+POINTS = {
+    **{name: (point, WIDE, H200) for name, point in LADDER.items()},
+    "split": ({**LADDER["tuned"], "split_k": 4, "combine": "red"}, WIDE, H200),
+    "ring, bound by latency": ({**RING, "ctas_per_sm": 4}, WIDE, FAR),
+    "raster, bound by DRAM": (ROWS, {"m": 8192, "n": 16384, "k": 4096}, SLOW),
+}
 CYCLES = st.integers(0, 20)
 BUFFERS = st.sampled_from("xyz")
 
@@ -37,10 +45,8 @@ def works(draw: st.DrawFn, kind: str = "do") -> Piece:
     each = {unit: draw(CYCLES) for unit in draw(st.sets(st.sampled_from(("fma", "l1", "int"))))}
     reads = tuple(draw(st.sets(BUFFERS)))
     unit = draw(st.sampled_from(("fma", "lsu")))
-    count = draw(st.integers(1, 3))
-    return Piece(
-        None, kind, reads, draw(BUFFERS), unit, count, {**each, "issue": 1}, draw(CYCLES) * 5
-    )
+    count, latency = draw(st.integers(1, 3)), draw(CYCLES) * (50 if kind == "async" else 5)
+    return Piece(None, kind, reads, draw(BUFFERS), unit, count, {**each, "issue": 1}, latency)
 
 
 def plain(kind: str, latency: int = 0, pending: int = 0) -> Piece:
@@ -144,7 +150,7 @@ def slope(body: Tree, warps: int) -> float:
 @settings(max_examples=150)
 @given(bodies(), st.integers(1, 4))
 def test_the_period_is_the_largest_cycle_ratio(body: Tree, warps: int) -> None:
-    """Times grow by max weight/tokens an iteration: within a constant always, exactly in the end."""
+    """Times grow by max weight/tokens an iteration: within a constant, and exactly in the end."""
     edges = event_graph(body, warps)
     ratio, total = cycle_ratio(edges), sum(e.weight for e in edges)
     times = run(edges, 400)["begin"]
@@ -159,7 +165,7 @@ def test_the_period_is_the_largest_cycle_ratio(body: Tree, warps: int) -> None:
 def test_the_predicted_period_is_the_ratio_but_for_the_way_to_the_copy(
     body: Tree, warps: int
 ) -> None:
-    """cost's period is the ratio; with copies in flight less by at most an iteration a token."""
+    """cost's period is the ratio; with copies in flight less, by at most a share of an iteration."""
     ratio, predicted = cycle_ratio(event_graph(body, warps)), slope(body, warps)
     wait = next((p for p in body if isinstance(p, Piece) and p.kind == "wait"), None)
     if wait is None:
@@ -172,14 +178,16 @@ def test_the_predicted_period_is_the_ratio_but_for_the_way_to_the_copy(
     first = run(event_graph(body, warps), 1)
     rings = [(first[f"end {i}"][0] + latency) / (wait.pending + 1) for i, latency in copies]
     assert ratio == pytest.approx(max(once, *rings), abs=1e-6)
+    flights = [latency / (wait.pending + 1) for _, latency in copies]
+    assert predicted == pytest.approx(max(once, *flights), abs=1e-6)
     assert predicted <= ratio + 1e-6
     assert ratio <= predicted + once / (wait.pending + 1) + 1e-6
 
 
 @cache
 def features_of(point: str) -> Features:
-    program = Simt().program(matmul(), Chosen(POINTS[point]))
-    return features(program, {"m": 4096, "n": 3000, "k": 4096}, H200)
+    values, sizes, device = POINTS[point]
+    return features(Simt().program(matmul(), Chosen(values)), sizes, device)
 
 
 @st.composite
@@ -232,13 +240,14 @@ def only(number: int) -> Callable[[int], float]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 1 << 30))
-def test_time_is_monotone_in_all_features_at_once(point: str, seed: int) -> None:
+def test_time_is_monotone_in_many_features_at_once(point: str, seed: int) -> None:
     """Whatever costs less and saves more, of a real term, takes no longer."""
-    shares = np.random.default_rng(seed).random(1 << 12) ** 4
+    rng = np.random.default_rng(seed)
+    shares = 0.99 * rng.random(1 << 12) * (rng.random(1 << 12) < rng.random() ** 2)
     before = features_of(point)
-    after = eased(before, lambda i: float(shares[i]) * 0.99)
+    after = eased(before, lambda i: float(shares[i]))
     assert predict(after).seconds <= predict(before).seconds * (1 + 1e-9)
 
 
