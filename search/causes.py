@@ -1,0 +1,168 @@
+"""Causes: what a term loses time to, each with what it costs.
+
+A *cause* is a way in which the work of a term exceeds an ideal: lanes that touch 32 lines where 1
+would hold them, a conversion where there could be none, a round of CTAs that is not full.  It costs
+what its removal saves: the work is mended there (``mends.py``), and the time predicted again.  So
+
+    saves = seconds(features) - seconds(features without the cause)   >= 0
+
+and, as the time is a blend of bounds, savings do not add up: what hides behind a greater cause
+saves nothing until that one is gone.  Two things show it nevertheless.  ``excess`` is what a cause
+adds to the parts before they are blended, and ``peel`` removes one cause after another.
+
+>>> from tinygpu.device import load_device
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.operation import Problem, matmul
+>>> problem = Problem.of(matmul(), m=4092, n=4092, k=4092)
+>>> naive = Simt().program(problem.operation, Chosen(LADDER["naive"]))
+>>> view = View.of(naive, problem.sizes, load_device("h200"))
+>>> found = {cause.name: cause for cause in causes(view)}
+>>> print(found["uncoalesced access"].places[0].measured)
+32 lines a request
+
+Source: ``docs/model.md``, section "Time".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tinygpu.search.cost import Breakdown, Features, combined, predict
+from tinygpu.search.mends import KINDS
+from tinygpu.search.view import Kind, View
+from tinygpu.search.work import Piece, Tree
+
+__all__ = ["Cause", "Place", "Step", "causes", "excesses", "peel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a cause lies: a statement of the term or a part of the launch; what is, what could be.
+
+    ``saves_seconds`` is what mending this place alone would save.
+    """
+
+    subject: str
+    measured: str
+    ideal: str
+    saves_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause: its kind's name, the resource it wastes, what its removal saves, where it lies.
+
+    ``excess_seconds`` is what it adds to the parts, before they are blended.
+    """
+
+    name: str
+    resource: str
+    saves_seconds: float
+    excess_seconds: float
+    places: tuple[Place, ...]
+
+
+def causes(view: View) -> tuple[Cause, ...]:
+    """Return every cause in a term, the most costly first."""
+    found = [cause for kind in KINDS.values() if (cause := _cause(kind, view)) is not None]
+    return tuple(sorted(found, key=lambda c: (-c.saves_seconds, -c.excess_seconds)))
+
+
+def excesses(view: View) -> dict[str, float]:
+    """Return the seconds that each kind of cause adds to the parts; 0 where there is none."""
+    return {name: _excess(view, _removed(kind, view)[0]) for name, kind in KINDS.items()}
+
+
+def _removed(kind: Kind, view: View) -> tuple[Breakdown, list[tuple[Breakdown, str, str, str]]]:
+    """Return the time without the cause, and for each place the time with that place mended."""
+    if kind.launch is not None:
+        mend = kind.launch(view)
+        if mend is None:
+            return view.time, []
+        parts, *words = mend
+        time = Breakdown(combined(parts), parts)
+        return time, [(time, words[0], words[1], words[2])]
+    assert kind.piece is not None
+    found = [(node, kind.piece(node, view)) for node in view.nodes]
+    mended = [(node, mend) for node, mend in found if mend is not None]
+    if not mended:
+        return view.time, []
+    together = _without(view, {id(node.piece): mend[0] for node, mend in mended})
+    if len(mended) == 1:
+        node, (_, measured, ideal) = mended[0]
+        return together, [(together, node.text, measured, ideal)]
+    return together, [
+        (_without(view, {id(node.piece): new}), node.text, measured, ideal)
+        for node, (new, measured, ideal) in mended
+    ]
+
+
+def _cause(kind: Kind, view: View) -> Cause | None:
+    time, each = _removed(kind, view)
+    if not each:
+        return None
+    places = [
+        Place(name, measured, ideal, view.seconds - float(here.seconds))
+        for here, name, measured, ideal in each
+    ]
+    places.sort(key=lambda p: -p.saves_seconds)
+    saves = view.seconds - float(time.seconds)
+    return Cause(kind.name, kind.resource, saves, _excess(view, time), tuple(places))
+
+
+def _excess(view: View, without: Breakdown) -> float:
+    parts = view.time.parts
+    return sum(float(seconds) - float(without.parts[name]) for name, seconds in parts.items())
+
+
+def _without(view: View, mended: Mapping[int, Piece]) -> Breakdown:
+    """Predict with some pieces exchanged; a unit that nothing uses any more takes 0 seconds."""
+    time = predict(replace(view.features, tree=_exchanged(view.features.tree, mended)))
+    return replace(time, parts={name: time.parts.get(name, 0.0) for name in view.time.parts})
+
+
+def _exchanged(tree: Tree, mended: Mapping[int, Piece]) -> Tree:
+    return tuple(
+        mended.get(id(node), node)
+        if isinstance(node, Piece)
+        else replace(node, body=_exchanged(node.body, mended))
+        for node in tree
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One cause removed after those before it: what that saves, and the time that is left."""
+
+    name: str
+    saves_seconds: float
+    left_seconds: float
+
+
+def peel(view: View, *, least: float = 0.01) -> tuple[Step, ...]:
+    """Remove causes of single statements one after another, the most costly of the moment first.
+
+    So it shows what hides behind a greater cause.  Stops where none saves ``least`` of the time
+    that is left.  The savings and the last time sum to the first.
+    """
+    left = {name: kind for name, kind in KINDS.items() if kind.piece is not None}
+    steps: list[Step] = []
+    while left:
+        views = {name: View.seen(view.program, _mended(kind, view)) for name, kind in left.items()}
+        best = min(views, key=lambda name: views[name].seconds)
+        saves = view.seconds - views[best].seconds
+        if saves < least * view.seconds:
+            break
+        view = views[best]
+        del left[best]
+        steps.append(Step(best, saves, view.seconds))
+    return tuple(steps)
+
+
+def _mended(kind: Kind, view: View) -> Features:
+    assert kind.piece is not None
+    mends = {id(node.piece): kind.piece(node, view) for node in view.nodes}
+    tree = _exchanged(view.features.tree, {key: m[0] for key, m in mends.items() if m is not None})
+    return replace(view.features, tree=tree)

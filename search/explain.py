@@ -1,0 +1,200 @@
+"""Explanations: what a schedule waits for, what would change it; why one schedule beats another.
+
+``explain`` says of one schedule how long the model expects it to take and what that is made of, its
+*causes* (``causes.py``), and what each decision alone can do: every value that leaves the schedule
+legal is tried on the term.  A decision none of whose legal values moves the time by 1 % *changes
+nothing*: a guess about it is not worth a run.
+
+``compare`` walks from one schedule to another, a decision at a time, the greatest effect first.
+Where no single change is legal it takes the smallest group that is.  With t_0 the time of a and
+t_n that of b,
+
+    t_n - t_0 = sum over the steps of (t_i - t_(i-1))
+
+so the contributions sum to the whole difference; each depends on the order, as decisions interact.
+
+>>> from tinygpu.device import load_device
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.operation import Problem, matmul
+>>> problem, h200 = Problem.of(matmul(), m=4096, n=4096, k=4096), load_device("h200")
+>>> naive, coalesced = (Schedule.of(Simt(), LADDER[n]) for n in ("naive", "coalesced"))
+>>> why = compare(naive, coalesced, Simt(), problem, h200)
+>>> sorted(change for step in why.steps for change in step.changes)
+[('lanes_m', 32, 1), ('order', 'm', 'n')]
+>>> "edges" in explain(naive, Simt(), problem, h200).idle
+True
+
+Source: ``docs/model.md``, section "Time".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
+
+from tinygpu.device import Device
+from tinygpu.laws import check_schedule, require_legal
+from tinygpu.machine import Machine, Value
+from tinygpu.operation import Problem
+from tinygpu.schedule import Schedule
+from tinygpu.search.causes import causes, excesses, peel
+from tinygpu.search.cost import cost
+from tinygpu.search.explanation import (
+    NOTHING,
+    Change,
+    Comparison,
+    Contribution,
+    Explanation,
+    Lever,
+)
+from tinygpu.search.mends import limiter
+from tinygpu.search.view import View
+
+__all__ = ["Change", "Comparison", "Contribution", "Explanation", "Lever", "compare", "explain"]
+
+GROUPS = (1, 2, 3)  # sizes of groups to search before all that is left changes at once
+
+
+def explain(schedule: Schedule, machine: Machine, problem: Problem, device: Device) -> Explanation:
+    """Say what a schedule waits for, under the model.
+
+    Raises IllegalScheduleError for a schedule that breaks a law: it has no time.
+    """
+    program = require_legal(schedule, machine, problem, device)
+    view = View.of(program, problem.sizes, device)
+    others: dict[str, list[tuple[Value, View]]] = {name: [] for name, _ in schedule.decisions}
+    for name, value in _neighbours(schedule, machine):
+        other = schedule.with_(**{name: value})
+        if not check_schedule(other, machine, problem, device):
+            term = other.program(machine, problem.operation)
+            others[name].append((value, View.of(term, problem.sizes, device)))
+    gains, idle = [], []
+    for name, tried in others.items():
+        if not tried:
+            continue
+        value, best = min(tried, key=lambda pair: pair[1].seconds)
+        if best.seconds < view.seconds * (1 - NOTHING):
+            gains.append(Change(name, schedule[name], value, best.seconds))
+        if all(abs(v.seconds - view.seconds) < NOTHING * view.seconds for _, v in tried):
+            idle.append(name)
+    parts = {name: float(seconds) for name, seconds in view.time.parts.items()}
+    rate, peak, unit = _rate(problem, device, view.seconds)
+    sizes = ", ".join(f"{axis} = {size}" for axis, size in problem.extents)
+    return Explanation(
+        title=f"{machine.name}, {problem.operation}; {sizes}; {device.name}",
+        launch=_launch(view),
+        seconds=view.seconds,
+        rate=rate,
+        peak=peak,
+        unit=unit,
+        bottleneck=view.time.bottleneck,
+        parts=tuple(sorted(parts.items(), key=lambda part: -part[1])),
+        causes=causes(view),
+        levers=_levers(view, others),
+        steps=peel(view),
+        gains=tuple(sorted(gains, key=lambda g: g.seconds)),
+        idle=tuple(idle),
+        stuck=tuple(name for name, tried in others.items() if not tried),
+    )
+
+
+def compare(
+    a: Schedule, b: Schedule, machine: Machine, problem: Problem, device: Device
+) -> Comparison:
+    """Say which of two schedules wins under the model, by how much, and what that is due to.
+
+    Raises IllegalScheduleError for one that breaks a law.
+    """
+    one, two = (explain(s, machine, problem, device) for s in (a, b))
+    known: dict[Schedule, float | None] = {a: one.seconds, b: two.seconds}
+
+    def seconds(schedule: Schedule) -> float | None:
+        """Return the time, or None if it is illegal."""
+        if schedule not in known:
+            legal = not check_schedule(schedule, machine, problem, device)
+            term = schedule.program(machine, problem.operation) if legal else None
+            known[schedule] = (
+                None if term is None else float(cost(term, problem.sizes, device).seconds)
+            )
+        return known[schedule]
+
+    left = [name for name, value in a.decisions if b[name] != value]
+    here, now, steps = a, one.seconds, []
+    while left:
+        group, there, then = _next(here, b, tuple(left), now, seconds)
+        steps.append(Contribution(tuple((n, here[n], b[n]) for n in group), then - now))
+        left = [name for name in left if name not in group]
+        here, now = there, then
+    return Comparison(one, two, tuple(steps))
+
+
+def _next(
+    here: Schedule,
+    goal: Schedule,
+    left: tuple[str, ...],
+    now: float,
+    seconds: Callable[[Schedule], float | None],
+) -> tuple[tuple[str, ...], Schedule, float]:
+    """Return the smallest legal group of changes, of these the one of greatest effect."""
+    for size in GROUPS:
+        found = []
+        for group in combinations(left, size):
+            there = here.with_(**{name: goal[name] for name in group})
+            then = seconds(there)
+            if then is not None:
+                found.append((group, there, then))
+        if found:
+            return max(found, key=lambda step: abs(step[2] - now))
+    then = seconds(goal)
+    assert then is not None, "the goal was explained: it is legal"
+    return left, goal, then
+
+
+def _neighbours(schedule: Schedule, machine: Machine) -> Iterator[tuple[str, Value]]:
+    for name, choice in machine.decisions().items():
+        for value in choice.values:
+            if value != schedule[name]:
+                yield name, value
+
+
+def _levers(
+    view: View, others: Mapping[str, list[tuple[Value, View]]]
+) -> dict[str, tuple[Lever, ...]]:
+    """Return, by cause, the decisions that take a tenth of its excess or more, fastest first."""
+    excess = excesses(view)
+    found: dict[str, list[Lever]] = {name: [] for name, e in excess.items() if e > 0}
+    for decision, tried in others.items():
+        fastest: dict[str, Lever] = {}
+        for value, other in tried:
+            for cause, left in excesses(other).items():
+                if cause not in found or left > 0.9 * excess[cause]:
+                    continue
+                lever = Lever(decision, value, 1 - left / excess[cause], other.seconds)
+                best = fastest.setdefault(cause, lever)
+                if (lever.seconds, -lever.share) < (best.seconds, -best.share):
+                    fastest[cause] = lever
+        for cause, lever in fastest.items():
+            found[cause].append(lever)
+    return {
+        name: tuple(sorted(levers, key=lambda lever: lever.seconds))
+        for name, levers in found.items()
+    }
+
+
+def _rate(problem: Problem, device: Device, seconds: float) -> tuple[float, float, str]:
+    """Return the rate, its peak and its unit: of what the problem needs longest at the peaks."""
+    flops, moved = problem.operation.flops(problem.sizes), problem.operation.bytes(problem.sizes)
+    peak = 2 * device.fma_f32_per_cycle_per_sm * device.sms * device.clock_hz
+    if flops / peak >= moved / device.dram_bytes_per_second:
+        return flops / seconds, peak, "FLOP/s"
+    return moved / seconds, device.dram_bytes_per_second, "B/s"
+
+
+def _launch(view: View) -> str:
+    launch = view.features.launch
+    fits, smem = int(launch.resident()), int(launch.smem_bytes)
+    registers = float(launch.registers.registers())
+    return (
+        f"{int(launch.ctas())} CTAs of {int(launch.threads)} threads, "
+        f"about {registers:.0f} registers a thread, {smem} B of shared memory; {fits} CTAs on an SM, limited by {limiter(view)}"
+    )
