@@ -46,7 +46,7 @@ with Store(sys.argv[1]) as store:
 """
 
 
-def one(sizes: str = "s", **changes: object) -> Measurement:
+def one(sizes: str = "s", **changes: Any) -> Measurement:
     fields: dict[str, Any] = {"operation": "o", "schedule": "x", "device": "d", "driver": "r"}
     return Measurement(**{**fields, "emitter": 1, "sizes": sizes, **changes})
 
