@@ -36,6 +36,7 @@ from tinygpu.device import Device
 from tinygpu.laws import check_schedule, require_legal
 from tinygpu.machine import Machine, Value
 from tinygpu.operation import Problem
+from tinygpu.registers import spill_estimate
 from tinygpu.schedule import Schedule
 from tinygpu.search.causes import causes, excesses, peel
 from tinygpu.search.cost import cost
@@ -74,7 +75,8 @@ def explain(schedule: Schedule, machine: Machine, problem: Problem, device: Devi
             continue
         value, best = min(tried, key=lambda pair: pair[1].seconds)
         if best.seconds < view.seconds * (1 - NOTHING):
-            gains.append(Change(name, schedule[name], value, best.seconds))
+            spill = float(spill_estimate(best.program, device)) > 0
+            gains.append(Change(name, schedule[name], value, best.seconds, spill))
         if all(abs(v.seconds - view.seconds) < NOTHING * view.seconds for _, v in tried):
             idle.append(name)
     parts = {name: float(seconds) for name, seconds in view.time.parts.items()}
@@ -194,7 +196,10 @@ def _launch(view: View) -> str:
     launch = view.features.launch
     fits, smem = int(launch.resident()), int(launch.smem_bytes)
     registers = float(launch.registers.registers())
+    spilled = float(spill_estimate(view.program, view.device))
+    spill = f" ({spilled:.0f} spill, which the time does not count)" if spilled else ""
     return (
         f"{int(launch.ctas())} CTAs of {int(launch.threads)} threads, "
-        f"about {registers:.0f} registers a thread, {smem} B of shared memory; {fits} CTAs on an SM, limited by {limiter(view)}"
+        f"about {registers:.0f} registers a thread{spill}, {smem} B of shared memory; "
+        f"{fits} CTAs on an SM, limited by {limiter(view)}"
     )

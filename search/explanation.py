@@ -25,6 +25,7 @@ NOTHING = 0.01
 """A share of the time: what moves it by less changes nothing."""
 
 SHOWN = 0.005  # of the time: what is less stays out of the text
+HIDDEN = 0.05  # of the time: the excess from which a cause that saves nothing is named
 
 WORDS: Mapping[str, str] = {
     "issue": "the schedulers' issue slots",
@@ -46,12 +47,16 @@ WORDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A single decision changed: from one value to another, and the time then."""
+    """A single decision changed: from one value to another, and the time then.
+
+    ``spill`` says whether registers are predicted to spill, which the time does not count.
+    """
 
     decision: str
     before: Value
     after: Value
     seconds: float
+    spill: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,13 @@ class Explanation:
                 for s in self.steps
             ],
             "gains": [
-                {"decision": g.decision, "from": g.before, "to": g.after, "seconds": g.seconds}
+                {
+                    "decision": g.decision,
+                    "from": g.before,
+                    "to": g.after,
+                    "seconds": g.seconds,
+                    "spill": g.spill,
+                }
                 for g in self.gains
             ],
             "changes_nothing": list(self.idle),
@@ -204,9 +215,9 @@ def _explained(e: Explanation) -> Iterator[str]:
             yield f"  {name:8} {duration(seconds):>8} {share:>5.0%} {bar}"
     yield "causes, and what the removal of each alone would save:"
     for cause in e.causes:
-        if max(cause.saves_seconds, cause.excess_seconds) < SHOWN * e.seconds:
+        hidden = cause.saves_seconds < SHOWN * e.seconds
+        if hidden and cause.excess_seconds < HIDDEN * e.seconds:
             continue
-        hidden = cause.saves_seconds < NOTHING * e.seconds
         saved = f"saves {duration(cause.saves_seconds)} ({cause.saves_seconds / e.seconds:.0%})"
         if hidden:
             saved = f"hidden by others, {duration(cause.excess_seconds)} alone"
@@ -229,7 +240,8 @@ def _explained(e: Explanation) -> Iterator[str]:
     for gain in e.gains[:5]:
         less = gain.seconds / e.seconds - 1
         then = f"{duration(gain.seconds):>8} ({less:+.0%})"
-        yield f"  {gain.decision:14} {gain.before!s:>8} -> {gain.after!s:8} {then}"
+        spill = ", but registers spill" if gain.spill else ""
+        yield f"  {gain.decision:14} {gain.before!s:>8} -> {gain.after!s:8} {then}{spill}"
     if e.idle:
         yield f"changes nothing here (each legal value is within 1 %): {', '.join(e.idle)}"
     if e.stuck:

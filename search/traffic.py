@@ -179,7 +179,11 @@ def latency_of(
     innermost = len(access.buffer.shape) - 1
     for loop in around:
         for d, origin in enumerate(access.origin):
-            step: Numbers = sum((c for v, c in origin.terms if v == loop.var), 0)
+            steps = [c for v, c in origin.terms if v == loop.var]
+            if any(isinstance(c, str) for c in steps):
+                fresh = 1.0  # a launch's stride: past all that the CTAs have just touched
+                continue
+            step: Numbers = sum(steps, 0)
             if d == innermost:
                 reached = np.maximum(step, 0) * access.buffer.type.bytes / device.sector_bytes
                 fresh = np.maximum(fresh, np.minimum(reached, 1.0))

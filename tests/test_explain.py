@@ -1,0 +1,348 @@
+"""Explanations: what removing a cause saves, what decisions change, what a comparison is made of."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+from examples.elementwise import Elementwise
+from examples.rmsnorm import Rows, rmsnorm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinygpu.device import Device, load_device
+from tinygpu.errors import IllegalScheduleError
+from tinygpu.expression import value
+from tinygpu.laws import check_schedule
+from tinygpu.machine import Machine, Value
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.operation import Problem, elementwise, matmul
+from tinygpu.schedule import Schedule
+from tinygpu.search.causes import Cause, causes, excesses, peel
+from tinygpu.search.cost import cost
+from tinygpu.search.explain import Comparison, Explanation, compare, explain
+from tinygpu.search.mends import KINDS, limiter
+from tinygpu.search.view import View, duration
+
+SIMT, H200 = Simt(), load_device("h200")
+STORY = Problem.of(matmul(), m=4092, n=4092, k=4092)
+WHOLE = Problem.of(matmul(), m=4096, n=4096, k=4096)
+AXPY = Problem.of(
+    elementwise(value("a") * value("x") + value("b"), inputs=("x",)),
+    i=1 << 26,
+)
+NORM = Problem.of(rmsnorm("bf16"), i=16384, j=4096)
+TINY: dict[str, Value] = {"vector": 1, "unroll": 1, "threads": 128, "ctas": 132}
+ROWS: dict[str, Value] = {
+    "vector": 8, "chunks": 2, "warps": 8, "rows": 1, "teams": 1, "ctas": 0
+}  # fmt: skip
+
+
+def rung(name: str, **changes: Value) -> Schedule:
+    return Schedule.of(SIMT, {**LADDER[name], **changes})
+
+
+def seconds(schedule: Schedule, problem: Problem = STORY) -> float:
+    term = schedule.program(SIMT, problem.operation)
+    return float(cost(term, problem.sizes, H200).seconds)
+
+
+def look(schedule: Schedule, problem: Problem = STORY, device: Device = H200) -> View:
+    return View.of(schedule.program(SIMT, problem.operation), problem.sizes, device)
+
+
+def found(schedule: Schedule, problem: Problem = STORY) -> dict[str, Cause]:
+    return {cause.name: cause for cause in causes(look(schedule, problem))}
+
+
+@cache
+def explained(schedule: Schedule) -> Explanation:
+    return explain(schedule, SIMT, STORY, H200)
+
+
+@cache
+def walked(one: str, two: str) -> Comparison:
+    return compare(rung(one), rung(two), SIMT, STORY, H200)
+
+
+FP64 = rung("naive", accumulator="f64")
+LEGAL = st.builds(
+    lambda name, accumulator, split: rung(
+        name, accumulator=accumulator, split_k=split, combine="red" if split > 1 else "st"
+    ),
+    st.sampled_from(sorted(LADDER)),
+    st.sampled_from(("f32", "f64", "f32+f64")),
+    st.sampled_from((1, 4)),
+)
+SIZES = st.builds(
+    lambda m, n, k: Problem.of(matmul(), m=m, n=n, k=k),
+    *(st.integers(1, 5000) for _ in range(3)),
+)
+
+
+@settings(max_examples=40)
+@given(schedule=LEGAL, problem=SIZES)
+def test_a_cause_removed_never_costs_time(schedule: Schedule, problem: Problem) -> None:
+    """Time is monotone in what a mend lowers: each cause and each place of it saves 0 or more."""
+    view = look(schedule, problem)
+    for cause in causes(view):
+        assert 0 <= cause.saves_seconds < view.seconds, cause.name
+        assert cause.excess_seconds >= 0, cause.name
+        assert all(0 <= p.saves_seconds <= cause.saves_seconds + 1e-12 for p in cause.places)
+    assert all(e >= 0 for e in excesses(view).values())
+
+
+@settings(max_examples=20)
+@given(schedule=LEGAL, problem=SIZES)
+def test_causes_removed_one_after_another_sum_to_the_time(
+    schedule: Schedule, problem: Problem
+) -> None:
+    view = look(schedule, problem)
+    steps = peel(view)
+    left = steps[-1].left_seconds if steps else view.seconds
+    assert sum(s.saves_seconds for s in steps) + left == pytest.approx(view.seconds)
+    assert len({s.name for s in steps}) == len(steps)
+    first = [c for c in causes(view) if KINDS[c.name].piece is not None][:1]
+    assert [s.saves_seconds for s in steps[:1]] == [c.saves_seconds for c in first][: len(steps)]
+
+
+def test_uncoalesced_rows_are_named_and_cost_what_coalescing_saves() -> None:
+    """What removal is predicted to save is what the coalesced schedule does save."""
+    cause = found(rung("naive"))["uncoalesced access"]
+    worst = cause.places[0]
+    assert "ld.global(a[" in worst.subject
+    assert (worst.measured, worst.ideal) == ("32 lines a request", "1")
+    saved = seconds(rung("naive")) - seconds(rung("coalesced"))
+    assert cause.saves_seconds == pytest.approx(saved, rel=0.05)
+    assert "uncoalesced access" not in found(rung("coalesced"), WHOLE)
+
+
+def test_bank_conflicts_are_named_and_cost_what_padding_saves() -> None:
+    """Without a pad there are conflicts; the pad is their lever; with it they are gone."""
+    bare = rung("vectorised")
+    cause = found(bare)["bank conflicts"]
+    assert cause.places[0].subject.startswith("smem_a")
+    assert "bank conflicts" not in found(bare.with_(pad_a=4))
+    levers = {lever.decision: lever for lever in explained(bare).levers["bank conflicts"]}
+    assert levers["pad_a"].share == pytest.approx(1)
+    column = rung("shared", a_layout="km")  # a column of warps' stores in one bank
+    saved = seconds(column) - seconds(column.with_(pad_a=4))
+    conflicts = found(column)["bank conflicts"]
+    assert 0 < saved <= conflicts.saves_seconds * 1.02
+
+
+def test_fp64_is_named_and_costs_what_fp32_saves() -> None:
+    cause = found(rung("shared", accumulator="f64"))["fp64"]
+    subjects = " ".join(p.subject for p in cause.places)
+    assert "cvt(a_fragment" in subjects
+    assert "sums = fma" in subjects
+    saved = seconds(rung("shared", accumulator="f64")) - seconds(rung("shared"))
+    assert cause.saves_seconds == pytest.approx(saved, rel=0.1)
+    assert not {"fp64", "conversions"} & set(found(rung("shared")))
+
+
+def test_the_kernel_that_nobody_could_explain() -> None:
+    """Uncoalesced rows come first, fp64 hides behind them, and the guesses change nothing."""
+    why = explained(FP64)
+    assert why.causes[0].name in ("uncoalesced access", "small register tile")
+    assert "uncoalesced access" in [c.name for c in why.causes[:2]]
+    assert {"uncoalesced access", "fp64", "index arithmetic"} <= {c.name for c in why.causes}
+    assert "uncoalesced access" in [s.name for s in why.steps]
+    assert "fp64" in [s.name for s in why.steps]
+    assert {"edges", "specialised", "ctas_per_sm"} <= set(why.idle)
+    assert why.gains[0].decision == "lanes_m"
+    text = str(why)
+    for said in ("fp32 peak", "32 lines a request", "changes nothing", "lanes_m"):
+        assert said in text
+
+
+def test_a_register_tile_ends_where_the_registers_do() -> None:
+    """One sum a thread reads two operands for it; eight by eight are the ideal."""
+    for small in ("shared", "1-D registers"):
+        assert "small register tile" in found(rung(small))
+    assert "small register tile" not in found(rung("2-D registers"))
+
+
+def test_narrow_accesses_are_those_that_could_be_wider() -> None:
+    assert any(
+        "ld.global" in p.subject for p in found(rung("2-D registers"))["narrow accesses"].places
+    )
+    wide = found(rung("vectorised")).get("narrow accesses")
+    assert wide is None or not any("ld.global" in p.subject for p in wide.places)
+
+
+def test_index_arithmetic_and_loops_are_causes_of_their_own() -> None:
+    cheap, dear = (
+        found(rung("coalesced", addressing=how))["index arithmetic"].excess_seconds
+        for how in ("i32", "i64")
+    )
+    assert cheap < dear
+    one, many = (found(rung("tuned", tile_k=k))["loop overhead"].excess_seconds for k in (8, 32))
+    assert one > 3 * many
+
+
+def test_full_rounds_of_ctas_have_no_tail() -> None:
+    """1024 CTAs, two on an SM: 128 SMs do them in full rounds, 132 do not."""
+    schedule = rung("tuned")
+    whole = look(schedule, WHOLE, H200.with_values(sms=128))
+    assert "waves and tail" not in {c.name for c in causes(whole)}
+    assert found(schedule, WHOLE)["waves and tail"].saves_seconds > 0
+
+
+def test_what_limits_occupancy_is_named() -> None:
+    assert limiter(look(rung("naive"))) == "threads or CTA slots"
+    assert limiter(look(rung("tuned"))) == "registers"
+    deep = rung("warp-tiled", pipeline="cp.async", stages=5, tile_k=32, ctas_per_sm=1)
+    assert limiter(look(deep)) == "shared memory"
+    assert "occupancy" not in found(rung("naive"))
+    assert "limited by registers" in found(rung("tuned"))["occupancy"].places[0].measured
+
+
+def test_an_instruction_cache_is_a_cause_where_it_is_outgrown() -> None:
+    vast = rung("vectorised", tile_k=64, thread_m=16, thread_n=16, tile_m=256, tile_n=256)
+    assert excesses(look(vast))["instruction cache"] > 0
+    assert excesses(look(rung("tuned")))["instruction cache"] == 0
+
+
+@pytest.mark.parametrize("name", ["naive", "vectorised", "multi-stage"])
+def test_decisions_are_sorted_by_what_their_legal_values_do(name: str) -> None:
+    """Gains, idle and stuck decisions against every single change, tried afresh."""
+    schedule, why = rung(name), explained(rung(name))
+    gains = {gain.decision: gain for gain in why.gains}
+    for decision, choice in SIMT.decisions().items():
+        others = [schedule.with_(**{decision: v}) for v in choice.values]
+        times = [
+            seconds(other)
+            for other in others
+            if other != schedule and not check_schedule(other, SIMT, STORY, H200)
+        ]
+        assert (decision in why.stuck) == (not times)
+        moved = [abs(t / why.seconds - 1) >= 0.01 for t in times]
+        assert (decision in why.idle) == (bool(times) and not any(moved))
+        if decision in gains:
+            assert gains[decision].seconds == min(times)
+            assert seconds(schedule.with_(**{decision: gains[decision].after})) == min(times)
+        elif times:
+            assert min(times) > why.seconds * 0.985
+
+
+def test_levers_lower_their_cause() -> None:
+    why = explained(rung("tuned"))
+    before = excesses(look(rung("tuned")))
+    assert why.levers["waves and tail"] or why.levers["loop overhead"]
+    for cause, levers in why.levers.items():
+        for lever in levers:
+            other = rung("tuned", **{lever.decision: lever.value})
+            assert not check_schedule(other, SIMT, STORY, H200)
+            after = excesses(look(other))[cause]
+            assert 1 - after / before[cause] == pytest.approx(lever.share)
+            assert lever.share >= 0.1
+            assert lever.seconds == seconds(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"), [("naive", "multi-stage"), ("shared", "tuned"), ("tuned", "warp-tiled")]
+)
+def test_contributions_sum_and_every_step_is_legal(one: str, two: str) -> None:
+    """The walk meets legal schedules only, changes what differs once, and arrives."""
+    why, here = walked(one, two), rung(one)
+    assert why.winner == "B"
+    total = sum(step.seconds for step in why.steps)
+    assert why.a.seconds + total == pytest.approx(why.b.seconds, rel=1e-9)
+    for step in why.steps:
+        before = seconds(here)
+        assert all(here[name] == old for name, old, _ in step.changes)
+        here = here.with_(**{name: new for name, _, new in step.changes})
+        assert not check_schedule(here, SIMT, STORY, H200)
+        assert seconds(here) - before == pytest.approx(step.seconds)
+    assert here == rung(two)
+    changed = [name for step in why.steps for name, _, _ in step.changes]
+    assert sorted(changed) == sorted({n for n, v in rung(one).decisions if rung(two)[n] != v})
+
+
+def test_the_greatest_effect_comes_first() -> None:
+    """No other single change at the start does more."""
+    why, start, goal = walked("naive", "coalesced"), rung("naive"), rung("coalesced")
+    first = abs(why.steps[0].seconds)
+    for name, was in start.decisions:
+        other = start.with_(**{name: goal[name]})
+        if goal[name] != was and not check_schedule(other, SIMT, STORY, H200):
+            assert abs(seconds(other) - seconds(start)) <= first
+
+
+def test_changes_that_are_illegal_alone_come_as_a_group() -> None:
+    """A pipeline in registers needs its second stage: neither is legal without the other."""
+    groups = [
+        {name for name, _, _ in step.changes} for step in walked("warp-tiled", "multi-stage").steps
+    ]
+    assert groups == [{"pipeline", "stages"}]
+
+
+def test_compared_with_itself_and_the_other_way_round() -> None:
+    same = compare(rung("tuned"), rung("tuned"), SIMT, STORY, H200)
+    assert (same.winner, same.steps) == ("neither", ())
+    assert "cannot tell" in str(same)
+    assert compare(rung("tuned"), rung("shared"), SIMT, STORY, H200).winner == "A"
+
+
+def test_an_illegal_schedule_has_no_explanation() -> None:
+    broken = rung("naive", thread_m=2)
+    for ask in (
+        lambda: explain(broken, SIMT, STORY, H200),
+        lambda: compare(rung("naive"), broken, SIMT, STORY, H200),
+    ):
+        with pytest.raises(IllegalScheduleError):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("machine", "values", "problem", "unit"),
+    [
+        (SIMT, dict(FP64.decisions), STORY, "FLOP/s"),
+        (Elementwise(), TINY, AXPY, "B/s"),
+        (Rows(), ROWS, NORM, "B/s"),
+    ],
+)
+def test_any_machine_is_explained(
+    machine: Machine, values: dict[str, Value], problem: Problem, unit: str
+) -> None:
+    """Parts sorted, the bottleneck first, a rate below its peak, text and JSON of all of it."""
+    why = explain(Schedule.of(machine, values), machine, problem, H200)
+    assert why.unit == unit
+    assert 0 < why.rate < why.peak
+    times = [time for _, time in why.parts]
+    assert times == sorted(times, reverse=True)
+    assert why.parts[0][0] == why.bottleneck
+    saved = [c.saves_seconds for c in why.causes]
+    assert saved == sorted(saved, reverse=True)
+    assert json.loads(json.dumps(why.tree()))["seconds"] == why.seconds
+    assert str(why).count("\n") > 8
+    both = compare(
+        Schedule.of(machine, values), Schedule.of(machine, values), machine, problem, H200
+    )
+    assert json.loads(json.dumps(both.tree()))["winner"] == "neither"
+
+
+def test_a_grid_that_waits_for_memory_says_so() -> None:
+    """One small CTA on an SM, one element at a time: more CTAs are the cure."""
+    why = explain(Schedule.of(Elementwise(), TINY), Elementwise(), AXPY, H200)
+    assert why.bottleneck == "latency"
+    assert why.causes[0].name in ("exposed path", "memory latency")
+    assert why.gains[0].decision == "ctas"
+
+
+def test_spills_are_told_of() -> None:
+    """The time counts no spills: the launch and the changes say where there are some."""
+    tight = rung("tuned", ctas_per_sm=4)
+    assert not check_schedule(tight, SIMT, STORY, H200)
+    assert "spill" in explained(tight).launch
+    assert "spill" not in explained(rung("tuned")).launch
+
+
+@given(st.floats(1e-12, 1e4))
+def test_durations_read_back(time: float) -> None:
+    number, unit = duration(time).split()
+    scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]
+    assert float(number) * scale == pytest.approx(time, rel=0.006)
+    assert duration(-time) == f"-{duration(time)}"
