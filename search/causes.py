@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from tinygpu.search.cost import Breakdown, Features, combined, predict
 from tinygpu.search.mends import KINDS
-from tinygpu.search.view import Kind, View
+from tinygpu.search.view import Kind, Node, PieceMend, View
 from tinygpu.search.work import Piece, Tree
 
 __all__ = ["Cause", "Place", "Step", "causes", "excesses", "peel"]
@@ -72,44 +72,46 @@ def causes(view: View) -> tuple[Cause, ...]:
 
 def excesses(view: View) -> dict[str, float]:
     """Return the seconds that each kind of cause adds to the parts; 0 where there is none."""
-    return {name: _excess(view, _removed(kind, view)[0]) for name, kind in KINDS.items()}
-
-
-def _removed(kind: Kind, view: View) -> tuple[Breakdown, list[tuple[Breakdown, str, str, str]]]:
-    """Return the time without the cause, and for each place the time with that place mended."""
-    if kind.launch is not None:
-        mend = kind.launch(view)
-        if mend is None:
-            return view.time, []
-        parts, *words = mend
-        time = Breakdown(combined(parts), parts)
-        return time, [(time, words[0], words[1], words[2])]
-    assert kind.piece is not None
-    found = [(node, kind.piece(node, view)) for node in view.nodes]
-    mended = [(node, mend) for node, mend in found if mend is not None]
-    if not mended:
-        return view.time, []
-    together = _without(view, {id(node.piece): mend[0] for node, mend in mended})
-    if len(mended) == 1:
-        node, (_, measured, ideal) = mended[0]
-        return together, [(together, node.text, measured, ideal)]
-    return together, [
-        (_without(view, {id(node.piece): new}), node.text, measured, ideal)
-        for node, (new, measured, ideal) in mended
-    ]
+    return {name: _excess(view, _removed(kind, view)) for name, kind in KINDS.items()}
 
 
 def _cause(kind: Kind, view: View) -> Cause | None:
-    time, each = _removed(kind, view)
-    if not each:
-        return None
-    places = [
-        Place(name, measured, ideal, view.seconds - float(here.seconds))
-        for here, name, measured, ideal in each
-    ]
-    places.sort(key=lambda p: -p.saves_seconds)
+    """Return the cause, with what each of its places costs; None if there is nothing to mend."""
+    time = _removed(kind, view)
     saves = view.seconds - float(time.seconds)
+    if kind.launch is not None:
+        mend = kind.launch(view)
+        places = [] if mend is None else [Place(*mend[1:], saves)]
+    else:
+        mends = _mends(kind, view)
+        places = [
+            Place(
+                node.text,
+                measured,
+                ideal,
+                view.seconds - float(_without(view, [(node, (new, measured, ideal))]).seconds),
+            )
+            for node, (new, measured, ideal) in mends
+        ]
+    if not places:
+        return None
+    places.sort(key=lambda p: -p.saves_seconds)
     return Cause(kind.name, kind.resource, saves, _excess(view, time), tuple(places))
+
+
+def _removed(kind: Kind, view: View) -> Breakdown:
+    """Return the time without the cause: the view's own if there is nothing to mend."""
+    if kind.launch is None:
+        mends = _mends(kind, view)
+        return _without(view, mends) if mends else view.time
+    mend = kind.launch(view)
+    return view.time if mend is None else Breakdown(combined(mend[0]), mend[0])
+
+
+def _mends(kind: Kind, view: View) -> list[tuple[Node, PieceMend]]:
+    assert kind.piece is not None
+    found = [(node, kind.piece(node, view)) for node in view.nodes]
+    return [(node, mend) for node, mend in found if mend is not None]
 
 
 def _excess(view: View, without: Breakdown) -> float:
@@ -117,17 +119,22 @@ def _excess(view: View, without: Breakdown) -> float:
     return sum(float(seconds) - float(without.parts[name]) for name, seconds in parts.items())
 
 
-def _without(view: View, mended: Mapping[int, Piece]) -> Breakdown:
-    """Predict with some pieces exchanged; a unit that nothing uses any more takes 0 seconds."""
-    time = predict(replace(view.features, tree=_exchanged(view.features.tree, mended)))
+def _without(view: View, mends: list[tuple[Node, PieceMend]]) -> Breakdown:
+    """Predict with some pieces mended; a unit that nothing uses any more takes 0 seconds."""
+    time = predict(_mended(view, mends))
     return replace(time, parts={name: time.parts.get(name, 0.0) for name in view.time.parts})
 
 
-def _exchanged(tree: Tree, mended: Mapping[int, Piece]) -> Tree:
+def _mended(view: View, mends: list[tuple[Node, PieceMend]]) -> Features:
+    news = {id(node.piece): mend[0] for node, mend in mends}
+    return replace(view.features, tree=_exchanged(view.features.tree, news))
+
+
+def _exchanged(tree: Tree, news: Mapping[int, Piece]) -> Tree:
     return tuple(
-        mended.get(id(node), node)
+        news.get(id(node), node)
         if isinstance(node, Piece)
-        else replace(node, body=_exchanged(node.body, mended))
+        else replace(node, body=_exchanged(node.body, news))
         for node in tree
     )
 
@@ -150,7 +157,10 @@ def peel(view: View, *, least: float = 0.01) -> tuple[Step, ...]:
     left = {name: kind for name, kind in KINDS.items() if kind.piece is not None}
     steps: list[Step] = []
     while left:
-        views = {name: View.seen(view.program, _mended(kind, view)) for name, kind in left.items()}
+        views = {
+            name: View.seen(view.program, _mended(view, _mends(kind, view)))
+            for name, kind in left.items()
+        }
         best = min(views, key=lambda name: views[name].seconds)
         saves = view.seconds - views[best].seconds
         if saves < least * view.seconds:
@@ -159,10 +169,3 @@ def peel(view: View, *, least: float = 0.01) -> tuple[Step, ...]:
         del left[best]
         steps.append(Step(best, saves, view.seconds))
     return tuple(steps)
-
-
-def _mended(kind: Kind, view: View) -> Features:
-    assert kind.piece is not None
-    mends = {id(node.piece): kind.piece(node, view) for node in view.nodes}
-    tree = _exchanged(view.features.tree, {key: m[0] for key, m in mends.items() if m is not None})
-    return replace(view.features, tree=tree)

@@ -109,18 +109,17 @@ def _narrow(node: Node, view: View) -> PieceMend | None:
 
 
 def _double(node: Node, view: View) -> PieceMend | None:
-    piece = node.piece
+    """Convert nothing, and multiply as fast as in fp32: on units of their own, so never slower."""
+    piece, device = node.piece, view.device
     if _converts(piece, wide=True):
         return _gone(piece, "conversions to or from fp64")
-    if "fp64" not in piece.each:
+    ideal = WARP / device.fma_f32_per_cycle_per_sm
+    here = float(piece.each.get("fp64", 0.0))
+    if here <= ideal:
         return None
-    device = view.device
-    each = {u: c for u, c in piece.each.items() if u != "fp64"}
-    each["fma"] = min(WARP / device.fma_f32_per_cycle_per_sm, piece.each["fp64"])
     latency = min(device.fma_latency_cycles, piece.latency)
-    rate = f"{device.fma_f64_per_cycle_per_sm:.4g} fp64 FMAs a cycle and SM"
-    ideal = f"{device.fma_f32_per_cycle_per_sm:.4g} in fp32"
-    return replace(piece, each=each, latency=latency), rate, ideal
+    new = replace(piece, each={**piece.each, "fp64": ideal}, latency=latency)
+    return new, f"{WARP / here:.4g} fp64 FMAs a cycle and SM", f"{WARP / ideal:.4g}, as in fp32"
 
 
 def _conversion(node: Node, view: View) -> PieceMend | None:
