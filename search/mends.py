@@ -37,7 +37,7 @@ from tinygpu.search.pattern import lines, wavefronts
 from tinygpu.search.view import Kind, LaunchMend, Node, PieceMend, View, duration
 from tinygpu.search.work import WARP, Piece
 
-__all__ = ["KINDS", "limiter"]
+__all__ = ["KINDS", "lanes_apart", "limiter"]
 
 WIDEST_BYTES = 16  # spec: PTX ISA, ld and st
 
@@ -54,7 +54,7 @@ def _moved(piece: Piece, level: str) -> tuple[Do, Access, int] | None:
     return None
 
 
-def _lanes(do: Do, access: Access) -> int:
+def lanes_apart(do: Do, access: Access) -> int:
     """Return how many places the lanes of a warp touch; a mode without a step shares one."""
     below, places = 1, 1
     for extent, steps in zip(do.threads, access.thread, strict=True):
@@ -70,7 +70,7 @@ def _uncoalesced(node: Node, view: View) -> PieceMend | None:
     if moved is None:
         return None
     do, access, vector = moved
-    ideal = lines((_lanes(do, access),), (vector,), access.buffer.type.bytes, vector)
+    ideal = lines((lanes_apart(do, access),), (vector,), access.buffer.type.bytes, vector)
     return _fewer(piece, "l1", ideal, "lines a request")
 
 
@@ -80,7 +80,7 @@ def _conflicts(node: Node, view: View) -> PieceMend | None:
     if moved is None:
         return None
     do, access, vector = moved
-    ideal = wavefronts((_lanes(do, access),), (vector,), access.buffer.type.bytes, vector)
+    ideal = wavefronts((lanes_apart(do, access),), (vector,), access.buffer.type.bytes, vector)
     return _fewer(piece, "smem", ideal, "wavefronts a request")
 
 

@@ -18,11 +18,12 @@ from tinygpu.laws import check_schedule
 from tinygpu.machine import Machine, Value
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, elementwise, matmul
+from tinygpu.program import Do
 from tinygpu.schedule import Schedule
 from tinygpu.search.causes import Cause, causes, excesses, peel
 from tinygpu.search.cost import cost
 from tinygpu.search.explain import Comparison, Explanation, compare, explain
-from tinygpu.search.mends import KINDS, limiter
+from tinygpu.search.mends import KINDS, lanes_apart, limiter
 from tinygpu.search.view import View, duration
 
 SIMT, H200 = Simt(), load_device("h200")
@@ -162,6 +163,68 @@ def test_a_register_tile_ends_where_the_registers_do() -> None:
     for small in ("shared", "1-D registers"):
         assert "small register tile" in found(rung(small))
     assert "small register tile" not in found(rung("2-D registers"))
+
+
+@given(
+    st.sampled_from(sorted(LADDER)), st.sampled_from("mn"), st.sampled_from((1, 2, 4, 8, 16, 32))
+)
+def test_lanes_at_one_place_count_once(name: str, order: str, lanes_m: int) -> None:
+    """The ideal of an access is of the different places of a warp's lanes, counted one by one."""
+    program = rung(name, order=order, lanes_m=lanes_m).program(SIMT, STORY.operation)
+    for node in View.of(program, STORY.sizes, H200).nodes:
+        do = node.piece.statement
+        if not isinstance(do, Do) or node.piece.unit != "lsu":
+            continue
+        for access in do.accesses:
+            if access.buffer.level not in ("gmem", "smem"):
+                continue
+            places = set()
+            for lane in range(32):
+                at, rest = [0] * len(access.buffer.shape), lane
+                for extent, steps in zip(do.threads, access.thread, strict=True):
+                    rest, here = divmod(rest, extent)
+                    at = [x + here * step for x, step in zip(at, steps, strict=True)]
+                places.add(tuple(at))
+            assert lanes_apart(do, access) == len(places)
+
+
+def test_a_wider_access_moves_as_much() -> None:
+    """Sixteen bytes at once need fewer instructions, but no fewer lines or wavefronts."""
+    view, rule = look(rung("2-D registers")), KINDS["narrow accesses"].piece
+    assert rule is not None
+    mends = [(node.piece, mend) for node in view.nodes if (mend := rule(node, view))]
+    assert mends
+    for piece, (new, _, _) in mends:
+        before, after = piece.cycles(), new.cycles()
+        assert all(after[u] == pytest.approx(before[u]) for u in ("l1", "smem") if u in before)
+        assert after["issue"] < before["issue"]
+        assert new.count >= 1
+
+
+def test_conversions_of_16_bits_are_not_blamed_on_fp64() -> None:
+    problem = Problem.of(matmul("bf16"), m=4096, n=4096, k=4096)
+    names = set(found(rung("shared"), problem))
+    assert "conversions" in names
+    assert "fp64" not in names
+
+
+def test_what_is_read_once_needs_no_larger_tile() -> None:
+    """Of a row norm only the weights are used again; nothing of an elementwise kernel is."""
+    rows = Schedule.of(Rows(), ROWS).program(Rows(), NORM.operation)
+    causes_of_rows = {c.name: c for c in causes(View.of(rows, NORM.sizes, H200))}
+    tile = causes_of_rows["small register tile"]
+    assert [p.subject.split(" = ")[0] for p in tile.places] == ["w_held"]
+    term = Schedule.of(Elementwise(), TINY).program(Elementwise(), AXPY.operation)
+    names = {c.name for c in causes(View.of(term, AXPY.sizes, H200))}
+    assert not {"small register tile", "L2 traffic", "DRAM traffic"} & names
+
+
+def test_a_tile_is_measured_in_elements_an_fma() -> None:
+    """A thread with 4 rows and 8 columns reads b once for 4 sums, however wide its loads are."""
+    cause = found(rung("vectorised", thread_m=4))["small register tile"]
+    assert [(p.subject[:10], p.measured) for p in cause.places] == [
+        ("b_fragment", "0.25 elements an FMA")
+    ]
 
 
 def test_narrow_accesses_are_those_that_could_be_wider() -> None:
