@@ -199,6 +199,7 @@ def test_a_wider_access_moves_as_much() -> None:
         assert all(after[u] == pytest.approx(before[u]) for u in ("l1", "smem") if u in before)
         assert after["issue"] < before["issue"]
         assert new.count >= 1
+    assert "narrow accesses" not in found(rung("naive"))  # one element a thread: none to join
 
 
 def test_conversions_of_16_bits_are_not_blamed_on_fp64() -> None:
@@ -253,6 +254,26 @@ def test_full_rounds_of_ctas_have_no_tail() -> None:
     assert found(schedule, WHOLE)["waves and tail"].saves_seconds > 0
 
 
+def test_the_launch_and_its_rounds_are_mended_alone() -> None:
+    """An even spread leaves L2, DRAM and launch as they are, and no CTA is faster than its path."""
+    few = Problem.of(matmul(), m=256, n=256, k=4096)
+    for problem in (STORY, few):
+        view, rule = look(rung("tuned"), problem), KINDS["waves and tail"].launch
+        assert rule is not None
+        mend = rule(view)
+        assert mend is not None
+        parts = mend[0]
+        assert all(parts[n] == view.time.parts[n] for n in ("l2", "dram", "launch"))
+        assert parts["fma"] < view.time.parts["fma"]
+    assert parts["latency"] == view.time.parts["latency"]
+    assert excesses(view)["launch"] == pytest.approx(H200.launch_seconds)
+
+
+def test_barriers_are_named_where_there_are_some() -> None:
+    assert {p.subject for p in found(rung("shared"))["barriers"].places} == {"bar.sync 0"}
+    assert "barriers" not in found(rung("naive"))
+
+
 def test_what_limits_occupancy_is_named() -> None:
     assert limiter(look(rung("naive"))) == "threads or CTA slots"
     assert limiter(look(rung("tuned"))) == "registers"
@@ -284,7 +305,7 @@ def test_decisions_are_sorted_by_what_their_legal_values_do(name: str) -> None:
         moved = [abs(t / why.seconds - 1) >= 0.01 for t in times]
         assert (decision in why.idle) == (bool(times) and not any(moved))
         if decision in gains:
-            assert gains[decision].seconds == min(times)
+            assert gains[decision].seconds == min(times) < 0.99 * why.seconds
             assert seconds(schedule.with_(**{decision: gains[decision].after})) == min(times)
         elif times:
             assert min(times) > why.seconds * 0.985
@@ -320,6 +341,9 @@ def test_contributions_sum_and_every_step_is_legal(one: str, two: str) -> None:
         assert not check_schedule(here, SIMT, STORY, H200)
         assert seconds(here) - before == pytest.approx(step.seconds)
     assert here == rung(two)
+    lines = [line for line in str(why).splitlines() if ", then " in line]
+    assert len(lines) == sum(step.seconds != 0 for step in why.steps)
+    assert f", then {duration(why.b.seconds):>8}: " in lines[-1]
     changed = [name for step in why.steps for name, _, _ in step.changes]
     assert sorted(changed) == sorted({n for n, v in rung(one).decisions if rung(two)[n] != v})
 
@@ -340,6 +364,26 @@ def test_changes_that_are_illegal_alone_come_as_a_group() -> None:
         {name for name, _, _ in step.changes} for step in walked("warp-tiled", "multi-stage").steps
     ]
     assert groups == [{"pipeline", "stages"}]
+
+
+def test_groups_are_as_small_as_the_laws_allow() -> None:
+    """Two pairs, each illegal in part: not all four at once."""
+    start = rung("tuned")
+    goal = start.with_(pipeline="register", stages=2, split_k=4, combine="red")
+    steps = compare(start, goal, SIMT, STORY, H200).steps
+    groups = {frozenset(name for name, _, _ in step.changes) for step in steps}
+    assert groups == {frozenset(("pipeline", "stages")), frozenset(("split_k", "combine"))}
+
+
+def test_a_lever_is_the_fastest_value_that_lowers_the_cause() -> None:
+    start = rung("coalesced")
+    before = excesses(look(start))["loop overhead"]
+    (lever,) = (v for v in explained(start).levers["loop overhead"] if v.decision == "tile_k")
+    others = [start.with_(tile_k=k) for k in (4, 8, 16, 32, 64)]
+    lower = [s for s in others if not check_schedule(s, SIMT, STORY, H200)]
+    assert len(lower) > 1
+    assert all(excesses(look(s))["loop overhead"] < 0.9 * before for s in lower)
+    assert lever.seconds == min(map(seconds, lower))
 
 
 def test_compared_with_itself_and_the_other_way_round() -> None:
