@@ -177,7 +177,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the arguments say; write ``simt_fuzz.json``, shape by shape."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simt_fuzz")
-    parser.add_argument("--out", type=Path, default=FOLDER / "h200", help="folder of the results")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
     parser.add_argument("--sample-only", type=Path, metavar="FILE", help="draw and write, no GPU")
     parser.add_argument("--schedules", type=Path, metavar="FILE", help="what --sample-only wrote")
     given = parser.parse_args(arguments)

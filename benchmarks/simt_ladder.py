@@ -4,8 +4,9 @@ Two groups of rows, each measured beside cuBLAS in one process:
 
 - *ladder*: every named point of ``simt`` at 4096^3;
 - *main*: at 2048^3, 4096^3 and 8192^3 the fastest schedule found.  The first ``--top`` of the model
-  are validated and timed coarsely (all of these in ``simt_top.json``), and the best 8 of them are
-  timed again, for many rounds.  The row is the fastest of that last timing.
+  that differ in more than details, and the last named points, are validated and timed coarsely, then single changes of the
+  fastest, step by step (all of these in ``simt_top.json``); the best 8 are timed again, for many
+  rounds.  The row is the fastest of that last timing.
 
 cuBLAS is PyTorch's matmul with fp32 products (TF32 off).  ``--parts`` picks what is run: each part
 takes minutes, writes its rows when it is done, and replaces what was there of it.  Coarse times
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +40,7 @@ from tinygpu.operation import Problem, matmul
 from tinygpu.schedule import Schedule
 from tinygpu.search.best import rank
 from tinygpu.search.cost import cost
+from tinygpu.search.descent import descend, neighbours
 from tinygpu.search.store import Store
 from tinygpu.space import Space
 
@@ -57,6 +60,8 @@ SIZES = (2048, 4096, 8192)
 LADDER_SIZE = 4096
 PEER = "benchmarks.peers:torch_matmul"
 PEER_NAME = "cuBLAS fp32"
+DISTINCT = ("tile_m", "tile_n", "thread_m", "thread_n")
+DESCENTS = 8
 PARTS = ("ladder", *map(str, SIZES))
 FINALISTS = 8
 COARSE = Options(rounds=3, limit_seconds=60.0)
@@ -78,8 +83,8 @@ def square(size: int) -> Problem:
 
 def ranked(size: int, top: int) -> list[Candidate]:
     """Return the model's best schedules, fastest first."""
-    space = Space(Simt(), square(size), load_device("h200"))
-    return [Candidate(r.schedule, r.seconds) for r in rank(space, top).best]
+    space = Space(Simt(), square(size), load_device("h200"), fixed={"accumulator": "f32"})
+    return [Candidate(r.schedule, r.seconds) for r in rank(space, top, distinct=DISTINCT).best]
 
 
 def save_candidates(path: Path, found: Mapping[int, Sequence[Candidate]], command: str) -> None:
@@ -156,16 +161,33 @@ def best_found(
 
     Raises LaunchError if no candidate is right, or cuBLAS did not run.
     """
-    problem = square(size)
-    *first, coarse_peer = measure(
-        [c.schedule for c in candidates],
-        Simt(),
-        problem,
-        store=store,
-        peers=(PEER,),
-        options=coarse,
-    )
-    pairs = list(zip(candidates, first, strict=True))
+    problem, device = square(size), load_device("h200")
+    pairs: list[tuple[Candidate, Measurement]] = []
+    peers: list[Measurement] = []
+
+    def evaluate(schedules: Sequence[Schedule]) -> list[float]:
+        *ours, theirs = measure(
+            schedules, Simt(), problem, store=store, peers=(PEER,), options=coarse
+        )
+        peers.append(theirs)
+        for schedule, measurement in zip(schedules, ours, strict=True):
+            program = schedule.program(Simt(), problem.operation)
+            seconds = float(cost(program, problem.sizes, device).seconds)
+            pairs.append((Candidate(schedule, seconds), measurement))
+        return [math.inf if m.seconds is None else m.seconds for m in ours]
+
+    def near(schedule: Schedule) -> list[Schedule]:
+        return [
+            s for s in neighbours(schedule, Simt(), problem, device) if s["accumulator"] == "f32"
+        ]
+
+    named = [Schedule.of(Simt(), values) for values in LADDER.values()]
+    schedules = [*dict.fromkeys([*(c.schedule for c in candidates), *named[-2:]])]
+    known = dict(zip(schedules, evaluate(schedules), strict=True))
+    descend(known, near, evaluate, rounds=DESCENTS)
+    first = [m for _, m in pairs]
+    candidates = [c for c, _ in pairs]
+    coarse_peer = peers[0]
     rows = [_row("top", "matmul", size, c, m, coarse_peer.seconds) for c, m in pairs]
     right = sorted((m.seconds, i) for i, m in enumerate(first) if m.seconds is not None)
     if not right:
@@ -227,8 +249,8 @@ def _report(row: Mapping[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the parts and write ``simt_ladder.json`` and ``simt_top.json``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simt_ladder")
-    parser.add_argument("--out", type=Path, default=FOLDER / "h200", help="folder of the results")
-    parser.add_argument("--top", type=int, default=192, help="schedules of the model to measure")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--top", type=int, default=16, help="schedules of the model to measure")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rank-only", type=Path, metavar="FILE", help="rank and write, no GPU")
     parser.add_argument("--schedules", type=Path, metavar="FILE", help="what --rank-only wrote")

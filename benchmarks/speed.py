@@ -139,7 +139,7 @@ def _cpu() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure everything and write ``speed.json``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=FOLDER.parent, help="folder of the results")
     given = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     try:

@@ -32,6 +32,7 @@ __all__ = ["Ranked", "Ranking", "Scorer", "rank"]
 
 Points = NDArray[np.int64]
 _CHUNK = 8192
+_PATIENCE = 100_000
 _SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 6, 16, 10
 
 
@@ -98,6 +99,10 @@ def rank(
     return Ranking(tuple(best), space.raw, space.count(), scored)
 
 
+class _OutOfPatienceError(Exception):
+    """More nodes were scored than a good order of the decisions needs."""
+
+
 class _Best:
     """The k fastest points met so far, no two alike in ``distinct`` decisions (all, if none)."""
 
@@ -124,6 +129,15 @@ class _Best:
         if len(kept) == self.k:
             self.limit = kept[-1][1][0]
         return float(seconds.min())
+
+    def limits(self, scorer: Scorer, nodes: Points, chosen: frozenset[int]) -> Any:
+        """Return what each node has to beat: the limit, or what is known of its combination."""
+        axes, structure = scorer.key(self.distinct)
+        if not self.distinct or not chosen.issuperset(a for a in axes if scorer.lengths[a] > 1):
+            return self.limit
+        rows, where = np.unique(nodes[:, axes], axis=0, return_inverse=True)
+        known = [self.found.get((structure, row.tobytes()), (np.inf,))[0] for row in rows]
+        return np.minimum(np.array(known)[where.reshape(-1)], self.limit)
 
     def sorted(self) -> list[tuple[float, Scorer, Points]]:
         """Return (seconds, scorer, point), fastest first."""
@@ -167,6 +181,7 @@ class Scorer:
         self._allowed: dict[tuple[int, frozenset[int]], _Leaf] = {}
         self._legal: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.promise = np.inf
+        self._left = _PATIENCE
 
     def key(self, distinct: tuple[str, ...]) -> tuple[list[int], tuple[Any, ...]]:
         """Return the positions of the distinct numeric decisions, the values of the others."""
@@ -292,7 +307,7 @@ class Scorer:
     def climb(self, found: _Best, rng: np.random.Generator) -> tuple[int, Points]:
         """Improve random schedules by single changes, to know early what a schedule has to beat.
 
-        Return how many were scored, and the schedules that no single change improves.
+        Return how many were scored, and schedules that no single change improves, fastest first.
         """
         points = self.space.points(self.batch, rng, 8 * _SAMPLE)
         seconds = self.seconds(points)
@@ -300,7 +315,7 @@ class Scorer:
         scored = len(points)
         points = points[np.argsort(seconds, kind="stable")[:_CLIMBERS]]
         moves = np.array([(a, v) for a, n in enumerate(self.lengths) for v in range(n)])
-        for _ in range(_STEPS):
+        for _ in range(_STEPS if len(moves) else 0):
             near = np.repeat(points, len(moves), axis=0)
             near[np.arange(len(near)), np.tile(moves[:, 0], len(points))] = np.tile(
                 moves[:, 1], len(points)
@@ -313,14 +328,30 @@ class Scorer:
             table = seconds.reshape(len(points), len(moves))
             best = table.argmin(axis=1)
             points = np.unique(near[best + np.arange(len(points)) * len(moves)], axis=0)
-        return scored, points
+        return scored, points[np.argsort(self.seconds(points), kind="stable")]
 
     def search(self, found: _Best, order: Sequence[int]) -> int:
-        """Add this batch's schedules that belong to the best; return how many were scored."""
+        """Add this batch's schedules that belong to the best; return how many were scored.
+
+        Where the order proves to be a poor one, go on with one made for this batch.
+        """
         nothing = np.zeros((1, len(self.lengths)), np.int64)
         if float(np.max(self.bound(nothing, order, 0))) >= found.limit:
             return 0
-        return self._descend(nothing, order, 0, found)
+        self._left = _PATIENCE
+        try:
+            return self._descend(nothing, order, 0, found)
+        except _OutOfPatienceError:
+            self._left = 1 << 62
+            scored, points = self.climb(found, np.random.default_rng(0))
+            own = sorted(self.order(points[:4]), key=lambda i: self._values_left(i) > 1)
+            return _PATIENCE + scored + self._descend(nothing, own, 0, found)
+
+    def _values_left(self, axis: int) -> int:
+        """Return how many values of a decision no table alone excludes."""
+        points = np.zeros((self.lengths[axis], len(self.lengths)), np.int64)
+        points[:, axis] = np.arange(self.lengths[axis])
+        return int(self._inside(points, frozenset({axis}), axis).sum())
 
     def order(self, points: Points) -> list[int]:
         """Order the decisions: first those that loosen the bound most.
@@ -339,6 +370,7 @@ class Scorer:
     def _descend(self, nodes: Points, order: Sequence[int], level: int, found: _Best) -> int:
         """Branch on the next decision, best nodes first and in parts of bounded size."""
         scored = 0
+        bounds = self.bound(nodes, order, level)
         while level < len(order) and len(nodes):
             axis = order[level]
             count = self.lengths[axis]
@@ -348,11 +380,16 @@ class Scorer:
             nodes = nodes[self._inside(nodes, chosen, axis)]
             bounds = self.bound(nodes, order, level + 1)
             scored += len(nodes)
-            keep = np.flatnonzero(bounds < found.limit)
+            self._left -= len(nodes)
+            if self._left < 0:
+                raise _OutOfPatienceError
+            keep = np.flatnonzero(bounds < found.limits(self, nodes, chosen))
             keep = keep[np.argsort(bounds[keep], kind="stable")]
             nodes, bounds = nodes[keep], bounds[keep]
             level += 1
-            if len(nodes) > 2 * _CHUNK:  # depth first: better limits, less memory
+            if len(nodes) > 2 * _CHUNK and level < len(
+                order
+            ):  # depth first: better limits, less memory
                 for first in range(0, len(nodes), _CHUNK):
                     here = slice(first, first + _CHUNK)
                     part = nodes[here][bounds[here] < found.limit]

@@ -106,6 +106,7 @@ def predict(f: Features) -> Breakdown:
     parts["l2"] = launch.l2_bytes() / (device.l2_bytes_per_cycle * device.clock_hz)
     dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
     parts["dram"] = launch.dram_bytes(capacity) / dram_rate
+    parts["spills"] = parts["issue"] * FITTED["spill"] * launch.spilled()
     parts["launch"] = device.launch_seconds
     return Breakdown(combined(parts), parts)
 
@@ -114,11 +115,12 @@ def combined(parts: Mapping[str, Numbers]) -> Numbers:
     """Return the time that parts, in seconds, make up together; monotone in each."""
     # shared memory and L1 are stages of one pipe
     pipe = parts.get("smem", 0.0) + parts.get("l1", 0.0)
-    apart = ("smem", "l1", "latency", "l2", "dram", "launch")
+    apart = ("smem", "l1", "latency", "l2", "dram", "spills", "launch")
     units = [seconds for name, seconds in parts.items() if name not in apart]
     throughput = blend([*units, pipe], FITTED["unit_power"])
     bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
-    return resolved(blend(bounds, FITTED["blend_power"]) + parts["launch"])
+    seconds = blend(bounds, FITTED["blend_power"])
+    return resolved(seconds + parts["spills"] + parts["launch"])
 
 
 def resolved(seconds: Numbers) -> Numbers:

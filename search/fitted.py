@@ -32,6 +32,8 @@ FITTED: Mapping[str, float] = {
     # a loop that outgrows the instruction caches: bytes, and how much slower it issues
     "code_bytes": 112640.0,
     "fetch": 2.5,
+    # how much slower each spilled register makes a kernel (52 to 4.6 TFLOP/s at about 100)
+    "spill": 0.08,
     # cycles between two instructions of one warp
     "warp_interval": 2.03,
 }

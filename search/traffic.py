@@ -49,7 +49,7 @@ class Operand:
 class Launch:
     """A launch: everything about it that time depends on, beside the work of a CTA.
 
-    ``raster`` is given twice: its least and its greatest value among the candidates.
+    ``raster`` and ``ctas_wanted`` are given twice: the least and the greatest among the candidates.
     """
 
     device: Device
@@ -59,7 +59,7 @@ class Launch:
     threads: Numbers
     smem_bytes: Numbers
     registers: RegisterModel
-    ctas_wanted: Numbers
+    ctas_wanted: tuple[Numbers, Numbers]
     operands: tuple[Operand, ...]
 
     @staticmethod
@@ -90,7 +90,7 @@ class Launch:
             program.threads,
             program.smem_bytes,
             RegisterModel.of(program),
-            program.ctas_per_sm,
+            (program.ctas_per_sm, program.ctas_per_sm),
             tuple(found.values()),
         )
 
@@ -103,7 +103,7 @@ class Launch:
             threads=low(self.threads),
             smem_bytes=low(self.smem_bytes),
             registers=self.registers.mapped(low, high),
-            ctas_wanted=high(self.ctas_wanted),
+            ctas_wanted=(low(self.ctas_wanted[0]), high(self.ctas_wanted[1])),
         )
 
     def ctas(self) -> Numbers:
@@ -120,11 +120,18 @@ class Launch:
         registers = np.minimum(registers, device.registers_per_thread_max)
         # the assembler is told to make ctas_wanted fit
         fits = np.floor(device.registers_per_sm / (registers * self.threads))
-        fits = np.maximum(fits, self.ctas_wanted)
+        fits = np.maximum(fits, self.ctas_wanted[1])
         smem = self.smem_bytes + device.smem_reserved_bytes_per_cta
         fits = np.minimum(fits, np.floor(device.smem_bytes_per_sm / smem))
         fits = np.minimum(fits, np.floor(device.threads_per_sm / self.threads))
         return np.maximum(np.minimum(fits, device.ctas_per_sm), 1.0)
+
+    def spilled(self) -> Numbers:
+        """Return the registers of a thread for which there is no room."""
+        device, unit = self.device, self.device.register_allocation_unit
+        room = device.registers_per_sm / (self.threads * self.ctas_wanted[0])
+        room = np.minimum(np.floor(room / unit) * unit, device.registers_per_thread_max)
+        return np.maximum(self.registers.registers() - room, 0.0)
 
     def l2_bytes(self) -> Numbers:
         """Return the bytes between L2 and the SMs."""

@@ -173,7 +173,7 @@ class _Accountant:
             case "cvt":
                 wide = "f64" in types
                 rate = device.cvt_f64_per_cycle_per_sm if wide else device.cvt_16_per_cycle_per_sm
-                each["cvt"] = WARP / rate
+                each["fp64" if wide else "cvt"] = WARP / rate
                 latency = 2 * device.fma_latency_cycles
             case "alu":
                 latency = device.fma_latency_cycles

@@ -103,7 +103,9 @@ def register_estimate(program: Program) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RegisterModel:
-    """The estimate in parts: ``least``, and (addends, bends, weights) of each quantity.
+    """The estimate in parts: ``least``, ``most``, and (addends, bends, weights) of each quantity.
+
+    The fit was made on kernels that keep many values; one that keeps few needs no more than ``most``.
 
     A quantity is the sum of its addends, cut into pieces at its bends (none: one piece), each with
     a weight; an addend is its least and its greatest value.  Over a space an addend depends on few
@@ -111,6 +113,7 @@ class RegisterModel:
     """
 
     least: Any
+    most: Any
     parts: tuple[tuple[tuple[tuple[Any, Any], ...], tuple[int, ...], tuple[float, ...]], ...]
 
     @staticmethod
@@ -125,7 +128,8 @@ class RegisterModel:
             weights = tuple(_WEIGHTS[n][column] for n in names if n in _WEIGHTS)
             pairs = tuple((addend, addend) for addend in addends)
             parts.append((pairs, bends[: len(weights)], weights))
-        return RegisterModel(sum(found["kept"]) + _LEAST, tuple(parts))
+        kept = sum(found["kept"])
+        return RegisterModel(kept + _LEAST, 8 * kept + _LEAST, tuple(parts))
 
     def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> RegisterModel:
         """Apply ``low`` to each number's least value and ``high`` to its greatest."""
@@ -133,7 +137,7 @@ class RegisterModel:
             (tuple((low(least), high(most)) for least, most in addends), bends, weights)
             for addends, bends, weights in self.parts
         )
-        return RegisterModel(low(self.least), parts)
+        return RegisterModel(low(self.least), low(self.most), parts)
 
     def registers(self) -> Any:
         """Return the estimate, or a lower bound of it where addends are only bounded."""
@@ -148,7 +152,7 @@ class RegisterModel:
                 amount = least if weight > 0 else most
                 total = total + weight * np.minimum(np.maximum(amount - start, 0), bend - start)
                 start = bend
-        return np.maximum(total, self.least)
+        return np.maximum(np.minimum(total, self.most), self.least)
 
 
 def register_limit(program: Program, device: Device) -> Any:
