@@ -3,8 +3,8 @@
 Two groups of rows, each measured beside cuBLAS in one process:
 
 - *ladder*: every named point of ``simt`` at 4096^3;
-- *main*: at 2048^3, 4096^3 and 8192^3 the fastest schedule found.  The first ``--top`` of the model
-  that differ in more than details, and the last named points, are validated and timed coarsely, then single changes of the
+- *main*: at 2048^3, 4096^3 and 8192^3 the fastest schedule found.  The first ``--top`` of the model,
+  an equal number of each structure (pipeline, layout, edges, split), are validated and timed coarsely, then single changes of the
   fastest, step by step (all of these in ``simt_top.json``); the best 8 are timed again, for many
   rounds.  The row is the fastest of that last timing.
 
@@ -61,7 +61,13 @@ LADDER_SIZE = 4096
 PEER = "benchmarks.peers:torch_matmul"
 PEER_NAME = "cuBLAS fp32"
 DISTINCT = ("tile_m", "tile_n", "thread_m", "thread_n")
-DESCENTS = 8
+STRUCTURES: tuple[dict[str, int | str], ...] = tuple(
+    {"pipeline": pipeline, "a_layout": layout, "edges": edges, "combine": combine}
+    for pipeline in ("register", "cp.async")
+    for layout in ("km", "mk")
+    for edges, combine in (("guard", "st"), ("exact", "st"), ("guard", "red"))
+)
+DESCENTS = 5
 PARTS = ("ladder", *map(str, SIZES))
 FINALISTS = 8
 COARSE = Options(rounds=3, limit_seconds=60.0)
@@ -82,9 +88,14 @@ def square(size: int) -> Problem:
 
 
 def ranked(size: int, top: int) -> list[Candidate]:
-    """Return the model's best schedules, fastest first."""
-    space = Space(Simt(), square(size), load_device("h200"), fixed={"accumulator": "f32"})
-    return [Candidate(r.schedule, r.seconds) for r in rank(space, top, distinct=DISTINCT).best]
+    """Return the model's best schedules of each structure, which it cannot tell apart well."""
+    found = []
+    for structure in STRUCTURES:
+        fixed = {"accumulator": "f32", "a_from": "smem", "b_from": "smem", **structure}
+        space = Space(Simt(), square(size), load_device("h200"), fixed=fixed)
+        best = rank(space, top // len(STRUCTURES), distinct=DISTINCT).best
+        found += [Candidate(r.schedule, r.seconds) for r in best]
+    return sorted(found, key=lambda c: c.predicted_seconds)
 
 
 def save_candidates(path: Path, found: Mapping[int, Sequence[Candidate]], command: str) -> None:
@@ -181,8 +192,7 @@ def best_found(
             s for s in neighbours(schedule, Simt(), problem, device) if s["accumulator"] == "f32"
         ]
 
-    named = [Schedule.of(Simt(), values) for values in LADDER.values()]
-    schedules = [*dict.fromkeys([*(c.schedule for c in candidates), *named[-2:]])]
+    schedules = [c.schedule for c in candidates]
     known = dict(zip(schedules, evaluate(schedules), strict=True))
     descend(known, near, evaluate, rounds=DESCENTS)
     first = [m for _, m in pairs]
@@ -250,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the parts and write ``simt_ladder.json`` and ``simt_top.json``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simt_ladder")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
-    parser.add_argument("--top", type=int, default=16, help="schedules of the model to measure")
+    parser.add_argument("--top", type=int, default=96, help="schedules of the model to measure")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rank-only", type=Path, metavar="FILE", help="rank and write, no GPU")
     parser.add_argument("--schedules", type=Path, metavar="FILE", help="what --rank-only wrote")
@@ -273,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for row in rows:
                 _report(row)
         for size in sizes:
-            candidates = (read[size] if size in read else ranked(size, given.top))[: given.top]
+            candidates = read[size] if size in read else ranked(size, given.top)
             with kept(given.out / "simt_ladder.jsonl") as store:
                 row, top = best_found(size, candidates, store)
             write_results("simt_top", top, record, given.out, instead_of={"m": size})

@@ -44,6 +44,10 @@ def _move(kernel: Kernel, do: Do, scope: Scope) -> None:
         mine = registers[first : first + do.vector]
         guard = kernel.guard(do, memory, places[first], scope)
         if guard is False:
+            if loads:  # outside for every thread: still 0, not what the register held
+                zero = _WORD_ZERO[mine[0][1]]
+                for part in mine:
+                    kernel.text.emit(zero.format(part))
             continue
         parts = mine if width >= 4 else [kernel.text.register(kind) for _ in range(words)]
         if width < 4 and do.vector == 1:
@@ -70,6 +74,12 @@ def _move(kernel: Kernel, do: Do, scope: Scope) -> None:
 
 
 _ZERO = {"f32": "0f00000000", "f64": "0d0000000000000000"}
+_WORD_ZERO = {
+    "h": "mov.b16 {}, 0",
+    "f": "mov.f32 {}, 0f00000000",
+    "d": "mov.f64 {}, 0d0000000000000000",
+}
+"""How to clear a register, by the letter of its name."""
 
 
 def _bits(kind: str) -> str:

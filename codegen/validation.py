@@ -4,7 +4,8 @@ A *trial* is a problem's inputs, drawn from the normal distribution, and the ope
 in float64, all on the GPU.  A kernel writes into a *poisoned* output: every element is NaN before,
 and so are margins on both sides, which have to stay untouched.  The kernel is right if its worst
 error ratio (``tinygpu/tolerance.py``) is at most 1.  The unit roundoff there is that of the
-narrowest type in which the term does arithmetic: fp32 products in fp64 sums count as fp32.
+narrowest type in which the term does arithmetic: fp32 products in fp64 sums count as fp32, and so
+are sums that meet by ``red`` in fp32.
 
 bf16 arrays are kept as their bits (uint16), which any CuPy can hold.
 
@@ -23,8 +24,7 @@ import numpy as np
 from tinygpu.codegen.launch import Kernel, gpu
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem
-from tinygpu.program import Do, Program, walk
-from tinygpu.tolerance import error_ratio
+from tinygpu.tolerance import error_ratio, roundoff
 
 __all__ = ["Output", "Trial", "roundoff", "scalars_of", "trial", "validate"]
 
@@ -111,19 +111,6 @@ def trial(problem: Problem, seed: int, *, scalars: Mapping[str, float] | None = 
     reference = operation.reference(exact, given)
     name = operation.output.name
     return Trial(problem, tuple(inputs), given, reference[name], reference["scale"])
-
-
-def roundoff(program: Program) -> float:
-    """Return the unit roundoff of the narrowest type in which the term does arithmetic."""
-    units = {"fma", "alu", "sfu"}
-    found = (
-        statement.write.buffer.type.roundoff
-        for statement, _ in walk(program)
-        if isinstance(statement, Do)
-        and statement.instruction.unit in units
-        and statement.instruction.variants
-    )
-    return max(found, default=DTYPES["f32"].roundoff)
 
 
 def scalars_of(problem: Problem, given: Mapping[str, float] | None) -> dict[str, float]:

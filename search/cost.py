@@ -233,9 +233,13 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
     A ring of copies bounds the period by the copies' latency over the groups in flight: weight over
     tokens of the cycle that leads from a copy through its wait to the copy that reuses its slot.
     """
-    inner = _Clock(clock.warps, 0.0, 0.0, {}, {}, clock.flight)
+    together = any(isinstance(p, Piece) and p.kind == "sync" for p in loop.body)
+    inner = _Clock(clock.warps if together else 1.0, 0.0, 0.0, {}, {}, clock.flight)
     _walk(loop.body, inner)
-    period = inner.last
+    period = inner.last + FITTED["turn"]
+    if not together:  # warps drift apart: each walks its own chain, while the others use the units
+        for cycles in total_work(loop.body).values():
+            period = np.maximum(period, clock.warps * cycles)
     for node in loop.body:
         if isinstance(node, Piece) and node.kind == "wait":
             period = np.maximum(period, inner.flight / (node.pending + 1.0))

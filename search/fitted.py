@@ -14,16 +14,16 @@ __all__ = ["FITTED"]
 FITTED: Mapping[str, float] = {
     # integer instructions the assembler needs
     "index_pointer": 2.75,
-    "index_i32": 1.35,
-    "index_i64": 8.85,
-    "guard": 2.7,
-    "guard_fixed": 0.75,
-    "loop": 17.8,
-    "swizzle": 2.7,
+    "index_i32": 3.5,
+    "index_i64": 8.0,
+    "guard": 3.0,
+    "guard_fixed": 0.77,
+    "loop": 3.0,
+    "swizzle": 2.0,
     # extra register-file reads of an FMA whose operands change, per run of one operand
-    "fma_operands": 0.09,
+    "fma_operands": 0.06,
     # how sharply one bound takes over from another
-    "unit_power": 2.96,
+    "unit_power": 3.0,
     "blend_power": 6.6,
     # the share of a peak that long runs reach
     "dram_share": 0.9,
@@ -34,6 +34,8 @@ FITTED: Mapping[str, float] = {
     "fetch": 2.5,
     # how much slower each spilled register makes a kernel (52 to 4.6 TFLOP/s at about 100)
     "spill": 0.08,
+    # cycles from a loop's last issue to its first again: the branch and the refill
+    "turn": 22.0,
     # cycles between two instructions of one warp
-    "warp_interval": 2.03,
+    "warp_interval": 2.1,
 }

@@ -11,14 +11,15 @@ pattern is counted once (by ``tinygpu.access``) and the counts are spread over t
 >>> import numpy as np
 >>> wavefronts((32,), (np.array([1, 32, 33]),), 4, 1)
 array([ 1, 32,  1])
->>> lines((32,), (np.array([1, 4096]),), 4, 1)
-array([ 1, 32])
+>>> lines((32,), (np.array([1, 4092, 4096]),), 4, 1)
+array([ 1,  8, 32])
 
 Source: ``tinygpu/access.py`` for what is counted.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -26,11 +27,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.access import WARP_LANES, bank_wavefronts
+from tinygpu.access import SECTOR_BYTES, WARP_LANES, bank_wavefronts
 from tinygpu.layout import Swizzle
 
 __all__ = ["lines", "wavefronts"]
 
+LINE_BYTES = 128  # spec: CUDA C++ Programming Guide
+TAGS = 4  # fitted: lines that L1 looks up in a cycle (4092^3 naive kernels, 32 lines a request)
+SETS = 64  # fitted: rows 16 KiB apart crowd one set and come from L2 each time (4096^3)
 Numbers = Any
 """An int, or an array of them that broadcasts."""
 
@@ -49,7 +53,10 @@ def wavefronts(
 def lines(
     threads: tuple[Numbers, ...], steps: tuple[Numbers, ...], width: int, vector: Numbers
 ) -> Numbers:
-    """Return the cycles of a warp's access to L1: its 128 B lines, each a cycle of 128 B."""
+    """Return the cycles of a warp's access to L1: 128 B or 4 lines in each.
+
+    Lines that crowd one set of the cache are fetched anew each time, one in a cycle.
+    """
     return _counted(_lines, threads, steps, width, vector, (0, 0, 0))[0]
 
 
@@ -144,4 +151,8 @@ def _bank_wavefronts(row: tuple[int, ...], width: int) -> tuple[int]:
 def _lines(row: tuple[int, ...], width: int) -> tuple[int]:
     bytes_ = min(row[0] * width, 16)
     at = _offsets(row) * width // bytes_ * bytes_
-    return (int(np.unique((at - at.min()) // 128).size),)
+    at = at - at.min()
+    lines = np.unique(at // LINE_BYTES)
+    moved = np.unique(at // SECTOR_BYTES).size * SECTOR_BYTES / LINE_BYTES
+    crowded = int(np.bincount(lines % SETS).max())
+    return (max(math.ceil(max(lines.size / TAGS, moved)), crowded if crowded > TAGS else 1),)

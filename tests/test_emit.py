@@ -229,3 +229,17 @@ def test_a_dropped_statement_is_seen_by_every_interpretation(point: dict[str, An
             assert verdict(rest).findings, dropped
             hazards += 1
     assert hazards >= 6
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_what_is_outside_for_all_threads_is_zero(dtype: str) -> None:
+    """A load whose guard is known to fail still defines its registers, or they hold anything."""
+    values = {**LADDER["multi-stage"], "vector_a": 2, "vector_b": 1, "specialised": 1, "tile_k": 16}
+    program = Simt().program(matmul(dtype), Chosen(values))
+    text = emit(program, "sm_90a", {"m": 119, "n": 61, "k": 14})
+    held = re.findall(r"ld\.global\S* (%[hf]\d+), ", text)
+    stored = re.findall(r"st\.shared\S* \[[^]]*\], (%[hf]\d+);", text)
+    written = set(re.findall(r"^\t(?:@%p\d+ )?(?:mov|ld)\S* \{?(%[hf]\d+)", text, re.M))
+    pairs = re.findall(r"mov\.b32 \{(%h\d+), (%h\d+)\}", text)
+    assert held
+    assert set(stored) <= written | {h for pair in pairs for h in pair}
