@@ -4,11 +4,12 @@ Somebody's naive fp32 matmul (4092 cubed, one thread an element, in Python throu
 1.25 s where the same in CUDA C took about 0.2 s.  Seven guesses changed nothing; fp32 instead of
 fp64 sums gave 0.566 s, flat indices 0.587 s; the rest stayed unexplained.
 
-Here each guess is a variant of one term: the type of the sums, the width of indices, which way threads
-run (along rows, so that a warp reads a column, or along columns), an early return or guards, block
-size and array sizes as arguments or constants.  All combinations of the first four are predicted and
-measured, and each of the other guesses at two of them.  A row's ``case`` names its variant; ``peer``
-is the same kernel without the guess that is tried, so ``seconds / peer_seconds`` is what it costs.
+Here each guess is a variant of one term: the type of the sums, the width of indices, which way
+threads run (along rows, so that a warp reads a column, or along columns), an early return or guards,
+block size and array sizes as arguments or constants.  All combinations of the first four are
+predicted and measured, and each of the other guesses at two of them.  A row's ``case`` names its
+variant; ``peer`` is the same kernel without the guess that is tried, so ``seconds / peer_seconds``
+is what it costs.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def variants() -> Iterator[Variant]:
     """Yield every variant; the first is the kernel of the story."""
     machine, operation = Simt(), PROBLEM.operation
 
-    def make(name: str, beside: str, *, argument: bool = False, **changes: Any) -> Variant:
+    def make(name: str, beside: str, changes: dict[str, Any], *, argument: bool = False) -> Variant:
         schedule = Schedule.of(machine, {**LADDER["naive"], **changes})
         program = schedule.program(machine, operation)
         return Variant(name, beside, schedule, block_as_argument(program) if argument else program)
@@ -69,17 +70,19 @@ def variants() -> Iterator[Variant]:
         yield make(
             ", ".join((sums, index, threads, edges)),
             beside if edges == "guard" else "",
-            accumulator=SUMS[sums],
-            addressing=INDICES[index],
-            edges=edges,
-            **THREADS[threads],
+            {
+                "accumulator": SUMS[sums],
+                "addressing": INDICES[index],
+                "edges": edges,
+                **THREADS[threads],
+            },
         )
     for sums, threads in (("fp64 sums", "rows"), ("fp32 sums", "columns")):
         beside = ", ".join((sums, "i64", threads, "return"))
         same = {"accumulator": SUMS[sums], "addressing": "i64", **THREADS[threads]}
-        yield make(f"{beside}, block size an argument", beside, argument=True, **same)
-        yield make(f"{beside}, sizes constant", beside, specialised=1, **same)
-        yield make(f"{beside}, fp64 product", beside, **{**same, "accumulator": "f64"})
+        yield make(f"{beside}, block size an argument", beside, same, argument=True)
+        yield make(f"{beside}, sizes constant", beside, {**same, "specialised": 1})
+        yield make(f"{beside}, fp64 product", beside, {**same, "accumulator": "f64"})
 
 
 def block_as_argument(program: Program) -> Program:
@@ -88,7 +91,7 @@ def block_as_argument(program: Program) -> Program:
     sizes: dict[str, int] = {}
 
     def index(affine: Affine) -> Affine:
-        terms = []
+        terms: list[tuple[str, int | str]] = []
         for name, coefficient in affine.terms:
             if name in names and isinstance(coefficient, int):
                 sizes[names[name]] = coefficient

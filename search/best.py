@@ -60,13 +60,15 @@ def rank(
     k: int = 20,
     *,
     distinct: tuple[str, ...] = (),
+    exact: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ranking:
     """Return the k legal schedules with the least predicted time.
 
     With ``distinct`` decisions, return only the best for each combination of their values:
-    schedules that differ in more than details.  ``progress(done, all)`` counts batches.  Raises
-    IllegalScheduleError if nothing is legal.
+    schedules that differ in more than details.  Without ``exact``, return the best met by improving
+    random schedules of each batch: quick, and not proven.  ``progress(done, all)`` counts batches.
+    Raises IllegalScheduleError if nothing is legal.
     """
     space.require()
     with np.errstate(all="ignore"):
@@ -80,12 +82,14 @@ def rank(
             scorer.promise = found.add(scorer, points, scorer.seconds(points))
             scored += len(points)
         scorers.sort(key=lambda s: s.promise)
-        for scorer in scorers[:_CLIMBS]:
+        for done, scorer in enumerate(scorers[: _CLIMBS if exact else None]):
             here, points = scorer.climb(found, rng)
             scored += here
-            if scorer is found.sorted()[0][1]:
+            if exact and scorer is found.sorted()[0][1]:
                 order = scorer.order(points[:4])
-        for done, scorer in enumerate(scorers):
+            if progress and not exact:
+                progress(done + 1, len(scorers))
+        for done, scorer in enumerate(scorers if exact else ()):
             scored += scorer.search(found, order)
             if progress:
                 progress(done + 1, len(scorers))

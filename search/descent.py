@@ -1,8 +1,8 @@
 """Coordinate descent on measured times: from good schedules, the best single change at a time.
 
-A model ranks schedules but cannot tell the last few percent apart; those are the assembler's.  So all
-legal schedules that differ in one decision from the best known are evaluated, and it moves to the
-fastest, until none is faster or the rounds are over.
+A model ranks schedules but cannot tell the last few percent apart; those are the assembler's.  So
+all legal schedules that differ in one decision from the best known are evaluated, and it moves to
+the fastest, until none is faster or the rounds are over.
 
 Source: S. Wright, "Coordinate descent algorithms", 2015.
 """

@@ -105,7 +105,7 @@ def register_estimate(program: Program) -> Any:
 class RegisterModel:
     """The estimate in parts: ``least``, ``most``, and (addends, bends, weights) of each quantity.
 
-    The fit was made on kernels that keep many values; one that keeps few needs no more than ``most``.
+    The fit was made on kernels that keep many values; one that keeps few needs at most ``most``.
 
     A quantity is the sum of its addends, cut into pieces at its bends (none: one piece), each with
     a weight; an addend is its least and its greatest value.  Over a space an addend depends on few
