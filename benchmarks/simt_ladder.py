@@ -5,8 +5,9 @@ Two groups of rows, each measured beside cuBLAS in one process:
 - *ladder*: every named point of ``simt`` at 4096^3;
 - *main*: at 2048^3, 4096^3 and 8192^3 the fastest schedule found.  The first ``--top`` of the
   model, an equal number of each structure (pipeline, layout, edges, split), are validated and timed
-  coarsely, then single changes of the fastest of each pipeline, step by step (all of these in ``simt_top.json``);
-  the best 8 are timed again, for many rounds.  The row is the fastest of that last timing.
+  coarsely, with what won at other sizes before; then single changes of the fastest of each
+  pipeline, step by step (all of these in ``simt_top.json``); the best 8 are timed again, for many
+  rounds.  The row is the fastest of that last timing.
 
 cuBLAS is PyTorch's matmul with fp32 products (TF32 off).  ``--parts`` picks what is run: each part
 takes minutes, writes its rows when it is done, and replaces what was there of it.  Coarse times
@@ -29,11 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import FOLDER, write_results, write_tree
+from benchmarks.peers import FOLDER, load_rows, write_results, write_tree
 from tinygpu.codegen.measure import Options, measure
 from tinygpu.codegen.provenance import provenance
 from tinygpu.device import load_device
 from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.laws import check_schedule
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.measurement import Measurement, Results
 from tinygpu.operation import Problem, matmul
@@ -192,7 +194,7 @@ def best_found(
             s for s in neighbours(schedule, Simt(), problem, device) if s["accumulator"] == "f32"
         ]
 
-    schedules = [c.schedule for c in candidates]
+    schedules = [*dict.fromkeys(c.schedule for c in candidates)]
     known = dict(zip(schedules, evaluate(schedules), strict=True))
     for pipeline in dict.fromkeys(s["pipeline"] for s in schedules):
         mine = {s: seconds for s, seconds in known.items() if s["pipeline"] == pipeline}
@@ -214,6 +216,18 @@ def best_found(
         raise LaunchError(f"matmul {size}: no finalist ran again; first: {last[0].reason}")
     _, best = min(timed)
     return _row("main", "matmul", size, finalists[best], last[best], peer_seconds), rows
+
+
+def _winners(folder: Path, size: int) -> list[Candidate]:
+    """Return the schedules that won at other sizes, where they are legal at this one."""
+    problem, device, found = square(size), load_device("h200"), []
+    for row in load_rows("simt_ladder", folder):
+        schedule = Schedule.of(Simt(), row["schedule"])
+        if row["group"] == "main" and not check_schedule(schedule, Simt(), problem, device):
+            program = schedule.program(Simt(), problem.operation)
+            seconds = float(cost(program, problem.sizes, device).seconds)
+            found.append(Candidate(schedule, seconds))
+    return found
 
 
 def _seconds(peer: Measurement) -> float:
@@ -286,6 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 _report(row)
         for size in sizes:
             candidates = read[size] if size in read else ranked(size, given.top)
+            candidates = [*candidates, *_winners(given.out, size)]
             with kept(given.out / "simt_ladder.jsonl") as store:
                 row, top = best_found(size, candidates, store)
             record = provenance(command)

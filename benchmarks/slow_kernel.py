@@ -8,8 +8,8 @@ Here each guess is a variant of one term: the type of the sums, the width of ind
 threads run (along rows, so that a warp reads a column, or along columns), an early return or
 guards, block size and array sizes as arguments or constants.  All combinations of the first four are
 predicted and measured, and each of the other guesses at two of them.  A row's ``case`` names its
-variant; ``peer`` is the same kernel without the guess that is tried, so ``seconds / peer_seconds``
-is what it costs.
+variant; ``peer`` is the same kernel without the guess that is tried: what it costs is
+``seconds / peer_seconds``.
 """
 
 from __future__ import annotations
