@@ -7,7 +7,7 @@ fp64 sums gave 0.566 s, flat indices 0.587 s; the rest stayed unexplained.
 Here each guess is a variant of one term: the type of the sums, the width of indices, which way
 threads run (along rows, so that a warp reads a column, or along columns), an early return or
 guards, block size and array sizes as arguments or constants.  All combinations of the first four
-are predicted and measured, and each of the other guesses at two of them.  A row's ``case`` names its
+are predicted and measured, and each of the other guesses at two.  A row's ``case`` names its
 variant; ``peer`` is the same kernel without the guess that is tried: what it costs is
 ``seconds / peer_seconds``.
 """
