@@ -19,7 +19,7 @@ adds to the parts before they are blended, and ``peel`` removes one cause after 
 >>> view = View.of(naive, problem.sizes, load_device("h200"))
 >>> found = {cause.name: cause for cause in causes(view)}
 >>> print(found["uncoalesced access"].places[0].measured)
-32 lines a request
+8 cycles of L1 a request
 
 Source: ``docs/model.md``, section "Time".
 """

@@ -233,11 +233,12 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
     A ring of copies bounds the period by the copies' latency over the groups in flight: weight over
     tokens of the cycle that leads from a copy through its wait to the copy that reuses its slot.
     """
-    together = any(isinstance(p, Piece) and p.kind == "sync" for p in loop.body)
-    inner = _Clock(clock.warps if together else 1.0, 0.0, 0.0, {}, {}, clock.flight)
+    inner = _Clock(clock.warps if together(loop) else 1.0, 0.0, 0.0, {}, {}, clock.flight)
     _walk(loop.body, inner)
     period = inner.last + FITTED["turn"]
-    if not together:  # warps drift apart: each walks its own chain, while the others use the units
+    if not together(
+        loop
+    ):  # warps drift apart: each walks its own chain, while the others use the units
         for cycles in total_work(loop.body).values():
             period = np.maximum(period, clock.warps * cycles)
     for node in loop.body:
@@ -246,6 +247,11 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
     clock.now = clock.last = clock.last + loop.trips * period
     clock.units.clear()
     clock.ready.clear()
+
+
+def together(loop: Repeat) -> bool:
+    """Whether a barrier in a loop's body keeps the warps of a CTA together."""
+    return any(isinstance(p, Piece) and p.kind == "sync" for p in loop.body)
 
 
 def _unrolled(loop: Repeat, clock: _Clock) -> None:

@@ -1,7 +1,7 @@
 """Mends: the ways in which a term's work exceeds an ideal, and the same work without each.
 
 A kind of waste has a rule that takes it away, and changes nothing else: of a piece of the work's
-tree (32 lines a request become the 1 that would hold them, a conversion is not done), or of the
+tree (32 lines of a request become the 1 that would hold them, a conversion is not done), or of the
 launch (CTAs spread evenly).  The rule says what it found and what is ideal, and is silent where
 there is nothing to mend.  Every mended number costs at most what it did: as the time is monotone in
 each, a mend never costs time.
@@ -16,8 +16,8 @@ each, a mend never costs time.
 >>> for node in view.nodes:
 ...     if mended := rule(node, view):
 ...         print(node.piece.statement.write, *mended[1:], sep=", ")
-a_fragment@(kt + kk), 32 lines a request, 1
-c[32*bm, 32*bn], 32 lines a request, 1
+a_fragment@(kt + kk), 8 cycles of L1 a request, 1
+c[32*bm, 32*bn], 8 cycles of L1 a request, 1
 
 Source: ``docs/model.md``, section "Time".
 """
@@ -71,7 +71,7 @@ def _uncoalesced(node: Node, view: View) -> PieceMend | None:
         return None
     do, access, vector = moved
     ideal = lines((lanes_apart(do, access),), (vector,), access.buffer.type.bytes, vector)
-    return _fewer(piece, "l1", ideal, "lines a request")
+    return _fewer(piece, "l1", ideal, "cycles of L1 a request")
 
 
 def _conflicts(node: Node, view: View) -> PieceMend | None:

@@ -26,7 +26,8 @@ from typing import Any
 
 from tinygpu.device import Device
 from tinygpu.program import Program
-from tinygpu.search.cost import alone, features, total_work
+from tinygpu.search.cost import alone, features, together, total_work
+from tinygpu.search.fitted import FITTED
 from tinygpu.search.work import WARP, Piece, Repeat
 
 __all__ = ["Event", "Timeline", "timeline", "trace"]
@@ -199,7 +200,16 @@ class _Walker:
             self.ready.clear()
             here = f"{where} {loop.var}={i}"
             self.begins.append((here.strip(), self.now))
+            start, warps = self.now, self.warps
+            if not together(loop):
+                self.warps = 1  # each warp walks its own chain, while the others use the units
             self.walk(loop.body, here)
+            self.warps = warps
+            issued, self.last = self.last, self.last + FITTED["turn"]
+            self.events.append(Event("loop", "branch", here.strip(), issued, self.last, self.last))
+            if not together(loop):
+                work = total_work(loop.body).values()
+                self.last = max(self.last, start + max(warps * float(c) for c in work))
         self.cut |= trips > self.iterations
         self.now = self.last
         self.units.clear()

@@ -25,6 +25,14 @@ from tinygpu.operation import Problem, matmul
 from tinygpu.schedule import Schedule
 from tinygpu.space import Space
 
+
+@pytest.fixture(autouse=True)
+def no_descent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the candidates themselves are timed; descent has tests of its own."""
+    monkeypatch.setattr(simt_ladder, "DESCENTS", 0)
+    monkeypatch.setattr(simt_ladder, "_winners", lambda folder, size: [])
+
+
 NARROW: dict[str, Any] = {
     n: v for n, v in LADDER["shared"].items() if n not in ("tile_k", "raster", "split_k", "combine")
 }
