@@ -177,6 +177,7 @@ def best_found(
     problem, device = square(size), load_device("h200")
     pairs: list[tuple[Candidate, Measurement]] = []
     peers: list[Measurement] = []
+    predicted = {c.schedule: c.predicted_seconds for c in candidates}
 
     def evaluate(schedules: Sequence[Schedule]) -> list[float]:
         *ours, theirs = measure(
@@ -184,9 +185,10 @@ def best_found(
         )
         peers.append(theirs)
         for schedule, measurement in zip(schedules, ours, strict=True):
-            program = schedule.program(Simt(), problem.operation)
-            seconds = float(cost(program, problem.sizes, device).seconds)
-            pairs.append((Candidate(schedule, seconds), measurement))
+            if schedule not in predicted:
+                program = schedule.program(Simt(), problem.operation)
+                predicted[schedule] = float(cost(program, problem.sizes, device).seconds)
+            pairs.append((Candidate(schedule, predicted[schedule]), measurement))
         return [math.inf if m.seconds is None else m.seconds for m in ours]
 
     def near(schedule: Schedule) -> list[Schedule]:
@@ -299,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for row in rows:
                 _report(row)
         for size in sizes:
-            candidates = read[size] if size in read else ranked(size, given.top)
+            candidates = (read[size] if size in read else ranked(size, given.top))[: given.top]
             candidates = [*candidates, *_winners(given.out, size)]
             with kept(given.out / "simt_ladder.jsonl") as store:
                 row, top = best_found(size, candidates, store)

@@ -16,8 +16,8 @@ each, a mend never costs time.
 >>> for node in view.nodes:
 ...     if mended := rule(node, view):
 ...         print(node.piece.statement.write, *mended[1:], sep=", ")
-a_fragment@(kt + kk), 8 cycles of L1 a request, 1
-c[32*bm, 32*bn], 8 cycles of L1 a request, 1
+a_fragment@(kt + kk), 32 cycles of L1 a request, 1
+c[32*bm, 32*bn], 32 cycles of L1 a request, 1
 
 Source: ``docs/model.md``, section "Time".
 """

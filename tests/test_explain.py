@@ -144,15 +144,17 @@ def test_fp64_is_named_and_costs_what_fp32_saves() -> None:
 
 
 def test_the_kernel_that_nobody_could_explain() -> None:
-    """Uncoalesced rows come first, fp64 hides behind them, and the guesses change nothing."""
+    """It waits for loads; rows and fp64 hide behind them, and the guesses change nothing.
+
+    So it was measured on an H200: 0.107 s along rows, 0.114 s along columns, 0.104 s in fp32.
+    """
     why = explained(FP64)
-    assert why.causes[0].name in ("uncoalesced access", "small register tile", "exposed path")
-    assert "uncoalesced access" in [c.name for c in why.causes[:2]]
-    assert {"uncoalesced access", "fp64", "index arithmetic"} <= {c.name for c in why.causes}
-    assert "uncoalesced access" in [s.name for s in why.steps]
-    assert "fp64" in [s.name for s in why.steps]
-    assert {"edges", "specialised", "ctas_per_sm"} <= set(why.idle)
-    assert why.gains[0].decision == "lanes_m"
+    names = [c.name for c in why.causes]
+    assert names[0] in ("exposed path", "memory latency")
+    assert {"memory latency", "uncoalesced access", "fp64", "index arithmetic"} <= set(names)
+    assert {"uncoalesced access", "fp64"} <= {s.name for s in why.steps}
+    assert {"order", "specialised", "ctas_per_sm"} <= set(why.idle)
+    assert why.gains[0].decision == "tile_k"
     text = str(why)
     for said in ("fp32 peak", "8 cycles of L1 a request", "changes nothing", "lanes_m"):
         assert said in text
