@@ -54,9 +54,12 @@ def search(
     fix: Annotated[
         list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Prove that none is better under the model: minutes.")
+    ] = False,
     as_json: JSON = False,
 ) -> None:
-    """Find the best schedules of a machine for an operation, exactly, under the model."""
+    """Find the best schedules of a machine for an operation under the model."""
     from tinygpu.space import Space
 
     chosen, problem = machine_named(machine), problem_of(operation, dtype, m, n, k)
@@ -72,7 +75,7 @@ def search(
         out.mkdir(parents=True, exist_ok=True)
         write(out / "search.json", json_text({"finished": False}))
     with resumable("nothing is lost; the same command searches again"):
-        found = ranked(space, top)
+        found = ranked(space, top, exact=exact)
     files = []
     if out is not None:
         for number, one in enumerate(found.best, 1):
@@ -93,12 +96,15 @@ def search(
         say(f"schedules: {files[0]} to {files[-1].name}; why: tinygpu explain {files[0]}")
 
 
-def ranked(space: Space, top: int) -> Ranking:
-    """Return the best of a space.  Raises IllegalScheduleError, which says why, if it is empty."""
+def ranked(space: Space, top: int, *, exact: bool = False) -> Ranking:
+    """Return the best of a space, proven or only climbed to.
+
+    Raises IllegalScheduleError, which says why, if it is empty.
+    """
     from tinygpu.search.best import rank
 
     with bar("search") as progress:
-        return rank(space, k=top, progress=progress)
+        return rank(space, k=top, exact=exact, progress=progress)
 
 
 def measured(space: Space, schedules: list[Schedule], store: Path) -> list[Measurement]:
