@@ -7,10 +7,9 @@ cut down by tables.  The search is branch and bound, all vectorised:
   minimised over the decisions that are still open (maximised, where more is faster).  The time is
   monotone in its features, so no schedule below the node is faster;
 - a node is dropped if a table excludes it, or if its bound is not below the k-th best time known;
-- batches are taken in the order of their bounds at the root, each after some random schedules have
-  been improved step by step, so that the limit is low from the start.
+- before, some random schedules are improved step by step, so that the limit is low from the start.
 
-So the result is that of scoring every schedule, with ties in the order in which they were met.
+So the result is that of scoring every schedule.
 
 Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programming Problems", 1960.
 """
@@ -113,13 +112,10 @@ class _Best:
     def __init__(self, k: int, distinct: tuple[str, ...]) -> None:
         self.k, self.distinct = k, distinct
         self.found: dict[tuple[Any, ...], tuple[float, Scorer, Points]] = {}
-        self.limit = np.inf
-        """What a schedule has to beat."""
+        self.limit = np.inf  # what a schedule has to beat
 
     def add(self, scorer: Scorer, points: Points, seconds: NDArray[np.float64]) -> float:
         """Add points; return the least seconds of all."""
-        if not len(points):
-            return np.inf
         order = np.argsort(seconds, kind="stable")
         order = order[seconds[order] < self.limit]
         of_points, of_structure = scorer.key(self.distinct)
@@ -132,7 +128,7 @@ class _Best:
         self.found = dict(kept)
         if len(kept) == self.k:
             self.limit = kept[-1][1][0]
-        return float(seconds.min())
+        return float(seconds.min(initial=np.inf))
 
     def limits(self, scorer: Scorer, nodes: Points, chosen: frozenset[int]) -> Any:
         """Return what each node has to beat: the limit, or what is known of its combination."""
@@ -311,7 +307,7 @@ class Scorer:
     def climb(self, found: _Best, rng: np.random.Generator) -> tuple[int, Points]:
         """Improve random schedules by single changes, to know early what a schedule has to beat.
 
-        Return how many were scored, and schedules that no single change improves, fastest first.
+        Return how many were scored, and the ends of the climbs, fastest first.
         """
         points = self.space.points(self.batch, rng, 8 * _SAMPLE)
         seconds = self.seconds(points)
@@ -340,7 +336,7 @@ class Scorer:
         Where the order proves to be a poor one, go on with one made for this batch.
         """
         nothing = np.zeros((1, len(self.lengths)), np.int64)
-        if float(np.max(self.bound(nothing, order, 0))) >= found.limit:
+        if self.bound(nothing, order, 0).max() >= found.limit:
             return 0
         self._left = _PATIENCE
         try:
@@ -360,8 +356,7 @@ class Scorer:
     def order(self, points: Points) -> list[int]:
         """Order the decisions: first those that loosen the bound most.
 
-        ``points`` are schedules that no single change improves: how far the bound falls when just
-        one decision is open is then by its looseness alone.
+        No single change improves ``points``, so how far the bound falls is looseness alone.
         """
         axes = [i for i, n in enumerate(self.lengths) if n > 1]
         exact = self.seconds(points)

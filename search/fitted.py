@@ -1,8 +1,8 @@
 """Fitted numbers of the time model: what the assembler adds, and how bounds blend.
 
-Each is chosen so that the model agrees with 308 schedules timed on an H200 (2026-11-21: random ones,
-fast ones, the named ladder, the variants of ``benchmarks/slow_kernel.py``); none is a rate of the chip,
-those are the device's.  Over these runs the error is 10 % in the mean.
+Each is chosen so that the model agrees with 308 schedules timed on an H200 (2026-11-21: random
+ones, fast ones, the named ladder, the variants of ``benchmarks/slow_kernel.py``); none is a rate of
+the chip, those are the device's.  Over these runs the error is 10 % in the mean.
 """
 
 from __future__ import annotations
