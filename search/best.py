@@ -81,6 +81,7 @@ def rank(
             scorer.promise = found.add(scorer, points, scorer.seconds(points))
             scored += len(points)
         scorers.sort(key=lambda s: s.promise)
+        order = list(range(len(scorers[0].lengths)))
         for done, scorer in enumerate(scorers[: _CLIMBS if exact else None]):
             here, points = scorer.climb(found, rng)
             scored += here

@@ -150,7 +150,7 @@ class RegisterModel:
             start = 0
             for bend, weight in zip(bends or (_ENDLESS,), weights, strict=False):
                 amount = least if weight > 0 else most
-                total = total + weight * np.minimum(np.maximum(amount - start, 0), bend - start)
+                total = total + weight * _piece(amount, start, bend)
                 start = bend
         return np.maximum(np.minimum(total, self.most), self.least)
 
@@ -219,11 +219,16 @@ def _equal(text: Any, word: str) -> Any:
     return bool(same) if same.ndim == 0 else same
 
 
+def _piece(amount: Any, low: Any, high: Any) -> Any:
+    """Return the part of an amount between two bends."""
+    return np.minimum(np.maximum(amount - low, 0), high - low)
+
+
 def _bent(name: str, amount: Any, bends: tuple[int, ...]) -> dict[str, Any]:
     """Cut an amount into the pieces between bends, so that each has a slope of its own."""
     low, pieces = 0, {}
     for high in bends:
-        pieces[f"{name}_{high}"] = np.minimum(np.maximum(amount - low, 0), high - low)
+        pieces[f"{name}_{high}"] = _piece(amount, low, high)
         low = high
     return pieces
 
