@@ -4,8 +4,10 @@ A peer is called with the problem, CuPy inputs (bf16 as its bits), the CuPy outp
 It returns a function that enqueues one run on the current stream and writes that output, or returns
 one of its own, a tensor.
 
-Results are a file {"provenance": {..}, "rows": [..]}, replaced whole by every ``write_results``, so
-that a run that was stopped goes on: ``load_rows`` says which rows are there.
+Results are a file {"provenance": {..}, "runs": [..], "rows": [..]}, replaced whole by every
+``write_results``, so that a run that was stopped goes on: ``load_rows`` says which rows are there.
+``runs`` are the provenances of all rows, a row's ``run`` the index of its own; ``provenance`` is
+that of the last run.
 """
 
 from __future__ import annotations
@@ -132,12 +134,14 @@ def write_results(
     *,
     instead_of: Mapping[str, Any] | None = None,
     fields: tuple[str, ...] = (),
+    beside: Mapping[str, Any] | None = None,
 ) -> Path:
     """Add rows to the results ``name``, a row of an equal case replacing the old one.
 
-    ``instead_of``: old rows with these fields are dropped.  ``fields`` are further ones of each
-    row.  The file is replaced as a whole, so it is never half written.  Raises StoreError for a row
-    with a field too many or too few, and where the file cannot be written.
+    The rows are of the run ``provenance``; old rows keep theirs.  ``instead_of``: old rows with
+    these fields are dropped.  ``fields`` are further ones of each row, ``beside`` further entries
+    of the file.  The file is replaced as a whole, so it is never half written.  Raises StoreError
+    for a row with a field too many or too few, and where the file cannot be written.
     """
     allowed = (*ROW, *fields)
     for row in rows:
@@ -146,11 +150,18 @@ def write_results(
             raise StoreError(
                 f"results {name}: row with fields {odd} amiss; it has {', '.join(allowed)}"
             )
-    old = load_rows(name, folder)
+    old, known = _load(name, folder)
     if instead_of:
         old = [r for r in old if any(r.get(f) != value for f, value in instead_of.items())]
-    merged = {_case(row): dict(row) for row in (*old, *rows)}
-    tree = {"provenance": dict(provenance), "rows": list(merged.values())}
+    merged = {_case(row): (known[row["run"]], row) for row in old}
+    merged |= {_case(row): (dict(provenance), row) for row in rows}
+    runs: list[dict[str, Any]] = []
+    numbered = []
+    for run, row in merged.values():
+        if run not in runs:
+            runs.append(run)
+        numbered.append({**row, "run": runs.index(run)})
+    tree = {"provenance": dict(provenance), "runs": runs, **(beside or {}), "rows": numbered}
     return write_tree(folder / f"{name}.json", tree)
 
 
@@ -184,14 +195,23 @@ def load_rows(name: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
 
     Raises StoreError for a file that is no results.
     """
+    return [{f: v for f, v in row.items() if f != "run"} for row in _load(name, folder)[0]]
+
+
+def _load(name: str, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows and the runs; a file without runs has one, its provenance."""
     path = folder / f"{name}.json"
     if not path.exists():
-        return []
+        return [], []
     try:
-        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        return [dict(row) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        runs = [dict(run) for run in tree.get("runs", [tree["provenance"]])]
+        rows = [{"run": 0, **row} for row in tree["rows"]]
+        if not {row["run"] for row in rows} <= set(range(len(runs))):
+            raise ValueError("a row of no run")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"results {path}: not readable ({error}); move it away") from None
+    return rows, runs
 
 
 def _case(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -198,10 +198,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 wrong = sum(bool(row["reason"]) for row in rows)
                 sys.stdout.write(f"{case[0].sizes}: {len(rows)} schedules, {wrong} wrong\n")
                 sys.stdout.flush()
-        rows = load_rows("simt_fuzz", given.out)
-        tree = {"provenance": record, "summary": summary(rows), "rows": rows}
-        write_tree(given.out / "simt_fuzz.json", tree)
-        sys.stdout.write(json.dumps(tree["summary"], indent=2) + "\n")
+        found = summary(load_rows("simt_fuzz", given.out))
+        told = {"summary": found}
+        write_results("simt_fuzz", [], record, given.out, fields=FIELDS, beside=told)
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
     except TinyGpuError as error:
         sys.exit(str(error))
 

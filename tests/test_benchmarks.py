@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -154,6 +155,43 @@ def test_parts_replace_their_own_rows(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(peers.load_rows("simt_top", tmp_path)) == 2
 
 
+def test_a_row_keeps_the_provenance_of_its_run(tmp_path: Path) -> None:
+    """Rows of several runs name their own; a run without rows is forgotten; old files have one."""
+    row: dict[str, Any] = dict.fromkeys(peers.ROW, None)
+    old, one, two = ({"commit": name} for name in ("old", "one", "two"))
+    rows = [{**row, "case": case} for case in "abc"]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"provenance": old, "rows": rows}))
+
+    def runs() -> list[str]:
+        tree = json.loads(path.read_text())
+        return [tree["runs"][r["run"]]["commit"] for r in tree["rows"]]
+
+    peers.write_results("r", rows[:1], one, tmp_path)
+    assert runs() == ["one", "old", "old"]
+    peers.write_results("r", rows[1:2], one, tmp_path, beside={"summary": 3})
+    assert runs() == ["one", "one", "old"]
+    peers.write_results("r", rows[2:], two, tmp_path)
+    assert runs() == ["one", "one", "two"]
+    tree = json.loads(path.read_text())
+    assert (tree["provenance"], tree["runs"], "summary" in tree) == (two, [one, two], False)
+    assert peers.load_rows("r", tmp_path) == rows
+    path.write_text(json.dumps({**tree, "runs": [one]}))
+    with pytest.raises(StoreError, match="a row of no run"):
+        peers.load_rows("r", tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(peers.FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_committed_rows_name_their_run(path: Path) -> None:
+    """Each row is of a run with device, driver, commit, date, command; no path of a machine."""
+    tree = json.loads(path.read_text())
+    runs = tree.get("runs", [tree["provenance"]])
+    assert {row.get("run", 0) for row in tree["rows"]} == set(range(len(runs)))
+    for run in (tree["provenance"], *runs):
+        assert run.keys() >= {"device", "driver", "commit", "date", "command"}
+        assert not re.search(r"(^|\s)/", run["command"])
+
+
 def test_kept_measurements_survive_a_kill(tmp_path: Path) -> None:
     """Lines are there as soon as they are put; one that was being written is dropped."""
     path = tmp_path / "folder" / "kept.jsonl"
@@ -219,7 +257,7 @@ def test_fuzz_rows_count_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monke
     row = tree["rows"][0]
     assert 8 <= row["registers"] <= 64
     assert (row["spill_bytes"], row["predicted_spill"]) == (0, False)
-    assert set(row) == {*peers.ROW, *simt_fuzz.FIELDS}
+    assert set(row) == {*peers.ROW, *simt_fuzz.FIELDS, "run"}
 
 
 def test_speed_counts() -> None:
