@@ -20,7 +20,6 @@ Source: ``tinygpu/access.py`` for what is counted.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from tinygpu.access import SECTOR_BYTES, WARP_LANES, bank_wavefronts
 from tinygpu.layout import Swizzle
+from tinygpu.sharing import remembered
 
 __all__ = ["lines", "wavefronts"]
 
@@ -47,7 +47,7 @@ def wavefronts(
     swizzle: tuple[Numbers, Numbers, Numbers] = (0, 0, 0),
 ) -> Numbers:
     """Return a warp's wavefronts in shared memory; ``vector`` elements of ``width`` B a lane."""
-    return _counted(_bank_wavefronts, threads, steps, width, vector, swizzle)[0]
+    return _counted(_bank_wavefronts, threads, steps, width, vector, swizzle)
 
 
 def lines(
@@ -57,7 +57,7 @@ def lines(
 
     Lines that crowd one set of the cache are fetched anew each time, one in a cycle.
     """
-    return _counted(_lines, threads, steps, width, vector, (0, 0, 0))[0]
+    return _counted(_lines, threads, steps, width, vector, (0, 0, 0))
 
 
 def _counted(
@@ -67,50 +67,38 @@ def _counted(
     width: int,
     vector: Numbers,
     swizzle: tuple[Numbers, ...],
-) -> list[Numbers]:
+) -> Numbers:
+    moves = (n for pair in zip(threads, steps, strict=True) for n in pair)
+    return remembered(_each_counted_once, count, width, vector, *swizzle, *moves)
+
+
+def _each_counted_once(count: Any, width: int, *numbers: Numbers) -> Numbers:
     """Count each different pattern once: number the patterns, look each up, spread the answers."""
-    narrowed = [_narrowed(_plain(n)) for n in (vector, *swizzle)]
+    columns = [_narrowed(_plain(n)) for n in numbers[:4]]
     below = np.ones((), np.int64)
-    for extent, step in zip(threads, steps, strict=True):
+    for extent, step in zip(numbers[4::2], numbers[5::2], strict=True):
         size = _narrowed(np.minimum(_plain(extent), WARP_LANES))
         size = _narrowed(np.where(below < WARP_LANES, size, 1))  # beyond the warp: not its affair
-        narrowed.append(size)
-        narrowed.append(_narrowed(np.where(size > 1, _plain(step), 0)))
+        columns.append(size)
+        columns.append(_narrowed(np.where(size > 1, _plain(step), 0)))
         below = _narrowed(np.minimum(below * size, WARP_LANES))
-    identity = tuple((c.shape, c.tobytes()) for c in narrowed)
-    return _spread(count, width, _Columns(identity, tuple(narrowed)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Arrays, equal if their shapes and contents are."""
-
-    identity: tuple[tuple[tuple[int, ...], bytes], ...]
-    arrays: tuple[NDArray[np.int64], ...] = field(compare=False)
-
-
-@lru_cache(maxsize=1024)
-def _spread(count: Any, width: int, columns: _Columns) -> list[Numbers]:
-    """Count each different pattern once and spread the answers; kept, as spaces repeat them."""
     key: Any = np.int64(0)
     values: list[NDArray[np.int64]] = []
-    for column in columns.arrays:
+    for column in columns:
         different, code = np.unique(column, return_inverse=True)
         key = key * len(different) + code.reshape(column.shape)
         values.append(different)
     patterns, where = np.unique(key, return_inverse=True)
-    rows = []
+    answers = []
     for pattern in patterns.tolist():
         row = []
         for different in reversed(values):
             pattern, code = divmod(pattern, len(different))
             row.append(int(different[code]))
-        rows.append(count(tuple(reversed(row)), width))
-    answers = np.array(rows, np.int64).T
-    shape = np.shape(key)
-    if not shape:
-        return [int(a[0]) for a in answers]
-    return [a[where.reshape(shape)] for a in answers]
+        answers.append(count(tuple(reversed(row)), width))
+    if not np.shape(key):
+        return answers[0]
+    return np.array(answers, np.int64)[where.reshape(np.shape(key))]
 
 
 def _plain(number: Numbers) -> NDArray[np.int64]:
@@ -138,21 +126,21 @@ def _offsets(row: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=200_000)
-def _bank_wavefronts(row: tuple[int, ...], width: int) -> tuple[int]:
+def _bank_wavefronts(row: tuple[int, ...], width: int) -> int:
     vector, (bits, base, shift) = row[0], row[1:4]
     at = _offsets(row)
     if bits:
         at = np.asarray(Swizzle(bits, base, shift)(at), np.int64)
     bytes_ = min(vector * width, 16)
-    return (int(bank_wavefronts(at * width // bytes_ * bytes_, bytes_)),)
+    return int(bank_wavefronts(at * width // bytes_ * bytes_, bytes_))
 
 
 @lru_cache(maxsize=200_000)
-def _lines(row: tuple[int, ...], width: int) -> tuple[int]:
+def _lines(row: tuple[int, ...], width: int) -> int:
     bytes_ = min(row[0] * width, 16)
     at = _offsets(row) * width // bytes_ * bytes_
     at = at - at.min()
     lines = np.unique(at // LINE_BYTES)
     moved = np.unique(at // SECTOR_BYTES).size * SECTOR_BYTES / LINE_BYTES
     crowded = int(np.bincount(lines % SETS).max())
-    return (max(math.ceil(max(lines.size / TAGS, moved)), crowded if crowded > TAGS else 1),)
+    return max(math.ceil(max(lines.size / TAGS, moved)), crowded if crowded > TAGS else 1)

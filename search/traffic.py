@@ -195,5 +195,5 @@ def latency_of(
                 reached = np.maximum(step, 0) * access.buffer.type.bytes / device.sector_bytes
                 fresh = np.maximum(fresh, np.minimum(reached, 1.0))
             else:
-                fresh = np.maximum(fresh, select(np.asarray(step) != 0, 1.0, 0.0))
+                fresh = np.maximum(fresh, select(np.asanyarray(step) != 0, 1.0, 0.0))
     return device.l1_latency_cycles + (far - device.l1_latency_cycles) * fresh

@@ -213,7 +213,7 @@ class _Accountant:
                 swizzle = access.buffer.swizzle
                 each["smem"] = wavefronts(do.threads, steps, width, vector, swizzle)
                 latency = latency + device.smem_latency_cycles
-                extra = extra + select(np.asarray(swizzle[0]) > 0, FITTED["swizzle"], 0.0)
+                extra = extra + select(np.asanyarray(swizzle[0]) > 0, FITTED["swizzle"], 0.0)
             elif level == "gmem":
                 each["l1"] = lines(do.threads, steps, width, vector)
                 extra = extra + self.indices(access)
@@ -225,18 +225,15 @@ class _Accountant:
 
     def indices(self, access: Access) -> Numbers:
         """Return the integer instructions of one access to gmem: its address and its guards."""
-        how = np.asarray(self.program.addressing)
-        each = np.select(
-            [how == "pointer", how == "i32"],
-            [FITTED["index_pointer"], FITTED["index_i32"]],
-            FITTED["index_i64"],
-        )
+        how = np.asanyarray(self.program.addressing)
+        wide = select(how == "i32", FITTED["index_i32"], FITTED["index_i64"])
+        each = select(how == "pointer", FITTED["index_pointer"], wide)
         guards: Numbers = 0.0
         for guarded, origin in zip(access.guard, access.origin, strict=False):
             moving = any(not _of_grid(name, self.program) for name, _ in origin.terms)
             cost = FITTED["guard"] if moving else FITTED["guard_fixed"]
-            guards = guards + select(np.asarray(guarded) != 0, cost, 0.0)
-        return each[()] + guards
+            guards = guards + select(np.asanyarray(guarded) != 0, cost, 0.0)
+        return each + guards
 
 
 def merged(access: Access, steps: tuple[Numbers, ...], vector: Numbers, around: Any) -> Numbers:
@@ -252,17 +249,17 @@ def merged(access: Access, steps: tuple[Numbers, ...], vector: Numbers, around: 
         here: Numbers = False
         for origin, stride in zip(access.origin, strides, strict=True):
             step = steps_of(origin, loop.var)
-            here = here | ((np.asarray(step) == vector) & (np.asarray(stride) == 1))
+            here = here | ((step == vector) & (stride == 1))
         if not np.any(here):
             continue
         moves: list[Numbers] = [*strides, *steps]
         for wide in (2, 4, 8):
             if wide > widest:
                 break
-            fits = here & (np.asarray(loop.trips) * vector >= wide) & (np.asarray(vector) < wide)
-            fits = fits & (np.asarray(access.buffer.swizzle[0]) == 0)
+            fits = here & (loop.trips * vector >= wide) & (vector < wide)
+            fits = fits & (access.buffer.swizzle[0] == 0)
             for move in moves:
-                fits = fits & ((np.asarray(move) % wide == 0) | (np.asarray(move) == 1))
+                fits = fits & ((move % wide == 0) | (move == 1))
             vector = select(fits, wide, vector)
     return vector
 

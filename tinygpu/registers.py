@@ -215,7 +215,7 @@ def _amounts(program: Program) -> dict[str, tuple[Any, ...]]:
 
 
 def _equal(text: Any, word: str) -> Any:
-    same = np.asarray(text) == word
+    same = np.asanyarray(text) == word
     return bool(same) if same.ndim == 0 else same
 
 
@@ -332,7 +332,7 @@ _LOADS = (
 
 
 def _true(flag: Any) -> Any:
-    return bool(flag) if np.ndim(flag) == 0 else np.asarray(flag, bool)
+    return bool(flag) if np.ndim(flag) == 0 else np.asanyarray(flag, bool)
 
 
 def _rows_and_columns(do: Do, access: Access, around: tuple[For | When, ...]) -> tuple[Any, Any]:

@@ -17,17 +17,18 @@ Source: hash consing (Ershov, 1958).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Memo", "Shared", "share"]
+__all__ = ["Memo", "Shared", "remembered", "share"]
 
 Memo = dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]
 """Results by (operation, operands); the operands are kept, so that no identity is used twice."""
 
-_KEPT_ELEMENTS = 1 << 18
+_KEPT_ELEMENTS = 1 << 22
 """Larger results are not kept: they cost more memory than time."""
 
 
@@ -44,12 +45,12 @@ class Shared(np.ndarray[Any, np.dtype[Any]]):
         """Look the result up, or work it out."""
         if method != "__call__" or options:
             return getattr(ufunc, method)(*map(_plain, inputs), **options)
-        return _remembered(self.memo, ufunc, inputs)
+        return _found_or_made(self.memo, ufunc, inputs)
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
         """Share ``np.where``, which ``select`` uses; the rest is NumPy's affair."""
         if function is np.where and len(inputs) == 3 and not options:
-            return _remembered(self.memo, function, inputs)
+            return _found_or_made(self.memo, function, inputs)
         return super().__array_function__(function, types, inputs, options)
 
 
@@ -60,7 +61,17 @@ def share(array: NDArray[Any], memo: Memo) -> Shared:
     return shared
 
 
-def _remembered(memo: Memo, function: Any, inputs: tuple[Any, ...]) -> Any:
+def remembered(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call a function of numbers and arrays; on inputs that are shared, once for the same ones.
+
+    It may not depend on anything else.  ``np.asanyarray`` keeps an array shared; ``np.asarray``
+    makes another of it, for which nothing is remembered.
+    """
+    memo = next((x.memo for x in inputs if isinstance(x, Shared)), None)
+    return function(*inputs) if memo is None else _found_or_made(memo, function, inputs)
+
+
+def _found_or_made(memo: Memo, function: Any, inputs: tuple[Any, ...]) -> Any:
     key = (
         function,
         *[id(x) if isinstance(x, np.ndarray) else (x.__class__, x) for x in inputs],
