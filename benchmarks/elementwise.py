@@ -1,4 +1,4 @@
-"""Elementwise kernels beside PyTorch's: ``python -m benchmarks.elementwise``.
+"""Elementwise kernels beside PyTorch's: ``python -m benchmarks.elementwise [--predict]``.
 
 Inputs of 1 GiB.  ``axpb`` is y = a*x + b and ``axpz`` is y = a*x + z, which PyTorch has as one
 kernel (``torch.add``); ``gated`` is y = x * sigmoid(a*x) * z, one kernel under ``torch.compile``.
@@ -7,18 +7,16 @@ A ratio above 1 says how many times faster ours is.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 
-from benchmarks.peers import write_results
-from benchmarks.streaming import Case, compare, schedules
+from benchmarks.streaming import Case, run, schedules
 from examples.elementwise import Elementwise
-from tinygpu.codegen.provenance import provenance
-from tinygpu.errors import LaunchError
 from tinygpu.expression import apply, value
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem, elementwise
+from tinygpu.schedule import Schedule
 
-__all__ = ["cases", "main"]
+__all__ = ["candidates", "cases", "main"]
 
 INPUT_BYTES = 2**30
 VECTOR_BYTES = 16
@@ -43,21 +41,20 @@ def cases(input_bytes: int = INPUT_BYTES) -> list[Case]:
     return found
 
 
-def main() -> None:
-    """Measure every case and write ``results/elementwise.json``."""
-    record = provenance("python -m benchmarks.elementwise")
-    for case in cases():
-        choices = {
-            "vector": (VECTOR_BYTES // DTYPES[case.problem.operation.output.dtype].bytes,),
-            "unroll": (1, 2, 4, 8),
-            "threads": (256, 512),
-            "ctas": (0, 1056, 2112),
-        }
-        try:
-            rows = compare(case, Elementwise(), schedules(Elementwise(), case.problem, choices))
-        except LaunchError as error:
-            sys.exit(str(error))
-        write_results("elementwise", rows, record)
+def candidates(problem: Problem) -> list[Schedule]:
+    """Return the legal schedules that move 16 B at once."""
+    choices = {
+        "vector": (VECTOR_BYTES // DTYPES[problem.operation.output.dtype].bytes,),
+        "unroll": (1, 2, 4, 8),
+        "threads": (256, 512),
+        "ctas": (0, 1056, 2112),
+    }
+    return schedules(Elementwise(), problem, choices)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure every case and write ``elementwise.json``, or predict what it holds."""
+    run("elementwise", Elementwise(), cases(), candidates, arguments)
 
 
 if __name__ == "__main__":

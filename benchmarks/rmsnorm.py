@@ -1,17 +1,14 @@
-"""RMSNorm beside PyTorch's: ``python -m benchmarks.rmsnorm``.
+"""RMSNorm beside PyTorch's: ``python -m benchmarks.rmsnorm [--predict]``.
 
 An input of 1 GiB in rows of 1024 to 16384.  A ratio above 1 says how many times faster ours is.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 
-from benchmarks.peers import write_results
-from benchmarks.streaming import Case, compare, schedules
+from benchmarks.streaming import Case, run, schedules
 from examples.rmsnorm import Rows, rmsnorm
-from tinygpu.codegen.provenance import provenance
-from tinygpu.errors import LaunchError
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem
 from tinygpu.schedule import Schedule
@@ -54,15 +51,9 @@ def candidates(problem: Problem) -> list[Schedule]:
     return found
 
 
-def main() -> None:
-    """Measure every case and write ``results/rmsnorm.json``."""
-    record = provenance("python -m benchmarks.rmsnorm")
-    for case in cases():
-        try:
-            rows = compare(case, Rows(), candidates(case.problem))
-        except LaunchError as error:
-            sys.exit(str(error))
-        write_results("rmsnorm", rows, record)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure every case and write ``rmsnorm.json``, or predict what it holds."""
+    run("rmsnorm", Rows(), cases(), candidates, arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import peers, simt_fuzz, simt_ladder, speed
+from benchmarks import elementwise, peers, simt_fuzz, simt_ladder, speed, streaming
 from benchmarks.simt_ladder import Candidate
 from tinygpu.codegen.measure import Options
 from tinygpu.device import load_device
@@ -212,6 +212,32 @@ def test_kept_measurements_survive_a_kill(tmp_path: Path) -> None:
     path.write_text("{}\n")
     with pytest.raises(StoreError), simt_ladder.kept(path):
         pass
+
+
+def test_stored_rows_are_predicted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run predicts as it measures; --predict fills the same in, needs no GPU and says so."""
+    monkeypatch.setattr(streaming, "measure", Gpu(lambda s, o: 1e-3))
+    one = elementwise.cases(1 << 20)[:1]
+    monkeypatch.setattr(elementwise, "cases", lambda: one)
+    elementwise.main(["--out", str(tmp_path)])
+    path = tmp_path / "elementwise.json"
+    before = json.loads(path.read_text())
+    assert [r["group"] for r in before["rows"]] == ["space"] * 24 + ["main"] * 3
+    assert all(r["predicted_seconds"] > 0 for r in before["rows"])
+    assert "predictions" not in before
+    blank = [{**r, "predicted_seconds": None} for r in before["rows"]]
+    path.write_text(json.dumps({**before, "rows": blank}))
+    elementwise.main(["--out", str(tmp_path), "--predict"])
+    after = json.loads(path.read_text())
+    assert (after["rows"], after["runs"]) == (before["rows"], before["runs"])
+    assert after["provenance"] == before["provenance"]
+    assert after["predictions"]["command"] == "python -m benchmarks.elementwise --predict"
+    assert "24 of 24 off by more than 30 %" in capsys.readouterr().out
+    path.write_text(json.dumps({**before, "rows": [{**blank[0], "m": 7}]}))
+    with pytest.raises(SystemExit, match="row of axpb 7 is of no case here"):
+        elementwise.main(["--out", str(tmp_path), "--predict"])
 
 
 def test_random_schedules_are_legal_and_the_same_again(tmp_path: Path) -> None:
