@@ -97,6 +97,9 @@ class Buffer:
 
     Strides count elements.  ``stage_elements`` is the distance between a ring's stages.
     ``swizzle`` = (bits, base, shift) of ``tinygpu.layout.Swizzle``, on elements; 0 bits: none.
+    ``fragment``: registers of many threads that hold one tile together, shared out as
+    ``tinygpu.fragment`` says ("": each thread has registers of its own).  ``copies`` above 1:
+    shared memory of which each copy of the role that uses it has its own.
     """
 
     name: str
@@ -107,6 +110,8 @@ class Buffer:
     stages: int = 1
     stage_elements: int = 0
     swizzle: tuple[int, int, int] = (0, 0, 0)
+    fragment: str = ""
+    copies: int = 1
 
     @property
     def type(self) -> DType:
@@ -115,7 +120,7 @@ class Buffer:
 
     @property
     def elements(self) -> int:
-        """Elements of all stages (on-chip levels)."""
+        """Elements of all stages (on-chip levels), of one copy."""
         return self.stages * self.stage_elements
 
     @property
@@ -126,8 +131,8 @@ class Buffer:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all stages (on-chip levels)."""
-        return self.stages * self.stage_bytes
+        """Bytes of all stages (on-chip levels), of all copies."""
+        return self.copies * self.stages * self.stage_bytes
 
     @property
     def layout(self) -> Layout:
@@ -145,14 +150,15 @@ class Buffer:
         return text + (f" x {self.stages} stages" if str(self.stages) != "1" else "")
 
 
-def registers(name: str, dtype: str, *shape: int, stages: int = 1) -> Buffer:
-    """Make a buffer of each thread's registers, first dimension slowest."""
+def registers(name: str, dtype: str, *shape: int, stages: int = 1, fragment: str = "") -> Buffer:
+    """Make a buffer of registers, first dimension slowest: each thread's, or a tile's fragment."""
     stride: list[int] = []
     size: int = 1
     for extent in reversed(shape):
         stride.insert(0, size)
         size = size * extent
-    return Buffer(name, "registers", dtype, shape, tuple(stride), stages, size)
+    tile = tuple(shape)
+    return Buffer(name, "registers", dtype, tile, tuple(stride), stages, size, fragment=fragment)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ __all__ = ["compute"]
 
 Source = Access | Immediate | Scalar
 
-_OF = {operator: i for i in INSTRUCTIONS.values() for operator in i.variants}
+_EACH = [i for i in INSTRUCTIONS.values() if i.issuer == "thread"]
+_OF = {operator: i for i in _EACH for operator in i.variants}
 
 
 def compute(

@@ -22,19 +22,26 @@ from typing import Any, Literal
 
 from tinygpu.expression import OPERATORS
 
-__all__ = ["INSTRUCTIONS", "Completion", "Instruction", "Unit"]
+__all__ = ["INSTRUCTIONS", "Completion", "Instruction", "Issuer", "Proxy", "Unit"]
 
-Completion = Literal["at_once", "scoreboard", "commit_group", "barrier"]
-Unit = Literal["fma", "alu", "sfu", "cvt", "lsu", "shuffle", "barrier"]
+Completion = Literal[
+    "at_once", "scoreboard", "commit_group", "barrier", "mbarrier", "bulk_group", "wgmma_group"
+]
+Unit = Literal["fma", "alu", "sfu", "cvt", "lsu", "shuffle", "barrier", "tma", "tensor"]
+Issuer = Literal["thread", "warpgroup", "one"]
+Proxy = Literal["generic", "async"]
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """An instruction family in PTX's spelling.
 
-    ``completion`` says how the issuing thread sees that it is done: ``scoreboard`` (the hardware
-    holds back the first use of the register), ``commit_group`` (cp.async), ``barrier``.
-    ``variants`` are the operators of ``tinygpu.expression`` that it covers.
+    ``completion`` says how it is seen to be done: ``scoreboard`` (the hardware holds back the
+    first use of the register), a group of ``commit_group`` (cp.async), ``wgmma_group`` or
+    ``bulk_group`` (TMA stores), ``mbarrier`` (bytes that land there), ``barrier``.
+    ``issuer``: each thread on values of its own, a warpgroup on a tile, one thread on a tile.
+    ``proxy``: through which it touches shared memory.  ``variants`` are the operators of
+    ``tinygpu.expression`` that it covers.
     """
 
     name: str
@@ -44,6 +51,8 @@ class Instruction:
     completion: Completion = "at_once"
     variants: tuple[str, ...] = ()
     atomic: bool = False
+    issuer: Issuer = "thread"
+    proxy: Proxy = "generic"
 
     def semantics(self, variant: str, *arguments: Any) -> Any:
         """Return what it writes, given the arrays that it reads."""
@@ -57,6 +66,13 @@ class Instruction:
 
 
 _REGS = ("registers",)
+
+
+def _tma(
+    name: str, reads: tuple[str, ...], writes: tuple[str, ...], completion: Completion
+) -> Instruction:
+    return Instruction(name, reads, writes, "tma", completion, issuer="one", proxy="async")
+
 
 INSTRUCTIONS: Mapping[str, Instruction] = {
     i.name: i
@@ -80,5 +96,21 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
         Instruction("mov", (), _REGS, "alu"),
         Instruction("shfl.sync", _REGS, _REGS, "shuffle"),
         Instruction("bar.sync", (), (), "barrier", "barrier"),
+        _tma("cp.async.bulk.tensor", ("gmem",), ("smem",), "mbarrier"),
+        _tma("cp.async.bulk.tensor.global", ("smem",), ("gmem",), "bulk_group"),
+        Instruction(
+            "wgmma",
+            ("smem", "registers"),
+            _REGS,
+            "tensor",
+            "wgmma_group",
+            variants=("fma",),
+            issuer="warpgroup",
+            proxy="async",
+        ),
+        Instruction("stmatrix", _REGS, ("smem",), "lsu", issuer="warpgroup"),
+        Instruction("mbarrier", (), (), "barrier", "mbarrier"),
+        Instruction("barrier.cluster", (), (), "barrier", "barrier"),
+        Instruction("fence.proxy.async", (), (), "barrier"),
     )
 }

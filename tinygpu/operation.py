@@ -21,6 +21,7 @@ Source: the tensor-contraction view of loops, as in Exo, Halide and einsum.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -199,9 +200,8 @@ class Operation:
         return summed
 
     def __str__(self) -> str:
-        spelled = str(self.combine)
-        for operand in self.inputs:
-            spelled = spelled.replace(operand.name, str(operand)) if self.reduced else spelled
+        names = {o.name: str(o) for o in self.inputs} if self.reduced else {}
+        spelled = re.sub(r"\w+", lambda m: names.get(m[0], m[0]), str(self.combine))
         head = f"{self.name}: {self.output} = "
         if not self.reduced:
             return head + spelled
@@ -238,12 +238,22 @@ class Problem:
         return Problem(operation, tuple((a, sizes.get(a, 0)) for a in operation.axes))
 
 
-def matmul(dtype: str = "f32", output: str | None = None) -> Operation:
-    """``c[m,n] = sum over k of a[m,k] * b[k,n]``, all row-major."""
+def matmul(dtype: str = "f32", output: str | None = None, layout: str = "nn") -> Operation:
+    """``c[m,n] = sum over k of a[m,k] * b[k,n]``, all row-major.
+
+    ``layout`` is BLAS's pair of letters for a row-major caller: "t" for an input that is given
+    transposed, a as a[k,m], b as b[n,k]: "nt" is a linear layer.  Raises OperationError for others.
+    """
+    if layout not in ("nn", "nt", "tn", "tt"):
+        raise OperationError(f"matmul: layout {layout!r}; there are nn, nt, tn, tt")
+    a, b = (("m", "k"), ("k", "n"))
     return Operation(
         name="matmul",
         axes=("m", "n", "k"),
-        inputs=(Operand("a", ("m", "k"), dtype), Operand("b", ("k", "n"), dtype)),
+        inputs=(
+            Operand("a", a[::-1] if layout[0] == "t" else a, dtype),
+            Operand("b", b[::-1] if layout[1] == "t" else b, dtype),
+        ),
         output=Operand("c", ("m", "n"), output or ("f32" if dtype == "f32" else dtype)),
         combine=value("a") * value("b"),
         reduced=("k",),

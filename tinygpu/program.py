@@ -6,12 +6,18 @@ A program is what one CTA does, over a grid.  It has *buffers* (a level, a shape
 
     Do(instruction, writes, reads, threads, values)   one instruction by each thread, on each value
     For(var, trips, body)                             a loop, unrolled or not
+    ForTile(tile, turn, body)                         a loop over the tiles of a cluster
     When(index, bound, body)                          the body where index < bound
+    Elect(body)                                       the body by one thread of the role, the first
     Exit(access)                                      threads with no element inside leave
-    Sync(barrier)                                     bar.sync: every thread of the CTA
-    Commit(), WaitGroup(pending)                      cp.async groups
+    Sync, Commit, WaitGroup, Wait, Arrive, Fence      order: ``synchronization.py``
 
 Where a value lives, and which value it is, is said by the accesses of a ``Do``: ``access_map.py``.
+
+**Who does it.**  ``Instruction.issuer`` says who executes a ``Do``: each thread on values of its
+own ("thread"), or one thread (TMA, inside an ``Elect``) or a role's copy of 128 threads together
+("warpgroup") on the values of a whole tile.  Registers of such a tile are shared out among
+the threads as the buffer's ``fragment`` says.
 
 **Numbers.**  Every extent, stride, flag and coefficient is an int; while a whole space is scored it
 is an array over the candidates instead (one array axis a decision, so it has the length 1 wherever
@@ -49,22 +55,30 @@ from tinygpu.errors import ProgramError
 from tinygpu.expression import Expression
 from tinygpu.instruction import Instruction
 from tinygpu.operation import Operation
+from tinygpu.synchronization import Arrive, Barrier, Commit, Fence, Sync, Wait, WaitGroup
 
 __all__ = [
     "Access",
     "Affine",
+    "Arrive",
     "Axis",
+    "Barrier",
+    "Block",
     "Buffer",
     "Commit",
     "Do",
+    "Elect",
     "Exit",
+    "Fence",
     "For",
+    "ForTile",
     "Immediate",
     "Program",
     "Role",
     "Scalar",
     "Statement",
     "Sync",
+    "Wait",
     "WaitGroup",
     "When",
     "buffers_of",
@@ -83,6 +97,10 @@ class Do:
     ``vector`` values of mode 0 are moved by one instruction.  ``variant`` picks of a family.
     ``lanes`` = (divisor, extent, residue) restricts it to threads with
     ``(t // divisor) % extent == residue``.  ``across`` is shfl.sync's butterfly mask.
+
+    Of asynchronous copies (TMA): its bytes land at ``signal`` = (barrier, index), in this CTA or,
+    with ``multicast`` = a cluster axis's variable, in all CTAs along it, each at its own barrier.
+    Of products (wgmma): where ``fresh`` is 0 the sums start anew instead of being added to.
     """
 
     instruction: Instruction
@@ -94,6 +112,9 @@ class Do:
     variant: str = ""
     lanes: tuple[int, int, int] | None = None
     across: int = 0
+    signal: tuple[Barrier, Affine] | None = None
+    multicast: str = ""
+    fresh: Affine | None = None
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -112,6 +133,12 @@ class Do:
             text += f" across {self.across}"
         if self.lanes:
             text += f" where t//{self.lanes[0]}%{self.lanes[1]} == {self.lanes[2]}"
+        if self.multicast:
+            text += f" to all of {self.multicast}"
+        if self.signal:
+            text += f" at {self.signal[0].name}@({self.signal[1]})"
+        if self.fresh is not None:
+            text += f", anew where {self.fresh} == 0"
         return text
 
 
@@ -156,43 +183,46 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class Sync:
-    """``bar.sync barrier``: every thread of the CTA arrives and waits."""
+class Elect:
+    """The body, by the first thread of the role's copy alone."""
 
-    barrier: int = 0
-
-    def __str__(self) -> str:
-        return f"bar.sync {self.barrier}"
+    body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """``cp.async.commit_group``: close the group of this thread's copies."""
+class ForTile:
+    """The body for each tile of this cluster, of which it binds the grid's variables.
 
-    def __str__(self) -> str:
-        return "cp.async.commit_group"
+    A cluster's tiles are ``cluster + t * clusters`` for t = 0, 1, .. in the order of the grid's
+    raster (one tile, if the program is not ``persistent``).  The body runs for t = ``start``,
+    ``start + step``, ..: ``tile`` is bound to t, ``turn`` to 0, 1, 2, ..
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class WaitGroup:
-    """``cp.async.wait_group pending``: all but the newest ``pending`` groups are done."""
-
-    pending: int = 0
-
-    def __str__(self) -> str:
-        return f"cp.async.wait_group {self.pending}"
+    tile: str
+    turn: str
+    body: tuple[Statement, ...]
+    start: Affine | int = 0
+    step: int = 1
 
 
-Statement = Do | For | When | Exit | Sync | Commit | WaitGroup
+Order = Sync | Commit | WaitGroup | Wait | Arrive | Fence
+Block = For | ForTile | When | Elect
+Statement = Do | Exit | Order | Block
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Warps that run one body."""
+    """Warps that run one body: ``copies`` sets of ``threads``, numbered by the variable ``copy``.
+
+    ``registers`` of a thread are asked for by setmaxnreg where the body begins (0: none are).
+    """
 
     name: str
     threads: int
     body: tuple[Statement, ...]
+    copies: int = 1
+    copy: str = ""
+    registers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +243,9 @@ class Program:
     (stepped), or "i32"/"i64" (recomputed at each access).  ``ctas_per_sm``: what the registers
     are limited for (``.minnctapersm``).  ``at_most``: sizes beyond which the term would leave
     elements out, because it covers an axis by statements and not by a loop or the grid.
+    ``cluster``: the variables of a CTA's rank in its cluster, the first one fastest, and how many
+    CTAs there are along each; the grid then counts clusters.  ``persistent``: as many clusters as
+    fit the device are launched, and share the tiles (``ForTile``); else one for each tile.
     """
 
     name: str
@@ -227,6 +260,9 @@ class Program:
     addressing: str = "pointer"
     ctas_per_sm: int = 1
     at_most: tuple[tuple[str, int], ...] = ()
+    barriers: tuple[Barrier, ...] = ()
+    cluster: tuple[tuple[str, int], ...] = ()
+    persistent: bool = False
 
     def __post_init__(self) -> None:
         names = [b.name for b in self.buffers]
@@ -240,16 +276,27 @@ class Program:
                             f"program {self.name}: {statement} uses buffer {access.buffer.name}, "
                             "which the program does not declare; add it to buffers"
                         )
+            signal = statement.signal if isinstance(statement, Do) else None
+            for barrier in (
+                *((statement.barrier,) if isinstance(statement, Wait | Arrive) else ()),
+                *(signal[:1] if signal else ()),
+            ):
+                if not any(barrier is b or barrier.name == b.name for b in self.barriers):
+                    raise ProgramError(
+                        f"program {self.name}: {statement} uses barrier {barrier.name}, which the "
+                        "program does not declare; add it to barriers"
+                    )
 
     @property
     def threads(self) -> int:
         """Threads in a CTA."""
-        return sum(r.threads for r in self.roles)
+        return sum(r.threads * r.copies for r in self.roles)
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of a CTA."""
-        return sum(b.bytes for b in self.buffers if b.level == "smem")
+        """Shared memory of a CTA's buffers and barriers."""
+        buffers = sum(b.bytes for b in self.buffers if b.level == "smem")
+        return buffers + sum(8 * b.stages for b in self.barriers)
 
     def parameter_values(
         self, sizes: Mapping[str, int], given: Mapping[str, int] | None = None
@@ -278,12 +325,17 @@ class Program:
 
     def __str__(self) -> str:
         lines = [f"program {self.name}: {self.operation}"]
-        lines += [f"  {b}" for b in self.buffers]
+        lines += [f"  {b}" for b in (*self.buffers, *self.barriers)]
         lines += [f"  {name} = {expression}" for name, expression in self.parameters]
         axes = " x ".join(f"{a.var} < {a.extent}" for a in self.grid)
-        lines.append(f"  grid {axes}, raster {self.raster}")
+        how = ", persistent" if self.persistent else ""
+        lines.append(f"  grid {axes}, raster {self.raster}{how}")
+        if self.cluster:
+            lines.append("  cluster " + " x ".join(f"{v} < {n}" for v, n in self.cluster))
         for role in self.roles:
-            lines.append(f"  {role.name}: {role.threads} threads")
+            copies = f" x {role.copies} ({role.copy})" if role.copy else ""
+            regs = f", {role.registers} registers each" if role.copy and role.registers else ""
+            lines.append(f"  {role.name}: {role.threads} threads{copies}{regs}")
             lines += _show(role.body, "    ")
         return "\n".join(lines)
 
@@ -296,8 +348,15 @@ def _show(body: tuple[Statement, ...], indent: str) -> list[str]:
                 how = " (unrolled)" if unrolled else ""
                 lines.append(f"{indent}for {name} in {start}..{trips}{how}:")
                 lines += _show(inner, indent + "  ")
+            case ForTile(tile, _, inner, start, step):
+                each = "" if str(start) == "0" and str(step) == "1" else f" from {start} by {step}"
+                lines.append(f"{indent}for each tile {tile}{each}:")
+                lines += _show(inner, indent + "  ")
             case When(index, bound, inner):
                 lines.append(f"{indent}when {index} < {bound}:")
+                lines += _show(inner, indent + "  ")
+            case Elect(inner):
+                lines.append(f"{indent}one thread:")
                 lines += _show(inner, indent + "  ")
             case _:
                 lines.append(f"{indent}{statement}")
@@ -318,7 +377,7 @@ def buffers_of(body: tuple[Statement, ...]) -> tuple[Buffer, ...]:
     found: list[Buffer] = []
     for statement in body:
         mine: tuple[Buffer, ...] = ()
-        if isinstance(statement, For | When):
+        if isinstance(statement, Block):
             mine = buffers_of(statement.body)
         elif isinstance(statement, Do | Exit):
             mine = tuple(a.buffer for a in statement.accesses)
@@ -328,15 +387,15 @@ def buffers_of(body: tuple[Statement, ...]) -> tuple[Buffer, ...]:
     return tuple(found)
 
 
-def walk(program: Program) -> Iterator[tuple[Statement, tuple[For | When, ...]]]:
+def walk(program: Program) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
     """Yield every statement with the loops and guards around it, outermost first."""
 
     def inner(
-        body: tuple[Statement, ...], around: tuple[For | When, ...]
-    ) -> Iterator[tuple[Statement, tuple[For | When, ...]]]:
+        body: tuple[Statement, ...], around: tuple[Block, ...]
+    ) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
         for statement in body:
             yield statement, around
-            if isinstance(statement, For | When):
+            if isinstance(statement, Block):
                 yield from inner(statement.body, (*around, statement))
 
     for role in program.roles:

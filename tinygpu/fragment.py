@@ -1,0 +1,80 @@
+"""Fragments: how the threads of a warp or a warpgroup share out the registers of a tile.
+
+A fragment is a thread-value layout: thread t and register i hold one element (row, column) of the
+tile.  Threads and registers count in mixed radix, least significant first, each digit a *mode*
+(extent, step in rows, step in columns); a tile larger than the fragment's base repeats it along the
+columns first, then along the rows.
+
+>>> wgmma = FRAGMENTS["wgmma"]
+>>> wgmma.base, wgmma.threads, wgmma.per_thread((64, 256))
+((64, 8), 128, 128)
+>>> rows, columns = wgmma.places((64, 16))
+>>> rows[35, :4].tolist(), columns[35, :4].tolist()        # thread 35 = warp 1, lane 3
+([16, 16, 24, 24], [6, 7, 6, 7])
+
+Source: PTX ISA 9, "Register Fragments and Shared Memory Matrix Layouts" of wgmma.mma_async.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FRAGMENTS", "Fragment"]
+
+Mode = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A thread-value layout; see the module's text."""
+
+    name: str
+    base: tuple[int, int]
+    thread_modes: tuple[Mode, ...]
+    value_modes: tuple[Mode, ...]
+
+    @property
+    def threads(self) -> int:
+        """Threads that hold a tile together."""
+        return prod(extent for extent, _, _ in self.thread_modes)
+
+    def per_thread(self, shape: tuple[Any, Any]) -> Any:
+        """Return the elements of a tile of this shape that one thread holds."""
+        return shape[0] * shape[1] // self.threads
+
+    def places(self, shape: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the row and the column of each thread's values, both (threads, values).
+
+        The shape is a multiple of the base.
+        """
+        rows, columns = (s // b for s, b in zip(shape, self.base, strict=True))
+        repeats = ((columns, 0, self.base[1]), (rows, self.base[0], 0))
+        thread, value = _digits(self.thread_modes), _digits((*self.value_modes, *repeats))
+        both = thread[:, None, :] + value[None, :, :]
+        return both[..., 0], both[..., 1]
+
+
+def _digits(modes: tuple[Mode, ...]) -> NDArray[np.int64]:
+    """Return the (row, column) of each number in mixed radix."""
+    total = np.zeros((1, 2), np.int64)
+    for extent, row, column in modes:
+        step = np.arange(extent)[:, None] * np.array([row, column], np.int64)
+        total = (step[:, None, :] + total[None, :, :]).reshape(-1, 2)
+    return total
+
+
+_PAIR: tuple[Mode, ...] = ((2, 0, 1), (2, 8, 0))  # two columns, and the row eight below
+
+FRAGMENTS: Mapping[str, Fragment] = {
+    f.name: f
+    for f in (
+        Fragment("mma", (16, 8), ((4, 0, 2), (8, 1, 0)), _PAIR),
+        Fragment("wgmma", (64, 8), ((4, 0, 2), (8, 1, 0), (4, 16, 0)), _PAIR),
+    )
+}

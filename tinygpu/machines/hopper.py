@@ -1,0 +1,173 @@
+"""The machine ``hopper``: a matmul by TMA, mbarriers and wgmma (sm_90a).
+
+A CTA has a producer, which loads tiles of the inputs into a ring of stages in shared memory, and
+one to three consumer warpgroups, which multiply from there and store; see ``hopper_term.py``.
+
+Source: PTX ISA 9; NVIDIA CUTLASS 3 and P. Mohan, "Outperforming cuBLAS on H100".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.machines.hopper_term import ROW_BYTES, HopperTerm
+from tinygpu.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
+from tinygpu.operation import Operation
+from tinygpu.program import Program, select
+
+__all__ = ["STARTS", "Hopper"]
+
+
+class Hopper(Machine):
+    """Matmul by warpgroup products of 16-bit (or 8-bit) inputs, fp32 sums."""
+
+    name = "hopper"
+    levels = (GMEM, L2, SMEM, REGISTERS)
+    instructions = instructions(
+        "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "wgmma", "cvt",
+        "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "st.global",
+    )  # fmt: skip
+    numeric = True
+    operations = ("matmul",)
+
+    tile_m = Choice(64, 128, 192, 256, meaning="rows of the product a CTA computes")
+    tile_n = Choice(
+        8, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256,
+        meaning="columns of the product a CTA computes",
+    )  # fmt: skip
+    tile_k = Choice(64, 128, meaning="steps of k in a stage")
+    consumers = Choice(1, 2, 3, meaning="warpgroups that multiply")
+    consume = Choice(
+        "cooperative", "pingpong", structural=True, meaning="consumers share tiles, or take turns"
+    )
+    stages = Choice(2, 3, 4, 5, 6, 7, 8, 10, 12, meaning="tiles of the inputs in shared memory")
+    in_flight = Choice(0, 1, 2, meaning="groups of products in flight when a stage is released")
+    cluster_m = Choice(1, 2, 4, meaning="CTAs of a cluster along the rows: they share y")
+    cluster_n = Choice(1, 2, 4, meaning="CTAs of a cluster along the columns: they share x")
+    swap = Choice(0, 1, structural=True, meaning="the product's rows are c's columns (1)")
+    epilogue = Choice("tma", "direct", structural=True, meaning="how sums reach c")
+    store_n = Choice(8, 16, 32, 64, 128, 256, meaning="columns stored together")
+    store_stages = Choice(1, 2, 4, meaning="chunks of c in shared memory")
+    raster = Choice(1, 2, 4, 8, 16, 32, meaning="rows of clusters visited together")
+    persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
+    ctas_per_sm = Choice(1, 2, meaning="CTAs that registers are limited for")
+
+    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+        """Return what this machine's decisions have to agree on."""
+        d = choose
+        a, b, c = operation.operands
+        wide, out = DTYPES[a.dtype].bytes, DTYPES[c.dtype].bytes
+        inner = ROW_BYTES // wide
+        turns = d.consume == "pingpong"
+        rows = d.tile_m if turns else d.tile_m // d.consumers
+        x, y = (b, a) if d.swap else (a, b)
+        parts = (d.tile_m // d.cluster_n, d.tile_n // d.cluster_m)
+        whole = (d.tile_m % (8 * d.cluster_n) == 0) & (d.tile_n % (8 * d.cluster_m) == 0)
+        if x.axes[-1] != "k":
+            whole = whole & (parts[0] % inner == 0)
+        if y.axes[-1] != "k":
+            whole = whole & (parts[1] % inner == 0)
+        held = rows // 64 * d.tile_n // 2
+        most = select(
+            d.ctas_per_sm == 2,
+            select(d.consumers == 1, 96, select(d.consumers == 2, 56, 40)),
+            select(d.consumers == 1, 216, select(d.consumers == 2, 200, 128)),
+        )
+        span = (64 if d.swap else d.store_n) * out
+        return (
+            Requirement(
+                "types",
+                a.dtype in ("bf16", "f16") and b.dtype == a.dtype and c.dtype in (a.dtype, "f32"),
+                "wgmma multiplies bf16 or f16, and c has their type or f32",
+                "choose dtype bf16 or f16, or the machine simt",
+            ),
+            Requirement(
+                "blocks",
+                (rows % 64 == 0) & (rows >= 64) & (turns | (d.tile_m % d.consumers == 0)),
+                "a consumer multiplies blocks of 64 rows",
+                "raise tile_m or lower consumers",
+            ),
+            Requirement(
+                "slabs",
+                d.tile_k % inner == 0,
+                "a stage holds rows of 128 B along k",
+                "raise tile_k",
+            ),
+            Requirement(
+                "parts",
+                whole,
+                "a CTA's part of a tile that a cluster shares is whole swizzle atoms",
+                "lower cluster_m or cluster_n, or choose a wider tile",
+            ),
+            Requirement(
+                "accumulators",
+                held <= most,
+                "sums leave a consumer's threads registers to work with",
+                "lower tile_n or tile_m, or raise consumers",
+            ),
+            Requirement(
+                "turns",
+                (d.consumers == 2) & (d.persistent == 1) if turns else d.consumers >= 1,
+                "two consumers take turns on the tiles of CTAs that stay",
+                "choose persistent 1 and consumers 2, or consume cooperative",
+            ),
+            Requirement(
+                "chunks",
+                (d.tile_n % d.store_n == 0)
+                & (((span <= ROW_BYTES) & (span >= 16)) if d.epilogue == "tma" else d.store_n > 0),
+                "columns are stored in whole chunks, by TMA of 16 to 128 B a row",
+                "choose a store_n that divides tile_n, of at most 64 columns of 16 bits",
+            ),
+            Requirement(
+                "stored",
+                d.epilogue == "direct" or not d.swap or out == 2,
+                "stmatrix turns chunks of 16-bit elements",
+                "choose epilogue direct, or swap 0",
+            ),
+            Requirement(
+                "unused",
+                (d.epilogue == "tma" or ((d.store_stages == 1) & (d.store_n == d.tile_n)))
+                & ((d.persistent == 0) | (d.ctas_per_sm == 1) | (d.consumers == 1)),
+                "a decision about what the kernel does not have stays at its first value",
+                "with epilogue direct choose store_stages 1 and store_n equal to tile_n",
+            ),
+            Requirement(
+                "in_flight",
+                d.in_flight < d.stages,
+                "fewer groups of products are in flight than there are stages",
+                "lower in_flight",
+            ),
+        )
+
+    def program(self, operation: Operation, choose: Any) -> Program:
+        """Build the term of a matmul."""
+        return HopperTerm(operation, choose).program()
+
+
+_PLAIN: Mapping[str, Value] = {
+    "tile_m": 64, "tile_n": 64, "tile_k": 64, "consumers": 1, "consume": "cooperative",
+    "stages": 2, "in_flight": 0, "cluster_m": 1, "cluster_n": 1, "swap": 0,
+    "epilogue": "direct", "store_n": 64, "store_stages": 1, "raster": 1, "persistent": 0,
+    "ctas_per_sm": 1,
+}  # fmt: skip
+_RING = {**_PLAIN, "tile_m": 128, "tile_n": 128, "stages": 4, "in_flight": 1, "store_n": 128}
+_TWO = {**_RING, "tile_n": 256, "consumers": 2, "store_n": 256}
+_STORE = {**_TWO, "epilogue": "tma", "store_n": 64, "store_stages": 2}
+_STAY = {**_STORE, "persistent": 1, "raster": 8}
+_CLUSTER = {**_STAY, "cluster_m": 2}
+_TURNS = {**_STAY, "tile_m": 64, "consume": "pingpong", "stages": 4}
+_TURNED = {**_RING, "swap": 1, "tile_m": 64, "tile_n": 16, "stages": 8, "store_n": 16}
+
+STARTS: Mapping[str, Mapping[str, Value]] = {
+    "plain": _PLAIN,
+    "ring": _RING,
+    "two consumers": _TWO,
+    "tma store": _STORE,
+    "persistent": _STAY,
+    "cluster": _CLUSTER,
+    "pingpong": _TURNS,
+    "swapped": _TURNED,
+}
+"""Named points, each a step of the known ladder of Hopper kernels."""

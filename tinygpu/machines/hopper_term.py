@@ -1,0 +1,327 @@
+"""The term of the machine ``hopper``: one producer, and consumers that multiply and store.
+
+The product has rows and columns: those of c, or with ``swap`` its columns and rows, so that a small
+m can be the columns.  ``x`` is the input that has the rows, ``y`` the one that has the columns.
+
+    producer     for each tile, for each k: wait for an empty stage, expect its bytes, load x and y
+    consumers    for each tile, for each k: wait for a full stage, multiply, release an older stage;
+                 then round, write to shared memory or straight to c, and store
+
+Consumers share a tile's rows ("cooperative") or take tiles in turn ("pingpong"), in which case one
+multiplies while the other stores.  In a cluster of ``cluster_m x cluster_n`` CTAs, those in
+one column need the same y: each loads a part and sends it to all; likewise x along a row.
+
+A tile of x or y lies in shared memory as slabs of 128 B rows, which is what TMA writes and wgmma
+reads: dimensions (row, within the slab, slab), along k if k is contiguous in global memory and
+along the rows (columns) of the product otherwise.
+
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.hopper import STARTS
+>>> from tinygpu.operation import matmul
+>>> HopperTerm(matmul("bf16", layout="nt"), Chosen(STARTS["plain"])).program().barriers[0].name
+'full'
+
+Source: PTX ISA 9, "Asynchronous Warpgroup Level Matrix Instructions" and "Tensors"; CUTLASS 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinygpu.expression import Constant, Expression, value
+from tinygpu.instruction import INSTRUCTIONS
+from tinygpu.operation import Operand, Operation
+from tinygpu.program import (
+    Access,
+    Affine,
+    Arrive,
+    Axis,
+    Barrier,
+    Buffer,
+    Commit,
+    Do,
+    Elect,
+    Fence,
+    For,
+    ForTile,
+    Program,
+    Role,
+    Statement,
+    Sync,
+    Wait,
+    WaitGroup,
+    When,
+    registers,
+    select,
+    var,
+)
+
+__all__ = ["ROW_BYTES", "HopperTerm"]
+
+ROW_BYTES = 128  # a slab's row: the span of the widest swizzle
+_SLICE_BYTES = 32  # spec: the k of one wgmma
+_WARPGROUP = 128
+_BLOCK = 64  # spec: the rows of one wgmma
+_ENTRY_REGISTERS = 65536  # spec: an SM's
+
+
+class HopperTerm:
+    """One term in the making: what its parts have in common; ``d`` has the decisions."""
+
+    def __init__(self, operation: Operation, d: Any) -> None:
+        self.operation, self.d = operation, d
+        a, b, c = operation.operands
+        self.x, self.y, self.c = (b, a, c) if d.swap else (a, b, c)
+        self.row_axis, self.column_axis = ("n", "m") if d.swap else ("m", "n")
+        self.inner = ROW_BYTES // _width(a)
+        self.slice = _SLICE_BYTES // _width(a)
+        self.slabs = d.tile_k // self.inner
+        self.taking_turns = d.consume == "pingpong"
+        self.rows = d.tile_m if self.taking_turns else d.tile_m // d.consumers
+        self.gmem = {
+            o.name: Buffer(o.name, "gmem", o.dtype, o.axes, (f"ld_{o.name}", 1))
+            for o in operation.operands
+        }
+        self.smem_x = self.tile(self.x, d.tile_m)
+        self.smem_y = self.tile(self.y, d.tile_n)
+        release = select(self.taking_turns, 1, d.consumers) * d.cluster_m * d.cluster_n
+        self.full = Barrier("full", d.stages, 1)
+        self.empty = Barrier("empty", d.stages, release)
+        self.turn = Barrier("turn", d.consumers, 1)
+        self.sums = registers("sums", "f32", self.rows, d.tile_n, fragment="wgmma")
+        self.n = var("t", "trips") + var("k")
+        self.k = var("k", d.tile_k)
+        self.first_row = var("br", d.tile_m * d.cluster_m) + var("rank_m", d.tile_m)
+        self.first_column = var("bc", d.tile_n * d.cluster_n) + var("rank_n", d.tile_n)
+        self.own_row = var("w", 0 if self.taking_turns else self.rows)
+
+    def tile(self, operand: Operand, extent: Any) -> Buffer:
+        """Return the ring of an input's tiles in shared memory."""
+        d, by_k = self.d, operand.axes[-1] == "k"
+        lines, slabs = (extent, self.slabs) if by_k else (d.tile_k, extent // self.inner)
+        return Buffer(
+            f"smem_{operand.name}", "smem", operand.dtype, (lines, self.inner, slabs),
+            (self.inner, 1, lines * self.inner), d.stages, lines * self.inner * slabs,
+            _swizzle(ROW_BYTES, _width(operand)),
+        )  # fmt: skip
+
+    def program(self) -> Program:
+        """Return the term: its buffers are those that its statements use."""
+        d = self.d
+        store, staged = self.store()
+        consumer = self.consumer(store)
+        buffers = (*self.gmem.values(), self.smem_x, self.smem_y, *staged, self.sums)
+        barriers = (self.full, self.empty, *((self.turn,) if self.taking_turns else ()))
+        size = {"m": value("m"), "n": value("n")}
+
+        def clusters(axis: str, tile: Any) -> Expression:
+            return size[axis].ceildiv(Constant(tile))
+
+        return Program(
+            name="hopper_matmul",
+            operation=self.operation,
+            buffers=buffers,
+            parameters=(
+                *((f"ld_{o.name}", value(o.axes[-1])) for o in self.operation.operands),
+                ("trips", value("k").ceildiv(Constant(d.tile_k))),
+            ),
+            grid=(
+                Axis("br", clusters(self.row_axis, d.tile_m * d.cluster_m)),
+                Axis("bc", clusters(self.column_axis, d.tile_n * d.cluster_n)),
+            ),
+            roles=(
+                Role("producer", _WARPGROUP, self.producer(), 1, "p", self.registers()[0]),
+                Role("consumer", _WARPGROUP, consumer, d.consumers, "w", self.registers()[1]),
+            ),
+            raster=d.raster,
+            ctas_per_sm=d.ctas_per_sm,
+            barriers=barriers,
+            cluster=(("rank_m", d.cluster_m), ("rank_n", d.cluster_n)),
+            persistent=d.persistent,
+        )
+
+    def registers(self) -> tuple[Any, Any]:
+        """Return the registers of a producer's and of a consumer's thread; 0: as they come."""
+        few, many = self.d.consumers == 3, (self.d.consumers > 1) & (self.d.ctas_per_sm == 1)
+        return select(many, select(few, 32, 40), 0), select(many, select(few, 160, 232), 0)
+
+    def producer(self) -> tuple[Statement, ...]:
+        """Fill stages, as far ahead as there are."""
+        d = self.d
+        bytes_of_stage = self.smem_x.stage_elements * _width(self.x)
+        bytes_of_stage = bytes_of_stage + self.smem_y.stage_elements * _width(self.y)
+        load = (
+            Wait(self.empty, self.n + -1 * d.stages),
+            Arrive(self.full, self.n, bytes_of_stage),
+            self.load(self.x, self.smem_x, self.first_row, d.tile_m, ("rank_n", d.cluster_n)),
+            self.load(self.y, self.smem_y, self.first_column, d.tile_n, ("rank_m", d.cluster_m)),
+        )
+        tiles = ForTile("t", "i", (For("k", "trips", load),))
+        return (Elect((tiles,)), Sync(scope="cluster"))
+
+    def load(
+        self, operand: Operand, smem: Buffer, first: Affine, extent: Any, sent: tuple[str, Any]
+    ) -> Do:
+        """Load this CTA's part of a tile, and send it along an axis of the cluster."""
+        rank, parts = sent
+        by_k = operand.axes[-1] == "k"
+        part = extent // parts
+        here = var(rank, part)
+        if by_k:
+            values = (self.inner, part, self.slabs)
+            source = (first + here, self.k)
+            target = (here, Affine(), Affine())
+        else:
+            values = (self.inner, self.d.tile_k, part // self.inner)
+            source = (self.k, first + here)
+            target = (Affine(), Affine(), var(rank, part // self.inner))
+        outside = Access(
+            self.gmem[operand.name],
+            ((0, 1), (1, 0), (0, self.inner)),
+            origin=source,
+            guard=(True, True),
+        )
+        inside = Access(smem, ((0, 1, 0), (1, 0, 0), (0, 0, 1)), origin=target, index=self.n)
+        copy = INSTRUCTIONS["cp.async.bulk.tensor"]
+        return Do(copy, inside, (outside,), values, signal=(self.full, self.n), multicast=rank)
+
+    def consumer(self, store: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """Multiply, then store."""
+        d = self.d
+        behind = d.in_flight
+        last = var("t", "trips") + var("trips") + -1
+        done = Elect((Arrive(self.empty, self.n + -1 * behind, to="cluster"),))
+        step = (
+            Wait(self.full, self.n),
+            Fence("wgmma"),
+            *self.multiply(),
+            Commit("wgmma"),
+            WaitGroup(behind, "wgmma"),
+            When(var("k", -1) + behind, 1, (done,)),
+        )
+        rest = Elect((Arrive(self.empty, last + var("j", -1), to="cluster"),))
+        tile = (
+            *((Wait(self.turn, var("t") + -1),) if self.taking_turns else ()),
+            For("k", "trips", step),
+            *((Elect((Arrive(self.turn, var("t")),)),) if self.taking_turns else ()),
+            WaitGroup(0, "wgmma"),
+            For("j", behind, (When(var("j"), "trips", (rest,)),), unrolled=True),
+            *store,
+        )
+        if self.taking_turns:
+            tiles = ForTile("t", "i", tile, var("w"), d.consumers)
+        else:
+            tiles = ForTile("t", "i", tile)
+        end = (Elect((WaitGroup(0, "bulk"),)),) if d.epilogue == "tma" else ()
+        return (tiles, *end, Sync(scope="cluster"))
+
+    def multiply(self) -> tuple[Statement, ...]:
+        """Add the products of one stage: for each slice of k, for each 64 rows."""
+        d = self.d
+        row = self.own_row + var("block", _BLOCK)
+        wide = d.tile_n if self.y.axes[-1] == "k" else self.inner  # columns of one slab
+        values = (self.slice, wide, d.tile_n // wide, _BLOCK)
+        slab, within = var("slab"), var("slice", self.slice)
+        x_origin: tuple[Affine, ...]
+        y_origin: tuple[Affine, ...]
+        if self.x.axes[-1] == "k":
+            x_steps = ((0, 1, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0))
+            x_origin = (row, within, slab)
+        else:
+            x_steps = ((1, 0, 0), (0, 0, 0), (0, 0, 0), (0, 1, 0))
+            blocks = var("w", 0 if self.taking_turns else self.rows // _BLOCK) + var("block")
+            x_origin = (var("slab", self.inner) + within, Affine(), blocks)
+        if self.y.axes[-1] == "k":
+            y_steps = ((0, 1, 0), (1, 0, 0), (wide, 0, 0), (0, 0, 0))
+            y_origin = (Affine(), within, slab)
+        else:
+            y_steps = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0))
+            y_origin = (var("slab", self.inner) + within, Affine(), Affine())
+        sums = Access(
+            self.sums,
+            ((0, 0), (0, 1), (0, wide), (1, 0)),
+            origin=(var("block", _BLOCK), Affine()),
+            index=var("i"),
+        )
+        product = Do(
+            INSTRUCTIONS["wgmma"],
+            sums,
+            (
+                Access(self.smem_x, x_steps, origin=x_origin, index=self.n),
+                Access(self.smem_y, y_steps, origin=y_origin, index=self.n),
+                sums,
+            ),
+            values,
+            variant="fma",
+            fresh=var("k") + slab + var("slice"),
+        )
+        blocks_loop = For("block", self.rows // _BLOCK, (product,), unrolled=True)
+        slices = For("slice", self.inner // self.slice, (blocks_loop,), unrolled=True)
+        return (For("slab", self.slabs, (slices,), unrolled=True),)
+
+    def store(self) -> tuple[tuple[Statement, ...], tuple[Buffer, ...]]:
+        """Return the statements that store a tile's sums, and the buffers that they need.
+
+        The tile goes in chunks of ``store_n`` columns; transposed, of 64 rows too.
+        """
+        d = self.d
+        rows = _BLOCK if d.swap else self.rows
+        chunks = d.tile_n // d.store_n
+        ordinal = var("i", chunks * (self.rows // rows)) + var("block", chunks) + var("chunk")
+        row, column = var("block", rows), var("chunk", d.store_n)
+        values = (d.store_n, rows)
+        plain = ((0, 1), (1, 0))
+        turned = ((1, 0), (0, 1))
+        sums = Access(self.sums, plain, origin=(row, column), index=var("i"))
+        body: tuple[Statement, ...] = ()
+        buffers: tuple[Buffer, ...] = ()
+        if self.c.dtype != "f32":
+            rounded = registers("rounded", self.c.dtype, rows, d.store_n, fragment="wgmma")
+            held = Access(rounded, plain, index=ordinal)
+            body, buffers = (Do(INSTRUCTIONS["cvt"], held, (sums,), values),), (rounded,)
+        else:
+            held = sums
+        at_row = self.first_row + self.own_row + row
+        at_column = self.first_column + column
+        place = (at_column, at_row) if d.swap else (at_row, at_column)
+        c = self.gmem[self.c.name]
+        steps = turned if d.swap else plain
+        if d.epilogue == "direct":
+            out = Access(c, steps, origin=place, guard=(True, True))
+            vector = 1 if d.swap else 2
+            body = (*body, Do(INSTRUCTIONS["st.global"], out, (held,), values, vector=vector))
+        else:
+            wide, high = (rows, d.store_n) if d.swap else (d.store_n, rows)
+            staged = Buffer(
+                f"smem_{c.name}", "smem", c.dtype, (high, wide), (wide, 1), d.store_stages,
+                high * wide, _swizzle(wide * _width(self.c), _width(self.c)), copies=d.consumers,
+            )  # fmt: skip
+            write = Access(staged, steps, index=ordinal)
+            read = Access(staged, plain, index=ordinal)
+            out = Access(c, plain, origin=place, guard=(True, True))
+            move = INSTRUCTIONS["stmatrix" if _width(self.c) == 2 else "st.shared"]
+            send = INSTRUCTIONS["cp.async.bulk.tensor.global"]
+            body = (
+                Elect((WaitGroup(d.store_stages + -1, "bulk", read=True),)),
+                Sync(1, "role"),
+                *body,
+                Do(move, write, (held,), values, variant="trans" if d.swap else ""),
+                Fence("proxy.async"),
+                Sync(1, "role"),
+                Elect((Do(send, out, (read,), (wide, high)), Commit("bulk"))),
+            )
+            buffers = (*buffers, staged)
+        loop = For("chunk", chunks, body, unrolled=True)
+        return (For("block", self.rows // rows, (loop,), unrolled=True),), buffers
+
+
+def _width(operand: Operand) -> int:
+    from tinygpu.memory import DTYPES
+
+    return DTYPES[operand.dtype].bytes
+
+
+def _swizzle(row_bytes: Any, width: int) -> tuple[Any, int, int]:
+    """Return the swizzle of rows of 16, 32, 64 or 128 B: 16 B pieces by the number of 128 B."""
+    bits = sum(row_bytes >= wide for wide in (32, 64, 128))
+    return bits, (16 // width).bit_length() - 1, 3
