@@ -27,6 +27,7 @@ from tinygpu.schedule import Schedule
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCREEN_LINES = 60
+MOST_LINES = {"elementwise": 60, "rmsnorm": 100, "naive_matmul": 30}
 X, Z, A, B = (value(n) for n in "xzab")
 GATED = X * apply("sigmoid", A * X) * Z + B
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_120")
@@ -167,7 +168,14 @@ def test_inputs_are_loaded_before_any_is_used() -> None:
     assert text.count("ld.global.v4.f32") == 8
 
 
-@pytest.mark.parametrize("name", ["elementwise", "rmsnorm", "naive_matmul"])
+@pytest.mark.parametrize("name", MOST_LINES)
+def test_an_example_is_short(name: str) -> None:
+    """A machine of one operation needs no more lines than that, formatted as all else is."""
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= MOST_LINES[name]
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"__init__", *MOST_LINES}
+
+
+@pytest.mark.parametrize("name", MOST_LINES)
 def test_runs_as_a_script(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Run as a script, each prints the term and then its PTX."""
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
