@@ -36,7 +36,7 @@ from tinygpu.events import skeleton_of, verdict, verdict_of
 from tinygpu.machines.simt import Simt
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Program
-from tinygpu.search.best import Scorer
+from tinygpu.search.scorer import Scorer
 from tinygpu.space import Space
 
 __all__ = ["Row", "child", "emitting", "main", "scoring", "verdicts"]

@@ -34,7 +34,8 @@ from typing import Any
 import numpy as np
 
 from tinygpu.device import Device
-from tinygpu.program import Program
+from tinygpu.program import Program, select
+from tinygpu.search.deferred import applied
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.traffic import Launch
 from tinygpu.search.work import WARP, Piece, Repeat, Tree, account, mapped
@@ -101,7 +102,7 @@ def predict(f: Features) -> Breakdown:
     work["fetch"] = fetch(f.tree, device)
     busy = count * warps / device.clock_hz
     parts: dict[str, Numbers] = {unit: busy * cycles for unit, cycles in work.items()}
-    rounds = np.ceil(count / np.minimum(capacity, count))
+    rounds = np.ceil(np.maximum(count / capacity, 1.0))
     parts["latency"] = rounds * path(f.tree, warps) / device.clock_hz
     parts["l2"] = launch.l2_bytes() / (device.l2_bytes_per_cycle * device.clock_hz)
     dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
@@ -130,6 +131,11 @@ def resolved(seconds: Numbers) -> Numbers:
 
 def blend(parts: list[Numbers], power: float) -> Numbers:
     """Return (sum of parts^power)^(1/power)."""
+    return applied(norm, power, *parts)
+
+
+def norm(power: float, *parts: Numbers) -> Numbers:
+    """Return (sum of parts^power)^(1/power); one function, for each part counts more than once."""
     most: Numbers = 0.0
     for part in parts:
         most = np.maximum(most, part)
@@ -256,7 +262,7 @@ def together(loop: Repeat) -> bool:
 
 def _unrolled(loop: Repeat, clock: _Clock) -> None:
     """Walk an unrolled loop: once through its chain, then at the pace of its busiest unit."""
-    some = np.asarray(loop.trips) > 0
+    some = loop.trips > 0
     work = total_work(loop.body)
     most: Numbers = 0.0
     for cycles in work.values():
@@ -265,11 +271,11 @@ def _unrolled(loop: Repeat, clock: _Clock) -> None:
     more = np.maximum(loop.trips - 1.0, 0.0) * pace
     after = replace(clock, units=dict(clock.units), ready=dict(clock.ready))
     _walk(loop.body, after)
-    clock.now = np.where(some, after.now, clock.now)
+    clock.now = select(some, after.now, clock.now)
     clock.flight = after.flight
-    clock.last = np.where(some, after.last + more, clock.last)
+    clock.last = select(some, after.last + more, clock.last)
     for mine, theirs in ((clock.units, after.units), (clock.ready, after.ready)):
         for name, end in theirs.items():
             before = mine.get(name, 0.0)
             moved = end is not before
-            mine[name] = np.where(some, end + more, before) if moved else before
+            mine[name] = select(some, end + more, before) if moved else before

@@ -166,7 +166,7 @@ class Launch:
         if by_row:
             fetches = columns * np.minimum(rows, self.raster[0]) / wave
         elif by_column:
-            fetches = rows * np.minimum(columns, wave / self.raster[1]) / wave
+            fetches = rows * np.minimum(columns / wave, 1.0 / self.raster[1])
         else:
             fetches = rows * columns / wave
         return outer * np.maximum(fetches, 1.0)

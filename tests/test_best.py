@@ -10,8 +10,9 @@ import pytest
 from tinygpu.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
-from tinygpu.search.best import Scorer, rank
+from tinygpu.search.best import rank
 from tinygpu.search.cost import cost
+from tinygpu.search.scorer import Scorer
 from tinygpu.space import Space
 
 DEVICE = load_device("h200")

@@ -1,0 +1,204 @@
+"""Scores: the predicted seconds of many schedules of one batch, and bounds of partly chosen ones.
+
+A *point* is an index along each numeric decision of the batch.  Its time is exact: that of the
+schedule's own program.  The *bound* of a point's first decisions of an order is at most the time
+of every legal schedule that agrees with it in them: each table is reduced to its least entry
+(greatest, where more is faster) over the decisions that are open, illegal entries left out.
+
+Source: ``docs/model.md``, theorem "monotone, so branch and bound is exact".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.search.cost import features, predict
+from tinygpu.search.deferred import Deferred, Step, Tables, at, steps_of
+from tinygpu.space import Batch, Space
+
+__all__ = ["Points", "Scorer", "Shared"]
+
+Points = NDArray[np.int64]
+_CHUNK = 4096
+"""Points at once: their intermediate results stay in a core's cache."""
+
+
+class Shared:
+    """What the batches of a space share: they have most tables in common."""
+
+    def __init__(self, space: Space) -> None:
+        """Start with nothing."""
+        self.tables = Tables(space.sums.lengths)
+        self.legal: dict[tuple[Any, ...], NDArray[np.bool_]] = {}
+        self.reduced: dict[tuple[Any, ...], tuple[Deferred | float, Any]] = {}
+
+
+class Scorer:
+    """The time of one batch's schedules, and where they are legal."""
+
+    def __init__(self, batch: Batch, space: Space, shared: Shared | None = None) -> None:
+        """Predict the batch's term; scorers of one space work less if they share."""
+        self.batch, self.space = batch, space
+        self.lengths = tuple(len(v) for v in batch.values)
+        self.shared = shared or Shared(space)
+        of = self.shared.tables.of
+        with np.errstate(all="ignore"):
+            found = features(batch.program, space.problem.sizes, space.device)
+            self.time = predict(found.mapped(of, of)).seconds
+        self._steps = steps_of(self.time)
+        self._bounding = steps_of(self.time, bounded=True)
+        self._allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
+        self._inside: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._legal = tuple(map(steps_of, self._conjunctions()))
+
+    def seconds(self, points: Points) -> NDArray[np.float64]:
+        """Return the predicted seconds at points, (n, decisions) indices of legal schedules."""
+        result = np.empty(len(points))
+        firsts = range(0, len(points), _CHUNK)
+
+        def score(first: int) -> None:
+            columns = np.ascontiguousarray(points[first : first + _CHUNK].T)
+            with np.errstate(all="ignore"):
+                result[first : first + _CHUNK] = at(self._steps, columns, _itself)
+
+        if len(firsts) < 2:
+            for first in firsts:
+                score(first)
+        else:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(score, firsts))
+        return result
+
+    def bound(self, points: Points, order: Sequence[int], count: int) -> NDArray[np.float64]:
+        """Return a lower bound of the seconds, given the first ``count`` decisions of the order."""
+        ordered = tuple(order)
+
+        def reduced(table: Deferred, most: bool) -> Deferred | float:
+            return self._reduced(table, most, ordered, count)
+
+        return self._at(self._bounding, points, reduced)
+
+    def legal(self, points: Points) -> NDArray[np.bool_]:
+        """Say which points no table excludes."""
+        inside = np.ones(len(points), bool)
+        columns = np.ascontiguousarray(points.T)
+        for steps in self._legal:
+            inside &= at(steps, columns, _itself)
+        return inside
+
+    def allows(self, points: Points, chosen: frozenset[int], last: int) -> NDArray[np.bool_]:
+        """Say which points no table excludes, whatever the open decisions; ``last`` is new."""
+        inside = np.ones(len(points), bool)
+        for i, table in enumerate(self.batch.tables):
+            if last not in table.axes:
+                continue
+            left = chosen & frozenset(table.axes)
+            if (i, left) not in self._allowed:
+                drop = tuple(j for j, a in enumerate(table.axes) if a not in left)
+                kept = tuple(a for a in table.axes if a in left)
+                self._allowed[i, left] = kept, table.holds.view(np.ndarray).any(axis=drop)
+            kept, allowed = self._allowed[i, left]
+            inside &= allowed[tuple(points[:, a] for a in kept)]
+        return inside
+
+    def values_left(self, axis: int) -> int:
+        """Return how many values of a decision no table alone excludes."""
+        points = np.zeros((self.lengths[axis], len(self.lengths)), np.int64)
+        points[:, axis] = np.arange(self.lengths[axis])
+        return int(self.allows(points, frozenset({axis}), axis).sum())
+
+    def order(self, points: Points) -> list[int]:
+        """Order the decisions: first those that loosen the bound most.
+
+        No single change improves ``points``, so how far the bound falls is looseness alone.
+        """
+        axes = [i for i, n in enumerate(self.lengths) if n > 1]
+        exact = self.seconds(points)
+        loose = {}
+        for axis in axes:
+            last = [*(a for a in axes if a != axis), axis]
+            loose[axis] = float(np.mean(self.bound(points, last, len(axes) - 1) / exact))
+        return sorted(axes, key=lambda axis: loose[axis])
+
+    def _at(
+        self,
+        steps: tuple[Step, ...],
+        points: Points,
+        looked_up: Callable[[Deferred, bool], Deferred | float],
+    ) -> NDArray[np.float64]:
+        result = np.empty(len(points))
+        for first in range(0, len(points), _CHUNK):
+            columns = np.ascontiguousarray(points[first : first + _CHUNK].T)
+            result[first : first + _CHUNK] = at(steps, columns, looked_up)
+        return result
+
+    def _reduced(
+        self, table: Deferred, most: bool, order: tuple[int, ...], count: int
+    ) -> Deferred | float:
+        """Minimise (maximise) over the open decisions, illegal entries left out."""
+        assert table.table is not None
+        axes = table.axes
+        inside = self._inside_of(axes)
+        left = frozenset(order[:count]) & frozenset(axes)
+        key = (id(table), most, inside, left)
+        if key in self.shared.reduced:
+            return self.shared.reduced[key][0]
+        result: Deferred | float
+        if len(left) == len(axes):
+            values = table.table.astype(np.float64)
+            values[np.isnan(values) | ~self._joined(axes, inside)] = -np.inf if most else np.inf
+            result = Deferred(table.tables, axes, values)
+        else:  # from what one more decision leaves open
+            more = next(i for i in range(count, len(order)) if order[i] in axes)
+            above = self._reduced(table, most, order, more + 1)
+            assert isinstance(above, Deferred)
+            assert above.table is not None
+            drop = above.axes.index(order[more])
+            values = above.table.max(axis=drop) if most else above.table.min(axis=drop)
+            kept = above.axes[:drop] + above.axes[drop + 1 :]
+            result = Deferred(table.tables, kept, values) if kept else float(values)
+        self.shared.reduced[key] = result, table
+        return result
+
+    def _inside_of(self, axes: tuple[int, ...]) -> tuple[int, ...]:
+        """Name the batch's tables over some of these axes."""
+        if axes not in self._inside:
+            inside = (t for t in self.batch.tables if set(t.axes) <= set(axes))
+            self._inside[axes] = tuple(sorted(id(t) for t in inside))
+        return self._inside[axes]
+
+    def _joined(self, axes: tuple[int, ...], inside: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Join the tables over some of these axes."""
+        key = (axes, inside)
+        if key not in self.shared.legal:
+            joined = np.ones([self.lengths[a] for a in axes], bool)
+            for table in self.batch.tables:
+                if set(table.axes) <= set(axes):
+                    shape = [self.lengths[a] if a in table.axes else 1 for a in axes]
+                    joined &= table.holds.view(np.ndarray).reshape(shape)
+            self.shared.legal[key] = joined
+        return self.shared.legal[key]
+
+    def _conjunctions(self) -> list[Deferred]:
+        """Join the batch's tables to a few, each as large as tables get."""
+        groups: list[Deferred] = []
+        for table in sorted(self.batch.tables, key=lambda t: t.axes):
+            one = self.shared.tables.over(table.axes, table.holds)
+            for i, group in enumerate(groups):
+                both = group & one
+                if both.table is not None:
+                    groups[i] = both
+                    break
+            else:
+                groups.append(one)
+        return groups
+
+
+def _itself(table: Deferred, most: bool) -> Deferred:
+    return table
