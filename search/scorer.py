@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,20 @@ class Scorer:
         with np.errstate(all="ignore"):
             found = features(batch.program, space.problem.sizes, space.device)
             self.time = predict(found.mapped(of, of)).seconds
-        self._steps = steps_of(self.time)
-        self._bounding = steps_of(self.time, bounded=True)
         self._allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
         self._inside: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._legal = tuple(map(steps_of, self._conjunctions()))
+
+    @cached_property
+    def _exact(self) -> tuple[Step, ...]:
+        return steps_of(self.time)
+
+    @cached_property
+    def _bounded(self) -> tuple[Step, ...]:
+        return steps_of(self.time, bounded=True)
+
+    @cached_property
+    def _legal(self) -> tuple[tuple[Step, ...], ...]:
+        return tuple(map(steps_of, self._conjunctions()))
 
     def seconds(self, points: Points) -> NDArray[np.float64]:
         """Return the predicted seconds at points, (n, decisions) indices of legal schedules."""
@@ -65,7 +75,7 @@ class Scorer:
         def score(first: int) -> None:
             columns = np.ascontiguousarray(points[first : first + _CHUNK].T)
             with np.errstate(all="ignore"):
-                result[first : first + _CHUNK] = at(self._steps, columns, _itself)
+                result[first : first + _CHUNK] = at(self._exact, columns, _itself)
 
         if len(firsts) < 2:
             for first in firsts:
@@ -82,7 +92,7 @@ class Scorer:
         def reduced(table: Deferred, most: bool) -> Deferred | float:
             return self._reduced(table, most, ordered, count)
 
-        return self._at(self._bounding, points, reduced)
+        return self._at(self._bounded, points, reduced)
 
     def legal(self, points: Points) -> NDArray[np.bool_]:
         """Say which points no table excludes."""
@@ -142,27 +152,27 @@ class Scorer:
         self, table: Deferred, most: bool, order: tuple[int, ...], count: int
     ) -> Deferred | float:
         """Minimise (maximise) over the open decisions, illegal entries left out."""
-        assert table.table is not None
         axes = table.axes
-        inside = self._inside_of(axes)
         left = frozenset(order[:count]) & frozenset(axes)
+        if len(left) == len(axes):
+            return table
+        inside = self._inside_of(axes)
         key = (id(table), most, inside, left)
         if key in self.shared.reduced:
             return self.shared.reduced[key][0]
-        result: Deferred | float
-        if len(left) == len(axes):
-            values = table.table.astype(np.float64)
+        # from what one more decision leaves open
+        more = next(i for i in range(count, len(order)) if order[i] in axes)
+        above = self._reduced(table, most, order, more + 1)
+        assert isinstance(above, Deferred)
+        assert above.table is not None
+        values = above.table
+        if above is table:  # a copy, which is not kept: it is as large as tables get
+            values = values.astype(np.float64)
             values[np.isnan(values) | ~self._joined(axes, inside)] = -np.inf if most else np.inf
-            result = Deferred(table.tables, axes, values)
-        else:  # from what one more decision leaves open
-            more = next(i for i in range(count, len(order)) if order[i] in axes)
-            above = self._reduced(table, most, order, more + 1)
-            assert isinstance(above, Deferred)
-            assert above.table is not None
-            drop = above.axes.index(order[more])
-            values = above.table.max(axis=drop) if most else above.table.min(axis=drop)
-            kept = above.axes[:drop] + above.axes[drop + 1 :]
-            result = Deferred(table.tables, kept, values) if kept else float(values)
+        drop = above.axes.index(order[more])
+        values = values.max(axis=drop) if most else values.min(axis=drop)
+        kept = above.axes[:drop] + above.axes[drop + 1 :]
+        result = Deferred(table.tables, kept, values) if kept else float(values)
         self.shared.reduced[key] = result, table
         return result
 
