@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tinygpu.program import Access, Exit
+from tinygpu.program import Access, Affine, Exit, select
 from tinygpu.reach import Case, Clause, Place, exactly_once, last_origin, moves, origin_of
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "fill_tiles",
     "inside",
     "legal_widths",
+    "memory_step",
     "store_once",
     "stored",
     "whole_extents",
@@ -69,7 +70,7 @@ def legal_widths(case: Case, place: Place) -> Iterator[Clause]:
         yield Clause(holds, "{} of {} moves {} B; allowed are {}", (name, access, got, allowed))
 
 
-def _memory_step(access: Access, steps: tuple[Any, ...]) -> Any:
+def memory_step(access: Access, steps: tuple[Any, ...]) -> Any:
     """Return how far steps move in memory, in elements; in gmem along its contiguous dimension."""
     total: Any = 0
     for step, stride in zip(steps, access.buffer.stride, strict=True):
@@ -87,7 +88,7 @@ def contiguous_vectors(case: Case, place: Place) -> Iterator[Clause]:
         steps = access.value[0]
         strides = zip(steps, access.buffer.stride, strict=True)
         pitched = [step for step, stride in strides if isinstance(stride, str) and moves(step)]
-        holds = _memory_step(access, steps) == 1
+        holds = memory_step(access, steps) == 1
         for step in pitched:
             holds = holds & (step == 0)
         text = "{} by vectors of {}: its first values are not neighbours in memory"
@@ -108,7 +109,7 @@ def aligned_vectors(case: Case, place: Place) -> Iterator[Clause]:
         ]
         text = "{} by vectors of {}: a step of {} elements lies between two of them"
         for extent, steps in modes:
-            step = _memory_step(access, steps)
+            step = memory_step(access, steps)
             if moves(step):
                 holds = single | (step % vector == 0) | (extent == 1)
                 yield Clause(holds, text, (access, vector, step))
@@ -214,6 +215,15 @@ def store_once(case: Case, place: Place) -> Iterator[Clause]:
         yield Clause(case.program.zeroed, "{} is added to, but not cleared first", (output,))
     rank = len(access.buffer.shape)
     used = {name for d in range(rank) for name, _ in origin_of(case, access, d)[1]}
+    for tiles in place.tiles:
+        start = tiles.start if isinstance(tiles.start, Affine) else Affine(tiles.start)
+        copies: Any = 1
+        for name, step in start.terms:
+            mine = name == place.role.copy
+            copies = copies * select(mine & (step == 1), place.role.copies, 0)
+        text = "{} is stored for tiles from {} by {}; {} copies of {} take each tile once"
+        values = (output, start, tiles.step, place.role.copies, place.role.name)
+        yield Clause((start.constant == 0) & (tiles.step == copies), text, values)
     for name in (*case.grid, *place.loops):
         if name not in used and not adds:
             times = place.ranges[name].last - place.ranges[name].first + 1

@@ -4,8 +4,8 @@ An access is a sum of *modes*: along dimension d its coordinate is
 
     origin + sum over modes of i * step,    0 <= i < extent
 
-with one mode for each value extent, thread extent, loop around it and grid axis.  Two facts decide
-everything that laws ask:
+with one mode for each value extent, thread extent, loop around it, grid axis, rank in the cluster
+and copy of the role.  Two facts decide everything that laws ask:
 
 * the last coordinate is the origin plus ``(extent - 1) * step`` summed;
 * the modes meet each of 0 .. N-1 exactly once if and only if, sorted by step, every step is the
@@ -31,11 +31,15 @@ from tinygpu.device import Device
 from tinygpu.program import (
     Access,
     Affine,
+    Block,
     Buffer,
     Do,
+    Elect,
     Exit,
     For,
+    ForTile,
     Program,
+    Role,
     Sync,
     When,
     select,
@@ -67,19 +71,34 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A statement where it stands: the variables' ranges there, its role's threads."""
+    """A statement where it stands: the variables' ranges there, its role.
+
+    ``loops`` name what repeats it for one tile: loops, ranks of the cluster, and copies of the role
+    that take no tiles of their own.  ``tiles`` are the loops over tiles around it, ``elected`` says
+    that one thread of the copy executes it.
+    """
 
     do: Do
     ranges: Mapping[str, Range]
     loops: tuple[str, ...]
-    threads: Any
+    role: Role
     exits: tuple[Exit, ...]
+    tiles: tuple[ForTile, ...] = ()
+    elected: bool = False
+
+    @property
+    def threads(self) -> Any:
+        """The threads of one copy of its role."""
+        return self.role.threads
 
     @property
     def key(self) -> Any:
         """What decides its clauses: equal for statements of equal numbers (arrays by identity)."""
         ranges = [(n, *map(identity, (r.first, r.last, r.exact))) for n, r in self.ranges.items()]
-        return identity(self.do), tuple(ranges), self.loops, tuple(map(identity, self.exits))
+        who = (self.role.copy, self.role.copies, self.role.threads, self.elected)
+        tiles = tuple((t.start, t.step) for t in self.tiles)
+        around = identity((who, tiles, self.exits))
+        return identity(self.do), tuple(ranges), self.loops, around
 
 
 def identity(value: Any) -> Any:
@@ -92,13 +111,15 @@ def identity(value: Any) -> Any:
         case Affine(constant, terms):
             return identity(constant), identity(terms)
         case Buffer():
-            return value.name, value.dtype, identity((value.shape, value.stride, value.swizzle))
+            numbers = (value.shape, value.stride, value.swizzle)
+            return value.name, value.dtype, value.fragment, identity(numbers)
         case Access():
             parts = (value.value, value.thread, value.origin, value.guard)
             return identity(value.buffer), identity(parts)
         case Do():
-            numbers = (value.accesses, value.values, value.threads, value.vector, value.lanes)
-            return value.instruction.name, identity(numbers)
+            how = (value.variant, value.multicast, value.vector, value.lanes)
+            parts = identity((value.accesses, value.values, value.threads))
+            return value.instruction.name, identity(how), parts
         case Exit():
             return identity((value.access, value.values, value.threads))
     return id(value)
@@ -106,7 +127,10 @@ def identity(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What laws judge: a term, the sizes it is for, the device it is to run on."""
+    """What laws judge: a term, the sizes it is for, the device it is to run on.
+
+    ``syncs`` are the term's barriers with a number, each with its role.
+    """
 
     program: Program
     sizes: Mapping[str, int]
@@ -114,7 +138,7 @@ class Case:
     parameters: Mapping[str, Any]
     grid: Mapping[str, Any]
     places: tuple[Place, ...]
-    barriers: tuple[Any, ...]
+    syncs: tuple[tuple[Sync, Role], ...]
     waits_after_exit: tuple[str, ...]
 
     @staticmethod
@@ -126,12 +150,18 @@ class Case:
         extents = [axis.extent.evaluate(parameters) for axis in program.grid]
         grid = dict(zip((axis.var for axis in program.grid), extents, strict=True))
         outside = {name: Range(0, extent - 1) for name, extent in grid.items()}
+        tiles = Range(0, product(grid.values()) - 1, exact=False)
+        outside |= {name: Range(0, extent - 1) for name, extent in program.cluster}
+        ranks = tuple(name for name, _ in program.cluster)
         places: list[Place] = []
-        barriers: list[Any] = []
+        syncs: list[tuple[Sync, Role]] = []
         late: dict[str, None] = {}
         for role in program.roles:
             exits: tuple[Exit, ...] = ()
             left = False
+            bound = outside
+            if role.copy:
+                bound = outside | {role.copy: Range(0, role.copies - 1)}
             alone = Program.__new__(Program)
             object.__setattr__(alone, "roles", (role,))
             for statement, around in walk(alone):
@@ -139,13 +169,19 @@ class Case:
                     exits = (*exits, statement) if not around else exits
                     left = True
                 elif isinstance(statement, Sync):
-                    barriers.append(statement.barrier)
+                    if statement.scope != "cluster":
+                        syncs.append((statement, role))
                     if left:
                         late[role.name] = None
                 elif isinstance(statement, Do):
-                    ranges = _ranges(outside, around, parameters)
+                    ranges = _ranges(bound, around, parameters, tiles)
+                    turns = tuple(s for s in around if isinstance(s, ForTile))
+                    apart = any(role.copy in _names(s.start) for s in turns)
+                    copies = (role.copy,) if role.copy and not apart else ()
                     loops = tuple(s.var for s in around if isinstance(s, For))
-                    places.append(Place(statement, ranges, loops, role.threads, exits))
+                    elected = any(isinstance(s, Elect) for s in around)
+                    loops = (*loops, *ranks, *copies)
+                    places.append(Place(statement, ranges, loops, role, exits, turns, elected))
         return Case(
             program,
             sizes,
@@ -153,7 +189,7 @@ class Case:
             parameters,
             grid,
             tuple(places),
-            tuple(barriers),
+            tuple(syncs),
             tuple(late),
         )
 
@@ -176,12 +212,18 @@ class Case:
 
 def _ranges(
     outside: Mapping[str, Range],
-    around: Sequence[For | When],
+    around: Sequence[Block],
     parameters: Mapping[str, Any],
+    tiles: Range,
 ) -> dict[str, Range]:
+    """Return the ranges of the variables within some blocks; ``tiles`` is that of their numbers."""
     ranges = dict(outside)
     for statement in around:
         match statement:
+            case Elect():
+                pass
+            case ForTile(tile, turn):
+                ranges |= {tile: tiles, turn: tiles}
             case For(name, trips, _, _, start):
                 end = parameters[trips] if isinstance(trips, str) else trips
                 ranges[name] = Range(start, end - 1)
@@ -196,6 +238,10 @@ def _ranges(
                         old = ranges[name]
                         ranges[name] = Range(old.first, old.last, exact=False)
     return ranges
+
+
+def _names(index: Affine | int) -> tuple[str, ...]:
+    return tuple(name for name, _ in index.terms) if isinstance(index, Affine) else ()
 
 
 def moves(number: Any) -> bool:

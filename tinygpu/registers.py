@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.device import Device
-from tinygpu.program import Access, Do, Exit, For, Program, When, select, walk
+from tinygpu.program import Access, Block, Do, Exit, For, Program, select, walk
 
 __all__ = [
     "RegisterModel",
@@ -277,7 +277,7 @@ def _operands(program: Program, kept: tuple[str, ...]) -> tuple[Any, Any, tuple[
     return narrow, total - narrow, tuple(body.values())
 
 
-def _unrolled(around: tuple[For | When, ...]) -> Any:
+def _unrolled(around: tuple[Block, ...]) -> Any:
     """Return how many times the unrolled loops around a statement repeat it."""
     times: Any = 1
     for outer in around:
@@ -335,7 +335,7 @@ def _true(flag: Any) -> Any:
     return bool(flag) if np.ndim(flag) == 0 else np.asanyarray(flag, bool)
 
 
-def _rows_and_columns(do: Do, access: Access, around: tuple[For | When, ...]) -> tuple[Any, Any]:
+def _rows_and_columns(do: Do, access: Access, around: tuple[Block, ...]) -> tuple[Any, Any]:
     """Return how many rows of a gmem operand a thread touches, and how many vectors in each.
 
     A row is a value of the coordinates whose stride is known only at launch; a loop that is

@@ -16,15 +16,17 @@ Source: CUDA C++ Programming Guide, "Compute Capabilities".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tinygpu.fragment import FRAGMENTS
 from tinygpu.program import Buffer
 from tinygpu.reach import Case, Clause, product
 
 __all__ = [
     "barrier_ids",
     "covered_sizes",
+    "held_registers",
     "index_width",
     "registers",
     "residency",
@@ -60,37 +62,50 @@ def registers(case: Case) -> Iterator[Clause]:
 
     This is a lower bound: sums live from the first statement to the last, and a statement needs its
     own operands at once.  Whether ptxas spills all the same is ``tinygpu.registers``' estimate, a
-    matter of time and not of legality.
+    matter of time and not of legality.  What is made of a tile's sums takes their place.
     """
     program, device = case.program, case.chip
-    sums: dict[str, Buffer] = {}
+    sums: dict[str, dict[str, Buffer]] = {}
     for place in case.places:
         write = place.do.write.buffer
         if any(a.buffer.name == write.name for a in place.do.accesses[:-1]):
-            sums[write.name] = write
+            sums.setdefault(place.role.name, {})[write.name] = write
     seen: set[tuple[str, ...]] = set()
-    unit = device.register_allocation_unit
     for place in case.places:
-        live = sums | {a.buffer.name: a.buffer for a in place.do.accesses}
-        live = {n: b for n, b in sorted(live.items()) if b.level == "registers"}
+        kept = sums.get(place.role.name, {})
+        live = {a.buffer.name: a.buffer for a in place.do.accesses if not a.buffer.fragment}
+        live = {n: b for n, b in sorted((kept | live).items()) if b.level == "registers"}
         if not live or tuple(live) in seen:
             continue
         seen.add(tuple(live))
-        need: Any = 0
-        for buffer in live.values():
-            need = need + (buffer.bytes + 3) // 4
+        need = held_registers(live.values())
         names, most = ", ".join(live), device.registers_per_thread_max
         text = "{} need {} registers of a thread at once; {} allows {}"
         yield Clause(need <= most, text, (names, need, device.name, most))
     if sums:
-        held: Any = 0
-        for buffer in sums.values():
-            held = held + (buffer.bytes + 3) // 4
+        unit = device.register_allocation_unit
+        total: Any = 0
+        for role in program.roles:
+            held = (held_registers(sums.get(role.name, {}).values()) + unit - 1) // unit * unit
+            total = total + held * (role.threads * role.copies * program.ctas_per_sm)
+        names = ", ".join(dict.fromkeys(n for kept in sums.values() for n in kept))
         resident = program.threads * program.ctas_per_sm
-        total = (held + unit - 1) // unit * unit * resident
         text = "{} of {} resident threads need {} registers; {} has {} per SM"
-        values = (", ".join(sums), resident, total, device.name, device.registers_per_sm)
+        values = (names, resident, total, device.name, device.registers_per_sm)
         yield Clause(total <= device.registers_per_sm, text, values)
+
+
+def held_registers(buffers: Iterable[Buffer]) -> Any:
+    """Return how many 32-bit registers of a thread hold its share of the buffers."""
+    need: Any = 0
+    for buffer in buffers:
+        share: Any = buffer.bytes
+        if buffer.fragment:
+            rows, columns = buffer.shape
+            share = FRAGMENTS[buffer.fragment].per_thread((rows, columns)) * buffer.stages
+            share = share * buffer.type.bytes
+        need = need + (share + 3) // 4
+    return need
 
 
 def threads(case: Case) -> Iterator[Clause]:
@@ -120,10 +135,22 @@ def residency(case: Case) -> Iterator[Clause]:
 
 
 def barrier_ids(case: Case) -> Iterator[Clause]:
-    """Check that barriers are among the sixteen of a CTA."""
-    for barrier in case.barriers:
+    """Check that barriers are among the sixteen of a CTA, and that two of them do not meet.
+
+    Copy c of a role uses barrier ``barrier + c``; the CTA uses 0 to make its mbarriers known.
+    """
+    used: list[tuple[str, Any, Any]] = [("", 0, 0)] if case.program.barriers else []
+    for sync, role in case.syncs:
+        name = role.name if sync.scope == "role" else ""
+        first, last = sync.barrier, sync.barrier + (role.copies - 1 if name else 0)
         text = "bar.sync {}; a CTA has barriers 0 to 15"
-        yield Clause((barrier >= 0) & (barrier < _BARRIERS), text, (barrier,))
+        yield Clause((first >= 0) & (last < _BARRIERS), text, (last,))
+        for other, lowest, highest in used:
+            if (name, first) != (other, lowest):
+                text = "bar.sync {} of {} is also one of {}"
+                values = (first, name or "the CTA", other or "the CTA")
+                yield Clause((last < lowest) | (first > highest), text, values)
+        used.append((name, first, last))
 
 
 def index_width(case: Case) -> Iterator[Clause]:
