@@ -37,7 +37,7 @@ from tinygpu.codegen.microkernel import (
     stream_kernel,
 )
 from tinygpu.codegen.provenance import device_and_driver
-from tinygpu.device import Device, Number, load_device
+from tinygpu.device import DEVICES, Device, Number, load_device
 
 __all__ = [
     "CupyGpu",
@@ -95,6 +95,15 @@ _COMMON = (
     "line_bytes",
     "banks",
     "bank_bytes",
+)
+_ALIKE = (
+    "tensor_flop_per_cycle_per_sm",
+    "fill_bytes_per_cycle_per_sm",
+    "gpcs",
+    "tma_latency_cycles",
+    "mbarrier_latency_cycles",
+    "cluster_latency_cycles",
+    "tensor_clock_hz",
 )
 
 
@@ -209,6 +218,8 @@ def _told(chip: Gpu, source: str) -> dict[str, Number]:
     """Return what the driver says, and what is the same on every architecture since sm_80."""
     known = load_device("h200").provenance
     numbers = {field: known[field] for field in _COMMON}
+    kin = next((d for d in map(load_device, DEVICES) if d.arch == chip.arch), load_device("h200"))
+    numbers |= {field: kin.provenance[field] for field in _ALIKE}
     driver = f"{source}: the driver's attribute"
     for field, attribute in _ATTRIBUTES.items():
         numbers[field] = Number(chip.attributes[attribute], "spec", f"{driver} {attribute}")

@@ -57,7 +57,10 @@ class Device:
     ``issue_per_cycle_per_scheduler`` counts warp instructions; ``lsu_requests_per_cycle_per_sm``
     warp-level accesses; ``l2_bytes_per_cycle`` is of the whole chip.  ``barrier_latency_cycles`` is
     a ``bar.sync`` of a CTA whose warps arrive together, ``launch_seconds`` an empty kernel's time
-    in a CUDA graph.
+    in a CUDA graph.  ``tensor_flop_per_cycle_per_sm`` is dense and of 16-bit inputs with fp32 sums;
+    ``fill_bytes_per_cycle_per_sm`` comes from L2 to one SM.  ``tma_latency_cycles`` is what TMA
+    adds to a load, ``cluster_latency_cycles`` the way to another SM (0: there is none);
+    ``tensor_clock_hz`` the clock at which tensor cores without a pause meet the power cap.
     """
 
     name: str
@@ -103,6 +106,13 @@ class Device:
     line_bytes: int
     banks: int
     bank_bytes: int
+    tensor_flop_per_cycle_per_sm: float
+    fill_bytes_per_cycle_per_sm: float
+    gpcs: int
+    tma_latency_cycles: float
+    mbarrier_latency_cycles: float
+    cluster_latency_cycles: float
+    tensor_clock_hz: float
     numbers: tuple[tuple[str, Number], ...]
 
     @staticmethod
@@ -156,7 +166,7 @@ NUMBERS: Mapping[str, bool] = {
 }
 """The fields that are numbers, and whether each is a whole one."""
 
-_MAY_BE_ZERO = ("smem_reserved_bytes_per_cta",)
+_MAY_BE_ZERO = ("smem_reserved_bytes_per_cta", "tma_latency_cycles", "cluster_latency_cycles")
 
 
 def load_device(name_or_path: str | Path) -> Device:
