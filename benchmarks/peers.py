@@ -26,6 +26,7 @@ __all__ = [
     "FOLDER",
     "ROW",
     "load_rows",
+    "tensors",
     "torch_add",
     "torch_compiled",
     "torch_compiled_rms_norm",
@@ -56,13 +57,16 @@ Run = Callable[[], Any]
 def torch_matmul(
     problem: Problem, inputs: Sequence[Any], output: Any, scalars: Mapping[str, float]
 ) -> Run:
-    """PyTorch's matmul (cuBLAS), fp32 without TF32, 16-bit types with fp32 sums."""
+    """PyTorch's matmul (cuBLAS), fp32 without TF32, 16-bit types with fp32 sums; any layout."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    a, b, c = (_tensor(x, o.dtype) for x, o in _arrays(problem, inputs, output))
+    a, b, c = tensors(problem, inputs, output)
+    first, second = problem.operation.inputs
+    a = a.T if first.axes[0] == "k" else a
+    b = b if second.axes[0] == "k" else b.T
     if c.dtype != a.dtype:
         return lambda: torch.mm(a, b, out_dtype=c.dtype, out=c)
     return lambda: torch.mm(a, b, out=c)
@@ -74,7 +78,7 @@ def torch_rms_norm(
     """PyTorch's fused ``rms_norm`` of (x, w) with ``eps``."""
     import torch
 
-    x, w, _ = (_tensor(x, o.dtype) for x, o in _arrays(problem, inputs, output))
+    x, w, _ = tensors(problem, inputs, output)
     return lambda: torch.nn.functional.rms_norm(x, w.shape, w, scalars["eps"])
 
 
@@ -94,7 +98,7 @@ def torch_add(
     """PyTorch's ``add`` with ``alpha``: one kernel for a*x + b and for a*x + z."""
     import torch
 
-    x, *rest, y = (_tensor(x, o.dtype) for x, o in _arrays(problem, inputs, output))
+    x, *rest, y = tensors(problem, inputs, output)
     other = rest[0] if rest else torch.tensor(scalars["b"], dtype=y.dtype)
     return lambda: torch.add(other, x, alpha=scalars["a"], out=y)
 
@@ -106,7 +110,7 @@ def torch_eager(
     operation = problem.operation
     if operation.reduced:
         raise OperationError(f"{operation.name}: this peer is elementwise; choose another")
-    *given, y = (_tensor(x, o.dtype) for x, o in _arrays(problem, inputs, output))
+    *given, y = tensors(problem, inputs, output)
     names = [o.name for o in operation.inputs]
 
     def run(*given: Any) -> Any:
@@ -124,6 +128,12 @@ def torch_compiled(
 
     compiled = torch.compile(torch_eager(problem, inputs, output, scalars), dynamic=False)
     return lambda: compiled()
+
+
+def tensors(problem: Problem, inputs: Sequence[Any], output: Any) -> tuple[Any, ...]:
+    """Return CuPy arrays, the output last, as PyTorch's tensors that share their memory."""
+    operands = problem.operation.operands
+    return tuple(_tensor(x, o.dtype) for x, o in zip((*inputs, output), operands, strict=True))
 
 
 def write_results(
@@ -233,10 +243,6 @@ def _evaluate(expression: Expression, values: Mapping[str, Any]) -> Any:
                 return OPERATORS[operator](*given)
             return getattr(torch, _TORCH.get(operator, operator))(*given)
     raise AssertionError(expression)
-
-
-def _arrays(problem: Problem, inputs: Sequence[Any], output: Any) -> list[tuple[Any, Any]]:
-    return list(zip((*inputs, output), problem.operation.operands, strict=True))
 
 
 def _tensor(array: Any, dtype: str) -> Any:

@@ -43,11 +43,13 @@ __all__ = ["Options", "Timing", "measure", "time_interleaved", "validate"]
 class Options:
     """How to measure.  ``limit_seconds`` is the watchdog's, for each candidate.
 
+    Before a batch's rounds all of it runs for ``warm_seconds``, as in ``time_interleaved``.
     ``worker`` is the command of a worker process, the GPU's own if empty.  ``scalars`` not given
     are 0.5.  With ``retry_lost`` what the store has as hung or died is measured again.
     """
 
     rounds: int = 7
+    warm_seconds: float = 0.0
     batch: int = 24
     limit_seconds: float = 30.0
     seed: int = 0
@@ -173,6 +175,7 @@ class _Campaign:
             "programs": dict(kernels),
             "peers": dict(peers),
             "rounds": self.options.rounds,
+            "warm_seconds": self.options.warm_seconds,
             "seed": self.options.seed,
             **self._common,
         }

@@ -91,6 +91,7 @@ def _time_on_gpu(
     timings = time_interleaved(
         {name: _rotating(sets_of) for name, sets_of in runs.items()},
         rounds=request["rounds"],
+        warm_seconds=request["warm_seconds"],
         least_launches=sets,
         around=around,
     )

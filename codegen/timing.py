@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -60,12 +61,14 @@ def time_interleaved(
     rounds: int = 7,
     burst_seconds: float = 0.02,
     least_launches: int = 1,
+    warm_seconds: float = 0.0,
     around: _Around = nullcontext,
 ) -> dict[str, Timing]:
     """Time candidates; each enqueues its i-th launch on the current stream when called with i.
 
     The current stream is set for CuPy and, if it is loaded, PyTorch.  A graph has as many
-    launches as run for ``burst_seconds``, and at least ``least_launches``.
+    launches as run for ``burst_seconds``, and at least ``least_launches``.  Before the rounds all
+    run for ``warm_seconds`` without a pause, so that a clock that power holds down is down.
 
     The last round runs within ``around(name)``, which may prepare the outputs of a timed run and
     check them.  Raises what a candidate raises.
@@ -81,6 +84,11 @@ def time_interleaved(
             name: _graph(candidate, stream, burst_seconds, least_launches)
             for name, candidate in candidates.items()
         }
+        warm = time.monotonic() + warm_seconds
+        while time.monotonic() < warm:
+            for graph, _ in graphs.values():
+                graph.launch(stream)
+            stream.synchronize()
         for number in range(rounds + 1):
             for name, (graph, launches) in graphs.items():
                 with around(name) if number == rounds else nullcontext():

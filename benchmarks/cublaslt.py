@@ -1,0 +1,262 @@
+"""cuBLASLt's algorithms, each a peer of its own: ``benchmarks.cublaslt:algorithm_3``.
+
+``cublasLtMatmulAlgoGetHeuristic`` returns up to ``MOST`` algorithms for a matmul, the one that it
+thinks fastest first; often another is.  ``count`` says how many there are for a problem (asked in
+a process of its own), and ``algorithm_i`` runs the i-th of them.
+
+cuBLASLt is column-major, and a row-major matrix is a column-major one transposed.  So
+c = a b is computed as c^T = b^T a^T: its "A" is our b, its "B" our a, and its rows our columns.
+
+>>> from tinygpu.operation import Problem, matmul
+>>> view(Problem.of(matmul("bf16", layout="nt"), m=16, n=32, k=64))
+(Matrix(rows=64, columns=32, transposed=True), Matrix(rows=64, columns=16, transposed=False), \
+Matrix(rows=32, columns=16, transposed=False))
+
+Source: cuBLAS documentation 13, "Using the cuBLASLt API"; ``cublasLt.h`` for sizes and values.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import functools
+import importlib.util
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p, sizeof
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinygpu.codegen.launch import gpu
+from tinygpu.codegen.worker import Worker, serve
+from tinygpu.errors import LaunchError, OperationError
+from tinygpu.operation import Problem
+
+__all__ = ["MOST", "Matrix", "Result", "count", "library", "view"]
+
+MOST = 32
+WORKSPACE_BYTES = 64 << 20
+_LIMIT_SECONDS = 120.0
+_COMPUTE_32F = 68  # spec: CUBLAS_COMPUTE_32F
+_TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # spec: cudaDataType_t
+_TRANSPOSE = {"A": 3, "B": 4}  # spec: CUBLASLT_MATMUL_DESC_TRANSA, TRANSB
+_MAX_WORKSPACE = 1  # spec: CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
+
+Run = Callable[[], Any]
+
+
+class Result(ctypes.Structure):
+    """``cublasLtMatmulHeuristicResult_t``: an algorithm and the workspace that it needs."""
+
+    _fields_ = (
+        ("algorithm", c_uint64 * 8),
+        ("workspace_bytes", c_size_t),
+        ("state", c_int),
+        ("waves", c_float),
+        ("reserved", c_int * 4),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix as cuBLASLt is told of it: column-major, dense, and whether it is transposed."""
+
+    rows: int
+    columns: int
+    transposed: bool
+
+
+def view(problem: Problem) -> tuple[Matrix, Matrix, Matrix]:
+    """Return cuBLASLt's A, B and C of a row-major matmul: b, a and c.
+
+    Raises OperationError for another operation.
+    """
+    operation, sizes = problem.operation, problem.sizes
+    if operation.name != "matmul":
+        raise OperationError(f"{operation.name}: cuBLASLt multiplies matrices; give a matmul")
+    first, second = operation.inputs
+    return (
+        _matrix(second.axes, sizes, transposed=second.axes == ("n", "k")),
+        _matrix(first.axes, sizes, transposed=first.axes == ("k", "m")),
+        _matrix(operation.output.axes, sizes, transposed=False),
+    )
+
+
+def _matrix(axes: tuple[str, ...], sizes: Mapping[str, int], *, transposed: bool) -> Matrix:
+    return Matrix(sizes[axes[1]], sizes[axes[0]], transposed)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Return cuBLASLt, the one that PyTorch uses if it is loaded.
+
+    Raises LaunchError where there is none.
+    """
+    for name in _names():
+        try:
+            found = ctypes.CDLL(name)
+        except OSError:
+            continue
+        found.cublasLtGetStatusString.restype = c_char_p
+        return found
+    raise LaunchError("cuBLASLt: no libcublasLt.so.13 or .12 found; install nvidia-cublas")
+
+
+def _names() -> Iterator[str]:
+    yield from ("libcublasLt.so.13", "libcublasLt.so.12")
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        yield from map(str, sorted(Path(folder).glob("*/lib/libcublasLt.so.*"), reverse=True))
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call a function that returns a status.  Raises LaunchError if that is not success."""
+    status = getattr(library(), name)(*arguments)
+    if status:
+        said = library().cublasLtGetStatusString(c_int(status)).decode()
+        raise LaunchError(f"{name}: status {status}, {said}")
+
+
+def _made(name: str, *arguments: Any) -> c_void_p:
+    """Return the handle that a function of creation writes; descriptors live with the process."""
+    handle = c_void_p()
+    _call(name, byref(handle), *arguments)
+    return handle
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A problem's descriptors, and its algorithms in the order of the heuristic."""
+
+    descriptor: c_void_p
+    layouts: tuple[c_void_p, ...]
+    algorithms: tuple[Result, ...]
+
+
+def descriptors(problem: Problem) -> tuple[c_void_p, tuple[c_void_p, ...], c_void_p]:
+    """Return the descriptors of the operation, of A, B and C, and of the preferences.
+
+    Raises LaunchError where cuBLASLt refuses.
+    """
+    operation = problem.operation
+    descriptor = _made("cublasLtMatmulDescCreate", c_int(_COMPUTE_32F), c_int(_TYPES["f32"]))
+    matrices = view(problem)
+    for name, matrix in zip("AB", matrices[:2], strict=True):
+        flag = c_int(matrix.transposed)
+        where = (descriptor, c_int(_TRANSPOSE[name]), byref(flag), c_size_t(sizeof(flag)))
+        _call("cublasLtMatmulDescSetAttribute", *where)
+    first, second = operation.inputs
+    layouts = tuple(
+        _made(
+            "cublasLtMatrixLayoutCreate",
+            c_int(_TYPES[operand.dtype]),
+            c_uint64(matrix.rows),
+            c_uint64(matrix.columns),
+            c_int64(matrix.rows),
+        )
+        for operand, matrix in zip((second, first, operation.output), matrices, strict=True)
+    )
+    preference = _made("cublasLtMatmulPreferenceCreate")
+    most = c_size_t(WORKSPACE_BYTES)
+    where = (preference, c_int(_MAX_WORKSPACE), byref(most), c_size_t(sizeof(most)))
+    _call("cublasLtMatmulPreferenceSetAttribute", *where)
+    return descriptor, layouts, preference
+
+
+@functools.cache
+def plan(problem: Problem) -> Plan:
+    """Ask the heuristic.  Raises LaunchError where cuBLASLt refuses or there is no GPU."""
+    descriptor, layouts, preference = descriptors(problem)
+    found, returned = (Result * MOST)(), c_int()
+    _call(
+        "cublasLtMatmulAlgoGetHeuristic",
+        _handle(),
+        descriptor,
+        *(layouts[i] for i in (0, 1, 2, 2)),
+        preference,
+        c_int(MOST),
+        found,
+        byref(returned),
+    )
+    good = tuple(r for r in found[: returned.value] if r.state == 0)
+    return Plan(descriptor, layouts, good)
+
+
+@functools.cache
+def _handle() -> c_void_p:
+    return _made("cublasLtCreate")
+
+
+@functools.cache
+def _workspace() -> Any:
+    return gpu().empty(WORKSPACE_BYTES, "uint8")
+
+
+def _algorithm(
+    number: int,
+    problem: Problem,
+    inputs: Sequence[Any],
+    output: Any,
+    scalars: Mapping[str, float],
+) -> Run:
+    """Return what enqueues the algorithm ``number`` of a problem; it is a peer."""
+    importlib.import_module("torch")  # its cuBLASLt is the one to measure
+    made = plan(problem)
+    if number >= len(made.algorithms):
+        raise LaunchError(f"cuBLASLt: no algorithm {number}; there are {len(made.algorithms)}")
+    algorithm = made.algorithms[number]
+    one, zero = c_float(1.0), c_float(0.0)
+    a, b = inputs
+    at_a, at_b, at_c = (c_void_p(x.data.ptr) for x in (b, a, output))
+    of_a, of_b, of_c = made.layouts
+    space, stream = c_void_p(_workspace().data.ptr), gpu().cuda.get_current_stream
+
+    def run() -> None:
+        _call(
+            "cublasLtMatmul", _handle(), made.descriptor, byref(one), at_a, of_a, at_b, of_b,
+            byref(zero), at_c, of_c, at_c, of_c, byref(algorithm), space,
+            c_size_t(WORKSPACE_BYTES), c_void_p(stream().ptr),
+        )  # fmt: skip
+
+    return run
+
+
+def __getattr__(name: str) -> Callable[..., Run]:
+    """Return the peer ``algorithm_<number>``."""
+    kind, _, number = name.partition("_")
+    if kind != "algorithm" or not number.isdecimal():
+        raise AttributeError(f"module {__name__} has no {name}")
+    return functools.partial(_algorithm, int(number))
+
+
+def count(problems: Sequence[Problem]) -> list[int]:
+    """Return how many algorithms there are for each problem; 0 where cuBLASLt refuses it.
+
+    Raises LaunchError where cuBLASLt cannot be used at all.
+    """
+    packed = base64.b64encode(pickle.dumps(tuple(problems))).decode()
+    with Worker((sys.executable, "-m", "benchmarks.cublaslt")) as worker:
+        answer = worker.ask({"do": "count", "problems": packed}, _LIMIT_SECONDS)
+    if "failed" in answer:
+        raise LaunchError(f"cuBLASLt: {answer['failed']}")
+    return [int(n) for n in answer["counts"]]
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    if request["do"] == "hello":
+        importlib.import_module("torch")
+        _handle()
+        return {}
+    counts = []
+    for problem in pickle.loads(base64.b64decode(request["problems"])):
+        try:
+            counts.append(len(plan(problem).algorithms))
+        except LaunchError:
+            counts.append(0)
+    return {"counts": counts}
+
+
+if __name__ == "__main__":
+    serve(_answer)
