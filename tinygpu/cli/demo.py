@@ -35,6 +35,9 @@ Source: "The Llama 3 Herd of Models", table 3: width 4096, 32 heads of 128, 8 of
 values, feed-forward width 14336.
 """
 
+DISTINCT = ("tile_m", "tile_n", "thread_m", "thread_n")
+"""What the schedules of a layer differ in: the best of all differ in details alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -142,7 +145,7 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
     from tinygpu.search.explain import explain
 
     problem, chip = space.problem, space.device
-    found = ranked(space, top)
+    found = ranked(space, top, distinct=tuple(n for n in DISTINCT if n in space.values))
     best = found.best[0].schedule
     program = best.program(space.machine, problem.operation)
     with working("assembling"):

@@ -154,7 +154,8 @@ def _panel(axes: Axes, cells: Cells, most: int, colours: str) -> None:
                       color="black" if bright[row, column] > 0.55 else "white")  # fmt: skip
     axes.set_xticks(np.arange(-0.5, cells.shape[1]), minor=True)
     axes.set_yticks(np.arange(-0.5, cells.shape[0]), minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.6)
+    line = "#c9d1da" if colours == "Blues" else "white"  # most of its cells are empty
+    axes.grid(which="minor", color=line, linewidth=0.6)
     axes.tick_params(which="minor", length=0)
     axes.tick_params(labelsize=7.5)
     axes.set_xticks(range(0, cells.shape[1], 4))

@@ -31,9 +31,10 @@ _COLOURS = (
     "#882255", "#999933", "#332288", "#777777",
 )  # fmt: skip
 _MARKS = "osD^vP*X<>hd"
+_NAMED = 5  # decisions in a schedule's name
 _COMPONENTS = (
     "fma", "issue", "smem", "l1", "int", "latency", "l2", "dram", "fetch", "fp64", "cvt", "launch",
-    "sfu", "shuffle",
+    "sfu", "shuffle", "spills",
 )  # fmt: skip
 """Components in the order of their colours and marks, which every picture shares."""
 
@@ -48,7 +49,8 @@ def png(figure: Figure) -> bytes:
 def times_figure(best: Sequence[Ranked], title: str) -> Figure:
     """Draw each schedule's predicted time, and the time that each component alone would take.
 
-    A component below a hundredth of the slowest schedule's time is left out.
+    A component below a hundredth of the slowest schedule's time is left out.  A schedule's name is
+    its values of the first decisions in which the schedules differ.
     """
     scale, unit = _unit(max(float(one.seconds) for one in best))
     totals = [float(one.seconds) * scale for one in best]
@@ -59,18 +61,21 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
         for part in every
     }
     parts = sorted((p for p in every if largest[p] >= 0.01 * widest), key=lambda p: -largest[p])
+    named = [n for n, _ in best[0].schedule.decisions if len({o.schedule[n] for o in best}) > 1]
+    named = named[:_NAMED]
+    labels = [" ".join(str(one.schedule[n]) for n in named) for one in best]
     figure = Figure(figsize=(9.5, 1.9 + 0.34 * len(best)), layout="constrained")
     axes = figure.add_subplot()
     places = range(len(best))
     axes.barh(places, totals, height=0.62, color="#e3e6ea", zorder=1)
     for place, one in zip(places, best, strict=True):
-        for part in parts:
+        for number, part in enumerate(parts):
             mark, colour = _look(part)
             value = float(one.breakdown.parts.get(part, 0.0)) * scale
             is_worst = part == one.breakdown.bottleneck
             axes.plot(
                 value,
-                place,
+                place + 0.15 * (number % 3 - 1),  # equal times do not cover one another
                 mark,
                 color=colour,
                 markersize=9 if is_worst else 6.5,
@@ -80,15 +85,16 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
             )
         axes.text(totals[place] + 0.008 * widest, place, f"{totals[place]:.3f}", va="center",
                   fontsize=8.5)  # fmt: skip
-    axes.set_yticks(list(places), [f"#{place + 1}" for place in places])
+    numbers = [f"{label}  #{place + 1}" for place, label in enumerate(labels)]
+    axes.set_yticks(list(places), numbers, fontsize=8.5)
     axes.set_ylim(len(best) - 0.4, -0.6)
     axes.set_xlim(0, 1.09 * max([widest, *largest.values()]))
     axes.set_xlabel(f"time [{unit}]")
-    axes.set_ylabel("schedule, best first")
+    axes.set_ylabel(f"schedule, best first: {', '.join(named)}" if named else "schedule")
     axes.set_title(title, fontsize=11)
     axes.grid(axis="x", zorder=0, color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    handles: list[Patch | Line2D] = [Patch(color="#e3e6ea", label="predicted in all")]
+    handles: list[Patch | Line2D] = [Patch(color="#e3e6ea", label="predicted time")]
     handles += [
         Line2D([], [], linestyle="", marker=_look(part)[0], color=_look(part)[1], markersize=6.5,
                label=part)
@@ -99,7 +105,7 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
                markeredgecolor="black", label="bottleneck")
     )  # fmt: skip
     figure.legend(handles=handles, loc="outside right upper", fontsize=8.5, frameon=False,
-                  title="alone it would take", title_fontsize=8.5)  # fmt: skip
+                  title="bar: all together\nmark: a part alone", title_fontsize=8.5)  # fmt: skip
     return figure
 
 
@@ -189,7 +195,8 @@ def _unit(seconds: float) -> tuple[float, str]:
 def _look(component: str) -> tuple[str, str]:
     """Return a component's mark and colour."""
     number = _COMPONENTS.index(component) if component in _COMPONENTS else len(_COMPONENTS)
-    return _MARKS[number % len(_MARKS)], _COLOURS[number % len(_COLOURS)]
+    turn, colour = divmod(number, len(_COLOURS))
+    return _MARKS[(colour + turn) % len(_MARKS)], _COLOURS[colour]
 
 
 def _verb(statement: str) -> str:

@@ -33,7 +33,8 @@ figcaption { color: #66707c; font-size: .9em } summary { cursor: pointer; color:
 """
 _CAPTIONS = {
     "times": "Each bar is a schedule's predicted time; a mark is what one component alone would "
-    "take. The model blends them, so the bar is longer than its longest part.",
+    "take. The model blends them, so the bar is longer than its longest part. Marks lie at "
+    "different heights only to be told apart.",
     "timeline": "Each bar is a statement of the kernel keeping a unit busy; pale bars are data on "
     "its way. The same as a trace:",
     "layout": "A tile in shared memory: the bank, the writer and the readers of each element.",
@@ -151,8 +152,9 @@ def _section(layer: Layer) -> str:
     assembled = f"{cubin.arch}: {cubin.registers} registers a thread, {spilled} B spilled"
     links = {"schedule": f"schedules/{name}-01.json", "PTX": f"ptx/{name}.ptx",
              "cubin": f"ptx/{name}.cubin", "trace": f"traces/{name}.json"}  # fmt: skip
+    told = f"{searched}; the best met by climbing, one for each tile, not proven to be the best"
     facts = [
-        ("searched", f"{searched}; these are exactly the {len(best)} best under the model"),
+        ("searched", told),
         ("legal", f"every law holds; no deadlock, no race: {escape(layer.proof)}"),
         ("interpreted", verdict),
         ("assembled", f"{assembled}, {layer.program.smem_bytes} B of shared memory a CTA"),

@@ -96,15 +96,17 @@ def search(
         say(f"schedules: {files[0]} to {files[-1].name}; why: tinygpu explain {files[0]}")
 
 
-def ranked(space: Space, top: int, *, exact: bool = False) -> Ranking:
-    """Return the best of a space, proven or only climbed to.
+def ranked(
+    space: Space, top: int, *, exact: bool = False, distinct: tuple[str, ...] = ()
+) -> Ranking:
+    """Return the best of a space, proven or only climbed to, that differ in ``distinct`` decisions.
 
     Raises IllegalScheduleError, which says why, if it is empty.
     """
     from tinygpu.search.best import rank
 
     with bar("search") as progress:
-        return rank(space, k=top, exact=exact, progress=progress)
+        return rank(space, k=top, exact=exact, distinct=distinct, progress=progress)
 
 
 def measured(space: Space, schedules: list[Schedule], store: Path) -> list[Measurement]:
