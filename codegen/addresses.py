@@ -30,7 +30,10 @@ __all__ = ["Addresses", "SmemPlan", "smem_plan"]
 
 @dataclass(frozen=True, slots=True)
 class SmemPlan:
-    """Where each smem buffer starts, and how far its stages lie apart, in bytes."""
+    """Where each smem buffer and barrier starts, and how far its stages lie apart, in bytes.
+
+    The copies of a buffer lie a whole ring apart.
+    """
 
     start: dict[str, int]
     stage_bytes: dict[str, int]
@@ -42,7 +45,7 @@ def smem_plan(program: Program) -> SmemPlan:
     start: dict[str, int] = {}
     stage_bytes: dict[str, int] = {}
     total = 0
-    rings = [b for b in program.buffers if b.level == "smem"]
+    rings = [b for b in program.buffers if b.level == "smem" and b.copies == 1]
     for depth in dict.fromkeys(b.stages for b in rings):
         group = [b for b in rings if b.stages == depth]
         stride = 0
@@ -51,6 +54,13 @@ def smem_plan(program: Program) -> SmemPlan:
             stride += buffer.stage_bytes
         stage_bytes |= {b.name: stride for b in group}
         total += stride * depth
+    for buffer in program.buffers:
+        if buffer.level == "smem" and buffer.copies > 1:
+            start[buffer.name], stage_bytes[buffer.name] = total, buffer.stage_bytes
+            total += buffer.bytes
+    for barrier in program.barriers:
+        start[barrier.name], stage_bytes[barrier.name] = total, 8
+        total += 8 * barrier.stages
     return SmemPlan(start, stage_bytes, total)
 
 
@@ -70,13 +80,15 @@ class Addresses:
         return number if not isinstance(number, str) else self.integers[number]
 
     def variable(self, name: str, scope: Scope) -> Scalar:
-        """Return a grid or loop variable."""
+        """Return a grid or loop variable, or a parameter."""
         if name in scope.running:
             return scope.running[name]
         if name in scope.static:
             return scope.static[name]
         if name in self.variables:
             return self.variables[name]
+        if name in self.integers:
+            return self.integers[name]
         raise ProgramError(f"index names {name!r}, which is no loop or grid variable here")
 
     def sum(self, terms: Terms, scope: Scope, start: Scalar = 0) -> Scalar:

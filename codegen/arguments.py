@@ -26,7 +26,7 @@ from typing import Any
 from tinygpu.errors import LaunchError, OperationError, ProgramError
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem
-from tinygpu.program import Access, Do, Exit, For, Program, When, span, walk
+from tinygpu.program import Access, Block, Do, Elect, Exit, For, ForTile, Program, span, walk
 
 __all__ = ["View", "check", "check_apart", "dense", "is_torch", "vector_of", "view"]
 
@@ -161,13 +161,17 @@ def check_apart(program: Program, views: Sequence[View]) -> None:
 
 
 def vector_of(program: Program) -> dict[str, int]:
-    """Return for each gmem buffer the widest vector (in elements) that a statement moves."""
+    """Return for each gmem buffer the widest vector (in elements) that a statement moves.
+
+    TMA wants addresses and leading dimensions that are multiples of 16 B.
+    """
     widest: dict[str, int] = {}
     for statement, _ in walk(program):
         if isinstance(statement, Do):
             for access in _global(statement):
-                name = access.buffer.name
-                widest[name] = max(widest.get(name, 1), int(statement.vector))
+                name, tma = access.buffer.name, statement.instruction.unit == "tma"
+                vector = 16 // access.buffer.type.bytes if tma else int(statement.vector)
+                widest[name] = max(widest.get(name, 1), vector)
     return widest
 
 
@@ -221,7 +225,7 @@ def _check_vectors(program: Program, named: Mapping[str, View], values: Mapping[
     guarded = {
         a.buffer.name
         for s, _ in walk(program)
-        if isinstance(s, Do)
+        if isinstance(s, Do) and s.instruction.unit != "tma"
         for a in _global(s)
         if a.guard and bool(a.guard[-1])
     }
@@ -252,6 +256,8 @@ def _check_vectors(program: Program, named: Mapping[str, View], values: Mapping[
 def _check_inside(program: Program, values: Mapping[str, int]) -> None:
     """Hold accesses against the sizes and 32 bits, at the largest value of each variable."""
     grid = {a.var: a.extent.evaluate(values) - 1 for a in program.grid}
+    grid |= {name: extent - 1 for name, extent in program.cluster}
+    grid |= {role.copy: role.copies - 1 for role in program.roles if role.copy}
     left: set[str] = set()
     for statement, around in walk(program):
         if isinstance(statement, Exit):
@@ -282,10 +288,12 @@ def _check_inside(program: Program, values: Mapping[str, int]) -> None:
                     )
 
 
-def _largest(around: tuple[For | When, ...], values: dict[str, int]) -> dict[str, int] | None:
+def _largest(around: tuple[Block, ...], values: dict[str, int]) -> dict[str, int] | None:
     """Return the variables' largest values under these loops and guards; None if it never runs."""
     largest = dict(values)
     for outer in around:
+        if isinstance(outer, ForTile | Elect):
+            continue
         bound: int | str = outer.trips if isinstance(outer, For) else outer.bound
         limit = values[bound] if isinstance(bound, str) else bound
         if isinstance(outer, For):

@@ -215,6 +215,8 @@ def _run(ptxas: Path, ptx: str, arch: str, extra: tuple[str, ...]) -> Cubin:
         if run.returncode or not target.exists():
             raise AssemblyError(_complaint(report, ptx, arch, run.returncode))
         code = target.read_bytes()
+    if repaired := re.search(r"\((C75\d\d)\).*", report):
+        raise AssemblyError(f"ptxas {arch}: {repaired[0].strip()}; it would serialise the kernel")
     return Cubin(bytes=code, arch=arch, **parse(report), messages=report)
 
 

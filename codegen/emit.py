@@ -34,14 +34,19 @@ from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
 from tinygpu.program import (
     Access,
+    Arrive,
     Commit,
     Do,
+    Elect,
     Exit,
+    Fence,
     For,
+    ForTile,
     Program,
     Scalar,
     Statement,
     Sync,
+    Wait,
     WaitGroup,
     When,
 )
@@ -50,6 +55,7 @@ __all__ = ["EMITTER_VERSION", "PTX_VERSION", "Kernel", "emit", "signature"]
 
 EMITTER_VERSION = 1
 PTX_VERSION = "9.0"  # spec: the newest that ptxas 13.0 takes
+_GROUPS = {"cp.async": "cp.async.{}", "bulk": "cp.async.bulk.{}", "wgmma": "wgmma.{}.sync.aligned"}
 _KIND = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16"}
 
 
@@ -76,6 +82,10 @@ def emit(program: Program, arch: str = "sm_90a", sizes: Mapping[str, int] | None
     Raises ProgramError for a term that has no code: an unknown instruction, a register ring at an
     index that is not known, a specialised program without sizes.
     """
+    if program.barriers:
+        from tinygpu.codegen.roles import RoleKernel  # which builds on this module
+
+        return RoleKernel(program, sizes).text_of(arch)
     return Kernel(program, sizes).text_of(arch)
 
 
@@ -101,28 +111,39 @@ class Kernel:
     def text_of(self, arch: str) -> str:
         """Return the whole module."""
         program = self.program
-        self._grid()
+        linear = self.text.register("u32")
+        self.text.emit(f"mov.u32 {linear}, %ctaid.x")
+        self.grid(linear)
         for number, role in enumerate(program.roles):
             if len(program.roles) > 1:
                 raise ProgramError(f"program {program.name}: role {number}: one role is emitted")
             self.body(role.body, Scope())
         self.text.emit("ret")
+        directives = [f".maxntid {program.threads}, 1, 1"]
+        if program.ctas_per_sm > 1:
+            directives.append(f".minnctapersm {program.ctas_per_sm}")
+        return self.module(arch, directives)
+
+    def module(self, arch: str, directives: list[str], maps: tuple[str, ...] = ()) -> str:
+        """Return the module around the body: parameters, directives, registers."""
+        program = self.program
         pointers = len(program.operation.operands)
         scalars = len(program.operation.scalars)
         integers = self.parameters[pointers : len(self.parameters) - scalars]
         kinds = ["u64"] * pointers + ["u32"] * len(integers) + ["f32"] * scalars
-        listed = [f"\t.param .{k} {p}" for k, p in zip(kinds, self.parameters, strict=True)]
+        listed = [f"\t.param .align 64 .b8 {name}[128]" for name in maps]
+        listed += [f"\t.param .{k} {p}" for k, p in zip(kinds, self.parameters, strict=True)]
         lines = [f".version {PTX_VERSION}", f".target {arch}", ".address_size 64"]
         if self.addresses.plan.total_bytes:
-            lines.append(".extern .shared .align 16 .b8 smem[];")
-        lines += [f".visible .entry {program.name}(", ",\n".join(listed), ")"]
-        lines += [f".maxntid {program.threads}, 1, 1"]
-        if program.ctas_per_sm > 1:
-            lines.append(f".minnctapersm {program.ctas_per_sm}")
+            align = 1024 if maps else 16
+            lines.append(f".extern .shared .align {align} .b8 smem[];")
+        lines += [f".visible .entry {program.name}(", ",\n".join(listed), ")", *directives]
         lines += ["{", *self.text.declarations(), "\t.reg .u32 %tid_x, %smem;"]
-        lines += [f"\t.reg .u64 %{p};" for p in self.parameters[:pointers]]
+        lines += [f"\t.reg .u64 %{p};" for p in (*maps, *self.parameters[:pointers])]
         lines += [f"\t.reg .u32 %{p};" for p in integers]
         lines += [f"\t.reg .f32 %{p};" for p in self.parameters[len(self.parameters) - scalars :]]
+        for name in maps:
+            lines += [f"\tmov.b64 %{name}, {name};", f"\tcvta.param.u64 %{name}, %{name};"]
         for p, kind in zip(self.parameters, kinds, strict=True):
             lines.append(f"\tld.param.{kind} %{p}, [{p}];")
             if kind == "u64":
@@ -132,12 +153,11 @@ class Kernel:
             lines.append("\tmov.u32 %smem, smem;")
         return "\n".join([*lines, *self.text.lines, "}", ""])
 
-    def _grid(self) -> None:
-        """Set the grid's variables from the linear CTA number, in groups of ``raster`` rows."""
+    def grid(self, linear: Number) -> None:
+        """Set the grid's variables from a linear number, in groups of ``raster`` rows."""
         text, axes = self.text, self.program.grid
         extents = [self.addresses.integer(f"grid_{a.var}") for a in axes]
-        rest: Number = text.register("u32")
-        text.emit(f"mov.u32 {rest}, %ctaid.x")
+        rest = linear
         variables = self.addresses.variables
         if len(axes) >= 2:
             rows, columns = extents[-2:]
@@ -182,14 +202,25 @@ class Kernel:
                     self.when(statement, scope)
                 case Exit():
                     self.exit(statement, scope)
-                case Sync(barrier):
-                    self.text.emit(f"bar.sync {barrier}")
+                case Sync():
+                    self.sync(statement, scope)
                 case Commit():
-                    self.text.emit("cp.async.commit_group")
-                case WaitGroup(pending):
-                    self.text.emit(f"cp.async.wait_group {pending}")
+                    self.text.emit(_GROUPS[statement.group].format("commit_group"))
+                case WaitGroup(pending, group, read):
+                    how = f"wait_group{'.read' * read}"
+                    self.text.emit(f"{_GROUPS[group].format(how)} {pending}")
+                case Elect() | ForTile() | Wait() | Arrive() | Fence():
+                    self.order(statement, scope)
                 case _:
                     assert_never(statement)
+
+    def sync(self, statement: Sync, scope: Scope) -> None:
+        """Emit a barrier of the CTA."""
+        self.text.emit(f"bar.sync {statement.barrier}")
+
+    def order(self, statement: Statement, scope: Scope) -> None:
+        """Emit a statement that only a program of several roles has."""
+        raise ProgramError(f"program {self.program.name}: {statement} needs barriers and roles")
 
     def do(self, do: Do, scope: Scope) -> None:
         """Emit one statement through its rule."""

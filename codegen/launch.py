@@ -30,6 +30,7 @@ from tinygpu.codegen.addresses import smem_plan
 from tinygpu.codegen.arguments import View, check, check_apart, is_torch, view
 from tinygpu.codegen.assemble import Cubin, assemble
 from tinygpu.codegen.emit import emit, signature
+from tinygpu.codegen.tensor_map import active_clusters, encode, tensor_maps
 from tinygpu.errors import LaunchError
 from tinygpu.memory import DTYPES
 from tinygpu.program import Program
@@ -123,6 +124,7 @@ class Kernel:
         self.cubin: Cubin = assemble(self.ptx, self.arch)
         self.smem_bytes: int = smem_plan(program).total_bytes
         self._names = () if program.specialised else signature(program)
+        self._maps = tensor_maps(program)
         self._functions: dict[int, Any] = {}
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._block = (program.threads,)
@@ -154,7 +156,9 @@ class Kernel:
             plan = self._plans[key] = self._plan(views)
         check_apart(self.program, views)
         function, grid, block, smem_bytes = plan.function, plan.grid, self._block, self.smem_bytes
+        named = dict(zip((o.name for o in operands), views, strict=True))
         arguments = (
+            *(encode(m, *_array(named[m.buffer])) for m in self._maps),
             *(np.uint64(v.pointer) for v in views),
             *plan.integers,
             *self._scalars(scalars),
@@ -200,7 +204,9 @@ class Kernel:
                     )
         for axis in program.grid:
             values[f"grid_{axis.var}"] = int(axis.extent.evaluate(values))
-        ctas = math.prod(values[f"grid_{axis.var}"] for axis in program.grid)
+        clusters = math.prod(values[f"grid_{axis.var}"] for axis in program.grid)
+        cluster = math.prod(extent for _, extent in program.cluster)
+        ctas = clusters * cluster
         if ctas > _MAX_CTAS:
             raise LaunchError(f"grid: {ctas} CTAs; at most {_MAX_CTAS}; choose a larger tile")
         cupy = gpu()
@@ -211,8 +217,18 @@ class Kernel:
                 self._functions[device] = load(
                     self.cubin.bytes, program.name, smem_bytes=self.smem_bytes
                 )
+            if program.persistent:
+                ctas = cluster * min(clusters, self._resident(device, cluster))
         integers = tuple(np.uint32(values[name]) for name in self._names)
         return _Plan(self._functions[device], device, (ctas,), integers)
+
+    def _resident(self, device: int, cluster: int) -> int:
+        """Return how many clusters the device holds at once."""
+        if cluster == 1:
+            count = int(gpu().cuda.Device(device).attributes["MultiProcessorCount"])
+            return count * self.program.ctas_per_sm
+        function = self._functions[device].ptr
+        return active_clusters(function, cluster, self.program.threads, self.smem_bytes)
 
     def _scalars(self, given: Mapping[str, float]) -> tuple[np.float32, ...]:
         names = self.program.operation.scalars
@@ -266,6 +282,10 @@ def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str, handle: int | No
         return torch.empty(shape, dtype=kind, device=like.device)
     with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=like.device)):
         return torch.empty(shape, dtype=kind, device=like.device)
+
+
+def _array(view: View) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    return view.pointer, view.shape, view.strides
 
 
 @dataclass(frozen=True, slots=True)
