@@ -76,15 +76,31 @@ def test_what_a_page_names_exists(page: Path) -> None:
     ] == []
 
 
-def test_the_machine_of_the_guide_prints_what_it_says() -> None:
-    text = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (printed,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == printed
+PRINTED = r"```python\n(.*?)```\s+It prints:\s+```text\n(.*?)```"
+WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+def test_every_program_on_a_page_prints_what_it_says(page: Path) -> None:
+    """Each block of Python is followed by its output, and gives it."""
+    text = page.read_text(encoding="utf-8")
+    programs = re.findall(PRINTED, text, re.DOTALL)
+    assert len(programs) == text.count("```python") > 0
+    for code, printed in programs:
+        run = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+        assert run.returncode == 0, run.stderr
+        assert run.stdout == printed
+
+
+def test_every_command_on_a_page_is_one() -> None:
+    """``python -m benchmarks.x`` names a module."""
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    modules = set(re.findall(r"python -m (benchmarks\.\w+)", text))
+    assert modules
+    for module in modules:
+        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
 
 
 def test_the_readme_lists_the_commands_that_there_are() -> None:

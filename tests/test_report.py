@@ -136,6 +136,9 @@ def test_times_show_every_schedule_and_its_bottleneck() -> None:
     assert widths == pytest.approx([one.seconds * scale for one in best])
     ringed = [line for line in axes.lines if line.get_markeredgecolor() == "black"]
     assert len(ringed) == 2
+    assert axes.get_ylabel() == "schedule, best first: tile_m, tile_n, tile_k, thread_m, thread_n"
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["128 128 16 8 8  #1", "32 32 1 1 1  #2"]
 
 
 def test_measured_counts_what_is_within_15_percent() -> None:
