@@ -31,6 +31,8 @@ from tinygpu.space import Space
 __all__ = ["Ranked", "Ranking", "rank"]
 
 _PART = 8192
+_FEW = 1024
+"""Nodes whose bounds take less time than the steps to them: decide more before looking."""
 _PATIENCE = 100_000
 _SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 6, 16, 10
 
@@ -82,14 +84,14 @@ def rank(
             promises[scorer] = found.add(scorer, points, scorer.seconds(points))
             scored += len(points)
         scorers.sort(key=lambda scorer: promises[scorer])
-        order = list(range(len(scorers[0].lengths)))
         for done, scorer in enumerate(scorers[: _CLIMBS if exact else None]):
-            here, points = _climb(scorer, found, rng)
+            here, ends = _climb(scorer, found, rng)
             scored += here
-            if exact and scorer is found.sorted()[0][1]:
-                order = scorer.order(points[:4])
+            if scorer is found.sorted()[0][1]:
+                best_scorer, best_ends = scorer, ends[:4]
             if progress and not exact:
                 progress(done + 1, len(scorers))
+        order = best_scorer.order(best_ends) if exact else []
         for done, scorer in enumerate(scorers if exact else ()):
             scored += _search(scorer, found, order)
             if progress:
@@ -217,15 +219,19 @@ class _Descent:
         Return False if more nodes were scored than a good order needs.
         """
         scorer, found, order = self.scorer, self.found, self.order
-        bounds = scorer.bound(nodes, order, level)
+        bounds = np.zeros(len(nodes))
         while level < len(order) and len(nodes):
-            axis = order[level]
-            count = scorer.lengths[axis]
-            nodes = np.repeat(nodes, count, axis=0)
-            nodes[:, axis] = np.tile(np.arange(count), len(nodes) // count)
-            chosen = frozenset(order[: level + 1])
-            nodes = nodes[scorer.allows(nodes, chosen, axis)]
-            level += 1
+            least = level + 1
+            while level < least or (
+                level < len(order) and len(nodes) * scorer.lengths[order[level]] <= _FEW
+            ):
+                axis = order[level]
+                count = scorer.lengths[axis]
+                nodes = np.repeat(nodes, count, axis=0)
+                nodes[:, axis] = np.tile(np.arange(count), len(nodes) // count)
+                level += 1
+                chosen = frozenset(order[:level])
+                nodes = nodes[scorer.allows(nodes, chosen, axis)]
             bounds = scorer.bound(nodes, order, level)
             self.scored += len(nodes)
             if self.scored > self.most:

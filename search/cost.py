@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -136,13 +137,8 @@ def blend(parts: list[Numbers], power: float) -> Numbers:
 
 def norm(power: float, *parts: Numbers) -> Numbers:
     """Return (sum of parts^power)^(1/power); one function, for each part counts more than once."""
-    most: Numbers = 0.0
-    for part in parts:
-        most = np.maximum(most, part)
-    total: Numbers = 0.0
-    for part in parts:
-        total = total + (part / most) ** power
-    return most * total ** (1 / power)
+    most = reduce(np.maximum, parts)
+    return most * sum((part / most) ** power for part in parts) ** (1 / power)
 
 
 def total_work(tree: Tree) -> dict[str, Numbers]:
@@ -150,11 +146,11 @@ def total_work(tree: Tree) -> dict[str, Numbers]:
     found: dict[str, Numbers] = {}
     for node in tree:
         if isinstance(node, Piece):
-            for unit, cycles in node.cycles().items():
-                found[unit] = found.get(unit, 0.0) + cycles
+            here = node.cycles()
         else:
-            for unit, cycles in total_work(node.body).items():
-                found[unit] = found.get(unit, 0.0) + cycles * node.trips
+            here = {unit: cycles * node.trips for unit, cycles in total_work(node.body).items()}
+        for unit, cycles in here.items():
+            found[unit] = found[unit] + cycles if unit in found else cycles
     return found
 
 
@@ -218,11 +214,10 @@ def _piece(piece: Piece, clock: _Clock) -> None:
         if name in clock.ready:
             start = np.maximum(start, clock.ready[name])
     cycles = piece.cycles()
-    most: Numbers = 0.0
-    for unit, here in cycles.items():
-        if unit not in ("issue", "int"):
-            start = np.maximum(start, clock.units.get(unit, 0.0))
-        most = np.maximum(most, here)
+    for unit in cycles:
+        if unit not in ("issue", "int") and unit in clock.units:
+            start = np.maximum(start, clock.units[unit])
+    most = reduce(np.maximum, cycles.values())
     end = start + np.maximum(clock.warps * most, alone(cycles))
     for unit in cycles:
         clock.units[unit] = end
@@ -264,9 +259,7 @@ def _unrolled(loop: Repeat, clock: _Clock) -> None:
     """Walk an unrolled loop: once through its chain, then at the pace of its busiest unit."""
     some = loop.trips > 0
     work = total_work(loop.body)
-    most: Numbers = 0.0
-    for cycles in work.values():
-        most = np.maximum(most, cycles)
+    most = reduce(np.maximum, work.values(), 0.0)
     pace = np.maximum(clock.warps * most, alone(work))
     more = np.maximum(loop.trips - 1.0, 0.0) * pace
     after = replace(clock, units=dict(clock.units), ready=dict(clock.ready))

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import and_
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ class Shared:
         self.tables = Tables(space.sums.lengths)
         self.legal: dict[tuple[Any, ...], NDArray[np.bool_]] = {}
         self.reduced: dict[tuple[Any, ...], tuple[Deferred | float, Any]] = {}
+        self.allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
 
 
 class Scorer:
@@ -52,7 +54,6 @@ class Scorer:
         with np.errstate(all="ignore"):
             found = features(batch.program, space.problem.sizes, space.device)
             self.time = predict(found.mapped(of, of)).seconds
-        self._allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
         self._inside: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     @cached_property
@@ -64,8 +65,8 @@ class Scorer:
         return steps_of(self.time, bounded=True)
 
     @cached_property
-    def _legal(self) -> tuple[tuple[Step, ...], ...]:
-        return tuple(map(steps_of, self._conjunctions()))
+    def _legal(self) -> tuple[Step, ...]:
+        return steps_of(self._conjunction())
 
     def seconds(self, points: Points) -> NDArray[np.float64]:
         """Return the predicted seconds at points, (n, decisions) indices of legal schedules."""
@@ -96,24 +97,23 @@ class Scorer:
 
     def legal(self, points: Points) -> NDArray[np.bool_]:
         """Say which points no table excludes."""
-        inside = np.ones(len(points), bool)
+        if not self._legal:
+            return np.ones(len(points), bool)
         columns = np.ascontiguousarray(points.T)
-        for steps in self._legal:
-            inside &= at(steps, columns, _itself)
-        return inside
+        return np.asarray(at(self._legal, columns, _itself))
 
     def allows(self, points: Points, chosen: frozenset[int], last: int) -> NDArray[np.bool_]:
         """Say which points no table excludes, whatever the open decisions; ``last`` is new."""
         inside = np.ones(len(points), bool)
-        for i, table in enumerate(self.batch.tables):
+        for table in self.batch.tables:
             if last not in table.axes:
                 continue
-            left = chosen & frozenset(table.axes)
-            if (i, left) not in self._allowed:
-                drop = tuple(j for j, a in enumerate(table.axes) if a not in left)
-                kept = tuple(a for a in table.axes if a in left)
-                self._allowed[i, left] = kept, table.holds.view(np.ndarray).any(axis=drop)
-            kept, allowed = self._allowed[i, left]
+            key = id(table), chosen & frozenset(table.axes)
+            if key not in self.shared.allowed:
+                drop = tuple(i for i, a in enumerate(table.axes) if a not in chosen)
+                kept = tuple(a for a in table.axes if a in chosen)
+                self.shared.allowed[key] = kept, table.holds.view(np.ndarray).any(axis=drop)
+            kept, allowed = self.shared.allowed[key]
             inside &= allowed[tuple(points[:, a] for a in kept)]
         return inside
 
@@ -195,8 +195,8 @@ class Scorer:
             self.shared.legal[key] = joined
         return self.shared.legal[key]
 
-    def _conjunctions(self) -> list[Deferred]:
-        """Join the batch's tables to a few, each as large as tables get."""
+    def _conjunction(self) -> Any:
+        """Join the batch's tables, to few that are as large as tables get."""
         groups: list[Deferred] = []
         for table in sorted(self.batch.tables, key=lambda t: t.axes):
             one = self.shared.tables.over(table.axes, table.holds)
@@ -207,7 +207,7 @@ class Scorer:
                     break
             else:
                 groups.append(one)
-        return groups
+        return reduce(and_, groups, True)
 
 
 def _itself(table: Deferred, most: bool) -> Deferred:
