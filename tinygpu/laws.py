@@ -28,7 +28,7 @@ Source: each law's ``source``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ import numpy as np
 from tinygpu.device import Device
 from tinygpu.errors import IllegalScheduleError
 from tinygpu.events import verdict
+from tinygpu.law import Law
 from tinygpu.machine import Chosen, Machine, Requirement
 from tinygpu.operation import Problem
 from tinygpu.placement import (
@@ -51,7 +52,7 @@ from tinygpu.placement import (
     whole_extents,
 )
 from tinygpu.program import Program
-from tinygpu.reach import Case, Clause, Place
+from tinygpu.reach import Case, Clause
 from tinygpu.resources import (
     barrier_ids,
     covered_sizes,
@@ -62,40 +63,11 @@ from tinygpu.resources import (
     smem_per_sm,
     threads,
 )
+from tinygpu.role_laws import ROLE_LAWS
 from tinygpu.schedule import Schedule
+from tinygpu.tensor_laws import TENSOR_LAWS
 
 __all__ = ["LAWS", "Law", "Violation", "check_schedule", "require_legal", "serves"]
-
-
-@dataclass(frozen=True, slots=True)
-class Law:
-    """A law: what it states, where that is from, how to mend a violation, and its clauses.
-
-    ``of_case`` gives those of the whole term, ``of_place`` those of one statement of it.
-    ``of_sizes``: it depends on the sizes, so that a dispatcher or a launch has to ask again.
-    ``numeric``: it can be judged for a whole space of numbers at once.
-    """
-
-    name: str
-    sentence: str
-    source: str
-    mend: str
-    of_case: Callable[[Case], Iterator[Clause]] | None = None
-    of_place: Callable[[Case, Place], Iterator[Clause]] | None = None
-    of_sizes: bool = False
-    numeric: bool = True
-
-    def clauses(self, case: Case) -> Iterator[Clause]:
-        """Yield every clause of the law on a case."""
-        if self.of_case is not None:
-            yield from self.of_case(case)
-        if self.of_place is not None:
-            for place in case.places:
-                yield from self.of_place(case, place)
-
-    def __str__(self) -> str:
-        """Return the name and the sentence."""
-        return f"{self.name}: {self.sentence}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +220,8 @@ LAWS: Mapping[str, Law] = {
             of_case=index_width,
             of_sizes=True,
         ),
+        *ROLE_LAWS.values(),
+        *TENSOR_LAWS.values(),
         Law(
             "concurrency",
             "States that no interleaving races, reads a stale value or waits forever.",

@@ -40,6 +40,7 @@ from tinygpu.program import (
     ForTile,
     Program,
     Role,
+    Statement,
     Sync,
     When,
     select,
@@ -129,7 +130,8 @@ def identity(value: Any) -> Any:
 class Case:
     """What laws judge: a term, the sizes it is for, the device it is to run on.
 
-    ``syncs`` are the term's barriers with a number, each with its role.
+    ``statements`` are those of the term, each with its role and the blocks around it; ``syncs`` the
+    barriers with a number among them.
     """
 
     program: Program
@@ -138,6 +140,7 @@ class Case:
     parameters: Mapping[str, Any]
     grid: Mapping[str, Any]
     places: tuple[Place, ...]
+    statements: tuple[tuple[Role, Statement, tuple[Block, ...]], ...]
     syncs: tuple[tuple[Sync, Role], ...]
     waits_after_exit: tuple[str, ...]
 
@@ -154,6 +157,7 @@ class Case:
         outside |= {name: Range(0, extent - 1) for name, extent in program.cluster}
         ranks = tuple(name for name, _ in program.cluster)
         places: list[Place] = []
+        statements: list[tuple[Role, Statement, tuple[Block, ...]]] = []
         syncs: list[tuple[Sync, Role]] = []
         late: dict[str, None] = {}
         for role in program.roles:
@@ -165,6 +169,7 @@ class Case:
             alone = Program.__new__(Program)
             object.__setattr__(alone, "roles", (role,))
             for statement, around in walk(alone):
+                statements.append((role, statement, around))
                 if isinstance(statement, Exit):
                     exits = (*exits, statement) if not around else exits
                     left = True
@@ -189,6 +194,7 @@ class Case:
             parameters,
             grid,
             tuple(places),
+            tuple(statements),
             tuple(syncs),
             tuple(late),
         )
