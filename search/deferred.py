@@ -165,7 +165,8 @@ def steps_of(number: Any, *, bounded: bool = False) -> tuple[Step, ...]:
             found[key] = len(steps) - 1
         return found[key], None
 
-    visit(number, False)
+    if visit(number, False)[0] < 0:  # a batch of one schedule has nothing but constants
+        steps.append(Step(None, False, np.asarray, ((-1, number),)))
     return tuple(steps)
 
 
@@ -204,4 +205,5 @@ def at(
             flat[here.axes] = place
         assert here.table is not None
         results.append(here.table.take(flat[here.axes]))
-    return results[-1]
+    last = results[-1]
+    return last if np.ndim(last) else np.full(columns.shape[1:], last)
