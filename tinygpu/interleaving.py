@@ -18,8 +18,23 @@ from typing import Literal, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.errors import ProgramError
 from tinygpu.execution import Agent, Cta, Run, Step, execute
-from tinygpu.program import Commit, Do, Exit, For, Statement, Sync, WaitGroup, When
+from tinygpu.program import (
+    Arrive,
+    Commit,
+    Do,
+    Elect,
+    Exit,
+    Fence,
+    For,
+    ForTile,
+    Statement,
+    Sync,
+    Wait,
+    WaitGroup,
+    When,
+)
 from tinygpu.race import UNWRITTEN, Cells, Integers
 
 __all__ = ["Strategy", "run_cta", "start_cta"]
@@ -82,6 +97,8 @@ def _unfold(body: tuple[Statement, ...], env: Mapping[str, int]) -> Iterator[Ste
                     yield from _unfold(inner, env)
             case Do() | Exit() | Sync() | Commit() | WaitGroup():
                 yield s, env
+            case ForTile() | Elect() | Wait() | Arrive() | Fence():
+                raise ProgramError(f"{s}: such a program is for tinygpu.asynchronous")
             case _:
                 assert_never(s)
 

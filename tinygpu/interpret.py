@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.asynchronous import is_asynchronous, run_clusters
 from tinygpu.errors import OperationError, ProgramError, nearest
 from tinygpu.execution import Landing, Run
 from tinygpu.expression import OPERATORS
@@ -77,18 +78,26 @@ def interpret(
     values = program.parameter_values(sizes)
     landing = _LANDINGS[(seed + seed // len(_LANDINGS)) % len(_LANDINGS)]
     run = Run(program, values, given, arrays, Toucher(values), random, landing)
-    groups = _agents(program.threads, random)
-    places = list(product(*(range(n) for n in program.grid_extents(sizes))))
     with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers
-        for number in random.permutation(len(places)).tolist():
-            cta = start_cta(run, places[number], number, groups)
-            run_cta(cta, _STRATEGIES[seed % len(_STRATEGIES)])
+        if is_asynchronous(program):
+            run_clusters(run, seed)
+        else:
+            _run_ctas(run, sizes, seed)
     output = arrays[operation.output.name]
     result = output.dtype.round(output.flat).reshape(output.shape)
     findings = [*run.found.values(), *_unwritten(program, output)]
     exact = {o.name: arrays[o.name].flat.reshape(arrays[o.name].shape) for o in operation.inputs}
     findings += _wrong(program, sizes, exact, given, result)
     return Result({operation.output.name: result}, tuple(findings))
+
+
+def _run_ctas(run: Run, sizes: Mapping[str, int], seed: int) -> None:
+    """Run every CTA of the grid, in random order."""
+    groups = _agents(run.program.threads, run.random)
+    places = list(product(*(range(n) for n in run.program.grid_extents(sizes))))
+    for number in run.random.permutation(len(places)).tolist():
+        cta = start_cta(run, places[number], number, groups)
+        run_cta(cta, _STRATEGIES[seed % len(_STRATEGIES)])
 
 
 def check(
@@ -273,7 +282,7 @@ def _well_formed(program: Program) -> None:
                     f"{statement}: {buffer.name} is in {buffer.level}; {instruction.name} takes "
                     f"{' or '.join(levels)} there"
                 )
-            if buffer.dtype != write.buffer.dtype and instruction.unit != "cvt":
+            if buffer.dtype != write.buffer.dtype and instruction.unit not in ("cvt", "tensor"):
                 raise ProgramError(
                     f"{statement}: {buffer.name} is {buffer.dtype}, {write.buffer.name} "
                     f"{write.buffer.dtype}; convert first (cvt)"

@@ -56,6 +56,10 @@ Kind = Literal[
     "unwaited",
     "misaligned",
     "wrong_result",
+    "unfenced",
+    "aliased",
+    "unbalanced",
+    "exited",
 ]
 UNWRITTEN = np.iinfo(np.int64).min
 

@@ -1,0 +1,247 @@
+"""Agents of a cluster take turns, as adversely as the term allows; what is under way lands.
+
+Source: ``tinygpu.asynchronous``; PTX ISA 9, 9.7.13 (barriers), 9.7.9.25 (groups).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, assert_never
+
+import numpy as np
+
+from tinygpu.cluster import Agent, Cluster, Flight
+from tinygpu.errors import ProgramError
+from tinygpu.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
+from tinygpu.race import Finding
+from tinygpu.tile_access import mbarrier_of
+from tinygpu.transfers import Delivery, Load, Product, Store, execute
+
+__all__ = ["STRATEGIES", "Strategy", "Turns"]
+
+Strategy = Literal["starve", "others", "leaders", "any"]
+STRATEGIES: tuple[Strategy, ...] = ("starve", "others", "leaders", "any")
+_LANDS_NEXT = 0.3
+_MOST_NAMED = 6
+
+
+class Turns:
+    """A cluster's agents, taking turns as a strategy says."""
+
+    def __init__(self, cluster: Cluster, strategy: Strategy) -> None:
+        """Rank the agents: the first that can goes on, so the last is starved."""
+        self.cluster, self.strategy, self.random = cluster, strategy, cluster.run.random
+        order = self.random.permutation(len(cluster.agents)).tolist()
+        self.ranked = [cluster.agents[i] for i in order]
+        if strategy in ("leaders", "others"):
+            self.ranked.sort(key=lambda a: a.leader == (strategy == "others"))
+
+    def run(self) -> None:
+        """Run to the end, or until nobody can go on."""
+        cluster = self.cluster
+        while True:
+            if cluster.run.landing == "random" and self.random.random() < _LANDS_NEXT:
+                self._land([f for f in cluster.flying if f.may_land])
+            ready = [a for a in self.ranked if self._ready(a)]
+            if ready:
+                at = int(self.random.integers(len(ready))) if self.strategy == "any" else 0
+                self._step(ready[at])
+            elif not self._land([f for f in cluster.flying if isinstance(f, Load | Delivery)]):
+                break
+        if stuck := [a for a in cluster.agents if not a.done]:
+            self._deadlock(stuck)
+        else:
+            self._finish()
+
+    def _land(self, flights: Sequence[Flight]) -> bool:
+        if flights:
+            self.cluster.land(flights[int(self.random.integers(len(flights)))])
+        return bool(flights)
+
+    def _ready(self, agent: Agent) -> bool:
+        if agent.next is None or agent.at is not None:
+            return False
+        statement, env = agent.next
+        match statement:
+            case Wait(barrier, index):
+                phase = index.evaluate(env) // int(barrier.stages)
+                return mbarrier_of(agent.cta, barrier, index, env).passes(phase)
+            case WaitGroup(pending, "wgmma"):
+                groups = agent.groups["wgmma"]
+                return all(p.issued for g in groups[: _covered(groups, pending)] for p in g)
+            case _:
+                return True
+
+    def _step(self, agent: Agent) -> None:
+        """Execute the agent's next statement."""
+        assert agent.next is not None
+        statement, env = agent.next
+        agent.clock[agent.number] += 1
+        match statement:
+            case Do():
+                execute(agent, statement, env)
+            case Exit():
+                raise ProgramError(f"{statement}: threads of a role's copy leave together; guard")
+            case Sync():
+                agent.at = statement
+                self._meet(agent)
+                return
+            case Commit(group):
+                agent.groups[group].append(agent.open[group])
+                agent.open[group] = []
+            case WaitGroup():
+                self._wait_group(agent, statement)
+            case Wait():
+                self._wait(agent, statement, env)
+            case Arrive():
+                self._arrive(agent, statement, env)
+            case Fence("wgmma"):
+                agent.fenced = set(agent.team.registers)
+            case Fence():
+                for use in agent.unfenced:
+                    use.fenced = agent.time
+                agent.unfenced = []
+            case _:
+                assert_never(statement)
+        self._advance(agent)
+
+    def _advance(self, agent: Agent) -> None:
+        agent.at, agent.next = None, next(agent.steps, None)
+        if agent.next is not None:
+            return
+        for kind in agent.groups:
+            for flight in agent.under_way(kind):
+                if not (isinstance(flight, Store) and flight.uses[0].done):
+                    text = "is under way when its thread leaves; commit and wait for it"
+                    self.cluster.find("unwaited", agent, flight.do, text)
+        waiting = [a for a in self.cluster.agents if a.at is not None and a.at.scope == "cluster"]
+        if waiting:
+            self._meet(waiting[0])
+
+    def _meet(self, agent: Agent) -> None:
+        """Let agents on if all that a barrier waits for are there."""
+        here = [a for a in self.cluster.agents if _door(a) == _door(agent)]
+        if sum(a.threads.size for a in here) != self._wanted(agent):
+            return
+        if agent.at is not None and agent.at.scope == "cluster":  # releases what was sent before
+            for other in here:
+                for flight in other.sent:
+                    self.cluster.land(flight)
+                other.sent = []
+        rows = [a.number for a in here]
+        self.cluster.known[rows] = self.cluster.known[rows].max(axis=0)
+        for other in here:
+            other.at = None
+        for other in here:
+            self._advance(other)
+
+    def _wanted(self, agent: Agent) -> int:
+        """Return how many threads the barrier at which an agent stands waits for."""
+        assert agent.at is not None
+        match agent.at.scope:
+            case "role":
+                return int(agent.team.role.threads)
+            case "cluster" if len(self.cluster.ctas) > 1:
+                return sum(a.threads.size for a in self.cluster.agents if not a.done)
+            case "cta" | "cluster":
+                return int(self.cluster.run.program.threads)
+            case _:
+                assert_never(agent.at.scope)
+
+    def _wait_group(self, agent: Agent, wait: WaitGroup) -> None:
+        """Land what the wait covers; of stores, with ``read``, only the reading."""
+        groups = agent.groups[wait.group]
+        covered = _covered(groups, wait.pending)
+        for flight in [f for g in groups[:covered] for f in g]:
+            if isinstance(flight, Store) and wait.read:
+                flight.read()
+            elif isinstance(flight, Product):
+                while any(p is flight for p in agent.team.products):
+                    self.cluster.land(agent.team.products[0])
+            else:
+                self.cluster.land(flight)
+            for use in flight.uses:
+                agent.complete(use)
+        if not wait.read:
+            del groups[:covered]
+
+    def _wait(self, agent: Agent, wait: Wait, env: Mapping[str, int]) -> None:
+        barrier = mbarrier_of(agent.cta, wait.barrier, wait.index, env)
+        phase = wait.index.evaluate(env) // int(wait.barrier.stages)
+        if barrier.phase <= phase:
+            text = f"passes for phase {phase} in phase {barrier.phase}, of the other parity; wait"
+            text += " for the phase before first"
+            self.cluster.find("aliased", agent, wait, text)
+        np.maximum(agent.clock, barrier.clock, out=agent.clock)
+
+    def _arrive(self, agent: Agent, arrive: Arrive, env: Mapping[str, int]) -> None:
+        count, clock = agent.threads.size, agent.clock.copy()
+        for cta in self.cluster.ctas if arrive.to == "cluster" else (agent.cta,):
+            barrier = mbarrier_of(cta, arrive.barrier, arrive.index, env)
+            expected = int(arrive.bytes) * count
+            delivery = Delivery(agent, arrive, cta, barrier, count, expected, clock)
+            if cta is agent.cta:
+                delivery.land()
+            else:
+                agent.sent.append(delivery)
+                self.cluster.launch(delivery)
+
+    def _deadlock(self, stuck: list[Agent]) -> None:
+        """Say who waits for what."""
+        waits = [f"{a.name} of CTA {a.cta.rank}: {self._lacking(a)}" for a in stuck[:_MOST_NAMED]]
+        first = stuck[0]
+        assert first.next is not None
+        text = f"waits for ever, nothing is under way: {'; '.join(waits)}"
+        self.cluster.find("deadlock", first, first.next[0], text)
+
+    def _lacking(self, agent: Agent) -> str:
+        """Say what an agent waits for that is not there."""
+        assert agent.next is not None
+        statement, env = agent.next
+        if isinstance(statement, Wait):
+            barrier = mbarrier_of(agent.cta, statement.barrier, statement.index, env)
+            index, stages = statement.index.evaluate(env), int(statement.barrier.stages)
+            return (
+                f"{statement} is phase {index // stages} of stage {index % stages}, which is in "
+                f"phase {barrier.phase}: {barrier.pending} arrivals and {barrier.bytes} B missing"
+            )
+        if isinstance(statement, Sync):
+            here = [a for a in self.cluster.agents if _door(a) == _door(agent)]
+            have = sum(a.threads.size for a in here)
+            return f"{statement} has {have} of {self._wanted(agent)} threads"
+        return f"{statement} of products that the others have not issued"
+
+    def _finish(self) -> None:
+        """Land what is left, and look at the mbarriers."""
+        cluster, program = self.cluster, self.cluster.run.program
+        while flights := [f for f in cluster.flying if f.may_land]:
+            self._land(flights)
+        for cta in cluster.ctas:
+            for name, ring in cta.barriers.items():
+                for stage, barrier in enumerate(ring):
+                    if barrier.bytes:
+                        text = (
+                            f"{program.name}, cluster {cluster.number}, CTA {cta.rank}: {name}, "
+                            f"stage {stage}, ends with {barrier.bytes} B expected that have not "
+                            "landed (below 0: not expected); expect what is loaded"
+                        )
+                        place = (cluster.number, cta.rank)
+                        finding = Finding("unbalanced", name, text, place)
+                        cluster.run.found.setdefault("unbalanced", finding)
+
+
+def _covered(groups: Sequence[object], pending: int) -> int:
+    return max(0, len(groups) - int(pending))
+
+
+def _door(agent: Agent) -> tuple[object, ...] | None:
+    """Return which barrier an agent waits at: named ones are a CTA's, whoever uses them."""
+    match agent.at:
+        case None:
+            return None
+        case Sync(scope="cluster"):
+            return ("cluster",)
+        case Sync(barrier, "role"):
+            return (agent.cta.rank, int(barrier) + agent.team.copy)
+        case Sync(barrier):
+            return (agent.cta.rank, int(barrier))
