@@ -48,12 +48,17 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The best schedules, fastest first, and how many there were: in all, legal, scored."""
+    """The best schedules, fastest first, and how many there were: in all, legal, scored.
+
+    ``scored`` counts what was given a time, or a bound if partly chosen; ``proven``: that no other
+    is faster under the model.
+    """
 
     best: tuple[Ranked, ...]
     raw: int
     legal: int
     scored: int
+    proven: bool = True
 
 
 def rank(
@@ -103,7 +108,7 @@ def rank(
         breakdown = cost(program, space.problem.sizes, space.device)
         best.append(Ranked(float(breakdown.seconds), schedule, breakdown))
     best.sort(key=lambda r: r.seconds)
-    return Ranking(tuple(best), space.raw, space.count(), scored)
+    return Ranking(tuple(best), space.raw, space.count(), scored, exact)
 
 
 class _Best:

@@ -85,6 +85,17 @@ def test_bounds_hold(case: int) -> None:
             assert last == pytest.approx(exact, rel=1e-9)
 
 
+@pytest.mark.parametrize("case", range(len(SPACES)))
+def test_climbing_says_that_it_proves_nothing(case: int) -> None:
+    """It finds legal schedules, none faster than the best, and does not call them proven."""
+    space = space_of(case)
+    best, met = rank(space, 5), rank(space, 5, exact=False)
+    assert (best.proven, met.proven) == (True, False)
+    assert all(space.contains(r.schedule) for r in met.best)
+    for better, worse in zip(best.best, met.best, strict=True):
+        assert better.seconds <= worse.seconds * (1 + 1e-9)
+
+
 def test_distinct() -> None:
     """With distinct decisions, each combination appears once, with its best time."""
     space = space_of(0)

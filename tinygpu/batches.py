@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.events import verdict
 from tinygpu.laws import LAWS, check_schedule
 from tinygpu.machine import Chosen, Value
 from tinygpu.program import Program
@@ -254,6 +255,4 @@ class Builder:
         values = dict(structure)
         for name, choices, i in zip(space.axes, self.values, point, strict=True):
             values[name] = choices[int(i)]
-        program = space.machine.program(space.problem.operation, Chosen(values))
-        case = Case.of(program, space.problem.sizes, space.device)
-        return all(clause.holds for clause in LAWS["concurrency"].clauses(case))
+        return verdict(space.machine.program(space.problem.operation, Chosen(values))).legal

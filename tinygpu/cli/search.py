@@ -54,8 +54,8 @@ def search(
     fix: Annotated[
         list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")
     ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Prove that none is better under the model: minutes.")
+    climb: Annotated[
+        bool, typer.Option("--climb", help="Only improve random schedules, without a proof.")
     ] = False,
     as_json: JSON = False,
 ) -> None:
@@ -75,7 +75,7 @@ def search(
         out.mkdir(parents=True, exist_ok=True)
         write(out / "search.json", json_text({"finished": False}))
     with resumable("nothing is lost; the same command searches again"):
-        found = ranked(space, top, exact=exact)
+        found = ranked(space, top, exact=not climb)
     files = []
     if out is not None:
         for number, one in enumerate(found.best, 1):
@@ -146,6 +146,7 @@ def tree_of(space: Space, found: Ranking, timed: list[Measurement]) -> dict[str,
         "raw": found.raw,
         "legal": found.legal,
         "scored": found.scored,
+        "proven": found.proven,
         "best": rows,
     }
     peer = timed[len(rows) :]
@@ -174,8 +175,13 @@ def show(space: Space, found: Ranking, timed: list[Measurement]) -> None:
     sizes = " ".join(f"{a}={s}" for a, s in space.problem.sizes.items())
     title = f"{space.problem.operation.name} {sizes}, {space.machine.name} on {space.device.name}"
     table(title, [*columns, "where they differ"], rows)
-    counts = (found.raw, "schedules"), (found.legal, "legal"), (found.scored, "ranked")
-    say(", ".join(f"{count_text(number)} {what}" for number, what in counts))
+    counts = (found.raw, "schedules"), (found.legal, "legal"), (found.scored, "scored")
+    proof = (
+        "proven: under the model, none of the others is faster"
+        if found.proven
+        else "not proven: the best met by single changes of random schedules"
+    )
+    say(", ".join(f"{count_text(number)} {what}" for number, what in counts) + f"; {proof}")
     same = [n for n in space.values if n not in differing]
     say(f"all have {' '.join(f'{n}={found.best[0].schedule[n]}' for n in same)}")
     for peer in timed[len(found.best) :]:
