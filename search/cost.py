@@ -78,9 +78,19 @@ class Breakdown:
         return max(self.parts, key=lambda name: float(self.parts[name]))
 
 
-def cost(program: Program, sizes: Mapping[str, int], device: Device) -> Breakdown:
-    """Predict the time of one program."""
-    return predict(features(program, sizes, device))
+def cost(
+    program: Program,
+    sizes: Mapping[str, int],
+    device: Device,
+    *,
+    of: Callable[[Numbers], Numbers] = lambda number: number,
+) -> Breakdown:
+    """Predict the time of a program, of whose numbers ``of`` makes what to compute with."""
+    if program.barriers:
+        from tinygpu.search.pipeline import Stages, predict_stages  # it needs this module
+
+        return predict_stages(Stages.of(program, sizes, device).mapped(of))
+    return predict(features(program, sizes, device).mapped(of, of))
 
 
 def features(program: Program, sizes: Mapping[str, int], device: Device) -> Features:

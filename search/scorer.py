@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.search.cost import features, predict
+from tinygpu.search.cost import cost
 from tinygpu.search.deferred import Deferred, Step, Tables, at, steps_of
 from tinygpu.space import Batch, Space
 
@@ -52,8 +52,8 @@ class Scorer:
         self.shared = shared or Shared(space)
         of = self.shared.tables.of
         with np.errstate(all="ignore"):
-            found = features(batch.program, space.problem.sizes, space.device)
-            self.time = predict(found.mapped(of, of)).seconds
+            sizes, device = space.problem.sizes, space.device
+            self.time = cost(batch.program, sizes, device, of=of).seconds
         self._inside: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     @cached_property

@@ -29,7 +29,7 @@ from tinygpu.program import Access, Do, For, Program, select, walk
 from tinygpu.registers import RegisterModel
 from tinygpu.search.fitted import FITTED
 
-__all__ = ["Launch", "Operand", "latency_of"]
+__all__ = ["Launch", "Operand", "fetches", "latency_of", "operands_of"]
 
 Numbers = Any
 """A number, or an array of them that broadcasts."""
@@ -66,32 +66,16 @@ class Launch:
     def of(program: Program, sizes: Mapping[str, int], device: Device) -> Launch:
         """Account for a launch at these sizes."""
         values = program.parameter_values(sizes)
-        found: dict[str, Operand] = {}
-        grid = tuple(axis.var for axis in program.grid)
-        for statement, around in walk(program):
-            if not isinstance(statement, Do):
-                continue
-            for access in statement.accesses:
-                buffer = access.buffer
-                if buffer.level == "gmem" and buffer.name not in found:
-                    size = float(buffer.type.bytes)
-                    for axis in buffer.shape:
-                        size *= float(values[axis] if isinstance(axis, str) else axis)
-                    names = {v for o in access.origin for v, _ in o.terms}
-                    looped = any(isinstance(outer, For) for outer in around)
-                    found[buffer.name] = Operand(
-                        buffer.name, size, frozenset(names & set(grid)), looped
-                    )
         return Launch(
             device,
-            grid,
+            tuple(axis.var for axis in program.grid),
             program.grid_extents(sizes),
             (program.raster, program.raster),
             program.threads,
             program.smem_bytes,
             RegisterModel.of(program),
             (program.ctas_per_sm, program.ctas_per_sm),
-            tuple(found.values()),
+            operands_of(program, values),
         )
 
     def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Launch:
@@ -148,28 +132,59 @@ class Launch:
         """Return the bytes between DRAM and L2."""
         if sum(o.bytes for o in self.operands) <= FITTED["l2_share"] * self.device.l2_bytes:
             return sum(o.bytes for o in self.operands)
-        return sum((o.bytes * self._fetches(o, resident) for o in self.operands), 0.0)
-
-    def _fetches(self, operand: Operand, resident: Numbers) -> Numbers:
-        """Return how often an operand comes from DRAM."""
-        outer: Numbers = 1.0
-        for axis, extent in zip(self.axes[:-2], self.extents[:-2], strict=True):
-            if axis not in operand.axes:
-                outer = outer * extent
-        if len(self.axes) < 2:
-            return outer
-        rows, columns = self.extents[-2:]
         wave = self.device.sms * resident
-        by_row, by_column = (axis in operand.axes for axis in self.axes[-2:])
-        if by_row and by_column:
-            return outer
-        if by_row:
-            fetches = columns * np.minimum(rows, self.raster[0]) / wave
-        elif by_column:
-            fetches = rows * np.minimum(columns / wave, 1.0 / self.raster[1])
-        else:
-            fetches = rows * columns / wave
-        return outer * np.maximum(fetches, 1.0)
+        total: Numbers = 0.0
+        for o in self.operands:
+            times = fetches(o, self.axes, self.extents, wave=wave, raster=self.raster)
+            total = total + o.bytes * times
+        return total
+
+
+def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Operand, ...]:
+    """Return the arrays that a program touches, at these sizes and parameters."""
+    found: dict[str, Operand] = {}
+    grid = {axis.var for axis in program.grid}
+    for statement, around in walk(program):
+        if not isinstance(statement, Do):
+            continue
+        for access in statement.accesses:
+            buffer = access.buffer
+            if buffer.level == "gmem" and buffer.name not in found:
+                size = float(buffer.type.bytes)
+                for axis in buffer.shape:
+                    size *= float(values[axis] if isinstance(axis, str) else axis)
+                names = {v for o in access.origin for v, _ in o.terms}
+                looped = any(isinstance(outer, For) for outer in around)
+                found[buffer.name] = Operand(buffer.name, size, frozenset(names & grid), looped)
+    return tuple(found.values())
+
+
+def fetches(
+    operand: Operand,
+    axes: tuple[str, ...],
+    extents: tuple[Numbers, ...],
+    *,
+    wave: Numbers,
+    raster: tuple[Numbers, Numbers],
+) -> Numbers:
+    """Return how often an operand comes from DRAM; ``wave`` tiles are done at once."""
+    outer: Numbers = 1.0
+    for axis, extent in zip(axes[:-2], extents[:-2], strict=True):
+        if axis not in operand.axes:
+            outer = outer * extent
+    if len(axes) < 2:
+        return outer
+    rows, columns = extents[-2:]
+    by_row, by_column = (axis in operand.axes for axis in axes[-2:])
+    if by_row and by_column:
+        return outer
+    if by_row:
+        times = columns * np.minimum(rows, raster[0]) / wave
+    elif by_column:
+        times = rows * np.minimum(columns / wave, 1.0 / raster[1])
+    else:
+        times = rows * columns / wave
+    return outer * np.maximum(times, 1.0)
 
 
 def latency_of(

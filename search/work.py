@@ -20,16 +20,22 @@ from typing import Any, assert_never
 
 import numpy as np
 
+from tinygpu.errors import ProgramError
 from tinygpu.program import (
     Access,
     Affine,
+    Arrive,
     Commit,
     Do,
+    Elect,
     Exit,
+    Fence,
     For,
+    ForTile,
     Program,
     Statement,
     Sync,
+    Wait,
     WaitGroup,
     When,
     select,
@@ -131,6 +137,11 @@ class _Accountant:
                     found.append(replace(piece, pending=pending))
                 case Exit():
                     found.append(self.plain(statement, "do"))
+                case Wait() | Arrive() | Fence() | ForTile() | Elect():
+                    raise ProgramError(
+                        f"program {self.program.name}: {type(statement).__name__} without a "
+                        "barrier; its time is that of a program with barriers"
+                    )
                 case _:
                     assert_never(statement)
         return tuple(found)
@@ -187,6 +198,11 @@ class _Accountant:
                 return self.move(do, count, around)
             case "barrier":
                 pass
+            case "tma" | "tensor":
+                raise ProgramError(
+                    f"program {self.program.name}: {do.instruction.name} without a barrier; its "
+                    "time is that of a program with barriers"
+                )
             case unit:
                 assert_never(unit)
         return self.finish(do, count, each, latency)

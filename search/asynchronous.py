@@ -1,0 +1,376 @@
+"""Work of asynchronous programs: what each statement of a term with barriers asks of an SM.
+
+``agents(program, device, sizes)`` walks the term once.  A role becomes an *agent*, in the one form
+that the time model follows: a loop over tiles, in it one loop over the steps of k,
+
+    for each tile:  before;  for each step:  body;  after
+
+of *events*.  An event occupies units for some cycles, each a number or an array over a space:
+
+    serial   its own warps, for the whole event: issue, conversions, synchronisation
+    tensor   the tensor cores: a wgmma takes the longer of its arithmetic and its reads
+    smem     the shared memory's port
+    tma      the copy engine
+    fill     the way from L2 into this SM: of every byte that lands here, multicast or not
+
+A load also says how many bytes the CTA asks L2 for.
+
+>>> from tinygpu.device import load_device
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.hopper import STARTS, Hopper
+>>> from tinygpu.operation import matmul
+>>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["cluster"]))
+>>> producer, consumer = agents(term, load_device("h200"), {"m": 4096, "n": 4096, "k": 4096})
+>>> [event.kind for event in producer.body], int(consumer.body[2].cycles["tensor"])
+(['wait', 'arrive', 'load', 'load'], 512)
+
+Source: ``docs/model.md``, section "Time"; rates of wgmma: Luo et al., arXiv 2402.13499.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from tinygpu.access_map import Access, Affine
+from tinygpu.device import Device
+from tinygpu.errors import ProgramError
+from tinygpu.fragment import FRAGMENTS
+from tinygpu.program import (
+    Arrive,
+    Commit,
+    Do,
+    Elect,
+    Exit,
+    Fence,
+    For,
+    ForTile,
+    Program,
+    Role,
+    Statement,
+    Sync,
+    Wait,
+    WaitGroup,
+    When,
+    select,
+)
+from tinygpu.search.fitted_pipeline import PIPELINE
+
+__all__ = ["Agent", "Event", "Guard", "Node", "Repeat", "agents", "mapped"]
+
+Numbers = Any
+Kind = Literal["wait", "arrive", "load", "product", "commit", "group", "store", "work"]
+_WARP = 32
+_NOWHERE = Affine()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One statement (or an unrolled loop of it): which units it occupies, what it waits for."""
+
+    kind: Kind
+    cycles: Mapping[str, Numbers]
+    barrier: str = ""
+    index: Affine = _NOWHERE
+    group: str = ""
+    pending: Numbers = 0
+    latency: Numbers = 0
+    fetched_bytes: Numbers = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """An unrolled loop.  ``signals``: there are barriers in it, so each iteration counts."""
+
+    var: str
+    trips: Numbers
+    body: tuple[Node, ...]
+    signals: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Arrivals that happen where ``index < bound`` (a number, or a parameter's name)."""
+
+    index: Affine
+    bound: Numbers
+    body: tuple[Node, ...]
+
+
+Node = Event | Repeat | Guard
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A role: the statements around and in its loop over steps, and which tiles are its own.
+
+    ``together`` copies do the same at once, on a part of a tile each; with ``step`` above 1 the
+    copies take tiles in turn.
+    """
+
+    name: str
+    tile: str
+    turn: str
+    copy: str
+    step_var: str
+    steps: str
+    together: Numbers
+    step: Numbers
+    before: tuple[Node, ...]
+    body: tuple[Node, ...]
+    after: tuple[Node, ...]
+
+
+def agents(program: Program, device: Device, sizes: Mapping[str, int]) -> tuple[Agent, ...]:
+    """Return the agents of a program.  Raises ProgramError for a role of another form."""
+    return tuple(_Accountant(program, device, sizes, role).agent() for role in program.roles)
+
+
+def mapped(tree: tuple[Node, ...], of: Callable[[Numbers], Numbers]) -> tuple[Node, ...]:
+    """Apply a function to every number, in one order for all trees of the same form."""
+    return tuple(_mapped(node, of) for node in tree)
+
+
+def _mapped(node: Node, of: Callable[[Numbers], Numbers]) -> Node:
+    match node:
+        case Event():
+            return replace(
+                node,
+                cycles={unit: of(cycles) for unit, cycles in node.cycles.items()},
+                index=_affine(node.index, of),
+                pending=of(node.pending),
+                latency=of(node.latency),
+                fetched_bytes=of(node.fetched_bytes),
+            )
+        case Repeat():
+            return replace(node, trips=of(node.trips), body=mapped(node.body, of))
+        case Guard():
+            bound = node.bound if isinstance(node.bound, str) else of(node.bound)
+            return replace(
+                node, index=_affine(node.index, of), bound=bound, body=mapped(node.body, of)
+            )
+
+
+def _affine(index: Affine, of: Callable[[Numbers], Numbers]) -> Affine:
+    terms = tuple((v, c if isinstance(c, str) else of(c)) for v, c in index.terms)
+    return Affine(of(index.constant), terms)
+
+
+class _Accountant:
+    """Walks one role."""
+
+    def __init__(
+        self, program: Program, device: Device, sizes: Mapping[str, int], role: Role
+    ) -> None:
+        self.program, self.device, self.role = program, device, role
+        self.values = program.parameter_values(sizes)
+        self.extents = dict(program.cluster)
+        self.together: Numbers = role.copies
+
+    def agent(self) -> Agent:
+        """Find the loop over tiles and the loop over steps."""
+        tiles = _only(_opened(self.role.body), ForTile, self.role.name)
+        inside = _opened(tiles.body)
+        steps = _only(tuple(s for s in inside if not _unrolled(s)), For, self.role.name)
+        if not isinstance(steps.trips, str):
+            raise ProgramError(
+                f"role {self.role.name}: its loop {steps.var} has {steps.trips} steps; the time "
+                "model follows a loop to a parameter, as trips is"
+            )
+        at = inside.index(steps)
+        in_turn = str(tiles.step) != "1"
+        if in_turn:
+            self.together = 1
+        return Agent(
+            self.role.name, tiles.tile, tiles.turn, self.role.copy, steps.var, steps.trips,
+            self.together, tiles.step if in_turn else 1,
+            self.tree(inside[:at]), self.tree(_opened(steps.body), rolled=True),
+            self.tree(inside[at + 1 :]),
+        )  # fmt: skip
+
+    def tree(self, body: tuple[Statement, ...], *, rolled: bool = False) -> tuple[Node, ...]:
+        """Return the events of statements; a step's products become one event."""
+        found: list[Node] = []
+        for statement in _opened(body):
+            match statement:
+                case For(name, trips, inner):
+                    count = self.values[trips] if isinstance(trips, str) else trips
+                    count = count - statement.start
+                    nodes = self.tree(inner, rolled=rolled)
+                    if rolled and len(nodes) == 1 and isinstance(nodes[0], Event):
+                        found.append(_times(nodes[0], count))
+                    else:
+                        found.append(Repeat(name, count, nodes, _signals(nodes)))
+                case When(index, bound, inner):
+                    nodes = self.tree(inner)
+                    if not all(isinstance(n, Event) and n.kind == "arrive" for n in nodes):
+                        raise ProgramError(
+                            f"role {self.role.name}: {statement.index} guards more than arrivals, "
+                            "which the time model does not follow"
+                        )
+                    found.append(Guard(index, bound, nodes))
+                case _:
+                    found += self.event(statement)
+        return tuple(found)
+
+    def event(self, statement: Statement) -> list[Node]:
+        """Return the event of one statement; a fence before products costs nothing by itself."""
+        device = self.device
+        match statement:
+            case Do():
+                return [self.work(statement)]
+            case Wait(barrier, index):
+                return [
+                    Event("wait", {"serial": device.mbarrier_latency_cycles}, barrier.name, index)
+                ]
+            case Arrive(barrier, index, _, to):
+                size: Numbers = 1
+                for extent in self.extents.values():
+                    size = size * extent
+                far = device.cluster_latency_cycles * (size > 1) * (to == "cluster")
+                return [
+                    Event(
+                        "arrive", {"serial": PIPELINE["arrive"]}, barrier.name, index, latency=far
+                    )
+                ]
+            case WaitGroup(pending, group, read):
+                name = f"{group}.read" if read else group
+                return [Event("group", {}, group=name, pending=pending)]
+            case Fence("proxy.async"):
+                return [Event("work", {"serial": PIPELINE["proxy_fence"]})]
+            case Sync(_, scope):
+                latency = device.barrier_latency_cycles
+                if scope == "cluster":
+                    latency = latency + device.cluster_latency_cycles
+                return [Event("work", {"serial": latency})]
+            case Exit():
+                raise ProgramError(f"role {self.role.name}: {statement}: no exit among barriers")
+            case Fence():
+                return []
+            case Commit(group):
+                return [Event("commit", {}, group=group)]
+            case _:
+                raise ProgramError(
+                    f"role {self.role.name}: a loop over tiles in another; the time model "
+                    "follows one"
+                )
+
+    def work(self, do: Do) -> Event:
+        """Return the event of an instruction: one rule a unit."""
+        device, smem = self.device, self.device.smem_bytes_per_cycle_per_sm
+        count: Numbers = 1
+        for extent in do.values:
+            count = count * extent
+        width = do.write.buffer.type.bytes
+        match do.instruction.unit:
+            case "tensor":
+                k, inner, outer, rows = do.values
+                read = (rows + inner * outer) * k * _smem_width(do) / smem
+                busy = 2 * count / device.tensor_flop_per_cycle_per_sm
+                cycles = {"tensor": np.maximum(busy, read), "smem": read}
+                return Event("product", cycles, latency=PIPELINE["product_end"])
+            case "tma" if do.write.buffer.level == "smem":
+                barrier, index = do.signal or (None, Affine())
+                if barrier is None:
+                    raise ProgramError(f"role {self.role.name}: {do} signals no barrier")
+                landed = count * width * self.extents.get(do.multicast, 1)
+                cycles = {
+                    "serial": PIPELINE["tma_issue"],
+                    "tma": PIPELINE["tma_line"] * count / do.values[0],
+                    "smem": landed / smem,
+                    "fill": landed / device.fill_bytes_per_cycle_per_sm,
+                }
+                return Event("load", cycles, barrier.name, index, fetched_bytes=count * width)
+            case "tma":
+                cycles = {
+                    "serial": PIPELINE["tma_issue"],
+                    "smem": count * width / smem,
+                    "tma": PIPELINE["tma_line"] * count / do.values[0],
+                }
+                return Event("store", cycles, latency=device.smem_latency_cycles)
+            case "cvt":
+                packed = 2 if width == 2 else 1
+                return self.plain({"cvt": count / (packed * device.cvt_16_per_cycle_per_sm)})
+            case "lsu" if do.write.buffer.level == "smem":
+                return self.plain({"smem": count * width / smem})
+            case "lsu":
+                stored = PIPELINE["direct_store"] * self.sectors(do) * count / (_WARP * do.vector)
+                return Event("work", {"serial": stored * self.together})
+            case _:
+                return self.plain({"issue": count / (_WARP * device.warp_schedulers_per_sm)})
+
+    def plain(self, cycles: Mapping[str, Numbers]) -> Event:
+        """Return work of a copy's warps: its copies' shares of a unit come one after another."""
+        total: Numbers = 0.0
+        for each in cycles.values():
+            total = total + each
+        serial = PIPELINE["epilogue"] * total * self.together
+        return Event("work", {"serial": serial, **cycles})
+
+    def sectors(self, do: Do) -> Numbers:
+        """Return the sectors that a warp's store of a fragment straight to gmem touches."""
+        access, sector = do.write, self.device.sector_bytes
+        strides = [self.values[s] if isinstance(s, str) else s for s in access.buffer.stride]
+        column, row = (
+            sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0)
+            for steps in access.value
+        )
+        width = access.buffer.type.bytes
+        total: Numbers = 1
+        for extent, rows, columns in FRAGMENTS[_fragment(do)].thread_modes[:2]:  # a warp's lanes
+            step_bytes = (rows * row + columns * column) * width
+            near = np.ceil(extent * step_bytes / sector)
+            total = total * select(np.asanyarray(step_bytes) < sector, near, extent)
+        return total
+
+
+def _opened(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Return statements with those of elected threads in their place."""
+    found: list[Statement] = []
+    for statement in body:
+        found += _opened(statement.body) if isinstance(statement, Elect) else (statement,)
+    return tuple(found)
+
+
+def _unrolled(statement: Statement) -> bool:
+    return isinstance(statement, For) and statement.unrolled
+
+
+def _only(body: tuple[Statement, ...], kind: type[Any], name: str) -> Any:
+    found = [statement for statement in body if isinstance(statement, kind)]
+    if len(found) != 1:
+        raise ProgramError(
+            f"role {name}: {len(found)} loops of kind {kind.__name__}; the time model follows one "
+            "loop over tiles and in it one over steps"
+        )
+    return found[0]
+
+
+def _signals(nodes: tuple[Node, ...]) -> bool:
+    return any(
+        _signals(n.body) if isinstance(n, Repeat) else isinstance(n, Guard) or bool(n.barrier)
+        for n in nodes
+    )
+
+
+def _times(event: Event, count: Numbers) -> Event:
+    cycles = {unit: c * count for unit, c in event.cycles.items()}
+    return replace(event, cycles=cycles)
+
+
+def _smem_width(do: Do) -> int:
+    return max(r.buffer.type.bytes for r in do.reads if isinstance(r, Access) and _on_chip(r))
+
+
+def _on_chip(access: Access) -> bool:
+    return access.buffer.level == "smem"
+
+
+def _fragment(do: Do) -> str:
+    names = {r.buffer.fragment for r in do.reads if isinstance(r, Access)} - {""}
+    if len(names) != 1:
+        raise ProgramError(f"{do}: stores no fragment; the time model needs one to know its lines")
+    return names.pop()

@@ -1,0 +1,238 @@
+"""Time of programs with barriers: CTAs of agents, and what surrounds them.
+
+What one CTA takes is the recursion's affair (``recursion.py``).  Around it:
+
+- *residence*: clusters that run at once.  A cluster lies within one GPC, so clusters of 4 and more
+  leave SMs idle; ``share`` CTAs of an SM slow each other's units down.
+- *tiles*: with W clusters at once, CTAs that stay do ceil(tiles / W) tiles each, in one round;
+  others do one, in as many rounds.
+- *loads*: a load lands as fast as the slowest of the way into the SM (all that lands), the SM's
+  part of L2's rate (what this CTA asks for: multicast asks once) and its part of DRAM's.
+- *power*: tensor cores that work without a pause do so at ``tensor_clock_hz``, where they meet the
+  power cap; while they pause, the clock rises, up to ``clock_hz``.
+
+The parts of the breakdown are what each unit would take alone; ``latency`` is what remains of the
+recursion beyond the longest of them: waits that nothing hides.
+
+>>> from tinygpu.device import load_device
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.hopper import STARTS, Hopper
+>>> from tinygpu.operation import matmul
+>>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["cluster"]))
+>>> stages = Stages.of(term, {"m": 8192, "n": 8192, "k": 8192}, load_device("h200"))
+>>> predict_stages(stages).bottleneck
+'power'
+
+Source: ``docs/model.md``, section "Time".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from tinygpu.device import Device
+from tinygpu.program import Program, select
+from tinygpu.search.asynchronous import Agent, Event, Node, Repeat, agents
+from tinygpu.search.cost import Breakdown, blend, resolved
+from tinygpu.search.deferred import applied
+from tinygpu.search.fitted import FITTED
+from tinygpu.search.fitted_pipeline import PIPELINE
+from tinygpu.search.recursion import Recursion, numbers, of_agent, span_cycles
+from tinygpu.search.traffic import Operand, fetches, operands_of
+
+__all__ = ["Stages", "predict_stages"]
+
+Numbers = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """All that the time of a program with barriers depends on; each number on few decisions.
+
+    ``extents`` counts clusters along the grid's axes, ``cluster`` CTAs of one; ``ring`` has the
+    stages of the ring of steps and the most there are; ``registers`` those of a CTA's threads.
+    """
+
+    device: Device
+    agents: tuple[Agent, ...]
+    axes: tuple[str, ...]
+    extents: tuple[Numbers, ...]
+    cluster: Numbers
+    raster: Numbers
+    persistent: Numbers
+    steps: Numbers
+    stages: Numbers
+    ring: int
+    threads: Numbers
+    smem_bytes: Numbers
+    registers: Numbers
+    ctas_wanted: Numbers
+    operands: tuple[Operand, ...]
+    output: str
+
+    @staticmethod
+    def of(program: Program, sizes: Mapping[str, int], device: Device) -> Stages:
+        """Account for a program with barriers.  Raises ProgramError for roles of another form."""
+        values = program.parameter_values(sizes)
+        found = agents(program, device, sizes)
+        stages = max((b.stages for b in program.barriers), key=np.max)
+        size: Numbers = 1
+        for _, extent in program.cluster:
+            size = size * extent
+        held: Numbers = 0
+        for buffer in program.buffers:
+            if buffer.level == "registers":
+                held = np.maximum(held, buffer.stage_elements * buffer.type.bytes / 4)
+        registers: Numbers = 0
+        for role in program.roles:
+            own = held / role.threads + PIPELINE["registers"]
+            registers = registers + role.threads * role.copies * select(
+                np.asanyarray(role.registers) > 0, role.registers, own
+            )
+        return Stages(
+            device, found, tuple(axis.var for axis in program.grid), program.grid_extents(sizes),
+            size, program.raster, program.persistent, values[found[0].steps], stages,
+            int(np.max(stages)), program.threads, program.smem_bytes, registers,
+            program.ctas_per_sm, operands_of(program, values), program.operation.output.name,
+        )  # fmt: skip
+
+    def mapped(self, of: Callable[[Any], Any]) -> Stages:
+        """Apply a function to every number."""
+        return replace(
+            self,
+            agents=tuple(of_agent(a, of) for a in self.agents),
+            extents=tuple(map(of, self.extents)),
+            cluster=of(self.cluster),
+            raster=of(self.raster),
+            persistent=of(self.persistent),
+            steps=of(self.steps),
+            stages=of(self.stages),
+            threads=of(self.threads),
+            smem_bytes=of(self.smem_bytes),
+            registers=of(self.registers),
+            ctas_wanted=of(self.ctas_wanted),
+        )
+
+    def tiles(self) -> Numbers:
+        """Return how many tiles clusters have to do."""
+        return reduce(lambda a, b: a * b, self.extents, 1.0)
+
+    def resident(self) -> Numbers:
+        """Return how many CTAs fit on an SM, by registers, shared memory and threads."""
+        device = self.device
+        fits = np.maximum(np.floor(device.registers_per_sm / self.registers), self.ctas_wanted)
+        smem = self.smem_bytes + device.smem_reserved_bytes_per_cta
+        fits = np.minimum(fits, np.floor(device.smem_bytes_per_sm / smem))
+        fits = np.minimum(fits, np.floor(device.threads_per_sm / self.threads))
+        return np.maximum(np.minimum(fits, device.ctas_per_sm), 1.0)
+
+    def clusters(self) -> Numbers:
+        """Return how many clusters run at once: GPCs have all but equally many pairs of SMs."""
+        device, fits = self.device, self.resident()
+        pairs = device.sms // 2
+        few, more = pairs // device.gpcs, pairs % device.gpcs
+        in_few = (device.gpcs - more) * np.floor(2 * few * fits / self.cluster)
+        at_once = in_few + more * np.floor(2 * (few + 1) * fits / self.cluster)
+        single = (device.sms - 2 * pairs) * fits * (self.cluster == 1)
+        return np.maximum(at_once + single, 1.0)
+
+
+def predict_stages(s: Stages) -> Breakdown:
+    """Return the time of each candidate."""
+    device = s.device
+    tiles, at_once = s.tiles(), s.clusters()
+    waves = np.ceil(tiles / at_once)
+    stay = s.persistent == 1
+    turns, rounds = select(stay, waves, 1.0), select(stay, 1.0, waves)
+    ctas = np.minimum(tiles, at_once) * s.cluster
+    active = np.minimum(ctas, device.sms)
+    share = np.ceil(ctas / device.sms)
+    l2_rate = device.l2_bytes_per_cycle * PIPELINE["l2_share"]
+    dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
+    asked = s.steps * tiles * s.cluster * _asked(s.agents)
+    from_dram, stored = _dram_bytes(s, at_once)
+    missed = np.minimum(from_dram / asked, 1.0)
+    per_byte = np.maximum(1 / l2_rate, missed * device.clock_hz / dram_rate) * active
+    latency = device.l2_latency_cycles + device.tma_latency_cycles
+    latency = latency + missed * (device.dram_latency_cycles - device.l2_latency_cycles)
+    latency = latency * PIPELINE["loaded_latency"]
+    timed = tuple(_with_loads(agent, per_byte, latency) for agent in s.agents)
+    path = applied(Recursion(timed, s.ring), share, turns, s.steps, s.stages, *numbers(timed))
+    path = rounds * (path + PIPELINE["prologue"] + PIPELINE["store_end"])
+    parts: dict[str, Numbers] = {}
+    for unit in ("tensor", "smem", "tma", "fill"):
+        each: Numbers = 0.0
+        for agent in s.agents:
+            own = s.steps * _total(agent.body, unit) + _total(agent.after, unit)
+            each = each + agent.together * own
+        parts[unit] = waves * share * each / device.clock_hz
+    after: Numbers = 0.0
+    for agent in s.agents:
+        after = np.maximum(after, span_cycles(agent.after) / agent.step)
+    parts["epilogue"] = waves * after / device.clock_hz
+    seconds = path / device.clock_hz
+    parts["latency"] = np.maximum(seconds - reduce(np.maximum, parts.values()), 0.0)
+    busy = parts["tensor"] * (tiles / (waves * at_once))  # of all SMs: they share the power
+    parts["power"] = busy * (device.clock_hz / device.tensor_clock_hz)
+    parts["l2"] = (asked + stored) / (l2_rate * device.clock_hz)
+    parts["dram"] = (from_dram + stored) / dram_rate
+    parts["launch"] = device.launch_seconds
+    bounds = [seconds, parts["power"], parts["l2"], parts["dram"]]
+    return Breakdown(
+        resolved(blend(bounds, PIPELINE["blend_power"]) + device.launch_seconds), parts
+    )
+
+
+def _with_loads(agent: Agent, per_byte: Numbers, latency: Numbers) -> Agent:
+    """Say how long loads take: they come as fast as the slowest part of their way."""
+
+    def timed(node: Node) -> Node:
+        if not isinstance(node, Event):
+            return replace(node, body=tuple(map(timed, node.body)))
+        if node.kind != "load":
+            return node
+        fill = np.maximum(node.cycles["fill"], node.fetched_bytes * per_byte)
+        return replace(node, cycles={**node.cycles, "fill": fill}, latency=latency)
+
+    return replace(agent, body=tuple(map(timed, agent.body)))
+
+
+def _asked(all_agents: tuple[Agent, ...]) -> Numbers:
+    """Return the bytes that a CTA asks L2 for in a step."""
+    total: Numbers = 0.0
+    for agent in all_agents:
+        for node in agent.body:
+            if isinstance(node, Event):
+                total = total + node.fetched_bytes
+    return total
+
+
+def _total(nodes: tuple[Node, ...], unit: str) -> Numbers:
+    """Return the cycles of a unit."""
+    total: Numbers = 0.0
+    for node in nodes:
+        if isinstance(node, Event):
+            total = total + node.cycles.get(unit, 0.0)
+        else:
+            times = node.trips if isinstance(node, Repeat) else 1.0
+            total = total + times * _total(node.body, unit)
+    return total
+
+
+def _dram_bytes(s: Stages, at_once: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the bytes that come from DRAM, and those that go there."""
+    loaded = [o for o in s.operands if o.name != s.output]
+    stored = sum(o.bytes for o in s.operands if o.name == s.output)
+    kept = sum(o.bytes for o in s.operands) <= FITTED["l2_share"] * s.device.l2_bytes
+    if kept:
+        return sum(o.bytes for o in loaded), stored
+    total: Numbers = 0.0
+    for operand in loaded:
+        times = fetches(operand, s.axes, s.extents, wave=at_once, raster=(s.raster, s.raster))
+        total = total + operand.bytes * times
+    return total, stored
