@@ -291,10 +291,13 @@ def test_a_folder_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "choose another folder" in complaint(tinygpu(*SEARCH, "--out", tmp_path / "file" / "x"))
 
     def read_only(*_: Any, **__: Any) -> NoReturn:
-        raise OSError(errno.EROFS, "Read-only file system")
+        raise OSError(errno.EROFS, "Read-only file system", "search.json.x7.part")
 
     monkeypatch.setattr("tempfile.mkstemp", read_only)
-    assert "read-only" in complaint(tinygpu(*SEARCH, "--out", tmp_path / "out"))
+    told = complaint(tinygpu(*SEARCH, "--out", tmp_path / "out"))
+    assert "read-only" in told
+    assert f"{tmp_path / 'out' / 'search.json'}: " in told  # what was asked for, not the part
+    assert ".part" not in told
 
 
 def test_files_are_written_whole_or_not_at_all(

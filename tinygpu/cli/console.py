@@ -119,8 +119,9 @@ def write(path: Path, content: str | bytes) -> Path:
         path.write_bytes(data)
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    name = ""
     try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
