@@ -1,0 +1,441 @@
+"""What of the Hopper benchmark needs no GPU: its cases, candidates, peers, rows and draws."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import cublaslt, hopper_cases, hopper_fuzz, hopper_matmul, peers, triton_matmul
+from benchmarks.hopper_cases import CASES, Candidate, Case
+from benchmarks.simt_fuzz import save_cases
+from benchmarks.triton_matmul import Configuration
+from tinygpu.codegen.emit import EMITTER_VERSION
+from tinygpu.codegen.measure import Options
+from tinygpu.device import load_device
+from tinygpu.errors import LaunchError, OperationError, ScheduleError, StoreError
+from tinygpu.laws import LAWS
+from tinygpu.machines.hopper import STARTS, Hopper
+from tinygpu.measurement import Measurement, Results, describe
+from tinygpu.operation import Problem, matmul
+from tinygpu.reach import Case as LawCase
+from tinygpu.schedule import Schedule
+from tinygpu.search.store import Store
+
+LAYOUTS = ("nn", "nt", "tn", "tt")
+SMEM_BYTES = 232448
+TORCH, CUBLASLT, TRITON = hopper_matmul.TORCH, hopper_matmul.CUBLASLT, hopper_matmul.TRITON
+MAIN = [case for case in CASES if case.group == "main"]
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store(":memory:") as empty:
+        yield empty
+
+
+def part(name: str) -> Case:
+    return next(case for case in CASES if case.part == name)
+
+
+def schedules(count: int) -> list[Candidate]:
+    found = hopper_cases.candidates(part("4096").problem)[:count]
+    return [Candidate(s, 1e-3) for s in found]
+
+
+def operands(problem: Problem) -> tuple[list[Any], Any]:
+    """Inputs as small integers, and the product by the axes of the operands."""
+    rng, shapes = np.random.default_rng(0), problem.operation.shapes(problem.sizes)
+    inputs = [rng.integers(-4, 5, shapes[o.name]).astype("f4") for o in problem.operation.inputs]
+    first, second = ("".join(o.axes) for o in problem.operation.inputs)
+    return inputs, np.einsum(f"{first},{second}->mn", *inputs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cublaslt_is_told_the_same_product(layout: str) -> None:
+    """Read as column-major and transposed as told, b times a is c transposed."""
+    problem = Problem.of(matmul("f32", layout=layout), m=3, n=5, k=7)
+    (a, b), wanted = operands(problem)
+
+    def read(array: Any, matrix: cublaslt.Matrix) -> Any:
+        held = array.reshape(-1).reshape((matrix.rows, matrix.columns), order="F")
+        return held.T if matrix.transposed else held
+
+    told_a, told_b, told_c = cublaslt.view(problem)
+    product = read(b, told_a) @ read(a, told_b)
+    assert not told_c.transposed
+    assert product.shape == (told_c.rows, told_c.columns)
+    np.testing.assert_array_equal(product.reshape(-1, order="F"), wanted.reshape(-1))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_torch_multiplies_every_layout(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch is given a and b as [m, k] and [k, n], whatever they lie like."""
+    problem = Problem.of(matmul("f32", layout=layout), m=3, n=5, k=7)
+    inputs, wanted = operands(problem)
+    torch = SimpleNamespace(
+        backends=SimpleNamespace(cuda=SimpleNamespace(matmul=SimpleNamespace())),
+        mm=lambda a, b, out: np.matmul(a, b, out=out),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(peers, "tensors", lambda problem, inputs, output: (*inputs, output))
+    output = np.full((3, 5), np.nan, "f4")
+    peers.torch_matmul(problem, inputs, output, {})()
+    np.testing.assert_array_equal(output, wanted)
+    assert torch.backends.cuda.matmul.allow_tf32 is False
+
+
+def test_an_algorithm_is_a_peer_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``algorithm_3`` is one, other names are not; one too many is said; the struct is C's."""
+    assert callable(cublaslt.algorithm_3)
+    for name in ("algorithm_", "algorithm_x", "nothing"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(cublaslt, name)
+    plan = SimpleNamespace(algorithms=(cublaslt.Result(),) * 3)
+    monkeypatch.setattr(cublaslt, "plan", lambda problem: plan)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    with pytest.raises(LaunchError, match="no algorithm 3; there are 3"):
+        cublaslt.algorithm_3(part("512").problem, (), None, {})
+    assert ctypes.sizeof(cublaslt.Result) == 96
+    with pytest.raises(OperationError, match="give a matmul"):
+        cublaslt.view(Problem(replace(matmul(), name="other"), (("m", 1), ("n", 1), ("k", 1))))
+
+
+def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cuBLASLt is an error with the way out; what its child says reaches the caller."""
+    monkeypatch.setattr(cublaslt, "_names", lambda: iter(["libnone.so.0"]))
+    with pytest.raises(LaunchError, match="install nvidia-cublas"):
+        cublaslt.library.__wrapped__()
+    for answer, counts in (({"counts": [4, 0]}, [4, 0]), ({"failed": "no luck"}, None)):
+        worker = SimpleNamespace(ask=lambda request, limit, answer=answer: answer)
+
+        class Child:
+            def __init__(self, command: Sequence[str]) -> None:
+                assert command[-1] == "benchmarks.cublaslt"
+
+            def __enter__(self, worker: Any = worker) -> Any:
+                return worker
+
+            def __exit__(self, *error: object) -> None: ...
+
+        monkeypatch.setattr(cublaslt, "Worker", Child)
+        if counts is None:
+            with pytest.raises(LaunchError, match="no luck"):
+                cublaslt.count([])
+            assert hopper_matmul._algorithms(MAIN[:2]) == [0, 0]
+        else:
+            assert cublaslt.count([]) == counts
+
+
+sizes = st.integers(1, 512)
+
+
+@given(
+    st.builds(Configuration, sizes, sizes, sizes, sizes, sizes, sizes, st.booleans(), st.booleans())
+)
+def test_a_configuration_is_its_name(one: Configuration) -> None:
+    """The name says all of it, and asks the module for that peer."""
+    assert Configuration.of(str(one)) == one
+    assert getattr(triton_matmul, str(one)).args == (one,)
+    for odd in (f"{one}_", f"x{one}"):
+        with pytest.raises(OperationError, match="Triton configuration"):
+            Configuration.of(odd)
+        with pytest.raises(AttributeError):
+            getattr(triton_matmul, odd)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_triton_has_configurations_for_each_case(layout: str) -> None:
+    """At least 12 for each shape, in both layouts that it takes, and within shared memory."""
+    for case in MAIN:
+        problem = Problem.of(matmul("bf16", layout=layout), **case.problem.sizes)
+        found = triton_matmul.configurations(problem)
+        assert len(set(found)) == len(found)
+        assert len(found) >= 12 if layout in ("nn", "nt") else not found
+        for one in found:
+            ring = 2 * one.stages * (one.tile_m + one.tile_n) * one.tile_k
+            stored = 2 * one.tile_m * one.tile_n // (2 if one.halves else 1)
+            assert ring + stored + 64 <= SMEM_BYTES, one
+    odd = Problem.of(matmul("bf16", layout="nt"), m=64, n=100, k=64)
+    assert not triton_matmul.configurations(odd)
+    assert Configuration.of("t128x256x64_s3_w8_g8_stay").programs(4096, 4096, 132) == 132
+    assert Configuration.of("t128x256x64_s3_w8_g8").programs(4097, 4096, 132) == 33 * 16
+
+
+def test_marks_are_there() -> None:
+    """The shapes of the marks, each a linear layer in bf16; parts name one case each."""
+    shapes = {tuple(case.problem.sizes[axis] for axis in "mnk") for case in MAIN}
+    rows = (16, 64, 128, 256, 512, 1024, 2048, 3500, 8192)
+    assert shapes == {
+        *((2**p,) * 3 for p in range(9, 15)),
+        *((m, 4096, 4096) for m in rows),
+        *((m, n, k) for m in (16, 128, 512, 2048, 8192) for n, k in ((14336, 4096), (4096, 14336))),
+    }
+    assert len({case.part for case in CASES}) == len(CASES)
+    assert {case.problem.operation for case in MAIN} == {matmul("bf16", layout="nt")}
+
+
+@pytest.mark.parametrize("name", ["512", "16x4096x4096", "3500x4096x4096", "bf16-tt-4096"])
+def test_candidates_keep_the_laws(name: str) -> None:
+    """20 to 36 different schedules; each keeps every law of numbers; a deeper ring does not fit."""
+    problem, machine, device = part(name).problem, Hopper(), load_device("h200")
+    found = hopper_cases.candidates(problem)
+    assert 20 <= len(found) <= hopper_cases.MOST
+    assert len(set(found)) == len(found)
+    assert any(s["swap"] == 1 for s in found) == (problem.sizes["m"] <= 256)
+
+    def broken(schedule: Schedule) -> set[str]:
+        numbers = schedule.chosen()
+        if not all(r.holds for r in machine.requires(problem.operation, numbers)):
+            return {"requirement"}
+        case = LawCase.of(schedule.program(machine, problem.operation), problem.sizes, device)
+        laws = [law for law in LAWS.values() if law.numeric]
+        return {law.name for law in laws if not all(c.holds for c in law.clauses(case))}
+
+    depths = [int(n) for n in Hopper.stages.values]
+    for schedule in found:
+        assert not broken(schedule), schedule
+        deeper = [n for n in depths if n > int(schedule["stages"])]
+        for stages in deeper[:1]:
+            assert broken(schedule.with_(stages=stages)) & {"smem_per_cta", "smem_per_sm"}
+
+
+def test_ranked_schedules_survive_a_file(tmp_path: Path) -> None:
+    """What --rank writes --schedules reads, shape by shape; a broken file is said."""
+    path = tmp_path / "ranked.json"
+    found = {"512": schedules(2), "4096": [Candidate(schedules(1)[0].schedule)]}
+    hopper_cases.save(path, found, "a command")
+    assert hopper_cases.load_candidates(path) == found
+    hopper_matmul.main(["--rank", str(path), "--parts", "512", "1024", "--top", "0"])
+    again = hopper_cases.load_candidates(path)
+    assert [c.schedule for c in again["512"]] == hopper_cases.candidates(part("512").problem)
+    assert again["4096"] == found["4096"]
+    assert set(again) == {"512", "1024", "4096"}
+    text = path.read_text()
+    path.write_text(text.replace('"tile_m": 64', '"tile_m": 65'))
+    with pytest.raises(ScheduleError, match="no value 65"):
+        hopper_cases.load_candidates(path)
+    path.write_text(text[:40])
+    with pytest.raises(StoreError, match="rank them again"):
+        hopper_cases.load_candidates(path)
+
+
+class Gpu:
+    """In the place of ``measure``: seconds by schedule or peer, and what was asked."""
+
+    def __init__(self, seconds: Callable[[Any, Options], float | None]) -> None:
+        self.seconds = seconds
+        self.asked: list[tuple[int, tuple[str, ...], Options]] = []
+
+    def __call__(
+        self,
+        given: Sequence[Schedule],
+        machine: Hopper,
+        problem: Problem,
+        *,
+        store: Results | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        peers: Sequence[str] = (),
+        options: Options,
+    ) -> list[Measurement]:
+        self.asked.append((len(given), tuple(peers), options))
+        operation, sizes, _ = describe(problem, Schedule("", ()))
+        found = []
+        for one in (*given, *peers):
+            seconds = self.seconds(one, options)
+            found.append(
+                Measurement(
+                    operation=operation, sizes=sizes, schedule=str(one), device="d", driver="r",
+                    emitter=EMITTER_VERSION, seconds=seconds, clock_mhz=1500, capped=True,
+                    error=0.5 if seconds else math.inf, reason="" if seconds else "it is wrong",
+                )
+            )  # fmt: skip
+            if progress:
+                progress(len(found), len(given) + len(peers))
+        return found
+
+
+def peer_seconds(one: Any, options: Options) -> float | None:
+    """PyTorch 5, algorithm i 3 + i, but 0 fails and coarse says otherwise of 9; Triton 8 or 7."""
+    if isinstance(one, Schedule):
+        return 4.0 + 0.1 * int(one["cluster_m"])
+    if one == TORCH:
+        return 5.0
+    if one.startswith(CUBLASLT):
+        number = int(one.rpartition("_")[2])
+        if number == 9:
+            return 1.0 if options is hopper_matmul.COARSE else 6.0
+        return 3.0 + number if number else None
+    return 7.0 if one.endswith("t128x128x64_s3_w4_g8") else 8.0
+
+
+def test_a_row_is_of_the_last_timing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is timed coarsely; the best again, beside the best of each kind of peer."""
+    gpu = Gpu(peer_seconds)
+    monkeypatch.setattr(hopper_matmul, "measure", gpu)
+    case, given = part("4096"), schedules(12)
+    every = hopper_matmul.peers_of(case.problem, 10)
+    row, coarse = hopper_matmul.compare(case, given, every, store)
+    (count, asked, options), (last, beside, fine) = gpu.asked
+    assert (count, asked, options) == (12, every, hopper_matmul.COARSE)
+    assert (last, fine) == (hopper_matmul.FINALISTS, hopper_matmul.FINE)
+    assert fine.warm_seconds >= 0.5
+    assert beside[:3] == (TORCH, f"{CUBLASLT}algorithm_9", f"{CUBLASLT}algorithm_1")
+    assert beside[3] == f"{TRITON}t128x128x64_s3_w4_g8"
+    assert len(beside) == 5
+    assert (row["peer"], row["peer_seconds"]) == ("cublaslt algorithm_1", 4.0)
+    assert (row["triton_seconds"], row["seconds"]) == (7.0, 4.1)
+    assert (row["group"], row["m"], row["predicted_seconds"]) == ("main", 4096, 1e-3)
+    assert len(coarse) == 12 + len(every)
+    assert [r["reason"] for r in coarse if r["peer"] == "cublaslt algorithm_0"] == ["it is wrong"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (lambda one: isinstance(one, Schedule), "none of 3 schedules ran; first: it is wrong"),
+        (lambda one: isinstance(one, str) and "triton" not in one, "nothing to compare"),
+    ],
+)
+def test_nothing_to_compare_is_said(
+    lost: Callable[[Any], bool], said: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No right schedule, or no library, is an error; Triton alone may be missing."""
+    case, given = part("4096"), schedules(3)
+    every = hopper_matmul.peers_of(case.problem, 2)
+    gpu = Gpu(lambda one, options: None if lost(one) else peer_seconds(one, options))
+    monkeypatch.setattr(hopper_matmul, "measure", gpu)
+    with pytest.raises(LaunchError, match=said):
+        hopper_matmul.compare(case, given, every, store)
+    gpu.seconds = lambda one, o: None if "triton" in str(one) else peer_seconds(one, o)
+    row, _ = hopper_matmul.compare(case, given, every, store)
+    assert (row["triton"], row["triton_seconds"], row["peer_seconds"]) == ("", None, 4.0)
+
+
+def test_parts_go_on_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part that fails does not stop the others; --missing does just those without a row."""
+    monkeypatch.setattr(cublaslt, "count", lambda problems: [3] * len(problems))
+    ill = {"512"}
+
+    def seconds(one: Any, options: Options) -> float | None:
+        return None if "512" in ill and isinstance(one, Schedule) else peer_seconds(one, options)
+
+    gpu = Gpu(seconds)
+    monkeypatch.setattr(hopper_matmul, "measure", gpu)
+    common = ["--out", str(tmp_path), "--parts", "512", "1024"]
+    with pytest.raises(SystemExit, match="2 of 2 parts failed; the first: 512: none of"):
+        hopper_matmul.main(common)
+    ill.clear()
+    hopper_matmul.main([*common[:-1]])
+    hopper_matmul.main([*common[:3], "1024", "--missing"])
+    gpu.asked.clear()
+    hopper_matmul.main([*common, "--missing"])
+    assert not gpu.asked
+    hopper_matmul.main([*common[:3], "f16-nt-512", "--missing"])
+    tree = json.loads((tmp_path / "hopper_matmul.json").read_text())
+    assert [(r["group"], r["m"]) for r in tree["rows"]] == [
+        ("main", 512), ("main", 1024), ("f16", 512),
+    ]  # fmt: skip
+    assert set(tree["rows"][0]) == {*peers.ROW, *hopper_matmul.FIELDS, "run"}
+    assert tree["summary"]["peer"]["shapes"] == 2
+    assert tree["summary"]["peer"]["geometric mean"] == round(4.0 / 4.1, 4)
+    said = capsys.readouterr().out
+    assert "main 512: " in said
+    assert "0.976 of cublaslt algorithm_1" in said
+    assert "1500 MHz capped" in said
+
+
+def test_peers_are_tested_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--peers-only tells each peer's rate or reason, and leaves the rows of matmuls alone."""
+    monkeypatch.setattr(cublaslt, "count", lambda problems: [2] * len(problems))
+    monkeypatch.setattr(hopper_matmul, "measure", Gpu(peer_seconds))
+    hopper_matmul.main(["--out", str(tmp_path), "--parts", "1024", "--peers-only"])
+    said = capsys.readouterr().out.splitlines()
+    assert f"1024 cublaslt algorithm_1: {2 * 1024**3 / 4 * 1e-12:.1f} TFLOP/s, error 0.50" in said
+    assert "1024 cublaslt algorithm_0: failed: it is wrong" in said
+    assert not (tmp_path / "hopper_matmul.json").exists()
+    rows = peers.load_rows("hopper_coarse", tmp_path)
+    assert {r["group"] for r in rows} == {"peers"}
+
+
+def test_summary_names_the_worst() -> None:
+    """Geometric means over the rows of the marks that have both times."""
+    row = dict.fromkeys((*peers.ROW, *hopper_matmul.FIELDS))
+    rows = [
+        {**row, "group": "main", "m": m, "n": 1, "k": 1, "seconds": 1.0, "peer_seconds": s,
+         "triton_seconds": t}
+        for m, s, t in ((1, 2.0, None), (2, 0.5, 3.0), (3, 1.0, None))
+    ]  # fmt: skip
+    rows.append({**rows[0], "group": "f16", "peer_seconds": 0.01})
+    found = hopper_matmul.summary(rows)
+    assert found["peer"] == {
+        "shapes": 3, "geometric mean": 1.0, "worst": 0.5, "worst shape": "2x1x1",
+    }  # fmt: skip
+    assert found["triton"]["geometric mean"] == 3.0
+    assert hopper_matmul.summary([]) == {}
+
+
+@given(st.integers(0, 2**32), st.integers(0, 200))
+def test_random_shapes_suit_tma(seed: int, number: int) -> None:
+    """Contiguous extents are multiples of 8; one shape in five has a k of one stage."""
+    problem = hopper_fuzz.shape(np.random.default_rng(seed), number)
+    for operand in problem.operation.operands:
+        assert problem.sizes[operand.axes[-1]] % 8 == 0
+    assert problem.sizes["k"] <= (64 if number % 5 == 3 else 600)
+
+
+def test_random_shapes_have_every_layout_and_type() -> None:
+    """16 numbers in a row have all layouts with all types; not all extents are multiples of 8."""
+    rng = np.random.default_rng(1)
+    problems = [hopper_fuzz.shape(rng, number) for number in range(16)]
+    assert len({p.operation for p in problems}) == 16
+    assert any(p.sizes["m"] % 8 for p in problems)
+    assert any(p.sizes["k"] % 8 for p in problems)
+
+
+def test_fuzz_goes_on_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are there, of the same schedules and emitter, are left alone."""
+    good, wrong = (Schedule.of(Hopper(), STARTS[name]) for name in ("ring", "swapped"))
+    gpu = Gpu(lambda one, options: 1e-6 if one == good else None)
+    monkeypatch.setattr(hopper_fuzz, "measure", gpu)
+    first = Problem.of(matmul("bf16", layout="nt"), m=8, n=8, k=8)
+    other = Problem.of(matmul("f16", "f32", "tn"), m=8, n=16, k=3)
+    cases = [(first, (good, wrong)), (other, (good,))]
+    path = tmp_path / "cases.json"
+    save_cases(path, cases, "c")
+    assert hopper_fuzz.load_cases(path) == cases
+    for asked in (2, 0):
+        gpu.asked.clear()
+        hopper_fuzz.main(["--out", str(tmp_path), "--schedules", str(path)])
+        assert len(gpu.asked) == asked
+    tree = json.loads((tmp_path / "hopper_fuzz.json").read_text())
+    assert (tree["summary"]["schedules"], tree["summary"]["wrong"]) == (3, 1)
+    assert tree["summary"]["reasons"] == ["it is wrong"]
+    assert tree["summary"]["structures"]["swap"] == {"0": 2, "1": 1}
+    assert [r["layout"] for r in tree["rows"]] == ["nt", "nt", "tn"]
+    assert set(tree["rows"][0]) == {*peers.ROW, *hopper_fuzz.FIELDS, "run"}
+    changed = [(first, (good,)), (other, (good,))]
+    save_cases(path, changed, "c")
+    gpu.asked.clear()
+    hopper_fuzz.main(["--out", str(tmp_path), "--schedules", str(path)])
+    assert len(gpu.asked) == 1
+    assert len(peers.load_rows("hopper_fuzz", tmp_path)) == 2
+    monkeypatch.setattr(hopper_fuzz, "EMITTER_VERSION", EMITTER_VERSION + 1)
+    gpu.asked.clear()
+    hopper_fuzz.main(["--out", str(tmp_path), "--schedules", str(path)])
+    assert len(gpu.asked) == 2
