@@ -66,11 +66,13 @@ class Breakdown:
     """A predicted time in seconds and what it is made of.
 
     ``parts`` are the seconds that each unit, the path, L2, DRAM and the launch would take alone;
-    the bottleneck is the largest.
+    the bottleneck is the largest.  ``floor`` is at most the seconds, and monotone in each feature
+    where they are not (None: they are).
     """
 
     seconds: Numbers
     parts: Mapping[str, Numbers]
+    floor: Numbers | None = None
 
     @property
     def bottleneck(self) -> str:

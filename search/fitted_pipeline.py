@@ -32,7 +32,7 @@ PIPELINE: Mapping[str, float] = {
     # registers of a thread beside its sums
     "registers": 40.0,
     # how sharply one bound takes over from another
-    "blend_power": 8.0,
+    "blend_power": 4.0,
     # the share of L2's peak that TMA reaches
     "l2_share": 1.0,
 }

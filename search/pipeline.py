@@ -12,7 +12,8 @@ What one CTA takes is the recursion's affair (``recursion.py``).  Around it:
   power cap; while they pause, the clock rises, up to ``clock_hz``.
 
 The parts of the breakdown are what each unit would take alone; ``latency`` is what remains of the
-recursion beyond the longest of them: waits that nothing hides.
+recursion beyond the longest of them: waits that nothing hides.  Without it the time is a bound that
+is monotone in each number, as branch and bound wants it.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machine import Chosen
@@ -138,8 +139,7 @@ class Stages:
         few, more = pairs // device.gpcs, pairs % device.gpcs
         in_few = (device.gpcs - more) * np.floor(2 * few * fits / self.cluster)
         at_once = in_few + more * np.floor(2 * (few + 1) * fits / self.cluster)
-        single = (device.sms - 2 * pairs) * fits * (self.cluster == 1)
-        return np.maximum(at_once + single, 1.0)
+        return np.maximum(at_once, 1.0)
 
 
 def predict_stages(s: Stages) -> Breakdown:
@@ -166,26 +166,23 @@ def predict_stages(s: Stages) -> Breakdown:
     path = rounds * (path + PIPELINE["prologue"] + PIPELINE["store_end"])
     parts: dict[str, Numbers] = {}
     for unit in ("tensor", "smem", "tma", "fill"):
-        each: Numbers = 0.0
-        for agent in s.agents:
-            own = s.steps * _total(agent.body, unit) + _total(agent.after, unit)
-            each = each + agent.together * own
-        parts[unit] = waves * share * each / device.clock_hz
-    after: Numbers = 0.0
-    for agent in s.agents:
-        after = np.maximum(after, span_cycles(agent.after) / agent.step)
+        cycles = sum((_work(agent, s.steps, unit) for agent in timed), 0.0)
+        parts[unit] = waves * share * cycles / device.clock_hz
+    longest = reduce(np.maximum, parts.values())
+    after = reduce(np.maximum, (span_cycles(a.after) / a.step for a in s.agents))
     parts["epilogue"] = waves * after / device.clock_hz
-    seconds = path / device.clock_hz
-    parts["latency"] = np.maximum(seconds - reduce(np.maximum, parts.values()), 0.0)
-    busy = parts["tensor"] * (tiles / (waves * at_once))  # of all SMs: they share the power
-    parts["power"] = busy * (device.clock_hz / device.tensor_clock_hz)
+    parts["latency"] = np.maximum(path / device.clock_hz - longest, 0.0)
+    tensor = sum((_work(agent, s.steps, "tensor") for agent in s.agents), 0.0)
+    parts["power"] = tiles * s.cluster * tensor / (device.sms * device.tensor_clock_hz)
     parts["l2"] = (asked + stored) / (l2_rate * device.clock_hz)
     parts["dram"] = (from_dram + stored) / dram_rate
     parts["launch"] = device.launch_seconds
-    bounds = [seconds, parts["power"], parts["l2"], parts["dram"]]
-    return Breakdown(
-        resolved(blend(bounds, PIPELINE["blend_power"]) + device.launch_seconds), parts
-    )
+
+    def together(seconds: Numbers) -> Numbers:
+        bounds = [seconds, parts["power"], parts["l2"], parts["dram"]]
+        return resolved(blend(bounds, PIPELINE["blend_power"]) + device.launch_seconds)
+
+    return Breakdown(together(longest + parts["latency"]), parts, together(longest))
 
 
 def _with_loads(agent: Agent, per_byte: Numbers, latency: Numbers) -> Agent:
@@ -210,6 +207,11 @@ def _asked(all_agents: tuple[Agent, ...]) -> Numbers:
             if isinstance(node, Event):
                 total = total + node.fetched_bytes
     return total
+
+
+def _work(agent: Agent, steps: Numbers, unit: str) -> Numbers:
+    """Return the cycles of a unit that one tile takes, all copies' together."""
+    return agent.together * (steps * _total(agent.body, unit) + _total(agent.after, unit))
 
 
 def _total(nodes: tuple[Node, ...], unit: str) -> Numbers:

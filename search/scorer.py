@@ -53,7 +53,8 @@ class Scorer:
         of = self.shared.tables.of
         with np.errstate(all="ignore"):
             sizes, device = space.problem.sizes, space.device
-            self.time = cost(batch.program, sizes, device, of=of).seconds
+            predicted = cost(batch.program, sizes, device, of=of)
+        self.time, self.floor = predicted.seconds, predicted.floor
         self._inside: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     @cached_property
@@ -62,7 +63,7 @@ class Scorer:
 
     @cached_property
     def _bounded(self) -> tuple[Step, ...]:
-        return steps_of(self.time, bounded=True)
+        return steps_of(self.time if self.floor is None else self.floor, bounded=True)
 
     @cached_property
     def _legal(self) -> tuple[Step, ...]:
@@ -88,6 +89,8 @@ class Scorer:
 
     def bound(self, points: Points, order: Sequence[int], count: int) -> NDArray[np.float64]:
         """Return a lower bound of the seconds, given the first ``count`` decisions of the order."""
+        if self.floor is not None and count == len(order):
+            return self.seconds(points)
         ordered = tuple(order)
 
         def reduced(table: Deferred, most: bool) -> Deferred | float:
