@@ -8,7 +8,7 @@ can go on and nothing is under way, those that wait do so for ever: a deadlock.
 
 Threads other than the first of a role's copy run in step, so what they do among themselves without
 a barrier is not seen.  A bar.sync counts threads that have left as missing, barrier.cluster does
-not (PTX).  Of a persistent program one to three clusters are launched.
+not (PTX).  Of a persistent program one to three clusters are launched, by the seed.
 
 >>> from tinygpu.interpret import check
 >>> from tinygpu.machine import Chosen
@@ -46,6 +46,7 @@ from tinygpu.program import (
     Wait,
     WaitGroup,
     When,
+    buffers_of,
     walk,
 )
 from tinygpu.turns import STRATEGIES, Turns
@@ -56,7 +57,7 @@ _MOST_CLUSTERS = 3
 
 
 def is_asynchronous(program: Program) -> bool:
-    """Whether a program needs this interpreter: it has more than one role's bar.sync."""
+    """Whether a program says what only this interpreter understands."""
     return bool(program.barriers or program.cluster) or any(
         isinstance(s, Elect | ForTile | Wait | Arrive | Fence)
         or (isinstance(s, Sync) and s.scope != "cta")
@@ -72,7 +73,7 @@ def run_clusters(run: Run, seed: int) -> None:
     tiles = _raster(program.grid_extents(sizes), int(program.raster))
     clusters = len(tiles)
     if program.persistent:
-        clusters = min(clusters, int(run.random.integers(1, _MOST_CLUSTERS + 1)))
+        clusters = min(clusters, 1 + seed % _MOST_CLUSTERS)
     strategy = STRATEGIES[seed % len(STRATEGIES)]
     narrowed: dict[tuple[int, int], Do] = {}
     for number in run.random.permutation(clusters).tolist():

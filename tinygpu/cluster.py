@@ -36,6 +36,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.errors import ProgramError
 from tinygpu.execution import Run
 from tinygpu.fragment import FRAGMENTS
 from tinygpu.program import (
@@ -191,6 +192,12 @@ class Registers:
         self.owner: Integers | None = None
         self.size = int(buffer.elements)
         if buffer.fragment:
+            if FRAGMENTS[buffer.fragment].threads != threads:
+                raise ProgramError(
+                    f"{buffer.name}: fragment {buffer.fragment} is of "
+                    f"{FRAGMENTS[buffer.fragment].threads} threads, a copy of the role has "
+                    f"{threads}; give the role as many"
+                )
             self.owner = _owners(buffer)
         else:
             self.size *= threads

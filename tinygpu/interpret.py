@@ -46,6 +46,7 @@ _MOST_AGENTS = 8
 _STRATEGIES: tuple[Strategy, ...] = ("first", "switch", "last")
 _LANDINGS: tuple[Landing, ...] = ("late", "random", "early")
 _SCALAR = 0.5
+_TMA_BYTES = 16  # spec: the strides of a tensor map are multiples of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,6 +183,8 @@ def _edge(program: Program, axis: str) -> tuple[int, bool]:
             guarded &= all(mine)
             if mine and shape[-1] == axis and not statement.instruction.atomic:
                 unit = lcm(unit, int(statement.vector))
+            if shape and shape[-1] == axis and statement.instruction.unit == "tma":
+                unit = lcm(unit, _TMA_BYTES // access.buffer.type.bytes)
     return unit, guarded or leaving
 
 

@@ -41,7 +41,8 @@ _ONE = np.zeros(1, np.int64)
 
 def mbarrier_of(cta: Cta, barrier: Barrier, index: Affine, env: Mapping[str, int]) -> Mbarrier:
     """Return the mbarrier of a ring that an index means."""
-    return cta.barriers[barrier.name][index.evaluate(env) % int(barrier.stages)]
+    ring = cta.barriers[barrier.name]
+    return ring[index.evaluate(env) % len(ring)]
 
 
 def is_tile(do: Do) -> bool:

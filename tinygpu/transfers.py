@@ -184,8 +184,7 @@ class Product:
         index = write.index.evaluate(env)
         total = np.broadcast_to(product, shape).reshape(-1)
         if do.fresh is None or do.fresh.evaluate(env) != 0:
-            stale(agent, do, write.buffer.name, cells, registers.index[cells], index)
-            total = total + registers.value[cells]
+            total = total + _factor(agent, do, do.reads[2], env).reshape(-1)
         registers.value[cells] = write.buffer.type.round(total)
         registers.index[cells] = index
 
