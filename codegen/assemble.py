@@ -93,12 +93,14 @@ def ptxas_version(ptxas: Path | None = None) -> str:
     return _version(path, path.stat().st_mtime_ns)
 
 
-def assemble(ptx: str, arch: str, *, extra: tuple[str, ...] = ()) -> Cubin:
+def assemble(
+    ptx: str, arch: str, *, extra: tuple[str, ...] = (), ptxas: Path | None = None
+) -> Cubin:
     """Assemble PTX text for ``arch`` (sm_90a, ..), through the cache.
 
     Raises AssemblyError, in one line, with the first error of ptxas and the line that it is about.
     """
-    ptxas = find_ptxas()
+    ptxas = ptxas or find_ptxas()
     parts = (ptx, arch, "\0".join(extra), ptxas_version(ptxas))
     key = hashlib.sha256("\1".join(parts).encode()).hexdigest()
     path = cache_folder() / "cubin" / f"{key}.json"

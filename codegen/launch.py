@@ -30,7 +30,7 @@ from tinygpu.codegen.addresses import smem_plan
 from tinygpu.codegen.arguments import View, check, check_apart, is_torch, view
 from tinygpu.codegen.assemble import Cubin, assemble
 from tinygpu.codegen.emit import emit, signature
-from tinygpu.codegen.tensor_map import active_clusters, encode, tensor_maps
+from tinygpu.codegen.tensor_map import active_clusters, early_launch, encode, tensor_maps
 from tinygpu.errors import LaunchError
 from tinygpu.memory import DTYPES
 from tinygpu.program import Program
@@ -167,9 +167,18 @@ class Kernel:
         cupy, name = gpu(), self.program.name
         refusals = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
 
+        early = (
+            early_launch(function.ptr, *grid, *block, smem_bytes, arguments)
+            if self.program.early
+            else None
+        )
+
         def start(stream: Any) -> None:
             if clear:
                 clear(stream)
+            if early:
+                early(stream.ptr)
+                return
             function(grid, block, arguments, smem_bytes, stream)
 
         def launch(handle: int) -> None:

@@ -114,6 +114,9 @@ class RoleKernel(Kernel):
         text.mark(skip)
         text.emit("bar.warp.sync -1")
         self.sync(Sync(scope="cluster"), Scope())
+        if self.program.early:
+            text.emit("griddepcontrol.wait")
+            text.emit("griddepcontrol.launch_dependents")
 
     def _enter(self, role: Role, first: int) -> None:
         """Set a role's thread number and copy, and its share of the registers."""
@@ -133,8 +136,9 @@ class RoleKernel(Kernel):
         """Emit a barrier: of a role's copy, of the CTA, of the cluster."""
         text = self.text
         if statement.scope == "cluster" and self.ctas > 1:
-            text.emit("barrier.cluster.arrive.release.aligned")
-            text.emit("barrier.cluster.wait.acquire.aligned")
+            # relaxed: it orders the CTAs' lives, no data of one is read by another
+            text.emit("barrier.cluster.arrive.relaxed.aligned")
+            text.emit("barrier.cluster.wait.aligned")
         elif statement.scope == "role":
             number = text.add(self.copy, statement.barrier)
             text.emit(f"bar.sync {number}, {self.role.threads}")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,14 @@ from tinygpu.errors import LaunchError, ProgramError
 from tinygpu.memory import DTYPES
 from tinygpu.program import Access, Do, Program, walk
 
-__all__ = ["TensorMap", "active_clusters", "encode", "tensor_map_of", "tensor_maps"]
+__all__ = ["TensorMap", "active_clusters", "early_launch", "encode", "tensor_map_of", "tensor_maps"]
 
 _BYTES = 128
 _TYPES = {"f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # spec: CUtensorMapDataType
 _SWIZZLES = {0: "no", 1: "32B", 2: "64B", 3: "128B"}
 _L2_PROMOTION_256B = 3  # spec: CUtensorMapL2promotion
 _CLUSTER_DIMENSION = 4  # spec: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_EARLY = 6  # spec: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +180,28 @@ def active_clusters(function: int, cluster: int, threads: int, smem_bytes: int) 
         ctypes.byref(config),
     )
     return found.value
+
+
+def early_launch(
+    function: int, grid: int, threads: int, smem_bytes: int, arguments: Sequence[Any]
+) -> Callable[[int], None]:
+    """Return a launch that may start before the kernel before it on the stream has ended.
+
+    ``arguments`` are NumPy scalars or arrays of one element.  Raises LaunchError where the driver
+    refuses.
+    """
+    held = [np.ascontiguousarray(a).reshape(1) for a in arguments]
+    pointers = (ctypes.c_void_p * len(held))(*(a.ctypes.data for a in held))
+    attribute = _Attribute(id=_EARLY)
+    attribute.value[0] = 1
+    config = _Config(attributes=ctypes.pointer(attribute), count=1)
+    config.sizes[:] = (grid, 1, 1, threads, 1, 1, smem_bytes)
+
+    def launch(stream: int) -> None:
+        config.stream = stream
+        assert held  # the driver reads them at each launch
+        _call(
+            "cuLaunchKernelEx", ctypes.byref(config), ctypes.c_void_p(function), pointers, None
+        )
+
+    return launch

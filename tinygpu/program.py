@@ -246,6 +246,8 @@ class Program:
     ``cluster``: the variables of a CTA's rank in its cluster, the first one fastest, and how many
     CTAs there are along each; the grid then counts clusters.  ``persistent``: as many clusters as
     fit the device are launched, and share the tiles (``ForTile``); else one for each tile.
+    ``early``: it may start while the kernel before it ends, and waits for that one's results
+    before it reads or writes any (programmatic dependent launch).
     """
 
     name: str
@@ -263,6 +265,7 @@ class Program:
     barriers: tuple[Barrier, ...] = ()
     cluster: tuple[tuple[str, int], ...] = ()
     persistent: bool = False
+    early: bool = False
 
     def __post_init__(self) -> None:
         names = [b.name for b in self.buffers]
@@ -328,7 +331,7 @@ class Program:
         lines += [f"  {b}" for b in (*self.buffers, *self.barriers)]
         lines += [f"  {name} = {expression}" for name, expression in self.parameters]
         axes = " x ".join(f"{a.var} < {a.extent}" for a in self.grid)
-        how = ", persistent" if self.persistent else ""
+        how = ", persistent" * bool(self.persistent) + ", early" * bool(self.early)
         lines.append(f"  grid {axes}, raster {self.raster}{how}")
         if self.cluster:
             lines.append("  cluster " + " x ".join(f"{v} < {n}" for v, n in self.cluster))

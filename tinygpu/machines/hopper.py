@@ -53,6 +53,7 @@ class Hopper(Machine):
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="rows of clusters visited together")
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
     ctas_per_sm = Choice(1, 2, meaning="CTAs that registers are limited for")
+    early = Choice(0, 1, meaning="start while the kernel before ends (1)")
 
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
@@ -72,7 +73,7 @@ class Hopper(Machine):
         held = rows // 64 * d.tile_n // 2
         most = select(
             d.ctas_per_sm == 2,
-            select(d.consumers == 1, 96, select(d.consumers == 2, 56, 40)),
+            select(d.consumers == 1, 160, select(d.consumers == 2, 56, 40)),
             select(d.consumers == 1, 216, select(d.consumers == 2, 200, 128)),
         )
         span = (64 if d.swap else d.store_n) * out
@@ -150,7 +151,7 @@ _PLAIN: Mapping[str, Value] = {
     "tile_m": 64, "tile_n": 64, "tile_k": 64, "consumers": 1, "consume": "cooperative",
     "stages": 2, "in_flight": 0, "cluster_m": 1, "cluster_n": 1, "swap": 0,
     "epilogue": "direct", "store_n": 64, "store_stages": 1, "raster": 1, "persistent": 0,
-    "ctas_per_sm": 1,
+    "ctas_per_sm": 1, "early": 0,
 }  # fmt: skip
 _RING = {**_PLAIN, "tile_m": 128, "tile_n": 128, "stages": 4, "in_flight": 1, "store_n": 128}
 _TWO = {**_RING, "tile_n": 256, "consumers": 2, "store_n": 256}
@@ -158,6 +159,7 @@ _STORE = {**_TWO, "epilogue": "tma", "store_n": 64, "store_stages": 2}
 _STAY = {**_STORE, "persistent": 1, "raster": 8}
 _CLUSTER = {**_STAY, "cluster_m": 2}
 _TURNS = {**_STAY, "tile_m": 64, "consume": "pingpong", "stages": 4}
+_EARLY = {**_CLUSTER, "early": 1}
 _TURNED = {**_RING, "swap": 1, "tile_m": 64, "tile_n": 16, "stages": 8, "store_n": 16}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
@@ -167,6 +169,7 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "tma store": _STORE,
     "persistent": _STAY,
     "cluster": _CLUSTER,
+    "early": _EARLY,
     "pingpong": _TURNS,
     "swapped": _TURNED,
 }

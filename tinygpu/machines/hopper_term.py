@@ -60,9 +60,8 @@ __all__ = ["ROW_BYTES", "HopperTerm"]
 
 ROW_BYTES = 128  # a slab's row: the span of the widest swizzle
 _SLICE_BYTES = 32  # spec: the k of one wgmma
-_WARPGROUP = 128
+_WARP, _WARPGROUP = 32, 128
 _BLOCK = 64  # spec: the rows of one wgmma
-_ENTRY_REGISTERS = 65536  # spec: an SM's
 
 
 class HopperTerm:
@@ -85,6 +84,8 @@ class HopperTerm:
         self.smem_x = self.tile(self.x, d.tile_m)
         self.smem_y = self.tile(self.y, d.tile_n)
         release = select(self.taking_turns, 1, d.consumers) * d.cluster_m * d.cluster_n
+        # a warp is enough, but registers can be given away by whole warpgroups only
+        self.loaders = select(d.consumers > 1, _WARPGROUP, _WARP)
         self.full = Barrier("full", d.stages, 1)
         self.empty = Barrier("empty", d.stages, release)
         self.turn = Barrier("turn", d.consumers, 1)
@@ -130,14 +131,15 @@ class HopperTerm:
                 Axis("bc", clusters(self.column_axis, d.tile_n * d.cluster_n)),
             ),
             roles=(
-                Role("producer", _WARPGROUP, self.producer(), 1, "p", self.registers()[0]),
                 Role("consumer", _WARPGROUP, consumer, d.consumers, "w", self.registers()[1]),
+                Role("producer", self.loaders, self.producer(), 1, "p", self.registers()[0]),
             ),
             raster=d.raster,
             ctas_per_sm=d.ctas_per_sm,
             barriers=barriers,
             cluster=(("rank_m", d.cluster_m), ("rank_n", d.cluster_n)),
             persistent=d.persistent,
+            early=d.early,
         )
 
     def registers(self) -> tuple[Any, Any]:
@@ -203,7 +205,8 @@ class HopperTerm:
         tile = (
             *((Wait(self.turn, var("t") + -1),) if self.taking_turns else ()),
             For("k", "trips", step),
-            *((Elect((Arrive(self.turn, var("t")),)),) if self.taking_turns else ()),
+            # all threads have waited for their turn, even if no group of products is done yet
+            *((Sync(1, "role"), Elect((Arrive(self.turn, var("t")),))) if self.taking_turns else ()),
             WaitGroup(0, "wgmma"),
             For("j", behind, (When(var("j"), "trips", (rest,)),), unrolled=True),
             *store,
@@ -212,7 +215,7 @@ class HopperTerm:
             tiles = ForTile("t", "i", tile, var("w"), d.consumers)
         else:
             tiles = ForTile("t", "i", tile)
-        end = (Elect((WaitGroup(0, "bulk"),)),) if d.epilogue == "tma" else ()
+        end = (Elect((WaitGroup(0, "bulk", read=True),)),) if d.epilogue == "tma" else ()
         return (tiles, *end, Sync(scope="cluster"))
 
     def multiply(self) -> tuple[Statement, ...]:
