@@ -139,12 +139,8 @@ def _add_agents(cta: Cta, tiles: list[tuple[int, ...]]) -> None:
     for role in program.roles:
         for copy in range(int(role.copies)):
             threads = np.arange(int(role.threads))
-            registers = {
-                b.name: Registers(b, threads.size)
-                for b in program.buffers
-                if b.level == "registers"
-            }
-            team = Team(role, copy, first, registers)
+            held = [b for b in buffers_of(role.body) if b.level == "registers"]
+            team = Team(role, copy, first, {b.name: Registers(b, threads.size) for b in held})
             env = {**around, role.copy: copy} if role.copy else around
             for leader in (True, False)[: threads.size]:
                 mine = threads[:1] if leader else threads[1:]
