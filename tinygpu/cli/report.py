@@ -152,9 +152,9 @@ def _section(layer: Layer) -> str:
     assembled = f"{cubin.arch}: {cubin.registers} registers a thread, {spilled} B spilled"
     links = {"schedule": f"schedules/{name}-01.json", "PTX": f"ptx/{name}.ptx",
              "cubin": f"ptx/{name}.cubin", "trace": f"traces/{name}.json"}  # fmt: skip
-    told = f"{searched}; the best met by climbing, one for each tile, not proven to be the best"
+    how = "proven" if layer.found.proven else "met by climbing, not proven; tinygpu search proves"
     facts = [
-        ("searched", told),
+        ("searched", f"{searched}; the best of each tile under the model, {how}"),
         ("legal", f"every law holds; no deadlock, no race: {escape(layer.proof)}"),
         ("interpreted", verdict),
         ("assembled", f"{assembled}, {layer.program.smem_bytes} B of shared memory a CTA"),
