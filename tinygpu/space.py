@@ -5,6 +5,8 @@ arrays, one axis a numeric decision, and each law comes out as a few *tables* ov
 decisions that it depends on.  A schedule is legal if every table of its batch holds at it.  Batches
 share arrays (``tinygpu.sharing``), counts and samples are sums of products
 (``tinygpu.counting``), so a space of 10^17 points costs about a second and little memory.
+The concurrency law of terms with mbarriers is left to ``check_schedule``: a space counts and draws
+what all other laws allow.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machines.simt import LADDER, Simt

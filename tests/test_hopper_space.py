@@ -1,0 +1,219 @@
+"""The space of hopper: what its tables, a solver and one schedule at a time say is the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.hopper_terms import H200, LARGE, LAYOUTS, broken
+from tinygpu.machine import Chosen, Value
+from tinygpu.machines.hopper import STARTS, Hopper
+from tinygpu.operation import Problem, matmul
+from tinygpu.program import Access, Program
+from tinygpu.reach import Case, Place
+from tinygpu.schedule import Schedule
+from tinygpu.solve import Solver
+from tinygpu.space import Space
+
+SMALL = {"m": 200, "n": 136, "k": 72}
+NARROW: dict[str, dict[str, Any]] = {
+    "tiles": {**STARTS["cluster"], "tile_m": (64, 128, 256), "tile_n": (8, 64, 128, 256),
+              "tile_k": (64, 128), "stages": (2, 4), "consumers": (1, 2), "cluster_m": (1, 2, 4),
+              "cluster_n": (1, 2, 4), "store_n": (8, 64)},
+    "pingpong": {**STARTS["pingpong"], "tile_m": (64, 128), "tile_n": (64, 96, 128, 256),
+                 "consumers": (1, 2, 3), "stages": (2, 4, 5), "in_flight": (0, 1, 2),
+                 "store_n": (16, 32, 64), "store_stages": (1, 4), "persistent": (0, 1)},
+    "small rows": {**STARTS["swapped"], "tile_m": (64, 128, 192, 256), "tile_n": (8, 16, 64, 256),
+                   "store_n": (8, 16, 64, 256), "consumers": (1, 2, 3), "stages": (2, 12),
+                   "ctas_per_sm": (1, 2), "cluster_n": (1, 2)},
+}  # fmt: skip
+
+
+def legal_by_one(space: Space, problem: Problem) -> set[Schedule]:
+    """Every schedule of the product that keeps requirements and laws, one at a time."""
+    found = set()
+    for values in product(*space.values.values()):
+        chosen = Chosen(dict(zip(space.values, values, strict=True)))
+        if all(r.holds for r in Hopper().requires(problem.operation, chosen)):
+            program = Hopper().program(problem.operation, chosen)
+            if not broken(program, problem.sizes):
+                found.add(Schedule("hopper", tuple(zip(space.values, values, strict=True))))
+    return found
+
+
+@pytest.mark.parametrize(("layout", "sizes"), [("nt", LARGE), ("nn", SMALL), ("tt", SMALL)])
+@pytest.mark.parametrize("name", NARROW)
+def test_a_space_is_its_legal_schedules(name: str, layout: str, sizes: dict[str, int]) -> None:
+    problem = Problem.of(matmul("bf16", layout=layout), **sizes)
+    space = Space(Hopper(), problem, H200, fixed=NARROW[name])
+    legal = legal_by_one(space, problem)
+    assert 0 < len(legal) < space.raw
+    assert space.count() == len(legal)
+    assert set(space) == legal
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_whole_space_is_large_and_has_the_named_points(layout: str) -> None:
+    space = Space(Hopper(), Problem.of(matmul("bf16", layout=layout), **LARGE), H200)
+    assert space.raw > 10**8
+    assert 10**5 < space.count() < 10**8
+    for start, values in STARTS.items():
+        narrow = Space(Hopper(), space.problem, H200, fixed=values)
+        assert narrow.count() == (start != "swapped" or layout[0] == "n")
+    for schedule in space.sample(np.random.default_rng(0), 40):
+        assert broken(schedule.program(Hopper(), space.problem.operation)) == {}
+
+
+def test_a_solver_and_the_tables_agree() -> None:
+    problem = Problem.of(matmul("bf16", layout="nt"), **LARGE)
+    fixed: dict[str, Value | tuple[Value, ...]] = {
+        n: STARTS["cluster"][n] for n in ("consume", "swap", "epilogue")
+    }
+    space = Space(Hopper(), problem, H200, fixed=fixed)
+    solver = Solver(space)
+    assert solver.prove(lambda d: d.cluster_m * d.cluster_n <= 8).outcome == "proved"
+    assert solver.prove(lambda d: d.cluster_m * d.cluster_n <= 4).outcome == "refuted"
+    (batch,) = space.batches()
+    rng = np.random.default_rng(1)
+    seen: Counter[bool] = Counter()
+    for i in range(40):
+        if i % 2:
+            values = dict(space.schedule(batch, space.points(batch, rng, 1)[0]).decisions)
+        else:
+            values = {n: v[rng.integers(len(v))] for n, v in space.values.items()}
+        point = [space.values[n].index(values[n]) for n in batch.axes]
+        holds = all(t.holds[tuple(point[a] for a in t.axes)] for t in batch.tables)
+        assert (not solver.broken(values)) == holds
+        seen[holds] += 1
+    assert min(seen[True], seen[False]) >= 5
+
+
+def coordinates(access: Access, values: tuple[int, ...], env: dict[str, int]) -> NDArray[np.int64]:
+    """The coordinates of each value, (values, dimensions): value mode 0 fastest."""
+    rank = len(access.buffer.shape)
+    origin = [o.evaluate(env) for o in access.origin] or [0] * rank
+    total = np.array(origin, np.int64)[None, :]
+    for extent, steps in zip(values, access.value, strict=True):
+        step = np.arange(extent)[:, None, None] * np.array(steps, np.int64)
+        total = (step + total[None]).reshape(-1, rank)
+    return total
+
+
+class Variables(dict[str, int]):
+    """Variables of which those that nobody has set are 0."""
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+
+def places(program: Program, instruction: str) -> list[Place]:
+    case = Case.of(program, LARGE, H200)
+    return [p for p in case.places if p.do.instruction.name == instruction]
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[dict[str, Any], Program]:
+    """Terms of hopper with its requirements about shapes, however much shared memory they need."""
+    operation = matmul(
+        "bf16", draw(st.sampled_from(["bf16", "f32"])), draw(st.sampled_from(LAYOUTS))
+    )
+    values: dict[str, Any] = {
+        **STARTS["persistent"],
+        "tile_m": draw(st.sampled_from([64, 128, 256])),
+        "tile_n": draw(st.sampled_from([64, 128, 192, 256])),
+        "tile_k": draw(st.sampled_from([64, 128])),
+        "consumers": draw(st.sampled_from([1, 2])),
+        "cluster_m": draw(st.sampled_from([1, 2, 4])),
+        "cluster_n": draw(st.sampled_from([1, 2])),
+        "swap": draw(st.sampled_from([0, 1])),
+        "store_n": draw(st.sampled_from([8, 16, 32, 64])),
+        "epilogue": draw(st.sampled_from(["tma", "tma", "direct"])),
+        "consume": draw(st.sampled_from(["cooperative", "pingpong"])),
+    }
+    if values["epilogue"] == "direct":
+        values |= {"store_n": values["tile_n"], "store_stages": 1}
+    wrong = {r.name for r in Hopper().requires(operation, Chosen(values)) if not r.holds}
+    assume(wrong <= {"accumulators", "turns"})
+    return values, Hopper().program(operation, Chosen(values))
+
+
+@given(schedules())
+@settings(max_examples=30)
+def test_a_clusters_parts_make_each_tile_once(drawn: tuple[dict[str, Any], Program]) -> None:
+    """Count what lands in one CTA, from all that send to it, and where it comes from."""
+    _, program = drawn
+    extents = dict(program.cluster)
+    for do in (p.do for p in places(program, "cp.async.bulk.tensor")):
+        (source,) = do.reads
+        assert isinstance(source, Access)
+        for mine in product(*(range(n) for n in extents.values())):
+            pairs = []
+            for sender in range(extents[do.multicast]):
+                env = Variables({**dict(zip(extents, mine, strict=True)), do.multicast: sender})
+                at, what = (coordinates(x, do.values, env) for x in (do.write, source))
+                pairs.append(np.concatenate([at, what], axis=1))
+            landed = np.concatenate(pairs)
+            line, inner, slab, row, column = landed.T
+            shape = tuple(map(int, do.write.buffer.shape))
+            cells = np.ravel_multi_index((line, inner, slab), shape)
+            assert (np.sort(cells) == np.arange(np.prod(shape))).all()
+            assert (row - row.min() == line).all()
+            assert (column - column.min() == slab * shape[1] + inner).all()
+
+
+@given(schedules())
+@settings(max_examples=40)
+def test_descriptors_say_where_each_element_lies(drawn: tuple[dict[str, Any], Program]) -> None:
+    """Compare the canonical layouts of PTX with the accesses of each product."""
+    _, program = drawn
+    for do in (p.do for p in places(program, "wgmma")):
+        k, inner, outer, rows = do.values
+        a, b, _ = do.reads
+        for access, modes in ((a, (rows, 1)), (b, (inner, outer))):
+            assert isinstance(access, Access)
+            across = access.value[3:4] if access is a else access.value[1:3]
+            got = address(access, (k, *modes[: len(across)]), (access.value[0], *across))
+            i, j = np.meshgrid(np.arange(modes[0] * modes[1]), np.arange(k), indexing="ij")
+            by_k = i // 8 * 1024 + i % 8 * 128 + j * 2
+            far = 0 if access is a else 2 * int(np.dot(access.value[2], access.buffer.stride))
+            by_row = i // 64 * far + i % 64 * 2 + j // 8 * 1024 + j % 8 * 128
+            assert (got == by_k).all() or (got == by_row).all()
+
+
+def address(
+    access: Access, extents: tuple[int, ...], steps: tuple[tuple[int, ...], ...]
+) -> NDArray[np.int64]:
+    """Bytes from the first element on before the swizzle: (rows or columns, k)."""
+    strides = np.array(access.buffer.stride, np.int64) * 2
+    total = np.zeros((1, 1), np.int64)
+    for extent, step in zip(extents[1:], steps[1:], strict=True):
+        new = np.arange(extent)[:, None, None] * int(np.dot(step, strides))
+        total = (new + total[None]).reshape(-1, 1)
+    return total + np.arange(extents[0])[None, :] * int(np.dot(steps[0], strides))
+
+
+@given(schedules())
+@settings(max_examples=25)
+def test_every_element_of_c_is_stored_once(drawn: tuple[dict[str, Any], Program]) -> None:
+    """Walk over CTAs, copies, blocks and chunks of one cluster's tile."""
+    values, program = drawn
+    tile = [values["tile_m"] * values["cluster_m"], values["tile_n"] * values["cluster_n"]]
+    rows, columns = tile[::-1] if values["swap"] else tile
+    case = Case.of(program, {"m": rows, "n": columns, "k": 64}, H200)
+    assert list(case.grid.values()) == [1, 1]
+    (place,) = [p for p in case.places if p.do.write.buffer.name == "c"]
+    free = {n for origin in place.do.write.origin for n, c in origin.terms if c}
+    ranges = {n: range(place.ranges[n].first, place.ranges[n].last + 1) for n in free}
+    seen = np.zeros((rows, columns), int)
+    for each in product(*ranges.values()):
+        env = Variables(zip(ranges, each, strict=True))
+        at = coordinates(place.do.write, place.do.values, env)
+        np.add.at(seen, (at[:, 0], at[:, 1]), 1)
+    assert (seen == 1).all()
