@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,18 @@ def part(name: str) -> Case:
     return next(case for case in CASES if case.part == name)
 
 
+def broken(schedule: Schedule, problem: Problem) -> set[str]:
+    """Return the machine's requirements and the laws of numbers that a schedule breaks."""
+    machine, operation = Hopper(), problem.operation
+    failed = {r.name for r in machine.requires(operation, schedule.chosen()) if not r.holds}
+    if failed:
+        return failed
+    program = schedule.program(machine, operation)
+    case = LawCase.of(program, problem.sizes, load_device("h200"))
+    laws = [law for law in LAWS.values() if law.numeric]
+    return {law.name for law in laws if not all(c.holds for c in law.clauses(case))}
+
+
 def schedules(count: int) -> list[Candidate]:
     found = hopper_cases.candidates(part("4096").problem)[:count]
     return [Candidate(s, 1e-3) for s in found]
@@ -64,26 +77,18 @@ def test_marks_are_there() -> None:
 @pytest.mark.parametrize("name", ["512", "16x4096x4096", "3500x4096x4096", "bf16-tt-4096"])
 def test_candidates_keep_the_laws(name: str) -> None:
     """20 to 36 different schedules; each keeps every law of numbers; a deeper ring does not fit."""
-    problem, machine, device = part(name).problem, Hopper(), load_device("h200")
+    problem = part(name).problem
     found = hopper_cases.candidates(problem)
     assert 20 <= len(found) <= hopper_cases.MOST
     assert len(set(found)) == len(found)
     assert any(s["swap"] == 1 for s in found) == (problem.sizes["m"] <= 256)
 
-    def broken(schedule: Schedule) -> set[str]:
-        numbers = schedule.chosen()
-        if not all(r.holds for r in machine.requires(problem.operation, numbers)):
-            return {"requirement"}
-        case = LawCase.of(schedule.program(machine, problem.operation), problem.sizes, device)
-        laws = [law for law in LAWS.values() if law.numeric]
-        return {law.name for law in laws if not all(c.holds for c in law.clauses(case))}
-
     depths = [int(n) for n in Hopper.stages.values]
     for schedule in found:
-        assert not broken(schedule), schedule
+        assert not broken(schedule, problem), schedule
         deeper = [n for n in depths if n > int(schedule["stages"])]
         for stages in deeper[:1]:
-            assert broken(schedule.with_(stages=stages)) & {"smem_per_cta", "smem_per_sm"}
+            assert broken(schedule.with_(stages=stages), problem) & {"smem_per_cta", "smem_per_sm"}
 
 
 def test_ranked_schedules_survive_a_file(tmp_path: Path) -> None:
@@ -281,6 +286,20 @@ def test_random_shapes_have_every_layout_and_type() -> None:
     assert len({p.operation for p in problems}) == 16
     assert any(p.sizes["m"] % 8 for p in problems)
     assert any(p.sizes["k"] % 8 for p in problems)
+
+
+def test_random_schedules_are_of_each_structure() -> None:
+    """The seed decides the draw; schedules are different, keep the laws, and mix structures."""
+    fixed: dict[str, Any] = {"tile_k": 64, "stages": (2, 3), "cluster_m": 1, "persistent": 1}
+    cases = hopper_fuzz.draw(3, shapes=2, count=32, fixed=fixed)
+    assert cases == hopper_fuzz.draw(3, shapes=2, count=32, fixed=fixed)
+    assert cases != hopper_fuzz.draw(4, shapes=2, count=32, fixed=fixed)
+    for problem, drawn in cases:
+        assert len(set(drawn)) == 16
+        counts = Counter(tuple(s[name] for name in hopper_fuzz.STRUCTURAL) for s in drawn)
+        assert set(counts.values()) == {2}
+        for schedule in drawn:
+            assert not broken(schedule, problem)
 
 
 def test_fuzz_goes_on_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

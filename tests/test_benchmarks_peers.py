@@ -137,6 +137,8 @@ def test_triton_has_configurations_for_each_case(layout: str) -> None:
         found = triton_matmul.configurations(problem)
         assert len(set(found)) == len(found)
         assert len(found) >= 12 if layout in ("nn", "nt") else not found
+        few = case.problem.sizes["m"] <= 64
+        assert not found or few == all(one.tile_m <= 64 for one in found)
         for one in found:
             ring = 2 * one.stages * (one.tile_m + one.tile_n) * one.tile_k
             stored = 2 * one.tile_m * one.tile_n // (2 if one.halves else 1)
