@@ -31,6 +31,7 @@ from tinygpu.program import (
     WaitGroup,
     When,
 )
+from tinygpu.skeleton import Skeleton
 
 
 def simt(point: str, **changes: Any) -> Program:
@@ -115,6 +116,7 @@ def rejected(program: Program) -> None:
     first = got.findings[0]
     assert first.message
     assert "\n" not in str(first)
+    assert isinstance(got.skeleton, Skeleton)
     again = scan(got.skeleton, dict(first.trips))
     assert first in again
     for witness in (first.first, first.second):

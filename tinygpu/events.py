@@ -18,7 +18,9 @@ its threads cells of their own (what its map says is checked).  A program is leg
     X  no copy is still landing when its thread ends.
 
 ``verdict`` decides this by one pass (``tinygpu.hazards``) at each point of a box of trip counts;
-``tinygpu.window`` shows that the box decides every trip count, or says why it may not.
+``tinygpu.window`` shows that the box decides every trip count, or says why it may not.  Programs
+with mbarriers, several copies of a role or a cluster have a graph and conditions of their own:
+``tinygpu.conditions`` and ``tinygpu.tile_window``.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER, Simt
@@ -41,17 +43,23 @@ from functools import lru_cache
 
 import networkx as nx
 
+from tinygpu.conditions import hazards
 from tinygpu.errors import ProgramError
-from tinygpu.extraction import concurrency_key, skeleton_of
+from tinygpu.extraction import skeleton_of
 from tinygpu.hazards import Finding, scan
 from tinygpu.program import Commit, Program, Sync, WaitGroup
+from tinygpu.protocol import Protocol
+from tinygpu.protocol_extraction import is_asynchronous, protocol_of
 from tinygpu.skeleton import Act, Skeleton, free_names
+from tinygpu.tile_window import tile_window
 from tinygpu.unfolding import Instance, instances
 from tinygpu.window import Window, window
+from tinygpu.witness import Hazard
 
 __all__ = [
     "Event",
     "Finding",
+    "Hazard",
     "Verdict",
     "concurrency_key",
     "graph",
@@ -59,6 +67,7 @@ __all__ = [
     "unfold",
     "verdict",
     "verdict_of",
+    "verdict_of_protocol",
 ]
 
 _MANY_FINDINGS = 32
@@ -70,8 +79,8 @@ class Verdict:
 
     legal: bool
     proved: bool
-    findings: tuple[Finding, ...]
-    skeleton: Skeleton
+    findings: tuple[Finding | Hazard, ...]
+    skeleton: Skeleton | Protocol
     window: Window
 
     def __str__(self) -> str:
@@ -88,7 +97,14 @@ def verdict(program: Program) -> Verdict:
 
     The program's numbers are ints.  What depends on the skeleton only is computed once for each.
     """
+    if is_asynchronous(program):
+        return verdict_of_protocol(protocol_of(program))
     return verdict_of(skeleton_of(program))
+
+
+def concurrency_key(program: Program) -> Skeleton | Protocol:
+    """Return a hashable value: programs that have it in common have the same verdict."""
+    return protocol_of(program) if is_asynchronous(program) else skeleton_of(program)
 
 
 @lru_cache(8192)
@@ -103,6 +119,20 @@ def verdict_of(skeleton: Skeleton) -> Verdict:
         if len(found) >= _MANY_FINDINGS:
             break
     return Verdict(not found, not box.doubt, tuple(found.values()), skeleton, box)
+
+
+@lru_cache(8192)
+def verdict_of_protocol(protocol: Protocol) -> Verdict:
+    """Decide it for the protocol of an asynchronous program; see ``verdict``."""
+    box, points = tile_window(protocol)
+    found: dict[tuple[str, str, str], Hazard] = {}
+    for point in points:
+        for hazard in hazards(protocol, point):
+            key = (hazard.kind, str(hazard.first[1].node), str(hazard.second[1].node))
+            found.setdefault(key, hazard)
+        if found:
+            break
+    return Verdict(not found, not box.doubt, tuple(found.values()), protocol, box)
 
 
 def unfold(program: Program, trips: Mapping[str, int]) -> tuple[tuple[Instance, ...], ...]:

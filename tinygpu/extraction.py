@@ -31,6 +31,7 @@ from math import prod
 
 import numpy as np
 
+from tinygpu.errors import ProgramError
 from tinygpu.program import (
     Access,
     Affine,
@@ -57,17 +58,12 @@ from tinygpu.skeleton import (
     nodes,
 )
 
-__all__ = ["body_of", "concurrency_key", "skeleton_of"]
+__all__ = ["body_of", "coverage", "skeleton_of"]
 
 
 def skeleton_of(program: Program) -> Skeleton:
     """Extract the skeleton of a program whose numbers are ints (no arrays over a space)."""
     return Skeleton(tuple((r.name, body_of(r.body, r.threads)) for r in program.roles))
-
-
-def concurrency_key(program: Program) -> Skeleton:
-    """Return a hashable value: programs that have it in common have the same verdict."""
-    return skeleton_of(program)
 
 
 def body_of(body: tuple[Statement, ...], threads: int) -> tuple[Node, ...]:
@@ -112,12 +108,17 @@ def _node(statement: Statement, threads: int) -> Node:
         case Exit(access, _, extents):
             moved = zip(extents, access.thread, strict=True)
             return Leave(any(int(n) > 1 and any(map(int, steps)) for n, steps in moved))
-        case Sync(barrier):
+        case Sync(barrier, "cta"):
             return Sync(int(barrier))
-        case WaitGroup(pending):
+        case WaitGroup(pending, "cp.async"):
             return WaitGroup(int(pending))
-        case Commit():
+        case Commit("cp.async"):
             return statement
+        case _:
+            raise ProgramError(
+                f"{statement}: this skeleton has bar.sync and cp.async only; "
+                "programs with others are judged by tinygpu.conditions"
+            )
 
 
 def _number(trips: int | str) -> int | str:
@@ -145,18 +146,23 @@ def _act(do: Do, threads: int) -> Act:
         if isinstance(read, Access) and read.buffer.level != "gmem"
     ]
     if do.write.buffer.level != "gmem":
-        whole, overlap = _coverage(
-            do.write.buffer.level,
-            do.write.buffer.shape,
-            tuple(_normal(o) for o in do.write.origin),
-            (do.write.value, do.values),
-            (do.write.thread, do.threads),
-            do.lanes,
-            threads,
-        )
+        whole, overlap = coverage(do, threads)
         touches.append(Touch(_ring(do.write), _normal(do.write.index), True, whole, overlap))
     unique = tuple(dict.fromkeys(touches))
     return Act(do.instruction.name, unique, do.instruction.completion == "commit_group")
+
+
+def coverage(do: Do, threads: int) -> tuple[bool, bool]:
+    """Return whether a write fills its stage, and whether two of the threads share a cell."""
+    return _coverage(
+        do.write.buffer.level,
+        do.write.buffer.shape,
+        tuple(_normal(o) for o in do.write.origin),
+        (do.write.value, do.values),
+        (do.write.thread, do.threads),
+        do.lanes,
+        threads,
+    )
 
 
 def _ring(access: Access) -> Ring:

@@ -32,7 +32,9 @@ from tinygpu.unfolding import Cell, Instance, instances
 
 __all__ = ["Finding", "Kind", "Scan", "scan"]
 
-Kind = Literal["deadlock", "race", "stale", "unwritten", "exit", "group"]
+Kind = Literal[
+    "deadlock", "race", "stale", "unwritten", "exit", "group", "balance", "early", "parity", "proxy"
+]  # the last four of asynchronous programs only
 Key = tuple[str, int, int]
 
 

@@ -205,8 +205,7 @@ class HopperTerm:
         tile = (
             *((Wait(self.turn, var("t") + -1),) if self.taking_turns else ()),
             For("k", "trips", step),
-            # all threads have waited for their turn, even if no group of products is done yet
-            *((Sync(1, "role"), Elect((Arrive(self.turn, var("t")),))) if self.taking_turns else ()),
+            *(self.give_turn() if self.taking_turns else ()),
             WaitGroup(0, "wgmma"),
             For("j", behind, (When(var("j"), "trips", (rest,)),), unrolled=True),
             *store,
@@ -217,6 +216,14 @@ class HopperTerm:
             tiles = ForTile("t", "i", tile)
         end = (Elect((WaitGroup(0, "bulk", read=True),)),) if d.epilogue == "tma" else ()
         return (tiles, *end, Sync(scope="cluster"))
+
+    def give_turn(self) -> tuple[Statement, ...]:
+        """Let the next consumer multiply, once all threads of this one have had their turn.
+
+        Without the barrier some may still have to wait for it, if no group of products is done yet
+        (trips <= in_flight), when the next consumer gives it back.
+        """
+        return (Sync(1, "role"), Elect((Arrive(self.turn, var("t")),)))
 
     def multiply(self) -> tuple[Statement, ...]:
         """Add the products of one stage: for each slice of k, for each 64 rows."""

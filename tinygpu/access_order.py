@@ -1,0 +1,213 @@
+"""Access order: conditions R (races), F (proxies) and X (exit) of ``tinygpu.conditions``.
+
+Of shared memory any two agents may share a cell of a slot; exempt are the threads of one write
+statement, and loads of one index, which are parts of it.  Indices of a ring go up: what touches
+index x of a slot is done before what touches the next index there is issued, if either writes; it
+is enough to compare neighbours, as each index has a write.  An index is written whole, then read.
+
+Registers belong to one agent (of a product: to both agents of its copy, who hold its sums
+together), so one pass over its events suffices: which index a slot holds, and which product is in
+flight.
+
+>>> from tinygpu.agents import TILES
+>>> from tinygpu.protocol import Act, Crew, One, Protocol, Ring, Touch
+>>> from tinygpu.witness import Look
+>>> from tinygpu.program import Affine
+>>> x = Ring("x", 1, "cta")
+>>> put = Act("st", "generic", (Touch(x, Affine(), True),))
+>>> get = Act("ld", "generic", (Touch(x, Affine(), False),))
+>>> look = Look(Protocol((Crew("all", 128, 1, "", (put, get)),), (), False, ()), {TILES: 1})
+>>> from tinygpu.ordering import order
+>>> look.order = order(look.agents, ())
+>>> memory(look)
+>>> print(*look.found.values())
+race: all's other threads: st and all: ld (x@0) are unordered; wait between them [tiles=1]
+
+Source: ``docs/model-concurrency.md``, section "Asynchronous programs".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, pairwise, product
+
+from tinygpu.ordering import Clock, Flight, Order, Place, before
+from tinygpu.protocol import Act, Kind, Touch
+from tinygpu.synchronization import Fence
+from tinygpu.witness import Look
+
+__all__ = ["exits", "memory", "registers"]
+
+Cell = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class _Access:
+    """An access to a slot of shared memory: done when one of ``done`` is passed."""
+
+    place: Place
+    touch: Touch
+    kind: Kind
+    clock: Clock
+    done: list[Place]
+
+
+def memory(look: Look) -> None:
+    """R and F of shared memory."""
+    cells: dict[Cell, dict[int, list[_Access]]] = defaultdict(lambda: defaultdict(list))
+    for cell, index, access in _accesses(look):
+        cells[cell][index].append(access)
+    for indices in cells.values():
+        ordered = sorted(indices)
+        for index in ordered:
+            _within(look, index, indices[index])
+        for low, high in pairwise(ordered):
+            for p, q in product(indices[low], indices[high]):
+                if p.touch.write or q.touch.write:
+                    _follows(look, p, q, f"{p.touch.ring.name}@{low} and @{high}")
+
+
+def _accesses(look: Look) -> Iterator[tuple[Cell, int, _Access]]:
+    for number, agent in enumerate(look.agents):
+        for position, event in enumerate(agent.events):
+            if not isinstance(event.node, Act):
+                continue
+            place, kind = (number, position), event.node.kind
+            flight = look.order.flights.get(place)
+            if flight is not None and flight.places[0] != place:
+                continue  # a product is one event of two agents
+            for touch, slot, index in event.cells:
+                own = (agent.crew.name, agent.copy) if touch.ring.share == "copy" else ()
+                if touch.ring.share == "thread":
+                    continue
+                if flight is None:
+                    at_once = _Access(
+                        place, touch, kind, look.order.clocks[number][position], [place]
+                    )
+                    yield (agent.cta, *own, touch.ring.name, slot), index, at_once
+                elif kind == "load":
+                    for phase in flight.phases:
+                        landed = look.order.passes.get(phase, [])
+                        part = _Access(place, touch, kind, flight.clock, landed)
+                        yield (phase[0], *own, touch.ring.name, slot), index, part
+                else:
+                    done = flight.done if touch.write else flight.read
+                    later = _Access(place, touch, kind, flight.clock, done)
+                    yield (agent.cta, *own, touch.ring.name, slot), index, later
+
+
+def _within(look: Look, index: int, accesses: list[_Access]) -> None:
+    """Judge the accesses of one index."""
+    writes = [a for a in accesses if a.touch.write]
+    what = f"{accesses[0].touch.ring.name}@{index}"
+    for read in (a for a in accesses if not a.touch.write):
+        if not writes:
+            text = f"{look.name(read.place)} reads {what}, which nobody writes; write that index"
+            look.report("unwritten", read.place, read.place, text)
+        for write in writes:
+            _follows(look, write, read, what)
+    for one, two in combinations(writes, 2):
+        if look.event(one.place) is look.event(two.place):
+            if one.touch.overlap:
+                text = f"two threads of {look.name(one.place)} write one cell of {what}"
+                look.report("race", one.place, two.place, f"{text}; give each its own")
+        elif not (one.kind == two.kind == "load" or before(one.done, two.clock)):
+            _follows(look, two, one, what)
+
+
+def _follows(look: Look, p: _Access, q: _Access, what: str) -> None:
+    """Report that p is not done before q is issued, or that q cannot see what p wrote."""
+    if not before(p.done, q.clock):
+        names = f"{look.name(p.place)} and {look.name(q.place)} ({what})"
+        if before(q.done, p.clock):
+            text = f"{names} come in the wrong order; change an index or a wait"
+            look.report("stale", p.place, q.place, text)
+        else:
+            look.report("race", p.place, q.place, f"{names} are unordered; wait between them")
+    elif p.touch.write and p.kind in ("generic", "copy") and q.kind in ("load", "store", "product"):
+        seen = next((at for a, at in p.done if a == p.place[0]), p.place[1])
+        fences = look.fences[p.place[0]]
+        later = bisect_right(fences, seen)
+        if later == len(fences) or not before([(p.place[0], fences[later])], q.clock):
+            text = f"{look.name(q.place)} may not see what {look.name(p.place)} wrote ({what})"
+            text += "; let every writer execute fence.proxy.async, and then wait for it"
+            look.report("proxy", p.place, q.place, text)
+
+
+def registers(look: Look) -> None:
+    """R and F of registers: each agent's own, and the sums of its copy's products."""
+    for number, agent in enumerate(look.agents):
+        held: dict[tuple[str, int], int] = {}
+        writer: dict[tuple[str, int], Place] = {}
+        flying: dict[tuple[str, int], Flight] = {}
+        acts = {e.node for e in agent.events if isinstance(e.node, Act)}
+        sums = {t.ring.name for a in acts if a.kind == "product" for t in a.touches}
+        touched: Place | None = (number, 0)  # sums were, since the last wgmma.fence
+        for position, event in enumerate(agent.events):
+            place, node = (number, position), event.node
+            if isinstance(node, Fence) and node.kind == "wgmma":
+                touched = None
+            if not isinstance(node, Act):
+                continue
+            if node.kind == "product" and touched is not None:
+                text = f"{look.name(place)} needs a wgmma.fence after {look.name(touched)}"
+                look.report("proxy", touched, place, f"{text}; put one before it")
+                touched = None
+            for touch, slot, index in event.cells:
+                if touch.ring.share != "thread":
+                    continue
+                key, what = (touch.ring.name, slot), f"{touch.ring.name}@{index}"
+                if node.kind == "product":
+                    flying[key] = look.order.flights[place]
+                elif touch.ring.name in sums:
+                    touched = place
+                    if key in flying and not before(
+                        flying[key].done, look.order.clocks[number][position]
+                    ):
+                        first = flying[key].places[0]
+                        text = f"{look.name(place)} touches {what} while {look.name(first)} is in"
+                        text += " flight; wait with wgmma.wait_group before"
+                        look.report("race", first, place, text)
+                if touch.write:
+                    held[key], writer[key] = index, place
+                elif not event.fresh and key not in held:
+                    text = (
+                        f"{look.name(place)} reads {what}, which was not written; write it before"
+                    )
+                    look.report("unwritten", place, place, text)
+                elif not event.fresh and held[key] != index:
+                    text = f"{look.name(place)} reads {what}, but its slot holds index {held[key]}"
+                    text += f" ({look.name(writer[key])}); change an index"
+                    look.report("stale", writer[key], place, text)
+
+
+def exits(look: Look) -> None:
+    """X: nothing is in flight where an agent or a CTA ends.
+
+    Of a store only the reading of its source: what it writes is there when the grid ends.
+    """
+    graph: Order = look.order
+    ends = [(n, len(a.events)) for n, a in enumerate(look.agents)]
+    for place, flight in graph.flights.items():
+        last = (place[0], ends[place[0]][1] - 1)
+        if flight.phases:
+            seen = all(graph.passes.get(phase) for phase in flight.phases)
+        else:
+            stores = isinstance(flight.event.node, Act) and flight.event.node.kind == "store"
+            seen = any(a == place[0] for a, _ in (flight.read if stores else flight.done))
+        if not seen:
+            text = f"{look.name(place)} is not waited for before its thread ends"
+            look.report("exit", place, last, f"{text}; wait for it")
+    finals = [[graph.clocks[n][at] for n, at in ends if look.agents[n].cta == cta]
+              for cta in range(look.ctas)]  # fmt: skip
+    for (cta, name, _), count in look.counts.items():
+        for giver in count.givers:
+            if look.agents[giver[0]].cta == cta:
+                continue
+            if not any(before([giver], clock) for clock in finals[cta]):
+                last = next((n, at - 1) for n, at in ends if look.agents[n].cta == cta)
+                text = f"{look.name(giver)} may reach {name} of CTA {cta} when that has ended"
+                look.report("exit", giver, last, f"{text}; end with barrier.cluster")

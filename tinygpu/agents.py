@@ -1,0 +1,158 @@
+"""Agents: who executes a protocol, and the events of each in program order.
+
+Each copy of a role in each CTA of the cluster is two agents: its first thread, the *leader*, which
+also executes what one thread does alone, and the *rest*, one thread that stands for all others.
+Two are enough because orders speak of pairs of threads, and the others are alike.
+
+Given numbers of tiles and the parameters' values, an agent's loops unfold into *events*:
+a node at values of the loop variables.  Slots are resolved (``cells``); an event of a barrier has
+its index as ``at``.  All CTAs share one list, unless the body mentions a cluster rank.
+
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.hopper import STARTS, Hopper
+>>> from tinygpu.operation import matmul
+>>> from tinygpu.protocol_extraction import protocol_of
+>>> program = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["plain"]))
+>>> agents = unfold(protocol_of(program), {TILES: 1, "trips": 2})
+>>> [str(a) for a in agents]
+['producer', "producer's other threads", 'consumer', "consumer's other threads"]
+>>> print(*agents[0].events[:3], sep="; ")
+wait empty at t=0, i=0, k=0; arrive full at t=0, i=0, k=0; cp.async.bulk.tensor at t=0, i=0, k=0
+
+Source: ``docs/model-concurrency.md``, section "Asynchronous programs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from tinygpu.protocol import (
+    Act,
+    Body,
+    Crew,
+    Guard,
+    Loop,
+    One,
+    Order,
+    Protocol,
+    Tiles,
+    Touch,
+    names_in,
+)
+from tinygpu.synchronization import Arrive, Wait
+
+__all__ = ["TILES", "Agent", "Event", "unfold"]
+
+TILES = "tiles"  # the name, among the parameters, of a cluster's number of tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A node at ``values``; ``number``: its place among the leader's events.
+
+    ``cells``: of each touch its slot and index.  ``at``: the index at a barrier.  ``fresh``: of
+    a product, that its sums start anew.  ``alone``: the leader's only.
+    """
+
+    node: Act | Order
+    values: tuple[tuple[str, int], ...]
+    number: int
+    cells: tuple[tuple[Touch, int, int], ...] = ()
+    at: int = 0
+    fresh: bool = False
+    alone: bool = False
+
+    def __str__(self) -> str:
+        match self.node:
+            case Act(name):
+                text = name
+            case Wait(barrier) | Arrive(barrier):
+                text = f"{'wait' if isinstance(self.node, Wait) else 'arrive'} {barrier.name}"
+            case _:
+                text = str(self.node)
+        where = ", ".join(f"{name}={number}" for name, number in self.values)
+        return f"{text} at {where}" if where else text
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A thread, or ``threads`` alike, of a copy of a crew in a CTA."""
+
+    cta: int
+    crew: Crew
+    copy: int
+    leader: bool
+    threads: int
+    events: tuple[Event, ...]
+    ctas: int
+
+    def __str__(self) -> str:
+        text = self.crew.name + (f" {self.copy}" if self.crew.copies > 1 else "")
+        text += f" of CTA {self.cta}" if self.ctas > 1 else ""
+        return text if self.leader else f"{text}'s other threads"
+
+
+def unfold(protocol: Protocol, point: Mapping[str, int]) -> tuple[Agent, ...]:
+    """Return all agents of a cluster, with ``point`` giving the parameters and ``TILES``.
+
+    CTAs are numbered with the first cluster variable fastest.
+    """
+    ranks = [dict(zip((v for v, _ in protocol.cluster), reversed(r), strict=True))
+             for r in product(*(range(n) for _, n in reversed(protocol.cluster)))]  # fmt: skip
+    known: dict[tuple[int, int, int], tuple[tuple[Event, ...], tuple[Event, ...]]] = {}
+    agents: list[Agent] = []
+    for cta, rank in enumerate(ranks):
+        for number, crew in enumerate(protocol.crews):
+            apart = bool(names_in(crew.body) & rank.keys())
+            for copy in range(crew.copies):
+                key = (number, copy, cta if apart else 0)
+                if key not in known:
+                    env = {**point, **rank, crew.copy: copy}
+                    found: list[Event] = []
+                    _events(crew.body, env, (), False, found)
+                    known[key] = tuple(found), tuple(e for e in found if not e.alone)
+                leader, rest = known[key]
+                agents.append(Agent(cta, crew, copy, True, 1, leader, len(ranks)))
+                if crew.threads > 1:
+                    others = Agent(cta, crew, copy, False, crew.threads - 1, rest, len(ranks))
+                    agents.append(others)
+    return tuple(agents)
+
+
+def _events(
+    body: Body,
+    env: Mapping[str, int],
+    values: tuple[tuple[str, int], ...],
+    alone: bool,
+    out: list[Event],
+) -> None:
+    """Append the events of a body."""
+    for node in body:
+        match node:
+            case Loop(var, start, stop, inner):
+                for number in range(start, env[stop] if isinstance(stop, str) else stop):
+                    _events(inner, {**env, var: number}, (*values, (var, number)), alone, out)
+            case Tiles(tile, turn, start, step, inner):
+                for i, t in enumerate(range(start.evaluate(env), env[TILES], step)):
+                    here = (*values, (tile, t), (turn, i))
+                    _events(inner, {**env, tile: t, turn: i}, here, alone, out)
+            case Guard(index, bound, inner):
+                if index.evaluate(env) < (env[bound] if isinstance(bound, str) else bound):
+                    _events(inner, env, values, alone, out)
+            case One(inner):
+                _events(inner, env, values, True, out)
+            case Act(_, _, touches, signal, _, _, fresh):
+                cells = []
+                for touch in touches:
+                    x = touch.index.evaluate(env)
+                    cells.append((touch, x % touch.ring.stages, x))
+                at = signal[1].evaluate(env) if signal else 0
+                anew = fresh is not None and fresh.evaluate(env) == 0
+                out.append(Event(node, values, len(out), tuple(cells), at, anew, alone))
+            case Wait(_, index) | Arrive(_, index):
+                at = index.evaluate(env)
+                out.append(Event(node, values, len(out), (), at, False, alone))
+            case _:
+                out.append(Event(node, values, len(out), alone=alone))

@@ -1,0 +1,196 @@
+"""The conditions under which an asynchronous program is legal, at given trip counts.
+
+    B  balance   a phase that is waited for, or not the last, has its barrier's arrivals exactly,
+                 and the bytes expected are those that land
+    D  deadlock  the graph is acyclic, and members of a barrier come to it equally often
+    E  early     every contribution to a phase comes after all of the phase before
+    A  parity    a wait is issued after the phase before is complete, and passes before the next is
+    R  race      of each slot: read after the writes of the index, overwritten after its last read
+                 (*stale*: the order is the other way round; *unwritten*: nobody writes the index);
+                 sums are touched after their products are done
+    F  proxy     a generic write reaches the asynchronous proxy through its own thread's later
+                 fence; products follow a wgmma.fence after what else touched their registers
+    X  exit      what is in flight is done before its agent ends; nobody arrives at a barrier of a
+                 CTA that may have ended
+
+B comes first: without it the graph's edges mean nothing.  Then D: without it there are no orders.
+
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.hopper import STARTS, Hopper
+>>> from tinygpu.operation import matmul
+>>> from tinygpu.protocol_extraction import protocol_of
+>>> program = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["pingpong"]))
+>>> hazards(protocol_of(program), {"tiles": 3, "trips": 2})
+()
+
+Source: ``docs/model-concurrency.md``, section "Asynchronous programs".
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from tinygpu.access_order import exits, memory, registers
+from tinygpu.agents import Agent, Event
+from tinygpu.ordering import Clock, Phase, Place, before, meeters, order, phases
+from tinygpu.protocol import Act, Protocol
+from tinygpu.synchronization import Arrive, Fence, Sync, Wait, WaitGroup
+from tinygpu.witness import Count, Hazard, Look
+
+__all__ = ["Hazard", "hazards"]
+
+
+def hazards(protocol: Protocol, point: Mapping[str, int]) -> tuple[Hazard, ...]:
+    """Return what may go wrong at these numbers of tiles and trips: the first of each kind."""
+    look = Look(protocol, point)
+    for first in (_balance, _meetings, _deadlock):
+        first(look)
+        if look.found:
+            return tuple(look.found.values())
+    for condition in (_phases, memory, registers, exits):
+        condition(look)
+    return tuple(look.found.values())
+
+
+def _balance(look: Look) -> None:
+    """B: count what every phase gets."""
+    for number, agent in enumerate(look.agents):
+        for position, event in enumerate(agent.events):
+            place, node = (number, position), event.node
+            if isinstance(node, Wait):
+                look.barriers[node.barrier.name] = node.barrier
+                look.waits[agent.cta, node.barrier.name, event.at].append(place)
+            elif isinstance(node, Fence) and node.kind == "proxy.async":
+                look.fences[number].append(position)
+            elif isinstance(node, WaitGroup) and node.pending < 0:
+                text = f"{look.name(place)} leaves fewer than 0 groups pending"
+                look.report("group", place, place, f"{text}; raise the stages or the count")
+            for phase in phases(look.protocol.cluster, agent.cta, event):
+                _contribute(look, phase, place, agent, event)
+    last: dict[tuple[int, str, int], int] = {}
+    for cta, name, index in look.counts:
+        slot = (cta, name, index % look.barriers[name].stages)
+        last[slot] = max(last.get(slot, index), index)
+    asked = {(c, n, i) for c, n, i in look.waits if i >= 0}
+    inner = {
+        (cta, name, index)
+        for (cta, name, slot), end in last.items()
+        for index in range(slot, end, look.barriers[name].stages)
+    }
+    for phase in sorted(asked | inner | set(look.counts)):
+        _balanced(look, phase, phase in asked or phase in inner)
+
+
+def _contribute(look: Look, phase: Phase, place: Place, agent: Agent, event: Event) -> None:
+    node, count = event.node, look.counts[phase]
+    count.givers.append(place)
+    if isinstance(node, Arrive):
+        look.barriers[node.barrier.name] = node.barrier
+        count.arrivals += agent.threads
+        count.expected += node.bytes * agent.threads
+        count.later |= node.to == "cluster" and look.ctas > 1
+    elif isinstance(node, Act) and node.signal:
+        look.barriers[node.signal[0].name] = node.signal[0]
+        count.landed += node.bytes * agent.threads
+        count.later = True
+
+
+def _balanced(look: Look, phase: Phase, exact: bool) -> None:
+    _, name, index = phase
+    count = look.counts.get(phase, Count())
+    barrier = look.barriers[name]
+    givers, waits = count.givers, look.waits.get(phase, [])
+    first = (givers or waits or look.counts[min(look.counts)].givers)[0]
+    second = (waits or givers or [first])[0]
+    which = f"phase {index // barrier.stages} of {name}[{index % barrier.stages}]"
+    which += f" of CTA {phase[0]}" if look.ctas > 1 else ""
+    if index < 0:
+        text = f"{look.name(first)} arrives at {which}, before the first; raise its index"
+        look.report("balance", first, second, text)
+    elif count.arrivals > barrier.arrivals or (exact and count.arrivals != barrier.arrivals):
+        text = f"{which} gets {count.arrivals} arrivals, and needs {barrier.arrivals}"
+        text += f" ({look.name(second)}); change the arrivals or the barrier's count"
+        look.report("balance", first, second, text)
+    elif exact and count.expected != count.landed:
+        text = f"{which} expects {count.expected} B, and {count.landed} B land"
+        text += f" ({look.name(second)}; in loads or a common divisor); expect what the loads land"
+        look.report("balance", first, second, text)
+
+
+def _meetings(look: Look) -> None:
+    """D: the members of each barrier come to it equally often, and no two share a number."""
+    users: dict[tuple[int, int], dict[tuple[object, ...], Place]] = defaultdict(dict)
+    groups: dict[tuple[object, ...], dict[int, list[int]]] = defaultdict(dict)
+    for number, agent in enumerate(look.agents):
+        for sync in {e.node for e in agent.events if isinstance(e.node, Sync)}:
+            at = [p for p, e in enumerate(agent.events) if e.node == sync]
+            group = meeters(agent, sync)
+            groups[group][number] = at
+            if sync.scope != "cluster":
+                named = sync.barrier + agent.copy * (sync.scope == "role")
+                users[agent.cta, named].setdefault(group, (number, at[0]))
+    for (_, number), meeting in users.items():
+        if len(meeting) > 1:
+            one, two = list(meeting.values())[:2]
+            text = f"bar.sync {number} joins other threads in {look.name(one)} than in "
+            look.report("deadlock", one, two, f"{text}{look.name(two)}; choose another number")
+    for group, come in groups.items():
+        most = max(come, key=lambda n: len(come[n]))
+        joins = look.event((most, come[most][0])).node
+        for other, you in enumerate(look.agents):
+            times = len(come.get(other, ()))
+            if isinstance(joins, Sync) and meeters(you, joins) == group and times < len(come[most]):
+                place = (most, come[most][times])
+                text = f"{look.name(place)} waits for {you}, which comes {times} times"
+                look.report("deadlock", place, place, f"{text}; let both come equally often")
+
+
+def _deadlock(look: Look) -> None:
+    """D: nobody is stuck."""
+    look.order = order(look.agents, look.protocol.cluster)
+    stuck = look.order.stuck
+    for first, second in zip(stuck, stuck[1:] + stuck[:1], strict=True):
+        text = f"{look.name(first)} waits in a circle with {look.name(second)}"
+        look.report("deadlock", first, second, f"{text}; let one of them wait later")
+    for place, flight in look.order.flights.items():
+        if flight.missing and not stuck:
+            text = f"{look.name(place)} is not issued by all threads; take it out of one thread's"
+            look.report("deadlock", place, place, text)
+
+
+def _complete(look: Look, phase: Phase, clock: Clock) -> bool:
+    """Say whether a phase is complete before the node with the clock."""
+    if before(look.order.passes.get(phase, []), clock):
+        return True
+    count = look.counts.get(phase)
+    return count is not None and not count.later and all(before([g], clock) for g in count.givers)
+
+
+def _phases(look: Look) -> None:
+    """E and A: contributions and waits meet the phase that they mean."""
+    clocks = look.order.clocks
+    for (cta, name, index), count in look.counts.items():
+        past = (cta, name, index - look.barriers[name].stages)
+        for giver in count.givers if past[2] >= 0 else ():
+            if not _complete(look, past, clocks[giver[0]][giver[1]]):
+                other = look.counts[past].givers[-1]
+                text = f"{look.name(giver)} may count in the phase of {look.name(other)}"
+                text += f", {name}@{past[2]}; wait for that first"
+                look.report("early", other, giver, text)
+    for (cta, name, index), places in look.waits.items():
+        stages = look.barriers[name].stages
+        past, later = (cta, name, index - stages), (cta, name, index + stages)
+        for place in places:
+            clock = clocks[place[0]][place[1]]
+            if index < -stages or (past[2] >= 0 and not _complete(look, past, clock)):
+                text = f"{look.name(place)} may pass on the parity of an older phase, {name}@"
+                text += f"{past[2]}, or wait for it; wait for that phase before"
+                look.report("parity", place, place, text)
+            after = look.counts.get(later, Count())
+            ends = after.arrivals >= look.barriers[name].arrivals and later[2] >= 0
+            if ends and not any(before([place], clocks[a][p]) for a, p in after.givers):
+                giver = after.givers[-1]
+                text = f"{look.name(place)} may come when {name}@{later[2]} is over, too "
+                text += f"({look.name(giver)}), and hang; let that wait for it"
+                look.report("parity", place, giver, text)

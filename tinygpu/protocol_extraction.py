@@ -1,0 +1,323 @@
+r"""Extraction of protocols: from an asynchronous program to what its legality depends on.
+
+What is left out:
+
+* A register ring whose every read follows, in the same block, a write of the same index.
+* Iterations but the first of a loop of acts that does not occur in their indices, if each ring has
+  one index in it: the others touch the same cells, between the same waits, at the same index.
+* Bytes, where one arrival expects just what the loads beside it land: each load then counts 1.
+
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.hopper import STARTS, Hopper
+>>> from tinygpu.operation import matmul
+>>> program = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["plain"]))
+>>> print("\n".join(str(protocol_of(program)).splitlines()[:8]))
+producer x 1:
+  one thread:
+    for each tile t:
+      for k in 0..trips:
+        wait empty@(k + trips*t + -2)
+        arrive full@(k + trips*t) expecting 2 B
+        cp.async.bulk.tensor: write smem_a@(k + trips*t) at full@(k + trips*t)
+        cp.async.bulk.tensor: write smem_b@(k + trips*t) at full@(k + trips*t)
+
+Source: ``docs/model-concurrency.md``, section "Asynchronous programs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from math import gcd, prod
+from typing import Literal, assert_never
+
+from tinygpu.access_map import Access, Affine
+from tinygpu.errors import ProgramError
+from tinygpu.extraction import coverage
+from tinygpu.program import (
+    Do,
+    Elect,
+    Exit,
+    For,
+    ForTile,
+    Program,
+    Statement,
+    When,
+    walk,
+)
+from tinygpu.protocol import (
+    Act,
+    Body,
+    Crew,
+    Guard,
+    Kind,
+    Loop,
+    Node,
+    One,
+    Protocol,
+    Ring,
+    Tiles,
+    Touch,
+    every,
+    names_in,
+)
+from tinygpu.synchronization import Arrive, Barrier, Commit, Fence, Sync, Wait, WaitGroup
+
+__all__ = ["is_asynchronous", "protocol_of"]
+
+_KINDS: dict[str, Kind] = {
+    "commit_group": "copy", "mbarrier": "load", "wgmma_group": "product", "bulk_group": "store",
+}  # fmt: skip
+
+
+def is_asynchronous(program: Program) -> bool:
+    """Say whether a program needs this kind of description: more than bar.sync and cp.async."""
+    if program.barriers or program.cluster or any(r.copies > 1 for r in program.roles):
+        return True
+    for statement, _ in walk(program):
+        match statement:
+            case Elect() | ForTile() | Wait() | Arrive() | Fence():
+                return True
+            case Sync(_, scope) if scope != "cta":
+                return True
+            case Commit(group) | WaitGroup(_, group) if group != "cp.async":
+                return True
+            case _:
+                pass
+    return False
+
+
+def protocol_of(program: Program) -> Protocol:
+    """Return the protocol of a program whose numbers are ints.
+
+    Raises ProgramError for an ``Exit``, which threads of a CTA with mbarriers may not take.
+    """
+    lowest = program.parameter_values(dict.fromkeys(program.operation.axes, 1))
+    bodies = [_lowered(r.body, r.threads) for r in program.roles]
+    crews = []
+    cluster = tuple((v, int(n)) for v, n in program.cluster)
+    for role, body in zip(program.roles, bodies, strict=True):
+        asked = _asked(body)
+        short = _shortened(body, asked)
+        crews.append(Crew(role.name, int(role.threads), int(role.copies), role.copy, short))
+    counted = _counted(tuple(crews), dict(cluster))
+    names = sorted(set().union(*(names_in(c.body) for c in counted)) & set(lowest))
+    parameters = tuple((n, int(lowest[n])) for n in names)
+    return Protocol(counted, cluster, bool(program.persistent), parameters)
+
+
+@lru_cache(4096)
+def _normal(index: Affine) -> Affine:
+    """Return the form with each variable once, sorted, none of them zero."""
+    whole: dict[str, int] = {}
+    scaled: list[tuple[str, int | str]] = []
+    for name, coefficient in index.terms:
+        if isinstance(coefficient, str):
+            scaled.append((name, coefficient))
+        else:
+            whole[name] = whole.get(name, 0) + int(coefficient)
+    terms: list[tuple[str, int | str]] = [(n, c) for n, c in sorted(whole.items()) if c]
+    return Affine(int(index.constant), (*terms, *sorted(scaled)))
+
+
+def _barrier(barrier: Barrier) -> Barrier:
+    return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals))
+
+
+def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
+    """Return the nodes of statements."""
+    out: list[Node] = []
+    for s in body:
+        match s:
+            case For(var, trips, inner, _, start):
+                stop = trips if isinstance(trips, str) else int(trips)
+                out.append(Loop(var, int(start), stop, _lowered(inner, threads)))
+            case When(index, bound, inner):
+                limit = bound if isinstance(bound, str) else int(bound)
+                out.append(Guard(_normal(index), limit, _lowered(inner, threads)))
+            case Elect(inner):
+                out.append(One(_lowered(inner, threads)))
+            case ForTile(tile, turn, inner, start, step):
+                first = start if isinstance(start, Affine) else Affine(int(start))
+                inside = _lowered(inner, threads)
+                out.append(Tiles(tile, turn, _normal(first), int(step), inside))
+            case Do():
+                out.append(_act(s, threads))
+            case Exit():
+                raise ProgramError(
+                    f"{s}: threads of a CTA with mbarriers or a cluster may not leave early; "
+                    "guard their accesses instead"
+                )
+            case Sync(number, scope):
+                out.append(Sync(0 if scope == "cluster" else int(number), scope))
+            case WaitGroup(pending, group, read):
+                out.append(WaitGroup(int(pending), group, read))
+            case Wait(barrier, index):
+                out.append(Wait(_barrier(barrier), _normal(index)))
+            case Arrive(barrier, index, count, to):
+                out.append(Arrive(_barrier(barrier), _normal(index), int(count), to))
+            case Commit() | Fence():
+                out.append(s)
+            case _:
+                assert_never(s)
+    return tuple(out)
+
+
+def _act(do: Do, threads: int) -> Act:
+    kind: Kind = _KINDS.get(do.instruction.completion, "generic")
+    touches = [
+        Touch(_ring(read), _normal(read.index), write=False)
+        for read in do.reads
+        if isinstance(read, Access) and read.buffer.level != "gmem"
+    ]
+    if do.write.buffer.level != "gmem":
+        own_cells = kind != "generic" or any(a.buffer.fragment for a in do.accesses)
+        overlap = not own_cells and coverage(do, threads)[1]
+        touches.append(Touch(_ring(do.write), _normal(do.write.index), True, overlap))
+    landed = prod(map(int, do.values)) * do.write.buffer.type.bytes if do.signal else 0
+    signal = (_barrier(do.signal[0]), _normal(do.signal[1])) if do.signal else None
+    fresh = None if do.fresh is None else _normal(do.fresh)
+    unique = tuple(dict.fromkeys(touches))
+    return Act(do.instruction.name, kind, unique, signal, do.multicast, landed, fresh)
+
+
+def _ring(access: Access) -> Ring:
+    buffer = access.buffer
+    shared: Literal["cta", "copy"] = "copy" if int(buffer.copies) > 1 else "cta"
+    place = "thread" if buffer.level == "registers" else shared
+    return Ring(buffer.name, int(buffer.stages), place)
+
+
+def _asked(body: Body) -> set[str]:
+    """Return the register rings of which a read is not answered by a write of the same block."""
+    found: set[str] = set()
+    written: dict[str, Affine] = {}
+    for node in body:
+        if isinstance(node, Loop | Guard | One | Tiles):
+            found |= _asked(node.body)
+            written.clear()
+        elif isinstance(node, Act):
+            for touch in node.touches:
+                if not touch.write and written.get(touch.ring.name) != touch.index:
+                    found.add(touch.ring.name)
+            if node.kind == "generic":
+                written |= {t.ring.name: t.index for t in node.touches if t.write}
+            else:
+                found |= {t.ring.name for t in node.touches}
+    return found
+
+
+def _shortened(body: Body, asked: set[str]) -> Body:
+    """Drop what nobody asks for, and iterations that repeat the first."""
+    out: list[Node] = []
+    for node in body:
+        match node:
+            case Act(_, kind, touches):
+                kept = tuple(t for t in touches if t.ring.share != "thread" or t.ring.name in asked)
+                if kept or kind != "generic":
+                    out.append(replace(node, touches=kept))
+            case Loop(var, start, stop):
+                inner = _shortened(node.body, asked)
+                if isinstance(stop, int) and stop <= start:
+                    continue
+                if isinstance(stop, int) and (stop == start + 1 or _repeats(inner, var)):
+                    out += _placed(inner, var, start)
+                elif inner:
+                    out.append(replace(node, body=inner))
+            case Guard() | One() | Tiles():
+                if inner := _shortened(node.body, asked):
+                    out.append(replace(node, body=inner))
+            case _:
+                out.append(node)
+    return tuple(out)
+
+
+def _repeats(body: Body, var: str) -> bool:
+    """Say whether every iteration does again what the first did."""
+    indices: dict[str, Affine] = {}
+    for node in body:
+        if not isinstance(node, Act) or node.signal:
+            return False
+        for touch in node.touches:
+            if any(var in term for term in touch.index.terms):
+                return False
+            if indices.setdefault(touch.ring.name, touch.index) != touch.index:
+                return False
+    return True
+
+
+def _placed(body: Body, var: str, number: int) -> Body:
+    """Return the body with a variable's value in its place."""
+
+    def put(form: Affine) -> Affine:
+        factors = [c for n, c in form.terms if n == var]
+        rest = Affine(form.constant, tuple(t for t in form.terms if t[0] != var))
+        for factor in factors:  # a parameter times the variable is the parameter, number times
+            rest = rest + (Affine(0, ((factor, number),)) if isinstance(factor, str)
+                           else factor * number)  # fmt: skip
+        return _normal(rest)
+
+    return tuple(_mapped(node, put) for node in body)
+
+
+def _mapped(node: Node, put: Callable[[Affine], Affine]) -> Node:
+    match node:
+        case Act():
+            touches = tuple(replace(t, index=put(t.index)) for t in node.touches)
+            signal = (node.signal[0], put(node.signal[1])) if node.signal else None
+            fresh = None if node.fresh is None else put(node.fresh)
+            return replace(node, touches=touches, signal=signal, fresh=fresh)
+        case Wait() | Arrive():
+            return replace(node, index=put(node.index))
+        case Guard():
+            inner = tuple(_mapped(n, put) for n in node.body)
+            return replace(node, index=put(node.index), body=inner)
+        case Tiles():
+            inner = tuple(_mapped(n, put) for n in node.body)
+            return replace(node, start=put(node.start), body=inner)
+        case Loop() | One():
+            return replace(node, body=tuple(_mapped(n, put) for n in node.body))
+        case _:
+            return node
+
+
+def _counted(crews: tuple[Crew, ...], cluster: dict[str, int]) -> tuple[Crew, ...]:
+    """Count bytes in loads, or else in their greatest common divisor."""
+    users: dict[str, list[tuple[Arrive | Act, Body]]] = {}
+    for crew in crews:
+        for node, block in every(crew.body):
+            if isinstance(node, Arrive) and node.bytes:
+                users.setdefault(node.barrier.name, []).append((node, block))
+            elif isinstance(node, Act) and node.signal:
+                users.setdefault(node.signal[0].name, []).append((node, block))
+    units: dict[str, tuple[int, int]] = {}  # bytes of an arrival, and of a load (0: divide)
+    for name, found in users.items():
+        expects = [n for n, _ in found if isinstance(n, Arrive)]
+        loads = [n for n, _ in found if isinstance(n, Act)]
+        indices = {n.index for n in expects} | {n.signal[1] for n in loads if n.signal}
+        landed = sum(n.bytes * cluster.get(n.multicast, 1) for n in loads)
+        alike = len(indices) == 1 and len({id(block) for _, block in found}) == 1
+        still = not any(v in term for x in indices for term in x.terms for v in cluster)
+        if len(expects) == 1 and alike and still and landed == expects[0].bytes:
+            count = sum(cluster.get(n.multicast, 1) for n in loads)
+            units[name] = (count, 1)
+        else:
+            units[name] = (gcd(*(n.bytes for n, _ in found)) or 1, 0)
+
+    def counted(body: Body) -> Body:
+        out: list[Node] = []
+        for node in body:
+            if isinstance(node, Loop | Guard | One | Tiles):
+                out.append(replace(node, body=counted(node.body)))
+            elif isinstance(node, Arrive) and node.bytes:
+                whole, one = units[node.barrier.name]
+                out.append(replace(node, bytes=whole if one else node.bytes // whole))
+            elif isinstance(node, Act) and node.signal:
+                whole, one = units[node.signal[0].name]
+                out.append(replace(node, bytes=one or node.bytes // whole))
+            else:
+                out.append(node)
+        return tuple(out)
+
+    return tuple(replace(c, body=counted(c.body)) for c in crews)
