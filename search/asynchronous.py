@@ -125,8 +125,12 @@ class Agent:
 
 
 def agents(program: Program, device: Device, sizes: Mapping[str, int]) -> tuple[Agent, ...]:
-    """Return the agents of a program.  Raises ProgramError for a role of another form."""
-    return tuple(_Accountant(program, device, sizes, role).agent() for role in program.roles)
+    """Return the agents of a program, those that load first: a step's loads come before its use.
+
+    Raises ProgramError for a role of another form.
+    """
+    found = [_Accountant(program, device, sizes, role).agent() for role in program.roles]
+    return tuple(sorted(found, key=lambda agent: not _loads(agent.body)))
 
 
 def mapped(tree: tuple[Node, ...], of: Callable[[Numbers], Numbers]) -> tuple[Node, ...]:
@@ -347,6 +351,10 @@ def _only(body: tuple[Statement, ...], kind: type[Any], name: str) -> Any:
             "loop over tiles and in it one over steps"
         )
     return found[0]
+
+
+def _loads(nodes: tuple[Node, ...]) -> bool:
+    return any(n.kind == "load" if isinstance(n, Event) else _loads(n.body) for n in nodes)
 
 
 def _signals(nodes: tuple[Node, ...]) -> bool:

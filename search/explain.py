@@ -36,8 +36,10 @@ from tinygpu.device import Device
 from tinygpu.laws import check_schedule, require_legal
 from tinygpu.machine import Machine, Value
 from tinygpu.operation import Problem
+from tinygpu.program import Program
 from tinygpu.registers import spill_estimate
 from tinygpu.schedule import Schedule
+from tinygpu.search.bounds import Timed, launched, limits
 from tinygpu.search.causes import causes, excesses, peel
 from tinygpu.search.cost import cost
 from tinygpu.search.explanation import (
@@ -62,38 +64,38 @@ def explain(schedule: Schedule, machine: Machine, problem: Problem, device: Devi
     Raises IllegalScheduleError for a schedule that breaks a law: it has no time.
     """
     program = require_legal(schedule, machine, problem, device)
-    view = View.of(program, problem.sizes, device)
-    others: dict[str, list[tuple[Value, View]]] = {name: [] for name, _ in schedule.decisions}
+    view = _seen(program, problem, device)
+    others: dict[str, list[tuple[Value, View | Timed]]] = {n: [] for n, _ in schedule.decisions}
     for name, value in _neighbours(schedule, machine):
         other = schedule.with_(**{name: value})
         if not check_schedule(other, machine, problem, device):
             term = other.program(machine, problem.operation)
-            others[name].append((value, View.of(term, problem.sizes, device)))
+            others[name].append((value, _seen(term, problem, device)))
     gains, idle = [], []
     for name, tried in others.items():
         if not tried:
             continue
         value, best = min(tried, key=lambda pair: pair[1].seconds)
         if best.seconds < view.seconds * (1 - NOTHING):
-            spill = float(spill_estimate(best.program, device)) > 0
+            spill = isinstance(best, View) and float(spill_estimate(best.program, device)) > 0
             gains.append(Change(name, schedule[name], value, best.seconds, spill))
         if all(abs(v.seconds - view.seconds) < NOTHING * view.seconds for _, v in tried):
             idle.append(name)
     parts = {name: float(seconds) for name, seconds in view.time.parts.items()}
-    rate, peak, unit = _rate(problem, device, view.seconds)
+    rate, peak, unit = _rate(problem, device, view)
     sizes = ", ".join(f"{axis} = {size}" for axis, size in problem.extents)
     return Explanation(
         title=f"{machine.name}, {problem.operation}; {sizes}; {device.name}",
-        launch=_launch(view),
+        launch=_launch(view) if isinstance(view, View) else launched(view),
         seconds=view.seconds,
         rate=rate,
         peak=peak,
         unit=unit,
         bottleneck=view.time.bottleneck,
         parts=tuple(sorted(parts.items(), key=lambda part: -part[1])),
-        causes=causes(view),
+        causes=causes(view) if isinstance(view, View) else limits(view),
         levers=_levers(view, others),
-        steps=peel(view),
+        steps=peel(view) if isinstance(view, View) else (),
         gains=tuple(sorted(gains, key=lambda g: g.seconds)),
         idle=tuple(idle),
         stuck=tuple(name for name, tried in others.items() if not tried),
@@ -159,16 +161,23 @@ def _neighbours(schedule: Schedule, machine: Machine) -> Iterator[tuple[str, Val
                 yield name, value
 
 
+def _seen(program: Program, problem: Problem, device: Device) -> View | Timed:
+    of = Timed.of if program.barriers else View.of
+    return of(program, problem.sizes, device)
+
+
 def _levers(
-    view: View, others: Mapping[str, list[tuple[Value, View]]]
+    view: View | Timed, others: Mapping[str, list[tuple[Value, View | Timed]]]
 ) -> dict[str, tuple[Lever, ...]]:
     """Return, by cause, the decisions that take a tenth of its excess or more, fastest first."""
+    if not isinstance(view, View):
+        return {}
     excess = excesses(view)
     found: dict[str, list[Lever]] = {name: [] for name, e in excess.items() if e > 0}
     for decision, tried in others.items():
         fastest: dict[str, Lever] = {}
         for value, other in tried:
-            for cause, left in excesses(other).items():
+            for cause, left in excesses(other).items() if isinstance(other, View) else ():
                 if cause not in found or left > 0.9 * excess[cause]:
                     continue
                 lever = Lever(decision, value, 1 - left / excess[cause], other.seconds)
@@ -183,12 +192,15 @@ def _levers(
     }
 
 
-def _rate(problem: Problem, device: Device, seconds: float) -> tuple[float, float, str]:
+def _rate(problem: Problem, device: Device, view: View | Timed) -> tuple[float, float, str]:
     """Return the rate, its peak and its unit: of what the problem needs longest at the peaks."""
     flops, moved = problem.operation.flops(problem.sizes), problem.operation.bytes(problem.sizes)
-    peak = 2 * device.fma_f32_per_cycle_per_sm * device.sms * device.clock_hz
+    a_cycle, unit = 2 * device.fma_f32_per_cycle_per_sm, "FLOP/s"
+    if isinstance(view, Timed):
+        a_cycle, unit = device.tensor_flop_per_cycle_per_sm, "tensor FLOP/s"
+    peak, seconds = a_cycle * device.sms * device.clock_hz, view.seconds
     if flops / peak >= moved / device.dram_bytes_per_second:
-        return flops / seconds, peak, "FLOP/s"
+        return flops / seconds, peak, unit
     return moved / seconds, device.dram_bytes_per_second, "B/s"
 
 

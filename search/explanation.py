@@ -42,6 +42,11 @@ WORDS: Mapping[str, str] = {
     "l2": "the bandwidth of L2",
     "dram": "the bandwidth of DRAM",
     "launch": "the launch itself",
+    "tensor": "the tensor cores",
+    "power": "the power cap: tensor cores at the clock that it allows",
+    "tma": "the copy engine (TMA)",
+    "fill": "the way from L2 into an SM",
+    "epilogue": "what follows a tile's products",
 }
 
 
@@ -73,7 +78,8 @@ class Lever:
 class Explanation:
     """What a schedule takes (seconds, under the model), waits for and could gain.
 
-    ``rate`` and ``peak`` are both in FLOP/s, or both in B/s where ``unit`` says so.  ``parts`` are
+    ``rate`` and ``peak`` are both in FLOP/s (fp32, or "tensor FLOP/s"), or both in B/s, as
+    ``unit`` says.  ``parts`` are
     sorted, each in seconds alone.  ``levers`` has, by cause, the decisions that lower it.
     ``gains`` are the best change of each decision that gains, best first; ``idle`` the decisions
     that change nothing; ``stuck`` those with no other legal value alone.
@@ -195,10 +201,11 @@ def _cause_tree(cause: Cause, levers: tuple[Lever, ...]) -> dict[str, Any]:
 
 
 def rated(rate: float, peak: float, unit: str) -> str:
-    """Write a rate in FLOP/s or B/s, and its share of the peak."""
-    arithmetic = unit == "FLOP/s"
+    """Write a rate in FLOP/s (of a kind: "tensor FLOP/s") or B/s, and its share of the peak."""
+    kind, arithmetic, _ = unit.rpartition("FLOP/s")
+    peak_of = (kind.strip() or "fp32") if arithmetic else "DRAM"
     written = f"{rate / 1e12:#.3g} TFLOP/s" if arithmetic else f"{rate / 1e9:.4g} GB/s"
-    return f"{written}, {rate / peak:.1%} of the {'fp32' if arithmetic else 'DRAM'} peak"
+    return f"{written}, {rate / peak:.1%} of the {peak_of} peak"
 
 
 def _explained(e: Explanation) -> Iterator[str]:

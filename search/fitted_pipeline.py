@@ -29,6 +29,10 @@ PIPELINE: Mapping[str, float] = {
     "loaded_latency": 1.3,
     # cycles before a CTA's first load: barriers, tensor maps, the cluster
     "prologue": 1500.0,
+    # the share of it that a launch hides behind the kernel before, if it may
+    "early": 0.7,
+    # cycles from one CTA's end to the next one's first load, on the same SM
+    "next": 1500.0,
     # registers of a thread beside its sums
     "registers": 40.0,
     # how sharply one bound takes over from another

@@ -66,6 +66,7 @@ class Stages:
     cluster: Numbers
     raster: Numbers
     persistent: Numbers
+    early: Numbers
     steps: Numbers
     stages: Numbers
     ring: int
@@ -97,7 +98,7 @@ class Stages:
             )
         return Stages(
             device, found, tuple(axis.var for axis in program.grid), program.grid_extents(sizes),
-            size, program.raster, program.persistent, values[found[0].steps], stages,
+            size, program.raster, program.persistent, program.early, values[found[0].steps], stages,
             int(np.max(stages)), program.threads, program.smem_bytes, registers,
             program.ctas_per_sm, operands_of(program, values), program.operation.output.name,
         )  # fmt: skip
@@ -111,6 +112,7 @@ class Stages:
             cluster=of(self.cluster),
             raster=of(self.raster),
             persistent=of(self.persistent),
+            early=of(self.early),
             steps=of(self.steps),
             stages=of(self.stages),
             threads=of(self.threads),
@@ -163,12 +165,15 @@ def predict_stages(s: Stages) -> Breakdown:
     latency = latency * PIPELINE["loaded_latency"]
     timed = tuple(_with_loads(agent, per_byte, latency) for agent in s.agents)
     path = applied(Recursion(timed, s.ring), share, turns, s.steps, s.stages, *numbers(timed))
-    path = rounds * (path + PIPELINE["prologue"] + PIPELINE["store_end"])
-    parts: dict[str, Numbers] = {}
-    for unit in ("tensor", "smem", "tma", "fill"):
-        cycles = sum((_work(agent, s.steps, unit) for agent in timed), 0.0)
-        parts[unit] = waves * share * cycles / device.clock_hz
-    longest = reduce(np.maximum, parts.values())
+    prologue = PIPELINE["prologue"] * (1 - PIPELINE["early"] * s.early)
+    path = rounds * (path + PIPELINE["store_end"]) + (rounds - 1) * PIPELINE["next"] + prologue
+
+    def alone(unit: str, of: tuple[Agent, ...]) -> Numbers:
+        cycles = sum((_work(agent, s.steps, unit) for agent in of), 0.0)
+        return waves * share * cycles / device.clock_hz
+
+    parts = {unit: alone(unit, s.agents) for unit in ("tensor", "smem", "tma", "fill")}
+    longest = reduce(np.maximum, [*parts.values(), alone("fill", timed)])
     after = reduce(np.maximum, (span_cycles(a.after) / a.step for a in s.agents))
     parts["epilogue"] = waves * after / device.clock_hz
     parts["latency"] = np.maximum(path / device.clock_hz - longest, 0.0)

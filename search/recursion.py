@@ -40,6 +40,7 @@ Numbers = Any
 Times = NDArray[np.float64]
 _CHUNK = 4096
 """Points at once: their clocks stay in a core's cache."""
+_NEVER = np.zeros(1)
 _BEFORE = 64
 """Phases before the first that an index may name; they are over from the start."""
 
@@ -76,15 +77,18 @@ class Recursion:
         turns = 1
         for agent in agents:
             turns = max(turns, int(np.max(agent.step)))
-        tiles = np.minimum(inputs[1], 2 * turns + 1)
+        window = turns * np.ceil(self.ring / np.maximum(inputs[2], 1))  # tiles that fill the ring
+        tiles = np.minimum(inputs[1], 2 * window + 1)
         steps = np.minimum(inputs[2], 2 * self.ring + 2)
         key = np.broadcast_to(tiles * 4096 + steps, (size,))
         for value in np.unique(key):
             at = np.flatnonzero(key == value)
             whole = len(at) == size
             some = [x if whole or not x.ndim else x[at] for x in inputs]
-            run = _Run(_filled(self.agents, some[4:]), some[0], some[3], len(at), turns)
-            result[at] = run.cycles(some[1], some[2], int(value) // 4096, int(value) % 4096)
+            run = _Run(_filled(self.agents, some[4:]), some[0], some[3], len(at))
+            first_tiles, first_steps = divmod(int(value), 4096)
+            covering = turns * -(-self.ring // max(first_steps, 1))
+            result[at] = run.cycles(some[1], some[2], first_tiles, first_steps, covering)
         return result
 
 
@@ -142,24 +146,36 @@ def span_cycles(nodes: tuple[Node, ...]) -> Numbers:
 
 @dataclass(slots=True)
 class _State:
-    """One copy of an agent: its clock, how far the last of its copies lags, its groups' ends."""
+    """One copy of an agent, or copies that work together: the clocks of the first and the last.
+
+    ``groups`` are the ends of their groups of products.
+    """
 
     agent: Agent
     copy: int
     now: Times
-    lag: Times
-    groups: list[Times] = field(default_factory=list)
-    done: Times | float = 0.0
+    last: Times
+    groups: list[tuple[Times, Times]] = field(default_factory=list)
+    done: tuple[Times, Times] = (_NEVER, _NEVER)
     turn: int = 0
+
+    def busy(self, cycles: Numbers) -> None:
+        """Let both clocks go on."""
+        self.now = self.now + cycles
+        self.last = self.last + cycles
+
+    def until(self, first: Times, last: Times) -> None:
+        """Wait for a time each."""
+        self.now = np.maximum(self.now, first)
+        self.last = np.maximum(self.last, last)
 
 
 class _Run:
     """The recursion for points that take the same number of tiles and steps."""
 
-    def __init__(
-        self, agents: tuple[Agent, ...], share: Times, stages: Times, size: int, turns: int
-    ) -> None:
-        self.share, self.stages, self.size, self.turns = share, stages, size, turns
+    def __init__(self, agents: tuple[Agent, ...], share: Times, stages: Times, size: int) -> None:
+        self.share, self.size = share, size
+        self.tokens = _tokens(agents, stages)
         self.zero = np.zeros(size)
         self.states = [
             [_State(a, copy, self.zero, self.zero) for copy in range(max(1, int(np.max(a.step))))]
@@ -170,7 +186,9 @@ class _Run:
         self.tensor = self.smem = self.fill = self.tma = self.zero
         self.rows = 0
 
-    def cycles(self, tiles: Times, steps: Times, first_tiles: int, first_steps: int) -> Times:
+    def cycles(
+        self, tiles: Times, steps: Times, first_tiles: int, first_steps: int, window: int
+    ) -> Times:
         """Return the cycles of all tiles: the first ones step by step, then at the period."""
         self.rows = first_tiles * first_steps + 2
         ends: list[Times] = []
@@ -188,14 +206,14 @@ class _Run:
                 for state, known in zip(states, values, strict=True):
                     known[state.agent.step_var] = step
                     self.nodes(state.agent.body, state, known)
-                seen.append(np.maximum.reduce([s.now for s in states]))
+                seen.append(np.maximum.reduce([s.last for s in states]))
             self.jump(states, seen, steps - first_steps)
             for state, known in zip(states, values, strict=True):
                 self.nodes(state.agent.after, state, known)
                 state.turn += 1
-            ends.append(np.maximum.reduce([s.now + s.lag for c in self.states for s in c]))
-        if len(ends) > self.turns:
-            period = (ends[-1] - ends[-1 - self.turns]) / self.turns
+            ends.append(np.maximum.reduce([s.last for c in self.states for s in c]))
+        if len(ends) > window:
+            period = (ends[-1] - ends[-1 - window]) / window
             return np.asarray(ends[-1] + np.maximum(tiles - first_tiles, 0) * period)
         return ends[-1]
 
@@ -203,13 +221,13 @@ class _Run:
         """Go on for more steps at the period: what the steps moved moves along."""
         if len(seen) < 4 or not np.any(more > 0):
             return
-        half = len(seen) // 2  # whole turns of the ring, for a turn may be uneven
-        window = np.clip(self.stages * (half // self.stages), 1, half).astype(np.int64)
+        half = len(seen) // 2  # whole turns of the critical cycle, for a turn may be uneven
+        window = np.clip(self.tokens * (half // self.tokens), 1, half).astype(np.int64)
         before = np.stack(seen)[len(seen) - 1 - window, self.columns]
         later = np.maximum(more, 0) * (seen[-1] - before) / window
         for state in states:
-            state.now = state.now + later
-            state.groups = [end + later for end in state.groups[-4:]]
+            state.busy(later)
+            state.groups = [(first + later, last + later) for first, last in state.groups[-4:]]
         self.tensor, self.smem = self.tensor + later, self.smem + later
         self.fill, self.tma = self.fill + later, self.tma + later
         moved = {b for s in states for b in _barriers(s.agent.body)}
@@ -238,7 +256,7 @@ class _Run:
                                 mask = inside & (inner.index.evaluate(known) < most)
                                 self.guarded(inner, state, known, mask)
                 case Repeat():
-                    state.now = state.now + node.trips * span_cycles(node.body)
+                    state.busy(node.trips * span_cycles(node.body))
 
     def guarded(self, guard: Guard, state: _State, known: dict[str, Any], mask: Any) -> None:
         """Arrive where the mask holds."""
@@ -253,43 +271,43 @@ class _Run:
         match event.kind:
             case "wait":
                 phase = self.phase(event.barrier, event.index.evaluate(known))
-                state.now = np.maximum(state.now, phase) + cycles["serial"]
+                state.until(phase, phase)
+                state.busy(cycles["serial"])
             case "arrive":
-                state.now = state.now + cycles["serial"]
-                at = state.now + state.lag + event.latency
+                state.busy(cycles["serial"])
+                at = state.last + event.latency
                 self.complete(event.barrier, event.index.evaluate(known), at, mask)
             case "load":
-                state.now = state.now + cycles["serial"]
+                state.busy(cycles["serial"])
                 self.tma = np.maximum(self.tma, state.now) + cycles["tma"] * share
                 self.fill = np.maximum(self.fill, self.tma) + cycles["fill"] * share
                 self.smem = self.smem + cycles["smem"] * share
                 landed = self.fill + event.latency
                 self.complete(event.barrier, event.index.evaluate(known), landed, None)
             case "product":
-                both = state.agent.together * share
+                copies = state.agent.together
                 start = np.maximum(state.now, self.tensor)
-                self.smem = np.maximum(self.smem, start) + cycles["smem"] * both
-                self.tensor = np.maximum(start + cycles["tensor"] * both, self.smem)
-                each = (self.tensor - start) / both
-                state.lag = (state.agent.together - 1) * each
-                state.done = start + each + event.latency
+                self.smem = np.maximum(self.smem, start) + cycles["smem"] * copies * share
+                ends = start + cycles["tensor"] * copies * share
+                self.tensor = np.maximum(ends, self.smem)
+                each = (self.tensor - start) / (copies * share)
+                first = start + each + event.latency
+                state.done = first, first + (copies - 1) * each
             case "commit" if event.group == "wgmma":
-                state.groups.append(np.asarray(state.done))
+                state.groups.append(state.done)
             case "group" if event.group == "wgmma":
-                state.now = np.maximum(state.now, self.newest(state, event.pending))
+                state.until(*self.newest(state, event.pending))
             case "work" | "store":
-                state.now = state.now + cycles["serial"]
+                state.busy(cycles["serial"])
 
-    def newest(self, state: _State, pending: Numbers) -> Times:
-        """Return the end of the newest group but ``pending``."""
-        end = self.zero
-        for n in range(int(np.max(pending)) + 1):
-            if n < len(state.groups):
-                there = state.groups[-1 - n]
-                end = there if np.ndim(pending) == 0 else np.where(pending == n, there, end)
-        if np.ndim(pending) == 0 and len(state.groups) <= int(pending):
-            return self.zero
-        return end
+    def newest(self, state: _State, pending: Numbers) -> tuple[Times, Times]:
+        """Return the ends of the newest group but ``pending``."""
+        found = (self.zero, self.zero)
+        for n in range(min(int(np.max(pending)) + 1, len(state.groups))):
+            first, last = state.groups[-1 - n]
+            here = np.asarray(pending == n)
+            found = np.where(here, first, found[0]), np.where(here, last, found[1])
+        return found
 
     def phase(self, barrier: str, index: Any) -> Times:
         """Return when a phase is complete."""
@@ -316,6 +334,19 @@ class _Run:
             where = np.flatnonzero(np.broadcast_to(mask, columns.shape))
             row, columns, at = row[where], columns[where], at[where]
         phases[row, columns] = np.maximum(phases[row, columns], at)
+
+
+def _tokens(agents: tuple[Agent, ...], stages: Times) -> Times:
+    """Return the tokens of the cycle from a load to the one that may take its stage.
+
+    A stage is released when products so many steps later have begun.
+    """
+    tokens = stages
+    for agent in agents:
+        for node in agent.body:
+            if isinstance(node, Event) and node.group == "wgmma":
+                tokens = np.minimum(tokens, stages - node.pending)
+    return np.maximum(tokens, 1)
 
 
 def _barriers(nodes: tuple[Node, ...]) -> set[str]:
