@@ -43,7 +43,7 @@ from tinygpu.space import Space
 __all__ = ["CASES", "Candidate", "Case", "candidates", "load_candidates", "ranked", "save"]
 
 DEVICE = "h200"
-MOST = 36
+MOST = 48
 DISTINCT = ("tile_m", "tile_n", "consumers", "consume", "cluster_m", "cluster_n")
 _SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 _ROWS = (16, 64, 128, 256, 512, 1024, 2048, 3500, 8192)
@@ -112,7 +112,23 @@ _TILES: tuple[tuple[int, int, int, str, int], ...] = (
     (64, 64, 1, "cooperative", 2),
 )
 _TURNED_ROWS = ((64, 1, 1), (64, 1, 2), (128, 2, 1), (128, 1, 1), (256, 2, 1))
-_CLUSTERS = ((2, 1, 8), (1, 2, 8), (1, 1, 8), (2, 1, 16))  # cluster_m, cluster_n, raster
+_VARIANTS = (
+    # cluster_m, cluster_n, raster, early
+    (2, 1, 8, 0),
+    (1, 2, 8, 0),
+    (1, 1, 8, 0),
+    (2, 1, 16, 0),
+    (2, 1, 8, 1),
+    (1, 1, 8, 1),
+)
+_TURNED_VARIANTS = (
+    # cluster_m, epilogue, early
+    (1, "tma", 0),
+    (1, "direct", 0),
+    (2, "tma", 0),
+    (1, "tma", 1),
+    (1, "direct", 1),
+)
 
 
 def candidates(problem: Problem, most: int = MOST) -> list[Schedule]:
@@ -137,18 +153,20 @@ def _rough(problem: Problem) -> Iterator[dict[str, Value]]:
         fitting = {min(c for c in columns if c >= -(-m // parts)) for parts in (1, 2)}
         for tile_n, rows, tile_k in product(sorted(fitting), _TURNED_ROWS, (64, 128)):
             tile_m, consumers, ctas = rows
-            for cluster_m, epilogue in ((1, "tma"), (1, "direct"), (2, "tma")):
+            for cluster_m, epilogue, early in _TURNED_VARIANTS:
                 values = {
                     **plain, "swap": 1, "tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k,
                     "consumers": consumers, "ctas_per_sm": ctas, "cluster_m": cluster_m,
+                    "early": early,
                 }  # fmt: skip
                 yield {**values, **_stored(epilogue, tile_n), "in_flight": 1}
     for tile_m, tile_n, consumers, consume, ctas in _TILES:
-        for cluster_m, cluster_n, raster in _CLUSTERS:
+        for cluster_m, cluster_n, raster, early in _VARIANTS:
             values = {
                 **plain, "tile_m": tile_m, "tile_n": tile_n, "consumers": consumers,
                 "consume": consume, "ctas_per_sm": ctas, "cluster_m": cluster_m,
                 "cluster_n": cluster_n, "raster": raster, "persistent": 1,
+                "early": early,
             }  # fmt: skip
             yield {**values, **_stored("tma", tile_n), "in_flight": 1}
 

@@ -1,120 +1,132 @@
-"""How well ``tinygpu.registers`` foresees ptxas: a confusion table over random schedules.
+"""How well ``tinygpu.registers`` foresees ptxas: the fit of its weights, and what they are worth.
 
-    python -m benchmarks.registers [seed [count]]
+    python -m benchmarks.registers [--ptxas PATH] [--cache FILE]
 
-draws schedules of the machine ``simt`` that could be launched, emits and assembles each, and holds
-the predicted spills against what ptxas reports (a spill: any byte in local memory).  It writes
-``results/registers.json``.  The estimate was fitted to other seeds.
+draws legal schedules of ``simt`` for random shapes (``SAMPLES``), emits and assembles each in two
+processes, fits the weights to them, and holds the spills that they predict against what ptxas
+reports (a spill: any byte in local memory) on the schedules of ``simt_fuzz``, which are not of the
+fit.  It writes ``results/registers.json``, from which ``WEIGHTS`` of ``tinygpu/registers.py`` are
+copied.  Rows are kept in FILE, so that a run that was stopped goes on.
+
+A spill is a comparison of the need with a limit, so the weights of ``need`` are those of a logistic
+regression whose threshold is the limit: each assembly says that its schedule spills under a limit,
+or does not.  Of some schedules the least limit is found by bisection (``.maxnreg``), which says it
+twice.  ``want`` and ``free`` are fitted by least absolute error; a schedule that took all it may
+have says only that it wanted no less.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
+import re
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.progress import track
 
-from tinygpu.codegen.assemble import assemble
+from tinygpu.codegen.assemble import Cubin, assemble, cache_folder, find_ptxas, ptxas_version
 from tinygpu.codegen.emit import EMITTER_VERSION, emit
 from tinygpu.codegen.provenance import provenance
-from tinygpu.device import Device, load_device
-from tinygpu.errors import AssemblyError
-from tinygpu.machine import Chosen, Value
+from tinygpu.device import load_device
 from tinygpu.machines.simt import Simt
-from tinygpu.memory import DTYPES
-from tinygpu.operation import matmul
+from tinygpu.operation import Problem, matmul
 from tinygpu.program import Program
-from tinygpu.registers import predicted_spill, register_estimate, register_limit
+from tinygpu.register_quantities import KINDS, quantities
+from tinygpu.registers import register_estimate, register_limit, used_estimate
+from tinygpu.schedule import Schedule, from_json, to_json
+from tinygpu.space import Space
 
-__all__ = ["confusion", "draw", "main", "program_of", "truth"]
+__all__ = ["Case", "confusion", "draw", "fitted", "main", "program_of", "truth"]
 
-Case = tuple[str, dict[str, Value]]
-_FMAS_MAX = 4096
-"""Products in the unrolled loop's body: more takes ptxas minutes."""
+Case = tuple[Problem, Schedule]
+Row = dict[str, Any]
+Weights = dict[str, tuple[float, ...]]
+Matrix = NDArray[np.float64]
 
-
-def draw(seed: int, count: int, device: Device) -> list[Case]:
-    """Return ``count`` different (input dtype, decisions) that could be launched."""
-    rng = np.random.default_rng(seed)
-    found: dict[tuple[object, ...], Case] = {}
-    while len(found) < count:
-        for dtype, values in _batch(rng, device):
-            found[dtype, *values.values()] = (dtype, values)
-    return list(found.values())[:count]
-
-
-def _batch(rng: np.random.Generator, device: Device, tries: int = 40_000) -> Iterator[Case]:
-    """Yield up to two cases of one random structure."""
-    choices = Simt.decisions()
-    dtype = str(rng.choice(["f32", "f32", "bf16", "f16"]))
-    one = {n: rng.choice(c.values).item() for n, c in choices.items() if c.structural}
-    many = {n: rng.choice(c.values, tries) for n, c in choices.items() if not c.structural}
-    many["specialised"] = np.zeros(tries, int)
-    d = Chosen(one | many)
-    good = _launchable(d, DTYPES[dtype].bytes, device)
-    operation = matmul(dtype, "f32" if one["combine"] == "red" else None)
-    for requirement in Simt().requires(operation, d):
-        good = good & requirement.holds
-    for i in np.flatnonzero(good)[:2]:
-        numbers = {n: column[i].item() for n, column in many.items()}
-        yield dtype, {n: (one | numbers)[n] for n in choices}
+SAMPLES = ((191, 30, 900, True), (91, 40, 1200, False))
+"""Seeds, shapes, schedules, and whether to bisect; ``HELD_OUT`` are the fuzz's."""
+HELD_OUT = (20240, 25, 500, False)
+ARCH = "sm_90a"
+DTYPES = (("f32", None), ("f16", None), ("bf16", None), ("f16", "f32"), ("bf16", "f32"))
+SLACK, SLACK_REGISTERS = 0.06, 16  # how blurred a limit is: a share of it and some registers more
+RIDGE, RIDGE_KIND = 1e-5, 1e-3  # towards 0 for all kinds of arithmetic, towards all for each
 
 
-def _launchable(d: Any, width: int, device: Device) -> NDArray[np.bool_]:
-    """Say which of many schedules (arrays of decisions) fit the device and divide evenly."""
-    a_smem, b_smem = d.a_from == "smem", d.b_from == "smem"
-    warps = (d.tile_m // (d.lanes_m * d.thread_m)) * (d.tile_n // (32 // d.lanes_m * d.thread_n))
-    threads = 32 * warps
-    smem = a_smem * (d.tile_m + d.pad_a + d.tile_k) * d.tile_k + a_smem * d.pad_a * d.tile_m
-    smem = (smem + b_smem * (d.tile_n + d.pad_b) * d.tile_k) * width * d.stages
-    fmas = d.tile_k * d.thread_m * d.thread_n
-    none = threads < 32  # does not divide: masked below, and kept from dividing by 0
-    threads = np.where(none, 32, threads)
-    good = ~none & (threads * d.ctas_per_sm <= device.threads_per_sm)
-    good &= (threads <= device.threads_per_cta_max) & (fmas <= _FMAS_MAX)
-    good &= smem + d.ctas_per_sm * 0 <= device.smem_bytes_per_cta_max
-    good &= smem * d.ctas_per_sm <= device.smem_bytes_per_sm
-    good &= (d.vector_shared * width <= 16) & (d.k_step * width <= 16)
-    good &= d.vector_shared % d.vector_c == 0
-    for through, along, across, vector in (
-        (a_smem, d.tile_k, d.tile_m, d.vector_a),
-        (b_smem, d.tile_n, d.tile_k, d.vector_b),
-    ):
-        good &= vector * width <= 16
-        if through:
-            side = np.maximum(np.minimum(along // vector, threads), 1)
-            rows = np.maximum(threads // side, 1)
-            good &= (along % vector == 0) & (along * across % (threads * vector) == 0)
-            good &= (along % (side * vector) == 0) & (across % rows == 0) & (threads % side == 0)
-            good &= (d.pipeline != "cp.async") | (vector * width >= 4)
-    good &= a_smem | (d.k_step % d.vector_a == 0)
-    good &= b_smem | (d.vector_shared % d.vector_b == 0)
-    if a_smem and d.a_layout == "mk":
-        good &= (d.pad_a % d.k_step == 0) & (d.swizzle_a <= np.log2(np.maximum(d.tile_k, 1)))
-        good &= (d.vector_a <= 4) & (d.swizzle_a <= np.maximum(np.log2(d.tile_k) - 2, 0))
-    return np.asarray(good)
+def draw(seed: int, shapes: int, count: int) -> list[Case]:
+    """Return ``count`` legal schedules, an equal share for each of random shapes."""
+    rng, device = np.random.default_rng(seed), load_device("h200")
+    found: list[list[Case]] = []
+    while len(found) < shapes:
+        dtype, output = DTYPES[len(found) % len(DTYPES)]
+        ragged = len(found) // len(DTYPES) % 5 < 3
+        m, n, k = rng.integers(1, 301, 3) if ragged else 64 * rng.integers(1, 17, 3)
+        problem = Problem.of(matmul(dtype, output), m=int(m), n=int(n), k=int(k))
+        space = Space(Simt(), problem, device)
+        if space.count() >= count // shapes:
+            found.append([(problem, s) for s in space.sample(rng, count // shapes)])
+    return [case for cases in found for case in cases]
 
 
 def program_of(case: Case) -> Program:
     """Build the term of a case."""
-    dtype, values = case
-    output = "f32" if values["combine"] == "red" else None
-    return Simt().program(matmul(dtype, output), Chosen(values))
+    problem, schedule = case
+    return schedule.program(Simt(), problem.operation)
 
 
-def truth(case: Case) -> tuple[int, int] | str:
-    """Return ptxas's registers and spilled bytes, or what went wrong."""
-    try:
-        cubin = assemble(emit(program_of(case)), "sm_90a")
-    except AssemblyError as error:
-        return str(error)
-    return cubin.registers, cubin.spill_stores_bytes + cubin.spill_loads_bytes
+def truth(case: Case, *, bisect: bool = False, ptxas: Path | None = None) -> Row:
+    """Assemble a case; return a row: the schedule, registers, spilled bytes.
+
+    ``spills_at`` and ``fits_at`` are the limits nearest each other that were found to be too low
+    and not; None where there is none.  Raises AssemblyError.
+    """
+    program = program_of(case)
+    limit = int(register_limit(program, load_device("h200")))
+    text = emit(program, ARCH, case[0].sizes)
+    own = assemble(text, ARCH, ptxas=ptxas)
+    low, high = (limit, None) if own.spills else (None, own.registers)
+    if bisect:
+        low, high = _least(text, program.threads, low, high, ptxas)
+    return {
+        "case": json.loads(to_json(case[1], case[0])),
+        "registers": own.registers,
+        "spilled_bytes": own.spill_stores_bytes + own.spill_loads_bytes,
+        "spills_at": low,
+        "fits_at": high,
+    }
+
+
+def _least(
+    text: str, threads: int, low: int | None, high: int | None, ptxas: Path | None
+) -> tuple[int | None, int | None]:
+    """Narrow the limits between which spills begin, to some per cent."""
+
+    def at(limit: int) -> Cubin:
+        plain = re.sub(r"\.minnctapersm \d+\n", "", text)
+        limited = re.sub(r"(\.maxntid .*\n)", rf"\1.maxnreg {limit}\n", plain)
+        return assemble(limited, ARCH, ptxas=ptxas)
+
+    if high is None:
+        most = at(min(255, 65536 // threads // 8 * 8))
+        if most.spills:
+            return low, None
+        high = most.registers
+    below = low or 16
+    while high - below > max(2, 0.04 * high):
+        middle = (below + high) // 2
+        found = at(middle)
+        if found.spills:
+            low = below = middle
+        else:
+            high = min(middle, max(found.registers, below + 1))
+    return low, high
 
 
 def confusion(pairs: Sequence[tuple[bool, bool]]) -> dict[str, float]:
@@ -132,48 +144,206 @@ def confusion(pairs: Sequence[tuple[bool, bool]]) -> dict[str, float]:
     }
 
 
-def main(seed: int = 7001, count: int = 1000) -> None:
-    """Assemble a sample and write the confusion tables."""
+def fitted(rows: Sequence[Row]) -> Weights:
+    """Return the weights: for each piece of a quantity its need, want and free, of each kind."""
+    table = _Table(rows)
+    columns = [_separating(table), *_used(table)]
+    every = np.concatenate(columns, axis=1)
+    return {
+        name: tuple(round(float(f"{w:.3g}"), 3) for w in line)
+        for name, line in zip(table.names, every, strict=True)
+    }
+
+
+class _Table:
+    """The rows as arrays: quantities (rows, pieces), what was chosen and what ptxas said."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        device = load_device("h200")
+        programs = [program_of(case_of(row)) for row in rows]
+        found = [quantities(p) for p in programs]
+        self.names = list(found[0])
+        self.x = np.array([list(f.values()) for f in found], float)
+        self.limit = np.array([int(register_limit(p, device)) for p in programs], float)
+        self.used = np.array([r["registers"] for r in rows], float)
+        self.spills = np.array([r["spilled_bytes"] > 0 for r in rows])
+        self.alone = np.array([p.ctas_per_sm == 1 for p in programs])
+        self.kind = np.array([KINDS.index(str(_decision(r, "accumulator"))) for r in rows])
+        # alone, ptxas may choose to spill a little and run more CTAs: no fact about the need
+        self.chosen = self.alone & self.spills & (self.used < self.limit - 8)
+        self.rows = rows
+
+
+def case_of(row: Row) -> Case:
+    """Read the case of a row."""
+    _, problem, schedule = from_json(json.dumps(row["case"]), {Simt.name: Simt()})
+    return problem, schedule
+
+
+def _decision(row: Row, name: str) -> Any:
+    return row["case"]["decisions"][name]
+
+
+def _separating(t: _Table) -> Matrix:
+    """Fit the need: (pieces, kinds)."""
+    index, limits, spilled = [], [], []
+    for i, row in enumerate(t.rows):
+        for name, truth in (("spills_at", 1.0), ("fits_at", 0.0)):
+            if row[name] is not None and not t.chosen[i]:
+                index.append(i)
+                limits.append(row[name])
+                spilled.append(truth)
+    at, limit, spilling = np.array(index), np.array(limits, float), np.array(spilled)
+    common = _logistic(t.x[at], limit, spilling, np.zeros(t.x.shape[1]), RIDGE)
+    kinds = []
+    for kind in range(len(KINDS)):
+        mine = t.kind[at] == kind
+        kinds.append(_logistic(t.x[at][mine], limit[mine], spilling[mine], common, RIDGE_KIND))
+    return np.array(kinds).T
+
+
+def _logistic(x: Matrix, limit: Matrix, spilled: Matrix, prior: Matrix, ridge: float) -> Matrix:
+    """Newton's method for P(spill) = 1 / (1 + exp((limit - x w) / blur))."""
+    size = np.sqrt((x**2).mean(0))
+    size[size < 1e-9] = 1.0
+    z, blur = x / size, SLACK * (limit + SLACK_REGISTERS)
+    start = prior * size
+
+    def loss(w: Matrix) -> float:
+        over = (z @ w - limit - 0.5) / blur
+        miss = np.logaddexp(0, np.where(spilled > 0, -over, over)).mean()
+        return float(miss + ridge / 2 * ((w - start) ** 2).sum())
+
+    w = start.copy()
+    for _ in range(100):
+        p = 1 / (1 + np.exp(-np.clip((z @ w - limit - 0.5) / blur, -40, 40)))
+        slope = z.T @ ((p - spilled) / blur) / len(z) + ridge * (w - start)
+        bend = (z * (np.maximum(p * (1 - p), 1e-4) / blur**2)[:, None]).T @ z / len(z)
+        step, share = np.linalg.solve(bend + ridge * np.eye(len(w)), slope), 1.0
+        while share > 1e-4 and loss(w - share * step) > loss(w):
+            share /= 2
+        if loss(w) - loss(w - share * step) < 1e-8:
+            break
+        w = w - share * step
+    result: Matrix = w / size
+    return result
+
+
+def _used(t: _Table) -> tuple[Matrix, Matrix]:
+    """Fit what is used where it may be more (want) and where nothing was asked (free)."""
+    capped = t.used >= t.limit - 8
+    found = []
+    for mine in (~t.alone, t.alone):
+        every = mine & ~t.chosen
+        common = _absolute(t.x[every], t.used[every], capped[every], np.zeros(t.x.shape[1]), 1e-4)
+        kinds = []
+        for kind in range(len(KINDS)):
+            here = every & (t.kind == kind)
+            kinds.append(_absolute(t.x[here], t.used[here], capped[here], common, 1e-3))
+        found.append(np.array(kinds).T)
+    return found[0], found[1]
+
+
+def _absolute(x: Matrix, used: Matrix, capped: Any, prior: Matrix, ridge: float) -> Matrix:
+    """Reweighted least squares for |x w - used|; no error above a value that was capped."""
+    size = np.sqrt((x**2).mean(0))
+    size[size < 1e-9] = 1.0
+    z, start = x / size, prior * size
+    w = start.copy()
+    for _ in range(60):
+        error = z @ w - used
+        weight = np.where(capped & (error > 0), 0, 1 / np.maximum(np.abs(error), 3.0))
+        square = (z * weight[:, None]).T @ z / len(z) + ridge * np.eye(len(w))
+        w = start + np.linalg.solve(square, z.T @ (weight * (used - z @ start)) / len(z))
+    result: Matrix = w / size
+    return result
+
+
+def predictions(weights: Mapping[str, tuple[float, ...]], rows: Sequence[Row]) -> list[Row]:
+    """Return for each row what weights predict of it, beside what ptxas said."""
     device = load_device("h200")
-    cases = draw(seed, count, device)
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        truths = list(pool.map(truth, cases, chunksize=4))
-    rows = []
-    for case, found in zip(cases, truths, strict=True):
-        if isinstance(found, str):
-            raise SystemExit(f"{case}: {found}")
-        program = program_of(case)
-        rows.append(
+    found = []
+    for row in rows:
+        program = program_of(case_of(row))
+        need = float(register_estimate(program, weights=weights))
+        limit = int(register_limit(program, device))
+        used = float(used_estimate(program, device, weights=weights))
+        found.append(
             {
-                "dtype": case[0],
-                "accumulator": case[1]["accumulator"],
-                "estimate": round(float(register_estimate(program)), 1),
-                "limit": int(register_limit(program, device)),
-                "predicted": bool(predicted_spill(program, device)),
-                "registers": found[0],
-                "spilled_bytes": found[1],
+                "accumulator": _decision(row, "accumulator"),
+                "need": round(need, 1),
+                "limit": limit,
+                "predicted": need > limit,
+                "estimate": round(used, 1),
+                "registers": row["registers"],
+                "spilled_bytes": row["spilled_bytes"],
             }
         )
+    return found
 
-    def table(chosen: Sequence[dict[str, Any]], least_bytes: int = 1) -> dict[str, float]:
-        return confusion([(r["predicted"], r["spilled_bytes"] >= least_bytes) for r in chosen])
 
-    kinds = sorted({str(r["accumulator"]) for r in rows})
-    result = {
-        "provenance": provenance(f"python -m benchmarks.registers {seed} {count}"),
-        "sample": {"seed": seed, "count": count, "arch": "sm_90a", "emitter": EMITTER_VERSION},
-        "all": table(rows),
-        "by accumulator": {k: table([r for r in rows if r["accumulator"] == k]) for k in kinds},
-        "counting as spills only 64 B and more": table(rows, 64),
-        "rows": rows,
+def table(rows: Sequence[Row], least_bytes: int = 1) -> dict[str, float]:
+    """Return the confusion table and the mean absolute error of the registers of predictions."""
+    pairs = [(bool(r["predicted"]), r["spilled_bytes"] >= least_bytes) for r in rows]
+    misses = [abs(r["estimate"] - r["registers"]) for r in rows]
+    return {**confusion(pairs), "mean absolute error": round(float(np.mean(misses)), 2)}
+
+
+def collected(sample: tuple[int, int, int, bool], ptxas: Path, cache: Path) -> list[Row]:
+    """Return the rows of a sample: those in the cache, and the others assembled."""
+    seed, shapes, count, bisect = sample
+    name = f"{seed}-{shapes}-{count}-{EMITTER_VERSION}-{ptxas_version(ptxas)}.jsonl"
+    path = cache / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows: list[Row] = [json.loads(line) for line in lines]
+    if len(rows) >= count:
+        return rows
+    cases = draw(seed, shapes, count)[len(rows) :]
+    with ProcessPoolExecutor(2) as pool, path.open("a", encoding="utf-8") as file:
+        found = pool.map(partial(truth, bisect=bisect, ptxas=ptxas), cases, chunksize=2)
+        for row in track(found, f"seed {seed}", total=len(cases)):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            rows.append(row)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Assemble the samples, fit, and write what the weights are worth."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.registers")
+    parser.add_argument("--ptxas", type=Path, help="a ptxas other than the one found")
+    parser.add_argument("--cache", type=Path, default=cache_folder() / "registers")
+    given = parser.parse_args(arguments)
+    on_path = shutil.which("ptxas")
+    ptxas = given.ptxas or (Path(on_path) if on_path else find_ptxas())
+    rows = [row for sample in SAMPLES for row in collected(sample, ptxas, given.cache)]
+    held_out = collected(HELD_OUT, ptxas, given.cache)
+    weights = fitted(rows)
+    found = predictions(weights, held_out)
+    record = {
+        "provenance": {
+            **provenance("python -m benchmarks.registers"),
+            "ptxas": ptxas_version(ptxas),
+        },
+        "sample": {"fit": SAMPLES, "held out": HELD_OUT, "arch": ARCH, "emitter": EMITTER_VERSION},
+        "held out": table(found),
+        "by accumulator": {
+            kind: table([r for r in found if r["accumulator"] == kind]) for kind in KINDS
+        },
+        "counting as spills only 64 B and more": table(found, 64),
+        "of the fit": table(predictions(weights, rows)),
+        "weights": weights,
     }
     path = Path(__file__).parent / "results" / "registers.json"
-    path.parent.mkdir(exist_ok=True)
-    lines = json.dumps({**result, "rows": []}, indent=2).removesuffix("[]\n}")
-    listed = ",\n    ".join(map(json.dumps, rows))
-    path.write_text(f"{lines}[\n    {listed}\n  ]\n}}\n", encoding="utf-8")
-    sys.stdout.write(json.dumps(result["all"], indent=2) + "\n")
+    lines = json.dumps({**record, "rows": []}, indent=1).removesuffix("[]\n}")
+    lines = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", lines)
+    listed = ",\n  ".join(map(json.dumps, found))
+    path.write_text(f"{lines}[\n  {listed}\n ]\n}}\n", encoding="utf-8")
+    for name, numbers in weights.items():
+        sys.stdout.write(f'    "{name}": ({", ".join(f"{w:g}" for w in numbers)}),\n')
+    sys.stdout.write(json.dumps(record["held out"], indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

@@ -76,7 +76,7 @@ def test_marks_are_there() -> None:
 
 @pytest.mark.parametrize("name", ["512", "16x4096x4096", "3500x4096x4096", "bf16-tt-4096"])
 def test_candidates_keep_the_laws(name: str) -> None:
-    """20 to 36 different schedules; each keeps every law of numbers; a deeper ring does not fit."""
+    """20 to 48 different schedules; each keeps every law of numbers; a deeper ring does not fit."""
     problem = part(name).problem
     found = hopper_cases.candidates(problem)
     assert 20 <= len(found) <= hopper_cases.MOST
@@ -181,6 +181,23 @@ def test_a_row_is_of_the_last_timing(store: Store, monkeypatch: pytest.MonkeyPat
     assert [r["reason"] for r in coarse if r["peer"] == "cublaslt algorithm_0"] == ["it is wrong"]
 
 
+def test_a_row_tells_an_early_start_apart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all finalists start early, the best that does not is timed beside them too."""
+
+    def seconds(one: Any, options: Options) -> float | None:
+        if not isinstance(one, Schedule):
+            return 9.0
+        return 1.0 + 0.01 * int(one["raster"]) + (0 if one["early"] else int(one["cluster_m"]))
+
+    gpu = Gpu(seconds)
+    monkeypatch.setattr(hopper_matmul, "measure", gpu)
+    given = [Candidate(s) for s in hopper_cases.candidates(part("4096").problem)]
+    assert sum(bool(c.schedule["early"]) for c in given) > hopper_matmul.FINALISTS
+    row, _ = hopper_matmul.compare(part("4096"), given, [TORCH], store)
+    assert gpu.asked[1][0] == hopper_matmul.FINALISTS + 1
+    assert (row["schedule"]["early"], row["seconds"], row["seconds_in_order"]) == (1, 1.08, 2.08)
+
+
 @pytest.mark.parametrize(
     ("lost", "said"),
     [
@@ -258,7 +275,7 @@ def test_summary_names_the_worst() -> None:
     row = dict.fromkeys((*peers.ROW, *hopper_matmul.FIELDS))
     rows = [
         {**row, "group": "main", "m": m, "n": 1, "k": 1, "seconds": 1.0, "peer_seconds": s,
-         "triton_seconds": t}
+         "triton_seconds": t, "seconds_in_order": 2.0}
         for m, s, t in ((1, 2.0, None), (2, 0.5, 3.0), (3, 1.0, None))
     ]  # fmt: skip
     rows.append({**rows[0], "group": "f16", "peer_seconds": 0.01})
@@ -267,6 +284,7 @@ def test_summary_names_the_worst() -> None:
         "shapes": 3, "geometric mean": 1.0, "worst": 0.5, "worst shape": "2x1x1",
     }  # fmt: skip
     assert found["triton"]["geometric mean"] == 3.0
+    assert found["peer, in order"]["geometric mean"] == 0.5
     assert hopper_matmul.summary([]) == {}
 
 
