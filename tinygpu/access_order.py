@@ -46,13 +46,21 @@ Cell = tuple[object, ...]
 
 @dataclass(slots=True)
 class _Access:
-    """An access to a slot of shared memory: done when one of ``done`` is passed."""
+    """An access to a slot of shared memory: done when one of ``done`` is passed.
+
+    ``clocks`` are at its issue, of a product by each of its agents: each warp may begin to read.
+    """
 
     place: Place
     touch: Touch
     kind: Kind
-    clock: Clock
+    clocks: tuple[Clock, ...]
     done: list[Place]
+
+
+def _comes(done: list[Place], access: _Access) -> bool:
+    """Say whether one of some passes comes before an access, for all who issue it."""
+    return all(before(done, clock) for clock in access.clocks)
 
 
 def memory(look: Look) -> None:
@@ -79,23 +87,23 @@ def _accesses(look: Look) -> Iterator[tuple[Cell, int, _Access]]:
             flight = look.order.flights.get(place)
             if flight is not None and flight.places[0] != place:
                 continue  # a product is one event of two agents
+            issuers = [place] if flight is None else flight.places
+            clocks = tuple(look.order.clocks[n][p] for n, p in issuers)
             for touch, slot, index in event.cells:
                 own = (agent.crew.name, agent.copy) if touch.ring.share == "copy" else ()
                 if touch.ring.share == "thread":
                     continue
                 if flight is None:
-                    at_once = _Access(
-                        place, touch, kind, look.order.clocks[number][position], [place]
-                    )
+                    at_once = _Access(place, touch, kind, clocks, [place])
                     yield (agent.cta, *own, touch.ring.name, slot), index, at_once
                 elif kind == "load":
                     for phase in flight.phases:
                         landed = look.order.passes.get(phase, [])
-                        part = _Access(place, touch, kind, flight.clock, landed)
+                        part = _Access(place, touch, kind, clocks, landed)
                         yield (phase[0], *own, touch.ring.name, slot), index, part
                 else:
                     done = flight.done if touch.write else flight.read
-                    later = _Access(place, touch, kind, flight.clock, done)
+                    later = _Access(place, touch, kind, clocks, done)
                     yield (agent.cta, *own, touch.ring.name, slot), index, later
 
 
@@ -114,15 +122,15 @@ def _within(look: Look, index: int, accesses: list[_Access]) -> None:
             if one.touch.overlap:
                 text = f"two threads of {look.name(one.place)} write one cell of {what}"
                 look.report("race", one.place, two.place, f"{text}; give each its own")
-        elif not (one.kind == two.kind == "load" or before(one.done, two.clock)):
+        elif not (one.kind == two.kind == "load" or _comes(one.done, two)):
             _follows(look, two, one, what)
 
 
 def _follows(look: Look, p: _Access, q: _Access, what: str) -> None:
     """Report that p is not done before q is issued, or that q cannot see what p wrote."""
-    if not before(p.done, q.clock):
+    if not _comes(p.done, q):
         names = f"{look.name(p.place)} and {look.name(q.place)} ({what})"
-        if before(q.done, p.clock):
+        if _comes(q.done, p):
             text = f"{names} come in the wrong order; change an index or a wait"
             look.report("stale", p.place, q.place, text)
         else:
@@ -131,7 +139,7 @@ def _follows(look: Look, p: _Access, q: _Access, what: str) -> None:
         seen = next((at for a, at in p.done if a == p.place[0]), p.place[1])
         fences = look.fences[p.place[0]]
         later = bisect_right(fences, seen)
-        if later == len(fences) or not before([(p.place[0], fences[later])], q.clock):
+        if later == len(fences) or not _comes([(p.place[0], fences[later])], q):
             text = f"{look.name(q.place)} may not see what {look.name(p.place)} wrote ({what})"
             text += "; let every writer execute fence.proxy.async, and then wait for it"
             look.report("proxy", p.place, q.place, text)

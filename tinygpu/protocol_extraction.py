@@ -11,7 +11,9 @@ What is left out:
 >>> from tinygpu.machines.hopper import STARTS, Hopper
 >>> from tinygpu.operation import matmul
 >>> program = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["plain"]))
->>> print("\n".join(str(protocol_of(program)).splitlines()[:8]))
+>>> lines = str(protocol_of(program)).splitlines()
+>>> at = lines.index("producer x 1:")
+>>> print("\n".join(lines[at : at + 8]))
 producer x 1:
   one thread:
     for each tile t:
