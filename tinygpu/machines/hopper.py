@@ -129,10 +129,10 @@ class Hopper(Machine):
             ),
             Requirement(
                 "unused",
-                (d.epilogue == "tma" or ((d.store_stages == 1) & (d.store_n == d.tile_n)))
+                (d.epilogue == "tma" or ((d.store_stages == 1) & (d.tile_n % (2 * d.store_n) != 0)))
                 & ((d.persistent == 0) | (d.ctas_per_sm == 1) | (d.consumers == 1)),
                 "a decision about what the kernel does not have stays at its first value",
-                "with epilogue direct choose store_stages 1 and store_n equal to tile_n",
+                "with epilogue direct choose store_stages 1 and the largest store_n",
             ),
             Requirement(
                 "in_flight",
