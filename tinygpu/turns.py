@@ -42,16 +42,21 @@ class Turns:
         while True:
             if cluster.run.landing == "random" and self.random.random() < _LANDS_NEXT:
                 self._land([f for f in cluster.flying if f.may_land])
-            ready = [a for a in self.ranked if self._ready(a)]
-            if ready:
-                at = int(self.random.integers(len(ready))) if self.strategy == "any" else 0
-                self._step(ready[at])
+            if agent := self._following():
+                self._step(agent)
             elif not self._land([f for f in cluster.flying if isinstance(f, Load | Delivery)]):
                 break
         if stuck := [a for a in cluster.agents if not a.done]:
             self._deadlock(stuck)
         else:
             self._finish()
+
+    def _following(self) -> Agent | None:
+        """Return who is next, or None if nobody can go on."""
+        if self.strategy != "any":
+            return next((a for a in self.ranked if self._ready(a)), None)
+        ready = [a for a in self.ranked if self._ready(a)]
+        return ready[int(self.random.integers(len(ready)))] if ready else None
 
     def _land(self, flights: Sequence[Flight]) -> bool:
         if flights:
