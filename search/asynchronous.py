@@ -21,7 +21,7 @@ A load also says how many bytes the CTA asks L2 for.
 >>> from tinygpu.operation import matmul
 >>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["cluster"]))
 >>> producer, consumer = agents(term, load_device("h200"), {"m": 4096, "n": 4096, "k": 4096})
->>> [event.kind for event in producer.body], int(consumer.body[2].cycles["tensor"])
+>>> [event.kind for event in producer.body], int(consumer.body[1].cycles["tensor"])
 (['wait', 'arrive', 'load', 'load'], 512)
 
 Source: ``docs/model.md``, section "Time"; rates of wgmma: Luo et al., arXiv 2402.13499.

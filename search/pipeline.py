@@ -55,8 +55,8 @@ Numbers = Any
 class Stages:
     """All that the time of a program with barriers depends on; each number on few decisions.
 
-    ``extents`` counts clusters along the grid's axes, ``cluster`` CTAs of one; ``ring`` has the
-    stages of the ring of steps and the most there are; ``registers`` those of a CTA's threads.
+    ``extents`` counts clusters along the grid's axes, ``cluster`` CTAs of one; ``stages`` are of
+    the ring of steps, ``registers`` those of a CTA's threads.
     """
 
     device: Device
@@ -69,7 +69,6 @@ class Stages:
     early: Numbers
     steps: Numbers
     stages: Numbers
-    ring: int
     threads: Numbers
     smem_bytes: Numbers
     registers: Numbers
@@ -99,7 +98,7 @@ class Stages:
         return Stages(
             device, found, tuple(axis.var for axis in program.grid), program.grid_extents(sizes),
             size, program.raster, program.persistent, program.early, values[found[0].steps], stages,
-            int(np.max(stages)), program.threads, program.smem_bytes, registers,
+            program.threads, program.smem_bytes, registers,
             program.ctas_per_sm, operands_of(program, values), program.operation.output.name,
         )  # fmt: skip
 
@@ -164,7 +163,7 @@ def predict_stages(s: Stages) -> Breakdown:
     latency = latency + missed * (device.dram_latency_cycles - device.l2_latency_cycles)
     latency = latency * PIPELINE["loaded_latency"]
     timed = tuple(_with_loads(agent, per_byte, latency) for agent in s.agents)
-    path = applied(Recursion(timed, s.ring), share, turns, s.steps, s.stages, *numbers(timed))
+    path = applied(Recursion(timed), share, turns, s.steps, s.stages, *numbers(timed))
     prologue = PIPELINE["prologue"] * (1 - PIPELINE["early"] * s.early)
     path = rounds * (path + PIPELINE["store_end"]) + (rounds - 1) * PIPELINE["next"] + prologue
 

@@ -15,10 +15,16 @@ so the steps of a tile, and the tiles of a CTA, become periodic: the recursion r
 tile's steps keep their clocks.  The epilogue's chunks have a period in closed form: their own
 cycles, or with D stages of the store a (cycles + read) / D.
 
->>> import numpy as np
->>> ring = Recursion((), 1)
->>> ring.leaves
-0
+>>> from tinygpu.device import load_device
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.hopper import STARTS, Hopper
+>>> from tinygpu.operation import matmul
+>>> from tinygpu.search.asynchronous import agents
+>>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["ring"]))
+>>> found = agents(term, load_device("h200"), {"m": 128, "n": 128, "k": 8192})
+>>> few, many = (Recursion(found)(1, 1, steps, 4, *numbers(found)) for steps in (100, 101))
+>>> round(many - few)        # a step's period: shared memory, 32 KiB in and 48 KiB out
+640
 
 Source: ``docs/model.md``, section "Time"; Baccelli et al., "Synchronization and Linearity", 1992.
 """
@@ -40,6 +46,7 @@ Numbers = Any
 Times = NDArray[np.float64]
 _CHUNK = 4096
 """Points at once: their clocks stay in a core's cache."""
+_MANY = 1 << 16
 _NEVER = np.zeros(1)
 _BEFORE = 64
 """Phases before the first that an index may name; they are over from the start."""
@@ -49,13 +56,12 @@ class Recursion:
     """Cycles of a CTA's tiles, from the numbers of its agents, in one flat order.
 
     ``numbers(agents)`` gives the order; before them come ``share``, the tiles, the steps and the
-    stages of the ring of steps, of which there are at most ``ring``.
+    stages of the ring of steps.
     """
 
-    def __init__(self, agents: tuple[Agent, ...], ring: int) -> None:
+    def __init__(self, agents: tuple[Agent, ...]) -> None:
         """Remember the form; the numbers of ``agents`` are not used."""
-        self.agents, self.ring = agents, ring
-        self.leaves = len(numbers(agents))
+        self.agents = agents
 
     def __call__(self, share: Any, tiles: Any, steps: Any, stages: Any, *leaves: Any) -> Any:
         """Return the cycles from the first load to the last store: elementwise on arrays."""
@@ -77,18 +83,19 @@ class Recursion:
         turns = 1
         for agent in agents:
             turns = max(turns, int(np.max(agent.step)))
-        window = turns * np.ceil(self.ring / np.maximum(inputs[2], 1))  # tiles that fill the ring
-        tiles = np.minimum(inputs[1], 2 * window + 1)
-        steps = np.minimum(inputs[2], 2 * self.ring + 2)
-        key = np.broadcast_to(tiles * 4096 + steps, (size,))
+        most = inputs[2]
+        stages = 2 ** np.ceil(np.log2(np.maximum(inputs[3], 4)))  # few different ones
+        covering = turns * np.ceil(stages / np.maximum(most, 1))  # tiles that fill the ring
+        tiles = np.minimum(inputs[1], 2 * covering + 1)
+        steps = np.minimum(most, 2 * stages + 2)
+        key = np.broadcast_to((tiles * _MANY + steps) * _MANY + covering, (size,))
         for value in np.unique(key):
             at = np.flatnonzero(key == value)
             whole = len(at) == size
             some = [x if whole or not x.ndim else x[at] for x in inputs]
             run = _Run(_filled(self.agents, some[4:]), some[0], some[3], len(at))
-            first_tiles, first_steps = divmod(int(value), 4096)
-            covering = turns * -(-self.ring // max(first_steps, 1))
-            result[at] = run.cycles(some[1], some[2], first_tiles, first_steps, covering)
+            first, period = divmod(int(value), _MANY)
+            result[at] = run.cycles(some[1], some[2], *divmod(first, _MANY), period)
         return result
 
 
@@ -274,7 +281,7 @@ class _Run:
                 state.until(phase, phase)
                 state.busy(cycles["serial"])
             case "arrive":
-                state.busy(cycles["serial"])
+                state.busy(cycles["serial"] if mask is None else cycles["serial"] * mask)
                 at = state.last + event.latency
                 self.complete(event.barrier, event.index.evaluate(known), at, mask)
             case "load":
