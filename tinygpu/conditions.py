@@ -93,7 +93,7 @@ def _contribute(look: Look, phase: Phase, place: Place, agent: Agent, event: Eve
     elif isinstance(node, Act) and node.signal:
         look.barriers[node.signal[0].name] = node.signal[0]
         count.landed += node.bytes * agent.threads
-        count.later = True
+        count.later = count.lands = True
 
 
 def _balanced(look: Look, phase: Phase, exact: bool) -> None:
@@ -159,6 +159,17 @@ def _deadlock(look: Look) -> None:
             look.report("deadlock", place, place, text)
 
 
+def _given(look: Look, phase: Phase, clock: Clock) -> bool:
+    """Say whether all contributions to a phase come before the node with the clock.
+
+    Arrivals count where they are issued: if none for p + 1 is issued before all for p are, p is not
+    complete before all for p are issued, in whatever order they come to a barrier of another CTA.
+    """
+    count = look.counts.get(phase)
+    given = count is not None and not count.lands and all(before([g], clock) for g in count.givers)
+    return given or _complete(look, phase, clock)
+
+
 def _complete(look: Look, phase: Phase, clock: Clock) -> bool:
     """Say whether a phase is complete before the node with the clock."""
     if before(look.order.passes.get(phase, []), clock):
@@ -173,7 +184,7 @@ def _phases(look: Look) -> None:
     for (cta, name, index), count in look.counts.items():
         past = (cta, name, index - look.barriers[name].stages)
         for giver in count.givers if past[2] >= 0 else ():
-            if not _complete(look, past, clocks[giver[0]][giver[1]]):
+            if not _given(look, past, clocks[giver[0]][giver[1]]):
                 other = look.counts[past].givers[-1]
                 text = f"{look.name(giver)} may count in the phase of {look.name(other)}"
                 text += f", {name}@{past[2]}; wait for that first"

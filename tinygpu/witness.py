@@ -48,6 +48,7 @@ class Count:
     landed: int = 0
     givers: list[Place] = field(default_factory=list)
     later: bool = False  # some of it completes later than it is issued
+    lands: bool = False  # some of it are a load's bytes
 
 
 class Look:
