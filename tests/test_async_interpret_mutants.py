@@ -127,10 +127,12 @@ HARMLESS = (
 
 OF_ONE_CTA = ("consumer: to own",)
 OF_CLUSTERS = (
-    "consumer: double barrier.cluster",
+    "consumer: double barrier.cluster",  # threads that have left are not waited for
     "producer: double barrier.cluster",
     "producer: drop barrier.cluster",
-)  # those that have exited are not waited for
+    "consumer: sooner when elect arrive",  # one group in flight is always there
+    "consumer: unguarded when elect arrive",
+)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +140,11 @@ OF_CLUSTERS = (
     [
         (
             {**TURNS, "in_flight": 2},
-            ({"m": 320, "n": 16, "k": 64}, {"m": 192, "n": 16, "k": 264}),
+            ({"m": 512, "n": 16, "k": 64}, {"m": 192, "n": 16, "k": 264}),
             "",
             OF_ONE_CTA,
         ),
-        (CLUSTER, ({"m": 256, "n": 24, "k": 264},), "arriv,barrier,wait,tensor", OF_CLUSTERS),
+        (CLUSTER, ({"m": 256, "n": 16, "k": 264},), "arriv,barrier,wait,tensor", OF_CLUSTERS),
     ],
     ids=["pingpong", "cluster"],
 )
