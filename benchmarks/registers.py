@@ -44,7 +44,18 @@ from tinygpu.registers import register_estimate, register_limit, used_estimate
 from tinygpu.schedule import Schedule, from_json, to_json
 from tinygpu.space import Space
 
-__all__ = ["Case", "confusion", "draw", "fitted", "main", "program_of", "truth"]
+__all__ = [
+    "Case",
+    "case_of",
+    "confusion",
+    "draw",
+    "fitted",
+    "main",
+    "predictions",
+    "program_of",
+    "table",
+    "truth",
+]
 
 Case = tuple[Problem, Schedule]
 Row = dict[str, Any]
@@ -150,7 +161,7 @@ def fitted(rows: Sequence[Row]) -> Weights:
     columns = [_separating(table), *_used(table)]
     every = np.concatenate(columns, axis=1)
     return {
-        name: tuple(round(float(f"{w:.3g}"), 3) for w in line)
+        name: tuple(round(float(f"{w:.3g}"), 3) + 0.0 for w in line)
         for name, line in zip(table.names, every, strict=True)
     }
 

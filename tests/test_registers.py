@@ -9,30 +9,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.registers import Case, confusion, draw, program_of, truth
+from benchmarks.registers import Case, case_of, confusion, draw, fitted, program_of, truth
 from tinygpu.device import load_device
 from tinygpu.machine import Chosen
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import matmul
+from tinygpu.register_quantities import KINDS, quantities
 from tinygpu.registers import (
+    WEIGHTS,
     predicted_spill,
-    quantities,
     register_estimate,
     register_limit,
     spill_estimate,
+    used_estimate,
 )
+from tinygpu.schedule import to_json
 
 H200 = load_device("h200")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "registers.json"
-CASES = draw(11, 120, H200)
+CASES = draw(11, 3, 150)
 
 
 def columns(cases: list[Case]) -> list[list[Case]]:
     """The cases of one structure each, which one array term can hold."""
     structural = [n for n, c in Simt.decisions().items() if c.structural]
     groups: dict[tuple[object, ...], list[Case]] = {}
-    for dtype, values in cases:
-        groups.setdefault((dtype, *(values[n] for n in structural)), []).append((dtype, values))
+    for problem, schedule in cases:
+        key = (problem, *(schedule[n] for n in structural))
+        groups.setdefault(key, []).append((problem, schedule))
     return list(groups.values())
 
 
@@ -41,14 +45,17 @@ def test_a_space_at_once_is_each_of_it() -> None:
     joined = 0
     for group in columns(CASES):
         joined += len(group) > 1
-        decisions = {
-            n: group[0][1][n] if c.structural else np.array([v[n] for _, v in group])
+        decisions: dict[str, Any] = {
+            n: group[0][1][n] if c.structural else np.array([s[n] for _, s in group])
             for n, c in Simt.decisions().items()
         }
-        operation = program_of(group[0]).operation
-        program = Simt().program(operation, Chosen(decisions))
+        program = Simt().program(group[0][0].operation, Chosen(decisions))
         each = [program_of(case) for case in group]
-        for function in (register_estimate, lambda p: spill_estimate(p, H200)):
+        for function in (
+            register_estimate,
+            lambda p: spill_estimate(p, H200),
+            lambda p: used_estimate(p, H200),
+        ):
             many = np.broadcast_to(function(program), len(group))
             assert many.tolist() == pytest.approx([float(function(p)) for p in each])
         limits = np.broadcast_to(register_limit(program, H200), len(group))
@@ -56,14 +63,23 @@ def test_a_space_at_once_is_each_of_it() -> None:
     assert joined > 20
 
 
-@given(st.sampled_from(CASES), st.integers(1, 16))
-def test_limit(case: Case, ctas: int) -> None:
-    """The limit is the largest multiple of 8, at most 255, of which all threads' fit into an SM."""
-    program = program_of((case[0], case[1] | {"ctas_per_sm": ctas}))
+@given(st.sampled_from(CASES), st.sampled_from(Simt.decisions()["ctas_per_sm"].values))
+def test_limit(case: Case, ctas: Any) -> None:
+    """The limit is the largest multiple of 8, at most 255, with which all warps find room.
+
+    Each of the four schedulers has a quarter of the registers and at least a quarter of the warps.
+    """
+    program = program_of((case[0], case[1].with_(ctas_per_sm=ctas)))
     limit = int(register_limit(program, H200))
-    threads = program.threads * ctas
-    assert limit * threads <= H200.registers_per_sm
-    assert limit == 255 or (limit % 8 == 0 and (limit + 8) * threads > H200.registers_per_sm)
+    warps = -(-program.threads * ctas // 32 // 4)
+    assert 32 * warps * limit <= H200.registers_per_sm // 4 or limit == 0
+    assert limit == 255 or (limit % 8 == 0 and 32 * warps * (limit + 8) > 65536 // 4)
+
+
+def test_a_limit_that_ptxas_confirms() -> None:
+    """Ten warps leave one scheduler with three: 168 registers each, not 200 (ptxas: 168)."""
+    program = ladder("vectorised", tile_m=32, ctas_per_sm=5)
+    assert (program.threads, register_limit(program, H200)) == (64, 168)
 
 
 @settings(max_examples=40)
@@ -73,6 +89,7 @@ def test_spills_are_what_exceeds_the_limit(case: Case) -> None:
     program = program_of(case)
     over = float(register_estimate(program)) - float(register_limit(program, H200))
     assert bool(predicted_spill(program, H200)) == (over > 0)
+    assert float(used_estimate(program, H200)) <= int(register_limit(program, H200))
     assert float(spill_estimate(program, H200)) == pytest.approx(max(over, 0))
 
 
@@ -85,7 +102,7 @@ def test_what_is_kept() -> None:
     assert quantities(ladder("vectorised"))["kept"] == 64
     assert quantities(ladder("warp-tiled"))["kept"] == 64
     ahead = quantities(ladder("multi-stage"))
-    assert (ahead["kept"], ahead["ahead"], ahead["waiting"]) == (64 + 8 + 8, 1, 0)
+    assert (ahead["kept"], ahead["ahead"], ahead["waiting"]) == (64 + 8 + 8, 2, 0)
     assert quantities(ladder("tuned"))["waiting"] == 16
     assert quantities(ladder("vectorised", accumulator="f64"))["kept"] == 128
 
@@ -112,22 +129,73 @@ def test_confusion_counts() -> None:
     assert (table["precision"], table["recall"]) == (0.75, 0.6)
 
 
+def test_unrolled_steps_count_whole() -> None:
+    """Loads issued among a tile's steps split their loop; the steps are counted all the same."""
+    for issue in (0, 1, 2):
+        q = quantities(ladder("multi-stage", b_from="gmem", vector_b=1, issue=issue))
+        direct = sum(v for n, v in q.items() if n.startswith("direct_") and n[7:] in PIECES)
+        assert direct == 16 * 8
+        assert sum(v for n, v in q.items() if n.startswith("products_")) == 16 * 64
+
+
+PIECES = ("16", "64", "256", "more")
+
+
+def test_reads_along_k_are_joined() -> None:
+    """k-contiguous reads come 16 B at once where lines are aligned so, and never swizzled."""
+    plain: dict[str, Any] = {"a_layout": "mk", "pad_a": 0, "vector_shared": 1, "vector_c": 1}
+    assert quantities(ladder("vectorised", **plain))["merged"] == 3 * 8
+    assert quantities(ladder("vectorised", **plain, swizzle_a=1))["merged"] == 0
+    assert quantities(ladder("vectorised", **{**plain, "a_layout": "km"}))["merged"] == 0
+
+
 def test_small_sample_against_ptxas() -> None:
-    """On a few schedules that the fit has not seen, most spills are foreseen."""
-    right = 0
-    for case in CASES[:30]:
-        found = truth(case)
-        assert not isinstance(found, str), found
-        right += bool(predicted_spill(program_of(case), H200)) == (found[1] > 0)
-    assert right >= 24
+    """On a few schedules that the fit has not seen, most spills and registers are foreseen."""
+    right, misses = 0, []
+    for case in CASES[::5]:
+        found, program = truth(case), program_of(case)
+        right += bool(predicted_spill(program, H200)) == (found["spilled_bytes"] > 0)
+        misses.append(abs(float(used_estimate(program, H200)) - found["registers"]))
+    assert right >= 22
+    assert np.mean(misses) < 15
+
+
+def test_fit_finds_weights() -> None:
+    """On rows that a known need made, the fit separates spills from fits."""
+    rows = [
+        {
+            "case": row_case,
+            "registers": min(need, limit),
+            "spilled_bytes": 4 * max(need - limit, 0),
+            "spills_at": need - 1,
+            "fits_at": need,
+        }
+        for row_case, need, limit in map(_made, CASES)
+    ]
+    weights = fitted(rows)
+    assert list(weights) == list(WEIGHTS)
+    errors = [
+        float(register_estimate(program_of(case_of(r)), weights=weights)) - r["fits_at"]
+        for r in rows
+    ]
+    assert np.mean(np.abs(errors)) < 8
+
+
+def _made(case: Case) -> tuple[Any, int, int]:
+    program = program_of(case)
+    need = int(20 + quantities(program)["kept"] + quantities(program)["narrow"])
+    return json.loads(to_json(case[1], case[0])), need, int(register_limit(program, H200))
 
 
 def test_recorded_benchmark() -> None:
-    """The recorded table counts what its rows say, on a sample of 600 or more."""
+    """The recorded table counts what its rows say, of the weights in use."""
     recorded = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows = recorded["rows"]
-    assert len(rows) == recorded["sample"]["count"] >= 600
+    assert len(rows) == 500
     pairs = [(r["predicted"], r["spilled_bytes"] > 0) for r in rows]
-    assert confusion(pairs) == recorded["all"]
-    assert recorded["all"]["precision"] > 0.85
-    assert recorded["all"]["recall"] > 0.85
+    assert confusion(pairs).items() <= recorded["held out"].items()
+    assert {n: tuple(w) for n, w in recorded["weights"].items()} == WEIGHTS
+    assert {len(w) for w in WEIGHTS.values()} == {3 * len(KINDS)}
+    assert recorded["held out"]["precision"] > 0.85
+    assert recorded["held out"]["recall"] > 0.8
+    assert recorded["held out"]["mean absolute error"] < 10

@@ -1,23 +1,29 @@
 """Registers: how many a thread will need, before there is any code to assemble.
 
-The assembler decides, by scheduling heuristics of its own; this is a model of it, fitted.  A
+The assembler decides, by heuristics of its own that no formula follows; this is a fitted model.  A
 program's term gives *quantities*, each in 32-bit registers or in counts:
 
     kept     values alive across a loop: sums, and tiles loaded before it and stored after it
     narrow   the smallest operand of the multiply-add in a step (all of it is held)
     wide     the other operands (they pass by)
-    body     all operands that the unrolled steps between two barriers read: some load early
-    direct   of these, what comes from global memory, and its rows and columns (addresses)
-    staged   rows and vectors of a copy into shared memory, and what waits between load and store
-    guards   rows and columns compared with a size
+    merged   what neighbouring reads of smem along the loop bring early: ptxas joins them to 16 B
+    body     all operands that the unrolled steps between two barriers read, and their products
+    direct   of these, what comes from global memory: words, vectors, rows (addresses), guards
+    moved    vectors of a copy into shared memory, its guards, and what waits between load and store
+    swizzled addresses in a swizzled buffer, each of which is worked out
 
-and the estimate is affine in them, body, rows and the like bent where the fit wanted it; the
+and each estimate is affine in them, body and the like bent where the fit wanted it; the
 coefficients depend on the arithmetic (fp32, fp64, or fp32 products in fp64 sums), which changes how
 far ahead the assembler loads.  Everything is computed from the term's numbers by arithmetic alone,
-so these may be arrays over a space.
+so these may be arrays over a space.  There are three estimates:
 
-A thread may have ``register_limit`` registers: what an SM has, shared among the threads of
-``ctas_per_sm`` CTAs, in units of 8.  Spills are predicted where the estimate is more.
+    need     the fewest registers that do without a spill
+    want     what the assembler takes if it may (more loads ahead), for ``ctas_per_sm`` above 1
+    free     what it takes for ``ctas_per_sm`` 1: it then weighs occupancy by itself
+
+A thread may have ``register_limit`` registers: what a quarter of an SM has, shared among the warps
+of ``ctas_per_sm`` CTAs that stand on it, in units of 8.  Spills are predicted where the need is
+more; ``used_estimate`` is what the assembler will report.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machine import Chosen
@@ -29,7 +35,7 @@ True
 >>> bool(predicted_spill(tuned, load_device("h200")))
 False
 
-Source: fitted to ptxas 13.5 on sm_90a; ``benchmarks/registers.py`` and its results.
+Source: fitted to ptxas 13.0 on sm_90a; ``python -m benchmarks.registers`` and its results.
 """
 
 from __future__ import annotations
@@ -41,69 +47,97 @@ from typing import Any
 import numpy as np
 
 from tinygpu.device import Device
-from tinygpu.program import Access, Block, Do, Exit, For, Program, select, walk
+from tinygpu.program import Program, select
+from tinygpu.register_quantities import (
+    BENDS,
+    ENDLESS,
+    KINDS,
+    amounts,
+    arithmetic,
+    is_true,
+    piece,
+    piece_name,
+)
 
 __all__ = [
+    "WEIGHTS",
     "RegisterModel",
     "predicted_spill",
-    "quantities",
     "register_estimate",
     "register_limit",
     "spill_estimate",
+    "used_estimate",
 ]
 
-_KINDS = ("f32", "f64", "f32+f64")
-_ENDLESS = 1 << 30
+_GOALS = ("need", "want", "free")
 _LEAST = 16  # fitted: beside the values kept, no kernel of the sample did with less
-# fitted: registers a quantity adds, for each kind of arithmetic; a name's number is its piece's end
-_WEIGHTS: Mapping[str, tuple[float, float, float]] = {
-    "one": (-11.45, 15.43, 22.69),
-    "kept": (0.98, 0.96, 1.01),
-    "narrow": (0.43, 0.09, 0.18),
-    "wide": (0.01, 0.08, -0.12),
-    "body_32": (-0.64, -0.49, -1.56),
-    "body_96": (0.14, 0.04, 0.00),
-    "body_256": (0.01, 0.03, 0.04),
-    "body_1280": (0.01, 0.01, 0.02),
-    "waiting": (0.29, 0.21, 0.36),
-    "direct_16": (0.81, 0.59, 0.30),
-    "direct_64": (0.38, 0.29, 0.25),
-    "direct_256": (0.04, 0.14, 0.09),
-    "direct_rows_16": (0.05, 0.48, 0.10),
-    "direct_rows_64": (-0.48, -0.69, -0.56),
-    "direct_rows_256": (179.77, 24.88, 97.45),
-    "direct_columns_16": (1.65, 2.78, 1.83),
-    "direct_columns_64": (-0.29, -1.07, -0.59),
-    "direct_columns_256": (40.10, -0.67, 18.77),
-    "direct_guards_16": (0.94, 0.62, 0.64),
-    "direct_guards_64": (-0.51, -0.67, -0.29),
-    "direct_guards_256": (7.96, 1.16, 3.94),
-    "staged_rows_16": (1.00, 0.56, 1.29),
-    "staged_rows_64": (0.20, 0.25, 0.35),
-    "staged_rows_256": (0.45, 0.34, 0.53),
-    "staged_columns_16": (0.64, 4.03, 6.58),
-    "staged_guards_16": (0.78, 0.97, 0.77),
-    "staged_guards_64": (0.08, -0.34, 0.04),
-    "staged_guards_256": (0.59, 0.45, 0.64),
-    "store_rows": (2.71, 2.65, 3.20),
-    "store_guards": (5.17, 1.60, 1.22),
-    "i32": (-3.77, -5.51, -3.17),
-    "i64": (7.27, -3.93, 5.19),
-    "swizzle": (0.15, -0.37, 0.80),
-    "asynchronous": (14.24, 15.54, 20.88),
-    "ahead": (21.90, 22.32, 15.95),
-    "exit": (4.48, 1.84, 8.11),
+# fitted: registers a quantity adds to need, want and free, for each of the kinds of arithmetic
+WEIGHTS: Mapping[str, tuple[float, ...]] = {
+    "one": (13.4, 13.1, 13.1, 16.6, 24.3, 25, 13.5, 14, 17.6),
+    "kept": (1.19, 1.19, 1.17, 1.44, 1.04, 1.51, 1.35, 1.46, 1.39),
+    "alone": (-3.75, -8.6, -3.96, 0, 0, 0, 13.5, 14, 17.6),
+    "i32": (-1.45, -4.42, -2.02, -2.48, -4.38, -0.232, -3.18, -2.84, -0.885),
+    "i64": (1.22, -0.137, 0.952, 5.79, 2.7, -2.4, 0.191, -2.22, -4.73),
+    "specialised": (-0.403, -2.6, -0.294, -0.656, 7.4, -4.82, -3.44, -0.018, -14),
+    "asynchronous": (2.62, 7.44, 4.66, -3.36, 11.6, 2.7, 6.01, 0.516, 7.34),
+    "red": (2.14, 4.11, 1.99, 2.76, 0.078, 0.896, -1.19, 6.66, 1.19),
+    "narrow": (0.608, 0.597, 0.995, 0.814, -0.003, 3.48, 0.368, -0.131, 1.23),
+    "wide": (0.04, 0.065, 0.021, -0.024, 0.167, -0.408, 0.117, 0.065, 0.116),
+    "merged": (0.115, 0.189, 0.223, 0.496, -0.09, 0.216, 0.203, 0.157, -0.319),
+    "body_32": (0.213, 0.206, 0.198, 0.488, 0.743, 0.826, 0.124, 0.071, 0.235),
+    "body_96": (0.018, 0.026, 0.024, 0.427, 0.779, 1.04, 0.085, 0.186, 0.034),
+    "body_256": (-0.009, 0.003, 0.001, 0.197, 0.556, 0.347, 0.028, 0.041, 0.012),
+    "body_1280": (-0.005, 0, -0.003, 0.066, 0.082, 0.049, 0, -0.01, -0.026),
+    "body_more": (0.032, 0.017, 0.017, -0.057, -0.042, -0.057, -0.104, 0.071, 0.039),
+    "products_64": (-0.063, -0.053, -0.059, -0.031, 0.231, 0.424, -0.218, -0.281, -0.214),
+    "products_256": (-0.004, 0.005, 0.004, -0.191, -0.114, -0.062, -0.028, -0.017, -0.017),
+    "products_1024": (-0.002, 0.002, 0.007, -0.043, -0.092, -0.105, -0.005, 0, 0.023),
+    "products_more": (0.003, 0, 0.012, -0.008, -0.01, -0.055, -0.001, -0.018, 0.042),
+    "ahead": (0.119, 0.821, 1.1, -4.51, 0.399, -2.48, 3.26, -1.72, 2.18),
+    "waiting": (0.183, 0.119, 0.121, 0.028, 0.409, 0.391, 0.154, 0.03, 0.302),
+    "moved_vectors": (-0.026, -0.042, 0.051, 0.38, 0.337, 0.406, -0.168, 0.15, 0.387),
+    "moved_guards": (0.057, 0.045, 0.114, 0.093, -0.014, -0.128, -0.05, 0.144, 0.298),
+    "moved_lines": (0.212, 0.189, 0.268, -0.231, -0.268, -0.199, 0.5, 0.082, 0.416),
+    "direct_16": (0.127, 0.236, 0.028, 0.105, -0.423, -0.3, 0.363, 0.035, 0.048),
+    "direct_64": (0.061, 0.109, 0.064, 1.35, 0.64, 0.837, -0.013, -0.079, -0.056),
+    "direct_256": (0.016, 0.029, -0.026, 0.286, 0.074, -0.019, 0.005, -0.149, -0.035),
+    "direct_more": (-0.053, -0.027, -0.021, -0.052, -0.026, -0.052, -0.023, 0.013, 0.009),
+    "direct_vectors": (0.028, 0.039, 0.049, 0.067, 0.012, -0.008, -0.008, -0.014, -0.003),
+    "direct_lines": (-0.094, -0.143, -0.165, 0.093, -0.041, -0.04, -0.255, -0.132, -0.18),
+    "direct_guards": (0.008, 0.014, 0.023, 0.052, -0.008, 0.043, 0.103, 0.118, 0.115),
+    "pointer_rows": (0.043, -0.018, -0.004, 0.214, 0.117, -0.28, -0.044, 0.227, -0.765),
+    "i32_rows": (0.095, -0.02, 0.06, 0.208, 0.679, -0.076, 0.113, 0.197, -0.358),
+    "i64_rows": (0.256, 0.158, 0.269, -0.078, 0.232, 0.422, 0.173, 0.21, -0.513),
+    "stored": (-0.066, -0.077, -0.107, -0.062, -0.619, 1, 0.445, 0.543, -0.108),
+    "store_lines": (0.225, 0.196, 0.075, 0.302, 0.011, 0.349, -0.714, -0.985, -0.593),
+    "swizzled_reads": (0.002, -0.019, -0.003, 0.339, -0.088, 0.023, 0.038, -0.018, -0.021),
+    "swizzled_writes": (-0.025, 0.002, -0.061, 0.71, -0.176, 0.237, -0.655, 0.447, -0.022),
 }  # fmt: skip
+"""What a piece of a quantity adds; its number is the piece's end."""
 
 
-def register_estimate(program: Program) -> Any:
+def register_estimate(
+    program: Program, *, weights: Mapping[str, tuple[float, ...]] | None = None
+) -> Any:
     """Return the registers a thread needs so as not to spill: a number, or an array of them."""
-    return RegisterModel.of(program).registers()
+    return RegisterModel.of(program, weights=weights).registers()
+
+
+def used_estimate(
+    program: Program, device: Device, *, weights: Mapping[str, tuple[float, ...]] | None = None
+) -> Any:
+    """Return the registers that the assembler will use: a number, or an array of them."""
+    need, want, free = (
+        RegisterModel.of(program, goal, weights=weights).registers() for goal in _GOALS
+    )
+    alone = is_true(program.ctas_per_sm == 1)
+    wanted = select(alone, free, np.maximum(need, want))
+    return np.minimum(wanted, register_limit(program, device))
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterModel:
-    """The estimate in parts: ``least``, ``most``, and (addends, bends, weights) of each quantity.
+    """An estimate in parts: ``least``, ``most``, and (addends, bends, weights) of each quantity.
 
     The fit was made on kernels that keep many values; one that keeps few needs at most ``most``.
 
@@ -117,19 +151,26 @@ class RegisterModel:
     parts: tuple[tuple[tuple[tuple[Any, Any], ...], tuple[int, ...], tuple[float, ...]], ...]
 
     @staticmethod
-    def of(program: Program) -> RegisterModel:
-        """Return the parts for a term."""
-        column = _KINDS.index(_arithmetic(program))
+    def of(
+        program: Program,
+        goal: str = "need",
+        *,
+        weights: Mapping[str, tuple[float, ...]] | None = None,
+    ) -> RegisterModel:
+        """Return the parts for a term and a goal ("need", "want" or "free")."""
+        table = WEIGHTS if weights is None else weights
+        column = len(KINDS) * _GOALS.index(goal) + KINDS.index(arithmetic(program))
         parts = []
-        found = _amounts(program)
+        found = amounts(program)
         for name, addends in found.items():
-            bends = _BENDS.get(name, ())
-            names = [f"{name}_{bend}" for bend in bends] or [name]
-            weights = tuple(_WEIGHTS[n][column] for n in names if n in _WEIGHTS)
+            bends = BENDS.get(name, ())
+            names = [piece_name(name, bend) for bend in bends] or [name]
+            slopes = tuple(table[n][column] for n in names)
             pairs = tuple((addend, addend) for addend in addends)
-            parts.append((pairs, bends[: len(weights)], weights))
+            parts.append((pairs, bends, slopes))
         kept = sum(found["kept"])
-        return RegisterModel(kept + _LEAST, 8 * kept + _LEAST, tuple(parts))
+        most = 8 * kept + _LEAST if goal == "need" else ENDLESS
+        return RegisterModel(kept + _LEAST, most, tuple(parts))
 
     def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> RegisterModel:
         """Apply ``low`` to each number's least value and ``high`` to its greatest."""
@@ -148,16 +189,23 @@ class RegisterModel:
             for low, high in addends:
                 least, most = least + low, most + high
             start = 0
-            for bend, weight in zip(bends or (_ENDLESS,), weights, strict=False):
+            for bend, weight in zip(bends or (ENDLESS,), weights, strict=True):
                 amount = least if weight > 0 else most
-                total = total + weight * _piece(amount, start, bend)
+                total = total + weight * piece(amount, start, bend)
                 start = bend
         return np.maximum(np.minimum(total, self.most), self.least)
 
 
 def register_limit(program: Program, device: Device) -> Any:
-    """Return the registers a thread may have, given ``ctas_per_sm`` of the program."""
-    shared = device.registers_per_sm // (program.threads * program.ctas_per_sm)
+    """Return the registers a thread may have, given ``ctas_per_sm`` of the program.
+
+    A scheduler has its own part of the registers, and the warps are dealt out to the schedulers.
+    """
+    threads_per_warp = device.threads_per_sm // device.warps_per_sm
+    schedulers = device.warp_schedulers_per_sm
+    warps = program.threads * program.ctas_per_sm // threads_per_warp
+    warps = np.maximum(-(-warps // schedulers), 1)  # of the scheduler that has most
+    shared = device.registers_per_sm // schedulers // (warps * threads_per_warp)
     unit = device.register_allocation_unit
     return np.minimum(shared // unit * unit, device.registers_per_thread_max)
 
@@ -170,215 +218,3 @@ def spill_estimate(program: Program, device: Device) -> Any:
 def predicted_spill(program: Program, device: Device) -> Any:
     """Say whether the assembler will put registers into local memory: a bool, or an array."""
     return spill_estimate(program, device) > 0
-
-
-def quantities(program: Program) -> dict[str, Any]:
-    """Return what the estimate is affine in; see the module's text."""
-    found: dict[str, Any] = {}
-    for name, addends in _amounts(program).items():
-        amount = sum(addends, 0.0)
-        found |= _bent(name, amount, _BENDS[name]) if name in _BENDS else {name: amount}
-    return found
-
-
-_BENDS: Mapping[str, tuple[int, ...]] = {
-    "body": (32, 96, 256, 1280),
-    "direct": (16, 64, 256),
-    "direct_rows": (16, 64, 256),
-    "direct_columns": (16, 64, 256),
-    "direct_guards": (16, 64, 256),
-    "staged_rows": (16, 64, 256),
-    "staged_columns": (16, 64, 256),
-    "staged_guards": (16, 64, 256),
-}
-
-
-def _amounts(program: Program) -> dict[str, tuple[Any, ...]]:
-    """Return the addends of each quantity, before it is cut at its bends."""
-    kept = _kept(program)
-    narrow, wide, body = _operands(program, kept)
-    names = {s.instruction.name for s, _ in walk(program) if isinstance(s, Do)}
-    return {
-        "one": (1.0,),
-        "kept": tuple(_words(program, name) for name in kept) or (0.0,),
-        "narrow": (narrow,),
-        "wide": (wide,),
-        "body": body,
-        **_loads(program, kept),
-        **_stores(program),
-        "i32": (select(_equal(program.addressing, "i32"), 1.0, 0.0),),
-        "i64": (select(_equal(program.addressing, "i64"), 1.0, 0.0),),
-        "swizzle": tuple(2.0 ** b.swizzle[0] - 1 for b in program.buffers if b.level == "smem"),
-        "asynchronous": (float("cp.async" in names),),
-        "exit": (float(any(isinstance(s, Exit) for s, _ in walk(program))),),
-    }
-
-
-def _equal(text: Any, word: str) -> Any:
-    same = np.asanyarray(text) == word
-    return bool(same) if same.ndim == 0 else same
-
-
-def _piece(amount: Any, low: Any, high: Any) -> Any:
-    """Return the part of an amount between two bends."""
-    return np.minimum(np.maximum(amount - low, 0), high - low)
-
-
-def _bent(name: str, amount: Any, bends: tuple[int, ...]) -> dict[str, Any]:
-    """Cut an amount into the pieces between bends, so that each has a slope of its own."""
-    low, pieces = 0, {}
-    for high in bends:
-        pieces[f"{name}_{high}"] = _piece(amount, low, high)
-        low = high
-    return pieces
-
-
-def _words(program: Program, name: str) -> Any:
-    """Return a buffer's size in 32-bit registers; two 16-bit values share one."""
-    return next(b.bytes for b in program.buffers if b.name == name) / 4
-
-
-def _kept(program: Program) -> tuple[str, ...]:
-    """Return the register buffers whose value crosses the start or the end of a loop."""
-    epoch, written, found = 0, dict[str, int](), dict[str, None]()
-    path: tuple[int, ...] = ()
-    for statement, around in walk(program):
-        here = tuple(id(a) for a in around if isinstance(a, For))
-        epoch += here != path
-        path = here
-        if not isinstance(statement, Do):
-            continue
-        for read in statement.reads:
-            if isinstance(read, Access) and read.buffer.level == "registers":
-                name = read.buffer.name
-                if written.get(name, epoch) != epoch:
-                    found[name] = None
-        if statement.write.buffer.level == "registers":
-            written[statement.write.buffer.name] = epoch
-    return tuple(found)
-
-
-def _operands(program: Program, kept: tuple[str, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
-    """Return the words of the narrowest operand, of the others, and of all in unrolled steps."""
-    steps: dict[str, Any] = {}
-    body: dict[str, Any] = {}
-    for statement, around in walk(program):
-        if not isinstance(statement, Do) or statement.variant not in ("fma", "mul") or not around:
-            continue
-        reads = [r.buffer for r in statement.reads if isinstance(r, Access)]
-        fresh = [b for b in reads if b.name not in kept]
-        for buffer in fresh if len(fresh) > 1 else ():
-            steps[buffer.name] = buffer.bytes / 4
-            body[buffer.name] = buffer.bytes / 4 * _unrolled(around)
-    total: Any = sum(steps.values(), 0.0)
-    narrow: Any = total
-    for words in steps.values():
-        narrow = np.minimum(narrow, words)
-    return narrow, total - narrow, tuple(body.values())
-
-
-def _unrolled(around: tuple[Block, ...]) -> Any:
-    """Return how many times the unrolled loops around a statement repeat it."""
-    times: Any = 1
-    for outer in around:
-        if isinstance(outer, For) and outer.unrolled and not isinstance(outer.trips, str):
-            times = times * np.maximum(outer.trips, 1)
-    return times
-
-
-def _loads(program: Program, kept: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
-    """Return the quantities of loads from gmem: each operand's first load stands for all."""
-    stored = {
-        r.buffer.name
-        for s, _ in walk(program)
-        if isinstance(s, Do) and s.write.buffer.level == "smem"
-        for r in s.reads
-        if isinstance(r, Access) and r.buffer.level == "registers"
-    }
-    total: dict[str, tuple[Any, ...]] = dict.fromkeys(_LOADS, ())
-    seen: set[str] = set()
-    for statement, around in walk(program):
-        if not isinstance(statement, Do):
-            continue
-        source = statement.reads[0] if statement.reads else None
-        if not isinstance(source, Access) or source.buffer.level != "gmem":
-            continue
-        if source.buffer.name in seen:
-            continue
-        seen.add(source.buffer.name)
-        target = statement.write.buffer
-        staged = target.level == "smem" or target.name in stored
-        where = "staged" if staged else "direct"
-        rows, columns = _rows_and_columns(statement, source, () if staged else around)
-        total[f"{where}_rows"] += (rows,)
-        total[f"{where}_columns"] += (columns,)
-        for d, guarded in enumerate(source.guard):
-            along = rows if source.buffer.stride[d] != 1 else columns
-            name = f"{where}_guards"
-            total[name] += (select(_true(guarded), along, 0.0),)
-        if staged and target.level == "registers" and target.name not in kept:
-            total["waiting"] += (target.bytes / 4,)
-        if not staged:
-            total["direct"] += (target.bytes / 4 * _unrolled(around),)
-        if staged and target.name in kept:
-            total["ahead"] = (1.0,)
-    return total
-
-
-_LOADS = (
-    "waiting", "ahead", "direct", "direct_rows", "direct_columns", "direct_guards",
-    "staged_rows", "staged_columns", "staged_guards",
-)  # fmt: skip
-
-
-def _true(flag: Any) -> Any:
-    return bool(flag) if np.ndim(flag) == 0 else np.asanyarray(flag, bool)
-
-
-def _rows_and_columns(do: Do, access: Access, around: tuple[Block, ...]) -> tuple[Any, Any]:
-    """Return how many rows of a gmem operand a thread touches, and how many vectors in each.
-
-    A row is a value of the coordinates whose stride is known only at launch; a loop that is
-    unrolled multiplies what its variable moves along.
-    """
-    rows: Any = 1
-    columns: Any = 1
-    pitched = [d for d, stride in enumerate(access.buffer.stride) if stride != 1]
-    for extent, steps in zip(do.values, access.value, strict=True):
-        moves = sum((abs(steps[d]) for d in pitched), 0)
-        rows = rows * select(_true(moves != 0), extent, 1)
-        columns = columns * select(_true(moves != 0), 1, extent)
-    columns = np.maximum(columns / do.vector, 1)
-    for outer in around:
-        if not isinstance(outer, For) or not outer.unrolled or isinstance(outer.trips, str):
-            continue
-        names = [{v for v, _ in origin.terms} for origin in access.origin]
-        if any(outer.var in names[d] for d in pitched):
-            rows = rows * np.maximum(outer.trips, 1)
-        elif any(outer.var in found for found in names):
-            columns = columns * np.maximum(outer.trips, 1)
-    return rows, columns
-
-
-def _stores(program: Program) -> dict[str, tuple[Any, ...]]:
-    """Return the rows of c that a thread stores to, and how many stores are guarded."""
-    rows: Any = 0.0
-    guards: Any = 0.0
-    for statement, _ in walk(program):
-        if isinstance(statement, Do) and statement.write.buffer.level == "gmem":
-            access = statement.write
-            here, _ = _rows_and_columns(statement, access, ())
-            rows = rows + here
-            for guarded in access.guard:
-                guards = guards + select(_true(guarded), 1.0, 0.0)
-    return {"store_rows": (rows,), "store_guards": (guards,)}
-
-
-def _arithmetic(program: Program) -> str:
-    """Return the kind of arithmetic: "f32", "f64", or "f32+f64" for both."""
-    types = {
-        s.write.buffer.dtype
-        for s, _ in walk(program)
-        if isinstance(s, Do) and s.instruction.unit == "fma"
-    }
-    return "+".join(sorted(types & {"f32", "f64"})) or "f32"
