@@ -224,9 +224,9 @@ def ranked(problem: Problem, top: int) -> list[Candidate]:
     machine, device = Hopper(), load_device(DEVICE)
     space = Space(machine, problem, device)
     best = rank(space, top, distinct=DISTINCT, exact=False).best
-    found = {r.schedule: float(r.seconds) for r in best}
-    for schedule in by_hand:
-        if schedule not in found and not check_schedule(schedule, machine, problem, device):
+    found: dict[Schedule, float] = {}
+    for schedule in dict.fromkeys((*(r.schedule for r in best), *by_hand)):
+        if not check_schedule(schedule, machine, problem, device):
             program = schedule.program(machine, problem.operation)
             found[schedule] = float(cost(program, problem.sizes, device).seconds)
     return [Candidate(s, found[s]) for s in sorted(found, key=lambda s: found[s])]

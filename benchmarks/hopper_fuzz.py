@@ -37,6 +37,7 @@ from tinygpu.codegen.measure import Options, measure
 from tinygpu.codegen.provenance import provenance
 from tinygpu.device import Device, load_device
 from tinygpu.errors import TinyGpuError
+from tinygpu.laws import check_schedule
 from tinygpu.machine import Value
 from tinygpu.machines.hopper import Hopper
 from tinygpu.measurement import Measurement, Results
@@ -106,7 +107,10 @@ def _schedules(
     device: Device,
     fixed: Mapping[str, Value | tuple[Value, ...]],
 ) -> list[Schedule]:
-    """Return ``count`` legal schedules, of each structure in turn."""
+    """Return ``count`` legal schedules, of each structure in turn.
+
+    A space leaves the event graph to ``check_schedule``, so that each one drawn is asked about.
+    """
     choices = Hopper.decisions()
     each: list[list[Schedule]] = []
     for values in product(*(choices[name].values for name in STRUCTURAL)):
@@ -114,8 +118,11 @@ def _schedules(
         space = Space(Hopper(), problem, device, fixed={**fixed, **structure})
         if space.count():
             each.append(space.sample(rng, count))
-    turns = (schedule for turn in zip_longest(*each) for schedule in turn)
-    return [schedule for schedule in turns if schedule is not None][:count]
+    found: list[Schedule] = []
+    for schedule in (one for turn in zip_longest(*each) for one in turn if one is not None):
+        if len(found) < count and not check_schedule(schedule, Hopper(), problem, device):
+            found.append(schedule)
+    return found
 
 
 def load_cases(path: Path) -> list[Case]:
