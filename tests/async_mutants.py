@@ -83,7 +83,7 @@ def _bodies(body: Body) -> Iterator[tuple[str, Body]]:
             for name, inner in _bodies(statement.body):
                 yield name, (*before, replace(statement, body=inner), *after)
         if isinstance(statement, Elect):
-            yield f"together {statement.body[0]}", (*before, *statement.body, *after)
+            yield f"together {_label(statement.body[0])}", (*before, *statement.body, *after)
         if isinstance(statement, When):
             for by, sign in ((1, "+"), (-1, "-")):
                 moved = replace(statement, index=statement.index + -by)
@@ -97,6 +97,10 @@ def _bodies(body: Body) -> Iterator[tuple[str, Body]]:
                 yield f"swap {statement}", (*before, after[0], statement, *after[1:])
         for name, changed in _changes(statement):
             yield f"{name} {statement}", (*before, changed, *after)
+
+
+def _label(s: Statement) -> str:
+    return type(s).__name__ if isinstance(s, Block) else str(s)
 
 
 def _counts(statement: Statement) -> bool:
