@@ -13,7 +13,7 @@ of *events*.  An event occupies units for some cycles, each a number or an array
     tma      the copy engine
     fill     the way from L2 into this SM: of every byte that lands here, multicast or not
 
-A load also says how many bytes the CTA asks L2 for.
+A load also says how many bytes L2 sends for it: those to further receivers count in part.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machine import Chosen
@@ -280,14 +280,16 @@ class _Accountant:
                 barrier, index = do.signal or (None, Affine())
                 if barrier is None:
                     raise ProgramError(f"role {self.role.name}: {do} signals no barrier")
-                landed = count * width * self.extents.get(do.multicast, 1)
+                receivers = self.extents.get(do.multicast, 1)
+                landed = count * width * receivers
+                sent = count * width * (1 + PIPELINE["multicast"] * (receivers - 1))
                 cycles = {
                     "serial": PIPELINE["tma_issue"],
                     "tma": PIPELINE["tma_line"] * count / do.values[0],
                     "smem": landed / smem,
                     "fill": landed / device.fill_bytes_per_cycle_per_sm,
                 }
-                return Event("load", cycles, barrier.name, index, fetched_bytes=count * width)
+                return Event("load", cycles, barrier.name, index, fetched_bytes=sent)
             case "tma":
                 cycles = {
                     "serial": PIPELINE["tma_issue"],

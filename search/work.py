@@ -139,8 +139,8 @@ class _Accountant:
                     found.append(self.plain(statement, "do"))
                 case Wait() | Arrive() | Fence() | ForTile() | Elect():
                     raise ProgramError(
-                        f"program {self.program.name}: {type(statement).__name__} without a "
-                        "barrier; its time is that of a program with barriers"
+                        f"program {self.program.name}: {type(statement).__name__} is not timed "
+                        "statement by statement; tinygpu.search.cost.cost times the whole program"
                     )
                 case _:
                     assert_never(statement)
@@ -200,8 +200,8 @@ class _Accountant:
                 pass
             case "tma" | "tensor":
                 raise ProgramError(
-                    f"program {self.program.name}: {do.instruction.name} without a barrier; its "
-                    "time is that of a program with barriers"
+                    f"program {self.program.name}: {do.instruction.name} is not timed by itself; "
+                    "tinygpu.search.cost.cost times the whole program, which needs a barrier"
                 )
             case unit:
                 assert_never(unit)
