@@ -329,6 +329,12 @@ RIGHT: tuple[tuple[str, Program], ...] = (
         role(role(term("cluster"), "producer", registers=24), "consumer", registers=240),
     ),
     ("accumulators", role(term("two consumers"), "consumer", registers=152)),
+    ("multicast", dos(term("plain"), LOAD, lambda do: replace(do, multicast=""))),
+    ("wgmma_shape", term("swapped", tile_n=8, store_n=8)),
+    (
+        "wgmma_descriptors",  # rows of 32 B
+        rebuffered(term("plain"), "smem_b", swizzle=(1, 3, 3), stride=(16, 1, 1024)),
+    ),
     ("tma_box", dos(term("plain"), LOAD, values_of(1, 1))),
     ("tma_box", dos(term("plain"), LOAD, values_of(1, 256))),
     ("wgmma_descriptors", dos(term("plain"), "wgmma", lambda do: halves(do, 32))),

@@ -10,14 +10,15 @@ import pytest
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, term
 from tests.hopper_wrong import RIGHT, WRONG
 from tinygpu.device import load_device
-from tinygpu.laws import LAWS, serves
+from tinygpu.laws import LAWS, check_schedule, serves
 from tinygpu.machine import Chosen
-from tinygpu.machines.hopper import STARTS
+from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import matmul
+from tinygpu.operation import Problem, matmul
 from tinygpu.program import Program
 from tinygpu.reach import Case
 from tinygpu.role_laws import ROLE_LAWS, entry_registers
+from tinygpu.schedule import Schedule
 from tinygpu.tensor_laws import TENSOR_LAWS
 
 
@@ -40,6 +41,20 @@ def test_named_points_break_no_law(start: str, layout: str) -> None:
     changes: dict[str, Any] = {"tile_n": 64, "store_n": 64} if wide else {}
     assert broken(term(start, layout, **changes)) == {}
     assert broken(term(start, layout, **changes), {"m": 200, "n": 136, "k": 72}) == {}
+
+
+@pytest.mark.parametrize("start", ["plain", "two consumers", "tma store", "pingpong", "swapped"])
+def test_a_schedule_is_checked_whole(start: str) -> None:
+    problem = Problem.of(matmul("bf16", layout="nt"), **LARGE)
+    schedule = Schedule.of(Hopper(), STARTS[start])
+    assert check_schedule(schedule, Hopper(), problem, H200) == ()
+    deep = schedule.with_(tile_m=256, tile_n=64, store_n=64, tile_k=128, stages=12)
+    if start == "pingpong":
+        deep = schedule.with_(stages=12, tile_k=128)
+    found = {v.law: str(v) for v in check_schedule(deep, Hopper(), problem, H200)}
+    assert found.keys() == {"smem_per_cta", "smem_per_sm"}
+    said = "h200 allows 232448 B per CTA; lower stages (12), tile_k (128)"
+    assert said in found["smem_per_cta"]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +108,7 @@ def test_a_grid_ends_at_two_to_the_31() -> None:
     program = term("plain")
     assert "grid" not in broken(program, {"m": 64 << 15, "n": (64 << 16) - 64, "k": 64})
     assert "grid" in broken(program, {"m": 64 << 15, "n": 64 << 16, "k": 64})
+    assert "grid" not in broken(program, {"m": 64, "n": 64 * (2**31 - 1), "k": 64})
     pairs = term("cluster")  # 256 x 256
     assert "grid" not in broken(pairs, {"m": 256 << 14, "n": (256 << 16) - 256, "k": 64})
     assert "grid" in broken(pairs, {"m": 256 << 14, "n": 256 << 16, "k": 64})

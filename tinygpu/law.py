@@ -8,7 +8,7 @@ decisions that matter, of a solver's term formulas.
 >>> print(law)
 nothing: States that nothing holds.
 
-The laws themselves are in ``tinygpu.laws.LAWS``.  Source: ``docs/model.md``, section "Laws".
+The laws themselves are in ``tinygpu.laws.LAWS``.  Source: ``docs/model.md``, section "Legality".
 """
 
 from __future__ import annotations
