@@ -24,6 +24,7 @@ times are kept in ``hopper_matmul.jsonl``, so that a run that was stopped goes o
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -269,6 +270,17 @@ def _tell_peers(case: Case, rows: Sequence[Mapping[str, Any]]) -> None:
         _say(f"{case.part} {row['peer']}: {said}")
 
 
+def _record(command: str) -> dict[str, Any]:
+    """Return the provenance of a run, with the versions of the peers."""
+    versions = {}
+    for package in ("torch", "triton", "nvidia-cublas"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "none"
+    return {**provenance(command), **versions}
+
+
 def _algorithms(cases: Sequence[Case]) -> list[int]:
     """Return how many algorithms cuBLASLt has for each case; 0 where it cannot be used."""
     try:
@@ -306,7 +318,7 @@ def _run(
                 _say(str(error))
                 yield str(error)
                 continue
-        record = provenance(command)  # now: the clock is that of a busy GPU
+        record = _record(command)  # now: the clock is that of a busy GPU
         mine = {"group": "peers", **this} if peers_only else this
         write_results("hopper_coarse", coarse, record, out, instead_of=mine, fields=FIELDS)
         if not peers_only:
@@ -346,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         told = summary(load_rows("hopper_matmul", asked.out))
         if not asked.peers_only:
             beside = {"summary": told}
-            record = provenance(command)
+            record = _record(command)
             write_results("hopper_matmul", [], record, asked.out, fields=FIELDS, beside=beside)
         for name, one in told.items():
             _say(f"against {name}: " + ", ".join(f"{k} {v}" for k, v in one.items()))

@@ -246,6 +246,7 @@ def test_parts_go_on_where_they_were(
         ("main", 512), ("main", 1024), ("f16", 512),
     ]  # fmt: skip
     assert set(tree["rows"][0]) == {*peers.ROW, *hopper_matmul.FIELDS, "run"}
+    assert {"torch", "triton", "nvidia-cublas"} < set(tree["provenance"])
     assert tree["summary"]["peer"]["shapes"] == 2
     assert tree["summary"]["peer"]["geometric mean"] == round(4.0 / 4.1, 4)
     said = capsys.readouterr().out
