@@ -31,6 +31,7 @@ Booleans = NDArray[np.bool_]
 class Copy:
     """A cp.async under way."""
 
+    do: Do
     shared: Shared
     cells: Integers
     values: Values
@@ -179,7 +180,7 @@ def _write(
         to_gmem(agent, do, cells, kept, agent.first_in_grid + threads[part][taken])
     elif isinstance(w.held, Shared) and use is not None and not use.done:
         w.held.value[cells] = np.nan
-        copy = Copy(w.held, cells, kept, w.index, (use,))
+        copy = Copy(do, w.held, cells, kept, w.index, (use,))
         agent.open["cp.async"].append(copy)
         agent.cta.cluster.launch(copy)
     else:
