@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken
+from tinygpu.device import load_device
 from tinygpu.machine import Chosen, Value
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import Problem, matmul
+from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.program import Access, Program
 from tinygpu.reach import Case, Place
 from tinygpu.schedule import Schedule
@@ -69,6 +70,28 @@ def test_the_whole_space_is_large_and_has_the_named_points(layout: str) -> None:
         assert narrow.count() == (start != "swapped" or layout[0] == "n")
     for schedule in space.sample(np.random.default_rng(0), 40):
         assert broken(schedule.program(Hopper(), space.problem.operation)) == {}
+
+
+@pytest.mark.parametrize(
+    ("operation", "sizes", "device", "fixed", "why"),
+    [
+        (matmul("f32"), SMALL, "h200", {}, "types"),
+        (matmul("bf16"), {**SMALL, "k": 60}, "h200", {}, "tma_strides"),
+        (matmul("bf16"), {**SMALL, "n": 60}, "h200", {}, "tma_strides"),
+        (matmul("bf16"), SMALL, "a100", {}, "architecture"),
+        (matmul("bf16"), SMALL, "h200", {"cluster_m": 4, "cluster_n": 4}, "cluster_size"),
+    ],
+)
+def test_an_empty_space_names_its_law(
+    operation: Operation,
+    sizes: dict[str, int],
+    device: str,
+    fixed: dict[str, Value | tuple[Value, ...]],
+    why: str,
+) -> None:
+    problem = Problem.of(operation, **sizes)
+    space = Space(Hopper(), problem, load_device(device), fixed=fixed)
+    assert space.explain_empty().endswith(f" keeps {why}")
 
 
 def test_a_solver_and_the_tables_agree() -> None:

@@ -192,8 +192,8 @@ class Builder:
         """
         space, sums = self.space, self.space.sums
         law = LAWS["concurrency"]
-        if program.barriers:  # a proof takes up to a second, and there would be thousands
-            return self._table(law.name, True)
+        if program.barriers or program.cluster or any(role.copy for role in program.roles):
+            return self._table(law.name, True)  # proofs take seconds, and there are thousands
         signature, numbers = numbers_of(program)
         asked = (signature, tuple(map(id, numbers)), frozenset(map(id, tables)))
         if asked in self.answers:
