@@ -25,6 +25,7 @@ from tinygpu.search.cost import cost
 from tinygpu.search.explain import explain
 from tinygpu.search.pipeline import Stages
 from tinygpu.search.recursion import Recursion, numbers, span_cycles
+from tinygpu.search.scorer import Scorer
 from tinygpu.space import Space
 
 H200 = load_device("h200")
@@ -194,6 +195,36 @@ def test_more_of_anything_is_not_faster(
     assert cycles(found, 1, tiles, steps + 1) >= here
 
 
+def test_ctas_share_an_sm() -> None:
+    """Two CTAs on an SM take twice as long where a unit is the limit, and less where latency is."""
+    for name, unit in (("two consumers", "tensor"), ("ring", "smem")):
+        found = with_latency(agents(term(name), H200, SQUARE), 500.0)
+        one, two = (Recursion(found)(n, 1, 2000, 4, *numbers(found)) for n in (1, 2))
+        assert two == pytest.approx(2 * one, rel=0.01), unit
+    far = with_latency(found, 20_000.0)
+    one, two = (Recursion(far)(n, 1, 2000, 4, *numbers(far)) for n in (1, 2))
+    assert two < 1.3 * one
+
+
+@pytest.mark.parametrize("name", ["ring", "two consumers", "persistent", "swapped"])
+def test_periods_are_as_good_as_steps(name: str) -> None:
+    """Going on at the period gives what following every step of every tile gives."""
+    for stages, in_flight, latency in ((2, 1, 700.0), (3, 0, 2500.0), (4, 1, 2500.0), (7, 2, 60.0)):
+        program = term(name, stages=stages, in_flight=in_flight)
+        found = with_latency(agents(program, H200, SQUARE), latency)
+        for tiles, steps in ((2, 40), (3, 77), (9, 3)):
+            quick = Recursion(found)(1, tiles, steps, stages, *numbers(found))
+            whole = Recursion(found)(1, tiles, steps, 128, *numbers(found))  # no ring is as long
+            assert quick == pytest.approx(whole, rel=0.015)
+
+
+def test_the_last_copy_releases() -> None:
+    """With a stage to spare for neither, a load waits for the slower of two consumers."""
+    found = with_latency(agents(term("two consumers", stages=2, in_flight=0), H200, SQUARE), 700.0)
+    here = Recursion(found)(1, 1, 4, 2, *numbers(found))
+    assert here == pytest.approx(simulated(found, 1, 4), rel=0.01)
+
+
 @pytest.mark.parametrize("name", STARTS)
 @pytest.mark.parametrize("steps", [1, 5, 64])
 def test_a_space_is_its_schedules(name: str, steps: int) -> None:
@@ -231,6 +262,28 @@ def test_best_is_brute_force() -> None:
     assert len(every) > 100
     for k in (1, 9):
         assert [r.seconds for r in rank(space, k).best] == pytest.approx(every[:k], rel=1e-9)
+
+
+def test_bounds_hold() -> None:
+    """A bound of chosen decisions is at most the time of every schedule below it."""
+    fixed = {
+        **STARTS["persistent"], "tile_m": (64, 128), "tile_n": (128, 256), "in_flight": (0, 1, 2),
+        "stages": (2, 3, 4), "consumers": (1, 2), "cluster_m": (1, 2, 4), "persistent": (0, 1),
+    }  # fmt: skip
+    problem = Problem.of(matmul("bf16", layout="nt"), m=1024, n=1536, k=640)
+    space = Space(Hopper(), problem, H200, fixed=fixed)
+    rng = np.random.default_rng(3)
+    for batch in space.batches():
+        scorer = Scorer(batch, space)
+        points = space.points(batch, rng, 50)
+        exact = scorer.seconds(points)
+        order = [
+            int(i) for i in rng.permutation([i for i, n in enumerate(scorer.lengths) if n > 1])
+        ]
+        for count in range(len(order) + 1):
+            bound = scorer.bound(points, order, count)
+            assert (bound <= exact * (1 + 1e-9)).all()
+        assert bound == pytest.approx(exact, rel=1e-9)
 
 
 def test_residence() -> None:
