@@ -38,7 +38,7 @@ OF_ONE_CTA = (
 OF_CLUSTERS = (
     "unsent smem_a",  # there is one CTA along that axis
     "bound+ j",  # one group in flight is there at every trip count
-    "bound- j",  # .. and at four
+    "bound- j",  # .. and at five
     "later wait empty",  # two stages do
     "double barrier.cluster",  # threads that have left are not waited for
     "alone barrier.cluster",
@@ -54,7 +54,7 @@ OF_CLUSTERS = (
             ({"m": 448, "n": 16, "k": 64}, {"m": 192, "n": 16, "k": 200}),
             OF_ONE_CTA,
         ),
-        (CLUSTER, ({"m": 256, "n": 16, "k": 200},), OF_CLUSTERS),
+        (CLUSTER, ({"m": 256, "n": 16, "k": 264},), OF_CLUSTERS),
     ],
     ids=["pingpong", "cluster"],
 )

@@ -16,8 +16,9 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.access_map import Operand
 from tinygpu.cluster import Agent, Registers, Shared, Use
-from tinygpu.program import Access, Do, Immediate, Operand, Scalar
+from tinygpu.program import Access, Do, Immediate, Scalar
 from tinygpu.race import Integers
 from tinygpu.tile_access import cells_of, claim, from_gmem, gmem_of, is_tile, stale, to_gmem
 
@@ -89,7 +90,8 @@ def _place(agent: Agent, do: Do, access: Access, env: Mapping[str, int]) -> _Whe
 
 
 def _select(place: _Where, mine: Booleans) -> _Where:
-    cells, taken = (np.broadcast_to(x, mine.shape)[mine] for x in (place.cells, place.taken))
+    cells = np.broadcast_to(place.cells, mine.shape)[mine]
+    taken = np.broadcast_to(place.taken, mine.shape)[mine]
     return _Where(place.access, cells, taken, place.held, place.index)
 
 

@@ -42,7 +42,8 @@ _ONE = np.zeros(1, np.int64)
 def mbarrier_of(cta: Cta, barrier: Barrier, index: Affine, env: Mapping[str, int]) -> Mbarrier:
     """Return the mbarrier of a ring that an index means."""
     ring = cta.barriers[barrier.name]
-    return ring[index.evaluate(env) % len(ring)]
+    stage: int = index.evaluate(env) % len(ring)
+    return ring[stage]
 
 
 def is_tile(do: Do) -> bool:

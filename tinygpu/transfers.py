@@ -210,8 +210,8 @@ def _load(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     if do.signal is None or not isinstance(source, Access):
         raise ProgramError(f"{do}: a TMA load reads global memory and signals; name both")
     touched = gmem_of(agent, do, source, env)
-    values = from_gmem(agent, do, source, touched.cell, touched.taken)[:, 0]
-    cells, taken = (x[:, 0] for x in cells_of(agent, do, write, env))
+    values = from_gmem(agent, do, source, touched.cell, touched.taken)
+    cells, taken = cells_of(agent, do, write, env)
     index = write.index.evaluate(env)
     size = extent(do.values) * write.buffer.type.bytes * agent.threads.size
     for target in cta.cluster.ctas:
@@ -232,13 +232,13 @@ def _store(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     if not isinstance(source, Access):
         raise ProgramError(f"{do}: a TMA store reads shared memory; name a buffer")
     shared = agent.cta.memory(agent, source.buffer)
-    cells, taken = (x[:, 0] for x in cells_of(agent, do, source, env))
+    cells, taken = cells_of(agent, do, source, env)
     index = source.index.evaluate(env)
     use = Use(do, cells[taken], agent.number, False, False, [])
     claim(agent, shared, index % int(source.buffer.stages), use)
     touched = gmem_of(agent, do, do.write, env)
     inside = touched.taken[:, 0]
-    store = Store(agent, do, shared, cells, index, touched.cell[:, 0], inside, (use,))
+    store = Store(agent, do, shared, cells[:, 0], index, touched.cell[:, 0], inside, (use,))
     agent.open["bulk"].append(store)
     agent.cta.cluster.launch(store)
 
