@@ -6,8 +6,10 @@
 A kernel is emitted and assembled when it is made, and loaded on a device at its first call there.
 A call reads each array as a view (``arguments.py``), checks the views against the term, and starts
 ``product of grid extents`` CTAs of ``program.threads`` threads.  Its arguments are the operands'
-addresses (u64), then the integers of ``signature`` (u32), then the scalars (f32).  What a check
-found is kept under the views' forms, so a call with arrays of the same form checks nothing again.
+addresses (u64), then the integers of ``signature`` (u32), then the scalars (f32); the tensor maps
+of a term that has some come first.  What a check found is kept under the views' forms, so a call
+with arrays of the same form checks nothing again.  A persistent term starts as many clusters as the
+device holds at once, an early one may start while the kernel before it ends.
 
 Arrays are CuPy arrays, PyTorch tensors, or have ``__cuda_array_interface__``; the result is of the
 kind of the first.  The launch goes to the caller's current stream (of PyTorch if a tensor is among
@@ -166,7 +168,6 @@ class Kernel:
         clear = _clearing(self.program, views[-1]) if self.program.zeroed else None
         cupy, name = gpu(), self.program.name
         refusals = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
-
         early = (
             early_launch(function.ptr, *grid, *block, smem_bytes, arguments)
             if self.program.early
@@ -232,12 +233,18 @@ class Kernel:
         return _Plan(self._functions[device], device, (ctas,), integers)
 
     def _resident(self, device: int, cluster: int) -> int:
-        """Return how many clusters the device holds at once."""
+        """Return how many clusters the device holds at once.  Raises LaunchError for none."""
         if cluster == 1:
             count = int(gpu().cuda.Device(device).attributes["MultiProcessorCount"])
             return count * self.program.ctas_per_sm
         function = self._functions[device].ptr
-        return active_clusters(function, cluster, self.program.threads, self.smem_bytes)
+        count = active_clusters(function, cluster, self.program.threads, self.smem_bytes)
+        if not count:
+            raise LaunchError(
+                f"{self.program.name}: clusters of {cluster} CTAs with {self.smem_bytes} B of "
+                "shared memory each do not fit this device; lower the cluster or stages"
+            )
+        return count
 
     def _scalars(self, given: Mapping[str, float]) -> tuple[np.float32, ...]:
         names = self.program.operation.scalars

@@ -1,8 +1,7 @@
 """Code of programs with several roles: mbarriers, clusters, elected threads, loops over tiles.
 
-The CTA's threads branch to their role.  A ring's index (of a buffer or of a barrier) becomes a
-*position*: its stage and the parity of its phase, two registers that turn with the innermost loop
-that the index counts, so that no remainder is taken inside.
+The CTA's threads branch to their role.  A ring's index (of a buffer or of a barrier) becomes its
+stage and the parity of its phase (``rings.py``).
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS, Hopper
@@ -16,11 +15,12 @@ Source: PTX ISA 9, "Parallel Synchronization and Communication Instructions"; ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tinygpu.codegen.emit import Kernel
 from tinygpu.codegen.ptx import Scalar as Number
+from tinygpu.codegen.rings import Rings
 from tinygpu.codegen.scope import Scope
 from tinygpu.codegen.tensor import TILE_RULES, prepare
 from tinygpu.codegen.tensor_map import tensor_map_of, tensor_maps
@@ -29,7 +29,6 @@ from tinygpu.program import (
     Affine,
     Arrive,
     Barrier,
-    Block,
     Do,
     Elect,
     Fence,
@@ -60,6 +59,8 @@ class RoleKernel(Kernel):
         self.role = program.roles[0]
         self.local = "%tid_x"  # this thread's number in its role's copy
         self.copy: Number = 0
+        self.rings = Rings(self.text, self.addresses.sum)
+        self.fragments: dict[tuple[str, int], str] = {}
 
     def text_of(self, arch: str) -> str:
         """Return the whole module."""
@@ -185,7 +186,10 @@ class RoleKernel(Kernel):
         text = self.text
         linear = text.register("u32")
         text.emit(f"mov.u32 {linear}, {'%clusterid.x' if self.ctas > 1 else '%ctaid.x'}")
+        start = self._value(loop.start, scope) if isinstance(loop.start, Affine) else loop.start
         if not self.program.persistent:
+            if start != 0:
+                raise ProgramError(f"for each tile from {loop.start}: there is but one, tile 0")
             self.grid(linear)
             with text.scope():
                 static = {**scope.static, loop.tile: 0, loop.turn: 0}
@@ -198,9 +202,6 @@ class RoleKernel(Kernel):
         total: Number = 1
         for axis in self.program.grid:
             total = text.multiply(total, self.addresses.integer(f"grid_{axis.var}"))
-        start: Number = (
-            loop.start if isinstance(loop.start, int) else self._value(loop.start, scope)
-        )
         tile, turn, at = (text.register("u32") for _ in range(3))
         text.emit(f"mov.u32 {tile}, {start}")
         text.emit(f"mov.u32 {turn}, 0")
@@ -228,12 +229,14 @@ class RoleKernel(Kernel):
         """Emit a running loop: positions before it, one step of each at its end."""
         text = self.text
         trips = self.addresses.integer(loop.trips)
+        if isinstance(trips, int) and trips <= loop.start:
+            return
         counter = text.register("u32")
         again, end = text.label(loop.var), text.label(f"{loop.var}_end")
         text.emit(f"mov.u32 {counter}, {loop.start}")
         inner = replace(scope, running={**scope.running, loop.var: counter})
         with text.scope():
-            rings = self._turning(loop.body, loop.var, loop.start, inner)
+            rings = self.rings.turning(loop.body, loop.var, loop.start, inner)
             skip = text.less(loop.start, trips)
             if skip is not True:
                 text.emit(f"@!{skip} bra {end}")
@@ -241,73 +244,13 @@ class RoleKernel(Kernel):
             text.lines.append('\t.pragma "nounroll";')
             with text.scope():
                 self.body(loop.body, inner)
-                for slot, parity, stages in rings:
-                    self._step(slot, parity, stages)
+                for ring in rings:
+                    self.rings.turn(ring)
                 more = text.register("pred")
                 text.emit(f"add.s32 {counter}, {counter}, 1")
                 text.emit(f"setp.lt.s32 {more}, {counter}, {trips}")
                 text.emit(f"@{more} bra {again}")
             text.mark(end)
-
-    def _step(self, slot: str, parity: str, stages: int) -> None:
-        text, wraps = self.text, self.text.register("pred")
-        text.emit(f"add.s32 {slot}, {slot}, 1")
-        text.emit(f"setp.eq.s32 {wraps}, {slot}, {stages}")
-        text.emit(f"@{wraps} mov.u32 {slot}, 0")
-        text.emit(f"@{wraps} xor.b32 {parity}, {parity}, 1")
-
-    def _turning(
-        self, body: tuple[Statement, ...], name: str, start: int, scope: Scope
-    ) -> list[tuple[str, str, int]]:
-        """Make the positions that a loop turns by one; return stage, parity and stages of each."""
-        found: dict[tuple[object, ...], tuple[str, str, int]] = {}
-        for stages, index, here in _rings(body, scope):
-            known, terms = here.split(index)
-            if (name, 1) not in terms:
-                continue
-            if any(other in here.running and other not in scope.running for other, _ in terms):
-                continue  # an inner loop turns it
-            if name not in scope.running:
-                continue
-            base = known % stages
-            key = ("ring", stages, base, terms)
-            if key in found or stages == 1:
-                continue
-            rest = tuple(t for t in terms if t[0] != name)
-            slot, parity = self.text.register("u32"), self.text.register("u32")
-            at = self.addresses.sum(rest, here, base + start)
-            self._position(at, stages, (slot, parity))
-            self.text.remember(key, slot)
-            self.text.remember((*key, "parity"), parity)
-            found[key] = (slot, parity, stages)
-        return list(found.values())
-
-    def _position(self, at: Number, stages: int, to: tuple[str, str]) -> None:
-        """Set stage and parity of a ring's index that is not negative."""
-        text = self.text
-        slot, parity = to
-        text.emit(f"mov.u32 {slot}, {text.modulo(at, stages)}")
-        text.emit(f"and.b32 {parity}, {text.divide(at, stages)}, 1" if isinstance(at, str)
-                  else f"mov.u32 {parity}, {at // stages & 1}")  # fmt: skip
-
-    def position(self, stages: int, index: Affine, scope: Scope) -> tuple[Number, Number]:
-        """Return the stage of a ring's index, and the parity of its phase."""
-        text = self.text
-        known, terms = scope.split(index)
-        base, turns = known % stages, known // stages
-        if not terms:
-            return base, turns & 1
-        key = ("ring", stages, base, terms)
-        slot = text.known(key)
-        if slot is None:
-            here, parity = text.register("u32"), text.register("u32")
-            self._position(self.addresses.sum(terms, scope, base), stages, (here, parity))
-            text.remember(key, here)
-            text.remember((*key, "parity"), parity)
-            slot = here
-        parity_now = text.known((*key, "parity"))
-        assert parity_now is not None
-        return slot, text.exclusive_or(parity_now, 1) if turns % 2 else parity_now
 
     def _value(self, index: Affine, scope: Scope) -> Number:
         known, terms = scope.split(index)
@@ -315,12 +258,16 @@ class RoleKernel(Kernel):
 
     def barrier_at(self, barrier: Barrier, index: Affine, scope: Scope) -> tuple[str, Number]:
         """Return the address operand of a barrier's stage, and the parity of the index's phase."""
-        slot, parity = self.position(barrier.stages, index, scope)
+        base, start, parity = self._barrier(barrier, index, scope)
+        return f"[{base}+{start}]", parity
+
+    def _barrier(self, barrier: Barrier, index: Affine, scope: Scope) -> tuple[Number, int, Number]:
+        """Return a register and the bytes beyond it of a barrier's stage, and the parity."""
+        slot, parity = self.rings.position(barrier.stages, index, scope)
         start = self.addresses.plan.start[barrier.name]
         if isinstance(slot, int):
-            return f"[%smem+{start + 8 * slot}]", parity
-        at = self.text.multiply_add(slot, 8, "%smem")
-        return f"[{at}+{start}]", parity
+            return "%smem", start + 8 * slot, parity
+        return self.text.multiply_add(slot, 8, "%smem"), start, parity
 
     def _wait(self, barrier: Barrier, index: Affine, scope: Scope) -> None:
         text = self.text
@@ -332,15 +279,17 @@ class RoleKernel(Kernel):
 
     def _arrive(self, arrive: Arrive, scope: Scope) -> None:
         text = self.text
-        at, _ = self.barrier_at(arrive.barrier, arrive.index, scope)
+        base, start, _ = self._barrier(arrive.barrier, arrive.index, scope)
+        if arrive.bytes and arrive.to == "cluster":
+            raise ProgramError(f"{arrive}: bytes are expected by a CTA's own barrier alone")
         if arrive.bytes:
-            text.emit(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, {at}, {arrive.bytes}")
+            at = f"[{base}+{start}], {arrive.bytes}"
+            text.emit(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, {at}")
         elif arrive.to == "cta" or self.ctas == 1:
-            text.emit(f"mbarrier.arrive.shared::cta.b64 _, {at}")
+            text.emit(f"mbarrier.arrive.shared::cta.b64 _, [{base}+{start}]")
         else:
             plain = text.register("u32")
-            address, _, offset = at.strip("[]").partition("+")
-            text.emit(f"add.u32 {plain}, {address}, {offset or 0}")
+            text.emit(f"add.u32 {plain}, {base}, {start}")
             for rank in range(self.ctas):
                 there = text.register("u32")
                 text.emit(f"mapa.shared::cluster.u32 {there}, {plain}, {rank}")
@@ -358,6 +307,13 @@ class RoleKernel(Kernel):
         self.text.note(str(do))
         rule(self, do, scope)
 
+    def cell(self, name: str, number: int, kind: str) -> str:
+        """Return a thread's register of a fragment by its number there."""
+        key = (name, number)
+        if key not in self.fragments:
+            self.fragments[key] = self.text.register(kind)
+        return self.fragments[key]
+
     def map_of(self, do: Do) -> str:
         """Return the register that points to a statement's tensor map."""
         return f"%{self.maps[tensor_map_of(do)]}"
@@ -368,28 +324,5 @@ class RoleKernel(Kernel):
         known, terms = scope.split(index)
         if all(isinstance(c, int) and c % stages == 0 for _, c in terms):
             return known % stages * plan.stage_bytes[name] + plan.start[name]
-        slot, _ = self.position(stages, index, scope)
+        slot, _ = self.rings.position(stages, index, scope)
         return self.text.multiply_add(slot, plan.stage_bytes[name], plan.start[name])
-
-
-def _rings(body: tuple[Statement, ...], scope: Scope) -> Iterator[tuple[int, Affine, Scope]]:
-    """Yield the depth and the index of every use of a ring, and the loops around it."""
-    for statement in body:
-        match statement:
-            case Do():
-                for access in statement.accesses:
-                    if access.buffer.level == "smem":
-                        yield access.buffer.stages, access.index, scope
-                if statement.signal:
-                    yield statement.signal[0].stages, statement.signal[1], scope
-            case Wait(barrier, index) | Arrive(barrier, index):
-                yield barrier.stages, index, scope
-            case For(unrolled=True):
-                for i in range(statement.start, int(statement.trips)):
-                    inner = replace(scope, static={**scope.static, statement.var: i})
-                    yield from _rings(statement.body, inner)
-            case For():
-                running = {**scope.running, statement.var: statement.var}
-                yield from _rings(statement.body, replace(scope, running=running))
-            case _ if isinstance(statement, Block):
-                yield from _rings(statement.body, scope)

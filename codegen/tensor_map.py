@@ -112,15 +112,13 @@ def encode(
 ) -> np.ndarray[Any, Any]:
     """Encode a map of a 2-D array; returns 128 bytes that a launch takes as one argument.
 
-    ``strides`` count elements; one of them is 1.  Raises LaunchError for what the driver refuses.
+    ``strides`` count elements, the last is 1.  Raises LaunchError for what the driver refuses.
     """
     width = DTYPES[tensor_map.dtype].bytes
-    inner = len(shape) - 1
-    pitch = int(strides[1 - inner]) * width
-    if shape[1 - inner] == 1:
-        pitch = (
-            -(-int(shape[inner]) * width // 16) * 16
-        )  # one line: its distance to the next is free
+    lines, length = (int(s) for s in shape)
+    pitch = int(strides[0]) * width
+    if lines == 1:  # then the distance to the next is free
+        pitch = -(-length * width // 16) * 16
     if pointer % 16 or pitch % 16:
         raise LaunchError(
             f"{tensor_map.buffer}: TMA needs an address and rows that are multiples of 16 B apart, "
@@ -137,7 +135,7 @@ def encode(
         ctypes.c_int(_TYPES[tensor_map.dtype]),
         ctypes.c_uint32(2),
         ctypes.c_void_p(pointer),
-        numbers(int(shape[inner]), int(shape[1 - inner])),
+        numbers(length, lines),
         numbers(pitch, 0),
         small(*tensor_map.box),
         small(1, 1),
@@ -200,8 +198,6 @@ def early_launch(
     def launch(stream: int) -> None:
         config.stream = stream
         assert held  # the driver reads them at each launch
-        _call(
-            "cuLaunchKernelEx", ctypes.byref(config), ctypes.c_void_p(function), pointers, None
-        )
+        _call("cuLaunchKernelEx", ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
 
     return launch

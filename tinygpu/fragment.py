@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.errors import ProgramError
+
 __all__ = ["FRAGMENTS", "Fragment"]
 
 Mode = tuple[int, int, int]
@@ -51,8 +53,14 @@ class Fragment:
     def places(self, shape: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the row and the column of each thread's values, both (threads, values).
 
-        The shape is a multiple of the base.
+        Raises ProgramError unless the shape is a multiple of the base.
         """
+        if any(s % b for s, b in zip(shape, self.base, strict=True)):
+            high, wide = self.base
+            raise ProgramError(
+                f"fragment {self.name}: a tile of {shape[0]} x {shape[1]} is no whole number of "
+                f"{high} x {wide}; choose a multiple"
+            )
         rows, columns = (s // b for s, b in zip(shape, self.base, strict=True))
         repeats = ((columns, 0, self.base[1]), (rows, self.base[0], 0))
         thread, value = _digits(self.thread_modes), _digits((*self.value_modes, *repeats))

@@ -1,0 +1,236 @@
+"""Lowering of statements on fragments: how a warpgroup rounds and stores the tile that it holds.
+
+A tile in registers is shared out as ``tinygpu.fragment`` says; a thread's registers of a fragment
+stand in that order, two 16-bit elements to a register.  The rules are part of ``TILE_RULES``.
+
+Source: PTX ISA 9: "cvt", "stmatrix", "st", and the register fragments of "wgmma.mma_async".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tinygpu.codegen.ptx import Scalar as Number
+from tinygpu.codegen.scope import Scope
+from tinygpu.errors import ProgramError
+from tinygpu.fragment import FRAGMENTS
+from tinygpu.program import Access, Do
+
+if TYPE_CHECKING:
+    from tinygpu.codegen.roles import RoleKernel
+
+__all__ = ["cells", "convert", "smem_stage", "st_global", "st_shared", "stmatrix"]
+
+_REGISTERS = {"f32": "f32", "f16": "b32", "bf16": "b32"}
+_PLAIN, _TURNED = ((0, 1), (1, 0)), ((1, 0), (0, 1))  # columns, then rows, of a tile
+
+
+def cells(kernel: RoleKernel, access: Access, extents: tuple[int, int], scope: Scope) -> list[str]:
+    """Return a thread's registers of a part (columns, rows) of a tile, in fragment order.
+
+    Raises ProgramError for what is no whole fragments, and where the part is not known here.
+    """
+    buffer = access.buffer
+    fragment = FRAGMENTS[buffer.fragment]
+    known = [scope.split(o) for o in access.origin] if access.origin else [(0, ()), (0, ())]
+    if any(terms for _, terms in known):
+        raise ProgramError(f"{access}: a fragment's registers need an origin that is known")
+    (row, _), (column, _) = known
+    (columns, rows), (high, wide) = extents, fragment.base
+    if row % high or column % wide or rows % high or columns % wide:
+        raise ProgramError(f"{access}: no whole parts of the fragment {fragment.name}")
+    if buffer.dtype not in _REGISTERS or buffer.stages != 1:
+        raise ProgramError(f"{access}: no fragment of {buffer.dtype} x {buffer.stages} stages")
+    kind, across = _REGISTERS[buffer.dtype], int(buffer.shape[1]) // wide
+    each = buffer.type.bytes  # four elements of a base: as many registers as an element has bytes
+    return [
+        kernel.cell(buffer.name, (block * across + group) * each + i, kind)
+        for block in range(row // high, (row + rows) // high)
+        for group in range(column // wide, (column + columns) // wide)
+        for i in range(each)
+    ]
+
+
+def smem_stage(kernel: RoleKernel, access: Access, scope: Scope) -> Number:
+    """Return the bytes from ``%smem`` to the stage (and copy) of an access."""
+    buffer, text = access.buffer, kernel.text
+    start = kernel.smem_at(buffer.name, buffer.stages, access.index, scope)
+    if buffer.copies > 1:
+        start = text.multiply_add(kernel.copy, buffer.stages * buffer.stage_bytes, start)
+    return start
+
+
+def convert(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+    """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register."""
+    wide, shape = _held(kernel, do, scope)
+    if tuple(do.write.value) != _PLAIN:
+        raise ProgramError(f"{do}: a fragment is converted in place")
+    narrow = cells(kernel, do.write, shape, scope)
+    kind = do.write.buffer.dtype
+    if do.accesses[0].buffer.dtype != "f32" or kind not in ("f16", "bf16"):
+        raise ProgramError(f"{do}: a fragment is converted from f32 to f16 or bf16")
+    for i, target in enumerate(narrow):
+        kernel.text.emit(f"cvt.rn.{kind}x2.f32 {target}, {wide[2 * i + 1]}, {wide[2 * i]}")
+
+
+def stmatrix(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+    """stmatrix: four (two) 8 x 8 matrices of a warp's 16 rows at once."""
+    held, (columns, rows) = _held(kernel, do, scope)
+    text, buffer = kernel.text, do.write.buffer
+    turned = do.variant == "trans"
+    if buffer.type.bytes != 2 or tuple(do.write.value) != (_TURNED if turned else _PLAIN):
+        raise ProgramError(f"{do}: stmatrix stores rows of 16-bit elements, .trans their columns")
+    warp, lane = _lane(kernel)
+    pitch, width = int(buffer.stride[0]), buffer.type.bytes
+    low, high = text.modulo(lane, 8), text.divide(lane, 16)
+    middle = text.modulo(text.divide(lane, 8), 2)
+    if turned:
+        line = text.multiply_add(high, 8, low)
+        column = text.multiply_add(warp, 16, text.multiply(middle, 8))
+    else:
+        line = text.multiply_add(warp, 16, text.multiply_add(middle, 8, low))
+        column = text.multiply(high, 8)
+    key = ("stmatrix", buffer.name, turned)
+    row_bytes = text.once((*key, "row"), lambda: text.multiply(line, pitch * width))
+    column_bytes = text.once((*key, "column"), lambda: _swizzled(kernel, do.write, line, column))
+    stage = smem_stage(kernel, do.write, scope)
+    base = text.add(text.add("%smem", row_bytes), stage)
+    groups = columns // 8
+    at_once = 2 if groups % 2 == 0 else 1  # groups of 8 columns
+    suffix = ".trans" if turned else ""
+    for block in range(rows // 64):
+        for group in range(0, groups, at_once):
+            first = (block * groups + group) * 2
+            mine = held[first : first + 2 * at_once]
+            if turned:
+                known, here = group * 8 * pitch * width, column_bytes
+            else:
+                known = block * 64 * pitch * width
+                here = text.exclusive_or(column_bytes, group * 8 * width)
+            at = text.add(base, here)
+            text.emit(
+                f"stmatrix.sync.aligned.m8n8.x{len(mine)}{suffix}.shared.b16 "
+                f"[{at}+{known}], {{{', '.join(mine)}}}"
+            )
+
+
+def st_shared(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+    """st.shared.v2.f32: two neighbours of a row."""
+    held, (columns, rows) = _held(kernel, do, scope)
+    text, buffer = kernel.text, do.write.buffer
+    if buffer.dtype != "f32" or tuple(do.write.value) != _PLAIN:
+        raise ProgramError(f"{do}: only rows of f32 are stored this way; use stmatrix")
+    pitch, groups = int(buffer.stride[0]), columns // 8
+    line, column = _first(kernel)
+    stage = smem_stage(kernel, do.write, scope)
+    for half in (0, 1):
+        here = text.add(line, 8 * half)
+        bytes_there = _swizzled(kernel, do.write, here, column)
+        base = text.add(text.multiply_add(here, pitch * 4, "%smem"), stage)
+        for block in range(rows // 64):
+            for group in range(groups):
+                first = (block * groups + group) * 4 + 2 * half
+                at = text.add(base, text.exclusive_or(bytes_there, group * 32))
+                pair = ", ".join(held[first : first + 2])
+                text.emit(f"st.shared.v2.f32 [{at}+{block * 64 * pitch * 4}], {{{pair}}}")
+
+
+def st_global(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+    """st.global: pairs of neighbours, or single elements where c is turned or its rows are odd."""
+    held, (columns, rows) = _held(kernel, do, scope)
+    text, access, buffer = kernel.text, do.write, do.write.buffer
+    width, steps, pairs = buffer.type.bytes, tuple(access.value), int(do.vector) == 2
+    if steps not in (_PLAIN, _TURNED) or (pairs and steps == _TURNED):
+        raise ProgramError(f"{do}: a fragment's rows are stored by pairs, its columns one by one")
+    across, down = (0, 1) if steps == _TURNED else (1, 0)  # c's dimension of columns, of rows
+    row, column = _first(kernel)
+    first = []
+    for d, mine in ((down, row), (across, column)):
+        known, terms = scope.split(access.origin[d])
+        first.append(text.add(kernel.addresses.sum(terms, scope, mine), known))
+    strides = [kernel.addresses.integer(s) for s in buffer.stride]
+    sizes = [kernel.addresses.integer(s) for s in buffer.shape]
+    pointer: Number = kernel.addresses.pointers[buffer.name]
+    for here, d in zip(first, (down, across), strict=True):
+        pointer = text.wide_multiply_add(here, text.multiply(strides[d], width), pointer)
+    row_left = text.subtract(sizes[down], first[0])
+    column_left = text.subtract(sizes[across], first[1])
+    down_bytes = text.multiply(strides[down], width)
+    across_bytes = text.multiply(strides[across], width)
+
+    def store(kind: str, line: Number, at: int, reach: int, inside: str | bool, value: str) -> None:
+        """Store a value ``at`` columns from the first, if those up to ``reach`` are inside."""
+        guard = text.less(reach, column_left, inside if isinstance(inside, str) else None)
+        where = text.wide_multiply_add(across_bytes, at, line)
+        text.emit(f"@{guard} st.global.{kind} [{where}], {value}")
+
+    for block in range(rows // 64):
+        for half in range(2):
+            far = block * 64 + half * 8
+            inside = text.less(far, row_left)
+            line = text.wide_multiply_add(down_bytes, far, pointer)
+            for group in range(columns // 8):
+                i, at = (block * (columns // 8) + group) * 4 + half * 2, group * 8
+                if pairs:
+                    both = held[i // 2] if width == 2 else f"{{{held[i]}, {held[i + 1]}}}"
+                    store("b32" if width == 2 else "v2.f32", line, at, at + 1, inside, both)
+                    continue
+                two = held[i : i + 2]
+                if width == 2:
+                    two = [text.register("b16") for _ in range(2)]
+                    text.emit(f"mov.b32 {{{', '.join(two)}}}, {held[i // 2]}")
+                for j, value in enumerate(two, at):
+                    store("b16" if width == 2 else "f32", line, j, j, inside, value)
+
+
+def _held(kernel: RoleKernel, do: Do, scope: Scope) -> tuple[list[str], tuple[int, int]]:
+    """Return the registers that a statement reads, and how many (columns, rows) they are."""
+    (read,) = do.reads
+    assert isinstance(read, Access)
+    columns, rows = (int(v) for v in do.values)
+    if read.buffer.fragment != "wgmma" or kernel.role.threads != 128 or rows % 64:
+        raise ProgramError(
+            f"{do}: rows in 64s, held as wgmma holds them by 128 threads, are stored"
+        )
+    if tuple(read.value) != _PLAIN:
+        raise ProgramError(f"{do}: {read} has to be read by columns and rows, from left and top")
+    return cells(kernel, read, (columns, rows), scope), (columns, rows)
+
+
+def _lane(kernel: RoleKernel) -> tuple[Number, Number]:
+    """Return this thread's warp in its role's copy, and its lane."""
+    text = kernel.text
+    warp = text.once(("warp", kernel.local), lambda: text.divide(kernel.local, 32))
+    lane = text.once(("lane", kernel.local), lambda: text.modulo(kernel.local, 32))
+    return warp, lane
+
+
+def _first(kernel: RoleKernel) -> tuple[Number, Number]:
+    """Return row and column of this thread's first value in a fragment of wgmma."""
+    text = kernel.text
+    warp, lane = _lane(kernel)
+    row = text.multiply_add(warp, 16, text.divide(lane, 4))
+    return row, text.multiply(text.modulo(lane, 4), 2)
+
+
+def _swizzled(kernel: RoleKernel, access: Access, line: Number, column: Number) -> Number:
+    """Return the bytes of an element of a row (``line``), ``column`` known to stay inside it.
+
+    The row's bits choose which 16 B pieces change places: the result is linear in what is XORed to
+    the column, so that a known part of the column may be XORed in later.
+    """
+    text, buffer = kernel.text, access.buffer
+    width, pitch = buffer.type.bytes, int(buffer.stride[0])
+    bits, base, shift = (int(x) for x in buffer.swizzle)
+    if not bits:
+        return text.multiply(column, width)
+    mask = ((1 << bits) - 1) << (base + shift)
+
+    def make() -> Number:
+        linear = text.multiply(line, pitch)
+        masked = text.register("u32")
+        text.emit(f"and.b32 {masked}, {linear}, {mask}")
+        moved = text.exclusive_or(column, text.divide(masked, 1 << shift))
+        return text.multiply(moved, width)
+
+    return text.once(("swizzled", line, column, pitch, bits, width), make)
