@@ -10,9 +10,9 @@ make a tensor map of 128 bytes, which the driver encodes and the kernel takes as
 >>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["persistent"]))
 >>> for tensor_map in tensor_maps(term):
 ...     print(tensor_map)
+c: boxes of 64 x 64, 128B swizzle
 a: boxes of 64 x 128, 128B swizzle
 b: boxes of 64 x 256, 128B swizzle
-c: boxes of 64 x 64, 128B swizzle
 
 Source: CUDA Driver API, "Tensor Map Object Management" (cuTensorMapEncodeTiled).
 """
