@@ -16,7 +16,7 @@ from tinygpu.events import concurrency_key, skeleton_of, verdict, verdict_of_pro
 from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.operation import matmul
-from tinygpu.program import Access, Exit, Program, Sync
+from tinygpu.program import Access, Exit, Fence, Program, Sync
 from tinygpu.protocol import Protocol
 
 
@@ -166,6 +166,33 @@ def test_turns_of_few_trips_need_a_barrier() -> None:
     assert {f.kind for f in got.findings} == {"parity"}
     assert dict(got.findings[0].trips)["trips"] == 1
     assert verdict(mutant(hopper("pingpong", in_flight=0), "drop bar.sync 1")).legal
+
+
+def test_sums_that_were_read_need_another_fence() -> None:
+    """One wgmma.fence at the start is enough for one tile, and not for two."""
+
+    def hoisted(program: Program) -> Program:
+        bare = mutant(program, "drop wgmma.fence")
+        roles = tuple(
+            replace(r, body=(Fence("wgmma"), *r.body)) if r.name == "consumer" else r
+            for r in bare.roles
+        )
+        return replace(bare, roles=roles)
+
+    assert verdict(hoisted(hopper("tma store"))).legal
+    assert {f.kind for f in verdict(hoisted(hopper("persistent"))).findings} == {"proxy"}
+
+
+def test_a_fault_that_needs_many_tiles() -> None:
+    """Two consumers in turn, each with eight buffers: the 17th tile meets the first."""
+    few = {"stages": 2, "in_flight": 0, "tile_n": 64, "store_n": 64, "store_stages": 8}
+    program = hopper("pingpong", **few)
+    assert verdict(program).legal
+    got = verdict(mutant(program, "pending+ cp.async.bulk.wait_group.read 7"))
+    assert {f.kind for f in got.findings} == {"race"}
+    assert isinstance(got.skeleton, Protocol)
+    assert not hazards(got.skeleton, {"tiles": 16, "trips": 2})
+    assert hazards(got.skeleton, {"tiles": 17, "trips": 2})
 
 
 def test_leaving_without_a_cluster_barrier() -> None:

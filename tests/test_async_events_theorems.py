@@ -148,6 +148,16 @@ def test_fewer_tiles_have_no_faults_of_their_own(start: str) -> None:
             assert legal == sorted(legal, reverse=True), (name, trips)
 
 
+@pytest.mark.parametrize("start", PERSISTENT)
+def test_every_window_over_steps_occurs(start: str) -> None:
+    """For each number of trips the most tiles turn the rings twice, and end inside a third tile."""
+    for stages in (2, 5):
+        _, points = tile_window(protocol(start, stages=stages))
+        for trips in range(1, 2 * stages + 3):
+            tiles = max(p["tiles"] for p in points if p["trips"] == trips)
+            assert tiles * trips >= 2 * stages + 2 * trips
+
+
 def small(*, release: int, bound: int | str = "trips", step: int = 1) -> Protocol:
     """A producer and a consumer over one ring of two stages, without the machine."""
     full, empty = Barrier("full", 2, 1), Barrier("empty", 2, 128)
