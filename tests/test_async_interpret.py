@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tinygpu.interpret import check, interpret, reduced
 from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.operation import Problem, matmul
-from tinygpu.program import Program
+from tinygpu.program import Block, Fence, Program, Statement
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SMALL: dict[str, Any] = {
@@ -99,6 +100,24 @@ def test_any_small_schedule_that_its_machine_allows_is_clean(data: st.DataObject
     program = hopper(point, layout, output=output)
     problem = Problem.of(matmul("bf16", output, layout), m=512, n=512, k=512)
     assert check(program, reduced(problem, program), seeds=(data.draw(st.integers(0, 11)),)) == ()
+
+
+def test_registers_touched_since_the_last_wgmma_fence_are_found() -> None:
+    """One fence, before all tiles, is enough for the first of them only."""
+    program = hopper({**SMALL, "persistent": 1, "in_flight": 0})
+    role = program.roles[0]
+    body = (Fence("wgmma"), *_unfenced(role.body))
+    once = replace(program, roles=(replace(role, body=body), *program.roles[1:]))
+    assert check(once, {"m": 64, "n": 16, "k": 136}) == ()
+    assert {f.kind for f in check(once, {"m": 200, "n": 16, "k": 136})} == {"unfenced"}
+
+
+def _unfenced(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    return tuple(
+        replace(s, body=_unfenced(s.body)) if isinstance(s, Block) else s
+        for s in body
+        if s != Fence("wgmma")
+    )
 
 
 def test_reduced_sizes_can_be_loaded_by_tma() -> None:
