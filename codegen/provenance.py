@@ -19,6 +19,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,17 +64,17 @@ def provenance(command: str) -> dict[str, Any]:
 
 
 def commit(root: Path = _ROOT) -> str:
-    """Return the commit of the source tree: of git, else of a file ``.commit``, else "unknown".
+    """Return the commit of the source tree: of a file ``.commit``, else of git, else "unknown".
 
-    A tree that differs from its commit says ``+dirty``.
+    The file names the commit that a copy of the tree was made from.  A tree that git knows to
+    differ from its commit says ``+dirty``.
     """
+    with suppress(OSError):
+        return (root / ".commit").read_text(encoding="utf-8").strip() or "unknown"
     head = _git(root, "rev-parse", "--short=12", "HEAD") if (root / ".git").exists() else None
     if head is not None:
         return head + ("+dirty" if _git(root, "status", "--porcelain", "-uno") else "")
-    try:
-        return (root / ".commit").read_text(encoding="utf-8").strip() or "unknown"
-    except OSError:
-        return "unknown"
+    return "unknown"
 
 
 def device_and_driver() -> tuple[str, str]:
