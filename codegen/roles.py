@@ -111,10 +111,14 @@ class RoleKernel(Kernel):
                 text.emit(f"mbarrier.init.shared::cta.b64 {at}, {barrier.arrivals}")
         if self.ctas > 1:
             text.emit("fence.mbarrier_init.release.cluster")
-        text.emit("fence.proxy.async")
+        text.emit("fence.proxy.async.shared::cta")
         text.mark(skip)
         text.emit("bar.warp.sync -1")
-        self.sync(Sync(scope="cluster"), Scope())
+        if self.ctas > 1:  # the fence has released them
+            text.emit("barrier.cluster.arrive.relaxed.aligned")
+            text.emit("barrier.cluster.wait.aligned")
+        else:
+            text.emit("bar.sync 0")
         if self.program.early:
             text.emit("griddepcontrol.wait")
             text.emit("griddepcontrol.launch_dependents")
@@ -137,9 +141,8 @@ class RoleKernel(Kernel):
         """Emit a barrier: of a role's copy, of the CTA, of the cluster."""
         text = self.text
         if statement.scope == "cluster" and self.ctas > 1:
-            # relaxed: it orders the CTAs' lives, no data of one is read by another
-            text.emit("barrier.cluster.arrive.relaxed.aligned")
-            text.emit("barrier.cluster.wait.aligned")
+            text.emit("barrier.cluster.arrive.release.aligned")
+            text.emit("barrier.cluster.wait.acquire.aligned")
         elif statement.scope == "role":
             number = text.add(self.copy, statement.barrier)
             text.emit(f"bar.sync {number}, {self.role.threads}")
