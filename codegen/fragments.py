@@ -158,29 +158,43 @@ def st_global(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     down_bytes = text.multiply(strides[down], width)
     across_bytes = text.multiply(strides[across], width)
 
-    def store(kind: str, line: Number, at: int, reach: int, inside: str | bool, value: str) -> None:
-        """Store a value ``at`` columns from the first, if those up to ``reach`` are inside."""
+    def store(kind: str, where: Number, reach: int, inside: str | bool, value: str) -> None:
+        """Store a value if the columns up to ``reach`` beyond the first are inside."""
         guard = text.less(reach, column_left, inside if isinstance(inside, str) else None)
-        where = text.wide_multiply_add(across_bytes, at, line)
         text.emit(f"@{guard} st.global.{kind} [{where}], {value}")
+
+    def moved(where: Number, columns: int) -> Number:
+        """Return a place that is some columns further, two distances serving all of a row."""
+        if isinstance(across_bytes, int):
+            return text.wide_add(where, columns * across_bytes)
+        far = ("columns", across_bytes, columns)
+        return text.wide_add(
+            where, text.once(far, lambda: text.wide_product(across_bytes, columns))
+        )
 
     for block in range(rows // 64):
         for half in range(2):
             far = block * 64 + half * 8
             inside = text.less(far, row_left)
-            line = text.wide_multiply_add(down_bytes, far, pointer)
+            line = where = text.wide_multiply_add(down_bytes, far, pointer)
             for group in range(columns // 8):
                 i, at = (block * (columns // 8) + group) * 4 + half * 2, group * 8
+                if steps == _PLAIN:
+                    where = moved(line, at)
+                elif group:
+                    where = moved(where, 7)
                 if pairs:
                     both = held[i // 2] if width == 2 else f"{{{held[i]}, {held[i + 1]}}}"
-                    store("b32" if width == 2 else "v2.f32", line, at, at + 1, inside, both)
+                    store("b32" if width == 2 else "v2.f32", where, at + 1, inside, both)
                     continue
                 two = held[i : i + 2]
                 if width == 2:
                     two = [text.register("b16") for _ in range(2)]
                     text.emit(f"mov.b32 {{{', '.join(two)}}}, {held[i // 2]}")
-                for j, value in enumerate(two, at):
-                    store("b16" if width == 2 else "f32", line, j, j, inside, value)
+                kind = "b16" if width == 2 else "f32"
+                store(kind, where, at, inside, two[0])
+                where = moved(where, 1)
+                store(kind, where, at + 1, inside, two[1])
 
 
 def _held(kernel: RoleKernel, do: Do, scope: Scope) -> tuple[list[str], tuple[int, int]]:
