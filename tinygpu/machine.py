@@ -32,7 +32,7 @@ import networkx as nx
 from tinygpu.errors import MachineError, OperationError, nearest
 from tinygpu.instruction import INSTRUCTIONS, Instruction
 from tinygpu.memory import Level
-from tinygpu.operation import Operation
+from tinygpu.operation import ACC, Operation
 from tinygpu.program import Program
 
 __all__ = ["Choice", "Chosen", "Machine", "Requirement", "Value", "instructions"]
@@ -89,6 +89,7 @@ class Machine(ABC):
     instructions: ClassVar[tuple[Instruction, ...]]
     numeric: ClassVar[bool] = False
     operations: ClassVar[tuple[str, ...]] = ()
+    fuses: ClassVar[bool] = True
 
     @abstractmethod
     def program(self, operation: Operation, choose: Any) -> Program:
@@ -104,6 +105,11 @@ class Machine(ABC):
             raise OperationError(
                 f"machine {self.name}: operation {operation.name}; "
                 f"{nearest(operation.name, self.operations)}"
+            )
+        if not self.fuses and (operation.epilogue != ACC or "l" in operation.axes):
+            raise OperationError(
+                f"machine {self.name}: {operation.name} with a batch or an epilogue "
+                f"({operation.epilogue}); choose a machine that fuses, as hopper"
             )
 
     @classmethod

@@ -80,6 +80,7 @@ DTYPES: Mapping[str, DType] = {
         DType("f32", 4, "f32", 2.0**-24),
         DType("f16", 2, "f16", 2.0**-11),
         DType("bf16", 2, "bf16", 2.0**-8),
+        DType("e4m3", 1, "e4m3", 2.0**-4),
     )
 }
 _NUMPY: Mapping[str, np.dtype[Any]] = {
@@ -87,4 +88,5 @@ _NUMPY: Mapping[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
 }

@@ -22,18 +22,28 @@ Source: the tensor-contraction view of loops, as in Exo, Halide and einsum.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.errors import OperationError
-from tinygpu.expression import Expression, value
+from tinygpu.errors import OperationError, nearest
+from tinygpu.expression import Expression, apply, value
 from tinygpu.memory import DTYPES
 
-__all__ = ["OPERATIONS", "Operand", "Operation", "Problem", "elementwise", "matmul", "reduce"]
+__all__ = [
+    "ACC",
+    "ACTIVATIONS",
+    "OPERATIONS",
+    "Operand",
+    "Operation",
+    "Problem",
+    "elementwise",
+    "matmul",
+    "reduce",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +190,11 @@ class Operation:
         sizes: Mapping[str, int],
     ) -> NDArray[np.float64]:
         """Reduce ``combine``; a plain product of two operands goes through einsum."""
-        names = [o.name for o in self.inputs]
+        names = list(self.combine.names())
         if str(self.combine) == f"({' * '.join(names)})" and self.reduced:
             letters = {a: chr(97 + i) for i, a in enumerate(self.axes)}
-            terms = ",".join("".join(letters[a] for a in o.axes) for o in self.inputs)
+            operands = [self.operand(n) for n in names]
+            terms = ",".join("".join(letters[a] for a in o.axes) for o in operands)
             free = [a for a in self.axes if a not in self.reduced]
             out = np.einsum(
                 f"{terms}->{''.join(letters[a] for a in free)}",
@@ -238,25 +249,53 @@ class Problem:
         return Problem(operation, tuple((a, sizes.get(a, 0)) for a in operation.axes))
 
 
-def matmul(dtype: str = "f32", output: str | None = None, layout: str = "nn") -> Operation:
-    """``c[m,n] = sum over k of a[m,k] * b[k,n]``, all row-major.
+def matmul(
+    dtype: str = "f32",
+    output: str | None = None,
+    layout: str = "nn",
+    *,
+    scaled: bool = False,
+    bias: bool = False,
+    activation: str = "",
+    batched: bool = False,
+) -> Operation:
+    """``c[m,n] = sum over k of a[m,k] * b[k,n]``, all row-major, and what is fused with it.
 
     ``layout`` is BLAS's pair of letters for a row-major caller: "t" for an input that is given
-    transposed, a as a[k,m], b as b[n,k]: "nt" is a linear layer.  Raises OperationError for others.
+    transposed, a as a[k,m], b as b[n,k]: "nt" is a linear layer.  ``scaled``: alpha times the sum
+    plus beta times an input d[m,n]; ``bias``: plus an input bias[n]; then the ``activation``.
+    ``batched``: all but the bias have a first axis l.  Raises OperationError for others.
+
+    >>> print(matmul("bf16", layout="nt", bias=True, activation="relu").epilogue)
+    max((acc + bias), 0.0)
     """
     if layout not in ("nn", "nt", "tn", "tt"):
         raise OperationError(f"matmul: layout {layout!r}; there are nn, nt, tn, tt")
+    if activation and activation not in ACTIVATIONS:
+        raise OperationError(f"matmul: activation {nearest(activation, ACTIVATIONS)}")
+    narrow = output or ("bf16" if dtype == "e4m3" else dtype)
+    every = ("l",) if batched else ()
     a, b = (("m", "k"), ("k", "n"))
+    inputs = [
+        Operand("a", every + (a[::-1] if layout[0] == "t" else a), dtype),
+        Operand("b", every + (b[::-1] if layout[1] == "t" else b), dtype),
+    ]
+    result: Expression = ACC
+    if scaled:
+        inputs.append(Operand("d", (*every, "m", "n"), narrow))
+        result = value("alpha") * result + value("beta") * value("d")
+    if bias:
+        inputs.append(Operand("bias", ("n",), narrow))
+        result = result + value("bias")
     return Operation(
         name="matmul",
-        axes=("m", "n", "k"),
-        inputs=(
-            Operand("a", a[::-1] if layout[0] == "t" else a, dtype),
-            Operand("b", b[::-1] if layout[1] == "t" else b, dtype),
-        ),
-        output=Operand("c", ("m", "n"), output or ("f32" if dtype == "f32" else dtype)),
+        axes=(*every, "m", "n", "k"),
+        inputs=tuple(inputs),
+        output=Operand("c", (*every, "m", "n"), narrow),
         combine=value("a") * value("b"),
         reduced=("k",),
+        epilogue=ACTIVATIONS[activation](result) if activation else result,
+        scalars=("alpha", "beta") if scaled else (),
     )
 
 
@@ -297,6 +336,18 @@ def reduce(
         scalars=tuple(dict.fromkeys(n for n in names if n not in known)),
     )
 
+
+def _gelu(x: Expression) -> Expression:
+    """Return the tanh form, x/2 (1 + tanh u), as x sigmoid(2u): no difference of near numbers."""
+    return x * apply("sigmoid", (x * x * 0.044715 + 1.0) * x * 1.5957691216057306)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Expression], Expression]] = {
+    "relu": lambda x: apply("max", x, 0.0),
+    "gelu": _gelu,
+    "silu": lambda x: x * apply("sigmoid", x),
+}
+"""What a matmul may end with, by name."""
 
 OPERATIONS = {"matmul": matmul}
 """Operations that the command line builds from a name and a dtype."""

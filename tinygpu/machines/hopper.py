@@ -20,6 +20,9 @@ from tinygpu.program import Program, select
 __all__ = ["STARTS", "Hopper"]
 
 
+_OUTPUTS = {"bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "e4m3": ("bf16", "f16", "f32")}
+
+
 class Hopper(Machine):
     """Matmul by warpgroup products of 16-bit (or 8-bit) inputs, fp32 sums."""
 
@@ -58,7 +61,7 @@ class Hopper(Machine):
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
-        a, b, c = operation.operands
+        a, b, c = operation.operand("a"), operation.operand("b"), operation.output
         wide, out = DTYPES[a.dtype].bytes, DTYPES[c.dtype].bytes
         inner = ROW_BYTES // wide
         turns = d.consume == "pingpong"
@@ -73,16 +76,22 @@ class Hopper(Machine):
         held = rows // 64 * d.tile_n // 2
         most = select(
             d.ctas_per_sm == 2,
-            select(d.consumers == 1, 160, select(d.consumers == 2, 56, 40)),
-            select(d.consumers == 1, 216, select(d.consumers == 2, 200, 128)),
+            select(d.consumers == 1, 128, select(d.consumers == 2, 48, 32)),
+            select(d.consumers == 1, 216, select(d.consumers == 2, 200, 96)),
         )
         span = (64 if d.swap else d.store_n) * out
         return (
             Requirement(
                 "types",
-                a.dtype in ("bf16", "f16") and b.dtype == a.dtype and c.dtype in (a.dtype, "f32"),
-                "wgmma multiplies bf16 or f16, and c has their type or f32",
-                "choose dtype bf16 or f16, or the machine simt",
+                b.dtype == a.dtype and c.dtype in _OUTPUTS.get(a.dtype, ()),
+                "wgmma multiplies bf16, f16 or e4m3; c has the type of 16 bits, or f32",
+                "choose dtype bf16, f16 or e4m3, or the machine simt",
+            ),
+            Requirement(
+                "majors",
+                wide == 2 or (a.axes[-1] == "k" and b.axes[-1] == "k"),
+                "wgmma reads inputs of 8 bits along k",
+                "choose the layout nt",
             ),
             Requirement(
                 "blocks",

@@ -28,9 +28,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tinygpu.arithmetic import compute
 from tinygpu.expression import Constant, Expression, value
 from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.operation import Operand, Operation
+from tinygpu.memory import DTYPES
+from tinygpu.operation import ACC, Operand, Operation
 from tinygpu.program import (
     Access,
     Affine,
@@ -46,6 +48,7 @@ from tinygpu.program import (
     ForTile,
     Program,
     Role,
+    Scalar,
     Statement,
     Sync,
     Wait,
@@ -69,8 +72,9 @@ class HopperTerm:
 
     def __init__(self, operation: Operation, d: Any) -> None:
         self.operation, self.d = operation, d
-        a, b, c = operation.operands
-        self.x, self.y, self.c = (b, a, c) if d.swap else (a, b, c)
+        a, b = operation.operand("a"), operation.operand("b")
+        self.x, self.y = (b, a) if d.swap else (a, b)
+        self.c = operation.output
         self.row_axis, self.column_axis = ("n", "m") if d.swap else ("m", "n")
         self.inner = ROW_BYTES // _width(a)
         self.slice = _SLICE_BYTES // _width(a)
@@ -78,8 +82,7 @@ class HopperTerm:
         self.taking_turns = d.consume == "pingpong"
         self.rows = d.tile_m if self.taking_turns else d.tile_m // d.consumers
         self.gmem = {
-            o.name: Buffer(o.name, "gmem", o.dtype, o.axes, (f"ld_{o.name}", 1))
-            for o in operation.operands
+            o.name: Buffer(o.name, "gmem", o.dtype, o.axes, _strides(o)) for o in operation.operands
         }
         self.smem_x = self.tile(self.x, d.tile_m)
         self.smem_y = self.tile(self.y, d.tile_n)
@@ -123,10 +126,11 @@ class HopperTerm:
             operation=self.operation,
             buffers=buffers,
             parameters=(
-                *((f"ld_{o.name}", value(o.axes[-1])) for o in self.operation.operands),
+                *(p for o in self.operation.operands for p in _pitches(o)),
                 ("trips", value("k").ceildiv(Constant(d.tile_k))),
             ),
             grid=(
+                *((Axis("bl", value("l")),) if "l" in self.operation.axes else ()),
                 Axis("br", clusters(self.row_axis, d.tile_m * d.cluster_m)),
                 Axis("bc", clusters(self.column_axis, d.tile_n * d.cluster_n)),
             ),
@@ -171,21 +175,26 @@ class HopperTerm:
         here = var(rank, part)
         if by_k:
             values = (self.inner, part, self.slabs)
-            source = (first + here, self.k)
+            source: tuple[Affine, ...] = (first + here, self.k)
             target = (here, Affine(), Affine())
         else:
             values = (self.inner, self.d.tile_k, part // self.inner)
             source = (self.k, first + here)
             target = (Affine(), Affine(), var(rank, part // self.inner))
-        outside = Access(
-            self.gmem[operand.name],
-            ((0, 1), (1, 0), (0, self.inner)),
-            origin=source,
-            guard=(True, True),
-        )
+        steps = ((0, 1), (1, 0), (0, self.inner))
+        outside = self.outside(operand, steps, source)
         inside = Access(smem, ((0, 1, 0), (1, 0, 0), (0, 0, 1)), origin=target, index=self.n)
         copy = INSTRUCTIONS["cp.async.bulk.tensor"]
         return Do(copy, inside, (outside,), values, signal=(self.full, self.n), multicast=rank)
+
+    def outside(
+        self, operand: Operand, steps: tuple[tuple[Any, Any], ...], origin: tuple[Affine, ...]
+    ) -> Access:
+        """Return the guarded access to a matrix in global memory, one of a batch of them or not."""
+        if operand.axes[0] == "l":
+            steps, origin = tuple((0, *s) for s in steps), (var("bl"), *origin)
+        guard = (True,) * len(operand.axes)
+        return Access(self.gmem[operand.name], steps, origin=origin, guard=guard)
 
     def consumer(self, store: tuple[Statement, ...]) -> tuple[Statement, ...]:
         """Multiply, then store."""
@@ -283,32 +292,25 @@ class HopperTerm:
         plain = ((0, 1), (1, 0))
         turned = ((1, 0), (0, 1))
         sums = Access(self.sums, plain, origin=(row, column), index=var("i"))
-        body: tuple[Statement, ...] = ()
-        buffers: tuple[Buffer, ...] = ()
-        if self.c.dtype != "f32":
-            rounded = registers("rounded", self.c.dtype, rows, d.store_n, fragment="wgmma")
-            held = Access(rounded, plain, index=ordinal)
-            body, buffers = (Do(INSTRUCTIONS["cvt"], held, (sums,), values),), (rounded,)
-        else:
-            held = sums
-        at_row = self.first_row + self.own_row + row
-        at_column = self.first_column + column
-        place = (at_column, at_row) if d.swap else (at_row, at_column)
-        c = self.gmem[self.c.name]
+        at = {self.row_axis: self.first_row + self.own_row + row,
+              self.column_axis: self.first_column + column}  # fmt: skip
+        body, buffers, held = self.finish(sums, ordinal, at, values)
+        place = tuple(at[axis] for axis in ("m", "n"))
         steps = turned if d.swap else plain
         if d.epilogue == "direct":
-            out = Access(c, steps, origin=place, guard=(True, True))
+            out = self.outside(self.c, steps, place)
             vector = 1 if d.swap else 2
             body = (*body, Do(INSTRUCTIONS["st.global"], out, (held,), values, vector=vector))
         else:
             wide, high = (rows, d.store_n) if d.swap else (d.store_n, rows)
+            width = _width(self.c)
             staged = Buffer(
-                f"smem_{c.name}", "smem", c.dtype, (high, wide), (wide, 1), d.store_stages,
-                high * wide, _swizzle(wide * _width(self.c), _width(self.c)), copies=d.consumers,
+                "smem_c", "smem", self.c.dtype, (high, wide), (wide, 1), d.store_stages,
+                high * wide, _swizzle(wide * width, width), copies=d.consumers,
             )  # fmt: skip
             write = Access(staged, steps, index=ordinal)
             read = Access(staged, plain, index=ordinal)
-            out = Access(c, plain, origin=place, guard=(True, True))
+            out = self.outside(self.c, plain, place)
             move = INSTRUCTIONS["stmatrix" if _width(self.c) == 2 else "st.shared"]
             send = INSTRUCTIONS["cp.async.bulk.tensor.global"]
             body = (
@@ -324,10 +326,66 @@ class HopperTerm:
         loop = For("chunk", chunks, body, unrolled=True)
         return (For("block", self.rows // rows, (loop,), unrolled=True),), buffers
 
+    def finish(
+        self, sums: Access, ordinal: Affine, at: dict[str, Affine], values: tuple[Any, Any]
+    ) -> tuple[tuple[Statement, ...], tuple[Buffer, ...], Access]:
+        """Return what turns a chunk of sums into a chunk of c, its buffers, and the result.
+
+        ``at`` has the first row and column of the chunk by the name of the axis.
+        """
+        operation, plain = self.operation, ((0, 1), (1, 0))
+        columns, rows = values
+        if self.c.dtype == "f32" and operation.epilogue == ACC:
+            return (), (), sums
+
+        def tile(name: str, dtype: str) -> Access:
+            held = registers(name, dtype, rows, columns, fragment="wgmma")
+            return Access(held, plain, index=ordinal)
+
+        result = tile("rounded", self.c.dtype)
+        if operation.epilogue == ACC:
+            return (Do(INSTRUCTIONS["cvt"], result, (sums,), values),), (result.buffer,), result
+        reads: dict[str, Access | Scalar] = {n: Scalar(n) for n in operation.scalars}
+        reads["acc"] = sums
+        loads: list[Statement] = []
+        for operand in operation.inputs:
+            if operand.name in operation.combine.names():
+                continue
+            held = tile(f"held_{operand.name}", operand.dtype)
+            along = (self.column_axis, self.row_axis)
+            source = Access(
+                self.gmem[operand.name],
+                tuple(tuple(int(axis == mine) for mine in operand.axes) for axis in along),
+                origin=tuple(at.get(axis, var("bl")) for axis in operand.axes),
+                guard=(True,) * len(operand.axes),
+            )
+            vector = 2 if operand.axes[-1] == self.column_axis else 1
+            load = INSTRUCTIONS["ld.global"]
+            loads.append(Do(load, held, (source,), values, vector=vector))
+            reads[operand.name] = held
+        made = compute(operation.epilogue, reads, result, values=values, fragment="wgmma")
+        used = {a.buffer.name: a.buffer for s in (*loads, *made) if isinstance(s, Do)
+                for a in s.accesses if a.buffer.level == "registers"}  # fmt: skip
+        del used[self.sums.name]
+        return (*loads, *made), tuple(used.values()), result
+
+
+def _strides(operand: Operand) -> tuple[int | str, ...]:
+    return (*(name for name, _ in _pitches(operand)[::-1]), 1)
+
+
+def _pitches(operand: Operand) -> tuple[tuple[str, Expression], ...]:
+    """Return the parameters that say how far rows, and matrices of a batch, lie apart."""
+    found: tuple[tuple[str, Expression], ...] = ()
+    if len(operand.axes) > 1:
+        found = ((f"ld_{operand.name}", value(operand.axes[-1])),)
+    if len(operand.axes) > 2:
+        far = value(f"ld_{operand.name}") * value(operand.axes[-2])
+        found = (*found, (f"ls_{operand.name}", far))
+    return found
+
 
 def _width(operand: Operand) -> int:
-    from tinygpu.memory import DTYPES
-
     return DTYPES[operand.dtype].bytes
 
 

@@ -38,6 +38,7 @@ class Simt(Machine):
     )  # fmt: skip
     numeric = True
     operations = ("matmul",)
+    fuses = False
 
     tile_m = Choice(8, 16, 32, 64, 128, 256, meaning="rows of c a CTA computes")
     tile_n = Choice(8, 16, 32, 64, 128, 256, meaning="columns of c a CTA computes")
