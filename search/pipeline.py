@@ -46,7 +46,7 @@ from tinygpu.search.fitted_pipeline import PIPELINE
 from tinygpu.search.recursion import Recursion, numbers, of_agent, span_cycles
 from tinygpu.search.traffic import Operand, fetches, operands_of
 
-__all__ = ["Stages", "predict_stages"]
+__all__ = ["Placed", "Stages", "predict_stages"]
 
 Numbers = Any
 
@@ -143,26 +143,55 @@ class Stages:
         return np.maximum(at_once, 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A CTA among the others of the chip.
+
+    Its clusters do ``tiles`` in ``waves``; a CTA does ``turns`` of them and has 1 / ``share`` of an
+    SM.  ``agents`` know how long their loads take in the busy chip; the bytes are those of the
+    whole launch.
+    """
+
+    agents: tuple[Agent, ...]
+    tiles: Numbers
+    waves: Numbers
+    share: Numbers
+    turns: Numbers
+    asked_bytes: Numbers
+    dram_bytes: Numbers
+    stored_bytes: Numbers
+
+    @staticmethod
+    def of(s: Stages) -> Placed:
+        """Place the CTAs on the device and let their loads share L2 and DRAM."""
+        device = s.device
+        tiles, at_once = s.tiles(), s.clusters()
+        waves = np.ceil(tiles / at_once)
+        ctas = np.minimum(tiles, at_once) * s.cluster
+        active = np.minimum(ctas, device.sms)
+        l2_rate, dram_rate = _rates(device)
+        asked = s.steps * tiles * s.cluster * _asked(s.agents)
+        from_dram, stored = _dram_bytes(s, at_once)
+        missed = np.minimum(from_dram / asked, 1.0)
+        per_byte = np.maximum(1 / l2_rate, missed * device.clock_hz / dram_rate) * active
+        latency = device.l2_latency_cycles + device.tma_latency_cycles
+        latency = latency + missed * (device.dram_latency_cycles - device.l2_latency_cycles)
+        latency = latency * PIPELINE["loaded_latency"]
+        return Placed(
+            tuple(_with_loads(agent, per_byte, latency) for agent in s.agents),
+            tiles, waves, np.ceil(ctas / device.sms), select(s.persistent == 1, waves, 1.0),
+            asked, from_dram, stored,
+        )  # fmt: skip
+
+
 def predict_stages(s: Stages) -> Breakdown:
     """Return the time of each candidate."""
     device = s.device
-    tiles, at_once = s.tiles(), s.clusters()
-    waves = np.ceil(tiles / at_once)
-    stay = s.persistent == 1
-    turns, rounds = select(stay, waves, 1.0), select(stay, 1.0, waves)
-    ctas = np.minimum(tiles, at_once) * s.cluster
-    active = np.minimum(ctas, device.sms)
-    share = np.ceil(ctas / device.sms)
-    l2_rate = device.l2_bytes_per_cycle * PIPELINE["l2_share"]
-    dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
-    asked = s.steps * tiles * s.cluster * _asked(s.agents)
-    from_dram, stored = _dram_bytes(s, at_once)
-    missed = np.minimum(from_dram / asked, 1.0)
-    per_byte = np.maximum(1 / l2_rate, missed * device.clock_hz / dram_rate) * active
-    latency = device.l2_latency_cycles + device.tma_latency_cycles
-    latency = latency + missed * (device.dram_latency_cycles - device.l2_latency_cycles)
-    latency = latency * PIPELINE["loaded_latency"]
-    timed = tuple(_with_loads(agent, per_byte, latency) for agent in s.agents)
+    place = Placed.of(s)
+    tiles, waves, share = place.tiles, place.waves, place.share
+    turns, rounds, timed = place.turns, select(s.persistent == 1, 1.0, waves), place.agents
+    asked, from_dram, stored = place.asked_bytes, place.dram_bytes, place.stored_bytes
+    l2_rate, dram_rate = _rates(device)
     path = applied(Recursion(timed), share, turns, s.steps, s.stages, *numbers(timed))
     prologue = PIPELINE["prologue"] * (1 - PIPELINE["early"] * s.early)
     path = rounds * (path + PIPELINE["store_end"]) + (rounds - 1) * PIPELINE["next"] + prologue
@@ -187,6 +216,12 @@ def predict_stages(s: Stages) -> Breakdown:
         return resolved(blend(bounds, PIPELINE["blend_power"]) + device.launch_seconds)
 
     return Breakdown(together(longest + parts["latency"]), parts, together(longest))
+
+
+def _rates(device: Device) -> tuple[float, float]:
+    """Return what L2 gives, in bytes a cycle, and DRAM, in bytes a second."""
+    l2 = device.l2_bytes_per_cycle * PIPELINE["l2_share"]
+    return l2, device.dram_bytes_per_second * FITTED["dram_share"]
 
 
 def _with_loads(agent: Agent, per_byte: Numbers, latency: Numbers) -> Agent:

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from tinygpu.search.asynchronous import Agent, Event, Guard, Node, Repeat, mapped
 
-__all__ = ["Recursion", "numbers", "of_agent", "span_cycles"]
+__all__ = ["Recursion", "Run", "State", "numbers", "of_agent", "span_cycles"]
 
 Numbers = Any
 Times = NDArray[np.float64]
@@ -93,7 +93,7 @@ class Recursion:
             at = np.flatnonzero(key == value)
             whole = len(at) == size
             some = [x if whole or not x.ndim else x[at] for x in inputs]
-            run = _Run(_filled(self.agents, some[4:]), some[0], some[3], len(at))
+            run = Run(_filled(self.agents, some[4:]), some[0], some[3], len(at))
             first, period = divmod(int(value), _MANY)
             result[at] = run.cycles(some[1], some[2], *divmod(first, _MANY), period)
         return result
@@ -152,7 +152,7 @@ def span_cycles(nodes: tuple[Node, ...]) -> Numbers:
 
 
 @dataclass(slots=True)
-class _State:
+class State:
     """One copy of an agent, or copies that work together: the clocks of the first and the last.
 
     ``groups`` are the ends of their groups of products.
@@ -177,7 +177,7 @@ class _State:
         self.last = np.maximum(self.last, last)
 
 
-class _Run:
+class Run:
     """The recursion for points that take the same number of tiles and steps."""
 
     def __init__(self, agents: tuple[Agent, ...], share: Times, stages: Times, size: int) -> None:
@@ -185,7 +185,7 @@ class _Run:
         self.tokens = _tokens(agents, stages)
         self.zero = np.zeros(size)
         self.states = [
-            [_State(a, copy, self.zero, self.zero) for copy in range(max(1, int(np.max(a.step))))]
+            [State(a, copy, self.zero, self.zero) for copy in range(max(1, int(np.max(a.step))))]
             for a in agents
         ]
         self.phases: dict[str, Times] = {}
@@ -224,7 +224,7 @@ class _Run:
             return np.asarray(ends[-1] + np.maximum(tiles - first_tiles, 0) * period)
         return ends[-1]
 
-    def jump(self, states: list[_State], seen: list[Times], more: Times) -> None:
+    def jump(self, states: list[State], seen: list[Times], more: Times) -> None:
         """Go on for more steps at the period: what the steps moved moves along."""
         if len(seen) < 4 or not np.any(more > 0):
             return
@@ -242,7 +242,7 @@ class _Run:
             phases = self.phases[barrier]
             phases[_BEFORE:] += np.where(phases[_BEFORE:] > 0, later, 0.0)
 
-    def nodes(self, nodes: tuple[Node, ...], state: _State, known: dict[str, Any]) -> None:
+    def nodes(self, nodes: tuple[Node, ...], state: State, known: dict[str, Any]) -> None:
         """Follow statements in order."""
         for node in nodes:
             match node:
@@ -265,14 +265,14 @@ class _Run:
                 case Repeat():
                     state.busy(node.trips * span_cycles(node.body))
 
-    def guarded(self, guard: Guard, state: _State, known: dict[str, Any], mask: Any) -> None:
+    def guarded(self, guard: Guard, state: State, known: dict[str, Any], mask: Any) -> None:
         """Arrive where the mask holds."""
         for event in guard.body:
             assert isinstance(event, Event)
             if mask.any():
                 self.event(event, state, known, None if mask.all() else mask)
 
-    def event(self, event: Event, state: _State, known: dict[str, Any], mask: Any) -> None:
+    def event(self, event: Event, state: State, known: dict[str, Any], mask: Any) -> None:
         """Follow one event."""
         cycles, share = event.cycles, self.share
         match event.kind:
@@ -307,7 +307,7 @@ class _Run:
             case "work" | "store":
                 state.busy(cycles["serial"])
 
-    def newest(self, state: _State, pending: Numbers) -> tuple[Times, Times]:
+    def newest(self, state: State, pending: Numbers) -> tuple[Times, Times]:
         """Return the ends of the newest group but ``pending``."""
         found = (self.zero, self.zero)
         for n in range(min(int(np.max(pending)) + 1, len(state.groups))):
