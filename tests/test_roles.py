@@ -1,0 +1,440 @@
+"""Code of several roles: each thread does what the term says, and nothing that it does not say."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.hopper_terms import H200, LARGE, LAYOUTS, term
+from tests.ptx_threads import run
+from tests.term_threads import Thread, once, parameters_of, seen
+from tinygpu.codegen.addresses import smem_plan
+from tinygpu.codegen.assemble import Cubin, assemble, assemble_many
+from tinygpu.codegen.emit import emit, signature
+from tinygpu.errors import ProgramError
+from tinygpu.expression import value
+from tinygpu.machine import Chosen
+from tinygpu.machines.hopper import STARTS, Hopper
+from tinygpu.operation import Problem, matmul
+from tinygpu.program import (
+    Affine,
+    Arrive,
+    Axis,
+    Barrier,
+    Block,
+    Commit,
+    Do,
+    Elect,
+    Fence,
+    For,
+    ForTile,
+    Program,
+    Role,
+    Statement,
+    Sync,
+    Wait,
+    WaitGroup,
+    var,
+)
+from tinygpu.space import Space
+
+SIZES = {"m": 300, "n": 520, "k": 136}
+POINTS = [
+    (start, layout)
+    for start in STARTS
+    for layout in LAYOUTS
+    if all(r.holds for r in Hopper().requires(matmul("bf16", layout=layout), Chosen(STARTS[start])))
+]
+GOLDEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("plain", {"tile_n": 16, "store_n": 16}),
+    "cluster": ("cluster", {"tile_n": 32, "store_n": 16, "consumers": 2, "raster": 2}),
+    "pingpong": ("pingpong", {"tile_n": 16, "store_n": 16, "swap": 1, "cluster_n": 2}),
+}
+OPCODES = {
+    "wait": r"mbarrier\.try_wait",
+    "expect": r"mbarrier\.arrive\.expect_tx",
+    "arrive": r"mbarrier\.arrive\.shared",
+    "fence proxy.async": r"fence\.proxy\.async\.",
+    "fence wgmma": r"wgmma\.fence",
+    "commit wgmma": r"wgmma\.commit_group",
+    "commit bulk": r"cp\.async\.bulk\.commit_group",
+    "wait group wgmma": r"wgmma\.wait_group",
+    "wait group bulk": r"cp\.async\.bulk\.wait_group",
+    "sync role": r"bar\.sync %r",
+    "sync cluster": r"barrier\.cluster\.(?:arrive|wait)|bar\.sync 0",
+    "cp.async.bulk.tensor": r"cp\.async\.bulk\.tensor\.2d\.shared",
+    "cp.async.bulk.tensor.global": r"cp\.async\.bulk\.tensor\.2d\.global",
+    "wgmma": r"wgmma\.mma_async",
+    "cvt": r"cvt\.rn\.",
+    "stmatrix": r"stmatrix\.",
+    "st.shared": r"st\.shared\.",
+    "st.global": r"st\.global\.",
+}
+PROLOGUE = {"fence proxy.async": 1, "sync cluster": 1}
+ARITHMETIC = re.compile(
+    r"mov|cvta?\.(?:u|to|param)|ld\.param|add|sub|mul|mad|shl|shr|and|x?or|rem|div|min|setp|bra|ret"
+    r"|mapa|bar\.warp|mbarrier\.init|fence\.mbarrier_init|prefetch|setmaxnreg|griddepcontrol"
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ptxas runs: nothing comes from the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def agree(program: Program, text: str, thread: Thread) -> None:
+    told, did = once(thread.told()), once(seen(thread.did(text), program))
+    first = next((i for i, (a, b) in enumerate(zip(told, did, strict=False)) if a != b), None)
+    assert first is None, (thread, told[first], did[first])
+    assert len(told) == len(did)
+
+
+def threads_of(program: Program) -> list[int]:
+    """The first and the last thread of each role's copy, and one between."""
+    found, first = [], 0
+    for role in program.roles:
+        for copy in range(role.copies):
+            start = first + copy * role.threads
+            found += [start, start + 17, start + role.threads - 1]
+        first += role.threads * role.copies
+    return found
+
+
+@pytest.mark.parametrize(("start", "layout"), POINTS)
+def test_a_thread_does_what_the_term_says(start: str, layout: str) -> None:
+    """Waits, arrivals, loads, products, stores: where, of which phase, in the term's order."""
+    program = term(start, layout)
+    text = emit(program)
+    for number in threads_of(program):
+        for rank in range(program.cluster[0][1] * program.cluster[1][1]):
+            agree(program, text, Thread(program, SIZES, number, rank, 1, 3))
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(0, 2**32), st.sampled_from(LAYOUTS), st.sampled_from((None, "f32")),
+    st.tuples(st.integers(1, 700), st.integers(1, 700), st.integers(1, 300)), st.data(),
+)  # fmt: skip
+def test_so_does_one_of_any_schedule(
+    seed: int, layout: str, output: str | None, extents: tuple[int, int, int], data: Any
+) -> None:
+    operation = matmul("f16", output, layout)
+    sizes = dict(zip("mnk", extents, strict=True))
+    space = Space(Hopper(), Problem.of(operation, **LARGE), H200)
+    (schedule,) = space.sample(np.random.default_rng(seed), 1)
+    program = schedule.program(Hopper(), operation)
+    text = emit(program)
+    ctas = Thread(program, sizes, 0).ctas
+    for number in threads_of(program)[::3]:
+        rank, clusters = data.draw(st.integers(0, ctas - 1)), data.draw(st.integers(1, 5))
+        cluster = data.draw(st.integers(0, clusters - 1))
+        if not program.persistent:  # one for each tile
+            rows, columns = program.grid_extents(sizes)
+            cluster = data.draw(st.integers(0, rows * columns - 1))
+        agree(program, text, Thread(program, sizes, number, rank, cluster, clusters))
+
+
+def test_they_assemble_without_spills() -> None:
+    """For sm_90a; ptxas serialises no product and ignores no register count (it would raise)."""
+    cubins = assemble_many([(emit(term(*point)), "sm_90a") for point in POINTS])
+    for point, cubin in zip(POINTS, cubins, strict=True):
+        assert isinstance(cubin, Cubin), (point, cubin)
+        assert not cubin.spills, point
+        program = term(*point)
+        assert cubin.registers * program.threads * program.ctas_per_sm <= 65536
+
+
+@pytest.mark.parametrize("output", [None, "f32"])
+def test_the_widest_sums_assemble(output: str | None) -> None:
+    """What the machine takes for sums leaves ptxas the registers that it wants."""
+    operation, texts = matmul("bf16", output, "nt"), []
+    for consumers, ctas_per_sm in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (3, 2)):
+        for epilogue, swap in (("tma", 0), ("direct", 0), ("direct", 1)):
+            for tile_n in reversed(Hopper.decisions()["tile_n"].values):
+                point = {
+                    **STARTS["persistent"], "tile_m": 64 * consumers, "tile_n": tile_n,
+                    "consumers": consumers, "ctas_per_sm": ctas_per_sm, "epilogue": epilogue,
+                    "swap": swap, "store_n": 16 if epilogue == "tma" else tile_n, "stages": 2,
+                    "store_stages": 1, "persistent": int(ctas_per_sm == 1 or consumers == 1),
+                }  # fmt: skip
+                if all(r.holds for r in Hopper().requires(operation, Chosen(point))):
+                    texts.append(emit(Hopper().program(operation, Chosen(point))))
+                    break
+    assert len(texts) == 18
+    for cubin in assemble_many([(text, "sm_90a") for text in texts]):
+        assert isinstance(cubin, Cubin), cubin
+        assert not cubin.spills
+
+
+def test_a_hundred_candidates() -> None:
+    """Whatever the space holds is taken; a text is made in less than 100 ms of CPU time."""
+    operation = matmul("bf16", layout="nt")
+    space = Space(Hopper(), Problem.of(operation, **LARGE), H200)
+    start = time.process_time()
+    found = [s.program(Hopper(), operation) for s in space.sample(np.random.default_rng(7), 100)]
+    before = time.process_time()
+    texts = [emit(program) for program in found]
+    assert (time.process_time() - before) / len(texts) < 0.1, before - start
+    cubins = assemble_many([(text, "sm_90a") for text in texts])
+    assert [cubin for cubin in cubins if not isinstance(cubin, Cubin)] == []
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_text_is_as_it_was(name: str, golden: Callable[[str, str], None]) -> None:
+    """A change of the emitted text is seen and wanted: ``pytest --update-golden`` writes it."""
+    start, changes = GOLDEN[name]
+    text = emit(term(start, **changes))
+    golden(f"hopper/{name}.ptx", text)
+    assert assemble(text, "sm_90a").registers > 0
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_one_text_serves_every_shape(start: str) -> None:
+    program = term(start)
+    texts = {emit(program, sizes=s) for s in (SIZES, {"m": 1, "n": 4096, "k": 8})}
+    assert texts == {emit(program)}
+    declared = re.findall(r"\.param \.u32 n_(\w+)", texts.pop())
+    assert tuple(declared) == signature(program)
+
+
+def shorter(body: tuple[Statement, ...]) -> Iterator[tuple[Statement, tuple[Statement, ...]]]:
+    """Each statement that holds no others, and the body without it."""
+    for i, s in enumerate(body):
+        before, after = body[:i], body[i + 1 :]
+        if isinstance(s, Block):
+            for dropped, inner in shorter(s.body):
+                yield dropped, (*before, replace(s, body=inner), *after)
+        else:
+            yield s, (*before, *after)
+
+
+def without(program: Program) -> Iterator[tuple[Statement, Program]]:
+    for i, role in enumerate(program.roles):
+        for dropped, body in shorter(role.body):
+            roles = (*program.roles[:i], replace(role, body=body), *program.roles[i + 1 :])
+            yield dropped, replace(program, roles=roles)
+
+
+def opcode(statement: Statement) -> str:
+    match statement:
+        case Do():
+            return statement.instruction.name
+        case Wait():
+            return "wait"
+        case Arrive():
+            return "expect" if statement.bytes else "arrive"
+        case Fence(kind):
+            return f"fence {kind}"
+        case Commit(group):
+            return f"commit {group}"
+        case WaitGroup(group=group):
+            return f"wait group {group}"
+        case Sync():
+            return f"sync {statement.scope}"
+        case _:
+            raise AssertionError(statement)
+
+
+def counted(text: str) -> Counter[str]:
+    """How many instructions of each kind there are; none is of no kind."""
+    found: Counter[str] = Counter()
+    for line in re.findall(r"^\t(?:@!?%\w+ )?([a-z][^;]*);", text[text.index("\n{\n") :], re.M):
+        kinds = [name for name, pattern in OPCODES.items() if re.match(pattern, line)]
+        assert len(kinds) == 1 or (not kinds and ARITHMETIC.match(line)), line
+        found.update(kinds)
+    return found
+
+
+DROPPED: list[tuple[str, str | None, dict[str, Any]]] = [
+    ("plain", None, {"in_flight": 1}),
+    ("cluster", None, {"in_flight": 2}),
+    ("cluster", "f32", {"store_n": 32, "tile_n": 64}),
+    ("pingpong", None, {"swap": 1}),
+    ("swapped", "f32", {}),
+]
+
+
+@pytest.mark.parametrize(("start", "output", "changes"), DROPPED, ids=str)
+def test_a_dropped_statement_vanishes(
+    start: str, output: str | None, changes: dict[str, Any]
+) -> None:
+    """Its instructions go and no others do: every instruction is of a statement of the term."""
+    program = term(start, "nt", output, **changes)
+    whole, kinds = counted(emit(program)), set()
+    for dropped, rest in without(program):
+        name = opcode(dropped)
+        kinds.add(name)
+        left = counted(emit(rest))
+        assert set(whole - left) == {name}, dropped
+        assert not left - whole
+    own = {name: n * (2 if name == "sync cluster" and start == "cluster" else 1)
+           for name, n in PROLOGUE.items()}  # fmt: skip
+    assert {name for name, count in (whole - Counter(own)).items() if count} == kinds
+    assert len(kinds) >= 9
+
+
+def hand(*roles: Role, stages: tuple[int, ...], **how: Any) -> Program:
+    barriers = tuple(Barrier(f"ring{i}", n) for i, n in enumerate(stages))
+    return Program(
+        name="hand",
+        operation=matmul("bf16"),
+        buffers=(),
+        parameters=(("trips", value("k")),),
+        grid=(Axis("br", value("m")), Axis("bc", value("n"))),
+        roles=roles,
+        barriers=barriers,
+        **how,
+    )
+
+
+@settings(max_examples=120)
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(-9, 9), st.booleans()), min_size=1,
+             max_size=5),
+    st.integers(1, 3), st.integers(0, 2), st.integers(1, 4), st.integers(1, 9), st.integers(1, 5),
+)  # fmt: skip
+def test_positions_in_rings(
+    stages: list[int], uses: list[tuple[int, int, bool]], copies: int, first: int, step: int,
+    tiles: int, trips: int,
+) -> None:  # fmt: skip
+    """Stage and parity are floor and mod of the index, at any depth, distance, start and step."""
+    program = hand(stages=tuple(stages))
+    depth = max(9, *stages)  # an index is not negative by more than the ring's uses before it
+
+    def touch(which: int, far: int, *, waits: bool, index: Affine) -> Statement:
+        barrier = program.barriers[which % len(stages)]
+        at = index + max(far, -barrier.stages)
+        return Wait(barrier, at) if waits else Arrive(barrier, at + depth, to="cluster")
+
+    def all_of(index: Affine) -> tuple[Statement, ...]:
+        return tuple(touch(which, far, waits=waits, index=index) for which, far, waits in uses)
+
+    inner = var("t", "trips") + var("k")
+    last = var("t", "trips") + var("trips") + max(1, first)
+    body = (
+        *(touch(w, far, waits=waits, index=var("t")) for w, far, waits in uses[:2]),
+        For("k", "trips", all_of(inner), start=first),
+        For("j", 2, all_of(last + var("j", -1)), unrolled=True),
+    )
+    loop = ForTile("t", "i", body, var("w") if copies > 1 else 0, step)
+    role = Role("all", 32, (loop,), copies, "w")
+    program = replace(
+        program, roles=(role,), persistent=True, cluster=(("x", 2), ("y", 1)), raster=2
+    )
+    text = emit(program)
+    sizes = {"m": tiles, "n": 1, "k": trips}
+    for copy in range(copies):
+        for clusters in (1, 2):
+            agree(program, text, Thread(program, sizes, 32 * copy, 1, 0, clusters))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "instead"),
+    [
+        (r"\t@%p\d+ xor\.b32 .*\n", ""),  # the parity does not turn
+        (r"(setp\.eq\.s32 %p\d+, %r\d+), 2;", r"\1, 3;"),  # a stage too many
+        (r"(and\.b32 %r\d+, %r\d+), 0x3ffff;", r"\1, 0xffffffff;"),  # the rank in a descriptor
+        (r"0x40000040", "0x40000080"),  # eight rows lie too far apart
+        (r"(add\.s64 %rd\d+, %rd\d+), 128;", r"\1, 64;"),  # k steps by half
+        (r"(wgmma.*), 1, 1;", r"\1, 0, 1;"),  # a is not turned
+        (r"(setp\.ne\.u32 %p\d+, %r\d+), 0;", r"\1, 1;"),  # sums start anew at a second step
+        (r"(mapa.*), 1;", r"\1, 0;"),  # only one CTA is told
+        (r"(cp\.async\.bulk\.wait_group\.read) 1;", r"\1 0;"),
+        (r"(shl\.b32 %r\d+, %r\d+), 7;", r"\1, 6;"),  # a tile's first row
+    ],
+)
+def test_a_wrong_text_is_seen(pattern: str, instead: str) -> None:
+    """The comparison of text and term fails where one of them is another."""
+    program = term("cluster", "tt", stages=2, in_flight=1)
+    text = emit(program)
+    wrong = re.sub(pattern, instead, text)
+    assert wrong != text
+
+    def agree_all(given: str) -> None:
+        for number in threads_of(program):
+            agree(program, given, Thread(program, {**SIZES, "k": 320}, number, 1, 0, 2))
+
+    agree_all(text)
+    with pytest.raises(AssertionError):
+        agree_all(wrong)
+
+
+@pytest.mark.parametrize("start", ["two consumers", "pingpong", "plain", "cluster"])
+def test_registers_move_from_producer_to_consumers(start: str) -> None:
+    """setmaxnreg raises what the launch gives, or lowers it, once for each role that asks."""
+    program = term(start)
+    text = emit(program)
+    at_launch = min(255, 65536 // program.threads // program.ctas_per_sm // 8 * 8)
+    first, total = 0, 0
+    for role in program.roles:
+        found = [e for e in run(text, first, parameters_of(program, SIZES))
+                 if e.opcode.startswith("setmaxnreg")]  # fmt: skip
+        assert len(found) == bool(role.registers)
+        for event in found:
+            assert event.operands == (role.registers,)
+            assert (".inc." in event.opcode) == (role.registers > at_launch)
+        first += role.threads * role.copies
+        total += role.threads * role.copies * (role.registers or at_launch)
+    assert total <= 65536
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_shared_memory_is_apart(start: str) -> None:
+    """Buffers, their stages and copies, and barriers overlap nowhere; tiles start at 1 KiB."""
+    program = term(start)
+    plan, taken = smem_plan(program), np.zeros(smem_plan(program).total_bytes, int)
+    for b in program.buffers:
+        for copy in range(b.copies if b.level == "smem" else 0):
+            for stage in range(b.stages):
+                at = plan.start[b.name] + copy * b.stages * b.stage_bytes
+                at += stage * plan.stage_bytes[b.name]
+                assert at % 1024 == 0
+                taken[at : at + b.stage_bytes] += 1
+    for barrier in program.barriers:
+        at = plan.start[barrier.name]
+        taken[at : at + 8 * barrier.stages] += 1
+    assert taken.min() == taken.max() == 1
+    made = [e.operands for e in run(emit(program), 0, parameters_of(program, SIZES))
+            if e.opcode.startswith("mbarrier.init")]  # fmt: skip
+    assert [count for _, count in made] == [b.arrivals for b in program.barriers
+                                            for _ in range(b.stages)]  # fmt: skip
+    assert len(dict(made)) == len(made)
+
+
+RING = Barrier("ring0", 3)
+REFUSED: dict[str, tuple[str, tuple[Statement, ...], Mapping[str, Any]]] = {
+    "bytes of others": ("own barrier", (Arrive(RING, Affine(), 16, "cluster"),), {}),
+    "a second tile": ("but one, tile 0", (ForTile("t", "i", (), start=1),), {}),
+    "an index that counts down": (
+        "count up",
+        (For("k", "trips", (Wait(RING, var("k", -1) + 9),)),),
+        {},
+    ),
+    "a variable of no loop": ("no loop or grid variable", (Wait(RING, var("q")),), {}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_code_is_refused(name: str) -> None:
+    message, body, how = REFUSED[name]
+    with pytest.raises(ProgramError, match=message) as caught:
+        emit(hand(Role("all", 32, body), stages=(3,), **how))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loop_of_no_trips_is_nothing() -> None:
+    wait, none = Wait(RING, Affine()), For("k", 2, (Elect((Wait(RING, var("k")),)),), start=2)
+    texts = {emit(hand(Role("all", 32, body), stages=(3,))) for body in ((wait,), (none, wait))}
+    assert len(texts) == 1
