@@ -30,13 +30,14 @@ from tinygpu.program import Access, Block, Do, Elect, Exit, For, ForTile, Progra
 
 __all__ = ["View", "check", "check_apart", "dense", "is_torch", "vector_of", "view"]
 
-_TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16"}
+_TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16", "u1": "e4m3"}
 _LARGEST = 2**31 - 1
 _TORCH = {
     "torch.float64": "f64",
     "torch.float32": "f32",
     "torch.float16": "f16",
     "torch.bfloat16": "bf16",
+    "torch.float8_e4m3fn": "e4m3",
 }
 
 

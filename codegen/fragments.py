@@ -1,4 +1,4 @@
-"""Lowering of statements on fragments: how a warpgroup rounds and stores the tile that it holds.
+"""Lowering of statements on fragments: how a warpgroup finishes and stores a tile.
 
 A tile in registers is shared out as ``tinygpu.fragment`` says; a thread's registers of a fragment
 stand in that order, two 16-bit elements to a register.  The rules are part of ``TILE_RULES``.
@@ -19,7 +19,7 @@ from tinygpu.program import Access, Do
 if TYPE_CHECKING:
     from tinygpu.codegen.roles import RoleKernel
 
-__all__ = ["cells", "convert", "smem_stage", "st_global", "st_shared", "stmatrix"]
+__all__ = ["cells", "convert", "ld_global", "smem_stage", "st_global", "st_shared", "stmatrix"]
 
 _REGISTERS = {"f32": "f32", "f16": "b32", "bf16": "b32"}
 _PLAIN, _TURNED = ((0, 1), (1, 0)), ((1, 0), (0, 1))  # columns, then rows, of a tile
@@ -61,16 +61,84 @@ def smem_stage(kernel: RoleKernel, access: Access, scope: Scope) -> Number:
 
 
 def convert(kernel: RoleKernel, do: Do, scope: Scope) -> None:
-    """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register."""
-    wide, shape = _held(kernel, do, scope)
+    """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register; and the other way."""
+    held, shape = _held(kernel, do, scope)
     if tuple(do.write.value) != _PLAIN:
         raise ProgramError(f"{do}: a fragment is converted in place")
-    narrow = cells(kernel, do.write, shape, scope)
-    kind = do.write.buffer.dtype
-    if do.accesses[0].buffer.dtype != "f32" or kind not in ("f16", "bf16"):
-        raise ProgramError(f"{do}: a fragment is converted from f32 to f16 or bf16")
-    for i, target in enumerate(narrow):
-        kernel.text.emit(f"cvt.rn.{kind}x2.f32 {target}, {wide[2 * i + 1]}, {wide[2 * i]}")
+    result, text = cells(kernel, do.write, shape, scope), kernel.text
+    before, after = do.accesses[0].buffer.dtype, do.write.buffer.dtype
+    match before, after:
+        case "f32", "f16" | "bf16":
+            for i, target in enumerate(result):
+                text.emit(f"cvt.rn.{after}x2.f32 {target}, {held[2 * i + 1]}, {held[2 * i]}")
+        case "f16" | "bf16", "f32":
+            for i, both in enumerate(held):
+                halves = [text.register("b16") for _ in range(2)]
+                text.emit(f"mov.b32 {{{', '.join(halves)}}}, {both}")
+                for half, target in zip(halves, result[2 * i :], strict=False):
+                    if before == "f16":
+                        text.emit(f"cvt.f32.f16 {target}, {half}")
+                    else:
+                        text.emit(f"mov.b32 {target}, {{{kernel.zero16()}, {half}}}")
+        case _:
+            raise ProgramError(f"{do}: a fragment is converted between f32 and f16 or bf16")
+
+
+def ld_global(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+    """ld.global: what a tile has beside it, as a bias; what all rows share is loaded once."""
+    (source,) = do.reads
+    assert isinstance(source, Access)
+    columns, rows = (int(v) for v in do.values)
+    held = cells(kernel, do.write, (columns, rows), scope)
+    text, addresses, width = kernel.text, kernel.addresses, source.buffer.type.bytes
+    across, down = (tuple(map(int, s)) for s in source.value)
+    row, column = _first(kernel)
+    pointer: Number = addresses.pointers[source.buffer.name]
+    left: list[Number] = []
+    for d, origin in enumerate(source.origin):
+        known, terms = scope.split(origin)
+        mine = text.add(text.multiply(row, down[d]), text.multiply(column, across[d]))
+        here = text.add(addresses.sum(terms, scope, mine), known)
+        pitch = text.multiply(addresses.integer(source.buffer.stride[d]), width)
+        pointer = text.wide_multiply_add(here, pitch, pointer)
+        left.append(text.subtract(addresses.integer(source.buffer.shape[d]), here))
+    pitches = [text.multiply(addresses.integer(s), width) for s in source.buffer.stride]
+
+    def load(targets: list[str], at: tuple[int, int]) -> None:
+        """Load one register, or a pair, at some rows and columns from the thread's first."""
+        where, inside = pointer, None
+        for d, pitch in enumerate(pitches):
+            far = at[0] * down[d] + at[1] * across[d]
+            where = text.wide_add(where, text.wide_product(pitch, far))
+            if down[d] or across[d]:
+                reach = far + across[d] * (int(do.vector) - 1)
+                inside = str(text.less(reach, left[d], inside))
+        kind = "f32" if width == 4 else "b32" if int(do.vector) == 2 else "b16"
+        for target in targets:
+            text.emit(f"mov.{kind} {target}, {'0f00000000' if kind == 'f32' else 0}")
+        many = f"{{{', '.join(targets)}}}" if len(targets) > 1 else targets[0]
+        vector = f".v{len(targets)}" if len(targets) > 1 else ""
+        text.emit(f"@{inside} ld.global{vector}.{kind} {many}, [{where}]")
+
+    each, groups = width // 2, columns // 8  # registers of a pair
+    for block in range(rows // 64):
+        for half in range(2):
+            for group in range(groups):
+                first = ((block * groups + group) * 2 + half) * each
+                targets, at = held[first : first + each], (block * 64 + half * 8, group * 8)
+                if not any(down) and (block or half):
+                    for target, known_one in zip(targets, held[group * 2 * each :], strict=False):
+                        text.emit(f"mov.b32 {target}, {known_one}")
+                elif int(do.vector) == 2:
+                    load(targets, at)
+                elif width == 4:
+                    for i, target in enumerate(targets):
+                        load([target], (at[0], at[1] + i))
+                else:
+                    halves = [text.register("b16") for _ in range(2)]
+                    for i, part in enumerate(halves):
+                        load([part], (at[0], at[1] + i))
+                    text.emit(f"mov.b32 {targets[0]}, {{{', '.join(halves)}}}")
 
 
 def stmatrix(kernel: RoleKernel, do: Do, scope: Scope) -> None:
@@ -139,22 +207,24 @@ def st_global(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     """st.global: pairs of neighbours, or single elements where c is turned or its rows are odd."""
     held, (columns, rows) = _held(kernel, do, scope)
     text, access, buffer = kernel.text, do.write, do.write.buffer
-    width, steps, pairs = buffer.type.bytes, tuple(access.value), int(do.vector) == 2
-    if steps not in (_PLAIN, _TURNED) or (pairs and steps == _TURNED):
+    width, pairs = buffer.type.bytes, int(do.vector) == 2
+    across, down = (_only(do, steps) for steps in access.value)
+    turned = across < down
+    if pairs and turned:
         raise ProgramError(f"{do}: a fragment's rows are stored by pairs, its columns one by one")
-    across, down = (0, 1) if steps == _TURNED else (1, 0)  # c's dimension of columns, of rows
     row, column = _first(kernel)
+    mine: dict[int, Number] = {down: row, across: column}
     first = []
-    for d, mine in ((down, row), (across, column)):
-        known, terms = scope.split(access.origin[d])
-        first.append(text.add(kernel.addresses.sum(terms, scope, mine), known))
+    for d, origin in enumerate(access.origin):
+        known, terms = scope.split(origin)
+        first.append(text.add(kernel.addresses.sum(terms, scope, mine.get(d, 0)), known))
     strides = [kernel.addresses.integer(s) for s in buffer.stride]
     sizes = [kernel.addresses.integer(s) for s in buffer.shape]
     pointer: Number = kernel.addresses.pointers[buffer.name]
-    for here, d in zip(first, (down, across), strict=True):
-        pointer = text.wide_multiply_add(here, text.multiply(strides[d], width), pointer)
-    row_left = text.subtract(sizes[down], first[0])
-    column_left = text.subtract(sizes[across], first[1])
+    for here, stride in zip(first, strides, strict=True):
+        pointer = text.wide_multiply_add(here, text.multiply(stride, width), pointer)
+    row_left = text.subtract(sizes[down], first[down])
+    column_left = text.subtract(sizes[across], first[across])
     down_bytes = text.multiply(strides[down], width)
     across_bytes = text.multiply(strides[across], width)
 
@@ -179,7 +249,7 @@ def st_global(kernel: RoleKernel, do: Do, scope: Scope) -> None:
             line = where = text.wide_multiply_add(down_bytes, far, pointer)
             for group in range(columns // 8):
                 i, at = (block * (columns // 8) + group) * 4 + half * 2, group * 8
-                if steps == _PLAIN:
+                if not turned:
                     where = moved(line, at)
                 elif group:
                     where = moved(where, 7)
@@ -195,6 +265,14 @@ def st_global(kernel: RoleKernel, do: Do, scope: Scope) -> None:
                 store(kind, where, at, inside, two[0])
                 where = moved(where, 1)
                 store(kind, where, at + 1, inside, two[1])
+
+
+def _only(do: Do, steps: tuple[int, ...]) -> int:
+    """Return the one dimension along which a value mode moves, by 1."""
+    moved = [d for d, step in enumerate(steps) if int(step)]
+    if len(moved) != 1 or int(steps[moved[0]]) != 1:
+        raise ProgramError(f"{do}: a tile's columns and rows run along one dimension each, by 1")
+    return moved[0]
 
 
 def _held(kernel: RoleKernel, do: Do, scope: Scope) -> tuple[list[str], tuple[int, int]]:

@@ -279,7 +279,7 @@ class Kernel:
             return _torch_empty(inputs[0], shape, dtype, handle)
         cupy = gpu()
         kind: Any = DTYPES[dtype].numpy
-        if dtype == "bf16" and getattr(inputs[0], "dtype", None) == np.uint16:
+        if dtype == "bf16" and getattr(inputs[0], "dtype", None) in (np.uint16, np.uint8):
             kind = np.uint16  # the caller keeps bf16 as bits
         device = views[0].device if views[0].device >= 0 else cupy.cuda.runtime.getDevice()
         with cupy.cuda.Device(device):
@@ -292,7 +292,10 @@ class Kernel:
 def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str, handle: int | None) -> Any:
     import torch
 
-    names = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+    names = {
+        "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
+        "e4m3": "float8_e4m3fn",
+    }  # fmt: skip
     kind = getattr(torch, names[dtype])
     if handle is None:
         return torch.empty(shape, dtype=kind, device=like.device)

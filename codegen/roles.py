@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tinygpu.codegen.emit import Kernel
+from tinygpu.codegen.fragments import cells
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.rings import Rings
 from tinygpu.codegen.scope import Scope
@@ -26,6 +27,7 @@ from tinygpu.codegen.tensor import TILE_RULES, prepare
 from tinygpu.codegen.tensor_map import tensor_map_of, tensor_maps
 from tinygpu.errors import ProgramError
 from tinygpu.program import (
+    Access,
     Affine,
     Arrive,
     Barrier,
@@ -305,10 +307,20 @@ class RoleKernel(Kernel):
             super().do(do, scope)
             return
         rule = TILE_RULES.get(do.instruction.name)
+        if rule is None and do.instruction.unit in ("fma", "alu", "sfu"):
+            super().do(do, scope)  # each thread its own values, as ``cells`` finds them
+            return
         if rule is None:
             raise ProgramError(f"{do}: no lowering rule for {do.instruction.name} on a tile")
         self.text.note(str(do))
         rule(self, do, scope)
+
+    def cells(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
+        """Return the register of each value that a thread has of a tile, or of its own."""
+        if access.buffer.fragment:
+            columns, rows = (int(v) for v in values)
+            return cells(self, access, (columns, rows), scope)
+        return super().cells(access, values, scope)
 
     def cell(self, name: str, number: int, kind: str) -> str:
         """Return a thread's register of a fragment by its number there."""

@@ -17,6 +17,7 @@ import numpy as np
 from tinygpu.codegen.fragments import (
     cells,
     convert,
+    ld_global,
     smem_stage,
     st_global,
     st_shared,
@@ -35,7 +36,7 @@ __all__ = ["TILE_RULES", "prepare"]
 Rule = Callable[["RoleKernel", Do, Scope], None]
 _ATOM_BYTES = 1024  # spec: eight rows of 128 B, the period of the widest swizzle
 _SWIZZLE_128B = 1 << 62
-_TYPES = {"bf16": "bf16", "f16": "f16"}
+_TYPES = ("bf16", "f16", "e4m3")
 
 
 def _offset(kernel: RoleKernel, access: Access, scope: Scope) -> Number:
@@ -73,17 +74,18 @@ def _tma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
         strides = map(int, smem.buffer.stride)
         far = sum(m * s for m, s in zip(moved, strides, strict=True)) * smem.buffer.type.bytes
         at = text.add(text.add("%smem", base), far)
-        beyond = [int(s) * slab for s in gmem.value[2]] if slab else [0, 0]
-        place = (_coordinate(kernel, gmem.origin[d], beyond[d], scope) for d in (1, 0))
+        rank = len(gmem.origin)
+        beyond = [int(s) * slab for s in gmem.value[2]] if slab else [0] * rank
+        order = reversed(range(rank))
+        place = (_coordinate(kernel, gmem.origin[d], beyond[d], scope) for d in order)
         where = f"{name}, {{{', '.join(place)}}}"
+        copy = f"cp.async.bulk.tensor.{rank}d"
         if not loads:
-            text.emit(
-                f"cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [{where}], [{at}]"
-            )
+            text.emit(f"{copy}.global.shared::cta.tile.bulk_group [{where}], [{at}]")
             continue
         kind, to = (".multicast::cluster", f", {mask}") if mask else ("", "")
         text.emit(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            f"{copy}.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
             f"{kind} [{at}], [{where}], {signal}{to}"
         )
 
@@ -213,8 +215,10 @@ def _wgmma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     a = text.once(("moved", left, left_known), lambda: text.wide_add(left, left_known >> 4))
     b = text.once(("moved", right, right_known), lambda: text.wide_add(right, right_known >> 4))
     adds = _adds(kernel, do, scope)
-    kind = _TYPES[x.buffer.dtype]
-    turned = f", {int(not left_by_k)}, {int(not right_by_k)}"
+    kind = x.buffer.dtype
+    if kind not in _TYPES or (width == 1 and not (left_by_k and right_by_k)):
+        raise ProgramError(f"{do}: wgmma multiplies {', '.join(_TYPES)}, 8 bits along k only")
+    turned = f", {int(not left_by_k)}, {int(not right_by_k)}" if width == 2 else ""
     text.emit(
         f"wgmma.mma_async.sync.aligned.m64n{columns}k{do.values[0]}.f32.{kind}.{kind} "
         f"{{{', '.join(sums)}}}, {a}, {b}, {adds}, 1, 1{turned}"
@@ -256,6 +260,7 @@ TILE_RULES: Mapping[str, Rule] = {
     "cp.async.bulk.tensor.global": _tma,
     "wgmma": _wgmma,
     "cvt": convert,
+    "ld.global": ld_global,
     "stmatrix": stmatrix,
     "st.shared": st_shared,
     "st.global": st_global,

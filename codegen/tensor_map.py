@@ -34,7 +34,7 @@ from tinygpu.program import Access, Do, Program, walk
 __all__ = ["TensorMap", "active_clusters", "early_launch", "encode", "tensor_map_of", "tensor_maps"]
 
 _BYTES = 128
-_TYPES = {"f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # spec: CUtensorMapDataType
+_TYPES = {"e4m3": 0, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # spec: CUtensorMapDataType
 _SWIZZLES = {0: "no", 1: "32B", 2: "64B", 3: "128B"}
 _L2_PROMOTION_256B = 3  # spec: CUtensorMapL2promotion
 _CLUSTER_DIMENSION = 4  # spec: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -43,11 +43,14 @@ _EARLY = 6  # spec: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A map of the array ``buffer``: ``box`` in elements, contiguous dimension first."""
+    """A map of the array ``buffer``: ``box`` in elements, contiguous dimension first.
+
+    The dimensions that a box does not move along, as a batch's, are 1 in it.
+    """
 
     buffer: str
     dtype: str
-    box: tuple[int, int]
+    box: tuple[int, ...]
     swizzle: int
 
     def __str__(self) -> str:
@@ -76,7 +79,10 @@ def tensor_map_of(do: Do) -> TensorMap:
         raise ProgramError(f"{do}: rows of {extents[0]} elements land {pitch} apart")
     if bits and (16 << bits != extents[0] * width or (base, shift) != (_log2(16 // width), 3)):
         raise ProgramError(f"{do}: swizzle {smem.buffer.swizzle} is none of TMA's for its rows")
-    return TensorMap(gmem.buffer.name, gmem.buffer.dtype, (extents[0], extents[1]), bits)
+    box = [1] * len(gmem.buffer.shape)
+    for extent, steps in zip(extents, gmem.value, strict=False):
+        box[[bool(s) for s in steps].index(True)] = extent
+    return TensorMap(gmem.buffer.name, gmem.buffer.dtype, tuple(box[::-1]), bits)
 
 
 def tensor_maps(program: Program) -> tuple[TensorMap, ...]:
@@ -110,35 +116,36 @@ def _call(name: str, *arguments: Any) -> None:
 def encode(
     tensor_map: TensorMap, pointer: int, shape: Sequence[int], strides: Sequence[int]
 ) -> np.ndarray[Any, Any]:
-    """Encode a map of a 2-D array; returns 128 bytes that a launch takes as one argument.
+    """Encode a map of an array; returns 128 bytes that a launch takes as one argument.
 
     ``strides`` count elements, the last is 1.  Raises LaunchError for what the driver refuses.
     """
-    width = DTYPES[tensor_map.dtype].bytes
-    lines, length = (int(s) for s in shape)
-    pitch = int(strides[0]) * width
-    if lines == 1:  # then the distance to the next is free
-        pitch = -(-length * width // 16) * 16
-    if pointer % 16 or pitch % 16:
+    width, rank = DTYPES[tensor_map.dtype].bytes, len(shape)
+    lengths = [int(s) for s in reversed(shape)]
+    pitches = [int(s) * width for s in reversed(strides)][1:]
+    for d in range(1, rank):
+        if lengths[d] == 1:  # then the distance to the next is free
+            below = pitches[d - 2] if d > 1 else width
+            pitches[d - 1] = -(-lengths[d - 1] * below // 16) * 16
+    if odd := [p for p in (pointer, *pitches) if p % 16]:
         raise LaunchError(
             f"{tensor_map.buffer}: TMA needs an address and rows that are multiples of 16 B apart, "
-            f"got {pointer % 16} and {pitch}; pad the rows, or use the machine simt"
+            f"got {odd[0]}; pad the rows, or use the machine simt"
         )
     raw = np.zeros(2 * _BYTES, np.uint8)
     start = -raw.ctypes.data % _BYTES
     held = raw[start : start + _BYTES]
-    numbers = ctypes.c_uint64 * 2
-    small = ctypes.c_uint32 * 2
+    small = ctypes.c_uint32 * rank
     _call(
         "cuTensorMapEncodeTiled",
         ctypes.c_void_p(held.ctypes.data),
         ctypes.c_int(_TYPES[tensor_map.dtype]),
-        ctypes.c_uint32(2),
+        ctypes.c_uint32(rank),
         ctypes.c_void_p(pointer),
-        numbers(length, lines),
-        numbers(pitch, 0),
+        (ctypes.c_uint64 * rank)(*lengths),
+        (ctypes.c_uint64 * rank)(*pitches, 0),
         small(*tensor_map.box),
-        small(1, 1),
+        small(*(1,) * rank),
         ctypes.c_int(0),
         ctypes.c_int(tensor_map.swizzle),
         ctypes.c_int(_L2_PROMOTION_256B),

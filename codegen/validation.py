@@ -7,7 +7,7 @@ error ratio (``tinygpu/tolerance.py``) is at most 1.  The unit roundoff there is
 narrowest type in which the term does arithmetic: fp32 products in fp64 sums count as fp32, and so
 are sums that meet by ``red`` in fp32.
 
-bf16 arrays are kept as their bits (uint16), which any CuPy can hold.
+bf16 and e4m3 arrays are kept as their bits (uint16, uint8), which any CuPy can hold.
 
 Source: ``docs/measuring.md``.
 """
@@ -120,11 +120,14 @@ def scalars_of(problem: Problem, given: Mapping[str, float] | None) -> dict[str,
 
 
 def _held(dtype: str) -> np.dtype[Any]:
-    return np.dtype(np.uint16) if dtype == "bf16" else DTYPES[dtype].numpy
+    kept = {"bf16": np.dtype(np.uint16), "e4m3": np.dtype(np.uint8)}
+    return kept.get(dtype, DTYPES[dtype].numpy)
 
 
 def _narrow(values: Any, dtype: str) -> Any:
     """Round fp32 values to a type (to nearest, ties to even)."""
+    if dtype == "e4m3":
+        return _narrow_e4m3(values)
     if dtype != "bf16":
         return values.astype(_held(dtype))
     bits = values.view(np.uint32)
@@ -132,8 +135,25 @@ def _narrow(values: Any, dtype: str) -> Any:
     return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
+def _narrow_e4m3(values: Any) -> Any:
+    """Return the bits of fp32 values of at most 448: sign, 4 bits of exponent, 3 of mantissa.
+
+    A number is a whole multiple of its binade's step, 2^-9 at the least; counted from 0, the
+    positive numbers are in order, eight to a binade.
+    """
+    library = np if isinstance(values, np.ndarray) else gpu()
+    size = library.abs(values)
+    exponent = library.maximum(library.frexp(size)[1] - 1, -6)
+    steps = library.rint(library.ldexp(size, 3 - exponent)).astype(np.int32)
+    bits = steps + (exponent + 6) * 8  # 8 to 16 steps a binade: the carry is the next one
+    return (bits + 128 * (values < 0)).astype(np.uint8)
+
+
 def _widen(values: Any, dtype: str) -> Any:
     """Return the float64 values of an array."""
     if dtype == "bf16":
         values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == "e4m3":
+        table = np.arange(256, dtype=np.uint8).view(DTYPES[dtype].numpy).astype(np.float64)
+        return (table if isinstance(values, np.ndarray) else gpu().asarray(table))[values]
     return values.astype(np.float64)

@@ -140,7 +140,7 @@ def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
     text = "{} takes {} B of k; wgmma takes {}"
     yield Clause(slice_bytes == _SLICE_BYTES, text, (do, slice_bytes, _SLICE_BYTES))
     types = (a.buffer.dtype, b.buffer.dtype, sums.buffer.dtype)
-    holds = types in (("bf16", "bf16", "f32"), ("f16", "f16", "f32"))
+    holds = types in (("bf16", "bf16", "f32"), ("f16", "f16", "f32"), ("e4m3", "e4m3", "f32"))
     yield Clause(holds, "{} multiplies {} by {} into {}", (do, *types))
     held = sums.buffer.fragment == "wgmma" and sums.buffer.name == do.write.buffer.name
     yield Clause(held, "{} adds to no fragment of wgmma's own", (do,))
@@ -285,7 +285,7 @@ TENSOR_LAWS: Mapping[str, Law] = {
         ),
         Law(
             "wgmma_shape",
-            "States that a product is m64 nN k of 32 B, N from 8 to 256 by 8, of f16 or bf16.",
+            "States that a product is m64 nN k of 32 B, N 8 to 256 by 8, of f16, bf16 or e4m3.",
             _PTX + "wgmma.mma_async",
             "choose another tile_n, a tile_m of 64 rows for each consumer, or dtype bf16",
             of_place=wgmma_shape,

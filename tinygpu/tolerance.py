@@ -32,8 +32,14 @@ from tinygpu.program import Do, Program, walk
 
 __all__ = ["error_ratio", "roundoff", "ulp"]
 
-_LARGEST_EXPONENT: Mapping[str, int] = {"f64": 1023, "f32": 127, "f16": 15, "bf16": 127}
-_LEAST_EXPONENT: Mapping[str, int] = {"f64": -1022, "f32": -126, "f16": -14, "bf16": -126}
+_LARGEST_EXPONENT: Mapping[str, int] = {
+    "f64": 1023, "f32": 127, "f16": 15, "bf16": 127, "e4m3": 8
+}  # fmt: skip
+_LEAST_EXPONENT: Mapping[str, int] = {
+    "f64": -1022, "f32": -126, "f16": -14, "bf16": -126, "e4m3": -6
+}  # fmt: skip
+
+_SHORT = 2.0**-13  # published: DeepSeek-V3, section 3.3 (fp8 wgmma on Hopper)
 
 
 def ulp(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
@@ -74,11 +80,15 @@ def error_ratio(
 
 
 def roundoff(program: Program) -> float:
-    """Return u: the unit roundoff of the narrowest type in which the term does arithmetic."""
+    """Return u: the unit roundoff of the narrowest type in which the term does arithmetic.
+
+    Products of 8-bit numbers are summed with about 13 bits, whatever the sums' type.
+    """
     found = (
-        statement.write.buffer.type.roundoff
+        _SHORT if statement.accesses[0].buffer.type.bytes == 1
+        else statement.write.buffer.type.roundoff
         for statement, _ in walk(program)
         if isinstance(statement, Do)
         and (statement.instruction.variants or statement.instruction.atomic)
-    )
+    )  # fmt: skip
     return max(found, default=DTYPES["f32"].roundoff)
