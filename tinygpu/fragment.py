@@ -3,7 +3,7 @@
 A fragment is a thread-value layout: thread t and register i hold one element (row, column) of the
 tile.  Threads and registers count in mixed radix, least significant first, each digit a *mode*
 (extent, step in rows, step in columns); a tile larger than the fragment's base repeats it along the
-columns first, then along the rows.
+columns first, then along the rows.  In "row", what tcgen05.ld.32x32b loads, thread t has lane t.
 
 >>> wgmma = FRAGMENTS["wgmma"]
 >>> wgmma.base, wgmma.threads, wgmma.per_thread((64, 256))
@@ -12,7 +12,8 @@ columns first, then along the rows.
 >>> rows[35, :4].tolist(), columns[35, :4].tolist()        # thread 35 = warp 1, lane 3
 ([16, 16, 24, 24], [6, 7, 6, 7])
 
-Source: PTX ISA 9, "Register Fragments and Shared Memory Matrix Layouts" of wgmma.mma_async.
+Source: PTX ISA 9, "Register Fragments and Shared Memory Matrix Layouts" of wgmma.mma_async and
+of tcgen05.ld.
 """
 
 from __future__ import annotations
@@ -83,6 +84,9 @@ FRAGMENTS: Mapping[str, Fragment] = {
     f.name: f
     for f in (
         Fragment("mma", (16, 8), ((4, 0, 2), (8, 1, 0)), _PAIR),
+        Fragment("mma_a", (16, 16), ((4, 0, 2), (8, 1, 0)), (*_PAIR, (2, 0, 8))),
+        Fragment("mma_b", (8, 16), ((4, 0, 2), (8, 1, 0)), ((2, 0, 1), (2, 0, 8))),
         Fragment("wgmma", (64, 8), ((4, 0, 2), (8, 1, 0), (4, 16, 0)), _PAIR),
+        Fragment("row", (128, 1), ((128, 1, 0),), ()),
     )
 }

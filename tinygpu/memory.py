@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DTYPES", "GMEM", "L1", "L2", "REGISTERS", "SMEM", "DType", "Level"]
+__all__ = ["DTYPES", "GMEM", "L1", "L2", "REGISTERS", "SMEM", "TMEM", "DType", "Level"]
 
 Sharing = Literal["thread", "warp", "warpgroup", "cta", "cluster", "grid"]
 
@@ -51,6 +51,7 @@ GMEM = Level("gmem", "grid", sector_bytes=32)
 L2 = Level("l2", "grid", sector_bytes=32, cached=True)
 L1 = Level("l1", "cta", sector_bytes=32, cached=True)
 SMEM = Level("smem", "cta", banks=32, bank_bytes=4)
+TMEM = Level("tmem", "cta")
 REGISTERS = Level("registers", "thread")
 
 

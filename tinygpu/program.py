@@ -100,7 +100,9 @@ class Do:
 
     Of asynchronous copies (TMA): its bytes land at ``signal`` = (barrier, index), in this CTA or,
     with ``multicast`` = a cluster axis's variable, in all CTAs along it, each at its own barrier.
-    Of products (wgmma): where ``fresh`` is 0 the sums start anew instead of being added to.
+    Of products: where ``fresh`` is 0 the sums start anew instead of being added to.  Of tcgen05.mma
+    ``multicast`` names the axis of a pair of CTAs, each of which multiplies its own first input by
+    the second inputs of both: half h of the columns (value mode 3) is CTA h's.
     """
 
     instruction: Instruction

@@ -8,12 +8,7 @@ m can be the columns.  ``x`` is the input that has the rows, ``y`` the one that 
                  then round, write to shared memory or straight to c, and store
 
 Consumers share a tile's rows ("cooperative") or take tiles in turn ("pingpong"), in which case one
-multiplies while the other stores.  In a cluster of ``cluster_m x cluster_n`` CTAs, those in
-one column need the same y: each loads a part and sends it to all; likewise x along a row.
-
-A tile of x or y lies in shared memory as slabs of 128 B rows, which is what TMA writes and wgmma
-reads: dimensions (row, within the slab, slab), along k if k is contiguous in global memory and
-along the rows (columns) of the product otherwise.
+multiplies while the other stores.  Loading is what ``tensor_term.py`` says.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS
@@ -29,15 +24,13 @@ from __future__ import annotations
 from typing import Any
 
 from tinygpu.arithmetic import compute
-from tinygpu.expression import Constant, Expression, value
 from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.memory import DTYPES
-from tinygpu.operation import ACC, Operand, Operation
+from tinygpu.machines.tensor_term import ROW_BYTES, TensorTerm, swizzle_of, width
+from tinygpu.operation import ACC, Operation
 from tinygpu.program import (
     Access,
     Affine,
     Arrive,
-    Axis,
     Barrier,
     Buffer,
     Commit,
@@ -61,31 +54,17 @@ from tinygpu.program import (
 
 __all__ = ["ROW_BYTES", "HopperTerm"]
 
-ROW_BYTES = 128  # a slab's row: the span of the widest swizzle
-_SLICE_BYTES = 32  # spec: the k of one wgmma
 _WARP, _WARPGROUP = 32, 128
 _BLOCK = 64  # spec: the rows of one wgmma
 
 
-class HopperTerm:
+class HopperTerm(TensorTerm):
     """One term in the making: what its parts have in common; ``d`` has the decisions."""
 
     def __init__(self, operation: Operation, d: Any) -> None:
-        self.operation, self.d = operation, d
-        a, b = operation.operand("a"), operation.operand("b")
-        self.x, self.y = (b, a) if d.swap else (a, b)
-        self.c = operation.output
-        self.row_axis, self.column_axis = ("n", "m") if d.swap else ("m", "n")
-        self.inner = ROW_BYTES // _width(a)
-        self.slice = _SLICE_BYTES // _width(a)
-        self.slabs = d.tile_k // self.inner
+        super().__init__(operation, d, swap=d.swap, rows_here=d.tile_m, columns_here=d.tile_n)
         self.taking_turns = d.consume == "pingpong"
         self.rows = d.tile_m if self.taking_turns else d.tile_m // d.consumers
-        self.gmem = {
-            o.name: Buffer(o.name, "gmem", o.dtype, o.axes, _strides(o)) for o in operation.operands
-        }
-        self.smem_x = self.tile(self.x, d.tile_m)
-        self.smem_y = self.tile(self.y, d.tile_n)
         release = select(self.taking_turns, 1, d.consumers) * d.cluster_m * d.cluster_n
         # a warp is enough, but registers can be given away by whole warpgroups only
         self.loaders = select(d.consumers > 1, _WARPGROUP, _WARP)
@@ -93,21 +72,9 @@ class HopperTerm:
         self.empty = Barrier("empty", d.stages, release)
         self.turn = Barrier("turn", d.consumers, 1)
         self.sums = registers("sums", "f32", self.rows, d.tile_n, fragment="wgmma")
-        self.n = var("t", "trips") + var("k")
-        self.k = var("k", d.tile_k)
         self.first_row = var("br", d.tile_m * d.cluster_m) + var("rank_m", d.tile_m)
         self.first_column = var("bc", d.tile_n * d.cluster_n) + var("rank_n", d.tile_n)
         self.own_row = var("w", 0 if self.taking_turns else self.rows)
-
-    def tile(self, operand: Operand, extent: Any) -> Buffer:
-        """Return the ring of an input's tiles in shared memory."""
-        d, by_k = self.d, operand.axes[-1] == "k"
-        lines, slabs = (extent, self.slabs) if by_k else (d.tile_k, extent // self.inner)
-        return Buffer(
-            f"smem_{operand.name}", "smem", operand.dtype, (lines, self.inner, slabs),
-            (self.inner, 1, lines * self.inner), d.stages, lines * self.inner * slabs,
-            _swizzle(ROW_BYTES, _width(operand)),
-        )  # fmt: skip
 
     def program(self) -> Program:
         """Return the term: its buffers are those that its statements use."""
@@ -116,24 +83,12 @@ class HopperTerm:
         consumer = self.consumer(store)
         buffers = (*self.gmem.values(), self.smem_x, self.smem_y, *staged, self.sums)
         barriers = (self.full, self.empty, *((self.turn,) if self.taking_turns else ()))
-        size = {"m": value("m"), "n": value("n")}
-
-        def clusters(axis: str, tile: Any) -> Expression:
-            return size[axis].ceildiv(Constant(tile))
-
         return Program(
             name="hopper_matmul",
             operation=self.operation,
             buffers=buffers,
-            parameters=(
-                *(p for o in self.operation.operands for p in _pitches(o)),
-                ("trips", value("k").ceildiv(Constant(d.tile_k))),
-            ),
-            grid=(
-                *((Axis("bl", value("l")),) if "l" in self.operation.axes else ()),
-                Axis("br", clusters(self.row_axis, d.tile_m * d.cluster_m)),
-                Axis("bc", clusters(self.column_axis, d.tile_n * d.cluster_n)),
-            ),
+            parameters=self.parameters(),
+            grid=self.grid(d.tile_m * d.cluster_m, d.tile_n * d.cluster_n),
             roles=(
                 Role("consumer", _WARPGROUP, consumer, d.consumers, "w", self.registers()[1]),
                 Role("producer", self.loaders, self.producer(), 1, "p", self.registers()[0]),
@@ -150,51 +105,6 @@ class HopperTerm:
         """Return the registers of a producer's and of a consumer's thread; 0: as they come."""
         few, many = self.d.consumers == 3, (self.d.consumers > 1) & (self.d.ctas_per_sm == 1)
         return select(many, select(few, 32, 40), 0), select(many, select(few, 160, 232), 0)
-
-    def producer(self) -> tuple[Statement, ...]:
-        """Fill stages, as far ahead as there are."""
-        d = self.d
-        bytes_of_stage = self.smem_x.stage_elements * _width(self.x)
-        bytes_of_stage = bytes_of_stage + self.smem_y.stage_elements * _width(self.y)
-        load = (
-            Wait(self.empty, self.n + -1 * d.stages),
-            Arrive(self.full, self.n, bytes_of_stage),
-            self.load(self.x, self.smem_x, self.first_row, d.tile_m, ("rank_n", d.cluster_n)),
-            self.load(self.y, self.smem_y, self.first_column, d.tile_n, ("rank_m", d.cluster_m)),
-        )
-        tiles = ForTile("t", "i", (For("k", "trips", load),))
-        return (Elect((tiles,)), Sync(scope="cluster"))
-
-    def load(
-        self, operand: Operand, smem: Buffer, first: Affine, extent: Any, sent: tuple[str, Any]
-    ) -> Do:
-        """Load this CTA's part of a tile, and send it along an axis of the cluster."""
-        rank, parts = sent
-        by_k = operand.axes[-1] == "k"
-        part = extent // parts
-        here = var(rank, part)
-        if by_k:
-            values = (self.inner, part, self.slabs)
-            source: tuple[Affine, ...] = (first + here, self.k)
-            target = (here, Affine(), Affine())
-        else:
-            values = (self.inner, self.d.tile_k, part // self.inner)
-            source = (self.k, first + here)
-            target = (Affine(), Affine(), var(rank, part // self.inner))
-        steps = ((0, 1), (1, 0), (0, self.inner))
-        outside = self.outside(operand, steps, source)
-        inside = Access(smem, ((0, 1, 0), (1, 0, 0), (0, 0, 1)), origin=target, index=self.n)
-        copy = INSTRUCTIONS["cp.async.bulk.tensor"]
-        return Do(copy, inside, (outside,), values, signal=(self.full, self.n), multicast=rank)
-
-    def outside(
-        self, operand: Operand, steps: tuple[tuple[Any, Any], ...], origin: tuple[Affine, ...]
-    ) -> Access:
-        """Return the guarded access to a matrix in global memory, one of a batch of them or not."""
-        if operand.axes[0] == "l":
-            steps, origin = tuple((0, *s) for s in steps), (var("bl"), *origin)
-        guard = (True,) * len(operand.axes)
-        return Access(self.gmem[operand.name], steps, origin=origin, guard=guard)
 
     def consumer(self, store: tuple[Statement, ...]) -> tuple[Statement, ...]:
         """Multiply, then store."""
@@ -303,15 +213,15 @@ class HopperTerm:
             body = (*body, Do(INSTRUCTIONS["st.global"], out, (held,), values, vector=vector))
         else:
             wide, high = (rows, d.store_n) if d.swap else (d.store_n, rows)
-            width = _width(self.c)
+            each = width(self.c.dtype)
             staged = Buffer(
                 "smem_c", "smem", self.c.dtype, (high, wide), (wide, 1), d.store_stages,
-                high * wide, _swizzle(wide * width, width), copies=d.consumers,
+                high * wide, swizzle_of(wide * each, each), copies=d.consumers,
             )  # fmt: skip
             write = Access(staged, steps, index=ordinal)
             read = Access(staged, plain, index=ordinal)
             out = self.outside(self.c, plain, place)
-            move = INSTRUCTIONS["stmatrix" if _width(self.c) == 2 else "st.shared"]
+            move = INSTRUCTIONS["stmatrix" if width(self.c.dtype) == 2 else "st.shared"]
             send = INSTRUCTIONS["cp.async.bulk.tensor.global"]
             body = (
                 Elect((WaitGroup(d.store_stages + -1, "bulk", read=True),)),
@@ -368,28 +278,3 @@ class HopperTerm:
                 for a in s.accesses if a.buffer.level == "registers"}  # fmt: skip
         del used[self.sums.name]
         return (*loads, *made), tuple(used.values()), result
-
-
-def _strides(operand: Operand) -> tuple[int | str, ...]:
-    return (*(name for name, _ in _pitches(operand)[::-1]), 1)
-
-
-def _pitches(operand: Operand) -> tuple[tuple[str, Expression], ...]:
-    """Return the parameters that say how far rows, and matrices of a batch, lie apart."""
-    found: tuple[tuple[str, Expression], ...] = ()
-    if len(operand.axes) > 1:
-        found = ((f"ld_{operand.name}", value(operand.axes[-1])),)
-    if len(operand.axes) > 2:
-        far = value(f"ld_{operand.name}") * value(operand.axes[-2])
-        found = (*found, (f"ls_{operand.name}", far))
-    return found
-
-
-def _width(operand: Operand) -> int:
-    return DTYPES[operand.dtype].bytes
-
-
-def _swizzle(row_bytes: Any, width: int) -> tuple[Any, int, int]:
-    """Return the swizzle of rows of 16, 32, 64 or 128 B: 16 B pieces by the number of 128 B."""
-    bits = sum(row_bytes >= wide for wide in (32, 64, 128))
-    return bits, (16 // width).bit_length() - 1, 3
