@@ -11,7 +11,7 @@ cp.async     gmem -> smem            lsu      seen by commit_group
 >>> INSTRUCTIONS["fma"].semantics("fma", 2.0, 3.0, 1.0)
 7.0
 
-Spelling and rules: PTX ISA 9, sections 9.7.1 to 9.7.13.
+Spelling and rules: PTX ISA 9, sections 9.7.1 to 9.7.16.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from tinygpu.expression import OPERATORS
 __all__ = ["INSTRUCTIONS", "Completion", "Instruction", "Issuer", "Proxy", "Unit"]
 
 Completion = Literal[
-    "at_once", "scoreboard", "commit_group", "barrier", "mbarrier", "bulk_group", "wgmma_group"
-]
-Unit = Literal["fma", "alu", "sfu", "cvt", "lsu", "shuffle", "barrier", "tma", "tensor"]
-Issuer = Literal["thread", "warpgroup", "one"]
+    "at_once", "scoreboard", "commit_group", "barrier", "mbarrier", "bulk_group", "wgmma_group",
+    "tcgen05_commit", "tcgen05_wait",
+]  # fmt: skip
+Unit = Literal["fma", "alu", "sfu", "cvt", "lsu", "shuffle", "barrier", "tma", "tensor", "tmem"]
+Issuer = Literal["thread", "warp", "warpgroup", "one"]
 Proxy = Literal["generic", "async"]
 
 
@@ -38,8 +39,10 @@ class Instruction:
 
     ``completion`` says how it is seen to be done: ``scoreboard`` (the hardware holds back the
     first use of the register), a group of ``commit_group`` (cp.async), ``wgmma_group`` or
-    ``bulk_group`` (TMA stores), ``mbarrier`` (bytes that land there), ``barrier``.
-    ``issuer``: each thread on values of its own, a warpgroup on a tile, one thread on a tile.
+    ``bulk_group`` (TMA stores), ``mbarrier`` (bytes that land there), ``barrier``;
+    ``tcgen05_commit`` (an arrival at an mbarrier after it), ``tcgen05_wait`` (tcgen05.wait).
+    ``issuer``: each thread on values of its own, a warp together on its threads' values, a
+    warpgroup on a tile, one thread on a tile.
     ``proxy``: through which it touches shared memory.  ``variants`` are the operators of
     ``tinygpu.expression`` that it covers.
     """
@@ -108,6 +111,23 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
             issuer="warpgroup",
             proxy="async",
         ),
+        Instruction(
+            "tcgen05.mma",
+            ("smem", "tmem"),
+            ("tmem",),
+            "tensor",
+            "tcgen05_commit",
+            variants=("fma",),
+            issuer="one",
+            proxy="async",
+        ),
+        Instruction("tcgen05.ld", ("tmem",), _REGS, "tmem", "tcgen05_wait", issuer="warpgroup"),
+        Instruction("tcgen05.st", _REGS, ("tmem",), "tmem", "tcgen05_wait", issuer="warpgroup"),
+        Instruction("tcgen05.alloc", (), (), "barrier", "barrier"),
+        Instruction("tcgen05.commit", (), (), "barrier", "mbarrier"),
+        Instruction("tcgen05.fence", (), (), "barrier"),
+        Instruction("ldmatrix", ("smem",), _REGS, "lsu", "scoreboard", issuer="warp"),
+        Instruction("mma.sync", _REGS, _REGS, "tensor", variants=("fma",), issuer="warp"),
         Instruction("stmatrix", _REGS, ("smem",), "lsu", issuer="warpgroup"),
         Instruction("mbarrier", (), (), "barrier", "mbarrier"),
         Instruction("barrier.cluster", (), (), "barrier", "barrier"),
