@@ -32,7 +32,7 @@ from typing import Any
 from tinygpu.codegen.launch import gpu
 from tinygpu.codegen.worker import Worker, serve
 from tinygpu.errors import LaunchError, OperationError
-from tinygpu.operation import Problem
+from tinygpu.operation import ACC, Operation, Problem, matmul
 
 __all__ = ["MOST", "Matrix", "Result", "count", "library", "view"]
 
@@ -40,8 +40,11 @@ MOST = 32
 WORKSPACE_BYTES = 64 << 20
 _LIMIT_SECONDS = 120.0
 _COMPUTE_32F = 68  # spec: CUBLAS_COMPUTE_32F
-_TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # spec: cudaDataType_t
+_TYPES = {"f32": 0, "f16": 2, "bf16": 14, "e4m3": 28}  # spec: cudaDataType_t
 _TRANSPOSE = {"A": 3, "B": 4}  # spec: CUBLASLT_MATMUL_DESC_TRANSA, TRANSB
+_EPILOGUE, _BIAS_POINTER = 7, 8  # spec: CUBLASLT_MATMUL_DESC_EPILOGUE, BIAS_POINTER
+_BATCH_COUNT, _BATCH_OFFSET = 5, 6  # spec: CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, ..
+_BIAS, _GELU_BIAS = 4, 36  # spec: CUBLASLT_EPILOGUE_BIAS, GELU_BIAS
 _MAX_WORKSPACE = 1  # spec: CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 
 Run = Callable[[], Any]
@@ -76,16 +79,30 @@ def view(problem: Problem) -> tuple[Matrix, Matrix, Matrix]:
     operation, sizes = problem.operation, problem.sizes
     if operation.name != "matmul":
         raise OperationError(f"{operation.name}: cuBLASLt multiplies matrices; give a matmul")
-    first, second = operation.inputs
+    first, second = operation.operand("a"), operation.operand("b")
     return (
-        _matrix(second.axes, sizes, transposed=second.axes == ("n", "k")),
-        _matrix(first.axes, sizes, transposed=first.axes == ("k", "m")),
+        _matrix(second.axes, sizes, transposed=second.axes[-2:] == ("n", "k")),
+        _matrix(first.axes, sizes, transposed=first.axes[-2:] == ("k", "m")),
         _matrix(operation.output.axes, sizes, transposed=False),
     )
 
 
 def _matrix(axes: tuple[str, ...], sizes: Mapping[str, int], *, transposed: bool) -> Matrix:
-    return Matrix(sizes[axes[1]], sizes[axes[0]], transposed)
+    return Matrix(sizes[axes[-1]], sizes[axes[-2]], transposed)
+
+
+def _epilogue(operation: Operation) -> int:
+    """Return what is fused after the sums; 0 for nothing.
+
+    Raises LaunchError for what cuBLASLt has no epilogue of.
+    """
+    if operation.epilogue == ACC:
+        return 0
+    known = {matmul(bias=True).epilogue: _BIAS}
+    known[matmul(bias=True, activation="gelu").epilogue] = _GELU_BIAS
+    if operation.epilogue not in known:
+        raise LaunchError(f"cuBLASLt: no epilogue {operation.epilogue}; it has bias, gelu(bias)")
+    return known[operation.epilogue]
 
 
 @functools.cache
@@ -147,7 +164,9 @@ def descriptors(problem: Problem) -> tuple[c_void_p, tuple[c_void_p, ...], c_voi
         flag = c_int(matrix.transposed)
         where = (descriptor, c_int(_TRANSPOSE[name]), byref(flag), c_size_t(sizeof(flag)))
         _call("cublasLtMatmulDescSetAttribute", *where)
-    first, second = operation.inputs
+    if epilogue := _epilogue(operation):
+        _set(descriptor, _EPILOGUE, c_int(epilogue))
+    first, second = operation.operand("a"), operation.operand("b")
     layouts = tuple(
         _made(
             "cublasLtMatrixLayoutCreate",
@@ -158,11 +177,23 @@ def descriptors(problem: Problem) -> tuple[c_void_p, tuple[c_void_p, ...], c_voi
         )
         for operand, matrix in zip((second, first, operation.output), matrices, strict=True)
     )
+    if "l" in operation.axes:
+        for layout, matrix in zip(layouts, matrices, strict=True):
+            far = c_int64(matrix.rows * matrix.columns)
+            for number, held in ((_BATCH_COUNT, c_int(problem.sizes["l"])), (_BATCH_OFFSET, far)):
+                where = (layout, c_int(number), byref(held), c_size_t(sizeof(held)))
+                _call("cublasLtMatrixLayoutSetAttribute", *where)
     preference = _made("cublasLtMatmulPreferenceCreate")
     most = c_size_t(WORKSPACE_BYTES)
     where = (preference, c_int(_MAX_WORKSPACE), byref(most), c_size_t(sizeof(most)))
     _call("cublasLtMatmulPreferenceSetAttribute", *where)
     return descriptor, layouts, preference
+
+
+def _set(descriptor: c_void_p, number: int, held: c_int | c_void_p) -> None:
+    """Set an attribute of a matmul."""
+    where = (descriptor, c_int(number), byref(held), c_size_t(sizeof(held)))
+    _call("cublasLtMatmulDescSetAttribute", *where)
 
 
 @functools.cache
@@ -208,12 +239,14 @@ def _algorithm(
         raise LaunchError(f"cuBLASLt: no algorithm {number}; there are {len(made.algorithms)}")
     algorithm = made.algorithms[number]
     one, zero = c_float(1.0), c_float(0.0)
-    a, b = inputs
+    a, b, *beside = inputs
     at_a, at_b, at_c = (c_void_p(x.data.ptr) for x in (b, a, output))
     of_a, of_b, of_c = made.layouts
     space, stream = c_void_p(_workspace().data.ptr), gpu().cuda.get_current_stream
 
     def run() -> None:
+        if beside:
+            _set(made.descriptor, _BIAS_POINTER, c_void_p(beside[0].data.ptr))
         _call(
             "cublasLtMatmul", _handle(), made.descriptor, byref(one), at_a, of_a, at_b, of_b,
             byref(zero), at_c, of_c, at_c, of_c, byref(algorithm), space,

@@ -2,7 +2,7 @@
 
 A *case* is a problem with its group and its part, the name by which the command line asks for it.
 Marks are the group "main": linear layers (layout nt) in bf16, squares and the M x N x K of a
-transformer.  Another group is another entry of ``CASES``; the machine takes bf16 and f16.
+transformer.  Other groups: f16, e4m3, gelu(bias), a batch, the other layouts.
 
 ``candidates`` writes schedules by hand from the shape: tiles in the order of
 
@@ -65,7 +65,7 @@ class Case:
     def flops(self) -> int:
         """Multiplications and additions."""
         sizes = self.problem.sizes
-        return 2 * sizes["m"] * sizes["n"] * sizes["k"]
+        return 2 * sizes["m"] * sizes["n"] * sizes["k"] * sizes.get("l", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,21 @@ def _case(group: str, m: int, n: int, k: int, dtype: str = "bf16", layout: str =
     return Case(group, part, f"matmul {layout}", problem)
 
 
+_GELU = matmul("bf16", layout="nt", bias=True, activation="gelu")
+_BATCH = matmul("bf16", layout="nt", batched=True)
+
 CASES: tuple[Case, ...] = (
     *(_case("main", size, size, size) for size in _SQUARES),
     *(_case("main", m, 4096, 4096) for m in _ROWS),
     *(_case("main", m, 14336, 4096) for m in _FEW_ROWS),
     *(_case("main", m, 4096, 14336) for m in _FEW_ROWS),
     *(_case("f16", size, size, size, "f16") for size in _SQUARES),
+    *(_case("e4m3", size, size, size, "e4m3") for size in _SQUARES),
+    *(
+        Case("bias gelu", f"gelu-{m}", "matmul nt, gelu(bias)", Problem.of(_GELU, m=m, n=n, k=k))
+        for m, n, k in ((4096, 4096, 4096), (2048, 14336, 4096))
+    ),
+    Case("batch", "batch", "matmul nt, 32 of", Problem.of(_BATCH, l=32, m=1024, n=1024, k=1024)),
     *(_case("layouts", 4096, 4096, 4096, layout=layout) for layout in ("nn", "tn", "tt")),
 )
 """Every case, the marks first."""
@@ -160,13 +169,14 @@ def _rough(problem: Problem) -> Iterator[dict[str, Value]]:
                     "early": early,
                 }  # fmt: skip
                 yield {**values, **_stored(epilogue, tile_n), "in_flight": 1}
+    tile_k = 64 if problem.operation.operand("a").dtype != "e4m3" else 128
     for tile_m, tile_n, consumers, consume, ctas in _TILES:
         for cluster_m, cluster_n, raster, early in _VARIANTS:
             values = {
                 **plain, "tile_m": tile_m, "tile_n": tile_n, "consumers": consumers,
                 "consume": consume, "ctas_per_sm": ctas, "cluster_m": cluster_m,
                 "cluster_n": cluster_n, "raster": raster, "persistent": 1,
-                "early": early,
+                "early": early, "tile_k": tile_k,
             }  # fmt: skip
             yield {**values, **_stored("tma", tile_n), "in_flight": 1}
 
@@ -189,6 +199,7 @@ def _estimate(values: Mapping[str, Any], problem: Problem, device: Device) -> fl
     high = values["tile_m"] * values["cluster_m"]
     wide = values["tile_n"] * values["cluster_n"]
     clusters = -(-problem.sizes[rows] // high) * -(-problem.sizes[columns] // wide)
+    clusters *= problem.sizes.get("l", 1)
     tiles = clusters * values["cluster_m"] * values["cluster_n"]
     size = values["tile_m"] * values["tile_n"]
     each = size + _L2_WEIGHT * (values["tile_m"] + values["tile_n"])

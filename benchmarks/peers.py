@@ -20,7 +20,7 @@ from typing import Any
 
 from tinygpu.errors import OperationError, StoreError
 from tinygpu.expression import OPERATORS, Apply, Constant, Expression, Value
-from tinygpu.operation import Problem
+from tinygpu.operation import Problem, matmul
 
 __all__ = [
     "FOLDER",
@@ -63,10 +63,21 @@ def torch_matmul(
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    a, b, c = tensors(problem, inputs, output)
-    first, second = problem.operation.inputs
-    a = a.T if first.axes[0] == "k" else a
-    b = b if second.axes[0] == "k" else b.T
+    a, b, *beside, c = tensors(problem, inputs, output)
+    operation = problem.operation
+    a = a.mT if operation.operand("a").axes[-1] != "k" else a
+    b = b if operation.operand("b").axes[-1] != "k" else b.mT
+    if operation.epilogue == matmul(bias=True, activation="gelu").epilogue:
+        return lambda: torch._addmm_activation(beside[0], a, b, use_gelu=True)
+    if beside:
+        raise OperationError(f"{operation}: no peer of PyTorch for it")
+    if "l" in operation.axes:
+        return lambda: torch.bmm(a, b, out=c)
+    if operation.operand("a").dtype == "e4m3":
+        one = torch.ones((), device=a.device)
+        return lambda: torch._scaled_mm(
+            a, b, scale_a=one, scale_b=one, out_dtype=c.dtype, use_fast_accum=True
+        )
     if c.dtype != a.dtype:
         return lambda: torch.mm(a, b, out_dtype=c.dtype, out=c)
     return lambda: torch.mm(a, b, out=c)
@@ -249,6 +260,8 @@ def _tensor(array: Any, dtype: str) -> Any:
     """Return a CuPy array as a tensor that shares its memory."""
     import torch
 
+    if dtype == "e4m3":
+        return torch.from_dlpack(array).view(torch.float8_e4m3fn)
     if dtype != "bf16":
         return torch.from_dlpack(array)
     return torch.from_dlpack(array.view("int16")).view(torch.bfloat16)

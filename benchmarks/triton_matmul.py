@@ -112,7 +112,10 @@ def configurations(problem: Problem) -> tuple[Configuration, ...]:
 
     It takes a as [m, k], b in either layout, and rows of multiples of 16 bytes.
     """
-    sizes, (first, second) = problem.sizes, problem.operation.inputs
+    sizes, operation = problem.sizes, problem.operation
+    first, second = operation.operand("a"), operation.operand("b")
+    if len(operation.inputs) > 2:
+        return ()
     inner = {o.axes[-1] for o in problem.operation.operands}
     if first.axes != ("m", "k") or any(sizes[axis] % 8 for axis in inner):
         return ()
