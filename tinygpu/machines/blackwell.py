@@ -1,0 +1,153 @@
+"""The machine ``blackwell``: a matmul by TMA, mbarriers and tcgen05 in tensor memory (sm_100a).
+
+A CTA has a warp that loads, a warp that multiplies and one or two warpgroups that store; two CTAs
+may work as a pair on one tile; see ``blackwell_term.py`` and ``docs/tcgen05.md``.  It has not run
+on such a chip: what is said here follows the PTX ISA and is assembled, interpreted and judged.
+
+Source: PTX ISA 9, "TensorCore 5th Generation Family Instructions"; NVIDIA CUTLASS; DeepGEMM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.machines.blackwell_term import BlackwellTerm
+from tinygpu.machines.tensor_term import ROW_BYTES
+from tinygpu.memory import DTYPES, GMEM, L2, REGISTERS, SMEM, TMEM
+from tinygpu.operation import ACC, Operation
+from tinygpu.program import Program, select
+
+__all__ = ["STARTS", "Blackwell"]
+
+
+class Blackwell(Machine):
+    """Matmul by products in tensor memory of 16-bit inputs, fp32 sums."""
+
+    name = "blackwell"
+    levels = (GMEM, L2, SMEM, TMEM, REGISTERS)
+    instructions = instructions(
+        "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "tcgen05.alloc",
+        "tcgen05.mma", "tcgen05.commit", "tcgen05.ld", "tcgen05.fence", "cvt", "st.shared",
+        "fence.proxy.async", "bar.sync", "barrier.cluster", "st.global",
+    )  # fmt: skip
+    numeric = True
+    operations = ("matmul",)
+
+    tile_m = Choice(64, 128, 256, meaning="rows of the product a CTA, or a pair, computes")
+    tile_n = Choice(
+        16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256,
+        meaning="columns of the product a CTA, or a pair, computes",
+    )  # fmt: skip
+    tile_k = Choice(64, 128, meaning="steps of k in a stage")
+    cta_pair = Choice(0, 1, structural=True, meaning="two CTAs multiply one tile (1)")
+    stages = Choice(2, 3, 4, 5, 6, 7, 8, 10, 12, meaning="tiles of the inputs in shared memory")
+    accumulators = Choice(1, 2, 4, meaning="tiles of sums in tensor memory")
+    epilogues = Choice(1, 2, meaning="warpgroups that store")
+    cluster_m = Choice(1, 2, 4, meaning="CTAs or pairs of a cluster along the rows: they share y")
+    cluster_n = Choice(1, 2, 4, meaning="CTAs or pairs of a cluster along the columns: share x")
+    epilogue = Choice("tma", "direct", structural=True, meaning="how sums reach c")
+    store_n = Choice(8, 16, 32, 64, 128, meaning="columns taken and stored together")
+    store_stages = Choice(1, 2, 4, meaning="chunks of c in shared memory")
+    vector_c = Choice(1, 2, 4, 8, meaning="elements of c stored at once")
+    raster = Choice(1, 2, 4, 8, 16, 32, meaning="rows of clusters visited together")
+    persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
+    early = Choice(0, 1, meaning="start while the kernel before ends (1)")
+
+    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+        """Return what this machine's decisions have to agree on."""
+        d = choose
+        a, b, c = operation.operand("a"), operation.operand("b"), operation.output
+        wide, out = DTYPES[a.dtype].bytes, DTYPES[c.dtype].bytes
+        inner = ROW_BYTES // wide
+        ctas = 2 if d.cta_pair else 1
+        rows, columns = d.tile_m // ctas, d.tile_n // ctas
+        parts = (rows // d.cluster_n, columns // d.cluster_m)
+        whole = (rows % (8 * d.cluster_n) == 0) & (columns % (8 * d.cluster_m) == 0)
+        if a.axes[-1] != "k":
+            whole = whole & (parts[0] % inner == 0)
+        if b.axes[-1] != "k":
+            whole = whole & (parts[1] % inner == 0)
+        span = d.store_n * out
+        held = select((rows == 64) & (ctas == 2), d.tile_n // 2, d.tile_n)
+        return (
+            Requirement(
+                "types",
+                a.dtype in ("bf16", "f16")
+                and b.dtype == a.dtype
+                and c.dtype in (a.dtype, "f32")
+                and operation.epilogue == ACC,
+                "kind::f16 multiplies bf16 or f16, c has their type or f32, nothing is fused",
+                "choose dtype bf16 or f16 without a bias or an activation, or the machine simt",
+            ),
+            Requirement(
+                "blocks",
+                (rows == 64) | (rows == 128),
+                "a CTA has 64 or 128 rows of a product",
+                "choose tile_m 64 or 128, of a pair 128 or 256",
+            ),
+            Requirement(
+                "slabs",
+                d.tile_k % inner == 0,
+                "a stage holds rows of 128 B along k",
+                "raise tile_k",
+            ),
+            Requirement(
+                "parts",
+                whole,
+                "a CTA's part of a tile that a cluster shares is whole swizzle atoms",
+                "lower cluster_m or cluster_n, or choose a wider tile",
+            ),
+            Requirement(
+                "chunks",
+                (held % (d.store_n * d.epilogues) == 0)
+                & (((span <= ROW_BYTES) & (span >= 16)) if d.epilogue == "tma" else d.store_n > 0),
+                "columns are stored in whole chunks, by TMA of 16 to 128 B a row",
+                "choose a store_n that divides tile_n, of at most 64 columns of 16 bits",
+            ),
+            Requirement(
+                "unused",
+                (d.vector_c == 1) if d.epilogue == "tma" else (d.store_stages == 1),
+                "a decision about what the kernel does not have stays at its first value",
+                "choose vector_c 1 with epilogue tma, store_stages 1 with epilogue direct",
+            ),
+            Requirement(
+                "overlap",
+                (d.persistent == 1) | (d.accumulators == 1),
+                "a CTA with one tile has one accumulator",
+                "choose persistent 1 or accumulators 1",
+            ),
+        )
+
+    def program(self, operation: Operation, choose: Any) -> Program:
+        """Build the term of a matmul."""
+        return BlackwellTerm(operation, choose).program()
+
+
+_PLAIN: Mapping[str, Value] = {
+    "tile_m": 128, "tile_n": 64, "tile_k": 64, "cta_pair": 0, "stages": 2, "accumulators": 1,
+    "epilogues": 1, "cluster_m": 1, "cluster_n": 1, "epilogue": "direct", "store_n": 32,
+    "store_stages": 1, "vector_c": 1, "raster": 1, "persistent": 0, "early": 0,
+}  # fmt: skip
+_SMALL = {**_PLAIN, "tile_m": 64}
+_RING = {**_PLAIN, "tile_n": 128, "stages": 4, "vector_c": 8}
+_STORE = {**_RING, "epilogue": "tma", "store_n": 64, "store_stages": 2, "vector_c": 1}
+_STAY = {**_STORE, "persistent": 1, "accumulators": 2, "raster": 8}
+_CLUSTER = {**_STAY, "cluster_m": 2}
+_PAIR = {**_STAY, "tile_m": 256, "cta_pair": 1}
+_NARROW = {**_PAIR, "tile_m": 128, "store_n": 32}
+_WIDE = {**_PAIR, "tile_n": 256, "epilogues": 2, "cluster_n": 2}
+
+STARTS: Mapping[str, Mapping[str, Value]] = {
+    "plain": _PLAIN,
+    "small": _SMALL,
+    "ring": _RING,
+    "tma store": _STORE,
+    "persistent": _STAY,
+    "cluster": _CLUSTER,
+    "pair": _PAIR,
+    "narrow pair": _NARROW,
+    "wide pair": _WIDE,
+}
+"""Named points, from the plainest kernel to pairs in clusters."""
