@@ -4,7 +4,8 @@
 and follows the first iterations of every rolled loop one by one.  A statement starts when what it
 reads is there and its unit is free, keeps the unit busy, and its result is there after a latency
 more (its *flight*).  A barrier waits for all that was issued.  A ``cp.async.wait_group`` waits for
-the landing of the groups themselves, of which ``cost.path`` only takes the mean.
+the landing of the groups themselves, of which ``cost.path`` only takes the mean.  Programs with
+barriers are followed by their own recursion: ``asynchronous_timeline.py``.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machine import Chosen
@@ -51,14 +52,16 @@ class Event:
     @property
     def flies(self) -> bool:
         """Whether it brings something from global memory that is on its way for a while."""
-        return self.row in ("global memory", "cp.async") and self.ready_cycles > self.end_cycles
+        brings = ("global memory", "cp.async", "copy engine")
+        return self.row in brings and self.ready_cycles > self.end_cycles
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """What a CTA does at first; ``whole``: to its end, and not only the first iterations.
 
-    ``begins``: where each iteration of a loop that is not unrolled begins, in cycles.
+    ``begins``: where each iteration of a loop that is not unrolled (with barriers: the first
+    product of each tile) begins, in cycles.
     """
 
     events: tuple[Event, ...]
@@ -77,8 +80,13 @@ def timeline(
 ) -> Timeline:
     """Follow one CTA, alone on an SM, through ``iterations`` of each loop that is not unrolled.
 
-    Raises ProgramError for sizes that the term does not cover.
+    Of a program with barriers: one CTA of the busy chip, through that many tiles.  Raises
+    ProgramError for sizes that the term does not cover.
     """
+    if program.barriers:
+        from tinygpu.search.asynchronous_timeline import follow  # which makes Timelines too
+
+        return follow(program, sizes, device, tiles=iterations)
     walker = _Walker(iterations, -(-program.threads // WARP))
     walker.walk(features(program, sizes, device).tree, "")
     return Timeline(tuple(walker.events), tuple(walker.begins), walker.last, not walker.cut)

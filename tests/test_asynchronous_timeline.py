@@ -1,0 +1,149 @@
+"""Timelines of programs with barriers: the predicted cycles, one thing at a time, ring order."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinygpu.cli.timeline_picture import asynchronous_figure
+from tinygpu.device import load_device
+from tinygpu.machine import Chosen
+from tinygpu.machines.hopper import STARTS, Hopper
+from tinygpu.operation import matmul
+from tinygpu.program import Program
+from tinygpu.search import asynchronous_timeline
+from tinygpu.search.pipeline import Placed, Stages
+from tinygpu.search.recursion import Recursion, numbers
+from tinygpu.search.timeline import Timeline, timeline, trace
+
+H200 = load_device("h200")
+
+
+def term(name: str, **changes: Any) -> Program:
+    chosen = Chosen({**STARTS[name], **changes})
+    return Hopper().program(matmul("bf16", layout="nt"), chosen)
+
+
+def sizes_of(steps: int) -> dict[str, int]:
+    return {"m": 4096, "n": 4096, "k": 64 * steps}
+
+
+def followed(name: str, steps: int, tiles: int = 4, **changes: Any) -> Timeline:
+    return timeline(term(name, **changes), sizes_of(steps), H200, iterations=tiles)
+
+
+def predicted(name: str, steps: int, tiles: int) -> float:
+    stages = Stages.of(term(name), sizes_of(steps), H200)
+    place = Placed.of(stages)
+    count = min(tiles, int(place.turns))
+    found = Recursion(place.agents)(
+        place.share, count, stages.steps, stages.stages, *numbers(place.agents)
+    )
+    return float(np.max(found))
+
+
+def spans(line: Timeline, row: str, *kinds: str) -> list[tuple[float, float]]:
+    found = [e for e in line.events if e.row == row and (not kinds or e.statement in kinds)]
+    return sorted((e.start_cycles, e.end_cycles) for e in found)
+
+
+@given(st.sampled_from(list(STARTS)), st.integers(1, 8), st.integers(1, 3))
+def test_it_ends_when_the_recursion_does(name: str, steps: int, tiles: int) -> None:
+    """A few steps and tiles are followed by both one by one: the same cycles."""
+    assert followed(name, steps, tiles).cycles == pytest.approx(predicted(name, steps, tiles))
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_long_tiles_are_cut_and_take_as_long(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is cut is one bar a row; it ends as if every step had been followed."""
+    line = followed(name, 200)
+    assert not line.whole
+    with monkeypatch.context() as patched:
+        patched.setattr(asynchronous_timeline, "_STEPS", 200)
+        assert line.cycles == pytest.approx(followed(name, 200).cycles)
+    assert line.cycles == pytest.approx(predicted(name, 200, 4), rel=0.05)
+    cuts = [e for e in line.events if e.statement.endswith("more steps")]
+    shown = {e.iteration for e in line.events if e.statement == "wgmma"}
+    steps = len({where for where in shown if where.startswith("t=0 ")})
+    assert {int(e.statement.split()[0]) for e in cuts} == {200 - steps}
+    assert (200 - steps) % int(STARTS[name]["stages"]) == 0  # the ring goes on where it was
+    assert max(e.end_cycles for e in line.events) <= line.cycles + 1
+
+
+@pytest.mark.parametrize("steps", [6, 100])
+@pytest.mark.parametrize("name", STARTS)
+def test_one_thing_at_a_time(name: str, steps: int) -> None:
+    """Tensor cores, the copy engine and each stage do one thing at a time."""
+    line = followed(name, steps)
+    stages = [f"stage {n}" for n in range(int(STARTS[name]["stages"]))]
+    assert set(stages[:steps]) < set(line.rows)
+    for row in ("tensor cores", "copy engine", *stages):
+        for (_, end), (start, _) in pairwise(spans(line, row)):
+            assert start >= end - 1e-6, row
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_stage_is_filled_then_full_then_read(name: str) -> None:
+    """Each use goes through its three states without a pause, and uses come in the ring's order."""
+    line = followed(name, 20)
+    for n in range(int(STARTS[name]["stages"])):
+        mine = [e for e in line.events if e.row == f"stage {n}"]
+        for event, after in pairwise(mine):
+            if event.statement != "read":
+                assert after.iteration == event.iteration
+                assert after.start_cycles == pytest.approx(event.end_cycles)
+        steps = [e.iteration for e in mine if e.statement == "read"]
+        assert steps[0] == f"t=0 k={n}"
+        assert len(steps) == len(set(steps)) > 1
+
+
+def test_the_ring_bounds_what_is_in_flight() -> None:
+    """The producer runs ahead by as many stages as there are, and not further."""
+    for stages in (2, 4):
+        line = followed("ring", 40, stages=stages)
+        fills = sorted(e.start_cycles for e in line.events if e.statement == "filling")
+        first_read = min(e.start_cycles for e in line.events if e.statement == "read")
+        assert sum(start < first_read for start in fills) == stages
+
+
+def test_consumers_take_turns() -> None:
+    """Ping-pong: tile t is consumer t mod 2's, which stores it while the other multiplies."""
+    line = followed("pingpong", 12)
+    products = [e for e in line.events if e.row == "tensor cores"]
+    for event in products:
+        tile = int(event.iteration.split()[0].removeprefix("t="))
+        assert event.statement == f"wgmma of consumer {tile % 2}"
+    store = min(spans(line, "consumer 0", "epilogue"))
+    other = [e for e in products if e.statement.endswith("1")]
+    assert any(e.start_cycles < store[1] and e.end_cycles > store[0] for e in other)
+    assert [name for name, _ in line.begins] == ["tile 0", "tile 1", "tile 2", "tile 3"]
+
+
+def test_its_trace_has_flights_and_rows() -> None:
+    line = followed("cluster", 12)
+    events = json.loads(json.dumps(trace(line, H200)))["traceEvents"]
+    begins = {e["id"]: e["ts"] for e in events if e["ph"] == "b"}
+    ends = {e["id"]: e["ts"] for e in events if e["ph"] == "e"}
+    assert begins.keys() == ends.keys() != set()
+    assert all(ends[i] > begins[i] for i in begins)
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert tuple(names.values()) == line.rows
+
+
+def test_the_picture_shows_every_row_and_tile() -> None:
+    """Above all rows, below who computes; a mark at each tile's first product."""
+    line = followed("pingpong", 40)
+    upper, lower = asynchronous_figure(line, H200, "title").axes
+    names = [[label.get_text() for label in axes.get_yticklabels()] for axes in (upper, lower)]
+    assert tuple(names[0]) == line.rows
+    assert names[1] == ["tensor cores", "consumer 0", "consumer 1"]
+    assert [t.get_text() for t in lower.texts if t.get_text().startswith("tile")] == [
+        "tile 0", "tile 1", "tile 2", "tile 3",
+    ]  # fmt: skip
+    assert upper.get_xlim()[1] < lower.get_xlim()[1]
