@@ -1,0 +1,382 @@
+"""Arithmetic, comparison, conversion and logic of registers: one NumPy expression each.
+
+Single-precision results are rounded once (``fma`` through float64, mended where that rounds twice);
+``.approx`` functions are computed exactly, then rounded.  ``.ftz`` flushes nothing.
+
+Source: PTX ISA 9.0, sections 9.7.1 to 9.7.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
+from tinygpu.codegen.interpreter.parser import Instruction
+from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.interpreter.values import fma, rounded
+
+__all__ = ["TABLE", "apply"]
+
+_MODES = ("rn", "rz", "rm", "rp")
+_PACKED = {"f16x2": "f16", "bf16x2": "bf16"}
+
+
+def apply(
+    d: Decoder, i: Instruction, function: Callable[..., Array], kinds: str | list[str], to: str
+) -> Action:
+    """Return the action ``first operand = function(the others)``."""
+    given = i.operands[1:]
+    each = [kinds] * len(given) if isinstance(kinds, str) else kinds
+    reads = [d.source(text, kind) for text, kind in zip(given, each, strict=True)]
+    write = d.target(i.operands[0], to)
+    if len(reads) == 2:
+        first, second = reads
+        return lambda run, group: write(run, group, function(first(run, group), second(run, group)))
+    return lambda run, group: write(run, group, function(*(read(run, group) for read in reads)))
+
+
+def _packed(function: Callable[..., Array], part: np.dtype[Any]) -> Callable[..., Array]:
+    """Apply a function to both halves of packed registers."""
+
+    def both(*given: Array) -> Array:
+        wide = np.broadcast_arrays(*given)
+        halves = [np.ascontiguousarray(w).view(part) for w in wide]
+        return np.ascontiguousarray(function(*halves)).view(np.uint32)
+
+    return both
+
+
+def _mode(i: Instruction) -> str:
+    return next((m for m in i.parts if m in _MODES), "rn")
+
+
+def _saturated(i: Instruction, function: Callable[..., Array]) -> Callable[..., Array]:
+    if "sat" not in i.parts:
+        return function
+    return lambda *given: np.clip(np.nan_to_num(function(*given), nan=0.0), 0, 1)
+
+
+def _binary(name: str) -> Callable[[Decoder, Instruction], Action]:
+    plain = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
+
+    def build(d: Decoder, i: Instruction) -> Action:
+        kind, mode = i.parts[-1], _mode(i)
+        if kind in _PACKED:
+            part = d.kind(_PACKED[kind])
+            return apply(d, i, _packed(lambda a, b: plain(a, b).astype(part), part), kind, kind)
+        dtype = d.kind(kind)
+        if dtype.kind != "f" and kind != "bf16":
+            if name == "mul":
+                return _multiply(d, i)
+            if "sat" in i.parts:
+                limits = np.iinfo(dtype)
+                return apply(
+                    d,
+                    i,
+                    lambda a, b: np.clip(
+                        plain(a.astype(np.int64), b.astype(np.int64)), limits.min, limits.max
+                    ),
+                    kind,
+                    kind,
+                )
+            return apply(d, i, plain, kind, kind)
+        if mode == "rn":
+            return apply(d, i, _saturated(i, plain), kind, kind)
+        sign = -1.0 if name == "sub" else 1.0
+
+        def directed(a: Array, b: Array) -> Array:
+            x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            if name == "mul":
+                return fma(x, y, np.zeros_like(x), mode, kind)
+            return fma(y, np.full_like(y, sign), x, mode, kind)
+
+        return apply(d, i, _saturated(i, directed), kind, kind)
+
+    return build
+
+
+def _wide(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
+    double = np.dtype(f"{dtype.kind}{2 * dtype.itemsize}")
+    product: Array = a.astype(double) * b.astype(double)
+    return product
+
+
+def _high64(a: Array, b: Array, signed: bool) -> Array:
+    """The upper 64 bits of a 128-bit product."""
+    x, y = (np.asarray(v).astype(np.uint64) for v in (a, b))
+    low, s = np.uint64(0xFFFFFFFF), np.uint64(32)
+    x0, x1, y0, y1 = x & low, x >> s, y & low, y >> s
+    middle = (x0 * y0 >> s) + (x1 * y0 & low) + (x0 * y1 & low)
+    high: Array = x1 * y1 + (x1 * y0 >> s) + (x0 * y1 >> s) + (middle >> s)
+    if signed:
+        high = high - np.where(np.asarray(a) < 0, y, 0) - np.where(np.asarray(b) < 0, x, 0)
+    return high
+
+
+def _product(d: Decoder, i: Instruction) -> tuple[Callable[[Array, Array], Array], str, str]:
+    """Return how an integer product is made, its operands' and its result's type."""
+    kind = i.parts[-1]
+    dtype = d.kind(kind)
+    if "wide" in i.parts:
+        to = f"{kind[0]}{16 * dtype.itemsize}"
+        return lambda a, b: _wide(a, b, dtype), kind, to
+    if "hi" in i.parts:
+        if dtype.itemsize == 8:
+            return lambda a, b: _high64(a, b, dtype.kind == "i").view(dtype), kind, kind
+        shift = 8 * dtype.itemsize
+        return lambda a, b: (_wide(a, b, dtype) >> shift).astype(dtype), kind, kind
+    return np.multiply, kind, kind
+
+
+def _multiply(d: Decoder, i: Instruction) -> Action:
+    product, kind, to = _product(d, i)
+    return apply(d, i, product, kind, to)
+
+
+def _mad(d: Decoder, i: Instruction) -> Action:
+    if d.kind(i.parts[-1]).kind == "f":
+        return _fma(d, i)
+    product, kind, to = _product(d, i)
+    return apply(d, i, lambda a, b, c: product(a, b) + c, [kind, kind, to], to)
+
+
+def _fma(d: Decoder, i: Instruction) -> Action:
+    kind, mode = i.parts[-1], _mode(i)
+    part = _PACKED.get(kind, kind)
+
+    def once(a: Array, b: Array, c: Array) -> Array:
+        result = fma(a, b, c, mode, part)
+        return np.maximum(result, part_type.type(0)) if "relu" in i.parts else result
+
+    part_type = d.kind(part)
+    if kind in _PACKED:
+        return apply(d, i, _packed(once, part_type), kind, kind)
+    return apply(d, i, _saturated(i, once), kind, kind)
+
+
+def _divided(a: Array, b: Array) -> Array:
+    """The quotient towards zero; what PTX leaves open (a divisor of 0) is all ones."""
+    safe = np.where(b == 0, b.dtype.type(1), b)
+    if b.dtype.kind == "u":
+        return np.where(b == 0, b.dtype.type(np.iinfo(b.dtype).max), a // safe)
+    quotient = np.abs(a) // np.abs(safe)
+    return np.where(b == 0, -1, np.where((a < 0) != (b < 0), -quotient, quotient))
+
+
+def _div(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    dtype = d.kind(kind)
+    if dtype.kind != "f":
+        return apply(d, i, _divided, kind, kind)
+    mode = _mode(i)
+    if mode == "rn":
+        return apply(d, i, np.divide, kind, kind)
+
+    def directed(a: Array, b: Array) -> Array:
+        x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        quotient = x / y
+        return rounded(np.atleast_1d(quotient), x - quotient * y, mode, kind)
+
+    return apply(d, i, directed, kind, kind)
+
+
+def _rem(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    return apply(d, i, lambda a, b: a - b * _divided(a, b).astype(a.dtype), kind, kind)
+
+
+def _least(name: str) -> Callable[[Decoder, Instruction], Action]:
+    def build(d: Decoder, i: Instruction) -> Action:
+        kind = i.parts[-1]
+        quiet = {"min": np.fmin, "max": np.fmax}[name]
+        loud = {"min": np.minimum, "max": np.maximum}[name]
+        part = d.kind(_PACKED.get(kind, kind))
+        floating = part.kind == "f" or _PACKED.get(kind, kind) == "bf16"
+        plain = quiet if floating and "NaN" not in i.parts else loud
+        if len(i.operands) == 4:
+            function = _of_three(plain)
+        else:
+            function = plain
+        if kind in _PACKED:
+            function = _packed(function, part)
+        if "relu" in i.parts and not floating:
+            inner = function
+            return apply(d, i, lambda *given: np.maximum(inner(*given), 0), kind, kind)
+        return apply(d, i, function, kind, kind)
+
+    return build
+
+
+def _of_three(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda a, b, c: function(function(a, b), c)
+
+
+_UNARY: Mapping[str, Callable[[Array], Array]] = {
+    "abs": np.abs,
+    "neg": np.negative,
+    "not": np.invert,
+    "cnot": lambda a: (a == 0).astype(a.dtype),
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "rcp": lambda a: 1 / a,
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+}
+
+
+def _unary(name: str) -> Callable[[Decoder, Instruction], Action]:
+    plain = _UNARY[name]
+
+    def build(d: Decoder, i: Instruction) -> Action:
+        kind = i.parts[-1]
+        part = d.kind(_PACKED.get(kind, kind))
+        if name in ("abs", "neg", "not", "cnot"):
+            return apply(d, i, _packed(plain, part) if kind in _PACKED else plain, kind, kind)
+
+        def through(a: Array) -> Array:
+            return plain(np.asarray(a, np.float64)).astype(part)
+
+        return apply(d, i, _packed(through, part) if kind in _PACKED else through, kind, kind)
+
+    return build
+
+
+def _copysign(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    return apply(d, i, lambda a, b: np.copysign(b, a), kind, kind)
+
+
+def _testp(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    tiny = np.finfo(d.kind(kind)).tiny
+    tests: Mapping[str, Callable[[Array], Array]] = {
+        "finite": np.isfinite,
+        "infinite": np.isinf,
+        "number": lambda a: ~np.isnan(a),
+        "notanumber": np.isnan,
+        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= tiny),
+        "subnormal": lambda a: (np.abs(a) < tiny) & (a != 0),
+    }
+    return apply(d, i, tests[i.parts[1]], kind, "pred")
+
+
+def _sad(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    return apply(
+        d, i, lambda a, b, c: c + np.where(a < b, b - a, a - b).astype(c.dtype), kind, kind
+    )
+
+
+_TO_INTEGER: Mapping[str, Callable[[Array], Array]] = {
+    "rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil,
+}  # fmt: skip
+
+
+def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array], Array]:
+    source, target = d.kind(of), d.kind(to)
+    integral = next((m for m in i.parts if m in _TO_INTEGER), "")
+    floats = ("f16", "bf16", "f32", "f64", "tf32", "e4m3", "e5m2")
+    mode = _mode(i)
+    if of in floats and to not in floats:
+        limits = np.iinfo(target)
+        turn = _TO_INTEGER[integral or "rzi"]
+
+        def to_integer(a: Array) -> Array:
+            whole = turn(np.asarray(a, np.float64))
+            low, high = float(limits.min), float(limits.max)
+            inside = np.clip(np.nan_to_num(whole, nan=0.0), low, high)
+            result = np.where(inside >= high, limits.max, inside.astype(target))
+            return np.where(inside <= low, limits.min, result).astype(target)
+
+        return to_integer
+    if of in floats:
+
+        def to_float(a: Array) -> Array:
+            wide = np.atleast_1d(np.asarray(a, np.float64))
+            if integral:
+                wide = _TO_INTEGER[integral](wide)
+            if to == "tf32":
+                return _to_tf32(wide.astype(np.float32))
+            if "satfinite" in i.parts:
+                most = {"e4m3": 448.0, "e5m2": 57344.0}.get(to) or float(np.finfo(target).max)
+                wide = np.clip(wide, -most, most)
+            result = rounded(wide, np.zeros(1), mode, to) if mode != "rn" else wide.astype(target)
+            if "relu" in i.parts:
+                result = np.where(result > 0, result, target.type(0))
+            return _saturated(i, lambda x: x)(result)
+
+        return to_float
+    if to in floats:
+        if mode == "rn":
+            return lambda a: a.astype(target)
+
+        def integer_to_float(a: Array) -> Array:
+            wide = np.atleast_1d(a.astype(np.float64))
+            lost = (np.atleast_1d(a) - wide.astype(source)).astype(np.float64)
+            return rounded(wide, lost, mode, to)
+
+        return integer_to_float
+    if "sat" in i.parts:
+        limits = np.iinfo(target)
+        low, high = max(limits.min, np.iinfo(source).min), min(limits.max, np.iinfo(source).max)
+        return lambda a: np.clip(a, low, high).astype(target)
+    return lambda a: a.astype(target)
+
+
+def _to_tf32(a: Array) -> Array:
+    """Round to ten bits of fraction, ties away from zero."""
+    bits = a.view(np.uint32)
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def _cvt(d: Decoder, i: Instruction) -> Action:
+    to, of = i.parts[-2:]
+    if to in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2"):
+        part = to[:-2]
+        dtype, whole = d.kind(part), d.kind(to)
+        if of in _PACKED:
+            convert = _converted(d, i, _PACKED[of], part)
+            return apply(
+                d, i, lambda a: _halves(a, d.kind(_PACKED[of]), convert, dtype, whole), of, to
+            )
+        convert = _converted(d, i, of, part)
+
+        def pack(high: Array, low: Array) -> Array:
+            parts = np.broadcast_arrays(convert(np.atleast_1d(low)), convert(np.atleast_1d(high)))
+            return np.stack(parts, -1).astype(dtype).view(whole)[..., 0]
+
+        return apply(d, i, pack, of, to)
+    if of in ("e4m3x2", "e5m2x2"):
+        raise d.error("this conversion is not run")
+    return apply(d, i, _converted(d, i, of, to), of, to)
+
+
+def _halves(
+    a: Array, of: np.dtype[Any], convert: Callable[[Array], Array], to: Any, whole: Any
+) -> Array:
+    pairs = np.ascontiguousarray(np.atleast_1d(a)).view(of)
+    converted: Array = np.ascontiguousarray(convert(pairs)).astype(to).view(whole)
+    return converted
+
+
+TABLE: Mapping[str, Builder] = {
+    **{name: _binary(name) for name in ("add", "sub", "mul")},
+    **{name: _least(name) for name in ("min", "max")},
+    **{name: _unary(name) for name in _UNARY},
+    "mad": _mad,
+    "fma": _fma,
+    "div": _div,
+    "rem": _rem,
+    "sad": _sad,
+    "copysign": _copysign,
+    "testp": _testp,
+    "cvt": _cvt,
+    "mul24": _multiply,
+}
+"""This family's builders by the beginning of their opcodes."""

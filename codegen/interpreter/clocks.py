@@ -1,0 +1,216 @@
+"""Happens-before: who may touch which bytes of shared memory, and through which proxy.
+
+*Agents* are warps and *channels*: a channel is a queue of asynchronous operations that complete in
+order (the loads onto one mbarrier, one warpgroup's products, one thread's bulk stores).  Every
+action that touches shared memory or synchronises has a step, a number that only grows.  A clock says
+for each agent up to which of its steps everything is ordered before what its holder does next;
+release and acquire join clocks.  An access is free of races if the last write of each granule (and,
+for a write, each agent's last read) is within the clock of whoever accesses it.
+
+There are three clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
+an access through the asynchronous proxy may know of generic writes; ``INITS``, what a
+fence.mbarrier_init has published of barriers' initialisation.
+
+>>> clocks = Clocks(domains=1, warps=2, ctas=1, granules=4)
+>>> rows = clocks.rows(0, np.array([1]))
+>>> clocks.write(np.array([3]), rows, 5) is None  # warp 1 (agents count from 1) writes granule 3
+True
+>>> clocks.read(np.array([3]), clocks.rows(0, np.array([2])), 6).other_step
+5
+>>> clocks.acquire(0, [2], clocks.snapshot(0, [1], 7))  # a barrier
+>>> clocks.read(np.array([3]), clocks.rows(0, np.array([2])), 8) is None
+True
+
+Source: PTX ISA 9.0, section 8 (memory consistency model: causality order, proxies); Flanagan and
+Freund, "FastTrack", PLDI 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tinygpu.codegen.interpreter.report import Array
+
+__all__ = ["INITS", "ORDER", "PROXIED", "RESERVED", "Clocks", "Conflict"]
+
+ORDER, PROXIED, INITS = range(3)
+RESERVED = 0
+"""The agent that owns live mbarriers: nobody's clock ever knows it."""
+_ALWAYS = np.iinfo(np.int32).max
+_SPARE = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two accesses in no order: ``kind`` is race, proxy or barrier; ``what`` is what the other did."""
+
+    kind: str
+    granule: int
+    other: int
+    other_step: int
+    what: str
+
+
+class Clocks:
+    """Clocks of all agents of each domain (a cluster), and the last accesses of each granule."""
+
+    def __init__(self, *, domains: int, warps: int, ctas: int, granules: int) -> None:
+        self.domains, self.warps = domains, warps
+        self.agents = 1 + warps + _SPARE
+        self.used = [1 + warps] * domains
+        self.names: dict[tuple[int, int], str] = {}
+        self.clocks = np.full((3, domains, self.agents, self.agents), -1, np.int32)
+        self._own()
+        self.asynchronous = np.zeros((domains, self.agents), bool)
+        self.write_step = np.full(ctas * granules, -1, np.int32)
+        self.write_agent = np.zeros(ctas * granules, np.int32)
+        self.read_step = np.full((ctas * granules, self.agents), -1, np.int32)
+
+    def _own(self) -> None:
+        """Whatever an agent did itself is ordered before what it does next."""
+        i = np.arange(self.agents)
+        self.clocks[ORDER, :, i, i] = _ALWAYS
+
+    def rows(self, domain: Array | int, agent: Array) -> Array:
+        """Return the rows that ``read`` and ``write`` take for accesses of these agents."""
+        rows: Array = domain * self.agents + agent
+        return rows
+
+    def channel(self, domain: int, name: str, *, asynchronous: bool) -> int:
+        """Return a new agent."""
+        if self.used[domain] == self.agents:
+            self._grow(_SPARE)
+        agent = self.used[domain]
+        self.used[domain] += 1
+        self.names[domain, agent] = name
+        self.asynchronous[domain, agent] = asynchronous
+        return agent
+
+    def _grow(self, more: int) -> None:
+        self.clocks = np.pad(
+            self.clocks, ((0, 0), (0, 0), (0, more), (0, more)), constant_values=-1
+        )
+        self.asynchronous = np.pad(self.asynchronous, ((0, 0), (0, more)))
+        self.read_step = np.pad(self.read_step, ((0, 0), (0, more)), constant_values=-1)
+        self.agents += more
+        self._own()
+
+    # Clocks move between agents and barriers.
+
+    def nothing(self) -> Array:
+        """Return a clock that knows nothing: (3, agents)."""
+        return np.full((3, self.agents), -1, np.int32)
+
+    def snapshot(self, domain: int, agents: Sequence[int], step: int) -> Array:
+        """Return what these agents know together, their own steps so far included."""
+        known = self.clocks[:, domain, agents].max(1)
+        known[ORDER, agents] = step
+        return known
+
+    def join(self, into: Array, clock: Array) -> Array:
+        """Return the union of two clocks, which may be older than the last channel."""
+        if into.shape[1] < clock.shape[1]:
+            into, clock = clock.copy(), into
+        np.maximum(into[:, : clock.shape[1]], clock, out=into[:, : clock.shape[1]])
+        return into
+
+    def acquire(self, domain: int, agents: Sequence[int], clock: Array) -> None:
+        """Let agents know what a clock knows."""
+        known = self.clocks[:, domain, agents, : clock.shape[1]]
+        self.clocks[:, domain, agents, : clock.shape[1]] = np.maximum(known, clock[:, None])
+        self.clocks[ORDER, domain, agents, agents] = _ALWAYS
+
+    def barrier(self, domains: Array, agents: Array, step: int) -> None:
+        """Join the clocks of agents (n of each of ``domains``, the same) at a barrier of all."""
+        block = np.ix_(range(3), domains, agents)
+        known = self.clocks[block].max(2)
+        known[ORDER][:, agents] = step
+        self.clocks[block] = known[:, :, None]
+        self.clocks[ORDER][np.ix_(domains, agents, agents)] = step
+        self.clocks[ORDER][domains[:, None], agents, agents] = _ALWAYS
+
+    def completed(self, domain: int, agents: Sequence[int], channel: int, step: int) -> None:
+        """Let agents know that a channel is done up to ``step``."""
+        known = self.clocks[ORDER, domain, agents, channel]
+        self.clocks[ORDER, domain, agents, channel] = np.maximum(known, step)
+
+    def fence_proxy(self, domain: int, agents: Sequence[int], step: int) -> None:
+        """All that these agents know is behind a fence from here on."""
+        known = self.clocks[ORDER, domain, agents].copy()
+        known[np.arange(len(agents)), agents] = step
+        self.clocks[PROXIED, domain, agents] = known
+
+    def fence_inits(self, domain: int, agents: Sequence[int], step: int) -> None:
+        """These agents' initialisations of barriers are behind their fence."""
+        known = self.clocks[ORDER, domain, agents].copy()
+        known[np.arange(len(agents)), agents] = step
+        self.clocks[INITS, domain, agents] = np.maximum(self.clocks[INITS, domain, agents], known)
+
+    # Accesses of granules.
+
+    def _known(self, rows: Array, others: Array, proxy: bool) -> Array:
+        flat = self.clocks[ORDER].reshape(-1, self.agents)
+        known: Array = flat[rows, others]
+        if proxy:
+            generic = ~self.asynchronous.reshape(-1)[rows // self.agents * self.agents + others]
+            fenced = self.clocks[PROXIED].reshape(-1, self.agents)[rows, others]
+            known = np.where(generic, np.minimum(known, fenced), known)
+        return known
+
+    def _after_writes(self, at: Array, rows: Array, proxy: bool) -> Conflict | None:
+        others, steps = self.write_agent[at], self.write_step[at]
+        bad = steps > self._known(rows, others, proxy)
+        if not bad.any():
+            return None
+        i = tuple(np.argwhere(bad)[0])
+        other, step = int(others[i]), int(steps[i])
+        row = np.broadcast_to(rows, bad.shape)[i]
+        ordered = step <= self.clocks[ORDER].reshape(-1, self.agents)[row, other]
+        kind = "proxy" if ordered else "race" if other != RESERVED else "barrier"
+        return Conflict(kind, int(np.broadcast_to(at, bad.shape)[i]), other, step, "wrote")
+
+    def read(
+        self, at: Array, rows: Array, step: int, *, proxy: bool = False, agent: int | None = None
+    ) -> Conflict | None:
+        """Note reads of granules ``at`` by the agents of ``rows``, or by a channel in their name."""
+        conflict = self._after_writes(at, rows, proxy)
+        self.read_step[at, rows % self.agents if agent is None else agent] = step
+        return conflict
+
+    def write(
+        self,
+        at: Array,
+        rows: Array,
+        step: int,
+        *,
+        proxy: bool = False,
+        agent: Array | int | None = None,
+    ) -> Conflict | None:
+        """Note writes of granules ``at``; two agents that write one at once are a race too."""
+        conflict = self._after_writes(at, rows, proxy)
+        if conflict is None:
+            reads = self.read_step[at]
+            known = self.clocks[ORDER].reshape(-1, self.agents)[rows]
+            bad = reads > known
+            if bad.any():
+                *where, other = (int(x) for x in np.argwhere(bad)[0])
+                granule = int(np.broadcast_to(at, bad.shape[:-1])[tuple(where)])
+                conflict = Conflict("race", granule, other, int(reads[(*where, other)]), "read")
+        mine = rows % self.agents if agent is None else np.asarray(agent)
+        self.write_agent[at] = mine
+        self.write_step[at] = step
+        if agent is None and conflict is None:
+            twice = self.write_agent[at] != mine
+            if twice.any():
+                i = tuple(np.argwhere(twice)[0])
+                granule = int(np.broadcast_to(at, twice.shape)[i])
+                conflict = Conflict("race", granule, int(self.write_agent[granule]), step, "wrote")
+        return conflict
+
+    def fresh(self, at: Array) -> Array:
+        """Return which granules nobody has written."""
+        unwritten: Array = self.write_step[at] < 0
+        return unwritten

@@ -1,0 +1,275 @@
+"""Control flow and barriers of threads: branches, ends, named barriers, cluster barriers.
+
+A named barrier joins the clocks of all who arrive, and gives them to those who wait.
+
+Source: PTX ISA 9.0, sections 9.7.12 (control flow) and 9.7.13.1 to 9.7.13.4 (barriers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tinygpu.codegen.interpreter.clocks import INITS, ORDER, PROXIED
+from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder
+from tinygpu.codegen.interpreter.parser import Instruction
+from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.interpreter.run import WARP, Group, Run, Waiter
+
+__all__ = ["TABLE"]
+
+
+def _bra(d: Decoder, i: Instruction) -> Control:
+    to = d.target_of_branch(i.operands[0])
+
+    def jump(run: Run, group: Group) -> None:
+        run.push(to, group)
+
+    return Control(jump)
+
+
+def _ret(d: Decoder, i: Instruction) -> Control:
+    def end(run: Run, group: Group) -> None:
+        run.exit(group)
+        _after_exit(run, group)
+
+    return Control(end)
+
+
+def _trap(d: Decoder, i: Instruction) -> Control:
+    def end(run: Run, group: Group) -> None:
+        run.find("trap", f"{run.warp_name(int(group.threads[0]))} gave up")
+        run.exit(group)
+        _after_exit(run, group)
+
+    return Control(end)
+
+
+@dataclass(slots=True)
+class _Barrier:
+    """One named barrier of a CTA between two completions."""
+
+    arrived: int = 0
+    clock: Array | None = None
+    waiting: list[int] = field(default_factory=list)
+    waiters: list[Waiter] = field(default_factory=list)
+    joined: set[int] = field(default_factory=set)
+    expected: int = 0
+    votes: list[tuple[Waiter, Array]] = field(default_factory=list)
+
+
+Result = Callable[[Run, Group, Array], None]
+
+
+def _bar(d: Decoder, i: Instruction) -> Control:
+    """bar.sync, bar.arrive and bar.red, under both of their names."""
+    parts = i.parts
+    arrives = "arrive" in parts
+    reduces = next((p for p in ("popc", "and", "or") if p in parts), "") if "red" in parts else ""
+    operands = list(i.operands)
+    if reduces:
+        kind = "u32" if reduces == "popc" else "pred"
+        write, vote = d.target(operands.pop(0), kind), d.source(operands.pop(), "pred")
+    number = d.source(operands[0], "u32")
+    count = d.source(operands[1], "u32") if len(operands) > 1 else None
+
+    def sync(run: Run, group: Group) -> Group | None:
+        complete = run.together(group, WARP)
+        if complete is None:
+            return None
+        step, pc = run.tick(), run.pc
+        numbers = np.broadcast_to(number(run, complete), (complete.size,))
+        counts = np.broadcast_to(count(run, complete) if count else 0, (complete.size,))
+        if not arrives and not reduces and _all_at_once(run, complete, numbers, counts, step):
+            return complete
+        ballot = vote(run, complete) if reduces else None
+        keys = run.cta_of(complete.threads) * 64 + numbers
+        going = None
+        for key in np.unique(keys).tolist():
+            mask = keys == key
+            here = complete.where(mask)
+            waiter = Waiter(pc + 1, here, _describe(run, key))
+            barrier = run.state.setdefault(("bar", key), _Barrier())
+            _arrive(run, barrier, key // 64, here, int(counts[mask][0]), step)
+            if arrives:
+                going = here if going is None else Group(np.union1d(going.threads, here.threads))
+            else:
+                barrier.waiters.append(waiter)
+                run.wait(waiter)
+            if ballot is not None:
+                barrier.votes.append((waiter, np.broadcast_to(ballot, (complete.size,))[mask]))
+            if barrier.arrived >= barrier.expected:
+                if reduces:
+                    _reduce(run, barrier, reduces, write)
+                _release(run, key // 64, run.state.pop(("bar", key)))
+        return going
+
+    return Control(sync, WARP)
+
+
+def _describe(run: Run, key: int) -> Callable[[], str]:
+    def say() -> str:
+        barrier = run.state[("bar", key)]
+        return f"at barrier {key % 64}, where {barrier.arrived} of {barrier.expected} arrived"
+
+    return say
+
+
+def _all_at_once(run: Run, group: Group, numbers: Array, counts: Array, step: int) -> bool:
+    """The common case, for many CTAs in one go: all live threads of whole CTAs meet."""
+    each = run.threads_per_cta
+    ctas = np.unique(run.cta_of(group.threads))
+    live = run.live.reshape(-1, each)[ctas]
+    if group.size != live.sum() or (numbers != numbers[0]).any() or run.cluster > 1:
+        return False
+    if counts[0] and not (live.sum(1) == counts[0]).all():
+        return False
+    if any(("bar", int(cta) * 64 + int(numbers[0])) in run.state for cta in ctas):
+        return False
+    if not (live == live[0]).all():
+        return False
+    warps = np.flatnonzero(live[0].reshape(-1, WARP).any(1))
+    run.clocks.barrier(ctas, warps + 1, step)
+    return True
+
+
+def _arrive(run: Run, barrier: _Barrier, cta: int, group: Group, expected: int, step: int) -> None:
+    warps = group.warp_numbers
+    domain, agents = run.agents_of(warps)
+    clock = run.clocks.snapshot(int(domain[0]), agents.tolist(), step)
+    barrier.clock = clock if barrier.clock is None else run.clocks.join(barrier.clock, clock)
+    barrier.arrived += len(warps) * WARP if expected else group.size
+    everyone = int(run.live.reshape(-1, run.threads_per_cta)[cta].sum())
+    if barrier.expected and expected and barrier.expected != expected:
+        run.find("barrier", f"barrier with counts {barrier.expected} and {expected}")
+    barrier.expected = expected or everyone
+    if twice := barrier.joined & set(warps.tolist()):
+        run.find("barrier", f"warp {min(twice)} arrives twice before the barrier completes")
+    barrier.joined |= set(warps.tolist())
+
+
+def _reduce(run: Run, barrier: _Barrier, how: str, write: Result) -> None:
+    ballots = np.concatenate([ballot for _, ballot in barrier.votes])
+    result = {"popc": ballots.sum(), "and": ballots.all(), "or": ballots.any()}[how]
+    for waiter, _ in barrier.votes:
+        write(run, waiter.group, np.full(waiter.group.size, result))
+
+
+def _release(run: Run, cta: int, barrier: _Barrier) -> None:
+    for waiter in barrier.waiters:
+        domain, agents = run.agents_of(waiter.group.warp_numbers)
+        assert barrier.clock is not None
+        run.clocks.acquire(int(domain[0]), agents.tolist(), barrier.clock)
+        run.wake(id(waiter))
+
+
+def _after_exit(run: Run, group: Group) -> None:
+    """A barrier of all threads does not wait for those that have ended."""
+    each = run.threads_per_cta
+    for cta in np.unique(run.cta_of(group.threads)).tolist():
+        everyone = int(run.live.reshape(-1, each)[cta].sum())
+        for key in [k for k in run.state if k[0] == "bar" and k[1] // 64 == cta]:
+            barrier = run.state[key]
+            if barrier.arrived >= everyone > 0 and barrier.waiters and barrier.expected > everyone:
+                _release(run, cta, run.state.pop(key))
+
+
+@dataclass(slots=True)
+class _ClusterBarrier:
+    arrived: Array
+    clock: Array
+    released: Array
+    waiters: list[Waiter] = field(default_factory=list)
+
+
+def _cluster_state(run: Run, domain: int) -> _ClusterBarrier:
+    key = ("cluster", domain)
+    if key not in run.state:
+        threads = run.cluster * run.threads_per_cta
+        run.state[key] = _ClusterBarrier(
+            np.zeros(threads, bool), run.clocks.nothing(), run.clocks.nothing()
+        )
+    found = run.state[key]
+    assert isinstance(found, _ClusterBarrier)
+    return found
+
+
+def _cluster(d: Decoder, i: Instruction) -> Control:
+    waits = "wait" in i.parts
+
+    def barrier(run: Run, group: Group) -> Group | None:
+        complete = run.together(group, WARP) if "aligned" in i.parts else group
+        if complete is None:
+            return None
+        step, pc = run.tick(), run.pc
+        each = run.cluster * run.threads_per_cta
+        domains, going = complete.threads // each, []
+        for domain in np.unique(domains).tolist():
+            state = _cluster_state(run, domain)
+            here = complete.where(domains == domain)
+            _, agents = run.agents_of(here.warp_numbers)
+            if waits:
+                if state.arrived[here.threads - domain * each].any():
+                    waiter = Waiter(pc + 1, here, _cluster_says(run, domain))
+                    run.wait(waiter)
+                    state.waiters.append(waiter)
+                else:
+                    run.clocks.acquire(domain, agents.tolist(), state.released)
+                    going.append(here.threads)
+                continue
+            clock = run.clocks.snapshot(domain, agents.tolist(), step)
+            if "relaxed" in i.parts:  # only what a fence has published goes with it
+                clock[INITS] = np.maximum(
+                    clock[INITS], run.clocks.clocks[INITS, domain, agents].max(0)
+                )
+                clock[[ORDER, PROXIED]] = -1
+            state.arrived[here.threads - domain * each] = True
+            state.clock = run.clocks.join(state.clock, clock)
+            live = run.live[domain * each : (domain + 1) * each]
+            if (state.arrived | ~live).all():
+                _cluster_wake(run, domain, state)
+        if not waits:
+            return complete
+        return Group(np.concatenate(going)) if going else None
+
+    return Control(barrier, WARP)
+
+
+def _cluster_says(run: Run, domain: int) -> Callable[[], str]:
+    def say() -> str:
+        state = _cluster_state(run, domain)
+        each = run.cluster * run.threads_per_cta
+        live = run.live[domain * each : (domain + 1) * each]
+        return f"at the cluster's barrier, where {state.arrived.sum()} of {live.sum()} arrived"
+
+    return say
+
+
+def _cluster_wake(run: Run, domain: int, state: _ClusterBarrier) -> None:
+    state.arrived[:] = False
+    state.released = run.clocks.join(state.released, state.clock)
+    for waiter in state.waiters:
+        _, agents = run.agents_of(waiter.group.warp_numbers)
+        run.clocks.acquire(domain, agents.tolist(), state.released)
+        run.wake(id(waiter))
+    state.waiters = []
+
+
+TABLE: Mapping[str, Builder] = {
+    "bra": _bra,
+    "ret": _ret,
+    "exit": _ret,
+    "trap": _trap,
+    "bar.sync": _bar,
+    "bar.arrive": _bar,
+    "bar.red": _bar,
+    "bar.cta": _bar,
+    "barrier.sync": _bar,
+    "barrier.arrive": _bar,
+    "barrier.red": _bar,
+    "barrier.cta": _bar,
+    "barrier.cluster": _cluster,
+}
+"""This family's builders by the beginning of their opcodes."""

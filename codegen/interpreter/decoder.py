@@ -1,0 +1,282 @@
+"""Decoding: a kernel's instructions as functions of the run's state, made once.
+
+A *builder* takes the decoder and an instruction and returns the function that executes it for a
+group; the tables of all families, name -> builder, are one table here, and the longest name that
+begins an opcode wins.  A *control* function returns the group that goes on with the next instruction
+(or None); it may let threads wait, jump or end.
+
+Source: PTX ISA 9.0, section 6 (instruction operands).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.interpreter.memory import PARAM
+from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
+from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.interpreter.run import FIRST_SHARED, Group, Run
+from tinygpu.codegen.interpreter.special import SPECIAL, special
+from tinygpu.codegen.interpreter.values import TYPES, immediate
+from tinygpu.errors import ProgramError
+
+__all__ = ["Action", "Builder", "Code", "Control", "Decoder", "Source", "Step", "Target", "decode"]
+
+Source = Callable[[Run, Group], Array]
+Target = Callable[[Run, Group, Array], None]
+Action = Callable[[Run, Group], None]
+ControlAction = Callable[[Run, Group], "Group | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What a builder returns for an instruction that may stop threads; ``unit`` threads issue it."""
+
+    action: ControlAction
+    unit: int = 1
+
+
+Builder = Callable[["Decoder", Instruction], Action | Control]
+
+
+@dataclass(slots=True)
+class Step:
+    """A decoded instruction: exactly one of ``action`` and ``control`` does the work."""
+
+    action: Action
+    control: ControlAction | None
+    guard: int
+    negated: bool
+    leader: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A decoded kernel; ``granule`` is the least width of an access to shared memory, in bytes."""
+
+    instructions: tuple[Instruction, ...]
+    steps: tuple[Step, ...]
+    register_bytes: tuple[int, ...]
+    granule: int
+    static_bytes: int
+    local_bytes: int
+    parameter_at: Mapping[str, int]
+    parameter_bytes: int
+
+
+def _nothing(run: Run, group: Group) -> None:
+    """The action of a step that has a control."""
+
+
+class Decoder:
+    """Names of one kernel: registers by number, symbols by address, labels by instruction."""
+
+    def __init__(self, parsed: Parsed, kernel: Kernel, globals_at: Mapping[str, int]) -> None:
+        self.kernel = kernel
+        self.numbers = {name: i for i, name in enumerate(kernel.registers)}
+        self.widths = [0 if k == "pred" else width_of(k) for k in kernel.registers.values()]
+        self.granule = 16
+        self.symbols: dict[str, tuple[str, int]] = {}
+        self.parameter_at: dict[str, int] = {}
+        self.globals_at = globals_at
+        at = 0
+        for parameter in kernel.parameters:
+            at = -(-at // parameter.align) * parameter.align
+            self.parameter_at[parameter.name] = at
+            self.symbols[parameter.name] = ("param", at)
+            at += parameter.bytes
+        self.parameter_bytes = at
+        ends = {"shared": 0, "local": 0}
+        variables = (*parsed.variables, *kernel.variables)
+        for v in sorted(variables, key=lambda v: v.bytes == 0):  # what the launch sizes comes last
+            if v.space in ends:
+                start = -(-ends[v.space] // v.align) * v.align
+                first = FIRST_SHARED if v.space == "shared" else 0
+                self.symbols[v.name] = (v.space, start + first)
+                ends[v.space] = start + v.bytes
+            elif v.name in globals_at:
+                self.symbols[v.name] = (v.space, globals_at[v.name])
+        self.static_bytes, self.local_bytes = ends["shared"], ends["local"]
+        self.instruction = kernel.instructions[0]
+
+    def error(self, what: str) -> ProgramError:
+        """Return an error that names the instruction and its line."""
+        return ProgramError(f"PTX {self.instruction}: {what}")
+
+    def touch(self, width: int) -> None:
+        """Note that the kernel touches shared memory in pieces of ``width`` bytes."""
+        self.granule = min(self.granule, width)
+
+    def register(self, name: str) -> int:
+        """Return a register's number."""
+        if name not in self.numbers:
+            raise self.error(f"{name} is no register of {self.kernel.name}")
+        return self.numbers[name]
+
+    def kind(self, kind: str) -> np.dtype[Any]:
+        """Return the NumPy type of a PTX type."""
+        if kind not in TYPES:
+            raise self.error(f"type .{kind} is not run; known are {', '.join(TYPES)}")
+        return TYPES[kind]
+
+    def source(self, text: str, kind: str) -> Source:
+        """Return the function that reads an operand: an array of a value a thread, or a scalar."""
+        dtype = self.kind(kind)
+        if text.startswith("!"):
+            inner = self.source(text[1:], "pred")
+            return lambda run, group: ~inner(run, group)
+        if text in self.numbers:
+            return self._held(self.numbers[text], dtype)
+        if text in SPECIAL:
+            name = text
+
+            def read(run: Run, group: Group) -> Array:
+                value = special(run, name)[group.index]
+                return value if value.dtype == dtype else value.astype(dtype)
+
+            return read
+        symbol = re.fullmatch(r"([\w$#]+?)(?:\s*\+\s*(\d+))?", text)
+        if symbol and symbol.group(1) in self.symbols:
+            return self._symbol(symbol.group(1), int(symbol.group(2) or 0), dtype)
+        try:
+            constant = immediate(text, kind)
+        except ValueError:
+            raise self.error(f"cannot read the operand {text!r}") from None
+        return lambda run, group: constant
+
+    def _held(self, number: int, dtype: np.dtype[Any]) -> Source:
+        width = self.widths[number]
+        if width == 0 or (dtype.kind == "b"):
+            return lambda run, group: run.registers[number][group.index]
+        if width == dtype.itemsize:
+            return lambda run, group: run.registers[number][group.index].view(dtype)
+        bits = np.dtype(f"u{dtype.itemsize}")
+        return lambda run, group: run.registers[number][group.index].astype(bits).view(dtype)
+
+    def _symbol(self, name: str, offset: int, dtype: np.dtype[Any]) -> Source:
+        space, at = self.symbols[name]
+        value = np.array(at + offset, np.uint64)
+        if space != "shared":
+            constant = value.astype(dtype)[()]
+            return lambda run, group: constant
+
+        def read(run: Run, group: Group) -> Array:
+            return (special(run, "smem window")[group.index] + value).astype(dtype)
+
+        return read
+
+    def target(self, text: str, kind: str) -> Target:
+        """Return the function that writes an operand, widened to its register (``_`` is nobody)."""
+        if text == "_":
+            return lambda run, group, values: None
+        dtype, number = self.kind(kind), self.register(text)
+        width = self.widths[number]
+        if width == 0:
+
+            def mark(run: Run, group: Group, values: Array) -> None:
+                run.registers[number][group.index] = values
+
+            return mark
+        if width < dtype.itemsize:
+            raise self.error(f"{text} has {width} B, too few for .{kind}")
+        wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{width}")
+        bits, same = np.dtype(f"u{dtype.itemsize}"), width == dtype.itemsize
+        raw = np.dtype(f"u{width}")
+
+        def write(run: Run, group: Group, values: Array) -> None:
+            values = np.asarray(values)
+            if values.dtype != dtype:
+                values = values.astype(dtype)
+            if not same:
+                values = (values if dtype.kind == "i" else values.view(bits)).astype(wide)
+            run.registers[number][group.index] = values.view(raw)
+
+        return write
+
+    def listed(self, text: str) -> tuple[str, ...]:
+        """Return the parts of ``{a, b}``, or the one operand that it is."""
+        return split(text[1:-1]) if text.startswith("{") else (text,)
+
+    def sources(self, text: str, kind: str) -> list[Source]:
+        """Return the functions that read each part of a vector."""
+        return [self.source(part, kind) for part in self.listed(text)]
+
+    def targets(self, text: str, kind: str) -> list[Target]:
+        """Return the functions that write each part of a vector."""
+        return [self.target(part, kind) for part in self.listed(text)]
+
+    def address(self, text: str) -> Source:
+        """Return the function that reads ``[base + offset]``: int64 addresses, one a thread."""
+        found = re.fullmatch(r"\[\s*([^\s+\]]+?)\s*(?:\+\s*(-?\s*\w+))?\s*\]", text)
+        if not found:
+            raise self.error(f"cannot read the address {text!r}")
+        base, offset = found.group(1), int((found.group(2) or "0").replace(" ", ""), 0)
+        if base in self.numbers:
+            number, wide = self.numbers[base], self.widths[self.numbers[base]] == 8
+
+            def read(run: Run, group: Group) -> Array:
+                held = run.registers[number][group.index]
+                return (held.view(np.int64) if wide else held.astype(np.int64)) + offset
+
+            return read
+        plain = self.source(base, "s64")
+        return lambda run, group: np.full(group.size, 0, np.int64) + plain(run, group) + offset
+
+    def target_of_branch(self, name: str) -> int:
+        """Return the instruction that a label stands before."""
+        if name not in self.kernel.labels:
+            raise self.error(f"no label {name}")
+        return self.kernel.labels[name]
+
+    def parameter_map(self, address: int) -> int:
+        """Return the parameter offset of a generic address in the window of parameters."""
+        return address - PARAM
+
+
+def decode(
+    parsed: Parsed, kernel: Kernel, table: Mapping[str, Builder], globals_at: Mapping[str, int]
+) -> Code:
+    """Decode a kernel.  Raises ProgramError that names an instruction that is not run."""
+    decoder = Decoder(parsed, kernel, globals_at)
+    leaders = set(kernel.labels.values())
+    steps = []
+    if not kernel.instructions or len(kernel.instructions) in leaders:
+        kernel_end = Instruction(
+            kernel.instructions[-1].line if kernel.instructions else 0, "ret", ()
+        )
+    else:
+        kernel_end = Instruction(kernel.instructions[-1].line, "ret", ())
+    instructions = (*kernel.instructions, kernel_end)
+    for pc, instruction in enumerate(instructions):
+        decoder.instruction = instruction
+        built = _builder(instruction, table)(decoder, instruction)
+        guard = decoder.register(instruction.guard) if instruction.guard else -1
+        if isinstance(built, Control):
+            leader = pc in leaders or built.unit > 1
+            steps.append(Step(_nothing, built.action, guard, instruction.negated, leader))
+        else:
+            steps.append(Step(built, None, guard, instruction.negated, pc in leaders))
+    return Code(
+        instructions,
+        tuple(steps),
+        tuple(decoder.widths),
+        decoder.granule,
+        decoder.static_bytes,
+        decoder.local_bytes,
+        decoder.parameter_at,
+        decoder.parameter_bytes,
+    )
+
+
+def _builder(instruction: Instruction, table: Mapping[str, Builder]) -> Builder:
+    parts = instruction.parts
+    for n in range(len(parts), 0, -1):
+        found = table.get(".".join(parts[:n]))
+        if found is not None:
+            return found
+    raise ProgramError(f"PTX {instruction}: the instruction {instruction.opcode} is not run")

@@ -1,0 +1,220 @@
+"""A launch: arguments become parameters, the grid becomes batches of resident clusters.
+
+Clusters of one batch run together (as many as fit ``_RESIDENT_THREADS`` and ``_RESIDENT_BYTES``);
+batches follow each other, so a kernel whose CTAs wait for CTAs far away in the grid cannot end here.
+
+Source: PTX ISA 9.0, sections 3 and 5.1.6 (kernel parameters).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.interpreter import (
+    arithmetic,
+    control,
+    logic,
+    moves,
+    parser,
+    warp,
+)
+from tinygpu.codegen.interpreter.decoder import Builder, Code, decode
+from tinygpu.codegen.interpreter.memory import Memory
+from tinygpu.codegen.interpreter.report import Array, Finding, Report
+from tinygpu.codegen.interpreter.run import Run
+from tinygpu.codegen.interpreter.tensor_map import TensorMap
+from tinygpu.codegen.interpreter.values import TYPES, immediate
+from tinygpu.errors import LaunchError
+
+__all__ = ["Module", "launch"]
+
+TABLE: Mapping[str, Builder] = {
+    **moves.TABLE,
+    **arithmetic.TABLE,
+    **logic.TABLE,
+    **control.TABLE,
+    **warp.TABLE,
+}
+"""Every instruction that is run, by the beginning of its opcode."""
+_RESIDENT_THREADS = 8192
+_RESIDENT_BYTES = 1 << 23
+_COMPLETIONS = ("late", "early", "random")
+
+
+@dataclass(slots=True)
+class Module:
+    """Parsed PTX; kernels are decoded when they are first launched."""
+
+    parsed: parser.Parsed
+    _codes: dict[tuple[str, int], tuple[Memory, Code]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Module:
+        """Read PTX.  Raises ProgramError with the line of what cannot be read."""
+        return cls(parser.parse(text))
+
+    def code(self, name: str, memory: Memory) -> Code:
+        """Return a decoded kernel, its global variables allocated in ``memory``.
+
+        Raises LaunchError for an unknown kernel, ProgramError for an instruction that is not run.
+        """
+        kernel = self.parsed.kernels.get(name)
+        if kernel is None:
+            raise LaunchError(f"kernel {name}: the module has {', '.join(self.parsed.kernels)}")
+        key = (name, id(memory))
+        if key not in self._codes:
+            places = {}
+            for variable in self.parsed.variables:
+                if variable.space in ("global", "const"):
+                    places[variable.name] = memory.allocate(_initial(variable), variable.name)
+            self._codes[key] = (memory, decode(self.parsed, kernel, TABLE, places))
+        return self._codes[key][1]
+
+
+def _initial(variable: parser.Variable) -> Array:
+    """Return the bytes that a global variable begins with."""
+    held = np.zeros(max(1, variable.bytes), np.uint8)
+    numbers = [n for n in re.split(r"[{},\s]+", variable.values) if n]
+    if numbers:
+        kind = variable.type if variable.type in TYPES else "b8"
+        from_text = [immediate(n, kind) for n in numbers]
+        raw = np.array(from_text, TYPES[kind]).view(np.uint8)
+        held[: len(raw)] = raw
+    return held
+
+
+Extent = int | tuple[int, ...]
+
+
+def launch(
+    module: Module,
+    kernel_name: str,
+    grid: Extent,
+    block: Extent,
+    arguments: Sequence[object],
+    memory: Memory,
+    *,
+    cluster: int = 1,
+    seed: int = 0,
+    completion: str = "late",
+    smem_bytes: int = 0,
+    limit: int = 50_000_000,
+) -> Report:
+    """Run a kernel; what it writes is in the arrays of ``memory``.
+
+    ``grid`` counts CTAs, ``block`` threads, ``cluster`` CTAs along x; ``arguments`` are numbers and
+    TensorMap objects, one a parameter; ``smem_bytes`` are the dynamic ones; ``limit`` bounds the
+    instructions of all groups.  ``completion`` says when asynchronous operations are performed.
+
+    Raises LaunchError for arguments that the kernel cannot take, ProgramError for an instruction
+    that is not run and for a run beyond ``limit``.
+    """
+    code = module.code(kernel_name, memory)
+    kernel = module.parsed.kernels[kernel_name]
+    grid3, block3 = _three(grid), _three(block)
+    cluster = kernel.directives.get("reqnctapercluster", (cluster,))[0]
+    _check(kernel, grid3, block3, cluster, completion)
+    parameters, maps = _parameters(kernel, code, arguments)
+    findings: dict[tuple[str, int, int], Finding] = {}
+    counts, budget = [0] * len(code.steps), [limit]
+    total, done = int(np.prod(grid3)), 0
+    threads = -(-int(np.prod(block3)) // 128) * 128
+    shared = code.static_bytes + smem_bytes
+    room = min(_RESIDENT_THREADS // threads, _RESIDENT_BYTES // max(1, shared))
+    batch = max(1, room // cluster) * cluster
+    with np.errstate(all="ignore"):
+        while done < total:
+            Run(
+                code=code,
+                memory=memory,
+                grid=grid3,
+                block=block3,
+                cluster=cluster,
+                first_cta=done,
+                ctas=min(batch, total - done),
+                parameters=parameters,
+                tensor_maps=maps,
+                shared_bytes=shared,
+                dynamic_bytes=smem_bytes,
+                completion=completion,
+                random=random.Random(f"{seed}.{done}"),
+                findings=findings,
+                counts=counts,
+                budget=budget,
+            ).run()
+            done += batch
+            if any(f.kind == "deadlock" for f in findings.values()):
+                break
+    issued: dict[str, int] = {}
+    for instruction, count in zip(code.instructions, counts, strict=True):
+        if count:
+            issued[instruction.opcode] = issued.get(instruction.opcode, 0) + count
+    return Report(tuple(findings.values()), issued)
+
+
+def _three(extent: Extent) -> tuple[int, int, int]:
+    given = (extent,) if isinstance(extent, int) else tuple(extent)
+    x, y, z = (*given, 1, 1)[:3]
+    return x, y, z
+
+
+def _check(
+    kernel: parser.Kernel,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    cluster: int,
+    completion: str,
+) -> None:
+    if completion not in _COMPLETIONS:
+        raise LaunchError(f"completion: {completion!r}; known are {', '.join(_COMPLETIONS)}")
+    if grid[0] % cluster:
+        raise LaunchError(f"grid: {grid[0]} CTAs are no multiple of the cluster's {cluster}")
+    threads = int(np.prod(block))
+    if required := kernel.directives.get("reqntid"):
+        want = _three(required)
+        if want != block:
+            raise LaunchError(f"block: {block}, the kernel requires {want} (.reqntid)")
+    if most := kernel.directives.get("maxntid"):
+        if threads > int(np.prod(most)):
+            raise LaunchError(f"block: {threads} threads, the kernel allows {most} (.maxntid)")
+    if min(*grid, *block) < 1 or threads > 1024:
+        raise LaunchError(f"grid {grid}, block {block}: at least 1 each, and 1024 threads at most")
+
+
+def _parameters(
+    kernel: parser.Kernel, code: Code, arguments: Sequence[object]
+) -> tuple[Array, dict[int, TensorMap]]:
+    """Return the bytes of the parameters, and the tensor maps by their offset."""
+    if len(arguments) != len(kernel.parameters):
+        names = ", ".join(p.name for p in kernel.parameters)
+        raise LaunchError(
+            f"{kernel.name}: {len(arguments)} arguments for {len(kernel.parameters)} parameters: {names}"
+        )
+    held, maps = np.zeros(max(1, code.parameter_bytes), np.uint8), {}
+    for parameter, argument in zip(kernel.parameters, arguments, strict=True):
+        at = code.parameter_at[parameter.name]
+        if isinstance(argument, TensorMap):
+            if parameter.bytes != 128:
+                raise LaunchError(f"{parameter.name}: {parameter.bytes} B, a tensor map has 128")
+            maps[at] = argument
+            continue
+        if isinstance(argument, np.ndarray | bytes):
+            raw = np.frombuffer(bytes(argument), np.uint8)
+        else:
+            dtype = TYPES[parameter.type]
+            number: Any = argument
+            if dtype.kind in "iu":
+                mask = (1 << 8 * dtype.itemsize) - 1
+                raw = np.array([int(number) & mask], f"u{dtype.itemsize}").view(np.uint8)
+            else:
+                raw = np.array([number]).astype(dtype).view(np.uint8)
+        if len(raw) != parameter.bytes:
+            raise LaunchError(f"{parameter.name}: {len(raw)} B given, it has {parameter.bytes}")
+        held[at : at + len(raw)] = raw
+    return held, maps

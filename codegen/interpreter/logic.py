@@ -1,0 +1,271 @@
+"""Comparison, selection and bits of integers.
+
+Source: PTX ISA 9.0, sections 9.7.1 (bfe, bfi, popc, ...), 9.7.6 (comparison) and 9.7.8 (logic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tinygpu.codegen.interpreter.arithmetic import apply
+from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
+from tinygpu.codegen.interpreter.parser import Instruction
+from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.interpreter.run import Group, Run
+
+__all__ = ["TABLE"]
+
+_TESTS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater,
+    "hs": np.greater_equal,
+}  # fmt: skip
+_LOGIC: Mapping[str, Callable[[Array, Array], Array]] = {
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
+def _test(d: Decoder, i: Instruction) -> Callable[[Array, Array], Array]:
+    """Return the comparison; ``u`` at its name's end also holds for NaN, the plain ``ne`` does not."""
+    name, kind = i.parts[1], i.parts[-1]
+    floating = d.kind(kind).kind == "f" or kind == "bf16"
+    if name in ("num", "nan"):
+        ordered = name == "num"
+        return lambda a, b: (np.isnan(a) | np.isnan(b)) != ordered
+    if name in _TESTS:
+        plain = _TESTS[name]
+        if floating and name == "ne":
+            return lambda a, b: (a != b) & ~np.isnan(a) & ~np.isnan(b)
+        return plain
+    if floating and name[:-1] in _TESTS:
+        inner = _TESTS[name[:-1]]
+        return lambda a, b: inner(a, b) | np.isnan(a) | np.isnan(b)
+    raise d.error(f"the comparison {name} is not run")
+
+
+def _setp(d: Decoder, i: Instruction) -> Action:
+    kind, test = i.parts[-1], _test(d, i)
+    to, *more = i.operands[0].split("|")
+    reads = [d.source(o, kind) for o in i.operands[1:3]]
+    write = d.target(to.strip(), "pred")
+    other = d.target(more[0].strip(), "pred") if more else None
+    join = _LOGIC[i.parts[2]] if i.parts[2] in _LOGIC else None
+    third = d.source(i.operands[3], "pred") if join else None
+
+    def compare(run: Run, group: Group) -> None:
+        holds = test(reads[0](run, group), reads[1](run, group))
+        fails = ~holds
+        if join is not None and third is not None:
+            also = third(run, group)
+            holds, fails = join(holds, also), join(fails, also)
+        write(run, group, holds)
+        if other is not None:
+            other(run, group, fails)
+
+    return compare
+
+
+def _set(d: Decoder, i: Instruction) -> Action:
+    to, of = i.parts[-2:]
+    test, dtype = _test(d, i), d.kind(to)
+    yes = dtype.type(1.0) if dtype.kind == "f" else np.array(-1).astype(dtype)[()]
+    return apply(d, i, lambda a, b: np.where(test(a, b), yes, dtype.type(0)), of, to)
+
+
+def _selp(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    return apply(d, i, lambda a, b, p: np.where(p, a, b), [kind, kind, "pred"], kind)
+
+
+def _slct(d: Decoder, i: Instruction) -> Action:
+    kind, by = i.parts[-2:]
+    return apply(d, i, lambda a, b, c: np.where(c >= 0, a, b), [kind, kind, by], kind)
+
+
+def _logic(name: str) -> Callable[[Decoder, Instruction], Action]:
+    def build(d: Decoder, i: Instruction) -> Action:
+        kind = i.parts[-1]
+        return apply(d, i, _LOGIC[name], kind, kind)
+
+    return build
+
+
+def _shift(name: str) -> Callable[[Decoder, Instruction], Action]:
+    def build(d: Decoder, i: Instruction) -> Action:
+        kind = i.parts[-1]
+        dtype = d.kind(kind)
+        bits = 8 * dtype.itemsize
+
+        def shift(a: Array, by: Array) -> Array:
+            inside = np.minimum(by, bits - 1).astype(dtype)
+            if name == "shl":
+                return np.where(by < bits, a << inside, 0)
+            moved = a >> inside
+            return moved if dtype.kind == "i" else np.where(by < bits, moved, 0)
+
+        return apply(d, i, shift, [kind, "u32"], kind)
+
+    return build
+
+
+def _shf(d: Decoder, i: Instruction) -> Action:
+    left, wrap = "l" in i.parts, "wrap" in i.parts
+
+    def funnel(low: Array, high: Array, by: Array) -> Array:
+        n = ((by & 31) if wrap else np.minimum(by, 32)).astype(np.uint64)
+        both = (np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low)
+        if left:
+            return (both >> (np.uint64(32) - n)).astype(np.uint32)
+        return (both >> n).astype(np.uint32)
+
+    return apply(d, i, funnel, "u32", "u32")
+
+
+def _lop3(d: Decoder, i: Instruction) -> Action:
+    table = int(i.operands[4], 0)
+
+    def look(a: Array, b: Array, c: Array, _: Array) -> Array:
+        result = np.zeros_like(np.broadcast_arrays(a, b, c)[0])
+        for n in range(8):
+            if table >> n & 1:
+                x, y, z = (v if n >> s & 1 else ~v for v, s in ((a, 2), (b, 1), (c, 0)))
+                result = result | (x & y & z)
+        return result
+
+    return apply(d, i, look, "b32", "b32")
+
+
+def _prmt(d: Decoder, i: Instruction) -> Action:
+    modes: Mapping[str, list[list[int]]] = {
+        "f4e": [[3, 2, 1, 0], [4, 3, 2, 1], [5, 4, 3, 2], [6, 5, 4, 3]],
+        "b4e": [[5, 6, 7, 0], [6, 7, 0, 1], [7, 0, 1, 2], [0, 1, 2, 3]],
+        "rc8": [[0] * 4, [1] * 4, [2] * 4, [3] * 4],
+        "ecl": [[3, 2, 1, 0], [3, 2, 1, 1], [3, 2, 2, 2], [3, 3, 3, 3]],
+        "ecr": [[0, 0, 0, 0], [1, 1, 1, 0], [2, 2, 1, 0], [3, 2, 1, 0]],
+        "rc16": [[1, 0, 1, 0], [3, 2, 3, 2], [1, 0, 1, 0], [3, 2, 3, 2]],
+    }
+    mode = next((m for m in modes if m in i.parts), "")
+
+    def permute(a: Array, b: Array, control: Array) -> Array:
+        both = (np.asarray(b).astype(np.uint64) << np.uint64(32)) | np.asarray(a)
+        result = np.zeros(np.broadcast_shapes(np.shape(both), np.shape(control)), np.uint32)
+        for n in range(4):
+            if mode:  # the table's rows list bytes from the highest
+                pick = np.array([row[3 - n] for row in modes[mode]])[control & 3].astype(np.uint64)
+                sign = np.zeros_like(pick)
+            else:
+                nibble = (control >> np.uint32(4 * n)) & 15
+                pick, sign = (nibble & 7).astype(np.uint64), nibble >> 3
+            byte = (both >> (np.uint64(8) * pick)) & np.uint64(255)
+            byte = np.where(sign != 0, np.where(byte > 127, 255, 0), byte).astype(np.uint32)
+            result |= byte << np.uint32(8 * n)
+        return result
+
+    return apply(d, i, permute, "u32", "u32")
+
+
+def _bfe(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    dtype = d.kind(kind)
+    bits = 8 * dtype.itemsize
+
+    def extract(a: Array, start: Array, length: Array) -> Array:
+        at, n = (np.asarray(v & 255).astype(np.int64) for v in (start, length))
+        raw = np.asarray(a).astype(np.int64 if dtype.kind == "i" else np.uint64)
+        moved = raw >> np.minimum(at, 63).astype(raw.dtype)
+        if dtype.kind == "u":
+            moved = np.where(at < bits, moved, 0)
+        mask = np.where(n < 64, (np.uint64(1) << np.minimum(n, 63).astype(np.uint64)), 0)
+        mask = mask.astype(np.uint64) - np.uint64(1)
+        field = moved.astype(np.uint64) & mask
+        if dtype.kind == "i":
+            top = np.minimum(at + n - 1, bits - 1)
+            negative = (np.asarray(a).astype(np.int64) >> np.maximum(top, 0)) & 1
+            field = np.where((n > 0) & (negative != 0), field | ~mask, field)
+        return field.astype(dtype)
+
+    return apply(d, i, extract, [kind, "u32", "u32"], kind)
+
+
+def _bfi(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    bits = 8 * d.kind(kind).itemsize
+
+    def insert(a: Array, b: Array, start: Array, length: Array) -> Array:
+        at = np.asarray(start & 255).astype(np.uint64)
+        n = np.minimum(np.asarray(length & 255), bits).astype(np.uint64)
+        ones = np.where(n < 64, (np.uint64(1) << np.minimum(n, 63)), 0).astype(np.uint64)
+        mask = np.where(at < 64, (ones - np.uint64(1)) << np.minimum(at, 63), 0).astype(np.uint64)
+        put = np.asarray(a).astype(np.uint64) << np.minimum(at, 63)
+        return ((put & mask) | (np.asarray(b).astype(np.uint64) & ~mask)).astype(d.kind(kind))
+
+    return apply(d, i, insert, [kind, kind, "u32", "u32"], kind)
+
+
+def _popc(d: Decoder, i: Instruction) -> Action:
+    return apply(d, i, lambda a: np.bitwise_count(a).astype(np.uint32), i.parts[-1], "u32")
+
+
+def _leading(a: Array, bits: int) -> Array:
+    """How many zeros stand before the first one."""
+    wide = np.asarray(a).astype(np.uint64)
+    for shift in (1, 2, 4, 8, 16, 32):
+        wide = wide | (wide >> np.uint64(shift))
+    return (bits - np.bitwise_count(wide)).astype(np.uint32)
+
+
+def _clz(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    bits = 8 * d.kind(kind).itemsize
+    return apply(d, i, lambda a: _leading(a, bits), kind, "u32")
+
+
+def _bfind(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    dtype = d.kind(kind)
+    bits, shifted = 8 * dtype.itemsize, "shiftamt" in i.parts
+
+    def first(a: Array) -> Array:
+        raw = np.where(a < 0, ~a, a).astype(f"u{dtype.itemsize}")
+        before = _leading(raw, bits)
+        return np.where(raw == 0, np.uint32(0xFFFFFFFF), before if shifted else bits - 1 - before)
+
+    return apply(d, i, first, kind, "u32")
+
+
+def _brev(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    bits = 8 * d.kind(kind).itemsize
+
+    def reverse(a: Array) -> Array:
+        one = a.dtype.type(1)
+        result = a * a.dtype.type(0)
+        for n in range(bits):
+            bit = (a >> a.dtype.type(n)) & one
+            result = result | (bit << a.dtype.type(bits - 1 - n))
+        return result
+
+    return apply(d, i, reverse, kind, kind)
+
+
+TABLE: Mapping[str, Builder] = {
+    **{name: _logic(name) for name in _LOGIC},
+    "setp": _setp,
+    "set": _set,
+    "selp": _selp,
+    "slct": _slct,
+    "shl": _shift("shl"),
+    "shr": _shift("shr"),
+    "shf": _shf,
+    "lop3": _lop3,
+    "prmt": _prmt,
+    "bfe": _bfe,
+    "bfi": _bfi,
+    "popc": _popc,
+    "clz": _clz,
+    "bfind": _bfind,
+    "brev": _brev,
+}
+"""This family's builders by the beginning of their opcodes."""

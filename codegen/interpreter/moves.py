@@ -1,0 +1,248 @@
+"""Data movement: mov, ld, st, atom, red, cvta, selp and what only hints.
+
+Source: PTX ISA 9.0, section 9.7.9 (data movement) and 9.7.13 (atom, red).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tinygpu.codegen.interpreter import spaces
+from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
+from tinygpu.codegen.interpreter.memory import LOCAL, PARAM, SHARED
+from tinygpu.codegen.interpreter.parser import Instruction
+from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.interpreter.run import Group, Run
+
+__all__ = ["TABLE"]
+
+_WINDOWS = {"shared": SHARED, "local": LOCAL, "param": PARAM, "global": 0, "const": 0}
+
+
+def _mov(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    to, of = i.operands
+    if kind not in ("pred", "b128") and (to.startswith("{") or of.startswith("{")):
+        return _pack(d, kind, to, of)
+    read, write = d.source(of, kind), d.target(to, kind)
+
+    def run_mov(run: Run, group: Group) -> None:
+        write(run, group, read(run, group))
+
+    return run_mov
+
+
+def _pack(d: Decoder, kind: str, to: str, of: str) -> Action:
+    """``mov.b32 {a, b}, c`` and back: the first part is the lowest."""
+    width = d.kind(kind).itemsize
+    parts = d.listed(of if of.startswith("{") else to)
+    part = f"b{8 * width // len(parts)}"
+    small, big = d.kind(part), d.kind(f"b{8 * width}")
+    if of.startswith("{"):
+        sources, write = d.sources(of, part), d.target(to, f"b{8 * width}")
+
+        def join(run: Run, group: Group) -> None:
+            held = np.empty((group.size, len(sources)), small)
+            for n, read in enumerate(sources):
+                held[:, n] = read(run, group)
+            write(run, group, held.view(big)[:, 0])
+
+        return join
+    read, targets = d.source(of, f"b{8 * width}"), d.targets(to, part)
+
+    def unpack(run: Run, group: Group) -> None:
+        whole = np.ascontiguousarray(np.broadcast_to(read(run, group), (group.size,)))
+        held = whole.view(small).reshape(group.size, -1)
+        for n, write in enumerate(targets):
+            write(run, group, held[:, n])
+
+    return unpack
+
+
+def space_of(d: Decoder, i: Instruction) -> str:
+    """Return the space that an instruction names, else generic; notes the width it touches."""
+    parts = i.parts
+    if "shared::cluster" in parts:
+        return "cluster"
+    for name in ("shared", "global", "local", "param"):
+        if name in parts or f"{name}::cta" in parts or f"{name}::entry" in parts:
+            return name
+    return "global" if "const" in parts else "generic"
+
+
+def _shape(d: Decoder, i: Instruction, space: str) -> int:
+    lanes = next((int(p[1:]) for p in i.parts if re.fullmatch(r"v[248]", p)), 1)
+    if space in ("shared", "cluster", "generic"):
+        d.touch(lanes * d.kind(i.parts[-1]).itemsize)
+    return lanes
+
+
+def _ld(d: Decoder, i: Instruction) -> Action:
+    space, kind = space_of(d, i), i.parts[-1]
+    lanes, dtype = _shape(d, i, space), d.kind(kind)
+    at, targets = d.address(i.operands[1]), d.targets(i.operands[0], kind)
+
+    def load(run: Run, group: Group) -> None:
+        for here, values in spaces.read(run, space, group, at(run, group), dtype, lanes):
+            for n, write in enumerate(targets):
+                write(run, here, values[:, n])
+
+    return load
+
+
+def _st(d: Decoder, i: Instruction) -> Action:
+    space, kind = space_of(d, i), i.parts[-1]
+    lanes, dtype = _shape(d, i, space), d.kind(kind)
+    at, sources = d.address(i.operands[0]), d.sources(i.operands[1], kind)
+
+    def store(run: Run, group: Group) -> None:
+        values = np.empty((group.size, lanes), dtype)
+        for n, read in enumerate(sources):
+            values[:, n] = read(run, group)
+        spaces.write(run, space, group, at(run, group), values)
+
+    return store
+
+
+def _increase(old: Array, new: Array) -> Array:
+    return np.where(old >= new, 0, old + 1)
+
+
+def _decrease(old: Array, new: Array) -> Array:
+    return np.where((old == 0) | (old > new), new, old - 1)
+
+
+_UPDATES: Mapping[str, Callable[[Array, Array], Array]] = {
+    "add": lambda old, new: old + new,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "exch": lambda old, new: new,
+    "inc": _increase,
+    "dec": _decrease,
+}
+
+
+def _atom(d: Decoder, i: Instruction) -> Action:
+    """Atom and red: threads that meet at one address come one after the other, in thread order."""
+    parts = [p for p in i.parts if p != "noftz"]
+    kind, space = parts[-1], space_of(d, i)
+    lanes, dtype = _shape(d, i, space), d.kind(kind)
+    returns = parts[0] == "atom"
+    operation = next((p for p in parts[1:] if p in _UPDATES or p == "cas"), "")
+    if not operation:
+        raise d.error("this atomic operation is not run")
+    packed = (
+        np.dtype(np.float16) if kind == "f16x2" else d.kind("bf16") if kind == "bf16x2" else dtype
+    )
+    targets = d.targets(i.operands[0], kind) if returns else []
+    at = d.address(i.operands[returns])
+    given = [d.sources(o, kind) for o in i.operands[1 + returns :][: 1 + (operation == "cas")]]
+
+    def apply(run: Run, group: Group) -> None:
+        values = [np.empty((group.size, lanes), dtype) for _ in given]
+        for held, sources in zip(values, given, strict=True):
+            for n, read in enumerate(sources):
+                held[:, n] = read(run, group)
+        olds = np.zeros((group.size, lanes), dtype)
+        turn = [0]  # how many of the group came before this allocation or space
+
+        def update(data: Array, index: Array, new: Array) -> None:
+            here = slice(turn[0], turn[0] + len(index))
+            turn[0] += len(index)
+            other = values[1][here] if operation == "cas" else new
+            unique = len(np.unique(index)) == index.size
+            rows = [slice(None)] if unique else [slice(r, r + 1) for r in range(len(index))]
+            if not unique and not returns and operation == "add" and packed is dtype:
+                np.add.at(data, index, new)
+                return
+            for row in rows:
+                before = data[index[row]]
+                olds[here][row] = before
+                if operation == "cas":
+                    data[index[row]] = np.where(before == new[row], other[row], before)
+                else:
+                    after = _UPDATES[operation](before.view(packed), new[row].view(packed))
+                    data[index[row]] = after.astype(packed).view(dtype)
+
+        spaces.write(run, space, group, at(run, group), values[0], update)
+        for n, write in enumerate(targets):
+            write(run, group, olds[:, n])
+
+    return apply
+
+
+def _cvta(d: Decoder, i: Instruction) -> Action:
+    space = next(p for p in i.parts if p.split("::")[0] in _WINDOWS).split("::")[0]
+    kind = i.parts[-1]
+    start = np.uint64(_WINDOWS[space]) if kind == "u64" else np.uint32(0)
+    read, write = d.source(i.operands[1], kind), d.target(i.operands[0], kind)
+    back = "to" in i.parts
+
+    def convert(run: Run, group: Group) -> None:
+        held = read(run, group)
+        write(run, group, held - start if back else held + start)
+
+    return convert
+
+
+def _isspacep(d: Decoder, i: Instruction) -> Action:
+    start = _WINDOWS[i.parts[1].split("::")[0]] >> 40
+    known = [w >> 40 for w in (SHARED, LOCAL, PARAM)]
+    read, write = d.source(i.operands[1], "u64"), d.target(i.operands[0], "pred")
+
+    def test(run: Run, group: Group) -> None:
+        window = read(run, group) >> np.uint64(40)
+        write(run, group, window == start if start else ~np.isin(window, known))
+
+    return test
+
+
+def _hint(d: Decoder, i: Instruction) -> Action:
+    return lambda run, group: None
+
+
+def _mapa(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    read, rank = d.source(i.operands[1], kind), d.source(i.operands[2], "u32")
+    write = d.target(i.operands[0], kind)
+    dtype = d.kind(kind)
+    generic = dtype.type(SHARED if "shared::cluster" not in i.parts else 0)
+
+    def translate(run: Run, group: Group) -> None:
+        other = rank(run, group).astype(dtype)
+        inside = (read(run, group) - generic) & dtype.type(0xFFFFFF)
+        write(run, group, inside | (other << dtype.type(24)) | generic)
+
+    return translate
+
+
+def _policy(d: Decoder, i: Instruction) -> Action:
+    write = d.target(i.operands[0], "b64")
+    return lambda run, group: write(run, group, np.uint64(0))
+
+
+TABLE: Mapping[str, Builder] = {
+    "mov": _mov,
+    "ld": _ld,
+    "ldu": _ld,
+    "st": _st,
+    "atom": _atom,
+    "red": _atom,
+    "cvta": _cvta,
+    "isspacep": _isspacep,
+    "mapa": _mapa,
+    "prefetch": _hint,
+    "prefetchu": _hint,
+    "discard": _hint,
+    "applypriority": _hint,
+    "nanosleep": _hint,
+    "griddepcontrol": _hint,
+    "createpolicy": _policy,
+}
+"""This family's builders by the beginning of their opcodes."""

@@ -1,0 +1,347 @@
+"""PTX text into kernels: parameters, registers, variables, labels and instructions with their lines.
+
+The text is read, not checked: types and operands are looked at when a kernel is decoded.  Names that
+are declared in an inner ``{ }`` get the scope's number, so that two scopes may use one name.
+
+>>> kernel = parse(".visible .entry f(.param .u32 n) { .reg .u32 %r<2>; L: mov.u32 %r0, 7; ret; }")
+>>> for instruction in kernel.kernels["f"].instructions:
+...     print(instruction)
+line 1: mov.u32 %r0, 7
+line 1: ret
+
+Source: PTX ISA 9.0, sections 4 (syntax), 5 (state spaces, types and variables) and 11 (directives).
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tinygpu.errors import ProgramError
+
+__all__ = ["Instruction", "Kernel", "Parsed", "Variable", "parse", "split"]
+
+_WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
+_NAME = r"[\w$%]+"
+_PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
+    r"(?:\.ptr(?:\s+\.(?:global|shared|const|local))?(?:\s+\.align\s+\d+)?\s+)?"
+    rf"({_NAME})\s*(?:\[(\d+)\])?"
+)
+_VARIABLE = re.compile(
+    r"((?:\.(?:extern|visible|weak|common)\s+)*)\.(shared|global|const|local|param)\b"
+    r"((?:\s*\.(?:attribute\s*\([^)]*\)|align\s+\d+|v[24]))*)"
+    rf"\s*\.(\w+)\s+({_NAME})((?:\s*\[\s*\d*\s*\])*)\s*(?:=\s*(.*))?$",
+    re.DOTALL,
+)
+_DIRECTIVE = re.compile(
+    r"\.(maxntid|reqntid|minnctapersm|maxnctapersm|maxnreg|reqnctapercluster|explicitcluster"
+    r"|maxclusterrank|noreturn|pragma|blocksareclusters)\b([^.{;]*)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A parameter or variable: ``bytes`` is 0 for an array whose extent the launch gives."""
+
+    name: str
+    space: str
+    type: str
+    bytes: int
+    align: int
+    values: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction: its guard (a predicate register), its parts between dots, its operands."""
+
+    line: int
+    opcode: str
+    operands: tuple[str, ...]
+    guard: str = ""
+    negated: bool = False
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The opcode between its dots: ``("ld", "global", "f32")``."""
+        return tuple(self.opcode.split("."))
+
+    @property
+    def text(self) -> str:
+        """The instruction as the source spells it, but for white space."""
+        guard = f"@{'!' * self.negated}{self.guard} " if self.guard else ""
+        return f"{guard}{self.opcode} {', '.join(self.operands)}".rstrip()
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One ``.entry``."""
+
+    name: str
+    parameters: tuple[Variable, ...]
+    directives: dict[str, tuple[int, ...]]
+    registers: dict[str, str]
+    variables: tuple[Variable, ...]
+    instructions: tuple[Instruction, ...]
+    labels: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A module: kernels by name, and the variables that they share."""
+
+    target: str
+    kernels: dict[str, Kernel]
+    variables: tuple[Variable, ...]
+
+
+def split(text: str) -> tuple[str, ...]:
+    """Split operands at the commas outside of brackets.
+
+    >>> split("{%a, %b}, [%r + 4], 1")
+    ('{%a, %b}', '[%r + 4]', '1')
+    """
+    found, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c in "{[(") - (c in "}])")
+        if c == "," and depth == 0:
+            found.append(text[start:i].strip())
+            start = i + 1
+    last = text[start:].strip()
+    return (*found, last) if last else tuple(found)
+
+
+def parse(text: str) -> Parsed:
+    """Read a module.  Raises ProgramError with the line of what is not PTX."""
+    return _Reader(text).module()
+
+
+def width_of(kind: str) -> int:
+    """Return the bytes of a type: 4 of ``f32``."""
+    if kind == "pred":
+        return 1
+    if kind in ("f16x2", "bf16x2"):
+        return 4
+    found = re.search(r"\d+", kind)
+    return _WIDTHS[found.group()] if found and found.group() in _WIDTHS else 8
+
+
+def _blank(match: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", match.group())
+
+
+@dataclass(slots=True)
+class _Body:
+    """A kernel's body in the making: scopes are numbers, the innermost last."""
+
+    registers: dict[str, str] = field(default_factory=dict)
+    variables: list[Variable] = field(default_factory=list)
+    instructions: list[tuple[Instruction, tuple[int, ...]]] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    names: dict[tuple[int, str], str] = field(default_factory=dict)
+    scopes: list[int] = field(default_factory=lambda: [0])
+    made: int = 0
+
+    def declare(self, name: str) -> str:
+        scope = self.scopes[-1]
+        unique = name if scope == 0 else f"{name}#{scope}"
+        self.names[scope, name] = unique
+        return unique
+
+
+class _Reader:
+    """Reads one text from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self.text = re.sub(r"/\*.*?\*/|//[^\n]*", _blank, text, flags=re.DOTALL)
+        self.ends = [m.start() for m in re.finditer("\n", self.text)]
+        self.at = 0
+
+    def error(self, what: str) -> ProgramError:
+        return ProgramError(f"PTX line {self.line()}: {what}")
+
+    def line(self) -> int:
+        return bisect.bisect_left(self.ends, self.at) + 1
+
+    def skip(self) -> bool:
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+        return self.at < len(self.text)
+
+    def match(self, pattern: str) -> re.Match[str] | None:
+        found = re.compile(pattern).match(self.text, self.at)
+        if found:
+            self.at = found.end()
+        return found
+
+    def until(self, mark: str) -> str:
+        """Return the text before the next ``mark`` outside of braces, and go past it."""
+        start, depth = self.at, 0
+        for i in range(start, len(self.text)):
+            c = self.text[i]
+            if c == mark and depth == 0:
+                self.at = i + 1
+                return self.text[start:i]
+            depth += (c in "{(") - (c in "})")
+        raise self.error(f"no {mark!r} ends {self.text[start : start + 40].split(chr(10))[0]!r}")
+
+    def module(self) -> Parsed:
+        target, kernels, variables = "", {}, []
+        while self.skip():
+            if found := self.match(r"\.target\s+(\w+)[^\n]*"):
+                target = found.group(1)
+            elif self.match(r"\.(?:version|address_size|file|loc)\b[^\n]*"):
+                pass
+            elif self.match(r"\.section\b[^{]*\{"):
+                self.until("}")
+            elif self.match(r"\.pragma\b"):
+                self.until(";")
+            elif found := self.match(r"(?:\.(?:visible|weak|extern)\s+)*\.entry\s+([\w$%]+)\s*"):
+                kernel = self.kernel(found.group(1))
+                kernels[kernel.name] = kernel
+            elif self.match(r"(?:\.(?:visible|weak|extern)\s+)*\.func\b"):
+                raise self.error("functions (.func) are not run; inline them")
+            else:
+                variables.append(self.variable(self.until(";")))
+        if not kernels:
+            raise ProgramError("PTX: no .entry in the text; give a whole module")
+        return Parsed(target, kernels, tuple(variables))
+
+    def variable(self, text: str) -> Variable:
+        found = _VARIABLE.match(text.strip())
+        if not found:
+            raise self.error(f"cannot read {text.strip()[:60]!r}")
+        _, space, how, kind, name, extents, values = found.groups()
+        width = width_of(kind)
+        if vector := re.search(r"\.v([24])", how):
+            width *= int(vector.group(1))
+        align = re.search(r"\.align\s+(\d+)", how)
+        total = width
+        for extent in re.findall(r"\[\s*(\d*)\s*\]", extents):
+            total *= int(extent or 0)
+        return Variable(
+            name,
+            space,
+            kind,
+            total,
+            int(align.group(1)) if align else width,
+            (values or "").strip(),
+        )
+
+    def kernel(self, name: str) -> Kernel:
+        parameters = []
+        if self.match(r"\("):
+            for each in split(self.until(")")):
+                found = _PARAMETER.match(each)
+                if not found:
+                    raise self.error(f"cannot read the parameter {each!r}")
+                align, kind, parameter, extent = found.groups()
+                width = width_of(kind)
+                parameters.append(
+                    Variable(
+                        parameter, "param", kind, width * int(extent or 1), int(align or width)
+                    )
+                )
+        directives = {}
+        while self.skip() and not self.match(r"\{"):
+            found = _DIRECTIVE.match(self.text, self.at)
+            if not found:
+                raise self.error(f"cannot read {self.text[self.at : self.at + 30]!r}")
+            self.at = found.end()
+            directives[found.group(1)] = tuple(map(int, re.findall(r"\d+", found.group(2))))
+            self.match(r"\s*;")
+        body = _Body()
+        while self.statement(body):
+            pass
+        return Kernel(
+            name,
+            tuple(parameters),
+            directives,
+            body.registers,
+            tuple(body.variables),
+            tuple(_resolved(body)),
+            body.labels,
+        )
+
+    def statement(self, body: _Body) -> bool:
+        """Read one statement; False at the kernel's end."""
+        if not self.skip():
+            raise self.error("the kernel has no closing brace")
+        if self.match(r"\{"):
+            body.made += 1
+            body.scopes.append(body.made)
+        elif self.match(r"\}"):
+            body.scopes.pop()
+            return bool(body.scopes)
+        elif self.match(r";"):
+            pass
+        elif found := self.match(r"([\w$]+)\s*:(?!:)"):
+            body.labels[body.declare(found.group(1))] = len(body.instructions)
+        elif self.match(r"\.reg\b\s*"):
+            self.registers(body, self.until(";"))
+        elif self.match(r"\.loc\b[^\n]*"):
+            pass
+        elif self.match(r"\.pragma\b"):
+            self.until(";")
+        elif self.text[self.at] == ".":
+            variable = self.variable(self.until(";"))
+            name = body.declare(variable.name)
+            body.variables.append(
+                Variable(name, variable.space, variable.type, variable.bytes, variable.align)
+            )
+        else:
+            self.instruction(body)
+        return True
+
+    def registers(self, body: _Body, text: str) -> None:
+        found = re.match(r"(?:\.(v[24])\s+)?\.(\w+)\s+(.*)", text.strip(), re.DOTALL)
+        if not found or found.group(1):
+            raise self.error(f"cannot read the registers {text.strip()!r}")
+        for name in found.group(3).split(","):
+            ranged = re.match(r"([\w$%]+)\s*<\s*(\d+)\s*>", name.strip())
+            if ranged:
+                for i in range(int(ranged.group(2))):
+                    body.registers[body.declare(f"{ranged.group(1)}{i}")] = found.group(2)
+            else:
+                body.registers[body.declare(name.strip())] = found.group(2)
+
+    def instruction(self, body: _Body) -> None:
+        line = self.line()
+        text = " ".join(self.until(";").split())
+        found = re.match(r"(?:@(!?)([\w$%]+)\s+)?([a-z][\w.:]*)\s*(.*)", text)
+        if not found:
+            raise ProgramError(f"PTX line {line}: cannot read {text!r}")
+        negated, guard, opcode, operands = found.groups()
+        body.instructions.append(
+            (
+                Instruction(line, opcode, split(operands), guard or "", bool(negated)),
+                tuple(body.scopes),
+            )
+        )
+
+
+def _resolved(body: _Body) -> Iterator[Instruction]:
+    """Give every name the number of the scope that declares it."""
+    inner = bool(body.made) and any(scope for scope, _ in body.names)
+    for instruction, scopes in body.instructions:
+        if not inner:
+            yield instruction
+            continue
+
+        def unique(match: re.Match[str], scopes: tuple[int, ...] = scopes) -> str:
+            for scope in reversed(scopes):
+                if (scope, match.group()) in body.names:
+                    return body.names[scope, match.group()]
+            return match.group()
+
+        operands = tuple(re.sub(r"[A-Za-z_$%][\w$]*", unique, o) for o in instruction.operands)
+        guard = re.sub(r"[\w$%]+", unique, instruction.guard)
+        yield Instruction(
+            instruction.line, instruction.opcode, operands, guard, instruction.negated
+        )

@@ -1,0 +1,103 @@
+"""Special registers: what a thread may ask of itself and of the launch.
+
+Source: PTX ISA 9.0, section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.interpreter.run import Run
+
+__all__ = ["SPECIAL", "special"]
+
+
+def _inside(run: Run) -> Array:
+    return np.arange(run.ctas * run.threads_per_cta) % run.threads_per_cta
+
+
+def _cta(run: Run) -> Array:
+    return np.arange(run.ctas * run.threads_per_cta) // run.threads_per_cta + run.first_cta
+
+
+def _fixed(value: Callable[[Run], int]) -> Callable[[Run], Array]:
+    return lambda run: np.full(run.ctas * run.threads_per_cta, value(run), np.uint64)
+
+
+def _part(whole: Callable[[Run], Array], of: Callable[[Run], tuple[int, int, int]], d: int) -> (
+    Callable[[Run], Array]
+):  # fmt: skip
+    def read(run: Run) -> Array:
+        x, y, _ = of(run)
+        linear = whole(run)
+        return (linear % x, linear // x % y, linear // (x * y))[d]
+
+    return read
+
+
+def _clusters(run: Run) -> tuple[int, int, int]:
+    return (run.grid[0] // run.cluster, run.grid[1], run.grid[2])
+
+
+def _cluster(run: Run) -> Array:
+    return _cta(run) // run.cluster
+
+
+def _rank(run: Run) -> Array:
+    return _cta(run) % run.cluster
+
+
+def _lane(run: Run) -> Array:
+    return _inside(run) % 32
+
+
+def _window(run: Run) -> Array:
+    """A cluster's CTAs see their own shared memory at addresses with their rank in the upper bits."""
+    return _rank(run) << 24 if run.cluster > 1 else _rank(run) * 0
+
+
+_ONE_MASK = np.uint64(1)
+SPECIAL: Mapping[str, Callable[[Run], Array]] = {
+    **{f"%tid.{c}": _part(_inside, lambda run: run.block, d) for d, c in enumerate("xyz")},
+    **{f"%ctaid.{c}": _part(_cta, lambda run: run.grid, d) for d, c in enumerate("xyz")},
+    **{f"%clusterid.{c}": _part(_cluster, _clusters, d) for d, c in enumerate("xyz")},
+    **{f"%ntid.{c}": _fixed(lambda run, d=d: run.block[d]) for d, c in enumerate("xyz")},
+    **{f"%nctaid.{c}": _fixed(lambda run, d=d: run.grid[d]) for d, c in enumerate("xyz")},
+    **{f"%nclusterid.{c}": _fixed(lambda run, d=d: _clusters(run)[d])
+       for d, c in enumerate("xyz")},
+    "%cluster_ctaid.x": _rank,
+    "%cluster_ctaid.y": _fixed(lambda run: 0),
+    "%cluster_ctaid.z": _fixed(lambda run: 0),
+    "%cluster_nctaid.x": _fixed(lambda run: run.cluster),
+    "%cluster_nctaid.y": _fixed(lambda run: 1),
+    "%cluster_nctaid.z": _fixed(lambda run: 1),
+    "%cluster_ctarank": _rank,
+    "%cluster_nctarank": _fixed(lambda run: run.cluster),
+    "%laneid": _lane,
+    "%warpid": lambda run: _inside(run) // 32,
+    "%nwarpid": _fixed(lambda run: run.threads_per_cta // 32),
+    "%smid": _cta,
+    "%nsmid": _fixed(lambda run: run.grid[0] * run.grid[1] * run.grid[2]),
+    "%gridid": _fixed(lambda run: 0),
+    "%lanemask_eq": lambda run: _ONE_MASK << _lane(run).astype(np.uint64),
+    "%lanemask_lt": lambda run: (_ONE_MASK << _lane(run).astype(np.uint64)) - _ONE_MASK,
+    "%lanemask_le": lambda run: (_ONE_MASK << _lane(run).astype(np.uint64) + _ONE_MASK) - _ONE_MASK,
+    "%lanemask_gt": lambda run: ~((_ONE_MASK << _lane(run).astype(np.uint64) + _ONE_MASK)
+                                  - _ONE_MASK),
+    "%lanemask_ge": lambda run: ~((_ONE_MASK << _lane(run).astype(np.uint64)) - _ONE_MASK),
+    "%dynamic_smem_size": _fixed(lambda run: run.dynamic_bytes),
+    "%total_smem_size": _fixed(lambda run: run.shared_bytes),
+    "smem window": _window,
+}  # fmt: skip
+"""Each special register's value for every thread of a run.  Clocks and timers are not run."""
+
+
+def special(run: Run, name: str) -> Array:
+    """Return a special register of all threads, as 64-bit integers."""
+    found = run.special.get(name)
+    if found is None:
+        found = run.special[name] = SPECIAL[name](run).astype(np.uint64)
+    return found

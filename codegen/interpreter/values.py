@@ -1,0 +1,133 @@
+"""Types, immediates and rounding: PTX's numbers as NumPy's.
+
+Registers hold bits; an instruction's type says how to read them.  ``tf32`` and ``b32`` are read as
+``float32`` and ``uint32``; packed types (``f16x2``) as the 32 bits that they are.
+
+>>> immediate("0f3F800000", "f32"), immediate("-1", "u32"), immediate("0x10", "s64")
+(np.float32(1.0), np.uint32(4294967295), np.int64(16))
+
+Source: PTX ISA 9.0, sections 4.5 (constants), 5.2 (types), 9.7.3 to 9.7.5 (floating point).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tinygpu.codegen.interpreter.report import Array
+
+__all__ = ["TYPES", "fma", "immediate", "rounded"]
+
+TYPES: Mapping[str, np.dtype[Any]] = {
+    name: np.dtype(kind)
+    for name, kind in {
+        "pred": bool,
+        **{f"{p}{w}": f"{k}{w // 8}" for p, k in (("u", "u"), ("b", "u"), ("s", "i"))
+           for w in (8, 16, 32, 64)},
+        "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64,
+        "tf32": np.float32, "f16x2": np.uint32, "bf16x2": np.uint32, "e4m3": ml_dtypes.float8_e4m3fn,
+        "e5m2": ml_dtypes.float8_e5m2, "e4m3x2": np.uint16, "e5m2x2": np.uint16,
+    }.items()
+}  # fmt: skip
+"""The NumPy type of each PTX type."""
+
+_TINY = float(np.finfo(np.float32).tiny)
+_TIE = np.uint64(1 << 28)
+_BELOW = np.uint64((1 << 29) - 1)
+
+
+def immediate(text: str, kind: str) -> Any:
+    """Return a constant as a NumPy scalar of the type.  Raises ValueError if it is none."""
+    dtype = TYPES[kind]
+    if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
+        number = np.uint32(int(text[2:], 16)).view(np.float32)
+        return number.view(dtype) if dtype.itemsize == 4 else number.astype(dtype)
+    if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
+        return np.uint64(int(text[2:], 16)).view(np.float64 if dtype.kind == "f" else dtype)
+    if re.fullmatch(r"-?\d+\.\d*(?:[eE][+-]?\d+)?", text):
+        return dtype.type(float(text))
+    if text == "WARP_SZ":
+        text = "32"
+    body = text.rstrip("U")
+    value = int(body, 8) if re.fullmatch(r"-?0[0-7]+", body) else int(body, 0)
+    if dtype.kind == "b":
+        return np.bool_(value)
+    if dtype.kind in "iu":
+        bits = value & ((1 << 8 * dtype.itemsize) - 1)
+        return np.array(bits, f"u{dtype.itemsize}").view(dtype)[()]
+    return dtype.type(value)
+
+
+def rounded(exact: Array, error: Array, mode: str, kind: str) -> Array:
+    """Round ``exact + error`` (float64, the error far smaller) to ``kind`` by PTX's ``mode``.
+
+    ``rn`` to nearest, ties to even; ``rz`` towards zero; ``rm`` and ``rp`` down and up.
+    """
+    dtype = TYPES[kind]
+    near = exact.astype(dtype)
+    if mode == "rn":
+        return _nearest(exact, error, near) if dtype == np.float32 else near
+    back = near.astype(np.float64)
+    above = (back > exact) | ((back == exact) & (error < 0))
+    below = (back < exact) | ((back == exact) & (error > 0))
+    up, down = np.nextafter(near, dtype.type(np.inf)), np.nextafter(near, dtype.type(-np.inf))
+    toward_zero = np.where(exact > 0, "rm", "rp") if mode == "rz" else mode
+    result = np.where((toward_zero == "rm") & above, down, near)
+    chosen: Array = np.where((toward_zero == "rp") & below, up, result).astype(dtype)
+    return chosen
+
+
+def _nearest(exact: Array, error: Array, near: Array) -> Array:
+    """Mend the few results that were rounded twice: those halfway between two floats."""
+    bits = exact.view(np.uint64) & _BELOW
+    odd = ((bits == _TIE) | (np.abs(exact) < _TINY)) & (error != 0)
+    if odd.any():
+        toward = np.where(error > 0, np.inf, -np.inf)
+        near = np.where(odd, np.nextafter(exact, toward).astype(np.float32), near)
+    return near
+
+
+def fma(a: Array, b: Array, c: Array, mode: str, kind: str) -> Array:
+    """Return ``a * b + c`` rounded once; in float64 the product is kept in two parts."""
+    if kind != "f64":
+        wide = np.asarray(a, np.float64) * np.asarray(b, np.float64)
+        c = np.asarray(c, np.float64)
+        exact = np.atleast_1d(wide + c)
+        if mode == "rn" and kind == "f32":
+            bits = exact.view(np.uint64) & _BELOW
+            if not ((bits == _TIE) | (np.abs(exact) < _TINY)).any():
+                return exact.astype(np.float32)
+        part = exact - wide
+        error = (wide - (exact - part)) + (c - part)
+        return rounded(exact, np.where(np.isfinite(error), error, 0), mode, kind)
+    product = np.asarray(a * b)
+    low = _low(np.asarray(a), np.asarray(b), product)
+    total = product + c
+    part = total - product
+    error = (product - (total - part)) + (c - part) + low
+    result: Array = np.where(np.isfinite(error), total + error, total)
+    return result
+
+
+def _low(a: Array, b: Array, product: Array) -> Array:
+    """Return ``a * b - product`` exactly (Dekker), where nothing overflows."""
+    factor = 2.0**27 + 1
+
+    def halves(x: Array) -> tuple[Array, Array]:
+        scaled = factor * x
+        high = scaled - (scaled - x)
+        return high, x - high
+
+    (a1, a2), (b1, b2) = halves(a), halves(b)
+    low: Array = a2 * b2 - (((product - a1 * b1) - a2 * b1) - a1 * b2)
+    return low
+
+
+def bits_of(number: float) -> int:
+    """Return the bits of a single-precision number."""
+    return int(struct.unpack("<I", struct.pack("<f", number))[0])
