@@ -49,6 +49,7 @@ from tinygpu.program import (
     Wait,
     WaitGroup,
     When,
+    walk,
 )
 
 __all__ = ["EMITTER_VERSION", "PTX_VERSION", "Kernel", "emit", "signature"]
@@ -86,6 +87,10 @@ def emit(program: Program, arch: str = "sm_90a", sizes: Mapping[str, int] | None
         from tinygpu.codegen.roles import RoleKernel  # which builds on this module
 
         return RoleKernel(program, sizes).text_of(arch)
+    if any(isinstance(s, Do) and s.instruction.issuer == "warp" for s, _ in walk(program)):
+        from tinygpu.codegen.warps import WarpKernel  # which builds on this module
+
+        return WarpKernel(program, sizes).text_of(arch)
     return Kernel(program, sizes).text_of(arch)
 
 
@@ -293,11 +298,13 @@ class Kernel:
         elif inside is not True:
             self.text.emit(f"@!{inside} ret")
 
-    def cells(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
-        """Return the virtual register of each value of a register access."""
+    def places(
+        self, access: Access, values: tuple[int, ...], scope: Scope
+    ) -> tuple[int, NDArray[np.int64]]:
+        """Return the stage of a register access, and the cell there of each value."""
         buffer = access.buffer
         known, terms = scope.split(access.index)
-        if terms and buffer.stages > 1:
+        if any(not isinstance(c, int) or c % buffer.stages for _, c in terms):
             raise ProgramError(
                 f"{access}: a ring of registers needs an index that is known; unroll the loop"
             )
@@ -309,6 +316,12 @@ class Kernel:
         offsets = places @ np.array([int(s) for s in buffer.stride], np.int64)
         if len(offsets) and not 0 <= int(offsets.max()) < int(buffer.stage_elements):
             raise ProgramError(f"{access}: value {int(offsets.max())} is outside {buffer}")
+        return slot, offsets
+
+    def cells(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
+        """Return the virtual register of each value of a register access."""
+        slot, offsets = self.places(access, values, scope)
+        buffer = access.buffer
         kind = self.kind(buffer.dtype)
         result = []
         for offset in offsets:

@@ -61,7 +61,7 @@ def is_asynchronous(program: Program) -> bool:
     return bool(program.barriers or program.cluster) or any(
         isinstance(s, Elect | ForTile | Wait | Arrive | Fence)
         or (isinstance(s, Sync) and s.scope != "cta")
-        or (isinstance(s, Do) and s.instruction.issuer != "thread")
+        or (isinstance(s, Do) and s.instruction.issuer not in ("thread", "warp"))
         for s, _ in walk(program)
     )
 

@@ -39,6 +39,7 @@ from tinygpu.program import (
 )
 from tinygpu.race import UNWRITTEN, Cells, Conflict, Finding, GlobalArray, Integers, Kind
 from tinygpu.touched import Touched, Toucher, extent
+from tinygpu.warp_matrix import products
 
 __all__ = ["Agent", "Copy", "Cta", "Landing", "Run", "Step", "execute"]
 
@@ -173,7 +174,8 @@ class _Part:
             and r.buffer.level == "registers"
             and r.buffer.name == do.write.buffer.name
         ]
-        if not same or do.write.buffer.level != "registers":
+        together = do.instruction.name == "mma.sync"
+        if not same or do.write.buffer.level != "registers" or together:
             return [0, size]
         columns = [self._columns(access) for access in (do.write, *same)]
         known = (id(do), *(tuple(c[[0, -1]].tolist()) for c in columns))
@@ -193,7 +195,10 @@ class _Part:
         """Read, compute, round and write the values from ``low`` to ``high``."""
         do = self.do
         arguments = [self._read(r, low, high) for r in do.reads]
-        result = do.instruction.semantics(do.variant or do.instruction.name, *arguments)
+        if do.instruction.name == "mma.sync":
+            result = products(do.values, *arguments)
+        else:
+            result = do.instruction.semantics(do.variant or do.instruction.name, *arguments)
         rounded = do.write.buffer.type.round(np.asarray(result)).astype(np.float64)
         if do.instruction.unit == "shuffle":
             rounded = self._shuffled(rounded)

@@ -72,11 +72,13 @@ def architecture(case: Case) -> Iterator[Clause]:
 
 
 def _least(instruction: Instruction) -> str:
-    if instruction.unit == "tensor":
+    if instruction.name == "wgmma":
         return "sm_90a"
     if instruction.unit == "tma" or instruction.name == "stmatrix":
         return "sm_90"
-    return "sm_80" if instruction.completion == "commit_group" else "sm_50"
+    if instruction.completion == "commit_group" or instruction.issuer == "warp":
+        return "sm_80"
+    return "sm_50"
 
 
 def grid(case: Case) -> Iterator[Clause]:
@@ -107,6 +109,8 @@ def issuers(case: Case, place: Place) -> Iterator[Clause]:
             yield Clause(not place.elected, "{}: one thread cannot issue it", (do,))
             text = "{}: a warpgroup of 128 threads issues it, and a copy of {} has {}"
             yield Clause(place.threads == _WARPGROUP, text, (do, role.name, place.threads))
+        case "warp":
+            yield Clause(not place.elected, "{}: one thread cannot issue it", (do,))
         case "thread":
             text = "{}: one thread holds no tile"
             yield Clause(not (tile and place.elected), text, (do,))

@@ -1,0 +1,292 @@
+"""Code of programs in which a warp works together: ldmatrix, mma.sync, registers that hold pairs.
+
+A 16-bit value of a thread stands in half of a 32-bit register, its neighbour in the other half, as
+the instructions take them.  ``WARP_RULES`` has the rules; what is not there goes by the ordinary
+ones.
+
+An address in a swizzled buffer is ``swizzle(x + y)``, x of the thread and y of the value.  The
+swizzle is linear over GF(2); where x and y have no bit in common it is ``swizzle(x) ^ swizzle(y)``,
+and what of y the XOR doesn't look at may be added later.  So there is one register for each
+different ``swizzle(y)``, made before the loop, and the rest is an immediate.
+
+ldmatrix fetches rows of 8 elements: lane r + 8 i has the address of row r of the i-th matrix.
+
+Source: PTX ISA 9, "Warp-level matrix load instruction: ldmatrix", "mma.m16n8k16".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.codegen.emit import Kernel
+from tinygpu.codegen.loops import instances
+from tinygpu.codegen.ptx import Scalar as Number
+from tinygpu.codegen.scope import Scope, value_coordinates
+from tinygpu.errors import ProgramError
+from tinygpu.layout import Swizzle
+from tinygpu.program import Access, Do, For
+from tinygpu.warp_matrix import FRAGMENT_VALUES
+
+__all__ = ["WARP_RULES", "WarpKernel", "rows_of"]
+
+Point = tuple[Access, tuple[int, ...], NDArray[np.int64]]
+Steps = tuple[int, ...]
+_ROWS, _LANES = 8, (4, 8)
+
+
+class WarpKernel(Kernel):
+    """One kernel of warps in the making."""
+
+    def do(self, do: Do, scope: Scope) -> None:
+        """Emit a statement on pairs through its rule, another one as elsewhere."""
+        narrow = any(
+            a.buffer.level == "registers" and a.buffer.type.bytes == 2 for a in do.accesses
+        )
+        if not narrow:
+            super().do(do, scope)
+            return
+        rule = WARP_RULES.get(do.instruction.name)
+        if rule is None:
+            raise ProgramError(f"{do}: no lowering rule for {do.instruction.name} on pairs")
+        self.text.note(str(do))
+        rule(self, do, scope)
+
+    def loop(self, loop: For, scope: Scope) -> None:
+        """Emit a running loop; addresses in swizzled buffers are made before it."""
+        inner = replace(scope, running={**scope.running, loop.var: loop.var})
+        for do, here in instances(loop.body, inner):
+            for access, threads, at in _points(do):
+                if access.buffer.level == "smem" and access.buffer.swizzle[0]:
+                    self._folded(access, threads, at, here)
+        super().loop(loop, scope)
+
+    def pairs(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
+        """Return the register of each two neighbouring values of a register access.
+
+        Raises ProgramError where two values that follow one another are no pair.
+        """
+        slot, offsets = self.places(access, values, scope)
+        low, high = offsets[::2], offsets[1::2]
+        if len(offsets) % 2 or (low % 2).any() or (high != low + 1).any():
+            raise ProgramError(f"{access}: its values are no pairs; count neighbours first")
+        return [self._pair(access, slot, int(at)) for at in low]
+
+    def _pair(self, access: Access, slot: int, offset: int) -> str:
+        key = (access.buffer.name, slot, offset // 2)
+        if key not in self._cells:
+            self._cells[key] = self.text.register("b32")
+        return self._cells[key]
+
+    def halves(self, access: Access, values: tuple[int, ...], scope: Scope) -> Iterator[str]:
+        """Yield a 16-bit register with each value of a register access."""
+        slot, offsets = self.places(access, values, scope)
+        for offset in offsets.tolist():
+            parts = [self.text.register("b16") for _ in range(2)]
+            pair = self._pair(access, slot, offset)
+            self.text.emit(f"mov.b32 {{{', '.join(parts)}}}, {pair}")
+            yield parts[offset % 2]
+
+    def address(
+        self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope
+    ) -> str:
+        """Return the address operand of a value of a gmem or smem access."""
+        buffer = access.buffer
+        if buffer.level == "smem" and buffer.swizzle[0]:
+            found = self._folded(access, threads, at, scope)
+            if found is not None:
+                base, immediate = found
+                slot = self.addresses.slot(buffer, access.index, scope)
+                immediate += self.addresses.plan.start[buffer.name]
+                if isinstance(slot, int):
+                    immediate += slot
+                else:
+                    there = base
+                    base = self.text.once(("at", base, slot), lambda: self.text.add(there, slot))
+                return f"[{base}+{immediate}]"
+        return super().address(access, threads, at, scope)
+
+    def _folded(
+        self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope
+    ) -> tuple[Number, int] | None:
+        """Return a register and the bytes beyond it, or None where bits meet; see the module."""
+        buffer, text = access.buffer, self.text
+        bits, low, shift = (int(x) for x in buffer.swizzle)
+        strides = [int(s) for s in buffer.stride]
+        origins = [scope.split(o) for o in access.origin] or [(0, ())] * len(strides)
+        known = sum((int(x) + o[0]) * s for x, o, s in zip(at, origins, strides, strict=True))
+        weights = [
+            sum(step * s for step, s in zip(steps, strides, strict=True)) for steps in access.thread
+        ]
+        mask = _mask(threads, weights)
+        pattern = 1 << (low + shift + bits)
+        moved = (c * s for (_, t), s in zip(origins, strides, strict=True) for _, c in t
+                 if not isinstance(c, str))  # fmt: skip
+        named = any(isinstance(c, str) for _, t in origins for _, c in t)
+        within = known % pattern
+        if mask is None or mask & within or named or any(m % pattern for m in moved):
+            return None
+        seen = ((1 << bits) - 1) << low | ((1 << bits) - 1) << (low + shift)
+        turn = int(Swizzle(bits, low, shift)(within & seen))
+        width = buffer.type.bytes
+        line = self.addresses._smem_line(access, threads, scope)
+        plain = text.once(
+            ("swizzled", buffer.swizzle, line), lambda: self.addresses._swizzled(buffer, line)
+        )
+        base = text.once(
+            ("folded", plain, turn, width),
+            lambda: text.multiply_add(text.exclusive_or(plain, turn), width, "%smem"),
+        )
+        return base, (known - (within & seen)) * width
+
+
+def _mask(threads: tuple[int, ...], weights: list[int]) -> int | None:
+    """Return the bits that threads' offsets may have, None unless each mode has bits of its own."""
+    mask = 0
+    for extent, weight in zip(threads, weights, strict=True):
+        if extent == 1 or weight == 0:
+            continue
+        mine = weight * (extent - 1)
+        if weight & (weight - 1) or extent & (extent - 1) or mine & mask:
+            return None
+        mask |= mine
+    return mask
+
+
+def rows_of(do: Do) -> tuple[Access, tuple[int, ...], int]:
+    """Return where the rows of an ldmatrix lie, by lane; the threads' extents; matrices at once.
+
+    Raises ProgramError for values and threads that are no fragments of 8 x 8.
+    """
+    (read,) = do.reads
+    assert isinstance(read, Access)
+    pair, *matrices = read.value
+    turned = do.variant == "trans"
+    quad, group, *warps = read.thread
+    twice = tuple(2 * step for step in pair)
+    row, along = (pair, group) if turned else (group, pair)
+    inner = sum(s * int(t) for s, t in zip(along, read.buffer.stride, strict=True))
+    if do.values[0] != 2 or tuple(do.threads[:2]) != _LANES or quad != twice or inner != 1:
+        raise ProgramError(
+            f"{do}: ldmatrix gives lane q + 4 g the pair 2 q of row g, of rows of 8 neighbours"
+        )
+    extents = [int(v) for v in do.values[1:]]
+    lanes: list[tuple[int, Steps]] = []
+    for extent, steps in zip(extents, matrices, strict=True):
+        if extent % 2 == 0 and len(lanes) < 2:
+            lanes.append((2, steps))
+        if extent != 2:
+            break
+    at_once = 2 ** len(lanes)
+    still = tuple(0 for _ in pair)
+    lanes += [(2, still)] * (2 - len(lanes))
+    access = Access(
+        read.buffer, (), (row, *(steps for _, steps in lanes), *warps), read.origin, read.index
+    )
+    return access, (_ROWS, 2, 2, *do.threads[2:]), at_once
+
+
+def _points(do: Do) -> Iterator[Point]:
+    """Yield each address that a statement makes in shared memory: access, threads, coordinates."""
+    if do.instruction.name == "ldmatrix":
+        access, threads, at_once = rows_of(do)
+        (read,) = do.reads
+        assert isinstance(read, Access)
+        for at in value_coordinates(read, do.values)[:: 2 * at_once]:
+            yield access, threads, at
+        return
+    for access in do.accesses:
+        if access.buffer.level == "smem":
+            for at in value_coordinates(access, do.values)[:: do.vector]:
+                yield access, do.threads, at
+
+
+def _ldmatrix(kernel: WarpKernel, do: Do, scope: Scope) -> None:
+    """ldmatrix: up to four matrices of 8 x 8 at once; .trans where k is not contiguous."""
+    held = kernel.pairs(do.write, do.values, scope)
+    _, _, at_once = rows_of(do)
+    turned = ".trans" if do.variant == "trans" else ""
+    for i, (access, threads, at) in enumerate(_points(do)):
+        mine = ", ".join(held[i * at_once : (i + 1) * at_once])
+        where = kernel.address(access, threads, at, scope)
+        kernel.text.emit(
+            f"ldmatrix.sync.aligned.m8n8.x{at_once}{turned}.shared.b16 {{{mine}}}, {where}"
+        )
+
+
+def _mma(kernel: WarpKernel, do: Do, scope: Scope) -> None:
+    """mma.sync.m16n8k16: blocks row by row, every second row backwards to share operands."""
+    a, b, sums = (r for r in do.reads if isinstance(r, Access))
+    columns, rows = (int(v) for v in do.values[3:])
+    kind = a.buffer.dtype
+    if tuple(do.values[:3]) != FRAGMENT_VALUES or b.buffer.dtype != kind or kind == "f32":
+        raise ProgramError(f"{do}: mma multiplies blocks of 16 x 8 x 16 of one 16-bit type")
+    left = kernel.pairs(a, do.values, scope)
+    right = kernel.pairs(b, do.values, scope)
+    held, before = (kernel.cells(x, do.values, scope) for x in (do.write, sums))
+    for row in range(rows):
+        order = range(columns)
+        for column in reversed(order) if row % 2 else order:
+            first = (row * columns + column) * 8
+            d, c = (", ".join(x[first : first + 4]) for x in (held, before))
+            pairs = left[first // 2 : first // 2 + 4]
+            others = right[first // 2 : first // 2 + 4 : 2]
+            kernel.text.emit(
+                f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
+                f"{{{d}}}, {{{', '.join(pairs)}}}, {{{', '.join(others)}}}, {{{c}}}"
+            )
+
+
+def _convert(kernel: WarpKernel, do: Do, scope: Scope) -> None:
+    """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register."""
+    (source,) = do.reads
+    assert isinstance(source, Access)
+    if source.buffer.dtype != "f32":
+        raise ProgramError(f"{do}: pairs are converted from f32")
+    wide = kernel.cells(source, do.values, scope)
+    kind = do.write.buffer.dtype
+    for i, target in enumerate(kernel.pairs(do.write, do.values, scope)):
+        kernel.text.emit(f"cvt.rn.{kind}x2.f32 {target}, {wide[2 * i + 1]}, {wide[2 * i]}")
+
+
+def _move(kernel: WarpKernel, do: Do, scope: Scope) -> None:
+    """ld.shared, st.shared, st.global: whole pairs, or single values where ``vector`` is 1."""
+    (source,) = do.reads
+    assert isinstance(source, Access)
+    loads = do.write.buffer.level == "registers"
+    memory, held = (source, do.write) if loads else (do.write, source)
+    space = "global" if memory.buffer.level == "gmem" else "shared"
+    places = value_coordinates(memory, do.values)
+    words = do.vector // 2
+    if loads and not words:
+        raise ProgramError(f"{do}: pairs are loaded whole; move two values at once or more")
+    parts = list(
+        kernel.pairs(held, do.values, scope) if words else kernel.halves(held, do.values, scope)
+    )
+    for i, at in enumerate(places[:: do.vector]):
+        guard = kernel.guard(do, memory, at, scope)
+        if guard is False:
+            continue
+        mine = parts[i * words : (i + 1) * words] if words else parts[i : i + 1]
+        listed = f"{{{', '.join(mine)}}}" if len(mine) > 1 else mine[0]
+        how = f".v{len(mine)}" * (len(mine) > 1) + (".b32" if words else ".b16")
+        where = kernel.address(memory, do.threads, at, scope)
+        prefix = f"@{guard} " if isinstance(guard, str) else ""
+        ends = f"{listed}, {where}" if loads else f"{where}, {listed}"
+        kernel.text.emit(f"{prefix}{'ld' if loads else 'st'}.{space}{how} {ends}")
+
+
+Rule = Callable[[WarpKernel, Do, Scope], None]
+
+WARP_RULES: Mapping[str, Rule] = {
+    "ldmatrix": _ldmatrix,
+    "mma.sync": _mma,
+    "cvt": _convert,
+    "ld.shared": _move,
+    "st.shared": _move,
+    "st.global": _move,
+}
+"""The rules of statements with 16-bit registers."""

@@ -1,0 +1,121 @@
+"""The machine ``ampere``: a matmul by cp.async, ldmatrix and mma.sync (sm_80 and later).
+
+A CTA of ``warps_m x warps_n`` warps computes a tile of c; see ``ampere_term.py``.
+
+Source: PTX ISA 9, "Warp Level Matrix Instructions"; NVIDIA CUTLASS 2, "Efficient GEMM in CUDA".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.machines.ampere_term import AmpereTerm
+from tinygpu.memory import DTYPES, GMEM, L1, L2, REGISTERS, SMEM
+from tinygpu.operation import Operation
+from tinygpu.program import Program
+
+__all__ = ["STARTS", "Ampere"]
+
+
+class Ampere(Machine):
+    """Matmul by warps' products of 16-bit inputs, fp32 sums."""
+
+    name = "ampere"
+    levels = (GMEM, L2, L1, SMEM, REGISTERS)
+    instructions = instructions(
+        "cp.async", "ldmatrix", "mma.sync", "mov", "cvt", "bar.sync", "st.shared", "ld.shared",
+        "st.global", "red.global",
+    )  # fmt: skip
+    numeric = True
+    operations = ("matmul",)
+
+    tile_m = Choice(32, 64, 128, 256, meaning="rows of c a CTA computes")
+    tile_n = Choice(32, 64, 128, 256, meaning="columns of c a CTA computes")
+    tile_k = Choice(32, 64, 128, meaning="steps of k in a stage")
+    warps_m = Choice(1, 2, 4, meaning="warps along the rows of a tile")
+    warps_n = Choice(1, 2, 4, meaning="warps along the columns of a tile")
+    stages = Choice(2, 3, 4, 5, 6, meaning="tiles of the inputs in shared memory")
+    issue = Choice(0, 1, 2, meaning="slices multiplied before the next tile's loads issue")
+    epilogue = Choice("direct", "smem", structural=True, meaning="how sums reach c")
+    vector_c = Choice(1, 2, 4, 8, meaning="elements stored at once")
+    split_k = Choice(1, 2, 4, 8, 16, meaning="parts of k that CTAs share")
+    combine = Choice("st", "red", structural=True, meaning="whether sums are stored or added")
+    edges = Choice("guard", "exact", structural=True, meaning="what keeps threads inside")
+    raster = Choice(1, 2, 4, 8, 16, 32, meaning="rows of tiles that CTAs visit together")
+    ctas_per_sm = Choice(1, 2, 3, 4, meaning="CTAs that registers are limited for")
+
+    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+        """Return what this machine's decisions have to agree on."""
+        d = choose
+        a, b, c = operation.operands
+        direct = d.epilogue == "direct"
+        return (
+            Requirement(
+                "types",
+                a.dtype in ("bf16", "f16") and b.dtype == a.dtype and c.dtype in (a.dtype, "f32"),
+                "mma.sync multiplies bf16 or f16, and c has their type or f32",
+                "choose dtype bf16 or f16, or the machine simt",
+            ),
+            Requirement(
+                "blocks",
+                (d.tile_m % (16 * d.warps_m) == 0) & (d.tile_n % (16 * d.warps_n) == 0),
+                "a warp multiplies blocks of 16 rows and 16 columns",
+                "raise tile_m or tile_n, or lower warps_m or warps_n",
+            ),
+            Requirement(
+                "issue_inside",
+                d.issue < d.tile_k // 16,
+                "loads issue among a tile's slices",
+                "lower issue, or raise tile_k",
+            ),
+            Requirement(
+                "split_red",
+                (d.split_k > 1) == (d.combine == "red"),
+                "parts of k meet by red, and only they do",
+                'choose combine "red" exactly if split_k is more than 1',
+            ),
+            Requirement(
+                "red_wide",
+                d.combine == "st" or (c.dtype == "f32" and direct),
+                "parts of k meet in an f32 output, straight from the sums",
+                'choose combine "st", or an f32 output and epilogue "direct"',
+            ),
+            Requirement(
+                "stored",
+                (d.vector_c <= 2) if direct else (d.vector_c * DTYPES[c.dtype].bytes <= 16),
+                "sums are stored by pairs at most, and lines by 16 B at most",
+                "lower vector_c",
+            ),
+        )
+
+    def program(self, operation: Operation, choose: Any) -> Program:
+        """Build the term of a matmul."""
+        return AmpereTerm(operation, choose).program()
+
+
+_PLAIN: Mapping[str, Value] = {
+    "tile_m": 64, "tile_n": 64, "tile_k": 32, "warps_m": 2, "warps_n": 2, "stages": 2, "issue": 0,
+    "epilogue": "direct", "vector_c": 2, "split_k": 1, "combine": "st", "edges": "guard",
+    "raster": 1, "ctas_per_sm": 1,
+}  # fmt: skip
+_RING = {**_PLAIN, "tile_m": 128, "tile_n": 128, "stages": 4, "raster": 8}
+_DEEP = {**_RING, "tile_k": 64, "stages": 3}
+_WIDE = {**_DEEP, "tile_n": 256, "warps_n": 4}
+_LINES = {**_WIDE, "epilogue": "smem", "vector_c": 8}
+_EXACT = {**_LINES, "edges": "exact"}
+_PAIR = {**_RING, "ctas_per_sm": 2}
+_PARTS = {**_RING, "split_k": 4, "combine": "red", "vector_c": 1, "raster": 1}
+
+STARTS: Mapping[str, Mapping[str, Value]] = {
+    "plain": _PLAIN,
+    "ring": _RING,
+    "deep": _DEEP,
+    "wide": _WIDE,
+    "lines": _LINES,
+    "exact": _EXACT,
+    "two on an SM": _PAIR,
+    "parts of k": _PARTS,
+}
+"""Named points; "parts of k" needs an f32 output, "exact" sizes that are multiples of the tile."""
