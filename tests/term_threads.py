@@ -6,6 +6,7 @@ Both are lists of tuples: (kind, where, ...).  A product is all addresses that i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -50,11 +51,12 @@ def parameters_of(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
     return {f"n_{name}": v for name, v in values.items()} | {"p_a": 0, "p_b": 0, "p_c": C}
 
 
-def tiles_of(program: Program, sizes: Mapping[str, int]) -> list[tuple[int, int]]:
+def tiles_of(program: Program, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
     """The grid's variables in the order of the raster: groups of rows, column by column."""
-    rows, columns = program.grid_extents(sizes)
+    *outer, rows, columns = program.grid_extents(sizes)
     return [
-        (row, column)
+        (*before, row, column)
+        for before in product(*map(range, outer))
         for first in range(0, rows, program.raster)
         for column, row in product(range(columns), range(first, min(first + program.raster, rows)))
     ]
@@ -148,11 +150,11 @@ class Thread:
         tiles = tiles_of(self.program, self.sizes)
         start = s.start.evaluate(env) if isinstance(s.start, Affine) else s.start
         ends = -(-len(tiles) // self.clusters) if self.program.persistent else 1
-        row, column = (axis.var for axis in self.program.grid)
+        grid = [axis.var for axis in self.program.grid]
         for turn, t in enumerate(range(start, ends, s.step)):
             linear = self.cluster + t * self.clusters
             if linear < len(tiles):
-                place = dict(zip((row, column), tiles[linear], strict=True))
+                place = dict(zip(grid, tiles[linear], strict=True))
                 yield from self._body(s.body, {**env, **place, s.tile: t, s.turn: turn}, who)
 
     def barrier(self, barrier: Barrier, index: Affine, env: dict[str, int], rank: int) -> int:
@@ -194,10 +196,10 @@ class Thread:
         (read,) = (r for r in do.reads if isinstance(r, Access))
         loads = read.buffer.level == "gmem"
         gmem, smem = (read, do.write) if loads else (do.write, read)
-        box = (do.values[0], do.values[1])
+        box = (*do.values[:2], *(1,) * (len(gmem.origin) - 2))  # one of a batch
         source = TensorMap(gmem.buffer.name, gmem.buffer.dtype, box, smem.buffer.swizzle[0])
         for slab in range(do.values[2] if len(do.values) > 2 else 1):
-            moved = gmem.value[2] if slab else (0, 0)
+            moved = gmem.value[2] if slab else (0,) * len(gmem.origin)
             place = [o.evaluate(env) + slab * m for o, m in zip(gmem.origin, moved, strict=True)]
             values = (1, 1, slab + 1) if len(do.values) > 2 else (1, 1)
             at = int(self.addresses(smem, values, env, copy)[-1]) | of_rank(self.rank) & ~SMEM
@@ -273,17 +275,19 @@ def _step(event: Event, maps: Mapping[str, TensorMap]) -> Step | None:
     if op == "bar.sync":
         return "sync", *x
     if op.startswith("wgmma.mma"):
-        held, a, b, adds, *_, a_turned, b_turned = x
+        held, a, b, adds, *_ = x
         columns = int(parts[4].partition("n")[2].partition("k")[0])
         assert held == columns // 2
-        left = descriptor_addresses(a, 64, by_k=not a_turned)
-        right = descriptor_addresses(b, columns, by_k=not b_turned)
+        wide = 1 if parts[-1] == "e4m3" else 2
+        a_turned, b_turned = x[-2:] if wide == 2 else (0, 0)
+        left = descriptor_addresses(a, 64, by_k=not a_turned, width=wide)
+        right = descriptor_addresses(b, columns, by_k=not b_turned, width=wide)
         return "wgmma", left.tobytes(), right.tobytes(), adds
-    if op.startswith("cp.async.bulk.tensor.2d.shared"):
+    if re.match(r"cp\.async\.bulk\.tensor\.\dd\.shared", op):
         at, (name, place), signal, *mask = x
         assert bool(mask) == ("multicast" in op)
         return "load", maps[name], place, at, signal, mask[0] if mask else None
-    if op.startswith("cp.async.bulk.tensor.2d.global"):
+    if re.match(r"cp\.async\.bulk\.tensor\.\dd\.global", op):
         (name, place), at = x
         return "store", maps[name], place, at
     return (op.partition(".sync")[0].partition(".v2")[0].partition(".rn")[0],)

@@ -25,7 +25,7 @@ from tinygpu.errors import ProgramError
 from tinygpu.expression import value
 from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import Problem, matmul
+from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.program import (
     Affine,
     Arrive,
@@ -72,14 +72,19 @@ OPCODES = {
     "wait group bulk": r"cp\.async\.bulk\.wait_group",
     "sync role": r"bar\.sync %r",
     "sync cluster": r"barrier\.cluster\.(?:arrive|wait)|bar\.sync 0",
-    "cp.async.bulk.tensor": r"cp\.async\.bulk\.tensor\.2d\.shared",
-    "cp.async.bulk.tensor.global": r"cp\.async\.bulk\.tensor\.2d\.global",
+    "cp.async.bulk.tensor": r"cp\.async\.bulk\.tensor\.\dd\.shared",
+    "cp.async.bulk.tensor.global": r"cp\.async\.bulk\.tensor\.\dd\.global",
     "wgmma": r"wgmma\.mma_async",
     "cvt": r"cvt\.rn\.",
     "stmatrix": r"stmatrix\.",
     "st.shared": r"st\.shared\.",
     "st.global": r"st\.global\.",
 }
+OPERATIONS = (
+    matmul("bf16", layout="tt"),
+    matmul("e4m3", "bf16", "nt"),
+    matmul("f16", "f32", "nn", batched=True),
+)
 PROLOGUE = {"fence proxy.async": 1, "sync cluster": 1}
 ARITHMETIC = re.compile(
     r"mov|cvta?\.(?:u|to|param)|ld\.param|add|sub|mul|mad|shl|shr|and|x?or|rem|div|min|setp|bra|ret"
@@ -119,6 +124,28 @@ def test_a_thread_does_what_the_term_says(start: str, layout: str) -> None:
     for number in threads_of(program):
         for rank in range(program.cluster[0][1] * program.cluster[1][1]):
             agree(program, text, Thread(program, SIZES, number, rank, 1, 3))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cluster_n": 2, "cluster_m": 1}, {"cluster_m": 2, "cluster_n": 2}, {"cluster_m": 4},
+        {"cluster_m": 1, "cluster_n": 4, "tile_m": 256}, {"tile_n": 256},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("operation", OPERATIONS, ids=str)
+def test_clusters_batches_and_types(operation: Operation, changes: dict[str, Any]) -> None:
+    """Every CTA of a cluster sends its part to the right ones; matrices of a batch follow."""
+    fixed = {"tile_n": 128, "tile_k": 128, "stages": 2, "store_n": 32}
+    point = Chosen({**STARTS["cluster"], **fixed, **changes})
+    assert all(r.holds for r in Hopper().requires(operation, point))
+    program = Hopper().program(operation, point)
+    text = emit(program)
+    sizes = {**SIZES, **({"l": 3} if "l" in operation.axes else {})}
+    for number in threads_of(program)[::3]:
+        for rank in range(program.cluster[0][1] * program.cluster[1][1]):
+            agree(program, text, Thread(program, sizes, number, rank, 1, 2))
 
 
 @settings(max_examples=25)
