@@ -66,7 +66,7 @@ from tinygpu.protocol import (
 )
 from tinygpu.synchronization import Arrive, Barrier, Commit, Fence, Sync, Wait, WaitGroup
 
-__all__ = ["is_asynchronous", "protocol_of"]
+__all__ = ["counted", "is_asynchronous", "normal", "protocol_of", "shortened"]
 
 _KINDS: dict[str, Kind] = {
     "commit_group": "copy", "mbarrier": "load", "wgmma_group": "product", "bulk_group": "store",
@@ -101,16 +101,16 @@ def protocol_of(program: Program) -> Protocol:
     cluster = tuple((v, int(n)) for v, n in program.cluster)
     for role, body in zip(program.roles, bodies, strict=True):
         asked = _asked(body)
-        short = _shortened(body, asked)
+        short = shortened(body, asked)
         crews.append(Crew(role.name, int(role.threads), int(role.copies), role.copy, short))
-    counted = _counted(tuple(crews), dict(cluster))
-    names = sorted(set().union(*(names_in(c.body) for c in counted)) & set(lowest))
+    crews_in_loads = counted(tuple(crews), dict(cluster))
+    names = sorted(set().union(*(names_in(c.body) for c in crews_in_loads)) & set(lowest))
     parameters = tuple((n, int(lowest[n])) for n in names)
-    return Protocol(counted, cluster, bool(program.persistent), parameters)
+    return Protocol(crews_in_loads, cluster, bool(program.persistent), parameters)
 
 
 @lru_cache(4096)
-def _normal(index: Affine) -> Affine:
+def normal(index: Affine) -> Affine:
     """Return the form with each variable once, sorted, none of them zero."""
     whole: dict[str, int] = {}
     scaled: list[tuple[str, int | str]] = []
@@ -137,13 +137,13 @@ def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
                 out.append(Loop(var, int(start), stop, _lowered(inner, threads)))
             case When(index, bound, inner):
                 limit = bound if isinstance(bound, str) else int(bound)
-                out.append(Guard(_normal(index), limit, _lowered(inner, threads)))
+                out.append(Guard(normal(index), limit, _lowered(inner, threads)))
             case Elect(inner):
                 out.append(One(_lowered(inner, threads)))
             case ForTile(tile, turn, inner, start, step):
                 first = start if isinstance(start, Affine) else Affine(int(start))
                 inside = _lowered(inner, threads)
-                out.append(Tiles(tile, turn, _normal(first), int(step), inside))
+                out.append(Tiles(tile, turn, normal(first), int(step), inside))
             case Do():
                 out.append(_act(s, threads))
             case Exit():
@@ -156,9 +156,9 @@ def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
             case WaitGroup(pending, group, read):
                 out.append(WaitGroup(int(pending), group, read))
             case Wait(barrier, index):
-                out.append(Wait(_barrier(barrier), _normal(index)))
+                out.append(Wait(_barrier(barrier), normal(index)))
             case Arrive(barrier, index, count, to):
-                out.append(Arrive(_barrier(barrier), _normal(index), int(count), to))
+                out.append(Arrive(_barrier(barrier), normal(index), int(count), to))
             case Commit() | Fence():
                 out.append(s)
             case _:
@@ -169,17 +169,17 @@ def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
 def _act(do: Do, threads: int) -> Act:
     kind: Kind = _KINDS.get(do.instruction.completion, "generic")
     touches = [
-        Touch(_ring(read), _normal(read.index), write=False)
+        Touch(_ring(read), normal(read.index), write=False)
         for read in do.reads
         if isinstance(read, Access) and read.buffer.level != "gmem"
     ]
     if do.write.buffer.level != "gmem":
         own_cells = kind != "generic" or any(a.buffer.fragment for a in do.accesses)
         overlap = not own_cells and coverage(do, threads)[1]
-        touches.append(Touch(_ring(do.write), _normal(do.write.index), True, overlap))
+        touches.append(Touch(_ring(do.write), normal(do.write.index), True, overlap))
     landed = prod(map(int, do.values)) * do.write.buffer.type.bytes if do.signal else 0
-    signal = (_barrier(do.signal[0]), _normal(do.signal[1])) if do.signal else None
-    fresh = None if do.fresh is None else _normal(do.fresh)
+    signal = (_barrier(do.signal[0]), normal(do.signal[1])) if do.signal else None
+    fresh = None if do.fresh is None else normal(do.fresh)
     unique = tuple(dict.fromkeys(touches))
     return Act(do.instruction.name, kind, unique, signal, do.multicast, landed, fresh)
 
@@ -210,7 +210,7 @@ def _asked(body: Body) -> set[str]:
     return found
 
 
-def _shortened(body: Body, asked: set[str]) -> Body:
+def shortened(body: Body, asked: set[str]) -> Body:
     """Drop what nobody asks for, and iterations that repeat the first."""
     out: list[Node] = []
     for node in body:
@@ -220,7 +220,7 @@ def _shortened(body: Body, asked: set[str]) -> Body:
                 if kept or kind != "generic":
                     out.append(replace(node, touches=kept))
             case Loop(var, start, stop):
-                inner = _shortened(node.body, asked)
+                inner = shortened(node.body, asked)
                 if isinstance(stop, int) and stop <= start:
                     continue
                 if isinstance(stop, int) and (stop == start + 1 or _repeats(inner, var)):
@@ -228,7 +228,7 @@ def _shortened(body: Body, asked: set[str]) -> Body:
                 elif inner:
                     out.append(replace(node, body=inner))
             case Guard() | One() | Tiles():
-                if inner := _shortened(node.body, asked):
+                if inner := shortened(node.body, asked):
                     out.append(replace(node, body=inner))
             case _:
                 out.append(node)
@@ -258,7 +258,7 @@ def _placed(body: Body, var: str, number: int) -> Body:
         for factor in factors:  # a parameter times the variable is the parameter, number times
             rest = rest + (Affine(0, ((factor, number),)) if isinstance(factor, str)
                            else factor * number)  # fmt: skip
-        return _normal(rest)
+        return normal(rest)
 
     return tuple(_mapped(node, put) for node in body)
 
@@ -284,7 +284,7 @@ def _mapped(node: Node, put: Callable[[Affine], Affine]) -> Node:
             return node
 
 
-def _counted(crews: tuple[Crew, ...], cluster: dict[str, int]) -> tuple[Crew, ...]:
+def counted(crews: tuple[Crew, ...], cluster: dict[str, int]) -> tuple[Crew, ...]:
     """Count bytes in loads, or else in their greatest common divisor."""
     users: dict[str, list[tuple[Arrive | Act, Body]]] = {}
     for crew in crews:
@@ -307,11 +307,11 @@ def _counted(crews: tuple[Crew, ...], cluster: dict[str, int]) -> tuple[Crew, ..
         else:
             units[name] = (gcd(*(n.bytes for n, _ in found)) or 1, 0)
 
-    def counted(body: Body) -> Body:
+    def replaced(body: Body) -> Body:
         out: list[Node] = []
         for node in body:
             if isinstance(node, Loop | Guard | One | Tiles):
-                out.append(replace(node, body=counted(node.body)))
+                out.append(replace(node, body=replaced(node.body)))
             elif isinstance(node, Arrive) and node.bytes:
                 whole, one = units[node.barrier.name]
                 out.append(replace(node, bytes=whole if one else node.bytes // whole))
@@ -322,4 +322,4 @@ def _counted(crews: tuple[Crew, ...], cluster: dict[str, int]) -> tuple[Crew, ..
                 out.append(node)
         return tuple(out)
 
-    return tuple(replace(c, body=counted(c.body)) for c in crews)
+    return tuple(replace(c, body=replaced(c.body)) for c in crews)
