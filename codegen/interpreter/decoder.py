@@ -261,6 +261,7 @@ def decode(
             steps.append(Step(_nothing, built.action, guard, instruction.negated, leader))
         else:
             steps.append(Step(built, None, guard, instruction.negated, pc in leaders))
+    _watch(decoder, instructions, steps)
     return Code(
         instructions,
         tuple(steps),
@@ -271,6 +272,42 @@ def decode(
         decoder.parameter_at,
         decoder.parameter_bytes,
     )
+
+
+def _watch(decoder: Decoder, instructions: tuple[Instruction, ...], steps: list[Step]) -> None:
+    """Let ordinary instructions on registers of wgmma look whether a product owns them."""
+    names = [set(re.findall(r"[A-Za-z_$%][\w$#]*", " ".join(i.operands))) for i in instructions]
+    products = [i.opcode.startswith("wgmma.mma_async") for i in instructions]
+    owned: set[str] = set()
+    for i, here in zip(instructions, products, strict=True):
+        if here:
+            owned |= set(re.findall(r"%?[\w$#]+", " ".join(o for o in i.operands if "{" in o)))
+    for pc, step in enumerate(steps):
+        mine = tuple(decoder.numbers[n] for n in sorted(names[pc] & owned) if n in decoder.numbers)
+        if not mine or products[pc]:
+            continue
+        if step.control is None:
+            step.action = _watched(step.action, mine)
+        else:
+            step.control = _watched_control(step.control, mine)
+
+
+def _watched(action: Action, registers: tuple[int, ...]) -> Action:
+    def act(run: Run, group: Group) -> None:
+        if run.watch is not None:
+            run.watch(run, group, registers)
+        action(run, group)
+
+    return act
+
+
+def _watched_control(control: ControlAction, registers: tuple[int, ...]) -> ControlAction:
+    def act(run: Run, group: Group) -> Group | None:
+        if run.watch is not None:
+            run.watch(run, group, registers)
+        return control(run, group)
+
+    return act
 
 
 def _builder(instruction: Instruction, table: Mapping[str, Builder]) -> Builder:

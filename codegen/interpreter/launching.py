@@ -18,11 +18,15 @@ import numpy as np
 
 from tinygpu.codegen.interpreter import (
     arithmetic,
+    barriers,
     control,
+    copies,
     logic,
+    matrices,
     moves,
     parser,
     warp,
+    wgmma,
 )
 from tinygpu.codegen.interpreter.decoder import Builder, Code, decode
 from tinygpu.codegen.interpreter.memory import Memory
@@ -40,6 +44,10 @@ TABLE: Mapping[str, Builder] = {
     **logic.TABLE,
     **control.TABLE,
     **warp.TABLE,
+    **barriers.TABLE,
+    **copies.TABLE,
+    **matrices.TABLE,
+    **wgmma.TABLE,
 }
 """Every instruction that is run, by the beginning of its opcode."""
 _RESIDENT_THREADS = 8192
@@ -130,7 +138,7 @@ def launch(
     batch = max(1, room // cluster) * cluster
     with np.errstate(all="ignore"):
         while done < total:
-            Run(
+            run = Run(
                 code=code,
                 memory=memory,
                 grid=grid3,
@@ -147,7 +155,12 @@ def launch(
                 findings=findings,
                 counts=counts,
                 budget=budget,
-            ).run()
+                watch=wgmma.watch,
+            )
+            run.run()
+            if not run.live.any():
+                barriers.unfinished(run)
+                copies.unfinished(run)
             done += batch
             if any(f.kind == "deadlock" for f in findings.values()):
                 break

@@ -122,6 +122,7 @@ class Run:
     state: dict[Any, Any] = field(default_factory=dict)
     polls: list[Callable[[], bool]] = field(default_factory=list)
     pc: int = 0
+    watch: Callable[[Run, Group, tuple[int, ...]], None] | None = None
     shared: Array = field(init=False)
     local: Array = field(init=False)
     live: Array = field(init=False)

@@ -1,0 +1,334 @@
+"""The mbarrier family: phases, pending arrivals, bytes to come, and what each phase publishes.
+
+A phase completes when no arrival and no byte is pending; then its parity turns.  ``try_wait`` is run
+as a wait: its threads sleep until the phase completes.  An arrival gives its agents' clocks to the
+phase, a load's completion gives its channel; a successful wait takes them all.
+
+Source: PTX ISA 9.0, section 9.7.13.15 (mbarrier).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tinygpu.codegen.interpreter.clocks import INITS, ORDER, PROXIED, RESERVED
+from tinygpu.codegen.interpreter.decoder import Action, Builder, Control, Decoder
+from tinygpu.codegen.interpreter.memory import SHARED
+from tinygpu.codegen.interpreter.moves import space_of
+from tinygpu.codegen.interpreter.parser import Instruction
+from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.interpreter.run import FIRST_SHARED, Group, Run, Waiter
+from tinygpu.codegen.interpreter.spaces import granules, shared_at
+
+__all__ = ["TABLE", "Mbarrier", "arrive", "at_barrier", "complete_bytes", "each_barrier"]
+
+_MOST_BYTES = (1 << 20) - 1  # spec: "Tx-count"
+_BYTES = 8
+
+
+@dataclass(slots=True, eq=False)
+class Mbarrier:
+    """One barrier: ``channel`` is the agent of the loads that complete on it."""
+
+    cta: int
+    offset: int
+    expected: int
+    channel: int
+    made_by: int
+    made_at: int
+    clock: Array
+    released: Array
+    pending: int = 0
+    bytes: int = 0
+    phase: int = 0
+    waiters: list[tuple[int, Waiter, Callable[[], None]]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"mbarrier at shared byte {self.offset}, phase {self.phase}: {self.pending} of "
+            f"{self.expected} arrivals and {self.bytes} B missing"
+        )
+
+
+def key_of(run: Run, flat: int) -> tuple[str, int]:
+    """Return where the state keeps the barrier at an offset in ``run.shared``."""
+    return ("mbarrier", flat)
+
+
+def at_barrier(run: Run, flat: int, thread: int, does: str, *, proxy: bool = False) -> (
+    Mbarrier | None
+):  # fmt: skip
+    """Return the live barrier there, its initialisation known to the thread; else report."""
+    barrier = run.state.get(key_of(run, flat))
+    if not isinstance(barrier, Mbarrier):
+        at = flat % run.shared_bytes
+        run.find(
+            "barrier", f"{run.warp_name(thread)} {does} shared byte {at}: no mbarrier is there"
+        )
+        return None
+    domain, agent = (int(v[0]) for v in run.agents_of(np.array([thread // 32])))
+    clocks = run.clocks.clocks[:, domain, agent, barrier.made_by]
+    known = max(clocks[PROXIED if proxy else ORDER], clocks[INITS])
+    if known < barrier.made_at:
+        need = (
+            "a fence of its initialisation" if proxy else "anything that orders its initialisation"
+        )
+        run.find(
+            "proxy" if proxy else "race",
+            f"{run.warp_name(thread)} {does} {barrier} without {need}",
+            other=run.log[barrier.made_at],
+        )
+    return barrier
+
+
+def each_barrier(
+    run: Run, group: Group, addresses: Array, *, remote: bool
+) -> list[tuple[int, Group]]:
+    """Return each barrier's offset in ``run.shared``, and the threads that name it."""
+    found = shared_at(run, group, addresses, _BYTES, remote=remote)
+    if found is None:
+        return []
+    here, flat = found
+    if (flat == flat[0]).all():
+        return [(int(flat[0]), here)]
+    return [(int(at), here.where(flat == at)) for at in np.unique(flat)]
+
+
+def _where(d: Decoder, text: str, i: Instruction) -> tuple[Callable[[Run, Group], Array], bool]:
+    """Return how the barrier's address is read, and whether it may be another CTA's."""
+    at, space = d.address(text), space_of(d, i)
+    d.touch(_BYTES)
+    if space == "generic":
+        return lambda run, group: at(run, group) - SHARED, True
+    return at, space == "cluster"
+
+
+def _init(d: Decoder, i: Instruction) -> Action:
+    at, remote = _where(d, i.operands[0], i)
+    count = d.source(i.operands[1], "u32")
+
+    def init(run: Run, group: Group) -> None:
+        counts = np.broadcast_to(count(run, group), (group.size,))
+        step = run.tick()
+        for flat, here in each_barrier(run, group, at(run, group), remote=remote):
+            thread = int(here.threads[0])
+            if key_of(run, flat) in run.state or here.size > 1:
+                run.find("barrier", f"{run.state.get(key_of(run, flat), 'mbarrier')} is made again")
+            expected = int(counts[group.threads == thread][0])
+            if not 1 <= expected <= _MOST_BYTES:
+                run.find("barrier", f"an mbarrier of {expected} arrivals; 1 to {_MOST_BYTES} are")
+            domain, agent = (int(v[0]) for v in run.agents_of(np.array([thread // 32])))
+            cta, offset = divmod(flat, run.shared_bytes)
+            name = f"the loads onto the mbarrier at shared byte {offset}"
+            at_granules = granules(run, np.array([flat]), _BYTES)
+            conflict = run.clocks.write(at_granules, run.rows(here)[:1, None], step)
+            run.conflict(conflict, cta, run.warp_name(thread), "makes an mbarrier in")
+            run.clocks.write_agent[at_granules] = RESERVED
+            run.clocks.write_step[at_granules] = step
+            channel = run.clocks.channel(domain, name, asynchronous=True)
+            nothing = run.clocks.nothing
+            run.state[key_of(run, flat)] = Mbarrier(
+                cta, offset, expected, channel, agent, step, nothing(), nothing(), expected
+            )
+
+    return init
+
+
+def _inval(d: Decoder, i: Instruction) -> Action:
+    at, remote = _where(d, i.operands[0], i)
+
+    def invalidate(run: Run, group: Group) -> None:
+        step = run.tick()
+        for flat, here in each_barrier(run, group, at(run, group), remote=remote):
+            if at_barrier(run, flat, int(here.threads[0]), "invalidates") is not None:
+                del run.state[key_of(run, flat)]
+                cells = granules(run, np.array([flat]), _BYTES)
+                _, agents = run.agents_of(here.threads[:1] // 32)
+                run.clocks.write_agent[cells] = int(agents[0])
+                run.clocks.write_step[cells] = step
+
+    return invalidate
+
+
+def arrive(run: Run, barrier: Mbarrier, count: int, clock: Array) -> None:
+    """Take arrivals with what those who arrive know."""
+    barrier.clock = run.clocks.join(barrier.clock, clock)
+    barrier.pending -= count
+    if barrier.pending < 0:
+        run.find("barrier", f"{-barrier.pending} arrivals too many at {barrier}")
+        barrier.pending = 0
+    _turn(run, barrier)
+
+
+def complete_bytes(run: Run, barrier: Mbarrier, number: int, step: int) -> None:
+    """Take the bytes of a load that was issued at ``step``."""
+    channel = run.clocks.nothing()
+    channel[ORDER, barrier.channel] = step
+    barrier.clock = run.clocks.join(barrier.clock, channel)
+    barrier.bytes -= number
+    _turn(run, barrier)
+
+
+def _turn(run: Run, barrier: Mbarrier) -> None:
+    if barrier.pending or barrier.bytes:
+        return
+    barrier.phase += 1
+    barrier.pending = barrier.expected
+    barrier.released = run.clocks.join(barrier.released, barrier.clock)
+    barrier.clock = run.clocks.nothing()
+    waiters, barrier.waiters = barrier.waiters, []
+    for parity, waiter, resume in waiters:
+        if _passed(barrier, parity):
+            resume()
+            run.wake(id(waiter))
+        else:
+            barrier.waiters.append((parity, waiter, resume))
+
+
+def _passed(barrier: Mbarrier, parity: int) -> bool:
+    return barrier.phase & 1 != parity
+
+
+def _arrive(d: Decoder, i: Instruction) -> Action:
+    """Arrive, with or without a count, and with bytes to expect; expect_tx alone too."""
+    parts = i.parts
+    arrives, expects = "arrive" in parts, "expect_tx" in parts
+    operands = list(i.operands)
+    state = (
+        d.target(operands.pop(0), "b64") if arrives and not operands[0].startswith("[") else None
+    )
+    at, remote = _where(d, operands[0], i)
+    number = d.source(operands[1], "u32") if len(operands) > 1 else None
+    relaxed = "relaxed" in parts
+
+    def act(run: Run, group: Group) -> None:
+        numbers = np.broadcast_to(number(run, group) if number else 1, (group.size,))
+        step = run.tick()
+        if state is not None:
+            state(run, group, np.zeros(group.size, np.uint64))
+        for flat, here in each_barrier(run, group, at(run, group), remote=remote):
+            barrier = at_barrier(run, flat, int(here.threads[0]), "arrives at")
+            if barrier is None:
+                continue
+            _gone(run, barrier)
+            total = int(numbers[np.isin(group.threads, here.threads)].sum())
+            if expects:
+                barrier.bytes += total
+                if abs(barrier.bytes) > _MOST_BYTES:
+                    run.find("barrier", f"{barrier}: at most {_MOST_BYTES} B are counted")
+            if not arrives:
+                continue
+            domain, agents = run.agents_of(here.warp_numbers)
+            clock = run.clocks.snapshot(int(domain[0]), agents.tolist(), step)
+            count = here.size if expects else total
+            arrive(run, barrier, count, run.clocks.nothing() if relaxed else clock)
+
+    return act
+
+
+def _gone(run: Run, barrier: Mbarrier) -> None:
+    """Report the use of a barrier whose CTA has ended."""
+    each = run.threads_per_cta
+    if not run.live[barrier.cta * each : (barrier.cta + 1) * each].any():
+        run.find("exit", f"{run.cta_name(barrier.cta)} has ended, and its {barrier} is still used")
+
+
+def _wait(d: Decoder, i: Instruction) -> Control:
+    """try_wait.parity sleeps until the phase is complete; test_wait.parity only looks."""
+    if "parity" not in i.parts:
+        raise d.error("waits are run by parity only")
+    tests = "test_wait" in i.parts
+    write = d.target(i.operands[0], "pred")
+    at, remote = _where(d, i.operands[1], i)
+    parity = d.source(i.operands[2], "u32")
+
+    def wait(run: Run, group: Group) -> Group | None:
+        parities = np.broadcast_to(parity(run, group), (group.size,))
+        pc, going = run.pc, []
+        for flat, there in each_barrier(run, group, at(run, group), remote=remote):
+            mine = parities[np.isin(group.threads, there.threads)] & 1
+            for bit in np.unique(mine).tolist():
+                here = there.where(mine == bit)
+                barrier = at_barrier(run, flat, int(here.threads[0]), "waits at")
+                if barrier is None:
+                    write(run, here, np.ones(here.size, bool))
+                    going.append(here.threads)
+                    continue
+                own = run.cta_of(here.threads)
+                if (own != barrier.cta).any():
+                    run.find(
+                        "barrier", f"{run.warp_name(int(here.threads[0]))} waits at a remote one"
+                    )
+                resume = _resume(run, barrier, here, write)
+                if _passed(barrier, bit):
+                    resume()
+                    going.append(here.threads)
+                elif tests:
+                    write(run, here, np.zeros(here.size, bool))
+                    going.append(here.threads)
+                else:
+                    waiter = Waiter(pc + 1, here, _says(barrier, bit))
+                    run.wait(waiter)
+                    barrier.waiters.append((bit, waiter, resume))
+        return Group(np.sort(np.concatenate(going))) if going else None
+
+    return Control(wait)
+
+
+def _resume(
+    run: Run, barrier: Mbarrier, group: Group, write: Callable[[Run, Group, Array], None]
+) -> Callable[[], None]:
+    def resume() -> None:
+        write(run, group, np.ones(group.size, bool))
+        domain, agents = run.agents_of(group.warp_numbers)
+        run.clocks.acquire(int(domain[0]), agents.tolist(), barrier.released)
+
+    return resume
+
+
+def _says(barrier: Mbarrier, parity: int) -> Callable[[], str]:
+    return lambda: f"for parity {parity} of the {barrier}"
+
+
+def _fence(d: Decoder, i: Instruction) -> Action:
+    """Fences of proxies and of barriers' initialisation; others order nothing that is tracked."""
+    proxy = "proxy" in i.parts and "async" in "".join(i.parts)
+    inits = "mbarrier_init" in i.parts
+
+    def fence(run: Run, group: Group) -> None:
+        step = run.tick()
+        for domain, agents in run.by_domain(group):
+            if proxy:
+                run.clocks.fence_proxy(domain, agents, step)
+            if inits:
+                run.clocks.fence_inits(domain, agents, step)
+
+    return fence
+
+
+def unfinished(run: Run) -> None:
+    """Report barriers that still expect bytes when all threads have ended."""
+    for barrier in [b for b in run.state.values() if isinstance(b, Mbarrier)]:
+        if barrier.bytes:
+            run.find("exit", f"{run.cta_name(barrier.cta)} ended with its {barrier}")
+
+
+def offset_name(address: int) -> str:
+    """Return how findings call a shared address."""
+    return f"shared byte {address - FIRST_SHARED}"
+
+
+TABLE: Mapping[str, Builder] = {
+    "mbarrier.init": _init,
+    "mbarrier.inval": _inval,
+    "mbarrier.arrive": _arrive,
+    "mbarrier.expect_tx": _arrive,
+    "mbarrier.try_wait": _wait,
+    "mbarrier.test_wait": _wait,
+    "fence": _fence,
+    "membar": _fence,
+}
+"""This family's builders by the beginning of their opcodes."""

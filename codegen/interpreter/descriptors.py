@@ -1,0 +1,106 @@
+"""Matrices in shared memory as wgmma and tcgen05 find them: through a 64-bit descriptor.
+
+The address of element (row, k), T being the elements in 16 B and S those in a swizzled line:
+
+- K-major, plain: cores of 8 rows by 16 B; ``LBO`` to the next core along k, ``SBO`` to the next rows;
+- K-major, swizzled: lines of S along k; ``SBO`` from 8 rows to the next 8;
+- MN-major, plain: cores of 8 k by 16 B; ``SBO`` to the next T rows, ``LBO`` to the next 8 k;
+- MN-major, swizzled: lines of S rows for one k; ``LBO`` to the next S rows, ``SBO`` to the next 8 k;
+
+then the swizzle, an XOR of the address' bits.
+
+>>> int(offsets(0, 16, 1024, 3, False, rows=9, columns=16, width=2)[8, 8])
+1040
+
+Source: PTX ISA 9.0, sections 9.7.15.5 (wgmma matrix descriptor) and 9.7.16.4 (tcgen05's).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
+from tinygpu.codegen.interpreter.tensor_map import swizzled
+from tinygpu.codegen.interpreter.values import TYPES
+
+__all__ = ["Operand", "elements", "offsets"]
+
+_WGMMA = {0: 0, 1: 3, 2: 2, 3: 1}
+_TCGEN05 = {0: 0, 2: 3, 4: 2, 6: 1}
+_WHOLE = 1024
+
+
+@functools.lru_cache(256)
+def offsets(
+    start: int, lbo: int, sbo: int, swizzle: int, mn_major: bool, *, rows: int, columns: int,
+    width: int,
+) -> Array:  # fmt: skip
+    """Return the byte address of each element, ``start`` being below 1024: (rows, columns)."""
+    r, k = np.arange(rows)[:, None], np.arange(columns)[None]
+    line = 16 << swizzle
+    if not mn_major:
+        along = k * width
+        if swizzle:
+            at = r % 8 * line + r // 8 * sbo + along
+        else:
+            at = r % 8 * 16 + r // 8 * sbo + along // 16 * lbo + along % 16
+    else:
+        held = line // width
+        inner = k % 8 * line + r % held * width
+        far, near = (lbo, sbo) if swizzle else (sbo, lbo)
+        at = r // held * far + k // 8 * near + inner
+    result: Array = swizzled(start + at, swizzle)
+    result.setflags(write=False)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A matrix operand: (rows, columns) of a type, and how its descriptor's bits are read."""
+
+    descriptor: int
+    kind: str
+    rows: int
+    columns: int
+    mn_major: bool = False
+    tcgen05: bool = False
+
+    def addresses(self, run: Run, cta: int) -> Array | None:
+        """Return each element's offset in ``run.shared``; reports what is outside."""
+        bits = self.descriptor
+        table, field = (_TCGEN05, bits >> 61) if self.tcgen05 else (_WGMMA, bits >> 62)
+        if field not in table or bits >> 49 & 7:
+            run.find("descriptor", f"{bits:#x}: this swizzle or base offset is not run")
+            return None
+        if self.tcgen05 and bits >> 46 & 7 != 1:
+            run.find("descriptor", f"{bits:#x}: bits 46 to 48 are 1 in a descriptor of tcgen05")
+        start, lbo, sbo = ((bits >> s & 0x3FFF) << 4 for s in (0, 16, 32))
+        width = TYPES[self.kind].itemsize
+        at = offsets(
+            start % _WHOLE, lbo, sbo, table[field], self.mn_major,
+            rows=self.rows, columns=self.columns, width=width,
+        )  # fmt: skip
+        inside = at + (start - start % _WHOLE - FIRST_SHARED)
+        if inside.min() < 0 or inside.max() + width > run.shared_bytes:
+            run.find(
+                "descriptor",
+                f"{bits:#x} reaches shared bytes {inside.min()} to {inside.max()} of "
+                f"{run.shared_bytes}",
+            )
+            return None
+        result: Array = inside + cta * run.shared_bytes
+        return result
+
+
+def elements(run: Run, at: Array, kind: str) -> Array:
+    """Return the elements at offsets of ``run.shared``, as float64."""
+    dtype = TYPES[kind]
+    bits = run.shared.view(f"u{dtype.itemsize}")[at // dtype.itemsize]
+    if kind == "tf32":
+        bits = bits & np.uint32(0xFFFFE000)
+    values: Array = bits.view(dtype).astype(np.float64)
+    return values

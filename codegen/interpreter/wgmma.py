@@ -1,0 +1,321 @@
+"""Products of a warpgroup: wgmma.mma_async, its groups and fences, and setmaxnreg.
+
+A product reads shared memory through the asynchronous proxy and owns its registers until a
+``wait_group`` covers it.  Products of a warpgroup are performed in order.
+
+Source: PTX ISA 9.0, sections 9.7.15 (wgmma) and 9.7.19.5 (setmaxnreg).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder, Source
+from tinygpu.codegen.interpreter.descriptors import Operand, elements
+from tinygpu.codegen.interpreter.parser import Instruction
+from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.interpreter.run import WARPGROUP, Group, Pending, Run, Waiter
+from tinygpu.codegen.interpreter.spaces import granules
+
+__all__ = ["TABLE", "Products", "fragment", "products"]
+
+_SM_REGISTERS = 65536
+_ROWS = 64
+
+
+@dataclass(slots=True, eq=False)
+class Products:
+    """One warpgroup's products: ``held`` says which registers which product owns, by its pc."""
+
+    channel: int
+    open: list[tuple[Pending, int, tuple[int, ...]]] = field(default_factory=list)
+    groups: deque[list[tuple[Pending, int, tuple[int, ...]]]] = field(default_factory=deque)
+    held: dict[int, int] = field(default_factory=dict)
+    touched: dict[int, int] = field(default_factory=dict)
+    fenced: bool = False
+
+    def release(self) -> None:
+        """Count again which registers are owned."""
+        held = {}
+        for group in (*self.groups, self.open):
+            for _, pc, registers in group:
+                held.update(dict.fromkeys(registers, pc))
+        self.held = held
+
+
+def products(run: Run, warpgroup: int) -> Products:
+    """Return the state of a warpgroup, by its number in the batch."""
+    key = ("wgmma", warpgroup)
+    if key not in run.state:
+        domain, _ = run.agents_of(np.array([warpgroup * 4]))
+        name = f"wgmma of the warpgroup of {run.warp_name(warpgroup * WARPGROUP)}"
+        run.state[key] = Products(run.clocks.channel(int(domain[0]), name, asynchronous=True))
+    found = run.state[key]
+    assert isinstance(found, Products)
+    return found
+
+
+@functools.cache
+def fragment(columns: int) -> tuple[Array, Array]:
+    """Return row and column of each thread's values of a 64-row result: (128, columns / 2)."""
+    t, i = np.arange(WARPGROUP)[:, None], np.arange(columns // 2)[None]
+    row = 16 * (t // 32) + t % 32 // 4 + 8 * (i // 2 % 2)
+    column = 8 * (i // 4) + 2 * (t % 4) + i % 2
+    return row, column
+
+
+def _each(action: Callable[[Run, Group, int, Products], None]) -> Control:
+    """Return what executes an instruction for each complete warpgroup."""
+
+    def act(run: Run, group: Group) -> Group | None:
+        here = run.together(group, WARPGROUP)
+        if here is None:
+            return None
+        numbers = here.threads[::WARPGROUP] // WARPGROUP
+        for n in numbers.tolist():
+            first = n * WARPGROUP
+            threads = Group(np.arange(first, first + WARPGROUP))
+            action(run, threads, n, products(run, n))
+        return here
+
+    return Control(act, WARPGROUP)
+
+
+def _fence(d: Decoder, i: Instruction) -> Control:
+    def fence(run: Run, group: Group, number: int, state: Products) -> None:
+        state.touched.clear()
+        state.fenced = True
+
+    return _each(fence)
+
+
+def _commit(d: Decoder, i: Instruction) -> Control:
+    def commit(run: Run, group: Group, number: int, state: Products) -> None:
+        state.groups.append(state.open)
+        state.open = []
+
+    return _each(commit)
+
+
+def _wait(d: Decoder, i: Instruction) -> Control:
+    pending = int(i.operands[0], 0)
+
+    def wait(run: Run, group: Group, number: int, state: Products) -> None:
+        run.tick()
+        domain, agents = run.agents_of(group.warp_numbers)
+        while len(state.groups) > pending:
+            for product, _, _ in state.groups.popleft():
+                run.finish(product)
+                step = run.state["wgmma step", product]
+                run.clocks.completed(int(domain[0]), agents.tolist(), state.channel, step)
+        state.release()
+
+    return _each(wait)
+
+
+def _mma(d: Decoder, i: Instruction) -> Control:
+    parts = i.parts
+    shape = next(p for p in parts if re.fullmatch(r"m64n\d+k\d+", p))
+    columns, depth = (int(x) for x in re.findall(r"\d+", shape)[1:])
+    to, a_kind, b_kind = parts[parts.index(shape) + 1 :][:3]
+    if to not in ("f32", "f16", "s32"):
+        raise d.error(f"a result of type {to} is not run")
+    if depth * d.kind(a_kind).itemsize != 32 or columns % 8 or not 8 <= columns <= 256:
+        raise d.error(f"shape {shape} is none of .{a_kind}'s")
+    results = tuple(d.register(r) for r in d.listed(i.operands[0]))
+    if len(results) != columns // (4 if to == "f16" else 2):
+        raise d.error(f"{len(results)} registers hold no 64 x {columns} of {to}")
+    in_registers = i.operands[1].startswith("{")
+    given = tuple(d.register(r) for r in d.listed(i.operands[1])) if in_registers else ()
+    a_at = None if in_registers else d.source(i.operands[1], "u64")
+    b_at = d.source(i.operands[2], "u64")
+    scale = d.source(i.operands[3], "pred")
+    signs = [int(x, 0) for x in i.operands[4:6]] or [1, 1]
+    turned = [bool(int(x, 0)) for x in i.operands[6:8]]
+    turns = (False, turned[0]) if in_registers and turned else tuple(turned) or (False, False)
+    d.touch(8)
+
+    def mma(run: Run, group: Group, number: int, state: Products) -> None:
+        pc, step = run.pc, run.tick()
+        used = (*results, *given)
+        _check_registers(run, state, used)
+        accumulate = _uniform(run, group, scale)
+        cta = number * WARPGROUP // run.threads_per_cta
+        a_addresses = None
+        if a_at is not None:
+            a_descriptor = _uniform(run, group, a_at)
+            operand = Operand(a_descriptor, a_kind, _ROWS, depth, turns[0])
+            a_addresses = operand.addresses(run, cta)
+            if a_addresses is None:
+                return
+        operand = Operand(_uniform(run, group, b_at), b_kind, columns, depth, turns[1])
+        b_addresses = operand.addresses(run, cta)
+        if b_addresses is None:
+            return
+        read = [x.reshape(-1) for x in (a_addresses, b_addresses) if x is not None]
+        at = np.unique(granules(run, np.concatenate(read), 1))
+        rows = run.rows(group)[::32, None]
+        conflict = run.clocks.read(at[None], rows, step, proxy=True, agent=state.channel)
+        run.conflict(conflict, cta, run.warp_name(int(group.threads[0])), "multiplies")
+
+        def perform() -> None:
+            if a_addresses is not None:
+                a = elements(run, a_addresses, a_kind)
+            else:
+                a = _from_registers(run, group, given, a_kind)
+            b = elements(run, b_addresses, b_kind)
+            product = (a * signs[0]) @ (b * signs[1]).T
+            _add(run, group, results, product, to, bool(accumulate))
+
+        pending = run.issue(perform, ("wgmma", number))
+        run.state["wgmma step", pending] = step
+        state.open.append((pending, pc, used))
+        state.held.update(dict.fromkeys(used, pc))
+
+    return _each(mma)
+
+
+def _check_registers(run: Run, state: Products, used: tuple[int, ...]) -> None:
+    if not state.fenced:
+        run.find("register", "no wgmma.fence before the first product")
+        state.fenced = True
+    for register in used:
+        if register in state.touched:
+            run.find(
+                "register",
+                "no wgmma.fence since its registers were used",
+                other=state.touched[register],
+            )
+            return
+
+
+def _uniform(run: Run, group: Group, source: Source) -> int:
+    values = np.unique(source(run, group))
+    if len(values) > 1:
+        run.find("descriptor", "the warpgroup's threads give different operands")
+    return int(values[0])
+
+
+def _from_registers(run: Run, group: Group, given: tuple[int, ...], kind: str) -> Array:
+    """Return the 64 rows of A that the warpgroup's registers hold, as float64."""
+    from tinygpu.codegen.interpreter.values import TYPES
+
+    dtype = TYPES[kind]
+    each = 4 // dtype.itemsize
+    held = np.stack([run.registers[r][group.index] for r in given], 1)
+    values = np.ascontiguousarray(held).view(dtype).reshape(WARPGROUP, len(given), each)
+    result = np.zeros((_ROWS, len(given) // 2 * 4 * each))
+    t, n = np.arange(WARPGROUP)[:, None, None], np.arange(len(given))[None, :, None]
+    e = np.arange(each)[None, None]
+    row = 16 * (t // 32) + t % 32 // 4 + 8 * (n % 2)
+    result[row, each * (t % 4) + e + 4 * each * (n // 2)] = values.astype(np.float64)
+    return result
+
+
+def _add(
+    run: Run, group: Group, results: tuple[int, ...], product: Array, to: str, accumulate: bool
+) -> None:
+    row, column = fragment(product.shape[1])
+    values = product[row, column]
+    dtype = {"f32": np.float32, "s32": np.int32, "f16": np.float16}[to]
+    if accumulate:
+        held = np.stack([run.registers[r][group.index] for r in results], 1)
+        values = values + held.view(dtype).astype(np.float64)
+    bits = np.ascontiguousarray(values.astype(dtype)).view(np.uint32)
+    for n, register in enumerate(results):
+        run.registers[register][group.index] = bits[:, n]
+
+
+def watch(run: Run, group: Group, registers: tuple[int, ...]) -> None:
+    """Report an ordinary instruction that touches registers that a product owns."""
+    for number in np.unique(group.threads // WARPGROUP).tolist():
+        state = run.state.get(("wgmma", number))
+        if not isinstance(state, Products):
+            continue
+        for register in registers:
+            state.touched[register] = run.pc
+            if register in state.held:
+                run.find(
+                    "register",
+                    f"{run.warp_name(number * WARPGROUP)} uses a register of a product that no "
+                    "wait_group covers",
+                    other=state.held[register],
+                )
+
+
+def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
+    """Registers go back to the CTA's pool, or come from it as soon as there are enough."""
+    number, increases = int(i.operands[0], 0), "inc" in i.parts
+    if number % 8 or not 24 <= number <= 256:
+        raise d.error("a multiple of 8 from 24 to 256 is needed")
+    directives = d.kernel.directives
+    limit = directives.get("maxnreg")
+    ctas = directives.get("minnctapersm", (1,))[0]
+
+    def change(run: Run, group: Group) -> Group | None:
+        here = run.together(group, WARPGROUP)
+        if here is None:
+            return None
+        threads = int(np.prod(run.block))
+        entry = limit[0] if limit else min(_SM_REGISTERS // (threads * ctas) // 8 * 8, 255)
+        pc, going = run.pc, []
+        for first in here.threads[::WARPGROUP].tolist():
+            cta = first // run.threads_per_cta
+            pool = run.state.setdefault(
+                ("registers", cta), [_SM_REGISTERS // ctas - entry * threads]
+            )
+            mine = run.state.setdefault(("registers of", first), [entry])
+            part = Group(np.arange(first, first + WARPGROUP))
+            if increases != (number >= mine[0]):
+                way = "inc" if increases else "dec"
+                run.find("register", f"setmaxnreg.{way} from {mine[0]} to {number}")
+            more = (number - mine[0]) * WARPGROUP
+            if more <= pool[0]:
+                pool[0] -= more
+                mine[0] = number
+                going.append(part.threads)
+                continue
+            waiter = Waiter(pc + 1, part, _says(pool, more))
+            run.wait(waiter)
+            run.polls.append(_poll(run, waiter, pool, mine, number))
+        if not increases:
+            for poll in run.polls:
+                poll()
+        return Group(np.concatenate(going)) if going else None
+
+    return Control(change, WARPGROUP)
+
+
+def _says(pool: list[int], more: int) -> Callable[[], str]:
+    return lambda: f"for {more} registers of the CTA's pool, which has {pool[0]}"
+
+
+def _poll(
+    run: Run, waiter: Waiter, pool: list[int], mine: list[int], number: int
+) -> Callable[[], bool]:
+    def poll() -> bool:
+        more = (number - mine[0]) * WARPGROUP
+        if id(waiter) not in run.waiting or more > pool[0]:
+            return False
+        pool[0] -= more
+        mine[0] = number
+        run.wake(id(waiter))
+        return True
+
+    return poll
+
+
+TABLE: Mapping[str, Builder] = {
+    "wgmma.fence": _fence,
+    "wgmma.commit_group": _commit,
+    "wgmma.wait_group": _wait,
+    "wgmma.mma_async": _mma,
+    "setmaxnreg": _setmaxnreg,
+}
+"""This family's builders by the beginning of their opcodes."""
