@@ -172,7 +172,7 @@ def _row(
     return {
         "group": group,
         "case": case.name,
-        **case.problem.sizes,
+        **{axis: case.problem.sizes[axis] for axis in "mnk"},
         "dtype": case.problem.operation.output.dtype,
         "schedule": dict(schedule.decisions) if schedule else {},
         "predicted_seconds": predicted_seconds,
@@ -301,7 +301,7 @@ def _run(
     """Measure cases and write their rows; yield what went wrong."""
     for case, algorithms in zip(cases, _algorithms(cases), strict=True):
         peers = peers_of(case.problem, algorithms)
-        this = {"case": case.name, **case.problem.sizes}
+        this = {"case": case.name, **{axis: case.problem.sizes[axis] for axis in "mnk"}}
         this["dtype"] = case.problem.operation.output.dtype
         with kept(out / "hopper_matmul.jsonl") as store:
             try:

@@ -167,13 +167,17 @@ _UNARY = {
     "rsqrt": "rsqrt.approx.f32",
     "div": "div.rn.f32",
 }
-_MINUS_LOG2_E = "0fBFB8AA3B"
+_LOG2_E, _LARGEST_POWER = "0f3FB8AA3B", "0f42F80000"  # 124: its reciprocal is no subnormal
 _TWO_LOG2_E = "0f4038AA3B"
 _ONE, _MINUS_TWO = "0f3F800000", "0fC0000000"
 
 
 def _mufu(kernel: Kernel, do: Do, scope: Scope) -> None:
-    """ex2, lg2, rcp, sqrt, rsqrt, div by their instructions; sigmoid and tanh by ex2 and rcp."""
+    """ex2, lg2, rcp, sqrt, rsqrt, div by their instructions; sigmoid and tanh by ex2 and rcp.
+
+    sigmoid x is e / (1 + e), e = 2^(x log2 e), held below infinity: for a large negative x it is e,
+    down to the subnormal numbers.
+    """
     text = kernel.text
     _arithmetic(do)
     for target, *sources in kernel.operands(do, scope):
@@ -181,12 +185,15 @@ def _mufu(kernel: Kernel, do: Do, scope: Scope) -> None:
             text.emit(f"{_UNARY[do.variant]} {target}, {', '.join(sources)}")
             continue
         power, below, part = (text.register("f32") for _ in range(3))
-        scale = _MINUS_LOG2_E if do.variant == "sigmoid" else _TWO_LOG2_E
+        scale = _LOG2_E if do.variant == "sigmoid" else _TWO_LOG2_E
         text.emit(f"mul.rn.f32 {power}, {sources[0]}, {scale}")
+        if do.variant == "sigmoid":
+            text.emit(f"min.f32 {power}, {power}, {_LARGEST_POWER}")
         text.emit(f"ex2.approx.f32 {power}, {power}")
         text.emit(f"add.rn.f32 {below}, {power}, {_ONE}")
         if do.variant == "sigmoid":
-            text.emit(f"rcp.rn.f32 {target}, {below}")
+            text.emit(f"rcp.approx.f32 {part}, {below}")
+            text.emit(f"mul.rn.f32 {target}, {power}, {part}")
         else:
             text.emit(f"rcp.rn.f32 {part}, {below}")
             text.emit(f"fma.rn.f32 {target}, {part}, {_MINUS_TWO}, {_ONE}")

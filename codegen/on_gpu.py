@@ -23,8 +23,8 @@ from tinygpu.codegen.launch import Kernel, device_arch, gpu
 from tinygpu.codegen.provenance import device_and_driver
 from tinygpu.codegen.timing import current_stream, time_interleaved
 from tinygpu.codegen.validation import Output, Trial, roundoff, trial
-from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem, matmul
+from tinygpu.tolerance import usual_roundoff
 
 __all__ = ["answer_on_gpu"]
 
@@ -116,7 +116,7 @@ class _Run:
             module, _, function = str(candidate["peer"]).partition(":")
             make = getattr(importlib.import_module(module), function)
             run = make(problem, data.inputs, output.array, data.scalars)
-            return _Run(run, data, output, DTYPES["f32"].roundoff)
+            return _Run(run, data, output, usual_roundoff(problem.operation))
         kernel = _kernel(candidate["program"], problem)
         launch = kernel.bind(*data.inputs, out=output.array, **data.scalars)
         return _Run(lambda: launch(stream().ptr), data, output, roundoff(kernel.program))

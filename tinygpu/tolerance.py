@@ -28,9 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.memory import DTYPES
+from tinygpu.operation import Operation
 from tinygpu.program import Do, Program, walk
 
-__all__ = ["error_ratio", "roundoff", "ulp"]
+__all__ = ["error_ratio", "roundoff", "ulp", "usual_roundoff"]
 
 _LARGEST_EXPONENT: Mapping[str, int] = {
     "f64": 1023, "f32": 127, "f16": 15, "bf16": 127, "e4m3": 8
@@ -77,6 +78,12 @@ def error_ratio(
     wrong = np.where(overflow, 0.0, np.inf)
     result: NDArray[np.float64] = np.where(np.isfinite(got), ratio, wrong)
     return result
+
+
+def usual_roundoff(operation: Operation) -> float:
+    """Return u of whoever sums the operation in fp32, as libraries do."""
+    eight_bits = any(DTYPES[o.dtype].bytes == 1 for o in operation.inputs)
+    return _SHORT if eight_bits else DTYPES["f32"].roundoff
 
 
 def roundoff(program: Program) -> float:

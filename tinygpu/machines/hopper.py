@@ -74,6 +74,8 @@ class Hopper(Machine):
         if y.axes[-1] != "k":
             whole = whole & (parts[1] % inner == 0)
         held = rows // 64 * d.tile_n // 2
+        # what ptxas 13.0 takes without serialising products, of the registers that a thread enters
+        # with: a product's own (tile_n / 2) and about 26 more have to be there from the start
         most = select(
             d.ctas_per_sm == 2,
             select(d.consumers == 1, 128, select(d.consumers == 2, 48, 32)),
