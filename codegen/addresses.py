@@ -24,8 +24,12 @@ from tinygpu.codegen.scope import Scope, Terms
 from tinygpu.errors import ProgramError
 from tinygpu.layout import Swizzle
 from tinygpu.program import Access, Affine, Buffer, Do, Exit, Program
+from tinygpu.tensor_memory import uses_tensor_memory
 
-__all__ = ["Addresses", "SmemPlan", "smem_plan"]
+__all__ = ["TMEM_SLOT", "Addresses", "SmemPlan", "smem_plan"]
+
+TMEM_SLOT = "%tmem"
+"""The plan's name for the word to which tcgen05.alloc writes an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,9 @@ def smem_plan(program: Program) -> SmemPlan:
     for barrier in program.barriers:
         start[barrier.name], stage_bytes[barrier.name] = total, 8
         total += 8 * barrier.stages
+    if uses_tensor_memory(program):
+        start[TMEM_SLOT] = total
+        total += 8
     return SmemPlan(start, stage_bytes, total)
 
 

@@ -211,6 +211,8 @@ class Kernel:
                     self.sync(statement, scope)
                 case Commit():
                     self.text.emit(_GROUPS[statement.group].format("commit_group"))
+                case WaitGroup(group="tcgen05.ld" | "tcgen05.st"):
+                    self.text.emit(f"{statement}.sync.aligned")
                 case WaitGroup(pending, group, read):
                     how = f"wait_group{'.read' * read}"
                     self.text.emit(f"{_GROUPS[group].format(how)} {pending}")

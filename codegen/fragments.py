@@ -19,7 +19,16 @@ from tinygpu.program import Access, Do
 if TYPE_CHECKING:
     from tinygpu.codegen.roles import RoleKernel
 
-__all__ = ["cells", "convert", "ld_global", "smem_stage", "st_global", "st_shared", "stmatrix"]
+__all__ = [
+    "cells",
+    "convert",
+    "ld_global",
+    "smem_stage",
+    "st_global",
+    "st_shared",
+    "stmatrix",
+    "swizzled",
+]
 
 _REGISTERS = {"f32": "f32", "f16": "b32", "bf16": "b32"}
 _PLAIN, _TURNED = ((0, 1), (1, 0)), ((1, 0), (0, 1))  # columns, then rows, of a tile
@@ -160,7 +169,7 @@ def stmatrix(kernel: RoleKernel, do: Do, scope: Scope) -> None:
         column = text.multiply(high, 8)
     key = ("stmatrix", buffer.name, turned)
     row_bytes = text.once((*key, "row"), lambda: text.multiply(line, pitch * width))
-    column_bytes = text.once((*key, "column"), lambda: _swizzled(kernel, do.write, line, column))
+    column_bytes = text.once((*key, "column"), lambda: swizzled(kernel, do.write, line, column))
     stage = smem_stage(kernel, do.write, scope)
     base = text.add(text.add("%smem", row_bytes), stage)
     groups = columns // 8
@@ -193,7 +202,7 @@ def st_shared(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     stage = smem_stage(kernel, do.write, scope)
     for half in (0, 1):
         here = text.add(line, 8 * half)
-        bytes_there = _swizzled(kernel, do.write, here, column)
+        bytes_there = swizzled(kernel, do.write, here, column)
         base = text.add(text.multiply_add(here, pitch * 4, "%smem"), stage)
         for block in range(rows // 64):
             for group in range(groups):
@@ -305,7 +314,7 @@ def _first(kernel: RoleKernel) -> tuple[Number, Number]:
     return row, text.multiply(text.modulo(lane, 4), 2)
 
 
-def _swizzled(kernel: RoleKernel, access: Access, line: Number, column: Number) -> Number:
+def swizzled(kernel: RoleKernel, access: Access, line: Number, column: Number) -> Number:
     """Return the bytes of an element of a row (``line``), ``column`` known to stay inside it.
 
     The row's bits choose which 16 B pieces change places: the result is linear in what is XORed to

@@ -23,6 +23,7 @@ from tinygpu.codegen.fragments import cells
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.rings import Rings
 from tinygpu.codegen.scope import Scope
+from tinygpu.codegen.tcgen05 import allocate, allocated, commit, release
 from tinygpu.codegen.tensor import TILE_RULES, prepare
 from tinygpu.codegen.tensor_map import tensor_map_of, tensor_maps
 from tinygpu.errors import ProgramError
@@ -42,11 +43,18 @@ from tinygpu.program import (
     Sync,
     Wait,
 )
+from tinygpu.tensor_memory import uses_tensor_memory
 
 __all__ = ["RoleKernel"]
 
 _SM_REGISTERS = 65536  # spec: CUDA C++ Programming Guide, "Compute Capabilities"
 _MOST_REGISTERS = 255
+_FENCES = {
+    "proxy.async": "fence.proxy.async.shared::cta",
+    "wgmma": "wgmma.fence.sync.aligned",
+    "tcgen05.before": "tcgen05.fence::before_thread_sync",
+    "tcgen05.after": "tcgen05.fence::after_thread_sync",
+}
 
 
 class RoleKernel(Kernel):
@@ -63,6 +71,7 @@ class RoleKernel(Kernel):
         self.copy: Number = 0
         self.rings = Rings(self.text, self.addresses.sum)
         self.fragments: dict[tuple[str, int], str] = {}
+        self.tmem: Number = 0  # the address of the columns that are allocated
 
     def text_of(self, arch: str) -> str:
         """Return the whole module."""
@@ -79,6 +88,8 @@ class RoleKernel(Kernel):
             with text.scope():
                 self._enter(role, first)
                 self.body(role.body, Scope())
+                if not first and uses_tensor_memory(program):
+                    release(self)
             text.emit("ret")
             text.mark(end)
             first = after
@@ -116,11 +127,15 @@ class RoleKernel(Kernel):
         text.emit("fence.proxy.async.shared::cta")
         text.mark(skip)
         text.emit("bar.warp.sync -1")
+        if uses_tensor_memory(self.program):
+            allocate(self)
         if self.ctas > 1:  # the fence has released them
             text.emit("barrier.cluster.arrive.relaxed.aligned")
             text.emit("barrier.cluster.wait.aligned")
         else:
             text.emit("bar.sync 0")
+        if uses_tensor_memory(self.program):
+            self.tmem = allocated(self)
         if self.program.early:
             text.emit("griddepcontrol.wait")
             text.emit("griddepcontrol.launch_dependents")
@@ -163,11 +178,7 @@ class RoleKernel(Kernel):
             case Arrive():
                 self._arrive(statement, scope)
             case Fence(kind):
-                fences = {
-                    "proxy.async": "fence.proxy.async.shared::cta",
-                    "wgmma": "wgmma.fence.sync.aligned",
-                }
-                self.text.emit(fences[kind])
+                self.text.emit(_FENCES[kind])
             case _:
                 super().order(statement, scope)
 
@@ -282,15 +293,68 @@ class RoleKernel(Kernel):
         text.emit(f"mbarrier.try_wait.parity.shared::cta.b64 {passed}, {at}, {parity}")
         text.emit(f"@!{passed} bra {again}")
 
+    def signal_at(self, barrier: Barrier, index: Affine, scope: Scope) -> str:
+        """Return the address operand of a barrier's stage where it counts: at its home."""
+        base, start, _ = self._barrier(barrier, index, scope)
+        if not barrier.home:
+            return f"[{base}+{start}]"
+        text = self.text
+
+        def rank() -> Number:
+            home: Number = 0
+            below = 1
+            for name, extent in self.program.cluster:
+                if name != barrier.home:
+                    home = text.multiply_add(self.addresses.variables[name], below, home)
+                below *= extent
+            return home
+
+        plain, there = text.add(base, start), text.register("u32")
+        home = text.once(("home", barrier.home), rank)
+        text.emit(f"mapa.shared::cluster.u32 {there}, {plain}, {home}")
+        return f"[{there}]"
+
+    def receivers(self, axis: str) -> str:
+        """Return the register with the mask of the CTAs along an axis; "": this one alone."""
+        text, below, mask = self.text, 1, 0
+        if dict(self.program.cluster).get(axis, 1) == 1:
+            return ""
+        base: Number = 0
+        for name, extent in self.program.cluster:
+            if name == axis:
+                mask = sum(1 << (below * i) for i in range(extent))
+            else:
+                base = text.multiply_add(self.addresses.variables[name], below, base)
+            below *= extent
+
+        def make() -> Number:
+            wide, narrow = text.register("u32"), text.register("b16")
+            text.emit(f"mov.u32 {wide}, {mask}")
+            if base != 0:
+                text.emit(f"shl.b32 {wide}, {wide}, {base}")
+            text.emit(f"cvt.u16.u32 {narrow}, {wide}")
+            return narrow
+
+        return str(text.once(("mask", axis), make))
+
     def _arrive(self, arrive: Arrive, scope: Scope) -> None:
         text = self.text
         base, start, _ = self._barrier(arrive.barrier, arrive.index, scope)
-        if arrive.bytes and arrive.to == "cluster":
-            raise ProgramError(f"{arrive}: bytes are expected by a CTA's own barrier alone")
-        if arrive.bytes:
+        many = arrive.to != "cta" and self.ctas > 1
+        if many and not arrive.after and (arrive.bytes or arrive.barrier.home):
+            raise ProgramError(f"{arrive}: it counts at one barrier alone, its own or its home's")
+        if many and not arrive.after and arrive.to != "cluster":
+            raise ProgramError(f"{arrive}: only a commit is sent along an axis of the cluster")
+        if arrive.after:
+            commit(self, arrive, f"[{base}+{start}]")
+        elif arrive.barrier.home:
+            at = self.signal_at(arrive.barrier, arrive.index, scope)
+            what, more = (".expect_tx", f", {arrive.bytes}") if arrive.bytes else ("", "")
+            text.emit(f"mbarrier.arrive{what}.shared::cluster.b64 _, {at}{more}")
+        elif arrive.bytes:
             at = f"[{base}+{start}], {arrive.bytes}"
             text.emit(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, {at}")
-        elif arrive.to == "cta" or self.ctas == 1:
+        elif not many:
             text.emit(f"mbarrier.arrive.shared::cta.b64 _, [{base}+{start}]")
         else:
             plain = text.register("u32")

@@ -299,9 +299,10 @@ class Program:
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of a CTA's buffers and barriers."""
+        """Shared memory of a CTA's buffers and barriers, and of tensor memory's address."""
         buffers = sum(b.bytes for b in self.buffers if b.level == "smem")
-        return buffers + sum(8 * b.stages for b in self.barriers)
+        address = 8 if any(b.level == "tmem" for b in self.buffers) else 0
+        return buffers + address + sum(8 * b.stages for b in self.barriers)
 
     def parameter_values(
         self, sizes: Mapping[str, int], given: Mapping[str, int] | None = None

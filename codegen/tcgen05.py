@@ -1,0 +1,217 @@
+"""Lowering of tcgen05: tensor memory, products into it, and what takes them out.
+
+A product (tcgen05.mma) is issued by one thread.  It gets the address of its sums (lane in the
+upper, column in the lower 16 bits), two matrix descriptors, and an *instruction descriptor*:
+
+    bits 4-5  type of the sums (1: f32)        bits 17-22  N / 8
+    bits 7-9, 10-12  types of the inputs       bits 24-28  M / 16, of a pair in all
+    bits 15, 16  an input is MN-major
+
+tcgen05.ld.32x32b gives each of a warpgroup's threads the columns of its own lane.  All tcgen05
+instructions of a kernel are of one ``cta_group``: 2 if its products are those of pairs.
+
+>>> f"{instruction_descriptor('bf16', 128, 128):#x} {instruction_descriptor('bf16', 256, 256):#x}"
+'0x8200490 0x10400490'
+
+Source: PTX ISA 9, "TensorCore 5th Generation Family Instructions" ("Instruction descriptor").
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tinygpu.codegen.addresses import TMEM_SLOT
+from tinygpu.codegen.descriptors import TCGEN05_128B, adds, descriptor
+from tinygpu.codegen.ptx import Scalar as Number
+from tinygpu.codegen.rows import row_registers
+from tinygpu.codegen.scope import Scope, value_coordinates
+from tinygpu.errors import ProgramError
+from tinygpu.program import Access, Do, Program, walk
+from tinygpu.synchronization import Arrive
+from tinygpu.tensor_memory import LANES, allocated_columns, first_columns, placement
+
+if TYPE_CHECKING:
+    from tinygpu.codegen.roles import RoleKernel
+
+__all__ = [
+    "allocate",
+    "allocated",
+    "commit",
+    "cta_group",
+    "instruction_descriptor",
+    "mma",
+    "release",
+    "tmem_load",
+    "tmem_store",
+]
+
+_TYPES = {"f16": 0, "bf16": 1}  # spec: of kind::f16
+_SLICE_BYTES = 32  # spec: the k of one product
+_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)  # spec: columns of one tcgen05.ld.32x32b
+
+
+def cta_group(program: Program) -> int:
+    """Return how many CTAs multiply together: 1 or 2."""
+    extents = dict(program.cluster)
+    found = (
+        extents.get(s.multicast, 1)
+        for s, _ in walk(program)
+        if isinstance(s, Do) and s.instruction.name == "tcgen05.mma"
+    )
+    return max(found, default=1)
+
+
+def instruction_descriptor(
+    dtype: str, rows: int, columns: int, *, rows_major: tuple[bool, bool] = (False, False)
+) -> int:
+    """Return the descriptor of products of ``dtype`` into f32: M and N, and which are MN-major."""
+    kind = _TYPES[dtype]
+    first, second = (int(major) for major in rows_major)
+    shape = columns >> 3 << 17 | rows >> 4 << 24
+    return 1 << 4 | kind << 7 | kind << 10 | first << 15 | second << 16 | shape
+
+
+def allocate(kernel: RoleKernel) -> None:
+    """Let the CTA's first warp allocate; the address is in shared memory after a barrier."""
+    text, group = kernel.text, cta_group(kernel.program)
+    skip, others = text.label("allocated"), text.register("pred")
+    at = f"[%smem+{kernel.addresses.plan.start[TMEM_SLOT]}]"
+    columns = int(allocated_columns(kernel.program))
+    text.emit(f"setp.ge.u32 {others}, %tid_x, 32")
+    text.emit(f"@{others} bra {skip}")
+    text.emit(f"tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 {at}, {columns}")
+    text.emit(f"tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned")
+    text.mark(skip)
+    text.emit("tcgen05.fence::before_thread_sync")
+
+
+def allocated(kernel: RoleKernel) -> str:
+    """Return the register with the allocation's address, read after the barrier."""
+    text = kernel.text
+    text.emit("tcgen05.fence::after_thread_sync")
+    address = text.register("b32")
+    text.emit(f"ld.shared.b32 {address}, [%smem+{kernel.addresses.plan.start[TMEM_SLOT]}]")
+    return address
+
+
+def release(kernel: RoleKernel) -> None:
+    """Let the warp that has allocated give the columns back, after the last barrier."""
+    text, group = kernel.text, cta_group(kernel.program)
+    skip, others = text.label("released"), text.register("pred")
+    columns = int(allocated_columns(kernel.program))
+    text.emit("tcgen05.fence::after_thread_sync")
+    text.emit(f"setp.ge.u32 {others}, %tid_x, 32")
+    text.emit(f"@{others} bra {skip}")
+    text.emit(f"tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 {kernel.tmem}, {columns}")
+    text.mark(skip)
+
+
+def mma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+    """tcgen05.mma.kind::f16: one product of k = 32 B, of one CTA or of a pair."""
+    text = kernel.text
+    x, y, before = do.reads
+    if not (isinstance(x, Access) and isinstance(y, Access)) or before != do.write:
+        raise ProgramError(f"{do}: a product adds two tiles of shared memory to its own sums")
+    k, inner, outer, halves, high, blocks = (int(v) for v in do.values)
+    rows, columns, group = high * blocks, inner * outer * halves, cta_group(kernel.program)
+    if k * x.buffer.type.bytes != _SLICE_BYTES or halves != group:
+        raise ProgramError(f"{do}: a product takes 32 B of k, and columns of {group} CTAs")
+    lies = value_coordinates(do.write, (1, inner, outer, halves, high, blocks))
+    want = placement(rows, columns, paired=group == 2).reshape(-1, 2)
+    if rows not in (LANES // 2, LANES) or not np.array_equal(lies, want):
+        raise ProgramError(f"{do}: its sums do not lie in the lanes and columns of tcgen05.mma")
+    if x.buffer.dtype not in _TYPES or y.buffer.dtype != x.buffer.dtype:
+        raise ProgramError(f"{do}: kind::f16 multiplies {' or '.join(_TYPES)}")
+    half = columns // group
+    left, left_known, left_by_k = descriptor(kernel, do, x, rows, scope, form=TCGEN05_128B)
+    right, right_known, right_by_k = descriptor(kernel, do, y, half, scope, form=TCGEN05_128B)
+    a = text.once(("moved", left, left_known), lambda: text.wide_add(left, left_known >> 4))
+    b = text.once(("moved", right, right_known), lambda: text.wide_add(right, right_known >> 4))
+    what = instruction_descriptor(
+        x.buffer.dtype, rows * group, columns, rows_major=(not left_by_k, not right_by_k)
+    )
+
+    def shape() -> Number:
+        held = text.register("u32")
+        text.emit(f"mov.u32 {held}, {what:#010x}")
+        return held
+
+    shown = text.once(("instruction descriptor", what), shape)
+    more, sums = adds(kernel, do, scope), _address(kernel, do.write, scope)
+    text.emit(f"tcgen05.mma.cta_group::{group}.kind::f16 [{sums}], {a}, {b}, {shown}, {more}")
+
+
+def _address(kernel: RoleKernel, access: Access, scope: Scope, beyond: Number = 0) -> str:
+    """Return the address of an access's stage and origin, which may have columns only.
+
+    ``beyond`` (lanes) is added to it.  An address is of type .b32 (ptxas takes no .u32).
+    """
+    text, buffer = kernel.text, access.buffer
+    slot, _ = kernel.rings.position(int(buffer.stages), access.index, scope)
+    (lane, lanes), (column, terms) = (
+        (scope.split(o) for o in access.origin) if access.origin else ((0, ()), (0, ()))
+    )
+    if lane or lanes:
+        raise ProgramError(f"{access}: tensor memory is taken from lane 0 on")
+
+    def make() -> Number:
+        first = first_columns(kernel.program)[buffer.name] + column
+        at = text.multiply_add(slot, int(buffer.shape[1]), first)
+        at = text.add(kernel.addresses.sum(terms, scope, at), beyond)
+        address = text.register("b32")
+        text.emit(f"add.u32 {address}, {kernel.tmem}, {at}")
+        return address
+
+    return str(text.once(("tmem", buffer.name, slot, column, terms, beyond), make))
+
+
+def _taken(kernel: RoleKernel, do: Do, tmem: Access, scope: Scope) -> tuple[str, str, str]:
+    """Return the shape, the registers and the address of a tcgen05.ld or st."""
+    text = kernel.text
+    (source,) = do.reads
+    held = do.write if tmem is source else source
+    assert isinstance(held, Access)
+    columns = int(do.values[0])
+    if held.value != tmem.value or columns not in _LOADS or kernel.role.threads != LANES:
+        raise ProgramError(f"{do}: 128 threads take the columns, 1 to 128, of their own lanes")
+    warp = text.once(("warp", kernel.local), lambda: text.divide(kernel.local, 32))
+    at = _address(kernel, tmem, scope, text.multiply(warp, 32 << 16))
+    listed = ", ".join(row_registers(kernel, held.buffer)[:columns])
+    return f"sync.aligned.32x32b.x{columns}.b32", f"{{{listed}}}", f"[{at}]"
+
+
+def tmem_load(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+    """tcgen05.ld: each thread's lane, some columns of it."""
+    (source,) = do.reads
+    assert isinstance(source, Access)
+    shape, held, at = _taken(kernel, do, source, scope)
+    kernel.text.emit(f"tcgen05.ld.{shape} {held}, {at}")
+
+
+def tmem_store(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+    """tcgen05.st: the other way."""
+    shape, held, at = _taken(kernel, do, do.write, scope)
+    kernel.text.emit(f"tcgen05.st.{shape} {at}, {held}")
+
+
+def commit(kernel: RoleKernel, arrive: Arrive, at: str) -> None:
+    """tcgen05.commit: arrive, when this thread's products are done, here or at several CTAs."""
+    text, group = kernel.text, cta_group(kernel.program)
+    if arrive.bytes or arrive.barrier.home:
+        raise ProgramError(f"{arrive}: a commit counts one arrival, at barriers of each CTA's own")
+    mask = ""
+    if arrive.to == "cluster" and kernel.ctas > 1:
+
+        def make() -> Number:
+            every = text.register("b16")
+            text.emit(f"mov.b16 {every}, {(1 << kernel.ctas) - 1}")
+            return every
+
+        mask = str(text.once("mask of all", make))
+    elif arrive.to not in ("cta", "cluster"):
+        mask = kernel.receivers(arrive.to)
+    many, to = (".multicast::cluster", f", {mask}") if mask else ("", "")
+    how = f"cta_group::{group}.mbarrier::arrive::one.shared::cluster{many}"
+    text.emit(f"tcgen05.commit.{how}.b64 {at}{to}")
