@@ -6,8 +6,8 @@ warp's doing of the statement keeps each *unit* busy, and after how many cycles 
 used.  Numbers may be arrays over the decisions of a space; each depends on few of them.
 
 Units: ``issue`` (the schedulers' slots), ``fma``, ``fp64``, ``int``, ``cvt``, ``sfu``, ``shuffle``,
-``smem`` (wavefronts of shared memory) and ``l1`` (lines of global memory); the last two are stages
-of one load/store pipe.
+``smem`` (wavefronts of shared memory) and ``l1`` (lines of global memory), which are stages of one
+load/store pipe, and ``tensor`` (what warps multiply together).
 
 Source: ``docs/model.md``, section "Time".
 """
@@ -43,10 +43,11 @@ from tinygpu.program import (
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.pattern import lines, wavefronts
 from tinygpu.search.traffic import Launch, latency_of
+from tinygpu.search.warps import AT_ONCE, MMA_LATENCY_CYCLES, MMA_VALUES, matrices, mma_cycles
 
 __all__ = ["UNITS", "Piece", "Repeat", "Tree", "account", "mapped"]
 
-UNITS = ("issue", "fma", "fp64", "int", "cvt", "sfu", "shuffle", "smem", "l1")
+UNITS = ("issue", "fma", "fp64", "int", "cvt", "sfu", "shuffle", "smem", "l1", "tensor")
 Numbers = Any
 WARP = 32
 
@@ -194,8 +195,16 @@ class _Accountant:
             case "shuffle":
                 each["shuffle"] = WARP / device.shuffle_per_cycle_per_sm
                 latency = device.smem_latency_cycles
+            case "lsu" if do.instruction.name == "ldmatrix":
+                count, each["smem"] = matrices(do)
+                each["issue"] = self.issue(1 / AT_ONCE)
+                latency = device.smem_latency_cycles
             case "lsu":
                 return self.move(do, count, around)
+            case "tensor" if do.instruction.issuer == "warp":
+                count = count / MMA_VALUES
+                each["tensor"] = mma_cycles(device)
+                latency = MMA_LATENCY_CYCLES
             case "barrier":
                 pass
             case "tma" | "tensor":
@@ -208,7 +217,9 @@ class _Accountant:
         return self.finish(do, count, each, latency)
 
     def finish(self, do: Do, count: Numbers, each: dict[str, Numbers], latency: Numbers) -> Piece:
-        reads = tuple(a.buffer.name for a in do.accesses[:-1])
+        # of a ring in registers another stage is read than is written: nothing waits for that
+        waits = (a.buffer for a in do.accesses[:-1])
+        reads = tuple(b.name for b in waits if b.level != "registers" or np.all(b.stages == 1))
         kind = "async" if do.instruction.completion == "commit_group" else "do"
         unit = do.instruction.unit
         return Piece(do, kind, reads, do.write.buffer.name, unit, count, each, latency)
@@ -263,7 +274,7 @@ def merged(access: Access, steps: tuple[Numbers, ...], vector: Numbers, around: 
         if not loop.unrolled:
             continue
         here: Numbers = False
-        for origin, stride in zip(access.origin, strides, strict=True):
+        for origin, stride in zip(access.origin, strides, strict=bool(access.origin)):
             step = steps_of(origin, loop.var)
             here = here | ((step == vector) & (stride == 1))
         if not np.any(here):

@@ -26,6 +26,7 @@ __all__ = [
     "amounts",
     "arithmetic",
     "bent",
+    "fragment_registers",
     "is_true",
     "piece",
     "piece_name",
@@ -265,6 +266,18 @@ def _swizzled(program: Program) -> Iterator[tuple[str, Any]]:
     for (_, written), (buffer, vectors) in found.items():
         name = "swizzled_writes" if written else "swizzled_reads"
         yield name, select(is_true(buffer.swizzle[0] > 0), vectors, 0.0)
+
+
+def fragment_registers(program: Program) -> Any:
+    """Return the registers of mma.sync's operands and sums; None for a program without it.
+
+    What is made of the sums takes their place.
+    """
+    operands: dict[str, Any] = {}
+    for statement, _ in walk(program):
+        if isinstance(statement, Do) and statement.instruction.name == "mma.sync":
+            operands |= {a.buffer.name: a.buffer.bytes / 4 for a in statement.accesses}
+    return sum(operands.values(), 0.0) if operands else None
 
 
 def is_true(flag: Any) -> Any:

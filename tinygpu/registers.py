@@ -54,6 +54,7 @@ from tinygpu.register_quantities import (
     KINDS,
     amounts,
     arithmetic,
+    fragment_registers,
     is_true,
     piece,
     piece_name,
@@ -70,6 +71,7 @@ __all__ = [
 ]
 
 _GOALS = ("need", "want", "free")
+_BESIDE_FRAGMENTS = 36  # fitted: addresses and what else the kernels of the machine ampere need
 _LEAST = 16  # fitted: beside the values kept, no kernel of the sample did with less
 # fitted: registers a quantity adds to need, want and free, for each of the kinds of arithmetic
 WEIGHTS: Mapping[str, tuple[float, ...]] = {
@@ -158,6 +160,8 @@ class RegisterModel:
         weights: Mapping[str, tuple[float, ...]] | None = None,
     ) -> RegisterModel:
         """Return the parts for a term and a goal ("need", "want" or "free")."""
+        if (fragments := fragment_registers(program)) is not None:
+            return RegisterModel(fragments + _BESIDE_FRAGMENTS, ENDLESS, ())
         table = WEIGHTS if weights is None else weights
         column = len(KINDS) * _GOALS.index(goal) + KINDS.index(arithmetic(program))
         parts = []

@@ -127,7 +127,7 @@ def swizzle(case: Case) -> Iterator[Clause]:
 def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
     """Check the shape and the types of a product."""
     do = place.do
-    if do.instruction.unit != "tensor":
+    if do.instruction.name != "wgmma":
         return
     a, b, sums = (r for r in do.reads if isinstance(r, Access))
     k, inner, outer, rows = do.values
@@ -156,7 +156,7 @@ def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
 def wgmma_descriptors(case: Case, place: Place) -> Iterator[Clause]:
     """Check that a descriptor can say how each input lies."""
     do = place.do
-    if do.instruction.unit != "tensor":
+    if do.instruction.name != "wgmma":
         return
     a, b, _ = (r for r in do.reads if isinstance(r, Access))
     _, inner, outer, rows = do.values
