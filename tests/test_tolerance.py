@@ -34,6 +34,8 @@ def test_ulp_is_numpys_spacing_at_numbers_of_the_type(number: float, dtype: str)
 @given(FINITE, st.sampled_from(tuple(DTYPES)))
 def test_the_rounded_reference_is_right_in_every_type(number: float, dtype: str) -> None:
     with np.errstate(over="ignore"):
+        if dtype == "e4m3":  # it has no infinity: what is beyond its numbers is none
+            number = float(np.clip(number, -448, 448))
         rounded = DTYPES[dtype].round(np.array(number)).astype(np.float64)
     assert ratio(float(rounded), number, dtype=dtype, roundoff=DTYPES[dtype].roundoff) <= 0.5
 
