@@ -129,8 +129,9 @@ def test_a_thread_does_what_the_term_says(start: str, layout: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"cluster_n": 2, "cluster_m": 1}, {"cluster_m": 2, "cluster_n": 2}, {"cluster_m": 4},
-        {"cluster_m": 1, "cluster_n": 4, "tile_m": 256}, {"tile_n": 256},
+        {"cluster_n": 2, "cluster_m": 1}, {"cluster_m": 2, "cluster_n": 2},
+        {"cluster_m": 4, "tile_n": 256},
+        {"cluster_m": 1, "cluster_n": 4, "tile_m": 256},
     ],
     ids=str,
 )  # fmt: skip
