@@ -205,15 +205,15 @@ def test_the_widest_sums_assemble(output: str | None) -> None:
         assert not cubin.spills
 
 
+@pytest.mark.slow
 def test_a_hundred_candidates() -> None:
     """Whatever the space holds is taken; a text is made in less than 100 ms of CPU time."""
     operation = matmul("bf16", layout="nt")
     space = Space(Hopper(), Problem.of(operation, **LARGE), H200)
-    start = time.process_time()
     found = [s.program(Hopper(), operation) for s in space.sample(np.random.default_rng(7), 100)]
     before = time.process_time()
     texts = [emit(program) for program in found]
-    assert (time.process_time() - before) / len(texts) < 0.1, before - start
+    assert (time.process_time() - before) / len(texts) < 0.1
     cubins = assemble_many([(text, "sm_90a") for text in texts])
     assert [cubin for cubin in cubins if not isinstance(cubin, Cubin)] == []
 

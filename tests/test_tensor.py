@@ -172,7 +172,7 @@ def test_boxes(start: str, layout: str, changes: dict[str, Any], wanted: dict[st
     assert found == wanted
 
 
-def loads(program: Program) -> Do:
+def first_load(program: Program) -> Do:
     """The first load."""
     statements = (s for s, _ in walk(program) if isinstance(s, Do))
     return next(s for s in statements if s.instruction.name == "cp.async.bulk.tensor")
@@ -180,7 +180,7 @@ def loads(program: Program) -> Do:
 
 def test_boxes_that_tma_has_not_are_refused() -> None:
     program = term("plain")
-    do = loads(program)
+    do = first_load(program)
     (source,) = do.reads
     assert isinstance(source, Access)
     assert tensor_map_of(do) == TensorMap("a", "bf16", (64, 64), 3)
@@ -195,7 +195,7 @@ def test_boxes_that_tma_has_not_are_refused() -> None:
         ("contiguous dimension", replace(do, values=(64,))),
     ]
     for swizzle in ((2, 3, 3), (3, 4, 3), (3, 3, 4)):  # of 64 B, of other pieces, by other rows
-        changed = loads(rebuffered(program, "smem_a", swizzle=swizzle))
+        changed = first_load(rebuffered(program, "smem_a", swizzle=swizzle))
         bad.append((f"swizzle {re.escape(str(swizzle))} is none", changed))
     for message, wrong in bad:
         with pytest.raises(ProgramError, match=message) as caught:
@@ -203,15 +203,13 @@ def test_boxes_that_tma_has_not_are_refused() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_load_signals_and_a_store_does_not() -> None:
+@pytest.mark.parametrize("loads", [True, False], ids=["load", "store"])
+def test_a_load_signals_and_a_store_does_not(*, loads: bool) -> None:
     program = term("tma store")
-    for name, signal in (
-        ("cp.async.bulk.tensor", None),
-        ("cp.async.bulk.tensor.global", (program.barriers[0], Affine())),
-    ):
-        wrong = dos(program, name, lambda do, signal=signal: replace(do, signal=signal))
-        with pytest.raises(ProgramError, match="signals a barrier, no store"):
-            emit(wrong)
+    name = "cp.async.bulk.tensor" + ("" if loads else ".global")
+    signal = None if loads else (program.barriers[0], Affine())
+    with pytest.raises(ProgramError, match="signals a barrier, no store"):
+        emit(dos(program, name, lambda do: replace(do, signal=signal)))
 
 
 @pytest.fixture
