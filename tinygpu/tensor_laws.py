@@ -93,9 +93,13 @@ def tma_box(case: Case, place: Place) -> Iterator[Clause]:
     yield Clause(holds, text, (do, smem.buffer.name))
     first, second = gmem.value[:2]
     along: Any = 1
+    lines: Any = 0  # how far mode 1 goes along the other dimensions, together
     for stride, step, other in zip(gmem.buffer.stride, first, second, strict=True):
         fast = not isinstance(stride, str)
-        along = along & (step == (1 if fast else 0)) & (other == (0 if fast else 1))
+        along = along & (step == (1 if fast else 0)) & (other >= 0)
+        along = along & (other == 0) if fast else along
+        lines = lines if fast else lines + other
+    along = along & (lines == 1)
     text = "{}: rows of its box do not run along the contiguous dimension of {}"
     yield Clause(along == 1, text, (do, gmem.buffer.name))
     yield from _starts(case, place, smem, inner=None)
