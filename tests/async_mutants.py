@@ -16,6 +16,9 @@ it has to be.  What has to be found is said by the tests.
     near              an arrival at the own CTA only; ``unsent`` a load that is not multicast
     shared            a buffer of each copy that copies share
     stale             sums that are never started anew
+
+``moved`` yields further ones: ``first`` and ``last``, what orders to the ends of its block, and
+``phase+``, ``phase-``, a wait or arrival one phase of its barrier later or sooner.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from tinygpu.program import (
     When,
 )
 
-__all__ = ["mutants", "with_barrier", "with_buffer"]
+__all__ = ["moved", "mutants", "with_barrier", "with_buffer"]
 
 Body = tuple[Statement, ...]
 _ORDER = (Wait, Arrive, Commit, WaitGroup, Fence, Sync)
@@ -97,6 +100,32 @@ def _bodies(body: Body) -> Iterator[tuple[str, Body]]:
                 yield f"swap {statement}", (*before, after[0], statement, *after[1:])
         for name, changed in _changes(statement):
             yield f"{name} {statement}", (*before, changed, *after)
+
+
+def moved(program: Program) -> Iterator[tuple[str, Program]]:
+    """Every mutant in which a statement that orders is far from where it was."""
+    for r, role in enumerate(program.roles):
+        for name, body in _moved(role.body):
+            roles = (*program.roles[:r], replace(role, body=body), *program.roles[r + 1 :])
+            yield f"{name} of {role.name}", replace(program, roles=roles)
+
+
+def _moved(body: Body) -> Iterator[tuple[str, Body]]:
+    for i, s in enumerate(body):
+        rest = (*body[:i], *body[i + 1 :])
+        if isinstance(s, Block):
+            for name, inner in _moved(s.body):
+                yield name, (*body[:i], replace(s, body=inner), *body[i + 1 :])
+        if isinstance(s, _ORDER) or (isinstance(s, Elect | When) and len(body) > 1):
+            label = _label(s.body[0]) if isinstance(s, Elect | When) else str(s)
+            if i > 1:
+                yield f"first {label}", (s, *rest)
+            if i < len(body) - 2:
+                yield f"last {label}", (*rest, s)
+        if isinstance(s, Wait | Arrive):
+            for by, sign in ((1, "+"), (-1, "-")):
+                far = replace(s, index=s.index + by * s.barrier.stages)
+                yield f"phase{sign} {s}", (*body[:i], far, *body[i + 1 :])
 
 
 def _label(s: Statement) -> str:
