@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 
-from tinygpu.ordering import Clock, Flight, Order, Place, before
+from tinygpu.ordering import Clock, Flight, Order, Place, along, before
 from tinygpu.protocol import Act, Kind, Touch
 from tinygpu.synchronization import Fence
 from tinygpu.witness import Look
@@ -42,6 +42,7 @@ from tinygpu.witness import Look
 __all__ = ["exits", "memory", "registers"]
 
 Cell = tuple[object, ...]
+_PROXY = ("load", "store", "product", "mma")  # those that read and write through the other proxy
 
 
 @dataclass(slots=True)
@@ -89,18 +90,26 @@ def _accesses(look: Look) -> Iterator[tuple[Cell, int, _Access]]:
                 continue  # a product is one event of two agents
             issuers = [place] if flight is None else flight.places
             clocks = tuple(look.order.clocks[n][p] for n, p in issuers)
+            written = {t.ring.name for t, _, _ in event.cells if t.write}
             for touch, slot, index in event.cells:
                 own = (agent.crew.name, agent.copy) if touch.ring.share == "copy" else ()
                 if touch.ring.share == "thread":
                     continue
-                if flight is None:
+                if kind == "mma":
+                    if not touch.write and touch.ring.name in written:
+                        continue  # its own sums
+                    for cta in along(look.protocol.cluster, agent.cta, event.node.multicast):
+                        part = _Access(place, touch, kind, clocks, look.order.flights[place].done)
+                        yield (cta, *own, touch.ring.name, slot), index, part
+                elif flight is None:
                     at_once = _Access(place, touch, kind, clocks, [place])
                     yield (agent.cta, *own, touch.ring.name, slot), index, at_once
                 elif kind == "load":
-                    for phase in flight.phases:
+                    ctas = along(look.protocol.cluster, agent.cta, event.node.multicast)
+                    for cta, phase in zip(ctas, flight.phases, strict=True):
                         landed = look.order.passes.get(phase, [])
                         part = _Access(place, touch, kind, clocks, landed)
-                        yield (phase[0], *own, touch.ring.name, slot), index, part
+                        yield (cta, *own, touch.ring.name, slot), index, part
                 else:
                     done = flight.done if touch.write else flight.read
                     later = _Access(place, touch, kind, clocks, done)
@@ -122,12 +131,19 @@ def _within(look: Look, index: int, accesses: list[_Access]) -> None:
             if one.touch.overlap:
                 text = f"two threads of {look.name(one.place)} write one cell of {what}"
                 look.report("race", one.place, two.place, f"{text}; give each its own")
-        elif not (one.kind == two.kind == "load" or _comes(one.done, two)):
+        elif not (_in_order(one, two) or one.kind == two.kind == "load" or _comes(one.done, two)):
             _follows(look, two, one, what)
+
+
+def _in_order(p: _Access, q: _Access) -> bool:
+    """Say whether two accesses are a thread's tcgen05.mma, which are done one after another."""
+    return p.kind == q.kind == "mma" and p.place[0] == q.place[0]
 
 
 def _follows(look: Look, p: _Access, q: _Access, what: str) -> None:
     """Report that p is not done before q is issued, or that q cannot see what p wrote."""
+    if _in_order(p, q) and p.touch.write and q.touch.write and p.place < q.place:
+        return
     if not _comes(p.done, q):
         names = f"{look.name(p.place)} and {look.name(q.place)} ({what})"
         if _comes(q.done, p):
@@ -135,13 +151,38 @@ def _follows(look: Look, p: _Access, q: _Access, what: str) -> None:
             look.report("stale", p.place, q.place, text)
         else:
             look.report("race", p.place, q.place, f"{names} are unordered; wait between them")
-    elif p.touch.write and p.kind in ("generic", "copy") and q.kind in ("load", "store", "product"):
-        seen = next((at for a, at in p.done if a == p.place[0]), p.place[1])
-        fences = look.fences[p.place[0]]
-        later = bisect_right(fences, seen)
-        if later == len(fences) or not _comes([(p.place[0], fences[later])], q):
-            text = f"{look.name(q.place)} may not see what {look.name(p.place)} wrote ({what})"
-            text += "; let every writer execute fence.proxy.async, and then wait for it"
+        return
+    _fenced(look, p, q, what)
+    crosses = p.touch.write and p.kind in ("generic", "copy") and q.kind in _PROXY
+    if crosses and not _comes(_fence(look, p, "proxy.async"), q):
+        text = f"{look.name(q.place)} may not see what {look.name(p.place)} wrote ({what})"
+        text += "; let every writer execute fence.proxy.async, and then wait for it"
+        look.report("proxy", p.place, q.place, text)
+
+
+def _fence(look: Look, p: _Access, kind: str) -> list[Place]:
+    """Return the first fence of a kind that p's own thread executes when p is done."""
+    number, position = p.place
+    seen = next((at for a, at in p.done if a == number), position)
+    fences = look.fences[number, kind]
+    later = bisect_right(fences, seen)
+    return [(number, fences[later])] if later < len(fences) else []
+
+
+def _fenced(look: Look, p: _Access, q: _Access, what: str) -> None:
+    """F of tensor memory: threads tell one another of tcgen05 instructions through fences."""
+    number, position = q.place
+    if p.place[0] == number:
+        return
+    names = f"{look.name(q.place)} may not see that {look.name(p.place)} is done ({what})"
+    if p.kind in ("take", "put") and not _comes(_fence(look, p, "tcgen05.before"), q):
+        text = f"{names}; execute tcgen05.fence::before_thread_sync before telling it"
+        look.report("proxy", p.place, q.place, text)
+    if q.kind in ("mma", "take", "put"):
+        fences = look.fences[number, "tcgen05.after"]
+        last = bisect_right(fences, position) - 1
+        if last < 0 or not before(p.done, look.order.clocks[number][fences[last]]):
+            text = f"{names}; execute tcgen05.fence::after_thread_sync after waiting for it"
             look.report("proxy", p.place, q.place, text)
 
 
@@ -153,6 +194,7 @@ def registers(look: Look) -> None:
         flying: dict[tuple[str, int], Flight] = {}
         acts = {e.node for e in agent.events if isinstance(e.node, Act)}
         sums = {t.ring.name for a in acts if a.kind == "product" for t in a.touches}
+        taken = {t.ring.name for a in acts if a.kind in ("take", "put") for t in a.touches}
         touched: Place | None = (number, 0)  # sums were, since the last wgmma.fence
         for position, event in enumerate(agent.events):
             place, node = (number, position), event.node
@@ -165,20 +207,26 @@ def registers(look: Look) -> None:
                 look.report("proxy", touched, place, f"{text}; put one before it")
                 touched = None
             for touch, slot, index in event.cells:
-                if touch.ring.share != "thread":
+                begins = node.kind == "mma" and touch.write
+                if touch.ring.share != "thread" and not begins:
                     continue
                 key, what = (touch.ring.name, slot), f"{touch.ring.name}@{index}"
+                if begins and not event.fresh and held.get(key) != index:
+                    text = f"{look.name(place)} adds to {what}, which it has not begun; let fresh"
+                    look.report("unwritten", place, place, f"{text} be 0 at the first product")
                 if node.kind == "product":
                     flying[key] = look.order.flights[place]
-                elif touch.ring.name in sums:
-                    touched = place
+                elif touch.ring.name in sums | taken:
+                    touched = place if touch.ring.name in sums else touched
                     if key in flying and not before(
                         flying[key].done, look.order.clocks[number][position]
                     ):
                         first = flying[key].places[0]
                         text = f"{look.name(place)} touches {what} while {look.name(first)} is in"
-                        text += " flight; wait with wgmma.wait_group before"
+                        text += " flight; wait with wgmma.wait_group, or tcgen05.wait, before"
                         look.report("race", first, place, text)
+                    if node.kind in ("take", "put"):
+                        flying[key] = look.order.flights[place]
                 if touch.write:
                     held[key], writer[key] = index, place
                 elif not event.fresh and key not in held:
@@ -201,10 +249,13 @@ def exits(look: Look) -> None:
     ends = [(n, len(a.events)) for n, a in enumerate(look.agents)]
     for place, flight in graph.flights.items():
         last = (place[0], ends[place[0]][1] - 1)
-        if flight.phases:
+        node = flight.event.node
+        if isinstance(node, Act) and node.kind in ("mma", "take", "put"):
+            seen = _released_after(look, place, flight, node)
+        elif flight.phases:
             seen = all(graph.passes.get(phase) for phase in flight.phases)
         else:
-            stores = isinstance(flight.event.node, Act) and flight.event.node.kind == "store"
+            stores = isinstance(node, Act) and node.kind == "store"
             seen = any(a == place[0] for a, _ in (flight.read if stores else flight.done))
         if not seen:
             text = f"{look.name(place)} is not waited for before its thread ends"
@@ -219,3 +270,17 @@ def exits(look: Look) -> None:
                 last = next((n, at - 1) for n, at in ends if look.agents[n].cta == cta)
                 text = f"{look.name(giver)} may reach {name} of CTA {cta} when that has ended"
                 look.report("exit", giver, last, f"{text}; end with barrier.cluster")
+
+
+def _released_after(look: Look, place: Place, flight: Flight, node: Act) -> bool:
+    """Say whether a tcgen05 instruction is done before tensor memory is released.
+
+    That is done in each CTA by its first thread, at its end.
+    """
+    ctas = along(look.protocol.cluster, look.agents[place[0]].cta, node.multicast)
+    graph = look.order
+    for cta in ctas:
+        first = next(n for n, agent in enumerate(look.agents) if agent.cta == cta)
+        if not before(flight.done, graph.clocks[first][len(look.agents[first].events)]):
+            return False
+    return True

@@ -9,7 +9,8 @@
                  (*stale*: the order is the other way round; *unwritten*: nobody writes the index);
                  sums are touched after their products are done
     F  proxy     a generic write reaches the asynchronous proxy through its own thread's later
-                 fence; products follow a wgmma.fence after what else touched their registers
+                 fence; products follow a wgmma.fence after what else touched their registers;
+                 tcgen05 instructions follow what others did through tcgen05.fence on both sides
     X  exit      what is in flight is done before its agent ends; nobody arrives at a barrier of a
                  CTA that may have ended
 
@@ -61,8 +62,8 @@ def _balance(look: Look) -> None:
             if isinstance(node, Wait):
                 look.barriers[node.barrier.name] = node.barrier
                 look.waits[agent.cta, node.barrier.name, event.at].append(place)
-            elif isinstance(node, Fence) and node.kind == "proxy.async":
-                look.fences[number].append(position)
+            elif isinstance(node, Fence):
+                look.fences[number, node.kind].append(position)
             elif isinstance(node, WaitGroup) and node.pending < 0:
                 text = f"{look.name(place)} leaves fewer than 0 groups pending"
                 look.report("group", place, place, f"{text}; raise the stages or the count")
@@ -89,7 +90,8 @@ def _contribute(look: Look, phase: Phase, place: Place, agent: Agent, event: Eve
         look.barriers[node.barrier.name] = node.barrier
         count.arrivals += agent.threads
         count.expected += node.bytes * agent.threads
-        count.later |= node.to == "cluster" and look.ctas > 1
+        away = (node.to != "cta" or bool(node.barrier.home)) and look.ctas > 1
+        count.later |= away or bool(node.after)
     elif isinstance(node, Act) and node.signal:
         look.barriers[node.signal[0].name] = node.signal[0]
         count.landed += node.bytes * agent.threads

@@ -10,6 +10,7 @@ edges are:
                       wait_group N; a bulk store has two: its source is read, and all is done
     barriers          from the issue of each member's j-th one to every member's pass of its j-th
     product           a warpgroup's j-th wgmma is issued when both its agents have come to it
+    commit            a tcgen05.mma is done at the pass of a wait for a later tcgen05.commit
 
 Every node lies in one agent's order, or is the done of an operation, which only passes observe.
 So reachability needs no search: a *clock* gives for each agent how many of its events come
@@ -32,7 +33,7 @@ from dataclasses import dataclass, field
 
 from tinygpu.agents import Agent, Event
 from tinygpu.protocol import Act
-from tinygpu.synchronization import Arrive, Commit, Sync, Wait, WaitGroup
+from tinygpu.synchronization import Arrive, Commit, Group, Sync, Wait, WaitGroup
 
 __all__ = [
     "Clock",
@@ -40,6 +41,7 @@ __all__ = [
     "Order",
     "Phase",
     "Place",
+    "along",
     "before",
     "join",
     "meeters",
@@ -47,6 +49,9 @@ __all__ = [
     "phases",
 ]
 
+_GROUPS: dict[str, Group] = {
+    "copy": "cp.async", "store": "bulk", "take": "tcgen05.ld", "put": "tcgen05.st",
+}  # fmt: skip
 Cluster = tuple[tuple[str, int], ...]
 Clock = tuple[int, ...]
 Place = tuple[int, int]  # an agent's number, and a position among its events
@@ -60,7 +65,7 @@ class Flight:
 
     ``clock`` is at its issue, for which ``missing`` agents have yet to come.  ``read`` and ``done``
     are the passes of wait_group that observe that its sources are read, and that all is done.
-    A load is observed by the waits for its ``phases``.
+    A load is observed by the waits for its ``phases``, a tcgen05.mma by those for commits after it.
     """
 
     event: Event
@@ -103,18 +108,25 @@ def phases(cluster: Cluster, cta: int, event: Event) -> tuple[Phase, ...]:
         total = 1
         for _, extent in cluster:
             total *= extent
-        ctas = range(total) if node.to == "cluster" else (cta,)
-        return tuple((c, node.barrier.name, event.at) for c in ctas)
-    if not isinstance(node, Act) or node.signal is None:
+        ctas = range(total) if node.to == "cluster" else along(cluster, cta, node.to)
+        barrier = node.barrier
+    elif isinstance(node, Act) and node.signal is not None:
+        ctas, barrier = along(cluster, cta, node.multicast), node.signal[0]
+    else:
         return ()
-    stride, reach = 1, 1
+    homes = (along(cluster, c, barrier.home)[0] for c in ctas)
+    return tuple((c, barrier.name, event.at) for c in homes)
+
+
+def along(cluster: Cluster, cta: int, axis: str) -> range:
+    """Return the CTAs of a cluster along an axis; itself alone, if it is no axis."""
+    stride = 1
     for name, extent in cluster:
-        if name == node.multicast:
-            reach = extent
-            break
+        if name == axis:
+            first = cta - cta // stride % extent * stride
+            return range(first, first + extent * stride, stride)
         stride *= extent
-    first = cta - cta // stride % reach * stride
-    return tuple((first + i * stride, node.signal[0].name, event.at) for i in range(reach))
+    return range(cta, cta + 1)
 
 
 def meeters(agent: Agent, sync: Sync) -> Key:
@@ -132,6 +144,7 @@ def order(agents: tuple[Agent, ...], cluster: Cluster) -> Order:
     """Walk the graph; every wait for an index has the contributions that it needs (balance)."""
     walk = _Walk(agents, cluster)
     walk.run()
+    walk.commits()
     stuck = [(n, at) for n, at in enumerate(walk.at) if at < len(agents[n].events)]
     return Order(agents, walk.clocks, walk.flights, walk.passes, stuck)
 
@@ -192,9 +205,8 @@ class _Walk:
                 flight = self.flights[place] = Flight(event, [place], clock, 0, reach)
                 for phase in reach:
                     self.give(phase, after, ready)
-                if kind != "load":
-                    group = "bulk" if kind == "store" else "cp.async"
-                    self.groups[number, group][-1].append(flight)
+                if kind in _GROUPS:
+                    self.groups[number, _GROUPS[kind]][-1].append(flight)
             case Arrive():
                 for phase in phases(self.cluster, cta, event):
                     self.give(phase, after, ready)
@@ -202,6 +214,8 @@ class _Walk:
                 self.groups[number, group].append([])
             case WaitGroup(pending, group, read):
                 groups = self.groups[number, group]
+                if group in ("tcgen05.ld", "tcgen05.st"):
+                    groups.append([])
                 newest = max(len(groups) - 1 - max(pending, 0), 0)
                 fresh = range(self.covered[number, group, read], newest)
                 for flight in (f for i in fresh for f in groups[i]):
@@ -232,6 +246,20 @@ class _Walk:
                 pass
         self.now[number] = after
         return None
+
+    def commits(self) -> None:
+        """Say of each tcgen05.mma which passes observe its end: the first ones of each agent."""
+        for number, agent in enumerate(self.agents):
+            first: dict[int, int] = {}
+            for position in reversed(range(self.at[number])):
+                event = agent.events[position]
+                if isinstance(event.node, Arrive) and event.node.after:
+                    for phase in phases(self.cluster, agent.cta, event):
+                        for other, at in self.passes[phase]:
+                            first[other] = min(first.get(other, at), at)
+                elif isinstance(event.node, Act) and event.node.kind == "mma":
+                    flight = self.flights[number, position]
+                    flight.done = flight.read = list(first.items())
 
     def give(self, key: Key, clock: Clock, ready: list[int]) -> None:
         """Count a contribution; wake who waits for it if it is the last one."""

@@ -40,7 +40,7 @@ __all__ = [
     "names_in",
 ]
 
-Kind = Literal["generic", "copy", "load", "product", "store"]
+Kind = Literal["generic", "copy", "load", "product", "store", "mma", "take", "put"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class Act:
     """A statement that touches on-chip buffers; see ``tinygpu.program.Do`` for the last three.
 
     "generic" ones are done when issued; the others later: "copy" cp.async, "load" and "store"
-    TMA, "product" wgmma.  ``bytes`` of a load land in each CTA that receives it.
+    TMA, "product" wgmma, "mma", "take" and "put" tcgen05.mma, .ld and .st.  ``bytes`` of a load
+    land in each CTA that receives it; an mma touches what it says in each CTA along ``multicast``.
     """
 
     name: str

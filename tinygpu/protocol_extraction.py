@@ -70,6 +70,7 @@ __all__ = ["counted", "is_asynchronous", "normal", "protocol_of", "shortened"]
 
 _KINDS: dict[str, Kind] = {
     "commit_group": "copy", "mbarrier": "load", "wgmma_group": "product", "bulk_group": "store",
+    "tcgen05_commit": "mma",
 }  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def normal(index: Affine) -> Affine:
 
 
 def _barrier(barrier: Barrier) -> Barrier:
-    return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals))
+    return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals), barrier.home)
 
 
 def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
@@ -157,8 +158,8 @@ def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
                 out.append(WaitGroup(int(pending), group, read))
             case Wait(barrier, index):
                 out.append(Wait(_barrier(barrier), normal(index)))
-            case Arrive(barrier, index, count, to):
-                out.append(Arrive(_barrier(barrier), normal(index), int(count), to))
+            case Arrive(barrier, index, count, to, after):
+                out.append(Arrive(_barrier(barrier), normal(index), int(count), to, after))
             case Commit() | Fence():
                 out.append(s)
             case _:
@@ -168,6 +169,8 @@ def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
 
 def _act(do: Do, threads: int) -> Act:
     kind: Kind = _KINDS.get(do.instruction.completion, "generic")
+    if do.instruction.completion == "tcgen05_wait":
+        kind = "put" if do.write.buffer.level == "tmem" else "take"
     touches = [
         Touch(_ring(read), normal(read.index), write=False)
         for read in do.reads

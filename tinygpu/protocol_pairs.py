@@ -55,7 +55,7 @@ def acts(body: Body) -> Iterator[Act]:
 def pairs(protocol: Protocol) -> tuple[Protocol, ...]:
     """Return the protocol among two CTAs, of each kind of pair, and among two of alike copies."""
     ranks = {name for name, _ in protocol.cluster}
-    if any(names_in(c.body) & ranks for c in protocol.crews):
+    if any(names_in(c.body) & ranks or _joined(c.body) for c in protocol.crews):
         return (protocol,)
     wide = [name for name, extent in protocol.cluster if extent > 1]
     ones: Cluster = tuple((name, 1) for name in sorted(ranks))
@@ -66,6 +66,16 @@ def pairs(protocol: Protocol) -> tuple[Protocol, ...]:
         shapes.append((*ones, (_PAIR, 2)))
     found = [_among(protocol, shape) for shape in shapes or [ones]]
     return tuple(p for p in found if p is not None) if None not in found else (protocol,)
+
+
+def _joined(body: Body) -> bool:
+    """Say whether CTAs multiply together, or tell one another along an axis."""
+    return any(
+        (isinstance(n, Act) and n.kind == "mma" and n.multicast != "")
+        or (isinstance(n, Arrive) and n.to not in ("cta", "cluster"))
+        or bool((barrier := _barrier(n)) and barrier.home)
+        for n, _ in every(body)
+    )
 
 
 def _among(protocol: Protocol, shape: Cluster) -> Protocol | None:

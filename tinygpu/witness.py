@@ -63,7 +63,7 @@ class Look:
         self.counts: dict[Phase, Count] = defaultdict(Count)
         self.waits: dict[Phase, list[Place]] = defaultdict(list)
         self.barriers: dict[str, Barrier] = {}
-        self.fences: dict[int, list[int]] = defaultdict(list)
+        self.fences: dict[tuple[int, str], list[int]] = defaultdict(list)
         self.ctas = max((a.cta for a in self.agents), default=0) + 1
 
     def event(self, place: Place) -> Event:
