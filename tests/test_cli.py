@@ -209,6 +209,7 @@ def test_doctor_has_a_row_for_everything() -> None:
     ("words", "told"),
     [
         (["machines", "sint"], "did you mean simt?"),
+        (["machines", "hoper"], "did you mean hopper?"),
         (["search", "matmull"], "did you mean matmul?"),
         (["search", "matmul", "--machine", "simd"], "known are simt"),
         (["search", "matmul", "--dtype", "fp32"], "did you mean f32?"),
@@ -217,6 +218,15 @@ def test_doctor_has_a_row_for_everything() -> None:
         (["search", "matmul", "-m", "0"], "at least 1"),
         (["search", "matmul", "-k", "-4"], "at least 1"),
         (["search", "matmul", "-n", "many"], "tinygpu search --help"),
+        (["search", "matmul", "--machine", "hopper", "-m", "99999999999"], "keeps grid"),
+        (["search", "matmul", "--machine", "hopper", "-m", "-5"], "at least 1"),
+        (["search", "matmul", "--machine", "hopper", "--dtype", "f32"], "choose dtype bf16"),
+        (["search", "matmul", "--layout", "tx"], "there are nn, nt, tn, tt"),
+        (["search", "matmul", "--machine", "hopper", "--fix", "tile_k=96"], "did you mean 64?"),
+        (
+            ["search", "matmul", "--machine", "hopper", "-n", "4097"],
+            "pad the rows to multiples of 16 B",
+        ),
         (["search", "matmul", "--fix", "tile_x=64"], "did you mean tile_"),
         (["search", "matmul", "--fix", "tile_m=65"], "did you mean 64?"),
         (["search", "matmul", "--fix", "tile_m"], "decision=value"),
@@ -324,7 +334,7 @@ def test_an_interrupted_search_says_how_to_go_on(
     def stopped(*_: Any, **__: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tinygpu.codegen.launch.gpu", lambda: None)
+    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
     monkeypatch.setattr("tinygpu.codegen.measure.measure", stopped)
     result = tinygpu(*SEARCH, "--measure", "--out", tmp_path)
     assert result.exit_code == 130
@@ -342,7 +352,7 @@ def test_a_gpu_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     def failing(*_: Any, **__: Any) -> NoReturn:
         raise LaunchError("worker: GPU out of memory; free some or lower the sizes")
 
-    monkeypatch.setattr("tinygpu.codegen.launch.gpu", lambda: None)
+    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
     monkeypatch.setattr("tinygpu.codegen.measure.measure", failing)
     line = complaint(tinygpu(*SEARCH, "--measure", "--out", tmp_path))
     assert "out of memory" in line

@@ -26,8 +26,9 @@ from tinygpu.cli.layout_picture import layout_figure
 from tinygpu.cli.pictures import measured_figure, png, times_figure
 from tinygpu.device import load_device
 from tinygpu.errors import ScheduleError
-from tinygpu.machine import Chosen
+from tinygpu.machine import Chosen, Machine
 from tinygpu.machines import MACHINES
+from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.measurement import Measurement, describe
 from tinygpu.operation import Problem, matmul
@@ -39,7 +40,9 @@ from tinygpu.search.store import Store
 
 H200 = load_device("h200")
 PROBLEM = Problem.of(matmul(), m=512, n=512, k=512)
-DEMO = ["demo", "--tokens", "128", "--layer", "o", "--top", "2", "--no-measure", *FIX]
+SHORT = ["demo", "--tokens", "128", "--layer", "o", "--top", "2", "--no-measure"]
+SIMT = [*SHORT, "--machine", "simt", "--layout", "nn", *FIX]
+HOPPER = [*SHORT, "--fix", "tile_m=64", "--fix", "tile_n=64,128", "--fix", "stages=4"]
 
 
 def term(name: str, **changes: Any) -> Program:
@@ -121,6 +124,15 @@ def test_a_layout_tells_the_conflicts(pad: int, waves: int) -> None:
     assert bank_wavefronts(lanes, 4) == waves
 
 
+def test_a_layout_for_tma_shows_its_swizzle() -> None:
+    """Eight rows of 128 B: a column of pieces meets each group of banks once, a row too."""
+    program = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["ring"]))
+    shown = texts(layout_figure(program, "smem_a"), 0)
+    assert [int(shown[3, piece]) for piece in range(8)] == [3 ^ piece for piece in range(8)]
+    for piece in range(8):
+        assert {int(shown[row, piece]) for row in range(8)} == set(range(8))
+
+
 def test_a_layout_has_to_be_in_shared_memory(shared_term: Program) -> None:
     with pytest.raises(ScheduleError, match="did you mean smem_a"):
         layout_figure(shared_term, "smen_a")
@@ -147,10 +159,14 @@ def test_measured_counts_what_is_within_15_percent() -> None:
     assert png(figure)[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize("machine", [Simt(), Hopper()], ids=["simt", "hopper"])
 @pytest.mark.parametrize("picture", ["layout", "timeline", "times"])
-def test_plot_commands_write_pictures(picture: str, tmp_path: Path) -> None:
+def test_plot_commands_write_pictures(picture: str, machine: Machine, tmp_path: Path) -> None:
     path = tmp_path / "one.json"
-    path.write_text(to_json(Schedule.of(Simt(), LADDER["multi-stage"]), PROBLEM))
+    simt = machine.name == "simt"
+    schedule = Schedule.of(machine, LADDER["multi-stage"] if simt else STARTS["pingpong"])
+    problem = PROBLEM if simt else Problem.of(matmul("bf16", layout="nt"), **PROBLEM.sizes)
+    path.write_text(to_json(schedule, problem))
     result = CliRunner().invoke(app, ["plot", picture, str(path)])
     assert result.exit_code == 0, result.output
     image = imread(tmp_path / f"one.{picture}.png")
@@ -187,10 +203,11 @@ def test_plot_measured_reads_a_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("explained")
-def test_the_demo_leaves_a_whole_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [SIMT, HOPPER], ids=["simt", "hopper"])
+def test_the_demo_leaves_a_whole_report(words: list[str], tmp_path: Path) -> None:
     """One page with its pictures in it, links that lead somewhere, and the files beside it."""
     out = tmp_path / "report"
-    result = tinygpu(*DEMO, "--out", out)
+    result = tinygpu(*words, "--out", out)
     assert result.exit_code == 0, result.output
     assert "nothing was measured" in result.stdout
     page = Page((out / "report.html").read_text())
@@ -203,6 +220,7 @@ def test_the_demo_leaves_a_whole_report(tmp_path: Path) -> None:
         assert link.startswith("#") or (out / link).is_file(), link
     assert not re.search(r"https?://|<script|<link", (out / "report.html").read_text())
     tree = json.loads((out / "results.json").read_text())["layers"]["o"]
+    assert tree["proven"]
     assert tree["sizes"] == {"m": 128, "n": 4096, "k": 4096}
     assert tree["interpreted"]["findings"] == []
     assert tree["ptxas"]["registers"] > 0
@@ -227,7 +245,7 @@ def test_an_interrupted_demo_keeps_its_layers(
         return real(*words, **named)
 
     monkeypatch.setattr(best, "rank", second_stops)
-    result = tinygpu(*DEMO, "--layer", "down", "--out", tmp_path)
+    result = tinygpu(*SIMT, "--layer", "down", "--out", tmp_path)
     assert result.exit_code == 130
     assert "goes on" in result.stderr
     assert list(json.loads((tmp_path / "results.json").read_text())["layers"]) == ["o"]
@@ -241,7 +259,7 @@ def test_a_wrong_kernel_fails_the_demo(tmp_path: Path, monkeypatch: pytest.Monke
 
     found = (Finding("race", "st", "a <race> in smem_a"),)
     monkeypatch.setattr("tinygpu.interpret.check", lambda *_, **__: found)
-    result = tinygpu(*DEMO, "--out", tmp_path)
+    result = tinygpu(*SIMT, "--out", tmp_path)
     assert result.exit_code == 1
     assert "WRONG: a <race>" in result.stdout
     text = (tmp_path / "report.html").read_text()

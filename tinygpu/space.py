@@ -36,8 +36,8 @@ from tinygpu.batches import Batch, Builder, Table
 from tinygpu.counting import Sums
 from tinygpu.device import Device
 from tinygpu.errors import IllegalScheduleError, ScheduleError, nearest
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Machine, Value
+from tinygpu.laws import LAWS, check_schedule
+from tinygpu.machine import Chosen, Machine, Value
 from tinygpu.operation import Problem
 from tinygpu.schedule import Schedule
 
@@ -126,9 +126,9 @@ class Space:
         return inside and not check_schedule(schedule, self.machine, self.problem, self.device)
 
     def require(self) -> None:
-        """Raise IllegalScheduleError, which says why, if the space is empty."""
+        """Raise IllegalScheduleError, which says why and the way out, if the space is empty."""
         if not self.count():
-            raise IllegalScheduleError(self.explain_empty())
+            raise IllegalScheduleError("; ".join([self.explain_empty(), *self._mends()]))
 
     def explain_empty(self) -> str:
         """Say in a sentence which fixed decisions and laws, as few as may be, exclude everything.
@@ -137,7 +137,7 @@ class Space:
         """
         if self.count():
             return ""
-        laws = self._core()
+        laws = self._core
         kept = dict(self.fixed)
         for name in self.fixed:
             fewer = {n: v for n, v in kept.items() if n != name}
@@ -156,6 +156,14 @@ class Space:
         sizes = ", ".join(f"{a} = {n}" for a, n in self.problem.sizes.items())
         return f"{self.problem.operation.name} at {sizes} on {self.device.name}"
 
+    def _mends(self) -> tuple[str, ...]:
+        """Return the ways out of the laws that leave nothing, those of the machine's own too."""
+        first = Chosen({name: values[0] for name, values in self.values.items()})
+        own = {r.name: r.mend for r in self.machine.requires(self.problem.operation, first)}
+        known = {**{name: law.mend for name, law in LAWS.items()}, **own}
+        return tuple(known[name] for name in self._core if name in known)
+
+    @cached_property
     def _core(self) -> tuple[str, ...]:
         """Return laws, none of them superfluous, that leave nothing of the space."""
         every = self._all_tables()

@@ -10,9 +10,9 @@ import typer
 
 from tinygpu.cli.console import say, say_json, table, time_text, working, write
 from tinygpu.cli.given import DEVICE, JSON, SCHEDULE, Given, read_schedule
-from tinygpu.errors import LaunchError
+from tinygpu.cli.peers import peers_of, why_no_gpu
 
-__all__ = ["add_to", "why_no_gpu"]
+__all__ = ["add_to"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -63,7 +63,7 @@ def run(
     """Run a schedule: validate and time it on a GPU, or interpret a small instance without one."""
     given = read_schedule(schedule, device)
     given.program()
-    if why_not := why_no_gpu():
+    if why_not := why_no_gpu(given.machine):
         tree = {"where": "interpreter", "why": why_not, **_interpreted(given, seed)}
     else:
         tree = {"where": "GPU", **_on_gpu(given, seed)}
@@ -75,17 +75,6 @@ def run(
             say(f"no run on a GPU: {tree['why']}")
     if not tree["right"]:
         raise typer.Exit(1)
-
-
-def why_no_gpu() -> str:
-    """Return why nothing can run on a GPU here, or ""."""
-    from tinygpu.codegen.launch import gpu
-
-    try:
-        gpu()
-    except LaunchError as error:
-        return str(error)
-    return ""
 
 
 def _interpreted(given: Given, seed: int) -> dict[str, Any]:
@@ -110,13 +99,11 @@ def _interpreted(given: Given, seed: int) -> dict[str, Any]:
 
 def _on_gpu(given: Given, seed: int) -> dict[str, Any]:
     """Validate and time it on the GPU beside cuBLAS."""
-    from tinygpu.cli.peers import has_cublas
-    from tinygpu.cli.search import PEER
     from tinygpu.codegen.measure import Options, measure
     from tinygpu.search.cost import cost
 
     problem = given.problem
-    peers = (PEER,) if has_cublas(problem) else ()
+    peers = peers_of(problem)
     with working("validating and timing"):
         mine, *others = measure(
             [given.schedule], given.machine, problem, peers=peers, options=Options(seed=seed)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinygpu.cli.console import json_text, resumable, say, table, time_text, working, write
-from tinygpu.cli.given import DEVICE, Given, fixed_values, machine_named, problem_of
-from tinygpu.cli.plot import shape_text
+from tinygpu.cli.given import DEVICE, DTYPE, LAYOUT, Given, fixed_values, machine_named, problem_of
+from tinygpu.cli.peers import why_no_gpu
+from tinygpu.cli.plot import drawn_timeline, shape_text
 from tinygpu.device import load_device
 from tinygpu.schedule import to_json
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tinygpu.measurement import Measurement
     from tinygpu.program import Program
     from tinygpu.search.best import Ranking
+    from tinygpu.search.explain import Explanation
     from tinygpu.space import Space
 
 __all__ = ["LAYERS", "Layer", "add_to"]
@@ -35,7 +37,7 @@ Source: "The Llama 3 Herd of Models", table 3: width 4096, 32 heads of 128, 8 of
 values, feed-forward width 14336.
 """
 
-DISTINCT = ("tile_m", "tile_n", "thread_m", "thread_n")
+DISTINCT = ("tile_m", "tile_n", "consume", "thread_m", "thread_n")
 """What the schedules of a layer differ in: the best of all differ in details alone."""
 
 
@@ -47,7 +49,7 @@ class Layer:
     what: str
     space: Space
     found: Ranking
-    explanation: str
+    explanation: Explanation
     program: Program
     ptx: str
     cubin: Cubin
@@ -89,8 +91,9 @@ def add_to(app: typer.Typer) -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
     tokens: Annotated[int, typer.Option(help="Rows of each product.")] = 4096,
-    machine: Annotated[str, typer.Option(help="Whose schedules.")] = "simt",
-    dtype: Annotated[str, typer.Option(help="Type of the inputs.")] = "f32",
+    machine: Annotated[str, typer.Option(help="Whose schedules.")] = "hopper",
+    dtype: DTYPE = "",
+    layout: LAYOUT = "nt",
     device: DEVICE = "h200",
     top: Annotated[int, typer.Option(min=1, help="Schedules a layer.")] = 20,
     layer: Annotated[list[str] | None, typer.Option(help="Only this layer; repeatable.")] = None,
@@ -102,7 +105,6 @@ def demo(
     ] = True,
 ) -> None:
     """Search, explain, emit and check kernels for an 8B Llama's linear layers; write a report."""
-    from tinygpu.cli.code import why_no_gpu
     from tinygpu.cli.report import report_html, results_tree
     from tinygpu.codegen.assemble import find_ptxas
     from tinygpu.errors import OperationError, nearest
@@ -113,13 +115,14 @@ def demo(
     for name in layer or ():
         if name not in LAYERS:
             raise OperationError(f"layer {name}: {nearest(name, LAYERS)}")
-    spaces = {
-        name: Space(chosen, problem_of("matmul", dtype, tokens, n, k), chip, fixed=fixed)
+    problems = {
+        name: problem_of("matmul", chosen, dtype, layout, {"m": tokens, "n": n, "k": k})
         for name, (_, n, k) in LAYERS.items()
         if not layer or name in layer
     }
+    spaces = {name: Space(chosen, p, chip, fixed=fixed) for name, p in problems.items()}
     find_ptxas()  # to know before the search that there is none
-    why_not = why_no_gpu() if measure else "it was not asked for"
+    why_not = why_no_gpu(chosen) if measure else "it was not asked for"
     write(out / "report.html", "<p>The demo has not finished its first layer.</p>\n")
     done: list[Layer] = []
     with resumable(f"layers that are done are in {out}; the same command goes on"):
@@ -145,7 +148,8 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
     from tinygpu.search.explain import explain
 
     problem, chip = space.problem, space.device
-    found = ranked(space, top, distinct=tuple(n for n in DISTINCT if n in space.values))
+    distinct = tuple(n for n in DISTINCT if n in space.values)
+    found = ranked(space, top, exact=True, distinct=distinct)
     best = found.best[0].schedule
     program = best.program(space.machine, problem.operation)
     with working("assembling"):
@@ -166,7 +170,7 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
         what=LAYERS[name][0],
         space=space,
         found=found,
-        explanation=str(explain(best, space.machine, problem, chip)),
+        explanation=explain(best, space.machine, problem, chip),
         program=program,
         ptx=ptx,
         cubin=cubin,
@@ -183,7 +187,7 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
 def _pictures(layer: Layer, out: Path) -> dict[str, bytes]:
     """Draw the layer's plots and write them, and the trace of the timeline."""
     from tinygpu.cli.layout_picture import layout_figure, shared_buffers
-    from tinygpu.cli.pictures import measured_figure, png, timeline_figure, times_figure
+    from tinygpu.cli.pictures import measured_figure, png, times_figure
     from tinygpu.search.timeline import timeline, trace
 
     space, best = layer.space, layer.found.best
@@ -196,7 +200,7 @@ def _pictures(layer: Layer, out: Path) -> dict[str, bytes]:
     )
     figures = {
         "times": times_figure(best, f"Predicted times: {text}"),
-        "timeline": timeline_figure(line, space.device, f"One CTA, alone on an SM: {text}"),
+        "timeline": drawn_timeline(line, layer.program, given),
     }
     for buffer in shared_buffers(layer.program):
         figures[f"layout-{buffer.name}"] = layout_figure(layer.program, buffer.name)

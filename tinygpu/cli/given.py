@@ -5,7 +5,7 @@ Everything raises a TinyGpuError in one line, with the nearest name, for what th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,9 @@ from tinygpu.schedule import Schedule, from_json
 
 __all__ = [
     "DEVICE",
+    "DTYPE",
     "JSON",
+    "LAYOUT",
     "SCHEDULE",
     "Given",
     "fixed_values",
@@ -34,6 +36,12 @@ __all__ = [
 
 SCHEDULE = Annotated[Path, typer.Argument(help="A schedule file that search wrote.")]
 DEVICE = Annotated[str, typer.Option(help="A device's name, or the path of its .json file.")]
+DTYPE = Annotated[
+    str, typer.Option(help="Type of the inputs; if not given, f32, or bf16 for tensor cores.")
+]
+LAYOUT = Annotated[
+    str, typer.Option(help="nn, nt, tn or tt; t: a as a[k,m], b as b[n,k]. nt: a linear layer.")
+]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
@@ -61,13 +69,20 @@ def machine_named(name: str) -> Machine:
     return MACHINES[name]
 
 
-def problem_of(operation: str, dtype: str, m: int, n: int, k: int) -> Problem:
-    """Return the problem.  Raises OperationError for a name, a type or a size that cannot be."""
+def problem_of(
+    operation: str, machine: Machine, dtype: str, layout: str, sizes: Mapping[str, int]
+) -> Problem:
+    """Return the problem; the machine has a say in the type of the inputs, if none is given.
+
+    Raises OperationError for a name, a type, a layout or a size that cannot be.
+    """
     if operation not in OPERATIONS:
         raise OperationError(f"operation {operation}: {nearest(operation, OPERATIONS)}")
+    by_tensor_cores = any(i.unit == "tensor" for i in machine.instructions)
+    dtype = dtype or ("bf16" if by_tensor_cores else "f32")
     if dtype not in DTYPES:
         raise OperationError(f"dtype {dtype}: {nearest(dtype, DTYPES)}")
-    return Problem.of(OPERATIONS[operation](dtype), m=m, n=n, k=k)
+    return Problem.of(OPERATIONS[operation](dtype, layout=layout), **sizes)
 
 
 def read_schedule(path: Path, device: str) -> Given:

@@ -1,4 +1,7 @@
-"""The picture of a buffer in shared memory: its banks, its writers, and what one read touches."""
+"""The picture of a buffer in shared memory: its banks, its writers, and what one read touches.
+
+Tiles that TMA and wgmma move in 16 B pieces are shown in these: the banks of each piece.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ from tinygpu.program import Access, Buffer, Do, Program, walk
 __all__ = ["layout_figure", "shared_buffers"]
 
 _ROWS, _COLUMNS = 16, 32
+_PIECE_BYTES = 16
 Cells = NDArray[np.int64]
 
 
 def shared_buffers(program: Program) -> list[Buffer]:
-    """Return the buffers in shared memory that have two dimensions."""
-    return [b for b in program.buffers if b.level == "smem" and len(b.shape) == 2]
+    """Return the buffers in shared memory that have rows and columns, and slabs of them perhaps."""
+    return [b for b in program.buffers if b.level == "smem" and len(b.shape) in (2, 3)]
 
 
 def layout_figure(program: Program, name: str = "") -> Figure:
@@ -42,6 +46,8 @@ def layout_figure(program: Program, name: str = "") -> Figure:
     if name and name not in known:
         raise ScheduleError(f"layout: buffer {name}; {nearest(name, known)}")
     buffer = known[name] if name else next(iter(known.values()))
+    if program.barriers:
+        return _of_pieces(buffer)
     turned = buffer.stride[0] == 1 and buffer.shape[0] != 1
     shape = (int(buffer.shape[0]), int(buffer.shape[1]))
     rows, columns = np.indices(shape)
@@ -67,6 +73,19 @@ def layout_figure(program: Program, name: str = "") -> Figure:
         )
         panels.append((text, lanes, max(int(lanes.max()), 1), "Blues"))
     return _drawn(buffer, turned, panels)
+
+
+def _of_pieces(buffer: Buffer) -> Figure:
+    """Draw the rows of a slab in pieces of 16 B, and the four banks in which each lies."""
+    each = _PIECE_BYTES // buffer.type.bytes
+    slab = (int(buffer.shape[0]), int(buffer.shape[1]))
+    rows, columns = np.indices((slab[0], slab[1] // each))
+    at = (rows, columns * each, *(np.zeros_like(rows) for _ in buffer.shape[2:]))
+    offsets = np.asarray(buffer.layout(at), np.int64) * buffer.type.bytes
+    groups = BANKS * BANK_BYTES // _PIECE_BYTES
+    text = f"where each 16 B of a row lie: banks 4g to 4g + 3, g of {groups} groups"
+    panel = (text, offsets // _PIECE_BYTES % groups, groups, "turbo")
+    return _drawn(buffer, False, [panel], piece=f"{each} elements")
 
 
 def _uses(program: Program) -> list[Do]:
@@ -118,7 +137,9 @@ def _one_read(do: Do, access: Access, offsets: Cells) -> tuple[Cells, int, int]:
     return touched, int(bank_wavefronts(starts, size)), -(-len(words) // BANKS)
 
 
-def _drawn(buffer: Buffer, turned: bool, panels: list[tuple[str, Cells, int, str]]) -> Figure:
+def _drawn(
+    buffer: Buffer, turned: bool, panels: list[tuple[str, Cells, int, str]], *, piece: str = ""
+) -> Figure:
     full = panels[0][1].T.shape if turned else panels[0][1].shape
     rows, columns = min(full[0], _ROWS), min(full[1], _COLUMNS)
     beside = columns <= _COLUMNS // 2  # narrow tiles stand side by side
@@ -127,7 +148,7 @@ def _drawn(buffer: Buffer, turned: bool, panels: list[tuple[str, Cells, int, str
     taller = 1.0 if beside else 0.5
     size = (across * (max(columns * cell, 4.2) + 0.9), down * (rows * cell + 0.8) + taller)
     figure = Figure(figsize=size, layout="constrained")
-    names = ("column", "row") if turned else ("row", "column")
+    names = ("column", "row") if turned else ("row", f"piece of {piece}" if piece else "column")
     for axes, (text, cells, most, colours) in zip(
         figure.subplots(down, across, squeeze=False).ravel(), panels, strict=True
     ):
@@ -138,7 +159,8 @@ def _drawn(buffer: Buffer, turned: bool, panels: list[tuple[str, Cells, int, str
         axes.set_xlabel(f"{names[1]} of the tile", fontsize=8.5)
     whole = (rows, columns) == full
     part = "" if whole else f"; the first {rows} x {columns} of {full[0]} x {full[1]}"
-    figure.suptitle(f"{buffer.name}: {buffer.dtype}, {buffer.layout}{part}", fontsize=11)
+    title = f"{buffer.name}: {buffer.dtype}, {buffer.layout}{part}"
+    figure.suptitle(fill(title, int(11 * size[0])), fontsize=11)
     return figure
 
 

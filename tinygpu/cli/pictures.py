@@ -34,7 +34,7 @@ _MARKS = "osD^vP*X<>hd"
 _NAMED = 5  # decisions in a schedule's name
 _COMPONENTS = (
     "fma", "issue", "smem", "l1", "int", "latency", "l2", "dram", "fetch", "fp64", "cvt", "launch",
-    "sfu", "shuffle", "spills",
+    "sfu", "shuffle", "spills", "tensor", "power", "fill", "tma", "epilogue",
 )  # fmt: skip
 """Components in the order of their colours and marks, which every picture shares."""
 

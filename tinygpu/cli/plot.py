@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,13 @@ from tinygpu.cli.given import DEVICE, SCHEDULE, Given, read_schedule
 from tinygpu.device import Device, load_device
 from tinygpu.errors import ScheduleError, StoreError
 
-__all__ = ["app", "shape_text"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from tinygpu.program import Program
+    from tinygpu.search.timeline import Timeline
+
+__all__ = ["app", "drawn_timeline", "shape_text"]
 
 app = typer.Typer(no_args_is_help=True, help="Draw a layout, times, a timeline, measurements.")
 OUTPUT = Annotated[Path | None, typer.Option("-o", "--output", help="The PNG file.")]
@@ -44,25 +50,36 @@ def layout(
 @app.command()
 def timeline(
     schedule: SCHEDULE,
-    iterations: Annotated[int, typer.Option(min=1, help="Of the loop over k.")] = 3,
+    iterations: Annotated[
+        int, typer.Option(min=1, help="Of the loop over k; of that over tiles, if it has roles.")
+    ] = 3,
     trace: Annotated[Path | None, typer.Option(help="A Perfetto trace of it, JSON.")] = None,
     output: OUTPUT = None,
     device: DEVICE = "h200",
 ) -> None:
-    """Draw when each unit works in the first iterations of one CTA."""
-    from tinygpu.cli.pictures import png, timeline_figure
+    """Draw when each unit works in the first iterations of one CTA, and what its ring holds."""
+    from tinygpu.cli.pictures import png
     from tinygpu.search import timeline as timelines
 
     given = read_schedule(schedule, device)
-    line = timelines.timeline(
-        given.program(), given.problem.sizes, given.device, iterations=iterations
-    )
-    title = f"One CTA, alone on an SM: {shape_text(given)}"
-    _save(output or schedule.with_suffix(".timeline.png"),
-          png(timeline_figure(line, given.device, title)))  # fmt: skip
+    program = given.program()
+    line = timelines.timeline(program, given.problem.sizes, given.device, iterations=iterations)
+    figure = drawn_timeline(line, program, given)
+    _save(output or schedule.with_suffix(".timeline.png"), png(figure))
     if trace is not None:
         write(trace, json_text(timelines.trace(line, given.device)))
         say(f"{trace}: open it at https://ui.perfetto.dev")
+
+
+def drawn_timeline(line: Timeline, program: Program, given: Given) -> Figure:
+    """Return the picture of a timeline: of units, or of roles and their ring."""
+    from tinygpu.cli.pictures import timeline_figure
+    from tinygpu.cli.timeline_picture import asynchronous_figure
+
+    if program.barriers:
+        title = f"One CTA of the busy chip: {shape_text(given)}"
+        return asynchronous_figure(line, given.device, title)
+    return timeline_figure(line, given.device, f"One CTA, alone on an SM: {shape_text(given)}")
 
 
 @app.command()

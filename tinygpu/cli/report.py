@@ -35,9 +35,10 @@ _CAPTIONS = {
     "times": "Each bar is a schedule's predicted time; a mark is what one component alone would "
     "take. The model blends them, so the bar is longer than its longest part. Marks lie at "
     "different heights only to be told apart.",
-    "timeline": "Each bar is a statement of the kernel keeping a unit busy; pale bars are data on "
-    "its way. The same as a trace:",
-    "layout": "A tile in shared memory: the bank, the writer and the readers of each element.",
+    "timeline": "Each bar is a statement of the kernel keeping a unit busy, or what a stage of the "
+    "ring holds. The same as a trace:",
+    "layout": "A tile in shared memory: in which banks its elements lie, so that what is moved "
+    "together meets no bank twice.",
     "measured": "Each point is a schedule that was validated and timed here.",
 }
 
@@ -97,16 +98,16 @@ def _provenance() -> dict[str, Any]:
 
 def _summary(layers: Sequence[Layer]) -> str:
     timed = any(layer.timed for layer in layers)
+    kinds = {_peak(layer.explanation.unit) for layer in layers}
     head = ["layer", "#m", "#n", "#k", "#schedules", "#legal", "#predicted", "#TFLOP/s",
-            "of the FMA peak", "bottleneck"]  # fmt: skip
+            f"of the {' or '.join(sorted(kinds))} peak", "bottleneck"]  # fmt: skip
     if timed:
         head += ["#measured", "#TFLOP/s", "#cuBLAS", "#speed-up"]
     rows = []
     for layer in layers:
-        one, chip = layer.found.best[0], layer.space.device
+        one, why = layer.found.best[0], layer.explanation
         seconds = float(one.seconds)
-        peak = 2 * chip.sms * chip.fma_f32_per_cycle_per_sm * chip.clock_hz
-        share = layer.flops / seconds / peak
+        share = why.rate / why.peak
         row = [
             f"<a href='#{layer.name}'>{escape(layer.name)}</a>",
             *map(str, layer.space.problem.sizes.values()),
@@ -125,6 +126,12 @@ def _summary(layers: Sequence[Layer]) -> str:
             row += [f"{peer / took:.2f}x" if peer and took else ""]
         rows.append(row)
     return _table(head, rows)
+
+
+def _peak(unit: str) -> str:
+    """Return what a rate's peak is called."""
+    kind, arithmetic, _ = unit.rpartition("FLOP/s")
+    return (kind.strip() or "fp32") if arithmetic else "DRAM"
 
 
 def _measured_on(layers: Sequence[Layer]) -> str:
@@ -163,7 +170,7 @@ def _section(layer: Layer) -> str:
     parts = [
         f"<h2 id='{name}'>{escape(layer.title)}</h2><p>{escape(layer.what.capitalize())}.</p>",
         _table([], [[f"<b>{what}</b>", text] for what, text in facts]),
-        f"<h3>Why it takes as long as it does</h3><pre>{escape(layer.explanation)}</pre>",
+        f"<h3>Why it takes as long as it does</h3><pre>{escape(str(layer.explanation))}</pre>",
         *(_picture(layer, picture) for picture in layer.pictures if picture != "measured"),
     ]
     if "measured" in layer.pictures:

@@ -19,9 +19,10 @@ from tinygpu.cli.console import (
     time_text,
     write,
 )
-from tinygpu.cli.given import DEVICE, JSON, fixed_values, machine_named, problem_of
+from tinygpu.cli.given import DEVICE, DTYPE, JSON, LAYOUT, fixed_values, machine_named, problem_of
+from tinygpu.cli.peers import peers_of, why_no_gpu
 from tinygpu.device import load_device
-from tinygpu.errors import ScheduleError
+from tinygpu.errors import LaunchError, ScheduleError
 from tinygpu.schedule import to_json
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from tinygpu.space import Space
 
 __all__ = ["add_to", "measured", "ranked", "tree_of"]
-
-PEER = "tinygpu.cli.peers:cublas"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,7 +45,8 @@ def search(
     m: Annotated[int, typer.Option("-m", help="Rows of c.")] = 4096,
     n: Annotated[int, typer.Option("-n", help="Columns of c.")] = 4096,
     k: Annotated[int, typer.Option("-k", help="Terms of each sum.")] = 4096,
-    dtype: Annotated[str, typer.Option(help="Type of the inputs: f32, f16, bf16, f64.")] = "f32",
+    dtype: DTYPE = "",
+    layout: LAYOUT = "nn",
     device: DEVICE = "h200",
     top: Annotated[int, typer.Option(min=1, help="How many schedules to find.")] = 10,
     measure: Annotated[bool, typer.Option("--measure", help="Time them on this GPU.")] = False,
@@ -62,15 +62,14 @@ def search(
     """Find the best schedules of a machine for an operation under the model."""
     from tinygpu.space import Space
 
-    chosen, problem = machine_named(machine), problem_of(operation, dtype, m, n, k)
+    chosen = machine_named(machine)
+    problem = problem_of(operation, chosen, dtype, layout, {"m": m, "n": n, "k": k})
     fixed = fixed_values(chosen, fix or ())
     space = Space(chosen, problem, load_device(device), fixed=fixed)
     if measure and out is None:
         raise ScheduleError("--measure: measurements need a folder to be kept in; give --out DIR")
-    if measure:
-        from tinygpu.codegen.launch import gpu
-
-        gpu()  # to know before the search that there is none
+    if measure and (why_not := why_no_gpu(chosen)):
+        raise LaunchError(why_not)  # before the search
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write(out / "search.json", json_text({"finished": False}))
@@ -111,11 +110,10 @@ def ranked(
 
 def measured(space: Space, schedules: list[Schedule], store: Path) -> list[Measurement]:
     """Measure schedules beside cuBLAS, which comes last; what the store knows is not run again."""
-    from tinygpu.cli.peers import has_cublas
     from tinygpu.codegen.measure import measure
     from tinygpu.search.store import Store
 
-    peers = (PEER,) if has_cublas(space.problem) else ()
+    peers = peers_of(space.problem)
     with Store(store) as kept, bar("measure") as progress:
         return measure(
             schedules, space.machine, space.problem, store=kept, progress=progress, peers=peers
