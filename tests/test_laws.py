@@ -19,6 +19,7 @@ from tinygpu.reach import Case, exactly_once
 from tinygpu.role_laws import ROLE_LAWS
 from tinygpu.schedule import Schedule
 from tinygpu.tensor_laws import TENSOR_LAWS
+from tinygpu.warp_laws import WARP_LAWS
 
 H200 = load_device("h200")
 LARGE = Problem.of(matmul(), m=4096, n=4096, k=4096)
@@ -45,6 +46,7 @@ BREAKS: dict[str, tuple[dict[str, Value], Problem, Device]] = {
         H200,
     ),
 }
+OTHERS = {**ROLE_LAWS, **TENSOR_LAWS, **WARP_LAWS}
 TERMS: dict[str, Callable[[Program], Program]] = {
     "covered_sizes": lambda p: replace(p, at_most=(("m", 64),)),
     "barrier_ids": lambda p: _with(p, Sync(16)),
@@ -56,7 +58,7 @@ def _with(program: Program, statement: Sync) -> Program:
     return replace(program, roles=(replace(role, body=(*role.body, statement)),))
 
 
-@pytest.mark.parametrize("law", [n for n in LAWS if n not in {**ROLE_LAWS, **TENSOR_LAWS}])
+@pytest.mark.parametrize("law", [n for n in LAWS if n not in OTHERS])
 def test_every_law_breaks_somewhere_and_names_its_mend(law: str) -> None:
     if law in BREAKS:
         changes, problem, device = BREAKS[law]
