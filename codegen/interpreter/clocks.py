@@ -7,11 +7,11 @@ for each agent up to which of its steps everything is ordered before what its ho
 release and acquire join clocks.  An access is free of races if the last write of each granule (and,
 for a write, each agent's last read) is within the clock of whoever accesses it.
 
-There are three clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
+There are four clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
 an access through the asynchronous proxy may know of generic writes; ``INITS``, what a
-fence.mbarrier_init has published of barriers' initialisation.
+fence.mbarrier_init has published of barriers' initialisation; ``TENSOR``, see tensor_memory.py.
 
->>> clocks = Clocks(domains=1, warps=2, ctas=1, granules=4)
+>>> clocks = Clocks(domains=1, warps=2, granules=4)
 >>> rows = clocks.rows(0, np.array([1]))
 >>> clocks.write(np.array([3]), rows, 5) is None  # warp 1 (agents count from 1) writes granule 3
 True
@@ -34,9 +34,9 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.report import Array
 
-__all__ = ["INITS", "ORDER", "PROXIED", "RESERVED", "Clocks", "Conflict"]
+__all__ = ["INITS", "ORDER", "PROXIED", "RESERVED", "TENSOR", "Clocks", "Conflict"]
 
-ORDER, PROXIED, INITS = range(3)
+ORDER, PROXIED, INITS, TENSOR = range(4)
 RESERVED = 0
 """The agent that owns live mbarriers: nobody's clock ever knows it."""
 _ALWAYS = np.iinfo(np.int32).max
@@ -57,17 +57,17 @@ class Conflict:
 class Clocks:
     """Clocks of all agents of each domain (a cluster), and the last accesses of each granule."""
 
-    def __init__(self, *, domains: int, warps: int, ctas: int, granules: int) -> None:
+    def __init__(self, *, domains: int, warps: int, granules: int) -> None:
         self.domains, self.warps = domains, warps
         self.agents = 1 + warps + _SPARE
         self.used = [1 + warps] * domains
         self.names: dict[tuple[int, int], str] = {}
-        self.clocks = np.full((3, domains, self.agents, self.agents), -1, np.int32)
+        self.clocks = np.full((4, domains, self.agents, self.agents), -1, np.int32)
         self._own()
         self.asynchronous = np.zeros((domains, self.agents), bool)
-        self.write_step = np.full(ctas * granules, -1, np.int32)
-        self.write_agent = np.zeros(ctas * granules, np.int32)
-        self.read_step = np.full((ctas * granules, self.agents), -1, np.int32)
+        self.write_step = np.full(granules, -1, np.int32)
+        self.write_agent = np.zeros(granules, np.int32)
+        self.read_step = np.full((granules, self.agents), -1, np.int32)
 
     def _own(self) -> None:
         """Whatever an agent did itself is ordered before what it does next."""
@@ -101,13 +101,14 @@ class Clocks:
     # Clocks move between agents and barriers.
 
     def nothing(self) -> Array:
-        """Return a clock that knows nothing: (3, agents)."""
-        return np.full((3, self.agents), -1, np.int32)
+        """Return a clock that knows nothing: (4, agents)."""
+        return np.full((4, self.agents), -1, np.int32)
 
     def snapshot(self, domain: int, agents: Sequence[int], step: int) -> Array:
         """Return what these agents know together, their own steps so far included."""
         known = self.clocks[:, domain, agents].max(1)
         known[ORDER, agents] = step
+        known[TENSOR] = -1  # each thread's own
         return known
 
     def join(self, into: Array, clock: Array) -> Array:
@@ -125,7 +126,7 @@ class Clocks:
 
     def barrier(self, domains: Array, agents: Array, step: int) -> None:
         """Join the clocks of agents (n of each of ``domains``, the same) at a barrier of all."""
-        block = np.ix_(range(3), domains, agents)
+        block = np.ix_(range(4), domains, agents)
         known = self.clocks[block].max(2)
         known[ORDER][:, agents] = step
         self.clocks[block] = known[:, :, None]
@@ -151,8 +152,8 @@ class Clocks:
 
     # Accesses of granules.
 
-    def _known(self, rows: Array, others: Array, proxy: bool) -> Array:
-        flat = self.clocks[ORDER].reshape(-1, self.agents)
+    def _known(self, rows: Array, others: Array, proxy: bool, by: int) -> Array:
+        flat = self.clocks[by].reshape(-1, self.agents)
         known: Array = flat[rows, others]
         if proxy:
             generic = ~self.asynchronous.reshape(-1)[rows // self.agents * self.agents + others]
@@ -160,9 +161,9 @@ class Clocks:
             known = np.where(generic, np.minimum(known, fenced), known)
         return known
 
-    def _after_writes(self, at: Array, rows: Array, proxy: bool) -> Conflict | None:
+    def _after_writes(self, at: Array, rows: Array, proxy: bool, by: int) -> Conflict | None:
         others, steps = self.write_agent[at], self.write_step[at]
-        bad = steps > self._known(rows, others, proxy)
+        bad = steps > self._known(rows, others, proxy, by)
         if not bad.any():
             return None
         i = tuple(np.argwhere(bad)[0])
@@ -173,10 +174,17 @@ class Clocks:
         return Conflict(kind, int(np.broadcast_to(at, bad.shape)[i]), other, step, "wrote")
 
     def read(
-        self, at: Array, rows: Array, step: int, *, proxy: bool = False, agent: int | None = None
+        self,
+        at: Array,
+        rows: Array,
+        step: int,
+        *,
+        proxy: bool = False,
+        agent: int | None = None,
+        by: int = ORDER,
     ) -> Conflict | None:
         """Note reads of granules ``at`` by the agents of ``rows``, or by a channel in their name."""
-        conflict = self._after_writes(at, rows, proxy)
+        conflict = self._after_writes(at, rows, proxy, by)
         self.read_step[at, rows % self.agents if agent is None else agent] = step
         return conflict
 
@@ -188,12 +196,13 @@ class Clocks:
         *,
         proxy: bool = False,
         agent: Array | int | None = None,
+        by: int = ORDER,
     ) -> Conflict | None:
         """Note writes of granules ``at``; two agents that write one at once are a race too."""
-        conflict = self._after_writes(at, rows, proxy)
+        conflict = self._after_writes(at, rows, proxy, by)
         if conflict is None:
             reads = self.read_step[at]
-            known = self.clocks[ORDER].reshape(-1, self.agents)[rows]
+            known = self.clocks[by].reshape(-1, self.agents)[rows]
             bad = reads > known
             if bad.any():
                 *where, other = (int(x) for x in np.argwhere(bad)[0])

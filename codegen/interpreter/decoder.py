@@ -63,6 +63,7 @@ class Code:
     steps: tuple[Step, ...]
     register_bytes: tuple[int, ...]
     granule: int
+    tensor_granules: int
     static_bytes: int
     local_bytes: int
     parameter_at: Mapping[str, int]
@@ -267,6 +268,7 @@ def decode(
         tuple(steps),
         tuple(decoder.widths),
         decoder.granule,
+        2048 if any(i.opcode.startswith("tcgen05") for i in instructions) else 0,
         decoder.static_bytes,
         decoder.local_bytes,
         decoder.parameter_at,

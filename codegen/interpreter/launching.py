@@ -25,6 +25,8 @@ from tinygpu.codegen.interpreter import (
     matrices,
     moves,
     parser,
+    tcgen05,
+    tensor_memory,
     warp,
     wgmma,
 )
@@ -48,6 +50,8 @@ TABLE: Mapping[str, Builder] = {
     **copies.TABLE,
     **matrices.TABLE,
     **wgmma.TABLE,
+    **tensor_memory.TABLE,
+    **tcgen05.TABLE,
 }
 """Every instruction that is run, by the beginning of its opcode."""
 _RESIDENT_THREADS = 8192
@@ -161,6 +165,7 @@ def launch(
             if not run.live.any():
                 barriers.unfinished(run)
                 copies.unfinished(run)
+                tensor_memory.unfinished(run)
             done += batch
             if any(f.kind == "deadlock" for f in findings.values()):
                 break

@@ -147,8 +147,7 @@ class Run:
         self.clocks = Clocks(
             domains=self.ctas // self.cluster,
             warps=self.cluster * self.threads_per_cta // WARP,
-            ctas=self.ctas,
-            granules=size // self.code.granule,
+            granules=self.ctas * (size // self.code.granule + self.code.tensor_granules),
         )
         self.fragments[0] = Group(np.flatnonzero(self.live))
 

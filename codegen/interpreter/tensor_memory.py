@@ -1,0 +1,344 @@
+"""Tensor memory: 128 lanes by 512 columns of 32 bits a CTA; its allocation, loads and stores.
+
+An address is lane << 16 | column.  A warp reaches the 32 lanes of its rank in its warpgroup.  Order
+is held by the clocks of shared memory, one granule a column of a quarter of the lanes: ``TENSOR`` is
+what a thread knew when it last executed tcgen05.fence::after_thread_sync, and that is what its
+accesses may build on.  A missing fence::before_thread_sync is not seen.
+
+Source: PTX ISA 9.0, sections 9.7.16.1 to 9.7.16.8 (tcgen05: tensor memory, ld, st, alloc).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tinygpu.codegen.interpreter.clocks import ORDER, TENSOR, Conflict
+from tinygpu.codegen.interpreter.decoder import Action, Builder, Control, Decoder
+from tinygpu.codegen.interpreter.parser import Instruction
+from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.interpreter.run import WARP, Group, Run, Waiter
+from tinygpu.codegen.interpreter.spaces import check_write, shared_at
+
+__all__ = ["TABLE", "LANES", "TensorMemory", "access", "tensor_memory"]
+
+LANES, COLUMNS = 128, 512
+_QUARTERS = 4
+
+
+@dataclass(slots=True, eq=False)
+class TensorMemory:
+    """One CTA's: the cells, and the columns that each allocation begins with and has."""
+
+    cells: Array = field(default_factory=lambda: np.full((LANES, COLUMNS), 0x7FC00000, np.uint32))
+    allocated: dict[int, int] = field(default_factory=dict)
+    closed: bool = False
+
+    def free(self, columns: int) -> int | None:
+        """Return where so many columns are free."""
+        taken = np.zeros(COLUMNS, bool)
+        for start, number in self.allocated.items():
+            taken[start : start + number] = True
+        for start in range(0, COLUMNS - columns + 1, columns):
+            if not taken[start : start + columns].any():
+                return start
+        return None
+
+    def owns(self, first: int, number: int) -> bool:
+        """Whether these columns are in one allocation."""
+        return any(s <= first and first + number <= s + n for s, n in self.allocated.items())
+
+
+def tensor_memory(run: Run, cta: int) -> TensorMemory:
+    """Return the tensor memory of a CTA of the batch."""
+    found = run.state.setdefault(("tmem", cta), TensorMemory())
+    assert isinstance(found, TensorMemory)
+    return found
+
+
+def access(
+    run: Run, cta: int, quarters: Array, columns: tuple[int, int], rows: Array, channel: int,
+    *, writes: bool, own: bool = True,
+) -> int:  # fmt: skip
+    """Note an access of ``columns`` (first, number); returns its step.
+
+    ``own``: operations of the same channel are in order anyway.
+    """
+    step = run.tick()
+    first, number = columns
+    who = run.name(int(rows[0]) // run.clocks.agents, int(rows[0]) % run.clocks.agents)
+    if not tensor_memory(run, cta).owns(first, number):
+        run.find(
+            "tensor memory", f"{who}: columns {first} to {first + number - 1} are not allocated"
+        )
+        if first + number > COLUMNS:
+            return step
+    base = len(run.clocks.write_step) - run.ctas * _QUARTERS * COLUMNS
+    at = base + (cta * _QUARTERS + quarters[:, None]) * COLUMNS + first + np.arange(number)
+    clocks = run.clocks
+    flat = clocks.clocks[TENSOR].reshape(-1, clocks.agents)
+    before = flat[rows, channel].copy()
+    if own:
+        flat[rows, channel] = np.iinfo(np.int32).max
+    note = clocks.write if writes else clocks.read
+    found = note(at.reshape(-1), rows[:1], step, agent=channel, by=TENSOR)
+    flat[rows, channel] = before
+    if found is not None:
+        _report(run, cta, found, who, "writes" if writes else "reads")
+    elif not writes and clocks.fresh(at).any():
+        run.find("uninitialised", f"{who} reads tensor memory that nobody wrote")
+    return step
+
+
+def _report(run: Run, cta: int, found: Conflict, who: str, does: str) -> None:
+    domain = cta // run.cluster
+    other = run.name(domain, found.other)
+    column = found.granule % COLUMNS
+    run.find(
+        found.kind,
+        f"{who} {does} column {column} of the tensor memory of {run.cta_name(cta)}, which {other} "
+        f"{found.what} with no completion and tcgen05.fence::after_thread_sync between",
+        other=run.log[found.other_step],
+    )
+
+
+@functools.cache
+def _cells(shape: str, times: int) -> tuple[Array, Array]:
+    """Return lane and column of each thread's registers: (32, registers)."""
+    t = np.arange(WARP)[:, None]
+    each, wide = {"32x32b": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4), "16x256b": (4, 8)}[shape]
+    r = np.arange(each * times)[None]
+    part, turn = r % each, r // each
+    if shape == "32x32b":
+        return t + 0 * r, r + 0 * t
+    if shape == "16x64b":
+        return t // 4 + 8 * (t % 2) + 0 * r, t // 2 % 2 + wide * turn
+    if shape == "16x128b":
+        return t // 4 + 8 * part, t % 4 + wide * turn
+    return t // 4 + 8 * (part // 2), 2 * (t % 4) + part % 2 + wide * turn
+
+
+def _channel(run: Run, warp: int) -> int:
+    key = ("tcgen05.ld", warp)
+    if key not in run.state:
+        domain, _ = run.agents_of(np.array([warp]))
+        name = f"tcgen05.ld or st of {run.warp_name(warp * WARP)}"
+        run.state[key] = run.clocks.channel(int(domain[0]), name, asynchronous=True)
+    found: int = run.state[key]
+    return found
+
+
+def _ld_st(d: Decoder, i: Instruction) -> Control:
+    loads = i.parts[1] == "ld"
+    shape = next((p for p in i.parts if p in ("32x32b", "16x64b", "16x128b", "16x256b")), "")
+    times = int(next((p for p in i.parts if re.fullmatch(r"x\d+", p)), "x1")[1:])
+    if not shape or any("pack::" in p for p in i.parts):
+        raise d.error("this shape or packing is not run")
+    lanes, columns = _cells(shape, times)
+    at = d.address(i.operands[1 if loads else 0])
+    listed = d.listed(i.operands[0 if loads else 1])
+    if len(listed) != lanes.shape[1]:
+        raise d.error(f"{len(listed)} registers; {shape}.x{times} has {lanes.shape[1]}")
+    registers = [d.register(r) for r in listed]
+
+    def move(run: Run, group: Group) -> Group | None:
+        here = run.together(group, WARP)
+        if here is None:
+            return None
+        addresses = at(run, here)
+        for first in range(0, here.size, WARP):
+            threads = slice(int(here.threads[first]), int(here.threads[first]) + WARP)
+            warp = threads.start // WARP
+            address, cta = int(addresses[first]), threads.start // run.threads_per_cta
+            lane, column = address >> 16, address & 0xFFFF
+            if (addresses[first : first + WARP] != address).any():
+                run.find("tensor memory", "the warp's threads give different addresses")
+            quarter = warp % 4
+            allowed = (32 * quarter,) if shape == "32x32b" else (32 * quarter, 32 * quarter + 16)
+            if lane not in allowed:
+                run.find(
+                    "tensor memory",
+                    f"{run.warp_name(threads.start)} reaches lanes {32 * quarter} to "
+                    f"{32 * quarter + 31}; got {lane}",
+                )
+                continue
+            rows = run.rows(Group(np.arange(threads.start, threads.start + 1)))
+            channel = _channel(run, warp)
+            span = (column, int(columns.max()) + 1)
+            step = access(
+                run, cta, np.array([quarter]), span, rows, channel, writes=not loads, own=loads
+            )
+            run.state["tcgen05 step", warp, loads] = step
+            cells = tensor_memory(run, cta).cells
+            if loads:
+                values = cells[lane + lanes, column + columns]
+                for n, register in enumerate(registers):
+                    run.registers[register][threads] = values[:, n]
+            else:
+                held = np.stack([run.registers[r][threads] for r in registers], 1)
+                cells[lane + lanes, column + columns] = held
+        return here
+
+    return Control(move, WARP)
+
+
+def _wait(d: Decoder, i: Instruction) -> Control:
+    loads = "wait::ld" in i.parts
+
+    def wait(run: Run, group: Group) -> Group | None:
+        here = run.together(group, WARP)
+        if here is None:
+            return None
+        run.tick()
+        for warp in here.warp_numbers.tolist():
+            step = run.state.get(("tcgen05 step", warp, loads), -1)
+            domain, agents = run.agents_of(np.array([warp]))
+            channel = _channel(run, warp)
+            for clock in (ORDER, TENSOR):
+                known = run.clocks.clocks[clock, int(domain[0]), agents, channel]
+                run.clocks.clocks[clock, int(domain[0]), agents, channel] = np.maximum(known, step)
+        return here
+
+    return Control(wait, WARP)
+
+
+def _alloc(d: Decoder, i: Instruction) -> Control:
+    at, number = d.address(i.operands[0]), d.source(i.operands[1], "u32")
+    d.touch(4)
+
+    def allocate(run: Run, group: Group) -> Group | None:
+        here = run.together(group, WARP)
+        if here is None:
+            return None
+        addresses = at(run, here)
+        numbers = np.broadcast_to(number(run, here), (here.size,))
+        going, pc = [], run.pc
+        for first in range(0, here.size, WARP):
+            warp = Group(here.threads[first : first + WARP])
+            cta, columns = int(warp.threads[0]) // run.threads_per_cta, int(numbers[first])
+            memory = tensor_memory(run, cta)
+            if columns < 32 or columns > COLUMNS or columns & (columns - 1):
+                run.find("tensor memory", f"{columns} columns; a power of two from 32 to 512 is")
+                continue
+            if memory.closed:
+                run.find("tensor memory", "an allocation after relinquish_alloc_permit")
+            take = _take(run, memory, warp, int(addresses[first]), columns, pc)
+            if take():
+                going.append(warp.threads)
+                continue
+            waiter = Waiter(pc + 1, warp, _says(memory, columns))
+            run.wait(waiter)
+            run.polls.append(_poll(run, waiter, take))
+        return Group(np.concatenate(going)) if going else None
+
+    return Control(allocate, WARP)
+
+
+def _take(
+    run: Run, memory: TensorMemory, warp: Group, address: int, columns: int, pc: int
+) -> Callable[[], bool]:
+    def take() -> bool:
+        start = memory.free(columns)
+        if start is None:
+            return False
+        memory.allocated[start] = columns
+        one = Group(warp.threads[:1])
+        run.pc = pc
+        found = shared_at(run, one, np.array([address]), 4)
+        if found is not None:
+            check_write(run, found[0], found[1], 4)
+            run.shared.view(np.uint32)[found[1] // 4] = start
+        return True
+
+    return take
+
+
+def _says(memory: TensorMemory, columns: int) -> Callable[[], str]:
+    return lambda: f"for {columns} columns of tensor memory, of which {memory.allocated} are taken"
+
+
+def _poll(run: Run, waiter: Waiter, take: Callable[[], bool]) -> Callable[[], bool]:
+    def poll() -> bool:
+        if id(waiter) not in run.waiting or not take():
+            return False
+        run.wake(id(waiter))
+        return True
+
+    return poll
+
+
+def _dealloc(d: Decoder, i: Instruction) -> Control:
+    at, number = d.source(i.operands[0], "u32"), d.source(i.operands[1], "u32")
+
+    def free(run: Run, group: Group) -> Group | None:
+        here = run.together(group, WARP)
+        if here is None:
+            return None
+        addresses = np.broadcast_to(at(run, here), (here.size,))
+        numbers = np.broadcast_to(number(run, here), (here.size,))
+        for first in range(0, here.size, WARP):
+            thread = int(here.threads[first])
+            cta, start, columns = (
+                thread // run.threads_per_cta,
+                int(addresses[first]),
+                numbers[first],
+            )
+            memory = tensor_memory(run, cta)
+            if memory.allocated.get(start) != columns:
+                run.find(
+                    "tensor memory", f"no allocation of {columns} columns begins at {start:#x}"
+                )
+                continue
+            rows = run.rows(Group(np.array([thread])))
+            channel = _channel(run, thread // WARP)
+            span = (start, int(columns))
+            access(run, cta, np.arange(_QUARTERS), span, rows, channel, writes=True)
+            del memory.allocated[start]
+        return here
+
+    return Control(free, WARP)
+
+
+def _relinquish(d: Decoder, i: Instruction) -> Action:
+    def close(run: Run, group: Group) -> None:
+        for cta in np.unique(run.cta_of(group.threads)).tolist():
+            tensor_memory(run, cta).closed = True
+
+    return close
+
+
+def _fence(d: Decoder, i: Instruction) -> Action:
+    after = "fence::after_thread_sync" in i.parts
+
+    def fence(run: Run, group: Group) -> None:
+        if after:
+            for domain, agents in run.by_domain(group):
+                run.clocks.clocks[TENSOR, domain, agents] = run.clocks.clocks[ORDER, domain, agents]
+
+    return fence
+
+
+def unfinished(run: Run) -> None:
+    """Report tensor memory that is still allocated when all threads have ended."""
+    for key, held in list(run.state.items()):
+        if isinstance(held, TensorMemory) and held.allocated:
+            name = run.cta_name(key[1])
+            run.find("tensor memory", f"{name} ended with columns {held.allocated} allocated")
+
+
+TABLE: Mapping[str, Builder] = {
+    "tcgen05.alloc": _alloc,
+    "tcgen05.dealloc": _dealloc,
+    "tcgen05.relinquish_alloc_permit": _relinquish,
+    "tcgen05.ld": _ld_st,
+    "tcgen05.st": _ld_st,
+    "tcgen05.wait::ld": _wait,
+    "tcgen05.wait::st": _wait,
+    "tcgen05.fence::before_thread_sync": _fence,
+    "tcgen05.fence::after_thread_sync": _fence,
+}
+"""This family's builders by the beginning of their opcodes."""
