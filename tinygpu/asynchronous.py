@@ -113,7 +113,7 @@ def _start(
         shared = {
             (b.name, copy): Shared(b)
             for b in program.buffers
-            if b.level == "smem"
+            if b.level in ("smem", "tmem")
             for copy in range(int(b.copies))
         }
         cta = Cta(cluster, rank, own, shared, {})

@@ -70,7 +70,7 @@ __all__ = [
 
 Step = tuple[Do | Exit | Sync | Commit | WaitGroup | Wait | Arrive | Fence, Mapping[str, int]]
 _MANY_USES = 24
-_GROUPS: tuple[Group, ...] = ("cp.async", "wgmma", "bulk")
+_GROUPS: tuple[Group, ...] = ("cp.async", "wgmma", "bulk", "tcgen05.ld", "tcgen05.st")
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +120,11 @@ class Mbarrier:
 
 @dataclass(slots=True, eq=False)
 class Use:
-    """A use of shared memory: ``done`` are columns and the times from which they know of it."""
+    """A use of shared memory: ``done`` are columns and the times from which they know of it.
+
+    ``pipe``: the agent whose tcgen05.mma it is; those are done in order.  ``tensor``: it is of a
+    tcgen05.ld or st.
+    """
 
     do: Do
     cells: Integers
@@ -129,6 +133,8 @@ class Use:
     plain: bool
     done: list[tuple[int, int]]
     fenced: int | None = None
+    pipe: Agent | None = None
+    tensor: bool = False
 
     def known(self, clock: Integers) -> bool:
         """Whether an agent with this clock knows that it is done."""
@@ -142,7 +148,7 @@ class Use:
 
 
 class Shared:
-    """A ring in the shared memory of one CTA (of one copy): values, ring indices, uses."""
+    """A ring in shared or tensor memory of one CTA (of one copy): values, ring indices, uses."""
 
     def __init__(self, buffer: Buffer) -> None:
         """Poison every cell."""
@@ -257,6 +263,11 @@ class Agent:
     sent: list[Flight] = field(default_factory=list)
     fenced: set[str] = field(default_factory=set)
     unfenced: list[Use] = field(default_factory=list)
+    queue: list[Any] = field(default_factory=list)  # its tcgen05.mma and commits
+    opened: dict[object, Use] = field(default_factory=dict)  # uses that no commit covers
+    issued_uses: list[Use] = field(default_factory=list)
+    untold: list[Use] = field(default_factory=list)  # done, and no tcgen05.fence since
+    seen: Integers | None = None  # what it knew at its last tcgen05.fence
 
     @property
     def clock(self) -> Integers:
@@ -287,6 +298,8 @@ class Agent:
         use.done.append((self.number, self.time))
         if use.writes and use.plain:
             self.unfenced.append(use)
+        if use.tensor:
+            self.untold.append(use)
 
     @property
     def done(self) -> bool:

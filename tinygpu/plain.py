@@ -120,9 +120,10 @@ def _touch(agent: Agent, do: Do, w: _Where, *, writes: bool) -> Use | None:
     buffer = w.access.buffer
     if isinstance(w.held, Registers):
         agent.fenced.discard(buffer.name)
-        for product in agent.under_way("wgmma"):
+        later = ("wgmma", "tcgen05.ld", "tcgen05.st")
+        for product in (p for group in later for p in agent.under_way(group)):
             if product.holds(buffer.name, w.cells, writes=writes):
-                text = f"touches {buffer.name} while {product.do} may be under way; wait_group"
+                text = f"touches {buffer.name} while {product.do} may be under way; wait for it"
                 agent.cta.cluster.find("unwaited", agent, do, text, buffer.name, str(product.do))
                 w.held.value[w.cells] = np.nan
                 break

@@ -23,10 +23,12 @@ from tinygpu.race import UNWRITTEN, Integers
 from tinygpu.touched import Touched
 
 __all__ = [
+    "along",
     "cells_of",
     "claim",
     "from_gmem",
     "gmem_of",
+    "home_of",
     "is_tile",
     "mbarrier_of",
     "narrowed",
@@ -44,6 +46,20 @@ def mbarrier_of(cta: Cta, barrier: Barrier, index: Affine, env: Mapping[str, int
     ring = cta.barriers[barrier.name]
     stage: int = index.evaluate(env) % len(ring)
     return ring[stage]
+
+
+def along(cta: Cta, axis: str) -> list[Cta]:
+    """Return the CTAs of a cluster along an axis; itself alone, if it is no axis."""
+    return [
+        other
+        for other in cta.cluster.ctas
+        if all(other.ranks[v] == r for v, r in cta.ranks.items() if v != axis)
+    ]
+
+
+def home_of(cta: Cta, barrier: Barrier) -> Cta:
+    """Return the CTA whose mbarrier counts what a CTA tells."""
+    return along(cta, barrier.home)[0]
 
 
 def is_tile(do: Do) -> bool:
@@ -116,16 +132,20 @@ def claim(agent: Agent, shared: Shared, stage: int, use: Use, *, keep: bool = Tr
     """Find who else may be using these cells now; remember the use (``keep``)."""
     cluster, clock, asynchronous = agent.cta.cluster, agent.clock, not use.plain
     for other in shared.uses[stage]:
-        if not (other.writes or use.writes):
+        if not (other.writes or use.writes) or (use.pipe and use.pipe is other.pipe):
             continue
         known = other.known(clock)
-        if known and (not asynchronous or other.visible(clock)):
+        fence = _missing_fence(agent, other, use) if known else ""
+        if known and not fence and (not asynchronous or other.visible(clock)):
             continue
         common = shared.common(other.cells, use.cells)
         if common is None:
             continue
         cell = f"{shared.buffer.name}[{common}]"
-        if known:
+        if fence:
+            text = f"touches {cell}, used by {other.do}; put {fence}"
+            cluster.find("unfenced", agent, use.do, text, cell, str(other.do))
+        elif known:
             text = f"touches {cell}, written by {other.do} and not fenced since; put"
             text += " fence.proxy.async after the write, before the barrier"
             cluster.find("unfenced", agent, use.do, text, cell, str(other.do))
@@ -137,6 +157,17 @@ def claim(agent: Agent, shared: Shared, stage: int, use: Use, *, keep: bool = Tr
         cluster.find("race", agent, use.do, text, shared.buffer.name, str(use.do))
     if keep:
         shared.remember(stage, use, clock, cluster.live)
+
+
+def _missing_fence(agent: Agent, other: Use, use: Use) -> str:
+    """Return which tcgen05.fence is missing between two uses of which the first is done, if any."""
+    if other.agent == use.agent:
+        return ""
+    if other.tensor and (other.fenced is None or agent.clock[other.agent] < other.fenced):
+        return "tcgen05.fence::before_thread_sync behind that, before telling others"
+    if (use.tensor or use.pipe) and (agent.seen is None or not other.known(agent.seen)):
+        return "tcgen05.fence::after_thread_sync before this, after waiting"
+    return ""
 
 
 def from_gmem(agent: Agent, do: Do, access: Access, address: Integers, taken: Booleans) -> Values:

@@ -22,11 +22,14 @@ from tinygpu.errors import ProgramError
 from tinygpu.plain import execute_plain
 from tinygpu.program import Access, Do
 from tinygpu.race import UNWRITTEN, Integers
+from tinygpu.tensor_transfers import multiply, transfer
 from tinygpu.tile_access import (
+    along,
     cells_of,
     claim,
     from_gmem,
     gmem_of,
+    home_of,
     mbarrier_of,
     narrowed,
     stale,
@@ -50,6 +53,10 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
             _load(agent, do, env)
         case "bulk_group":
             _store(agent, do, env)
+        case "tcgen05_commit":
+            multiply(agent, do, env)
+        case "tcgen05_wait":
+            transfer(agent, do, env)
         case "wgmma_group":
             _multiply(agent, do, env)
         case _:
@@ -214,14 +221,13 @@ def _load(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     cells, taken = cells_of(agent, do, write, env)
     index = write.index.evaluate(env)
     size = extent(do.values) * write.buffer.type.bytes * agent.threads.size
-    for target in cta.cluster.ctas:
-        if any(target.ranks[v] != r for v, r in cta.ranks.items() if v != do.multicast):
-            continue
+    for target in along(cta, do.multicast):
         shared = target.memory(agent, write.buffer)
         use = Use(do, cells[taken], agent.number, True, False, [])
         claim(agent, shared, index % int(write.buffer.stages), use)
         shared.value[use.cells], shared.index[use.cells] = np.nan, UNWRITTEN
-        barrier, clock = mbarrier_of(target, *do.signal, env), agent.clock.copy()
+        home, clock = home_of(target, do.signal[0]), agent.clock.copy()
+        barrier = mbarrier_of(home, *do.signal, env)
         load = Load(agent, do, target, shared, use, values[taken], index, barrier, size, clock)
         cta.cluster.launch(load)
 

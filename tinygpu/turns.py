@@ -14,7 +14,8 @@ from tinygpu.cluster import Agent, Cluster, Flight
 from tinygpu.errors import ProgramError
 from tinygpu.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
 from tinygpu.race import Finding
-from tinygpu.tile_access import mbarrier_of
+from tinygpu.tensor_transfers import Commitment, Multiplication, commit, released
+from tinygpu.tile_access import along, home_of, mbarrier_of
 from tinygpu.transfers import Delivery, Load, Product, Store, execute
 
 __all__ = ["STRATEGIES", "Strategy", "Turns"]
@@ -22,6 +23,7 @@ __all__ = ["STRATEGIES", "Strategy", "Turns"]
 Strategy = Literal["starve", "others", "leaders", "any"]
 STRATEGIES: tuple[Strategy, ...] = ("starve", "others", "leaders", "any")
 _LANDS_NEXT = 0.3
+_LANDING = Load | Delivery | Multiplication | Commitment  # what lands when nobody can go on
 _MOST_NAMED = 6
 
 
@@ -44,7 +46,9 @@ class Turns:
                 self._land([f for f in cluster.flying if f.may_land])
             if agent := self._following():
                 self._step(agent)
-            elif not self._land([f for f in cluster.flying if isinstance(f, Load | Delivery)]):
+            elif not self._land(
+                [f for f in cluster.flying if isinstance(f, _LANDING) and f.may_land]
+            ):
                 break
         if stuck := [a for a in cluster.agents if not a.done]:
             self._deadlock(stuck)
@@ -98,8 +102,16 @@ class Turns:
                 self._wait_group(agent, statement)
             case Wait():
                 self._wait(agent, statement, env)
+            case Arrive(after="tcgen05"):
+                commit(agent, statement, env)
             case Arrive():
                 self._arrive(agent, statement, env)
+            case Fence("tcgen05.after"):
+                agent.seen = agent.clock.copy()
+            case Fence("tcgen05.before"):
+                for use in agent.untold:
+                    use.fenced = agent.time
+                agent.untold = []
             case Fence("wgmma"):
                 agent.fenced = set(agent.team.registers)
             case Fence():
@@ -119,6 +131,8 @@ class Turns:
                 if not (isinstance(flight, Store) and flight.uses[0].done):
                     text = "is under way when its thread leaves; commit and wait for it"
                     self.cluster.find("unwaited", agent, flight.do, text)
+        if agent is agent.cta.agents[0]:
+            released(agent)
         waiting = [a for a in self.cluster.agents if a.at is not None and a.at.scope == "cluster"]
         if waiting:
             self._meet(waiting[0])
@@ -156,6 +170,9 @@ class Turns:
     def _wait_group(self, agent: Agent, wait: WaitGroup) -> None:
         """Land what the wait covers; of stores, with ``read``, only the reading."""
         groups = agent.groups[wait.group]
+        if wait.group in ("tcgen05.ld", "tcgen05.st"):
+            groups.append(agent.open[wait.group])
+            agent.open[wait.group] = []
         covered = _covered(groups, wait.pending)
         for flight in [f for g in groups[:covered] for f in g]:
             if isinstance(flight, Store) and wait.read:
@@ -181,7 +198,8 @@ class Turns:
 
     def _arrive(self, agent: Agent, arrive: Arrive, env: Mapping[str, int]) -> None:
         count, clock = agent.threads.size, agent.clock.copy()
-        for cta in self.cluster.ctas if arrive.to == "cluster" else (agent.cta,):
+        ctas = self.cluster.ctas if arrive.to == "cluster" else along(agent.cta, arrive.to)
+        for cta in (home_of(c, arrive.barrier) for c in ctas):
             barrier = mbarrier_of(cta, arrive.barrier, arrive.index, env)
             expected = int(arrive.bytes) * count
             delivery = Delivery(agent, arrive, cta, barrier, count, expected, clock)
