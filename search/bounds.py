@@ -27,7 +27,7 @@ from tinygpu.search.causes import Cause, Place
 from tinygpu.search.cost import Breakdown, cost
 from tinygpu.search.pipeline import Stages
 
-__all__ = ["LIMITS", "Timed", "launched", "limits"]
+__all__ = ["LIMITS", "Timed", "launched", "limits", "shares"]
 
 _ENDLESS, _NOTHING = 1e9, 1e-9
 """Factors of a rate, and of a latency, that is no limit."""
@@ -84,6 +84,12 @@ def limits(timed: Timed) -> tuple[Cause, ...]:
         place = Place(device.name, here, "no limit", saves)
         found.append(Cause(name, part, saves, saves, (place,)))
     return tuple(sorted(found, key=lambda cause: -cause.saves_seconds))
+
+
+def shares(timed: Timed) -> dict[str, float]:
+    """Return, for each limit, the seconds of the part of the breakdown that shows it."""
+    parts = timed.time.parts
+    return {name: float(parts[part]) for name, (part, _, _) in LIMITS.items() if part in parts}
 
 
 def launched(timed: Timed) -> str:

@@ -39,7 +39,7 @@ from tinygpu.operation import Problem
 from tinygpu.program import Program
 from tinygpu.registers import spill_estimate
 from tinygpu.schedule import Schedule
-from tinygpu.search.bounds import Timed, launched, limits
+from tinygpu.search.bounds import Timed, launched, limits, shares
 from tinygpu.search.causes import causes, excesses, peel
 from tinygpu.search.cost import cost
 from tinygpu.search.explanation import (
@@ -170,14 +170,12 @@ def _levers(
     view: View | Timed, others: Mapping[str, list[tuple[Value, View | Timed]]]
 ) -> dict[str, tuple[Lever, ...]]:
     """Return, by cause, the decisions that take a tenth of its excess or more, fastest first."""
-    if not isinstance(view, View):
-        return {}
-    excess = excesses(view)
+    excess = _excesses(view)
     found: dict[str, list[Lever]] = {name: [] for name, e in excess.items() if e > 0}
     for decision, tried in others.items():
         fastest: dict[str, Lever] = {}
         for value, other in tried:
-            for cause, left in excesses(other).items() if isinstance(other, View) else ():
+            for cause, left in _excesses(other).items():
                 if cause not in found or left > 0.9 * excess[cause]:
                     continue
                 lever = Lever(decision, value, 1 - left / excess[cause], other.seconds)
@@ -190,6 +188,11 @@ def _levers(
         name: tuple(sorted(levers, key=lambda lever: lever.seconds))
         for name, levers in found.items()
     }
+
+
+def _excesses(view: View | Timed) -> dict[str, float]:
+    """Return what each cause adds; of a limit, the part that shows it, as the ideal is none."""
+    return excesses(view) if isinstance(view, View) else shares(view)
 
 
 def _rate(problem: Problem, device: Device, view: View | Timed) -> tuple[float, float, str]:

@@ -238,6 +238,8 @@ def _explained(e: Explanation) -> Iterator[str]:
                 for v in levers
             )
             yield f"    changed by {', '.join(each)}"
+        elif cause.resource == e.bottleneck and not hidden:
+            yield "    no legal change of one decision lowers it by a tenth"
     if e.steps:
         yield "removed one after another:"
         for step in e.steps:
