@@ -24,8 +24,9 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -223,12 +224,20 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**totals, "conservative kinds": dict(kinds.most_common())}
 
 
-def lots() -> Iterator[tuple[str, Sequence[tuple[str, Case]]]]:
-    """Yield the corpus, in lots that are judged and written one at a time."""
-    for case in programs():
-        yield case.name, [(name, case.of(p)) for name, p in changed(case)]
-    for lot in range(DRAWN // LOT):
-        yield f"drawn {lot}", tuple(drawn(lot, LOT))
+def lots() -> dict[str, Callable[[], Sequence[tuple[str, Case]]]]:
+    """Return the corpus, in lots that are made, judged and written one at a time."""
+    found: dict[str, Callable[[], Sequence[tuple[str, Case]]]] = {}
+    found |= {c.name: partial(_changes, c) for c in programs()}
+    found |= {f"drawn {n}": partial(_drawn, n) for n in range(DRAWN // LOT)}
+    return found
+
+
+def _changes(case: Case) -> Sequence[tuple[str, Case]]:
+    return [(name, case.of(program)) for name, program in changed(case)]
+
+
+def _drawn(lot: int) -> Sequence[tuple[str, Case]]:
+    return tuple(drawn(lot, LOT))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -236,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from rich.progress import track
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.async_corpus")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=FOLDER.parent, help="folder of the results")
     out = parser.parse_args(arguments).out
     path = out / "async_corpus.json"
     words = sys.argv[1:] if arguments is None else arguments
@@ -244,9 +253,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
     rows = {row["program"]: row for row in old["rows"]}
     try:
-        for name, found in track(list(lots()), "judging"):
+        for name, made in track(lots().items(), "judging", total=len(lots())):
             if name not in rows:
-                rows[name] = row_of(name, found)
+                rows[name] = row_of(name, made())
                 told = summary(list(rows.values()))
                 tree = {"provenance": record, "summary": told, "rows": list(rows.values())}
                 write_tree(path, tree)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.async_mutants import mutants
+from tests.async_protocols import by_hand
 from tinygpu.conditions import hazards
 from tinygpu.errors import ProgramError
 from tinygpu.events import concurrency_key, skeleton_of, verdict, verdict_of_protocol
@@ -247,3 +248,12 @@ def test_an_exit_of_some_threads_is_refused() -> None:
 def test_the_other_skeleton_refuses_what_it_has_no_words_for() -> None:
     with pytest.raises(ProgramError, match=r"bar\.sync and cp\.async only"):
         skeleton_of(hopper("plain"))
+
+
+def test_parts_that_do_not_fill_an_index_are_found() -> None:
+    """Two halves of a tile, of which one goes to another index: bytes are right, the tile is not."""
+    two = next(p for p in by_hand() if p.name == "two producers 2 False")
+    assert verdict(two).legal
+    for name in ("later write in", "sooner write in"):
+        found = {f.kind for f in verdict(mutant(two, name)).findings}
+        assert "unwritten" in found, name

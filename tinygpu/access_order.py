@@ -120,10 +120,14 @@ def _within(look: Look, index: int, accesses: list[_Access]) -> None:
     """Judge the accesses of one index."""
     writes = [a for a in accesses if a.touch.write]
     what = f"{accesses[0].touch.ring.name}@{index}"
+    filled = sum(w.touch.part for w in writes)
     for read in (a for a in accesses if not a.touch.write):
         if not writes:
             text = f"{look.name(read.place)} reads {what}, which nobody writes; write that index"
             look.report("unwritten", read.place, read.place, text)
+        elif filled < 1:
+            text = f"{look.name(read.place)} reads {what}, of which {filled} is loaded; load it all"
+            look.report("unwritten", writes[0].place, read.place, text)
         for write in writes:
             _follows(look, write, read, what)
     for one, two in combinations(writes, 2):

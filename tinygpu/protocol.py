@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from tinygpu.access_map import Affine
@@ -54,12 +55,16 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One access at an index; ``overlap``: two threads of one write share a cell."""
+    """One access at an index; ``overlap``: two threads of one write share a cell.
+
+    ``part``: how much of a stage a load fills, in each CTA that receives it.
+    """
 
     ring: Ring
     index: Affine
     write: bool
     overlap: bool = False
+    part: Fraction = Fraction(1)
 
     def __str__(self) -> str:
         return f"{'write' if self.write else 'read'} {self.ring.name}@({self.index})"

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 from math import gcd, prod
 from typing import Literal, assert_never
@@ -171,6 +172,8 @@ def _act(do: Do, threads: int) -> Act:
     kind: Kind = _KINDS.get(do.instruction.completion, "generic")
     if do.instruction.completion == "tcgen05_wait":
         kind = "put" if do.write.buffer.level == "tmem" else "take"
+    moved = prod(map(int, do.values))
+    part = Fraction(moved, int(do.write.buffer.stage_elements)) if kind == "load" else Fraction(1)
     touches = [
         Touch(_ring(read), normal(read.index), write=False)
         for read in do.reads
@@ -179,8 +182,8 @@ def _act(do: Do, threads: int) -> Act:
     if do.write.buffer.level != "gmem":
         own_cells = kind != "generic" or any(a.buffer.fragment for a in do.accesses)
         overlap = not own_cells and coverage(do, threads)[1]
-        touches.append(Touch(_ring(do.write), normal(do.write.index), True, overlap))
-    landed = prod(map(int, do.values)) * do.write.buffer.type.bytes if do.signal else 0
+        touches.append(Touch(_ring(do.write), normal(do.write.index), True, overlap, part))
+    landed = moved * do.write.buffer.type.bytes if do.signal else 0
     signal = (_barrier(do.signal[0]), normal(do.signal[1])) if do.signal else None
     fresh = None if do.fresh is None else normal(do.fresh)
     unique = tuple(dict.fromkeys(touches))

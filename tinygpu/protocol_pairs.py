@@ -3,7 +3,7 @@
 Every condition but balance speaks of two agents, and a path among two CTAs is a path among all;
 so a cluster is legal if its pairs are: two CTAs along one axis, and two that differ in more ranks.
 Balance stays what it was, as counts are scaled: of n CTAs that arrive two do, and a load along an
-axis of n brings n / 2 times its bytes.
+axis of n brings n / 2 times its bytes and its part of a stage.
 
 Pairs are alike whatever an axis or a ring is called, so they get names of their own.
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from math import prod
 
 from tinygpu.protocol import (
@@ -116,7 +117,10 @@ def _among(protocol: Protocol, shape: Cluster) -> Protocol | None:
                     each = landed // new.get(node.multicast, 1)
                     signal = (scaled(node.signal[0]), node.signal[1])
                     along = _PAIR if new.get(node.multicast, 1) > 1 else ""
-                    out.append(replace(node, signal=signal, bytes=each, multicast=along))
+                    share = Fraction(old.get(node.multicast, 1), new.get(node.multicast, 1))
+                    fills = tuple(replace(t, part=t.part * share) for t in node.touches)
+                    act = replace(node, touches=fills, signal=signal, bytes=each, multicast=along)
+                    out.append(act)
                 case Loop() | Guard() | One() | Tiles():
                     out.append(replace(node, body=put(node.body)))
                 case _:
