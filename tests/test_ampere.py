@@ -67,7 +67,7 @@ def statements(program: Program, name: str) -> list[Do]:
 def test_starts_are_legal_and_mean_the_product(name: str, layout: str) -> None:
     problem = Problem.of(term(name, layout).operation, **LARGE)
     assert check_schedule(Schedule.of(Ampere(), STARTS[name]), Ampere(), problem, H200) == ()
-    small: dict[str, Value] = {"tile_m": 64, "tile_n": 64, "warps_m": 2, "warps_n": 2}
+    small: Any = {"tile_m": 64, "tile_n": 64, "warps_m": 2, "warps_n": 2}
     program = term(name, layout, **small)
     assert verdict(program).legal
     sizes = {"m": 128, "n": 64, "k": 192} if name == "exact" else RAGGED
@@ -195,7 +195,7 @@ def test_mma_needs_an_ampere() -> None:
 
 @pytest.mark.parametrize("name", ["plain", pytest.param("lines", marks=pytest.mark.slow)])
 def test_what_the_interpreter_sees_of_mutants_the_graph_rejects(name: str) -> None:
-    small: dict[str, Value] = {"tile_m": 32, "tile_n": 32, "warps_m": 1, "warps_n": 1}
+    small: Any = {"tile_m": 32, "tile_n": 32, "warps_m": 1, "warps_n": 1}
     program = term(name, **small)
     sizes = {"m": 32, "n": 40, "k": 72 if name == "plain" else 264}
     among = {"race", "deadlock", "stale", "unwaited"}

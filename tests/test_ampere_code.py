@@ -60,7 +60,7 @@ def test_the_code_of_every_start_multiplies(name: str, layout: str) -> None:
         ({"tile_m": 128, "warps_m": 4, "tile_n": 32, "warps_n": 1}, "nn", (130, 40, 96)),
         ({"tile_m": 32, "warps_m": 1, "tile_n": 256, "warps_n": 4}, "tn", (32, 264, 40)),
         ({"tile_n": 32, "warps_n": 1, "epilogue": "smem", "vector_c": 4}, "nt", (70, 36, 8)),
-        ({"vector_c": 1, "issue": 1}, "nt", (17, 19, 72)),
+        ({"vector_c": 1, "tile_k": 64, "issue": 1}, "nt", (17, 19, 72)),
         ({"stages": 5, "tile_k": 64, "issue": 2, "raster": 2}, "tt", (136, 200, 584)),
     ],
 )

@@ -66,8 +66,8 @@ class Ampere(Machine):
             ),
             Requirement(
                 "issue_inside",
-                d.issue < d.tile_k // 16,
-                "loads issue among a tile's slices",
+                d.issue < d.tile_k // 16 - 1,
+                "loads issue among a tile's slices, before the last",
                 "lower issue, or raise tile_k",
             ),
             Requirement(

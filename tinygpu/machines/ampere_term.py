@@ -139,17 +139,19 @@ class AmpereTerm:
         """Return the loop over k.
 
         All threads have read the last of the tile before when they pass the loop's barrier, so the
-        next iteration may load into its stage.
+        next iteration may load into its stage.  It does between a slice's reading and multiplying:
+        copies to shared memory keep reads from moving up past them.
         """
-        d = self.d
-        last = self.slices + -1
+        d, last = self.d, self.slices + -1
         step = (*self.read(var("s") + 1, 0), self.multiply(var("s")))
         more = When(var("kt") + 1, "trips", self.read(Affine(), 1))
         body = (
             For("s", d.issue, step, unrolled=True),
+            *self.read(Affine(d.issue + 1), 0),
             When(var("kt") + d.stages + -1, "trips", self.load(d.stages + -1)),
             Commit(),
-            For("s", last, step, unrolled=True, start=d.issue),
+            self.multiply(Affine(d.issue)),
+            For("s", last, step, unrolled=True, start=d.issue + 1),
             WaitGroup(d.stages + -2),
             Sync(),
             more,
