@@ -1,6 +1,7 @@
 # make demo: search, explain, emit and check kernels of a real model; leaves report/.
 # make test: format check, lint, strict types, all tests.
-# Both need Python 3.11 to 3.13 and make, nothing else. PYTHON=... picks an interpreter.
+# make soak: the event graph against the interpreter on 8,000 mutants; goes on where it was cut.
+# All need Python 3.11 to 3.13 and make, nothing else. PYTHON=... picks an interpreter.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # With an NVIDIA driver the demo also measures, so it installs CuPy; `make GPU= demo` does not.
 GPU := $(shell command -v nvidia-smi)
 
-.PHONY: demo test format clean
+.PHONY: demo test soak format clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed$(if $(GPU),-gpu)
@@ -20,6 +21,9 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.async_corpus
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -251,7 +251,7 @@ def test_the_other_skeleton_refuses_what_it_has_no_words_for() -> None:
 
 
 def test_parts_that_do_not_fill_an_index_are_found() -> None:
-    """Two halves of a tile, of which one goes to another index: bytes are right, the tile is not."""
+    """Two halves of a tile, of which one goes to another index: bytes add up, tiles do not."""
     two = next(p for p in by_hand() if p.name == "two producers 2 False")
     assert verdict(two).legal
     for name in ("later write in", "sooner write in"):
