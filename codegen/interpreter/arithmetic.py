@@ -162,7 +162,8 @@ def _divided(a: Array, b: Array) -> Array:
     safe = np.where(b == 0, b.dtype.type(1), b)
     if b.dtype.kind == "u":
         return np.where(b == 0, b.dtype.type(np.iinfo(b.dtype).max), a // safe)
-    quotient = np.abs(a) // np.abs(safe)
+    bits = np.dtype(f"u{b.dtype.itemsize}")  # the least number has no absolute value of its type
+    quotient = (np.abs(a).view(bits) // np.abs(safe).view(bits)).view(b.dtype)
     return np.where(b == 0, -1, np.where((a < 0) != (b < 0), -quotient, quotient))
 
 

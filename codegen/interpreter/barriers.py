@@ -214,6 +214,9 @@ def _arrive(d: Decoder, i: Instruction) -> Action:
             if barrier is None:
                 continue
             _gone(run, barrier)
+            for thread in here.threads[:1].tolist():
+                agent = int(run.agents_of(np.array([thread // 32]))[1][0])
+                run.remote(barrier.cta, thread, agent, step)
             total = int(numbers[np.isin(group.threads, here.threads)].sum())
             if expects:
                 barrier.bytes += total

@@ -7,9 +7,9 @@ for each agent up to which of its steps everything is ordered before what its ho
 release and acquire join clocks.  An access is free of races if the last write of each granule (and,
 for a write, each agent's last read) is within the clock of whoever accesses it.
 
-There are four clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
+There are five clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
 an access through the asynchronous proxy may know of generic writes; ``INITS``, what a
-fence.mbarrier_init has published of barriers' initialisation; ``TENSOR``, see tensor_memory.py.
+fence.mbarrier_init has published of barriers' initialisation; ``TENSOR``, see tensor_memory.py; ``LIFE``, what even relaxed barriers tell of, which is enough to end.
 
 >>> clocks = Clocks(domains=1, warps=2, granules=4)
 >>> rows = clocks.rows(0, np.array([1]))
@@ -34,9 +34,9 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.report import Array
 
-__all__ = ["INITS", "ORDER", "PROXIED", "RESERVED", "TENSOR", "Clocks", "Conflict"]
+__all__ = ["INITS", "LIFE", "ORDER", "PROXIED", "RESERVED", "TENSOR", "Clocks", "Conflict"]
 
-ORDER, PROXIED, INITS, TENSOR = range(4)
+ORDER, PROXIED, INITS, TENSOR, LIFE = range(5)
 RESERVED = 0
 """The agent that owns live mbarriers: nobody's clock ever knows it."""
 _ALWAYS = np.iinfo(np.int32).max
@@ -62,7 +62,7 @@ class Clocks:
         self.agents = 1 + warps + _SPARE
         self.used = [1 + warps] * domains
         self.names: dict[tuple[int, int], str] = {}
-        self.clocks = np.full((4, domains, self.agents, self.agents), -1, np.int32)
+        self.clocks = np.full((5, domains, self.agents, self.agents), -1, np.int32)
         self._own()
         self.asynchronous = np.zeros((domains, self.agents), bool)
         self.write_step = np.full(granules, -1, np.int32)
@@ -101,14 +101,15 @@ class Clocks:
     # Clocks move between agents and barriers.
 
     def nothing(self) -> Array:
-        """Return a clock that knows nothing: (4, agents)."""
-        return np.full((4, self.agents), -1, np.int32)
+        """Return a clock that knows nothing: (5, agents)."""
+        return np.full((5, self.agents), -1, np.int32)
 
     def snapshot(self, domain: int, agents: Sequence[int], step: int) -> Array:
         """Return what these agents know together, their own steps so far included."""
         known = self.clocks[:, domain, agents].max(1)
         known[ORDER, agents] = step
         known[TENSOR] = -1  # each thread's own
+        known[LIFE] = np.maximum(known[LIFE], known[ORDER])
         return known
 
     def join(self, into: Array, clock: Array) -> Array:
@@ -126,12 +127,17 @@ class Clocks:
 
     def barrier(self, domains: Array, agents: Array, step: int) -> None:
         """Join the clocks of agents (n of each of ``domains``, the same) at a barrier of all."""
-        block = np.ix_(range(4), domains, agents)
+        block = np.ix_(range(5), domains, agents)
         known = self.clocks[block].max(2)
         known[ORDER][:, agents] = step
         self.clocks[block] = known[:, :, None]
         self.clocks[ORDER][np.ix_(domains, agents, agents)] = step
         self.clocks[ORDER][domains[:, None], agents, agents] = _ALWAYS
+
+    def knows(self, domain: int, agents: Sequence[int]) -> Array:
+        """Return up to which step of each agent these agents together know that it is past."""
+        known: Array = self.clocks[:, domain, agents].max(1)[[ORDER, LIFE]].max(0)
+        return known
 
     def completed(self, domain: int, agents: Sequence[int], channel: int, step: int) -> None:
         """Let agents know that a channel is done up to ``step``."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.clocks import INITS, ORDER, PROXIED
+from tinygpu.codegen.interpreter.clocks import ORDER, PROXIED
 from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
@@ -170,10 +170,27 @@ def _after_exit(run: Run, group: Group) -> None:
     each = run.threads_per_cta
     for cta in np.unique(run.cta_of(group.threads)).tolist():
         everyone = int(run.live.reshape(-1, each)[cta].sum())
+        if not everyone and run.cluster > 1:
+            _check_exit(run, cta)
         for key in [k for k in run.state if k[0] == "bar" and k[1] // 64 == cta]:
             barrier = run.state[key]
             if barrier.arrived >= everyone > 0 and barrier.waiters and barrier.expected > everyone:
                 _release(run, cta, run.state.pop(key))
+
+
+def _check_exit(run: Run, cta: int) -> None:
+    """What other CTAs of the cluster did to this one's memory is over before it ends."""
+    warps = cta * run.threads_per_cta // WARP + np.arange(run.threads_per_cta // WARP)
+    domain, agents = run.agents_of(warps)
+    known = run.clocks.knows(int(domain[0]), agents.tolist())
+    for agent, step in run.state.get(("remote", cta), {}).items():
+        if known[agent] < step:
+            run.find(
+                "exit",
+                f"{run.cta_name(cta)} ends, and nothing says that {run.name(int(domain[0]), agent)}"
+                " is done with its shared memory",
+                other=run.log[step],
+            )
 
 
 @dataclass(slots=True)
@@ -221,9 +238,6 @@ def _cluster(d: Decoder, i: Instruction) -> Control:
                 continue
             clock = run.clocks.snapshot(domain, agents.tolist(), step)
             if "relaxed" in i.parts:  # only what a fence has published goes with it
-                clock[INITS] = np.maximum(
-                    clock[INITS], run.clocks.clocks[INITS, domain, agents].max(0)
-                )
                 clock[[ORDER, PROXIED]] = -1
             state.arrived[here.threads - domain * each] = True
             state.clock = run.clocks.join(state.clock, clock)

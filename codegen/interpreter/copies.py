@@ -385,6 +385,7 @@ def _fill(
     # what another CTA's barrier releases is known to whoever waits there
     conflict = run.clocks.write(at, rows, step, proxy=True, agent=barrier.channel)
     run.conflict(conflict, cta, who, "loads into")
+    run.remote(cta, thread, barrier.channel, step)
 
     def land() -> None:
         each = run.threads_per_cta

@@ -227,6 +227,11 @@ class Run:
             other=self.log[found.other_step],
         )
 
+    def remote(self, cta: int, thread: int, agent: int, step: int) -> None:
+        """Note that an agent, in a thread's name, touches the shared memory of a CTA."""
+        if thread // self.threads_per_cta != cta:
+            self.state.setdefault(("remote", cta), {})[agent] = step
+
     def warp_name(self, thread: int) -> str:
         """Return how findings call the warp of a thread."""
         cta, inside = divmod(int(thread), self.threads_per_cta)

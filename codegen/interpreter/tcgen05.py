@@ -298,6 +298,7 @@ def _commit(d: Decoder, i: Instruction) -> Action:
                     run, cta * run.shared_bytes + offset, thread, "commits to", proxy=True
                 )
                 if barrier is not None:
+                    run.remote(cta, thread, channel, int(clock[ORDER, channel]))
                     run.issue(_arrival(run, barrier, clock), key)
 
     return commit
