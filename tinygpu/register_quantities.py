@@ -268,8 +268,8 @@ def _swizzled(program: Program) -> Iterator[tuple[str, Any]]:
         yield name, select(is_true(buffer.swizzle[0] > 0), vectors, 0.0)
 
 
-def fragment_registers(program: Program) -> Any:
-    """Return the registers of mma.sync's operands and sums; None for a program without it.
+def fragment_registers(program: Program) -> tuple[Any, ...]:
+    """Return the registers of each of mma.sync's operands and sums; none if there is no mma.sync.
 
     What is made of the sums takes their place.
     """
@@ -277,7 +277,7 @@ def fragment_registers(program: Program) -> Any:
     for statement, _ in walk(program):
         if isinstance(statement, Do) and statement.instruction.name == "mma.sync":
             operands |= {a.buffer.name: a.buffer.bytes / 4 for a in statement.accesses}
-    return sum(operands.values(), 0.0) if operands else None
+    return tuple(operands.values())
 
 
 def is_true(flag: Any) -> Any:

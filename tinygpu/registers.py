@@ -71,7 +71,9 @@ __all__ = [
 ]
 
 _GOALS = ("need", "want", "free")
-_BESIDE_FRAGMENTS = 36  # fitted: addresses and what else the kernels of the machine ampere need
+# fitted to 90 kernels of the machine ampere: what they need beside fragments, and for each vector
+# that a thread copies of a tile
+_BESIDE_FRAGMENTS, _MOVED_VECTOR = 26.0, 0.8
 _LEAST = 16  # fitted: beside the values kept, no kernel of the sample did with less
 # fitted: registers a quantity adds to need, want and free, for each of the kinds of arithmetic
 WEIGHTS: Mapping[str, tuple[float, ...]] = {
@@ -160,8 +162,12 @@ class RegisterModel:
         weights: Mapping[str, tuple[float, ...]] | None = None,
     ) -> RegisterModel:
         """Return the parts for a term and a goal ("need", "want" or "free")."""
-        if (fragments := fragment_registers(program)) is not None:
-            return RegisterModel(fragments + _BESIDE_FRAGMENTS, ENDLESS, ())
+        if fragments := fragment_registers(program):
+            moved = amounts(program)["moved_vectors"]
+            weighed = ((fragments, 1.0), (moved, _MOVED_VECTOR), ((1.0,), _BESIDE_FRAGMENTS))
+            return RegisterModel(
+                0.0, ENDLESS, tuple((tuple((x, x) for x in a), (), (w,)) for a, w in weighed)
+            )
         table = WEIGHTS if weights is None else weights
         column = len(KINDS) * _GOALS.index(goal) + KINDS.index(arithmetic(program))
         parts = []

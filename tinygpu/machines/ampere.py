@@ -84,9 +84,11 @@ class Ampere(Machine):
             ),
             Requirement(
                 "stored",
-                (d.vector_c <= 2) if direct else (d.vector_c * DTYPES[c.dtype].bytes <= 16),
-                "sums are stored by pairs at most, and lines by 16 B at most",
-                "lower vector_c",
+                (d.vector_c <= 2)
+                if direct
+                else (d.vector_c >= 2) & (d.vector_c * DTYPES[c.dtype].bytes <= 16),
+                "sums are stored by pairs at most, and lines by pairs at least and 16 B at most",
+                "choose vector_c 2",
             ),
         )
 
