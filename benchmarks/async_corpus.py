@@ -25,7 +25,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -99,16 +99,20 @@ _POINTS: tuple[tuple[str, Mapping[str, Value]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program, at points (tiles of a cluster, trips) with the sizes that give them."""
+    """A program, at points (tiles of a cluster, trips) with the sizes that give them.
+
+    ``step``: one of so many mutants is taken.  ``seeds`` are for what the graph accepts.
+    """
 
     name: str
     program: Program
     points: tuple[tuple[int, int, Mapping[str, int]], ...]
     step: int = 1
+    seeds: tuple[int, ...] = FEW
 
     def of(self, program: Program) -> Case:
         """Return the case of another program at the same points."""
-        return Case(self.name, program, self.points, self.step)
+        return replace(self, program=program)
 
 
 def _hopper(layout: str, changes: Mapping[str, Value]) -> Case | None:
@@ -157,7 +161,7 @@ def drawn(seed: int, count: int) -> Iterator[tuple[str, Case]]:
     while count:
         shape: dict[str, Value] = {
             "stages": one(2, 3, 4), "in_flight": one(0, 1, 2), "store_stages": one(1, 2, 4),
-            "swap": one(0, 1), "cluster_m": one(1, 1, 2), "cluster_n": one(1, 1, 2),
+            "swap": one(0, 1), "cluster_m": one(1, 1, 1, 2), "cluster_n": one(1, 1, 1, 2),
             "tile_n": one(16, 16, 64), **one({}, _STAY, _TURNS, _BOTH, {**_BOTH, **_STAY}),
         }  # fmt: skip
         shape |= one({"store_n": one(8, 16)}, {**_DIRECT, "store_stages": 1})
@@ -174,7 +178,8 @@ def drawn(seed: int, count: int) -> Iterator[tuple[str, Case]]:
             name, program = some[int(rng.integers(len(some)))]
             case = case.of(program)
         count -= 1
-        yield name, Case(case.name, case.program, (case.points[int(rng.integers(2))],))
+        point = case.points[int(rng.integers(2))]
+        yield name, replace(case, points=(point,), seeds=FEW[:2])
 
 
 def judge(case: Case, number: int) -> tuple[Outcome, str]:
@@ -187,7 +192,7 @@ def judge(case: Case, number: int) -> tuple[Outcome, str]:
         rejected = hazards(protocol, {TILES: tiles, **known})
         counted = bool(rejected) and rejected[0].kind == "balance"  # so at every seed
         failed: set[str] = set()
-        for seed in FEW if not rejected else SEEDS if counted else MANY:
+        for seed in case.seeds if not rejected else SEEDS if counted else MANY:
             failed |= {str(f.kind) for f in check(program, sizes, seeds=(seed,))}
             if failed:
                 break
@@ -229,8 +234,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def lots() -> dict[str, Callable[[], Sequence[tuple[str, Case]]]]:
     """Return the corpus, in lots that are made, judged and written one at a time."""
     found: dict[str, Callable[[], Sequence[tuple[str, Case]]]] = {}
-    found |= {c.name: partial(_changes, c) for c in programs()}
-    found |= {f"drawn {n}": partial(_drawn, n) for n in range(DRAWN // LOT)}
+    for number, case in enumerate(programs()):
+        found[case.name] = partial(_changes, case)
+        if number < DRAWN // LOT:
+            found[f"drawn {number}"] = partial(_drawn, number)
     return found
 
 
