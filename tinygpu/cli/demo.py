@@ -18,7 +18,7 @@ from tinygpu.schedule import to_json
 if TYPE_CHECKING:
     from tinygpu.codegen.assemble import Cubin
     from tinygpu.measurement import Measurement
-    from tinygpu.program import Program
+    from tinygpu.program import Buffer, Program
     from tinygpu.search.best import Ranking
     from tinygpu.search.explain import Explanation
     from tinygpu.space import Space
@@ -202,8 +202,8 @@ def _pictures(layer: Layer, out: Path) -> dict[str, bytes]:
         "times": times_figure(best, f"Predicted times: {text}"),
         "timeline": drawn_timeline(line, layer.program, given),
     }
-    for buffer in shared_buffers(layer.program):
-        figures[f"layout-{buffer.name}"] = layout_figure(layer.program, buffer.name)
+    for name in _differing(shared_buffers(layer.program)):
+        figures[f"layout-{name}"] = layout_figure(layer.program, name)
     points = [
         (float(one.seconds), float(mine.seconds))
         for one, mine in zip(best, layer.timed, strict=False)
@@ -217,6 +217,12 @@ def _pictures(layer: Layer, out: Path) -> dict[str, bytes]:
     for name, data in drawn.items():
         write(out / "plots" / f"{layer.name}-{name}.png", data)
     return drawn
+
+
+def _differing(buffers: list[Buffer]) -> list[str]:
+    """Return the names of buffers whose rows lie differently: one picture for those alike."""
+    alike = {(b.dtype, b.shape[1], b.stride[:2], b.swizzle): b.name for b in reversed(buffers)}
+    return sorted(alike.values())
 
 
 def _say_layer(layer: Layer) -> None:
