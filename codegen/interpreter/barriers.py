@@ -155,12 +155,15 @@ def _inval(d: Decoder, i: Instruction) -> Action:
 
 def arrive(run: Run, barrier: Mbarrier, count: int, clock: Array) -> None:
     """Take arrivals with what those who arrive know."""
-    barrier.clock = run.clocks.join(barrier.clock, clock)
-    barrier.pending -= count
-    if barrier.pending < 0:
-        run.find("barrier", f"{-barrier.pending} arrivals too many at {barrier}")
-        barrier.pending = 0
-    _turn(run, barrier)
+    while count:
+        taken = min(count, barrier.pending)
+        if not taken:
+            run.find("barrier", f"{count} arrivals too many at {barrier}")
+            return
+        barrier.clock = run.clocks.join(barrier.clock, clock)
+        barrier.pending -= taken
+        count -= taken
+        _turn(run, barrier)
 
 
 def complete_bytes(run: Run, barrier: Mbarrier, number: int, step: int) -> None:

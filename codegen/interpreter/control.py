@@ -20,6 +20,8 @@ from tinygpu.codegen.interpreter.run import WARP, Group, Run, Waiter
 
 __all__ = ["TABLE"]
 
+_NAMED = 16
+
 
 def _bra(d: Decoder, i: Instruction) -> Control:
     to = d.target_of_branch(i.operands[0])
@@ -85,6 +87,9 @@ def _bar(d: Decoder, i: Instruction) -> Control:
         if not arrives and not reduces and _all_at_once(run, complete, numbers, counts, step):
             return complete
         ballot = vote(run, complete) if reduces else None
+        if numbers.max() >= _NAMED:
+            run.find("barrier", f"barrier {numbers.max()}; a CTA has 0 to {_NAMED - 1}")
+            return complete
         keys = run.cta_of(complete.threads) * 64 + numbers
         going = None
         for key in np.unique(keys).tolist():
@@ -172,6 +177,9 @@ def _after_exit(run: Run, group: Group) -> None:
         everyone = int(run.live.reshape(-1, each)[cta].sum())
         if not everyone and run.cluster > 1:
             _check_exit(run, cta)
+        domain = cta // run.cluster
+        if ("cluster", domain) in run.state:
+            _cluster_turn(run, domain, _cluster_state(run, domain))
         for key in [k for k in run.state if k[0] == "bar" and k[1] // 64 == cta]:
             barrier = run.state[key]
             if barrier.arrived >= everyone > 0 and barrier.waiters and barrier.expected > everyone:
@@ -241,9 +249,7 @@ def _cluster(d: Decoder, i: Instruction) -> Control:
                 clock[[ORDER, PROXIED]] = -1
             state.arrived[here.threads - domain * each] = True
             state.clock = run.clocks.join(state.clock, clock)
-            live = run.live[domain * each : (domain + 1) * each]
-            if (state.arrived | ~live).all():
-                _cluster_wake(run, domain, state)
+            _cluster_turn(run, domain, state)
         if not waits:
             return complete
         return Group(np.concatenate(going)) if going else None
@@ -261,7 +267,12 @@ def _cluster_says(run: Run, domain: int) -> Callable[[], str]:
     return say
 
 
-def _cluster_wake(run: Run, domain: int, state: _ClusterBarrier) -> None:
+def _cluster_turn(run: Run, domain: int, state: _ClusterBarrier) -> None:
+    """Let the phase complete when all threads that live have arrived."""
+    each = run.cluster * run.threads_per_cta
+    live = run.live[domain * each : (domain + 1) * each]
+    if not state.arrived.any() or not (state.arrived | ~live).all():
+        return
     state.arrived[:] = False
     state.released = run.clocks.join(state.released, state.clock)
     for waiter in state.waiters:
