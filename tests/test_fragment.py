@@ -193,7 +193,7 @@ def test_sums_that_go_straight_to_c(
 ) -> None:
     """Every element of c is stored once, at its place, by one CTA; nothing is stored outside."""
     program = term(start, "nt", output, **changes)
-    text, sizes = emit(program), {"m": 150, "n": 70, "k": 64}
+    text, sizes = emit(program), {"m": 151, "n": 70, "k": 64}
     role, c = program.roles[0], program.operation.output
     width = 4 if c.dtype == "f32" else 2
     rows, columns = program.grid_extents(sizes)

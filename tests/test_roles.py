@@ -355,6 +355,9 @@ def test_positions_in_rings(
         *(touch(w, far, waits=waits, index=var("t")) for w, far, waits in uses[:2]),
         For("k", "trips", all_of(inner), start=first),
         For("j", 2, all_of(last + var("j", -1)), unrolled=True),
+        For("k", "trips", all_of(var("k")), start=first),
+        For("q", 2, (For("k", 3, all_of(var("q", 3) + var("k"))), *all_of(var("q")))),
+        For("q", 3, (For("k", 2, all_of(var("q") + var("k"))),)),
     )
     loop = ForTile("t", "i", body, var("w") if copies > 1 else 0, step)
     role = Role("all", 32, (loop,), copies, "w")
@@ -443,7 +446,11 @@ def test_shared_memory_is_apart(start: str) -> None:
 
 RING = Barrier("ring0", 3)
 REFUSED: dict[str, tuple[str, tuple[Statement, ...], Mapping[str, Any]]] = {
-    "bytes of others": ("own barrier", (Arrive(RING, Affine(), 16, "cluster"),), {}),
+    "bytes of others": (
+        "one barrier alone",
+        (Arrive(RING, Affine(), 16, "cluster"),),
+        {"cluster": (("x", 2),)},
+    ),
     "a second tile": ("but one, tile 0", (ForTile("t", "i", (), start=1),), {}),
     "an index that counts down": (
         "count up",
