@@ -33,7 +33,7 @@ from tinygpu.errors import DeviceError, nearest
 
 __all__ = ["DEVICES", "NUMBERS", "Device", "Kind", "Number", "load_device", "save"]
 
-DEVICES = ("h200", "a100", "rtx3060")
+DEVICES = ("h200", "a100", "rtx3060", "b200")
 """Names of the devices that come with the package."""
 
 Kind = Literal["spec", "measured", "fitted"]

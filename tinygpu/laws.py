@@ -66,6 +66,7 @@ from tinygpu.resources import (
 from tinygpu.role_laws import ROLE_LAWS
 from tinygpu.schedule import Schedule
 from tinygpu.tensor_laws import TENSOR_LAWS
+from tinygpu.tmem_laws import TMEM_LAWS
 from tinygpu.warp_laws import WARP_LAWS
 
 __all__ = ["LAWS", "Law", "Violation", "check_schedule", "require_legal", "serves"]
@@ -224,6 +225,7 @@ LAWS: Mapping[str, Law] = {
         *ROLE_LAWS.values(),
         *TENSOR_LAWS.values(),
         *WARP_LAWS.values(),
+        *TMEM_LAWS.values(),
         Law(
             "concurrency",
             "States that no interleaving races, reads a stale value or waits forever.",

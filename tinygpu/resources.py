@@ -68,7 +68,8 @@ def registers(case: Case) -> Iterator[Clause]:
     sums: dict[str, dict[str, Buffer]] = {}
     for place in case.places:
         write = place.do.write.buffer
-        if any(a.buffer.name == write.name for a in place.do.accesses[:-1]):
+        added = any(a.buffer.name == write.name for a in place.do.accesses[:-1])
+        if added and write.level == "registers":
             sums.setdefault(place.role.name, {})[write.name] = write
     seen: set[tuple[str, ...]] = set()
     for place in case.places:

@@ -67,13 +67,16 @@ def architecture(case: Case) -> Iterator[Clause]:
     for instruction in dict.fromkeys(place.do.instruction for place in case.places):
         least = _least(instruction)
         text = "{} needs {}; {} is {}"
-        holds = arch == "sm_90a" if least == "sm_90a" else number >= int(least[3:])
+        exact = least in ("sm_90a", "sm_100a")
+        holds = arch == least if exact else number >= int(least[3:])
         yield Clause(holds, text, (instruction.name, least, case.chip.name, arch))
 
 
 def _least(instruction: Instruction) -> str:
     if instruction.name == "wgmma":
         return "sm_90a"
+    if instruction.name.startswith("tcgen05"):
+        return "sm_100a"
     if instruction.unit == "tma" or instruction.name == "stmatrix":
         return "sm_90"
     if instruction.completion == "commit_group" or instruction.issuer == "warp":
@@ -245,7 +248,9 @@ def accumulators(case: Case) -> Iterator[Clause]:
         sums = {
             p.do.write.buffer.name: p.do.write.buffer
             for p in case.places
-            if p.role is role and p.do.instruction.unit == "tensor"
+            if p.role is role
+            and p.do.instruction.unit == "tensor"
+            and p.do.write.buffer.level == "registers"
         }
         if sums:
             entry = entry_registers(case)
@@ -273,7 +278,8 @@ ROLE_LAWS: Mapping[str, Law] = {
     for law in (
         Law(
             "architecture",
-            "States that the device has the instructions: wgmma is sm_90a's alone.",
+            "States that the device has the instructions: wgmma is sm_90a's alone, tcgen05 "
+            "sm_100a's.",
             _PTX + "Target ISA Notes of each instruction",
             "use the machine simt",
             of_case=architecture,

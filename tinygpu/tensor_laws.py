@@ -34,7 +34,7 @@ from tinygpu.placement import memory_step
 from tinygpu.program import Access, Buffer, Do, select, span
 from tinygpu.reach import Case, Clause, Place, moves, origin_of
 
-__all__ = ["TENSOR_LAWS"]
+__all__ = ["TENSOR_LAWS", "span_bytes", "starts"]
 
 _BOX_SIDE = 256  # spec: boxDim
 _PIECE_BYTES = 16  # spec: TMA's, a swizzle's and a descriptor's unit
@@ -78,7 +78,7 @@ def tma_box(case: Case, place: Place) -> Iterator[Clause]:
     for side in do.values[:2]:
         text = "{}: a side of its box has {} elements; 1 to {} are allowed"
         yield Clause((side >= 1) & (side <= _BOX_SIDE), text, (do, side, _BOX_SIDE))
-    width, wide = smem.buffer.type.bytes, _span_bytes(smem.buffer)
+    width, wide = smem.buffer.type.bytes, span_bytes(smem.buffer)
     row = do.values[0] * width
     text = "{}: rows of its box have {} B, no multiple of {}"
     yield Clause(row % _PIECE_BYTES == 0, text, (do, row, _PIECE_BYTES))
@@ -102,7 +102,7 @@ def tma_box(case: Case, place: Place) -> Iterator[Clause]:
     along = along & (lines == 1)
     text = "{}: rows of its box do not run along the contiguous dimension of {}"
     yield Clause(along == 1, text, (do, gmem.buffer.name))
-    yield from _starts(case, place, smem, inner=None)
+    yield from starts(case, place, smem, inner=None)
 
 
 def swizzle(case: Case) -> Iterator[Clause]:
@@ -166,7 +166,7 @@ def wgmma_descriptors(case: Case, place: Place) -> Iterator[Clause]:
     _, inner, outer, rows = do.values
     for access, first, count, slabs in ((a, 3, rows, 1), (b, 1, inner, outer)):
         buffer = access.buffer
-        width, wide = buffer.type.bytes, _span_bytes(buffer)
+        width, wide = buffer.type.bytes, span_bytes(buffer)
         yield Clause(wide >= 32, "{} of {} has no swizzle", (access, do))
         along_k = memory_step(access, access.value[0]) * width
         across = memory_step(access, access.value[first]) * width
@@ -178,15 +178,15 @@ def wgmma_descriptors(case: Case, place: Place) -> Iterator[Clause]:
         text = "{}: k steps {} B, rows {} B; rows of the swizzle have {} B, and one of them is k's"
         yield Clause(by_k | by_row, text, (access, along_k, across, wide))
         dimension = next((d for d, s in enumerate(access.value[0]) if moves(s)), None)
-        yield from _starts(case, place, access, inner=dimension)
+        yield from starts(case, place, access, inner=dimension)
 
 
 def fragments(case: Case, place: Place) -> Iterator[Clause]:
     """Check that tiles of fragments are whole ones, and vectors lie in one thread."""
     do = place.do
     for access in do.accesses:
-        if not access.buffer.fragment:
-            continue
+        if not access.buffer.fragment or access.buffer.fragment == "row":
+            continue  # rows: ``tmem_laws.py``
         fragment = FRAGMENTS[access.buffer.fragment]
         text = "{} is held by {} threads; a copy of {} has {}"
         values = (access, fragment.threads, place.role.name, place.threads)
@@ -226,7 +226,7 @@ def _ends(do: Do) -> tuple[Access, Access]:
     return (source, do.write) if source.buffer.level == "gmem" else (do.write, source)
 
 
-def _span_bytes(buffer: Buffer) -> Any:
+def span_bytes(buffer: Buffer) -> Any:
     """Return the bytes of a swizzle's row; 16 without a swizzle."""
     bits = buffer.swizzle[0]
     return select(bits == 1, 32, select(bits == 2, 64, select(bits == 3, 128, _PIECE_BYTES)))
@@ -234,10 +234,10 @@ def _span_bytes(buffer: Buffer) -> Any:
 
 def _pattern_bytes(buffer: Buffer) -> Any:
     """Return after how many bytes a swizzle repeats."""
-    return 8 * _span_bytes(buffer)
+    return 8 * span_bytes(buffer)
 
 
-def _starts(case: Case, place: Place, access: Access, *, inner: int | None) -> Iterator[Clause]:
+def starts(case: Case, place: Place, access: Access, *, inner: int | None) -> Iterator[Clause]:
     """Check that what a box or a descriptor names starts at a multiple of its pattern.
 
     Along dimension ``inner`` a descriptor may also start within a row of the swizzle.

@@ -141,6 +141,9 @@ class Transfer:
 
 def multiply(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     """Issue a tcgen05.mma.  Raises ProgramError where its factors are no tiles."""
+    ctas = along(agent.cta, do.multicast)
+    if int(do.values[3]) != len(ctas):
+        raise ProgramError(f"{do}: columns of {do.values[3]} CTAs, and {len(ctas)} multiply")
     product = Multiplication(agent, do, env)
     agent.queue.append(product)
     for access in (*do.reads[:2], do.write):
@@ -150,7 +153,7 @@ def multiply(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
         index = access.index.evaluate(env)
         stage = index % int(access.buffer.stages)
         place = (index, *(o.evaluate(env) for o in access.origin))
-        for cta in along(agent.cta, do.multicast):
+        for cta in ctas:
             memory = cta.memory(agent, access.buffer)
             writes = access is do.write
             use = Use(do, cells[taken], agent.number, writes, False, [], pipe=agent)

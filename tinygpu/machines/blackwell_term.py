@@ -134,7 +134,6 @@ class BlackwellTerm(TensorTerm):
         both = "pair" if self.paired else "cta"
         tile = (
             Wait(self.acc_empty, var("t") + -1 * self.d.accumulators),
-            Fence("tcgen05.after"),
             For("k", "trips", step),
             Arrive(self.acc_full, var("t"), to=both, after="tcgen05"),
         )
