@@ -86,10 +86,10 @@ def run_matmul(
                 tensor_map.swizzle,
             )
         )  # fmt: skip
-    values = dict(program.parameter_values(sizes))
+    numbers = dict(program.parameter_values(sizes))
     extents = program.grid_extents(sizes)
-    values |= {f"grid_{a.var}": n for a, n in zip(program.grid, extents, strict=True)}
-    integers = [] if program.specialised else [int(values[n]) for n in signature(program)]
+    numbers |= {f"grid_{a.var}": n for a, n in zip(program.grid, extents, strict=True)}
+    integers = [] if program.specialised else [int(numbers[n]) for n in signature(program)]
     cluster = math.prod(extent for _, extent in program.cluster)
     ctas = math.prod(extents) * cluster
     if program.persistent:

@@ -1,7 +1,7 @@
 """Whole kernels, run from their PTX: every named point of each machine, and kernels by hand.
 
-Legal kernels are right and without findings, at ragged sizes, whenever their asynchronous operations
-complete.
+Legal kernels are right and without findings, at ragged sizes, whenever their asynchronous
+operations complete.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _PACKED = {"f16x2": "f16", "bf16x2": "bf16"}
 
 
 def apply(
-    d: Decoder, i: Instruction, function: Callable[..., Array], kinds: str | list[str], to: str
+    d: Decoder, i: Instruction, function: Callable[..., Any], kinds: str | list[str], to: str
 ) -> Action:
     """Return the action ``first operand = function(the others)``."""
     given = i.operands[1:]
@@ -105,7 +105,7 @@ def _wide(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _high64(a: Array, b: Array, signed: bool) -> Array:
-    """The upper 64 bits of a 128-bit product."""
+    """Return the upper 64 bits of a 128-bit product."""
     x, y = (np.asarray(v).astype(np.uint64) for v in (a, b))
     low, s = np.uint64(0xFFFFFFFF), np.uint64(32)
     x0, x1, y0, y1 = x & low, x >> s, y & low, y >> s
@@ -158,7 +158,7 @@ def _fma(d: Decoder, i: Instruction) -> Action:
 
 
 def _divided(a: Array, b: Array) -> Array:
-    """The quotient towards zero; what PTX leaves open (a divisor of 0) is all ones."""
+    """Return the quotient towards zero; what PTX leaves open (a divisor of 0) is all ones."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     if b.dtype.kind == "u":
         return np.where(b == 0, b.dtype.type(np.iinfo(b.dtype).max), a // safe)
@@ -197,10 +197,7 @@ def _least(name: str) -> Callable[[Decoder, Instruction], Action]:
         part = d.kind(_PACKED.get(kind, kind))
         floating = part.kind == "f" or _PACKED.get(kind, kind) == "bf16"
         plain = quiet if floating and "NaN" not in i.parts else loud
-        if len(i.operands) == 4:
-            function = _of_three(plain)
-        else:
-            function = plain
+        function = _of_three(plain) if len(i.operands) == 4 else plain
         if kind in _PACKED:
             function = _packed(function, part)
         if "relu" in i.parts and not floating:

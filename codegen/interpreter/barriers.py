@@ -1,8 +1,8 @@
 """The mbarrier family: phases, pending arrivals, bytes to come, and what each phase publishes.
 
-A phase completes when no arrival and no byte is pending; then its parity turns.  ``try_wait`` is run
-as a wait: its threads sleep until the phase completes.  An arrival gives its agents' clocks to the
-phase, a load's completion gives its channel; a successful wait takes them all.
+A phase completes when no arrival and no byte is pending; then its parity turns.  ``try_wait`` is
+run as a wait: its threads sleep until the phase completes.  An arrival gives its agents' clocks to
+the phase, a load's completion gives its channel; a successful wait takes them all.
 
 Source: PTX ISA 9.0, section 9.7.13.15 (mbarrier).
 """

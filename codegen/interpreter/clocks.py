@@ -1,15 +1,16 @@
 """Happens-before: who may touch which bytes of shared memory, and through which proxy.
 
 *Agents* are warps and *channels*: a channel is a queue of asynchronous operations that complete in
-order (the loads onto one mbarrier, one warpgroup's products, one thread's bulk stores).  Every
-action that touches shared memory or synchronises has a step, a number that only grows.  A clock says
-for each agent up to which of its steps everything is ordered before what its holder does next;
-release and acquire join clocks.  An access is free of races if the last write of each granule (and,
-for a write, each agent's last read) is within the clock of whoever accesses it.
+order (the loads onto one mbarrier, one warpgroup's products, one thread's bulk stores).  Whatever
+touches shared memory or synchronises has a step, a number that only grows.  A clock says for each
+agent up to which of its steps everything is ordered before what its holder does next; release and
+acquire join clocks.  An access is free of races if the last write of each granule (and, for a
+write, each agent's last read) is within the clock of whoever accesses it.
 
 There are five clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
 an access through the asynchronous proxy may know of generic writes; ``INITS``, what a
-fence.mbarrier_init has published of barriers' initialisation; ``TENSOR``, see tensor_memory.py; ``LIFE``, what even relaxed barriers tell of, which is enough to end.
+fence.mbarrier_init has published of barriers' initialisation; ``TENSOR``, see tensor_memory.py;
+``LIFE``, what even relaxed barriers tell of, which is enough to end.
 
 >>> clocks = Clocks(domains=1, warps=2, granules=4)
 >>> rows = clocks.rows(0, np.array([1]))
@@ -45,7 +46,7 @@ _SPARE = 24
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two accesses in no order: ``kind`` is race, proxy or barrier; ``what`` is what the other did."""
+    """Two accesses in no order: ``kind`` is race, proxy or barrier; the other ``what``."""
 
     kind: str
     granule: int
@@ -106,7 +107,7 @@ class Clocks:
 
     def snapshot(self, domain: int, agents: Sequence[int], step: int) -> Array:
         """Return what these agents know together, their own steps so far included."""
-        known = self.clocks[:, domain, agents].max(1)
+        known: Array = self.clocks[:, domain, agents].max(1)
         known[ORDER, agents] = step
         known[TENSOR] = -1  # each thread's own
         known[LIFE] = np.maximum(known[LIFE], known[ORDER])
@@ -127,7 +128,7 @@ class Clocks:
 
     def barrier(self, domains: Array, agents: Array, step: int) -> None:
         """Join the clocks of agents (n of each of ``domains``, the same) at a barrier of all."""
-        block = np.ix_(range(5), domains, agents)
+        block = np.ix_(np.arange(5), domains, agents)
         known = self.clocks[block].max(2)
         known[ORDER][:, agents] = step
         self.clocks[block] = known[:, :, None]
@@ -151,7 +152,7 @@ class Clocks:
         self.clocks[PROXIED, domain, agents] = known
 
     def fence_inits(self, domain: int, agents: Sequence[int], step: int) -> None:
-        """These agents' initialisations of barriers are behind their fence."""
+        """Publish these agents' initialisations of barriers."""
         known = self.clocks[ORDER, domain, agents].copy()
         known[np.arange(len(agents)), agents] = step
         self.clocks[INITS, domain, agents] = np.maximum(self.clocks[INITS, domain, agents], known)
@@ -189,7 +190,7 @@ class Clocks:
         agent: int | None = None,
         by: int = ORDER,
     ) -> Conflict | None:
-        """Note reads of granules ``at`` by the agents of ``rows``, or by a channel in their name."""
+        """Note reads of granules ``at`` by agents (``rows``), or by a channel in their name."""
         conflict = self._after_writes(at, rows, proxy, by)
         self.read_step[at, rows % self.agents if agent is None else agent] = step
         return conflict

@@ -123,7 +123,7 @@ def _describe(run: Run, key: int) -> Callable[[], str]:
 
 
 def _all_at_once(run: Run, group: Group, numbers: Array, counts: Array, step: int) -> bool:
-    """The common case, for many CTAs in one go: all live threads of whole CTAs meet."""
+    """Do the common case, for many CTAs in one go: all live threads of whole CTAs meet."""
     each = run.threads_per_cta
     ctas = np.unique(run.cta_of(group.threads))
     live = run.live.reshape(-1, each)[ctas]
@@ -171,7 +171,7 @@ def _release(run: Run, cta: int, barrier: _Barrier) -> None:
 
 
 def _after_exit(run: Run, group: Group) -> None:
-    """A barrier of all threads does not wait for those that have ended."""
+    """Let barriers of all threads go on without those that have ended."""
     each = run.threads_per_cta
     for cta in np.unique(run.cta_of(group.threads)).tolist():
         everyone = int(run.live.reshape(-1, each)[cta].sum())
@@ -187,7 +187,7 @@ def _after_exit(run: Run, group: Group) -> None:
 
 
 def _check_exit(run: Run, cta: int) -> None:
-    """What other CTAs of the cluster did to this one's memory is over before it ends."""
+    """Report what other CTAs may still do to the shared memory of one that ends."""
     warps = cta * run.threads_per_cta // WARP + np.arange(run.threads_per_cta // WARP)
     domain, agents = run.agents_of(warps)
     known = run.clocks.knows(int(domain[0]), agents.tolist())

@@ -1,9 +1,9 @@
 """Decoding: a kernel's instructions as functions of the run's state, made once.
 
 A *builder* takes the decoder and an instruction and returns the function that executes it for a
-group; the tables of all families, name -> builder, are one table here, and the longest name that
-begins an opcode wins.  A *control* function returns the group that goes on with the next instruction
-(or None); it may let threads wait, jump or end.
+group; of the names in the families' tables the longest that begins an opcode wins.  A *control*
+function returns the group that goes on with the next instruction (or None); it may let threads
+wait, jump or end.
 
 Source: PTX ISA 9.0, section 6 (instruction operands).
 """
@@ -27,15 +27,15 @@ from tinygpu.errors import ProgramError
 
 __all__ = ["Action", "Builder", "Code", "Control", "Decoder", "Source", "Step", "Target", "decode"]
 
-Source = Callable[[Run, Group], Array]
-Target = Callable[[Run, Group, Array], None]
+Source = Callable[[Run, Group], Any]
+Target = Callable[[Run, Group, Any], None]
 Action = Callable[[Run, Group], None]
 ControlAction = Callable[[Run, Group], "Group | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What a builder returns for an instruction that may stop threads; ``unit`` threads issue it."""
+    """What a builder returns for an instruction that may stop threads; ``unit`` issue it."""
 
     action: ControlAction
     unit: int = 1
@@ -71,7 +71,7 @@ class Code:
 
 
 def _nothing(run: Run, group: Group) -> None:
-    """The action of a step that has a control."""
+    """Do nothing: the action of a step that has a control."""
 
 
 class Decoder:
@@ -136,7 +136,7 @@ class Decoder:
         if text in SPECIAL:
             name = text
 
-            def read(run: Run, group: Group) -> Array:
+            def read(run: Run, group: Group) -> Any:
                 value = special(run, name)[group.index]
                 return value if value.dtype == dtype else value.astype(dtype)
 
@@ -166,7 +166,7 @@ class Decoder:
             constant = value.astype(dtype)[()]
             return lambda run, group: constant
 
-        def read(run: Run, group: Group) -> Array:
+        def read(run: Run, group: Group) -> Any:
             return (special(run, "smem window")[group.index] + value).astype(dtype)
 
         return read
@@ -220,7 +220,7 @@ class Decoder:
         if base in self.numbers:
             number, wide = self.numbers[base], self.widths[self.numbers[base]] == 8
 
-            def read(run: Run, group: Group) -> Array:
+            def read(run: Run, group: Group) -> Any:
                 held = run.registers[number][group.index]
                 return (held.view(np.int64) if wide else held.astype(np.int64)) + offset
 

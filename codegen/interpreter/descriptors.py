@@ -2,10 +2,10 @@
 
 The address of element (row, k), T being the elements in 16 B and S those in a swizzled line:
 
-- K-major, plain: cores of 8 rows by 16 B; ``LBO`` to the next core along k, ``SBO`` to the next rows;
+- K-major, plain: cores of 8 rows by 16 B; ``LBO`` to the next along k, ``SBO`` to the next 8 rows;
 - K-major, swizzled: lines of S along k; ``SBO`` from 8 rows to the next 8;
 - MN-major, plain: cores of 8 k by 16 B; ``SBO`` to the next T rows, ``LBO`` to the next 8 k;
-- MN-major, swizzled: lines of S rows for one k; ``LBO`` to the next S rows, ``SBO`` to the next 8 k;
+- MN-major, swizzled: lines of S rows for a k; ``LBO`` to the next S rows, ``SBO`` to the next 8 k;
 
 then the swizzle, an XOR of the address' bits.
 

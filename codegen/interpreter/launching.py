@@ -1,7 +1,8 @@
 """A launch: arguments become parameters, the grid becomes batches of resident clusters.
 
-Clusters of one batch run together (as many as fit ``_RESIDENT_THREADS`` and ``_RESIDENT_BYTES``);
-batches follow each other, so a kernel whose CTAs wait for CTAs far away in the grid cannot end here.
+Clusters of one batch run together, as many as fit ``_RESIDENT_THREADS`` and ``_RESIDENT_BYTES``;
+batches follow each other, so a kernel whose CTAs wait for CTAs far away in the grid cannot end
+here.
 
 Source: PTX ISA 9.0, sections 3 and 5.1.6 (kernel parameters).
 """
@@ -19,6 +20,7 @@ import numpy as np
 from tinygpu.codegen.interpreter import (
     arithmetic,
     barriers,
+    bulk,
     control,
     copies,
     logic,
@@ -48,6 +50,7 @@ TABLE: Mapping[str, Builder] = {
     **warp.TABLE,
     **barriers.TABLE,
     **copies.TABLE,
+    **bulk.TABLE,
     **matrices.TABLE,
     **wgmma.TABLE,
     **tensor_memory.TABLE,
@@ -164,7 +167,7 @@ def launch(
             run.run()
             if not run.live.any():
                 barriers.unfinished(run)
-                copies.unfinished(run)
+                bulk.unfinished(run)
                 tensor_memory.unfinished(run)
             done += batch
             if any(f.kind == "deadlock" for f in findings.values()):
@@ -198,9 +201,9 @@ def _check(
         want = _three(required)
         if want != block:
             raise LaunchError(f"block: {block}, the kernel requires {want} (.reqntid)")
-    if most := kernel.directives.get("maxntid"):
-        if threads > int(np.prod(most)):
-            raise LaunchError(f"block: {threads} threads, the kernel allows {most} (.maxntid)")
+    most = kernel.directives.get("maxntid")
+    if most and threads > int(np.prod(most)):
+        raise LaunchError(f"block: {threads} threads, the kernel allows {most} (.maxntid)")
     if min(*grid, *block) < 1 or threads > 1024:
         raise LaunchError(f"grid {grid}, block {block}: at least 1 each, and 1024 threads at most")
 
@@ -211,9 +214,7 @@ def _parameters(
     """Return the bytes of the parameters, and the tensor maps by their offset."""
     if len(arguments) != len(kernel.parameters):
         names = ", ".join(p.name for p in kernel.parameters)
-        raise LaunchError(
-            f"{kernel.name}: {len(arguments)} arguments for {len(kernel.parameters)} parameters: {names}"
-        )
+        raise LaunchError(f"{kernel.name}: {len(arguments)} arguments for its parameters: {names}")
     held, maps = np.zeros(max(1, code.parameter_bytes), np.uint8), {}
     for parameter, argument in zip(kernel.parameters, arguments, strict=True):
         at = code.parameter_at[parameter.name]

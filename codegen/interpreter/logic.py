@@ -6,6 +6,7 @@ Source: PTX ISA 9.0, sections 9.7.1 (bfe, bfi, popc, ...), 9.7.6 (comparison) an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ _LOGIC: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def _test(d: Decoder, i: Instruction) -> Callable[[Array, Array], Array]:
-    """Return the comparison; ``u`` at its name's end also holds for NaN, the plain ``ne`` does not."""
+    """Return the comparison: with a ``u`` at its end it holds for NaN too, else ``ne`` does not."""
     name, kind = i.parts[1], i.parts[-1]
     floating = d.kind(kind).kind == "f" or kind == "bf16"
     if name in ("num", "nan"):
@@ -51,7 +52,7 @@ def _setp(d: Decoder, i: Instruction) -> Action:
     reads = [d.source(o, kind) for o in i.operands[1:3]]
     write = d.target(to.strip(), "pred")
     other = d.target(more[0].strip(), "pred") if more else None
-    join = _LOGIC[i.parts[2]] if i.parts[2] in _LOGIC else None
+    join = _LOGIC.get(i.parts[2])
     third = d.source(i.operands[3], "pred") if join else None
 
     def compare(run: Run, group: Group) -> None:
@@ -98,7 +99,7 @@ def _shift(name: str) -> Callable[[Decoder, Instruction], Action]:
         dtype = d.kind(kind)
         bits = 8 * dtype.itemsize
 
-        def shift(a: Array, by: Array) -> Array:
+        def shift(a: Array, by: Array) -> Any:
             inside = np.minimum(by, bits - 1).astype(dtype)
             if name == "shl":
                 return np.where(by < bits, a << inside, 0)
@@ -113,7 +114,7 @@ def _shift(name: str) -> Callable[[Decoder, Instruction], Action]:
 def _shf(d: Decoder, i: Instruction) -> Action:
     left, wrap = "l" in i.parts, "wrap" in i.parts
 
-    def funnel(low: Array, high: Array, by: Array) -> Array:
+    def funnel(low: Array, high: Array, by: Array) -> Any:
         n = ((by & 31) if wrap else np.minimum(by, 32)).astype(np.uint64)
         both = (np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low)
         if left:
@@ -208,7 +209,7 @@ def _popc(d: Decoder, i: Instruction) -> Action:
     return apply(d, i, lambda a: np.bitwise_count(a).astype(np.uint32), i.parts[-1], "u32")
 
 
-def _leading(a: Array, bits: int) -> Array:
+def _leading(a: Array, bits: int) -> Any:
     """How many zeros stand before the first one."""
     wide = np.asarray(a).astype(np.uint64)
     for shift in (1, 2, 4, 8, 16, 32):
@@ -239,7 +240,7 @@ def _brev(d: Decoder, i: Instruction) -> Action:
     kind = i.parts[-1]
     bits = 8 * d.kind(kind).itemsize
 
-    def reverse(a: Array) -> Array:
+    def reverse(a: Array) -> Any:
         one = a.dtype.type(1)
         result = a * a.dtype.type(0)
         for n in range(bits):

@@ -1,7 +1,7 @@
-"""PTX text into kernels: parameters, registers, variables, labels and instructions with their lines.
+"""PTX text into kernels: parameters, registers, variables, labels, instructions with their lines.
 
-The text is read, not checked: types and operands are looked at when a kernel is decoded.  Names that
-are declared in an inner ``{ }`` get the scope's number, so that two scopes may use one name.
+The text is read, not checked: types and operands are looked at when a kernel is decoded.  Names
+that are declared in an inner ``{ }`` get the scope's number, so that two scopes may use one name.
 
 >>> kernel = parse(".visible .entry f(.param .u32 n) { .reg .u32 %r<2>; L: mov.u32 %r0, 7; ret; }")
 >>> for instruction in kernel.kernels["f"].instructions:

@@ -4,13 +4,13 @@ Threads that stand at one instruction form a *group*; one NumPy operation serves
 lane or sixty-four CTAs.  A group runs until it branches, waits, or meets a label where others may
 join it; then the group with the least pc goes on, so that diverged threads meet again where their
 paths do (every 32nd choice is the group that has waited longest, so that a loop that polls starves
-nobody).  Instructions that a warp or warpgroup issues together wait until all its threads are there.
+nobody).  What a warp or warpgroup issues together waits until all its threads are there.
 
 Asynchronous operations are *pending* until they are performed: when someone waits for them or when
-nobody can go on ("late"), at once ("early"), or at any moment ("random").  Those with the same queue
-are performed in order.
+nobody can go on ("late"), at once ("early"), or at any moment ("random").  Those of one queue are
+performed in order.
 
-Thread ``t`` of CTA ``c`` is number ``c * threads_per_cta + t``; CTAs are padded to whole warpgroups.
+Thread ``t`` of CTA ``c`` is number ``c * threads_per_cta + t``; CTAs have whole warpgroups.
 
 Source: PTX ISA 9.0, section 3 (programming model) and 8.8 (asynchronous operations).
 """
@@ -134,9 +134,10 @@ class Run:
         self.threads_per_cta = -(-threads // WARPGROUP) * WARPGROUP
         total = self.ctas * self.threads_per_cta
         for width in self.code.register_bytes:
-            kind = np.dtype(f"u{width}") if width else np.dtype(bool)
-            poison = np.iinfo(kind).max if width else False
-            self.registers.append(np.full(total, poison, kind))
+            poison = (1 << 8 * width) - 1  # a NaN of every floating-point type
+            self.registers.append(
+                np.full(total, poison, f"u{width}") if width else np.zeros(total, bool)
+            )
         size = -(-max(self.shared_bytes, 16) // 16) * 16
         self.shared = np.full(self.ctas * size, 0xFF, np.uint8)
         self.shared_bytes = size
@@ -265,7 +266,7 @@ class Run:
         self.choices += 1
 
     def together(self, group: Group, unit: int) -> Group | None:
-        """Return the part whose warps (``unit`` 32) or warpgroups (128) are complete; park the rest."""
+        """Return the part whose units (warps or warpgroups) are complete; park the rest."""
         threads = group.threads
         if group.size % unit == 0 and threads[0] % unit == 0:
             ends = threads[unit - 1 :: unit] - threads[::unit]

@@ -27,6 +27,10 @@ def _fixed(value: Callable[[Run], int]) -> Callable[[Run], Array]:
     return lambda run: np.full(run.ctas * run.threads_per_cta, value(run), np.uint64)
 
 
+def _extent(of: Callable[[Run], tuple[int, int, int]], d: int) -> Callable[[Run], Array]:
+    return _fixed(lambda run: of(run)[d])
+
+
 def _part(whole: Callable[[Run], Array], of: Callable[[Run], tuple[int, int, int]], d: int) -> (
     Callable[[Run], Array]
 ):  # fmt: skip
@@ -55,7 +59,7 @@ def _lane(run: Run) -> Array:
 
 
 def _window(run: Run) -> Array:
-    """A cluster's CTAs see their own shared memory at addresses with their rank in the upper bits."""
+    """Return where shared memory begins: in a cluster, addresses have the CTA's rank on top."""
     return _rank(run) << 24 if run.cluster > 1 else _rank(run) * 0
 
 
@@ -64,10 +68,9 @@ SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     **{f"%tid.{c}": _part(_inside, lambda run: run.block, d) for d, c in enumerate("xyz")},
     **{f"%ctaid.{c}": _part(_cta, lambda run: run.grid, d) for d, c in enumerate("xyz")},
     **{f"%clusterid.{c}": _part(_cluster, _clusters, d) for d, c in enumerate("xyz")},
-    **{f"%ntid.{c}": _fixed(lambda run, d=d: run.block[d]) for d, c in enumerate("xyz")},
-    **{f"%nctaid.{c}": _fixed(lambda run, d=d: run.grid[d]) for d, c in enumerate("xyz")},
-    **{f"%nclusterid.{c}": _fixed(lambda run, d=d: _clusters(run)[d])
-       for d, c in enumerate("xyz")},
+    **{f"%ntid.{c}": _extent(lambda run: run.block, d) for d, c in enumerate("xyz")},
+    **{f"%nctaid.{c}": _extent(lambda run: run.grid, d) for d, c in enumerate("xyz")},
+    **{f"%nclusterid.{c}": _extent(_clusters, d) for d, c in enumerate("xyz")},
     "%cluster_ctaid.x": _rank,
     "%cluster_ctaid.y": _fixed(lambda run: 0),
     "%cluster_ctaid.z": _fixed(lambda run: 0),

@@ -79,7 +79,7 @@ class TensorMap:
         return int(np.prod(self.box)) * self.width
 
     def places(self, coordinates: Sequence[int]) -> tuple[Array, Array]:
-        """Return the address of each element of a box, outermost dimension first, and which exist."""
+        """Return each element's address, outermost dimension first, and which of them exist."""
         shape = tuple(reversed(self.box))
         addresses = np.full(shape, self.address, np.int64)
         inside = np.ones(shape, bool)

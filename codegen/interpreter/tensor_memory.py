@@ -1,9 +1,9 @@
 """Tensor memory: 128 lanes by 512 columns of 32 bits a CTA; its allocation, loads and stores.
 
-An address is lane << 16 | column.  A warp reaches the 32 lanes of its rank in its warpgroup.  Order
-is held by the clocks of shared memory, one granule a column of a quarter of the lanes: ``TENSOR`` is
-what a thread knew when it last executed tcgen05.fence::after_thread_sync, and that is what its
-accesses may build on.  A missing fence::before_thread_sync is not seen.
+An address is lane << 16 | column.  A warp reaches the 32 lanes of its rank in its warpgroup. Order
+is held by the clocks of shared memory, one granule a column of 32 lanes: ``TENSOR`` is what a
+thread knew when it last executed tcgen05.fence::after_thread_sync, and that is what its accesses
+may build on.  A missing fence::before_thread_sync is not seen.
 
 Source: PTX ISA 9.0, sections 9.7.16.1 to 9.7.16.8 (tcgen05: tensor memory, ld, st, alloc).
 """
@@ -24,7 +24,7 @@ from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import WARP, Group, Run, Waiter
 from tinygpu.codegen.interpreter.spaces import check_write, shared_at
 
-__all__ = ["TABLE", "LANES", "TensorMemory", "access", "tensor_memory"]
+__all__ = ["LANES", "TABLE", "TensorMemory", "access", "tensor_memory"]
 
 LANES, COLUMNS = 128, 512
 _QUARTERS = 4

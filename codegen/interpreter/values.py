@@ -30,8 +30,9 @@ TYPES: Mapping[str, np.dtype[Any]] = {
         **{f"{p}{w}": f"{k}{w // 8}" for p, k in (("u", "u"), ("b", "u"), ("s", "i"))
            for w in (8, 16, 32, 64)},
         "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64,
-        "tf32": np.float32, "f16x2": np.uint32, "bf16x2": np.uint32, "e4m3": ml_dtypes.float8_e4m3fn,
-        "e5m2": ml_dtypes.float8_e5m2, "e4m3x2": np.uint16, "e5m2x2": np.uint16,
+        "tf32": np.float32, "f16x2": np.uint32, "bf16x2": np.uint32,
+        "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
+        "e4m3x2": np.uint16, "e5m2x2": np.uint16,
     }.items()
 }  # fmt: skip
 """The NumPy type of each PTX type."""

@@ -8,6 +8,7 @@ Source: PTX ISA 9.0, sections 9.7.9.6 (shfl.sync) and 9.7.13.5 to 9.7.13.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def members(run: Run, group: Group, mask: Array | int) -> Group | None:
 
 
 def lanes(group: Group, values: Array) -> tuple[Array, Array, Array]:
-    """Spread a group's values over whole warps: (warps, 32) values, presence, and each one's row."""
+    """Spread values over whole warps: (warps, 32) values, which are there, each thread's row."""
     warps = group.threads // WARP
     numbers, rows = np.unique(warps, return_inverse=True)
     spread = np.zeros((len(numbers), WARP), values.dtype)
@@ -90,9 +91,9 @@ def _over_warp(
     d: Decoder,
     i: Instruction,
     kinds: tuple[str, str],
-    function: Callable[[Array, Array], Array],
+    function: Callable[[Array, Array], Any],
 ) -> Control:
-    """Every lane's result from all lanes: ``function(values, present)`` gives one a warp or lane."""
+    """Build a result from all lanes: ``function(values, present)`` gives one a warp or lane."""
     negated = len(i.operands) > 1 and i.operands[1].startswith("!")
     of, to = kinds
     value = d.source(i.operands[1].lstrip("!"), of)
@@ -115,13 +116,13 @@ def _over_warp(
 _BITS = (np.uint64(1) << np.arange(WARP, dtype=np.uint64)).astype(np.uint64)
 
 
-def _ballot(values: Array, present: Array) -> Array:
+def _ballot(values: Array, present: Array) -> Any:
     return ((values & present) * _BITS).sum(1).astype(np.uint32)
 
 
 def _vote(d: Decoder, i: Instruction) -> Control:
     mode = next(p for p in i.parts if p in ("all", "any", "uni", "ballot"))
-    functions: Mapping[str, Callable[[Array, Array], Array]] = {
+    functions: Mapping[str, Callable[[Array, Array], Any]] = {
         "all": lambda v, p: (v | ~p).all(1),
         "any": lambda v, p: (v & p).any(1),
         "uni": lambda v, p: (v | ~p).all(1) | ~(v & p).any(1),
@@ -133,11 +134,11 @@ def _vote(d: Decoder, i: Instruction) -> Control:
 def _match(d: Decoder, i: Instruction) -> Control:
     kind = i.parts[-1]
 
-    def equal(values: Array, present: Array) -> Array:
+    def equal(values: Array, present: Array) -> Any:
         same = (values[:, :, None] == values[:, None, :]) & present[:, None, :]
         return (same * _BITS).sum(2).astype(np.uint32)
 
-    def every(values: Array, present: Array) -> Array:
+    def every(values: Array, present: Array) -> Any:
         same = equal(values, present)
         whole = (present * _BITS).sum(1).astype(np.uint32)
         return np.where(same == whole[:, None], same, 0)
@@ -156,7 +157,7 @@ def _redux(d: Decoder, i: Instruction) -> Control:
     neutral = {"min": limits.max, "max": limits.min, "and": -1}.get(name, 0)
     start = np.array(neutral).astype(dtype)
 
-    def reduce(values: Array, present: Array) -> Array:
+    def reduce(values: Array, present: Array) -> Any:
         return plain.reduce(np.where(present, values, start), axis=1, dtype=dtype)
 
     return _over_warp(d, i, (kind, kind), reduce)

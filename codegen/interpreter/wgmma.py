@@ -250,7 +250,7 @@ def watch(run: Run, group: Group, registers: tuple[int, ...]) -> None:
 
 
 def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
-    """Registers go back to the CTA's pool, or come from it as soon as there are enough."""
+    """Give registers back to the CTA's pool, or take them as soon as there are enough."""
     number, increases = int(i.operands[0], 0), "inc" in i.parts
     if number % 8 or not 24 <= number <= 256:
         raise d.error("a multiple of 8 from 24 to 256 is needed")
