@@ -147,3 +147,42 @@ def test_the_picture_shows_every_row_and_tile() -> None:
         "tile 0", "tile 1", "tile 2", "tile 3",
     ]  # fmt: skip
     assert upper.get_xlim()[1] < lower.get_xlim()[1]
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_stage_is_filled_when_both_loads_have_landed(name: str) -> None:
+    """The copy engine takes as long for each box; the later of a step's two fills the stage."""
+    line = followed(name, 20)
+    loads = [e for e in line.events if e.row == "copy engine"]
+    assert len({round(e.end_cycles - e.start_cycles, 3) for e in loads}) <= 2
+    landed: dict[str, float] = {}
+    for event in loads:
+        landed[event.iteration] = max(landed.get(event.iteration, 0.0), event.ready_cycles)
+    filled = {e.iteration: e.end_cycles for e in line.events if e.statement == "filling"}
+    assert filled == pytest.approx(landed)
+
+
+def test_consumers_of_one_tile_share_the_tensor_cores() -> None:
+    """Each step's product is the first's part and then the second's; the second ends last."""
+    line = followed("cluster", 12)
+    parts = zip(
+        spans(line, "tensor cores"),
+        spans(line, "consumer 0", "wgmma"),
+        spans(line, "consumer 1", "wgmma"),
+        strict=True,
+    )
+    for whole, first, second in parts:
+        assert (first[0], second[1]) == pytest.approx(whole)
+        assert first[1] == pytest.approx(second[0])
+    ends = [max(spans(line, f"consumer {n}", "epilogue"))[1] for n in (0, 1)]
+    assert ends[0] < ends[1] <= line.cycles
+    assert ends[1] == pytest.approx(line.cycles, abs=200)
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_no_use_of_a_stage_lasts_through_a_cut(name: str) -> None:
+    """What is in the ring when steps are left out moves on with them."""
+    line = followed(name, 1000)
+    cut = min(e.end_cycles - e.start_cycles for e in line.events if e.statement.endswith("steps"))
+    uses = [e for e in line.events if e.row.startswith("stage")]
+    assert max(e.end_cycles - e.start_cycles for e in uses) < cut / 4
