@@ -199,7 +199,7 @@ def _rate(problem: Problem, device: Device, view: View | Timed) -> tuple[float, 
     """Return the rate, its peak and its unit: of what the problem needs longest at the peaks."""
     flops, moved = problem.operation.flops(problem.sizes), problem.operation.bytes(problem.sizes)
     a_cycle, unit = 2 * device.fma_f32_per_cycle_per_sm, "FLOP/s"
-    if isinstance(view, Timed):
+    if isinstance(view, Timed) or "tensor" in view.time.parts:
         a_cycle, unit = device.tensor_flop_per_cycle_per_sm, "tensor FLOP/s"
     peak, seconds = a_cycle * device.sms * device.clock_hz, view.seconds
     if flops / peak >= moved / device.dram_bytes_per_second:
