@@ -265,3 +265,31 @@ def test_a_wrong_kernel_fails_the_demo(tmp_path: Path, monkeypatch: pytest.Monke
     text = (tmp_path / "report.html").read_text()
     assert "a &lt;race&gt; in smem_a" in text
     Page(text)
+
+
+def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times stand beside the predictions: in the table, a picture and the tree."""
+
+    def timed(schedules: list[Schedule], *_words: Any, **_named: Any) -> list[Measurement]:
+        operation, extents, _ = describe(PROBLEM, schedules[0])
+        return [
+            Measurement(
+                operation=operation, sizes=extents, schedule="{}", device="NVIDIA H200", driver="y",
+                emitter=1, seconds=1e-5 * (2 + n), clock_mhz=1980,
+            )
+            for n, _ in enumerate(schedules)
+        ]  # fmt: skip
+
+    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
+    monkeypatch.setattr("tinygpu.codegen.measure.measure", timed)
+    monkeypatch.setattr("tinygpu.cli.peers.find_spec", lambda name: None)
+    words = [word for word in HOPPER if word != "--no-measure"]
+    result = tinygpu(*words, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "20.000 us" in result.stdout
+    assert "nothing was measured" not in result.stdout
+    assert "Measured on NVIDIA H200" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "plots" / "o-measured.png").exists()
+    tree = json.loads((tmp_path / "results.json").read_text())["layers"]["o"]
+    assert [row["seconds"] for row in tree["best"]] == pytest.approx([2e-5, 3e-5])
+    assert "cublas_seconds" not in tree
