@@ -39,6 +39,9 @@ WHOLES: dict[str, Program] = {
 }
 
 
+FEW_CTAS = ("persistent", "pingpong", "three")
+
+
 @cache
 def changed(name: str) -> tuple[tuple[str, Program], ...]:
     return (("unchanged", WHOLES[name]), *mutants(WHOLES[name]))
@@ -133,6 +136,32 @@ def chunk(*ordered: Any, chunks: int = 3) -> tuple[Any, ...]:
 
 
 RIGHT = ("wait", "sync", "write", "fence", "sync", "send")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_the_smaller_window_decides_what_the_larger_does(data: Any) -> None:
+    """With the stricter form of A, whoever is illegal at some point is so within fewer steps."""
+    name, program = data.draw(st.sampled_from(changed(data.draw(st.sampled_from(FEW_CTAS)))))
+    protocol_ = protocol_of(program)
+    small, points = tile_window(protocol_, observed=True)
+    large = tile_window(protocol_)[0]
+    assert all(a <= b for (_, a), (_, b) in zip(small.most, large.most, strict=True))
+    if not any(hazards(protocol_, point, observed=True) for point in points):
+        assert whole(protocol_), name
+
+
+def test_a_wait_that_follows_all_arrivals_is_not_observed() -> None:
+    """A thread that arrives alone, twice, and waits for the second: legal, but not strictly."""
+    alone = Barrier("own", 1, 1)
+    body = (Tiles("t", "i", Affine(), 1, (Arrive(alone, N), Wait(alone, N))),)
+    right = Protocol((Crew("one", 1, 1, "", body),), (), True, ())
+    assert not hazards(right, {"tiles": 3}, observed=True)
+    late = (Arrive(alone, var("t", 2)), Arrive(alone, var("t", 2) + 1), Wait(alone, N * 2 + 1))
+    odd = Protocol((Crew("one", 1, 1, "", (Tiles("t", "i", Affine(), 1, late),)),), (), True, ())
+    assert not hazards(odd, {"tiles": 3})
+    assert {h.kind for h in hazards(odd, {"tiles": 3}, observed=True)} == {"parity"}
+    assert events.verdict_of_protocol(odd).legal
 
 
 def test_chunks_by_hand() -> None:

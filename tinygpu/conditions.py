@@ -42,14 +42,20 @@ from tinygpu.witness import Count, Hazard, Look
 __all__ = ["Hazard", "hazards"]
 
 
-def hazards(protocol: Protocol, point: Mapping[str, int]) -> tuple[Hazard, ...]:
-    """Return what may go wrong at these numbers of tiles and trips: the first of each kind."""
+def hazards(
+    protocol: Protocol, point: Mapping[str, int], *, observed: bool = False
+) -> tuple[Hazard, ...]:
+    """Return what may go wrong at these numbers of tiles and trips: the first of each kind.
+
+    ``observed`` asks more of A: a wait comes after a pass of one for the phase before.
+    """
     look = Look(protocol, point)
     for first in (_balance, _meetings, _deadlock):
         first(look)
         if look.found:
             return tuple(look.found.values())
-    for condition in (_phases, memory, registers, exits):
+    _phases(look, observed=observed)
+    for condition in (memory, registers, exits):
         condition(look)
     return tuple(look.found.values())
 
@@ -180,7 +186,7 @@ def _complete(look: Look, phase: Phase, clock: Clock) -> bool:
     return count is not None and not count.later and all(before([g], clock) for g in count.givers)
 
 
-def _phases(look: Look) -> None:
+def _phases(look: Look, *, observed: bool) -> None:
     """E and A: contributions and waits meet the phase that they mean."""
     clocks = look.order.clocks
     for (cta, name, index), count in look.counts.items():
@@ -196,7 +202,10 @@ def _phases(look: Look) -> None:
         past, later = (cta, name, index - stages), (cta, name, index + stages)
         for place in places:
             clock = clocks[place[0]][place[1]]
-            if index < -stages or (past[2] >= 0 and not _complete(look, past, clock)):
+            complete = before(look.order.passes.get(past, []), clock) or (
+                not observed and _complete(look, past, clock)
+            )
+            if index < -stages or (past[2] >= 0 and not complete):
                 text = f"{look.name(place)} may pass on the parity of an older phase, {name}@"
                 text += f"{past[2]}, or wait for it; wait for that phase before"
                 look.report("parity", place, place, text)

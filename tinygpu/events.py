@@ -148,9 +148,9 @@ def _is_legal(part: Protocol) -> bool:
 
     What is legal with some tiles is so with fewer, so the most of them are enough.
     """
-    box, points = tile_window(part)
+    box, points = tile_window(part, observed=True)
     most = {tuple(p[n] for n, _ in part.parameters): p for p in points}  # fewest tiles first
-    return not box.doubt and not any(hazards(part, point) for point in most.values())
+    return not box.doubt and not any(hazards(part, point, observed=True) for point in most.values())
 
 
 def unfold(program: Program, trips: Mapping[str, int]) -> tuple[tuple[Instance, ...], ...]:

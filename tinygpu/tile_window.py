@@ -59,21 +59,41 @@ class _Ring:
     gives: list[Range] = field(default_factory=list)
     waits: list[Range] = field(default_factory=list)
 
-    @property
-    def reach(self) -> int:
-        """Stages plus spread."""
-        ends = [*self.gives, *self.waits]
-        return self.stages + max(high for _, high in ends) - min(low for low, _ in ends)
+    def reach(self, *, observed: bool) -> int:
+        """Return stages plus spread; ``observed``: how far apart conditions really look."""
+        if not observed or not self.gives or not self.waits:
+            return self.stages + _spread([*self.gives, *self.waits])
+        apart = [
+            abs(end - other)
+            for low, high in self.waits
+            for least, most in self.gives
+            for end, other in ((low, most), (high, least), (low, least), (high, most))
+        ]
+        signed = [
+            abs(self.stages + end - other)
+            for low, high in self.waits
+            for least, most in self.gives
+            for end, other in ((low, most), (high, least))
+        ]
+        alike = self.stages + max(_spread(self.gives), _spread(self.waits))
+        return max(alike, *apart, *signed)
 
 
-def tile_window(protocol: Protocol) -> tuple[Window, Points]:
-    """Return the box, and the points in it that have to be checked."""
+def _spread(ends: list[Range]) -> int:
+    return max(high for _, high in ends) - min(low for low, _ in ends)
+
+
+def tile_window(protocol: Protocol, *, observed: bool = False) -> tuple[Window, Points]:
+    """Return the box, and the points in it that have to be checked.
+
+    ``observed``: the points for conditions that are as strict (``tinygpu.conditions``): fewer.
+    """
     stages = [t.ring.stages for n in _nodes(protocol) if isinstance(n, Act) for t in n.touches]
     stages += [n.barrier.stages for n in _nodes(protocol) if isinstance(n, Wait | Arrive)]
     lowest = dict(protocol.parameters)
     try:
         read = _Read(protocol)
-        points = read.points(lowest)
+        points = read.points(lowest, observed=observed)
         doubt = ""
     except _DoubtError as error:
         doubt = str(error)
@@ -231,7 +251,7 @@ class _Read:
             raise _DoubtError(f"index {index} runs backwards, or over neither steps nor tiles")
         return coefficient
 
-    def points(self, lowest: dict[str, int]) -> Points:
+    def points(self, lowest: dict[str, int], *, observed: bool) -> Points:
         """Return the points that decide all others."""
         width, far = 0, 0
         for name, ring in self.rings.items():
@@ -239,10 +259,11 @@ class _Read:
             if ring.waits and max(high for _, high in ring.waits) > given:
                 raise _DoubtError(f"a wait for {name} looks ahead of who arrives")
             pace, factor = ring.pace
+            reach = ring.reach(observed=observed)
             if pace == "step":
-                width = max(width, ring.reach)
+                width = max(width, reach)
             else:
-                tiles = -(-ring.reach // factor) * (self.turns if pace == "turn" else 1)
+                tiles = -(-reach // factor) * (self.turns if pace == "turn" else 1)
                 far = max(far, tiles)
         window = width + 2 * self.guards
         if not self.protocol.persistent:
