@@ -146,14 +146,27 @@ def _narrow_e4m3(values: Any) -> Any:
     exponent = library.maximum(library.frexp(size)[1] - 1, -6)
     steps = library.rint(library.ldexp(size, 3 - exponent)).astype(np.int32)
     bits = steps + (exponent + 6) * 8  # 8 to 16 steps a binade: the carry is the next one
-    return (bits + 128 * (values < 0)).astype(np.uint8)
+    return (bits + 128 * library.signbit(values)).astype(np.uint8)
 
 
 def _widen(values: Any, dtype: str) -> Any:
     """Return the float64 values of an array."""
     if dtype == "bf16":
-        values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return _widen_f32(values.astype(np.uint32) << np.uint32(16))
+    if dtype == "f32":
+        return _widen_f32(values.view(np.uint32))
     if dtype == "e4m3":
         table = np.arange(256, dtype=np.uint8).view(DTYPES[dtype].numpy).astype(np.float64)
         return (table if isinstance(values, np.ndarray) else gpu().asarray(table))[values]
     return values.astype(np.float64)
+
+
+def _widen_f32(bits: Any) -> Any:
+    """Return the float64 values of fp32 bits; CuPy's own conversion would clear the subnormal."""
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        wide = bits.view(np.float32).astype(np.float64)
+    mantissa = bits & np.uint32(0x7FFFFF)
+    sign = 1.0 - 2.0 * (bits >> np.uint32(31)).astype(np.float64)
+    subnormal = (bits & np.uint32(0x7F800000)) == 0
+    library = np if isinstance(bits, np.ndarray) else gpu()
+    return library.where(subnormal, sign * mantissa.astype(np.float64) * 2.0**-149, wide)
