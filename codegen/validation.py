@@ -143,7 +143,7 @@ def _narrow_e4m3(values: Any) -> Any:
     """
     library = np if isinstance(values, np.ndarray) else gpu()
     size = library.abs(values)
-    exponent = library.maximum(library.frexp(size)[1] - 1, -6)
+    exponent = library.where(size < 2.0**-6, -6, library.frexp(size)[1] - 1)
     steps = library.rint(library.ldexp(size, 3 - exponent)).astype(np.int32)
     bits = steps + (exponent + 6) * 8  # 8 to 16 steps a binade: the carry is the next one
     return (bits + 128 * library.signbit(values)).astype(np.uint8)
