@@ -19,6 +19,7 @@ from tinygpu.reach import Case, exactly_once
 from tinygpu.role_laws import ROLE_LAWS
 from tinygpu.schedule import Schedule
 from tinygpu.tensor_laws import TENSOR_LAWS
+from tinygpu.tmem_laws import TMEM_LAWS
 from tinygpu.warp_laws import WARP_LAWS
 
 H200 = load_device("h200")
@@ -46,7 +47,7 @@ BREAKS: dict[str, tuple[dict[str, Value], Problem, Device]] = {
         H200,
     ),
 }
-OTHERS = {**ROLE_LAWS, **TENSOR_LAWS, **WARP_LAWS}
+OTHERS = {**ROLE_LAWS, **TENSOR_LAWS, **WARP_LAWS, **TMEM_LAWS}
 TERMS: dict[str, Callable[[Program], Program]] = {
     "covered_sizes": lambda p: replace(p, at_most=(("m", 64),)),
     "barrier_ids": lambda p: _with(p, Sync(16)),

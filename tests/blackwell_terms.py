@@ -1,0 +1,44 @@
+"""Terms of blackwell, small enough to be interpreted many times, and their first broken clauses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tinygpu.device import load_device
+from tinygpu.laws import LAWS
+from tinygpu.machine import Chosen, Value
+from tinygpu.machines.blackwell import STARTS, Blackwell
+from tinygpu.operation import matmul
+from tinygpu.program import Program
+from tinygpu.reach import Case
+
+B200 = load_device("b200")
+LARGE = {"m": 4096, "n": 4096, "k": 4096}
+LAYOUTS = ("nn", "nt", "tn", "tt")
+
+
+def term(start: str, layout: str = "nt", output: str | None = None, **changes: Value) -> Program:
+    return built({**STARTS[start], **changes}, layout, output)
+
+
+def built(values: Mapping[str, Value], layout: str = "nt", output: str | None = None) -> Program:
+    return Blackwell().program(matmul("bf16", output, layout), Chosen(values))
+
+
+def small(start: str) -> Program:
+    """A named point with few columns and stages, so that few tiles and steps show its faults."""
+    columns = 64 if start == "wide pair" else 32
+    chunked = {"store_stages": 2} if STARTS[start]["epilogue"] == "tma" else {"vector_c": 8}
+    changes = {"tile_n": columns, "stages": 2, "store_n": 16, "raster": 1}
+    return built({**STARTS[start], **changes, **chunked})
+
+
+def broken(program: Program, sizes: Mapping[str, int] = LARGE) -> dict[str, str]:
+    """The first broken clause of each law that has arithmetic."""
+    case = Case.of(program, sizes, B200)
+    found: dict[str, str] = {}
+    for law in LAWS.values():
+        for clause in law.clauses(case) if law.numeric else ():
+            if not clause.holds:
+                found.setdefault(law.name, str(clause))
+    return found
