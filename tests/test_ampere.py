@@ -17,7 +17,7 @@ from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.warps import rows_of
 from tinygpu.device import load_device
-from tinygpu.errors import ProgramError
+from tinygpu.errors import OperationError, ProgramError
 from tinygpu.events import verdict
 from tinygpu.fragment import FRAGMENTS
 from tinygpu.instruction import INSTRUCTIONS
@@ -32,6 +32,7 @@ from tinygpu.schedule import Schedule
 from tinygpu.search.best import rank
 from tinygpu.search.cost import cost
 from tinygpu.search.warps import matrices
+from tinygpu.solve import Solver
 from tinygpu.space import Space
 from tinygpu.touched import coordinates
 from tinygpu.warp_laws import WARP_LAWS
@@ -273,3 +274,35 @@ def test_instructions_of_a_warp_are_declared() -> None:
     for name in ("ldmatrix", "mma.sync"):
         assert INSTRUCTIONS[name].issuer == "warp"
         assert INSTRUCTIONS[name] in Ampere.instructions
+
+
+def test_solver_tables_and_one_schedule_at_a_time_agree() -> None:
+    """z3 reads the same laws; no legal tile of warps of its own has more than 64 x 128 sums."""
+    problem = Problem.of(matmul("bf16", layout="nn"), **LARGE)
+    fixed = {"epilogue": "smem", "combine": "st", "edges": "guard"}
+    space = Space(Ampere(), problem, H200, fixed=fixed)
+    solver = Solver(space)
+    part = 64 * 128
+    assert solver.prove(lambda d: d.tile_m * d.tile_n <= part * d.warps_m * d.warps_n).outcome == (
+        "proved"
+    )
+    assert solver.prove(lambda d: d.stages <= 4).outcome == "refuted"
+    (batch,) = space.batches()
+    rng = np.random.default_rng(1)
+    seen = set()
+    for i in range(20):
+        if i % 2:
+            values = dict(space.schedule(batch, space.points(batch, rng, 1)[0]).decisions)
+        else:
+            values = {n: v[rng.integers(len(v))] for n, v in space.values.items()}
+        point = [space.values[n].index(values[n]) for n in batch.axes]
+        holds = all(t.holds[tuple(point[a] for a in t.axes)] for t in batch.tables)
+        assert (not solver.broken(values)) == holds
+        seen.add(bool(holds))
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("more", [{"bias": True}, {"batched": True}, {"scaled": True}])
+def test_what_the_machine_does_not_fuse_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(OperationError, match="choose a machine that fuses"):
+        Ampere().check(matmul("bf16", layout="nt", **more))

@@ -30,6 +30,7 @@ class Ampere(Machine):
     )  # fmt: skip
     numeric = True
     operations = ("matmul",)
+    fuses = False
 
     tile_m = Choice(32, 64, 128, 256, meaning="rows of c a CTA computes")
     tile_n = Choice(32, 64, 128, 256, meaning="columns of c a CTA computes")
