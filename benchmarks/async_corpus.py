@@ -135,12 +135,12 @@ def _hopper(layout: str, changes: Mapping[str, Value]) -> Case | None:
 
 def programs() -> Iterator[Case]:
     """Yield the right programs."""
-    for layout, changes in _POINTS:
-        if case := _hopper(layout, changes):
-            yield case
     for program in by_hand():
         points = tuple((1, k, {"i": TILE * k - 8}) for k in (1, 6))
         yield Case(program.name, program, points)
+    for layout, changes in _POINTS:
+        if case := _hopper(layout, changes):
+            yield case
 
 
 def changed(case: Case) -> Iterator[tuple[str, Program]]:
