@@ -176,8 +176,8 @@ def _fence(look: Look, p: _Access, kind: str) -> list[Place]:
 def _fenced(look: Look, p: _Access, q: _Access, what: str) -> None:
     """F of tensor memory: threads tell one another of tcgen05 instructions through fences."""
     number, position = q.place
-    if p.place[0] == number:
-        return
+    if p.place[0] == number and p.kind not in ("load", "mma"):
+        return  # its own, and done in program order
     names = f"{look.name(q.place)} may not see that {look.name(p.place)} is done ({what})"
     if p.kind in ("take", "put") and not _comes(_fence(look, p, "tcgen05.before"), q):
         text = f"{names}; execute tcgen05.fence::before_thread_sync before telling it"

@@ -161,8 +161,8 @@ def claim(agent: Agent, shared: Shared, stage: int, use: Use, *, keep: bool = Tr
 
 def _missing_fence(agent: Agent, other: Use, use: Use) -> str:
     """Return which tcgen05.fence is missing between two uses of which the first is done, if any."""
-    if other.agent == use.agent:
-        return ""
+    if other.agent == use.agent and (other.plain or other.tensor):
+        return ""  # its own, and done in program order
     if other.tensor and (other.fenced is None or agent.clock[other.agent] < other.fenced):
         return "tcgen05.fence::before_thread_sync behind that, before telling others"
     if (use.tensor or use.pipe) and (agent.seen is None or not other.known(agent.seen)):
