@@ -125,7 +125,7 @@ def _init(d: Decoder, i: Instruction) -> Action:
             name = f"the loads onto the mbarrier at shared byte {offset}"
             at_granules = granules(run, np.array([flat]), _BYTES)
             conflict = run.clocks.write(at_granules, run.rows(here)[:1, None], step)
-            run.conflict(conflict, cta, run.warp_name(thread), "makes an mbarrier in")
+            run.conflict(conflict, "makes an mbarrier in")
             run.clocks.write_agent[at_granules] = RESERVED
             run.clocks.write_step[at_granules] = step
             channel = run.clocks.channel(domain, name, asynchronous=True)

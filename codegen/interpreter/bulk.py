@@ -220,7 +220,7 @@ def _fill(
     at = granules(run, flat, 16).reshape(-1)
     # what another CTA's barrier releases is known to whoever waits there
     conflict = run.clocks.write(at, rows, step, proxy=True, agent=barrier.channel)
-    run.conflict(conflict, cta, who, "loads into")
+    run.conflict(conflict, "loads into")
     run.remote(cta, thread, barrier.channel, step)
 
     def land() -> None:
@@ -259,7 +259,7 @@ def _hold(run: Run, thread: int, flat: Array, channel: int, does: str) -> int:
     at = granules(run, flat, 16).reshape(-1)
     rows = run.rows(Group(np.array([thread])))
     conflict = run.clocks.read(at, rows, step, proxy=True, agent=channel)
-    run.conflict(conflict, 0, run.warp_name(thread), does)
+    run.conflict(conflict, does)
     return step
 
 

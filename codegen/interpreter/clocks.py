@@ -50,6 +50,7 @@ class Conflict:
 
     kind: str
     granule: int
+    row: int
     other: int
     other_step: int
     what: str
@@ -178,7 +179,9 @@ class Clocks:
         row = np.broadcast_to(rows, bad.shape)[i]
         ordered = step <= self.clocks[ORDER].reshape(-1, self.agents)[row, other]
         kind = "proxy" if ordered else "race" if other != RESERVED else "barrier"
-        return Conflict(kind, int(np.broadcast_to(at, bad.shape)[i]), other, step, "wrote")
+        return Conflict(
+            kind, int(np.broadcast_to(at, bad.shape)[i]), int(row), other, step, "wrote"
+        )
 
     def read(
         self,
@@ -199,7 +202,7 @@ class Clocks:
         self,
         at: Array,
         rows: Array,
-        step: int,
+        step: Array | int,
         *,
         proxy: bool = False,
         agent: Array | int | None = None,
@@ -213,8 +216,9 @@ class Clocks:
             bad = reads > known
             if bad.any():
                 *where, other = (int(x) for x in np.argwhere(bad)[0])
-                granule = int(np.broadcast_to(at, bad.shape[:-1])[tuple(where)])
-                conflict = Conflict("race", granule, other, int(reads[(*where, other)]), "read")
+                here, shape = tuple(where), bad.shape[:-1]
+                granule, row = (int(np.broadcast_to(x, shape)[here]) for x in (at, rows))
+                conflict = Conflict("race", granule, row, other, int(reads[(*here, other)]), "read")
         mine = rows % self.agents if agent is None else np.asarray(agent)
         self.write_agent[at] = mine
         self.write_step[at] = step
@@ -222,8 +226,9 @@ class Clocks:
             twice = self.write_agent[at] != mine
             if twice.any():
                 i = tuple(np.argwhere(twice)[0])
-                granule = int(np.broadcast_to(at, twice.shape)[i])
-                conflict = Conflict("race", granule, int(self.write_agent[granule]), step, "wrote")
+                granule, row = (int(np.broadcast_to(x, twice.shape)[i]) for x in (at, rows))
+                other = int(self.write_agent[granule])
+                conflict = Conflict("race", granule, row, other, int(step), "wrote")
         return conflict
 
     def fresh(self, at: Array) -> Array:

@@ -59,6 +59,7 @@ class _Barrier:
     waiters: list[Waiter] = field(default_factory=list)
     joined: set[int] = field(default_factory=set)
     expected: int = 0
+    counted: bool = False
     votes: list[tuple[Waiter, Array]] = field(default_factory=list)
 
 
@@ -84,12 +85,12 @@ def _bar(d: Decoder, i: Instruction) -> Control:
         step, pc = run.tick(), run.pc
         numbers = np.broadcast_to(number(run, complete), (complete.size,))
         counts = np.broadcast_to(count(run, complete) if count else 0, (complete.size,))
-        if not arrives and not reduces and _all_at_once(run, complete, numbers, counts, step):
-            return complete
-        ballot = vote(run, complete) if reduces else None
         if numbers.max() >= _NAMED:
             run.find("barrier", f"barrier {numbers.max()}; a CTA has 0 to {_NAMED - 1}")
             return complete
+        if not arrives and not reduces and _all_at_once(run, complete, numbers, counts, step):
+            return complete
+        ballot = vote(run, complete) if reduces else None
         keys = run.cta_of(complete.threads) * 64 + numbers
         going = None
         for key in np.unique(keys).tolist():
@@ -149,7 +150,7 @@ def _arrive(run: Run, barrier: _Barrier, cta: int, group: Group, expected: int, 
     everyone = int(run.live.reshape(-1, run.threads_per_cta)[cta].sum())
     if barrier.expected and expected and barrier.expected != expected:
         run.find("barrier", f"barrier with counts {barrier.expected} and {expected}")
-    barrier.expected = expected or everyone
+    barrier.expected, barrier.counted = expected or everyone, bool(expected)
     if twice := barrier.joined & set(warps.tolist()):
         run.find("barrier", f"warp {min(twice)} arrives twice before the barrier completes")
     barrier.joined |= set(warps.tolist())
@@ -182,7 +183,7 @@ def _after_exit(run: Run, group: Group) -> None:
             _cluster_turn(run, domain, _cluster_state(run, domain))
         for key in [k for k in run.state if k[0] == "bar" and k[1] // 64 == cta]:
             barrier = run.state[key]
-            if barrier.arrived >= everyone > 0 and barrier.waiters and barrier.expected > everyone:
+            if barrier.arrived >= everyone > 0 and barrier.waiters and not barrier.counted:
                 _release(run, cta, run.state.pop(key))
 
 

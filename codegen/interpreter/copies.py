@@ -75,7 +75,7 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
         channels, step = _channels(run, here)[:, None], run.tick()
         at = granules(run, flat, size)
         conflict = run.clocks.write(at, run.rows(here)[:, None], step, agent=channels)
-        run.conflict(conflict, 0, run.warp_name(int(here.threads[0])), "copies to")
+        run.conflict(conflict, "copies to")
         _check_source(run, here, source, count)
 
         def move(which: Array) -> None:

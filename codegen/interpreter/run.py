@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tinygpu.codegen.interpreter.decoder import Code
     from tinygpu.codegen.interpreter.memory import Memory
 
-__all__ = ["FIRST_SHARED", "WARPGROUP", "Group", "Pending", "Run", "Waiter"]
+__all__ = ["FIRST_SHARED", "WARP", "WARPGROUP", "Group", "Pending", "Run", "Waiter"]
 
 WARP, WARPGROUP = 32, 128
 FIRST_SHARED = 1024  # spec: the first KiB of a CTA's shared window belongs to the system
@@ -208,14 +208,14 @@ class Run:
             finding = Finding(kind, here.line, here.text, message)
         self.findings[kind, pc, other] = finding
 
-    def conflict(self, found: Conflict | None, cta: int, who: str, does: str) -> None:
+    def conflict(self, found: Conflict | None, does: str) -> None:
         """Note a conflict on shared memory, if there is one."""
         if found is None:
             return
         granules = self.shared_bytes // self.code.granule
         at = found.granule % granules * self.code.granule
         cta = found.granule // granules
-        domain = cta // self.cluster
+        domain, agent = divmod(found.row, self.clocks.agents)
         other = self.name(domain, found.other)
         why = {
             "race": f"which {other} {found.what} and nothing orders before",
@@ -224,7 +224,7 @@ class Run:
         }[found.kind]
         self.find(
             found.kind,
-            f"{who} {does} shared byte {at} of {self.cta_name(cta)}, {why}",
+            f"{self.name(domain, agent)} {does} shared byte {at} of {self.cta_name(cta)}, {why}",
             other=self.log[found.other_step],
         )
 

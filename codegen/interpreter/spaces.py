@@ -16,7 +16,7 @@ import numpy as np
 from tinygpu.codegen.interpreter.clocks import ORDER
 from tinygpu.codegen.interpreter.memory import LOCAL, PARAM, SHARED
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import FIRST_SHARED, Group, Run
+from tinygpu.codegen.interpreter.run import FIRST_SHARED, WARP, Group, Run
 
 __all__ = ["granules", "partition", "read", "shared_at", "write"]
 
@@ -153,9 +153,7 @@ def check_read(run: Run, group: Group, flat: Array, width: int) -> None:
     """Hold generic reads of shared memory against the clocks."""
     at, rows = granules(run, flat, width), run.rows(group)[:, None]
     conflict = run.clocks.read(at, rows, run.tick())
-    if conflict is not None:
-        i = _thread(at, conflict.granule, group)
-        run.conflict(conflict, 0, run.warp_name(i), "reads")
+    run.conflict(conflict, "reads")
     fresh = run.clocks.fresh(at)
     if fresh.any():
         i = int(np.argmax(fresh.any(1)))
@@ -164,39 +162,31 @@ def check_read(run: Run, group: Group, flat: Array, width: int) -> None:
         run.find("uninitialised", f"{who} reads shared byte {offset}, which nobody wrote")
 
 
-def _thread(at: Array, granule: int, group: Group) -> int:
-    return int(group.threads[int(np.argmax((at == granule).any(1)))])
-
-
 def check_write(run: Run, group: Group, flat: Array, width: int) -> None:
     """Hold generic writes of shared memory against the clocks."""
     at, rows = granules(run, flat, width), run.rows(group)[:, None]
     conflict = run.clocks.write(at, rows, run.tick())
-    if conflict is not None:
-        i = _thread(at, conflict.granule, group)
-        run.conflict(conflict, 0, run.warp_name(i), "writes")
+    run.conflict(conflict, "writes")
 
 
 def _check_atomic(run: Run, group: Group, flat: Array, width: int) -> None:
     """Atomic operations are in order among themselves; what they left is known to who did them."""
-    at, rows = granules(run, flat, width), run.rows(group)[:, None]
-    step = run.tick()
-    channels = np.empty(group.size, np.int64)
-    knowing = []
-    for domain, agents in run.by_domain(group):
+    warps = group.threads // WARP
+    steps = np.zeros(group.size, np.int64)
+    for warp in group.warp_numbers.tolist():  # each knows of its own, not of those beside it
+        steps[warps == warp] = run.tick()
+    channels = np.zeros(group.size, np.int64)
+    for domain, _ in run.by_domain(group):
         key = ("atomics", domain)
         if key not in run.state:
             run.state[key] = run.clocks.channel(domain, "an atomic operation", asynchronous=False)
-            rows = run.rows(group)[:, None]
-        channels[rows[:, 0] // run.clocks.agents == domain] = run.state[key]
-        knowing.append((domain, agents, run.state[key]))
-    for domain, agents, channel in knowing:
-        run.clocks.completed(domain, agents, channel, np.iinfo(np.int32).max)
-    conflict = run.clocks.write(at, rows, step, agent=channels[:, None])
-    for domain, agents, channel in knowing:
-        run.clocks.clocks[ORDER, domain, agents, channel] = step
-    if conflict is not None:
-        run.conflict(conflict, 0, run.warp_name(_thread(at, conflict.granule, group)), "writes")
+        channels[run.agents_of(warps)[0] == domain] = run.state[key]
+    rows, at = run.rows(group), granules(run, flat, width)
+    order = run.clocks.clocks[ORDER].reshape(-1, run.clocks.agents)
+    order[rows, channels] = np.iinfo(np.int32).max
+    conflict = run.clocks.write(at, rows[:, None], steps[:, None], agent=channels[:, None])
+    order[rows, channels] = steps
+    run.conflict(conflict, "writes")
 
 
 Update = Callable[[Array, Array, Array], None]

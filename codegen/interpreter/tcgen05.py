@@ -166,7 +166,7 @@ def _issue(
         step = run.tick()
         cells = np.unique(granules(run, np.concatenate([g.reshape(-1) for g in good]), 1))
         conflict = run.clocks.read(cells, rows, step, proxy=True, agent=channel)
-        run.conflict(conflict, cta, run.warp_name(thread), "multiplies")
+        run.conflict(conflict, "multiplies")
         operands.append(good)
     places = _places(shape, half, lane)
     for cta, (lanes, columns) in zip(ctas, places, strict=True):
@@ -249,7 +249,7 @@ def _cp(d: Decoder, i: Instruction) -> Action:
                     continue
                 step, cells = run.tick(), np.unique(granules(run, at.reshape(-1), 1))
                 conflict = run.clocks.read(cells, rows, step, proxy=True, agent=channel)
-                run.conflict(conflict, cta, run.warp_name(thread), "copies")
+                run.conflict(conflict, "copies")
                 quarters = np.arange(1 if rows_of == 4 else 4)
                 step = access(run, cta, quarters, (column, words), rows, channel, writes=True)
                 run.state["tcgen05 last", thread] = step

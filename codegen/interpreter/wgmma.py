@@ -162,7 +162,7 @@ def _mma(d: Decoder, i: Instruction) -> Control:
         at = np.unique(granules(run, np.concatenate(read), 1))
         rows = run.rows(group)[::32, None]
         conflict = run.clocks.read(at[None], rows, step, proxy=True, agent=state.channel)
-        run.conflict(conflict, cta, run.warp_name(int(group.threads[0])), "multiplies")
+        run.conflict(conflict, "multiplies")
 
         def perform() -> None:
             if a_addresses is not None:
