@@ -13,7 +13,8 @@ of *events*.  An event occupies units for some cycles, each a number or an array
     tma      the copy engine
     fill     the way from L2 into this SM: of every byte that lands here, multicast or not
 
-A load also says how many bytes L2 sends for it: those to further receivers count in part.
+A load also says how many bytes L2 sends for it: those to further receivers count in part.  Rows of
+a box outside the array come from nowhere, but TMA writes their zeros slowly, one by one.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machine import Chosen
@@ -38,7 +39,6 @@ import numpy as np
 from tinygpu.access_map import Access, Affine
 from tinygpu.device import Device
 from tinygpu.errors import ProgramError
-from tinygpu.fragment import FRAGMENTS
 from tinygpu.program import (
     Arrive,
     Commit,
@@ -55,9 +55,9 @@ from tinygpu.program import (
     Wait,
     WaitGroup,
     When,
-    select,
 )
 from tinygpu.search.fitted_pipeline import PIPELINE
+from tinygpu.search.lines import sectors_of_warp, share_inside
 
 __all__ = ["Agent", "Event", "Guard", "Node", "Repeat", "agents", "mapped"]
 
@@ -264,7 +264,8 @@ class _Accountant:
 
     def work(self, do: Do) -> Event:
         """Return the event of an instruction: one rule a unit."""
-        device, smem = self.device, self.device.smem_bytes_per_cycle_per_sm
+        device = self.device
+        smem = device.smem_bytes_per_cycle_per_sm * PIPELINE["smem_share"]
         count: Numbers = 1
         for extent in do.values:
             count = count * extent
@@ -282,12 +283,14 @@ class _Accountant:
                     raise ProgramError(f"role {self.role.name}: {do} signals no barrier")
                 receivers = self.extents.get(do.multicast, 1)
                 landed = count * width * receivers
-                sent = count * width * (1 + PIPELINE["multicast"] * (receivers - 1))
+                inside = share_inside(do, self.program, self.values)
+                sent = count * width * inside * (1 + PIPELINE["multicast"] * (receivers - 1))
+                line = PIPELINE["tma_line"] + PIPELINE["tma_outside"] * (1 - inside)
                 cycles = {
                     "serial": PIPELINE["tma_issue"],
-                    "tma": PIPELINE["tma_line"] * count / do.values[0],
-                    "smem": landed / smem,
-                    "fill": landed / device.fill_bytes_per_cycle_per_sm,
+                    "tma": line * count / do.values[0],
+                    "smem": PIPELINE["landing"] * landed / smem,
+                    "fill": inside * landed / device.fill_bytes_per_cycle_per_sm,
                 }
                 return Event("load", cycles, barrier.name, index, fetched_bytes=sent)
             case "tma":
@@ -303,7 +306,12 @@ class _Accountant:
             case "lsu" if do.write.buffer.level == "smem":
                 return self.plain({"smem": count * width / smem})
             case "lsu":
-                stored = PIPELINE["direct_store"] * self.sectors(do) * count / (_WARP * do.vector)
+                stored = (
+                    PIPELINE["direct_store"]
+                    * sectors_of_warp(do, self.values, device.sector_bytes)
+                    * count
+                    / (_WARP * do.vector)
+                )
                 return Event("work", {"serial": stored * self.together})
             case _:
                 return self.plain({"issue": count / (_WARP * device.warp_schedulers_per_sm)})
@@ -315,22 +323,6 @@ class _Accountant:
             total = total + each
         serial = PIPELINE["epilogue"] * total * self.together
         return Event("work", {"serial": serial, **cycles})
-
-    def sectors(self, do: Do) -> Numbers:
-        """Return the sectors that a warp's store of a fragment straight to gmem touches."""
-        access, sector = do.write, self.device.sector_bytes
-        strides = [self.values[s] if isinstance(s, str) else s for s in access.buffer.stride]
-        column, row = (
-            sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0)
-            for steps in access.value
-        )
-        width = access.buffer.type.bytes
-        total: Numbers = 1
-        for extent, rows, columns in FRAGMENTS[_fragment(do)].thread_modes[:2]:  # a warp's lanes
-            step_bytes = (rows * row + columns * column) * width
-            near = np.ceil(extent * step_bytes / sector)
-            total = total * select(np.asanyarray(step_bytes) < sector, near, extent)
-        return total
 
 
 def _opened(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -377,10 +369,3 @@ def _smem_width(do: Do) -> int:
 
 def _on_chip(access: Access) -> bool:
     return access.buffer.level == "smem"
-
-
-def _fragment(do: Do) -> str:
-    names = {r.buffer.fragment for r in do.reads if isinstance(r, Access)} - {""}
-    if len(names) != 1:
-        raise ProgramError(f"{do}: stores no fragment; the time model needs one to know its lines")
-    return names.pop()

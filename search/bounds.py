@@ -11,7 +11,7 @@ the limit, and nothing else changed.  As several limits hold at once, the saving
 >>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["plain"]))
 >>> sizes = {"m": 4096, "n": 4096, "k": 4096}
 >>> limits(Timed.of(term, sizes, load_device("h200")))[0].name
-'rate of L2'
+'power'
 
 Source: ``docs/model.md``, section "Time".
 """

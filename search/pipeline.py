@@ -5,11 +5,14 @@ What one CTA takes is the recursion's affair (``recursion.py``).  Around it:
 - *residence*: clusters that run at once.  A cluster lies within one GPC, so clusters of 4 and more
   leave SMs idle; ``share`` CTAs of an SM slow each other's units down.
 - *tiles*: with W clusters at once, CTAs that stay do ceil(tiles / W) tiles each, in one round;
-  others do one, in as many rounds.
+  others do one, in as many rounds; the last round of CTAs that share SMs may leave each alone.
 - *loads*: a load lands as fast as the slowest of the way into the SM (all that lands), the SM's
   part of L2's rate (what this CTA asks for: multicast asks once) and its part of DRAM's.
-- *power*: tensor cores that work without a pause do so at ``tensor_clock_hz``, where they meet the
-  power cap; while they pause, the clock rises, up to ``clock_hz``.
+- *early starts* hide the prologue, but CTAs then start apart, and fetch more of what they share;
+- *power* goes with the clock to 1 / g (``power_share`` g = 0.4), and the clock falls until the cap
+  is met: with c seconds at the highest clock, in which energy for p seconds is used, it takes
+  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores, shared memory and L2's bytes; tensor cores
+  alone, without a pause, meet the cap at ``tensor_clock_hz``.
 
 The parts of the breakdown are what each unit would take alone; ``latency`` is what remains of the
 recursion beyond the longest of them: waits that nothing hides.  Without it the time is a bound that
@@ -189,11 +192,13 @@ def predict_stages(s: Stages) -> Breakdown:
     device = s.device
     place = Placed.of(s)
     tiles, waves, share = place.tiles, place.waves, place.share
+    waves = select(s.persistent == 1, waves, np.ceil(tiles * share / s.clusters()) / share)
     turns, rounds, timed = place.turns, select(s.persistent == 1, 1.0, waves), place.agents
     asked, from_dram, stored = place.asked_bytes, place.dram_bytes, place.stored_bytes
     l2_rate, dram_rate = _rates(device)
     path = applied(Recursion(timed), share, turns, s.steps, s.stages, *numbers(timed))
-    prologue = PIPELINE["prologue"] * (1 - PIPELINE["early"] * s.early)
+    start = PIPELINE["prologue"] + PIPELINE["cluster_start"] * np.minimum(s.cluster - 1, 1)
+    prologue = start * (1 - PIPELINE["early"] * s.early)
     path = rounds * (path + PIPELINE["store_end"]) + (rounds - 1) * PIPELINE["next"] + prologue
 
     def alone(unit: str, of: tuple[Agent, ...]) -> Numbers:
@@ -205,23 +210,43 @@ def predict_stages(s: Stages) -> Breakdown:
     after = reduce(np.maximum, (span_cycles(a.after) / a.step for a in s.agents))
     parts["epilogue"] = waves * after / device.clock_hz
     parts["latency"] = np.maximum(path / device.clock_hz - longest, 0.0)
-    tensor = sum((_work(agent, s.steps, "tensor") for agent in s.agents), 0.0)
-    parts["power"] = tiles * s.cluster * tensor / (device.sms * device.tensor_clock_hz)
+    energy = _energy(s, place)
+
+    def capped(seconds: Numbers) -> Numbers:
+        share = PIPELINE["power_share"]
+        return seconds ** (1 - share) * np.maximum(seconds, energy) ** share
+
+    parts["power"] = longest ** (1 - PIPELINE["power_share"]) * energy ** PIPELINE["power_share"]
     parts["l2"] = (asked + stored) / (l2_rate * device.clock_hz)
     parts["dram"] = (from_dram + stored) / dram_rate
     parts["launch"] = device.launch_seconds
 
     def together(seconds: Numbers) -> Numbers:
-        bounds = [seconds, parts["power"], parts["l2"], parts["dram"]]
+        bounds = [capped(seconds), parts["dram"]]
         return resolved(blend(bounds, PIPELINE["blend_power"]) + device.launch_seconds)
 
     return Breakdown(together(longest + parts["latency"]), parts, together(longest))
 
 
+def _energy(s: Stages, place: Placed) -> Numbers:
+    """Return the seconds in which the power cap lets the energy through, at the highest clock.
+
+    Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``.
+    """
+    device, share = s.device, PIPELINE["power_share"]
+    tensor, smem = (
+        sum((_work(agent, s.steps, unit) for agent in s.agents), 0.0) for unit in ("tensor", "smem")
+    )
+    cycles = place.tiles * s.cluster * (tensor + PIPELINE["smem_power"] * smem)
+    cycles = (cycles + PIPELINE["l2_power"] * place.asked_bytes) / device.sms
+    excess = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
+    return cycles * (excess / device.clock_hz)
+
+
 def _rates(device: Device) -> tuple[float, float]:
     """Return what L2 gives, in bytes a cycle, and DRAM, in bytes a second."""
     l2 = device.l2_bytes_per_cycle * PIPELINE["l2_share"]
-    return l2, device.dram_bytes_per_second * FITTED["dram_share"]
+    return l2, device.dram_bytes_per_second * PIPELINE["dram_share"]
 
 
 def _with_loads(agent: Agent, per_byte: Numbers, latency: Numbers) -> Agent:
@@ -270,10 +295,16 @@ def _dram_bytes(s: Stages, at_once: Numbers) -> tuple[Numbers, Numbers]:
     loaded = [o for o in s.operands if o.name != s.output]
     stored = sum(o.bytes for o in s.operands if o.name == s.output)
     kept = sum(o.bytes for o in s.operands) <= FITTED["l2_share"] * s.device.l2_bytes
-    if kept:
-        return sum(o.bytes for o in loaded), stored
     total: Numbers = 0.0
     for operand in loaded:
-        times = fetches(operand, s.axes, s.extents, wave=at_once, raster=(s.raster, s.raster))
-        total = total + operand.bytes * times
+        times = (
+            1.0
+            if kept
+            else fetches(operand, s.axes, s.extents, wave=at_once, raster=(s.raster, s.raster))
+        )
+        sharers: Numbers = 1.0
+        for axis, extent in zip(s.axes, s.extents, strict=True):
+            sharers = sharers * (1.0 if axis in operand.axes else extent)
+        apart = PIPELINE["apart"] * s.early * (1 - 1 / sharers)
+        total = total + operand.bytes * times * (1 + apart)
     return total, stored

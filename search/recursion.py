@@ -11,7 +11,7 @@ unit the time at which it is free, and a phase of a barrier the time of its last
 
 ``together`` copies of a role share the units, ``share`` CTAs an SM.  All maps are maxima of sums,
 so the steps of a tile, and the tiles of a CTA, become periodic: the recursion runs until then
-(two turns of the longest ring, a few tiles) and goes on at the period; agents that rest during a
+(three turns of the longest ring, a few tiles) and goes on at the period; agents that rest during a
 tile's steps keep their clocks.  The epilogue's chunks have a period in closed form: their own
 cycles, or with D stages of the store a (cycles + read) / D.
 
@@ -24,7 +24,7 @@ cycles, or with D stages of the store a (cycles + read) / D.
 >>> found = agents(term, load_device("h200"), {"m": 128, "n": 128, "k": 8192})
 >>> few, many = (Recursion(found)(1, 1, steps, 4, *numbers(found)) for steps in (100, 101))
 >>> round(many - few)        # a step's period: shared memory, 32 KiB in and 48 KiB out
-640
+573
 
 Source: ``docs/model.md``, section "Time"; Baccelli et al., "Synchronization and Linearity", 1992.
 """
@@ -87,7 +87,7 @@ class Recursion:
         stages = 2 ** np.ceil(np.log2(np.maximum(inputs[3], 4)))  # few different ones
         covering = turns * np.ceil(stages / np.maximum(most, 1))  # tiles that fill the ring
         tiles = np.minimum(inputs[1], 2 * covering + 1)
-        steps = np.minimum(most, 2 * stages + 2)
+        steps = np.minimum(most, 3 * stages + 2)
         key = np.broadcast_to((tiles * _MANY + steps) * _MANY + covering, (size,))
         for value in np.unique(key):
             at = np.flatnonzero(key == value)
@@ -286,8 +286,10 @@ class Run:
                 self.complete(event.barrier, event.index.evaluate(known), at, mask)
             case "load":
                 state.busy(cycles["serial"])
-                self.tma = np.maximum(self.tma, state.now) + cycles["tma"] * share
-                self.fill = np.maximum(self.fill, self.tma) + cycles["fill"] * share
+                start = np.maximum(self.tma, state.now)
+                self.tma = start + cycles["tma"] * share
+                come = np.maximum(self.fill, start) + cycles["fill"] * share
+                self.fill = np.maximum(come, self.tma)  # rows come while later ones are asked for
                 self.smem = self.smem + cycles["smem"] * share
                 landed = self.fill + event.latency
                 self.complete(event.barrier, event.index.evaluate(known), landed, None)
