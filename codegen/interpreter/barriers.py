@@ -20,7 +20,7 @@ from tinygpu.codegen.interpreter.memory import SHARED
 from tinygpu.codegen.interpreter.moves import space_of
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import FIRST_SHARED, Group, Run, Waiter
+from tinygpu.codegen.interpreter.run import Group, Run, Waiter
 from tinygpu.codegen.interpreter.spaces import granules, shared_at
 
 __all__ = ["TABLE", "Mbarrier", "arrive", "at_barrier", "complete_bytes", "each_barrier"]
@@ -320,11 +320,6 @@ def unfinished(run: Run) -> None:
     for barrier in [b for b in run.state.values() if isinstance(b, Mbarrier)]:
         if barrier.bytes:
             run.find("exit", f"{run.cta_name(barrier.cta)} ended with its {barrier}")
-
-
-def offset_name(address: int) -> str:
-    """Return how findings call a shared address."""
-    return f"shared byte {address - FIRST_SHARED}"
 
 
 TABLE: Mapping[str, Builder] = {

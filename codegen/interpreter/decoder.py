@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.memory import PARAM
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Group, Run
@@ -103,7 +102,7 @@ class Decoder:
             elif v.name in globals_at:
                 self.symbols[v.name] = (v.space, globals_at[v.name])
         self.static_bytes, self.local_bytes = ends["shared"], ends["local"]
-        self.instruction = kernel.instructions[0]
+        self.instruction = Instruction(0, "", ())
 
     def error(self, what: str) -> ProgramError:
         """Return an error that names the instruction and its line."""
@@ -234,10 +233,6 @@ class Decoder:
             raise self.error(f"no label {name}")
         return self.kernel.labels[name]
 
-    def parameter_map(self, address: int) -> int:
-        """Return the parameter offset of a generic address in the window of parameters."""
-        return address - PARAM
-
 
 def decode(
     parsed: Parsed, kernel: Kernel, table: Mapping[str, Builder], globals_at: Mapping[str, int]
@@ -246,13 +241,8 @@ def decode(
     decoder = Decoder(parsed, kernel, globals_at)
     leaders = set(kernel.labels.values())
     steps = []
-    if not kernel.instructions or len(kernel.instructions) in leaders:
-        kernel_end = Instruction(
-            kernel.instructions[-1].line if kernel.instructions else 0, "ret", ()
-        )
-    else:
-        kernel_end = Instruction(kernel.instructions[-1].line, "ret", ())
-    instructions = (*kernel.instructions, kernel_end)
+    last = kernel.instructions[-1].line if kernel.instructions else 0
+    instructions = (*kernel.instructions, Instruction(last, "ret", ()))
     for pc, instruction in enumerate(instructions):
         decoder.instruction = instruction
         built = _builder(instruction, table)(decoder, instruction)

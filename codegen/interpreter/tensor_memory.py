@@ -122,11 +122,11 @@ def _cells(shape: str, times: int) -> tuple[Array, Array]:
     return t // 4 + 8 * (part // 2), 2 * (t % 4) + part % 2 + wide * turn
 
 
-def _channel(run: Run, warp: int) -> int:
-    key = ("tcgen05.ld", warp)
+def _channel(run: Run, warp: int, loads: bool) -> int:
+    key = ("tcgen05.ld" if loads else "tcgen05.st", warp)
     if key not in run.state:
         domain, _ = run.agents_of(np.array([warp]))
-        name = f"tcgen05.ld or st of {run.warp_name(warp * WARP)}"
+        name = f"{key[0]} of {run.warp_name(warp * WARP)}"
         run.state[key] = run.clocks.channel(int(domain[0]), name, asynchronous=True)
     found: int = run.state[key]
     return found
@@ -167,10 +167,10 @@ def _ld_st(d: Decoder, i: Instruction) -> Control:
                 )
                 continue
             rows = run.rows(Group(np.arange(threads.start, threads.start + 1)))
-            channel = _channel(run, warp)
+            channel = _channel(run, warp, loads)
             span = (column, int(columns.max()) + 1)
             step = access(
-                run, cta, np.array([quarter]), span, rows, channel, writes=not loads, own=loads
+                run, cta, np.array([quarter]), span, rows, channel, writes=not loads, own=not loads
             )
             run.state["tcgen05 step", warp, loads] = step
             cells = tensor_memory(run, cta).cells
@@ -197,7 +197,7 @@ def _wait(d: Decoder, i: Instruction) -> Control:
         for warp in here.warp_numbers.tolist():
             step = run.state.get(("tcgen05 step", warp, loads), -1)
             domain, agents = run.agents_of(np.array([warp]))
-            channel = _channel(run, warp)
+            channel = _channel(run, warp, loads)
             for clock in (ORDER, TENSOR):
                 known = run.clocks.clocks[clock, int(domain[0]), agents, channel]
                 run.clocks.clocks[clock, int(domain[0]), agents, channel] = np.maximum(known, step)
@@ -294,7 +294,7 @@ def _dealloc(d: Decoder, i: Instruction) -> Control:
                 )
                 continue
             rows = run.rows(Group(np.array([thread])))
-            channel = _channel(run, thread // WARP)
+            channel = _channel(run, thread // WARP, False)
             span = (start, int(columns))
             access(run, cta, np.arange(_QUARTERS), span, rows, channel, writes=True)
             del memory.allocated[start]

@@ -12,7 +12,6 @@ Source: PTX ISA 9.0, sections 4.5 (constants), 5.2 (types), 9.7.3 to 9.7.5 (floa
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -127,8 +126,3 @@ def _low(a: Array, b: Array, product: Array) -> Array:
     (a1, a2), (b1, b2) = halves(a), halves(b)
     low: Array = a2 * b2 - (((product - a1 * b1) - a2 * b1) - a1 * b2)
     return low
-
-
-def bits_of(number: float) -> int:
-    """Return the bits of a single-precision number."""
-    return int(struct.unpack("<I", struct.pack("<f", number))[0])
