@@ -83,8 +83,12 @@ def _of_pieces(buffer: Buffer) -> Figure:
     at = (rows, columns * each, *(np.zeros_like(rows) for _ in buffer.shape[2:]))
     offsets = np.asarray(buffer.layout(at), np.int64) * buffer.type.bytes
     groups = BANKS * BANK_BYTES // _PIECE_BYTES
-    text = f"where each 16 B of a row lie: banks 4g to 4g + 3, g of {groups} groups"
-    panel = (text, offsets // _PIECE_BYTES % groups, groups, "turbo")
+    panel = (
+        "g: its 16 B lie in banks 4g to 4g+3",
+        offsets // _PIECE_BYTES % groups,
+        groups,
+        "turbo",
+    )
     return _drawn(buffer, False, [panel], piece=f"{each} elements")
 
 
@@ -180,7 +184,7 @@ def _panel(axes: Axes, cells: Cells, most: int, colours: str) -> None:
     axes.grid(which="minor", color=line, linewidth=0.6)
     axes.tick_params(which="minor", length=0)
     axes.tick_params(labelsize=7.5)
-    axes.set_xticks(range(0, cells.shape[1], 4))
+    axes.set_xticks(range(0, cells.shape[1], 4 if cells.shape[1] > 8 else 1))
     axes.set_yticks(range(0, cells.shape[0], 2 if cells.shape[0] > 4 else 1))
 
 
