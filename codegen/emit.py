@@ -30,6 +30,7 @@ from tinygpu.codegen.loops import instances, rotating_slots, stepped_pointers
 from tinygpu.codegen.lowering import RULES, operand
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.ptx import Text
+from tinygpu.codegen.raster import tile_of
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
 from tinygpu.program import (
@@ -159,37 +160,9 @@ class Kernel:
         return "\n".join([*lines, *self.text.lines, "}", ""])
 
     def grid(self, linear: Number) -> None:
-        """Set the grid's variables from a linear number, in groups of ``raster`` rows."""
-        text, axes = self.text, self.program.grid
-        extents = [self.addresses.integer(f"grid_{a.var}") for a in axes]
-        rest = linear
-        variables = self.addresses.variables
-        if len(axes) >= 2:
-            rows, columns = extents[-2:]
-            for i, axis in enumerate(axes[:-2]):
-                inner = extents[i + 1]
-                for extent in extents[i + 2 :]:
-                    inner = text.multiply(inner, extent)
-                if self.constants and extents[i] == 1:
-                    variables[axis.var] = 0
-                    continue
-                variables[axis.var] = text.divide(rest, inner)
-                rest = text.subtract(rest, text.multiply(variables[axis.var], inner))
-            group_size = self.program.raster
-            if group_size == 1:
-                row = text.divide(rest, columns)
-                column = text.subtract(rest, text.multiply(row, columns))
-            else:
-                group_ctas = text.multiply(columns, group_size)
-                group = text.divide(rest, group_ctas)
-                first = text.multiply(group, group_size)
-                here = text.minimum(text.subtract(rows, first), group_size)
-                inside = text.subtract(rest, text.multiply(group, group_ctas))
-                column = text.divide(inside, here)
-                row = text.add(first, text.subtract(inside, text.multiply(column, here)))
-            variables[axes[-2].var], variables[axes[-1].var] = row, column
-        elif axes:
-            variables[axes[0].var] = rest
+        """Set the grid's variables from a linear number."""
+        extents = {a.var: self.addresses.integer(f"grid_{a.var}") for a in self.program.grid}
+        self.addresses.variables |= tile_of(self.program, self.text, extents, linear)
 
     def body(self, body: tuple[Statement, ...], scope: Scope) -> None:
         """Emit statements in order."""
