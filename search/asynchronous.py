@@ -55,6 +55,8 @@ from tinygpu.program import (
     Wait,
     WaitGroup,
     When,
+    select,
+    walk,
 )
 from tinygpu.search.fitted_pipeline import PIPELINE
 from tinygpu.search.lines import sectors_of_warp, share_inside
@@ -64,6 +66,7 @@ __all__ = ["Agent", "Event", "Guard", "Node", "Repeat", "agents", "mapped"]
 Numbers = Any
 Kind = Literal["wait", "arrive", "load", "product", "commit", "group", "store", "work"]
 _WARP = 32
+_TMEM_BYTES_PER_CYCLE = 512  # a guess until measured: 128 B for each of four warps
 _NOWHERE = Affine()
 
 
@@ -130,7 +133,7 @@ def agents(program: Program, device: Device, sizes: Mapping[str, int]) -> tuple[
     Raises ProgramError for a role of another form.
     """
     found = [_Accountant(program, device, sizes, role).agent() for role in program.roles]
-    return tuple(sorted(found, key=lambda agent: not _loads(agent.body)))
+    return tuple(sorted(found, key=lambda agent: (not _loads(agent.body), not agent.body)))
 
 
 def mapped(tree: tuple[Node, ...], of: Callable[[Numbers], Numbers]) -> tuple[Node, ...]:
@@ -178,6 +181,16 @@ class _Accountant:
         """Find the loop over tiles and the loop over steps."""
         tiles = _only(_opened(self.role.body), ForTile, self.role.name)
         inside = _opened(tiles.body)
+        in_turn = str(tiles.step) != "1"
+        if in_turn:
+            self.together = 1
+        looping = (s for s, _ in walk(self.program) if isinstance(s, For))
+        named = next((s.trips for s in looping if isinstance(s.trips, str)), "")
+        if not any(isinstance(s, For) and not s.unrolled for s in inside):
+            return Agent(  # it rests while others take steps
+                self.role.name, tiles.tile, tiles.turn, self.role.copy, "", named,
+                self.together, tiles.step if in_turn else 1, (), (), self.tree(inside),
+            )  # fmt: skip
         steps = _only(tuple(s for s in inside if not _unrolled(s)), For, self.role.name)
         if not isinstance(steps.trips, str):
             raise ProgramError(
@@ -185,9 +198,6 @@ class _Accountant:
                 "model follows a loop to a parameter, as trips is"
             )
         at = inside.index(steps)
-        in_turn = str(tiles.step) != "1"
-        if in_turn:
-            self.together = 1
         return Agent(
             self.role.name, tiles.tile, tiles.turn, self.role.copy, steps.var, steps.trips,
             self.together, tiles.step if in_turn else 1,
@@ -204,7 +214,14 @@ class _Accountant:
                     count = self.values[trips] if isinstance(trips, str) else trips
                     count = count - statement.start
                     nodes = self.tree(inner, rolled=rolled)
-                    if rolled and len(nodes) == 1 and isinstance(nodes[0], Event):
+                    told = tuple(n for n in nodes if isinstance(n, Guard))
+                    if told and len(told) < len(nodes):  # what some iteration tells, after all
+                        done = tuple(n for n in nodes if not isinstance(n, Guard))
+                        found += [
+                            Repeat(name, count, done, False),
+                            *(e for g in told for e in g.body),
+                        ]
+                    elif rolled and len(nodes) == 1 and isinstance(nodes[0], Event):
                         found.append(_times(nodes[0], count))
                     else:
                         found.append(Repeat(name, count, nodes, _signals(nodes)))
@@ -230,6 +247,9 @@ class _Accountant:
                 return [
                     Event("wait", {"serial": device.mbarrier_latency_cycles}, barrier.name, index)
                 ]
+            case Arrive(barrier, index, after="tcgen05"):
+                cycles = {"serial": PIPELINE["arrive"]}
+                return [Event("arrive", cycles, barrier.name, index, group="tcgen05")]
             case Arrive(barrier, index, _, to):
                 size: Numbers = 1
                 for extent in self.extents.values():
@@ -271,6 +291,17 @@ class _Accountant:
             count = count * extent
         width = do.write.buffer.type.bytes
         match do.instruction.unit:
+            case "tensor" if do.instruction.name == "tcgen05.mma":
+                k, inner, outer, ctas, high, blocks = do.values
+                rows, columns = high * blocks, inner * outer
+                read = (rows + columns) * k * _smem_width(do) / smem
+                alone = select((rows == 64) & (ctas == 1), 2, 1)  # half of the lanes work
+                busy = alone * 2 * count / device.tensor_flop_per_cycle_per_sm
+                cycles = {"tensor": np.maximum(busy, read), "smem": read}
+                return Event("product", cycles, latency=PIPELINE["product_end"])
+            case "tmem":
+                moved = count * width / _TMEM_BYTES_PER_CYCLE
+                return Event("work", {"serial": moved + device.smem_latency_cycles})
             case "tensor":
                 k, inner, outer, rows = do.values
                 read = (rows + inner * outer) * k * _smem_width(do) / smem
@@ -305,6 +336,9 @@ class _Accountant:
                 return self.plain({"cvt": count / (packed * device.cvt_16_per_cycle_per_sm)})
             case "lsu" if do.write.buffer.level == "smem":
                 return self.plain({"smem": count * width / smem})
+            case "lsu" if any(a.buffer.fragment == "row" for a in do.accesses):
+                sectors = np.maximum(do.vector * width / device.sector_bytes, 1) * count / do.vector
+                return Event("work", {"serial": PIPELINE["direct_store"] * sectors * self.together})
             case "lsu":
                 stored = (
                     PIPELINE["direct_store"]
@@ -329,7 +363,11 @@ def _opened(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Return statements with those of elected threads in their place."""
     found: list[Statement] = []
     for statement in body:
-        found += _opened(statement.body) if isinstance(statement, Elect) else (statement,)
+        inside = isinstance(statement, When) and any(isinstance(s, ForTile) for s in statement.body)
+        if isinstance(statement, Elect) or (isinstance(statement, When) and inside):
+            found += _opened(statement.body)
+        else:
+            found.append(statement)
     return tuple(found)
 
 

@@ -213,7 +213,7 @@ class Run:
                 for state, known in zip(states, values, strict=True):
                     known[state.agent.step_var] = step
                     self.nodes(state.agent.body, state, known)
-                seen.append(np.maximum.reduce([s.last for s in states]))
+                seen.append(np.maximum.reduce([s.last for s in states if s.agent.body]))
             self.jump(states, seen, steps - first_steps)
             for state, known in zip(states, values, strict=True):
                 self.nodes(state.agent.after, state, known)
@@ -232,7 +232,7 @@ class Run:
         window = np.clip(self.tokens * (half // self.tokens), 1, half).astype(np.int64)
         before = np.stack(seen)[len(seen) - 1 - window, self.columns]
         later = np.maximum(more, 0) * (seen[-1] - before) / window
-        for state in states:
+        for state in (s for s in states if s.agent.body):
             state.busy(later)
             state.groups = [(first + later, last + later) for first, last in state.groups[-4:]]
         self.tensor, self.smem = self.tensor + later, self.smem + later
@@ -283,6 +283,8 @@ class Run:
             case "arrive":
                 state.busy(cycles["serial"] if mask is None else cycles["serial"] * mask)
                 at = state.last + event.latency
+                if event.group == "tcgen05":  # not now, but when its products are done
+                    at = np.maximum(at, state.done[1])
                 self.complete(event.barrier, event.index.evaluate(known), at, mask)
             case "load":
                 state.busy(cycles["serial"])
