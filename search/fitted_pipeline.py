@@ -46,18 +46,19 @@ PIPELINE: Mapping[str, float] = {
     "dram_share": 0.936,
     # what a byte that TMA writes takes of that port, over one that wgmma reads
     "landing": 0.627,
-    # cycles by which a cluster starts later than a CTA alone
+    # cycles by which each further CTA of a cluster makes it start later (measured: of two)
     "cluster_start": 1030.0,
     # what an early start adds to DRAM's bytes of what CTAs share, as they start apart
     "apart": 0.354,
     # by how much the clock falls for an excess of power: power goes with the clock to 1 / this
     "power_share": 0.396,
-    # energy of a byte that L2 sends, over that of a cycle of the tensor cores
-    "l2_power": 0.000923,
+    # energy of a byte that L2 sends, and of one to or from DRAM, over a cycle of the tensor cores
+    "l2_power": 0.0006,
+    "dram_power": 0.002,
     # energy of a cycle of the port of shared memory, over one of the tensor cores
     "smem_power": 0.0325,
     # what each further receiver of a multicast adds to what L2 sends
-    "multicast": 0.5,
+    "multicast": 0.9,
     # what TMA gets from L2, over what ordinary loads do: 61 B a cycle and SM
     "l2_share": 1.8,
 }

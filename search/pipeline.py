@@ -11,8 +11,8 @@ What one CTA takes is the recursion's affair (``recursion.py``).  Around it:
 - *early starts* hide the prologue, but CTAs then start apart, and fetch more of what they share;
 - *power* goes with the clock to 1 / g (``power_share`` g = 0.4), and the clock falls until the cap
   is met: with c seconds at the highest clock, in which energy for p seconds is used, it takes
-  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores, shared memory and L2's bytes; tensor cores
-  alone, without a pause, meet the cap at ``tensor_clock_hz``.
+  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores, shared memory, L2's and DRAM's bytes; tensor
+  cores alone, without a pause, meet the cap at ``tensor_clock_hz``.
 
 The parts of the breakdown are what each unit would take alone; ``latency`` is what remains of the
 recursion beyond the longest of them: waits that nothing hides.  Without it the time is a bound that
@@ -197,7 +197,7 @@ def predict_stages(s: Stages) -> Breakdown:
     asked, from_dram, stored = place.asked_bytes, place.dram_bytes, place.stored_bytes
     l2_rate, dram_rate = _rates(device)
     path = applied(Recursion(timed), share, turns, s.steps, s.stages, *numbers(timed))
-    start = PIPELINE["prologue"] + PIPELINE["cluster_start"] * np.minimum(s.cluster - 1, 1)
+    start = PIPELINE["prologue"] + PIPELINE["cluster_start"] * (s.cluster - 1)
     prologue = start * (1 - PIPELINE["early"] * s.early)
     path = rounds * (path + PIPELINE["store_end"]) + (rounds - 1) * PIPELINE["next"] + prologue
 
@@ -238,7 +238,9 @@ def _energy(s: Stages, place: Placed) -> Numbers:
         sum((_work(agent, s.steps, unit) for agent in s.agents), 0.0) for unit in ("tensor", "smem")
     )
     cycles = place.tiles * s.cluster * (tensor + PIPELINE["smem_power"] * smem)
-    cycles = (cycles + PIPELINE["l2_power"] * place.asked_bytes) / device.sms
+    cycles = cycles + PIPELINE["l2_power"] * place.asked_bytes
+    cycles = cycles + PIPELINE["dram_power"] * (place.dram_bytes + place.stored_bytes)
+    cycles = cycles / device.sms
     excess = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
     return cycles * (excess / device.clock_hz)
 

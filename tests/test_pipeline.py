@@ -351,7 +351,7 @@ def test_limits() -> None:
     assert all(0 < c.saves_seconds < timed.seconds for c in found)
     problem = Problem.of(matmul("bf16", layout="nt"), **SQUARE)
     said = str(explain(Schedule.of(Hopper(), STARTS["ring"]), Hopper(), problem, H200))
-    for words in ("tensor peak", "port of shared memory", "cluster_m", "1024 tiles, 132 at once"):
+    for words in ("tensor peak", "port of shared memory", "persistent", "1024 tiles, 132 at once"):
         assert words in said
 
 
