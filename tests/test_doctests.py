@@ -13,7 +13,7 @@ OPTIONAL = {"cuda", "cupy", "dask", "numba", "torch"}  # what no extra, or only 
 
 MODULES = sorted(
     ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
-    for pattern in ("*.py", "*/*.py")  # the second reaches search/ and codegen/ through the links
+    for pattern in ("*.py", "*/*.py", "*/*/*.py")  # search/ and codegen/ through the links
     for path in ROOT.glob(pattern)
     if ">>> " in path.read_text(encoding="utf-8")
 )

@@ -122,6 +122,14 @@ def test_deadlock() -> None:
     assert all("the rest of the warp is elsewhere" in f.message for f in findings)
 
 
+def test_lanes_may_come_apart_to_an_unaligned_barrier() -> None:
+    body = """setp.lt.u32 %p0, %r0, 16; @%p0 bra L;
+      barrier.sync 1; bra M; L: barrier.sync 1; M: mov.u32 %r9, 7;""" + STORE  # fmt: skip
+    out = words()
+    assert kernel(body, out).findings == ()
+    assert (out == 7).all()
+
+
 def test_divergent_lanes_meet_again() -> None:
     """After a branch and a loop of different lengths a warp shuffles as one."""
     body = """mov.u32 %r9, 0; and.b32 %r2, %r0, 3;

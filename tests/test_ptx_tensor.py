@@ -279,6 +279,9 @@ def test_tensor_memory_keeps_what_is_stored(shape: str, registers: int) -> None:
     np.testing.assert_array_equal(out, np.arange(128)[:, None] * 100 + np.arange(registers))
     hasty = text.replace("tcgen05.wait::st.sync.aligned;", "")
     assert "race" in run(hasty, np.zeros(4, np.uint32), out, threads=128).kinds
+    head, fence, tail = text.rpartition("tcgen05.fence::after_thread_sync;")
+    assert fence
+    assert "proxy" in run(head + tail, np.zeros(4, np.uint32), out, threads=128).kinds
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ Result = Callable[[Run, Group, Array], None]
 def _bar(d: Decoder, i: Instruction) -> Control:
     """bar.sync, bar.arrive and bar.red, under both of their names."""
     parts = i.parts
+    aligned = parts[0] == "bar" or "aligned" in parts
     arrives = "arrive" in parts
     reduces = next((p for p in ("popc", "and", "or") if p in parts), "") if "red" in parts else ""
     operands = list(i.operands)
@@ -79,7 +80,7 @@ def _bar(d: Decoder, i: Instruction) -> Control:
     count = d.source(operands[1], "u32") if len(operands) > 1 else None
 
     def sync(run: Run, group: Group) -> Group | None:
-        complete = run.together(group, WARP)
+        complete = run.together(group, WARP) if aligned else group
         if complete is None:
             return None
         step, pc = run.tick(), run.pc
@@ -98,7 +99,11 @@ def _bar(d: Decoder, i: Instruction) -> Control:
             here = complete.where(mask)
             waiter = Waiter(pc + 1, here, _describe(run, key))
             barrier = run.state.setdefault(("bar", key), _Barrier())
-            _arrive(run, barrier, key // 64, here, int(counts[mask][0]), step)
+            _arrive(run, barrier, here, int(counts[mask][0]), step)
+            if aligned and (twice := barrier.joined & set(here.warp_numbers.tolist())):
+                run.find("barrier", f"warp {min(twice)} arrives twice before it completes")
+            barrier.joined |= set(here.warp_numbers.tolist())
+            barrier.arrived += here.warps * WARP if aligned and barrier.counted else here.size
             if arrives:
                 going = here if going is None else Group(np.union1d(going.threads, here.threads))
             else:
@@ -141,19 +146,16 @@ def _all_at_once(run: Run, group: Group, numbers: Array, counts: Array, step: in
     return True
 
 
-def _arrive(run: Run, barrier: _Barrier, cta: int, group: Group, expected: int, step: int) -> None:
-    warps = group.warp_numbers
-    domain, agents = run.agents_of(warps)
+def _arrive(run: Run, barrier: _Barrier, group: Group, expected: int, step: int) -> None:
+    """Take the clocks of those who arrive, and how many are expected (0: all of the CTA)."""
+    domain, agents = run.agents_of(group.warp_numbers)
     clock = run.clocks.snapshot(int(domain[0]), agents.tolist(), step)
     barrier.clock = clock if barrier.clock is None else run.clocks.join(barrier.clock, clock)
-    barrier.arrived += len(warps) * WARP if expected else group.size
-    everyone = int(run.live.reshape(-1, run.threads_per_cta)[cta].sum())
     if barrier.expected and expected and barrier.expected != expected:
         run.find("barrier", f"barrier with counts {barrier.expected} and {expected}")
+    cta = int(run.cta_of(group.threads[:1])[0])
+    everyone = int(run.live.reshape(-1, run.threads_per_cta)[cta].sum())
     barrier.expected, barrier.counted = expected or everyone, bool(expected)
-    if twice := barrier.joined & set(warps.tolist()):
-        run.find("barrier", f"warp {min(twice)} arrives twice before the barrier completes")
-    barrier.joined |= set(warps.tolist())
 
 
 def _reduce(run: Run, barrier: _Barrier, how: str, write: Result) -> None:
