@@ -164,6 +164,8 @@ def _load(d: Decoder, i: Instruction) -> Action:
                 rank = int(bars[n]) >> 24
                 own = thread // run.threads_per_cta
                 there = cta if chosen is not None else own - own % run.cluster + rank
+                if chosen is not None and pair:  # in each pair, the CTA of the barrier's parity
+                    there = cta - cta % 2 + rank % 2
                 if run.cluster == 1:
                     there = own
                 if there != cta and not pair:
