@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
+from tinygpu.codegen.scope import Scope
+from tinygpu.codegen.warps import WarpKernel
 from tinygpu.errors import ProgramError
 from tinygpu.machine import Chosen
 from tinygpu.machines.ampere import STARTS, Ampere
 from tinygpu.operation import matmul
-from tinygpu.program import Do, For, Program, var, walk
+from tinygpu.program import Access, Do, For, Program, var, walk
 
 SMALL = {"tile_m": 64, "tile_n": 64, "warps_m": 2, "warps_n": 2}
 LAYOUTS = ("nt", "nn", "tn", "tt")
@@ -90,3 +93,18 @@ def test_a_slice_of_a_loop_that_is_not_unrolled_has_no_registers() -> None:
     loops = (replace(role, body=(replace(loop, body=(read,)),)),)
     with pytest.raises(ProgramError, match="unroll the loop"):
         emit(replace(program, roles=loops), "sm_80")
+
+
+def test_addresses_are_folded_only_where_no_bits_meet() -> None:
+    """Lanes at columns 0, 8, 16, 24: 32 columns on is a XOR of its own, 8 columns on is not."""
+    kernel = WarpKernel(term("plain", "nt", tile_k=64), None)
+    (buffer,) = (b for b in kernel.program.buffers if b.name == "smem_a")
+    access = Access(buffer, (), ((0, 8), (1, 0)), index=var("kt"))
+    here = Scope(running={"kt": "%r0"})
+    folded = {
+        column: kernel._folded(access, (4, 8), np.array([row, column]), here) is not None
+        for row, column in ((0, 32), (8, 40), (0, 8))
+    }
+    assert folded == {32: True, 40: False, 8: False}
+    uneven = Access(buffer, (), ((0, 8), (3, 0)), index=var("kt"))
+    assert kernel._folded(uneven, (4, 8), np.array([0, 32]), here) is None
