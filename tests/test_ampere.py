@@ -128,10 +128,14 @@ def test_rows_of_ldmatrix_meet_no_bank_twice(layout: str, tile: int, deep: int) 
             along = 1 - int(source.buffer.stride[1] != 1)
             start[along] += lane // 4 % 8 if turned else 2 * (lane % 4)
             assert first == start
-        offsets = np.asarray(source.buffer.layout(tuple(rows)))[32:].reshape(4, 8)
-        lanes = 2 * offsets[:, :, None] + 4 * np.arange(4)
-        count, wavefronts = matrices(do)
-        assert bank_wavefronts(lanes.reshape(4, 32), 4).tolist() == [int(wavefronts)] * 4 == [1] * 4
+        for swizzle in (source.buffer.swizzle, (0, 0, 0)):
+            buffer = replace(source.buffer, swizzle=swizzle)
+            offsets = np.asarray(buffer.layout(tuple(rows)))[32:].reshape(4, 8)
+            lanes = (2 * offsets[:, :, None] + 4 * np.arange(4)).reshape(4, 32)
+            found = replace(do, reads=(replace(source, buffer=buffer),))
+            count, wavefronts = matrices(found)
+            assert bank_wavefronts(lanes, 4).tolist() == [int(wavefronts)] * 4
+            assert (int(wavefronts) == 1) == (swizzle[0] > 0)
         assert count == np.prod(do.values) // 2
 
 
