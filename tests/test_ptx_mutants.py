@@ -40,6 +40,9 @@ FAULTS: dict[str, tuple[str, str, str, int, set[str]]] = {
     "no fence of the barriers' making": (
         "cluster", r"\tfence\.mbarrier_init\.release\.cluster;\n", "", 0, {"race", "proxy"},
     ),
+    "no fence between making a barrier and loading onto it": (
+        "pingpong", r"\tfence\.proxy\.async[^\n]*;\n", "", 0, {"proxy"},
+    ),
     "no barrier between stmatrix and the store": (
         "cluster", r"(stmatrix[^\n]*\n\tfence[^\n]*\n(?:\tadd[^\n]*\n)?)\tbar\.sync[^\n]*\n", r"\1",
         1, {"race"},

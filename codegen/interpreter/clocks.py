@@ -129,7 +129,7 @@ class Clocks:
 
     def barrier(self, domains: Array, agents: Array, step: int) -> None:
         """Join the clocks of agents (n of each of ``domains``, the same) at a barrier of all."""
-        block = np.ix_([ORDER, PROXIED, INITS, LIFE], domains, agents)
+        block = np.ix_(np.array([ORDER, PROXIED, INITS, LIFE]), domains, agents)
         known = self.clocks[block].max(2)
         known[ORDER][:, agents] = step
         self.clocks[block] = known[:, :, None]

@@ -166,8 +166,8 @@ def _ld_st(d: Decoder, i: Instruction) -> Control:
                     f"{32 * quarter + 31}; got {lane}",
                 )
                 continue
+            channel = _channel(run, warp, loads)  # before rows, which count agents as they are
             rows = run.rows(Group(np.arange(threads.start, threads.start + 1)))
-            channel = _channel(run, warp, loads)
             span = (column, int(columns.max()) + 1)
             step = access(
                 run, cta, np.array([quarter]), span, rows, channel, writes=not loads, own=not loads

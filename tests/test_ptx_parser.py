@@ -1,0 +1,173 @@
+"""PTX text as the interpreter reads it, and its clocks by themselves."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ptx_runs import run_matmul, term_of
+from tests.test_ptx_kernels import SMALL
+from tinygpu.codegen.emit import emit
+from tinygpu.codegen.interpreter import Memory, Module, launch
+from tinygpu.codegen.interpreter.clocks import ORDER, PROXIED, Clocks
+from tinygpu.codegen.interpreter.parser import parse, split
+from tinygpu.errors import ProgramError
+from tinygpu.machines.hopper import STARTS
+
+FORMS = """
+.version 9.0 // a comment; with a semicolon
+.target sm_90a, texmode_independent
+.address_size 64
+/* .entry nothing() { } over
+   two lines */
+.global .align 4 .b8 table[8] = {1, 2, 0x3, 4, 5, 6, 7, 8};
+.visible .entry first(
+    .param .u64 .ptr .global .align 16 a,
+    .param .align 8 .b8 s[24], .param .f32 x
+)
+.maxntid 128, 1, 1
+.minnctapersm 2
+{
+    .reg .pred %p<2>, %q;
+    .reg .b32 %r<3>;
+    .shared .align 16 .b8 held[64];
+    .local .align 4 .b8 depot[12];
+    .loc 1 2 3
+    @!%q bra $L_1; mov.u32 %r0,
+        %tid.x;
+    { .reg .b32 %r0; mov.u32 %r0, 1; { L: add.u32 %r1, %r0, 2; } bra L2; L2: ret; }
+$L_1:
+    .pragma "nounroll";
+    st.shared.v2.u32 [held+8], {%r0, %r1};
+}
+.entry second() { ret; }
+"""
+
+
+def test_forms() -> None:
+    """Comments, directives, several kernels, variables, scopes with names of their own."""
+    module = parse(FORMS)
+    assert list(module.kernels) == ["first", "second"]
+    assert module.target == "sm_90a"
+    [table] = module.variables
+    assert (table.space, table.bytes, table.align) == ("global", 8, 4)
+    first = module.kernels["first"]
+    assert [(p.name, p.bytes, p.align) for p in first.parameters] == [
+        ("a", 8, 8), ("s", 24, 8), ("x", 4, 4),
+    ]  # fmt: skip
+    assert first.directives == {"maxntid": (128, 1, 1), "minnctapersm": (2,)}
+    assert [v.name for v in first.variables] == ["held", "depot"]
+    opcodes = [i.opcode for i in first.instructions]
+    assert opcodes == ["bra", "mov.u32", "mov.u32", "add.u32", "bra", "ret", "st.shared.v2.u32"]
+    guarded, outer, inner, add, jump, _, _ = first.instructions
+    assert (guarded.guard, guarded.negated) == ("%q", True)
+    assert outer.operands == ("%r0", "%tid.x")
+    assert inner.operands[0] == add.operands[1] != "%r0"
+    assert add.operands[0] == "%r1"
+    assert first.labels[jump.operands[0]] == 5
+    assert first.labels["$L_1"] == 6
+    lines = FORMS.split("\n")
+    for instruction in first.instructions:
+        assert instruction.opcode in lines[instruction.line - 1]
+
+
+@given(st.lists(st.text("ab%1+ ", min_size=1).map(str.strip).filter(bool), min_size=1, max_size=5))
+def test_split_is_undone_by_join(parts: list[str]) -> None:
+    """Commas inside brackets belong to their operand."""
+    wrapped = [f"{{{p}, {p}}}" if i % 2 else p for i, p in enumerate(parts)]
+    assert list(split(", ".join(wrapped))) == wrapped
+
+
+@pytest.mark.parametrize("machine", ["simt", "hopper"])
+def test_what_the_emitter_writes_is_read_whole(machine: str) -> None:
+    """As many instructions as lines that end in a semicolon and are no directive."""
+    point, how = (SMALL, ()) if machine == "simt" else (STARTS["cluster"], ("bf16", "nt"))
+    text = emit(term_of(machine, point, *how))
+    body = text[text.index("{\n") :]
+    expected = len(re.findall(r"^\t(?!\.|//)[^\n]*;$", body, re.MULTILINE))
+    [kernel] = parse(text).kernels.values()
+    assert len(kernel.instructions) == expected
+
+
+def test_globals_and_scopes_run() -> None:
+    """A variable with its values; a register of an inner scope leaves the outer one alone."""
+    text = """.global .align 4 .u32 table[4] = {7, 8, 9, 10};
+    .visible .entry k(.param .u64 out) { .reg .u64 %a; .reg .u32 %x, %y;
+      mov.u32 %x, 3; { .reg .u32 %x; mov.u32 %x, 5; mov.u32 %y, %x; }
+      mov.u64 %a, table; ld.global.u32 %y, [%a+8]; add.u32 %x, %x, %y;
+      ld.param.u64 %a, [out]; st.global.u32 [%a], %x; }"""
+    memory, out = Memory(), np.zeros(1, np.uint32)
+    assert launch(Module.parse(text), "k", 1, 1, [memory.allocate(out)], memory).findings == ()
+    assert out[0] == 12
+
+
+def test_unknown_parameters_of_instructions() -> None:
+    """What is known by name but not in this form is refused, not guessed."""
+    for line in (
+        "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d}, {%d}, {%d}, {%d}",
+        "tcgen05.mma.cta_group::1.kind::mxf4.block_scale [%r], %d, %d, %r, [%r], [%r], %p",
+        "cp.async.cg.shared.global [%r], [%d], 8",
+        "setmaxnreg.inc.sync.aligned.u32 20",
+        "mbarrier.try_wait.shared::cta.b64 %p, [%r], %d",
+    ):
+        text = f".entry k() {{ .reg .b32 %r; .reg .b64 %d; .reg .pred %p;\n {line}; }}"
+        with pytest.raises(ProgramError, match="line 2"):
+            launch(Module.parse(text), "k", 1, 32, [], Memory())
+
+
+def test_same_seed_same_run() -> None:
+    """A random order is repeatable."""
+    program = term_of("hopper", STARTS["ring"], "bf16", "nt")
+    counts = [
+        run_matmul(
+            program, {"m": 128, "n": 128, "k": 256}, completion="random", seed=seed
+        ).report.instruction_counts
+        for seed in (1, 1)
+    ]
+    assert counts[0] == counts[1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2), st.booleans()), max_size=30))
+def test_clocks_agree_with_a_graph(actions: list[tuple[int, int, bool]]) -> None:
+    """A read conflicts exactly if no path of program order and barriers leads to it."""
+    clocks = Clocks(domains=1, warps=3, granules=3)
+    after: dict[int, set[int]] = {w: set() for w in (1, 2, 3)}  # what each warp's next comes after
+    writer: dict[int, tuple[int, int]] = {}
+    for step, (warp, granule, writes) in enumerate(actions):
+        if granule == 2:  # a barrier of this warp and the next one
+            pair = [warp, warp % 3 + 1]
+            clocks.acquire(0, pair, clocks.snapshot(0, pair, step))
+            union = after[pair[0]] | after[pair[1]]
+            for w in pair:
+                after[w] = set(union)
+            continue
+        rows = clocks.rows(0, np.array([warp]))
+        if writes:
+            clocks.write(np.array([granule]), rows, step)
+            writer[granule] = (warp, step)
+        else:
+            found = clocks.read(np.array([granule]), rows, step)
+            last = writer.get(granule)
+            ordered = last is None or last[0] == warp or last[1] in after[warp]
+            assert (found is None) == ordered
+        after[warp].add(step)
+
+
+def test_a_fence_is_carried_by_barriers() -> None:
+    """Fenced before the barrier: known to the asynchronous proxy; after it, by whoever fences."""
+    for who, when, proxied in ((1, "before", True), (2, "after", True), (1, "after", False)):
+        clocks = Clocks(domains=1, warps=2, granules=1)
+        clocks.write(np.array([0]), clocks.rows(0, np.array([1])), 0)
+        if when == "before":
+            clocks.fence_proxy(0, [who], 1)
+        clocks.acquire(0, [1, 2], clocks.snapshot(0, [1, 2], 2))
+        if when == "after":
+            clocks.fence_proxy(0, [who], 3)
+        found = clocks.read(np.array([0]), clocks.rows(0, np.array([2])), 4, proxy=True)
+        assert (found is None) == proxied
+        assert found is None or found.kind == "proxy"
+        assert clocks.clocks[ORDER, 0, 2, 1] >= clocks.clocks[PROXIED, 0, 2, 1]
