@@ -11,8 +11,8 @@ What one CTA takes is the recursion's affair (``recursion.py``).  Around it:
 - *early starts* hide the prologue, but CTAs then start apart, and fetch more of what they share;
 - *power* goes with the clock to 1 / g (``power_share`` g = 0.4), and the clock falls until the cap
   is met: with c seconds at the highest clock, in which energy for p seconds is used, it takes
-  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores, shared memory, L2's and DRAM's bytes; tensor
-  cores alone, without a pause, meet the cap at ``tensor_clock_hz``.
+  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores, shared memory, L2's and DRAM's
+  bytes; tensor cores alone, without a pause, meet the cap at ``tensor_clock_hz``.
 
 The parts of the breakdown are what each unit would take alone; ``latency`` is what remains of the
 recursion beyond the longest of them: waits that nothing hides.  Without it the time is a bound that
