@@ -129,8 +129,9 @@ class RoleKernel(Kernel):
         text.emit("bar.warp.sync -1")
         if uses_tensor_memory(self.program):
             allocate(self)
-        if self.ctas > 1:  # the fence has released them
-            text.emit("barrier.cluster.arrive.relaxed.aligned")
+        if self.ctas > 1:  # the fence has released them, but not the address of tensor memory
+            how = "release" if uses_tensor_memory(self.program) else "relaxed"
+            text.emit(f"barrier.cluster.arrive.{how}.aligned")
             text.emit("barrier.cluster.wait.aligned")
         else:
             text.emit("bar.sync 0")

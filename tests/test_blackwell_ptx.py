@@ -1,0 +1,84 @@
+"""Blackwell's code, run by the PTX interpreter: right, and without a race that its threads see.
+
+What is run is the text that ptxas takes, not the term: descriptors, addresses of tensor memory,
+masks and parities are the emitter's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.blackwell_terms import LAYOUTS, built, small
+from tests.hopper_terms import rewritten
+from tests.ptx_runs import run_matmul
+from tinygpu.codegen.emit import emit
+from tinygpu.machines.blackwell import STARTS
+from tinygpu.program import Fence, Program, Statement, WaitGroup
+
+SIZES = {"m": 200, "n": 72, "k": 136}
+
+
+@pytest.mark.parametrize("completion", ["late", "random"])
+@pytest.mark.parametrize("start", STARTS)
+def test_code_is_right_whenever_things_complete(start: str, completion: str) -> None:
+    outcome = run_matmul(small(start), SIZES, arch="sm_100a", clusters=2, completion=completion)
+    assert outcome.right
+    assert outcome.report.findings == ()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("start", ["small", "narrow pair", "pair"])
+def test_code_of_every_layout_is_right(start: str, layout: str) -> None:
+    program = built({**STARTS[start], "stages": 2}, layout)
+    outcome = run_matmul(program, {"m": 136, "n": 136, "k": 72}, arch="sm_100a", clusters=2)
+    assert outcome.right
+    assert outcome.report.findings == ()
+
+
+def test_a_term_and_its_code_compute_the_same() -> None:
+    """Seeds change the order of completion, not the sums."""
+    runs = [run_matmul(small("pair"), SIZES, arch="sm_100a", clusters=1, seed=s) for s in (0, 1)]
+    np.testing.assert_array_equal(runs[0].output, runs[1].output)
+
+
+def _without(program: Program, which: Callable[[Statement], bool]) -> Program:
+    return rewritten(program, lambda s: () if which(s) else s)
+
+
+def _waits(s: Statement) -> bool:
+    return isinstance(s, WaitGroup) and s.group == "tcgen05.ld"
+
+
+def _fences(s: Statement) -> bool:
+    return isinstance(s, Fence) and s.kind.startswith("tcgen05")
+
+
+def test_code_without_its_waits_or_fences_is_found() -> None:
+    for which in (_waits, _fences):
+        program = _without(small("persistent"), which)
+        outcome = run_matmul(program, SIZES, arch="sm_100a", clusters=1)
+        assert outcome.report.findings != ()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("], 64;", "], 32;"),  # columns that are allocated
+        ("0x08080490", "0x08100490"),  # the instruction descriptor's n
+        ("0x4000404000010000", "0x4000402000010000"),  # the distance of eight rows
+        ("x16.b32", "x8.b32"),  # columns that are loaded
+    ],
+)
+def test_code_with_a_wrong_number_is_found(right: str, wrong: str) -> None:
+    program = small("persistent")
+    text = emit(program, "sm_100a")
+    assert right in text
+    if right == "x16.b32":
+        text = re.sub(r"(%f7), %f8.*?\}", r"\1}", text)  # as many registers
+    text = text.replace(right, wrong)
+    outcome = run_matmul(program, SIZES, text=text, arch="sm_100a", clusters=1)
+    assert not outcome.right or outcome.report.findings != ()
