@@ -122,6 +122,15 @@ def test_deadlock() -> None:
     assert all("the rest of the warp is elsewhere" in f.message for f in findings)
 
 
+def test_who_waits_goes_on_when_others_end() -> None:
+    """Half of a warp is at a barrier already when the other half ends."""
+    body = f"""setp.ge.u32 %p0, %r0, 16; @%p0 bra LATER;
+      bar.sync 0; mov.u32 %r9, 5; {STORE} ret; LATER: mov.u32 %r9, 6;"""
+    out = words()
+    assert kernel(body, out).findings == ()
+    assert out.tolist() == [5] * 16 + [0] * 16
+
+
 def test_lanes_may_come_apart_to_an_unaligned_barrier() -> None:
     body = """setp.lt.u32 %p0, %r0, 16; @%p0 bra L;
       barrier.sync 1; bra M; L: barrier.sync 1; M: mov.u32 %r9, 7;""" + STORE  # fmt: skip

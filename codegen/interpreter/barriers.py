@@ -16,11 +16,12 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.clocks import INITS, ORDER, PROXIED, RESERVED
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Control, Decoder
+from tinygpu.codegen.interpreter.group import Group, Waiter
 from tinygpu.codegen.interpreter.memory import SHARED
 from tinygpu.codegen.interpreter.moves import space_of
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import Group, Run, Waiter
+from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules, shared_at
 
 __all__ = ["TABLE", "Mbarrier", "arrive", "at_barrier", "complete_bytes", "each_barrier"]

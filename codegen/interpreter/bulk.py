@@ -18,10 +18,11 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.barriers import at_barrier, complete_bytes
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, Source
+from tinygpu.codegen.interpreter.group import WARP, Group, Pending
 from tinygpu.codegen.interpreter.memory import PARAM
 from tinygpu.codegen.interpreter.parser import Instruction, split
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import FIRST_SHARED, WARP, Group, Pending, Run
+from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 from tinygpu.codegen.interpreter.spaces import granules
 from tinygpu.codegen.interpreter.tensor_map import SWIZZLES, TensorMap, swizzled
 

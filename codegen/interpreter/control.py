@@ -14,9 +14,10 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.clocks import ORDER, PROXIED
 from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder
+from tinygpu.codegen.interpreter.group import WARP, Group, Waiter
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import WARP, Group, Run, Waiter
+from tinygpu.codegen.interpreter.run import Run
 
 __all__ = ["TABLE"]
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.barriers import Mbarrier, arrive, at_barrier, each_barrier
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
+from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import WARP, Group, Run
+from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules, shared_at
 
 __all__ = ["TABLE"]

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import FIRST_SHARED, Group, Run
+from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 from tinygpu.codegen.interpreter.special import SPECIAL, special
 from tinygpu.codegen.interpreter.values import TYPES, immediate
 from tinygpu.errors import ProgramError

@@ -12,9 +12,10 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.arithmetic import apply
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
+from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import Group, Run
+from tinygpu.codegen.interpreter.run import Run
 
 __all__ = ["TABLE"]
 

@@ -17,9 +17,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder
+from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import WARP, Group, Run
+from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import check_read, check_write, shared_at
 from tinygpu.codegen.interpreter.values import TYPES
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from tinygpu.codegen.interpreter import spaces
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
+from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.memory import LOCAL, PARAM, SHARED
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import Group, Run
+from tinygpu.codegen.interpreter.run import Run
 
 __all__ = ["TABLE"]
 

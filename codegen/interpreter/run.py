@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tinygpu.codegen.interpreter.clocks import Clocks, Conflict
+from tinygpu.codegen.interpreter.group import WARP, WARPGROUP, Group, Pending, Waiter
 from tinygpu.codegen.interpreter.report import Array, Finding
 from tinygpu.errors import ProgramError
 
@@ -32,63 +33,11 @@ if TYPE_CHECKING:
     from tinygpu.codegen.interpreter.decoder import Code
     from tinygpu.codegen.interpreter.memory import Memory
 
-__all__ = ["FIRST_SHARED", "WARP", "WARPGROUP", "Group", "Pending", "Run", "Waiter"]
+__all__ = ["FIRST_SHARED", "Run"]
 
-WARP, WARPGROUP = 32, 128
 FIRST_SHARED = 1024  # spec: the first KiB of a CTA's shared window belongs to the system
 _FAIR = 32
 _PATIENCE = 512
-
-
-class Group:
-    """Threads that stand at one instruction: their sorted numbers, and how registers index them."""
-
-    __slots__ = ("_warps", "index", "size", "threads")
-
-    def __init__(self, threads: Array) -> None:
-        self.threads = threads
-        self.size = len(threads)
-        first, last = int(threads[0]), int(threads[-1])
-        self.index: Any = slice(first, last + 1) if last - first + 1 == self.size else threads
-        self._warps = 0
-
-    @property
-    def warps(self) -> int:
-        """How many warps it has a thread of."""
-        if not self._warps:
-            self._warps = len(self.warp_numbers)
-        return self._warps
-
-    @property
-    def warp_numbers(self) -> Array:
-        """The warps that it has a thread of."""
-        warps = self.threads // WARP
-        keep = np.ones(self.size, bool)
-        keep[1:] = warps[1:] != warps[:-1]
-        return warps[keep]
-
-    def where(self, mask: Array) -> Group:
-        """Return the part where the mask holds, which must not be empty."""
-        return self if mask.all() else Group(self.threads[mask])
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """An asynchronous operation that has been issued: ``queue`` keeps those that stay in order."""
-
-    perform: Callable[[], None]
-    line: str
-    queue: object = None
-    done: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Waiter:
-    """Threads that wait: for what, and where they go on."""
-
-    pc: int
-    group: Group
-    describe: Callable[[], str]
 
 
 @dataclass(slots=True)

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from tinygpu.codegen.interpreter.clocks import ORDER
+from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.memory import LOCAL, PARAM, SHARED
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import FIRST_SHARED, WARP, Group, Run
+from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 
 __all__ = ["granules", "partition", "read", "shared_at", "write"]
 

@@ -18,11 +18,12 @@ from tinygpu.codegen.interpreter.barriers import Mbarrier, arrive, at_barrier
 from tinygpu.codegen.interpreter.clocks import ORDER
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.descriptors import Operand, elements
+from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.memory import SHARED
 from tinygpu.codegen.interpreter.moves import space_of
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import FIRST_SHARED, WARP, Group, Run
+from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 from tinygpu.codegen.interpreter.spaces import granules
 from tinygpu.codegen.interpreter.tensor_memory import access, tensor_memory
 from tinygpu.codegen.interpreter.values import TYPES

@@ -19,9 +19,10 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.clocks import ORDER, TENSOR, Conflict
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Control, Decoder
+from tinygpu.codegen.interpreter.group import WARP, Group, Waiter
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import WARP, Group, Run, Waiter
+from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import check_write, shared_at
 
 __all__ = ["LANES", "TABLE", "TensorMemory", "access", "tensor_memory"]

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder
+from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import WARP, Group, Run
+from tinygpu.codegen.interpreter.run import Run
 
 __all__ = ["TABLE"]
 

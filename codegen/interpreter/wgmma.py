@@ -18,9 +18,10 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder, Source
 from tinygpu.codegen.interpreter.descriptors import Operand, elements
+from tinygpu.codegen.interpreter.group import WARPGROUP, Group, Pending, Waiter
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import WARPGROUP, Group, Pending, Run, Waiter
+from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules
 
 __all__ = ["TABLE", "Products", "fragment", "products"]
