@@ -12,6 +12,9 @@ columns first, then along the rows.  In "row", what tcgen05.ld.32x32b loads, thr
 >>> rows[35, :4].tolist(), columns[35, :4].tolist()        # thread 35 = warp 1, lane 3
 ([16, 16, 24, 24], [6, 7, 6, 7])
 
+``mma_a`` (rows, steps of k) and ``mma_b`` (columns, steps of k) are the operands of mma.m16n8k16,
+``mma`` its sums.
+
 Source: PTX ISA 9, "Register Fragments and Shared Memory Matrix Layouts" of wgmma.mma_async and
 of tcgen05.ld.
 """
