@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tinygpu.codegen.clusters import home_rank
 from tinygpu.codegen.emit import Kernel
 from tinygpu.codegen.fragments import cells
 from tinygpu.codegen.ptx import Scalar as Number
@@ -299,44 +300,10 @@ class RoleKernel(Kernel):
         base, start, _ = self._barrier(barrier, index, scope)
         if not barrier.home:
             return f"[{base}+{start}]"
-        text = self.text
-
-        def rank() -> Number:
-            home: Number = 0
-            below = 1
-            for name, extent in self.program.cluster:
-                if name != barrier.home:
-                    home = text.multiply_add(self.addresses.variables[name], below, home)
-                below *= extent
-            return home
-
-        plain, there = text.add(base, start), text.register("u32")
-        home = text.once(("home", barrier.home), rank)
-        text.emit(f"mapa.shared::cluster.u32 {there}, {plain}, {home}")
+        plain, there = self.text.add(base, start), self.text.register("u32")
+        home = home_rank(self, barrier.home)
+        self.text.emit(f"mapa.shared::cluster.u32 {there}, {plain}, {home}")
         return f"[{there}]"
-
-    def receivers(self, axis: str) -> str:
-        """Return the register with the mask of the CTAs along an axis; "": this one alone."""
-        text, below, mask = self.text, 1, 0
-        if dict(self.program.cluster).get(axis, 1) == 1:
-            return ""
-        base: Number = 0
-        for name, extent in self.program.cluster:
-            if name == axis:
-                mask = sum(1 << (below * i) for i in range(extent))
-            else:
-                base = text.multiply_add(self.addresses.variables[name], below, base)
-            below *= extent
-
-        def make() -> Number:
-            wide, narrow = text.register("u32"), text.register("b16")
-            text.emit(f"mov.u32 {wide}, {mask}")
-            if base != 0:
-                text.emit(f"shl.b32 {wide}, {wide}, {base}")
-            text.emit(f"cvt.u16.u32 {narrow}, {wide}")
-            return narrow
-
-        return str(text.once(("mask", axis), make))
 
     def _arrive(self, arrive: Arrive, scope: Scope) -> None:
         text = self.text

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tinygpu.codegen.addresses import TMEM_SLOT
+from tinygpu.codegen.clusters import receivers
 from tinygpu.codegen.descriptors import TCGEN05_128B, adds, descriptor
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.rows import row_registers
@@ -211,7 +212,7 @@ def commit(kernel: RoleKernel, arrive: Arrive, at: str) -> None:
 
         mask = str(text.once("mask of all", make))
     elif arrive.to not in ("cta", "cluster"):
-        mask = kernel.receivers(arrive.to)
+        mask = receivers(kernel, arrive.to)
     many, to = (".multicast::cluster", f", {mask}") if mask else ("", "")
     how = f"cta_group::{group}.mbarrier::arrive::one.shared::cluster{many}"
     text.emit(f"tcgen05.commit.{how}.b64 {at}{to}")

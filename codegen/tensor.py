@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tinygpu.codegen import rows
+from tinygpu.codegen.clusters import receivers
 from tinygpu.codegen.descriptors import WGMMA_128B, adds, descriptor, offset
 from tinygpu.codegen.fragments import (
     cells,
@@ -49,7 +50,7 @@ def _tma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     text, name = kernel.text, kernel.map_of(do)
     base = text.add(smem_stage(kernel, smem, scope), offset(kernel, smem, scope))
     slabs = int(do.values[2]) if len(do.values) > 2 else 1
-    mask = kernel.receivers(do.multicast)
+    mask = receivers(kernel, do.multicast)
     signal = kernel.signal_at(*do.signal, scope) if do.signal else ""
     for slab in range(slabs):
         moved = [int(s) * slab for s in smem.value[2]] if slab else [0] * len(smem.buffer.shape)
@@ -117,7 +118,7 @@ def prepare(kernel: RoleKernel, body: tuple[Statement, ...], scope: Scope) -> No
         if isinstance(statement, Block):
             prepare(kernel, statement.body, scope)
         elif isinstance(statement, Do) and statement.instruction.name == "cp.async.bulk.tensor":
-            kernel.receivers(statement.multicast)
+            receivers(kernel, statement.multicast)
 
 
 def _by_fragment(of_rows: Rule, otherwise: Rule) -> Rule:
