@@ -55,18 +55,17 @@ from tinygpu.program import (
     Wait,
     WaitGroup,
     When,
-    select,
     walk,
 )
 from tinygpu.search.fitted_pipeline import PIPELINE
 from tinygpu.search.lines import sectors_of_warp, share_inside
+from tinygpu.search.tcgen05 import product_cycles, row_sectors, transfer_cycles
 
 __all__ = ["Agent", "Event", "Guard", "Node", "Repeat", "agents", "mapped"]
 
 Numbers = Any
 Kind = Literal["wait", "arrive", "load", "product", "commit", "group", "store", "work"]
 _WARP = 32
-_TMEM_BYTES_PER_CYCLE = 512  # a guess until measured: 128 B for each of four warps
 _NOWHERE = Affine()
 
 
@@ -217,10 +216,8 @@ class _Accountant:
                     told = tuple(n for n in nodes if isinstance(n, Guard))
                     if told and len(told) < len(nodes):  # what some iteration tells, after all
                         done = tuple(n for n in nodes if not isinstance(n, Guard))
-                        found += [
-                            Repeat(name, count, done, False),
-                            *(e for g in told for e in g.body),
-                        ]
+                        found.append(Repeat(name, count, done, False))
+                        found += (e for g in told for e in g.body)
                     elif rolled and len(nodes) == 1 and isinstance(nodes[0], Event):
                         found.append(_times(nodes[0], count))
                     else:
@@ -292,16 +289,10 @@ class _Accountant:
         width = do.write.buffer.type.bytes
         match do.instruction.unit:
             case "tensor" if do.instruction.name == "tcgen05.mma":
-                k, inner, outer, ctas, high, blocks = do.values
-                rows, columns = high * blocks, inner * outer
-                read = (rows + columns) * k * _smem_width(do) / smem
-                alone = select((rows == 64) & (ctas == 1), 2, 1)  # half of the lanes work
-                busy = alone * 2 * count / device.tensor_flop_per_cycle_per_sm
-                cycles = {"tensor": np.maximum(busy, read), "smem": read}
+                cycles = product_cycles(do, device, smem)
                 return Event("product", cycles, latency=PIPELINE["product_end"])
             case "tmem":
-                moved = count * width / _TMEM_BYTES_PER_CYCLE
-                return Event("work", {"serial": moved + device.smem_latency_cycles})
+                return Event("work", {"serial": transfer_cycles(count, device)})
             case "tensor":
                 k, inner, outer, rows = do.values
                 read = (rows + inner * outer) * k * _smem_width(do) / smem
@@ -337,7 +328,7 @@ class _Accountant:
             case "lsu" if do.write.buffer.level == "smem":
                 return self.plain({"smem": count * width / smem})
             case "lsu" if any(a.buffer.fragment == "row" for a in do.accesses):
-                sectors = np.maximum(do.vector * width / device.sector_bytes, 1) * count / do.vector
+                sectors = row_sectors(do, count, device)
                 return Event("work", {"serial": PIPELINE["direct_store"] * sectors * self.together})
             case "lsu":
                 stored = (
