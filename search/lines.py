@@ -51,18 +51,18 @@ def share_inside(do: Do, program: Program, values: Mapping[str, int]) -> Numbers
 
 
 def sectors_of_warp(do: Do, values: Mapping[str, int], sector_bytes: int) -> Numbers:
-    """Return the sectors that a warp's store of a fragment straight to gmem touches.
+    """Return the sectors that a warp's move of a fragment straight to or from gmem touches.
 
-    Raises ProgramError if what it stores is no fragment.
+    Raises ProgramError if what it moves is no fragment.
     """
-    access = do.write
+    access = next(a for a in do.accesses if a.buffer.level == "gmem")
     strides = [values[s] if isinstance(s, str) else s for s in access.buffer.stride]
     column, row = (
         sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0)
         for steps in access.value
     )
     width = access.buffer.type.bytes
-    total: Numbers = 1
+    total: Numbers = 1.0
     for extent, rows, columns in FRAGMENTS[_fragment(do)].thread_modes[:2]:  # a warp's lanes
         step_bytes = (rows * row + columns * column) * width
         near = np.ceil(extent * step_bytes / sector_bytes)
@@ -71,7 +71,7 @@ def sectors_of_warp(do: Do, values: Mapping[str, int], sector_bytes: int) -> Num
 
 
 def _fragment(do: Do) -> str:
-    names = {r.buffer.fragment for r in do.reads if isinstance(r, Access)} - {""}
+    names = {access.buffer.fragment for access in do.accesses} - {""}
     if len(names) != 1:
-        raise ProgramError(f"{do}: stores no fragment; the time model needs one to know its lines")
+        raise ProgramError(f"{do}: moves no fragment; the time model needs one to know its lines")
     return names.pop()
