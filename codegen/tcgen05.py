@@ -48,7 +48,7 @@ __all__ = [
     "tmem_store",
 ]
 
-_TYPES = {"f16": 0, "bf16": 1}  # spec: of kind::f16
+_TYPES = {"f16": ("f16", 0), "bf16": ("f16", 1), "e4m3": ("f8f6f4", 0)}  # spec: kind, and number
 _SLICE_BYTES = 32  # spec: the k of one product
 _LOADS = (1, 2, 4, 8, 16, 32, 64, 128)  # spec: columns of one tcgen05.ld.32x32b
 
@@ -68,7 +68,7 @@ def instruction_descriptor(
     dtype: str, rows: int, columns: int, *, rows_major: tuple[bool, bool] = (False, False)
 ) -> int:
     """Return the descriptor of products of ``dtype`` into f32: M and N, and which are MN-major."""
-    kind = _TYPES[dtype]
+    kind = _TYPES[dtype][1]
     first, second = (int(major) for major in rows_major)
     shape = columns >> 3 << 17 | rows >> 4 << 24
     return 1 << 4 | kind << 7 | kind << 10 | first << 15 | second << 16 | shape
@@ -110,7 +110,7 @@ def release(kernel: RoleKernel) -> None:
 
 
 def mma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
-    """tcgen05.mma.kind::f16: one product of k = 32 B, of one CTA or of a pair."""
+    """tcgen05.mma: one product of k = 32 B, of one CTA or of a pair."""
     text = kernel.text
     x, y, before = do.reads
     if not (isinstance(x, Access) and isinstance(y, Access)) or before != do.write:
@@ -124,12 +124,14 @@ def mma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     if rows not in (LANES // 2, LANES) or not np.array_equal(lies, want):
         raise ProgramError(f"{do}: its sums do not lie in the lanes and columns of tcgen05.mma")
     if x.buffer.dtype not in _TYPES or y.buffer.dtype != x.buffer.dtype:
-        raise ProgramError(f"{do}: kind::f16 multiplies {' or '.join(_TYPES)}")
+        raise ProgramError(f"{do}: tcgen05.mma multiplies {', '.join(_TYPES)}")
     half = columns // group
     left, left_known, left_by_k = descriptor(kernel, do, x, rows, scope, form=TCGEN05_128B)
     right, right_known, right_by_k = descriptor(kernel, do, y, half, scope, form=TCGEN05_128B)
     a = text.once(("moved", left, left_known), lambda: text.wide_add(left, left_known >> 4))
     b = text.once(("moved", right, right_known), lambda: text.wide_add(right, right_known >> 4))
+    if x.buffer.type.bytes == 1 and not (left_by_k and right_by_k):
+        raise ProgramError(f"{do}: inputs of 8 bits are read along k")
     what = instruction_descriptor(
         x.buffer.dtype, rows * group, columns, rows_major=(not left_by_k, not right_by_k)
     )
@@ -141,7 +143,8 @@ def mma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
 
     shown = text.once(("instruction descriptor", what), shape)
     more, sums = adds(kernel, do, scope), _address(kernel, do.write, scope)
-    text.emit(f"tcgen05.mma.cta_group::{group}.kind::f16 [{sums}], {a}, {b}, {shown}, {more}")
+    kind = f"cta_group::{group}.kind::{_TYPES[x.buffer.dtype][0]}"
+    text.emit(f"tcgen05.mma.{kind} [{sums}], {a}, {b}, {shown}, {more}")
 
 
 def _address(kernel: RoleKernel, access: Access, scope: Scope, beyond: Number = 0) -> str:

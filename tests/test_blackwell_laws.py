@@ -103,7 +103,7 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     ("tcgen05_shape", "makes 320 columns", dos(term("ring"), MMA, resized(1, 320))),
     ("tcgen05_shape", "takes 64 B of k", dos(term("ring"), MMA, resized(0, 32))),
     ("tcgen05_shape", "columns of 2 CTAs, and 1", dos(term("ring"), MMA, resized(3, 2))),
-    ("tcgen05_shape", "kind::f16 cannot", rebuffered(term("ring"), "smem_a", dtype="f32")),
+    ("tcgen05_shape", "which it cannot", rebuffered(term("ring"), "smem_a", dtype="f32")),
     ("tcgen05_shape", "do not lie", dos(term("small"), MMA, lambda d: stepped(d, 5, (16, 0)))),
     ("tcgen05_shape", "do not lie", dos(term("ring"), MMA, lambda d: stepped(d, 5, (32, 0)))),
     (

@@ -16,7 +16,10 @@ from tests.blackwell_terms import LAYOUTS, built, small
 from tests.hopper_terms import rewritten
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
-from tinygpu.machines.blackwell import STARTS
+from tinygpu.interpret import check
+from tinygpu.machine import Chosen
+from tinygpu.machines.blackwell import STARTS, Blackwell
+from tinygpu.operation import matmul
 from tinygpu.program import Fence, Program, Statement, WaitGroup
 
 SIZES = {"m": 200, "n": 72, "k": 136}
@@ -43,6 +46,18 @@ def test_a_term_and_its_code_compute_the_same() -> None:
     """Seeds change the order of completion, not the sums."""
     runs = [run_matmul(small("pair"), SIZES, arch="sm_100a", clusters=1, seed=s) for s in (0, 1)]
     np.testing.assert_array_equal(runs[0].output, runs[1].output)
+
+
+@pytest.mark.parametrize("start", ["small", "ring", "pair"])
+def test_inputs_of_8_bits_are_right(start: str) -> None:
+    """e4m3, 32 steps of k a product, by the term's interpreter and by the code's."""
+    values = {**STARTS[start], "tile_k": 128, "stages": 2, "tile_n": 32, "store_n": 16}
+    program = Blackwell().program(matmul("e4m3", layout="nt"), Chosen(values))
+    sizes = {"m": 200, "n": 72, "k": 208}
+    assert check(program, sizes, seeds=(0,)) == ()
+    outcome = run_matmul(program, sizes, arch="sm_100a", clusters=2)
+    assert outcome.right
+    assert outcome.report.findings == ()
 
 
 def _without(program: Program, which: Callable[[Statement], bool]) -> Program:

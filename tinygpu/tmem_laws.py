@@ -91,8 +91,8 @@ def shape(case: Case, place: Place) -> Iterator[Clause]:
     text = "{} takes {} B of k; tcgen05.mma takes {}"
     yield Clause(taken == _SLICE_BYTES, text, (do, taken, _SLICE_BYTES))
     types = (x.buffer.dtype, y.buffer.dtype, sums.buffer.dtype)
-    holds = types in (("bf16", "bf16", "f32"), ("f16", "f16", "f32"))
-    yield Clause(holds, "{} multiplies {} by {} into {}; kind::f16 cannot", (do, *types))
+    holds = types in (("bf16", "bf16", "f32"), ("f16", "f16", "f32"), ("e4m3", "e4m3", "f32"))
+    yield Clause(holds, "{} multiplies {} by {} into {}, which it cannot", (do, *types))
     own = sums.buffer.level == "tmem" and sums.buffer.name == do.write.buffer.name
     yield Clause(own, "{} adds to no sums of its own in tensor memory", (do,))
     small = rows == LANES // 2
@@ -255,8 +255,8 @@ TMEM_LAWS: Mapping[str, Law] = {
         Law(
             "tcgen05_shape",
             "States that a product has 64 or 128 rows of a CTA, 8 to 256 columns (by 8, or by 16 "
-            "with 128 rows or a pair), k of 32 B, f16 or bf16, and sums where the hardware has "
-            "them.",
+            "with 128 rows or a pair), k of 32 B, f16, bf16 or e4m3, and sums where the hardware "
+            "has them.",
             _PTX + "tcgen05.mma, Matrix shape, Data Path Layout Organization",
             "choose another tile_m or tile_n, or dtype bf16",
             of_place=shape,

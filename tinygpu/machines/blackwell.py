@@ -21,9 +21,11 @@ from tinygpu.program import Program, select
 
 __all__ = ["STARTS", "Blackwell"]
 
+_OUTPUTS = {"bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "e4m3": ("bf16", "f16", "f32")}
+
 
 class Blackwell(Machine):
-    """Matmul by products in tensor memory of 16-bit inputs, fp32 sums."""
+    """Matmul by products in tensor memory of 16-bit (or 8-bit) inputs, fp32 sums."""
 
     name = "blackwell"
     levels = (GMEM, L2, SMEM, TMEM, REGISTERS)
@@ -74,12 +76,17 @@ class Blackwell(Machine):
         return (
             Requirement(
                 "types",
-                a.dtype in ("bf16", "f16")
-                and b.dtype == a.dtype
-                and c.dtype in (a.dtype, "f32")
+                b.dtype == a.dtype
+                and c.dtype in _OUTPUTS.get(a.dtype, ())
                 and operation.epilogue == ACC,
-                "kind::f16 multiplies bf16 or f16, c has their type or f32, nothing is fused",
-                "choose dtype bf16 or f16 without a bias or an activation, or the machine simt",
+                "bf16, f16 or e4m3 are multiplied, c has 16 bits or f32, nothing is fused",
+                "choose dtype bf16, f16 or e4m3 without a bias or an activation, or machine simt",
+            ),
+            Requirement(
+                "majors",
+                wide == 2 or (a.axes[-1] == "k" and b.axes[-1] == "k"),
+                "inputs of 8 bits are read along k",
+                "choose the layout nt",
             ),
             Requirement(
                 "blocks",
