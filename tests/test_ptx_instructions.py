@@ -290,6 +290,24 @@ def test_fma_rounds_once(rows: list[tuple[float, float, float]]) -> None:
             assert got == rounded(exact, "rn", "f32"), (a, b, c)
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.0**-126])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_fma_at_ties(scale: float, sign: int) -> None:
+    """The sum is off a tie by less than float64 keeps: rounding twice would go wrong."""
+    small = 2.0**-12 * np.array([1 + 2.0**-18, 1 - 2.0**-18])
+    c = np.array([1, 1 + 2.0**-23, 1 - 2.0**-24 * (scale == 1)])
+    if scale < 1:  # the quantum is 2^-149, a tie 2^-150
+        small, c = 2.0**-75 * small * 2.0**12, 2.0**-127 + 2.0**-149 * np.arange(3)
+    columns = [np.repeat(x, 3) for x in np.meshgrid(small, sign * small)]
+    a, b = (x.reshape(-1)[:12].astype(np.float32) for x in columns)
+    given_c = np.tile(c, 4).astype(np.float32)
+    for signed_c in (given_c, -given_c):
+        result = compute("fma.rn.f32 %y, %x0, %x1, %x2", "f32 f32 f32", [a, b, signed_c], "f32")
+        for x, y, z, got in zip(a, b, signed_c, result, strict=True):
+            exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
+            assert float(got) == rounded(exact, "rn", "f32"), (x, y, z)
+
+
 def test_float_to_integer() -> None:
     """Rounded by the mode, kept inside the type, 0 for NaN."""
     x = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 3.7, -3.7, 1e20, -1e20, np.nan, np.inf], np.float32)

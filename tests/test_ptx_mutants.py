@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.ptx_runs import run_matmul, term_of
-from tests.test_ptx_kernels import ASYNC, PLAIN, SMALL, handmade
+from tests.test_ptx_kernels import ASYNC, PLAIN, SMALL
+from tests.test_ptx_more_kernels import handmade
 from tinygpu.codegen.emit import emit
 from tinygpu.machines.hopper import STARTS
 
