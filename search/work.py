@@ -207,7 +207,7 @@ class _Accountant:
                 latency = MMA_LATENCY_CYCLES
             case "barrier":
                 pass
-            case "tma" | "tensor":
+            case "tma" | "tensor" | "tmem":
                 raise ProgramError(
                     f"program {self.program.name}: {do.instruction.name} is not timed by itself; "
                     "tinygpu.search.cost.cost times the whole program, which needs a barrier"

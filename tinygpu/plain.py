@@ -20,6 +20,7 @@ from tinygpu.access_map import Operand
 from tinygpu.cluster import Agent, Registers, Shared, Use
 from tinygpu.program import Access, Do, Immediate, Scalar
 from tinygpu.race import Integers
+from tinygpu.synchronization import Group
 from tinygpu.tile_access import cells_of, claim, from_gmem, gmem_of, is_tile, stale, to_gmem
 
 __all__ = ["Copy", "execute_plain"]
@@ -120,7 +121,7 @@ def _touch(agent: Agent, do: Do, w: _Where, *, writes: bool) -> Use | None:
     buffer = w.access.buffer
     if isinstance(w.held, Registers):
         agent.fenced.discard(buffer.name)
-        later = ("wgmma", "tcgen05.ld", "tcgen05.st")
+        later: tuple[Group, ...] = ("wgmma", "tcgen05.ld", "tcgen05.st")
         for product in (p for group in later for p in agent.under_way(group)):
             if product.holds(buffer.name, w.cells, writes=writes):
                 text = f"touches {buffer.name} while {product.do} may be under way; wait for it"

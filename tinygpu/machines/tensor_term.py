@@ -140,7 +140,7 @@ class TensorTerm:
         return Do(copy, inside, (outside,), values, signal=(self.full, self.n), multicast=rank)
 
     def outside(
-        self, operand: Operand, steps: tuple[tuple[Any, Any], ...], origin: tuple[Affine, ...]
+        self, operand: Operand, steps: tuple[tuple[Any, ...], ...], origin: tuple[Affine, ...]
     ) -> Access:
         """Return the guarded access to a matrix in global memory, one of a batch of them or not."""
         if operand.axes[0] == "l":
