@@ -194,6 +194,22 @@ def test_shared_atomics_need_a_barrier_too() -> None:
 
 
 @pytest.mark.parametrize("completion", ["late", "early", "random"])
+def test_a_wait_covers_what_is_older(completion: str) -> None:
+    """cp.async.wait_group 1 leaves the newest group in flight; a guarded source reads nothing."""
+    body = """mad.lo.u32 %r2, %r0, 4, %r1;
+      cp.async.ca.shared.global [%r2], [%rd1], 4; cp.async.commit_group;
+      selp.b32 %r3, 4, 0, %p0; setp.lt.u32 %p0, %r0, 16; selp.b32 %r3, 4, 0, %p0;
+      cp.async.ca.shared.global [%r2+512], [%rd1+128], 4, %r3; cp.async.commit_group;
+      cp.async.wait_group {left}; ld.shared.u32 %r9, [%r2+{at}];""" + STORE  # fmt: skip
+    for left, at, kinds in ((1, 0, set()), (0, 512, set()), (1, 512, {"race"})):
+        out = np.arange(64, dtype=np.uint32)
+        report = kernel(body.format(left=left, at=at), out, completion=completion)
+        assert report.kinds == kinds, (left, at)
+        if at == 512 and not kinds:
+            assert out[:32].tolist() == [*range(32, 48), *[0] * 16]
+
+
+@pytest.mark.parametrize("completion", ["late", "early", "random"])
 def test_bulk_copies(completion: str) -> None:
     """1-D bulk copies in and out, on a barrier and in a group."""
     body = """setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE;
@@ -279,6 +295,8 @@ def test_distributed_shared_memory() -> None:
     np.testing.assert_array_equal(out, [*range(100, 132), *range(32)])
     alone = body.replace("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", "", 1)
     assert "race" in kernel(alone, words(64), grid=2, cluster=2).kinds
+    nobody = body.replace("xor.b32 %r5, %r3, 1", "add.u32 %r5, %r3, 7")
+    assert "address" in kernel(nobody, words(64), grid=2, cluster=2).kinds
     own = body.replace("ld.shared::cluster", "ld.shared")
     assert "address" in kernel(own, words(64), grid=2, cluster=2).kinds
 
