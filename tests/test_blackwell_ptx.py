@@ -12,15 +12,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.blackwell_terms import LAYOUTS, built, small
+from tests.blackwell_terms import B200, LAYOUTS, built, small
 from tests.hopper_terms import rewritten
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
 from tinygpu.interpret import check
 from tinygpu.machine import Chosen
 from tinygpu.machines.blackwell import STARTS, Blackwell
-from tinygpu.operation import matmul
+from tinygpu.operation import Problem, matmul
 from tinygpu.program import Fence, Program, Statement, WaitGroup
+from tinygpu.space import Space
 
 SIZES = {"m": 200, "n": 72, "k": 136}
 
@@ -56,6 +57,21 @@ def test_inputs_of_8_bits_are_right(start: str) -> None:
     sizes = {"m": 200, "n": 72, "k": 208}
     assert check(program, sizes, seeds=(0,)) == ()
     outcome = run_matmul(program, sizes, arch="sm_100a", clusters=2)
+    assert outcome.right
+    assert outcome.report.findings == ()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_random_schedule_is_right(layout: str) -> None:
+    """Legal means that both interpreters find its kernel right."""
+    operation = matmul("bf16", layout=layout)
+    space = Space(Blackwell(), Problem.of(operation, m=512, n=512, k=512), B200)
+    (schedule,) = space.sample(np.random.default_rng(LAYOUTS.index(layout)), 1)
+    program = schedule.program(Blackwell(), operation)
+    sizes = {"m": 136, "n": 72, "k": 72}
+    assert space.contains(schedule)
+    assert check(program, sizes, seeds=(0,)) == ()
+    outcome = run_matmul(program, sizes, arch="sm_100a", clusters=2, completion="random")
     assert outcome.right
     assert outcome.report.findings == ()
 
