@@ -198,12 +198,16 @@ def test_a_wait_covers_what_is_older(completion: str) -> None:
     """cp.async.wait_group 1 leaves the newest group in flight; a guarded source reads nothing."""
     body = """mad.lo.u32 %r2, %r0, 4, %r1;
       cp.async.ca.shared.global [%r2], [%rd1], 4; cp.async.commit_group;
-      selp.b32 %r3, 4, 0, %p0; setp.lt.u32 %p0, %r0, 16; selp.b32 %r3, 4, 0, %p0;
-      cp.async.ca.shared.global [%r2+512], [%rd1+128], 4, %r3; cp.async.commit_group;
+      setp.lt.u32 %p0, %r0, 16; selp.b32 %r3, 4, 0, %p0; setp.ge.u32 %p1, %r0, 16;
+      cp.async.ca.shared.global [%r2+512], [%rd1+128], 4, {taken}; cp.async.commit_group;
       cp.async.wait_group {left}; ld.shared.u32 %r9, [%r2+{at}];""" + STORE  # fmt: skip
-    for left, at, kinds in ((1, 0, set()), (0, 512, set()), (1, 512, {"race"})):
+    for left, at, taken, kinds in (
+        (1, 0, "%r3", set()), (0, 512, "%r3", set()), (0, 512, "%p1", set()),
+        (1, 512, "%r3", {"race"}),
+    ):  # fmt: skip
         out = np.arange(64, dtype=np.uint32)
-        report = kernel(body.format(left=left, at=at), out, completion=completion)
+        text = body.format(left=left, at=at, taken=taken)
+        report = kernel(text, out, completion=completion)
         assert report.kinds == kinds, (left, at)
         if at == 512 and not kinds:
             assert out[:32].tolist() == [*range(32, 48), *[0] * 16]
@@ -293,6 +297,12 @@ def test_distributed_shared_memory() -> None:
     out = words(64)
     assert kernel(body, out, grid=2, cluster=2).findings == ()
     np.testing.assert_array_equal(out, [*range(100, 132), *range(32)])
+    relaxed = body.replace("arrive.aligned", "arrive.relaxed.aligned")
+    assert "race" in kernel(relaxed, words(64), grid=2, cluster=2).kinds
+    fenced = relaxed.replace(
+        "barrier.cluster.arrive", "fence.acq_rel.cluster; barrier.cluster.arrive"
+    )
+    assert kernel(fenced, words(64), grid=2, cluster=2).findings == ()
     alone = body.replace("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", "", 1)
     assert "race" in kernel(alone, words(64), grid=2, cluster=2).kinds
     nobody = body.replace("xor.b32 %r5, %r3, 1", "add.u32 %r5, %r3, 7")

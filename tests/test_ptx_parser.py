@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tinygpu.codegen.interpreter
 from tests.ptx_runs import run_matmul, term_of
 from tests.test_ptx_kernels import SMALL
 from tinygpu.codegen.emit import emit
@@ -46,6 +48,18 @@ $L_1:
 }
 .entry second() { ret; }
 """
+
+
+def test_it_shares_nothing_with_what_it_checks() -> None:
+    """The interpreter knows PTX and NumPy: no emitter, no machine, no other interpreter."""
+    allowed = ("tinygpu.errors", "tinygpu.codegen.interpreter")
+    files = sorted(Path(tinygpu.codegen.interpreter.__file__).parent.glob("*.py"))
+    assert len(files) > 20
+    for path in files:
+        for name in re.findall(
+            r"^\s*(?:from|import) (tinygpu[\w.]*)", path.read_text(), re.MULTILINE
+        ):
+            assert name.startswith(allowed), (path.name, name)
 
 
 def test_forms() -> None:

@@ -229,9 +229,8 @@ def _arrive(d: Decoder, i: Instruction) -> Action:
             if not arrives:
                 continue
             domain, agents = run.agents_of(here.warp_numbers)
-            clock = run.clocks.snapshot(int(domain[0]), agents.tolist(), step)
-            count = here.size if expects else total
-            arrive(run, barrier, count, run.clocks.nothing() if relaxed else clock)
+            clock = run.released(int(domain[0]), agents.tolist(), step, relaxed=relaxed)
+            arrive(run, barrier, here.size if expects else total, clock)
 
     return act
 
@@ -301,7 +300,7 @@ def _says(barrier: Mbarrier, parity: int) -> Callable[[], str]:
 
 
 def _fence(d: Decoder, i: Instruction) -> Action:
-    """Fences of proxies and of barriers' initialisation; others order nothing that is tracked."""
+    """Fences: of proxies, of barriers' initialisation, or of all, for relaxed arrivals after it."""
     proxy = "proxy" in i.parts and "async" in "".join(i.parts)
     inits = "mbarrier_init" in i.parts
 
@@ -312,6 +311,9 @@ def _fence(d: Decoder, i: Instruction) -> Action:
                 run.clocks.fence_proxy(domain, agents, step)
             if inits:
                 run.clocks.fence_inits(domain, agents, step)
+            if "proxy" not in i.parts and not inits:
+                for agent in agents:
+                    run.state["fenced", domain, agent] = run.clocks.snapshot(domain, [agent], step)
 
     return fence
 

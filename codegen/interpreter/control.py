@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.clocks import ORDER, PROXIED
 from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder
 from tinygpu.codegen.interpreter.group import WARP, Group, Waiter
 from tinygpu.codegen.interpreter.parser import Instruction
@@ -248,9 +247,8 @@ def _cluster(d: Decoder, i: Instruction) -> Control:
                     run.clocks.acquire(domain, agents.tolist(), state.released)
                     going.append(here.threads)
                 continue
-            clock = run.clocks.snapshot(domain, agents.tolist(), step)
-            if "relaxed" in i.parts:  # only what a fence has published goes with it
-                clock[[ORDER, PROXIED]] = -1
+            relaxed = "relaxed" in i.parts
+            clock = run.released(domain, agents.tolist(), step, relaxed=relaxed)
             state.arrived[here.threads - domain * each] = True
             state.clock = run.clocks.join(state.clock, clock)
             _cluster_turn(run, domain, state)

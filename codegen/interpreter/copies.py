@@ -59,7 +59,9 @@ def _channels(run: Run, group: Group) -> Array:
 def _cp_async(d: Decoder, i: Instruction) -> Action:
     to, of = d.address(i.operands[0]), d.address(i.operands[1])
     size = int(i.operands[2], 0)
-    taken = d.source(i.operands[3], "u32") if len(i.operands) > 3 else None
+    rest = i.operands[3 : len(i.operands) - ("L2::cache_hint" in i.parts)]
+    ignores = bool(rest) and d.is_predicate(rest[0])
+    taken = d.source(rest[0], "pred" if ignores else "u32") if rest else None
     if size not in ((16,) if "cg" in i.parts else (4, 8, 16)):
         raise d.error(f"{size} B; .cg copies 16, .ca 4, 8 or 16")
     d.touch(size)
@@ -70,7 +72,8 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
             return
         here, flat = found
         source = of(run, here)
-        count = np.broadcast_to(taken(run, here) if taken else size, (here.size,)).copy()
+        given = taken(run, here) if taken else size
+        count = np.broadcast_to(np.where(given, 0, size) if ignores else given, (here.size,))
         if (source[count > 0] % size).any():
             run.find("alignment", f"a source is no multiple of {size} B")
         channels, step = _channels(run, here)[:, None], run.tick()

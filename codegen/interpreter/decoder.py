@@ -119,6 +119,10 @@ class Decoder:
             raise self.error(f"{name} is no register of {self.kernel.name}")
         return self.numbers[name]
 
+    def is_predicate(self, name: str) -> bool:
+        """Whether an operand is a predicate register."""
+        return name in self.numbers and self.widths[self.numbers[name]] == 0
+
     def kind(self, kind: str) -> np.dtype[Any]:
         """Return the NumPy type of a PTX type."""
         if kind not in TYPES:

@@ -67,7 +67,7 @@ class Module:
     """Parsed PTX; kernels are decoded when they are first launched."""
 
     parsed: parser.Parsed
-    _codes: dict[tuple[str, int], tuple[Memory, Code]] = field(default_factory=dict)
+    _codes: dict[tuple[str, int], tuple[Memory | None, Code]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> Module:
@@ -82,13 +82,12 @@ class Module:
         kernel = self.parsed.kernels.get(name)
         if kernel is None:
             raise LaunchError(f"kernel {name}: the module has {', '.join(self.parsed.kernels)}")
-        key = (name, id(memory))
+        held = [v for v in self.parsed.variables if v.space in ("global", "const")]
+        owner = memory if held else None  # else one decoding serves all memories
+        key = (name, id(owner))
         if key not in self._codes:
-            places = {}
-            for variable in self.parsed.variables:
-                if variable.space in ("global", "const"):
-                    places[variable.name] = memory.allocate(_initial(variable), variable.name)
-            self._codes[key] = (memory, decode(self.parsed, kernel, TABLE, places))
+            places = {v.name: memory.allocate(_initial(v), v.name) for v in held}
+            self._codes[key] = (owner, decode(self.parsed, kernel, TABLE, places))
         return self._codes[key][1]
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.clocks import Clocks, Conflict
+from tinygpu.codegen.interpreter.clocks import ORDER, PROXIED, Clocks, Conflict
 from tinygpu.codegen.interpreter.group import WARP, WARPGROUP, Group, Pending, Waiter
 from tinygpu.codegen.interpreter.report import Array, Finding
 from tinygpu.errors import ProgramError
@@ -176,6 +176,16 @@ class Run:
             f"{self.name(domain, agent)} {does} shared byte {at} of {self.cta_name(cta)}, {why}",
             other=self.log[found.other_step],
         )
+
+    def released(self, domain: int, agents: list[int], step: int, *, relaxed: bool) -> Array:
+        """Return what an arrival publishes; a relaxed one only what its agents have fenced."""
+        clock = self.clocks.snapshot(domain, agents, step)
+        if relaxed:
+            clock[[ORDER, PROXIED]] = -1
+            for agent in agents:
+                fenced = self.state.get(("fenced", domain, agent))
+                clock = clock if fenced is None else self.clocks.join(clock, fenced)
+        return clock
 
     def remote(self, cta: int, thread: int, agent: int, step: int) -> None:
         """Note that an agent, in a thread's name, touches the shared memory of a CTA."""
