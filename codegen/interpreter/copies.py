@@ -73,7 +73,8 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
         here, flat = found
         source = of(run, here)
         given = taken(run, here) if taken else size
-        count = np.broadcast_to(np.where(given, 0, size) if ignores else given, (here.size,))
+        given = np.where(given, 0, size) if ignores else given
+        count = np.broadcast_to(given, (here.size,)).copy()  # the register may change before
         if (source[count > 0] % size).any():
             run.find("alignment", f"a source is no multiple of {size} B")
         channels, step = _channels(run, here)[:, None], run.tick()
