@@ -61,7 +61,7 @@ FIELDS = (
     *("clock_mhz", "peer_clock_mhz", "capped", "spread", "reason"),
 )
 """The fields of a row beside the usual ones: Triton's best, the clocks while they ran."""
-FINALISTS = 5
+FINALISTS = 8
 BEST_PEERS = 2
 WARM_SECONDS = 0.6
 COARSE = Options(rounds=3, batch=128, limit_seconds=45.0)

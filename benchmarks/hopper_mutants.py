@@ -4,8 +4,8 @@
 
 Each mutant is one change of a legal term (``tests/async_mutants.py``), rejected by the event graph.
 It is emitted, assembled and run several times on fresh data in a process of its own under a
-watchdog; what comes of it is "hangs", "wrong", "faults", "not assembled" (ptxas saw it) or, where the
-hardware forgives, "right".
+watchdog; what comes of it is "hangs", "wrong", "faults", "not assembled" (ptxas saw it) or, where
+the hardware forgives, "right".
 A fault that depends on timing may need luck to show: the rows say how often each was tried.
 """
 

@@ -120,8 +120,9 @@ def scalars_of(problem: Problem, given: Mapping[str, float] | None) -> dict[str,
 
 
 def _held(dtype: str) -> np.dtype[Any]:
-    kept = {"bf16": np.dtype(np.uint16), "e4m3": np.dtype(np.uint8)}
-    return kept.get(dtype, DTYPES[dtype].numpy)
+    if dtype in ("bf16", "e4m3"):
+        return np.dtype(f"u{DTYPES[dtype].bytes}")
+    return DTYPES[dtype].numpy
 
 
 def _narrow(values: Any, dtype: str) -> Any:
