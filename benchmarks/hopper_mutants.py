@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 answer = worker.ask({"do": "run", "program": packed}, LIMIT_SECONDS)
             outcome = _outcome(answer)
             errors = answer.get("errors")
-            row = {
+            row: dict[str, Any] = {
                 "group": "mutants", "case": point, **SIZES, "dtype": "bf16",
                 "schedule": dict(STARTS[point]), "predicted_seconds": None, "seconds": None,
                 "peer": "", "peer_seconds": None, "error": max(errors) if errors else None,
