@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.addresses import smem_plan
 from tinygpu.codegen.arguments import View, check, check_apart, is_torch, view
 from tinygpu.codegen.assemble import Cubin, assemble
 from tinygpu.codegen.emit import emit, signature
+from tinygpu.codegen.smem import smem_plan
 from tinygpu.codegen.tensor_map import active_clusters, early_launch, encode, tensor_maps
 from tinygpu.errors import LaunchError
 from tinygpu.memory import DTYPES

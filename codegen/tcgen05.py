@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tinygpu.codegen.addresses import TMEM_SLOT
 from tinygpu.codegen.clusters import receivers
 from tinygpu.codegen.descriptors import TCGEN05_128B, adds, descriptor
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.rows import row_registers
 from tinygpu.codegen.scope import Scope, value_coordinates
+from tinygpu.codegen.smem import TMEM_SLOT
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Do, Program, walk
 from tinygpu.synchronization import Arrive

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.codegen.addresses import smem_plan
 from tinygpu.codegen.emit import emit, signature
 from tinygpu.codegen.interpreter import Memory, Module, Report, TensorMap, launch
+from tinygpu.codegen.smem import smem_plan
 from tinygpu.codegen.tensor_map import tensor_maps
 from tinygpu.machine import Chosen
 from tinygpu.machines import MACHINES

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.ptx_threads import SMEM, Event, of_rank, run
-from tinygpu.codegen.addresses import smem_plan
 from tinygpu.codegen.emit import integer_values
 from tinygpu.codegen.scope import value_coordinates
+from tinygpu.codegen.smem import smem_plan
 from tinygpu.codegen.tensor_map import TensorMap, tensor_maps
 from tinygpu.program import (
     Access,

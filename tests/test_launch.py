@@ -9,10 +9,10 @@ import pytest
 
 from examples.elementwise import Elementwise
 from tinygpu.codegen import launch
-from tinygpu.codegen.addresses import smem_plan
 from tinygpu.codegen.arguments import check
 from tinygpu.codegen.emit import integer_values, signature
 from tinygpu.codegen.launch import Kernel
+from tinygpu.codegen.smem import smem_plan
 from tinygpu.errors import LaunchError
 from tinygpu.expression import value
 from tinygpu.machine import Value

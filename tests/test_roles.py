@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tests.hopper_terms import H200, LARGE, LAYOUTS, term
 from tests.ptx_threads import run
 from tests.term_threads import Thread, once, parameters_of, seen
-from tinygpu.codegen.addresses import smem_plan
 from tinygpu.codegen.assemble import Cubin, assemble, assemble_many
 from tinygpu.codegen.emit import emit, signature
+from tinygpu.codegen.smem import smem_plan
 from tinygpu.errors import ProgramError
 from tinygpu.expression import value
 from tinygpu.machine import Chosen
