@@ -81,6 +81,7 @@ __all__ = [
     "Wait",
     "WaitGroup",
     "When",
+    "accesses_of",
     "buffers_of",
     "registers",
     "select",
@@ -344,18 +345,22 @@ def select(condition: Any, then: Any, otherwise: Any) -> Any:
     return np.where(condition, then, otherwise)
 
 
+def accesses_of(body: tuple[Statement, ...]) -> Iterator[Access]:
+    """Yield every access of statements, at any depth, in order."""
+    for statement in body:
+        if isinstance(statement, Block):
+            yield from accesses_of(statement.body)
+        elif isinstance(statement, Do | Exit):
+            yield from statement.accesses
+
+
 def buffers_of(body: tuple[Statement, ...]) -> tuple[Buffer, ...]:
     """Return the buffers that statements use, in order of first use."""
     found: list[Buffer] = []
-    for statement in body:
-        mine: tuple[Buffer, ...] = ()
-        if isinstance(statement, Block):
-            mine = buffers_of(statement.body)
-        elif isinstance(statement, Do | Exit):
-            mine = tuple(a.buffer for a in statement.accesses)
-        for b in mine:
-            if not any(b is f or (b.name == f.name and b == f) for f in found):
-                found.append(b)
+    for access in accesses_of(body):
+        b = access.buffer
+        if not any(b is f or (b.name == f.name and b == f) for f in found):
+            found.append(b)
     return tuple(found)
 
 

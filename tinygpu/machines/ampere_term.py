@@ -47,6 +47,7 @@ from tinygpu.program import (
     Sync,
     WaitGroup,
     When,
+    accesses_of,
     registers,
     select,
     var,
@@ -101,7 +102,7 @@ class AmpereTerm:
         """Return the term: its buffers are those that its statements use."""
         d = self.d
         body = (*self.enter(), self.main(), *self.leave())
-        used = {acc.buffer.name: acc.buffer for s in _flat(body) for acc in s.accesses}
+        used = {access.buffer.name: access.buffer for access in accesses_of(body)}
         tiles = value("k").ceildiv(Constant(d.tile_k))
         return Program(
             name="ampere_matmul",
@@ -316,13 +317,3 @@ def _swizzle(wide: Any, piece: int) -> tuple[Any, int, Any]:
     bits = sum((wide >= piece << i) * 1 for i in (1, 2, 3))
     doublings = sum((wide >= piece << i) * 1 for i in range(1, 9))
     return bits, base, select(doublings > 3, doublings, 3)
-
-
-def _flat(body: tuple[Statement, ...]) -> list[Do]:
-    found: list[Do] = []
-    for s in body:
-        if isinstance(s, For | When):
-            found += _flat(s.body)
-        elif isinstance(s, Do):
-            found.append(s)
-    return found

@@ -14,7 +14,7 @@ from typing import Any
 
 from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.machines.blackwell_term import BlackwellTerm
-from tinygpu.machines.tensor_term import ROW_BYTES
+from tinygpu.machines.tensor_term import ROW_BYTES, tile_requirements
 from tinygpu.memory import DTYPES, GMEM, L2, REGISTERS, SMEM, TMEM
 from tinygpu.operation import ACC, Operation
 from tinygpu.program import Program, select
@@ -61,16 +61,10 @@ class Blackwell(Machine):
         """Return what this machine's decisions have to agree on."""
         d = choose
         a, b, c = operation.operand("a"), operation.operand("b"), operation.output
-        wide, out = DTYPES[a.dtype].bytes, DTYPES[c.dtype].bytes
-        inner = ROW_BYTES // wide
+        out = DTYPES[c.dtype].bytes
         ctas = 2 if d.cta_pair else 1
         rows, columns = d.tile_m // ctas, d.tile_n // ctas
-        parts = (rows // d.cluster_n, columns // d.cluster_m)
-        whole = (rows % (8 * d.cluster_n) == 0) & (columns % (8 * d.cluster_m) == 0)
-        if a.axes[-1] != "k":
-            whole = whole & (parts[0] % inner == 0)
-        if b.axes[-1] != "k":
-            whole = whole & (parts[1] % inner == 0)
+        majors, slabs, parts = tile_requirements(a, b, (rows, columns), d)
         span = d.store_n * out
         held = select((rows == 64) & (ctas == 2), d.tile_n // 2, d.tile_n)
         return (
@@ -82,30 +76,15 @@ class Blackwell(Machine):
                 "bf16, f16 or e4m3 are multiplied, c has 16 bits or f32, nothing is fused",
                 "choose dtype bf16, f16 or e4m3 without a bias or an activation, or machine simt",
             ),
-            Requirement(
-                "majors",
-                wide == 2 or (a.axes[-1] == "k" and b.axes[-1] == "k"),
-                "inputs of 8 bits are read along k",
-                "choose the layout nt",
-            ),
+            majors,
             Requirement(
                 "blocks",
                 (rows == 64) | (rows == 128),
                 "a CTA has 64 or 128 rows of a product",
                 "choose tile_m 64 or 128, of a pair 128 or 256",
             ),
-            Requirement(
-                "slabs",
-                d.tile_k % inner == 0,
-                "a stage holds rows of 128 B along k",
-                "raise tile_k",
-            ),
-            Requirement(
-                "parts",
-                whole,
-                "a CTA's part of a tile that a cluster shares is whole swizzle atoms",
-                "lower cluster_m or cluster_n, or choose a wider tile",
-            ),
+            slabs,
+            parts,
             Requirement(
                 "chunks",
                 (held % (d.store_n * d.epilogues) == 0)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
-from tinygpu.machines.hopper_term import ROW_BYTES, HopperTerm
+from tinygpu.machines.hopper_term import HopperTerm
+from tinygpu.machines.tensor_term import ROW_BYTES, tile_requirements
 from tinygpu.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.operation import Operation
 from tinygpu.program import Program, select
@@ -62,17 +63,11 @@ class Hopper(Machine):
         """Return what this machine's decisions have to agree on."""
         d = choose
         a, b, c = operation.operand("a"), operation.operand("b"), operation.output
-        wide, out = DTYPES[a.dtype].bytes, DTYPES[c.dtype].bytes
-        inner = ROW_BYTES // wide
+        out = DTYPES[c.dtype].bytes
         turns = d.consume == "pingpong"
         rows = d.tile_m if turns else d.tile_m // d.consumers
         x, y = (b, a) if d.swap else (a, b)
-        parts = (d.tile_m // d.cluster_n, d.tile_n // d.cluster_m)
-        whole = (d.tile_m % (8 * d.cluster_n) == 0) & (d.tile_n % (8 * d.cluster_m) == 0)
-        if x.axes[-1] != "k":
-            whole = whole & (parts[0] % inner == 0)
-        if y.axes[-1] != "k":
-            whole = whole & (parts[1] % inner == 0)
+        majors, slabs, parts = tile_requirements(x, y, (d.tile_m, d.tile_n), d)
         held = rows // 64 * d.tile_n // 2
         # what ptxas 13.0 takes without serialising products, of the registers that a thread enters
         # with: a product's own (tile_n / 2) and about 26 more have to be there from the start
@@ -89,30 +84,15 @@ class Hopper(Machine):
                 "wgmma multiplies bf16, f16 or e4m3; c has the type of 16 bits, or f32",
                 "choose dtype bf16, f16 or e4m3, or the machine simt",
             ),
-            Requirement(
-                "majors",
-                wide == 2 or (a.axes[-1] == "k" and b.axes[-1] == "k"),
-                "wgmma reads inputs of 8 bits along k",
-                "choose the layout nt",
-            ),
+            majors,
             Requirement(
                 "blocks",
                 (rows % 64 == 0) & (rows >= 64) & (turns | (d.tile_m % d.consumers == 0)),
                 "a consumer multiplies blocks of 64 rows",
                 "raise tile_m or lower consumers",
             ),
-            Requirement(
-                "slabs",
-                d.tile_k % inner == 0,
-                "a stage holds rows of 128 B along k",
-                "raise tile_k",
-            ),
-            Requirement(
-                "parts",
-                whole,
-                "a CTA's part of a tile that a cluster shares is whole swizzle atoms",
-                "lower cluster_m or cluster_n, or choose a wider tile",
-            ),
+            slabs,
+            parts,
             Requirement(
                 "accumulators",
                 held <= most,

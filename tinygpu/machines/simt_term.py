@@ -39,6 +39,7 @@ from tinygpu.program import (
     Sync,
     WaitGroup,
     When,
+    accesses_of,
     registers,
     select,
     var,
@@ -105,7 +106,7 @@ class SimtTerm:
         d = self.d
         ceil_k = value("k").ceildiv(Constant(d.tile_k))
         body = (*self.enter(), *self.main(), *self.leave())
-        used = {acc.buffer.name: acc.buffer for s in _flat(body) for acc in s.accesses}
+        used = {access.buffer.name: access.buffer for access in accesses_of(body)}
         return Program(
             name="simt_matmul",
             operation=self.operation,
@@ -355,13 +356,3 @@ def _swizzle(d: Any, dtype: str) -> tuple[int, int, int]:
     """XOR the chunk of 4 elements (16 B of fp32) with the row, ``swizzle_a`` bits of it."""
     log_k = sum((d.tile_k >> i) > 1 for i in range(8))
     return (d.swizzle_a, 2, select(log_k - 2 < d.swizzle_a, d.swizzle_a, log_k - 2))
-
-
-def _flat(body: tuple[Statement, ...]) -> list[Do | Exit]:
-    found: list[Do | Exit] = []
-    for s in body:
-        if isinstance(s, For | When):
-            found += _flat(s.body)
-        elif isinstance(s, Do | Exit):
-            found.append(s)
-    return found

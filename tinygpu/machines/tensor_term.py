@@ -20,6 +20,7 @@ from typing import Any
 
 from tinygpu.expression import Constant, Expression, value
 from tinygpu.instruction import INSTRUCTIONS
+from tinygpu.machine import Requirement
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Operand, Operation
 from tinygpu.program import (
@@ -39,7 +40,7 @@ from tinygpu.program import (
     var,
 )
 
-__all__ = ["ROW_BYTES", "TensorTerm", "swizzle_of", "width"]
+__all__ = ["ROW_BYTES", "TensorTerm", "swizzle_of", "tile_requirements", "width"]
 
 ROW_BYTES = 128  # a slab's row: the span of the widest swizzle
 _SLICE_BYTES = 32  # spec: the k of one wgmma, of one tcgen05.mma
@@ -147,6 +148,42 @@ class TensorTerm:
             steps, origin = tuple((0, *s) for s in steps), (var("bl"), *origin)
         guard = (True,) * len(operand.axes)
         return Access(self.gmem[operand.name], steps, origin=origin, guard=guard)
+
+
+def tile_requirements(
+    x: Operand, y: Operand, extents: tuple[Any, Any], d: Any
+) -> tuple[Requirement, Requirement, Requirement]:
+    """Return what tiles of x and y have to keep: majors, slabs, and a cluster's parts.
+
+    ``extents`` are the rows and the columns of the product that one CTA loads.
+    """
+    element_bytes = width(x.dtype)
+    inner = ROW_BYTES // element_bytes
+    rows, columns = extents
+    whole = (rows % (8 * d.cluster_n) == 0) & (columns % (8 * d.cluster_m) == 0)
+    for operand, part in ((x, rows // d.cluster_n), (y, columns // d.cluster_m)):
+        if operand.axes[-1] != "k":
+            whole = whole & (part % inner == 0)
+    return (
+        Requirement(
+            "majors",
+            element_bytes == 2 or (x.axes[-1] == "k" and y.axes[-1] == "k"),
+            "inputs of 8 bits are read along k",
+            "choose the layout nt",
+        ),
+        Requirement(
+            "slabs",
+            d.tile_k % inner == 0,
+            "a stage holds rows of 128 B along k",
+            "raise tile_k",
+        ),
+        Requirement(
+            "parts",
+            whole,
+            "a CTA's part of a tile that a cluster shares is whole swizzle atoms",
+            "lower cluster_m or cluster_n, or choose a wider tile",
+        ),
+    )
 
 
 def _strides(operand: Operand) -> tuple[int | str, ...]:
