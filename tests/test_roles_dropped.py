@@ -1,4 +1,4 @@
-"""Only the term is read: a statement that is dropped takes its instructions with it, and no others."""
+"""Only the term is read: a dropped statement takes its own instructions with it, no others."""
 
 from __future__ import annotations
 
