@@ -35,7 +35,7 @@ __all__ = ["CHOSEN", "FIELDS", "chosen", "main"]
 FIELDS = ("mutant", "verdict", "outcome", "tries")
 SIZES = {"m": 1024, "n": 1024, "k": 1024}
 TRIES = 5
-LIMIT_SECONDS = 20.0
+LIMIT_SECONDS = 12.0
 CHOSEN: tuple[tuple[str, str], ...] = (
     ("tma store", "drop wait full@"),
     ("tma store", "drop wait empty@"),
