@@ -30,7 +30,8 @@ from tinygpu.program import Access, Block, Do, Elect, Exit, For, ForTile, Progra
 
 __all__ = ["View", "check", "check_apart", "dense", "is_torch", "vector_of", "view"]
 
-_TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16", "u1": "e4m3"}
+_TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16", "u1": "u8"}
+_BITS = {"e4m3": "u8", "e5m2": "u8", "tf32": "f32"}  # what else an array of it may say it has
 _LARGEST = 2**31 - 1
 _TORCH = {
     "torch.float64": "f64",
@@ -38,6 +39,7 @@ _TORCH = {
     "torch.float16": "f16",
     "torch.bfloat16": "bf16",
     "torch.float8_e4m3fn": "e4m3",
+    "torch.float8_e5m2": "e5m2",
 }
 
 
@@ -60,7 +62,8 @@ class View:
     def span(self) -> tuple[int, int]:
         """Its first address and the one past its last byte."""
         last = sum((e - 1) * s for e, s in zip(self.shape, self.strides, strict=True))
-        return self.pointer, self.pointer + (last + 1) * DTYPES[self.dtype].bytes
+        width = 1 if self.dtype == "u8" else DTYPES[self.dtype].bytes
+        return self.pointer, self.pointer + (last + 1) * width
 
 
 def is_torch(array: object) -> bool:
@@ -120,7 +123,7 @@ def check(program: Program, views: Sequence[View]) -> dict[str, int]:
     named = dict(zip((o.name for o in operands), views, strict=True))
     for operand in operands:
         got = named[operand.name].dtype
-        if got != operand.dtype:
+        if got not in (operand.dtype, _BITS.get(operand.dtype)):
             raise LaunchError(
                 f"{operand.name}: dtype {got}, the kernel takes {operand.dtype}; convert the array"
                 f" or build the kernel for {got}"

@@ -294,7 +294,7 @@ def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str, handle: int | No
 
     names = {
         "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
-        "e4m3": "float8_e4m3fn",
+        "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
     }  # fmt: skip
     kind = getattr(torch, names[dtype])
     if handle is None:

@@ -34,7 +34,15 @@ from tinygpu.program import Access, Do, Program, walk
 __all__ = ["TensorMap", "active_clusters", "early_launch", "encode", "tensor_map_of", "tensor_maps"]
 
 _BYTES = 128
-_TYPES = {"e4m3": 0, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # spec: CUtensorMapDataType
+_TYPES = {
+    "e4m3": 0,
+    "e5m2": 0,
+    "f16": 6,
+    "f32": 7,
+    "tf32": 7,
+    "f64": 8,
+    "bf16": 9,
+}  # spec: CUtensorMapDataType
 _SWIZZLES = {0: "no", 1: "32B", 2: "64B", 3: "128B"}
 _L2_PROMOTION_256B = 3  # spec: CUtensorMapL2promotion
 _CLUSTER_DIMENSION = 4  # spec: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION

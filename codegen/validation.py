@@ -7,7 +7,8 @@ error ratio (``tinygpu/tolerance.py``) is at most 1.  The unit roundoff there is
 narrowest type in which the term does arithmetic: fp32 products in fp64 sums count as fp32, and so
 are sums that meet by ``red`` in fp32.
 
-bf16 and e4m3 arrays are kept as their bits (uint16, uint8), which any CuPy can hold.
+bf16 and 8-bit arrays are kept as their bits (uint16, uint8), which any CuPy can hold; inputs in
+tf32 are rounded to it, so that leaving out the low bits of fp32 changes none.
 
 Source: ``docs/measuring.md``.
 """
@@ -30,6 +31,7 @@ __all__ = ["Output", "Trial", "roundoff", "scalars_of", "trial", "validate"]
 
 _MARGIN_ELEMENTS = 1024
 _SCALAR = 0.5
+_EIGHT_BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}  # spec: bits of mantissa, least exponent
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,33 +122,36 @@ def scalars_of(problem: Problem, given: Mapping[str, float] | None) -> dict[str,
 
 
 def _held(dtype: str) -> np.dtype[Any]:
-    if dtype in ("bf16", "e4m3"):
+    if dtype in ("bf16", *_EIGHT_BITS):
         return np.dtype(f"u{DTYPES[dtype].bytes}")
     return DTYPES[dtype].numpy
 
 
 def _narrow(values: Any, dtype: str) -> Any:
     """Round fp32 values to a type (to nearest, ties to even)."""
-    if dtype == "e4m3":
-        return _narrow_e4m3(values)
-    if dtype != "bf16":
+    if dtype in _EIGHT_BITS:
+        return _narrow_to_8(values, *_EIGHT_BITS[dtype])
+    if dtype not in ("bf16", "tf32"):
         return values.astype(_held(dtype))
     bits = values.view(np.uint32)
+    if dtype == "tf32":
+        rounded = bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
+        return (rounded & np.uint32(0xFFFFE000)).view(np.float32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
-def _narrow_e4m3(values: Any) -> Any:
-    """Return the bits of fp32 values of at most 448: sign, 4 bits of exponent, 3 of mantissa.
+def _narrow_to_8(values: Any, mantissa: int, least: int) -> Any:
+    """Return the bits of fp32 values that do not overflow: sign, exponent, ``mantissa`` bits.
 
-    A number is a whole multiple of its binade's step, 2^-9 at the least; counted from 0, the
-    positive numbers are in order, eight to a binade.
+    A number is a whole multiple of its binade's step, that of the ``least`` exponent at the least;
+    counted from 0, the positive numbers are in order, so many steps to a binade.
     """
     library = np if isinstance(values, np.ndarray) else gpu()
     size = library.abs(values)
-    exponent = library.where(size < 2.0**-6, -6, library.frexp(size)[1] - 1)
-    steps = library.rint(library.ldexp(size, 3 - exponent)).astype(np.int32)
-    bits = steps + (exponent + 6) * 8  # 8 to 16 steps a binade: the carry is the next one
+    exponent = library.where(size < 2.0**least, least, library.frexp(size)[1] - 1)
+    steps = library.rint(library.ldexp(size, mantissa - exponent)).astype(np.int32)
+    bits = steps + (exponent - least) * 2**mantissa  # a carry is the next binade
     return (bits + 128 * library.signbit(values)).astype(np.uint8)
 
 
@@ -154,9 +159,9 @@ def _widen(values: Any, dtype: str) -> Any:
     """Return the float64 values of an array."""
     if dtype == "bf16":
         return _widen_f32(values.astype(np.uint32) << np.uint32(16))
-    if dtype == "f32":
+    if dtype in ("f32", "tf32"):
         return _widen_f32(values.view(np.uint32))
-    if dtype == "e4m3":
+    if dtype in _EIGHT_BITS:
         table = np.arange(256, dtype=np.uint8).view(DTYPES[dtype].numpy).astype(np.float64)
         return (table if isinstance(values, np.ndarray) else gpu().asarray(table))[values]
     return values.astype(np.float64)

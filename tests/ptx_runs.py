@@ -70,7 +70,7 @@ def run_matmul(
     memory, arrays, places = Memory(), {}, {}
     for operand in operation.operands:
         shape = operation.shapes(sizes)[operand.name]
-        values = rng.standard_normal(shape).astype(DTYPES[operand.dtype].numpy)
+        values = DTYPES[operand.dtype].round(rng.standard_normal(shape))
         if operand is operation.output:
             values.reshape(-1).view(np.uint8)[:] = 0 if "red." in text else 0xFF
         arrays[operand.name] = values

@@ -9,6 +9,12 @@ smem       shared by cta     banks 32 x 4 B
 >>> DTYPES["bf16"].bytes, DTYPES["bf16"].roundoff
 (2, 0.00390625)
 
+``tf32`` numbers are the fp32 numbers with 10 bits of mantissa: an array of them is one of fp32, and
+a kernel that is given others leaves their low 13 bits out, as the hardware does.
+
+>>> float(DTYPES["tf32"].round(np.array(1 + 2.0**-10 + 2.0**-12)))
+1.0009765625
+
 Source: CUDA C++ Programming Guide, "Memory Hierarchy"; PTX ISA, "State Spaces".
 """
 
@@ -57,7 +63,7 @@ REGISTERS = Level("registers", "thread")
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A data type: width in bytes, PTX's arithmetic type, and its unit roundoff."""
+    """A data type: width in bytes as it is stored, PTX's arithmetic type, and its unit roundoff."""
 
     name: str
     bytes: int
@@ -66,12 +72,22 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """Its NumPy type (bf16 from ml_dtypes)."""
+        """The NumPy type that holds it (bf16 from ml_dtypes, fp32 for tf32)."""
         return _NUMPY[self.name]
 
     def round(self, array: NDArray[Any]) -> NDArray[Any]:
         """Round an array to this type, to nearest even."""
+        if self.name == "tf32":
+            array = _to_tf32(array)
         return np.asarray(array).astype(self.numpy)
+
+
+def _to_tf32(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the nearest numbers with 11 bits, or fewer below the least normal fp32 number."""
+    wide = np.asarray(array, np.float64)
+    exponent = np.maximum(np.frexp(wide)[1], -125) - 11
+    result: NDArray[np.float64] = np.ldexp(np.rint(np.ldexp(wide, -exponent)), exponent)
+    return result
 
 
 DTYPES: Mapping[str, DType] = {
@@ -79,15 +95,19 @@ DTYPES: Mapping[str, DType] = {
     for d in (
         DType("f64", 8, "f64", 2.0**-53),
         DType("f32", 4, "f32", 2.0**-24),
+        DType("tf32", 4, "tf32", 2.0**-11),
         DType("f16", 2, "f16", 2.0**-11),
         DType("bf16", 2, "bf16", 2.0**-8),
         DType("e4m3", 1, "e4m3", 2.0**-4),
+        DType("e5m2", 1, "e5m2", 2.0**-3),
     )
 }
 _NUMPY: Mapping[str, np.dtype[Any]] = {
     "f64": np.dtype(np.float64),
     "f32": np.dtype(np.float32),
+    "tf32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }

@@ -262,7 +262,8 @@ def matmul(
     """``c[m,n] = sum over k of a[m,k] * b[k,n]``, all row-major, and what is fused with it.
 
     ``layout`` is BLAS's pair of letters for a row-major caller: "t" for an input that is given
-    transposed, a as a[k,m], b as b[n,k]: "nt" is a linear layer.  ``scaled``: alpha times the sum
+    transposed, a as a[k,m], b as b[n,k]: "nt" is a linear layer.  Without an ``output`` c has the
+    inputs' type; for those of 8 bits bf16, for tf32 f32.  ``scaled``: alpha times the sum
     plus beta times an input d[m,n]; ``bias``: plus an input bias[n]; then the ``activation``.
     ``batched``: all but the bias have a first axis l.  Raises OperationError for others.
 
@@ -273,7 +274,7 @@ def matmul(
         raise OperationError(f"matmul: layout {layout!r}; there are nn, nt, tn, tt")
     if activation and activation not in ACTIVATIONS:
         raise OperationError(f"matmul: activation {nearest(activation, ACTIVATIONS)}")
-    narrow = output or ("bf16" if dtype == "e4m3" else dtype)
+    narrow = output or {"e4m3": "bf16", "e5m2": "bf16", "tf32": "f32"}.get(dtype, dtype)
     every = ("l",) if batched else ()
     a, b = (("m", "k"), ("k", "n"))
     inputs = [

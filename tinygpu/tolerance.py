@@ -34,10 +34,10 @@ from tinygpu.program import Do, Program, walk
 __all__ = ["error_ratio", "roundoff", "ulp", "usual_roundoff"]
 
 _LARGEST_EXPONENT: Mapping[str, int] = {
-    "f64": 1023, "f32": 127, "f16": 15, "bf16": 127, "e4m3": 8
+    "f64": 1023, "f32": 127, "tf32": 127, "f16": 15, "bf16": 127, "e4m3": 8, "e5m2": 15,
 }  # fmt: skip
 _LEAST_EXPONENT: Mapping[str, int] = {
-    "f64": -1022, "f32": -126, "f16": -14, "bf16": -126, "e4m3": -6
+    "f64": -1022, "f32": -126, "tf32": -126, "f16": -14, "bf16": -126, "e4m3": -6, "e5m2": -14,
 }  # fmt: skip
 
 _SHORT = 2.0**-13  # published: DeepSeek-V3, section 3.3 (fp8 wgmma on Hopper)
