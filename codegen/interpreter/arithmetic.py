@@ -18,10 +18,10 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.values import fma, rounded
 
-__all__ = ["TABLE", "apply"]
+__all__ = ["PACKED", "TABLE", "apply", "packed"]
 
 _MODES = ("rn", "rz", "rm", "rp")
-_PACKED = {"f16x2": "f16", "bf16x2": "bf16"}
+PACKED = {"f16x2": "f16", "bf16x2": "bf16"}
 
 
 def apply(
@@ -38,7 +38,7 @@ def apply(
     return lambda run, group: write(run, group, function(*(read(run, group) for read in reads)))
 
 
-def _packed(function: Callable[..., Array], part: np.dtype[Any]) -> Callable[..., Array]:
+def packed(function: Callable[..., Array], part: np.dtype[Any]) -> Callable[..., Array]:
     """Apply a function to both halves of packed registers."""
 
     def both(*given: Array) -> Array:
@@ -64,9 +64,10 @@ def _binary(name: str) -> Callable[[Decoder, Instruction], Action]:
 
     def build(d: Decoder, i: Instruction) -> Action:
         kind, mode = i.parts[-1], _mode(i)
-        if kind in _PACKED:
-            part = d.kind(_PACKED[kind])
-            return apply(d, i, _packed(lambda a, b: plain(a, b).astype(part), part), kind, kind)
+        if kind in PACKED:
+            part = d.kind(PACKED[kind])
+            inner = _saturated(i, lambda a, b: plain(a, b).astype(part))
+            return apply(d, i, packed(inner, part), kind, kind)
         dtype = d.kind(kind)
         if dtype.kind != "f" and kind != "bf16":
             if name == "mul":
@@ -145,15 +146,15 @@ def _mad(d: Decoder, i: Instruction) -> Action:
 
 def _fma(d: Decoder, i: Instruction) -> Action:
     kind, mode = i.parts[-1], _mode(i)
-    part = _PACKED.get(kind, kind)
+    part = PACKED.get(kind, kind)
 
     def once(a: Array, b: Array, c: Array) -> Array:
         result = fma(a, b, c, mode, part)
         return np.maximum(result, part_type.type(0)) if "relu" in i.parts else result
 
     part_type = d.kind(part)
-    if kind in _PACKED:
-        return apply(d, i, _packed(once, part_type), kind, kind)
+    if kind in PACKED:
+        return apply(d, i, packed(once, part_type), kind, kind)
     return apply(d, i, _saturated(i, once), kind, kind)
 
 
@@ -192,14 +193,16 @@ def _rem(d: Decoder, i: Instruction) -> Action:
 def _least(name: str) -> Callable[[Decoder, Instruction], Action]:
     def build(d: Decoder, i: Instruction) -> Action:
         kind = i.parts[-1]
+        if "xorsign" in i.parts:
+            raise d.error(".xorsign is not run")
         quiet = {"min": np.fmin, "max": np.fmax}[name]
         loud = {"min": np.minimum, "max": np.maximum}[name]
-        part = d.kind(_PACKED.get(kind, kind))
-        floating = part.kind == "f" or _PACKED.get(kind, kind) == "bf16"
+        part = d.kind(PACKED.get(kind, kind))
+        floating = part.kind == "f" or PACKED.get(kind, kind) == "bf16"
         plain = quiet if floating and "NaN" not in i.parts else loud
         function = _of_three(plain) if len(i.operands) == 4 else plain
-        if kind in _PACKED:
-            function = _packed(function, part)
+        if kind in PACKED:
+            function = packed(function, part)
         if "relu" in i.parts and not floating:
             inner = function
             return apply(d, i, lambda *given: np.maximum(inner(*given), 0), kind, kind)
@@ -233,14 +236,14 @@ def _unary(name: str) -> Callable[[Decoder, Instruction], Action]:
 
     def build(d: Decoder, i: Instruction) -> Action:
         kind = i.parts[-1]
-        part = d.kind(_PACKED.get(kind, kind))
+        part = d.kind(PACKED.get(kind, kind))
         if name in ("abs", "neg", "not", "cnot"):
-            return apply(d, i, _packed(plain, part) if kind in _PACKED else plain, kind, kind)
+            return apply(d, i, packed(plain, part) if kind in PACKED else plain, kind, kind)
 
         def through(a: Array) -> Array:
             return plain(np.asarray(a, np.float64)).astype(part)
 
-        return apply(d, i, _packed(through, part) if kind in _PACKED else through, kind, kind)
+        return apply(d, i, packed(through, part) if kind in PACKED else through, kind, kind)
 
     return build
 
@@ -338,10 +341,10 @@ def _cvt(d: Decoder, i: Instruction) -> Action:
     if to in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2"):
         part = to[:-2]
         dtype, whole = d.kind(part), d.kind(to)
-        if of in _PACKED:
-            convert = _converted(d, i, _PACKED[of], part)
+        if of in PACKED:
+            convert = _converted(d, i, PACKED[of], part)
             return apply(
-                d, i, lambda a: _halves(a, d.kind(_PACKED[of]), convert, dtype, whole), of, to
+                d, i, lambda a: _halves(a, d.kind(PACKED[of]), convert, dtype, whole), of, to
             )
         convert = _converted(d, i, of, part)
 

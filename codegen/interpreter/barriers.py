@@ -211,8 +211,6 @@ def _arrive(d: Decoder, i: Instruction) -> Action:
     def act(run: Run, group: Group) -> None:
         numbers = np.broadcast_to(number(run, group) if number else 1, (group.size,))
         step = run.tick()
-        if state is not None:
-            state(run, group, np.zeros(group.size, np.uint64))
         for flat, here in each_barrier(run, group, at(run, group), remote=remote):
             barrier = at_barrier(run, flat, int(here.threads[0]), "arrives at")
             if barrier is None:
@@ -221,7 +219,10 @@ def _arrive(d: Decoder, i: Instruction) -> Action:
             for thread in here.threads[:1].tolist():
                 agent = int(run.agents_of(np.array([thread // 32]))[1][0])
                 run.remote(barrier.cta, thread, agent, step)
-            total = int(numbers[np.isin(group.threads, here.threads)].sum())
+            mine = numbers[np.isin(group.threads, here.threads)]
+            total = int(mine.sum())
+            if state is not None:
+                state(run, here, _tokens(barrier, np.ones_like(mine) if expects else mine))
             if expects:
                 barrier.bytes += total
                 if abs(barrier.bytes) > _MOST_BYTES:
@@ -235,6 +236,14 @@ def _arrive(d: Decoder, i: Instruction) -> Action:
     return act
 
 
+def _tokens(barrier: Mbarrier, numbers: Array) -> Array:
+    """Return the phase that each arrival counts in, when they come one after the other."""
+    before = np.cumsum(numbers, dtype=np.int64) - numbers - barrier.pending
+    later = np.where(before < 0, 0, 1 + before // barrier.expected)
+    tokens: Array = (barrier.phase + later).astype(np.uint64)
+    return tokens
+
+
 def _gone(run: Run, barrier: Mbarrier) -> None:
     """Report the use of a barrier whose CTA has ended."""
     each = run.threads_per_cta
@@ -243,13 +252,14 @@ def _gone(run: Run, barrier: Mbarrier) -> None:
 
 
 def _wait(d: Decoder, i: Instruction) -> Control:
-    """try_wait.parity sleeps until the phase is complete; test_wait.parity only looks."""
-    if "parity" not in i.parts:
-        raise d.error("waits are run by parity only")
+    """try_wait sleeps until the phase is complete, test_wait only looks.
+
+    The phase is given by its parity, or by an arrival's state, which here is its number.
+    """
     tests = "test_wait" in i.parts
     write = d.target(i.operands[0], "pred")
     at, remote = _where(d, i.operands[1], i)
-    parity = d.source(i.operands[2], "u32")
+    parity = d.source(i.operands[2], "u32" if "parity" in i.parts else "u64")
 
     def wait(run: Run, group: Group) -> Group | None:
         parities = np.broadcast_to(parity(run, group), (group.size,))

@@ -21,7 +21,7 @@ from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
-from tinygpu.codegen.interpreter.special import SPECIAL, special
+from tinygpu.codegen.interpreter.special import CLOCKS, SPECIAL, TICK, special
 from tinygpu.codegen.interpreter.values import TYPES, immediate
 from tinygpu.errors import ProgramError
 
@@ -137,6 +137,8 @@ class Decoder:
             return lambda run, group: ~inner(run, group)
         if text in self.numbers:
             return self._held(self.numbers[text], dtype)
+        if text in CLOCKS:
+            return lambda run, group: np.array(run.choices * TICK).astype(dtype)[()]
         if text in SPECIAL:
             name = text
 

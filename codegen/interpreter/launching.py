@@ -31,6 +31,7 @@ from tinygpu.codegen.interpreter import (
     tensor_memory,
     warp,
     wgmma,
+    wmma,
 )
 from tinygpu.codegen.interpreter.decoder import Builder, Code, decode
 from tinygpu.codegen.interpreter.memory import Memory
@@ -52,6 +53,7 @@ TABLE: Mapping[str, Builder] = {
     **copies.TABLE,
     **bulk.TABLE,
     **matrices.TABLE,
+    **wmma.TABLE,
     **wgmma.TABLE,
     **tensor_memory.TABLE,
     **tcgen05.TABLE,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.arithmetic import apply
+from tinygpu.codegen.interpreter.arithmetic import PACKED, apply, packed
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.parser import Instruction
@@ -30,8 +30,11 @@ _LOGIC: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def _test(d: Decoder, i: Instruction) -> Callable[[Array, Array], Array]:
-    """Return the comparison: with a ``u`` at its end it holds for NaN too, else ``ne`` does not."""
-    name, kind = i.parts[1], i.parts[-1]
+    """Return the comparison: with a ``u`` at its end it holds for NaN too, else ``ne`` does not.
+
+    Packed types compare what their halves are.
+    """
+    name, kind = i.parts[1], PACKED.get(i.parts[-1], i.parts[-1])
     floating = d.kind(kind).kind == "f" or kind == "bf16"
     if name in ("num", "nan"):
         ordered = name == "num"
@@ -49,6 +52,8 @@ def _test(d: Decoder, i: Instruction) -> Callable[[Array, Array], Array]:
 
 def _setp(d: Decoder, i: Instruction) -> Action:
     kind, test = i.parts[-1], _test(d, i)
+    if kind in PACKED:
+        return _setp_of_halves(d, i, test)
     to, *more = i.operands[0].split("|")
     reads = [d.source(o, kind) for o in i.operands[1:3]]
     write = d.target(to.strip(), "pred")
@@ -69,8 +74,31 @@ def _setp(d: Decoder, i: Instruction) -> Action:
     return compare
 
 
+def _setp_of_halves(d: Decoder, i: Instruction, test: Callable[[Array, Array], Array]) -> Action:
+    """Compare lower halves into the first predicate, upper ones into the second."""
+    part, kind = d.kind(PACKED[i.parts[-1]]), i.parts[-1]
+    reads = [d.source(o, kind) for o in i.operands[1:3]]
+    writes = [d.target(o.strip(), "pred") for o in i.operands[0].split("|")]
+    if len(i.operands) > 3:
+        raise d.error("packed halves with a third predicate are not run")
+
+    def compare(run: Run, group: Group) -> None:
+        words = [np.broadcast_to(read(run, group), (group.size,)) for read in reads]
+        halves = [np.ascontiguousarray(w).view(part).reshape(-1, 2) for w in words]
+        holds = test(*halves)
+        for n, write in enumerate(writes):
+            write(run, group, holds[:, n])
+
+    return compare
+
+
 def _set(d: Decoder, i: Instruction) -> Action:
     to, of = i.parts[-2:]
+    if of in PACKED:
+        part, compare = d.kind(PACKED[of]), _test(d, i)
+        true = part.type(1.0) if to in PACKED else np.uint16(0xFFFF).view(part)
+        halves = packed(lambda a, b: np.where(compare(a, b), true, part.type(0)), part)
+        return apply(d, i, halves, of, to)
     test, dtype = _test(d, i), d.kind(to)
     yes = dtype.type(1.0) if dtype.kind == "f" else np.array(-1).astype(dtype)[()]
     return apply(d, i, lambda a, b: np.where(test(a, b), yes, dtype.type(0)), of, to)

@@ -70,10 +70,10 @@ def shared_at(
 
 
 def partition(group: Group, addresses: Array) -> list[tuple[str, Group, Array]]:
-    """Split generic addresses by window: shared and local ones become those spaces' own."""
+    """Split generic addresses by window: shared (of the whole cluster) and local ones change."""
     window = addresses >> 40
     found = []
-    for space, start in (("shared", SHARED), ("local", LOCAL), ("param", PARAM), ("global", 0)):
+    for space, start in (("cluster", SHARED), ("local", LOCAL), ("param", PARAM), ("global", 0)):
         mask = window == start >> 40
         if space == "global":
             mask = ~np.isin(window, [SHARED >> 40, LOCAL >> 40, PARAM >> 40])
@@ -150,10 +150,23 @@ def _read_shared(
     return [(group, whole[flat // width])]
 
 
+def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
+    """Note who touches the shared memory of another CTA, which must not end before that."""
+    there, own = flat // run.shared_bytes, run.cta_of(group.threads)
+    for n in np.flatnonzero(there != own).tolist() if run.cluster > 1 else ():
+        cta, thread = int(there[n]), int(group.threads[n])
+        run.remote(cta, thread, int(run.agents_of(np.array([thread // WARP]))[1][0]), step)
+        each = run.threads_per_cta
+        if not run.live[cta * each : (cta + 1) * each].any():
+            who = run.warp_name(thread)
+            run.find("exit", f"{who} touches shared memory of {run.cta_name(cta)}, which has ended")
+
+
 def check_read(run: Run, group: Group, flat: Array, width: int) -> None:
     """Hold generic reads of shared memory against the clocks."""
-    at, rows = granules(run, flat, width), run.rows(group)[:, None]
-    conflict = run.clocks.read(at, rows, run.tick())
+    at, rows, step = granules(run, flat, width), run.rows(group)[:, None], run.tick()
+    _remotely(run, group, flat, step)
+    conflict = run.clocks.read(at, rows, step)
     run.conflict(conflict, "reads")
     fresh = run.clocks.fresh(at)
     if fresh.any():
@@ -165,8 +178,9 @@ def check_read(run: Run, group: Group, flat: Array, width: int) -> None:
 
 def check_write(run: Run, group: Group, flat: Array, width: int) -> None:
     """Hold generic writes of shared memory against the clocks."""
-    at, rows = granules(run, flat, width), run.rows(group)[:, None]
-    conflict = run.clocks.write(at, rows, run.tick())
+    at, rows, step = granules(run, flat, width), run.rows(group)[:, None], run.tick()
+    _remotely(run, group, flat, step)
+    conflict = run.clocks.write(at, rows, step)
     run.conflict(conflict, "writes")
 
 
@@ -176,6 +190,7 @@ def _check_atomic(run: Run, group: Group, flat: Array, width: int) -> None:
     steps = np.zeros(group.size, np.int64)
     for warp in group.warp_numbers.tolist():  # each knows of its own, not of those beside it
         steps[warps == warp] = run.tick()
+    _remotely(run, group, flat, int(steps.max()))
     channels = np.zeros(group.size, np.int64)
     for domain, _ in run.by_domain(group):
         key = ("atomics", domain)

@@ -12,7 +12,7 @@ import numpy as np
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 
-__all__ = ["SPECIAL", "special"]
+__all__ = ["CLOCKS", "SPECIAL", "TICK", "special"]
 
 
 def _inside(run: Run) -> Array:
@@ -95,7 +95,10 @@ SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     "%total_smem_size": _fixed(lambda run: run.shared_bytes),
     "smem window": _window,
 }  # fmt: skip
-"""Each special register's value for every thread of a run.  Clocks and timers are not run."""
+"""Each special register's value for every thread of a run, but for those that change."""
+CLOCKS = ("%clock", "%clock64", "%globaltimer")
+"""Registers that only grow: they count the scheduler's choices, ``TICK`` each, and tell no time."""
+TICK = 64
 
 
 def special(run: Run, name: str) -> Array:

@@ -93,13 +93,19 @@ def _over_warp(
     i: Instruction,
     kinds: tuple[str, str],
     function: Callable[[Array, Array], Any],
+    *,
+    also: str = "",
 ) -> Control:
-    """Build a result from all lanes: ``function(values, present)`` gives one a warp or lane."""
+    """Build a result from all lanes: ``function(values, present)`` gives one a warp or lane.
+
+    The predicate ``also`` says whether the result is not zero.
+    """
     negated = len(i.operands) > 1 and i.operands[1].startswith("!")
     of, to = kinds
     value = d.source(i.operands[1].lstrip("!"), of)
     mask = d.source(i.operands[2], "b32") if len(i.operands) > 2 else None
     write = d.target(i.operands[0].split("|")[0].strip(), to)
+    mark = d.target(also, "pred") if also else None
 
     def collect(run: Run, group: Group) -> Group | None:
         here = members(run, group, mask(run, group)) if mask else run.together(group, WARP)
@@ -108,7 +114,10 @@ def _over_warp(
         held = np.broadcast_to(value(run, here), (here.size,))
         spread, present, rows = lanes(here, ~held if negated else held)
         result = function(spread, present)
-        write(run, here, result[rows] if result.ndim == 1 else result[rows, here.threads % WARP])
+        mine = result[rows] if result.ndim == 1 else result[rows, here.threads % WARP]
+        write(run, here, mine)
+        if mark is not None:
+            mark(run, here, mine != 0)
         return here
 
     return Control(collect, WARP)
@@ -144,9 +153,8 @@ def _match(d: Decoder, i: Instruction) -> Control:
         whole = (present * _BITS).sum(1).astype(np.uint32)
         return np.where(same == whole[:, None], same, 0)
 
-    if "all" in i.parts and "|" in i.operands[0]:
-        raise d.error("match.all with a predicate is not run")
-    return _over_warp(d, i, (kind, "b32"), every if "all" in i.parts else equal)
+    also = i.operands[0].partition("|")[2].strip()
+    return _over_warp(d, i, (kind, "b32"), every if "all" in i.parts else equal, also=also)
 
 
 def _redux(d: Decoder, i: Instruction) -> Control:
