@@ -1,0 +1,169 @@
+"""The agreement of the PTX interpreter with a GPU, as far as it needs no GPU."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import interpreter_agreement as agreement
+from benchmarks.agreement_cases import CASES, COUNT, MACHINES, draw, load_cases
+from benchmarks.interpreter_agreement import FIELDS, interpret
+from benchmarks.peers import ROW, load_rows, write_results
+from tinygpu.codegen.emit import emit
+from tinygpu.device import load_device
+from tinygpu.laws import check_schedule
+from tinygpu.machines import MACHINES as ALL
+from tinygpu.schedule import from_json
+
+KEPT = load_cases()
+FEW = [next(i for i, (_, case) in enumerate(KEPT) if case.machine == name) for name in MACHINES]
+
+
+def fake(request: Mapping[str, Any], limit_seconds: float) -> dict[str, Any]:
+    """Answer as a GPU's worker whose outputs are the interpreter's."""
+    _, problem, schedule = from_json(request["case"], ALL)
+    found = interpret((problem, schedule), request["number"], assembled=False)
+    return {"output": base64.b64encode(found.output).decode(), "digest": found.digest}
+
+
+def row_of(number: int, ask: agreement.Ask = fake) -> dict[str, Any]:
+    case = KEPT[number]
+    mine = interpret(case, number, assembled=False)
+    return agreement.row(case, number, mine, agreement.launched(case, number, ask))
+
+
+def test_kept_cases_are_legal_and_many() -> None:
+    """80 different ones of each machine, of every structure that a random draw should meet."""
+    names = [schedule.machine for _, schedule in KEPT]
+    assert [names.count(name) for name in MACHINES] == [COUNT] * 3
+    assert len(set(KEPT)) == 3 * COUNT >= 200
+    device = load_device("h200")
+    for problem, schedule in KEPT[::16]:
+        assert check_schedule(schedule, ALL[schedule.machine], problem, device) == ()
+    for name in MACHINES:
+        mine = [schedule for _, schedule in KEPT if schedule.machine == name]
+        for decision, choice in ALL[name].decisions().items():
+            if choice.structural:
+                assert {s[decision] for s in mine} == set(choice.values), decision
+
+
+def test_the_draw_is_deterministic() -> None:
+    first = draw(seed=3, count=2, machines=("ampere", "hopper"))
+    assert first == draw(seed=3, count=2, machines=("ampere", "hopper"))
+    assert first != draw(seed=4, count=2, machines=("ampere", "hopper"))
+    for problem, schedule in first:
+        device = load_device("h200")
+        assert check_schedule(schedule, ALL[schedule.machine], problem, device) == ()
+
+
+@pytest.mark.parametrize("number", FEW)
+def test_equal_outputs_agree(number: int) -> None:
+    row = row_of(number)
+    assert set(row) == {*ROW, *FIELDS}
+    assert row["agree"]
+    assert row["difference"] == 0
+    assert 0 < row["error"] == row["interpreter_error"] <= 1
+    assert row["case"] == f"{KEPT[number][1].machine} {number}"
+
+
+def test_one_wrong_element_does_not_agree() -> None:
+    number = FEW[1]
+
+    def wrong(request: Mapping[str, Any], limit: float) -> dict[str, Any]:
+        answer = fake(request, limit)
+        output = bytearray(base64.b64decode(answer["output"]))
+        output[-2:] = b"\x00\x7e"  # a large number, or not one, of every type
+        return {**answer, "output": base64.b64encode(bytes(output)).decode()}
+
+    row = row_of(number, wrong)
+    assert not row["agree"]
+    assert float(row["difference"]) > 1
+    assert float(row["error"]) > 1 >= float(row["interpreter_error"])
+
+
+def test_a_failure_and_another_text_do_not_agree() -> None:
+    row = row_of(FEW[1], lambda *_: {"failed": "it hangs: no answer in 30 s"})
+    assert (row["agree"], row["error"], row["difference"]) == (False, None, None)
+    assert row["reason"] == "GPU: it hangs: no answer in 30 s"
+    row = row_of(FEW[1], lambda *given: {**fake(*given), "digest": "another"})
+    assert (row["agree"], row["difference"]) == (False, 0)
+    assert row["reason"] == "the two ran different texts"
+
+
+def test_what_the_interpreter_finds_does_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without its first barrier is right or not, but it has a race."""
+    number = FEW[1]
+
+    def dropped(*given: Any) -> str:
+        return emit(*given).replace("bar.sync", "// ", 1)
+
+    monkeypatch.setattr("benchmarks.interpreter_agreement.emit", dropped)
+    row = row_of(number)
+    assert not row["agree"]
+    assert row["reason"]
+
+
+def test_the_run_goes_on_and_writes_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fake:
+        def __init__(self, command: tuple[str, ...]) -> None:
+            assert command[0] == sys.executable
+
+        def __enter__(self) -> Fake:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        ask = staticmethod(fake)
+
+    monkeypatch.setattr(agreement, "Worker", Fake)
+    small = tmp_path / "cases.json"
+    rows = json.loads(CASES.read_text(encoding="utf-8"))["rows"]
+    small.write_text(json.dumps({"rows": rows[COUNT : COUNT + 2]}), encoding="utf-8")
+    words = ["--out", str(tmp_path), "--cases", str(small)]
+    agreement.main([*words, "--limit", "1"])
+    first = load_rows("interpreter_agreement", tmp_path)
+    assert [r["case"] for r in first] == ["ampere 0"]
+    agreement.main(words)
+    found = load_rows("interpreter_agreement", tmp_path)
+    assert [r["case"] for r in found] == ["ampere 0", "ampere 1"]
+    assert found[0] == first[0]  # not run again
+    tree = json.loads((tmp_path / "interpreter_agreement.json").read_text(encoding="utf-8"))
+    told = tree["summary"]["ampere"]
+    assert (told["cases"], told["disagree"], told["equal"]) == (2, 0, 2)
+    assert "1/1, 1 agree" in capsys.readouterr().err
+
+
+def test_rows_of_another_emitter_run_again(tmp_path: Path) -> None:
+    row = row_of(FEW[1])
+    rows = [row, {**row, "case": f"ampere {FEW[1] + 1}", "emitter": "old"}]
+    write_results("interpreter_agreement", rows, {}, tmp_path, fields=FIELDS)
+    known = load_rows("interpreter_agreement", tmp_path)
+    left = agreement.waiting(KEPT, known)
+    assert set(range(len(KEPT))) - set(left) == {FEW[1]}
+
+
+def test_the_run_loads_neither_z3_nor_dask() -> None:
+    code = (
+        "import sys; from benchmarks import interpreter_agreement as a; c = a.load_cases(); "
+        f"n = {FEW[1]}; o = a.interpret(c[n], n, assembled=False); a.row(c[n], n, o, o); "
+        "sys.exit(bool({'z3', 'dask', 'cupy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=CASES.parent.parent, check=False)
+    assert done.returncode == 0
+
+
+def test_inputs_are_the_same_everywhere_and_differ_between_cases() -> None:
+    one, same, other = (agreement.Data.of(KEPT[0], n).inputs[0] for n in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert (one != other).any()
