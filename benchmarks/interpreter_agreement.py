@@ -39,13 +39,13 @@ from benchmarks.agreement_cases import CASES, MACHINES, Case, draw, load_cases
 from benchmarks.peers import FOLDER, load_rows, write_results
 from benchmarks.simt_fuzz import save_cases
 from tinygpu.codegen.assemble import assemble
-from tinygpu.codegen.emit import EMITTER_VERSION, emit, signature
+from tinygpu.codegen.emit import EMITTER_VERSION, emit, integer_values, signature
 from tinygpu.codegen.interpreter import Memory, Module, Report, TensorMap, launch
 from tinygpu.codegen.provenance import provenance
 from tinygpu.codegen.smem import smem_plan
 from tinygpu.codegen.tensor_map import tensor_maps
 from tinygpu.codegen.worker import Worker, serve
-from tinygpu.errors import TinyGpuError
+from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.machines import MACHINES as ALL
 from tinygpu.memory import DTYPES
 from tinygpu.program import Program
@@ -63,6 +63,7 @@ FIELDS = (
 """The fields of a row beside the usual ones; the machine is the first word of its case."""
 ARCH = "sm_90a"
 COMPLETIONS = ("late", "early", "random")
+COMMAND = (sys.executable, "-m", "benchmarks.interpreter_agreement", "--serve")
 LIMIT_SECONDS = 30.0
 CLUSTERS = 3
 """How many clusters the interpreter starts of a kernel whose CTAs take tile after tile."""
@@ -138,12 +139,10 @@ def run(
         )
         for m in tensor_maps(program)
     ]  # fmt: skip
-    extents = program.grid_extents(sizes)
-    numbers = dict(program.parameter_values(sizes))
-    numbers |= {f"grid_{a.var}": n for a, n in zip(program.grid, extents, strict=True)}
-    integers = [] if program.specialised else [int(numbers[n]) for n in signature(program)]
+    numbers = integer_values(program, sizes)
+    integers = [] if program.specialised else [numbers[name] for name in signature(program)]
     cluster = math.prod(extent for _, extent in program.cluster)
-    ctas = math.prod(extents) * cluster
+    ctas = math.prod(program.grid_extents(sizes)) * cluster
     if program.persistent:
         ctas = min(ctas, CLUSTERS * cluster)
     report = launch(
@@ -296,23 +295,32 @@ def waiting(cases: Sequence[Case], known: Sequence[Mapping[str, Any]]) -> dict[i
 
 
 def _run_all(given: argparse.Namespace, record: Mapping[str, Any]) -> None:
-    """Interpret in as many processes as there are cores; launch each case as it comes back."""
+    """Interpret in as many processes as there are cores; launch each case as it comes back.
+
+    Raises LaunchError if the worker cannot use a GPU.
+    """
     name = "interpreter_agreement"
     left = waiting(load_cases(given.cases), load_rows(name, given.out))
     left = {n: left[n] for n in list(left)[: given.limit]}
     spawn = multiprocessing.get_context("spawn")
-    command = (sys.executable, "-m", "benchmarks.interpreter_agreement", "--serve")
     agreed = 0
-    with ProcessPoolExecutor(mp_context=spawn) as pool, Worker(command) as worker:
-        jobs = {pool.submit(interpret, case, n): n for n, case in left.items()}
-        for done, job in enumerate(as_completed(jobs), 1):
-            number = jobs[job]
-            case = left[number]
-            found = row(case, number, job.result(), launched(case, number, worker.ask))
-            old = {"case": found["case"]}
-            write_results(name, [found], record, given.out, instead_of=old, fields=FIELDS)
-            agreed += found["agree"]
-            _show(done, len(jobs), agreed, found)
+    with Worker(COMMAND) as worker:
+        hello = worker.ask({"do": "hello"}, LIMIT_SECONDS)
+        if "failed" in hello:
+            raise LaunchError(f"worker: {hello['failed']}")
+        pool = ProcessPoolExecutor(mp_context=spawn)
+        try:
+            jobs = {pool.submit(interpret, case, n): n for n, case in left.items()}
+            for done, job in enumerate(as_completed(jobs), 1):
+                number = jobs[job]
+                case = left[number]
+                found = row(case, number, job.result(), launched(case, number, worker.ask))
+                old = {"case": found["case"]}
+                write_results(name, [found], record, given.out, instead_of=old, fields=FIELDS)
+                agreed += found["agree"]
+                _show(done, len(jobs), agreed, found)
+        finally:
+            pool.shutdown(cancel_futures=True)
     told = summary(load_rows(name, given.out))
     write_results(name, [], record, given.out, fields=FIELDS, beside={"summary": told})
     sys.stdout.write(json.dumps(told, indent=2) + "\n")

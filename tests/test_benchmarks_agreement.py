@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -24,7 +25,14 @@ from tinygpu.machines import MACHINES as ALL
 from tinygpu.schedule import from_json
 
 KEPT = load_cases()
-FEW = [next(i for i, (_, case) in enumerate(KEPT) if case.machine == name) for name in MACHINES]
+FEW = [
+    min(
+        (i for i, (_, schedule) in enumerate(KEPT) if schedule.machine == name),
+        key=lambda i: math.prod(KEPT[i][0].sizes.values()),
+    )
+    for name in MACHINES
+]
+"""The smallest case of each."""
 
 
 def fake(request: Mapping[str, Any], limit_seconds: float) -> dict[str, Any]:
@@ -124,7 +132,8 @@ def test_the_run_goes_on_and_writes_a_summary(
         def __exit__(self, *_: object) -> None:
             pass
 
-        ask = staticmethod(fake)
+        def ask(self, request: Mapping[str, Any], limit_seconds: float) -> dict[str, Any]:
+            return {} if request["do"] == "hello" else fake(request, limit_seconds)
 
     monkeypatch.setattr(agreement, "Worker", Fake)
     small = tmp_path / "cases.json"
@@ -167,3 +176,11 @@ def test_inputs_are_the_same_everywhere_and_differ_between_cases() -> None:
     one, same, other = (agreement.Data.of(KEPT[0], n).inputs[0] for n in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert (one != other).any()
+
+
+def test_without_a_gpu_it_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import json; print(json.dumps({'failed': 'no GPU'}), flush=True)"
+    monkeypatch.setattr(agreement, "COMMAND", (sys.executable, "-c", code))
+    with pytest.raises(SystemExit, match="worker: no GPU"):
+        agreement.main(["--out", str(tmp_path)])
+    assert list(tmp_path.iterdir()) == []
