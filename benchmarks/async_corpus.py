@@ -46,7 +46,17 @@ from tinygpu.operation import matmul
 from tinygpu.program import Program
 from tinygpu.protocol_extraction import protocol_of
 
-__all__ = ["Case", "changed", "drawn", "judge", "main", "programs", "row_of", "summary"]
+__all__ = [
+    "Case",
+    "Outcome",
+    "changed",
+    "drawn",
+    "judge",
+    "main",
+    "programs",
+    "row_of",
+    "summary",
+]
 
 Outcome = Literal["legal", "illegal", "missed", "conservative", "other law", "refused"]
 OUTCOMES: tuple[Outcome, ...] = (
@@ -205,13 +215,18 @@ def judge(case: Case, number: int) -> tuple[Outcome, str]:
     return ("other law", ", ".join(sorted(failed))) if failed else ("legal", "")
 
 
-def row_of(name: str, found: Sequence[tuple[str, Case]]) -> dict[str, Any]:
-    """Judge programs at their points; return the counts, and what there is to explain."""
+def row_of(
+    name: str,
+    found: Sequence[tuple[str, Case]],
+    *,
+    ask: Callable[[Case, int], tuple[Outcome, str]] = judge,
+) -> dict[str, Any]:
+    """Ask about programs at their points; return the counts, and what there is to explain."""
     counts: Counter[str] = Counter()
     told: dict[str, list[str]] = {"missed": [], "conservative": [], "other law": [], "refused": []}
     for change, case in found:
         for number, (tiles, trips, _) in enumerate(case.points):
-            outcome, why = judge(case, number)
+            outcome, why = ask(case, number)
             counts[outcome] += 1
             if outcome in told:
                 told[outcome].append(f"{change} [{tiles}, {trips}]: {why}")
