@@ -338,15 +338,22 @@ def reduce(
     )
 
 
+def _gated(x: Expression, exponent: Expression) -> Expression:
+    """Return x / (1 + 2^exponent), both sides of the quotient scaled: one rounding of a tail."""
+    return x * apply("rcp", apply("ex2", exponent - _SCALE) + 2.0**-_SCALE) * 2.0**-_SCALE
+
+
 def _gelu(x: Expression) -> Expression:
     """Return the tanh form, x/2 (1 + tanh u), as x sigmoid(2u): no difference of near numbers."""
-    return x * apply("sigmoid", (x * x * 0.044715 + 1.0) * x * 1.5957691216057306)
+    return _gated(x, (x * x * 0.044715 + 1.0) * x * (-1.5957691216057306 * _LOG2_E))
 
 
+_LOG2_E = 1.4426950408889634
+_SCALE = 26.0
 ACTIVATIONS: Mapping[str, Callable[[Expression], Expression]] = {
     "relu": lambda x: apply("max", x, 0.0),
     "gelu": _gelu,
-    "silu": lambda x: x * apply("sigmoid", x),
+    "silu": lambda x: _gated(x, x * -_LOG2_E),
 }
 """What a matmul may end with, by name."""
 
