@@ -48,7 +48,10 @@ __all__ = [
     "tmem_store",
 ]
 
-_TYPES = {"f16": ("f16", 0), "bf16": ("f16", 1), "e4m3": ("f8f6f4", 0)}  # spec: kind, and number
+_TYPES = {  # spec: kind, and number
+    "f16": ("f16", 0), "bf16": ("f16", 1), "tf32": ("tf32", 2),
+    "e4m3": ("f8f6f4", 0), "e5m2": ("f8f6f4", 1),
+}  # fmt: skip
 _SLICE_BYTES = 32  # spec: the k of one product
 _LOADS = (1, 2, 4, 8, 16, 32, 64, 128)  # spec: columns of one tcgen05.ld.32x32b
 
@@ -130,8 +133,8 @@ def mma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     right, right_known, right_by_k = descriptor(kernel, do, y, half, scope, form=TCGEN05_128B)
     a = text.once(("moved", left, left_known), lambda: text.wide_add(left, left_known >> 4))
     b = text.once(("moved", right, right_known), lambda: text.wide_add(right, right_known >> 4))
-    if x.buffer.type.bytes == 1 and not (left_by_k and right_by_k):
-        raise ProgramError(f"{do}: inputs of 8 bits are read along k")
+    if x.buffer.type.bytes != 2 and not (left_by_k and right_by_k):
+        raise ProgramError(f"{do}: inputs of 8 or 32 bits are read along k")
     what = instruction_descriptor(
         x.buffer.dtype, rows * group, columns, rows_major=(not left_by_k, not right_by_k)
     )

@@ -16,7 +16,7 @@ from tinygpu.codegen.emit import emit
 from tinygpu.codegen.scope import value_coordinates
 from tinygpu.codegen.tcgen05 import cta_group, instruction_descriptor
 from tinygpu.errors import ProgramError
-from tinygpu.machine import Value
+from tinygpu.machine import Chosen, Value
 from tinygpu.machines.blackwell import STARTS, Blackwell
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Access, Do, Program, walk
@@ -69,6 +69,21 @@ def test_descriptors_are_those_of_the_architecture() -> None:
     assert instruction_descriptor("f16", 64, 8) == 1 << 4 | 1 << 17 | 4 << 24
     turned = instruction_descriptor("bf16", 128, 128, rows_major=(True, False))
     assert turned ^ 0x08200490 == 1 << 15
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "bits"),
+    [("f16", "f16", 0), ("tf32", "tf32", 2), ("e4m3", "f8f6f4", 0), ("e5m2", "f8f6f4", 1)],
+)
+def test_types_have_their_kinds(dtype: str, kind: str, bits: int) -> None:
+    """Each assembles; the descriptor says the type of both inputs."""
+    program = Blackwell().program(
+        matmul(dtype, layout="nt"), Chosen({**STARTS["ring"], "tile_k": 128, "vector_c": 1})
+    )
+    text = emit(program, "sm_100a")
+    assert set(re.findall(r"kind::(\w+)", text)) == {kind}
+    assert instruction_descriptor(dtype, 128, 128) == 0x08200010 | bits << 7 | bits << 10
+    assert "0 bytes spill stores" in assemble(text, "sm_100a").messages
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -117,6 +117,11 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
         "rows 256 B",
         dos(term("ring"), MMA, lambda d: input_stepped(d, 4, (2, 0, 0))),
     ),
+    (
+        "tcgen05_descriptors",
+        "elements of 1 B do not lie along k",
+        rebuffered(rebuffered(term("ring", "tt"), "smem_a", dtype="e4m3"), "smem_b", dtype="e4m3"),
+    ),
     ("tmem_lanes", "is no row", rebuffered(term("ring"), "taken", fragment="wgmma")),
     ("tmem_lanes", "is given others", dos(term("ring"), LD, lane_up)),
     ("tmem_lanes", "is given others", dos(term("ring"), LD, held_apart)),
@@ -180,6 +185,7 @@ def test_architectures_have_the_one_or_the_other() -> None:
         ("chunks", {"store_n": 128, "tile_n": 64}),
         ("unused", {"store_stages": 2}),
         ("overlap", {"accumulators": 2}),
+        ("slabs", {"tile_k": 32}),
     ],
 )
 def test_requirements_say_what_does_not_agree(name: str, changes: dict[str, int]) -> None:

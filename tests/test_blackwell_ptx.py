@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.blackwell_terms import B200, LAYOUTS, built, small
+from tests.blackwell_terms import B200, LAYOUTS, broken, built, small
 from tests.hopper_terms import rewritten
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
@@ -49,12 +49,16 @@ def test_a_term_and_its_code_compute_the_same() -> None:
     np.testing.assert_array_equal(runs[0].output, runs[1].output)
 
 
-@pytest.mark.parametrize("start", ["small", "ring", "pair"])
-def test_inputs_of_8_bits_are_right(start: str) -> None:
-    """e4m3, 32 steps of k a product, by the term's interpreter and by the code's."""
-    values = {**STARTS[start], "tile_k": 128, "stages": 2, "tile_n": 32, "store_n": 16}
-    program = Blackwell().program(matmul("e4m3", layout="nt"), Chosen(values))
-    sizes = {"m": 200, "n": 72, "k": 208}
+@pytest.mark.parametrize(
+    ("dtype", "tile_k", "k"), [("e4m3", 128, 208), ("e5m2", 128, 208), ("tf32", 32, 76)]
+)
+@pytest.mark.parametrize("start", ["small", "tma store", "pair"])
+def test_other_types_are_right(start: str, dtype: str, tile_k: int, k: int) -> None:
+    """32 or 8 steps of k a product, by the term's interpreter and by the code's."""
+    values = {**STARTS[start], "tile_k": tile_k, "stages": 2, "tile_n": 32, "store_n": 16}
+    program = Blackwell().program(matmul(dtype, layout="nt"), Chosen(values))
+    sizes = {"m": 200, "n": 72, "k": k}
+    assert broken(program) == {}
     assert check(program, sizes, seeds=(0,)) == ()
     outcome = run_matmul(program, sizes, arch="sm_100a", clusters=2)
     assert outcome.right

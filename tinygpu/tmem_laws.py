@@ -49,6 +49,7 @@ __all__ = ["TMEM_LAWS"]
 _SLICE_BYTES = 32  # spec: the k of one tcgen05.mma
 _CELL_BYTES = 4
 _PIECE_BYTES = 16
+_MULTIPLIED = ("bf16", "f16", "tf32", "e4m3", "e5m2")
 _LOADED = (1, 2, 4, 8, 16, 32, 64, 128)  # spec: columns of one tcgen05.ld.32x32b
 _MOST_COLUMNS = 256  # spec: tcgen05.mma's largest n
 
@@ -91,7 +92,7 @@ def shape(case: Case, place: Place) -> Iterator[Clause]:
     text = "{} takes {} B of k; tcgen05.mma takes {}"
     yield Clause(taken == _SLICE_BYTES, text, (do, taken, _SLICE_BYTES))
     types = (x.buffer.dtype, y.buffer.dtype, sums.buffer.dtype)
-    holds = types in (("bf16", "bf16", "f32"), ("f16", "f16", "f32"), ("e4m3", "e4m3", "f32"))
+    holds = x.buffer.dtype in _MULTIPLIED and types[1:] == (x.buffer.dtype, "f32")
     yield Clause(holds, "{} multiplies {} by {} into {}, which it cannot", (do, *types))
     own = sums.buffer.level == "tmem" and sums.buffer.name == do.write.buffer.name
     yield Clause(own, "{} adds to no sums of its own in tensor memory", (do,))
@@ -137,6 +138,8 @@ def descriptors(case: Case, place: Place) -> Iterator[Clause]:
         by_row = by_row & select(more == 1, whole, slab & part)
         text = "{}: k steps {} B, rows {} B; rows of the swizzle have {} B, and one of them is k's"
         yield Clause(by_k | by_row, text, (access, along_k, across, wide))
+        text = "{}: elements of {} B do not lie along k; those of 2 B alone may"
+        yield Clause(by_k | (width == 2), text, (access, width))
         dimension = next((d for d, s in enumerate(access.value[0]) if moves(s)), None)
         yield from starts(case, place, access, inner=dimension)
 
@@ -255,16 +258,16 @@ TMEM_LAWS: Mapping[str, Law] = {
         Law(
             "tcgen05_shape",
             "States that a product has 64 or 128 rows of a CTA, 8 to 256 columns (by 8, or by 16 "
-            "with 128 rows or a pair), k of 32 B, f16, bf16 or e4m3, and sums where the hardware "
-            "has them.",
+            "with 128 rows or a pair), k of 32 B, f16, bf16, tf32, e4m3 or e5m2, and f32 sums "
+            "where the hardware has them.",
             _PTX + "tcgen05.mma, Matrix shape, Data Path Layout Organization",
             "choose another tile_m or tile_n, or dtype bf16",
             of_place=shape,
         ),
         Law(
             "tcgen05_descriptors",
-            "States that tcgen05.mma's inputs lie K-major or MN-major in rows of 128 B, from the "
-            "start of a pattern on.",
+            "States that tcgen05.mma's inputs lie K-major, or if they have 16 bits MN-major, in "
+            "rows of 128 B, from the start of a pattern on.",
             _PTX + "tcgen05, Shared Memory Descriptor",
             "choose a wider tile (tile_m, tile_n) or another layout of the operation",
             of_place=descriptors,

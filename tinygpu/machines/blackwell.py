@@ -21,11 +21,14 @@ from tinygpu.program import Program, select
 
 __all__ = ["STARTS", "Blackwell"]
 
-_OUTPUTS = {"bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "e4m3": ("bf16", "f16", "f32")}
+_OUTPUTS = {
+    "bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "tf32": ("f32",),
+    "e4m3": ("bf16", "f16", "f32"), "e5m2": ("bf16", "f16", "f32"),
+}  # fmt: skip
 
 
 class Blackwell(Machine):
-    """Matmul by products in tensor memory of 16-bit (or 8-bit) inputs, fp32 sums."""
+    """Matmul by products in tensor memory of 16-bit, 8-bit or tf32 inputs, fp32 sums."""
 
     name = "blackwell"
     levels = (GMEM, L2, SMEM, TMEM, REGISTERS)
@@ -42,7 +45,7 @@ class Blackwell(Machine):
         16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256,
         meaning="columns of the product a CTA, or a pair, computes",
     )  # fmt: skip
-    tile_k = Choice(64, 128, meaning="steps of k in a stage")
+    tile_k = Choice(32, 64, 128, meaning="steps of k in a stage")
     cta_pair = Choice(0, 1, structural=True, meaning="two CTAs multiply one tile (1)")
     stages = Choice(2, 3, 4, 5, 6, 7, 8, 10, 12, meaning="tiles of the inputs in shared memory")
     accumulators = Choice(1, 2, 4, meaning="tiles of sums in tensor memory")
@@ -73,8 +76,9 @@ class Blackwell(Machine):
                 b.dtype == a.dtype
                 and c.dtype in _OUTPUTS.get(a.dtype, ())
                 and operation.epilogue == ACC,
-                "bf16, f16 or e4m3 are multiplied, c has 16 bits or f32, nothing is fused",
-                "choose dtype bf16, f16 or e4m3 without a bias or an activation, or machine simt",
+                "bf16, f16, tf32, e4m3 or e5m2 are multiplied, c has 16 bits or f32 (of tf32: f32),"
+                " nothing is fused",
+                "choose such a dtype without a bias or an activation, or the machine simt",
             ),
             majors,
             Requirement(

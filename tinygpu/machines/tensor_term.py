@@ -168,7 +168,7 @@ def tile_requirements(
         Requirement(
             "majors",
             element_bytes == 2 or (x.axes[-1] == "k" and y.axes[-1] == "k"),
-            "inputs of 8 bits are read along k",
+            "inputs of 8 or 32 bits are read along k",
             "choose the layout nt",
         ),
         Requirement(
