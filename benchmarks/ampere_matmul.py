@@ -1,7 +1,7 @@
 """The mma.sync matmul beside cuBLASLt and Triton: ``python -m benchmarks.ampere_matmul``.
 
 For each case, in one worker process, every candidate schedule and every peer is validated on fresh
-data and timed coarsely; the fastest ``FINALISTS`` schedules, PyTorch, and the best two each of
+data and timed coarsely; the fastest ``FINALISTS`` schedules, PyTorch, and the best three each of
 cuBLASLt and Triton are validated and timed again, interleaved, under continuous load.  cuBLASLt
 multiplies by wgmma on Hopper; Triton is held to mma.sync (``triton_mma.py``).  A row is the fastest
 schedule of the last timing, ``peer`` the fastest of PyTorch and cuBLASLt.
@@ -51,7 +51,7 @@ CUBLASLT = "benchmarks.cublaslt:"
 TRITON = "benchmarks.triton_mma:"
 FIELDS = ("triton", "triton_seconds", "clock_mhz", "capped", "spread", "reason")
 """The fields of a row beside the usual ones: Triton's best by mma.sync, the clock while it ran."""
-FINALISTS, BEST_PEERS = 4, 2
+FINALISTS, BEST_PEERS = 8, 3
 DISTINCT = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "stages", "epilogue")
 COARSE = Options(rounds=3, batch=96, limit_seconds=45.0)
 FINE = Options(rounds=21, warm_seconds=0.6, limit_seconds=45.0)
@@ -121,7 +121,8 @@ def _by_hand(edges: str) -> Iterator[Mapping[str, Value]]:
             "ctas_per_sm": ctas, "edges": edges, "raster": 8,
         }  # fmt: skip
         yield values
-        yield {**values, "epilogue": "smem", "vector_c": 8}
+        for raster in (2, 8):
+            yield {**values, "epilogue": "smem", "vector_c": 8, "raster": raster}
 
 
 def compare(case: Case, top: int, algorithms: int, store: Results | None) -> dict[str, Any]:
@@ -141,6 +142,9 @@ def compare(case: Case, top: int, algorithms: int, store: Results | None) -> dic
     for prefix in (CUBLASLT, TRITON):
         best += [name for name in names if name.startswith(prefix)][:BEST_PEERS]
     ours, theirs = _measured(case, first, best, FINE, None)
+    for name, measurement in (*_fastest(ours), *_fastest(theirs)):
+        told = name if isinstance(name, str) else dict(name.decisions)
+        _say(f"  {case.part} {measurement.seconds:.4g} s at {measurement.clock_mhz} MHz: {told}")
     mine = _fastest(ours)
     libraries = _fastest([t for t in theirs if not t[0].startswith(TRITON)])
     triton = _fastest([t for t in theirs if t[0].startswith(TRITON)])

@@ -33,7 +33,7 @@ from tinygpu.program import Program
 __all__ = ["CHOSEN", "FIELDS", "chosen", "main"]
 
 FIELDS = ("mutant", "verdict", "outcome", "tries")
-SIZES = {"m": 1024, "n": 1024, "k": 1024}
+SIZES = {"m": 4096, "n": 4096, "k": 512}  # several tiles for each CTA that stays
 TRIES = 5
 LIMIT_SECONDS = 12.0
 CHOSEN: tuple[tuple[str, str], ...] = (
