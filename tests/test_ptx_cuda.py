@@ -18,28 +18,33 @@ MODULE = Module.parse((Path(__file__).parent / "ptx" / "cuda.ptx").read_text(enc
 WORD = 0xFFFFFFFF
 
 
-def run(kernel: str, grid: int, block: int, *arguments: Any, seed: int = 0) -> Report:
+every_order = pytest.mark.parametrize("completion", ["late", "early", "random"])
+
+
+def run(kernel: str, grid: int, block: int, *arguments: Any, **how: Any) -> Report:
     """Launch with arrays where the kernel takes pointers."""
     memory = Memory()
     given = [memory.allocate(a) if isinstance(a, np.ndarray) else a for a in arguments]
-    return launch(MODULE, kernel, grid, block, given, memory, seed=seed)
+    return launch(MODULE, kernel, grid, block, given, memory, **how)
 
 
+@every_order
 @pytest.mark.parametrize(("rows", "columns", "block"), [(3, 100, 64), (1, 7, 32), (5, 33, 128)])
-def test_softmax(rows: int, columns: int, block: int) -> None:
+def test_softmax(rows: int, columns: int, block: int, completion: str) -> None:
     """Shuffles, shared memory, expf, loops that lanes leave one after the other."""
     x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
     y = np.zeros_like(x)
-    assert run("softmax", rows, block, x, y, columns).findings == ()
+    assert run("softmax", rows, block, x, y, columns, completion=completion).findings == ()
     wide = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
     np.testing.assert_allclose(y, wide / wide.sum(1, keepdims=True), rtol=1e-5)
 
 
-def test_histogram() -> None:
+@every_order
+def test_histogram(completion: str) -> None:
     """Atomic operations of shared and global memory."""
     x = np.random.default_rng(1).integers(0, 256, 5000).astype(np.uint8)
     counts = np.zeros(256, np.int32)
-    assert run("histogram", 5, 96, x, counts, 5000).findings == ()
+    assert run("histogram", 5, 96, x, counts, 5000, completion=completion).findings == ()
     np.testing.assert_array_equal(counts, np.bincount(x, minlength=256))
 
 
@@ -52,13 +57,14 @@ def prmt(a: int, b: int, control: int) -> int:
     return sum((both >> 8 * (control >> 4 * n & 7) & 255) << 8 * n for n in range(4))
 
 
-def test_bits() -> None:
+@every_order
+def test_bits(completion: str) -> None:
     """Integers of 32 and 64 bits, with their bits."""
     n = 300
     x = np.random.default_rng(2).integers(0, 1 << 32, n).astype(np.uint32)
     x[:4] = 0, WORD, 1, 1 << 31
     y = np.zeros((n, 8), np.uint32)
-    assert run("bits", 3, 128, x, y, n).findings == ()
+    assert run("bits", 3, 128, x, y, n, completion=completion).findings == ()
     for i in range(n):
         v, w = int(x[i]), int(x[(i + 1) % n])
         q, s = v << 32 | w, i & 31
@@ -79,11 +85,12 @@ def test_bits() -> None:
         assert [int(e) & WORD for e in expected] == y[i].tolist(), (i, hex(v), hex(w))
 
 
-def test_votes() -> None:
+@every_order
+def test_votes(completion: str) -> None:
     """Votes, matches, reductions and shuffles of a warp, and barriers that count."""
     x = np.random.default_rng(3).integers(-50, 50, 64).astype(np.int32)
     y = np.zeros(64, np.uint32)
-    assert run("votes", 1, 64, x, y).findings == ()
+    assert run("votes", 1, 64, x, y, completion=completion).findings == ()
     for t in range(64):
         warp = x[t // 32 * 32 : t // 32 * 32 + 32]
         lane, v = t % 32, int(x[t])
@@ -102,13 +109,14 @@ def test_votes() -> None:
         assert total & WORD == int(y[t]), t
 
 
-def test_locals() -> None:
+@every_order
+def test_locals(completion: str) -> None:
     """Local memory by an index, constants, a structure as parameter, double precision."""
     n, stride = 70, 2
     x = np.random.default_rng(4).standard_normal(n).astype(np.float32)
     y = np.zeros(n * stride, np.float32)
     shape = struct.pack("<ifqd", n, 1.5, stride, 0.125)
-    assert run("locals", 2, 64, x, y, shape).findings == ()
+    assert run("locals", 2, 64, x, y, shape, completion=completion).findings == ()
     weights = np.array([0.5, -1, 2, 0.25], np.float32)
     for i in range(n):
         held = [x[(i + k) % n] * weights[k & 3] for k in range(8)]
@@ -123,11 +131,12 @@ def test_locals() -> None:
     assert (y[1::2] == 0).all()
 
 
-def test_collatz() -> None:
+@every_order
+def test_collatz(completion: str) -> None:
     """Loops of different length in one warp."""
     x = np.arange(1, 200, dtype=np.int32)
     y = np.zeros_like(x)
-    assert run("collatz", 2, 128, x, y, len(x)).findings == ()
+    assert run("collatz", 2, 128, x, y, len(x), completion=completion).findings == ()
     for v, got in zip(x.tolist(), y.tolist(), strict=True):
         steps = 0
         while v != 1:
@@ -136,14 +145,15 @@ def test_collatz() -> None:
         assert got == (-steps if steps > 100 else steps)
 
 
-def test_halves() -> None:
+@every_order
+def test_halves(completion: str) -> None:
     """Half precision, bf16, double precision, conversions and approximations."""
     n = 90
     rng = np.random.default_rng(5)
     x = rng.standard_normal(n).astype(np.float16)
     b = rng.standard_normal(n).astype(ml_dtypes.bfloat16)
     y, z, w = np.zeros(n, np.float16), np.zeros(n, np.float32), np.zeros(n)
-    assert run("halves", 1, 96, x, b, y, z, w, n).findings == ()
+    assert run("halves", 1, 96, x, b, y, z, w, n, completion=completion).findings == ()
     h, f = x.astype(np.float64), x.astype(np.float64)
     product = (h * h + 0.5).astype(np.float16)
     near = b.astype(np.float64).astype(np.float16)
@@ -162,13 +172,14 @@ def test_halves() -> None:
     np.testing.assert_allclose(w, wide + np.rint(f * 9) + np.fmin(f, 0.25), rtol=1e-6, atol=1e-6)
 
 
+@every_order
 @pytest.mark.parametrize("seed", [0, 1])
-def test_lock(seed: int) -> None:
+def test_lock(seed: int, completion: str) -> None:
     """A lock that lanes and CTAs wait for: the loop that polls starves nobody."""
     words, totals = np.zeros(4, np.int32), np.zeros(2, np.float32)
     words[2] = 100
     x = np.arange(128, dtype=np.float32)
-    report = run("lock", 2, 64, words, totals, x, seed=seed)
+    report = run("lock", 2, 64, words, totals, x, completion=completion, seed=seed)
     assert report.findings == ()
     assert totals.tolist() == [x.sum(), x.sum()]
     assert words.tolist() == [0, 128 % 7, 0, 0]

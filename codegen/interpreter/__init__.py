@@ -21,9 +21,19 @@ memory, scopes of acquire and release, L1 and the constant cache, time.
 Source: PTX ISA 9.0.
 """
 
+from tinygpu.codegen.interpreter.instructions import FAMILIES, entry
 from tinygpu.codegen.interpreter.launching import Module, launch
 from tinygpu.codegen.interpreter.memory import Memory
 from tinygpu.codegen.interpreter.report import Finding, Report
 from tinygpu.codegen.interpreter.tensor_map import TensorMap
 
-__all__ = ["Finding", "Memory", "Module", "Report", "TensorMap", "launch"]
+__all__ = [
+    "FAMILIES",
+    "Finding",
+    "Memory",
+    "Module",
+    "Report",
+    "TensorMap",
+    "entry",
+    "launch",
+]

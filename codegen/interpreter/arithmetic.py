@@ -137,6 +137,20 @@ def _multiply(d: Decoder, i: Instruction) -> Action:
     return apply(d, i, product, kind, to)
 
 
+def _mul24(d: Decoder, i: Instruction) -> Action:
+    """Multiply the lower 24 bits; ``.lo`` are the lower 32 of the 48 bits, ``.hi`` the upper."""
+    kind, shift = i.parts[-1], 16 if "hi" in i.parts else 0
+    dtype = d.kind(kind)
+
+    def product(a: Array, b: Array) -> Array:
+        x, y = (np.asarray(v).astype(np.int64) & 0xFFFFFF for v in (a, b))
+        if dtype.kind == "i":
+            x, y = (v - ((v & 0x800000) << 1) for v in (x, y))
+        return (x * y >> shift).astype(dtype)
+
+    return apply(d, i, product, kind, kind)
+
+
 def _mad(d: Decoder, i: Instruction) -> Action:
     if d.kind(i.parts[-1]).kind == "f":
         return _fma(d, i)
@@ -378,6 +392,6 @@ TABLE: Mapping[str, Builder] = {
     "copysign": _copysign,
     "testp": _testp,
     "cvt": _cvt,
-    "mul24": _multiply,
+    "mul24": _mul24,
 }
 """This family's builders by the beginning of their opcodes."""

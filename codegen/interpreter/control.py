@@ -206,7 +206,10 @@ def _check_exit(run: Run, cta: int) -> None:
 
 @dataclass(slots=True)
 class _ClusterBarrier:
+    """``owed``: threads that have arrived, and not waited since."""
+
     arrived: Array
+    owed: Array
     clock: Array
     released: Array
     waiters: list[Waiter] = field(default_factory=list)
@@ -217,8 +220,9 @@ def _cluster_state(run: Run, domain: int) -> _ClusterBarrier:
     if key not in run.state:
         threads = run.cluster * run.threads_per_cta
         run.state[key] = _ClusterBarrier(
-            np.zeros(threads, bool), run.clocks.nothing(), run.clocks.nothing()
-        )
+            np.zeros(threads, bool), np.zeros(threads, bool), run.clocks.nothing(),
+            run.clocks.nothing(),
+        )  # fmt: skip
     found = run.state[key]
     assert isinstance(found, _ClusterBarrier)
     return found
@@ -238,6 +242,7 @@ def _cluster(d: Decoder, i: Instruction) -> Control:
             state = _cluster_state(run, domain)
             here = complete.where(domains == domain)
             _, agents = run.agents_of(here.warp_numbers)
+            _in_turn(run, state.owed, here, here.threads - domain * each, waits=waits)
             if waits:
                 if state.arrived[here.threads - domain * each].any():
                     waiter = Waiter(pc + 1, here, _cluster_says(run, domain))
@@ -257,6 +262,15 @@ def _cluster(d: Decoder, i: Instruction) -> Control:
         return Group(np.concatenate(going)) if going else None
 
     return Control(barrier, WARP)
+
+
+def _in_turn(run: Run, owed: Array, group: Group, at: Array, *, waits: bool) -> None:
+    """Threads arrive, then wait: who waits has to have arrived, as it waits for itself too."""
+    if (owed[at] != waits).any():
+        does = "waits, and has not arrived" if waits else "arrives again, and has not waited"
+        who = run.warp_name(int(group.threads[(owed[at] != waits).argmax()]))
+        run.find("barrier", f"{who} {does} at the cluster's barrier")
+    owed[at] = not waits
 
 
 def _cluster_says(run: Run, domain: int) -> Callable[[], str]:

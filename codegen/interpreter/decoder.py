@@ -274,9 +274,9 @@ def decode(
 
 
 def _watch(decoder: Decoder, instructions: tuple[Instruction, ...], steps: list[Step]) -> None:
-    """Let ordinary instructions on registers of wgmma look whether a product owns them."""
+    """Let ordinary instructions on registers of wgmma or tcgen05.ld look whether one owns them."""
     names = [set(re.findall(r"[A-Za-z_$%][\w$#]*", " ".join(i.operands))) for i in instructions]
-    products = [i.opcode.startswith("wgmma.mma_async") for i in instructions]
+    products = [i.opcode.startswith(("wgmma.mma_async", "tcgen05.ld.")) for i in instructions]
     owned: set[str] = set()
     for i, here in zip(instructions, products, strict=True):
         if here:

@@ -11,29 +11,15 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.interpreter import (
-    arithmetic,
-    barriers,
-    bulk,
-    control,
-    copies,
-    logic,
-    matrices,
-    moves,
-    parser,
-    tcgen05,
-    tensor_memory,
-    warp,
-    wgmma,
-    wmma,
-)
-from tinygpu.codegen.interpreter.decoder import Builder, Code, decode
+from tinygpu.codegen.interpreter import barriers, bulk, parser, tensor_memory, wgmma
+from tinygpu.codegen.interpreter.decoder import Code, decode
+from tinygpu.codegen.interpreter.instructions import TABLE
 from tinygpu.codegen.interpreter.memory import Memory
 from tinygpu.codegen.interpreter.report import Array, Finding, Report
 from tinygpu.codegen.interpreter.run import Run
@@ -43,22 +29,6 @@ from tinygpu.errors import LaunchError
 
 __all__ = ["Module", "launch"]
 
-TABLE: Mapping[str, Builder] = {
-    **moves.TABLE,
-    **arithmetic.TABLE,
-    **logic.TABLE,
-    **control.TABLE,
-    **warp.TABLE,
-    **barriers.TABLE,
-    **copies.TABLE,
-    **bulk.TABLE,
-    **matrices.TABLE,
-    **wmma.TABLE,
-    **wgmma.TABLE,
-    **tensor_memory.TABLE,
-    **tcgen05.TABLE,
-}
-"""Every instruction that is run, by the beginning of its opcode."""
 _RESIDENT_THREADS = 8192
 _RESIDENT_BYTES = 1 << 23
 _COMPLETIONS = ("late", "early", "random")

@@ -3,7 +3,9 @@
 An address is lane << 16 | column.  A warp reaches the 32 lanes of its rank in its warpgroup. Order
 is held by the clocks of shared memory, one granule a column of 32 lanes: ``TENSOR`` is what a
 thread knew when it last executed tcgen05.fence::after_thread_sync, and that is what its accesses
-may build on.  A missing fence::before_thread_sync is not seen.
+may build on.  That a warp's own loads and stores are done, tcgen05.wait tells the warp alone; its
+next fence::before_thread_sync lets it tell others.  Registers that a load fills belong to it until
+the wait: ``LOADING`` says which.
 
 Source: PTX ISA 9.0, sections 9.7.16.1 to 9.7.16.8 (tcgen05: tensor memory, ld, st, alloc).
 """
@@ -25,9 +27,11 @@ from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import check_write, shared_at
 
-__all__ = ["LANES", "TABLE", "TensorMemory", "access", "tensor_memory"]
+__all__ = ["LANES", "LOADING", "TABLE", "TensorMemory", "access", "tensor_memory"]
 
 LANES, COLUMNS = 128, 512
+LOADING = "tcgen05.ld registers"
+"""With a warp's number, the state's key of its registers under way, by the loads' pc."""
 _QUARTERS = 4
 
 
@@ -133,6 +137,11 @@ def _channel(run: Run, warp: int, loads: bool) -> int:
     return found
 
 
+def _own(run: Run, warp: int) -> list[bool]:
+    """Say of loads and of stores, which the warp has issued."""
+    return [loads for loads in (True, False) if ("tcgen05 step", warp, loads) in run.state]
+
+
 def _ld_st(d: Decoder, i: Instruction) -> Control:
     loads = i.parts[1] == "ld"
     shape = next((p for p in i.parts if p in ("32x32b", "16x64b", "16x128b", "16x256b")), "")
@@ -176,6 +185,8 @@ def _ld_st(d: Decoder, i: Instruction) -> Control:
             run.state["tcgen05 step", warp, loads] = step
             cells = tensor_memory(run, cta).cells
             if loads:
+                filled = run.state.setdefault((LOADING, warp), {})
+                filled.update(dict.fromkeys(registers, run.pc))
                 values = cells[lane + lanes, column + columns]
                 for n, register in enumerate(registers):
                     run.registers[register][threads] = values[:, n]
@@ -199,9 +210,10 @@ def _wait(d: Decoder, i: Instruction) -> Control:
             step = run.state.get(("tcgen05 step", warp, loads), -1)
             domain, agents = run.agents_of(np.array([warp]))
             channel = _channel(run, warp, loads)
-            for clock in (ORDER, TENSOR):
-                known = run.clocks.clocks[clock, int(domain[0]), agents, channel]
-                run.clocks.clocks[clock, int(domain[0]), agents, channel] = np.maximum(known, step)
+            known = run.clocks.clocks[TENSOR, int(domain[0]), agents, channel]
+            run.clocks.clocks[TENSOR, int(domain[0]), agents, channel] = np.maximum(known, step)
+            if loads:
+                run.state.pop((LOADING, warp), None)
         return here
 
     return Control(wait, WARP)
@@ -316,9 +328,14 @@ def _fence(d: Decoder, i: Instruction) -> Action:
     after = "fence::after_thread_sync" in i.parts
 
     def fence(run: Run, group: Group) -> None:
-        if after:
-            for domain, agents in run.by_domain(group):
-                run.clocks.clocks[TENSOR, domain, agents] = run.clocks.clocks[ORDER, domain, agents]
+        for warp in group.warp_numbers.tolist():
+            domains, agents = run.agents_of(np.array([warp]))
+            known = run.clocks.clocks[:, int(domains[0]), int(agents[0])]
+            if after:
+                np.maximum(known[ORDER], known[TENSOR], out=known[TENSOR])
+                continue
+            for channel in (_channel(run, warp, loads) for loads in _own(run, warp)):
+                known[ORDER, channel] = known[TENSOR, channel]
 
     return fence
 

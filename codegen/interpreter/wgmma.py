@@ -18,11 +18,12 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder, Source
 from tinygpu.codegen.interpreter.descriptors import Operand, elements
-from tinygpu.codegen.interpreter.group import WARPGROUP, Group, Pending, Waiter
+from tinygpu.codegen.interpreter.group import WARP, WARPGROUP, Group, Pending, Waiter
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules
+from tinygpu.codegen.interpreter.tensor_memory import LOADING
 
 __all__ = ["TABLE", "Products", "fragment", "products"]
 
@@ -234,7 +235,16 @@ def _add(
 
 
 def watch(run: Run, group: Group, registers: tuple[int, ...]) -> None:
-    """Report an ordinary instruction that touches registers that a product owns."""
+    """Report an ordinary instruction that touches registers that a product or a load owns."""
+    for warp in group.warp_numbers.tolist():
+        filled = run.state.get((LOADING, warp), {})
+        for register in filled.keys() & set(registers):
+            run.find(
+                "register",
+                f"{run.warp_name(warp * WARP)} uses a register of a tcgen05.ld that no "
+                "tcgen05.wait::ld covers",
+                other=filled[register],
+            )
     for number in np.unique(group.threads // WARPGROUP).tolist():
         state = run.state.get(("wgmma", number))
         if not isinstance(state, Products):

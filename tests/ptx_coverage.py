@@ -1,0 +1,102 @@
+"""Which kernels contain which instructions: the table of docs/ptx-interpreter.md, made from them.
+
+``python -m tests.ptx_coverage`` writes it into the page.  All of these kernels are run by tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.ptx_runs import term_of
+from tests.test_ptx_kernels import VARIANTS
+from tinygpu.codegen.emit import emit
+from tinygpu.codegen.interpreter import FAMILIES, entry
+from tinygpu.codegen.interpreter.parser import parse
+from tinygpu.machines import ampere, blackwell, hopper, simt
+
+__all__ = ["COLUMNS", "PAGE", "counts", "page", "table"]
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "ptx-interpreter.md"
+FILES = {"by hand": "sm*.ptx", "nvcc": "cuda*.ptx", "Triton": "triton*.ptx"}
+OURS = {
+    "simt": (simt.LADDER, "f32", "nn", "sm_90a"),
+    "hopper": (hopper.STARTS, "bf16", "nt", "sm_90a"),
+    "ampere": (ampere.STARTS, "bf16", "nt", "sm_80"),
+    "blackwell": (blackwell.STARTS, "bf16", "nt", "sm_100a"),
+}
+NOT_RUN = {("ampere", "parts of k")}  # its sums in bf16 have no lowering
+COLUMNS = (*OURS, *FILES)
+FIRST, LAST = "<!-- made by tests/ptx_coverage.py -->\n", "<!-- end -->\n"
+
+
+def _texts(column: str) -> Iterator[str]:
+    if column in FILES:
+        for path in sorted((TESTS / "ptx").glob(FILES[column])):
+            yield path.read_text(encoding="utf-8")
+        return
+    points, dtype, layout, arch = OURS[column]
+    for name, point in points.items():
+        if (column, name) not in NOT_RUN:
+            program = term_of(column, point, dtype, layout)
+            yield emit(program, arch, {"m": 256, "n": 256, "k": 256})
+    if column == "simt":
+        for point, other in VARIANTS.values():
+            yield emit(term_of(column, point, other), arch, {"m": 256, "n": 256, "k": 256})
+
+
+@functools.cache
+def counts(column: str) -> Mapping[str, int]:
+    """Return how many of a column's kernels contain each entry, and under "" how many there are."""
+    found: dict[str, int] = {"": 0}
+    for text in _texts(column):
+        for kernel in parse(text).kernels.values():
+            found[""] += 1
+            for name in {entry(i.opcode) for i in kernel.instructions}:
+                found[name] = found.get(name, 0) + 1
+    return found
+
+
+@functools.cache
+def _unit_tests() -> str:
+    """Return all of the tests' code."""
+    return "\n".join(p.read_text(encoding="utf-8") for p in sorted(TESTS.glob("test_ptx_*.py")))
+
+
+def in_unit_tests(name: str) -> bool:
+    """Whether a test's PTX has an entry's instruction."""
+    return re.search(rf"(?<![\w.%]){re.escape(name)}(?=[. ;])", _unit_tests()) is not None
+
+
+def _row(name: str, cells: list[str]) -> str:
+    cells = [name, *cells, *[""] * (len(COLUMNS) - len(cells))]
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
+
+
+def table() -> str:
+    """Return the table: a row an entry, a column where kernels come from."""
+    each = {column: counts(column) for column in COLUMNS}
+    lines = [_row("", [*COLUMNS]), "|" + "---|" * (len(COLUMNS) + 1)]
+    lines.append(_row("kernels", [str(c[""]) for c in each.values()]))
+    for family, entries in FAMILIES.items():
+        lines.append(_row(f"**{family}**", []))
+        for name in sorted(entries):
+            numbers = [c.get(name, 0) for c in each.values()]
+            alone = ["unit tests" if in_unit_tests(name) else "not tested"]
+            lines.append(
+                _row(f"`{name}`", [str(n or "") for n in numbers] if any(numbers) else alone)
+            )
+    return "\n".join(lines) + "\n"
+
+
+def page(text: str) -> str:
+    """Return the page with the table as it is now."""
+    before, rest = text.split(FIRST)
+    return f"{before}{FIRST}\n{table()}\n{LAST}{rest.split(LAST)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
