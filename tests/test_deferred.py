@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinygpu.device import load_device
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.operation import Problem, matmul
 from tinygpu.search import deferred
+from tinygpu.search.cost import features
 from tinygpu.search.deferred import Deferred, Tables, applied, at, steps_of
+from tinygpu.space import Space
 
 LENGTHS = (3, 1, 4, 2)
 
@@ -89,3 +94,29 @@ def test_equal_arithmetic_is_done_once() -> None:
     assert x * y + 1.0 is x * y + 1.0
     assert x * y is not y * x
     assert len(steps_of(x * y + 1.0)) == 1
+
+
+def test_a_term_made_again_has_the_same_arrays() -> None:
+    """Else the batches of a space share no table, and need gigabytes."""
+    fixed = {**LADDER["multi-stage"], "tile_m": (64, 128), "vector_a": (1, 4), "pad_a": (0, 4),
+             "addressing": ("pointer", "i32", "i64"), "specialised": (0, 1),
+             "ctas_per_sm": (1, 2), "k_step": (1, 2), "issue": (0, 1)}  # fmt: skip
+    problem = Problem.of(matmul(), m=4096, n=4096, k=4096)
+    space = Space(Simt(), problem, load_device("h200"), fixed=fixed)
+    (batch,) = space.batches()
+
+    def numbers() -> list[Any]:
+        met: list[Any] = []
+
+        def meet(number: Any) -> Any:
+            met.append(number)
+            return number
+
+        program = space.machine.program(problem.operation, batch.chosen)
+        with np.errstate(all="ignore"):
+            features(program, problem.sizes, space.device).mapped(meet, meet)
+        return [x for x in met if isinstance(x, np.ndarray)]
+
+    first, second = numbers(), numbers()
+    assert len(first) > 100
+    assert all(x is y for x, y in zip(first, second, strict=True))

@@ -281,8 +281,8 @@ def fragment_registers(program: Program) -> tuple[Any, ...]:
 
 
 def is_true(flag: Any) -> Any:
-    """Return a flag, 0 or 1, as a bool, or an array of bools."""
-    return bool(flag) if np.ndim(flag) == 0 else np.asanyarray(flag, bool)
+    """Return a flag, 0 or 1, as a bool, or an array of bools, one for equal flags of a space."""
+    return bool(flag) if np.ndim(flag) == 0 else np.not_equal(flag, 0)
 
 
 def _rows_and_columns(do: Do, access: Access, around: tuple[Block, ...]) -> tuple[Any, Any]:
