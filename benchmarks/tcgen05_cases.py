@@ -37,7 +37,17 @@ from tinygpu.program import Program
 from tinygpu.schedule import Schedule
 from tinygpu.space import Space
 
-__all__ = ["ARCH", "POINTS", "Drawn", "cases", "drawn", "lot_names", "mutants_of", "texts"]
+__all__ = [
+    "ARCH",
+    "POINTS",
+    "Drawn",
+    "cases",
+    "drawn",
+    "long_sizes",
+    "lot_names",
+    "mutants_of",
+    "texts",
+]
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
 ROUNDS = 2
@@ -160,7 +170,7 @@ def cases() -> Iterator[Case]:
     for layout, changes in POINTS:
         d: dict[str, Any] = {**_SMALL, **changes}
         ctas = int(d["cluster_m"]) * int(d["cluster_n"]) * (1 + int(d["cta_pair"]))
-        tiles = (d["accumulators"] + 1, 3) if d["persistent"] else (1, 1)
+        tiles = (2 * d["accumulators"] + 1, 3) if d["persistent"] else (1, 1)
         points = tuple(
             (t, k, {"m": d["tile_m"] * d["cluster_m"] * t, "n": d["tile_n"] * d["cluster_n"],
                     "k": 64 * k - 56})
@@ -169,6 +179,11 @@ def cases() -> Iterator[Case]:
         told = ", ".join(f"{n} {v}" for n, v in changes.items())
         program = Blackwell().program(matmul("bf16", layout=layout), Chosen(d))
         yield Case(f"{layout} {told}".strip(), program, points, step=2 if ctas > 1 else 1)
+
+
+def long_sizes(case: Case) -> dict[str, int]:
+    """Return sizes with the most tiles and the most trips of a case's points."""
+    return {axis: max(sizes[axis] for _, _, sizes in case.points) for axis in "mnk"}
 
 
 def mutants_of(case: Case) -> Iterator[tuple[str, Case]]:
@@ -183,11 +198,13 @@ _ORDERS = (
 )  # fmt: skip
 _LINES = re.compile(rf"\t(?:@!?%p\d+ )?(?:{'|'.join(_ORDERS)})")
 _WAIT = re.compile(r"(?m)^\$wait_\d+:\n\tmbarrier\.try_wait[^\n]*\n[^\n]*\n")
+_ALLOCATION = re.compile(r"(?m)^(\ttcgen05\.alloc[^\n]*\n)(\ttcgen05\.relinquish[^\n]*\n)")
 _NUMBERS = (
     ("count+", r"(mbarrier\.init[^\n]*, )(\d+);", 1),
     ("count-", r"(mbarrier\.init[^\n]*, )(\d+);", -1),
     ("bytes+", r"(expect_tx[^\n]*, )(\d+);", 16),
     ("bytes-", r"(expect_tx[^\n]*, )(\d+);", -16),
+    ("columns-", r"(tcgen05\.alloc[^\n]*, )(\d+);", -32),
 )
 
 
@@ -206,12 +223,16 @@ def texts(text: str) -> Iterator[tuple[str, str]]:
     def at(match: re.Match[str]) -> int:
         return text.count("\n", 0, match.start()) + 1
 
+    def other(match: re.Match[str], new: str) -> str:
+        return text[: match.start()] + new + text[match.end() :]
+
     for match in _WAIT.finditer(text):
         wait = match[0].split("\n")[1].strip()
-        yield f"line {at(match)}: drop {wait}", text[: match.start()] + text[match.end() :]
+        yield f"line {at(match)}: drop {wait}", other(match, "")
+    for match in _ALLOCATION.finditer(text):
+        yield f"line {at(match)}: swap tcgen05.alloc", other(match, match[2] + match[1])
     for name, pattern, by in _NUMBERS:
         for match in re.finditer(pattern, text):
             if int(match[2]) + by > 0:
                 new = f"{match[1]}{int(match[2]) + by};"
-                changed_text = text[: match.start()] + new + text[match.end() :]
-                yield f"line {at(match)}: {name} {match[0]}", changed_text
+                yield f"line {at(match)}: {name} {match[0]}", other(match, new)

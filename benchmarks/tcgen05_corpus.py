@@ -33,7 +33,16 @@ import numpy as np
 from benchmarks.async_corpus import Case, Outcome, judge, row_of
 from benchmarks.async_corpus import summary as summary_of_rows
 from benchmarks.peers import FOLDER, write_tree
-from benchmarks.tcgen05_cases import ARCH, Drawn, cases, drawn, lot_names, mutants_of, texts
+from benchmarks.tcgen05_cases import (
+    ARCH,
+    Drawn,
+    cases,
+    drawn,
+    long_sizes,
+    lot_names,
+    mutants_of,
+    texts,
+)
 from benchmarks.tcgen05_reasons import REASONS, category
 from tests.blackwell_terms import broken
 from tests.ptx_runs import Outcome as Ran
@@ -128,7 +137,7 @@ def _number(ratio: float) -> float | str:
 
 def row_of_text(case: Case, step: int = 1) -> dict[str, Any]:
     """Run every ``step``-th mutant of a kernel's text; return what was found, and what was not."""
-    sizes = case.points[-1][2]
+    sizes = long_sizes(case)
     kinds: Counter[str] = Counter()
     unfound: list[dict[str, str]] = []
     every = [*texts(emit(case.program, ARCH, sizes))][::step]
