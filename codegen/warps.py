@@ -1,17 +1,17 @@
 """Code of programs in which a warp works together: ldmatrix, mma.sync, registers that hold pairs.
 
 A 16-bit value of a thread stands in half of a 32-bit register, its neighbour in the other half, as
-the instructions take them.  ``WARP_RULES`` has the rules; what is not there goes by the ordinary
-ones.
+the instructions take them; one of tf32 in a register of its own.  ``WARP_RULES`` has the rules of
+pairs and of a warp's instructions; all else goes by the ordinary ones.
 
 An address in a swizzled buffer is ``swizzle(x + y)``, x of the thread and y of the value.  The
 swizzle is linear over GF(2); where x and y have no bit in common it is ``swizzle(x) ^ swizzle(y)``,
 and what of y the XOR doesn't look at may be added later.  So there is one register for each
 different ``swizzle(y)``, made before the loop, and the rest is an immediate.
 
-ldmatrix fetches rows of 8 elements: lane r + 8 i has the address of row r of the i-th matrix.
+ldmatrix fetches rows of 16 B: lane r + 8 i has the address of row r of the i-th matrix.
 
-Source: PTX ISA 9, "Warp-level matrix load instruction: ldmatrix", "mma.m16n8k16".
+Source: PTX ISA 9, "Warp-level matrix load instruction: ldmatrix", "mma.m16n8k16", "mma.m16n8k8".
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ __all__ = ["WARP_RULES", "WarpKernel", "rows_of"]
 Point = tuple[Access, tuple[int, ...], NDArray[np.int64]]
 Steps = tuple[int, ...]
 _ROWS, _LANES = 8, (4, 8)
+_DEPTH = {"bf16": 16, "f16": 16, "tf32": 8}  # spec: k of the mma of a type
 
 
 class WarpKernel(Kernel):
@@ -46,7 +47,7 @@ class WarpKernel(Kernel):
         narrow = any(
             a.buffer.level == "registers" and a.buffer.type.bytes == 2 for a in do.accesses
         )
-        if not narrow:
+        if not narrow and do.instruction.issuer != "warp":
             super().do(do, scope)
             return
         rule = WARP_RULES.get(do.instruction.name)
@@ -63,6 +64,16 @@ class WarpKernel(Kernel):
                 if access.buffer.level == "smem" and access.buffer.swizzle[0]:
                     self._folded(access, threads, at, here)
         super().loop(loop, scope)
+
+    def kind(self, dtype: str) -> str:
+        """Return the register type of a data type: mma.sync takes tf32 in untyped ones."""
+        return "b32" if dtype == "tf32" else super().kind(dtype)
+
+    def words(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
+        """Return the 32-bit registers of a fragment's values, a pair or one value in each."""
+        if access.buffer.type.bytes == 2:
+            return self.pairs(access, values, scope)
+        return self.cells(access, values, scope)
 
     def pairs(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
         """Return the register of each two neighbouring values of a register access.
@@ -166,12 +177,14 @@ def rows_of(do: Do) -> tuple[Access, tuple[int, ...], int]:
     pair, *matrices = read.value
     turned = do.variant == "trans"
     quad, group, *warps = read.thread
-    twice = tuple(2 * step for step in pair)
+    each = 4 // read.buffer.type.bytes
+    next_lane = tuple(each * step for step in pair)
     row, along = (pair, group) if turned else (group, pair)
     inner = sum(s * int(t) for s, t in zip(along, read.buffer.stride, strict=True))
-    if do.values[0] != 2 or tuple(do.threads[:2]) != _LANES or quad != twice or inner != 1:
+    first = (int(do.values[0]), tuple(do.threads[:2]), quad)
+    if first != (each, _LANES, next_lane) or inner != 1 or (turned and each == 1):
         raise ProgramError(
-            f"{do}: ldmatrix gives lane q + 4 g the pair 2 q of row g, of rows of 8 neighbours"
+            f"{do}: ldmatrix gives lane q + 4 g the 4 B q of row g, of rows of 16 B of neighbours"
         )
     extents = [int(v) for v in do.values[1:]]
     lanes: list[tuple[int, Steps]] = []
@@ -195,7 +208,7 @@ def _points(do: Do) -> Iterator[Point]:
         access, threads, at_once = rows_of(do)
         (read,) = do.reads
         assert isinstance(read, Access)
-        for at in value_coordinates(read, do.values)[:: 2 * at_once]:
+        for at in value_coordinates(read, do.values)[:: do.values[0] * at_once]:
             yield access, threads, at
         return
     for access in do.accesses:
@@ -205,8 +218,8 @@ def _points(do: Do) -> Iterator[Point]:
 
 
 def _ldmatrix(kernel: WarpKernel, do: Do, scope: Scope) -> None:
-    """ldmatrix: up to four matrices of 8 x 8 at once; .trans where k is not contiguous."""
-    held = kernel.pairs(do.write, do.values, scope)
+    """ldmatrix: up to four matrices of 8 x 16 B at once; .trans where k is not contiguous."""
+    held = kernel.words(do.write, do.values, scope)
     _, _, at_once = rows_of(do)
     turned = ".trans" if do.variant == "trans" else ""
     for i, (access, threads, at) in enumerate(_points(do)):
@@ -218,14 +231,14 @@ def _ldmatrix(kernel: WarpKernel, do: Do, scope: Scope) -> None:
 
 
 def _mma(kernel: WarpKernel, do: Do, scope: Scope) -> None:
-    """mma.sync.m16n8k16: blocks row by row, every second row backwards to share operands."""
+    """mma.sync.m16n8k16 or k8: blocks row by row, every second backwards to share operands."""
     a, b, sums = (r for r in do.reads if isinstance(r, Access))
     columns, rows = (int(v) for v in do.values[3:])
     kind = a.buffer.dtype
-    if tuple(do.values[:3]) != FRAGMENT_VALUES or b.buffer.dtype != kind or kind == "f32":
-        raise ProgramError(f"{do}: mma multiplies blocks of 16 x 8 x 16 of one 16-bit type")
-    left = kernel.pairs(a, do.values, scope)
-    right = kernel.pairs(b, do.values, scope)
+    if tuple(do.values[:3]) != FRAGMENT_VALUES or b.buffer.dtype != kind or kind not in _DEPTH:
+        raise ProgramError(f"{do}: mma multiplies blocks of 16 x 8 of {', '.join(_DEPTH)}, of one")
+    alone = 1 if a.buffer.type.bytes == 2 else 2  # of tf32 both values of a pair are one register
+    left, right = (kernel.words(x, do.values, scope)[::alone] for x in (a, b))
     held, before = (kernel.cells(x, do.values, scope) for x in (do.write, sums))
     for row in range(rows):
         order = range(columns)
@@ -235,7 +248,7 @@ def _mma(kernel: WarpKernel, do: Do, scope: Scope) -> None:
             pairs = left[first // 2 : first // 2 + 4]
             others = right[first // 2 : first // 2 + 4 : 2]
             kernel.text.emit(
-                f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
+                f"mma.sync.aligned.m16n8k{_DEPTH[kind]}.row.col.f32.{kind}.{kind}.f32 "
                 f"{{{d}}}, {{{', '.join(pairs)}}}, {{{', '.join(others)}}}, {{{c}}}"
             )
 

@@ -1,8 +1,9 @@
 """Work of what a warp does together: the wavefronts of ldmatrix, the tensor core's cycles of mma.
 
-An 8 x 8 matrix of 16-bit elements is 32 words, one a lane, so it takes the wavefronts that 32 lanes
-take which read 4 B each: of the eight rows of 16 B four lanes read each.  Up to four matrices are
-one instruction.
+An 8 x 8 matrix of 16-bit elements, or 8 x 4 of tf32, is 32 words, one a lane, so it takes the
+wavefronts that 32 lanes take which read 4 B each: of the eight rows of 16 B four lanes read each.
+Up to four matrices are one instruction.  An m16n8k8 of tf32 is half an m16n8k16's work at half of
+its rate, so it takes as long.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machine import Chosen
@@ -32,14 +33,14 @@ __all__ = ["AT_ONCE", "MMA_LATENCY_CYCLES", "MMA_VALUES", "matrices", "mma_cycle
 
 Numbers = Any
 AT_ONCE = 4  # spec: matrices of one ldmatrix.x4
-MMA_VALUES = 8  # spec: a thread's values of a in one m16n8k16
+MMA_VALUES = 8  # spec: pair, half, half of k: what a statement counts in one mma
 MMA_LATENCY_CYCLES = 24.0  # published: arXiv 2402.13499
 _FLOP = 2 * 16 * 8 * 16
 _SHARE = {"sm_90a": 0.65, "sm_90": 0.65}  # published: 494 of 757 TFLOP/s, arXiv 2402.13499
 
 
 def mma_cycles(device: Device) -> float:
-    """Return for how many cycles one mma.m16n8k16 keeps an SM's tensor cores busy.
+    """Return for how many cycles one mma.m16n8 of either type keeps an SM's tensor cores busy.
 
     Where there is wgmma, mma.sync does not reach the whole rate.
     """
@@ -60,6 +61,7 @@ def matrices(do: Do) -> tuple[Numbers, Numbers]:
 
     pair, group = step(read.value[0]), step(read.thread[1])
     row, along = (pair, group) if do.variant == "trans" else (group, pair)
-    lanes, steps = (4, 8), (2 * along, row)
     width = read.buffer.type.bytes
-    return count, wavefronts(lanes, steps, width, 2, read.buffer.swizzle)
+    each = 4 // width
+    lanes, steps = (4, 8), (each * along, row)
+    return count, wavefronts(lanes, steps, width, each, read.buffer.swizzle)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, dos
 from tests.mutants import mutants
 from tinygpu.access import bank_wavefronts
@@ -23,10 +24,10 @@ from tinygpu.fragment import FRAGMENTS
 from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.interpret import check
 from tinygpu.laws import check_schedule
-from tinygpu.machine import Chosen, Value
+from tinygpu.machine import Chosen
 from tinygpu.machines.ampere import STARTS, Ampere
 from tinygpu.operation import Problem, matmul
-from tinygpu.program import Access, Do, Program, walk
+from tinygpu.program import Access, Do
 from tinygpu.registers import predicted_spill, register_estimate, register_limit
 from tinygpu.schedule import Schedule
 from tinygpu.search.best import rank
@@ -51,25 +52,18 @@ NARROW: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def term(name: str, layout: str = "nt", **changes: Value) -> Program:
-    """Return the term of a start."""
-    values = {**STARTS[name], **changes}
-    output = "f32" if values["combine"] == "red" else None
-    return Ampere().program(matmul("bf16", output, layout), Chosen(values))
-
-
-def statements(program: Program, name: str) -> list[Do]:
-    """Return the statements of an instruction."""
-    return [s for s, _ in walk(program) if isinstance(s, Do) and s.instruction.name == name]
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", STARTS)
-def test_starts_are_legal_and_mean_the_product(name: str, layout: str) -> None:
-    problem = Problem.of(term(name, layout).operation, **LARGE)
-    assert check_schedule(Schedule.of(Ampere(), STARTS[name]), Ampere(), problem, H200) == ()
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((n, "bf16") for n in STARTS), ("plain", "tf32"), ("lines", "tf32")]
+)
+def test_starts_are_legal_and_mean_the_product(name: str, layout: str, dtype: str) -> None:
+    problem = Problem.of(term(name, layout, dtype).operation, **LARGE)
+    chosen = {**STARTS[name]}
+    if dtype == "tf32":  # half as many numbers in the same bytes
+        chosen |= {"tile_k": 32, "vector_c": min(4, int(chosen["vector_c"]))}
+    assert check_schedule(Schedule.of(Ampere(), chosen), Ampere(), problem, H200) == ()
     small: Any = {"tile_m": 64, "tile_n": 64, "warps_m": 2, "warps_n": 2}
-    program = term(name, layout, **small)
+    program = term(name, layout, dtype, **small)
     assert verdict(program).legal
     sizes = {"m": 128, "n": 64, "k": 192} if name == "exact" else RAGGED
     assert check(program, sizes, seeds=(0, 1)) == ()
@@ -85,17 +79,18 @@ def held(fragment: str, matrix: np.ndarray[Any, Any], values: tuple[int, ...]) -
     return matrix[rows, columns].T.reshape(values)
 
 
-def test_products_of_fragments_are_the_product() -> None:
+@pytest.mark.parametrize(("kind", "each"), [("", 2), ("_tf32", 1)])
+def test_products_of_fragments_are_the_product(kind: str, each: int) -> None:
     """Two blocks of rows and three of columns, each held as the PTX manual's fragments say."""
     random = np.random.default_rng(0)
-    a, b, c = (random.standard_normal(s) for s in ((32, 16), (24, 16), (32, 24)))
+    a, b, c = (random.standard_normal(s) for s in ((32, 8 * each), (24, 8 * each), (32, 24)))
     # values count pair, half, half of k, columns, rows; numpy's axes the other way round
-    left = held("mma_a", a, (2, 1, 2, 2, 2, 32))
-    right = held("mma_b", b, (1, 3, 2, 1, 2, 32))
+    left = held("mma_a" + kind, a, (2, 1, 2, 2, each, 32))
+    right = held("mma_b" + kind, b, (1, 3, 2, 1, each, 32))
     sums = held("mma", c, (2, 3, 1, 2, 2, 32))
     whole = (2, 3, 2, 2, 2, 32)
     flat = [np.broadcast_to(x, whole).reshape(-1, 32) for x in (left, right, sums)]
-    got = products((2, 2, 2, 3, 2), *flat).reshape(whole)
+    got = products((2, 2, 2, 3, 2), *flat, each=each).reshape(whole)
     np.testing.assert_allclose(got[:, :, 0], held("mma", a @ b.T + c, (2, 3, 2, 2, 32)))
     np.testing.assert_array_equal(got[:, :, 0], got[:, :, 1])
     with pytest.raises(ProgramError, match="2 \\* 2 \\* 2 of a thread"):
@@ -137,23 +132,6 @@ def test_rows_of_ldmatrix_meet_no_bank_twice(layout: str, tile: int, deep: int) 
             assert bank_wavefronts(lanes, 4).tolist() == [int(wavefronts)] * 4
             assert (int(wavefronts) == 1) == (swizzle[0] > 0)
         assert count == np.prod(do.values) // 2
-
-
-def changed(**changes: Any) -> Callable[[Do], Do]:
-    return lambda do: replace(do, **changes)
-
-
-def of_read(i: int, **changes: Callable[[Any], Any]) -> Callable[[Do], Do]:
-    """Change fields of a statement's i-th read."""
-
-    def change(do: Do) -> Do:
-        reads = list(do.reads)
-        old = reads[i]
-        assert isinstance(old, Access)
-        reads[i] = replace(old, **{n: f(getattr(old, n)) for n, f in changes.items()})
-        return replace(do, reads=tuple(reads))
-
-    return change
 
 
 WRONG: dict[str, tuple[str, str, Callable[[Do], Do]]] = {

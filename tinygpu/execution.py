@@ -196,7 +196,8 @@ class _Part:
         do = self.do
         arguments = [self._read(r, low, high) for r in do.reads]
         if do.instruction.name == "mma.sync":
-            result = products(do.values, *arguments)
+            each = 4 // do.accesses[0].buffer.type.bytes
+            result = products(do.values, *arguments, each=each)
         else:
             result = do.instruction.semantics(do.variant or do.instruction.name, *arguments)
         rounded = do.write.buffer.type.round(np.asarray(result)).astype(np.float64)

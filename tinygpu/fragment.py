@@ -13,7 +13,7 @@ columns first, then along the rows.  In "row", what tcgen05.ld.32x32b loads, thr
 ([16, 16, 24, 24], [6, 7, 6, 7])
 
 ``mma_a`` (rows, steps of k) and ``mma_b`` (columns, steps of k) are the operands of mma.m16n8k16,
-``mma`` its sums.
+``mma_a_tf32`` and ``mma_b_tf32`` those of mma.m16n8k8, and ``mma`` the sums of both.
 
 Source: PTX ISA 9, "Register Fragments and Shared Memory Matrix Layouts" of wgmma.mma_async and
 of tcgen05.ld.
@@ -89,6 +89,8 @@ FRAGMENTS: Mapping[str, Fragment] = {
         Fragment("mma", (16, 8), ((4, 0, 2), (8, 1, 0)), _PAIR),
         Fragment("mma_a", (16, 16), ((4, 0, 2), (8, 1, 0)), (*_PAIR, (2, 0, 8))),
         Fragment("mma_b", (8, 16), ((4, 0, 2), (8, 1, 0)), ((2, 0, 1), (2, 0, 8))),
+        Fragment("mma_a_tf32", (16, 8), ((4, 0, 1), (8, 1, 0)), ((2, 8, 0), (2, 0, 4))),
+        Fragment("mma_b_tf32", (8, 8), ((4, 0, 1), (8, 1, 0)), ((2, 0, 4),)),
         Fragment("wgmma", (64, 8), ((4, 0, 2), (8, 1, 0), (4, 16, 0)), _PAIR),
         Fragment("row", (128, 1), ((128, 1, 0),), ()),
     )

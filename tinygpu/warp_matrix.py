@@ -6,11 +6,14 @@ The values of a statement count (pair, half, half of k, blocks of columns, block
 along pair, both halves and rows, B along pair, half of k and columns, C along pair, half, columns
 and rows, and what an operand doesn't move along finds it again.
 
+Of tf32 a register holds one element and not a pair (``each`` is 1), so that A is 16 x 8 and B 8 x 8
+(``mma_a_tf32``, ``mma_b_tf32``): neither moves along pair.
+
 >>> ones = np.ones((2 * 2 * 2, 32))
 >>> float(products((2, 2, 2, 1, 1), ones, ones, ones)[0, 0])       # 16 products and the sum
 17.0
 
-Source: PTX ISA 9, "Matrix Fragments for mma.m16n8k16 with floating point type".
+Source: PTX ISA 9, "Matrix Fragments for mma.m16n8k16 with floating point type", "... m16n8k8".
 """
 
 from __future__ import annotations
@@ -29,10 +32,13 @@ _WARP = 32
 Values = NDArray[np.float64]
 
 
-def products(values: tuple[int, ...], a: Values, b: Values, sums: Values) -> Values:
+def products(
+    values: tuple[int, ...], a: Values, b: Values, sums: Values, *, each: int = 2
+) -> Values:
     """Return the new sums; all are (values, threads), the threads whole warps in order.
 
-    Raises ProgramError for values or threads of another form.
+    ``each`` elements of A and B stand in a register: 2 of 16 bits, 1 of 32.  Raises ProgramError
+    for values or threads of another form.
     """
     if len(values) != 5 or tuple(map(int, values[:3])) != FRAGMENT_VALUES:
         raise ProgramError(
@@ -45,10 +51,11 @@ def products(values: tuple[int, ...], a: Values, b: Values, sums: Values) -> Val
     # axes: rows, columns, half of k, half, pair, warp, g, q (lane q + 4 g)
     whole = (rows, columns, 2, 2, 2, a.shape[1] // _WARP, 8, 4)
     left, right, before = (x.reshape(whole) for x in (a, b, sums))
-    # m = g + 8 half, k = pair + 2 q + 8 half of k, n = g of b = pair + 2 q of the sums
-    matrix_a = left[:, 0].transpose(0, 4, 2, 5, 1, 6, 3)  # row block, warp; half, g; halfk, q, pair
-    matrix_a = matrix_a.reshape(rows, -1, 16, 16)
-    matrix_b = right[0, :, :, 0].transpose(0, 3, 4, 1, 5, 2).reshape(columns, -1, 8, 16)
+    # m = g + 8 half, k = e + each (q + 4 half of k), n = g of b = pair + 2 q of the sums
+    matrix_a = left[:, 0, :, :, :each].transpose(0, 4, 2, 5, 1, 6, 3)  # block, warp; half, g; k
+    matrix_a = matrix_a.reshape(rows, -1, 16, 8 * each)
+    matrix_b = right[0, :, :, 0, :each].transpose(0, 3, 4, 1, 5, 2)
+    matrix_b = matrix_b.reshape(columns, -1, 8, 8 * each)
     product = np.einsum("rwmk,cwnk->rcwmn", matrix_a, matrix_b, optimize=True)
     split = product.reshape(rows, columns, -1, 2, 8, 4, 2)  # warp, half, g, q, pair
     after = before[:, :, 0] + split.transpose(0, 1, 3, 6, 2, 4, 5)

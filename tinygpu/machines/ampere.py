@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
-from tinygpu.machines.ampere_term import AmpereTerm
+from tinygpu.machines.ampere_term import SLICE_BYTES, AmpereTerm
 from tinygpu.memory import DTYPES, GMEM, L1, L2, REGISTERS, SMEM
 from tinygpu.operation import Operation
 from tinygpu.program import Program
@@ -20,7 +20,7 @@ __all__ = ["STARTS", "Ampere"]
 
 
 class Ampere(Machine):
-    """Matmul by warps' products of 16-bit inputs, fp32 sums."""
+    """Matmul by warps' products of inputs of 16 bits or tf32, fp32 sums."""
 
     name = "ampere"
     levels = (GMEM, L2, L1, SMEM, REGISTERS)
@@ -55,9 +55,11 @@ class Ampere(Machine):
         return (
             Requirement(
                 "types",
-                a.dtype in ("bf16", "f16") and b.dtype == a.dtype and c.dtype in (a.dtype, "f32"),
-                "mma.sync multiplies bf16 or f16, and c has their type or f32",
-                "choose dtype bf16 or f16, or the machine simt",
+                a.dtype in ("bf16", "f16", "tf32")
+                and b.dtype == a.dtype
+                and c.dtype in ({a.dtype, "f32"} - {"tf32"}),
+                "mma.sync multiplies bf16, f16 or tf32, and c has their 16-bit type or f32",
+                "choose dtype bf16, f16 or tf32, or the machine simt",
             ),
             Requirement(
                 "blocks",
@@ -67,7 +69,7 @@ class Ampere(Machine):
             ),
             Requirement(
                 "issue_inside",
-                d.issue < d.tile_k // 16 - 1,
+                d.issue < d.tile_k * DTYPES[a.dtype].bytes // SLICE_BYTES - 1,
                 "loads issue among a tile's slices, before the last",
                 "lower issue, or raise tile_k",
             ),

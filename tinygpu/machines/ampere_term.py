@@ -1,7 +1,7 @@
 """The term of the machine ``ampere``: cp.async brings tiles, ldmatrix slices, mma.sync multiplies.
 
 One role.  Tiles of the inputs go round a ring of ``stages`` in shared memory; a warp reads *slices*
-of 16 steps of k from there into registers, one slice ahead of the products:
+of 16 steps of k (8 of tf32) from there into registers, one slice ahead of the products:
 
     enter    clear the sums; load the first stages; read the first slice of the first of them
     loop     for each tile along k: load the tile that is ``stages - 1`` further; for each slice:
@@ -13,6 +13,9 @@ mma.m16n8k16 give it (``tinygpu.fragment``), so thread modes are (q, g, warps al
 m) and value modes (pair, half, half of k, blocks): an access to shared or global memory is a
 fragment's thread-value layout.  Blocks of 16 rows are dealt out to the warps in turn, so that one
 block of each warp is a run of the tile's rows.
+
+A register holds a pair of 16-bit elements, or one of tf32, whose "pairs" have one element.  What of
+tf32 does not run along k is no matrix that ldmatrix could turn: each lane loads its own elements.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.ampere import STARTS
@@ -53,10 +56,11 @@ from tinygpu.program import (
     var,
 )
 
-__all__ = ["PIECE", "SLICE", "AmpereTerm"]
+__all__ = ["SLICE_BYTES", "AmpereTerm"]
 
-SLICE = 16  # spec: the k of one mma
-PIECE = 8  # spec: a row of ldmatrix, 16 B
+SLICE_BYTES = 32  # spec: the k of one mma
+_PIECE_BYTES = 16  # spec: a row of ldmatrix, and what cp.async moves
+_BANKS = 32  # spec: of 4 B
 _BLOCK_M, _BLOCK_N = 16, 8  # spec: the rows and columns of one mma
 _LANES = (4, 8)  # spec: lanes of a warp in a fragment, along its columns and its rows
 
@@ -70,7 +74,11 @@ class AmpereTerm:
         self.blocks_m = d.tile_m // (_BLOCK_M * d.warps_m)
         self.warp_n = d.tile_n // d.warps_n
         self.blocks_n = self.warp_n // _BLOCK_N
-        self.slices = d.tile_k // SLICE
+        width = DTYPES[self.a.dtype].bytes
+        self.each = 4 // width  # elements of a register
+        self.piece = _PIECE_BYTES // width
+        self.depth = SLICE_BYTES // width
+        self.slices = d.tile_k // self.depth
         self.warps = 32 * d.warps_m * d.warps_n
         self.lanes = (*_LANES, d.warps_n, d.warps_m)
         self.far = _BLOCK_M * d.warps_m  # rows from one block of a warp to its next
@@ -81,21 +89,26 @@ class AmpereTerm:
         self.smem = {"a": self.tile(self.a, d.tile_m), "b": self.tile(self.b, d.tile_n)}
         dtype = self.a.dtype
         self.fragments = {
-            "a": registers("a_fragment", dtype, self.blocks_m, 8, stages=2),
-            "b": registers("b_fragment", dtype, self.blocks_n, 4, stages=2),
+            "a": registers("a_fragment", dtype, self.blocks_m, 4 * self.each, stages=2),
+            "b": registers("b_fragment", dtype, self.blocks_n, 2 * self.each, stages=2),
         }
         self.sums = registers("sums", "f32", self.blocks_m, self.blocks_n, 4)
         self.k = var("bz", "chunk") + var("kt", d.tile_k)
         self.row, self.column = var("bm", d.tile_m), var("bn", d.tile_n)
 
     def tile(self, operand: Operand, extent: Any) -> Buffer:
-        """Return the ring of an input's tiles: rows along its contiguous dimension, swizzled."""
-        lines, wide = extent, self.d.tile_k
+        """Return the ring of an input's tiles: rows along its contiguous dimension, swizzled.
+
+        Where lanes load words by themselves, eight neighbours in each of four rows meet four times
+        eight banks if 32 B change places.
+        """
+        lines, wide, piece = extent, self.d.tile_k, self.piece
         if operand.axes[-1] != "k":
             lines, wide = wide, lines
+            piece = piece if self.each > 1 else 2 * piece
         return Buffer(
             f"smem_{operand.name}", "smem", operand.dtype, (lines, wide), (wide, 1),
-            self.d.stages, lines * wide, _swizzle(wide, PIECE),
+            self.d.stages, lines * wide, _swizzle(wide, piece, _BANKS * self.each),
         )  # fmt: skip
 
     def program(self) -> Program:
@@ -172,19 +185,20 @@ class AmpereTerm:
         d = self.d
         by_k = operand.axes[-1] == "k"
         wide, lines = (d.tile_k, extent) if by_k else (extent, d.tile_k)
-        pieces = wide // PIECE
+        piece = self.piece
+        pieces = wide // piece
         side = select(pieces < self.warps, pieces, self.warps)
         rows = self.warps // side
-        values = (PIECE, pieces // side, lines // rows)
-        steps = ((0, 1), (0, side * PIECE), (rows, 0))
-        threads = ((0, PIECE), (1, 0))
+        values = (piece, pieces // side, lines // rows)
+        steps = ((0, 1), (0, side * piece), (rows, 0))
+        threads = ((0, piece), (1, 0))
         k = self.k + ahead * d.tile_k
         origin = (first, k) if by_k else (k, first)
         guard = (d.edges == "guard",) * 2
         source = Access(self.gmem[operand.name], steps, threads, origin, guard=guard)
         target = Access(self.smem[operand.name], steps, threads, index=var("kt") + ahead)
         copy = INSTRUCTIONS["cp.async"]
-        return Do(copy, target, (source,), values, (side, rows), PIECE)
+        return Do(copy, target, (source,), values, (side, rows), piece)
 
     def read(self, at: Affine, ahead: int) -> tuple[Statement, ...]:
         """Read slice ``at`` of the tile that is ``ahead`` of this one, of a and of b."""
@@ -195,35 +209,37 @@ class AmpereTerm:
 
     def slice(self, operand: Operand, name: str, at: Affine, ahead: int) -> Do:
         """Read one slice of an input: all blocks of this warp's rows or columns."""
-        by_k = operand.axes[-1] == "k"
+        by_k, each = operand.axes[-1] == "k", self.each
 
         def place(mn: Any, k: Any) -> tuple[Any, Any]:
             return (mn, k) if by_k else (k, mn)
 
-        pair, half_k = place(0, 1), place(0, 8)
+        pair, half_k = place(0, 1), place(0, 4 * each)
         values: tuple[Any, ...]
         steps: tuple[tuple[Any, Any], ...]
         held: tuple[tuple[int, int], ...]
         if name == "a":
-            values = (2, 2, 2, self.blocks_m)
+            values = (each, 2, 2, self.blocks_m)
             steps = (pair, place(8, 0), half_k, place(self.far, 0))
-            held = ((0, 1), (0, 2), (0, 4), (1, 0))
+            held = ((0, 1), (0, each), (0, 2 * each), (1, 0))
             warps = (place(0, 0), place(_BLOCK_M, 0))
         else:
-            values = (2, 2, self.blocks_n)
+            values = (each, 2, self.blocks_n)
             steps = (pair, half_k, place(_BLOCK_N, 0))
-            held = ((0, 1), (0, 2), (1, 0))
+            held = ((0, 1), (0, each), (1, 0))
             warps = (place(self.warp_n, 0), place(0, 0))
         source = Access(
             self.smem[name],
             steps,
-            (place(0, 2), place(1, 0), *warps),
-            place(Affine(), at * SLICE),
+            (place(0, each), place(1, 0), *warps),
+            place(Affine(), at * self.depth),
             var("kt") + ahead,
         )
         index = var("kt", self.slices) + ahead * self.slices + at
         target = Access(self.fragments[name], held, ((0, 0),) * 4, index=index)
-        how, vector = ("", 2) if by_k else ("trans", 1)
+        if not by_k and each == 1:
+            return Do(INSTRUCTIONS["ld.shared"], target, (source,), values, self.lanes)
+        how, vector = ("", each) if by_k else ("trans", 1)
         return Do(
             INSTRUCTIONS["ldmatrix"], target, (source,), values, self.lanes, vector, variant=how
         )
@@ -231,8 +247,11 @@ class AmpereTerm:
     def multiply(self, at: Affine) -> Do:
         """Add the products of one slice: each block of rows with each block of columns."""
         index = var("kt", self.slices) + at
-        a = Access(self.fragments["a"], ((0, 1), (0, 2), (0, 4), (0, 0), (1, 0)), index=index)
-        b = Access(self.fragments["b"], ((0, 1), (0, 0), (0, 2), (1, 0), (0, 0)), index=index)
+        each, pair = self.each, self.each - 1  # elements that are not in pairs serve both sums
+        of_a = ((0, pair), (0, each), (0, 2 * each), (0, 0), (1, 0))
+        of_b = ((0, pair), (0, 0), (0, each), (1, 0), (0, 0))
+        a = Access(self.fragments["a"], of_a, index=index)
+        b = Access(self.fragments["b"], of_b, index=index)
         sums = Access(self.sums, ((0, 0, 1), (0, 0, 2), (0, 0, 0), (0, 1, 0), (1, 0, 0)))
         values = (2, 2, 2, self.blocks_n, self.blocks_m)
         return Do(INSTRUCTIONS["mma.sync"], sums, (a, b, sums), values, variant="fma")
@@ -265,7 +284,7 @@ class AmpereTerm:
         width = DTYPES[self.c.dtype].bytes
         stage = Buffer(
             "smem_c", "smem", self.c.dtype, (self.far, d.tile_n), (d.tile_n, 1), 2,
-            self.far * d.tile_n, _swizzle(d.tile_n, 16 // width),
+            self.far * d.tile_n, _swizzle(d.tile_n, 16 // width, _BANKS * 4 // width),
         )  # fmt: skip
         source = Access(
             held, ((0, 0, 1), (0, 0, 2), (0, 1, 0)), ((0, 0, 0),) * 4,
@@ -307,13 +326,13 @@ class AmpereTerm:
         return Access(self.gmem[self.c.name], steps, threads, origin, guard=guard)
 
 
-def _swizzle(wide: Any, piece: int) -> tuple[Any, int, Any]:
-    """Return the swizzle of rows of ``wide`` elements: pieces of 16 B by the number of the row.
+def _swizzle(wide: Any, piece: int, line: int) -> tuple[Any, int, Any]:
+    """Return the swizzle of rows of ``wide`` elements: pieces by the number of the row.
 
-    Rows of 128 B and more have eight pieces that change places; of shorter rows those of the
-    two or four rows that share 128 B take turns.
+    Rows of a ``line`` (128 B) and more have all its pieces change places; of shorter rows those of
+    the two or four rows that share a line take turns.
     """
-    base = piece.bit_length() - 1
-    bits = sum((wide >= piece << i) * 1 for i in (1, 2, 3))
+    base, most = piece.bit_length() - 1, (line // piece).bit_length() - 1
+    bits = sum((wide >= piece << i) * 1 for i in range(1, most + 1))
     doublings = sum((wide >= piece << i) * 1 for i in range(1, 9))
-    return bits, base, select(doublings > 3, doublings, 3)
+    return bits, base, select(doublings > most, doublings, most)
