@@ -66,7 +66,7 @@ _STAY: Mapping[str, Value] = {"persistent": 1, "accumulators": 2}
 _PAIR: Mapping[str, Value] = {"cta_pair": 1, "tile_m": 256}
 _FOLDED: Mapping[str, Value] = {"cta_pair": 1, "tile_m": 128, "tile_n": 64}
 POINTS: tuple[tuple[str, Mapping[str, Value]], ...] = (
-    ("nt", {}),
+    ("nt", {"tile_n": 64}),
     ("nt", {**_DIRECT, "stages": 3}),
     ("nt", _STAY),
     ("nt", {**_STAY, **_DIRECT, "accumulators": 1, "tile_m": 128}),
@@ -182,8 +182,9 @@ def cases() -> Iterator[Case]:
 
 
 def long_sizes(case: Case) -> dict[str, int]:
-    """Return sizes with the most tiles and the most trips of a case's points."""
-    return {axis: max(sizes[axis] for _, _, sizes in case.points) for axis in "mnk"}
+    """Return sizes with the most tiles of a case's points, and twice the most trips."""
+    most = {axis: max(sizes[axis] for _, _, sizes in case.points) for axis in "mnk"}
+    return {**most, "k": 2 * most["k"] + 56}
 
 
 def mutants_of(case: Case) -> Iterator[tuple[str, Case]]:
@@ -197,42 +198,47 @@ _ORDERS = (
     r"bar\.sync", r"barrier\.cluster", r"cp\.async\.bulk\.(commit|wait)_group",
 )  # fmt: skip
 _LINES = re.compile(rf"\t(?:@!?%p\d+ )?(?:{'|'.join(_ORDERS)})")
-_WAIT = re.compile(r"(?m)^\$wait_\d+:\n\tmbarrier\.try_wait[^\n]*\n[^\n]*\n")
-_ALLOCATION = re.compile(r"(?m)^(\ttcgen05\.alloc[^\n]*\n)(\ttcgen05\.relinquish[^\n]*\n)")
+_WHOLE = (
+    ("drop both", r"(?m)^\t(fence[^\n]*)\n\tfence[^\n]*\n", ""),
+    ("drop", r"(?m)^\$wait_\d+:\n\t(mbarrier\.try_wait[^\n]*)\n[^\n]*\n", ""),
+    ("swap", r"(?m)^(\ttcgen05\.alloc[^\n]*\n)(\ttcgen05\.relinquish[^\n]*\n)", r"\2\1"),
+)
 _NUMBERS = (
     ("count+", r"(mbarrier\.init[^\n]*, )(\d+);", 1),
     ("count-", r"(mbarrier\.init[^\n]*, )(\d+);", -1),
+    ("warp-", r"(mbarrier\.init[^\n]*, )(\d+);", -32),
     ("bytes+", r"(expect_tx[^\n]*, )(\d+);", 16),
     ("bytes-", r"(expect_tx[^\n]*, )(\d+);", -16),
     ("columns-", r"(tcgen05\.alloc[^\n]*, )(\d+);", -32),
 )
+_OPENED = "\tld.shared.b32 %w0"
 
 
 def texts(text: str) -> Iterator[tuple[str, str]]:
     r"""Yield (name, PTX) of every mutant of a kernel's text.
 
+    What stands before the kernel knows where its tensor memory is, is of the *opening*.
+
     >>> [name for name, _ in texts("a\n\tbar.sync 1, 128;\nb")]
     ['line 2: drop bar.sync 1, 128;']
     """
     lines = text.split("\n")
+    opened = text.find(_OPENED)
+
+    def at(place: int) -> str:
+        return f"line {text.count(chr(10), 0, place) + 1}{' (opening)' * (place < opened)}"
+
+    place = 0
     for i, line in enumerate(lines):
         if _LINES.match(line):
-            name = f"line {i + 1}: drop {line.strip()}"
-            yield name, "\n".join((*lines[:i], "", *lines[i + 1 :]))
-
-    def at(match: re.Match[str]) -> int:
-        return text.count("\n", 0, match.start()) + 1
-
-    def other(match: re.Match[str], new: str) -> str:
-        return text[: match.start()] + new + text[match.end() :]
-
-    for match in _WAIT.finditer(text):
-        wait = match[0].split("\n")[1].strip()
-        yield f"line {at(match)}: drop {wait}", other(match, "")
-    for match in _ALLOCATION.finditer(text):
-        yield f"line {at(match)}: swap tcgen05.alloc", other(match, match[2] + match[1])
+            yield f"{at(place)}: drop {line.strip()}", "\n".join((*lines[:i], "", *lines[i + 1 :]))
+        place += len(line) + 1
+    for name, pattern, new in _WHOLE:
+        for match in re.finditer(pattern, text):
+            changed_text = text[: match.start()] + match.expand(new) + text[match.end() :]
+            yield f"{at(match.start())}: {name} {match[1].strip()}", changed_text
     for name, pattern, by in _NUMBERS:
         for match in re.finditer(pattern, text):
-            if int(match[2]) + by > 0:
-                new = f"{match[1]}{int(match[2]) + by};"
-                yield f"line {at(match)}: {name} {match[0]}", other(match, new)
+            if (number := int(match[2]) + by) > 0:
+                changed_text = text[: match.start(2)] + str(number) + text[match.end(2) :]
+                yield f"{at(match.start())}: {name} {match[0]}", changed_text

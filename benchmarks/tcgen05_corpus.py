@@ -43,7 +43,7 @@ from benchmarks.tcgen05_cases import (
     mutants_of,
     texts,
 )
-from benchmarks.tcgen05_reasons import REASONS, category
+from benchmarks.tcgen05_reasons import REASONS, of_term, of_text
 from tests.blackwell_terms import broken
 from tests.ptx_runs import Outcome as Ran
 from tests.ptx_runs import run_matmul
@@ -145,7 +145,8 @@ def row_of_text(case: Case, step: int = 1) -> dict[str, Any]:
         found = _found(case.program, sizes, text)
         kinds.update(found)
         if not found:
-            unfound.append({"mutant": name, "category": category(name)})
+            kind = of_text(name, one_tile=not case.program.persistent)
+            unfound.append({"mutant": name, "category": kind})
     return {"program": case.name, "mutants": len(every), "found": len(every) - len(unfound),
             "kinds": dict(kinds.most_common()), "unfound": unfound}  # fmt: skip
 
@@ -197,7 +198,7 @@ def rows_of(lot: tuple[str, str]) -> list[dict[str, Any]]:
     if part == "texts":
         return [row_of_text(case)]
     row = row_of(name, tuple(mutants_of(case)), ask=judged)
-    said = Counter(category(line) for line in row["told"]["conservative"])
+    said = Counter(of_term(line) for line in row["told"]["conservative"])
     return [row | {"categories": dict(said.most_common())}]
 
 
