@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,16 @@ from hypothesis import strategies as st
 from tinygpu.counting import Factor, Sums
 from tinygpu.device import load_device
 from tinygpu.errors import IllegalScheduleError, ScheduleError
+from tinygpu.extraction import skeleton_of
+from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.laws import check_schedule
 from tinygpu.machine import Value
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
+from tinygpu.program import Access, Affine, Do, For, Immediate, Program, Role, registers
 from tinygpu.schedule import Schedule
+from tinygpu.signature import numbers_of
+from tinygpu.skeleton import Skeleton
 from tinygpu.space import Space
 
 H200 = load_device("h200")
@@ -133,6 +139,37 @@ def test_ragged_sizes_exclude_vectors_from_global_memory() -> None:
     space = Space(Simt(), RAGGED, H200, fixed={**TUNED, "vector_a": (1, 4), "vector_b": (1, 4),
                                                "vector_c": (1, 4)})  # fmt: skip
     assert [(s["vector_a"], s["vector_b"], s["vector_c"]) for s in space] == [(1, 1, 1)]
+
+
+@pytest.mark.parametrize("name", ["pipelines", "sources"])
+def test_terms_of_one_signature_have_one_skeleton(name: str) -> None:
+    """So one verdict is right for all; and no skeleton is asked for twice."""
+    skeletons: dict[Any, set[Skeleton]] = {}
+    fixed = {**NARROW[name], "split_k": 1, "combine": "st"}  # a skeleton names its instructions
+    for schedule in Space(Simt(), LARGE, H200, fixed=fixed):
+        program = schedule.program(Simt(), LARGE.operation)
+        skeletons.setdefault(numbers_of(program), set()).add(skeleton_of(program))
+    assert all(len(alike) == 1 for alike in skeletons.values())
+    assert len(skeletons) == len(set().union(*skeletons.values())) > 1
+
+
+def test_registers_that_another_block_reads_are_in_the_signature() -> None:
+    """A write that only part of the threads does, or of another index, answers no read."""
+    held, x = registers("held", "f32", 1), registers("x", "f32", 1)
+
+    def signature(index: int, lanes: tuple[int, int, int] | None, inside: bool) -> Any:
+        put = Do(INSTRUCTIONS["mov"], Access(held, ((0,),)), (Immediate(0.0),), (1,), lanes=lanes)
+        read = Access(held, ((0,),), index=Affine(index))
+        get = Do(INSTRUCTIONS["mov"], Access(x, ((0,),)), (read,), (1,))
+        body = (put, For("i", 1, (get,))) if inside else (put, get)
+        role = Role("all", 32, body)
+        return numbers_of(Program("p", matmul(), (held, x), (), (), (role,)))
+
+    answered = signature(0, None, False)
+    others = [signature(1, None, False), signature(0, (1, 2, 0), False), signature(0, None, True)]
+    assert answered not in others
+    assert "held" not in str(answered)
+    assert all("held" in str(other) for other in others)
 
 
 def test_fixed_decisions_are_checked() -> None:
