@@ -52,8 +52,8 @@ __all__ = [
 LAYOUTS = ("nt", "nn", "tn", "tt")
 ROUNDS = 2
 NOMINAL = 512  # a schedule is drawn for this size, then its shape
-MOST_CTA_TILES = 12  # of a shape, over all CTAs
-MOST_TRIPS = 6
+MOST_CTA_TILES = 8  # of a shape, over all CTAs
+MOST_TRIPS = 5
 TRIES = 40
 DEVICE = load_device("b200")
 ARCH = "sm_100a"
@@ -110,7 +110,7 @@ def _types() -> Iterator[tuple[str, str]]:
 def lot_names() -> tuple[str, ...]:
     """Return the names of the lots of schedules: round, types, layout.
 
-    >>> lot_names()[0], len(lot_names()) >= 56
+    >>> lot_names()[0], len(lot_names()) >= 46
     ('0 bf16 bf16 nt', True)
     """
     types = sorted(_types())
@@ -178,7 +178,7 @@ def cases() -> Iterator[Case]:
         )  # fmt: skip
         told = ", ".join(f"{n} {v}" for n, v in changes.items())
         program = Blackwell().program(matmul("bf16", layout=layout), Chosen(d))
-        yield Case(f"{layout} {told}".strip(), program, points, step=2 if ctas > 1 else 1)
+        yield Case(f"{layout} {told}".strip(), program, points, step=3 if ctas > 1 else 2)
 
 
 def long_sizes(case: Case) -> dict[str, int]:

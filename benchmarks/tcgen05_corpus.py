@@ -57,7 +57,7 @@ from tinygpu.memory import DTYPES
 from tinygpu.program import Program
 from tinygpu.tolerance import error_ratio, roundoff
 
-__all__ = ["judged", "lots", "main", "row_of_drawn", "row_of_text", "summary"]
+__all__ = ["explained", "judged", "lots", "main", "row_of_drawn", "row_of_text", "summary"]
 
 PARTS = ("schedules", "rows", "texts")
 COMPLETIONS = ("late", "early", "random")
@@ -139,16 +139,15 @@ def row_of_text(case: Case, step: int = 1) -> dict[str, Any]:
     """Run every ``step``-th mutant of a kernel's text; return what was found, and what was not."""
     sizes = long_sizes(case)
     kinds: Counter[str] = Counter()
-    unfound: list[dict[str, str]] = []
+    unfound: list[str] = []
     every = [*texts(emit(case.program, ARCH, sizes))][::step]
     for name, text in every:
         found = _found(case.program, sizes, text)
         kinds.update(found)
-        if not found:
-            kind = of_text(name, one_tile=not case.program.persistent)
-            unfound.append({"mutant": name, "category": kind})
+        unfound += [] if found else [name]
     return {"program": case.name, "mutants": len(every), "found": len(every) - len(unfound),
-            "kinds": dict(kinds.most_common()), "unfound": unfound}  # fmt: skip
+            "one_tile": not case.program.persistent, "kinds": dict(kinds.most_common()),
+            "unfound": unfound}  # fmt: skip
 
 
 def _found(program: Program, sizes: Mapping[str, int], text: str) -> set[str]:
@@ -197,9 +196,18 @@ def rows_of(lot: tuple[str, str]) -> list[dict[str, Any]]:
     case = _case(name)
     if part == "texts":
         return [row_of_text(case)]
-    row = row_of(name, tuple(mutants_of(case)), ask=judged)
-    said = Counter(of_term(line) for line in row["told"]["conservative"])
-    return [row | {"categories": dict(said.most_common())}]
+    return [row_of(name, tuple(mutants_of(case)), ask=judged)]
+
+
+def explained(part: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row with how many of what it has to explain are of each category."""
+    found: Counter[str] = Counter()
+    if part == "rows":
+        stages = {b.name: b.stages for b in _case(row["program"]).program.barriers}
+        found.update(of_term(line, stages) for line in row["told"]["conservative"])
+    elif part == "texts":
+        found.update(of_text(name, one_tile=row["one_tile"]) for name in row["unfound"])
+    return {**row, **({"categories": dict(found.most_common())} if part != "schedules" else {})}
 
 
 def _work(lot: tuple[str, str], known: str) -> tuple[str, list[dict[str, Any]] | None]:
@@ -216,7 +224,7 @@ def summary(tree: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     for row in terms:
         kept.update(row["categories"])
     for row in kernels:
-        lost.update(u["category"] for u in row["unfound"])
+        lost.update(row["categories"])
     orders = [f"ptx_{c}" for c in COMPLETIONS]
     return {
         "schedules": {
@@ -284,7 +292,7 @@ def _write(
     """Write the lots that there are, in order; return their summary."""
     tree: dict[str, list[Mapping[str, Any]]] = {part: [] for part in PARTS}
     for lot in lots():
-        tree[lot[0]] += known.get(lot, ())
+        tree[lot[0]] += [explained(lot[0], row) for row in known.get(lot, ())]
     told = summary(tree)
     write_tree(path, {"provenance": record, "summary": told, **tree})
     return told

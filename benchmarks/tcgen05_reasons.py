@@ -22,6 +22,8 @@ REASONS: Mapping[str, str] = {
     "the code is the same; the graph takes the term's word",
     "nobody waits": "an arrival too many, too few or elsewhere, at a phase that nobody waits for "
     "in so short a run",
+    "enough": "another arrival than the term says ends a phase that is waited for, and comes no "
+    "sooner",
     "left": "who has arrived may leave, and a barrier does not wait for those who have left; what "
     "comes behind it is ordered otherwise",
     "nothing yet": "nobody has used tensor memory before: alloc tells of itself",
@@ -31,7 +33,6 @@ REASONS: Mapping[str, str] = {
     "one tile": "an accumulator is used once, so that nobody waits for its release, and products "
     "follow no one else's",
 }
-_TERMS: tuple[tuple[str, str], ...] = ()
 _TEXTS = (
     (r"\(opening\): drop tcgen05\.fence", "nothing yet"),
     (r"\(opening\): drop fence\.", "two fences"),
@@ -41,9 +42,25 @@ _TEXTS = (
 _OF_ONE_TILE = r"mbarrier\.|tcgen05\.fence::after"
 
 
-def of_term(line: str) -> str:
-    """Return the category of a conservative rejection, as ``async_corpus`` tells of it."""
-    return next((name for pattern, name in _TERMS if re.search(pattern, line)), UNEXPLAINED)
+def of_term(line: str, stages: Mapping[str, int]) -> str:
+    """Return the category of a conservative rejection, as ``async_corpus`` tells of it.
+
+    ``stages`` of the barriers, by their names.
+
+    >>> of_term("phase+ arrive full@(k) of producer [1, 2]: balance: phase 0 ..", {"full": 2})
+    'a name'
+    """
+    change, why = line.split("]: ", 1)
+    kind, statement = change.split(" ", 1)
+    if "barrier.cluster" in statement and why.startswith("deadlock"):
+        return "left"
+    if not why.startswith("balance"):
+        return UNEXPLAINED
+    barriers = re.findall(r"(\w+)@", statement)
+    turned = bool(barriers) and stages.get(barriers[-1]) == 1 and kind in ("later", "sooner")
+    if turned or kind in ("phase+", "phase-"):
+        return "a name"
+    return "enough" if ": wait " in why else "nobody waits"
 
 
 def of_text(name: str, *, one_tile: bool) -> str:
