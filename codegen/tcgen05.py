@@ -18,6 +18,7 @@ Source: PTX ISA 9, "TensorCore 5th Generation Family Instructions" ("Instruction
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,9 +30,9 @@ from tinygpu.codegen.rows import row_registers
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.codegen.smem import TMEM_SLOT
 from tinygpu.errors import ProgramError
-from tinygpu.program import Access, Do, Program, walk
+from tinygpu.program import Access, Affine, Do, Program, walk
 from tinygpu.synchronization import Arrive
-from tinygpu.tensor_memory import LANES, allocated_columns, first_columns, placement
+from tinygpu.tensor_memory import LANES, allocated_columns, columns_of, first_columns, placement
 
 if TYPE_CHECKING:
     from tinygpu.codegen.roles import RoleKernel
@@ -40,6 +41,7 @@ __all__ = [
     "allocate",
     "allocated",
     "commit",
+    "copy",
     "cta_group",
     "instruction_descriptor",
     "mma",
@@ -52,6 +54,7 @@ _TYPES = {  # spec: kind, and number
     "f16": ("f16", 0), "bf16": ("f16", 1), "tf32": ("tf32", 2),
     "e4m3": ("f8f6f4", 0), "e5m2": ("f8f6f4", 1),
 }  # fmt: skip
+_CELL_BYTES = 4
 _SLICE_BYTES = 32  # spec: the k of one product
 _LOADS = (1, 2, 4, 8, 16, 32, 64, 128)  # spec: columns of one tcgen05.ld.32x32b
 
@@ -120,6 +123,7 @@ def mma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
         raise ProgramError(f"{do}: a product adds two tiles of shared memory to its own sums")
     k, inner, outer, halves, high, blocks = (int(v) for v in do.values)
     rows, columns, group = high * blocks, inner * outer * halves, cta_group(kernel.program)
+    from_tmem = x.buffer.level == "tmem"
     if k * x.buffer.type.bytes != _SLICE_BYTES or halves != group:
         raise ProgramError(f"{do}: a product takes 32 B of k, and columns of {group} CTAs")
     lies = value_coordinates(do.write, (1, inner, outer, halves, high, blocks))
@@ -129,10 +133,13 @@ def mma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     if x.buffer.dtype not in _TYPES or y.buffer.dtype != x.buffer.dtype:
         raise ProgramError(f"{do}: tcgen05.mma multiplies {', '.join(_TYPES)}")
     half = columns // group
-    left, left_known, left_by_k = descriptor(kernel, do, x, rows, scope, form=TCGEN05_128B)
+    if from_tmem:
+        a, left_by_k = _first_input(kernel, do, x, scope), True
+    else:
+        left, left_known, left_by_k = descriptor(kernel, do, x, rows, scope, form=TCGEN05_128B)
+        a = _moved(kernel, left, left_known)
     right, right_known, right_by_k = descriptor(kernel, do, y, half, scope, form=TCGEN05_128B)
-    a = text.once(("moved", left, left_known), lambda: text.wide_add(left, left_known >> 4))
-    b = text.once(("moved", right, right_known), lambda: text.wide_add(right, right_known >> 4))
+    b = _moved(kernel, right, right_known)
     if x.buffer.type.bytes != 2 and not (left_by_k and right_by_k):
         raise ProgramError(f"{do}: inputs of 8 or 32 bits are read along k")
     what = instruction_descriptor(
@@ -150,6 +157,58 @@ def mma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     text.emit(f"tcgen05.mma.{kind} [{sums}], {a}, {b}, {shown}, {more}")
 
 
+def _moved(kernel: RoleKernel, base: str, known: int) -> str:
+    """Return a descriptor so many bytes further on."""
+    text = kernel.text
+    return str(text.once(("moved", base, known), lambda: text.wide_add(base, known >> 4)))
+
+
+def _first_input(kernel: RoleKernel, do: Do, x: Access, scope: Scope) -> str:
+    """Return the address of a first input in tensor memory: a row a lane, k along the columns."""
+    k, _, _, halves, high, blocks = (int(v) for v in do.values)
+    row, step = np.indices((high * blocks, k))
+    want = np.stack((row, step), axis=-1).reshape(-1, 2)
+    lies = value_coordinates(x, (k, 1, 1, 1, high, blocks))
+    if high * blocks != LANES or halves != 1 or not np.array_equal(lies, want):
+        raise ProgramError(f"{do}: a first input in tensor memory has 128 rows of one CTA")
+    return f"[{_address(kernel, x, scope)}]"
+
+
+def copy(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+    """tcgen05.cp: tiles of 128 rows by 32 B, which a product could take, to 8 columns each."""
+    (source,) = do.reads
+    target, modes = do.write, range(2, len(do.values))
+    assert isinstance(source, Access)
+    width = source.buffer.type.bytes
+    shape = tuple(map(int, do.values[:2]))
+    if shape != (_SLICE_BYTES // width, LANES) or target.value[:2] != ((0, 1), (1, 0)):
+        raise ProgramError(f"{do}: it copies 32 B of 128 rows, a row a lane")
+    if cta_group(kernel.program) != 1 or target.buffer.dtype != source.buffer.dtype:
+        raise ProgramError(f"{do}: it copies bits for one CTA")
+    one = replace(do, values=do.values[:2], reads=(replace(source, value=source.value[:2]),))
+    tile = one.reads[0]
+    assert isinstance(tile, Access)
+    base, known, by_k = descriptor(kernel, one, tile, LANES, scope, form=TCGEN05_128B)
+    if not by_k:
+        raise ProgramError(f"{do}: it copies tiles that lie along k")
+    strides = np.array(source.buffer.stride, np.int64)
+    for place in np.ndindex(*(int(v) for v in do.values[:1:-1])):
+        at = dict(zip(reversed(modes), place, strict=True))
+        moved = sum(n * int(np.dot(strides, source.value[mode])) for mode, n in at.items())
+        along = sum(n * int(target.value[mode][1]) for mode, n in at.items())
+        if any(int(target.value[mode][0]) for mode in modes):
+            raise ProgramError(f"{do}: its tiles lie side by side in tensor memory")
+        to = _address(kernel, _shifted(target, along), scope)
+        of = _moved(kernel, base, known + moved * width)
+        kernel.text.emit(f"tcgen05.cp.cta_group::1.128x256b [{to}], {of}")
+
+
+def _shifted(access: Access, columns: int) -> Access:
+    """Return an access to tensor memory so many elements further on in each lane."""
+    lane, column = access.origin or (Affine(), Affine())
+    return replace(access, origin=(lane, column + columns))
+
+
 def _address(kernel: RoleKernel, access: Access, scope: Scope, beyond: Number = 0) -> str:
     """Return the address of an access's stage and origin, which may have columns only.
 
@@ -163,9 +222,13 @@ def _address(kernel: RoleKernel, access: Access, scope: Scope, beyond: Number = 
     if lane or lanes:
         raise ProgramError(f"{access}: tensor memory is taken from lane 0 on")
 
+    in_column = _CELL_BYTES // buffer.type.bytes
+    if column % in_column or (terms and in_column != 1):
+        raise ProgramError(f"{access}: it begins within a column of tensor memory, or moves")
+
     def make() -> Number:
-        first = first_columns(kernel.program)[buffer.name] + column
-        at = text.multiply_add(slot, int(buffer.shape[1]), first)
+        first = first_columns(kernel.program)[buffer.name] + column // in_column
+        at = text.multiply_add(slot, int(columns_of(buffer)), first)
         at = text.add(kernel.addresses.sum(terms, scope, at), beyond)
         address = text.register("b32")
         text.emit(f"add.u32 {address}, {kernel.tmem}, {at}")

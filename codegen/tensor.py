@@ -26,7 +26,7 @@ from tinygpu.codegen.fragments import (
     stmatrix,
 )
 from tinygpu.codegen.scope import Scope, value_coordinates
-from tinygpu.codegen.tcgen05 import mma, tmem_load, tmem_store
+from tinygpu.codegen.tcgen05 import copy, mma, tmem_load, tmem_store
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Affine, Block, Do, Statement
 
@@ -136,6 +136,7 @@ TILE_RULES: Mapping[str, Rule] = {
     "cp.async.bulk.tensor.global": _tma,
     "wgmma": _wgmma,
     "tcgen05.mma": mma,
+    "tcgen05.cp": copy,
     "tcgen05.ld": tmem_load,
     "tcgen05.st": tmem_store,
     "cvt": _by_fragment(rows.convert, convert),

@@ -30,6 +30,7 @@ Source: ``docs/model.md``, section "Time"; rates of wgmma: Luo et al., arXiv 240
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -59,7 +60,7 @@ from tinygpu.program import (
 )
 from tinygpu.search.fitted_pipeline import PIPELINE
 from tinygpu.search.lines import sectors_of_warp, share_inside
-from tinygpu.search.tcgen05 import product_cycles, row_sectors, transfer_cycles
+from tinygpu.search.tcgen05 import copy_cycles, product_cycles, row_sectors, transfer_cycles
 
 __all__ = ["Agent", "Event", "Guard", "Node", "Repeat", "agents", "mapped"]
 
@@ -248,9 +249,7 @@ class _Accountant:
                 cycles = {"serial": PIPELINE["arrive"]}
                 return [Event("arrive", cycles, barrier.name, index, group="tcgen05")]
             case Arrive(barrier, index, _, to):
-                size: Numbers = 1
-                for extent in self.extents.values():
-                    size = size * extent
+                size: Numbers = math.prod(self.extents.values())
                 far = device.cluster_latency_cycles * (size > 1) * (to == "cluster")
                 return [
                     Event(
@@ -283,14 +282,14 @@ class _Accountant:
         """Return the event of an instruction: one rule a unit."""
         device = self.device
         smem = device.smem_bytes_per_cycle_per_sm * PIPELINE["smem_share"]
-        count: Numbers = 1
-        for extent in do.values:
-            count = count * extent
+        count: Numbers = math.prod(do.values)
         width = do.write.buffer.type.bytes
         match do.instruction.unit:
             case "tensor" if do.instruction.name == "tcgen05.mma":
                 cycles = product_cycles(do, device, smem)
                 return Event("product", cycles, latency=PIPELINE["product_end"])
+            case "tmem" if do.instruction.name == "tcgen05.cp":
+                return Event("product", copy_cycles(do, smem))
             case "tmem":
                 return Event("work", {"serial": transfer_cycles(count, device)})
             case "tensor":

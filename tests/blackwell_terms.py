@@ -15,6 +15,13 @@ from tinygpu.reach import Case
 B200 = load_device("b200")
 LARGE = {"m": 4096, "n": 4096, "k": 4096}
 LAYOUTS = ("nn", "nt", "tn", "tt")
+FORMS = tuple(
+    (start, layout)
+    for start, values in STARTS.items()
+    for layout in LAYOUTS
+    if values["a_from"] == "smem" or layout[0] == "n"  # copied along k
+)
+"""Named points, each with the layouts that it has."""
 
 
 def term(start: str, layout: str = "nt", output: str | None = None, **changes: Value) -> Program:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.blackwell_terms import LARGE, LAYOUTS, broken, term
+from tests.blackwell_terms import FORMS, LARGE, broken, term
 from tests.hopper_terms import dos, rebuffered, rewritten, role
 from tinygpu.device import load_device
 from tinygpu.laws import LAWS
@@ -18,6 +18,7 @@ from tinygpu.machines.hopper import Hopper
 from tinygpu.operation import matmul
 from tinygpu.program import (
     Access,
+    Affine,
     Arrive,
     Do,
     Elect,
@@ -31,7 +32,7 @@ from tinygpu.program import (
 from tinygpu.reach import Case
 from tinygpu.tmem_laws import TMEM_LAWS
 
-MMA, LD = "tcgen05.mma", "tcgen05.ld"
+MMA, LD, CP = "tcgen05.mma", "tcgen05.ld", "tcgen05.cp"
 
 
 def resized(i: int, extent: int) -> Callable[[Do], Do]:
@@ -92,12 +93,90 @@ def mixed(program: Program) -> Program:
     return dos(program, MMA, lambda do: (do, replace(do, multicast="")))
 
 
+def tiled(do: Do, steps: tuple[int, ...]) -> Do:
+    """Change how far the tiles that a copy takes lie apart."""
+    (read,) = do.reads
+    assert isinstance(read, Access)
+    return replace(do, reads=(replace(read, value=(*read.value[:2], steps, read.value[3])),))
+
+
+def written(do: Do, steps: tuple[int, int]) -> Do:
+    """Change where a copy puts them: rows 8 columns on, or tiles in other lanes."""
+    value = do.write.value
+    if steps[0]:
+        return replace(do, write=replace(do.write, value=(*value[:2], steps, value[3])))
+    return replace(do, write=replace(do.write, value=(value[0], steps, *value[2:])))
+
+
+def begun(do: Do, lane: int, column: int) -> Do:
+    return replace(do, write=replace(do.write, origin=(Affine(lane), Affine(column))))
+
+
+def turned(do: Do) -> Do:
+    (read,) = do.reads
+    assert isinstance(read, Access)
+    first, second, *rest = read.value
+    return replace(do, reads=(replace(read, value=(second, first, *rest)),))
+
+
+def flattened(do: Do) -> Do:
+    (read,) = do.reads
+    assert isinstance(read, Access)
+    one = replace(read, value=read.value[:1])
+    write = replace(do.write, value=do.write.value[:1])
+    return replace(do, values=do.values[:1], reads=(one,), write=write)
+
+
+def row_taken(do: Do, steps: tuple[int, int]) -> Do:
+    x = do.reads[0]
+    assert isinstance(x, Access)
+    moved = replace(x, value=(*x.value[:4], steps, x.value[5]))
+    return replace(do, reads=(moved, *do.reads[1:]))
+
+
+def both_in_tmem(do: Do) -> Do:
+    return replace(do, reads=(do.reads[0], do.reads[0], do.reads[2]))
+
+
 PAIR = term("pair")
+COPIED = term("a in tmem")
 WRONG: tuple[tuple[str, str, Program], ...] = (
     ("tmem_columns", "have 1024 columns", term("persistent", tile_n=256, accumulators=4)),
     ("tmem_columns", "2 CTAs on an SM", replace(term("wide pair"), ctas_per_sm=2)),
-    ("tmem_columns", "128 lanes of 32-bit", rebuffered(PAIR, "sums", dtype="bf16")),
-    ("tmem_columns", "128 lanes of 32-bit", rebuffered(PAIR, "sums", shape=(64, 128))),
+    ("tmem_columns", "128 lanes of whole", rebuffered(PAIR, "sums", shape=(64, 128))),
+    (
+        "tmem_columns",
+        "128 lanes of whole",
+        rebuffered(COPIED, "held_x", shape=(128, 63), stride=(63, 1)),
+    ),
+    ("tmem_columns", "have 576 columns", term("a in tmem", stages=10, tile_n=128)),
+    ("tmem_lanes", "have 16 bits", rebuffered(PAIR, "sums", dtype="bf16")),
+    ("tcgen05_shape", "which it cannot", rebuffered(PAIR, "sums", dtype="bf16")),
+    ("tcgen05_cp", "takes 64 B of 128 rows", dos(COPIED, CP, resized(0, 32))),
+    ("tcgen05_cp", "takes 32 B of 64 rows", dos(COPIED, CP, resized(1, 64))),
+    ("tcgen05_cp", "it copies bits", rebuffered(COPIED, "held_x", dtype="f16")),
+    ("tcgen05_cp", "swizzled by 128", rebuffered(COPIED, "smem_a", swizzle=(2, 3, 3))),
+    ("tcgen05_cp", "tiles along k", dos(COPIED, CP, turned)),
+    ("tcgen05_cp", "two are a tile", dos(COPIED, CP, flattened)),
+    ("tcgen05_cp", "products of pairs", dos(COPIED, MMA, lambda d: replace(d, multicast="pair"))),
+    ("tcgen05_cp", "not from shared", dos(COPIED, CP, lambda d: replace(d, reads=(d.write,)))),
+    ("tcgen05_cp", "lie 8 B apart", dos(COPIED, CP, lambda d: tiled(d, (0, 4, 0)))),
+    ("tcgen05_cp", "lie 2064 B apart", dos(COPIED, CP, lambda d: tiled(d, (16, 8, 0)))),
+    ("tcgen05_cp", "a row a lane", dos(COPIED, CP, lambda d: written(d, (0, 8)))),
+    ("tcgen05_cp", "a row a lane", dos(COPIED, CP, lambda d: written(d, (1, 16)))),
+    ("tcgen05_cp", "no whole column", dos(COPIED, CP, lambda d: begun(d, 0, 1))),
+    ("tcgen05_cp", "no whole column", dos(COPIED, CP, lambda d: begun(d, 16, 0))),
+    ("tcgen05_first_input", "64 rows of 1", dos(COPIED, MMA, resized(4, 32))),
+    (
+        "tcgen05_first_input",
+        "128 rows of 2",
+        replace(
+            dos(COPIED, MMA, lambda d: replace(d, multicast="rank_m")),
+            cluster=(("rank_m", 2), ("rank_n", 1)),
+        ),
+    ),
+    ("tcgen05_first_input", "a row a lane", dos(COPIED, MMA, lambda d: row_taken(d, (2, 0)))),
+    ("tcgen05_first_input", "second input is in tmem", dos(COPIED, MMA, both_in_tmem)),
     ("tcgen05_shape", "multiplies 96 rows", dos(term("ring"), MMA, resized(4, 48))),
     ("tcgen05_shape", "makes 24 columns", dos(term("ring"), MMA, resized(1, 24))),
     ("tcgen05_shape", "makes 320 columns", dos(term("ring"), MMA, resized(1, 320))),
@@ -138,8 +217,7 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
 )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(("start", "layout"), FORMS)
 def test_named_points_break_no_law(start: str, layout: str) -> None:
     assert broken(term(start, layout)) == {}
     assert broken(term(start, layout), {"m": 200, "n": 136, "k": 72}) == {}
@@ -181,6 +259,8 @@ def test_architectures_have_the_one_or_the_other() -> None:
     ("name", "changes"),
     [
         ("blocks", {"tile_m": 256}),
+        ("a_from", {"a_from": "tmem", "tile_m": 64}),
+        ("a_from", {"a_from": "tmem", "tile_m": 256, "cta_pair": 1}),
         ("parts", {"tile_n": 16, "cluster_m": 4, "store_n": 16, "vector_c": 8}),
         ("chunks", {"store_n": 128, "tile_n": 64}),
         ("unused", {"store_stages": 2}),

@@ -100,7 +100,8 @@ class Buffer:
     ``fragment``: registers of many threads that hold one tile together, shared out as
     ``tinygpu.fragment`` says ("": each thread has registers of its own).  ``copies`` above 1:
     shared memory of which each copy of the role that uses it has its own.
-    Tensor memory (level "tmem") has the shape (128 lanes, columns of 32 bits), an element a cell.
+    Tensor memory (level "tmem") has the shape (128 lanes, elements): a column of 32 bits is one
+    element, or as many narrower ones as it holds.
     """
 
     name: str

@@ -42,7 +42,13 @@ from tinygpu.witness import Look
 __all__ = ["exits", "memory", "registers"]
 
 Cell = tuple[object, ...]
-_PROXY = ("load", "store", "product", "mma")  # those that read and write through the other proxy
+_PROXY = (
+    "load",
+    "store",
+    "product",
+    "mma",
+    "cp",
+)  # those that read and write through the other proxy
 
 
 @dataclass(slots=True)
@@ -140,13 +146,19 @@ def _within(look: Look, index: int, accesses: list[_Access]) -> None:
 
 
 def _in_order(p: _Access, q: _Access) -> bool:
-    """Say whether two accesses are a thread's tcgen05.mma, which are done one after another."""
-    return p.kind == q.kind == "mma" and p.place[0] == q.place[0]
+    """Say whether q is a thread's tcgen05.mma that is done after what it issued before.
+
+    That is what another one adds to, and what a tcgen05.cp writes; nothing orders a tcgen05.cp
+    behind the products that read what it overwrites.
+    """
+    follows = q.kind == "mma" and p.kind in ("mma", "cp") and p.touch.write
+    both = q.touch.write or p.kind == "cp"
+    return follows and both and p.place[0] == q.place[0] and p.place < q.place
 
 
 def _follows(look: Look, p: _Access, q: _Access, what: str) -> None:
     """Report that p is not done before q is issued, or that q cannot see what p wrote."""
-    if _in_order(p, q) and p.touch.write and q.touch.write and p.place < q.place:
+    if _in_order(p, q):
         return
     if not _comes(p.done, q):
         names = f"{look.name(p.place)} and {look.name(q.place)} ({what})"
@@ -176,13 +188,13 @@ def _fence(look: Look, p: _Access, kind: str) -> list[Place]:
 def _fenced(look: Look, p: _Access, q: _Access, what: str) -> None:
     """F of tensor memory: threads tell one another of tcgen05 instructions through fences."""
     number, position = q.place
-    if p.place[0] == number and p.kind not in ("load", "mma"):
+    if p.place[0] == number and p.kind not in ("load", "mma", "cp"):
         return  # its own, and done in program order
     names = f"{look.name(q.place)} may not see that {look.name(p.place)} is done ({what})"
     if p.kind in ("take", "put") and not _comes(_fence(look, p, "tcgen05.before"), q):
         text = f"{names}; execute tcgen05.fence::before_thread_sync before telling it"
         look.report("proxy", p.place, q.place, text)
-    if q.kind in ("mma", "take", "put"):
+    if q.kind in ("mma", "cp", "take", "put"):
         fences = look.fences[number, "tcgen05.after"]
         last = bisect_right(fences, position) - 1
         if last < 0 or not before(p.done, look.order.clocks[number][fences[last]]):
@@ -254,7 +266,7 @@ def exits(look: Look) -> None:
     for place, flight in graph.flights.items():
         last = (place[0], ends[place[0]][1] - 1)
         node = flight.event.node
-        if isinstance(node, Act) and node.kind in ("mma", "take", "put"):
+        if isinstance(node, Act) and node.kind in ("mma", "cp", "take", "put"):
             seen = _released_after(look, place, flight, node)
         elif flight.phases:
             seen = all(graph.passes.get(phase) for phase in flight.phases)

@@ -122,8 +122,8 @@ class Mbarrier:
 class Use:
     """A use of shared memory: ``done`` are columns and the times from which they know of it.
 
-    ``pipe``: the agent whose tcgen05.mma it is; those are done in order.  ``tensor``: it is of a
-    tcgen05.ld or st.
+    ``pipe``: the agent whose tcgen05.mma or, if it ``copies``, cp it is; products are done after
+    what that has issued before, copies are not.  ``tensor``: it is of a tcgen05.ld or st.
     """
 
     do: Do
@@ -134,6 +134,7 @@ class Use:
     done: list[tuple[int, int]]
     fenced: int | None = None
     pipe: Agent | None = None
+    copies: bool = False
     tensor: bool = False
 
     def known(self, clock: Integers) -> bool:
@@ -263,7 +264,7 @@ class Agent:
     sent: list[Flight] = field(default_factory=list)
     fenced: set[str] = field(default_factory=set)
     unfenced: list[Use] = field(default_factory=list)
-    queue: list[Any] = field(default_factory=list)  # its tcgen05.mma and commits
+    queue: list[Any] = field(default_factory=list)  # its tcgen05.mma, cp and commits
     opened: dict[object, Use] = field(default_factory=dict)  # uses that no commit covers
     issued_uses: list[Use] = field(default_factory=list)
     untold: list[Use] = field(default_factory=list)  # done, and no tcgen05.fence since

@@ -10,7 +10,7 @@ edges are:
                       wait_group N; a bulk store has two: its source is read, and all is done
     barriers          from the issue of each member's j-th one to every member's pass of its j-th
     product           a warpgroup's j-th wgmma is issued when both its agents have come to it
-    commit            a tcgen05.mma is done at the pass of a wait for a later tcgen05.commit
+    commit            a tcgen05.mma or cp is done at the pass of a wait for a later tcgen05.commit
 
 Every node lies in one agent's order, or is the done of an operation, which only passes observe.
 So reachability needs no search: a *clock* gives for each agent how many of its events come
@@ -65,7 +65,8 @@ class Flight:
 
     ``clock`` is at its issue, for which ``missing`` agents have yet to come.  ``read`` and ``done``
     are the passes of wait_group that observe that its sources are read, and that all is done.
-    A load is observed by the waits for its ``phases``, a tcgen05.mma by those for commits after it.
+    A load is observed by the waits for its ``phases``, a tcgen05.mma or cp by those for commits
+    after it.
     """
 
     event: Event
@@ -248,7 +249,7 @@ class _Walk:
         return None
 
     def commits(self) -> None:
-        """Say of each tcgen05.mma which passes observe its end: the first ones of each agent."""
+        """Say of each tcgen05.mma and cp which passes observe its end: each agent's first ones."""
         for number, agent in enumerate(self.agents):
             first: dict[int, int] = {}
             for position in reversed(range(self.at[number])):
@@ -257,7 +258,7 @@ class _Walk:
                     for phase in phases(self.cluster, agent.cta, event):
                         for other, at in self.passes[phase]:
                             first[other] = min(first.get(other, at), at)
-                elif isinstance(event.node, Act) and event.node.kind == "mma":
+                elif isinstance(event.node, Act) and event.node.kind in ("mma", "cp"):
                     flight = self.flights[number, position]
                     flight.done = flight.read = list(first.items())
 

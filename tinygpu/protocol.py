@@ -41,7 +41,7 @@ __all__ = [
     "names_in",
 ]
 
-Kind = Literal["generic", "copy", "load", "product", "store", "mma", "take", "put"]
+Kind = Literal["generic", "copy", "load", "product", "store", "mma", "cp", "take", "put"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,9 @@ class Act:
     """A statement that touches on-chip buffers; see ``tinygpu.program.Do`` for the last three.
 
     "generic" ones are done when issued; the others later: "copy" cp.async, "load" and "store"
-    TMA, "product" wgmma, "mma", "take" and "put" tcgen05.mma, .ld and .st.  ``bytes`` of a load
-    land in each CTA that receives it; an mma touches what it says in each CTA along ``multicast``.
+    TMA, "product" wgmma, "mma", "cp", "take" and "put" tcgen05.mma, .cp, .ld and .st.  ``bytes`` of
+    a load land in each CTA that receives it; an mma touches what it says in each CTA along
+    ``multicast``.
     """
 
     name: str

@@ -170,6 +170,8 @@ def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
 
 def _act(do: Do, threads: int) -> Act:
     kind: Kind = _KINDS.get(do.instruction.completion, "generic")
+    if kind == "mma" and do.instruction.unit == "tmem":
+        kind = "cp"
     if do.instruction.completion == "tcgen05_wait":
         kind = "put" if do.write.buffer.level == "tmem" else "take"
     moved = prod(map(int, do.values))

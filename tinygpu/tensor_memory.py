@@ -8,6 +8,9 @@ columns in all, and in a pair of CTAs as many rows again in the other one:
     pair,    R = 128    "A"    lane row                     column c
     pair,    R = 64     "B"    lane row + 64 (2c // N)       column c % (N/2)
 
+The first input of a product may lie there too (R = 128, one CTA): lane row, and along the columns
+k, as many elements a column as 32 bits hold, the first in the low bits.
+
 A CTA gets columns by tcgen05.alloc: a power of two, at least 32; all of its buffers lie in one
 allocation, one after another, the stages of a ring side by side.  A warp can read and write only
 the 32 lanes 32 (w mod 4) .., w its number in the CTA.
@@ -27,12 +30,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.program import Program, select
+from tinygpu.program import Buffer, Program, select
 
 __all__ = [
     "COLUMNS",
     "LANES",
     "allocated_columns",
+    "columns_of",
     "first_columns",
     "placement",
     "used_columns",
@@ -40,6 +44,7 @@ __all__ = [
 ]
 
 LANES, COLUMNS = 128, 512  # spec
+_CELL_BYTES = 4  # spec
 _LEAST = 32  # spec: columns of an allocation
 
 
@@ -59,12 +64,18 @@ def uses_tensor_memory(program: Program) -> bool:
     return any(b.level == "tmem" for b in program.buffers)
 
 
+def columns_of(buffer: Buffer) -> Any:
+    """Return the columns of a stage of a buffer in tensor memory."""
+    elements: Any = buffer.shape[1]  # a number there
+    return -(-elements * buffer.type.bytes // _CELL_BYTES)
+
+
 def used_columns(program: Program) -> Any:
     """Return the columns that a program's buffers have in all."""
     total: Any = 0
     for buffer in program.buffers:
         if buffer.level == "tmem":
-            total = total + buffer.shape[1] * buffer.stages
+            total = total + columns_of(buffer) * buffer.stages
     return total
 
 
@@ -84,5 +95,5 @@ def first_columns(program: Program) -> Mapping[str, int]:
     for buffer in program.buffers:
         if buffer.level == "tmem":
             found[buffer.name] = next_column
-            next_column += int(buffer.shape[1]) * int(buffer.stages)
+            next_column += int(columns_of(buffer)) * int(buffer.stages)
     return found

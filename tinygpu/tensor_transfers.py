@@ -1,6 +1,8 @@
 """tcgen05 at work: products into tensor memory, commits, and what takes sums out again.
 
-What one thread issues, products and commits, stands in its *queue* and is done in order.  A product
+What one thread issues, products, copies and commits, stands in its *queue*.  A product and a commit
+are done after all before them; a copy (tcgen05.cp), which may fill what a product reads, waits for
+nothing.  A product
 reads its stages and adds up when it lands; in a pair it does so in both CTAs, each with its own
 first input and the second inputs of both.  A commit, when all before it is done, arrives at its
 mbarriers: whoever passes a wait for that phase knows of those products.  tcgen05.ld and st move
@@ -26,7 +28,17 @@ from tinygpu.program import Access, Arrive, Do
 from tinygpu.race import UNWRITTEN, Integers
 from tinygpu.tile_access import along, cells_of, claim, home_of, mbarrier_of, narrowed, stale
 
-__all__ = ["Commitment", "Multiplication", "Transfer", "commit", "multiply", "released", "transfer"]
+__all__ = [
+    "Commitment",
+    "Copying",
+    "Multiplication",
+    "Transfer",
+    "commit",
+    "copy",
+    "multiply",
+    "released",
+    "transfer",
+]
 
 Values = NDArray[np.float64]
 
@@ -73,6 +85,29 @@ class Multiplication:
         stale(self.agent, self.do, read.buffer.name, cells[taken], held.index[cells[taken]], index)
         values = np.where(taken, held.value[cells], np.nan)
         return np.asarray(values.reshape(-1, int(narrow.values[0])))
+
+
+@dataclass(slots=True, eq=False)
+class Copying:
+    """A tcgen05.cp under way: at any time, but before the products issued after it."""
+
+    agent: Agent
+    do: Do
+    env: Mapping[str, int]
+    may_land: bool = True
+
+    def land(self) -> None:
+        """Move the tile."""
+        agent, do, (read,), write = self.agent, self.do, self.do.reads, self.do.write
+        assert isinstance(read, Access)
+        agent.queue.remove(self)
+        source, target = (agent.cta.memory(agent, a.buffer) for a in (read, write))
+        cells = cells_of(agent, do, read, self.env)[0]
+        places = cells_of(agent, do, write, self.env)[0]
+        index = read.index.evaluate(self.env)
+        stale(agent, do, read.buffer.name, cells, source.index[cells], index)
+        target.value[places] = write.buffer.type.round(source.value[cells])
+        target.index[places] = write.index.evaluate(self.env)
 
 
 @dataclass(slots=True, eq=False)
@@ -163,6 +198,22 @@ def multiply(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
             if keep:
                 agent.opened[key] = use
     agent.cta.cluster.launch(product)
+
+
+def copy(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
+    """Issue a tcgen05.cp.  Raises ProgramError where it does not copy a tile."""
+    for access in (*do.reads, do.write):
+        if not isinstance(access, Access):
+            raise ProgramError(f"{do}: it copies a tile of shared memory; name a buffer")
+        cells, taken = cells_of(agent, do, access, env)
+        memory, writes = agent.cta.memory(agent, access.buffer), access is do.write
+        stage = access.index.evaluate(env) % int(access.buffer.stages)
+        use = Use(do, cells[taken], agent.number, writes, False, [], pipe=agent, copies=True)
+        claim(agent, memory, stage, use)
+        agent.opened[id(memory), id(access), id(use)] = use
+    flight = Copying(agent, do, env)
+    agent.queue.append(flight)
+    agent.cta.cluster.launch(flight)
 
 
 def commit(agent: Agent, arrive: Arrive, env: Mapping[str, int]) -> None:

@@ -132,7 +132,9 @@ def claim(agent: Agent, shared: Shared, stage: int, use: Use, *, keep: bool = Tr
     """Find who else may be using these cells now; remember the use (``keep``)."""
     cluster, clock, asynchronous = agent.cta.cluster, agent.clock, not use.plain
     for other in shared.uses[stage]:
-        if not (other.writes or use.writes) or (use.pipe and use.pipe is other.pipe):
+        if not (other.writes or use.writes):
+            continue
+        if use.pipe and use.pipe is other.pipe and not use.copies:
             continue
         known = other.known(clock)
         fence = _missing_fence(agent, other, use) if known else ""

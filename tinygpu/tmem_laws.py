@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tinygpu.law import Law
-from tinygpu.placement import memory_step
 from tinygpu.program import (
     Access,
     Arrive,
@@ -40,15 +39,13 @@ from tinygpu.program import (
     When,
     select,
 )
-from tinygpu.reach import Case, Clause, Place, moves, origin_of
-from tinygpu.tensor_laws import span_bytes, starts
+from tinygpu.reach import Case, Clause, Place, origin_of
+from tinygpu.tcgen05_inputs import INPUT_LAWS, SLICE_BYTES, multiplying, placed
 from tinygpu.tensor_memory import COLUMNS, LANES, allocated_columns, used_columns
 
 __all__ = ["TMEM_LAWS"]
 
-_SLICE_BYTES = 32  # spec: the k of one tcgen05.mma
 _CELL_BYTES = 4
-_PIECE_BYTES = 16
 _MULTIPLIED = ("bf16", "f16", "tf32", "e4m3", "e5m2")
 _LOADED = (1, 2, 4, 8, 16, 32, 64, 128)  # spec: columns of one tcgen05.ld.32x32b
 _MOST_COLUMNS = 256  # spec: tcgen05.mma's largest n
@@ -59,9 +56,9 @@ def columns(case: Case) -> Iterator[Clause]:
     tmem = [b for b in case.program.buffers if b.level == "tmem"]
     for buffer in tmem:
         lanes, wide = buffer.shape
-        holds = (lanes == LANES) & (buffer.type.bytes == _CELL_BYTES)
+        holds = (lanes == LANES) & (wide * buffer.type.bytes % _CELL_BYTES == 0)
         holds = holds & (buffer.stride[0] == wide) & (buffer.stride[1] == 1)
-        text = "{}: tensor memory is {} lanes of 32-bit columns"
+        text = "{}: tensor memory is {} lanes of whole 32-bit columns"
         yield Clause(holds, text, (buffer, LANES))
     if tmem:
         used, ctas = used_columns(case.program), case.program.ctas_per_sm
@@ -79,7 +76,7 @@ def shape(case: Case, place: Place) -> Iterator[Clause]:
         return
     x, y, sums = (r for r in do.reads if isinstance(r, Access))
     k, inner, outer, halves, high, blocks = do.values
-    rows, wide, ctas = high * blocks, inner * outer * halves, _ctas(case, place)
+    rows, wide, ctas = high * blocks, inner * outer * halves, multiplying(case, place)
     text = "{} multiplies {} rows of a CTA; tcgen05.mma has 64 or 128"
     yield Clause((rows == LANES // 2) | (rows == LANES), text, (do, rows))
     unit = select((rows == LANES // 2) & (ctas == 1), 8, 16)
@@ -90,7 +87,7 @@ def shape(case: Case, place: Place) -> Iterator[Clause]:
     yield Clause(halves == ctas, text, (do, halves, ctas))
     taken = k * x.buffer.type.bytes
     text = "{} takes {} B of k; tcgen05.mma takes {}"
-    yield Clause(taken == _SLICE_BYTES, text, (do, taken, _SLICE_BYTES))
+    yield Clause(taken == SLICE_BYTES, text, (do, taken, SLICE_BYTES))
     types = (x.buffer.dtype, y.buffer.dtype, sums.buffer.dtype)
     holds = x.buffer.dtype in _MULTIPLIED and types[1:] == (x.buffer.dtype, "f32")
     yield Clause(holds, "{} multiplies {} by {} into {}, which it cannot", (do, *types))
@@ -107,51 +104,21 @@ def shape(case: Case, place: Place) -> Iterator[Clause]:
         (1, 0),
         (select(spread, 32, high), 0),
     )
-    lies: Any = (high == 16) | (spread ^ True)
-    for access in (sums, do.write):
-        for extent, got, steps in zip(do.values, access.value, wanted, strict=True):
-            for one, other in zip(got, steps, strict=True):
-                lies = lies & ((one == other) | (extent == 1))
+    lies = ((high == 16) | (spread ^ True)) & placed(do, (sums, do.write), wanted)
     text = "{}: its sums do not lie in the lanes and columns that {} rows in {} CTAs have"
     yield Clause(lies, text, (do, rows, ctas))
-
-
-def descriptors(case: Case, place: Place) -> Iterator[Clause]:
-    """Check that a descriptor can say how each input lies."""
-    do = place.do
-    if do.instruction.name != "tcgen05.mma":
-        return
-    x, y, _ = (r for r in do.reads if isinstance(r, Access))
-    for access, mode in ((x, 4), (y, 1)):
-        width, wide = access.buffer.type.bytes, span_bytes(access.buffer)
-        count, more = do.values[mode : mode + 2]
-        along_k, across, further = (
-            memory_step(access, access.value[i]) * width for i in (0, mode, mode + 1)
-        )
-        yield Clause(wide == 128, "{} of {} is not swizzled by 128 B", (access, do))
-        by_k = (along_k == width) & (across == wide)
-        by_k = by_k & ((more == 1) | (further == count * wide))
-        whole = count * width == wide
-        by_row = (across == width) & (along_k == wide)
-        slab = select(whole, further % _PIECE_BYTES == 0, further == count * width)
-        part = whole | (count * more * width == wide)
-        by_row = by_row & select(more == 1, whole, slab & part)
-        text = "{}: k steps {} B, rows {} B; rows of the swizzle have {} B, and one of them is k's"
-        yield Clause(by_k | by_row, text, (access, along_k, across, wide))
-        text = "{}: elements of {} B do not lie along k; those of 2 B alone may"
-        yield Clause(by_k | (width == 2), text, (access, width))
-        dimension = next((d for d, s in enumerate(access.value[0]) if moves(s)), None)
-        yield from starts(case, place, access, inner=dimension)
 
 
 def lanes(case: Case, place: Place) -> Iterator[Clause]:
     """Check that each thread moves columns of its own lane, so that a warp keeps to its 32."""
     do = place.do
-    if do.instruction.unit != "tmem":
+    if do.instruction.completion != "tcgen05_wait":
         return
     (source,) = (r for r in do.reads if isinstance(r, Access))
     tmem, held = (source, do.write) if source.buffer.level == "tmem" else (do.write, source)
     yield Clause(held.buffer.fragment == "row", "{}: {} is no row a thread", (do, held.buffer.name))
+    bits = tmem.buffer.type.bytes * 8
+    yield Clause(bits == 32, "{}: it moves whole columns; elements have {} bits", (do, bits))
     same: Any = True
     for one, other in zip(tmem.value, held.value, strict=True):
         same = same & (one[0] == other[0]) & (one[1] == other[1])
@@ -219,10 +186,6 @@ def lifetime(case: Case) -> Iterator[Clause]:
         yield Clause(holds, text, (role.name, scopes[0]))
 
 
-def _ctas(case: Case, place: Place) -> Any:
-    return dict(case.program.cluster).get(place.do.multicast, 1)
-
-
 def _of_one(statement: Statement) -> str:
     """Return the axis of a pair if only its first CTA may execute a statement."""
     if isinstance(statement, Wait):
@@ -265,14 +228,6 @@ TMEM_LAWS: Mapping[str, Law] = {
             of_place=shape,
         ),
         Law(
-            "tcgen05_descriptors",
-            "States that tcgen05.mma's inputs lie K-major, or if they have 16 bits MN-major, in "
-            "rows of 128 B, from the start of a pattern on.",
-            _PTX + "tcgen05, Shared Memory Descriptor",
-            "choose a wider tile (tile_m, tile_n) or another layout of the operation",
-            of_place=descriptors,
-        ),
-        Law(
             "tmem_lanes",
             "States that tcgen05.ld and st move, in a warpgroup, columns of each thread's own "
             "lane.",
@@ -303,6 +258,7 @@ TMEM_LAWS: Mapping[str, Law] = {
             "end each role with barrier.cluster",
             of_case=lifetime,
         ),
+        *INPUT_LAWS.values(),
     )
 }
 """Laws of tensor memory; part of ``tinygpu.laws.LAWS``."""

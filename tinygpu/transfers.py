@@ -22,7 +22,7 @@ from tinygpu.errors import ProgramError
 from tinygpu.plain import execute_plain
 from tinygpu.program import Access, Do
 from tinygpu.race import UNWRITTEN, Integers
-from tinygpu.tensor_transfers import multiply, transfer
+from tinygpu.tensor_transfers import copy, multiply, transfer
 from tinygpu.tile_access import (
     along,
     cells_of,
@@ -53,8 +53,10 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
             _load(agent, do, env)
         case "bulk_group":
             _store(agent, do, env)
-        case "tcgen05_commit":
+        case "tcgen05_commit" if do.instruction.unit == "tensor":
             multiply(agent, do, env)
+        case "tcgen05_commit":
+            copy(agent, do, env)
         case "tcgen05_wait":
             transfer(agent, do, env)
         case "wgmma_group":

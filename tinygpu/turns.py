@@ -14,7 +14,7 @@ from tinygpu.cluster import Agent, Cluster, Flight
 from tinygpu.errors import ProgramError
 from tinygpu.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
 from tinygpu.race import Finding
-from tinygpu.tensor_transfers import Commitment, Multiplication, commit, released
+from tinygpu.tensor_transfers import Commitment, Copying, Multiplication, commit, released
 from tinygpu.tile_access import along, home_of, mbarrier_of
 from tinygpu.transfers import Delivery, Load, Product, Store, execute
 
@@ -23,7 +23,9 @@ __all__ = ["STRATEGIES", "Strategy", "Turns"]
 Strategy = Literal["starve", "others", "leaders", "any"]
 STRATEGIES: tuple[Strategy, ...] = ("starve", "others", "leaders", "any")
 _LANDS_NEXT = 0.3
-_LANDING = Load | Delivery | Multiplication | Commitment  # what lands when nobody can go on
+_LANDING = (
+    Load | Delivery | Multiplication | Copying | Commitment
+)  # what lands when nobody can go on
 _MOST_NAMED = 6
 
 

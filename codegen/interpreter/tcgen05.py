@@ -1,7 +1,9 @@
 """Products of the fifth generation: tcgen05.mma, cp and commit, of one CTA or of a pair.
 
-A thread's operations are performed in order; ``commit`` lets barriers know when those before it are
-done.  In a pair the even CTA's thread issues; each CTA has half of A's rows, of B's rows and of D.
+A thread's operations are performed in order, which the ISA promises of a product after products or
+copies, but not of a copy: one that overwrites what earlier products read has to wait for them like
+any other thread.  ``commit`` lets barriers know when those before it are done.  In a pair the even
+CTA's thread issues; each CTA has half of A's rows, of B's rows and of D.
 
 Source: PTX ISA 9.0, sections 9.7.16.9 (mma), 9.7.16.10 (cp) and 9.7.16.12 (commit).
 """
@@ -252,7 +254,9 @@ def _cp(d: Decoder, i: Instruction) -> Action:
                 conflict = run.clocks.read(cells, rows, step, proxy=True, agent=channel)
                 run.conflict(conflict, "copies")
                 quarters = np.arange(1 if rows_of == 4 else 4)
-                step = access(run, cta, quarters, (column, words), rows, channel, writes=True)
+                step = access(
+                    run, cta, quarters, (column, words), rows, channel, writes=True, own=False
+                )
                 run.state["tcgen05 last", thread] = step
                 run.issue(_copied(run, cta, at, column), key)
 

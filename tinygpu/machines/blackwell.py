@@ -34,8 +34,8 @@ class Blackwell(Machine):
     levels = (GMEM, L2, SMEM, TMEM, REGISTERS)
     instructions = instructions(
         "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "tcgen05.alloc",
-        "tcgen05.mma", "tcgen05.commit", "tcgen05.ld", "tcgen05.fence", "cvt", "st.shared",
-        "fence.proxy.async", "bar.sync", "barrier.cluster", "st.global",
+        "tcgen05.cp", "tcgen05.mma", "tcgen05.commit", "tcgen05.ld", "tcgen05.fence", "cvt",
+        "st.shared", "fence.proxy.async", "bar.sync", "barrier.cluster", "st.global",
     )  # fmt: skip
     numeric = True
     operations = ("matmul",)
@@ -47,6 +47,9 @@ class Blackwell(Machine):
     )  # fmt: skip
     tile_k = Choice(32, 64, 128, meaning="steps of k in a stage")
     cta_pair = Choice(0, 1, structural=True, meaning="two CTAs multiply one tile (1)")
+    a_from = Choice(
+        "smem", "tmem", structural=True, meaning="where products take a: tmem, copied there before"
+    )
     stages = Choice(2, 3, 4, 5, 6, 7, 8, 10, 12, meaning="tiles of the inputs in shared memory")
     accumulators = Choice(1, 2, 4, meaning="tiles of sums in tensor memory")
     epilogues = Choice(1, 2, meaning="warpgroups that store")
@@ -87,6 +90,12 @@ class Blackwell(Machine):
                 "a CTA has 64 or 128 rows of a product",
                 "choose tile_m 64 or 128, of a pair 128 or 256",
             ),
+            Requirement(
+                "a_from",
+                d.a_from == "smem" or ((rows == 128) & (ctas == 1) & (a.axes[-1] == "k")),
+                "a lies in tensor memory in 128 rows of one CTA, along k",
+                'choose a_from "smem", or tile_m 128 without a pair and a layout n of a',
+            ),
             slabs,
             parts,
             Requirement(
@@ -116,14 +125,15 @@ class Blackwell(Machine):
 
 
 _PLAIN: Mapping[str, Value] = {
-    "tile_m": 128, "tile_n": 64, "tile_k": 64, "cta_pair": 0, "stages": 2, "accumulators": 1,
-    "epilogues": 1, "cluster_m": 1, "cluster_n": 1, "epilogue": "direct", "store_n": 32,
-    "store_stages": 1, "vector_c": 1, "raster": 1, "persistent": 0, "early": 0,
+    "tile_m": 128, "tile_n": 64, "tile_k": 64, "cta_pair": 0, "a_from": "smem", "stages": 2,
+    "accumulators": 1, "epilogues": 1, "cluster_m": 1, "cluster_n": 1, "epilogue": "direct",
+    "store_n": 32, "store_stages": 1, "vector_c": 1, "raster": 1, "persistent": 0, "early": 0,
 }  # fmt: skip
 _SMALL = {**_PLAIN, "tile_m": 64}
 _RING = {**_PLAIN, "tile_n": 128, "stages": 4, "vector_c": 8}
 _STORE = {**_RING, "epilogue": "tma", "store_n": 64, "store_stages": 2, "vector_c": 1}
 _STAY = {**_STORE, "persistent": 1, "accumulators": 2, "raster": 8}
+_A_IN_TMEM = {**_STAY, "a_from": "tmem"}
 _CLUSTER = {**_STAY, "cluster_m": 2}
 _PAIR = {**_STAY, "tile_m": 256, "cta_pair": 1}
 _NARROW = {**_PAIR, "tile_m": 128, "store_n": 32}
@@ -135,6 +145,7 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "ring": _RING,
     "tma store": _STORE,
     "persistent": _STAY,
+    "a in tmem": _A_IN_TMEM,
     "cluster": _CLUSTER,
     "pair": _PAIR,
     "narrow pair": _NARROW,

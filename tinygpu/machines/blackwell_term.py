@@ -4,6 +4,9 @@ r"""The term of the machine ``blackwell``: loads, products in tensor memory, sto
     multiplier  one thread: for each tile: wait for an empty accumulator; for each k: wait for a
                 full stage, multiply, and let the stage be released when that is done (commit); then
                 let the accumulator be taken when all is done (commit)
+                With a_from "tmem" it first copies the stage of x to one of as many in tensor
+                memory, and takes it from there: when the stage may be loaded again, that may be
+                copied over, for the same products have read it.
     epilogue    one or two warpgroups: wait for a full accumulator; chunk by chunk take it into
                 registers, round and store it; release it after the last chunk is taken
 
@@ -94,6 +97,10 @@ class BlackwellTerm(TensorTerm):
             "sums", "tmem", "f32", (LANES, self.acc_columns), (self.acc_columns, 1),
             d.accumulators, LANES * self.acc_columns,
         )  # fmt: skip
+        self.held_x = Buffer(
+            "held_x", "tmem", self.x.dtype, (LANES, d.tile_k), (d.tile_k, 1), d.stages,
+            LANES * d.tile_k,
+        )  # fmt: skip
         tile_row = var("br", d.tile_m * d.cluster_m) + var("rank_m", d.tile_m)
         self.tile_column = var("bc", d.tile_n * d.cluster_n) + var("rank_n", d.tile_n)
         self.first_row = tile_row + (var("pair", self.rows) if self.paired else 0)
@@ -103,6 +110,8 @@ class BlackwellTerm(TensorTerm):
         """Return the term: its buffers are those that its statements use."""
         d = self.d
         epilogue, held = self.epilogue()
+        if d.a_from == "tmem":
+            held = (self.held_x, *held)
         buffers = (*self.gmem.values(), self.smem_x, self.smem_y, self.sums, *held)
         pair = (("pair", 2),) if self.paired else ()
         return Program(
@@ -142,6 +151,15 @@ class BlackwellTerm(TensorTerm):
             tiles = When(var("pair"), 1, (tiles,))
         return (Elect((tiles,)), Sync(scope="cluster"))
 
+    def copied(self) -> Do:
+        """Copy a stage of x, which lies along k, to tensor memory: 32 B of all rows at a time."""
+        slices = self.inner // self.slice
+        into = Access(self.held_x, ((0, 1), (1, 0), (0, self.slice), (0, self.inner)), index=self.n)
+        steps = ((0, 1, 0), (1, 0, 0), (0, self.slice, 0), (0, 0, 1))
+        tile = Access(self.smem_x, steps, index=self.n)
+        values = (self.slice, LANES, slices, self.slabs)
+        return Do(INSTRUCTIONS["tcgen05.cp"], into, (tile,), values)
+
     def multiply(self) -> tuple[Statement, ...]:
         """Add the products of one stage: for each slice of k."""
         d, high = self.d, self.high
@@ -173,11 +191,19 @@ class BlackwellTerm(TensorTerm):
             ((0, 0), (0, 1), (0, wide), half, (1, 0), (self.apart, 0)),
             index=var("t"),
         )
+        x = Access(self.smem_x, x_steps, origin=x_origin, index=self.n)
+        first: tuple[Statement, ...] = ()
+        if d.a_from == "tmem":
+            none = (0, 0)
+            origin = (Affine(), var("slab", self.inner) + within)
+            x_rows = ((0, 1), none, none, none, (1, 0), (high, 0))
+            x = Access(self.held_x, x_rows, origin=origin, index=self.n)
+            first = (self.copied(),)
         product = Do(
             INSTRUCTIONS["tcgen05.mma"],
             sums,
             (
-                Access(self.smem_x, x_steps, origin=x_origin, index=self.n),
+                x,
                 Access(self.smem_y, y_steps, origin=y_origin, index=self.n),
                 sums,
             ),
@@ -187,7 +213,7 @@ class BlackwellTerm(TensorTerm):
             fresh=var("k") + slab + var("slice"),
         )
         slices = For("slice", self.inner // self.slice, (product,), unrolled=True)
-        return (For("slab", self.slabs, (slices,), unrolled=True),)
+        return (*first, For("slab", self.slabs, (slices,), unrolled=True))
 
     def epilogue(self) -> tuple[tuple[Statement, ...], tuple[Buffer, ...]]:
         """Return the statements that take and store accumulators, and the buffers they need.
