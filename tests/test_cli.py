@@ -22,7 +22,6 @@ from tinygpu.errors import AssemblyError, LaunchError
 from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
-from tinygpu.race import Finding
 from tinygpu.schedule import Schedule, from_json, to_json
 
 PROBLEM = Problem.of(matmul(), m=256, n=256, k=256)
@@ -172,20 +171,6 @@ def test_emit_writes_and_assembles(legal: Path, tmp_path: Path) -> None:
     assert cubin.read_bytes()[:4] == b"\x7fELF"
     assert "registers a thread" in result.stdout
     assert tinygpu("emit", legal, "--arch", "sm_80").stdout.strip() == ptx.read_text().strip()
-
-
-@pytest.mark.skipif(why_no_gpu() is None, reason="this machine has a GPU")
-def test_run_interprets_where_there_is_no_gpu(legal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says that it did, and its status is 1 if the interpreter finds something."""
-    result = tinygpu("run", legal)
-    assert result.exit_code == 0, result.stderr
-    assert "right: interpreted at the reduced size" in result.stdout
-    assert "no run on a GPU" in result.stdout
-    found = (Finding("race", "st", "a race in smem_a"),)
-    monkeypatch.setattr("tinygpu.interpret.check", lambda *_, **__: found)
-    result = tinygpu("run", legal, "--json")
-    assert result.exit_code == 1
-    assert json.loads(result.stdout)["findings"] == ["a race in smem_a"]
 
 
 @pytest.mark.skipif(why_no_gpu() is None, reason="this machine has a GPU")

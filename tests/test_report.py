@@ -223,6 +223,8 @@ def test_the_demo_leaves_a_whole_report(words: list[str], tmp_path: Path) -> Non
     assert tree["proven"]
     assert tree["sizes"] == {"m": 128, "n": 4096, "k": 4096}
     assert tree["interpreted"]["findings"] == []
+    assert tree["ptx_interpreted"]["findings"] == []
+    assert 0 < tree["ptx_interpreted"]["error"] <= 1
     assert tree["ptxas"]["registers"] > 0
     for path in sorted((out / "schedules").iterdir()):
         from_json(path.read_text(), MACHINES)

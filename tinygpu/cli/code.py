@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tinygpu.cli.console import say, say_json, table, time_text, working, write
 from tinygpu.cli.given import DEVICE, JSON, SCHEDULE, Given, read_schedule
 from tinygpu.cli.peers import peers_of, why_no_gpu
+from tinygpu.errors import LaunchError
+from tinygpu.operation import Problem
 
-__all__ = ["add_to"]
+if TYPE_CHECKING:
+    from tinygpu.codegen.interpretation import Interpretation
+
+__all__ = ["add_to", "interpreted_text"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -54,17 +62,41 @@ def emit(
         )
 
 
+class Backend(StrEnum):
+    """Where a kernel is run."""
+
+    GPU = "gpu"
+    INTERPRETER = "interpreter"
+
+
 def run(
     schedule: SCHEDULE,
+    backend: Annotated[
+        Backend | None, typer.Option(help="The GPU if it can run the kernel, else the interpreter.")
+    ] = None,
+    m: Annotated[int | None, typer.Option("-m", help="Rows of c; else the schedule's.")] = None,
+    n: Annotated[int | None, typer.Option("-n", help="Columns of c.")] = None,
+    k: Annotated[int | None, typer.Option("-k", help="Terms of each sum.")] = None,
     device: DEVICE = "h200",
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random inputs, and of random orders.")] = 0,
     as_json: JSON = False,
 ) -> None:
-    """Run a schedule: validate and time it on a GPU, or interpret a small instance without one."""
+    """Run a schedule: validate and time it on a GPU, or run its PTX by the interpreter.
+
+    The interpreter takes small sizes where none are given, and tells of hazards, not of time.
+    """
     given = read_schedule(schedule, device)
+    asked = {axis: size for axis, size in (("m", m), ("n", n), ("k", k)) if size is not None}
+    problem = given.problem
+    given = replace(given, problem=Problem.of(problem.operation, **{**problem.sizes, **asked}))
     given.program()
-    if why_not := why_no_gpu(given.machine):
-        tree = {"where": "interpreter", "why": why_not, **_interpreted(given, seed)}
+    why_not = (
+        "it was not asked for" if backend == Backend.INTERPRETER else why_no_gpu(given.machine)
+    )
+    if why_not and backend == Backend.GPU:
+        raise LaunchError(f"{why_not}; give --backend interpreter, or leave --backend out")
+    if why_not:
+        tree = {"where": "interpreter", "why": why_not, **_interpreted(given, asked, seed)}
     else:
         tree = {"where": "GPU", **_on_gpu(given, seed)}
     if as_json:
@@ -77,24 +109,43 @@ def run(
         raise typer.Exit(1)
 
 
-def _interpreted(given: Given, seed: int) -> dict[str, Any]:
-    """Execute the term on a small instance, under three orders of what the barriers leave open."""
-    from tinygpu.interpret import check, reduced
+def _interpreted(given: Given, asked: Mapping[str, int], seed: int) -> dict[str, Any]:
+    """Run the PTX on arrays, at the sizes that were asked for and small ones for the rest."""
+    from tinygpu.codegen.interpretation import interpret
+    from tinygpu.interpret import reduced
 
     program = given.program()
-    sizes = reduced(given.problem, program)
-    with working("interpreting a reduced instance"):
-        found = check(program, sizes, seeds=(seed, seed + 1, seed + 2))
-    shape = " ".join(f"{axis}={size}" for axis, size in sizes.items())
-    verdict = "right" if not found else "wrong"
-    text = f"{verdict}: interpreted at the reduced size {shape}, 3 interleavings, against float64"
-    findings = [finding.message for finding in found]
+    sizes = {**reduced(given.problem, program), **asked}
+    with working("interpreting the PTX"):
+        found = interpret(program, sizes, arch=given.device.arch, seed=seed)
+    findings = [str(finding) for finding in found.findings]
     return {
-        "right": not found,
+        "right": found.right,
         "sizes": sizes,
+        "seed": seed,
+        "arch": given.device.arch,
+        "orders": found.completions,
+        "error": found.error,
+        "instructions": found.instructions,
         "findings": findings,
-        "text": "\n".join([text, *(f"  {finding}" for finding in findings)]),
+        "text": "\n".join([interpreted_text(found), *(f"  {finding}" for finding in findings)]),
     }
+
+
+def interpreted_text(found: Interpretation) -> str:
+    """Return an interpretation's outcome in two lines."""
+    shape = " ".join(f"{axis}={size}" for axis, size in found.sizes.items())
+    if found.right:
+        verdict = f"right: worst error {found.error:.2f} of what rounding allows, no hazards"
+    else:
+        verdict = (
+            f"wrong: worst error {found.error:.2f} of what rounding allows, "
+            f"{len(found.findings)} hazards"
+        )
+    return (
+        f"{verdict}\nthe PTX was interpreted, not timed: {shape}, seed {found.seed}, asynchronous "
+        f"operations {', '.join(found.completions)}; {found.instructions} instructions of warps"
+    )
 
 
 def _on_gpu(given: Given, seed: int) -> dict[str, Any]:

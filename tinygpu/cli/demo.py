@@ -17,6 +17,7 @@ from tinygpu.schedule import to_json
 
 if TYPE_CHECKING:
     from tinygpu.codegen.assemble import Cubin
+    from tinygpu.codegen.interpretation import Interpretation
     from tinygpu.measurement import Measurement
     from tinygpu.program import Buffer, Program
     from tinygpu.search.best import Ranking
@@ -43,7 +44,10 @@ DISTINCT = ("tile_m", "tile_n", "consume", "thread_m", "thread_n")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """All that the report says of one layer.  ``findings``: what the interpreter found wrong."""
+    """All that the report says of one layer.
+
+    ``findings`` are the term's interpreter's, ``interpreted`` is what its PTX did.
+    """
 
     name: str
     what: str
@@ -55,6 +59,7 @@ class Layer:
     cubin: Cubin
     reduced: dict[str, int]
     findings: tuple[str, ...]
+    interpreted: Interpretation
     proof: str
     pictures: dict[str, bytes] = field(default_factory=dict)
     timed: tuple[Measurement, ...] = ()
@@ -63,6 +68,13 @@ class Layer:
     def flops(self) -> float:
         """The multiplications and additions of the layer."""
         return self.space.problem.operation.flops(self.space.problem.sizes)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What either interpreter found wrong."""
+        code = self.interpreted
+        over = (f"the PTX's output is off by {code.error:.2f} times what rounding allows",)
+        return (*self.findings, *map(str, code.findings), *(over if code.error > 1 else ()))
 
     @property
     def title(self) -> str:
@@ -134,7 +146,7 @@ def demo(
             write(out / "results.json", json_text(results_tree(done)))
     _say_all(done, why_not)
     say(f"report: {out / 'report.html'}")
-    if any(one.findings for one in done):
+    if any(one.faults for one in done):
         raise typer.Exit(1)
 
 
@@ -144,6 +156,7 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
     from tinygpu.cli.search import measured, ranked
     from tinygpu.codegen.assemble import assemble
     from tinygpu.codegen.emit import emit
+    from tinygpu.codegen.interpretation import interpret
     from tinygpu.interpret import check, reduced
     from tinygpu.search.explain import explain
 
@@ -158,6 +171,8 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
     sizes = reduced(problem, program)
     with working("interpreting a reduced instance"):
         findings = tuple(finding.message for finding in check(program, sizes))
+    with working("interpreting the PTX"):
+        interpreted = interpret(program, sizes, arch=chip.arch)
     for number, one in enumerate(found.best, 1):
         write(out / "schedules" / f"{name}-{number:02}.json", to_json(one.schedule, problem))
     write(out / "ptx" / f"{name}.ptx", ptx)
@@ -176,6 +191,7 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
         cubin=cubin,
         reduced=sizes,
         findings=findings,
+        interpreted=interpreted,
         proof=proof_text(program),
         timed=tuple(timed),
     )
@@ -227,10 +243,11 @@ def _differing(buffers: list[Buffer]) -> list[str]:
 
 def _say_layer(layer: Layer) -> None:
     one = layer.found.best[0]
-    verdict = "right" if not layer.findings else f"WRONG: {layer.findings[0]}"
+    verdict = "right" if not layer.faults else f"WRONG: {layer.faults[0]}"
     say(
         f"      {time_text(float(one.seconds))} predicted, waits for {one.breakdown.bottleneck}; "
-        f"{layer.cubin.registers} registers; interpreted: {verdict}"
+        f"{layer.cubin.registers} registers; "
+        f"term and PTX interpreted: {verdict}"
     )
 
 

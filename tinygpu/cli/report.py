@@ -83,6 +83,14 @@ def results_tree(layers: Sequence[Layer]) -> dict[str, Any]:
                     "spill_loads_bytes": layer.cubin.spill_loads_bytes,
                 },
                 "interpreted": {"sizes": layer.reduced, "findings": list(layer.findings)},
+                "ptx_interpreted": {
+                    "sizes": layer.interpreted.sizes,
+                    "seed": layer.interpreted.seed,
+                    "orders": layer.interpreted.completions,
+                    "error": layer.interpreted.error,
+                    "instructions": layer.interpreted.instructions,
+                    "findings": [str(f) for f in layer.interpreted.findings],
+                },
                 "concurrency": layer.proof,
             }
             for layer in layers
@@ -149,11 +157,15 @@ def _section(layer: Layer) -> str:
     cubin = layer.cubin
     spilled = cubin.spill_stores_bytes + cubin.spill_loads_bytes
     sizes = " ".join(f"{axis}={size}" for axis, size in layer.reduced.items())
-    if layer.findings:
-        told = "<br>".join(map(escape, layer.findings))
+    if layer.faults:
+        told = "<br>".join(map(escape, layer.faults))
         verdict = f"<span class=wrong>wrong</span> at {escape(sizes)}: {told}"
     else:
-        verdict = f"right at {escape(sizes)}, 3 interleavings, against float64"
+        verdict = (
+            f"right at {escape(sizes)} against float64: the term in 3 interleavings, the PTX in 3 "
+            f"orders of asynchronous operations (worst error {layer.interpreted.error:.2f} of what "
+            "rounding allows)"
+        )
     counts = [count_text(n) for n in (layer.found.raw, layer.found.legal, layer.found.scored)]
     searched = f"{counts[0]} schedules, {counts[1]} legal, {counts[2]} ranked"
     assembled = f"{cubin.arch}: {cubin.registers} registers a thread, {spilled} B spilled"

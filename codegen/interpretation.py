@@ -1,0 +1,148 @@
+"""A term's code, interpreted: its PTX is run on NumPy arrays and held against float64.
+
+The text that would go to the driver is executed by ``tinygpu.codegen.interpreter``, in one order of
+its asynchronous operations or several; the output is right by the rule of ``tinygpu/tolerance.py``.
+Nothing here tells how long a kernel takes.
+
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.operation import matmul
+>>> term = Simt().program(matmul("f32"), Chosen(LADDER["naive"]))
+>>> found = interpret(term, {"m": 20, "n": 12, "k": 8}, arch="sm_90a", completions=("late",))
+>>> found.right, found.findings, found.error < 1
+(True, (), True)
+
+Source: ``docs/ptx-interpreter.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tinygpu.codegen.emit import emit, integer_values
+from tinygpu.codegen.interpreter import Finding, Memory, Module, Report, TensorMap, launch
+from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.smem import smem_plan
+from tinygpu.codegen.tensor_map import tensor_maps
+from tinygpu.memory import DTYPES
+from tinygpu.program import Program
+from tinygpu.tolerance import error_ratio, roundoff
+
+__all__ = ["COMPLETIONS", "Interpretation", "execute", "interpret"]
+
+COMPLETIONS = ("late", "early", "random")
+_SCALAR = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Interpretation:
+    """What came of it: the worst error over what is allowed, warps' instructions in one order."""
+
+    sizes: Mapping[str, int]
+    seed: int
+    completions: tuple[str, ...]
+    error: float
+    instructions: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def right(self) -> bool:
+        """Whether every order gave the right output without a finding."""
+        return self.error <= 1 and not self.findings
+
+
+def interpret(
+    program: Program,
+    sizes: Mapping[str, int],
+    *,
+    arch: str,
+    seed: int = 0,
+    completions: Sequence[str] = COMPLETIONS,
+    text: str = "",
+) -> Interpretation:
+    """Emit a term for ``arch``, run the PTX (or another ``text``) on random inputs, and check it.
+
+    Inputs are normal, scalars 0.5, the output is NaN before (0 if the term adds to it).  Raises
+    ProgramError for a term without code and for PTX that is not run.
+    """
+    operation, rng = program.operation, np.random.default_rng(seed)
+    text = text or emit(program, arch, sizes)
+    shapes = operation.shapes(sizes)
+    inputs = {
+        o.name: rng.standard_normal(shapes[o.name], np.float32).astype(DTYPES[o.dtype].numpy)
+        for o in operation.inputs
+    }
+    scalars = dict.fromkeys(operation.scalars, _SCALAR)
+    exact = {name: values.astype(np.float64) for name, values in inputs.items()}
+    wanted, name = operation.reference(exact, scalars), operation.output.name
+    dtype = operation.output.dtype
+    errors, findings, issued = [0.0], dict[Finding, None](), 0
+    for completion in completions:
+        output = np.empty(shapes[name], DTYPES[dtype].numpy)
+        output.reshape(-1).view(np.uint8)[:] = 0 if program.zeroed else 0xFF
+        report = execute(
+            program, sizes, inputs | {name: output}, text, scalars=scalars, seed=seed,
+            completion=completion,
+        )  # fmt: skip
+        ratio = error_ratio(
+            output,
+            wanted[name],
+            wanted["scale"],
+            depth=math.prod(sizes[axis] for axis in operation.reduced),
+            roundoff=roundoff(program),
+            dtype=dtype,
+        )
+        errors.append(float(ratio.max()))
+        findings |= dict.fromkeys(report.findings)
+        issued = sum(report.instruction_counts.values())
+    return Interpretation(
+        dict(sizes), seed, tuple(completions), max(errors), issued, tuple(findings)
+    )
+
+
+def execute(
+    program: Program,
+    sizes: Mapping[str, int],
+    arrays: Mapping[str, Array],
+    text: str,
+    *,
+    scalars: Mapping[str, float] | None = None,
+    clusters: int = 0,
+    seed: int = 0,
+    completion: str = "late",
+) -> Report:
+    """Run a term's PTX on arrays by operand, each of its operand's shape; the output is written.
+
+    A persistent term gets ``clusters`` clusters, else half as many as it has tiles for them, so
+    that some do several.  Raises LaunchError, ProgramError.
+    """
+    memory = Memory()
+    places = {o.name: memory.allocate(arrays[o.name], o.name) for o in program.operation.operands}
+    maps = [
+        TensorMap(
+            places[m.buffer], m.dtype, arrays[m.buffer].shape[::-1],
+            arrays[m.buffer].strides[-2::-1], m.box, m.swizzle,
+        )
+        for m in tensor_maps(program)
+    ]  # fmt: skip
+    integers = () if program.specialised else integer_values(program, sizes).values()
+    cluster = math.prod(extent for _, extent in program.cluster)
+    count = math.prod(program.grid_extents(sizes))
+    if program.persistent:
+        count = min(count, clusters or max(1, count // 2))
+    given = scalars or {}
+    return launch(
+        Module.parse(text),
+        program.name,
+        count * cluster,
+        program.threads,
+        [*maps, *places.values(), *integers, *(given[s] for s in program.operation.scalars)],
+        memory,
+        smem_bytes=smem_plan(program).total_bytes,
+        seed=seed,
+        completion=completion,
+    )
