@@ -33,7 +33,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-__all__ = ["Deferred", "Step", "Tables", "applied", "at", "steps_of"]
+__all__ = ["Deferred", "LookedUp", "Step", "Tables", "applied", "at", "steps_of"]
 
 _MOST = 1 << 15
 """Entries of a table that arithmetic makes: as many as stay in a core's cache beside others."""
@@ -179,14 +179,19 @@ def _grows(x: Deferred) -> tuple[bool, ...]:
     return grows
 
 
+LookedUp = Deferred | NDArray[Any] | float
+"""What stands for a table: another, the values at the points, or one number for all."""
+
+
 def at(
     steps: tuple[Step, ...],
     columns: NDArray[np.int64],
-    looked_up: Callable[[Deferred, bool], Deferred | float],
+    looked_up: Callable[[Deferred, bool], LookedUp],
 ) -> Any:
     """Do steps at points: ``columns`` has a row a decision, a column a point.
 
-    ``looked_up(table, most)`` gives the table in its place, or a number if nothing of it is left.
+    ``looked_up(table, most)`` gives the table in its place, or a number if nothing of it is left,
+    or the values at the points.
     """
     flat: dict[tuple[int, ...], Any] = {}
     results: list[Any] = []

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.search.cost import cost
-from tinygpu.search.deferred import Deferred, Step, Tables, at, steps_of
+from tinygpu.search.deferred import Deferred, LookedUp, Step, Tables, at, steps_of
 from tinygpu.space import Batch, Space
 
 __all__ = ["Points", "Scorer", "Shared"]
@@ -133,17 +133,40 @@ class Scorer:
         """
         axes = [i for i, n in enumerate(self.lengths) if n > 1]
         exact = self.seconds(points)
-        loose = {}
-        for axis in axes:
-            last = [*(a for a in axes if a != axis), axis]
-            loose[axis] = float(np.mean(self.bound(points, last, len(axes) - 1) / exact))
+        loose = {axis: float(np.mean(self.beside(points, axis) / exact)) for axis in axes}
         return sorted(axes, key=lambda axis: loose[axis])
+
+    def beside(self, points: Points, axis: int) -> NDArray[np.float64]:
+        """Return the bounds of points of which one decision is open.
+
+        Few entries are looked at, where ``bound`` reduces whole tables.
+        """
+        columns = np.ascontiguousarray(points.T)
+        legal: dict[tuple[int, ...], NDArray[np.bool_]] = {}
+
+        def along(axes: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
+            """Return indices of (points, values of the open decision)."""
+            every = np.arange(self.lengths[axis])[None, :]
+            return tuple(every if a == axis else columns[a][:, None] for a in axes)
+
+        def reduced(table: Deferred, most: bool) -> Deferred | NDArray[np.float64]:
+            if axis not in table.axes:
+                return table
+            assert table.table is not None
+            if table.axes not in legal:
+                tables = [t for t in self.batch.tables if set(t.axes) <= set(table.axes)]
+                here = [t.holds.view(np.ndarray)[along(t.axes)] for t in tables]
+                legal[table.axes] = reduce(and_, here, np.ones((len(points), 1), bool))
+            values = table.table[along(table.axes)]
+            return _reduced(_masked(values, legal[table.axes], most), 1, most)
+
+        return np.asarray(at(self._bounded, columns, reduced))
 
     def _at(
         self,
         steps: tuple[Step, ...],
         points: Points,
-        looked_up: Callable[[Deferred, bool], Deferred | float],
+        looked_up: Callable[[Deferred, bool], LookedUp],
     ) -> NDArray[np.float64]:
         result = np.empty(len(points))
         for first in range(0, len(points), _CHUNK):
@@ -170,10 +193,9 @@ class Scorer:
         assert above.table is not None
         values = above.table
         if above is table:  # a copy, which is not kept: it is as large as tables get
-            values = values.astype(np.float64)
-            values[np.isnan(values) | ~self._joined(axes, inside)] = -np.inf if most else np.inf
+            values = _masked(values, self._joined(axes, inside), most)
         drop = above.axes.index(order[more])
-        values = values.max(axis=drop) if most else values.min(axis=drop)
+        values = _reduced(values, drop, most)
         kept = above.axes[:drop] + above.axes[drop + 1 :]
         result = Deferred(table.tables, kept, values) if kept else float(values)
         self.shared.reduced[key] = result, table
@@ -211,6 +233,23 @@ class Scorer:
             else:
                 groups.append(one)
         return reduce(and_, groups, True)
+
+
+def _masked(values: NDArray[Any], legal: NDArray[np.bool_], most: bool) -> NDArray[np.float64]:
+    """Put what never is the least (greatest) in the place of illegal values."""
+    return np.where(legal, values, -np.inf if most else np.inf)
+
+
+def _reduced(values: NDArray[np.float64], axis: int, most: bool) -> NDArray[np.float64]:
+    """Return the least (greatest) along an axis, what is not a number left out.
+
+    Whole slices are compared: axes are short, and NumPy's own reduction takes a step an entry.
+    """
+    function = np.fmax if most else np.fmin
+    found: NDArray[np.float64] = function(-np.inf if most else np.inf, values.take(0, axis))
+    for here in np.moveaxis(values, axis, 0)[1:]:
+        found = function(found, here)
+    return found
 
 
 def _itself(table: Deferred, most: bool) -> Deferred:

@@ -86,6 +86,21 @@ def test_bounds_hold(case: int) -> None:
 
 
 @pytest.mark.parametrize("case", range(len(SPACES)))
+def test_a_bound_beside_points_is_that_of_all_decisions_but_one(case: int) -> None:
+    """Illegal values beside a point do not count; they would often be faster."""
+    space = space_of(case)
+    with np.errstate(all="ignore"):
+        for batch in space.batches():
+            scorer = Scorer(batch, space)
+            points = space.points(batch, np.random.default_rng(5), 20)
+            axes = [i for i, n in enumerate(scorer.lengths) if n > 1]
+            for axis in axes:
+                order = [*(a for a in axes if a != axis), axis]
+                bound = scorer.bound(points, order, len(axes) - 1)
+                assert scorer.beside(points, axis).tolist() == bound.tolist()
+
+
+@pytest.mark.parametrize("case", range(len(SPACES)))
 def test_climbing_says_that_it_proves_nothing(case: int) -> None:
     """It finds legal schedules, none faster than the best, and does not call them proven."""
     space = space_of(case)
