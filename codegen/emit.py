@@ -102,6 +102,7 @@ class Kernel:
         if program.specialised and sizes is None:
             raise ProgramError(f"program {program.name} is specialised: give the sizes to emit it")
         self.program = program
+        self.arch = ""  # until the text is made for one
         self.text = Text()
         self.constants = integer_values(program, sizes or {}) if program.specialised else {}
         self._cells: dict[tuple[str, int, int], str] = {}
@@ -116,7 +117,7 @@ class Kernel:
 
     def text_of(self, arch: str) -> str:
         """Return the whole module."""
-        program = self.program
+        program, self.arch = self.program, arch
         linear = self.text.register("u32")
         self.text.emit(f"mov.u32 {linear}, %ctaid.x")
         self.grid(linear)

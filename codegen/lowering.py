@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tinygpu.codegen.scope import Scope, value_coordinates
+from tinygpu.device import adds_vectors
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Do, Immediate, Scalar
 
@@ -95,18 +96,23 @@ def _word(width: int, vector: int) -> str:
 
 
 def _red(kernel: Kernel, do: Do, scope: Scope) -> None:
-    """red.global.add: one value at a time."""
+    """red.global.add: vectors of ``do.vector`` fp32 values from sm_90 on, else one at a time."""
     source = do.reads[0]
     assert isinstance(source, Access)
     kind = do.write.buffer.dtype
+    vector = do.vector if adds_vectors(kernel.arch, kind) else 1
     places = value_coordinates(do.write, do.values)
-    for register, place in zip(kernel.cells(source, do.values, scope), places, strict=True):
-        guard = kernel.guard(do, do.write, place, scope)
+    registers = kernel.cells(source, do.values, scope)
+    for first in range(0, len(places), vector):
+        guard = kernel.guard(do, do.write, places[first], scope)
         if guard is False:
             continue
-        at = kernel.address(do.write, do.threads, place, scope)
+        mine = registers[first : first + vector]
+        listed = f".v{vector}.{kind}", f"{{{', '.join(mine)}}}"
+        how, what = listed if vector > 1 else (f".{kind}", mine[0])
+        at = kernel.address(do.write, do.threads, places[first], scope)
         prefix = f"@{guard} " if isinstance(guard, str) else ""
-        kernel.text.emit(f"{prefix}red.global.add.{kind} {at}, {register}")
+        kernel.text.emit(f"{prefix}red.global.add{how} {at}, {what}")
 
 
 def _cp_async(kernel: Kernel, do: Do, scope: Scope) -> None:

@@ -20,6 +20,7 @@ from typing import Any, assert_never
 
 import numpy as np
 
+from tinygpu.device import adds_vectors
 from tinygpu.errors import ProgramError
 from tinygpu.program import (
     Access,
@@ -228,7 +229,8 @@ class _Accountant:
         """Return the work of a load or store: wavefronts, lines, index arithmetic, guards."""
         device = self.device
         each: dict[str, Numbers] = {}
-        vector: Numbers = 1 if do.instruction.atomic else do.vector
+        whole = not do.instruction.atomic or adds_vectors(device.arch, do.write.buffer.dtype)
+        vector: Numbers = do.vector if whole else 1
         extra: Numbers = 0.0
         latency: Numbers = 0.0
         for access in do.accesses:

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from tests.ptx_runs import run_matmul
+from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.scope import Scope
 from tinygpu.codegen.warps import WarpKernel
+from tinygpu.device import load_device
 from tinygpu.errors import ProgramError
 from tinygpu.machine import Chosen
 from tinygpu.machines.ampere import STARTS, Ampere
 from tinygpu.operation import matmul
 from tinygpu.program import Access, Do, For, Program, var, walk
+from tinygpu.search.cost import cost
 
 SMALL = {"tile_m": 64, "tile_n": 64, "warps_m": 2, "warps_n": 2}
 LAYOUTS = ("nt", "nn", "tn", "tt")
@@ -63,6 +66,30 @@ def test_other_schedules(changes: Any, layout: str, sizes: tuple[int, int, int])
 
 def test_f16() -> None:
     assert run(term("lines", "nn", "f16"), {"m": 40, "n": 72, "k": 136})
+
+
+@pytest.mark.parametrize(("arch", "vector"), [("sm_80", 1), ("sm_90a", 1), ("sm_90a", 2)])
+def test_parts_of_k_are_added_by_pairs_where_the_chip_can(arch: str, vector: int) -> None:
+    """From sm_90 on half as many instructions add the same, and the model counts them."""
+    program = term("parts of k", "nt", vector_c=vector if arch == "sm_90a" else 2)
+    text = emit(program, arch)
+    pairs, alone = text.count("red.global.add.v2.f32"), text.count("red.global.add.f32")
+    assert (pairs > 0, alone > 0) == (vector == 2, vector == 1)
+    assert 2 * pairs + alone == 32  # 64 x 64 sums of 128 threads
+    assemble(text, arch)
+    sizes = {"m": 72, "n": 104, "k": 200}
+    assert run(program, sizes, text=text)
+    assert not run(program, sizes, text=text.replace("red.global.add", "st.global"))
+
+
+def test_the_model_counts_adding_pairs_on_new_chips_only() -> None:
+    sizes = {"m": 512, "n": 512, "k": 4096}
+    for name, less in (("a100", False), ("h200", True)):
+        device = load_device(name)
+        one, two = (
+            cost(term("parts of k", "nt", vector_c=v), sizes, device).parts["issue"] for v in (1, 2)
+        )
+        assert (two < one) == less
 
 
 @pytest.mark.parametrize(

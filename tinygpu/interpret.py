@@ -181,7 +181,7 @@ def _edge(program: Program, axis: str) -> tuple[int, bool]:
                 leaving |= any(mine)
                 continue
             guarded &= all(mine)
-            if mine and shape[-1] == axis and not statement.instruction.atomic:
+            if mine and shape[-1] == axis:
                 unit = lcm(unit, int(statement.vector))
             if shape and shape[-1] == axis and statement.instruction.unit == "tma":
                 unit = lcm(unit, _TMA_BYTES // access.buffer.type.bytes)

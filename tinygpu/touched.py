@@ -205,8 +205,8 @@ class Toucher:
 
 
 def _vector(do: Do | Exit) -> int:
-    """How many values one instruction moves; red adds one by one."""
-    return 1 if isinstance(do, Exit) or do.instruction.atomic else int(do.vector)
+    """How many values one instruction moves."""
+    return 1 if isinstance(do, Exit) else int(do.vector)
 
 
 def _outside(

@@ -111,7 +111,7 @@ _WIDE = {**_DEEP, "tile_n": 256, "warps_n": 4}
 _LINES = {**_WIDE, "epilogue": "smem", "vector_c": 8}
 _EXACT = {**_LINES, "edges": "exact"}
 _PAIR = {**_RING, "ctas_per_sm": 2}
-_PARTS = {**_RING, "split_k": 4, "combine": "red", "vector_c": 1, "raster": 1}
+_PARTS = {**_RING, "split_k": 4, "combine": "red", "raster": 1}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
     "plain": _PLAIN,
