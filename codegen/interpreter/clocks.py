@@ -69,7 +69,8 @@ class Clocks:
         self.asynchronous = np.zeros((domains, self.agents), bool)
         self.write_step = np.full(granules, -1, np.int32)
         self.write_agent = np.zeros(granules, np.int32)
-        self.read_step = np.full((granules, self.agents), -1, np.int32)
+        self._read_after = np.zeros((self.agents, granules), np.int32)  # the step + 1, or 0
+        self._readers = np.zeros(self.agents, bool)
 
     def _own(self) -> None:
         """Whatever an agent did itself is ordered before what it does next."""
@@ -84,7 +85,7 @@ class Clocks:
     def channel(self, domain: int, name: str, *, asynchronous: bool) -> int:
         """Return a new agent."""
         if self.used[domain] == self.agents:
-            self._grow(_SPARE)
+            self._grow(self.agents)
         agent = self.used[domain]
         self.used[domain] += 1
         self.names[domain, agent] = name
@@ -96,7 +97,13 @@ class Clocks:
             self.clocks, ((0, 0), (0, 0), (0, more), (0, more)), constant_values=-1
         )
         self.asynchronous = np.pad(self.asynchronous, ((0, 0), (0, more)))
-        self.read_step = np.pad(self.read_step, ((0, 0), (0, more)), constant_values=-1)
+        who = np.flatnonzero(self._readers)  # other rows are untouched, and take no memory
+        old, self._read_after = (
+            self._read_after,
+            np.zeros((self.agents + more, self._read_after.shape[1]), np.int32),
+        )
+        self._read_after[who] = old[who]
+        self._readers = np.pad(self._readers, (0, more))
         self.agents += more
         self._own()
 
@@ -183,6 +190,19 @@ class Clocks:
             kind, int(np.broadcast_to(at, bad.shape)[i]), int(row), other, step, "wrote"
         )
 
+    def _after_reads(self, at: Array, rows: Array, by: int) -> Conflict | None:
+        who = np.flatnonzero(self._readers)
+        reads = self._read_after[who.reshape(-1, *(1,) * at.ndim), at] - 1
+        known = np.moveaxis(self.clocks[by].reshape(-1, self.agents)[rows][..., who], -1, 0)
+        bad = reads > known
+        if not bad.any():
+            return None
+        first, *where = (int(x) for x in np.argwhere(bad)[0])
+        here, shape = tuple(where), bad.shape[1:]
+        granule, row = (int(np.broadcast_to(x, shape)[here]) for x in (at, rows))
+        step = int(np.broadcast_to(reads, bad.shape)[(first, *here)])
+        return Conflict("race", granule, row, int(who[first]), step, "read")
+
     def read(
         self,
         at: Array,
@@ -195,7 +215,9 @@ class Clocks:
     ) -> Conflict | None:
         """Note reads of granules ``at`` by agents (``rows``), or by a channel in their name."""
         conflict = self._after_writes(at, rows, proxy, by)
-        self.read_step[at, rows % self.agents if agent is None else agent] = step
+        who = rows % self.agents if agent is None else agent
+        self._read_after[who, at] = step + 1
+        self._readers[who] = True
         return conflict
 
     def write(
@@ -211,14 +233,7 @@ class Clocks:
         """Note writes of granules ``at``; two agents that write one at once are a race too."""
         conflict = self._after_writes(at, rows, proxy, by)
         if conflict is None:
-            reads = self.read_step[at]
-            known = self.clocks[by].reshape(-1, self.agents)[rows]
-            bad = reads > known
-            if bad.any():
-                *where, other = (int(x) for x in np.argwhere(bad)[0])
-                here, shape = tuple(where), bad.shape[:-1]
-                granule, row = (int(np.broadcast_to(x, shape)[here]) for x in (at, rows))
-                conflict = Conflict("race", granule, row, other, int(reads[(*here, other)]), "read")
+            conflict = self._after_reads(at, rows, by)
         mine = rows % self.agents if agent is None else np.asarray(agent)
         self.write_agent[at] = mine
         self.write_step[at] = step

@@ -28,7 +28,7 @@ from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 from tinygpu.codegen.interpreter.spaces import granules
 from tinygpu.codegen.interpreter.tensor_memory import access, tensor_memory
-from tinygpu.codegen.interpreter.values import TYPES
+from tinygpu.codegen.interpreter.values import TYPES, products
 
 __all__ = ["TABLE"]
 
@@ -190,9 +190,8 @@ def _issue(
             for cta, good in zip(ctas, operands, strict=True)
         ]  # fmt: skip
         rights = [elements(run, good[-1], shape.b) for good in operands]
-        product = (np.concatenate(lefts) * shape.signs[0]) @ (
-            np.concatenate(rights) * shape.signs[1]
-        ).T
+        left, right = np.concatenate(lefts), np.concatenate(rights)
+        product = products(left * shape.signs[0], right * shape.signs[1])
         for n, (cta, (lanes, columns)) in enumerate(zip(ctas, places, strict=True)):
             part = product[n * shape.m // half : (n + 1) * shape.m // half]
             _accumulate(run, cta, (lanes, column + columns), part, shape.result, adds)

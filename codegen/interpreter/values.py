@@ -20,7 +20,7 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.report import Array
 
-__all__ = ["TYPES", "fma", "immediate", "rounded"]
+__all__ = ["TYPES", "fma", "immediate", "products", "rounded"]
 
 TYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(kind)
@@ -38,6 +38,7 @@ TYPES: Mapping[str, np.dtype[Any]] = {
 
 _TINY = float(np.finfo(np.float32).tiny)
 _TIE = np.uint64(1 << 28)
+_ALONE = 1 << 18  # multiplications that OpenBLAS does in one thread
 _BELOW = np.uint64((1 << 29) - 1)
 
 
@@ -111,6 +112,19 @@ def fma(a: Array, b: Array, c: Array, mode: str, kind: str) -> Array:
     part = total - product
     error = (product - (total - part)) + (c - part) + low
     result: Array = np.where(np.isfinite(error), total + error, total)
+    return result
+
+
+def products(a: Array, b: Array) -> Array:
+    """Return ``a @ b.T`` of float64, in parts so small that BLAS starts no threads for one.
+
+    Its threads wait for each other by spinning; where others use the cores that costs 30 times the
+    product of 256 x 16 and 16 x 256.
+    """
+    result = np.empty((len(a), len(b)))
+    most = max(8, _ALONE // max(1, a.size))
+    for first in range(0, len(b), most):
+        np.matmul(a, b[first : first + most].T, out=result[:, first : first + most])
     return result
 
 

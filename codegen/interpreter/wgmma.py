@@ -23,6 +23,8 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules
+from tinygpu.codegen.interpreter.values import TYPES
+from tinygpu.codegen.interpreter.values import products as multiplied
 from tinygpu.codegen.interpreter.tensor_memory import LOADING
 
 __all__ = ["TABLE", "Products", "fragment", "products"]
@@ -172,7 +174,7 @@ def _mma(d: Decoder, i: Instruction) -> Control:
             else:
                 a = _from_registers(run, group, given, a_kind)
             b = elements(run, b_addresses, b_kind)
-            product = (a * signs[0]) @ (b * signs[1]).T
+            product = multiplied(a * signs[0], b * signs[1])
             _add(run, group, results, product, to, bool(accumulate))
 
         pending = run.issue(perform, ("wgmma", number))
@@ -206,8 +208,6 @@ def _uniform(run: Run, group: Group, source: Source) -> int:
 
 def _from_registers(run: Run, group: Group, given: tuple[int, ...], kind: str) -> Array:
     """Return the 64 rows of A that the warpgroup's registers hold, as float64."""
-    from tinygpu.codegen.interpreter.values import TYPES
-
     dtype = TYPES[kind]
     each = 4 // dtype.itemsize
     held = np.stack([run.registers[r][group.index] for r in given], 1)
