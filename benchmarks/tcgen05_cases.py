@@ -78,6 +78,7 @@ POINTS: tuple[tuple[str, Mapping[str, Value]], ...] = (
     ("tt", {**_STAY, **_FOLDED, "tile_n": 128}),
     ("nt", {**_STAY, **_FOLDED, **_DIRECT}),
     ("nt", {**_STAY, **_PAIR, "cluster_n": 2, "stages": 3}),
+    ("nt", {**_STAY, "a_from": "tmem", "tile_m": 128}),
 )
 """Layouts and decisions of the terms that mutants are made of."""
 

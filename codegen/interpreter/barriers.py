@@ -16,7 +16,7 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.clocks import INITS, ORDER, PROXIED, RESERVED
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Control, Decoder
-from tinygpu.codegen.interpreter.group import Group, Waiter
+from tinygpu.codegen.interpreter.group import WARP, Group, Waiter
 from tinygpu.codegen.interpreter.memory import SHARED
 from tinygpu.codegen.interpreter.moves import space_of
 from tinygpu.codegen.interpreter.parser import Instruction
@@ -229,9 +229,11 @@ def _arrive(d: Decoder, i: Instruction) -> Action:
                     run.find("barrier", f"{barrier}: at most {_MOST_BYTES} B are counted")
             if not arrives:
                 continue
-            domain, agents = run.agents_of(here.warp_numbers)
-            clock = run.released(int(domain[0]), agents.tolist(), step, relaxed=relaxed)
-            arrive(run, barrier, here.size if expects else total, clock)
+            for warp in here.warp_numbers.tolist():  # each with what it knows itself
+                domain, agents = run.agents_of(np.array([warp]))
+                clock = run.released(int(domain[0]), agents.tolist(), step, relaxed=relaxed)
+                own = here.threads // WARP == warp
+                arrive(run, barrier, int(own.sum() if expects else mine[own].sum()), clock)
 
     return act
 
