@@ -159,13 +159,14 @@ def pairs(case: Case) -> Iterator[Clause]:
 
 def collective(case: Case) -> Iterator[Clause]:
     """Check that commits are of the thread that multiplies, and waits of whole warps."""
-    multiplying = {p.role.name for p in case.places if p.do.instruction.name == "tcgen05.mma"}
+    committed = "tcgen05_commit"
+    issuing = {p.role.name for p in case.places if p.do.instruction.completion == committed}
     for role, statement, around in case.statements:
         elected = any(isinstance(s, Elect) for s in around)
         match statement:
             case Arrive(after="tcgen05"):
-                text = "{}: the thread that multiplies commits, {} does not"
-                holds = elected and role.name in multiplying
+                text = "{}: the thread that multiplies (or copies) commits, {} does not"
+                holds = elected and role.name in issuing
                 yield Clause(holds, text, (statement, role.name))
             case WaitGroup(_, "tcgen05.ld" | "tcgen05.st"):
                 yield Clause(not elected, "{}: one thread alone executes it", (statement,))
@@ -245,8 +246,8 @@ TMEM_LAWS: Mapping[str, Law] = {
         ),
         Law(
             "tcgen05_collective",
-            "States that the thread that multiplies commits, and that whole warps wait for their "
-            "loads.",
+            "States that the thread that multiplies or copies commits, and that whole warps wait "
+            "for their loads.",
             _PTX + "tcgen05.commit, tcgen05.wait",
             "put it into, or take it out of, an Elect",
             of_case=collective,

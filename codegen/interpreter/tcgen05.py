@@ -27,7 +27,7 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 from tinygpu.codegen.interpreter.spaces import granules
-from tinygpu.codegen.interpreter.tensor_memory import access, tensor_memory
+from tinygpu.codegen.interpreter.tensor_memory import COLUMNS, access, tensor_memory
 from tinygpu.codegen.interpreter.values import TYPES, products
 
 __all__ = ["TABLE"]
@@ -38,6 +38,7 @@ _KINDS: Mapping[str, dict[int, str]] = {
     "f8f6f4": {0: "e4m3", 1: "e5m2"},
     "i8": {0: "u8", 1: "s8"},
 }
+_A_COLUMNS = 8  # spec: of A in tensor memory, whose elements of 32 B are packed
 _RESULTS = {0: "f16", 1: "f32", 2: "s32"}
 
 
@@ -178,10 +179,12 @@ def _issue(
         if adds:
             access(run, cta, quarters, span, rows, channel, writes=False)
         if from_tensor:
-            width = 32 // 4
-            access(run, cta, quarters, (a & 0xFFFF, width), rows, channel, writes=False)
+            access(run, cta, quarters, (a & 0xFFFF, _A_COLUMNS), rows, channel, writes=False)
         held.append(access(run, cta, quarters, span, rows, channel, writes=True))
     run.state["tcgen05 last", thread] = held[-1]
+    taken = (a & 0xFFFF) + _A_COLUMNS if from_tensor else 0
+    if max(column + span[1], taken) > COLUMNS:
+        return  # which access has reported
 
     def perform() -> None:
         lefts = [
@@ -204,7 +207,8 @@ def _from_tensor(run: Run, cta: int, address: int, shape: _Shape, half: int) -> 
     column = address & 0xFFFF
     rows = shape.m // half
     lanes = np.arange(rows) if rows != 64 else np.arange(64) % 16 + 32 * (np.arange(64) // 16)
-    words = np.ascontiguousarray(tensor_memory(run, cta).cells[lanes, column : column + 8])
+    held = tensor_memory(run, cta).cells[lanes, column : column + _A_COLUMNS]
+    words = np.ascontiguousarray(held)
     values: Array = words.view(TYPES[shape.a]).astype(np.float64)
     return values
 
@@ -257,7 +261,8 @@ def _cp(d: Decoder, i: Instruction) -> Action:
                     run, cta, quarters, (column, words), rows, channel, writes=True, own=False
                 )
                 run.state["tcgen05 last", thread] = step
-                run.issue(_copied(run, cta, at, column), key)
+                if column + words <= COLUMNS:  # else access has reported it
+                    run.issue(_copied(run, cta, at, column), key)
 
     return copy
 

@@ -27,7 +27,7 @@ from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import check_write, shared_at
 
-__all__ = ["LANES", "LOADING", "TABLE", "TensorMemory", "access", "tensor_memory"]
+__all__ = ["COLUMNS", "LANES", "LOADING", "TABLE", "TensorMemory", "access", "tensor_memory"]
 
 LANES, COLUMNS = 128, 512
 LOADING = "tcgen05.ld registers"

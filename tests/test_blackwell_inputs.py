@@ -1,0 +1,292 @@
+"""First inputs in tensor memory: tcgen05.cp puts them there, tcgen05.mma takes them from there.
+
+What is legal, what both interpreters compute, and faults that each judge finds: the ISA orders a
+product behind the copies that its thread issued before, and no copy behind a product.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.async_mutants import mutants
+from tests.blackwell_mutants import tensor_mutants
+from tests.blackwell_terms import B200, LARGE, broken, small, term
+from tests.hopper_terms import dos, rebuffered, rewritten
+from tests.ptx_runs import run_matmul
+from tinygpu.codegen.assemble import assemble
+from tinygpu.codegen.emit import emit
+from tinygpu.errors import ProgramError
+from tinygpu.events import verdict
+from tinygpu.interpret import check
+from tinygpu.machine import Chosen, Value
+from tinygpu.machines.blackwell import STARTS, Blackwell
+from tinygpu.operation import Problem, matmul
+from tinygpu.program import (
+    Access,
+    Arrive,
+    Barrier,
+    Do,
+    Elect,
+    Fence,
+    For,
+    ForTile,
+    Program,
+    Role,
+    Statement,
+    Sync,
+    Wait,
+    walk,
+)
+from tinygpu.search.asynchronous import Event, agents
+from tinygpu.space import Space
+from tinygpu.tensor_memory import allocated_columns, first_columns, used_columns
+
+SIZES = {"m": 200, "n": 72, "k": 200}
+CP, MMA = "tcgen05.cp", "tcgen05.mma"
+SMALL = small("a in tmem")
+
+
+def the(program: Program, name: str) -> Do:
+    found = (s for s, _ in walk(program) if isinstance(s, Do))
+    return next(do for do in found if do.instruction.name == name)
+
+
+def test_a_lies_beside_the_sums() -> None:
+    """bf16 inputs take a column for two steps of k, and as many stages as shared memory has."""
+    program = term("a in tmem", tile_n=64, tile_k=128, stages=3)
+    assert used_columns(program) == 2 * 64 + 3 * 64
+    assert allocated_columns(program) == 512
+    assert first_columns(program) == {"sums": 0, "held_x": 128}
+    assert used_columns(term("persistent", tile_n=64, tile_k=128, stages=3)) == 128
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "tile_k", "k"),
+    [
+        ("bf16", "nn", 64, 136),
+        ("bf16", "nt", 128, 264),
+        ("f16", "nn", 64, 72),
+        ("tf32", "nt", 64, 76),
+        ("e4m3", "nt", 128, 272),
+        ("e5m2", "nt", 128, 144),
+    ],
+)
+def test_every_type_is_right(dtype: str, layout: str, tile_k: int, k: int) -> None:
+    """By the term's interpreter and by the code's; ptxas takes the code without a spill."""
+    values = {**STARTS["a in tmem"], "tile_k": tile_k, "stages": 2, "tile_n": 64, "store_n": 32}
+    program = Blackwell().program(matmul(dtype, layout=layout), Chosen(values))
+    sizes = {"m": 136, "n": 72, "k": k}
+    assert broken(program) == {}
+    assert check(program, sizes, seeds=(0,)) == ()
+    text = emit(program, "sm_100a")
+    assert text.count("\ttcgen05.cp.cta_group::1.128x256b [") == text.count("\ttcgen05.mma.")
+    said = assemble(text, "sm_100a").messages
+    assert "0 bytes spill stores, 0 bytes spill loads" in said
+    assert "C75" not in said
+    outcome = run_matmul(program, sizes, text=text, arch="sm_100a", clusters=2)
+    assert outcome.right
+    assert outcome.report.findings == ()
+
+
+def test_a_random_schedule_is_right() -> None:
+    operation = matmul("bf16", layout="nt")
+    problem = Problem.of(operation, m=512, n=512, k=512)
+    fixed: dict[str, Value | tuple[Value, ...]] = {"a_from": "tmem"}
+    space = Space(Blackwell(), problem, B200, fixed=fixed)
+    for schedule in space.sample(np.random.default_rng(3), 2):
+        program = schedule.program(Blackwell(), operation)
+        sizes = {"m": 136, "n": 72, "k": 72}
+        assert check(program, sizes, seeds=(0,)) == ()
+        outcome = run_matmul(program, sizes, arch="sm_100a", clusters=2, completion="random")
+        assert outcome.right
+        assert outcome.report.findings == ()
+
+
+def dropped(which: Callable[[Statement], bool]) -> Callable[[Program], Program]:
+    return lambda p: rewritten(p, lambda s: () if which(s) else s)
+
+
+def of_multiplier(program: Program, which: Callable[[Statement], bool]) -> Program:
+    """Drop statements of the role that multiplies."""
+    bare = dropped(which)(program)
+    roles = [
+        b if r.name == "multiplier" else r for r, b in zip(program.roles, bare.roles, strict=True)
+    ]
+    return replace(program, roles=tuple(roles))
+
+
+def copied_last(program: Program) -> Program:
+    """Copy behind the products of a step."""
+    copy = the(program, CP)
+
+    def change(s: Statement) -> Statement | tuple[Statement, ...]:
+        if isinstance(s, For) and s.var == "slab":
+            return s, copy
+        return () if s == copy else s
+
+    return rewritten(program, change)
+
+
+def copied_before_loads(program: Program) -> Program:
+    copy = the(program, CP)
+
+    def change(s: Statement) -> Statement | tuple[Statement, ...]:
+        if isinstance(s, Wait) and s.barrier.name == "full":
+            return copy, s
+        return () if s == copy else s
+
+    return rewritten(program, change)
+
+
+def of_the_step_before(program: Program) -> Program:
+    def change(do: Do) -> Do:
+        x = do.reads[0]
+        assert isinstance(x, Access)
+        return replace(do, reads=(replace(x, index=x.index + -1), *do.reads[1:]))
+
+    return dos(program, MMA, change)
+
+
+def by_another_thread(program: Program, *, told: bool) -> Program:
+    """Copy in a role of its own, which commits; the multiplier, if ``told``, waits for that."""
+    copy, stages = the(program, CP), program.barriers[0].stages
+    copied, index = Barrier("copied", stages, 1), copy.write.index
+    after, full = Fence("tcgen05.after"), program.barriers[0]
+    step = (Wait(full, index), after, copy, Arrive(copied, index, after="tcgen05"))
+    body = (Elect((ForTile("t", "i", (For("k", "trips", step),)),)), Sync(scope="cluster"))
+    wait = (Wait(copied, index), after) if told else ()
+    known = replace(program, barriers=(*program.barriers, copied))
+    bare = rewritten(known, lambda s: wait if s == copy else s)
+    return replace(bare, roles=(*bare.roles, Role("copier", 32, body, 1, "x")))
+
+
+def commits(name: str) -> Callable[[Statement], bool]:
+    return lambda s: isinstance(s, Arrive) and s.barrier.name == name
+
+
+FAULTS: dict[str, Callable[[Program], Program]] = {
+    "no copy": dropped(lambda s: isinstance(s, Do) and s.instruction.name == CP),
+    "copied behind the products": copied_last,
+    "copied before it is loaded": copied_before_loads,
+    "products of the step before": of_the_step_before,
+    "one stage too few": lambda p: rebuffered(p, "held_x", stages=1),
+    "no commit of a stage": dropped(commits("empty")),
+    "no fence before the copies": lambda p: of_multiplier(p, lambda s: isinstance(s, Fence)),
+    "another thread copies": lambda p: by_another_thread(p, told=False),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_faulty_copy_is_found_both_ways(name: str) -> None:
+    program = FAULTS[name](SMALL)
+    assert not verdict(program).legal
+    found: set[str] = set()
+    for seed in range(8):
+        found |= {f.kind for f in check(program, {"m": 264, "n": 72, "k": 200}, seeds=(seed,))}
+        if found:
+            break
+    assert found
+
+
+def test_a_copy_waits_for_products_that_read_what_it_overwrites() -> None:
+    """The ring in tensor memory may have more stages than shared memory, but no fewer."""
+    found = verdict(rebuffered(SMALL, "held_x", stages=1)).findings
+    assert {f.kind for f in found} == {"race"}
+    assert any("tcgen05.mma" in f.message and "tcgen05.cp" in f.message for f in found)
+    assert verdict(rebuffered(SMALL, "held_x", stages=3)).legal
+
+
+def test_another_thread_may_copy_and_tell() -> None:
+    """Through a commit, a wait and a fence: legal, right, and so is its code."""
+    program = by_another_thread(SMALL, told=True)
+    assert verdict(program).legal
+    assert broken(program) == {}
+    assert check(program, SIZES, seeds=(0, 1)) == ()
+    outcome = run_matmul(program, SIZES, arch="sm_100a", clusters=1)
+    assert outcome.right
+    assert outcome.report.findings == ()
+
+
+def _changed() -> Iterator[tuple[str, Program]]:
+    """Mutants of what copies: each names the copy, its memory, or what lets it go on."""
+    for name, mutant in (*mutants(SMALL), *tensor_mutants(SMALL)):
+        twice = name.startswith(("double sums", "anew"))  # in order, but other sums
+        loads = "producer" in name
+        if not twice and not loads and (CP in name or "held_x" in name or " full@" in name):
+            yield name, mutant
+
+
+JUDGED = tuple(_changed())
+
+
+@pytest.mark.parametrize(("name", "program"), JUDGED, ids=[n[:60] for n, _ in JUDGED])
+def test_both_judges_agree_on_mutants(name: str, program: Program) -> None:
+    found: tuple[object, ...] = ()
+    for seed in range(4):
+        found = found or check(program, {"m": 264, "n": 40, "k": 184}, seeds=(seed,))
+    assert verdict(program).legal == (not found), found
+
+
+@pytest.mark.parametrize("name", ["one stage too few", "another thread copies", "no copy"])
+def test_faulty_code_is_found(name: str) -> None:
+    """The PTX interpreter sees it too: races of tensor memory, or nothing written there."""
+    program = FAULTS[name](SMALL)
+    outcome = run_matmul(program, SIZES, arch="sm_100a", clusters=1)
+    assert outcome.report.findings != ()
+
+
+def test_code_without_one_copy_is_found() -> None:
+    """Each of the four copies of a stage is needed."""
+    lines = emit(SMALL, "sm_100a").splitlines(keepends=True)
+    copies = [i for i, line in enumerate(lines) if "\ttcgen05.cp" in line]
+    assert len(copies) == 4
+    for i in copies:
+        text = "".join((*lines[:i], *lines[i + 1 :]))
+        assert run_matmul(SMALL, SIZES, text=text, arch="sm_100a", clusters=1).report.findings
+
+
+def test_code_that_copies_elsewhere_is_found() -> None:
+    """Descriptors and columns that do not go together give wrong sums."""
+    text = emit(SMALL, "sm_100a")
+    pairs = re.findall(r"128x256b (\[%w\d+\]), (%rd\d+)", text)
+    (one, of), (other, _) = pairs[:2]
+    swapped = text.replace(f"128x256b {one}, {of}", f"128x256b {other}, {of}")
+    outcome = run_matmul(SMALL, SIZES, text=swapped, arch="sm_100a", clusters=1)
+    assert not outcome.right or outcome.report.findings
+
+
+def test_copies_that_have_no_code_are_refused() -> None:
+    def turned(do: Do) -> Do:
+        (read,) = do.reads
+        assert isinstance(read, Access)
+        first, second, *rest = read.value
+        return replace(do, reads=(replace(read, value=(second, first, *rest)),))
+
+    def half(do: Do) -> Do:
+        return replace(do, values=(do.values[0], 64, *do.values[2:]))
+
+    with pytest.raises(ProgramError, match="its rows have to be 128 neighbours"):
+        emit(dos(SMALL, CP, turned), "sm_100a")
+    with pytest.raises(ProgramError, match="32 B of 128 rows"):
+        emit(dos(SMALL, CP, half), "sm_100a")
+    with pytest.raises(ProgramError, match="copies bits"):
+        emit(rebuffered(SMALL, "held_x", dtype="f16"), "sm_100a")
+
+
+def test_a_copy_reads_shared_memory_instead_of_the_product() -> None:
+    """What a stage's products and copies read together is the same; products alone read less."""
+
+    def read(program: Program) -> list[float]:
+        (found,) = (a for a in agents(program, B200, LARGE) if a.name == "multiplier")
+        nodes = [n for n in found.body if isinstance(n, Event) and n.kind == "product"]
+        return [float(n.cycles["smem"]) for n in nodes]
+
+    (alone,) = read(term("persistent"))
+    copied, product = read(term("a in tmem"))
+    assert copied + product == pytest.approx(alone)
+    assert product < alone
