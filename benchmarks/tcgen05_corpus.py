@@ -20,6 +20,7 @@ import argparse
 import hashlib
 import json
 import math
+import random
 import sys
 import time
 from collections import Counter
@@ -269,9 +270,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }  # fmt: skip
     try:
         with ProcessPoolExecutor(given.jobs) as pool:
+            order = list(lots())
+            random.Random(0).shuffle(order)  # a run that is cut has something of each part
             asked = {
                 pool.submit(_work, lot, known[lot][0]["key"] if lot in known else ""): lot
-                for lot in lots()
+                for lot in order
             }
             for done in track(as_completed(asked), "judging", total=len(asked)):
                 lot = asked[done]
