@@ -20,6 +20,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -52,8 +53,8 @@ __all__ = [
 LAYOUTS = ("nt", "nn", "tn", "tt")
 ROUNDS = 1
 NOMINAL = 512  # a schedule is drawn for this size, then its shape
-MOST_CTA_TILES = 8  # of a shape, over all CTAs
-MOST_TRIPS = 5
+MOST_CTA_TILES = 4  # of a shape, over all CTAs
+MOST_TRIPS = 4
 TRIES = 40
 DEVICE = load_device("b200")
 ARCH = "sm_100a"
@@ -119,8 +120,13 @@ def lot_names() -> tuple[str, ...]:
     return tuple(f"{number} {a} {c} {layout}" for number, (a, c), layout in every)
 
 
-def drawn(lot: str) -> Iterator[Drawn]:
-    """Yield a lot's schedules, one of every structure that has some."""
+@cache
+def drawn(lot: str) -> tuple[Drawn, ...]:
+    """Return a lot's schedules, one of every structure that has some."""
+    return tuple(_drawn(lot))
+
+
+def _drawn(lot: str) -> Iterator[Drawn]:
     _, inputs, output, layout = lot.split()
     operation = matmul(inputs, output, layout)
     problem = Problem.of(operation, **dict.fromkeys("mnk", NOMINAL))
@@ -179,7 +185,7 @@ def cases() -> Iterator[Case]:
         )  # fmt: skip
         told = ", ".join(f"{n} {v}" for n, v in changes.items())
         program = Blackwell().program(matmul("bf16", layout=layout), Chosen(d))
-        yield Case(f"{layout} {told}".strip(), program, points, step=3 if ctas > 1 else 2)
+        yield Case(f"{layout} {told}".strip(), program, points, step=5 if ctas > 1 else 3)
 
 
 def long_sizes(case: Case) -> dict[str, int]:

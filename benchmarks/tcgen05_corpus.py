@@ -184,7 +184,8 @@ def key_of(lot: tuple[str, str]) -> str:
     if part == "schedules":
         told = [f"{dict(d.sizes)} {d.clusters} {d.schedule} {d.program}" for d in drawn(name)]
     else:
-        told = [str(_case(name).program), str(_case(name).points)]
+        case = _case(name)
+        told = [str(case.program), str(case.points), str(case.step)]
     told.append(str(EMITTER_VERSION))
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
 
