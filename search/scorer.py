@@ -59,7 +59,7 @@ class Scorer:
 
     @cached_property
     def _exact(self) -> tuple[Step, ...]:
-        return steps_of(self.time)
+        return steps_of(self.time) if self.floor is not None else self._bounded
 
     @cached_property
     def _bounded(self) -> tuple[Step, ...]:
