@@ -1,13 +1,13 @@
 """The cases of ``interpreter_agreement``: random legal schedules, a small problem each.
 
-``COUNT`` of each machine of ``MACHINES``, for ragged sizes and multiples of 64, with all types and
+``PARTS`` says how many of which machine and types; sizes are ragged, or multiples of 64, in all
 layouts that the machine takes.  The draw needs z3; what it gave is in ``agreement_cases.json``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,29 +19,38 @@ from tinygpu.operation import Problem, matmul
 from tinygpu.schedule import Schedule, from_json
 from tinygpu.space import Space
 
-__all__ = ["CASES", "COUNT", "MACHINES", "Case", "draw", "load_cases", "shape"]
+__all__ = ["CASES", "MACHINES", "PARTS", "Case", "draw", "load_cases", "shape"]
 
 CASES = Path(__file__).with_suffix(".json")
 MACHINES = ("simt", "ampere", "hopper")
-COUNT = 80
 SEED = 1717
 LAYOUTS = ("nt", "nn", "tn", "tt")
-WIDE = (("f32", None), ("f16", None), ("bf16", None), ("f16", "f32"), ("bf16", "f32"))
-TYPES: Mapping[str, tuple[tuple[str, str | None], ...]] = {
-    "simt": WIDE, "ampere": WIDE[1:], "hopper": WIDE[1:]
-}  # fmt: skip
+Part = tuple[str, int, tuple[tuple[str, str | None], ...]]
+NARROW = (("f16", None), ("bf16", None), ("f16", "f32"), ("bf16", "f32"))
+PARTS: tuple[Part, ...] = (
+    ("simt", 80, (("f32", None), *NARROW)),
+    ("ampere", 80, NARROW),
+    ("hopper", 80, NARROW),
+    ("ampere", 24, (("tf32", None),)),
+)
+"""A machine, how many cases, and their types of inputs and output; a new part stands last, so that
+the old ones stay as they are."""
 MOST = {"m": 320, "n": 320, "k": 1024}
 
 Case = tuple[Problem, Schedule]
 
 
-def shape(rng: np.random.Generator, machine: str, number: int) -> Problem:
+def shape(
+    rng: np.random.Generator,
+    machine: str,
+    number: int,
+    types: Sequence[tuple[str, str | None]] = NARROW,
+) -> Problem:
     """Return a case's problem: types and layout follow from its number, its sizes are drawn.
 
     >>> print(shape(np.random.default_rng(0), "ampere", 5).operation)
     matmul: c[m,n] bf16 = sum over k of (a[m,k] bf16 * b[k,n] bf16)
     """
-    types = TYPES[machine]
     dtype, output = types[number % len(types)]
     layout = "nn" if machine == "simt" else LAYOUTS[number // len(types) % len(LAYOUTS)]
     operation = matmul(dtype, output, layout)
@@ -52,17 +61,17 @@ def shape(rng: np.random.Generator, machine: str, number: int) -> Problem:
     return Problem.of(operation, **drawn)
 
 
-def draw(seed: int = SEED, *, count: int = COUNT, machines: Sequence[str] = MACHINES) -> list[Case]:
-    """Return ``count`` problems of each machine, each with a legal schedule.
+def draw(seed: int = SEED, *, parts: Sequence[Part] = PARTS) -> list[Case]:
+    """Return problems, each with a legal schedule.
 
     A schedule's structure is drawn first, each equally likely, then the rest of it.
     """
     rng, device = np.random.default_rng(seed), load_device("h200")
     found: list[Case] = []
-    for name in machines:
+    for name, count, types in parts:
         machine, mine = ALL[name], 0
         while mine < count:
-            problem = shape(rng, name, mine)
+            problem = shape(rng, name, mine, types)
             structure = {
                 n: c.values[rng.integers(len(c.values))]
                 for n, c in machine.decisions().items()

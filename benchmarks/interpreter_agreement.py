@@ -98,8 +98,7 @@ class Data:
         operation, rng = problem.operation, np.random.default_rng(number)
         shapes = operation.shapes(problem.sizes)
         inputs = tuple(
-            rng.standard_normal(shapes[o.name]).astype(DTYPES[o.dtype].numpy)
-            for o in operation.inputs
+            DTYPES[o.dtype].round(rng.standard_normal(shapes[o.name])) for o in operation.inputs
         )
         exact = {
             o.name: x.astype(np.float64) for o, x in zip(operation.inputs, inputs, strict=True)

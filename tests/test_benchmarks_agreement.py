@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks import interpreter_agreement as agreement
-from benchmarks.agreement_cases import CASES, COUNT, MACHINES, draw, load_cases
+from benchmarks.agreement_cases import CASES, MACHINES, PARTS, draw, load_cases
 from benchmarks.interpreter_agreement import FIELDS, interpret
 from benchmarks.peers import ROW, load_rows, write_results
 from tinygpu.codegen.emit import emit
@@ -33,6 +33,7 @@ FEW = [
     for name in MACHINES
 ]
 """The smallest case of each."""
+FEWER = [(name, 1, types) for name, _, types in PARTS[1:]]
 
 
 def fake(request: Mapping[str, Any], limit_seconds: float) -> dict[str, Any]:
@@ -49,10 +50,14 @@ def row_of(number: int, ask: agreement.Ask = fake) -> dict[str, Any]:
 
 
 def test_kept_cases_are_legal_and_many() -> None:
-    """80 different ones of each machine, of every structure that a random draw should meet."""
+    """80 different ones of each machine and more, of every structure that a draw should meet."""
     names = [schedule.machine for _, schedule in KEPT]
-    assert [names.count(name) for name in MACHINES] == [COUNT] * 3
-    assert len(set(KEPT)) == 3 * COUNT >= 200
+    assert names == [name for name, count, _ in PARTS for _ in range(count)]
+    assert all(names.count(name) >= 80 for name in MACHINES)
+    assert len(set(KEPT)) == len(KEPT)
+    for name, _, types in PARTS:
+        drawn = {p.operation.inputs[0].dtype for p, s in KEPT if s.machine == name}
+        assert {dtype for dtype, _ in types} <= drawn
     device = load_device("h200")
     for problem, schedule in KEPT[::16]:
         assert check_schedule(schedule, ALL[schedule.machine], problem, device) == ()
@@ -64,9 +69,9 @@ def test_kept_cases_are_legal_and_many() -> None:
 
 
 def test_the_draw_is_deterministic() -> None:
-    first = draw(seed=3, count=2, machines=("ampere", "hopper"))
-    assert first == draw(seed=3, count=2, machines=("ampere", "hopper"))
-    assert first != draw(seed=4, count=2, machines=("ampere", "hopper"))
+    first = draw(seed=3, parts=FEWER)
+    assert first == draw(seed=3, parts=FEWER)
+    assert first != draw(seed=4, parts=FEWER)
     for problem, schedule in first:
         device = load_device("h200")
         assert check_schedule(schedule, ALL[schedule.machine], problem, device) == ()
@@ -138,7 +143,7 @@ def test_the_run_goes_on_and_writes_a_summary(
     monkeypatch.setattr(agreement, "Worker", Fake)
     small = tmp_path / "cases.json"
     rows = json.loads(CASES.read_text(encoding="utf-8"))["rows"]
-    small.write_text(json.dumps({"rows": rows[COUNT : COUNT + 2]}), encoding="utf-8")
+    small.write_text(json.dumps({"rows": rows[80:82]}), encoding="utf-8")
     words = ["--out", str(tmp_path), "--cases", str(small)]
     agreement.main([*words, "--limit", "1"])
     first = load_rows("interpreter_agreement", tmp_path)
