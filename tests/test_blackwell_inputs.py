@@ -143,6 +143,13 @@ def copied_before_loads(program: Program) -> Program:
     return rewritten(program, change)
 
 
+def fenced_late(program: Program) -> Program:
+    """Fence between the copies and the products, which alone are behind it then."""
+    copy, fence = the(program, CP), Fence("tcgen05.after")
+    bare = of_multiplier(program, lambda s: s == fence)
+    return rewritten(bare, lambda s: (copy, fence) if s == copy else s)
+
+
 def of_the_step_before(program: Program) -> Program:
     def change(do: Do) -> Do:
         x = do.reads[0]
@@ -150,6 +157,21 @@ def of_the_step_before(program: Program) -> Program:
         return replace(do, reads=(replace(x, index=x.index + -1), *do.reads[1:]))
 
     return dos(program, MMA, change)
+
+
+def of_sums(program: Program) -> Program:
+    """Multiply sums, where they are, without a wait for the products that add to them."""
+    sums = the(program, MMA).write
+    others = replace(sums, buffer=replace(sums.buffer, name="others", dtype="f32"))
+    wide = replace(program, buffers=(*program.buffers, others.buffer))
+
+    def change(do: Do) -> tuple[Do, Do]:
+        held, columns, _ = do.reads
+        assert isinstance(held, Access)
+        x = Access(sums.buffer, held.value, index=sums.index)
+        return do, replace(do, write=others, reads=(x, columns, others))
+
+    return dos(wide, MMA, change)
 
 
 def by_another_thread(program: Program, *, told: bool) -> Program:
@@ -177,6 +199,8 @@ FAULTS: dict[str, Callable[[Program], Program]] = {
     "one stage too few": lambda p: rebuffered(p, "held_x", stages=1),
     "no commit of a stage": dropped(commits("empty")),
     "no fence before the copies": lambda p: of_multiplier(p, lambda s: isinstance(s, Fence)),
+    "a fence behind the copies": fenced_late,
+    "sums multiplied unwaited": of_sums,
     "another thread copies": lambda p: by_another_thread(p, told=False),
 }
 

@@ -134,7 +134,7 @@ def claim(agent: Agent, shared: Shared, stage: int, use: Use, *, keep: bool = Tr
     for other in shared.uses[stage]:
         if not (other.writes or use.writes):
             continue
-        if use.pipe and use.pipe is other.pipe and not use.copies:
+        if use.pipe and use.pipe is other.pipe and _in_order(other, use):
             continue
         known = other.known(clock)
         fence = _missing_fence(agent, other, use) if known else ""
@@ -159,6 +159,11 @@ def claim(agent: Agent, shared: Shared, stage: int, use: Use, *, keep: bool = Tr
         cluster.find("race", agent, use.do, text, shared.buffer.name, str(use.do))
     if keep:
         shared.remember(stage, use, clock, cluster.live)
+
+
+def _in_order(other: Use, use: Use) -> bool:
+    """Whether a thread's product is done after what it issued before: copies, the same sums."""
+    return not use.copies and (other.copies or (other.writes and use.writes))
 
 
 def _missing_fence(agent: Agent, other: Use, use: Use) -> str:
