@@ -41,7 +41,7 @@ from tinygpu.program import Program
 from tinygpu.search.scorer import Scorer, Shared
 from tinygpu.space import Space
 
-__all__ = ["Row", "child", "emitting", "main", "scoring", "verdicts"]
+__all__ = ["Row", "child", "cpu", "emitting", "main", "scoring", "verdicts"]
 
 SIZE = 4096
 SAMPLE = 400
@@ -132,7 +132,7 @@ def _row(name: str, value: float, unit: str) -> Row:
     return {"name": name, "value": float(f"{value:.4g}"), "unit": unit}
 
 
-def _cpu() -> str:
+def cpu() -> str:
     """Return the CPU's name and how many of its cores this process may use."""
     name = platform.processor() or platform.machine()
     try:
@@ -161,9 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT / 2**20
         rows.append(_row("this process, peak resident memory", peak, "MiB"))
         record = provenance(" ".join(("python -m benchmarks.speed", *words)))
-        write_tree(
-            given.out / "speed.json", {"provenance": {**record, "cpu": _cpu()}, "rows": rows}
-        )
+        write_tree(given.out / "speed.json", {"provenance": {**record, "cpu": cpu()}, "rows": rows})
     except TinyGpuError as error:
         sys.exit(str(error))
     for row in rows:

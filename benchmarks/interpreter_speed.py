@@ -1,0 +1,108 @@
+"""How fast the PTX interpreter is, on one core: ``python -m benchmarks.interpreter_speed``.
+
+Each named point of each machine multiplies 256 x 256 x 256, and is checked; asynchronous operations
+complete late.  Each has a process of its own, held on one core: a row has its CPU and wall time of
+emitting, parsing and running, warps' instructions, and the process's peak resident memory, of which
+``imports`` is what it takes before.  ``load`` is the machine's load before the first and after the
+last row; CPU time depends little on it, wall time much.
+
+It writes ``interpreter_speed.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import FOLDER, write_tree
+from benchmarks.speed import cpu
+from tinygpu.codegen.interpretation import interpret
+from tinygpu.codegen.provenance import provenance
+from tinygpu.errors import ProgramError, TinyGpuError
+from tinygpu.machine import Chosen
+from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
+from tinygpu.operation import matmul
+
+__all__ = ["POINTS", "main", "measured", "points"]
+
+SIZES = {"m": 256, "n": 256, "k": 256}
+POINTS = {
+    "simt": (simt.LADDER, "f32", "nn", "sm_90a"),
+    "hopper": (hopper.STARTS, "bf16", "nt", "sm_90a"),
+    "ampere": (ampere.STARTS, "bf16", "nt", "sm_80"),
+    "blackwell": (blackwell.STARTS, "bf16", "nt", "sm_100a"),
+}
+"""Each machine's points, the type and layout of their product, and their architecture."""
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # spec: getrusage(2), bytes or KiB
+
+
+def points() -> Iterator[tuple[str, str]]:
+    """Yield each machine and point."""
+    for machine, (named, *_) in POINTS.items():
+        for name in named:
+            yield machine, name
+
+
+def measured(machine: str, point: str) -> dict[str, Any]:
+    """Return the row of a point.  Raises ProgramError if its kernel is wrong."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    named, dtype, layout, arch = POINTS[machine]
+    before = _peak_mib()
+    wall, seconds = time.perf_counter(), time.process_time()
+    output = "f32" if named[point].get("combine") == "red" else None  # bf16 cannot be added to
+    operation = matmul(dtype, output, layout)
+    program = MACHINES[machine].program(operation, Chosen(named[point]))
+    found = interpret(program, SIZES, arch=arch, completions=("late",))
+    wall, seconds = time.perf_counter() - wall, time.process_time() - seconds
+    if not found.right:
+        raise ProgramError(f"{machine} {point}: interpreted wrong, error {found.error:.2f}")
+    return {
+        "machine": machine,
+        "point": point,
+        "cpu_seconds": round(seconds, 3),
+        "wall_seconds": round(wall, 3),
+        "instructions": found.instructions,
+        "peak_mib": round(_peak_mib()),
+        "imports_mib": round(before),
+    }
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT / 2**20
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure every point and write ``interpreter_speed.json``."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.interpreter_speed")
+    parser.add_argument("--out", type=Path, default=FOLDER.parent, help="folder of the results")
+    given = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    load, rows = [round(os.getloadavg()[0], 2)], []
+    fresh = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(1, mp_context=fresh, max_tasks_per_child=1) as pool:
+            for row in pool.map(measured, *zip(*points(), strict=True)):
+                rows.append(row)
+                sys.stdout.write(
+                    f"{row['machine']} {row['point']}: {row['cpu_seconds']} s, {row['peak_mib']} "
+                    f"MiB of which {row['imports_mib']} before\n"
+                )
+        load.append(round(os.getloadavg()[0], 2))
+        record = provenance(" ".join(("python -m benchmarks.interpreter_speed", *words)))
+        tree = {"provenance": {**record, "cpu": cpu(), "load": load}, "sizes": SIZES, "rows": rows}
+        write_tree(given.out / "interpreter_speed.json", tree)
+    except TinyGpuError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
