@@ -1,6 +1,7 @@
 # make demo: search, explain, emit and check kernels of a real model; leaves report/.
 # make test: format check, lint, strict types, all tests.
-# make soak: the event graph against the interpreter on 8,000 mutants; goes on where it was cut.
+# make soak: the event graph against the interpreter on 9,000 mutants, kernels against the PTX
+# interpreter; goes on where it was cut.
 # All need Python 3.11 to 3.13 and make, nothing else. PYTHON=... picks an interpreter.
 
 VENV := .venv
@@ -24,6 +25,7 @@ test: $(VENV)/.installed-dev
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.async_corpus
+	$(BIN)/python -m benchmarks.tcgen05_corpus --jobs 2
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
