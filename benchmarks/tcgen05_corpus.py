@@ -235,8 +235,8 @@ def summary(tree: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
             "proved": sum(bool(r.get("proved")) for r in drawn_rows),
             "spilled_bytes": sum(int(r.get("spilled_bytes", 0)) for r in drawn_rows),
             "warnings": sum(len(r.get("warnings", ())) for r in drawn_rows),
-            "worst PTX error": max((_worst(r, *orders) for r in drawn_rows), default=0.0),
-            "worst term error": max((_worst(r, "term") for r in drawn_rows), default=0.0),
+            "worst PTX error": _worst(drawn_rows, *orders),
+            "worst term error": _worst(drawn_rows, "term"),
             "seconds": round(sum(float(r["seconds"]) for r in drawn_rows)),
         },
         "rows": {**summary_of_rows(terms), "conservative categories": dict(kept.most_common())},
@@ -249,8 +249,8 @@ def summary(tree: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     }
 
 
-def _worst(row: Mapping[str, Any], *fields: str) -> float:
-    return max(float(row.get(field, 0)) for field in fields)
+def _worst(rows: Sequence[Mapping[str, Any]], *fields: str) -> float | str:
+    return _number(max((float(row.get(f, 0)) for row in rows for f in fields), default=0.0))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
