@@ -36,6 +36,7 @@ from tinygpu.laws import check_schedule
 from tinygpu.machine import Value
 from tinygpu.machines.ampere import STARTS, Ampere
 from tinygpu.measurement import Measurement, Results
+from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem, matmul
 from tinygpu.registers import predicted_spill
 from tinygpu.schedule import Schedule
@@ -69,6 +70,8 @@ CASES: tuple[Case, ...] = (
     *(_case("main", size) for size in (512, 1024, 2048, 4096, 8192)),
     *(_case("layouts", 4096, layout=layout) for layout in ("nn", "tn", "tt")),
     _case("f16", 4096, "f16"),
+    *(_case("tf32", size, "tf32") for size in (1024, 4096)),
+    _case("tf32", 4096, "tf32", "nn"),
 )
 """Every case, the marks first."""
 
@@ -86,7 +89,9 @@ _TILES: tuple[tuple[int, int, int, int, int], ...] = (
     (64, 128, 2, 2, 2),
     (64, 64, 2, 2, 3),
 )
-_DEEP = ((64, 3, 0), (64, 4, 1), (32, 4, 0), (32, 5, 0), (64, 2, 1))  # tile_k, stages, issue
+_DEEP = (  # tile_k, stages, issue
+    *((64, 3, 0), (64, 4, 1), (32, 3, 0), (32, 4, 0), (32, 5, 0), (64, 2, 1), (32, 4, 1)),
+)
 
 
 def candidates(problem: Problem, top: int = 12) -> dict[Schedule, float]:
@@ -98,7 +103,7 @@ def candidates(problem: Problem, top: int = 12) -> dict[Schedule, float]:
     edges = "exact" if all(n % 256 == 0 for n in problem.sizes.values()) else "guard"
     tried = [
         Schedule.of(machine, values)
-        for values in _by_hand(edges)
+        for values in _by_hand(edges, DTYPES[problem.operation.output.dtype].bytes)
     ]  # fmt: skip
     if top:
         space = Space(machine, problem, device)
@@ -113,7 +118,8 @@ def candidates(problem: Problem, top: int = 12) -> dict[Schedule, float]:
     return found
 
 
-def _by_hand(edges: str) -> Iterator[Mapping[str, Value]]:
+def _by_hand(edges: str, width: int) -> Iterator[Mapping[str, Value]]:
+    """Yield schedules for an output of elements of ``width`` bytes; not all fit all inputs."""
     for (tile_m, tile_n, warps_m, warps_n, ctas), (tile_k, stages, issue) in product(_TILES, _DEEP):
         values: dict[str, Value] = {
             **STARTS["ring"], "tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k,
@@ -122,7 +128,7 @@ def _by_hand(edges: str) -> Iterator[Mapping[str, Value]]:
         }  # fmt: skip
         yield values
         for raster in (2, 8):
-            yield {**values, "epilogue": "smem", "vector_c": 8, "raster": raster}
+            yield {**values, "epilogue": "smem", "vector_c": 16 // width, "raster": raster}
 
 
 def compare(case: Case, top: int, algorithms: int, store: Results | None) -> dict[str, Any]:
@@ -157,7 +163,7 @@ def compare(case: Case, top: int, algorithms: int, store: Results | None) -> dic
         "group": case.group,
         "case": case.name,
         **case.problem.sizes,
-        "dtype": case.problem.operation.output.dtype,
+        "dtype": case.problem.operation.inputs[0].dtype,
         "schedule": dict(schedule.decisions),
         "predicted_seconds": predicted[schedule],
         "seconds": measurement.seconds,

@@ -40,7 +40,8 @@ MOST = 32
 WORKSPACE_BYTES = 64 << 20
 _LIMIT_SECONDS = 120.0
 _COMPUTE_32F = 68  # spec: CUBLAS_COMPUTE_32F
-_TYPES = {"f32": 0, "f16": 2, "bf16": 14, "e4m3": 28}  # spec: cudaDataType_t
+_COMPUTE_TF32 = 77  # spec: CUBLAS_COMPUTE_32F_FAST_TF32
+_TYPES = {"f32": 0, "tf32": 0, "f16": 2, "bf16": 14, "e4m3": 28}  # spec: cudaDataType_t
 _TRANSPOSE = {"A": 3, "B": 4}  # spec: CUBLASLT_MATMUL_DESC_TRANSA, TRANSB
 _EPILOGUE, _BIAS_POINTER = 7, 8  # spec: CUBLASLT_MATMUL_DESC_EPILOGUE, BIAS_POINTER
 _BATCH_COUNT, _BATCH_OFFSET = 5, 6  # spec: CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, ..
@@ -158,7 +159,8 @@ def descriptors(problem: Problem) -> tuple[c_void_p, tuple[c_void_p, ...], c_voi
     Raises LaunchError where cuBLASLt refuses.
     """
     operation = problem.operation
-    descriptor = _made("cublasLtMatmulDescCreate", c_int(_COMPUTE_32F), c_int(_TYPES["f32"]))
+    compute = _COMPUTE_TF32 if operation.operand("a").dtype == "tf32" else _COMPUTE_32F
+    descriptor = _made("cublasLtMatmulDescCreate", c_int(compute), c_int(_TYPES["f32"]))
     matrices = view(problem)
     for name, matrix in zip("AB", matrices[:2], strict=True):
         flag = c_int(matrix.transposed)

@@ -57,10 +57,10 @@ Run = Callable[[], Any]
 def torch_matmul(
     problem: Problem, inputs: Sequence[Any], output: Any, scalars: Mapping[str, float]
 ) -> Run:
-    """PyTorch's matmul (cuBLAS), fp32 without TF32, 16-bit types with fp32 sums; any layout."""
+    """PyTorch's matmul (cuBLAS), fp32 without tf32, 16-bit types with fp32 sums; any layout."""
     import torch
 
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = problem.operation.operand("a").dtype == "tf32"
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     a, b, *beside, c = tensors(problem, inputs, output)

@@ -2,8 +2,8 @@
 
 On Hopper Triton multiplies by wgmma unless its environment variable ``DISABLE_MMA_V3`` is set while
 it compiles; what it made is looked at, and a kernel that has wgmma, or no mma.sync, is refused.
-Tiles come by pointers and cp.async.  Names are those of ``triton_matmul``, without its last two
-options.
+Tiles come by pointers and cp.async; fp32 numbers are multiplied as tf32.  Names are those of
+``triton_matmul``, without its last two options.
 
 >>> from tinygpu.operation import Problem, matmul
 >>> problem = Problem.of(matmul("bf16", layout="nt"), m=4096, n=4096, k=4096)
@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks.peers import tensors
 from benchmarks.triton_matmul import Configuration
 from tinygpu.errors import OperationError
+from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem
 
 __all__ = ["configurations", "held_to_mma"]
@@ -53,6 +54,7 @@ _SMALL: tuple[str, ...] = (
     "t64x32x128_s4_w4_g8",
 )
 _FEW_ELEMENTS = 2048 * 2048
+_SMEM_BYTES = 232448  # spec: a CTA's on an H200
 
 Run = Callable[[], Any]
 
@@ -63,12 +65,16 @@ def configurations(problem: Problem) -> tuple[Configuration, ...]:
     It takes a as [m, k], b in either layout.
     """
     sizes, (first, second) = problem.sizes, problem.operation.inputs
-    if first.axes != ("m", "k") or first.dtype not in ("bf16", "f16"):
+    if first.axes != ("m", "k") or first.dtype not in ("bf16", "f16", "tf32"):
         return ()
     if second.dtype != first.dtype:
         return ()
-    small = sizes["m"] * sizes["n"] <= _FEW_ELEMENTS
-    return tuple(Configuration.of(name) for name in (_SMALL + _LARGE if small else _LARGE))
+    names = _SMALL + _LARGE if sizes["m"] * sizes["n"] <= _FEW_ELEMENTS else _LARGE
+    found = (Configuration.of(name) for name in names)
+    width = DTYPES[first.dtype].bytes
+    return tuple(
+        c for c in found if c.stages * (c.tile_m + c.tile_n) * c.tile_k * width <= _SMEM_BYTES
+    )
 
 
 @contextmanager

@@ -36,6 +36,19 @@ def test_candidates_are_legal_different_and_predicted() -> None:
     assert {(128, 256), (256, 128), (128, 128)} <= tiles
 
 
+@pytest.mark.parametrize("part", ["tf32-nt-4096", "tf32-nn-4096"])
+def test_candidates_of_tf32(part: str) -> None:
+    """Half as deep as those of 16 bits; whole lines of c are 16 B of fp32."""
+    problem = next(case for case in CASES if case.part == part).problem
+    found = candidates(problem, top=0)
+    assert len(found) > 30
+    for schedule in list(found)[::5]:
+        assert check_schedule(schedule, Ampere(), problem, H200) == ()
+    assert {s["vector_c"] for s in found if s["epilogue"] == "smem"} == {4}
+    fastest, bf16 = min(found.values()), min(candidates(LARGE.problem, top=0).values())
+    assert 1.5 < fastest / bf16 < 2.5
+
+
 def test_sizes_that_tiles_do_not_divide_are_guarded() -> None:
     problem = Problem.of(matmul("bf16", layout="nt"), m=1000, n=1000, k=1000)
     assert {s["edges"] for s in candidates(problem, top=0)} == {"guard"}
@@ -46,7 +59,8 @@ def test_tritons_configurations_fit_shared_memory() -> None:
         found = triton_mma.configurations(case.problem)
         assert bool(found) == (case.problem.operation.inputs[0].axes == ("m", "k"))
         for one in found:
-            assert one.stages * (one.tile_m + one.tile_n) * one.tile_k * 2 <= 232448
+            width = 4 if case.group == "tf32" else 2
+            assert one.stages * (one.tile_m + one.tile_n) * one.tile_k * width <= 232448
             assert not one.stay
             assert callable(getattr(triton_mma, str(one)))
     assert triton_mma.configurations(Problem.of(matmul(), m=64, n=64, k=64)) == ()
