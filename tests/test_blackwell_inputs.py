@@ -18,6 +18,8 @@ from tests.blackwell_mutants import tensor_mutants
 from tests.blackwell_terms import B200, LARGE, broken, small, term
 from tests.hopper_terms import dos, rebuffered, rewritten
 from tests.ptx_runs import run_matmul
+from tinygpu.access_order import memory
+from tinygpu.agents import TILES
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
 from tinygpu.errors import ProgramError
@@ -26,8 +28,10 @@ from tinygpu.interpret import check
 from tinygpu.machine import Chosen, Value
 from tinygpu.machines.blackwell import STARTS, Blackwell
 from tinygpu.operation import Problem, matmul
+from tinygpu.ordering import order
 from tinygpu.program import (
     Access,
+    Affine,
     Arrive,
     Barrier,
     Do,
@@ -42,9 +46,11 @@ from tinygpu.program import (
     Wait,
     walk,
 )
+from tinygpu.protocol import Act, Crew, Kind, Protocol, Ring, Touch
 from tinygpu.search.asynchronous import Event, agents
 from tinygpu.space import Space
 from tinygpu.tensor_memory import allocated_columns, first_columns, used_columns
+from tinygpu.witness import Look
 
 SIZES = {"m": 200, "n": 72, "k": 200}
 CP, MMA = "tcgen05.cp", "tcgen05.mma"
@@ -234,6 +240,28 @@ def test_another_thread_may_copy_and_tell() -> None:
     outcome = run_matmul(program, SIZES, arch="sm_100a", clusters=1)
     assert outcome.right
     assert outcome.report.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ordered"),
+    [
+        (("mma", True), ("mma", True), True),
+        (("cp", True), ("mma", False), True),
+        (("mma", True), ("mma", False), False),
+        (("mma", False), ("cp", True), False),
+        (("cp", True), ("cp", True), False),
+    ],
+)
+def test_what_a_thread_issues_is_ordered_as_the_isa_says(
+    first: tuple[Kind, bool], second: tuple[Kind, bool], *, ordered: bool
+) -> None:
+    """PTX ISA 9, "Pipelined tcgen05 Instructions": two that touch one index, no wait."""
+    ring = Ring("x", 1, "cta")
+    acts = tuple(Act(k, k, (Touch(ring, Affine(), w),)) for k, w in (first, second))
+    look = Look(Protocol((Crew("one", 1, 1, "", acts),), (), False, ()), {TILES: 1})
+    look.order = order(look.agents, ())
+    memory(look)
+    assert ("race" in {f.kind for f in look.found.values()}) == (not ordered)
 
 
 def _changed() -> Iterator[tuple[str, Program]]:
