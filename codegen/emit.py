@@ -55,7 +55,7 @@ from tinygpu.program import (
 
 __all__ = ["EMITTER_VERSION", "PTX_VERSION", "Kernel", "emit", "signature"]
 
-EMITTER_VERSION = 1
+EMITTER_VERSION = 2
 PTX_VERSION = "9.0"  # spec: the newest that ptxas 13.0 takes
 _GROUPS = {"cp.async": "cp.async.{}", "bulk": "cp.async.bulk.{}", "wgmma": "wgmma.{}.sync.aligned"}
 _KIND = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16"}

@@ -81,6 +81,7 @@ class RoleKernel(Kernel):
         self._initialise()
         first = 0
         ends = [text.label("role_end") for _ in program.roles]
+        shared, last = self._last(), text.label("last")
         for role, end in zip(program.roles, ends, strict=True):
             after = first + role.threads * role.copies
             if after < program.threads:
@@ -88,17 +89,28 @@ class RoleKernel(Kernel):
                 text.emit(f"@!{other} bra {end}")
             with text.scope():
                 self._enter(role, first)
-                self.body(role.body, Scope())
+                self.body(role.body[:-1] if shared else role.body, Scope())
                 if not first and uses_tensor_memory(program):
                     release(self)
-            text.emit("ret")
+            text.emit(f"bra {last}" if shared else "ret")
             text.mark(end)
             first = after
+        if shared:
+            text.mark(last)
+            self.sync(shared, Scope())
         text.emit("ret")
         directives = [f".reqntid {program.threads}, 1, 1", f".minnctapersm {program.ctas_per_sm}"]
         if self.ctas > 1:
             directives.append(f".reqnctapercluster {self.ctas}, 1, 1")
         return self.module(arch, directives, tuple(self.maps.values()))
+
+    def _last(self) -> Sync | None:
+        """Return the barrier that ends all roles: one place for it, as synccheck wants it."""
+        ends = [role.body[-1] for role in self.program.roles]
+        first = ends[0]
+        if uses_tensor_memory(self.program) or any(end != first for end in ends):
+            return None
+        return first if isinstance(first, Sync) and first.scope != "role" else None
 
     def _ranks(self) -> None:
         """Set the variables of the CTA's rank in its cluster."""
