@@ -1,8 +1,8 @@
 """Quantities: what of a term decides how many registers its threads need.
 
 Each is a number (or an array, over a space) that ``tinygpu.registers`` weighs; they are listed and
-explained there.  An amount is the sum of its addends, each of few decisions.  Some are cut into
-pieces at *bends*, so that each piece has a slope of its own:
+explained there.  An amount is the sum of its addends, each of few decisions, or a tuple of factors
+of even fewer.  Some are cut into pieces at *bends*, so that each piece has a slope of its own:
 
 >>> [int(piece) for piece in bent("body", 100.0).values()]
 [32, 64, 4, 0, 0]
@@ -13,6 +13,7 @@ Source: ``docs/model.md``, section "Time".
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = [
     "piece",
     "piece_name",
     "quantities",
+    "worth",
 ]
 
 KINDS = ("f32", "f64", "f32+f64")
@@ -42,7 +44,7 @@ def quantities(program: Program) -> dict[str, Any]:
     """Return what the estimate is affine in; see the module's text."""
     found: dict[str, Any] = {}
     for name, addends in amounts(program).items():
-        amount = sum(addends, 0.0)
+        amount = sum(map(worth, addends), 0.0)
         found |= bent(name, amount) if name in BENDS else {name: amount}
     return found
 
@@ -95,6 +97,11 @@ def piece(amount: Any, low: Any, high: Any) -> Any:
 def piece_name(name: str, bend: int) -> str:
     """Return the name of the piece that ends at a bend."""
     return f"{name}_{bend}" if bend < ENDLESS else f"{name}_more"
+
+
+def worth(addend: Any) -> Any:
+    """Return an addend: itself, or the product of its factors."""
+    return prod(addend) if isinstance(addend, tuple) else addend
 
 
 def bent(name: str, amount: Any) -> dict[str, Any]:
@@ -245,7 +252,7 @@ def _loads_and_stores(program: Program, kept: tuple[str, ...]) -> Iterator[tuple
         yield f"{where}_guards", select(both, vectors, 0.0)
         for name in ("pointer", "i32", "i64"):
             here = _equal(program.addressing, name) & (is_true(program.specialised) ^ True)
-            yield f"{name}_rows", select(here, rows, 0.0)
+            yield f"{name}_rows", (rows, select(here, 1.0, 0.0))
         if where == "direct":
             yield "direct", target.bytes / 4 * _unrolled(around)
         elif target.name in kept:

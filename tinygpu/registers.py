@@ -58,6 +58,7 @@ from tinygpu.register_quantities import (
     is_true,
     piece,
     piece_name,
+    worth,
 )
 
 __all__ = [
@@ -146,8 +147,8 @@ class RegisterModel:
     The fit was made on kernels that keep many values; one that keeps few needs at most ``most``.
 
     A quantity is the sum of its addends, cut into pieces at its bends (none: one piece), each with
-    a weight; an addend is its least and its greatest value.  Over a space an addend depends on few
-    decisions, while the estimate depends on nearly all.
+    a weight; an addend is its least and its greatest value, or the factors of these.  Over a space
+    an addend depends on few decisions, while the estimate depends on nearly all.
     """
 
     least: Any
@@ -184,8 +185,12 @@ class RegisterModel:
 
     def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> RegisterModel:
         """Apply ``low`` to each number's least value and ``high`` to its greatest."""
+
+        def each(function: Callable[[Any], Any], addend: Any) -> Any:
+            return tuple(map(function, addend)) if isinstance(addend, tuple) else function(addend)
+
         parts = tuple(
-            (tuple((low(least), high(most)) for least, most in addends), bends, weights)
+            (tuple((each(low, least), each(high, most)) for least, most in addends), bends, weights)
             for addends, bends, weights in self.parts
         )
         return RegisterModel(low(self.least), low(self.most), parts)
@@ -197,7 +202,7 @@ class RegisterModel:
             least: Any = 0.0
             most: Any = 0.0
             for low, high in addends:
-                least, most = least + low, most + high
+                least, most = least + worth(low), most + worth(high)
             start = 0
             for bend, weight in zip(bends or (ENDLESS,), weights, strict=True):
                 amount = least if weight > 0 else most
