@@ -53,8 +53,6 @@ def points() -> Iterator[tuple[str, str]]:
 
 def measured(machine: str, point: str) -> dict[str, Any]:
     """Return the row of a point.  Raises ProgramError if its kernel is wrong."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     named, dtype, layout, arch = POINTS[machine]
     before = _peak_mib()
     wall, seconds = time.perf_counter(), time.process_time()
@@ -76,6 +74,11 @@ def measured(machine: str, point: str) -> dict[str, Any]:
     }
 
 
+def _on_one_core() -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
 def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT / 2**20
 
@@ -89,7 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     load, rows = [round(os.getloadavg()[0], 2)], []
     fresh = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(1, mp_context=fresh, max_tasks_per_child=1) as pool:
+        with ProcessPoolExecutor(
+            1, mp_context=fresh, initializer=_on_one_core, max_tasks_per_child=1
+        ) as pool:
             for row in pool.map(measured, *zip(*points(), strict=True)):
                 rows.append(row)
                 sys.stdout.write(
