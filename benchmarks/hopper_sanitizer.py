@@ -1,0 +1,146 @@
+"""Random schedules under NVIDIA's sanitizer: ``python -m benchmarks.hopper_sanitizer [--out DIR]``.
+
+One schedule of each of the first ``COUNT`` shapes of ``hopper_fuzz`` (``--schedules FILE``, else
+drawn) is validated on the GPU under each of ``TOOLS``, in a process of its own with a time limit.
+A row says what the tool said: "clean"; "faults", with its first line; or "refused", where the tool
+does not work on this machine.
+
+A control shows that a tool is not blind: the same with one fault made in the term (``CONTROLS``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hopper_fuzz import draw, load_cases
+from benchmarks.peers import FOLDER, write_results
+from tests.async_mutants import mutants
+from tinygpu.codegen.provenance import provenance
+from tinygpu.errors import TinyGpuError
+from tinygpu.machine import Chosen
+from tinygpu.machines.hopper import STARTS, Hopper
+from tinygpu.operation import Problem, matmul
+from tinygpu.program import Program
+
+__all__ = ["CONTROLS", "FIELDS", "TOOLS", "controls", "main", "said"]
+
+COUNT = 20
+TOOLS = ("memcheck", "racecheck", "synccheck")
+CONTROLS: tuple[tuple[str, str, str], ...] = (
+    # tool, named point, how the mutant's name begins
+    ("racecheck", "tma store", "drop bar.sync 1 of the role"),
+    ("racecheck", "tma store", "drop wait full@"),
+)
+FIELDS = ("layout", "tool", "outcome", "reason")
+JOBS = 4
+LIMIT_SECONDS = 90.0
+
+_Job = tuple[str, str, Program, Problem, dict[str, Any]]
+
+
+def controls() -> Iterator[_Job]:
+    """Yield (tool, case, faulty program, problem, schedule).  Raises TinyGpuError if one is not."""
+    operation = matmul("bf16", layout="nt")
+    problem = Problem.of(operation, m=256, n=512, k=512)
+    for tool, point, start in CONTROLS:
+        program = Hopper().program(operation, Chosen(STARTS[point]))
+        found = next(((n, p) for n, p in mutants(program) if n.startswith(start)), None)
+        if found is None:
+            raise TinyGpuError(f"mutant {start!r}: {point} has none")
+        yield tool, f"control: {found[0]}", found[1], problem, dict(STARTS[point])
+
+
+def said(code: int, text: str) -> tuple[str, str]:
+    """Return what a tool found, from its exit status and its output.
+
+    >>> said(0, "========= ERROR SUMMARY: 0 errors")
+    ('clean', '')
+    """
+    lines = [line.removeprefix("=========").strip() for line in text.splitlines()]
+    summary = next((x for x in reversed(lines) if "SUMMARY:" in x), "")
+    if code == 0 and (": 0 errors" in summary or ": 0 hazards" in summary):
+        return "clean", ""
+    first = [x for x in lines if x.startswith(("Error", "Warning", "Invalid", "Barrier", "Race"))]
+    if summary and ": 0 " not in summary:
+        return "faults", f"{(first or ['?'])[0]}; {summary}"
+    return "refused", (lines or ["it said nothing"])[-1]
+
+
+def _run(job: _Job) -> tuple[str, str]:
+    tool, _, program, problem, _ = job
+    packed = base64.b64encode(pickle.dumps((program, problem)))
+    command = (
+        *("compute-sanitizer", "--tool", tool, "--print-limit", "3", "--error-exitcode", "9"),
+        *(sys.executable, "-m", "benchmarks.hopper_sanitizer", "--one"),
+    )
+    try:
+        done = subprocess.run(command, input=packed, capture_output=True, timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "refused", f"no answer in {LIMIT_SECONDS:g} s"
+    return said(done.returncode, (done.stdout + done.stderr).decode(errors="replace"))
+
+
+def _one() -> None:
+    """Validate what standard input holds, as a child of this script."""
+    from tinygpu.codegen.launch import Kernel
+    from tinygpu.codegen.validation import validate
+
+    program, problem = pickle.loads(base64.b64decode(sys.stdin.buffer.read()))
+    sys.stdout.write(f"error {validate(Kernel(program), problem, 0)}\n")
+
+
+def _jobs(schedules: Path | None) -> Iterator[_Job]:
+    for problem, few in (load_cases(schedules) if schedules else draw())[:COUNT]:
+        schedule = few[0]
+        program = schedule.program(Hopper(), problem.operation)
+        for tool in TOOLS:
+            yield tool, "fuzz", program, problem, dict(schedule.decisions)
+    yield from controls()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run every schedule under every tool; write ``hopper_sanitizer.json``."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hopper_sanitizer")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--schedules", type=Path, metavar="FILE", help="what hopper_fuzz drew")
+    given = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if shutil.which("compute-sanitizer") is None:
+        sys.exit("compute-sanitizer: not on PATH; it comes with the CUDA toolkit")
+    record = provenance(" ".join(("python -m benchmarks.hopper_sanitizer", *words)))
+    try:
+        jobs, rows = list(_jobs(given.schedules)), []
+        with ThreadPoolExecutor(JOBS) as pool:
+            for job, (outcome, reason) in zip(jobs, pool.map(_run, jobs), strict=True):
+                tool, case, _, problem, schedule = job
+                a, b = (problem.operation.operand(name) for name in "ab")
+                layout = ("n" if a.axes[-1] == "k" else "t") + ("t" if b.axes[-1] == "k" else "n")
+                rows.append({
+                    "group": "control" if case != "fuzz" else "main", "case": case,
+                    **{axis: problem.sizes[axis] for axis in "mnk"},
+                    "dtype": problem.operation.output.dtype, "schedule": schedule,
+                    "predicted_seconds": None, "seconds": None, "peer": "", "peer_seconds": None,
+                    "error": None, "layout": layout, "tool": tool, "outcome": outcome,
+                    "reason": reason,
+                })  # fmt: skip
+                sys.stdout.write(f"{case[:60]} {problem.sizes} {tool}: {outcome} {reason}\n")
+                sys.stdout.flush()
+        write_results("hopper_sanitizer", rows, record, given.out, fields=FIELDS)
+    except TinyGpuError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--one"]:
+        _one()
+    else:
+        main()
