@@ -70,10 +70,10 @@ def interpret(
     ProgramError for a term without code and for PTX that is not run.
     """
     operation, rng = program.operation, np.random.default_rng(seed)
-    text = text or emit(program, arch, sizes)
+    module = Module.parse(text or emit(program, arch, sizes))
     shapes = operation.shapes(sizes)
     inputs = {
-        o.name: rng.standard_normal(shapes[o.name], np.float32).astype(DTYPES[o.dtype].numpy)
+        o.name: DTYPES[o.dtype].round(rng.standard_normal(shapes[o.name]))
         for o in operation.inputs
     }
     scalars = dict.fromkeys(operation.scalars, _SCALAR)
@@ -87,7 +87,7 @@ def interpret(
         output = np.empty(shapes[name], DTYPES[dtype].numpy)
         output.reshape(-1).view(np.uint8)[:] = 0 if program.zeroed else 0xFF
         report = execute(
-            program, sizes, inputs | {name: output}, text, scalars=scalars, seed=seed,
+            program, sizes, inputs | {name: output}, module, scalars=scalars, seed=seed,
             completion=completion,
         )  # fmt: skip
         ratio = error_ratio(
@@ -110,14 +110,14 @@ def execute(
     program: Program,
     sizes: Mapping[str, int],
     arrays: Mapping[str, Array],
-    text: str,
+    module: Module,
     *,
     scalars: Mapping[str, float] | None = None,
     clusters: int = 0,
     seed: int = 0,
     completion: str = "late",
 ) -> Report:
-    """Run a term's PTX on arrays by operand, each of its operand's shape; the output is written.
+    """Run a term's code on arrays by operand, each of its operand's shape; the output is written.
 
     A persistent term gets ``clusters`` clusters, else half as many as it has tiles for them, so
     that some do several.  Raises LaunchError, ProgramError.
@@ -138,7 +138,7 @@ def execute(
         count = min(count, clusters or max(1, count // 2))
     given = scalars or {}
     return launch(
-        Module.parse(text),
+        module,
         program.name,
         count * cluster,
         program.threads,

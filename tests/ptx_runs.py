@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.codegen.emit import emit, signature
-from tinygpu.codegen.interpreter import Memory, Module, Report, TensorMap, launch
-from tinygpu.codegen.smem import smem_plan
-from tinygpu.codegen.tensor_map import tensor_maps
+from tinygpu.codegen.emit import emit
+from tinygpu.codegen.interpretation import execute
+from tinygpu.codegen.interpreter import Module, Report
 from tinygpu.machine import Chosen
 from tinygpu.machines import MACHINES
 from tinygpu.memory import DTYPES
@@ -67,37 +66,14 @@ def run_matmul(
     text = text or emit(program, arch, sizes)
     operation = program.operation
     rng = np.random.default_rng(5)
-    memory, arrays, places = Memory(), {}, {}
+    arrays = {}
     for operand in operation.operands:
         shape = operation.shapes(sizes)[operand.name]
         values = DTYPES[operand.dtype].round(rng.standard_normal(shape))
         if operand is operation.output:
             values.reshape(-1).view(np.uint8)[:] = 0 if "red." in text else 0xFF
         arrays[operand.name] = values
-        places[operand.name] = memory.allocate(values, operand.name)
-    maps = []
-    for tensor_map in tensor_maps(program):
-        held = arrays[tensor_map.buffer]
-        shape = tuple(reversed(held.shape))
-        pitch = shape[0] * held.itemsize
-        maps.append(
-            TensorMap(
-                places[tensor_map.buffer], tensor_map.dtype, shape, (pitch,), tensor_map.box,
-                tensor_map.swizzle,
-            )
-        )  # fmt: skip
-    numbers = dict(program.parameter_values(sizes))
-    extents = program.grid_extents(sizes)
-    numbers |= {f"grid_{a.var}": n for a, n in zip(program.grid, extents, strict=True)}
-    integers = [] if program.specialised else [int(numbers[n]) for n in signature(program)]
-    cluster = math.prod(extent for _, extent in program.cluster)
-    ctas = math.prod(extents) * cluster
-    if program.persistent:
-        ctas = min(ctas, clusters * cluster)
-    report = launch(
-        parsed(text), program.name, ctas, program.threads, [*maps, *places.values(), *integers],
-        memory, smem_bytes=smem_plan(program).total_bytes, **how,
-    )  # fmt: skip
+    report = execute(program, sizes, arrays, parsed(text), clusters=clusters, **how)
     a, b = (arrays[o.name].astype(np.float64) for o in operation.inputs)
     if operation.inputs[0].axes[0] == "k":
         a = a.T

@@ -10,6 +10,7 @@ import pytest
 
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.interpretation import execute, interpret
+from tinygpu.codegen.interpreter import Module
 from tinygpu.machine import Chosen
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.memory import DTYPES
@@ -17,6 +18,7 @@ from tinygpu.operation import Operation, matmul
 from tinygpu.program import Program
 
 RED = {**simt.LADDER["shared"], "split_k": 2, "combine": "red", "vector_c": 1}
+TF32 = {**blackwell.STARTS["small"], "tile_k": 32, "stages": 2, "tile_n": 32, "store_n": 16}
 CASES: dict[str, tuple[str, Mapping[str, Any], Operation, str]] = {
     "plain": ("simt", simt.LADDER["2-D registers"], matmul(), "sm_90a"),
     "scaled": ("hopper", hopper.STARTS["plain"], matmul("f16", layout="nt", scaled=True),
@@ -28,6 +30,7 @@ CASES: dict[str, tuple[str, Mapping[str, Any], Operation, str]] = {
     "sums in memory": ("ampere", ampere.STARTS["parts of k"], matmul("bf16", "f32", "nt"), "sm_80"),
     "red": ("simt", RED, matmul(), "sm_90a"),
     "pair": ("blackwell", blackwell.STARTS["pair"], matmul("f16", layout="nn"), "sm_100a"),
+    "tf32": ("blackwell", TF32, matmul("tf32", layout="nt"), "sm_100a"),
 }  # fmt: skip
 
 
@@ -68,14 +71,14 @@ def test_persistent_kernels_do_several_tiles() -> None:
     machine, point = MACHINES["hopper"], hopper.STARTS["persistent"]
     program = machine.program(matmul("bf16", layout="nt"), Chosen(dict(point)))
     sizes = {"m": 256, "n": 512, "k": 64}
-    text = emit(program, "sm_90a", sizes)
+    module = Module.parse(emit(program, "sm_90a", sizes))
     counts = []
     for clusters in (0, 1, 100):
         arrays = {
             o.name: np.ones(program.operation.shapes(sizes)[o.name], DTYPES[o.dtype].numpy)
             for o in program.operation.operands
         }
-        report = execute(program, sizes, arrays, text, clusters=clusters)
+        report = execute(program, sizes, arrays, module, clusters=clusters)
         assert report.findings == ()
         assert (arrays["c"].astype(np.float64) == 64).all()
         counts.append(report.instruction_counts["mbarrier.init.shared::cta.b64"])

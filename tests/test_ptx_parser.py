@@ -126,7 +126,7 @@ def test_unknown_parameters_of_instructions() -> None:
         "tcgen05.mma.cta_group::1.kind::mxf4.block_scale [%r], %d, %d, %r, [%r], [%r], %p",
         "cp.async.cg.shared.global [%r], [%d], 8",
         "setmaxnreg.inc.sync.aligned.u32 20",
-        "mbarrier.try_wait.shared::cta.b64 %p, [%r], %d",
+        "wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {%r}, [%r]",
     ):
         text = f".entry k() {{ .reg .b32 %r; .reg .b64 %d; .reg .pred %p;\n {line}; }}"
         with pytest.raises(ProgramError, match="line 2"):
