@@ -83,12 +83,14 @@ def _each_counted_once(count: Any, width: int, *numbers: Numbers) -> Numbers:
         columns.append(_narrowed(np.where(size > 1, _plain(step), 0)))
         below = _narrowed(np.minimum(below * size, WARP_LANES))
     key: Any = np.int64(0)
+    most = 1
     values: list[NDArray[np.int64]] = []
     for column in columns:
         different, code = np.unique(column, return_inverse=True)
         key = key * len(different) + code.reshape(column.shape)
+        most *= len(different)
         values.append(different)
-    patterns, where = np.unique(key, return_inverse=True)
+    patterns, where = _numbered(key, most)
     answers = []
     for pattern in patterns.tolist():
         row = []
@@ -99,6 +101,15 @@ def _each_counted_once(count: Any, width: int, *numbers: Numbers) -> Numbers:
     if not np.shape(key):
         return answers[0]
     return np.array(answers, np.int64)[where.reshape(np.shape(key))]
+
+
+def _numbered(key: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the different keys, which are below ``most``, ascending, and which each one is."""
+    if most > 4 * np.size(key):
+        return np.unique(key, return_inverse=True)
+    met = np.zeros(most, bool)  # no sort: keys are many, and of few kinds
+    met[key] = True
+    return np.flatnonzero(met), (np.cumsum(met) - 1)[key]
 
 
 def _plain(number: Numbers) -> NDArray[np.int64]:

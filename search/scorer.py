@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tinygpu.search.cost import cost
 from tinygpu.search.deferred import Deferred, LookedUp, Step, Tables, at, steps_of
-from tinygpu.space import Batch, Space
+from tinygpu.space import Batch, Space, Table
 
 __all__ = ["Points", "Scorer", "Shared"]
 
@@ -40,6 +40,7 @@ class Shared:
         self.legal: dict[tuple[Any, ...], NDArray[np.bool_]] = {}
         self.reduced: dict[tuple[Any, ...], tuple[Deferred | float, Any]] = {}
         self.allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
+        self.numbers: dict[tuple[int, ...], int] = {}
 
 
 class Scorer:
@@ -55,7 +56,8 @@ class Scorer:
             sizes, device = space.problem.sizes, space.device
             predicted = cost(batch.program, sizes, device, of=of)
         self.time, self.floor = predicted.seconds, predicted.floor
-        self._inside: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._axes = [(frozenset(t.axes), t) for t in batch.tables]
+        self._inside: dict[tuple[int, ...], int] = {}
 
     @cached_property
     def _exact(self) -> tuple[Step, ...]:
@@ -154,7 +156,7 @@ class Scorer:
                 return table
             assert table.table is not None
             if table.axes not in legal:
-                tables = [t for t in self.batch.tables if set(t.axes) <= set(table.axes)]
+                tables = self._tables_over(table.axes)
                 here = [t.holds.view(np.ndarray)[along(t.axes)] for t in tables]
                 legal[table.axes] = reduce(and_, here, np.ones((len(points), 1), bool))
             values = table.table[along(table.axes)]
@@ -201,22 +203,27 @@ class Scorer:
         self.shared.reduced[key] = result, table
         return result
 
-    def _inside_of(self, axes: tuple[int, ...]) -> tuple[int, ...]:
-        """Name the batch's tables over some of these axes."""
+    def _inside_of(self, axes: tuple[int, ...]) -> int:
+        """Return the number, in all batches, of the tables over some of these axes."""
         if axes not in self._inside:
-            inside = (t for t in self.batch.tables if set(t.axes) <= set(axes))
-            self._inside[axes] = tuple(sorted(id(t) for t in inside))
+            tables = tuple(sorted(id(t) for t in self._tables_over(axes)))
+            numbers = self.shared.numbers
+            self._inside[axes] = numbers.setdefault(tables, len(numbers))
         return self._inside[axes]
 
-    def _joined(self, axes: tuple[int, ...], inside: tuple[int, ...]) -> NDArray[np.bool_]:
+    def _tables_over(self, axes: tuple[int, ...]) -> list[Table]:
+        """Return the batch's tables over some of these axes."""
+        every = frozenset(axes)
+        return [table for theirs, table in self._axes if theirs <= every]
+
+    def _joined(self, axes: tuple[int, ...], inside: int) -> NDArray[np.bool_]:
         """Join the tables over some of these axes."""
         key = (axes, inside)
         if key not in self.shared.legal:
             joined = np.ones([self.lengths[a] for a in axes], bool)
-            for table in self.batch.tables:
-                if set(table.axes) <= set(axes):
-                    shape = [self.lengths[a] if a in table.axes else 1 for a in axes]
-                    joined &= table.holds.view(np.ndarray).reshape(shape)
+            for table in self._tables_over(axes):
+                shape = [self.lengths[a] if a in table.axes else 1 for a in axes]
+                joined &= table.holds.view(np.ndarray).reshape(shape)
             self.shared.legal[key] = joined
         return self.shared.legal[key]
 

@@ -199,3 +199,14 @@ def test_recorded_benchmark() -> None:
     assert recorded["held out"]["precision"] > 0.85
     assert recorded["held out"]["recall"] > 0.8
     assert recorded["held out"]["mean absolute error"] < 10
+
+
+def test_rows_count_where_their_addressing_is_chosen() -> None:
+    """Specialised code knows all strides; each way of addressing has weights of its own."""
+    names = ("pointer", "i32", "i64")
+    for name in names:
+        for specialised in (0, 1):
+            chosen = {**LADDER["tuned"], "addressing": name, "specialised": specialised}
+            found = quantities(Simt().program(matmul(), Chosen(chosen)))
+            counted = [other for other in names if found[f"{other}_rows"] > 0]
+            assert counted == ([] if specialised else [name])
