@@ -254,11 +254,19 @@ def _mma(kernel: WarpKernel, do: Do, scope: Scope) -> None:
 
 
 def _convert(kernel: WarpKernel, do: Do, scope: Scope) -> None:
-    """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register."""
+    """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register; or halves to f32."""
     (source,) = do.reads
     assert isinstance(source, Access)
+    if do.write.buffer.dtype == "f32":
+        wide, halves = kernel.cells(do.write, do.values, scope), kernel.halves
+        for target, half in zip(wide, halves(source, do.values, scope), strict=True):
+            if source.buffer.dtype == "f16":
+                kernel.text.emit(f"cvt.f32.f16 {target}, {half}")
+            else:
+                kernel.text.emit(f"mov.b32 {target}, {{{kernel.zero16()}, {half}}}")
+        return
     if source.buffer.dtype != "f32":
-        raise ProgramError(f"{do}: pairs are converted from f32")
+        raise ProgramError(f"{do}: pairs are converted from f32, halves to it")
     wide = kernel.cells(source, do.values, scope)
     kind = do.write.buffer.dtype
     for i, target in enumerate(kernel.pairs(do.write, do.values, scope)):
@@ -266,7 +274,10 @@ def _convert(kernel: WarpKernel, do: Do, scope: Scope) -> None:
 
 
 def _move(kernel: WarpKernel, do: Do, scope: Scope) -> None:
-    """ld.shared, st.shared, st.global: whole pairs, or single values where ``vector`` is 1."""
+    """Move whole pairs, or single values where ``vector`` is 1.
+
+    What is outside of an array is loaded as 0.
+    """
     (source,) = do.reads
     assert isinstance(source, Access)
     loads = do.write.buffer.level == "registers"
@@ -274,22 +285,30 @@ def _move(kernel: WarpKernel, do: Do, scope: Scope) -> None:
     space = "global" if memory.buffer.level == "gmem" else "shared"
     places = value_coordinates(memory, do.values)
     words = do.vector // 2
-    if loads and not words:
-        raise ProgramError(f"{do}: pairs are loaded whole; move two values at once or more")
-    parts = list(
-        kernel.pairs(held, do.values, scope) if words else kernel.halves(held, do.values, scope)
-    )
+    whole = kernel.pairs(held, do.values, scope) if words or loads else []
+    if words:
+        parts = whole
+    elif loads:
+        parts = [kernel.text.register("b16") for _ in places]
+    else:
+        parts = list(kernel.halves(held, do.values, scope))
     for i, at in enumerate(places[:: do.vector]):
         guard = kernel.guard(do, memory, at, scope)
+        mine = parts[i * words : (i + 1) * words] if words else parts[i : i + 1]
+        if loads and guard is not True:
+            for part in mine:
+                kernel.text.emit(f"mov.{'b32' if words else 'b16'} {part}, 0")
         if guard is False:
             continue
-        mine = parts[i * words : (i + 1) * words] if words else parts[i : i + 1]
         listed = f"{{{', '.join(mine)}}}" if len(mine) > 1 else mine[0]
         how = f".v{len(mine)}" * (len(mine) > 1) + (".b32" if words else ".b16")
         where = kernel.address(memory, do.threads, at, scope)
         prefix = f"@{guard} " if isinstance(guard, str) else ""
         ends = f"{listed}, {where}" if loads else f"{where}, {listed}"
         kernel.text.emit(f"{prefix}{'ld' if loads else 'st'}.{space}{how} {ends}")
+    if loads and not words:
+        for i, pair in enumerate(whole):
+            kernel.text.emit(f"mov.b32 {pair}, {{{parts[2 * i]}, {parts[2 * i + 1]}}}")
 
 
 Rule = Callable[[WarpKernel, Do, Scope], None]
@@ -298,6 +317,7 @@ WARP_RULES: Mapping[str, Rule] = {
     "ldmatrix": _ldmatrix,
     "mma.sync": _mma,
     "cvt": _convert,
+    "ld.global": _move,
     "ld.shared": _move,
     "st.shared": _move,
     "st.global": _move,

@@ -18,7 +18,7 @@ from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.warps import rows_of
 from tinygpu.device import load_device
-from tinygpu.errors import OperationError, ProgramError
+from tinygpu.errors import ProgramError
 from tinygpu.events import verdict
 from tinygpu.fragment import FRAGMENTS
 from tinygpu.instruction import INSTRUCTIONS
@@ -282,9 +282,3 @@ def test_solver_tables_and_one_schedule_at_a_time_agree() -> None:
         assert (not solver.broken(values)) == holds
         seen.add(bool(holds))
     assert seen == {True, False}
-
-
-@pytest.mark.parametrize("more", [{"bias": True}, {"batched": True}, {"scaled": True}])
-def test_what_the_machine_does_not_fuse_is_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(OperationError, match="choose a machine that fuses"):
-        Ampere().check(matmul("bf16", layout="nt", **more))

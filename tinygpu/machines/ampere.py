@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tinygpu.errors import OperationError
 from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.machines.ampere_term import SLICE_BYTES, AmpereTerm
 from tinygpu.memory import DTYPES, GMEM, L1, L2, REGISTERS, SMEM
-from tinygpu.operation import Operation
+from tinygpu.operation import ACC, Operation
 from tinygpu.program import Program
 
 __all__ = ["STARTS", "Ampere"]
@@ -26,11 +27,10 @@ class Ampere(Machine):
     levels = (GMEM, L2, L1, SMEM, REGISTERS)
     instructions = instructions(
         "cp.async", "ldmatrix", "mma.sync", "mov", "cvt", "bar.sync", "st.shared", "ld.shared",
-        "st.global", "red.global",
+        "st.global", "red.global", "ld.global", "fma", "alu", "mufu",
     )  # fmt: skip
     numeric = True
     operations = ("matmul",)
-    fuses = False
 
     tile_m = Choice(32, 64, 128, 256, meaning="rows of c a CTA computes")
     tile_n = Choice(32, 64, 128, 256, meaning="columns of c a CTA computes")
@@ -47,10 +47,19 @@ class Ampere(Machine):
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="rows of tiles that CTAs visit together")
     ctas_per_sm = Choice(1, 2, 3, 4, meaning="CTAs that registers are limited for")
 
+    def check(self, operation: Operation) -> None:
+        """Raise OperationError if this machine cannot do the operation."""
+        super().check(operation)
+        if "l" in operation.axes or operation.scalars:
+            raise OperationError(
+                f"machine {self.name}: {operation.name} with a batch, or scaled and added to; it "
+                "fuses a bias and an activation; choose a machine that fuses more, as hopper"
+            )
+
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
-        a, b, c = operation.operands
+        (a, b, *_), c = operation.inputs, operation.output
         direct = d.epilogue == "direct"
         return (
             Requirement(
@@ -84,6 +93,12 @@ class Ampere(Machine):
                 d.combine == "st" or (c.dtype == "f32" and direct),
                 "parts of k meet in an f32 output, straight from the sums",
                 'choose combine "st", or an f32 output and epilogue "direct"',
+            ),
+            Requirement(
+                "split_plain",
+                d.combine == "st" or operation.epilogue == ACC,
+                "what is fused is of whole sums, not of parts of k",
+                'choose split_k 1 and combine "st"',
             ),
             Requirement(
                 "stored",

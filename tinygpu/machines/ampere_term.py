@@ -31,10 +31,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tinygpu.arithmetic import compute
 from tinygpu.expression import Constant, value
 from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.memory import DTYPES
-from tinygpu.operation import Operand, Operation
+from tinygpu.operation import ACC, Operand, Operation
 from tinygpu.program import (
     Access,
     Affine,
@@ -46,6 +47,7 @@ from tinygpu.program import (
     Immediate,
     Program,
     Role,
+    Scalar,
     Statement,
     Sync,
     WaitGroup,
@@ -62,6 +64,7 @@ SLICE_BYTES = 32  # spec: the k of one mma
 _PIECE_BYTES = 16  # spec: a row of ldmatrix, and what cp.async moves
 _BANKS = 32  # spec: of 4 B
 _BLOCK_M, _BLOCK_N = 16, 8  # spec: the rows and columns of one mma
+_PLACES = ((0, 1), (8, 0), (0, _BLOCK_N))  # of a thread's sums: pair, half, blocks of columns
 _LANES = (4, 8)  # spec: lanes of a warp in a fragment, along its columns and its rows
 
 
@@ -70,7 +73,7 @@ class AmpereTerm:
 
     def __init__(self, operation: Operation, d: Any) -> None:
         self.operation, self.d = operation, d
-        self.a, self.b, self.c = operation.operands
+        self.a, self.b, self.c = *operation.inputs[:2], operation.output
         self.blocks_m = d.tile_m // (_BLOCK_M * d.warps_m)
         self.warp_n = d.tile_n // d.warps_n
         self.blocks_n = self.warp_n // _BLOCK_N
@@ -83,7 +86,7 @@ class AmpereTerm:
         self.lanes = (*_LANES, d.warps_n, d.warps_m)
         self.far = _BLOCK_M * d.warps_m  # rows from one block of a warp to its next
         self.gmem = {
-            o.name: Buffer(o.name, "gmem", o.dtype, o.axes, (f"ld_{o.name}", 1))
+            o.name: Buffer(o.name, "gmem", o.dtype, o.axes, (f"ld_{o.name}", 1)[-len(o.axes) :])
             for o in operation.operands
         }
         self.smem = {"a": self.tile(self.a, d.tile_m), "b": self.tile(self.b, d.tile_n)}
@@ -122,7 +125,7 @@ class AmpereTerm:
             operation=self.operation,
             buffers=tuple({**self.gmem, **used}.values()),
             parameters=(
-                *((f"ld_{o.name}", value(o.axes[-1])) for o in self.operation.operands),
+                *((f"ld_{o.name}", value(o.axes[-1])) for o in (self.a, self.b, self.c)),
                 ("trips", tiles.ceildiv(Constant(d.split_k))),
                 ("chunk", value("trips") * Constant(d.tile_k)),
             ),
@@ -259,6 +262,8 @@ class AmpereTerm:
     def leave(self) -> tuple[Statement, ...]:
         """Store the sums, rounded to c's type, or add them to c: block by block of rows."""
         d = self.d
+        if self.operation.epilogue != ACC:
+            return self.fused()
         held, values = self.sums, (4, self.blocks_n, self.blocks_m)
         rounding: tuple[Statement, ...] = ()
         if self.c.dtype != "f32":
@@ -267,20 +272,53 @@ class AmpereTerm:
             write, read = Access(held, steps), Access(self.sums, steps)
             rounding = (Do(INSTRUCTIONS["cvt"], write, (read,), values),)
         if d.epilogue == "direct":
+            store = INSTRUCTIONS["st.global" if d.combine == "st" else "red.global"]
             every = (2, 2, self.blocks_n, self.blocks_m)
             places = ((0, 0, 1), (0, 0, 2), (0, 1, 0), (1, 0, 0))
             source = Access(held, places, ((0, 0, 0),) * 4)
-            out = self.output(
-                ((0, 1), (8, 0), (0, _BLOCK_N), (self.far, 0)), self.fragment_threads(), Affine()
-            )
-            store = INSTRUCTIONS["st.global" if d.combine == "st" else "red.global"]
+            along = (*_PLACES, (self.far, 0))
+            out = self.output(along, self.fragment_threads(), Affine())
             return (*rounding, Do(store, out, (source,), every, self.lanes, d.vector_c))
         block = For("block", self.blocks_m, self.staged(held), unrolled=True)
         return (*rounding, block)
 
-    def staged(self, held: Buffer) -> tuple[Statement, ...]:
-        """Store a block of each warp's rows through shared memory, in whole lines."""
+    def fused(self) -> tuple[Statement, ...]:
+        """Make c of a block of each warp's rows, and store it: no more registers at a time."""
         d, block = self.d, var("block")
+        values = (2, 2, self.blocks_n)
+        steps = ((0, 0, 1), (0, 0, 2), (0, 1, 0))
+        acc = Access(self.sums, steps, origin=(block, Affine(), Affine()))
+        result = registers("result", self.c.dtype, 1, self.blocks_n, 4)
+        reads: dict[str, Access | Scalar] = {"acc": acc}
+        loads: tuple[Statement, ...] = ()
+        for bias in self.operation.inputs[2:]:
+            held = registers("held_bias", bias.dtype, self.blocks_n, 2)
+            source = Access(
+                self.gmem[bias.name], ((1,), (_BLOCK_N,)), ((2,), (0,), (self.warp_n,), (0,)),
+                (self.column,), guard=(d.edges == "guard",),
+            )  # fmt: skip
+            target = Access(held, ((0, 1), (1, 0)), ((0, 0),) * 4)
+            vector = d.vector_c if d.epilogue == "direct" else 2
+            load = INSTRUCTIONS["ld.global"]
+            loads = (Do(load, target, (source,), (2, self.blocks_n), self.lanes, vector),)
+            reads[bias.name] = Access(held, ((0, 1), (0, 0), (1, 0)))
+        made = compute(self.operation.epilogue, reads, Access(result, steps), values=values)
+        if d.epilogue == "smem":
+            stored = self.staged(result, Affine())
+        else:
+            source = Access(result, steps, ((0, 0, 0),) * 4)
+            out = self.output(_PLACES, self.fragment_threads(), var("block", self.far))
+            store = INSTRUCTIONS["st.global"]
+            stored = (Do(store, out, (source,), values, self.lanes, d.vector_c),)
+        return (For("block", self.blocks_m, (*loads, *made, *stored), unrolled=True),)
+
+    def staged(self, held: Buffer, row: Affine | None = None) -> tuple[Statement, ...]:
+        """Store a block of each warp's rows through shared memory, in whole lines.
+
+        ``row``: which block of what is held, the loop's own unless it is given.
+        """
+        d, block = self.d, var("block")
+        mine = block if row is None else row
         width = DTYPES[self.c.dtype].bytes
         stage = Buffer(
             "smem_c", "smem", self.c.dtype, (self.far, d.tile_n), (d.tile_n, 1), 2,
@@ -288,9 +326,9 @@ class AmpereTerm:
         )  # fmt: skip
         source = Access(
             held, ((0, 0, 1), (0, 0, 2), (0, 1, 0)), ((0, 0, 0),) * 4,
-            (block, Affine(), Affine()),
+            (mine, Affine(), Affine()),
         )  # fmt: skip
-        put = Access(stage, ((0, 1), (8, 0), (0, _BLOCK_N)), self.fragment_threads(), index=block)
+        put = Access(stage, _PLACES, self.fragment_threads(), index=block)
         pieces = d.tile_n // d.vector_c
         side = select(pieces < self.warps, pieces, self.warps)
         rows = self.warps // side
