@@ -25,7 +25,7 @@ test: $(VENV)/.installed-dev
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.async_corpus
-	$(BIN)/python -m benchmarks.tcgen05_corpus --jobs 2
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.tcgen05_corpus --jobs 2
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
