@@ -185,3 +185,17 @@ def test_a_fence_is_carried_by_barriers() -> None:
         assert (found is None) == proxied
         assert found is None or found.kind == "proxy"
         assert clocks.clocks[ORDER, 0, 2, 1] >= clocks.clocks[PROXIED, 0, 2, 1]
+
+
+def test_reads_are_kept_when_channels_come() -> None:
+    """Room for more agents does not forget who read what."""
+    clocks = Clocks(domains=1, warps=2, granules=4)
+    assert clocks.read(np.array([3]), clocks.rows(0, np.array([1])), 5) is None
+    for n in range(100):
+        clocks.channel(0, f"queue {n}", asynchronous=True)
+    first, second = (clocks.rows(0, np.array([n])) for n in (1, 2))
+    assert clocks.write(np.array([2]), second, 6) is None
+    found = clocks.write(np.array([3]), second, 7)
+    assert found is not None
+    assert (found.kind, found.what, found.other, found.other_step) == ("race", "read", 1, 5)
+    assert clocks.write(np.array([1]), first, 8) is None
