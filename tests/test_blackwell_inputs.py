@@ -22,6 +22,7 @@ from tinygpu.access_order import memory
 from tinygpu.agents import TILES
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
+from tinygpu.conditions import hazards
 from tinygpu.errors import ProgramError
 from tinygpu.events import verdict
 from tinygpu.interpret import check
@@ -44,9 +45,10 @@ from tinygpu.program import (
     Statement,
     Sync,
     Wait,
+    WaitGroup,
     walk,
 )
-from tinygpu.protocol import Act, Crew, Kind, Protocol, Ring, Touch
+from tinygpu.protocol import Act, Body, Crew, Kind, Node, One, Protocol, Ring, Touch
 from tinygpu.search.asynchronous import Event, agents
 from tinygpu.space import Space
 from tinygpu.tensor_memory import allocated_columns, first_columns, used_columns
@@ -262,6 +264,51 @@ def test_what_a_thread_issues_is_ordered_as_the_isa_says(
     look.order = order(look.agents, ())
     memory(look)
     assert ("race" in {f.kind for f in look.found.values()}) == (not ordered)
+
+
+X, Y = Ring("x", 1, "cta"), Ring("y", 1, "cta")
+DONE, NOW = Barrier("done", 1, 128), Affine()
+BEFORE, AFTER, END = Fence("tcgen05.before"), Fence("tcgen05.after"), Sync(scope="cluster")
+READ, WRITTEN, SUMS = Touch(X, NOW, False), Touch(X, NOW, True), Touch(Y, NOW, True)
+PUT, CUT = Act("tcgen05.st", "put", (WRITTEN,)), Act("tcgen05.cp", "cp", (WRITTEN,))
+TAKE, ADD = Act("tcgen05.ld", "take", (READ,)), Act("tcgen05.mma", "mma", (READ, SUMS), fresh=NOW)
+TOLD, SAID = Arrive(DONE, NOW), Arrive(Barrier("said"), NOW, after="tcgen05")
+COPIES = Arrive(Barrier("done"), NOW, after="tcgen05")
+BY_REGISTERS = (
+    (PUT, WaitGroup(0, "tcgen05.st"), BEFORE, TOLD, Wait(SAID.barrier, NOW), END),
+    (One((Wait(DONE, NOW), AFTER, ADD, SAID)), END),
+)
+BY_COPY = (
+    (Wait(COPIES.barrier, NOW), AFTER, TAKE, WaitGroup(0, "tcgen05.ld"), END),
+    (One((CUT, COPIES)), END),
+)
+
+
+@pytest.mark.parametrize(
+    ("bodies", "dropped", "kinds"),
+    [
+        (BY_REGISTERS, None, set()),
+        (BY_REGISTERS, BY_REGISTERS[0][1], {"race", "exit"}),
+        (BY_REGISTERS, BEFORE, {"proxy"}),
+        (BY_REGISTERS, AFTER, {"proxy"}),
+        (BY_COPY, None, set()),
+        (BY_COPY, AFTER, {"proxy"}),
+        (BY_COPY, BY_COPY[0][0], {"race", "exit"}),
+    ],
+)
+def test_registers_and_copies_are_waited_for_and_fenced(
+    bodies: tuple[Body, Body], dropped: Node | None, kinds: set[str]
+) -> None:
+    """tcgen05.st before another thread's tcgen05.mma, tcgen05.cp before another's tcgen05.ld."""
+
+    def without(body: Body) -> Body:
+        kept = tuple(n for n in body if n is not dropped)
+        return tuple(One(without(n.body)) if isinstance(n, One) else n for n in kept)
+
+    group, alone = map(without, bodies)
+    crews = (Crew("group", 128, 1, "", group), Crew("alone", 32, 1, "", alone))
+    found = hazards(Protocol(crews, (), False, ()), {TILES: 1})
+    assert {h.kind for h in found} == kinds, found
 
 
 def _changed() -> Iterator[tuple[str, Program]]:
