@@ -176,3 +176,26 @@ def test_what_is_not_run_is_named(instruction: str) -> None:
     with pytest.raises(ProgramError, match=instruction.split()[0]) as caught:
         run(f"{instruction};", np.zeros(32), np.zeros(32))
     assert "line 9" in str(caught.value)
+
+
+def test_states_of_two_phases() -> None:
+    """Of 24 arrivals at a barrier of 16, eight belong to the next phase, which is not complete."""
+    body = """mov.u32 %u1, bar; setp.eq.u32 %p0, %t, 0;
+      @%p0 mbarrier.init.shared::cta.b64 [%u1], 16; bar.sync 0;
+      mbarrier.arrive.shared::cta.b64 %a4, [%u1];
+      mbarrier.test_wait.shared::cta.b64 %p1, [%u1], %a4; selp.u32 %u2, 1, 2, %p1;
+      st.global.u32 [%a3], %u2;"""
+    y = np.zeros(24, np.uint32)
+    assert run(body, np.zeros(24, np.uint32), y, 24).findings == ()
+    assert y.tolist() == [1] * 16 + [2] * 8
+
+
+@pytest.mark.parametrize("name", ["clock64", "globaltimer"])
+def test_clocks_go_on(name: str) -> None:
+    """A loop that waits for a time to pass ends."""
+    body = f"""mov.u64 %a4, %{name}; mov.u32 %u0, 0;
+      LOOP: add.u32 %u0, %u0, 1; mov.u64 %a5, %{name}; sub.u64 %a5, %a5, %a4;
+      setp.lt.u64 %p0, %a5, 640; @%p0 bra LOOP; st.global.u32 [%a3], %u0;"""
+    y = np.zeros(32, np.uint32)
+    assert run(body, np.zeros(32, np.uint32), y, limit=10_000).findings == ()
+    assert 1 < y.min() == y.max() < 100
