@@ -190,16 +190,18 @@ def _fenced(look: Look, p: _Access, q: _Access, what: str) -> None:
     number, position = q.place
     if p.place[0] == number and p.kind not in ("load", "mma", "cp"):
         return  # its own, and done in program order
-    names = f"{look.name(q.place)} may not see that {look.name(p.place)} is done ({what})"
+
+    def report(mend: str) -> None:
+        names = f"{look.name(q.place)} may not see that {look.name(p.place)} is done ({what})"
+        look.report("proxy", p.place, q.place, f"{names}; execute {mend}")
+
     if p.kind in ("take", "put") and not _comes(_fence(look, p, "tcgen05.before"), q):
-        text = f"{names}; execute tcgen05.fence::before_thread_sync before telling it"
-        look.report("proxy", p.place, q.place, text)
+        report("tcgen05.fence::before_thread_sync before telling it")
     if q.kind in ("mma", "cp", "take", "put"):
         fences = look.fences[number, "tcgen05.after"]
         last = bisect_right(fences, position) - 1
         if last < 0 or not before(p.done, look.order.clocks[number][fences[last]]):
-            text = f"{names}; execute tcgen05.fence::after_thread_sync after waiting for it"
-            look.report("proxy", p.place, q.place, text)
+            report("tcgen05.fence::after_thread_sync after waiting for it")
 
 
 def registers(look: Look) -> None:
@@ -208,7 +210,8 @@ def registers(look: Look) -> None:
         held: dict[tuple[str, int], int] = {}
         writer: dict[tuple[str, int], Place] = {}
         flying: dict[tuple[str, int], Flight] = {}
-        acts = {e.node for e in agent.events if isinstance(e.node, Act)}
+        nodes = {id(e.node): e.node for e in agent.events}  # by identity: a hash walks all of them
+        acts = [node for node in nodes.values() if isinstance(node, Act)]
         sums = {t.ring.name for a in acts if a.kind == "product" for t in a.touches}
         taken = {t.ring.name for a in acts if a.kind in ("take", "put") for t in a.touches}
         touched: Place | None = (number, 0)  # sums were, since the last wgmma.fence

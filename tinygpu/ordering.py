@@ -30,6 +30,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
 
 from tinygpu.agents import Agent, Event
 from tinygpu.protocol import Act
@@ -106,17 +108,21 @@ def phases(cluster: Cluster, cta: int, event: Event) -> tuple[Phase, ...]:
     """Return the phases to which an event of a CTA contributes: none if it does not arrive."""
     node = event.node
     if isinstance(node, Arrive):
-        total = 1
-        for _, extent in cluster:
-            total *= extent
-        ctas = range(total) if node.to == "cluster" else along(cluster, cta, node.to)
-        barrier = node.barrier
+        reach, barrier = node.to, node.barrier
     elif isinstance(node, Act) and node.signal is not None:
-        ctas, barrier = along(cluster, cta, node.multicast), node.signal[0]
+        reach, barrier = node.multicast, node.signal[0]
     else:
         return ()
-    homes = (along(cluster, c, barrier.home)[0] for c in ctas)
-    return tuple((c, barrier.name, event.at) for c in homes)
+    name, at = barrier.name, event.at
+    return tuple((c, name, at) for c in _homes(cluster, cta, reach, barrier.home))
+
+
+@lru_cache(4096)
+def _homes(cluster: Cluster, cta: int, reach: str, home: str) -> tuple[int, ...]:
+    """Return the CTAs whose barrier is told, by one that tells all along an axis, or them all."""
+    every = range(prod(extent for _, extent in cluster))
+    ctas = every if reach == "cluster" else along(cluster, cta, reach)
+    return tuple(along(cluster, c, home)[0] for c in ctas)
 
 
 def along(cluster: Cluster, cta: int, axis: str) -> range:
