@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from tinygpu.codegen.arguments import View, check, dense, vector_of, view
 from tinygpu.errors import LaunchError
-from tinygpu.machine import Value
+from tinygpu.machine import Chosen, Value
+from tinygpu.machines.blackwell import STARTS, Blackwell
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Program
@@ -50,6 +52,25 @@ def test_bf16_is_taken_as_bits() -> None:
     assert view("a", interface(array, typestr="<V2")).dtype == "bf16"
     swapped = view("a", interface(np.zeros((2, 2), ">f4")))
     assert swapped.dtype == ">f4"
+
+
+def test_types_are_taken_by_what_holds_them() -> None:
+    """tf32 comes in arrays of fp32, 8-bit numbers as bits or by their own name, no other."""
+    problem = Problem.of(matmul("e5m2", layout="nt"), m=64, n=64, k=128)
+    program = Blackwell().program(problem.operation, Chosen({**STARTS["plain"], "tile_k": 128}))
+    a, b, c = dense(problem)
+    assert (a.dtype, b.dtype, c.dtype) == ("e5m2", "e5m2", "bf16")
+    bits = view("a", interface(np.zeros((64, 128), np.uint8)))
+    assert check(program, [replace(bits, pointer=0), b, c])["k"] == 128
+    with pytest.raises(LaunchError, match="a: dtype e4m3, the kernel takes e5m2"):
+        check(program, [replace(a, dtype="e4m3"), b, c])
+    assert bits.span[1] - bits.span[0] == 64 * 128
+    problem = Problem.of(matmul("tf32", layout="nt"), m=64, n=64, k=128)
+    program = Blackwell().program(problem.operation, Chosen(STARTS["plain"]))
+    a, b, c = dense(problem)
+    assert check(program, [replace(a, dtype="f32"), b, c])["k"] == 128
+    with pytest.raises(LaunchError, match="a: dtype f64"):
+        check(program, [replace(a, dtype="f64"), b, c])
 
 
 def test_what_is_no_array() -> None:
