@@ -31,7 +31,7 @@ from tinygpu.machine import Chosen
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.operation import matmul
 
-__all__ = ["POINTS", "main", "measured", "points"]
+__all__ = ["POINTS", "SIZES", "main", "measured", "points"]
 
 SIZES = {"m": 256, "n": 256, "k": 256}
 POINTS = {

@@ -10,28 +10,22 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from benchmarks.interpreter_speed import POINTS, SIZES
 from tests.ptx_runs import term_of
 from tests.test_ptx_kernels import VARIANTS
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.interpreter import FAMILIES, entry
 from tinygpu.codegen.interpreter.parser import parse
 from tinygpu.machine import Chosen
-from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
+from tinygpu.machines import MACHINES
 from tinygpu.operation import matmul
 
-__all__ = ["COLUMNS", "PAGE", "counts", "page", "table"]
+__all__ = ["COLUMNS", "PAGE", "counts", "in_unit_tests", "page", "table"]
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "ptx-interpreter.md"
 FILES = {"by hand": "sm*.ptx", "nvcc": "cuda*.ptx", "Triton": "triton*.ptx"}
-OURS = {
-    "simt": (simt.LADDER, "f32", "nn", "sm_90a"),
-    "hopper": (hopper.STARTS, "bf16", "nt", "sm_90a"),
-    "ampere": (ampere.STARTS, "bf16", "nt", "sm_80"),
-    "blackwell": (blackwell.STARTS, "bf16", "nt", "sm_100a"),
-}
-SIZES = {"m": 256, "n": 256, "k": 256}
-COLUMNS = (*OURS, *FILES)
+COLUMNS = (*POINTS, *FILES)
 FIRST, LAST = "<!-- made by tests/ptx_coverage.py -->\n", "<!-- end -->\n"
 
 
@@ -40,7 +34,7 @@ def _texts(column: str) -> Iterator[str]:
         for path in sorted((TESTS / "ptx").glob(FILES[column])):
             yield path.read_text(encoding="utf-8")
         return
-    points, dtype, layout, arch = OURS[column]
+    points, dtype, layout, arch = POINTS[column]
     for point in points.values():
         output = "f32" if point.get("combine") == "red" else None  # bf16 cannot be added to
         operation = matmul(dtype, output, layout)
