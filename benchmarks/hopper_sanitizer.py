@@ -26,20 +26,25 @@ from benchmarks.peers import FOLDER, write_results
 from tests.async_mutants import mutants
 from tinygpu.codegen.provenance import provenance
 from tinygpu.errors import TinyGpuError
-from tinygpu.machine import Chosen
-from tinygpu.machines.hopper import STARTS, Hopper
+from tinygpu.machine import Machine
+from tinygpu.machines.hopper import STARTS as HOPPER
+from tinygpu.machines.hopper import Hopper
+from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Program
+from tinygpu.schedule import Schedule
 
 __all__ = ["CONTROLS", "FIELDS", "TOOLS", "controls", "main", "said"]
 
 COUNT = 20
 TOOLS = ("memcheck", "racecheck", "synccheck")
-CONTROLS: tuple[tuple[str, str, str], ...] = (
-    # tool, named point, how the mutant's name begins
-    ("racecheck", "tma store", "drop bar.sync 1 of the role"),
-    ("racecheck", "tma store", "drop wait full@"),
+CONTROLS: tuple[tuple[str, Machine, str, str], ...] = (
+    # tool, machine, named point, how the mutant's name begins
+    ("racecheck", Hopper(), "tma store", "drop bar.sync 1 of the role"),
+    ("racecheck", Hopper(), "tma store", "drop fence.proxy.async"),
+    ("racecheck", Simt(), "vectorised", "drop bar.sync 0"),
 )
+_POINTS = {"hopper": HOPPER, "simt": LADDER}
 FIELDS = ("layout", "tool", "outcome", "reason")
 JOBS = 4
 LIMIT_SECONDS = 90.0
@@ -49,14 +54,14 @@ _Job = tuple[str, str, Program, Problem, dict[str, Any]]
 
 def controls() -> Iterator[_Job]:
     """Yield (tool, case, faulty program, problem, schedule).  Raises TinyGpuError if one is not."""
-    operation = matmul("bf16", layout="nt")
-    problem = Problem.of(operation, m=256, n=512, k=512)
-    for tool, point, start in CONTROLS:
-        program = Hopper().program(operation, Chosen(STARTS[point]))
+    problem = Problem.of(matmul("bf16", layout="nt"), m=256, n=512, k=512)
+    for tool, machine, point, start in CONTROLS:
+        values = _POINTS[machine.name][point]
+        program = Schedule.of(machine, values).program(machine, problem.operation)
         found = next(((n, p) for n, p in mutants(program) if n.startswith(start)), None)
         if found is None:
             raise TinyGpuError(f"mutant {start!r}: {point} has none")
-        yield tool, f"control: {found[0]}", found[1], problem, dict(STARTS[point])
+        yield tool, f"control: {machine.name}, {found[0]}", found[1], problem, dict(values)
 
 
 def said(code: int, text: str) -> tuple[str, str]:

@@ -169,6 +169,8 @@ _UNARY = {
     "ex2": "ex2.approx.f32",
     "lg2": "lg2.approx.f32",
     "rcp": "rcp.rn.f32",
+    "ex2.ftz": "ex2.approx.ftz.f32",
+    "rcp.ftz": "rcp.approx.ftz.f32",
     "sqrt": "sqrt.rn.f32",
     "rsqrt": "rsqrt.approx.f32",
     "div": "div.rn.f32",

@@ -45,8 +45,8 @@ class Options:
 
     Before a batch's rounds all of it runs for ``warm_seconds``, as in ``time_interleaved``.
     ``worker`` is the command of a worker process, the GPU's own if empty.  ``scalars`` not given
-    are 0.5.  With ``retry_lost`` what the store has as hung or died is measured again.  A peer may be
-    off by ``peer_error`` times what rounding allows: libraries take gelu from ``tanh.approx``.
+    are 0.5.  With ``retry_lost`` what the store has as hung or died is measured again.  A peer may
+    be off by ``peer_error`` times what rounding allows: libraries take gelu from ``tanh.approx``.
     """
 
     rounds: int = 7

@@ -51,6 +51,8 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "ex2": np.exp2,
     "lg2": np.log2,
     "rcp": lambda a: 1.0 / a,
+    "ex2.ftz": np.exp2,  # subnormal results may be zero; they cost an instruction, not five
+    "rcp.ftz": lambda a: 1.0 / a,
     "sqrt": np.sqrt,
     "rsqrt": lambda a: 1.0 / np.sqrt(a),
     "tanh": np.tanh,

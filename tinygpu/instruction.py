@@ -93,7 +93,10 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
             _REGS,
             _REGS,
             "sfu",
-            variants=("ex2", "lg2", "rcp", "sqrt", "rsqrt", "tanh", "div", "sigmoid"),
+            variants=(
+                *("ex2", "lg2", "rcp", "sqrt", "rsqrt", "tanh", "div", "sigmoid"),
+                *("ex2.ftz", "rcp.ftz"),
+            ),
         ),
         Instruction("cvt", _REGS, _REGS, "cvt"),
         Instruction("mov", (), _REGS, "alu"),

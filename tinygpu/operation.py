@@ -339,8 +339,12 @@ def reduce(
 
 
 def _gated(x: Expression, exponent: Expression) -> Expression:
-    """Return x / (1 + 2^exponent), both sides of the quotient scaled: one rounding of a tail."""
-    return x * apply("rcp", apply("ex2", exponent - _SCALE) + 2.0**-_SCALE) * 2.0**-_SCALE
+    """Return x / (1 + 2^exponent), both sides of the quotient scaled.
+
+    So a tail is rounded once, and no subnormal number comes up but as a result.
+    """
+    power = apply("ex2.ftz", exponent + -_SCALE)
+    return x * apply("rcp.ftz", power + 2.0**-_SCALE) * 2.0**-_SCALE
 
 
 def _gelu(x: Expression) -> Expression:
