@@ -89,7 +89,7 @@ class Builder:
         }
         self.values = tuple(space.values[n] for n in space.axes)
         self.tables: dict[tuple[str, int], tuple[Table, Any]] = {}
-        self.places: dict[tuple[str, Any], tuple[tuple[Table, ...], Any]] = {}
+        self.places: dict[Any, tuple[tuple[Table, ...], Any]] = {}
         self.answers: dict[Any, Table] = {}
         self.equals: dict[tuple[str, tuple[int, ...], bytes], Table] = {}
         self.kinds: dict[int, tuple[bool, bool]] = {}
@@ -148,16 +148,18 @@ class Builder:
                         return None
         for place in case.places:
             key = place.key
-            for law in LAWS.values():
-                if law.of_place is None:
-                    continue
-                if (law.name, key) not in self.places:
-                    clauses = law.of_place(case, place)
-                    tables = tuple(self._table(law.name, c.holds) for c in clauses)
-                    self.places[law.name, key] = tables, (place, case)
-                for table in self.places[law.name, key][0]:
-                    if not self._add(found, table) and stop:
-                        return None
+            known = self.places.get(key)
+            if known is None:
+                tables = tuple(
+                    self._table(law.name, clause.holds)
+                    for law in LAWS.values()
+                    if law.of_place is not None
+                    for clause in law.of_place(case, place)
+                )
+                known = self.places[key] = tables, (place, case)
+            for table in known[0]:
+                if not self._add(found, table) and stop:
+                    return None
         tables = tuple(found.values())
         concurrency = self._concurrency(structure, program, tables)
         if concurrency is None or not self._add(found, concurrency):
