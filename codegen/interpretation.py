@@ -73,8 +73,7 @@ def interpret(
     module = Module.parse(text or emit(program, arch, sizes))
     shapes = operation.shapes(sizes)
     inputs = {
-        o.name: DTYPES[o.dtype].round(rng.standard_normal(shapes[o.name]))
-        for o in operation.inputs
+        o.name: DTYPES[o.dtype].round(rng.standard_normal(shapes[o.name])) for o in operation.inputs
     }
     scalars = dict.fromkeys(operation.scalars, _SCALAR)
     exact = {name: values.astype(np.float64) for name, values in inputs.items()}
