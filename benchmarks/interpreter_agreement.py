@@ -53,8 +53,9 @@ from tinygpu.schedule import from_json, to_json
 from tinygpu.tolerance import error_ratio, roundoff
 
 __all__ = [
-    "FIELDS", "Ask", "Data", "Outcome", "interpret", "launched", "main", "row", "summary", "waiting"
-]  # fmt: skip
+    *("FIELDS", "Ask", "Data", "Outcome", "answer_on_gpu", "interpret", "launched", "main", "row"),
+    *("run", "summary", "waiting"),
+]
 
 FIELDS = (
     *("reason", "layout", "emitter", "completion", "interpreter_error", "difference", "agree"),
@@ -178,7 +179,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer_on_gpu(request: dict[str, Any]) -> dict[str, Any]:
     """Run a case in a worker, on a GPU."""
     from tinygpu.codegen.launch import Kernel, gpu
     from tinygpu.codegen.validation import Output
@@ -361,6 +362,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--serve"]:
-        serve(_answer)
+        serve(answer_on_gpu)
     else:
         main()

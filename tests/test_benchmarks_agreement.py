@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from tinygpu.codegen.emit import emit
 from tinygpu.device import load_device
 from tinygpu.laws import check_schedule
 from tinygpu.machines import MACHINES as ALL
+from tinygpu.memory import DTYPES
+from tinygpu.program import Program
 from tinygpu.schedule import from_json
 
 KEPT = load_cases()
@@ -189,3 +192,42 @@ def test_without_a_gpu_it_says_so_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(SystemExit, match="worker: no GPU"):
         agreement.main(["--out", str(tmp_path)])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wild", [False, True])
+def test_a_worker_runs_a_case(wild: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NumPy in CuPy's place, and a kernel that is interpreted into the output it is given."""
+    number = FEW[1]
+    problem, schedule = KEPT[number]
+
+    class Kernel:
+        def __init__(self, program: Program, *, arch: str, sizes: dict[str, int]) -> None:
+            self.program, self.sizes = program, sizes
+            self.ptx = emit(program, arch, sizes)
+
+        def __call__(self, *inputs: Any, out: Any) -> None:
+            kinds = (DTYPES[o.dtype].numpy for o in problem.operation.inputs)
+            given = [x.view(kind) for x, kind in zip(inputs, kinds, strict=True)]
+            found, _ = agreement.run(self.ptx, self.program, given, self.sizes)
+            out[...] = found.view(out.dtype)
+            if wild:
+                out.base[0] = 0
+
+    library = SimpleNamespace(
+        asarray=np.asarray, asnumpy=np.asarray, empty=np.empty, zeros=np.zeros
+    )
+    monkeypatch.setattr("tinygpu.codegen.launch.gpu", lambda: library)
+    monkeypatch.setattr("tinygpu.codegen.launch.Kernel", Kernel)
+    monkeypatch.setattr("tinygpu.codegen.validation.gpu", lambda: library)
+    asked: list[Any] = []
+
+    def ask(request: Mapping[str, Any], limit_seconds: float) -> dict[str, Any]:
+        asked.append(json.loads(json.dumps(request)))
+        return agreement.answer_on_gpu(asked[-1])
+
+    assert agreement.answer_on_gpu({"do": "hello"}) == {}
+    row = row_of(number, ask)
+    assert row["agree"] == (not wild)
+    assert row["difference"] == (None if wild else 0)
+    assert ("outside" in row["reason"]) == wild
+    assert from_json(asked[0]["case"], ALL)[1:] == (problem, schedule)
