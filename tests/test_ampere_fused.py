@@ -82,6 +82,11 @@ def test_an_odd_bias_is_loaded_one_by_one_and_ends_with_its_array(dtype: str) ->
     loads = [line for line in text.splitlines() if " ld.global" in line and "//" not in line]
     assert loads
     assert all(line.strip().startswith("@%p") and ".v2" not in line for line in loads)
+    lines = text.splitlines()
+    for load in loads:  # what is outside is 0, not what the register held
+        register = load.partition(".")[2].split()[1].rstrip(",")
+        before = lines[: lines.index(load)]
+        assert any("mov." in line and f" {register}, 0" in line for line in before)
     assert right(operation, POINTS["odd"], n=103)
     wild = "\n".join(
         line.partition(" ")[2] if line in loads else line for line in text.splitlines()
@@ -151,6 +156,14 @@ def test_a_space_is_its_legal_schedules() -> None:
     assert 0 < len(legal) < space.raw
     assert {schedule["combine"] for schedule in legal} == {"st"}
     assert set(space) == legal
+
+
+def test_parts_of_k_and_what_is_fused_exclude_one_another() -> None:
+    """The first reason says so, before a law says that c is stored several times."""
+    operation = matmul("bf16", "f32", "nt", bias=True)
+    schedule = Schedule.of(Ampere(), STARTS["parts of k"])
+    (violation,) = check_schedule(schedule, Ampere(), Problem.of(operation, **LARGE), H200)
+    assert violation.law == "split_plain"
 
 
 @pytest.mark.parametrize("more", [{"batched": True}, {"scaled": True}])
