@@ -17,7 +17,7 @@ from tests.hopper_terms import rewritten
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
 from tinygpu.interpret import check
-from tinygpu.machine import Chosen
+from tinygpu.machine import Chosen, Value
 from tinygpu.machines.blackwell import STARTS, Blackwell
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Fence, Program, Statement, WaitGroup
@@ -61,6 +61,18 @@ def test_other_types_are_right(start: str, dtype: str, tile_k: int, k: int) -> N
     assert broken(program) == {}
     assert check(program, sizes, seeds=(0,)) == ()
     outcome = run_matmul(program, sizes, arch="sm_100a", clusters=2)
+    assert outcome.right
+    assert outcome.report.findings == ()
+
+
+def test_many_warps_release_tensor_memory() -> None:
+    """Eight CTAs whose warps are first seen to write tensor memory when they give it back."""
+    changes: dict[str, Value] = {"tile_m": 64, "tile_n": 224, "stages": 3, "store_n": 8}
+    more: dict[str, Value] = {"store_stages": 4, "accumulators": 1, "cluster_m": 2, "cluster_n": 4}
+    values = {**STARTS["persistent"], **changes, **more, "raster": 2, "early": 1}
+    program = Blackwell().program(matmul("tf32", layout="nt"), Chosen(values))
+    sizes = {"m": 136, "n": 72, "k": 68}
+    outcome = run_matmul(program, sizes, arch="sm_100a", clusters=2, completion="random")
     assert outcome.right
     assert outcome.report.findings == ()
 

@@ -306,8 +306,8 @@ def _dealloc(d: Decoder, i: Instruction) -> Control:
                     "tensor memory", f"no allocation of {columns} columns begins at {start:#x}"
                 )
                 continue
+            channel = _channel(run, thread // WARP, False)  # before rows, as above
             rows = run.rows(Group(np.array([thread])))
-            channel = _channel(run, thread // WARP, False)
             span = (start, int(columns))
             access(run, cta, np.arange(_QUARTERS), span, rows, channel, writes=True)
             del memory.allocated[start]
