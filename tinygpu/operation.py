@@ -353,7 +353,7 @@ def _gelu(x: Expression) -> Expression:
 
 
 _LOG2_E = 1.4426950408889634
-_SCALE = 26.0
+_SCALE = 32.0  # 2^125 for the least x that silu does not take to 0: its reciprocal is no subnormal
 ACTIVATIONS: Mapping[str, Callable[[Expression], Expression]] = {
     "relu": lambda x: apply("max", x, 0.0),
     "gelu": _gelu,
