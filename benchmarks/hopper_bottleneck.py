@@ -48,7 +48,7 @@ COUNTERS = (
     "sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active",
     "sm__cycles_elapsed.avg.per_second",
 )
-FIELDS = ("variant", "clock_mhz", "capped", "bottleneck", "bytes_per_second", "reason")
+FIELDS = ("clock_mhz", "capped", "bottleneck", "bytes_per_second", "reason")
 LIMIT_SECONDS = 60.0
 
 
@@ -66,10 +66,10 @@ def _row(
     schedule: Schedule | None, problem: Problem | None, variant: str, **told: Any
 ) -> dict[str, Any]:
     return {
-        "group": "main" if problem else "reads", "case": "matmul nt" if problem else "read",
+        "group": "main" if problem else "reads", "case": variant,
         **(dict(problem.sizes) if problem else {"m": 0, "n": 0, "k": 0}), "dtype": "bf16",
         "schedule": dict(schedule.decisions) if schedule else {}, "predicted_seconds": None,
-        "seconds": None, "peer": "", "peer_seconds": None, "error": None, "variant": variant,
+        "seconds": None, "peer": "", "peer_seconds": None, "error": None,
         "clock_mhz": 0, "capped": False, "bottleneck": "", "bytes_per_second": None, "reason": "",
         **told,
     }  # fmt: skip
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for row in rows:
             what = row["seconds"] or row["reason"]
             sys.stdout.write(
-                f"{row['m']} {row['variant']}: {what} (model {row['predicted_seconds']}), "
+                f"{row['m']} {row['case']}: {what} (model {row['predicted_seconds']}), "
                 f"{row['clock_mhz']} MHz, {row['bytes_per_second'] or ''} {row['bottleneck']}\n"
             )
     except TinyGpuError as error:

@@ -32,7 +32,7 @@ from tinygpu.program import Program
 
 __all__ = ["CHOSEN", "FIELDS", "chosen", "main"]
 
-FIELDS = ("mutant", "verdict", "outcome", "tries")
+FIELDS = ("verdict", "outcome", "tries")
 SIZES = {"m": 4096, "n": 4096, "k": 512}  # several tiles for each CTA that stays
 TRIES = 5
 LIMIT_SECONDS = 12.0
@@ -110,14 +110,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             outcome = _outcome(answer)
             errors = answer.get("errors")
             row: dict[str, Any] = {
-                "group": "mutants", "case": point, **SIZES, "dtype": "bf16",
+                "group": "main", "case": f"{point}: {name}", **SIZES, "dtype": "bf16",
                 "schedule": dict(STARTS[point]), "predicted_seconds": None, "seconds": None,
                 "peer": "", "peer_seconds": None, "error": max(errors) if errors else None,
-                "mutant": name, "verdict": said[1].strip() if len(said) > 1 else said[0],
+                "verdict": said[1].strip() if len(said) > 1 else said[0],
                 "outcome": outcome, "tries": TRIES,
             }  # fmt: skip
-            old = {"case": point, "mutant": name}
-            write_results("hopper_mutants", [row], record, given.out, instead_of=old, fields=FIELDS)
+            write_results("hopper_mutants", [row], record, given.out, fields=FIELDS)
             sys.stdout.write(f"{point}: {name[:60]}: {outcome[:60]} ({row['verdict'][:60]})\n")
             sys.stdout.flush()
     except TinyGpuError as error:

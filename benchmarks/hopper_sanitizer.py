@@ -104,11 +104,12 @@ def _one() -> None:
 
 
 def _jobs(schedules: Path | None) -> Iterator[_Job]:
-    for problem, few in (load_cases(schedules) if schedules else draw())[:COUNT]:
+    cases = load_cases(schedules) if schedules else draw()
+    for number, (problem, few) in enumerate(cases[:COUNT]):
         schedule = few[0]
         program = schedule.program(Hopper(), problem.operation)
         for tool in TOOLS:
-            yield tool, "fuzz", program, problem, dict(schedule.decisions)
+            yield tool, f"shape {number}", program, problem, dict(schedule.decisions)
     yield from controls()
 
 
@@ -130,7 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 a, b = (problem.operation.operand(name) for name in "ab")
                 layout = ("n" if a.axes[-1] == "k" else "t") + ("t" if b.axes[-1] == "k" else "n")
                 rows.append({
-                    "group": "control" if case != "fuzz" else "main", "case": case,
+                    "group": "control" if case.startswith("control") else "main",
+                    "case": f"{tool}, {case}",
                     **{axis: problem.sizes[axis] for axis in "mnk"},
                     "dtype": problem.operation.output.dtype, "schedule": schedule,
                     "predicted_seconds": None, "seconds": None, "peer": "", "peer_seconds": None,

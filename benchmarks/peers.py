@@ -162,7 +162,8 @@ def write_results(
     The rows are of the run ``provenance``; old rows keep theirs.  ``instead_of``: old rows with
     these fields are dropped.  ``fields`` are further ones of each row, ``beside`` further entries
     of the file.  The file is replaced as a whole, so it is never half written.  Raises StoreError
-    for a row with a field too many or too few, and where the file cannot be written.
+    for a row with a field too many or too few, for two rows of one case, and where the file cannot
+    be written.
     """
     allowed = (*ROW, *fields)
     for row in rows:
@@ -171,6 +172,8 @@ def write_results(
             raise StoreError(
                 f"results {name}: row with fields {odd} amiss; it has {', '.join(allowed)}"
             )
+    if len({_case(row) for row in rows}) < len(rows):
+        raise StoreError(f"results {name}: two rows of one case, sizes, type, schedule and peer")
     old, known = _load(name, folder)
     if instead_of:
         old = [r for r in old if any(r.get(f) != value for f, value in instead_of.items())]
