@@ -39,11 +39,9 @@ from benchmarks.agreement_cases import CASES, MACHINES, Case, draw, load_cases
 from benchmarks.peers import FOLDER, load_rows, write_results
 from benchmarks.simt_fuzz import save_cases
 from tinygpu.codegen.assemble import assemble
-from tinygpu.codegen.emit import EMITTER_VERSION, emit, integer_values, signature
-from tinygpu.codegen.interpreter import Memory, Module, Report, TensorMap, launch
+from tinygpu.codegen.emit import EMITTER_VERSION, emit
+from tinygpu.codegen.interpreter import Module, Report
 from tinygpu.codegen.provenance import provenance
-from tinygpu.codegen.smem import smem_plan
-from tinygpu.codegen.tensor_map import tensor_maps
 from tinygpu.codegen.worker import Worker, serve
 from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.machines import MACHINES as ALL
@@ -126,31 +124,12 @@ def run(
     text: str, program: Program, inputs: Sequence[Array], sizes: Mapping[str, int], **how: Any
 ) -> tuple[Array, Report]:
     """Interpret a kernel's text; return its output and the report."""
-    operation, memory = program.operation, Memory()
-    output = operation.output
+    output = program.operation.output
     held = np.empty([sizes[axis] for axis in output.axes], DTYPES[output.dtype].numpy)
     held.reshape(-1).view(np.uint8)[:] = 0 if program.zeroed else 0xFF
-    arrays = {o.name: x.copy() for o, x in zip(operation.inputs, inputs, strict=True)}
-    arrays[output.name] = held
-    places = {name: memory.allocate(array, name) for name, array in arrays.items()}
-    maps = [
-        TensorMap(
-            places[m.buffer], m.dtype, arrays[m.buffer].shape[::-1],
-            (arrays[m.buffer].shape[-1] * arrays[m.buffer].itemsize,), m.box, m.swizzle,
-        )
-        for m in tensor_maps(program)
-    ]  # fmt: skip
-    numbers = integer_values(program, sizes)
-    integers = [] if program.specialised else [numbers[name] for name in signature(program)]
-    cluster = math.prod(extent for _, extent in program.cluster)
-    ctas = math.prod(program.grid_extents(sizes)) * cluster
-    if program.persistent:
-        ctas = min(ctas, CLUSTERS * cluster)
-    report = launch(
-        Module.parse(text), program.name, ctas, program.threads,
-        [*maps, *places.values(), *integers], memory,
-        smem_bytes=smem_plan(program).total_bytes, **how,
-    )  # fmt: skip
+    given = zip(program.operation.inputs, inputs, strict=True)
+    arrays = {o.name: x.copy() for o, x in given} | {output.name: held}
+    report = execute(program, sizes, arrays, Module.parse(text), clusters=CLUSTERS, **how)
     return held, report
 
 
