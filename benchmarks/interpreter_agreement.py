@@ -40,6 +40,7 @@ from benchmarks.peers import FOLDER, load_rows, write_results
 from benchmarks.simt_fuzz import save_cases
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import EMITTER_VERSION, emit
+from tinygpu.codegen.interpretation import execute
 from tinygpu.codegen.interpreter import Module, Report
 from tinygpu.codegen.provenance import provenance
 from tinygpu.codegen.worker import Worker, serve
