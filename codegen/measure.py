@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tinygpu.codegen.arguments import check, dense
-from tinygpu.codegen.assemble import Cubin, assemble_many
-from tinygpu.codegen.emit import EMITTER_VERSION, emit
+from tinygpu.codegen.build import build_many
+from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.codegen.timing import Timing, time_interleaved
 from tinygpu.codegen.validation import validate
 from tinygpu.codegen.worker import Worker, lost
@@ -145,18 +145,18 @@ class _Campaign:
 
     def assembled(self, programs: Mapping[str, Program]) -> dict[str, str]:
         """Check, emit and assemble (in parallel); return the programs that have code, packed."""
-        texts: dict[str, str] = {}
+        wanted: dict[str, Program] = {}
         for name, program in programs.items():
             try:
                 check(program, dense(self.problem))
-                texts[name] = emit(program, self.arch, self.problem.sizes)
+                wanted[name] = program
             except TinyGpuError as error:
                 self._failed(name, str(error))
-        cubins = assemble_many([(text, self.arch) for text in texts.values()])
-        for name, cubin in zip(texts, cubins, strict=True):
-            if not isinstance(cubin, Cubin):
-                self._failed(name, str(cubin))
-        return {name: _pack(programs[name]) for name in texts if name not in self.found}
+        every = build_many([(p, self.arch, self.problem.sizes) for p in wanted.values()])
+        for name, built in zip(wanted, every, strict=True):
+            if isinstance(built, TinyGpuError):
+                self._failed(name, str(built))
+        return {name: _pack(program) for name, program in wanted.items() if name not in self.found}
 
     def validated(self, name: str, candidate: Mapping[str, str]) -> bool:
         """Return whether a candidate is right; record the reason if it is not."""

@@ -37,6 +37,28 @@ def test_hopper_goes_through_every_command(hopper: Path, tmp_path: Path) -> None
     assert "hopper" in tinygpu("machines").stdout
 
 
+def test_several_schedules_are_emitted_into_a_folder(tmp_path: Path) -> None:
+    """PTX and cubin of each, in a folder; what was not given right is said in a line."""
+    problem = Problem.of(matmul("bf16", layout="nt"), m=4096, n=4096, k=4096)
+    files = []
+    for name in ("plain", "ring", "cluster", "pingpong", "tma store"):
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(to_json(Schedule.of(Hopper(), STARTS[name]), problem))
+    result = tinygpu("emit", *files, "-o", tmp_path / "built")
+    assert result.exit_code == 0
+    for file in files:
+        assert file.stem in result.stdout
+        assert "wgmma" in (tmp_path / "built" / f"{file.stem}.ptx").read_text()
+        assert (tmp_path / "built" / f"{file.stem}.cubin").read_bytes().startswith(b"\x7fELF")
+    other = tmp_path / "other" / "ring.json"
+    other.parent.mkdir()
+    other.write_text(files[1].read_text())
+    for words in (files[:2], [files[1], other, "-o", tmp_path / "built"]):
+        result = tinygpu("emit", *words)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert result.stderr.startswith("error: several schedules: ")
+
+
 def test_hopper_takes_tensor_core_types_and_a_layout() -> None:
     """bf16 if no type is given; --layout turns an input."""
     words = ["search", "matmul", "--machine", "hopper", *SIZES, "--layout", "nt", "--top", "1"]

@@ -21,6 +21,7 @@ Source: the tensor-contraction view of loops, as in Exo, Halide and einsum.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -343,8 +344,9 @@ def _gated(x: Expression, exponent: Expression) -> Expression:
 
     So a tail is rounded once, and no subnormal number comes up but as a result.
     """
+    least = math.ldexp(1.0, -_SCALE)
     power = apply("ex2.ftz", exponent + -_SCALE)
-    return x * apply("rcp.ftz", power + 2.0**-_SCALE) * 2.0**-_SCALE
+    return x * apply("rcp.ftz", power + least) * least
 
 
 def _gelu(x: Expression) -> Expression:
@@ -353,7 +355,7 @@ def _gelu(x: Expression) -> Expression:
 
 
 _LOG2_E = 1.4426950408889634
-_SCALE = 32.0  # 2^125 for the least x that silu does not take to 0: its reciprocal is no subnormal
+_SCALE = 32  # 2^125 for the least x that silu does not take to 0: its reciprocal is no subnormal
 ACTIVATIONS: Mapping[str, Callable[[Expression], Expression]] = {
     "relu": lambda x: apply("max", x, 0.0),
     "gelu": _gelu,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinygpu.cli.console import say, say_json, table, time_text, working, write
+from tinygpu.cli.console import bar, say, say_json, table, time_text, working, write
 from tinygpu.cli.given import DEVICE, JSON, SCHEDULE, Given, read_schedule
 from tinygpu.cli.peers import peers_of, why_no_gpu
-from tinygpu.errors import LaunchError
+from tinygpu.errors import LaunchError, ScheduleError, TinyGpuError
 from tinygpu.operation import Problem
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def emit(
-    schedule: SCHEDULE,
+    schedules: Annotated[list[Path], typer.Argument(help="Schedule files that search wrote.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The PTX file; else it is printed.")
+        Path | None,
+        typer.Option("-o", "--output", help="The PTX file (else it is printed), or a folder."),
     ] = None,
     arch: Annotated[str, typer.Option(help="ptxas's name of it; the device's if empty.")] = "",
     cubin: Annotated[
@@ -40,11 +41,16 @@ def emit(
     ] = None,
     device: DEVICE = "h200",
 ) -> None:
-    """Write a schedule's PTX."""
+    """Write a schedule's PTX; of several, in parallel, PTX and cubins into a folder."""
     from tinygpu.codegen.assemble import assemble
     from tinygpu.codegen.emit import emit as emitted
 
-    given = read_schedule(schedule, device)
+    if len(schedules) > 1:
+        if output is None or cubin is not None:
+            raise ScheduleError("several schedules: they are written into a folder; give -o FOLDER")
+        _emit_all(schedules, output, arch, device)
+        return
+    given = read_schedule(schedules[0], device)
     text = emitted(given.program(), arch or given.device.arch, given.problem.sizes)
     if output is None:
         say(text.rstrip())
@@ -60,6 +66,34 @@ def emit(
             f"{spilled} B spilled",
             err=output is None,  # PTX that is printed stays pure
         )
+
+
+def _emit_all(schedules: Sequence[Path], folder: Path, arch: str, device: str) -> None:
+    """Build each schedule file into ``folder``; say what ptxas said of each."""
+    from tinygpu.codegen.build import build_many
+
+    given = {path.stem: read_schedule(path, device) for path in schedules}
+    if len(given) < len(schedules):
+        raise ScheduleError("several schedules: two files have one name; give them one at a time")
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = [(g.program(), arch or g.device.arch, g.problem.sizes) for g in given.values()]
+    with bar("emit and assemble") as progress:
+        every = build_many(wanted, progress=progress)
+    rows: list[tuple[object, ...]] = []
+    failed = 0
+    for name, built in zip(given, every, strict=True):
+        if isinstance(built, TinyGpuError):
+            failed += 1
+            rows.append((name, "", "", "", str(built)))
+            continue
+        write(folder / f"{name}.ptx", built.ptx)
+        write(folder / f"{name}.cubin", built.cubin.bytes)
+        spilled = built.cubin.spill_stores_bytes + built.cubin.spill_loads_bytes
+        rows.append((name, len(built.ptx.splitlines()), built.cubin.registers, spilled, ""))
+    columns = ("schedule", "#lines", "#registers", "#B spilled", "error")
+    table(f"{folder}: PTX and cubins", columns, rows)
+    if failed:
+        raise typer.Exit(1)
 
 
 class Backend(StrEnum):

@@ -1,0 +1,123 @@
+"""Building: the PTX and cubins of many terms, made in parallel processes.
+
+Emission is Python's work and assembly that of ptxas, so that each of ``jobs`` worker processes
+takes the next term, emits and assembles it; the cubin comes to the caller through the cache of
+``assemble.py``.  Few terms are built here, where no process has to start.
+
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.operation import matmul
+>>> term = Simt().program(matmul("f32"), Chosen(LADDER["naive"]))
+>>> (built,) = build_many([(term, "sm_90a", None)])
+>>> built.arch, built.ptx.count("fma.rn.f32") > 0
+('sm_90a', True)
+
+Source: ``worker.py``, whose processes these are.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from tinygpu.codegen.assemble import Cubin, assemble, find_ptxas
+from tinygpu.codegen.emit import emit
+from tinygpu.codegen.worker import Worker, serve
+from tinygpu.errors import AssemblyError, TinyGpuError
+from tinygpu.program import Program
+
+__all__ = ["Built", "build_many"]
+
+_COMMAND = (sys.executable, "-m", "tinygpu.codegen.build")
+_FEW = 4
+_LIMIT_SECONDS = 600.0
+
+Progress = Callable[[int, int], None]
+Wanted = tuple[Program, str, Mapping[str, int] | None]  # a term, an architecture, sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A term's PTX text for ``arch``, and its cubin."""
+
+    arch: str
+    ptx: str
+    cubin: Cubin
+
+
+def build_many(
+    wanted: Sequence[Wanted],
+    *,
+    jobs: int | None = None,
+    progress: Progress = lambda _done, _every: None,
+) -> tuple[Built | TinyGpuError, ...]:
+    """Emit and assemble (term, architecture, sizes); one that fails gives its error in its place.
+
+    Only terms that are specialised need sizes.  ``progress(done, all)`` is called after each.
+    Raises AssemblyError where there is no ptxas.
+    """
+    find_ptxas()
+    jobs = min(jobs or os.cpu_count() or 1, len(wanted))
+    built: list[Built | TinyGpuError] = []
+    for one in _each(wanted, 1 if len(wanted) <= _FEW else jobs):
+        built.append(one)
+        progress(len(built), len(wanted))
+    return tuple(built)
+
+
+def _each(wanted: Sequence[Wanted], jobs: int) -> Iterator[Built | TinyGpuError]:
+    if jobs <= 1:
+        for one in wanted:
+            try:
+                yield _built(*one)
+            except TinyGpuError as error:
+                yield error
+        return
+    free, lock = [Worker(_COMMAND) for _ in range(jobs)], Lock()
+
+    def ask(one: Wanted) -> Built | TinyGpuError:
+        packed = base64.b64encode(pickle.dumps(one)).decode()
+        with lock:
+            worker = free.pop()
+        answer = worker.ask({"do": "build", "job": packed}, _LIMIT_SECONDS)
+        with lock:
+            free.append(worker)
+        said = answer.get("failed") or answer.get("error")
+        if said:
+            return AssemblyError(str(said))
+        return Built(one[1], answer["ptx"], assemble(answer["ptx"], one[1]))
+
+    pool = ThreadPoolExecutor(jobs)
+    workers = tuple(free)
+    try:
+        yield from pool.map(ask, wanted)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.close()
+
+
+def _built(program: Program, arch: str, sizes: Mapping[str, int] | None) -> Built:
+    ptx = emit(program, arch, sizes)
+    return Built(arch, ptx, assemble(ptx, arch))
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Build a term in a worker; the cubin goes into the cache."""
+    if request["do"] == "hello":
+        return {}
+    try:
+        return {"ptx": _built(*pickle.loads(base64.b64decode(request["job"]))).ptx}
+    except TinyGpuError as error:
+        return {"error": str(error)}
+
+
+if __name__ == "__main__":
+    serve(_answer)

@@ -1,0 +1,52 @@
+"""Many terms are built in parallel processes as one is built here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tinygpu.codegen import build
+from tinygpu.codegen.assemble import assemble
+from tinygpu.codegen.build import Built, build_many
+from tinygpu.codegen.emit import emit
+from tinygpu.errors import TinyGpuError
+from tinygpu.machine import Chosen
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.operation import matmul
+from tinygpu.program import Program
+
+ARCH = "sm_90a"
+
+
+def _terms() -> list[Program]:
+    return [Simt().program(matmul("f32"), Chosen(values)) for values in LADDER.values()]
+
+
+def _wanted(terms: list[Program]) -> list[tuple[Program, str, None]]:
+    return [(term, ARCH, None) for term in terms]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_each_is_what_one_alone_is(jobs: int) -> None:
+    terms, seen = _terms(), []
+    found = build_many(_wanted(terms), jobs=jobs, progress=lambda *at: seen.append(at))
+    assert seen == [(i + 1, len(terms)) for i in range(len(terms))]
+    for term, built in zip(terms, found, strict=True):
+        assert isinstance(built, Built)
+        assert built.ptx == emit(term, ARCH)
+        assert built.cubin == assemble(built.ptx, ARCH)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_one_that_fails_stands_in_its_place(jobs: int) -> None:
+    terms = _terms()
+    terms[3] = replace(terms[3], specialised=True)  # and no sizes are given
+    found = build_many(_wanted(terms), jobs=jobs)
+    assert [i for i, built in enumerate(found) if isinstance(built, TinyGpuError)] == [3]
+    assert "\n" not in str(found[3])
+
+
+def test_a_worker_that_dies_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_COMMAND", ("false",))
+    assert all(isinstance(b, TinyGpuError) for b in build_many(_wanted(_terms()), jobs=2))
