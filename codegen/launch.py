@@ -33,7 +33,7 @@ from tinygpu.codegen.assemble import Cubin, assemble
 from tinygpu.codegen.emit import emit, signature
 from tinygpu.codegen.smem import smem_plan
 from tinygpu.codegen.tensor_map import active_clusters, early_launch, encode, tensor_maps
-from tinygpu.errors import LaunchError
+from tinygpu.errors import LaunchError, out_of_memory
 from tinygpu.memory import DTYPES
 from tinygpu.program import Program
 
@@ -274,14 +274,22 @@ class Kernel:
                 f"shapes {', '.join(map(str, shapes.values()))}; see the operation: {operation}"
             )
         shape = tuple(named[axis] for axis in operation.output.axes)
-        dtype = operation.output.dtype
-        if is_torch(inputs[0]):
-            return _torch_empty(inputs[0], shape, dtype, handle)
+        try:
+            return self._empty(inputs[0], views[0], shape, handle)
+        except Exception as error:
+            if (said := out_of_memory(error)) is None:
+                raise
+            raise LaunchError(f"{operation.output.name}: {said}") from None
+
+    def _empty(self, like: Any, seen: View, shape: tuple[int, ...], handle: int | None) -> Any:
+        dtype = self.program.operation.output.dtype
+        if is_torch(like):
+            return _torch_empty(like, shape, dtype, handle)
         cupy = gpu()
         kind: Any = DTYPES[dtype].numpy
-        if dtype == "bf16" and getattr(inputs[0], "dtype", None) in (np.uint16, np.uint8):
+        if dtype == "bf16" and getattr(like, "dtype", None) in (np.uint16, np.uint8):
             kind = np.uint16  # the caller keeps bf16 as bits
-        device = views[0].device if views[0].device >= 0 else cupy.cuda.runtime.getDevice()
+        device = seen.device if seen.device >= 0 else cupy.cuda.runtime.getDevice()
         with cupy.cuda.Device(device):
             if handle is None:
                 return cupy.empty(shape, kind)

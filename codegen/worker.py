@@ -27,7 +27,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any
 
-from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.errors import LaunchError, TinyGpuError, out_of_memory
 
 __all__ = ["Worker", "lost", "serve"]
 
@@ -179,7 +179,7 @@ def serve(handle: Callable[[Answer], Answer]) -> None:
             answer = {"failed": str(error)}
         except Exception as error:  # whatever it is, the one who asked has to hear of it
             said = (str(error).strip().splitlines() or [""])[0]
-            answer = {"failed": f"{type(error).__name__}: {said}"}
+            answer = {"failed": out_of_memory(error) or f"{type(error).__name__}: {said}"}
         print(json.dumps(answer), file=answers, flush=True)
         if "failed" in answer:
             return

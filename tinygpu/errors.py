@@ -17,6 +17,7 @@ __all__ = [
     "StoreError",
     "TinyGpuError",
     "nearest",
+    "out_of_memory",
 ]
 
 
@@ -66,3 +67,15 @@ def nearest(name: str, known: Iterable[object]) -> str:
     close = difflib.get_close_matches(name, names, 1, 0.5)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"known are {', '.join(names)}{hint}"
+
+
+def out_of_memory(error: Exception) -> str | None:
+    """Return one line if a GPU library (CuPy, PyTorch) found no memory, else None.
+
+    >>> out_of_memory(ValueError("no")) is None
+    True
+    """
+    if type(error).__name__ != "OutOfMemoryError":
+        return None
+    said = (str(error).strip().splitlines() or [""])[0]
+    return f"GPU out of memory ({said}); free some of it, or lower the sizes"
