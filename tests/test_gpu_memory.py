@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_a_new_output(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None
     class Array:
         """What has the interface of a GPU's array, and no memory behind it."""
 
-        __cuda_array_interface__ = {
+        __cuda_array_interface__: ClassVar = {
             "shape": (64, 64), "typestr": "<f4", "data": (256, False), "version": 3,
             "strides": None,
         }  # fmt: skip
