@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tinygpu.device import load_device
+from tinygpu.errors import OperationError
 from tinygpu.laws import check_schedule
 from tinygpu.machine import Chosen
 from tinygpu.machines.simt import LADDER, Simt
@@ -177,3 +178,21 @@ def test_the_machine_fits_on_a_screen() -> None:
         assert re.search(rf"^ +\*?{re.escape(name)}\b", text, re.MULTILINE)
     assert len(Simt.instructions) <= 10
     assert set(Simt.graph()) == {level.name for level in Simt.levels}
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_other_layouts_are_refused_and_not_read_as_if_they_were_nn(layout: str) -> None:
+    """Threads walk along a[m,k] and b[k,n]: a turned input is a mistake, with its mend."""
+    operation = matmul("f32", layout=layout)
+    if layout == "nn":
+        Schedule.of(Simt(), LADDER["tuned"]).program(Simt(), operation)
+        return
+    with pytest.raises(OperationError, match='choose layout "nn", or a machine that takes others'):
+        Schedule.of(Simt(), LADDER["tuned"]).program(Simt(), operation)
+
+
+@pytest.mark.parametrize("fused", [{"bias": True}, {"scaled": True}, {"batched": True}])
+def test_what_it_does_not_fuse_is_refused_with_a_machine_that_does(fused: Any) -> None:
+    """An epilogue or a batch names hopper, before any term is built."""
+    with pytest.raises(OperationError, match="choose a machine that fuses, as hopper"):
+        Schedule.of(Simt(), LADDER["tuned"]).program(Simt(), matmul("f32", **fused))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tinygpu.errors import OperationError
 from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.machines.simt_term import SimtTerm
 from tinygpu.memory import GMEM, L1, L2, REGISTERS, SMEM
@@ -77,6 +78,16 @@ class Simt(Machine):
     addressing = Choice("pointer", "i32", "i64", meaning="how global addresses are made")
     specialised = Choice(0, 1, meaning="sizes in the code (1) or parameters (0)")
     ctas_per_sm = Choice(1, 2, 3, 4, 5, 6, 8, 16, meaning="CTAs that registers are limited for")
+
+    def check(self, operation: Operation) -> None:
+        """Raise OperationError if this machine cannot do the operation."""
+        super().check(operation)
+        if [operand.axes for operand in operation.inputs] != [("m", "k"), ("k", "n")]:
+            inputs = ", ".join(f"{o.name}[{','.join(o.axes)}]" for o in operation.inputs)
+            raise OperationError(
+                f"machine {self.name}: inputs {inputs}; threads walk along a[m,k] and b[k,n]: "
+                'choose layout "nn", or a machine that takes others, as ampere or hopper'
+            )
 
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
