@@ -1,40 +1,32 @@
 """The exact best k of a whole legal space under the time model, and scores of many schedules.
 
 The space is a union of batches, one a structural choice, and a batch a product of numeric decisions
-cut down by tables.  The search is branch and bound, all vectorised:
+cut down by tables.  The search is branch and bound (``branch.py``), all vectorised: a set of
+schedules is left out if a lower bound of their times is not below the k-th best time known.  The
+time is monotone in its features, so the bound that takes the least of each holds, and the result is
+that of scoring every schedule.
 
-- a node assigns the first j decisions of an order; its bound is the time of the features, each
-  minimised over the decisions that are still open (maximised, where more is faster).  The time is
-  monotone in its features, so no schedule below the node is faster;
-- a node is dropped if a table excludes it, or if its bound is not below the k-th best time known;
-- before, some random schedules are improved step by step, so that the limit is low from the start.
-
-So the result is that of scoring every schedule.
+A large space is searched by two processes, each of which builds and searches a half (``pair.py``).
 
 Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programming Problems", 1960.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.schedule import Schedule
+from tinygpu.search.branch import Entry, Key, Progress, Search
 from tinygpu.search.cost import Breakdown, cost
-from tinygpu.search.scorer import Points, Scorer, Shared
+from tinygpu.search.pair import UnshareableError, search_in_two
 from tinygpu.space import Space
 
 __all__ = ["Ranked", "Ranking", "rank"]
 
-_PART = 8192
-_FEW = 1024
-"""Nodes whose bounds take less time than the steps to them: decide more before looking."""
-_PATIENCE = 100_000
-_SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 6, 16, 10
+_LARGE = 10**8
+"""Schedules, legal or not, from which on a second process is worth its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,188 +59,62 @@ def rank(
     *,
     distinct: tuple[str, ...] = (),
     exact: bool = True,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Ranking:
-    """Return the k legal schedules with the least predicted time.
+    """Return the k legal schedules with the least predicted time, in a fixed order.
 
     With ``distinct`` decisions, return only the best for each combination of their values:
     schedules that differ in more than details.  Without ``exact``, return the best met by improving
     random schedules of each batch: quick, and not proven.  ``progress(done, all)`` counts batches.
     Raises IllegalScheduleError if nothing is legal.
     """
+    halves = space.halves() if exact and space.raw >= _LARGE and _cores() > 1 else None
+    if halves is not None:
+        try:
+            both = search_in_two(space, halves, k, distinct, progress)
+        except UnshareableError:
+            pass  # one process can search it all
+        else:
+            if not both.legal:
+                space.require()
+            return _ranking(space, k, both.entries, both.legal, both.scored)
     space.require()
-    with np.errstate(all="ignore"):
-        shared = Shared(space)
-        scorers = [Scorer(batch, space, shared) for batch in space.batches()]
-        found = _Best(k, distinct)
-        scored = 0
-        rng = np.random.default_rng(0)
-        promises = {}
-        for scorer in scorers:
-            points = space.points(scorer.batch, rng, _SAMPLE)
-            promises[scorer] = found.add(scorer, points, scorer.seconds(points))
-            scored += len(points)
-        scorers.sort(key=lambda scorer: promises[scorer])
-        for done, scorer in enumerate(scorers[: _CLIMBS if exact else None]):
-            here, ends = _climb(scorer, found, rng)
-            scored += here
-            if scorer is found.sorted()[0][1]:
-                best_scorer, best_ends = scorer, ends[:4]
-            if progress and not exact:
-                progress(done + 1, len(scorers))
-        order = best_scorer.order(best_ends) if exact else []
-        for done, scorer in enumerate(scorers if exact else ()):
-            scored += _search(scorer, found, order)
-            if progress:
-                progress(done + 1, len(scorers))
+    search = Search(space, k, distinct)
+    search.start(exact=exact, progress=None if exact else progress)
+    if exact:
+        search.finish(progress)
+    return _ranking(space, k, search.entries(), space.count(), search.scored, proven=exact)
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # it is Linux's
+        return os.cpu_count() or 1
+
+
+def _ranking(
+    space: Space,
+    k: int,
+    entries: Sequence[Entry],
+    legal: int,
+    scored: int,
+    *,
+    proven: bool = True,
+) -> Ranking:
+    """Predict the k best of the entries; ties stand in the order of the decisions' values."""
+    found: dict[Key, tuple[float, Schedule]] = {}
+    for key, seconds, schedule in sorted(entries, key=lambda e: (e[1], _place(space, e[2]))):
+        found.setdefault(key, (seconds, schedule))
     best = []
-    for _, scorer, point in found.sorted():
-        schedule = space.schedule(scorer.batch, point)
+    for _, schedule in list(found.values())[:k]:
         program = schedule.program(space.machine, space.problem.operation)
         breakdown = cost(program, space.problem.sizes, space.device)
         best.append(Ranked(float(breakdown.seconds), schedule, breakdown))
-    best.sort(key=lambda r: r.seconds)
-    return Ranking(tuple(best), space.raw, space.count(), scored, exact)
+    best.sort(key=lambda r: (r.seconds, _place(space, r.schedule)))
+    return Ranking(tuple(best), space.raw, legal, scored, proven)
 
 
-class _Best:
-    """The k fastest points met so far, no two alike in ``distinct`` decisions (all, if none)."""
-
-    def __init__(self, k: int, distinct: tuple[str, ...]) -> None:
-        self.k, self.distinct = k, distinct
-        self.found: dict[tuple[Any, ...], tuple[float, Scorer, Points]] = {}
-        self.limit = np.inf  # what a schedule has to beat
-
-    def add(self, scorer: Scorer, points: Points, seconds: NDArray[np.float64]) -> float:
-        """Add points; return the least seconds of all."""
-        order = np.argsort(seconds, kind="stable")
-        order = order[seconds[order] < self.limit]
-        of_points, of_structure = _key(scorer, self.distinct)
-        _, first = np.unique(points[order][:, of_points], axis=0, return_index=True)
-        for i in order[np.sort(first)][: self.k]:
-            key = (of_structure, points[i, of_points].tobytes())
-            if key not in self.found or seconds[i] < self.found[key][0]:
-                self.found[key] = float(seconds[i]), scorer, points[i].copy()
-        kept = sorted(self.found.items(), key=lambda item: item[1][0])[: self.k]
-        self.found = dict(kept)
-        if len(kept) == self.k:
-            self.limit = kept[-1][1][0]
-        return float(seconds.min(initial=np.inf))
-
-    def limits(self, scorer: Scorer, nodes: Points, chosen: frozenset[int]) -> Any:
-        """Return what each node has to beat: the limit, or what is known of its combination."""
-        axes, structure = _key(scorer, self.distinct)
-        if not self.distinct or not chosen.issuperset(a for a in axes if scorer.lengths[a] > 1):
-            return self.limit
-        rows, where = np.unique(nodes[:, axes], axis=0, return_inverse=True)
-        known = [self.found.get((structure, row.tobytes()), (np.inf,))[0] for row in rows]
-        return np.minimum(np.array(known)[where.reshape(-1)], self.limit)
-
-    def sorted(self) -> list[tuple[float, Scorer, Points]]:
-        """Return (seconds, scorer, point), fastest first."""
-        return sorted(self.found.values(), key=lambda item: item[0])
-
-
-def _key(scorer: Scorer, distinct: tuple[str, ...]) -> tuple[list[int], tuple[Any, ...]]:
-    """Return the positions of the distinct numeric decisions, the values of the others."""
-    batch = scorer.batch
-    structure = tuple(v for n, v in batch.structure.items() if not distinct or n in distinct)
-    axes = [i for i, n in enumerate(batch.axes) if not distinct or n in distinct]
-    return axes, structure
-
-
-def _climb(scorer: Scorer, found: _Best, rng: np.random.Generator) -> tuple[int, Points]:
-    """Improve random schedules by single changes, to know early what a schedule has to beat.
-
-    Return how many were scored, and the ends of the climbs, fastest first.
-    """
-    points = scorer.space.points(scorer.batch, rng, 8 * _SAMPLE)
-    seconds = scorer.seconds(points)
-    found.add(scorer, points, seconds)
-    scored = len(points)
-    points = points[np.argsort(seconds, kind="stable")[:_CLIMBERS]]
-    moves = np.array([(a, v) for a, n in enumerate(scorer.lengths) for v in range(n)])
-    ends = points[:0]
-    for _ in range(_STEPS if len(moves) else 0):
-        near = np.repeat(points, len(moves), axis=0)
-        near[np.arange(len(near)), np.tile(moves[:, 0], len(points))] = np.tile(
-            moves[:, 1], len(points)
-        )
-        legal = scorer.legal(near)
-        seconds = np.full(len(near), np.inf)
-        seconds[legal] = scorer.seconds(near[legal])
-        scored += int(legal.sum())
-        found.add(scorer, near[legal], seconds[legal])
-        best = seconds.reshape(len(points), len(moves)).argmin(axis=1)
-        moved = near[best + np.arange(len(points)) * len(moves)]
-        ended = (moved == points).all(axis=1)
-        ends = np.concatenate([ends, points[ended]])
-        points = np.unique(moved[~ended], axis=0)
-        if not len(points):
-            break
-    ends = np.unique(np.concatenate([ends, points]), axis=0)
-    return scored, ends[np.argsort(scorer.seconds(ends), kind="stable")]
-
-
-def _search(scorer: Scorer, found: _Best, order: Sequence[int]) -> int:
-    """Add a batch's schedules that belong to the best; return how many nodes were scored.
-
-    Where the order proves to be a poor one, go on with one made for this batch.
-    """
-    nothing = np.zeros((1, len(scorer.lengths)), np.int64)
-    if scorer.bound(nothing, order, 0).max() >= found.limit:
-        return 1
-    descent = _Descent(scorer, found, order, _PATIENCE)
-    if descent.below(nothing, 0):
-        return descent.scored
-    scored, points = _climb(scorer, found, np.random.default_rng(0))
-    own = sorted(scorer.order(points[:4]), key=lambda i: scorer.values_left(i) > 1)
-    again = _Descent(scorer, found, own, 1 << 62)
-    again.below(nothing, 0)
-    return descent.scored + scored + again.scored
-
-
-@dataclass(slots=True)
-class _Descent:
-    """Branch and bound in one batch: an order of its decisions, the nodes scored and allowed."""
-
-    scorer: Scorer
-    found: _Best
-    order: Sequence[int]
-    most: int
-    scored: int = 0
-
-    def below(self, nodes: Points, level: int) -> bool:
-        """Branch on the next decision, best nodes first and in parts of bounded size.
-
-        Return False if more nodes were scored than a good order needs.
-        """
-        scorer, found, order = self.scorer, self.found, self.order
-        bounds = np.zeros(len(nodes))
-        while level < len(order) and len(nodes):
-            least = level + 1
-            while level < least or (
-                level < len(order) and len(nodes) * scorer.lengths[order[level]] <= _FEW
-            ):
-                axis = order[level]
-                count = scorer.lengths[axis]
-                nodes = np.repeat(nodes, count, axis=0)
-                nodes[:, axis] = np.tile(np.arange(count), len(nodes) // count)
-                level += 1
-                chosen = frozenset(order[:level])
-                nodes = nodes[scorer.allows(nodes, chosen, axis)]
-            bounds = scorer.bound(nodes, order, level)
-            self.scored += len(nodes)
-            if self.scored > self.most:
-                return False
-            keep = np.flatnonzero(bounds < found.limits(scorer, nodes, chosen))
-            keep = keep[np.argsort(bounds[keep], kind="stable")]
-            nodes, bounds = nodes[keep], bounds[keep]
-            if len(nodes) > 2 * _PART and level < len(order):  # better limits, less memory
-                for first in range(0, len(nodes), _PART):
-                    here = slice(first, first + _PART)
-                    if not self.below(nodes[here][bounds[here] < found.limit], level):
-                        return False
-                return True
-        found.add(scorer, nodes, bounds)
-        return True
+def _place(space: Space, schedule: Schedule) -> tuple[int, ...]:
+    return tuple(values.index(schedule[name]) for name, values in space.values.items())
