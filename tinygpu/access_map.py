@@ -99,7 +99,8 @@ class Buffer:
     ``swizzle`` = (bits, base, shift) of ``tinygpu.layout.Swizzle``, on elements; 0 bits: none.
     ``fragment``: registers of many threads that hold one tile together, shared out as
     ``tinygpu.fragment`` says ("": each thread has registers of its own).  ``copies`` above 1:
-    shared memory of which each copy of the role that uses it has its own.
+    shared memory of which each copy of the role that uses it has its own.  With ``home`` = a
+    cluster axis's variable, what CTAs along it write goes to the CTA at 0; each reads its own.
     Tensor memory (level "tmem") has the shape (128 lanes, elements): a column of 32 bits is one
     element, or as many narrower ones as it holds.
     """
@@ -114,6 +115,7 @@ class Buffer:
     swizzle: tuple[int, int, int] = (0, 0, 0)
     fragment: str = ""
     copies: int = 1
+    home: str = ""
 
     @property
     def type(self) -> DType:
@@ -149,7 +151,8 @@ class Buffer:
         text += f" stride ({','.join(map(str, self.stride))})"
         if isinstance(self.swizzle[0], int) and self.swizzle[0]:
             text += f" {Swizzle(*self.swizzle)}"
-        return text + (f" x {self.stages} stages" if str(self.stages) != "1" else "")
+        text += f" x {self.stages} stages" if str(self.stages) != "1" else ""
+        return text + (f", at {self.home} 0" if self.home else "")
 
 
 def registers(name: str, dtype: str, *shape: int, stages: int = 1, fragment: str = "") -> Buffer:

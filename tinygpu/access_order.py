@@ -34,6 +34,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 
+from tinygpu.agents import Agent
 from tinygpu.ordering import Clock, Flight, Order, Place, along, before
 from tinygpu.protocol import Act, Kind, Touch
 from tinygpu.synchronization import Fence
@@ -109,7 +110,7 @@ def _accesses(look: Look) -> Iterator[tuple[Cell, int, _Access]]:
                         yield (cta, *own, touch.ring.name, slot), index, part
                 elif flight is None:
                     at_once = _Access(place, touch, kind, clocks, [place])
-                    yield (agent.cta, *own, touch.ring.name, slot), index, at_once
+                    yield (_cta(look, agent, touch), *own, touch.ring.name, slot), index, at_once
                 elif kind == "load":
                     ctas = along(look.protocol.cluster, agent.cta, event.node.multicast)
                     for cta, phase in zip(ctas, flight.phases, strict=True):
@@ -120,6 +121,12 @@ def _accesses(look: Look) -> Iterator[tuple[Cell, int, _Access]]:
                     done = flight.done if touch.write else flight.read
                     later = _Access(place, touch, kind, clocks, done)
                     yield (agent.cta, *own, touch.ring.name, slot), index, later
+
+
+def _cta(look: Look, agent: Agent, touch: Touch) -> int:
+    """Return the CTA whose memory an agent touches."""
+    home = touch.ring.home if touch.write else ""
+    return along(look.protocol.cluster, agent.cta, home)[0]
 
 
 def _within(look: Look, index: int, accesses: list[_Access]) -> None:
@@ -281,14 +288,23 @@ def exits(look: Look) -> None:
             look.report("exit", place, last, f"{text}; wait for it")
     finals = [[graph.clocks[n][at] for n, at in ends if look.agents[n].cta == cta]
               for cta in range(look.ctas)]  # fmt: skip
-    for (cta, name, _), count in look.counts.items():
-        for giver in count.givers:
-            if look.agents[giver[0]].cta == cta:
-                continue
-            if not any(before([giver], clock) for clock in finals[cta]):
-                last = next((n, at - 1) for n, at in ends if look.agents[n].cta == cta)
-                text = f"{look.name(giver)} may reach {name} of CTA {cta} when that has ended"
-                look.report("exit", giver, last, f"{text}; end with barrier.cluster")
+    reaches = [(g, cta, name) for (cta, name, _), c in look.counts.items() for g in c.givers]
+    for giver, cta, name in (*reaches, *_written_elsewhere(look)):
+        if look.agents[giver[0]].cta == cta:
+            continue
+        if not any(before([giver], clock) for clock in finals[cta]):
+            last = next((n, at - 1) for n, at in ends if look.agents[n].cta == cta)
+            text = f"{look.name(giver)} may reach {name} of CTA {cta} when that has ended"
+            look.report("exit", giver, last, f"{text}; end with barrier.cluster")
+
+
+def _written_elsewhere(look: Look) -> Iterator[tuple[Place, int, str]]:
+    """Yield the writes into shared memory of a home: who, into which CTA, which ring."""
+    for number, agent in enumerate(look.agents):
+        for position, event in enumerate(agent.events):
+            for touch in event.node.touches if isinstance(event.node, Act) else ():
+                if touch.write and touch.ring.home:
+                    yield (number, position), _cta(look, agent, touch), touch.ring.name
 
 
 def _released_after(look: Look, place: Place, flight: Flight, node: Act) -> bool:

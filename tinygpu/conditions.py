@@ -11,8 +11,8 @@
     F  proxy     a generic write reaches the asynchronous proxy through its own thread's later
                  fence; products follow a wgmma.fence after what else touched their registers;
                  tcgen05 instructions follow what others did through tcgen05.fence on both sides
-    X  exit      what is in flight is done before its agent ends; nobody arrives at a barrier of a
-                 CTA that may have ended
+    X  exit      what is in flight is done before its agent ends; nobody arrives at a barrier, or
+                 writes into shared memory, of a CTA that may have ended
 
 B comes first: without it the graph's edges mean nothing.  Then D: without it there are no orders.
 

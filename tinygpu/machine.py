@@ -41,14 +41,26 @@ Value = int | str
 
 
 class Choice:
-    """A decision: the values that a schedule may choose from, in order."""
+    """A decision: the values that a schedule may choose from, in order.
 
-    def __init__(self, *values: Value, structural: bool = False, meaning: str = "") -> None:
+    ``before``: what schedules chose that were written when there was no such decision.
+    """
+
+    def __init__(
+        self,
+        *values: Value,
+        structural: bool = False,
+        meaning: str = "",
+        before: Value | None = None,
+    ) -> None:
         if not values or len(set(values)) != len(values):
             raise MachineError(f"decision with values {values}: needs one or more, all different")
+        if before is not None and before not in values:
+            raise MachineError(f"decision with values {values}: before it was {before}, not one")
         self.values = values
         self.structural = structural
         self.meaning = meaning
+        self.before = before
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:

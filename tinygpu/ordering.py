@@ -125,15 +125,16 @@ def _homes(cluster: Cluster, cta: int, reach: str, home: str) -> tuple[int, ...]
     return tuple(along(cluster, c, home)[0] for c in ctas)
 
 
-def along(cluster: Cluster, cta: int, axis: str) -> range:
-    """Return the CTAs of a cluster along an axis; itself alone, if it is no axis."""
-    stride = 1
+@lru_cache(4096)
+def along(cluster: Cluster, cta: int, axis: str) -> tuple[int, ...]:
+    """Return the CTAs of a cluster along an axis, or several; itself alone, if it is no axis."""
+    found, stride = (cta,), 1
     for name, extent in cluster:
-        if name == axis:
-            first = cta - cta // stride % extent * stride
-            return range(first, first + extent * stride, stride)
+        if name in axis.split():
+            apart = range(0, extent * stride, stride)
+            found = tuple(c - c // stride % extent * stride + far for far in apart for c in found)
         stride *= extent
-    return range(cta, cta + 1)
+    return found
 
 
 def meeters(agent: Agent, sync: Sync) -> Key:

@@ -21,7 +21,16 @@ from tinygpu.cluster import Agent, Registers, Shared, Use
 from tinygpu.program import Access, Do, Immediate, Scalar
 from tinygpu.race import Integers
 from tinygpu.synchronization import Group
-from tinygpu.tile_access import cells_of, claim, from_gmem, gmem_of, is_tile, stale, to_gmem
+from tinygpu.tile_access import (
+    cells_of,
+    claim,
+    from_gmem,
+    gmem_of,
+    home_of,
+    is_tile,
+    stale,
+    to_gmem,
+)
 
 __all__ = ["Copy", "execute_plain"]
 
@@ -86,7 +95,8 @@ def _place(agent: Agent, do: Do, access: Access, env: Mapping[str, int]) -> _Whe
         return _Where(access, touched.cell, touched.taken, None, index)
     cells, taken = cells_of(agent, do, access, env)
     if level == "smem":
-        return _Where(access, cells, taken, agent.cta.memory(agent, access.buffer), index)
+        cta = home_of(agent.cta, access.buffer) if access is do.write else agent.cta
+        return _Where(access, cells, taken, cta.memory(agent, access.buffer), index)
     return _Where(access, cells, taken, agent.team.registers[access.buffer.name], index)
 
 
@@ -130,6 +140,10 @@ def _touch(agent: Agent, do: Do, w: _Where, *, writes: bool) -> Use | None:
                 break
     if not isinstance(w.held, Shared):
         return None
+    home = home_of(agent.cta, buffer)
+    if writes and home is not agent.cta and home.exited:
+        text = f"writes into CTA {home.rank}, which has exited; keep it there by barrier.cluster"
+        agent.cta.cluster.find("exited", agent, do, text, buffer.name)
     use = Use(do, w.cells[w.taken], agent.number, writes, True, [])
     if not writes or do.instruction.completion != "commit_group":
         agent.complete(use)

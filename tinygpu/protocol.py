@@ -46,11 +46,15 @@ Kind = Literal["generic", "copy", "load", "product", "store", "mma", "cp", "take
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """An on-chip buffer; one for each thread (registers), CTA, or copy of a role."""
+    """An on-chip buffer; one for each thread (registers), CTA, or copy of a role.
+
+    What CTAs write along the axis ``home`` goes to the CTA at 0.
+    """
 
     name: str
     stages: int
     share: Literal["thread", "cta", "copy"]
+    home: str = ""
 
 
 @dataclass(frozen=True, slots=True)

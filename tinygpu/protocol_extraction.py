@@ -196,7 +196,7 @@ def _ring(access: Access) -> Ring:
     buffer = access.buffer
     shared: Literal["cta", "copy"] = "copy" if int(buffer.copies) > 1 else "cta"
     place = "thread" if buffer.level == "registers" else shared
-    return Ring(buffer.name, int(buffer.stages), place)
+    return Ring(buffer.name, int(buffer.stages), place, buffer.home)
 
 
 def _asked(body: Body) -> set[str]:

@@ -73,6 +73,7 @@ def _joined(body: Body) -> bool:
     """Say whether CTAs multiply together, or tell one another along an axis."""
     return any(
         (isinstance(n, Act) and n.kind == "mma" and n.multicast != "")
+        or (isinstance(n, Act) and any(t.ring.home for t in n.touches))
         or (isinstance(n, Arrive) and n.to not in ("cta", "cluster"))
         or bool((barrier := _barrier(n)) and barrier.home)
         for n, _ in every(body)

@@ -3,7 +3,8 @@
     stores      what each copy of a crew does on rings of its own (its chunks of results, their bulk
                 groups and barriers) apart from the rest; chunks are counted through, so that
                 neither their number nor that of the tiles matters
-    tiles       a program that is not persistent has one tile, and any number is judged
+    tiles       a program that is not persistent has one tile, and any number is judged, unless
+                crews meet within it
     pairs       of the CTAs of a cluster, and of copies that are alike, two: every condition but
                 balance speaks of two agents, and a path among two is a path among all
 
@@ -84,7 +85,9 @@ def parts(protocol: Protocol) -> tuple[Protocol, ...]:
 def _protocol(crews: tuple[Crew, ...], cluster: Cluster, old: Protocol) -> Protocol:
     names = set().union(*(names_in(c.body) for c in crews))
     parameters = tuple((n, least) for n, least in old.parameters if n in names)
-    return Protocol(crews, cluster, True, parameters)
+    meets = any(isinstance(n, Sync) and n.scope != "role" for c in crews for t, _ in every(c.body)
+                if isinstance(t, Tiles) for n, _ in every(t.body))  # fmt: skip
+    return Protocol(crews, cluster, old.persistent or not meets, parameters)
 
 
 def _numbered_apart(protocol: Protocol) -> bool:
@@ -195,6 +198,7 @@ def _idle(node: Node) -> bool:
 
 def _stores(protocol: Protocol, crew: Crew, own: set[str]) -> Protocol:
     """Return what one copy does with rings of its own, in one CTA."""
+    ranks = {name for name, _ in protocol.cluster}
 
     def kept(block: Body) -> Body:
         out: list[Node] = []
@@ -208,6 +212,8 @@ def _stores(protocol: Protocol, crew: Crew, own: set[str]) -> Protocol:
                     out.append(node)
                 case Sync(_, "role"):
                     out.append(node)
+                case Guard(index) if index.terms and {n for n, _ in index.terms} <= ranks:
+                    out += kept(node.body)  # what other CTAs of the cluster leave out
                 case Loop() | Guard() | One() | Tiles():
                     if inner := kept(node.body):
                         out.append(replace(node, body=inner))

@@ -47,7 +47,7 @@ class Schedule:
 
     @staticmethod
     def of(machine: Machine, values: Mapping[str, Choosable]) -> Schedule:
-        """Choose ``values`` for the machine's decisions.
+        """Choose ``values`` for the machine's decisions; ``Choice.before`` for one that is newer.
 
         Raises ScheduleError for a decision that is unknown or missing, and for an unknown value.
         """
@@ -55,6 +55,8 @@ class Schedule:
         for name in values:
             if name not in known:
                 raise _unknown(name, machine.name, known)
+        older = {n: c.before for n, c in known.items() if c.before is not None}
+        values = {**older, **values}
         for name, choice in known.items():
             if name not in values:
                 raise ScheduleError(

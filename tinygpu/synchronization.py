@@ -112,8 +112,9 @@ class Arrive:
     """``mbarrier.arrive``: one arrival; with ``bytes``, which the phase then also has to see land.
 
     ``to`` "cluster": at the same barrier of every CTA of the cluster, the own one too; a cluster
-    axis's variable: of every CTA along it.  ``after`` "tcgen05" (tcgen05.commit): not now, but when
-    all products (tcgen05.mma) that the thread has issued are done.
+    axis's variable, or several with blanks between: of every CTA along it.
+    ``after`` "tcgen05" (tcgen05.commit): not now, but when all products (tcgen05.mma) that the
+    thread has issued are done.
     """
 
     barrier: Barrier

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tinygpu.cluster import Agent, Cta, Mbarrier, Shared, Use
 from tinygpu.errors import ProgramError
-from tinygpu.program import Access, Affine, Barrier, Do
+from tinygpu.program import Access, Affine, Barrier, Buffer, Do
 from tinygpu.race import UNWRITTEN, Integers
 from tinygpu.touched import Touched
 
@@ -49,17 +49,18 @@ def mbarrier_of(cta: Cta, barrier: Barrier, index: Affine, env: Mapping[str, int
 
 
 def along(cta: Cta, axis: str) -> list[Cta]:
-    """Return the CTAs of a cluster along an axis; itself alone, if it is no axis."""
+    """Return the CTAs of a cluster along an axis, or several; itself alone, if it is no axis."""
+    free = axis.split()
     return [
         other
         for other in cta.cluster.ctas
-        if all(other.ranks[v] == r for v, r in cta.ranks.items() if v != axis)
+        if all(other.ranks[v] == r for v, r in cta.ranks.items() if v not in free)
     ]
 
 
-def home_of(cta: Cta, barrier: Barrier) -> Cta:
-    """Return the CTA whose mbarrier counts what a CTA tells."""
-    return along(cta, barrier.home)[0]
+def home_of(cta: Cta, place: Barrier | Buffer) -> Cta:
+    """Return the CTA whose mbarrier counts what a CTA tells, whose memory has what it writes."""
+    return along(cta, place.home)[0]
 
 
 def is_tile(do: Do) -> bool:

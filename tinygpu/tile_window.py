@@ -165,7 +165,9 @@ class _Read:
                     if any(isinstance(n, Wait | Sync) for n, _ in every(inner)):
                         raise _DoubtError("a wait depends on a guard")
                     after = self.visit(crew, inner, ranges, after=after)
-                case Sync(_, scope) if scope != "role" and (self.tile or self.step):
+                case Sync(_, scope) if scope != "role" and (
+                    self.step or (self.tile and self.protocol.persistent)
+                ):
                     raise _DoubtError(f"{node} is inside a loop")
                 case Wait(barrier, index):
                     self.use(barrier.name, barrier.stages, index, ranges, after, gives=False)

@@ -31,7 +31,8 @@ class Hopper(Machine):
     levels = (GMEM, L2, SMEM, REGISTERS)
     instructions = instructions(
         "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "wgmma", "cvt",
-        "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "st.global",
+        "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "st.global", "st.shared",
+        "ld.shared", "fma",
     )  # fmt: skip
     numeric = True
     operations = ("matmul",)
@@ -50,6 +51,10 @@ class Hopper(Machine):
     in_flight = Choice(0, 1, 2, meaning="groups of products in flight when a stage is released")
     cluster_m = Choice(1, 2, 4, meaning="CTAs of a cluster along the rows: they share y")
     cluster_n = Choice(1, 2, 4, meaning="CTAs of a cluster along the columns: they share x")
+    cluster_k = Choice(
+        1, 2, 4, structural=True, before=1,
+        meaning="CTAs of a cluster that share the terms of a sum",
+    )  # fmt: skip
     swap = Choice(0, 1, structural=True, meaning="the product's rows are c's columns (1)")
     epilogue = Choice("tma", "direct", structural=True, meaning="how sums reach c")
     store_n = Choice(8, 16, 32, 64, 128, 256, meaning="columns stored together")
@@ -126,6 +131,12 @@ class Hopper(Machine):
                 "with epilogue direct choose store_stages 1 and the largest store_n",
             ),
             Requirement(
+                "shared_k",
+                d.cluster_k == 1 or (not turns and d.persistent == 0),
+                "CTAs that share k have one tile, and all of their consumers add to it",
+                "choose persistent 0 and consume cooperative, or cluster_k 1",
+            ),
+            Requirement(
                 "in_flight",
                 d.in_flight < d.stages,
                 "fewer groups of products are in flight than there are stages",
@@ -140,7 +151,7 @@ class Hopper(Machine):
 
 _PLAIN: Mapping[str, Value] = {
     "tile_m": 64, "tile_n": 64, "tile_k": 64, "consumers": 1, "consume": "cooperative",
-    "stages": 2, "in_flight": 0, "cluster_m": 1, "cluster_n": 1, "swap": 0,
+    "stages": 2, "in_flight": 0, "cluster_m": 1, "cluster_n": 1, "cluster_k": 1, "swap": 0,
     "epilogue": "direct", "store_n": 64, "store_stages": 1, "raster": 1, "persistent": 0,
     "ctas_per_sm": 1, "early": 0,
 }  # fmt: skip
@@ -151,6 +162,7 @@ _STAY = {**_STORE, "persistent": 1, "raster": 8}
 _CLUSTER = {**_STAY, "cluster_m": 2}
 _TURNS = {**_STAY, "tile_m": 64, "consume": "pingpong", "stages": 4}
 _EARLY = {**_CLUSTER, "early": 1}
+_SHARED = {**_RING, "tile_m": 64, "tile_n": 64, "cluster_k": 2, "store_n": 64}
 _TURNED = {**_RING, "swap": 1, "tile_m": 64, "tile_n": 16, "stages": 8, "store_n": 16}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
@@ -163,5 +175,6 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "early": _EARLY,
     "pingpong": _TURNS,
     "swapped": _TURNED,
+    "shared k": _SHARED,
 }
 """Named points, each a step of the known ladder of Hopper kernels."""

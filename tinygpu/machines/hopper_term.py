@@ -8,7 +8,8 @@ m can be the columns.  ``x`` is the input that has the rows, ``y`` the one that 
                  then round, write to shared memory or straight to c, and store
 
 Consumers share a tile's rows ("cooperative") or take tiles in turn ("pingpong"), in which case one
-multiplies while the other stores.  Loading is what ``tensor_term.py`` says.
+multiplies while the other stores.  Loading is what ``tensor_term.py`` says.  With ``cluster_k``
+above 1 CTAs share a tile's k: ``hopper_parts.py``.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS
@@ -24,7 +25,9 @@ from __future__ import annotations
 from typing import Any
 
 from tinygpu.arithmetic import compute
+from tinygpu.expression import Constant, Expression, value
 from tinygpu.instruction import INSTRUCTIONS
+from tinygpu.machines.hopper_parts import add_parts
 from tinygpu.machines.tensor_term import ROW_BYTES, TensorTerm, swizzle_of, width
 from tinygpu.operation import ACC, Operation
 from tinygpu.program import (
@@ -75,13 +78,21 @@ class HopperTerm(TensorTerm):
         self.first_row = var("br", d.tile_m * d.cluster_m) + var("rank_m", d.tile_m)
         self.first_column = var("bc", d.tile_n * d.cluster_n) + var("rank_n", d.tile_n)
         self.own_row = var("w", 0 if self.taking_turns else self.rows)
+        self.shared_k = d.cluster_k > 1
+        self.receivers = "rank_m rank_n" if self.shared_k else "cluster"  # of what a CTA loads
+        if self.shared_k:
+            self.k = self.k + var("rank_k", "share")
 
     def program(self) -> Program:
         """Return the term: its buffers are those that its statements use."""
         d = self.d
         store, staged = self.store()
+        if self.shared_k:
+            store, parts = add_parts(self.sums, store, d)
+            staged = (*parts, *staged)
         consumer = self.consumer(store)
         buffers = (*self.gmem.values(), self.smem_x, self.smem_y, *staged, self.sums)
+        along_k = (("rank_k", d.cluster_k),) if self.shared_k else ()
         barriers = (self.full, self.empty, *((self.turn,) if self.taking_turns else ()))
         return Program(
             name="hopper_matmul",
@@ -96,10 +107,19 @@ class HopperTerm(TensorTerm):
             raster=d.raster,
             ctas_per_sm=d.ctas_per_sm,
             barriers=barriers,
-            cluster=(("rank_m", d.cluster_m), ("rank_n", d.cluster_n)),
+            cluster=(("rank_m", d.cluster_m), ("rank_n", d.cluster_n), *along_k),
             persistent=d.persistent,
             early=d.early,
         )
+
+    def parameters(self) -> tuple[tuple[str, Expression], ...]:
+        """Return the leading dimensions and the steps; of shared k also a CTA's part of it."""
+        if not self.shared_k:
+            return super().parameters()
+        d = self.d
+        steps = value("k").ceildiv(Constant(d.tile_k)).ceildiv(Constant(d.cluster_k))
+        others = tuple(p for p in super().parameters() if p[0] != "trips")
+        return (*others, ("trips", steps), ("share", value("trips") * Constant(d.tile_k)))
 
     def registers(self) -> tuple[Any, Any]:
         """Return the registers of a producer's and of a consumer's thread; 0: as they come."""
@@ -107,11 +127,15 @@ class HopperTerm(TensorTerm):
         return select(many, select(few, 32, 40), 0), select(many, select(few, 160, 232), 0)
 
     def consumer(self, store: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """Multiply, then store."""
+        """Multiply, then store.
+
+        With shared k the barrier before the parts are added is the cluster's last: after it nobody
+        touches another CTA.
+        """
         d = self.d
         behind = d.in_flight
         last = var("t", "trips") + var("trips") + -1
-        done = Elect((Arrive(self.empty, self.n + -1 * behind, to="cluster"),))
+        done = Elect((Arrive(self.empty, self.n + -1 * behind, to=self.receivers),))
         step = (
             Wait(self.full, self.n),
             Fence("wgmma"),
@@ -120,7 +144,7 @@ class HopperTerm(TensorTerm):
             WaitGroup(behind, "wgmma"),
             When(var("k", -1) + behind, 1, (done,)),
         )
-        rest = Elect((Arrive(self.empty, last + var("j", -1), to="cluster"),))
+        rest = Elect((Arrive(self.empty, last + var("j", -1), to=self.receivers),))
         tile = (
             *((Wait(self.turn, var("t") + -1),) if self.taking_turns else ()),
             For("k", "trips", step),
@@ -134,7 +158,7 @@ class HopperTerm(TensorTerm):
         else:
             tiles = ForTile("t", "i", tile)
         end = (Elect((WaitGroup(0, "bulk", read=True),)),) if d.epilogue == "tma" else ()
-        return (tiles, *end, Sync(scope="cluster"))
+        return (tiles, *end, *(() if self.shared_k else (Sync(scope="cluster"),)))
 
     def give_turn(self) -> tuple[Statement, ...]:
         """Let the next consumer multiply, once all threads of this one have had their turn.
