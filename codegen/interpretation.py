@@ -27,7 +27,7 @@ from tinygpu.codegen.emit import emit, integer_values
 from tinygpu.codegen.interpreter import Finding, Memory, Module, Report, TensorMap, launch
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.smem import smem_plan
-from tinygpu.codegen.tensor_map import tensor_maps
+from tinygpu.codegen.tensor_map import pitches_bytes, tensor_maps
 from tinygpu.memory import DTYPES
 from tinygpu.program import Program
 from tinygpu.tolerance import error_ratio, roundoff
@@ -125,10 +125,11 @@ def execute(
     places = {o.name: memory.allocate(arrays[o.name], o.name) for o in program.operation.operands}
     maps = [
         TensorMap(
-            places[m.buffer], m.dtype, arrays[m.buffer].shape[::-1],
-            arrays[m.buffer].strides[-2::-1], m.box, m.swizzle,
+            places[m.buffer], m.dtype, held.shape[::-1],
+            tuple(pitches_bytes(held.itemsize, held.shape, held.strides)), m.box, m.swizzle,
         )
         for m in tensor_maps(program)
+        for held in [arrays[m.buffer]]
     ]  # fmt: skip
     integers = () if program.specialised else integer_values(program, sizes).values()
     cluster = math.prod(extent for _, extent in program.cluster)

@@ -31,7 +31,15 @@ from tinygpu.errors import LaunchError, ProgramError
 from tinygpu.memory import DTYPES
 from tinygpu.program import Access, Do, Program, walk
 
-__all__ = ["TensorMap", "active_clusters", "early_launch", "encode", "tensor_map_of", "tensor_maps"]
+__all__ = [
+    "TensorMap",
+    "active_clusters",
+    "early_launch",
+    "encode",
+    "pitches_bytes",
+    "tensor_map_of",
+    "tensor_maps",
+]
 
 _BYTES = 128
 _TYPES = {
@@ -121,6 +129,24 @@ def _call(name: str, *arguments: Any) -> None:
         raise LaunchError(f"{name}: {reason}; check the array's address, shape and strides")
 
 
+def pitches_bytes(width: int, shape: Sequence[int], strides_bytes: Sequence[int]) -> list[int]:
+    """Return the steps of a map's dimensions but the innermost, innermost first.
+
+    ``width`` is an element's bytes; ``shape`` and ``strides_bytes`` have the contiguous dimension
+    last.  Where there is one line, the distance to the next is free: a multiple of 16 B.
+
+    >>> pitches_bytes(2, (3, 8), (16, 2)), pitches_bytes(2, (1, 5), (10, 2))
+    ([16], [16])
+    """
+    lengths = [int(s) for s in reversed(shape)]
+    pitches = [int(s) for s in reversed(strides_bytes)][1:]
+    for d in range(1, len(lengths)):
+        if lengths[d] == 1:
+            below = pitches[d - 2] if d > 1 else width
+            pitches[d - 1] = -(-lengths[d - 1] * below // 16) * 16
+    return pitches
+
+
 def encode(
     tensor_map: TensorMap, pointer: int, shape: Sequence[int], strides: Sequence[int]
 ) -> np.ndarray[Any, Any]:
@@ -130,11 +156,7 @@ def encode(
     """
     width, rank = DTYPES[tensor_map.dtype].bytes, len(shape)
     lengths = [int(s) for s in reversed(shape)]
-    pitches = [int(s) * width for s in reversed(strides)][1:]
-    for d in range(1, rank):
-        if lengths[d] == 1:  # then the distance to the next is free
-            below = pitches[d - 2] if d > 1 else width
-            pitches[d - 1] = -(-lengths[d - 1] * below // 16) * 16
+    pitches = pitches_bytes(width, shape, [int(s) * width for s in strides])
     if odd := [p for p in (pointer, *pitches) if p % 16]:
         raise LaunchError(
             f"{tensor_map.buffer}: TMA needs an address and rows that are multiples of 16 B apart, "

@@ -51,6 +51,15 @@ def test_it_is_right(name: str) -> None:
     assert found.instructions > 100
 
 
+@pytest.mark.parametrize("every", [False, True])
+def test_one_line_may_be_shorter_than_16_bytes(every: bool) -> None:
+    """As on a GPU: where an array has one line, the distance to the next is free."""
+    operation = matmul("bf16", layout="nt", batched=every)
+    program = hopper.Hopper().program(operation, Chosen(dict(hopper.STARTS["tma store"])))
+    found = interpret(program, dict.fromkeys(program.operation.axes, 1), arch="sm_90a", seed=1)
+    assert found.right
+
+
 def test_the_seed_says_the_numbers() -> None:
     program, sizes = term("red"), {"m": 40, "n": 24, "k": 40}
     errors = [interpret(program, sizes, arch="sm_90a", seed=s).error for s in (1, 1, 2)]

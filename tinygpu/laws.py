@@ -186,7 +186,9 @@ LAWS: Mapping[str, Law] = {
             "vector_aligned",
             "States that a vector starts at a multiple of its width and does not straddle an edge.",
             _PTX + "Addresses as Operands",
-            "move fewer elements at once " + _VECTORS + " or pad by multiples",
+            "move fewer elements at once "
+            + _VECTORS
+            + ", pad by multiples, or use a machine that moves single elements, as simt",
             of_place=aligned_vectors,
             of_sizes=True,
         ),
