@@ -1,4 +1,4 @@
-"""Ranks in a cluster: the masks of CTAs that are sent something, and where a pair's barriers are.
+"""Ranks in a cluster: which CTAs are sent or told something, and where barriers have their home.
 
 A CTA's rank is a mixed radix number of its ranks along the cluster's axes, the first one fastest.
 
@@ -14,7 +14,7 @@ from tinygpu.codegen.ptx import Scalar as Number
 if TYPE_CHECKING:
     from tinygpu.codegen.roles import RoleKernel
 
-__all__ = ["home_rank", "receivers"]
+__all__ = ["home_rank", "ranks_along", "receivers"]
 
 
 def _first(kernel: RoleKernel, axis: str) -> tuple[Number, int]:
@@ -33,6 +33,21 @@ def _first(kernel: RoleKernel, axis: str) -> tuple[Number, int]:
 def home_rank(kernel: RoleKernel, axis: str) -> Number:
     """Return the rank of the CTA at 0 along an axis."""
     return kernel.text.once(("home", axis), lambda: _first(kernel, axis)[0])
+
+
+def ranks_along(kernel: RoleKernel, axes: str) -> list[Number]:
+    """Return the ranks of the CTAs along some axes, or of the whole cluster, the own one too."""
+    text, variables = kernel.text, kernel.addresses.variables
+    free = [n for n, _ in kernel.program.cluster] if axes == "cluster" else axes.split()
+    base: Number = 0
+    apart, below = [0], 1
+    for name, extent in kernel.program.cluster:
+        if name in free:
+            apart = [far + below * i for i in range(extent) for far in apart]
+        else:
+            base = text.multiply_add(variables[name], below, base)
+        below *= extent
+    return [text.add(base, far) for far in apart]
 
 
 def receivers(kernel: RoleKernel, axis: str) -> str:

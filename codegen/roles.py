@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tinygpu.codegen.clusters import home_rank
+from tinygpu.codegen.clusters import home_rank, ranks_along
 from tinygpu.codegen.emit import Kernel
 from tinygpu.codegen.fragments import cells
 from tinygpu.codegen.ptx import Scalar as Number
@@ -320,11 +320,11 @@ class RoleKernel(Kernel):
     def _arrive(self, arrive: Arrive, scope: Scope) -> None:
         text = self.text
         base, start, _ = self._barrier(arrive.barrier, arrive.index, scope)
-        many = arrive.to != "cta" and self.ctas > 1
-        if many and not arrive.after and (arrive.bytes or arrive.barrier.home):
+        told = arrive.to != "cta" and not arrive.after
+        ranks = ranks_along(self, arrive.to) if told else []
+        many = len(ranks) > 1
+        if many and (arrive.bytes or arrive.barrier.home):
             raise ProgramError(f"{arrive}: it counts at one barrier alone, its own or its home's")
-        if many and not arrive.after and arrive.to != "cluster":
-            raise ProgramError(f"{arrive}: only a commit is sent along an axis of the cluster")
         if arrive.after:
             commit(self, arrive, f"[{base}+{start}]")
         elif arrive.barrier.home:
@@ -339,7 +339,7 @@ class RoleKernel(Kernel):
         else:
             plain = text.register("u32")
             text.emit(f"add.u32 {plain}, {base}, {start}")
-            for rank in range(self.ctas):
+            for rank in ranks:
                 there = text.register("u32")
                 text.emit(f"mapa.shared::cluster.u32 {there}, {plain}, {rank}")
                 text.emit(f"mbarrier.arrive.shared::cluster.b64 _, [{there}]")

@@ -16,6 +16,7 @@ import numpy as np
 from tinygpu.codegen import rows
 from tinygpu.codegen.clusters import receivers
 from tinygpu.codegen.descriptors import WGMMA_128B, adds, descriptor, offset
+from tinygpu.codegen.exchange import exchange
 from tinygpu.codegen.fragments import (
     cells,
     convert,
@@ -121,6 +122,11 @@ def prepare(kernel: RoleKernel, body: tuple[Statement, ...], scope: Scope) -> No
             receivers(kernel, statement.multicast)
 
 
+def _st_shared(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+    """st.shared: rows and columns where the buffer has them, else as the threads hold them."""
+    (st_shared if len(do.write.buffer.shape) == 2 else exchange)(kernel, do, scope)
+
+
 def _by_fragment(of_rows: Rule, otherwise: Rule) -> Rule:
     """Return the rule that is one for rows, another for the fragments of wgmma."""
 
@@ -142,6 +148,7 @@ TILE_RULES: Mapping[str, Rule] = {
     "cvt": _by_fragment(rows.convert, convert),
     "ld.global": ld_global,
     "stmatrix": stmatrix,
-    "st.shared": _by_fragment(rows.st_shared, st_shared),
+    "ld.shared": exchange,
+    "st.shared": _by_fragment(rows.st_shared, _st_shared),
     "st.global": _by_fragment(rows.st_global, st_global),
 }
