@@ -215,6 +215,10 @@ def test_doctor_has_a_row_for_everything() -> None:
         (["search", "matmul", "--fix", "tile_x=64"], "did you mean tile_"),
         (["search", "matmul", "--fix", "tile_m=65"], "did you mean 64?"),
         (["search", "matmul", "--fix", "tile_m"], "decision=value"),
+        (["search", "matmul", "--fix", "tile_m=64", "--fix", "tile_m=8"], "--fix tile_m=64,8"),
+        (["search", "matmul", "--layout", "nt"], 'choose layout "nn"'),
+        (["search", "matmul", "--machine", "blackwell"], "choose a device that has them"),
+        (["search", "matmul", "--machine", "ampere", "-n", "1"], "single elements, as simt"),
         (["search", "matmul", "--measure"], "give --out"),
         (["search", "matmul", "--top", "0"], "--top"),
         (["search"], "tinygpu search --help"),
@@ -237,7 +241,9 @@ def test_mistakes(words: list[str], told: str) -> None:
         (lambda text: text.replace('"version": 1', '"version": 99'), "version 99"),
         (lambda text: text.replace('"simt"', '"tensor"'), "machine tensor: known are simt"),
         (lambda text: text.replace('"tile_m": 128', '"tile_m": 100'), "no value 100"),
+        (lambda text: re.sub(r'"m": (\d+)', r'"m": \1.5', text), "is no whole number"),
         (lambda text: "[]", "tinygpu schedule"),
+        (lambda text: "[" * 100_000, "nested too deeply"),
     ],
 )
 def test_bad_schedule_files(legal: Path, change: Any, told: str) -> None:
@@ -248,6 +254,26 @@ def test_bad_schedule_files(legal: Path, change: Any, told: str) -> None:
     line = complaint(tinygpu("check", legal))
     assert told in line
     assert str(legal) in line
+
+
+def test_a_seed_is_not_negative(legal: Path) -> None:
+    assert "--seed" in complaint(tinygpu("run", legal, "--seed", "-1"))
+
+
+@pytest.mark.parametrize("words", [[], ["plot"]])
+def test_no_command_shows_the_help(words: list[str]) -> None:
+    """The help, status 2, and no empty error after it."""
+    shown = tinygpu(*words)
+    assert (shown.exit_code, shown.stderr) == (2, "")
+    assert "Usage" in shown.stdout
+
+
+def test_a_machine_stands_in_columns() -> None:
+    """What an instruction moves begins in one column, however long its name."""
+    for machine in MACHINES.values():
+        lines = str(machine).split("  decisions")[0].split("  instructions\n")[1].splitlines()
+        assert len({line.index(" seen by ") for line in lines if " seen by " in line}) == 1
+        assert not any(line.endswith(" ") for line in str(machine).splitlines())
 
 
 def test_a_binary_file_is_no_schedule(legal: Path) -> None:

@@ -7,7 +7,7 @@ is in ``codegen/lowering.py`` (code), ``search/work.py`` (time: by ``unit``), ``
 ``semantics``).
 
 >>> print(INSTRUCTIONS["cp.async"])
-cp.async     gmem -> smem            lsu      seen by commit_group
+cp.async                    gmem -> smem                lsu      seen by commit_group
 >>> INSTRUCTIONS["fma"].semantics("fma", 2.0, 3.0, 1.0)
 7.0
 
@@ -65,7 +65,7 @@ class Instruction:
 
     def __str__(self) -> str:
         move = f"{'+'.join(self.reads)} -> {'+'.join(self.writes)}" if self.writes else "threads"
-        return f"{self.name:12} {move:23} {self.unit:8} seen by {self.completion}"
+        return f"{self.name:27} {move:27} {self.unit:8} seen by {self.completion}"
 
 
 _REGS = ("registers",)

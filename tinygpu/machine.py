@@ -153,13 +153,14 @@ class Machine(ABC):
     def __str__(self) -> str:
         choices = self.decisions().values()
         lines = [f"machine {self.name}", "  levels"]
-        lines += [f"    {level}" for level in self.levels]
+        lines += [f"    {level}".rstrip() for level in self.levels]
         lines += ["  instructions", *(f"    {i}" for i in self.instructions)]
         lines += ["  decisions (* changes the statements, not only their numbers)"]
-        for c in choices:
+        texts = [" ".join(map(str, c.values)) for c in choices]
+        width = max(map(len, texts), default=0)
+        for c, values in zip(choices, texts, strict=True):
             star = "*" if c.structural else " "
-            values = " ".join(map(str, c.values))
-            lines.append(f"   {star}{c.name:14} {values:34} {c.meaning}".rstrip())
+            lines.append(f"   {star}{c.name:14} {values:{width}} {c.meaning}".rstrip())
         return "\n".join(lines)
 
 

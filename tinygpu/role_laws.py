@@ -281,7 +281,7 @@ ROLE_LAWS: Mapping[str, Law] = {
             "States that the device has the instructions: wgmma is sm_90a's alone, tcgen05 "
             "sm_100a's.",
             _PTX + "Target ISA Notes of each instruction",
-            "use the machine simt",
+            "choose a device that has them (--device), or the machine simt",
             of_case=architecture,
         ),
         Law(

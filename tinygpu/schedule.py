@@ -137,6 +137,10 @@ def from_json(text: str, machines: Mapping[str, Machine]) -> tuple[Machine, Prob
             f"schedule file: not complete JSON (line {error.lineno}: {error.msg}); "
             "it may be truncated: write it again"
         ) from None
+    except RecursionError:
+        raise ScheduleError(
+            "schedule file: JSON nested too deeply; give a file that tinygpu search or to_json wrote"
+        ) from None
     if not isinstance(tree, dict) or tree.get("format") != "tinygpu schedule":
         raise ScheduleError(
             'schedule file: no {"format": "tinygpu schedule"} in it; '
@@ -153,7 +157,7 @@ def from_json(text: str, machines: Mapping[str, Machine]) -> tuple[Machine, Prob
     machine = machines[name]
     try:
         operation = _operation_from_tree(tree["operation"])
-        problem = Problem(operation, tuple((a, int(tree["sizes"][a])) for a in operation.axes))
+        problem = Problem(operation, tuple((a, _size(tree["sizes"][a])) for a in operation.axes))
         decisions = dict(tree["decisions"])
         hash(tuple(decisions.values()))
     except OperationError as error:
@@ -168,6 +172,12 @@ def from_json(text: str, machines: Mapping[str, Machine]) -> tuple[Machine, Prob
     except OperationError as error:
         raise ScheduleError(f"schedule file: {error}") from None
     return machine, problem, Schedule.of(machine, decisions)
+
+
+def _size(given: Any) -> int:
+    if type(given) is not int:
+        raise ValueError(f"{given!r} is no whole number,")
+    return given
 
 
 def _unknown(name: str, machine: str, known: Mapping[str, object]) -> ScheduleError:

@@ -54,7 +54,8 @@ class _Group(TyperGroup):
         except _UsageError as error:
             usage = cast("Any", error)
             path = usage.ctx.command_path if usage.ctx else "tinygpu"
-            status = complain(f"{usage.format_message().rstrip('.')}; see {path} --help")
+            told = usage.format_message().rstrip(".")  # none where a group has shown its help
+            status = complain(f"{told}; see {path} --help") if told else 2
         except TinyGpuError as error:
             status = complain(str(error))
         except MemoryError:

@@ -112,7 +112,9 @@ def run(
     n: Annotated[int | None, typer.Option("-n", help="Columns of c.")] = None,
     k: Annotated[int | None, typer.Option("-k", help="Terms of each sum.")] = None,
     device: DEVICE = "h200",
-    seed: Annotated[int, typer.Option(help="Of the random inputs, and of random orders.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the random inputs, and of random orders.")
+    ] = 0,
     as_json: JSON = False,
 ) -> None:
     """Run a schedule: validate and time it on a GPU, or run its PTX by the interpreter.

@@ -117,9 +117,14 @@ def fixed_values(machine: Machine, given: Sequence[str]) -> dict[str, tuple[Valu
                 f"--fix {text}: decision {name} is not one of {machine.name}'s; "
                 f"{nearest(name, decisions)}"
             )
+        if name in fixed:
+            raise ScheduleError(
+                f"--fix {text}: {name} is given twice; give all its values once, as "
+                f"--fix {name}={','.join(map(str, fixed[name]))},{values}"
+            )
         known = {str(v): v for v in decisions[name].values}
         for value in values.split(","):
             if value not in known:
                 raise ScheduleError(f"--fix {text}: no value {value}; {nearest(value, known)}")
-        fixed[name] = tuple(known[value] for value in values.split(","))
+        fixed[name] = tuple(known[value] for value in dict.fromkeys(values.split(",")))
     return fixed
