@@ -54,7 +54,7 @@ _Job = tuple[str, str, Program, Problem, dict[str, Any]]
 
 def controls() -> Iterator[_Job]:
     """Yield (tool, case, faulty program, problem, schedule).  Raises TinyGpuError if one is not."""
-    problem = Problem.of(matmul("bf16", layout="nt"), m=256, n=512, k=512)
+    problem = Problem.of(matmul("bf16"), m=256, n=512, k=512)
     for tool, machine, point, start in CONTROLS:
         values = _POINTS[machine.name][point]
         program = Schedule.of(machine, values).program(machine, problem.operation)
