@@ -37,7 +37,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tinygpu.access_map import Access, Affine
+from tinygpu.access_map import Affine
 from tinygpu.device import Device
 from tinygpu.errors import ProgramError
 from tinygpu.program import (
@@ -60,6 +60,7 @@ from tinygpu.program import (
 )
 from tinygpu.search.fitted_pipeline import PIPELINE
 from tinygpu.search.lines import sectors_of_warp, share_inside
+from tinygpu.search.shared import home_cycles, smem_width, touches_smem
 from tinygpu.search.tcgen05 import copy_cycles, product_cycles, row_sectors, transfer_cycles
 
 __all__ = ["Agent", "Event", "Guard", "Node", "Repeat", "agents", "mapped"]
@@ -223,6 +224,8 @@ class _Accountant:
                         found.append(_times(nodes[0], count))
                     else:
                         found.append(Repeat(name, count, nodes, _signals(nodes)))
+                case When(Affine(_, ((rank, _),)), _, inner) if rank in self.extents:
+                    found += self.tree(inner)  # what takes some CTAs of the cluster their time
                 case When(index, bound, inner):
                     nodes = self.tree(inner)
                     if not all(isinstance(n, Event) and n.kind == "arrive" for n in nodes):
@@ -249,8 +252,9 @@ class _Accountant:
                 cycles = {"serial": PIPELINE["arrive"]}
                 return [Event("arrive", cycles, barrier.name, index, group="tcgen05")]
             case Arrive(barrier, index, _, to):
-                size: Numbers = math.prod(self.extents.values())
-                far = device.cluster_latency_cycles * (size > 1) * (to == "cluster")
+                told = self.extents if to == "cluster" else to.split()
+                size: Numbers = math.prod(self.extents.get(axis, 1) for axis in told)
+                far = device.cluster_latency_cycles * (size > 1)
                 return [
                     Event(
                         "arrive", {"serial": PIPELINE["arrive"]}, barrier.name, index, latency=far
@@ -294,7 +298,7 @@ class _Accountant:
                 return Event("work", {"serial": transfer_cycles(count, device)})
             case "tensor":
                 k, inner, outer, rows = do.values
-                read = (rows + inner * outer) * k * _smem_width(do) / smem
+                read = (rows + inner * outer) * k * smem_width(do) / smem
                 busy = 2 * count / device.tensor_flop_per_cycle_per_sm
                 cycles = {"tensor": np.maximum(busy, read), "smem": read}
                 return Event("product", cycles, latency=PIPELINE["product_end"])
@@ -324,7 +328,10 @@ class _Accountant:
             case "cvt":
                 packed = 2 if width == 2 else 1
                 return self.plain({"cvt": count / (packed * device.cvt_16_per_cycle_per_sm)})
-            case "lsu" if do.write.buffer.level == "smem":
+            case "lsu" if do.write.buffer.home:
+                way = home_cycles(do, count, self.extents)
+                return Event("work", {"serial": way * self.together, "smem": count * width / smem})
+            case "lsu" if touches_smem(do):
                 return self.plain({"smem": count * width / smem})
             case "lsu" if any(a.buffer.fragment == "row" for a in do.accesses):
                 sectors = row_sectors(do, count, device)
@@ -389,11 +396,3 @@ def _signals(nodes: tuple[Node, ...]) -> bool:
 def _times(event: Event, count: Numbers) -> Event:
     cycles = {unit: c * count for unit, c in event.cycles.items()}
     return replace(event, cycles=cycles)
-
-
-def _smem_width(do: Do) -> int:
-    return max(r.buffer.type.bytes for r in do.reads if isinstance(r, Access) and _on_chip(r))
-
-
-def _on_chip(access: Access) -> bool:
-    return access.buffer.level == "smem"

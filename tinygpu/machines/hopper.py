@@ -81,6 +81,12 @@ class Hopper(Machine):
             select(d.consumers == 1, 128, select(d.consumers == 2, 48, 32)),
             select(d.consumers == 1, 216, select(d.consumers == 2, 200, 96)),
         )
+        if d.cluster_k > 1:  # without spilling, for it loads the parts that others send far ahead
+            most = select(
+                d.ctas_per_sm == 2,
+                select(d.consumers == 1, 80, select(d.consumers == 2, 24, 16)),
+                select(d.consumers == 1, 112, select(d.consumers == 2, 96, 64)),
+            )
         span = (64 if d.swap else d.store_n) * out
         return (
             Requirement(
