@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tinygpu.schedule import Schedule
@@ -68,13 +69,9 @@ def rank(
     random schedules of each batch: quick, and not proven.  ``progress(done, all)`` counts batches.
     Raises IllegalScheduleError if nothing is legal.
     """
-    halves = space.halves() if exact and space.raw >= _LARGE and _cores() > 1 else None
-    if halves is not None:
-        try:
-            both = search_in_two(space, halves, k, distinct, progress)
-        except UnshareableError:
-            pass  # one process can search it all
-        else:
+    if exact and space.raw >= _LARGE and _cores() > 1:
+        with suppress(UnshareableError):  # one process can search it all
+            both = search_in_two(space, k, distinct, progress)
             if not both.legal:
                 space.require()
             return _ranking(space, k, both.entries, both.legal, both.scored)

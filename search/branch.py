@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -67,10 +68,16 @@ class Search:
         self.scorers: list[Scorer] = []
         self.least = np.inf
         self.order: Sequence[int] = ()
+        self.ends: dict[Scorer, Points] = {}
         self.scored = 0
 
-    def start(self, *, exact: bool = True, progress: Progress | None = None) -> News:
-        """Draw from every batch, and climb in the most promising ones (without exact, in all)."""
+    def start(
+        self, *, exact: bool = True, deal: int | None = None, progress: Progress | None = None
+    ) -> News:
+        """Draw from every batch, and climb in the most promising ones (without exact, in all).
+
+        ``deal`` 0 or 1: keep every second batch, in the order of their promise.
+        """
         space, found, rng = self.space, self.found, np.random.default_rng(0)
         with np.errstate(all="ignore"):
             shared = Shared(space)
@@ -81,19 +88,21 @@ class Search:
                 promises[scorer] = found.add(scorer, points, scorer.seconds(points))
                 self.scored += len(points)
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
-            ends: tuple[Scorer, Points] | None = None
+            if deal is not None:
+                self.scorers = self.scorers[deal::2]
             for done, scorer in enumerate(self.scorers[: _CLIMBS if exact else None], 1):
-                scored, here = _climb(scorer, found, rng)
+                scored, ends = _climb(scorer, found, rng)
                 self.scored += scored
-                best = found.sorted()[0]
-                if scorer is best[1]:
-                    self.least, ends = best[0], (scorer, here[:4])
+                self.ends[scorer] = ends[:4]
                 if progress:
                     progress(done, len(self.scorers))
-            if ends is not None and exact:
-                self.order = ends[0].order(ends[1])
+            if exact and self.ends:
+                leasts = {s: float(s.seconds(ends[:1])[0]) for s, ends in self.ends.items()}
+                best = min(leasts, key=lambda scorer: leasts[scorer])
+                self.least, self.order = leasts[best], best.order(self.ends[best])
         known = {key: seconds for key, (seconds, _, _) in found.found.items()}
-        return News(known, self.least, self.order, space.count(), len(self.scorers))
+        legal = sum(scorer.batch.count for scorer in self.scorers)
+        return News(known, self.least, self.order, legal, len(self.scorers))
 
     def learn(self, news: News) -> None:
         """Take over what the search of another part knows."""
@@ -105,7 +114,7 @@ class Search:
         """Search every batch."""
         with np.errstate(all="ignore"):
             for done, scorer in enumerate(self.scorers, 1):
-                self.scored += _search(scorer, self.found, self.order)
+                self.scored += _search(scorer, self.found, self.order, self.ends.get(scorer))
                 if progress:
                     progress(done, len(self.scorers))
 
@@ -207,22 +216,30 @@ def _climb(scorer: Scorer, found: _Best, rng: np.random.Generator) -> tuple[int,
     return scored, ends[np.argsort(scorer.seconds(ends), kind="stable")]
 
 
-def _search(scorer: Scorer, found: _Best, order: Sequence[int]) -> int:
+def _search(scorer: Scorer, found: _Best, order: Sequence[int], ends: Points | None) -> int:
     """Add a batch's schedules that belong to the best; return how many nodes were scored.
 
-    Where the order proves to be a poor one, go on with one made for this batch.
+    Where the common order proves to be a poor one, go on with one made for this batch, from the
+    ``ends`` of climbs in it; either may be poor, so they take turns, with more patience each time.
     """
     nothing = np.zeros((1, len(scorer.lengths)), np.int64)
     if scorer.bound(nothing, order, 0).max() >= found.limit:
         return 1
-    descent = _Descent(scorer, found, order, _PATIENCE)
-    if descent.below(nothing, 0):
-        return descent.scored
-    scored, points = _climb(scorer, found, np.random.default_rng(0))
-    own = sorted(scorer.order(points[:4]), key=lambda i: scorer.values_left(i) > 1)
-    again = _Descent(scorer, found, own, 1 << 62)
-    again.below(nothing, 0)
-    return descent.scored + scored + again.scored
+    common = _Descent(scorer, found, order, _PATIENCE)
+    if common.below(nothing, 0):
+        return common.scored
+    scored = common.scored
+    if ends is None:
+        climbed, ends = _climb(scorer, found, np.random.default_rng(0))
+        scored += climbed
+    own = sorted(scorer.order(ends[:4]), key=lambda i: scorer.values_left(i) > 1)
+    for turn in count():
+        again = _Descent(scorer, found, order if turn % 2 else own, _PATIENCE * 10 * 2**turn)
+        ended = again.below(nothing, 0)
+        scored += again.scored
+        if ended:
+            break
+    return scored
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ def serve(pipe: Connection) -> None:
         space = Space(task.machine, task.problem, task.device, fixed=task.fixed)
         loading = False
         search = Search(space, task.k, task.distinct)
-        news = search.start()
+        news = search.start(deal=task.deal)
         pipe.send(news)
         search.learn(pickle.loads(inbox.get()))
         search.finish(lambda done, _: pipe.send(done))

@@ -1,4 +1,7 @@
-"""Two processes search a space: each builds a half of its batches, and searches that.
+"""Two processes search a space, each a half of its batches.
+
+The batches are those with some values of one structural decision, and those with the others: each
+process builds its own.  Few batches are built by both, and dealt.
 
     this process                                 the other: ``python -m tinygpu.search.half``
     start it, send the Task               ->     load
@@ -22,19 +25,20 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import prod
 from multiprocessing.connection import Connection
 from typing import Any
 
 from tinygpu.errors import TinyGpuError
-from tinygpu.machine import Value
 from tinygpu.search.branch import Entry, News, Progress, Search
 from tinygpu.space import Space
 
 __all__ = ["Failed", "Result", "Task", "UnshareableError", "search_in_two"]
 
-Halves = tuple[str, tuple[Value, ...], tuple[Value, ...]]
+_FEW = 16
+"""Batches that are built in no time: both processes build all, and deal them out evenly."""
 
 
 class UnshareableError(Exception):
@@ -43,7 +47,7 @@ class UnshareableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the other process has to search: the arguments of a Space, and of a Search."""
+    """What the other process has to search: the arguments of a Space, a Search and its start."""
 
     machine: Any
     problem: Any
@@ -51,6 +55,7 @@ class Task:
     fixed: Any
     k: int
     distinct: tuple[str, ...]
+    deal: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +76,27 @@ class Failed:
 
 
 def search_in_two(
-    space: Space,
-    halves: Halves,
-    k: int,
-    distinct: tuple[str, ...],
-    progress: Progress | None,
+    space: Space, k: int, distinct: tuple[str, ...], progress: Progress | None
 ) -> Result:
     """Search both halves at once.
 
-    Raises UnshareableError if no other process can be told of this machine, and whatever goes wrong
-    in either process.
+    Raises UnshareableError if there are no two halves or no other process can be told of this
+    machine, and whatever goes wrong in either process.
     """
-    name, mine, theirs = halves
-    fixed = {**space.fixed, name: theirs}
-    task = Task(space.machine, space.problem, space.device, fixed, k, distinct)
+    part, fixed, deal = space, space.fixed, None
+    if 1 < prod(len(space.values[n]) for n in space.structural) <= _FEW:
+        deal = 0
+    elif halves := space.halves():
+        name, mine, theirs = halves
+        part, fixed = space.part(name, mine), {**fixed, name: theirs}
+    else:
+        raise UnshareableError
+    task = Task(
+        space.machine, space.problem, space.device, fixed, k, distinct, None if deal is None else 1
+    )
     with _other(_packed(task)) as other:
-        search = Search(space.part(name, mine), k, distinct)
-        news = search.start()
+        search = Search(part, k, distinct)
+        news = search.start(deal=deal)
         other.send(news)
         told = other.news()
         search.learn(told)
@@ -131,10 +140,10 @@ class _Other:
         self.result: Result | None = None
 
     def send(self, message: object) -> None:
-        try:
+        with suppress(OSError):
             self.pipe.send(message)
-        except OSError:
-            self.look(wait=True)  # it may have said why it went
+            return
+        self.look(wait=True)  # it may have said why it went
 
     def news(self) -> News:
         while self.told is None:

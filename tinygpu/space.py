@@ -158,7 +158,7 @@ class Space:
                 parts[lighter].append(value)
                 sums[lighter] += counts[value]
             if min(sums) and (best is None or min(sums) > best[0]):
-                more = int(sums[1] > sums[0])
+                more = int(sums[1] >= sums[0])  # the later values are the less plain ones
                 best = min(sums), name, tuple(parts[more]), tuple(parts[1 - more])
         return best and best[1:]
 
