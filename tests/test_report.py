@@ -288,7 +288,7 @@ def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyP
     words = [word for word in HOPPER if word != "--no-measure"]
     result = tinygpu(*words, "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert "20.000 us" in result.stdout
+    assert "20.00 us" in result.stdout
     assert "nothing was measured" not in result.stdout
     assert "Measured on NVIDIA H200" in (tmp_path / "report.html").read_text()
     assert (tmp_path / "plots" / "o-measured.png").exists()

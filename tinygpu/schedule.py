@@ -139,7 +139,7 @@ def from_json(text: str, machines: Mapping[str, Machine]) -> tuple[Machine, Prob
         ) from None
     except RecursionError:
         raise ScheduleError(
-            "schedule file: JSON nested too deeply; give a file that tinygpu search or to_json wrote"
+            "schedule file: JSON nested too deeply; give a file that tinygpu search wrote"
         ) from None
     if not isinstance(tree, dict) or tree.get("format") != "tinygpu schedule":
         raise ScheduleError(

@@ -138,10 +138,15 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def time_text(seconds: float) -> str:
-    """Write a time with the unit that suits it."""
+    """Write a time with the unit that suits it, in four digits: more are not meant.
+
+    >>> time_text(0.0016354), time_text(0.000311535), time_text(7.36e-7)
+    ('1.635 ms', '311.5 us', '736.0 ns')
+    """
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3f} {unit}"
+        if (scaled := seconds * factor) >= 1:
+            digits = 3 if scaled < 10 else 2 if scaled < 100 else 1
+            return f"{scaled:.{digits}f} {unit}"
     return f"{seconds * 1e9:.1f} ns"
 
 

@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from tinygpu.cli.console import time_text
+
 if TYPE_CHECKING:
     from tinygpu.device import Device
     from tinygpu.search.best import Ranked
@@ -83,12 +85,13 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
                 markeredgewidth=1.1 if is_worst else 0.5,
                 zorder=4 if is_worst else 3,
             )
-        axes.text(totals[place] + 0.008 * widest, place, f"{totals[place]:.3f}", va="center",
+        marked = max(totals[place], *(one.breakdown.parts[p] * scale for p in one.breakdown.parts))
+        axes.text(marked + 0.018 * widest, place, time_text(float(one.seconds)), va="center",
                   fontsize=8.5)  # fmt: skip
     numbers = [f"{label}  #{place + 1}" for place, label in enumerate(labels)]
     axes.set_yticks(list(places), numbers, fontsize=8.5)
     axes.set_ylim(len(best) - 0.4, -0.6)
-    axes.set_xlim(0, 1.09 * max([widest, *largest.values()]))
+    axes.set_xlim(0, 1.16 * max([widest, *largest.values()]))
     axes.set_xlabel(f"time [{unit}]")
     axes.set_ylabel(f"schedule, best first: {', '.join(named)}" if named else "schedule")
     axes.set_title(title, fontsize=11)
@@ -137,7 +140,10 @@ def timeline_figure(line: Timeline, device: Device, title: str) -> Figure:
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.set_xlim(0, line.cycles * 1.01)
-    axes.set_xlabel(f"cycles since the CTA began (1000 cycles = {1e9 / device.clock_hz:.2f} us)")
+    axes.set_xlabel(
+        f"cycles since the CTA began (1000 cycles = {1e9 / device.clock_hz:.2f} us, "
+        "longer where the power cap lowers the clock)"
+    )
     axes.set_title(title, fontsize=11, pad=18)
     axes.grid(axis="x", zorder=0, color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

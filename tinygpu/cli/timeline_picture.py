@@ -43,7 +43,10 @@ def asynchronous_figure(line: Timeline, device: Device, title: str) -> Figure:
     _panel(upper, rows, line, _first(line))
     _panel(lower, below, line, line.cycles * 1.005)
     upper.set_title(title, fontsize=11, pad=18)
-    lower.set_xlabel(f"cycles since the CTA began (1000 cycles = {1e9 / device.clock_hz:.2f} us)")
+    lower.set_xlabel(
+        f"cycles since the CTA began (1000 cycles = {1e9 / device.clock_hz:.2f} us, "
+        "longer where the power cap lowers the clock)"
+    )
     handles = [Patch(color=_TILES[n], label=f"product, stage read: tile {n}") for n in _shown(line)]
     handles += [Patch(color=_PALE[0], label="stage full"),
                 Patch(facecolor="white", edgecolor=_TILES[0], hatch="////",
