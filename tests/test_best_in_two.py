@@ -80,7 +80,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes
         started.append(start(*words, **options))
         return started[-1]
 
-    monkeypatch.setattr(pair.subprocess, "Popen", popen)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     yield started
     assert all(process.returncode is not None for process in started)
 
@@ -159,10 +159,10 @@ def test_an_empty_half_is_no_error(
 def test_an_empty_space_is_explained(two: list[Any]) -> None:
     """By the words that one process has for it."""
     said = []
-    empty: dict[str, Any] = {**LADDER["tuned"], "edges": "return", "a_layout": ("km", "mk")}
+    bf16 = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
     for search in (rank, alone):
-        space = Space(Simt(), PROBLEM, DEVICE, fixed=empty)
-        with pytest.raises(IllegalScheduleError, match="edges = return") as raised:
+        space = Space(Hopper(), bf16, DEVICE, fixed={"tile_m": 256, "tile_n": 256})
+        with pytest.raises(IllegalScheduleError, match="keeps accumulators; lower") as raised:
             search(space, 3)
         said.append(str(raised.value))
     assert said[0] == said[1]
