@@ -135,17 +135,20 @@ def demo(
     spaces = {name: Space(chosen, p, chip, fixed=fixed) for name, p in problems.items()}
     find_ptxas()  # to know before the search that there is none
     why_not = why_no_gpu(chosen) if measure else "it was not asked for"
-    write(out / "report.html", "<p>The demo has not finished its first layer.</p>\n")
+    page = out / "report.html"  # now, to know before the search that it can be; an older one stays
+    nothing = b"<p>The demo has not finished its first layer.</p>\n"
+    write(page, page.read_bytes() if page.is_file() else nothing)
     done: list[Layer] = []
-    with resumable(f"layers that are done are in {out}; the same command goes on"):
+    way = "the same command does all again (--layer: one), but measures only what it has not"
+    with resumable(f"layers that are done are in {out}; {way}"):
         for number, (name, space) in enumerate(spaces.items(), 1):
             say(f"[{number}/{len(spaces)}] {name}: {LAYERS[name][0]}")
             done.append(_layer(name, space, top, out, measure=not why_not))
             _say_layer(done[-1])
-            write(out / "report.html", report_html(done, why_not))
+            write(page, report_html(done, why_not))
             write(out / "results.json", json_text(results_tree(done)))
     _say_all(done, why_not)
-    say(f"report: {out / 'report.html'}")
+    say(f"report: {page}")
     if any(one.faults for one in done):
         raise typer.Exit(1)
 
