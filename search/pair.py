@@ -37,7 +37,7 @@ from tinygpu.space import Space
 
 __all__ = ["Failed", "Result", "Task", "UnshareableError", "search_in_two"]
 
-_FEW = 16
+_FEW = 64
 """Batches that are built in no time: both processes build all, and deal them out evenly."""
 
 
