@@ -346,6 +346,9 @@ class RoleKernel(Kernel):
 
     def do(self, do: Do, scope: Scope) -> None:
         """Emit a statement on a tile through its rule, another one as elsewhere."""
+        held = {a.buffer.fragment for a in do.accesses}
+        if do.write.buffer.home and (do.instruction.name != "st.shared" or "wgmma" not in held):
+            raise ProgramError(f"{do}: only sums of wgmma go to another CTA, by st.shared")
         tiled = do.instruction.issuer != "thread" or any(a.buffer.fragment for a in do.accesses)
         if not tiled:
             super().do(do, scope)

@@ -124,7 +124,8 @@ def prepare(kernel: RoleKernel, body: tuple[Statement, ...], scope: Scope) -> No
 
 def _st_shared(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     """st.shared: rows and columns where the buffer has them, else as the threads hold them."""
-    (st_shared if len(do.write.buffer.shape) == 2 else exchange)(kernel, do, scope)
+    rows_here = len(do.write.buffer.shape) == 2 and not do.write.buffer.home
+    (st_shared if rows_here else exchange)(kernel, do, scope)
 
 
 def _by_fragment(of_rows: Rule, otherwise: Rule) -> Rule:

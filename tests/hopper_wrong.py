@@ -18,6 +18,7 @@ from tinygpu.program import (
     Program,
     Statement,
     Sync,
+    When,
     var,
 )
 
@@ -89,6 +90,14 @@ def every_other_line(do: Do) -> Do:
     return replace(do, reads=(replace(source, value=((0, 1), (2, 0), (0, 64))),))
 
 
+def everywhere(program: Program) -> Program:
+    """Let all CTAs that share k store the tile."""
+    return rewritten(
+        program,
+        lambda s: s.body if isinstance(s, When) and str(s.index) == "rank_k" else s,
+    )
+
+
 def with_barriers(program: Program, **changes: Any) -> Program:
     """The program with the barriers that it declares changed."""
     return replace(program, barriers=tuple(replace(b, **changes) for b in program.barriers))
@@ -121,6 +130,9 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
         dos(term("cluster"), LOAD, lambda do: replace(do, multicast="rank_m")),
     ),
     ("multicast", "elsewhere in gmem", dos(term("cluster"), LOAD, moved_part)),
+    ("home", "its home is along rank, no axis", rebuffered(term("shared k"), "parts", home="rank")),
+    ("home", "only st.shared", rebuffered(term("shared k"), "smem_a", home="rank_k")),
+    ("store_once", "stored 2 times, once for each rank_k", everywhere(term("shared k"))),
     (
         "mbarrier",
         "expects 49168 B of a phase, and 49152 B land",

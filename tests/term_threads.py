@@ -98,6 +98,12 @@ class Thread:
             rank, found[name] = divmod(rank, extent)
         return found
 
+    def along(self, axes: str) -> set[int]:
+        """The CTAs that differ from this one in their ranks along some axes only."""
+        rest = dict.fromkeys(axes.split(), 0)
+        mine = {**self.ranks(self.rank), **rest}
+        return {rank for rank in range(self.ctas) if {**self.ranks(rank), **rest} == mine}
+
     @property
     def ctas(self) -> int:
         return math.prod(extent for _, extent in self.program.cluster)
@@ -128,8 +134,9 @@ class Thread:
                     if size:
                         yield "expect", self.barrier(barrier, index, env, self.rank), size
                         continue
-                    for rank in range(self.ctas) if to == "cluster" else (self.rank,):
-                        yield "arrive", self.barrier(barrier, index, env, rank)
+                    for rank in range(self.ctas):
+                        if rank in self.along(to) or to == "cluster":
+                            yield "arrive", self.barrier(barrier, index, env, rank)
                 case Fence(kind):
                     yield "fence", kind
                 case Commit(group):
@@ -141,6 +148,8 @@ class Thread:
                 case Sync(number, scope):
                     whole = ("cluster",) if scope == "cluster" and self.ctas > 1 else (number,)
                     yield ("sync", *whole)
+                case Do() if s.instruction.name in ("st.shared", "ld.shared"):
+                    yield from self._exchange(s, env, who)
                 case Do():
                     yield from self._do(s, env, copy)
                 case _:
@@ -190,7 +199,27 @@ class Thread:
         elif do.instruction.unit == "tma":
             yield from self._tma(do, env, copy)
         elif name != "st.global":
-            yield (name,)
+            yield (do.variant if name == "fma" else name,)
+
+    def _exchange(self, do: Do, env: dict[str, int], who: tuple[int, int, int]) -> Iterator[Step]:
+        """Where a thread's sums lie in shared memory, 16 B at once; the lanes of rows in a tile."""
+        copy, local, _ = who
+        stores = do.write.buffer.level == "smem"
+        memory, held = (do.write, do.reads[0]) if stores else (do.reads[0], do.write)
+        assert isinstance(memory, Access)
+        assert isinstance(held, Access)
+        if len(memory.buffer.shape) == 2:
+            yield (do.instruction.name,)
+            return
+        tile = value_coordinates(held, do.values)
+        row, column = tile.T
+        mine = row % 8 == local % 32 // 4
+        mine &= (row // 16 % 4 == local // 32) & (column % 8 // 2 == local % 4)
+        places = np.sort(self.addresses(memory, do.values, env, copy)[mine])
+        assert (np.diff(places.reshape(-1, 4)) == 4).all()
+        home = min(self.along(memory.buffer.home)) if stores else self.rank
+        for at in places[::4].tolist():
+            yield do.instruction.name, at | of_rank(home) & ~SMEM
 
     def _tma(self, do: Do, env: dict[str, int], copy: int) -> Iterator[Step]:
         (read,) = (r for r in do.reads if isinstance(r, Access))
@@ -208,12 +237,7 @@ class Thread:
                 continue
             assert do.signal
             signal = self.barrier(*do.signal, env, self.rank)
-            mine = self.ranks(self.rank)
-            mask = sum(
-                1 << rank
-                for rank in range(self.ctas)
-                if {**self.ranks(rank), do.multicast: 0} == {**mine, do.multicast: 0}
-            )
+            mask = sum(1 << rank for rank in self.along(do.multicast))
             alone = mask == 1 << self.rank
             yield "load", source, tuple(place[::-1]), at, signal, None if alone else mask
 
@@ -290,4 +314,6 @@ def _step(event: Event, maps: Mapping[str, TensorMap]) -> Step | None:
     if re.match(r"cp\.async\.bulk\.tensor\.\dd\.global", op):
         (name, place), at = x
         return "store", maps[name], place, at
+    if op.startswith(("st.shared::cluster.v4", "ld.shared.v4")):
+        return op[:9], x[0] if op.startswith("st") else x[1]
     return (op.partition(".sync")[0].partition(".v2")[0].partition(".rn")[0],)

@@ -30,16 +30,16 @@ def term(name: str, **changes: Any) -> Program:
     return Hopper().program(matmul("bf16", layout="nt"), chosen)
 
 
-def sizes_of(steps: int) -> dict[str, int]:
-    return {"m": 4096, "n": 4096, "k": 64 * steps}
+def sizes_of(name: str, steps: int) -> dict[str, int]:
+    return {"m": 4096, "n": 4096, "k": 64 * steps * int(STARTS[name]["cluster_k"])}
 
 
 def followed(name: str, steps: int, tiles: int = 4, **changes: Any) -> Timeline:
-    return timeline(term(name, **changes), sizes_of(steps), H200, iterations=tiles)
+    return timeline(term(name, **changes), sizes_of(name, steps), H200, iterations=tiles)
 
 
 def predicted(name: str, steps: int, tiles: int) -> float:
-    stages = Stages.of(term(name), sizes_of(steps), H200)
+    stages = Stages.of(term(name), sizes_of(name, steps), H200)
     place = Placed.of(stages)
     count = min(tiles, int(place.turns))
     found = Recursion(place.agents)(

@@ -65,7 +65,17 @@ DECISIONS: tuple[tuple[str, Changes], ...] = (
     ("swapped", {"tile_n": 8, "store_n": 8}),
     ("swapped", {"cluster_m": 2, "persistent": 1}),
     ("swapped", {"consumers": 2, "tile_m": 128, "in_flight": 2}),
-)
+    ("shared k", {"cluster_k": 4}),
+    ("shared k", {"cluster_k": 4, "in_flight": 0, "tile_k": 128, "stages": 2}),
+    ("shared k", {"cluster_k": 4, "tile_n": 16, "store_n": 16, "swap": 1, "early": 1}),
+    ("shared k", {"cluster_n": 4, "tile_m": 256, "consumers": 2}),
+    ("shared k", {"cluster_m": 2, "tile_n": 128, "store_n": 128, "in_flight": 2}),
+    ("shared k", {"cluster_m": 2, "cluster_k": 4, "swap": 1, "tile_n": 128, "store_n": 128}),
+    ("shared k", {"consumers": 2, "tile_m": 128, "epilogue": "tma", "store_stages": 2,
+                  "store_n": 16}),
+    ("shared k", {"consumers": 3, "tile_m": 192, "epilogue": "tma", "store_n": 64, "swap": 1}),
+    ("shared k", {"ctas_per_sm": 2, "tile_n": 64, "cluster_k": 4, "raster": 4}),
+)  # fmt: skip
 
 
 def point(start: str, changes: Changes = AS_IT_IS) -> Chosen:
@@ -150,7 +160,7 @@ def test_decisions(start: str, changes: Changes) -> None:
 
 
 @on_gpu
-@pytest.mark.parametrize("start", ["plain", "swapped", "cluster", "pingpong"])
+@pytest.mark.parametrize("start", ["plain", "swapped", "cluster", "pingpong", "shared k"])
 @pytest.mark.parametrize(("dtype", "output"), [("f16", None), ("bf16", "f32"), ("f16", "f32")])
 def test_types(start: str, dtype: str, output: str | None) -> None:
     """f16, and sums that are stored as they are, by rows, by columns and by TMA."""
@@ -161,7 +171,7 @@ def test_types(start: str, dtype: str, output: str | None) -> None:
 
 @on_gpu
 @pytest.mark.parametrize("k", [1, 7, 63, 64, 65, 129])
-@pytest.mark.parametrize("start", ["plain", "cluster", "pingpong"])
+@pytest.mark.parametrize("start", ["plain", "cluster", "pingpong", "shared k"])
 def test_any_k(start: str, k: int) -> None:
     """k is contiguous in no input of the layout tn, so it is anything from 1."""
     operation = matmul("bf16", layout="tn")
@@ -233,7 +243,7 @@ def chain(torch: Any, kernel: Kernel, x: Any, weights: Any, between: Any, steps:
 
 
 @on_gpu
-@pytest.mark.parametrize("start", ["cluster", "pingpong", "plain"])
+@pytest.mark.parametrize("start", ["cluster", "pingpong", "plain", "shared k"])
 @pytest.mark.parametrize("captured", [False, True], ids=["stream", "graph"])
 def test_early_kernels_in_a_chain(torch: Any, start: str, *, captured: bool) -> None:
     """Each reads what the one before wrote, and overwrites what the one before that read."""

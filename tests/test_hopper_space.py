@@ -34,6 +34,9 @@ NARROW: dict[str, dict[str, Any]] = {
     "small rows": {**STARTS["swapped"], "tile_m": (64, 128, 192, 256), "tile_n": (8, 16, 64, 256),
                    "store_n": (8, 16, 64, 256), "consumers": (1, 2, 3), "stages": (2, 12),
                    "ctas_per_sm": (1, 2), "cluster_n": (1, 2)},
+    "shared k": {**STARTS["shared k"], "tile_m": (64, 128, 256), "tile_n": (8, 64, 96, 256),
+                 "store_n": (8, 64, 96, 256), "consumers": (1, 2), "cluster_m": (1, 4),
+                 "cluster_k": (1, 2, 4), "persistent": (0, 1), "stages": (4, 12)},
 }  # fmt: skip
 
 
@@ -97,7 +100,7 @@ def test_an_empty_space_names_its_law(
 def test_a_solver_and_the_tables_agree() -> None:
     problem = Problem.of(matmul("bf16", layout="nt"), **LARGE)
     fixed: dict[str, Value | tuple[Value, ...]] = {
-        n: STARTS["cluster"][n] for n in ("consume", "swap", "epilogue")
+        n: STARTS["cluster"][n] for n in ("consume", "cluster_k", "swap", "epilogue")
     }
     space = Space(Hopper(), problem, H200, fixed=fixed)
     solver = Solver(space)
@@ -159,11 +162,12 @@ def schedules(draw: st.DrawFn) -> tuple[dict[str, Any], Program]:
         "store_n": draw(st.sampled_from([8, 16, 32, 64])),
         "epilogue": draw(st.sampled_from(["tma", "tma", "direct"])),
         "consume": draw(st.sampled_from(["cooperative", "pingpong"])),
+        "cluster_k": draw(st.sampled_from([1, 1, 2, 4])),
     }
     if values["epilogue"] == "direct":
         values |= {"store_n": values["tile_n"], "store_stages": 1}
     wrong = {r.name for r in Hopper().requires(operation, Chosen(values)) if not r.holds}
-    assume(wrong <= {"accumulators", "turns"})
+    assume(wrong <= {"accumulators", "turns", "shared_k"})
     return values, Hopper().program(operation, Chosen(values))
 
 

@@ -90,7 +90,7 @@ def test_a_thread_does_what_the_term_says(start: str, layout: str) -> None:
     program = term(start, layout)
     text = emit(program)
     for number in threads_of(program):
-        for rank in range(program.cluster[0][1] * program.cluster[1][1]):
+        for rank in range(Thread(program, SIZES, 0).ctas):
             agree(program, text, Thread(program, SIZES, number, rank, 1, 3))
 
 
@@ -100,6 +100,8 @@ def test_a_thread_does_what_the_term_says(start: str, layout: str) -> None:
         {"cluster_n": 2, "cluster_m": 1}, {"cluster_m": 2, "cluster_n": 2},
         {"cluster_m": 4, "tile_n": 256},
         {"cluster_m": 1, "cluster_n": 4, "tile_m": 256},
+        {"cluster_m": 2, "cluster_n": 1, "cluster_k": 2, "persistent": 0, "early": 0},
+        {"cluster_m": 1, "cluster_n": 2, "cluster_k": 4, "persistent": 0},
     ],
     ids=str,
 )  # fmt: skip
@@ -113,7 +115,7 @@ def test_clusters_batches_and_types(operation: Operation, changes: dict[str, Any
     text = emit(program)
     sizes = {**SIZES, **({"l": 3} if "l" in operation.axes else {})}
     for number in threads_of(program)[::3]:
-        for rank in range(program.cluster[0][1] * program.cluster[1][1]):
+        for rank in range(Thread(program, SIZES, 0).ctas):
             agree(program, text, Thread(program, sizes, number, rank, 1, 2))
 
 
@@ -151,8 +153,8 @@ def test_they_assemble_without_spills() -> None:
         assert cubin.registers * program.threads * program.ctas_per_sm <= 65536
 
 
-@pytest.mark.parametrize("output", [None, "f32"])
-def test_the_widest_sums_assemble(output: str | None) -> None:
+@pytest.mark.parametrize(("output", "cluster_k"), [(None, 1), ("f32", 1), ("f32", 4)])
+def test_the_widest_sums_assemble(output: str | None, cluster_k: int) -> None:
     """What the machine takes for sums leaves ptxas the registers that it wants."""
     operation, texts = matmul("bf16", output, "nt"), []
     for consumers, ctas_per_sm in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (3, 2)):
@@ -162,7 +164,8 @@ def test_the_widest_sums_assemble(output: str | None) -> None:
                     **STARTS["persistent"], "tile_m": 64 * consumers, "tile_n": tile_n,
                     "consumers": consumers, "ctas_per_sm": ctas_per_sm, "epilogue": epilogue,
                     "swap": swap, "store_n": 16 if epilogue == "tma" else tile_n, "stages": 2,
-                    "store_stages": 1, "persistent": int(ctas_per_sm == 1 or consumers == 1),
+                    "store_stages": 1, "cluster_k": cluster_k,
+                    "persistent": int(cluster_k == 1 and (ctas_per_sm == 1 or consumers == 1)),
                 }  # fmt: skip
                 if all(r.holds for r in Hopper().requires(operation, Chosen(point))):
                     texts.append(emit(Hopper().program(operation, Chosen(point))))

@@ -180,6 +180,17 @@ def multicast(case: Case, place: Place) -> Iterator[Clause]:
         yield Clause(holds | (extents[do.multicast] == 1), text, (do, do.multicast, step))
 
 
+def home(case: Case, place: Place) -> Iterator[Clause]:
+    """Check who writes into shared memory of another CTA."""
+    do, buffer = place.do, place.do.write.buffer
+    if buffer.home:
+        known = buffer.home in dict(case.program.cluster)
+        text = "{}: its home is along {}, no axis of the cluster"
+        yield Clause(known, text, (do, buffer.home))
+        plain = do.instruction.name == "st.shared" and buffer.level == "smem"
+        yield Clause(plain, "{}: only st.shared writes into another CTA", (do,))
+
+
 def mbarrier(case: Case) -> Iterator[Clause]:
     """Check an mbarrier's counts, and that what lands in a phase is what is expected."""
     extents = dict(case.program.cluster)
@@ -296,7 +307,7 @@ ROLE_LAWS: Mapping[str, Law] = {
             "cluster_size",
             "States that a cluster has 1 to 8 CTAs.",
             "CUDA C++ Programming Guide, Thread Block Clusters",
-            "lower cluster_m or cluster_n",
+            "lower the CTAs of a cluster (cluster_m, cluster_n, cluster_k)",
             of_case=cluster_size,
         ),
         Law(
@@ -321,6 +332,14 @@ ROLE_LAWS: Mapping[str, Law] = {
             _PTX + "cp.async.bulk.tensor (.multicast::cluster)",
             "send each part along the axis that it is a part for, or lower cluster_m or cluster_n",
             of_place=multicast,
+        ),
+        Law(
+            "home",
+            "States that what goes to shared memory of another CTA goes along an axis of the "
+            "cluster, by st.shared.",
+            _PTX + "st (.shared::cluster), mapa",
+            "name an axis of the cluster as the buffer's home, and write by st.shared",
+            of_place=home,
         ),
         Law(
             "mbarrier",

@@ -1,0 +1,274 @@
+"""Shared k: CTAs of a cluster that add up one tile, to every walk, and made wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.async_mutants import mutants
+from tests.hopper_terms import broken, dos, rebuffered, rewritten
+from tests.ptx_runs import run_matmul
+from tinygpu.codegen.emit import emit
+from tinygpu.codegen.exchange import runs
+from tinygpu.errors import ProgramError
+from tinygpu.events import verdict
+from tinygpu.interpret import check, interpret
+from tinygpu.machine import Chosen
+from tinygpu.machines.hopper import STARTS, Hopper
+from tinygpu.operation import matmul
+from tinygpu.program import Do, For, Program, Statement, Sync, When
+
+SMALL: dict[str, Any] = {
+    **STARTS["shared k"], "tile_n": 16, "stages": 2, "in_flight": 0, "store_n": 16,
+}  # fmt: skip
+TMA: dict[str, Any] = {"epilogue": "tma", "store_n": 8, "store_stages": 2}
+POINTS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
+    "two": ("nt", None, {}),
+    "four, f32": ("nt", "f32", {"cluster_k": 4, "in_flight": 1, "stages": 3}),
+    "pairs of rows": ("nt", None, {"cluster_m": 2, "cluster_k": 2, **TMA}),
+    "eight": (
+        "tn",
+        None,
+        {"cluster_n": 2, "cluster_k": 4, "tile_m": 128, "tile_n": 64, "store_n": 64},
+    ),
+    "two consumers": ("nn", None, {"consumers": 2, "tile_m": 128, "tile_n": 64, **TMA}),
+    "turned": ("tt", "f32", {"swap": 1, "tile_n": 64, "store_n": 64, "cluster_k": 4}),
+}
+
+
+@cache
+def shared(name: str, **changes: Any) -> Program:
+    layout, output, point = POINTS[name]
+    operation, chosen = matmul("bf16", output, layout), Chosen({**SMALL, **point, **changes})
+    assert all(r.holds for r in Hopper().requires(operation, chosen))
+    return Hopper().program(operation, chosen)
+
+
+def every_k(name: str) -> tuple[int, ...]:
+    """From less than a tile for each CTA to more than there are stages; by 8 if k is contiguous."""
+    return (8, 136, 64 * 9) if POINTS[name][0] != "tn" else (1, 65, 64 * 9 - 7)
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_the_term_is_right_at_any_k(name: str) -> None:
+    """Also where some of the CTAs have no part of k at all."""
+    program = shared(name)
+    for seed, k in enumerate(every_k(name)):
+        assert check(program, {"m": 72, "n": 72, "k": k}, seeds=(seed, seed + 5)) == ()
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_it_keeps_all_laws_and_is_proved(name: str) -> None:
+    for in_flight in (0, 1, 2):
+        program = shared(name, in_flight=in_flight, stages=3)
+        assert broken(program) == {}
+        found = verdict(program)
+        assert found.legal
+        assert found.proved
+
+
+@pytest.mark.parametrize("completion", ["late", "early", "random"])
+@pytest.mark.parametrize("name", POINTS)
+def test_its_code_is_right_at_any_k(name: str, completion: str) -> None:
+    program = shared(name)
+    text = emit(program)
+    for k in every_k(name)[:2]:
+        outcome = run_matmul(program, {"m": 72, "n": 40, "k": k}, text=text, completion=completion)
+        assert outcome.right
+        assert outcome.report.findings == ()
+
+
+def test_parts_are_added_in_the_order_of_their_ranks() -> None:
+    """(((2^24 + 1) + 1) - 2^24) is 0 in fp32, and 2 in any order that takes 2^24 away first."""
+    program = shared("four, f32")
+    a, b = np.zeros((64, 256)), np.ones((16, 256))
+    a[:, [0, 64, 128, 192]] = 2.0**24, 1, 1, -(2.0**24)
+    for seed in range(4):
+        got = interpret(program, {"m": 64, "n": 16, "k": 256}, {"a": a, "b": b}, seed=seed)
+        assert (got.outputs["c"] == 0).all()
+
+
+def test_nothing_is_left_of_it_at_one_cta() -> None:
+    program = shared("two", cluster_k=1)
+    assert "parts" not in str(program)
+    assert "shared::cluster.v4" not in emit(program)
+
+
+# ways to make it wrong
+
+
+def unsynchronised(program: Program) -> Program:
+    """Without the barrier between the writes and the reads of parts."""
+    return rewritten(program, lambda s: () if s == Sync(scope="cluster") else s)
+
+
+def late(program: Program) -> Program:
+    """With that barrier before the writes."""
+
+    def change(s: Statement) -> Statement | tuple[Statement, ...]:
+        if s == Sync(scope="cluster"):
+            return ()
+        return (Sync(scope="cluster"), s) if isinstance(s, When) and _sends(s) else s
+
+    found = rewritten(program, change)
+    consumer, producer = found.roles
+    body = (*producer.body, Sync(scope="cluster"))
+    return replace(found, roles=(consumer, replace(producer, body=body)))
+
+
+def _sends(when: When) -> bool:
+    return any(isinstance(s, Do) and s.instruction.name == "st.shared" for s in when.body)
+
+
+def unadded(program: Program) -> Program:
+    return dos(program, "fma", lambda do: ())
+
+
+def unsent(program: Program) -> Program:
+    return dos(program, "st.shared", lambda do: ())
+
+
+def once(program: Program) -> Program:
+    """Add the first of three parts only."""
+    return rewritten(program, lambda s: replace(s, trips=1) if isinstance(s, For) and s.var == "r"
+                     else s)  # fmt: skip
+
+
+def same_slot(program: Program) -> Program:
+    """Let all write at the first's index."""
+
+    def change(do: Do) -> Do:
+        terms = tuple(t for t in do.write.index.terms if t[0] != "rank_k")
+        index = replace(do.write.index, constant=0, terms=terms)
+        return replace(do, write=replace(do.write, index=index))
+
+    return dos(program, "st.shared", change)
+
+
+def at_home(home: str) -> Callable[[Program], Program]:
+    return lambda program: rebuffered(program, "parts", home=home)
+
+
+def all_read(program: Program) -> Program:
+    return rewritten(program, lambda s: s.body if isinstance(s, When) and str(s.index) == "rank_k"
+                     else s)  # fmt: skip
+
+
+def own_k(program: Program) -> Program:
+    """Let all CTAs load the first part of k."""
+
+    def change(do: Do) -> Do:
+        (source,) = do.reads
+        origin = tuple(
+            replace(o, terms=tuple(t for t in o.terms if t[0] != "rank_k")) for o in source.origin
+        )
+        return replace(do, reads=(replace(source, origin=origin),))
+
+    return dos(program, "cp.async.bulk.tensor", change)
+
+
+WRONG: dict[str, tuple[Callable[[Program], Program], set[str], set[str]]] = {
+    # what changes the term, what the interpreter finds, what the graph finds
+    "no barrier": (unsynchronised, {"race", "exited", "stale", "unwritten_read"}, {"race", "exit"}),
+    "barrier before": (late, {"race", "exited", "stale", "unwritten_read"}, {"race", "exit"}),
+    "not added": (unadded, {"wrong_result"}, set()),
+    "not sent": (unsent, {"unwritten_read"}, {"unwritten"}),
+    "one part only": (once, {"wrong_result"}, set()),
+    "one slot": (same_slot, {"race", "unwritten_read"}, {"race", "unwritten"}),
+    "at no home": (at_home(""), {"unwritten_read"}, {"unwritten"}),
+    "another home": (at_home("rank_m"), {"unwritten_read"}, {"unwritten"}),
+    "all read": (all_read, {"unwritten_read", "written_twice"}, {"unwritten"}),
+    "one part of k": (own_k, {"wrong_result"}, set()),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_made_wrong_is_found(name: str) -> None:
+    """By the interpreter in one of some runs; what is of order by the event graph."""
+    change, seen, known = WRONG[name]
+    program = change(shared("four, f32"))
+    sizes = {"m": 64, "n": 16, "k": 328}
+    found = {f.kind for seed in range(8) for f in check(program, sizes, seeds=(seed,))}
+    assert found & seen
+    said = verdict(program)
+    assert {f.kind for f in said.findings} & known or not known
+    assert said.legal == (not known)
+
+
+def without(text: str, *what: str) -> str:
+    """The kernel without the last lines that have a text in them."""
+    lines = text.splitlines()
+    for piece in what:
+        del lines[max(i for i, line in enumerate(lines) if piece in line)]
+    return "\n".join(lines)
+
+
+def unmet(text: str) -> str:
+    for step in ("arrive.release", "wait.acquire"):
+        text = text.replace(f"barrier.cluster.{step}.aligned", "bar.warp.sync -1")
+    return text
+
+
+TEXTS: dict[str, Callable[[str], str]] = {
+    "no barrier": unmet,
+    "one part less": lambda text: without(text, "ld.shared.v4"),
+    "one value less": lambda text: without(text, "add.rn.f32"),
+    "not sent": lambda text: without(text, "st.shared::cluster.v4"),
+    "sent home only": lambda text: text.replace("st.shared::cluster.v4", "st.shared.v4"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_code_that_is_made_wrong_is_found(name: str) -> None:
+    """In the order that completes late, early, or in one of the random ones."""
+    program = shared("four, f32")
+    text = TEXTS[name](emit(program))
+    assert text != emit(program)
+    sizes, seen = {"m": 64, "n": 16, "k": 456}, []  # a part of it for each of the four
+    for completion, seed in (("late", 0), ("early", 0), *(("random", s) for s in range(3))):
+        outcome = run_matmul(program, sizes, text=text, completion=completion, seed=seed)
+        seen.append(bool(outcome.report.findings) or not outcome.right)
+    assert any(seen)
+
+
+@cache
+def changed() -> tuple[tuple[str, Program], ...]:
+    return tuple(mutants(shared("two")))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_what_the_graph_accepts_no_order_makes_fail(data: st.DataObject) -> None:
+    """Of every mutant with one change, at fewer trips than stages and at more."""
+    _, program = data.draw(st.sampled_from(changed()))
+    if verdict(program).legal:
+        for k in (8, 64 * 5):
+            kinds = {f.kind for f in check(program, {"m": 64, "n": 16, "k": k}, seeds=(0, 7))}
+            assert not kinds & {"race", "deadlock", "stale", "exited", "unbalanced", "unwaited"}
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12, unique=True), st.integers(1, 12))
+def test_runs_are_whole_aligned_and_all(places: list[int], step: int) -> None:
+    found = runs(np.array(places), step=step)
+    assert sorted(v for run in found for v in run) == list(range(len(places)))
+    for run in found:
+        first = places[run[0]]
+        assert [places[v] for v in run] == list(range(first, first + len(run)))
+        assert first % len(run) == step % len(run) == 0
+
+
+def test_only_sums_go_to_another_cta() -> None:
+    program = rebuffered(shared("pairs of rows"), "smem_c", home="rank_k")
+    with pytest.raises(ProgramError, match="only sums of wgmma go to another CTA"):
+        emit(program)
+    program = rebuffered(shared("two"), "parts", stride=(1, 4, 2, 16, 128, 512, 1024))
+    assert verdict(program).legal
+    with pytest.raises(ProgramError, match="do not lie as those of the one before it"):
+        emit(rebuffered(shared("two"), "parts", stride=(1, 2, 4, 128, 16, 512, 1024)))
