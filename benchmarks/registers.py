@@ -13,6 +13,11 @@ regression whose threshold is the limit: each assembly says that its schedule sp
 or does not.  Of some schedules the least limit is found by bisection (``.maxnreg``), which says it
 twice.  ``want`` and ``free`` are fitted by least absolute error; a schedule that took all it may
 have says only that it wanted no less.
+
+What no fit here foresees: where ptxas could use more registers than it has, it now and then fills
+them with early loads and puts a few values that the loop does not change into local memory, though
+far fewer registers would do.  Such a spill is mostly below 64 B and may be gone under a lower limit,
+so bisection then finds one of several borders.
 """
 
 from __future__ import annotations
