@@ -16,8 +16,8 @@ have says only that it wanted no less.
 
 What no fit here foresees: where ptxas could use more registers than it has, it now and then fills
 them with early loads and puts a few values that the loop does not change into local memory, though
-far fewer registers would do.  Such a spill is mostly below 64 B and may be gone under a lower limit,
-so bisection then finds one of several borders.
+far fewer registers would do.  Such a spill is mostly below 64 B and may be gone under a lower
+limit, so bisection then finds one of several borders.
 """
 
 from __future__ import annotations
