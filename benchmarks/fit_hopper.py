@@ -98,7 +98,10 @@ def load_bank(folder: Path = FOLDER) -> Bank:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         shapes = tuple((m, n, k) for m, n, k in tree["shapes"])
-        rows = tuple(map(tuple, tree["schedules"]))
+        choices = Hopper.decisions()
+        newer = [n for n in choices if n not in tree["decisions"] and choices[n].before is not None]
+        before = tuple(choices[n].before for n in newer)
+        rows = tuple((*row, *before) for row in tree["schedules"])
         each, weights = [], []
         for run in tree["runs"]:
             burst = run["kind"] == "burst"
@@ -113,7 +116,7 @@ def load_bank(folder: Path = FOLDER) -> Bank:
         known, weight = np.nan_to_num(np.stack(each)), np.stack(weights)
         with np.errstate(invalid="ignore"):
             means = (known * weight).sum(axis=0) / weight.sum(axis=0)
-        return Bank(tuple(tree["decisions"]), shapes, rows, means, tuple(each))
+        return Bank((*tree["decisions"], *newer), shapes, rows, means, tuple(each))
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise StoreError(f"runs {path}: not readable ({error}); it is in the repository") from None
 

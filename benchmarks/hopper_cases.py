@@ -9,7 +9,8 @@ transformer.  Other groups: f16, e4m3, gelu(bias), a batch, the other layouts.
     waves of CTAs over the SMs  x  (tile_m tile_n + 64 (tile_m + tile_n)),
 
 arithmetic plus what comes from L2, each with a few clusters, the ring as deep as shared memory
-allows.  Where m is small the product is turned (``swap``), so that m is its columns.
+allows.  Where m is small the product is turned (``swap``), so that m is its columns; and some
+schedules let CTAs of a cluster share k.
 ``ranked`` adds the model's own best; a file holds them by part: {part: [{"decisions", ..}, ..]}.
 
 >>> [case.part for case in CASES][:3], len([c for c in CASES if c.group == "main"])
@@ -44,11 +45,13 @@ __all__ = ["CASES", "Candidate", "Case", "candidates", "load_candidates", "ranke
 
 DEVICE = "h200"
 MOST = 48
-DISTINCT = ("tile_m", "tile_n", "consumers", "consume", "cluster_m", "cluster_n")
+DISTINCT = ("tile_m", "tile_n", "consumers", "consume", "cluster_m", "cluster_n", "cluster_k")
 _SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 _ROWS = (16, 64, 128, 256, 512, 1024, 2048, 3500, 8192)
 _FEW_ROWS = (16, 128, 512, 2048, 8192)
 _TURNED_UP_TO = 256  # rows of c from which it pays to be the columns of the product
+_SHARED_UP_TO = 128  # rows of c up to which CTAs share k: there are few tiles
+_SHARED_MOST = 24
 _L2_WEIGHT = 64
 
 
@@ -143,15 +146,29 @@ _TURNED_VARIANTS = (
 def candidates(problem: Problem, most: int = MOST) -> list[Schedule]:
     """Return schedules written by hand for a problem's shape, at most ``most``, all different.
 
-    They keep the machine's requirements and fit shared memory.
+    They keep the machine's requirements and fit shared memory.  Half of them, at most, share k.
     """
     device = load_device(DEVICE)
-    rough = sorted(_rough(problem), key=lambda values: _estimate(values, problem, device))
+    shared = min(most // 2, _SHARED_MOST) if problem.sizes["m"] <= _SHARED_UP_TO else 0
     found: dict[Schedule, None] = {}
-    for values in rough:
-        if len(found) < most and (schedule := _deepest(values, problem, device)):
-            found.setdefault(schedule)
+    for rough, end in ((_rough(problem), most - shared), (_shared(problem), most)):
+        for values in sorted(rough, key=lambda values: _estimate(values, problem, device)):
+            if len(found) < end and (schedule := _deepest(values, problem, device)):
+                found.setdefault(schedule)
     return list(found)
+
+
+def _shared(problem: Problem) -> Iterator[dict[str, Value]]:
+    """Yield decisions that lack the number of stages, of CTAs that share k, for few rows of c."""
+    plain, m = STARTS["plain"], problem.sizes["m"]
+    turned = [(1, n) for n in (16, 32, 64, 128) if m / 4 <= n < 2 * max(m, 16)]
+    whole = [(0, n) for n in (32, 64, 128)] if m > 32 else []
+    for (swap, tile_n), cluster_k, tile_k in product((*turned, *whole), (2, 4), (64, 128)):
+        for ctas, early, epilogue in ((1, 1, "direct"), (2, 1, "direct"), (1, 0, "tma")):
+            yield {
+                **plain, "swap": swap, "tile_n": tile_n, "tile_k": tile_k, "cluster_k": cluster_k,
+                "ctas_per_sm": ctas, "early": early, **_stored(epilogue, tile_n), "in_flight": 1,
+            }  # fmt: skip
 
 
 def _rough(problem: Problem) -> Iterator[dict[str, Value]]:
@@ -200,10 +217,10 @@ def _estimate(values: Mapping[str, Any], problem: Problem, device: Device) -> fl
     wide = values["tile_n"] * values["cluster_n"]
     clusters = -(-problem.sizes[rows] // high) * -(-problem.sizes[columns] // wide)
     clusters *= problem.sizes.get("l", 1)
-    tiles = clusters * values["cluster_m"] * values["cluster_n"]
+    tiles = clusters * values["cluster_m"] * values["cluster_n"] * values["cluster_k"]
     size = values["tile_m"] * values["tile_n"]
     each = size + _L2_WEIGHT * (values["tile_m"] + values["tile_n"])
-    return float(-(-tiles // device.sms) * each)
+    return float(-(-tiles // device.sms) * each / values["cluster_k"])
 
 
 def _deepest(values: Mapping[str, Value], problem: Problem, device: Device) -> Schedule | None:

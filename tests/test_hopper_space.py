@@ -34,8 +34,8 @@ NARROW: dict[str, dict[str, Any]] = {
     "small rows": {**STARTS["swapped"], "tile_m": (64, 128, 192, 256), "tile_n": (8, 16, 64, 256),
                    "store_n": (8, 16, 64, 256), "consumers": (1, 2, 3), "stages": (2, 12),
                    "ctas_per_sm": (1, 2), "cluster_n": (1, 2)},
-    "shared k": {**STARTS["shared k"], "tile_m": (64, 128, 256), "tile_n": (8, 64, 96, 256),
-                 "store_n": (8, 64, 96, 256), "consumers": (1, 2), "cluster_m": (1, 4),
+    "shared k": {**STARTS["shared k"], "tile_m": (64, 128, 256), "tile_n": (8, 64, 128, 256),
+                 "store_n": (8, 64, 128, 256), "consumers": (1, 2), "cluster_m": (1, 4),
                  "cluster_k": (1, 2, 4), "persistent": (0, 1), "stages": (4, 12)},
 }  # fmt: skip
 
