@@ -241,7 +241,7 @@ def test_mistakes(words: list[str], told: str) -> None:
         (lambda text: text.replace('"version": 1', '"version": 99'), "version 99"),
         (lambda text: text.replace('"simt"', '"tensor"'), "machine tensor: known are simt"),
         (lambda text: text.replace('"tile_m": 128', '"tile_m": 100'), "no value 100"),
-        (lambda text: re.sub(r'"m": (\d+)', r'"m": \1.5', text), "is no whole number"),
+        (lambda text: re.sub(r'"m": (\d+)', r'"m": \1.5', text), "every size is an int"),
         (lambda text: "[]", "tinygpu schedule"),
         (lambda text: "[" * 100_000, "nested too deeply"),
     ],

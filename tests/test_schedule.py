@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpu.errors import ScheduleError
+from tinygpu.errors import OperationError, ScheduleError
 from tinygpu.expression import value
 from tinygpu.machine import Machine
 from tinygpu.machines import MACHINES
@@ -131,3 +131,24 @@ def test_truncated_anywhere(length: int) -> None:
     """A file cut anywhere is refused, never read as something else."""
     with pytest.raises(ScheduleError):
         from_json(to_json(NAIVE, PROBLEM)[:length], MACHINES)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ({"m": 4, "n": 4}, "size k: not given; give m, n, k"),
+        ({"m": 4, "n": 4, "k": 4, "l": 4}, "size l: no such axis; give m, n, k"),
+        ({"m": 4, "n": 4, "k": 4.5}, "size k is 4.5; every size is an int"),
+        ({"m": "4", "n": 4, "k": 4}, "size m is '4'; every size is an int"),
+        ({"m": True, "n": 4, "k": 4}, "size m is True; every size is an int"),
+        ({"m": 0, "n": 4, "k": 4}, "size m is 0; every size has to be at least 1"),
+    ],
+)
+def test_sizes_are_ints_of_the_axes(sizes: dict[str, Any], told: str) -> None:
+    """What is missing, unknown or no whole number is a mistake, and no size by chance."""
+    with pytest.raises(OperationError, match=told):
+        Problem.of(matmul(), **sizes)
+
+
+def test_the_order_in_which_sizes_are_given_does_not_matter() -> None:
+    assert Problem.of(matmul(), k=3, m=1, n=2) == Problem.of(matmul(), m=1, n=2, k=3)

@@ -225,18 +225,25 @@ class Operation:
 class Problem:
     """An operation at given sizes: what a search is about.
 
-    Raises OperationError for a missing, zero or negative size.
+    Raises OperationError for a size that is missing, of no axis, or no whole number from 1 on.
     """
 
     operation: Operation
     extents: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        for axis in self.operation.axes:
-            size = self.sizes.get(axis)
-            if size is None or size < 1:
+        name, axes, sizes = self.operation.name, self.operation.axes, self.sizes
+        for axis in (*(a for a in sizes if a not in axes), *axes):
+            if axis not in axes or axis not in sizes:
+                what = "no such axis" if axis in sizes else "not given"
+                raise OperationError(f"{name}: size {axis}: {what}; give {', '.join(axes)}")
+            if type(sizes[axis]) is not int:
                 raise OperationError(
-                    f"{self.operation.name}: size {axis} is {size}; every size has to be at least 1"
+                    f"{name}: size {axis} is {sizes[axis]!r}; every size is an int, at least 1"
+                )
+            if sizes[axis] < 1:
+                raise OperationError(
+                    f"{name}: size {axis} is {sizes[axis]}; every size has to be at least 1"
                 )
 
     @property
@@ -247,7 +254,10 @@ class Problem:
     @staticmethod
     def of(operation: Operation, **sizes: int) -> Problem:
         """Make a problem: ``Problem.of(matmul("f32"), m=4096, n=4096, k=4096)``."""
-        return Problem(operation, tuple((a, sizes.get(a, 0)) for a in operation.axes))
+        order = {a: i for i, a in enumerate(operation.axes)}
+        return Problem(
+            operation, tuple(sorted(sizes.items(), key=lambda item: order.get(item[0], len(order))))
+        )
 
 
 def matmul(
@@ -274,7 +284,7 @@ def matmul(
     if layout not in ("nn", "nt", "tn", "tt"):
         raise OperationError(f"matmul: layout {layout!r}; there are nn, nt, tn, tt")
     if activation and activation not in ACTIVATIONS:
-        raise OperationError(f"matmul: activation {nearest(activation, ACTIVATIONS)}")
+        raise OperationError(f"matmul: activation {activation}; {nearest(activation, ACTIVATIONS)}")
     narrow = output or {"e4m3": "bf16", "e5m2": "bf16", "tf32": "f32"}.get(dtype, dtype)
     every = ("l",) if batched else ()
     a, b = (("m", "k"), ("k", "n"))

@@ -157,7 +157,7 @@ def from_json(text: str, machines: Mapping[str, Machine]) -> tuple[Machine, Prob
     machine = machines[name]
     try:
         operation = _operation_from_tree(tree["operation"])
-        problem = Problem(operation, tuple((a, _size(tree["sizes"][a])) for a in operation.axes))
+        problem = Problem(operation, tuple((a, tree["sizes"][a]) for a in operation.axes))
         decisions = dict(tree["decisions"])
         hash(tuple(decisions.values()))
     except OperationError as error:
@@ -172,12 +172,6 @@ def from_json(text: str, machines: Mapping[str, Machine]) -> tuple[Machine, Prob
     except OperationError as error:
         raise ScheduleError(f"schedule file: {error}") from None
     return machine, problem, Schedule.of(machine, decisions)
-
-
-def _size(given: Any) -> int:
-    if type(given) is not int:
-        raise ValueError(f"{given!r} is no whole number,")
-    return given
 
 
 def _unknown(name: str, machine: str, known: Mapping[str, object]) -> ScheduleError:
