@@ -1,15 +1,17 @@
 """How fast tinyGPU itself is, on a CPU: ``python -m benchmarks.speed [--out DIR]``.
 
-Measured for the fp32 matmul at 4096^3 on the machine ``simt``, one process, no GPU:
+Measured without a GPU, for the fp32 matmul at 4096^3 on the machine ``simt`` and for the bf16 one
+(layout nt) on ``hopper``; rows are named by the machine:
 
-- schedules scored a second by the time model, on all cores, over random schedules of the whole
-  legal space: with the making of the tables that this needs, and without;
-- a cold ``tinygpu search matmul``, a new process, which proves its best: wall time, CPU time and
-  peak resident memory;
+- a cold ``tinygpu search matmul``, a new process, which proves its best, with a second one where
+  there are two cores: wall time, CPU time of both and peak resident memory of the larger;
+- building the space;
 - emitting PTX, ms a schedule (ptxas not counted);
-- the concurrency verdict: ms a schedule over a sample of the space, where most share a skeleton
-  with one before, and ms for each new skeleton;
-- building the space, and the peak resident memory of this process.
+- the concurrency verdict: ms a schedule over a sample of the space, where most share a skeleton or
+  a protocol with one before, and ms for each new one: the mean and the worst;
+- of ``simt``, schedules scored a second by the time model, over random schedules of the whole legal
+  space shared by processes on all cores (``scoring.py``): with the making of the tables that this
+  needs, and without.
 
 It writes ``speed.json``: rows of name, value and unit.
 """
@@ -30,50 +32,33 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import FOLDER, write_tree
+from benchmarks.scoring import cores, rates
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.provenance import provenance
 from tinygpu.device import load_device
 from tinygpu.errors import TinyGpuError
-from tinygpu.events import skeleton_of, verdict, verdict_of
+from tinygpu.events import concurrency_key, verdict, verdict_of, verdict_of_protocol
+from tinygpu.machine import Machine
+from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import Simt
-from tinygpu.operation import Problem, matmul
+from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.program import Program
-from tinygpu.search.scorer import Scorer, Shared
+from tinygpu.protocol import Protocol
+from tinygpu.skeleton import Skeleton
 from tinygpu.space import Space
 
-__all__ = ["Row", "child", "cpu", "emitting", "main", "scoring", "verdicts"]
+__all__ = ["Row", "child", "cpu", "emitting", "main", "measured", "verdicts"]
 
 SIZE = 4096
-SAMPLE = 400
+EMITTED = 400
 POINTS = 1 << 20
-SEARCH = (
-    *(sys.executable, "-m", "tinygpu", "search", "matmul", "--machine", "simt"),
-    *(word for axis in "mnk" for word in (f"-{axis}", str(SIZE))),
+CASES: tuple[tuple[Machine, Operation, tuple[str, ...], int], ...] = (
+    (Simt(), matmul(), (), 400),
+    (Hopper(), matmul("bf16", layout="nt"), ("--dtype", "bf16", "--layout", "nt"), 3000),
 )
+"""Machines with an operation, its words on the command line, and how many verdicts to ask for."""
 
 Row = dict[str, Any]
-
-
-def scoring(space: Space, points: int = POINTS) -> list[Row]:
-    """Score random schedules of every batch, in proportion to its size."""
-    rng = np.random.default_rng(0)
-    batches = space.batches()
-    shares = np.array([float(b.count) for b in batches])
-    counts = rng.multinomial(points, shares / shares.sum())
-    chosen = [(b, space.points(b, rng, int(n))) for b, n in zip(batches, counts, strict=True) if n]
-    shared = Shared(space)
-    scorers: list[Scorer] = []
-
-    def score() -> None:
-        for scorer, (_, drawn) in zip(scorers, chosen, strict=True):
-            scorer.seconds(drawn)
-
-    made = _seconds(lambda: scorers.extend(Scorer(b, space, shared) for b, _ in chosen))
-    first, again = _seconds(score), _seconds(score)
-    return [
-        _row("schedules scored, tables made too", points / (made + first), "1/s"),
-        _row("schedules scored", points / again, "1/s"),
-    ]
 
 
 def emitting(programs: Sequence[Program], space: Space) -> list[Row]:
@@ -83,18 +68,41 @@ def emitting(programs: Sequence[Program], space: Space) -> list[Row]:
 
 
 def verdicts(programs: Sequence[Program]) -> list[Row]:
-    """Decide programs, as a search does, and each of their skeletons from nothing."""
+    """Decide programs one after the other, as a search does; those that are the first of a kind."""
     verdict_of.cache_clear()
-    over = _seconds(lambda: [verdict(p) for p in programs])
-    skeletons = list(dict.fromkeys(map(skeleton_of, programs)))
-    verdict_of.cache_clear()
-    anew = _seconds(lambda: [verdict_of(s) for s in skeletons])
+    verdict_of_protocol.cache_clear()
+    seconds: list[float] = []
+    first: dict[Skeleton | Protocol, float] = {}
+    for program in programs:
+        begun = time.perf_counter()
+        verdict(program)
+        seconds.append(time.perf_counter() - begun)
+        first.setdefault(concurrency_key(program), seconds[-1])
+    kind = type(next(iter(first))).__name__.lower()
     return [
-        _row("verdict, per schedule over a sample", 1e3 * over / len(programs), "ms"),
-        _row("verdict, per new skeleton", 1e3 * anew / len(skeletons), "ms"),
-        _row("skeletons in the sample", len(skeletons), ""),
-        _row("schedules in the sample", len(programs), ""),
+        _row("verdict, per schedule over a sample", 1e3 * sum(seconds) / len(seconds), "ms"),
+        _row(f"verdict, per new {kind}", 1e3 * sum(first.values()) / len(first), "ms"),
+        _row(f"verdict, slowest new {kind}", 1e3 * max(first.values()), "ms"),
+        _row(f"{kind}s in the sample", len(first), ""),
+        _row("schedules in the sample", len(seconds), ""),
     ]
+
+
+def measured(
+    machine: Machine, operation: Operation, words: Sequence[str], verdict_count: int
+) -> list[Row]:
+    """Return the rows of a machine, named by it."""
+    sizes = dict.fromkeys("mnk", SIZE)
+    command = (sys.executable, "-m", "tinygpu", "search", "matmul", "--machine", machine.name)
+    sized = (word for axis, size in sizes.items() for word in (f"-{axis}", str(size)))
+    rows = child((*command, *sized, *words), "cold search of matmul")
+    space = Space(machine, Problem.of(operation, **sizes), load_device("h200"))
+    rows.append(_row("space, built and counted", _seconds(space.count), "s"))
+    rows.append(_row("legal schedules", space.count(), ""))
+    drawn = space.sample(np.random.default_rng(1), verdict_count)
+    programs = [s.program(machine, operation) for s in drawn]
+    rows += emitting(programs[:EMITTED], space) + verdicts(programs)
+    return [{**row, "name": f"{machine.name}: {row['name']}"} for row in rows]
 
 
 def child(command: Sequence[str], name: str) -> list[Row]:
@@ -150,14 +158,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        rows = child(SEARCH, "cold search of matmul")
-        problem = Problem.of(matmul(), m=SIZE, n=SIZE, k=SIZE)
-        space = Space(Simt(), problem, load_device("h200"))
-        rows.append(_row("space, built and counted", _seconds(space.count), "s"))
-        rows += [_row("legal schedules", space.count(), ""), *scoring(space)]
-        drawn = space.sample(np.random.default_rng(1), SAMPLE)
-        programs = [s.program(Simt(), problem.operation) for s in drawn]
-        rows += emitting(programs, space) + verdicts(programs)
+        rows = [row for case in CASES for row in measured(*case)]
+        with_tables, ready, together = rates(POINTS, SIZE)
+        rows += [
+            _row("simt: schedules scored, tables made too", with_tables, "1/s"),
+            _row("simt: schedules scored", ready, "1/s"),
+            _row("simt: scoring, peak resident memory of all processes", together, "MiB"),
+            _row("cores", cores(), ""),
+        ]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT / 2**20
         rows.append(_row("this process, peak resident memory", peak, "MiB"))
         record = provenance(" ".join(("python -m benchmarks.speed", *words)))

@@ -295,7 +295,7 @@ def test_speed_counts() -> None:
     problem = Problem.of(matmul(), m=64, n=64, k=64)
     space = Space(Simt(), problem, load_device("h200"), fixed=NARROW)
     programs = [s.program(Simt(), problem.operation) for s in list(space)[:4]]
-    rows = speed.scoring(space, 100) + speed.emitting(programs, space) + speed.verdicts(programs)
+    rows = speed.emitting(programs, space) + speed.verdicts(programs)
     rows += speed.child([sys.executable, "-c", "x = bytearray(64 << 20)"], "a child")
     assert all(np.isfinite(r["value"]) and r["value"] > 0 for r in rows)
     named = {r["name"]: r["value"] for r in rows}
