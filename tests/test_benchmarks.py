@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import elementwise, peers, simt_fuzz, simt_ladder, speed, streaming
+from benchmarks import elementwise, peers, scoring, simt_fuzz, simt_ladder, speed, streaming
 from benchmarks.simt_ladder import Candidate
 from tinygpu.codegen.measure import Options
 from tinygpu.device import load_device
@@ -296,6 +296,9 @@ def test_speed_counts() -> None:
     space = Space(Simt(), problem, load_device("h200"), fixed=NARROW)
     programs = [s.program(Simt(), problem.operation) for s in list(space)[:4]]
     rows = speed.emitting(programs, space) + speed.verdicts(programs)
+    assert min(scoring.rates(300, 64, "tuned")) > 0
+    with pytest.raises(TinyGpuError, match="ended with status 1"):
+        scoring.rates(300, 64, "nothing")
     rows += speed.child([sys.executable, "-c", "x = bytearray(64 << 20)"], "a child")
     assert all(np.isfinite(r["value"]) and r["value"] > 0 for r in rows)
     named = {r["name"]: r["value"] for r in rows}

@@ -21,7 +21,7 @@ from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.program import Program
-from tinygpu.search import best, pair
+from tinygpu.search import best, branch, pair
 from tinygpu.search.best import Ranking, rank
 from tinygpu.search.branch import Search
 from tinygpu.space import Space
@@ -208,6 +208,7 @@ def test_the_second_process_ends_with_this_one(two: list[Any]) -> None:
     """Also if it hangs: the end of the pipe is all that it sees of the other's end."""
     task = pair.Task(Faulty("hang"), PROBLEM, DEVICE, WIDE, 3, (), None)
     with pair._other(pair._packed(task)) as other:
+        assert os.getpgid(other.process.pid) != os.getpgid(0)  # Ctrl-C is for one of them
         other.pipe.close()
         assert other.process.wait(30) == 1
     assert len(two) == 1
@@ -243,6 +244,16 @@ def test_the_second_process_loads_little() -> None:
     code = "import json, sys, tinygpu.search.half; print(json.dumps(sorted(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"typer", "rich", "z3", "matplotlib", "cupy"} & set(json.loads(run.stdout))
+
+
+@pytest.mark.parametrize("name", spaces())
+def test_impatience_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each order is soon given up for another, the best are the same."""
+    want = alone(spaces()[name], 9)
+    monkeypatch.setattr(branch, "_PATIENCE", 1)
+    found = alone(spaces()[name], 9)
+    assert [r.seconds for r in found.best] == [r.seconds for r in want.best]
+    assert found.scored > want.scored
 
 
 def test_news_makes_the_limit() -> None:
