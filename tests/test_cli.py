@@ -135,6 +135,16 @@ def test_fix_takes_several_values() -> None:
     assert {row["decisions"]["raster"] for row in tree["best"]} <= {2, 4}
 
 
+def test_schedules_of_an_earlier_search_are_told_from_these(tmp_path: Path) -> None:
+    """They stay, and are named; a first search names none."""
+    first = tinygpu(*SEARCH, "--out", tmp_path).stdout
+    assert "01.json to 03.json; why" in first
+    assert "of an earlier search" not in first
+    again = tinygpu(*SEARCH, "--top", "1", "--out", tmp_path).stdout
+    assert "01.json; why" in again
+    assert "of an earlier search, not of this: 02.json, 03.json" in again
+
+
 def test_an_empty_space_says_why() -> None:
     words = ["search", "matmul", *SIZES, *FIX, "--fix", "ctas_per_sm=16"]
     assert "ctas_per_sm" in complaint(tinygpu(*words))

@@ -92,8 +92,11 @@ def search(
         say_json(tree)
         return
     show(space, found, timed)
-    if files:
-        say(f"schedules: {files[0]} to {files[-1].name}; why: tinygpu explain {files[0]}")
+    if out is not None:
+        more = f" to {files[-1].name}" if len(files) > 1 else ""
+        say(f"schedules: {files[0]}{more}; why: tinygpu explain {files[0]}")
+        if older := sorted(file.name for file in {*out.glob("[0-9]*.json")} - {*files}):
+            say(f"of an earlier search, not of this: {', '.join(older)}")
 
 
 def ranked(
