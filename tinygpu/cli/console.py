@@ -152,4 +152,4 @@ def time_text(seconds: float) -> str:
 
 def count_text(number: int) -> str:
     """Write a count, a large one in powers of ten too."""
-    return f"{number:,}" if number < 10**7 else f"{number:.3g}".replace("e+", "e")
+    return f"{number:,}" if number < 10**7 else f"{number:.2e}".replace("e+", "e")
