@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from tinygpu.cli.timeline_picture import asynchronous_figure
 from tinygpu.device import load_device
 from tinygpu.machine import Chosen
+from tinygpu.machines.blackwell import STARTS as POINTS
+from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.operation import matmul
 from tinygpu.program import Program
@@ -147,6 +149,17 @@ def test_the_picture_shows_every_row_and_tile() -> None:
         "tile 0", "tile 1", "tile 2", "tile 3",
     ]  # fmt: skip
     assert upper.get_xlim()[1] < lower.get_xlim()[1]
+
+
+def test_the_picture_shows_the_epilogue_of_blackwell() -> None:
+    """Its warpgroups store while the next tile is multiplied: they stand below the tensor cores."""
+    program = Blackwell().program(matmul("bf16", layout="nt"), Chosen(dict(POINTS["pair"])))
+    sizes = {"m": 4096, "n": 4096, "k": 1024}
+    line = timeline(program, sizes, load_device("b200"), iterations=2)
+    _, lower = asynchronous_figure(line, load_device("b200"), "title").axes
+    names = [label.get_text() for label in lower.get_yticklabels()]
+    assert names == [row for row in line.rows if row.startswith(("tensor", "epilogue"))]
+    assert len(names) > 1
 
 
 @pytest.mark.parametrize("name", STARTS)

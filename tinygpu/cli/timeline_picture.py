@@ -36,7 +36,7 @@ _ROUNDS = 3.2
 def asynchronous_figure(line: Timeline, device: Device, title: str) -> Figure:
     """Draw who does what, and what each stage holds, in the first tiles of a CTA."""
     rows = list(line.rows)
-    below = [row for row in rows if row.startswith(("tensor", "consumer"))]
+    below = [row for row in rows if row.startswith(("tensor", "consumer", "epilogue"))]
     tall = [0.30 * len(rows) + 0.35, 0.30 * len(below) + 0.35]
     figure = Figure(figsize=(13, sum(tall) + 2.0), layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=tall)
