@@ -23,7 +23,7 @@ from tinygpu.interpret import check, interpret
 from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.operation import matmul
-from tinygpu.program import Do, For, Program, Statement, Sync, When
+from tinygpu.program import Access, Do, For, Program, Statement, Sync, When
 
 SMALL: dict[str, Any] = {
     **STARTS["shared k"], "tile_n": 16, "stages": 2, "in_flight": 0, "store_n": 16,
@@ -166,6 +166,7 @@ def own_k(program: Program) -> Program:
 
     def change(do: Do) -> Do:
         (source,) = do.reads
+        assert isinstance(source, Access)
         origin = tuple(
             replace(o, terms=tuple(t for t in o.terms if t[0] != "rank_k")) for o in source.origin
         )

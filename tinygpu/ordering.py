@@ -128,7 +128,8 @@ def _homes(cluster: Cluster, cta: int, reach: str, home: str) -> tuple[int, ...]
 @lru_cache(4096)
 def along(cluster: Cluster, cta: int, axis: str) -> tuple[int, ...]:
     """Return the CTAs of a cluster along an axis, or several; itself alone, if it is no axis."""
-    found, stride = (cta,), 1
+    found: tuple[int, ...] = (cta,)
+    stride = 1
     for name, extent in cluster:
         if name in axis.split():
             apart = range(0, extent * stride, stride)
