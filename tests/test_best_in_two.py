@@ -267,3 +267,15 @@ def test_news_makes_the_limit() -> None:
     assert worse.order == news[better].order
     assert worse.found.limit == max(sorted([*news[0].known.values(), *news[1].known.values()])[:5])
     assert {key for key, _, _ in worse.entries()} <= news[1 - better].known.keys()
+
+
+def test_results_are_joined_by_their_times() -> None:
+    """In any order; of two with one key, which ``distinct`` makes, only the faster is left."""
+    space = spaces()["wide"]
+    search = Search(space, 30, ())
+    search.start()
+    entries = sorted(search.entries(), key=lambda entry: entry[1])
+    slower = [(entries[0][0], seconds, schedule) for _, seconds, schedule in entries[20:]]
+    found = best._ranking(space, 5, [*slower, *entries[::-1]], 1, 1).best
+    assert [r.seconds for r in found] == pytest.approx([s for _, s, _ in entries[:5]], rel=1e-9)
+    assert len({r.schedule for r in found}) == 5
