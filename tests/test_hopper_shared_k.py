@@ -15,15 +15,23 @@ from hypothesis import strategies as st
 from tests.async_mutants import mutants
 from tests.hopper_terms import broken, dos, rebuffered, rewritten
 from tests.ptx_runs import run_matmul
+from tinygpu.agents import TILES
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.exchange import runs
-from tinygpu.errors import ProgramError
-from tinygpu.events import verdict
+from tinygpu.conditions import hazards
+from tinygpu.errors import MachineError, ProgramError, ScheduleError
+from tinygpu.events import _is_legal, verdict
 from tinygpu.interpret import check, interpret
-from tinygpu.machine import Chosen
+from tinygpu.machine import Choice, Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.operation import matmul
-from tinygpu.program import Access, Do, For, Program, Statement, Sync, When
+from tinygpu.program import Access, Affine, Do, Fence, For, Program, Statement, Sync, When
+from tinygpu.protocol import Act, Crew, One, Protocol, Ring, Tiles, Touch
+from tinygpu.protocol_extraction import protocol_of
+from tinygpu.protocol_pairs import pairs
+from tinygpu.protocol_parts import parts
+from tinygpu.schedule import Schedule
+from tinygpu.tile_window import tile_window
 
 SMALL: dict[str, Any] = {
     **STARTS["shared k"], "tile_n": 16, "stages": 2, "in_flight": 0, "store_n": 16,
@@ -95,6 +103,16 @@ def test_parts_are_added_in_the_order_of_their_ranks() -> None:
         assert (got.outputs["c"] == 0).all()
 
 
+def test_older_schedules_share_no_k() -> None:
+    """A schedule that was written without this decision is the one that has its first value."""
+    older = {n: v for n, v in STARTS["cluster"].items() if n != "cluster_k"}
+    assert Schedule.of(Hopper(), older) == Schedule.of(Hopper(), STARTS["cluster"])
+    with pytest.raises(ScheduleError, match="decision tile_m: machine hopper needs it"):
+        Schedule.of(Hopper(), {n: v for n, v in older.items() if n != "tile_m"})
+    with pytest.raises(MachineError, match="before it was 3, not one"):
+        Choice(1, 2, before=3)
+
+
 def test_nothing_is_left_of_it_at_one_cta() -> None:
     program = shared("two", cluster_k=1)
     assert "parts" not in str(program)
@@ -125,6 +143,12 @@ def late(program: Program) -> Program:
 
 def _sends(when: When) -> bool:
     return any(isinstance(s, Do) and s.instruction.name == "st.shared" for s in when.body)
+
+
+def unattended(program: Program) -> Program:
+    """Without that barrier, and without the reads: nobody waits for what the others send."""
+    unread = dos(unsynchronised(program), "ld.shared", lambda do: ())
+    return unadded(unread)
 
 
 def unadded(program: Program) -> Program:
@@ -179,6 +203,7 @@ WRONG: dict[str, tuple[Callable[[Program], Program], set[str], set[str]]] = {
     # what changes the term, what the interpreter finds, what the graph finds
     "no barrier": (unsynchronised, {"race", "exited", "stale", "unwritten_read"}, {"race", "exit"}),
     "barrier before": (late, {"race", "exited", "stale", "unwritten_read"}, {"race", "exit"}),
+    "nobody stays": (unattended, {"exited"}, {"exit"}),
     "not added": (unadded, {"wrong_result"}, set()),
     "not sent": (unsent, {"unwritten_read"}, {"unwritten"}),
     "one part only": (once, {"wrong_result"}, set()),
@@ -203,6 +228,38 @@ def test_what_is_made_wrong_is_found(name: str) -> None:
     assert said.legal == (not known)
 
 
+@pytest.mark.parametrize("dropped", [Fence("proxy.async"), Sync(1, "role")], ids=str)
+@pytest.mark.parametrize("name", ["pairs of rows", "two consumers"])
+def test_stores_of_the_cta_that_has_the_sums_are_judged(name: str, dropped: Statement) -> None:
+    """They stand under a guard on its rank, which the part of a protocol that judges them drops."""
+    whole = shared(name)
+    program = rewritten(whole, lambda s: () if s == dropped else s)
+    assert parts(protocol_of(program))[0] != parts(protocol_of(whole))[0]
+    assert not verdict(program).legal
+    assert not all(map(_is_legal, parts(protocol_of(program))))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_meeting_within_a_tile_is_proved_of_one_tile_only(*, persistent: bool) -> None:
+    meet = (Tiles("t", "i", Affine(), 1, (Sync(scope="cluster"),)),)
+    crews = tuple(Crew(name, 128, 1, "", meet) for name in ("one", "other"))
+    protocol = Protocol(crews, (("rank", 2),), persistent, ())
+    assert ("inside a loop" in tile_window(protocol)[0].doubt) == persistent
+
+
+def test_ctas_that_write_one_place_race() -> None:
+    """Though all of them execute the same statement, and none names its rank."""
+    ring = Ring("x", 1, "cta", "rank")
+    put = Act("put", "generic", (Touch(ring, Affine(), True),))
+    get = One((Act("get", "generic", (Touch(ring, Affine(), False),)),))
+    meet = Sync(scope="cluster")
+    for ctas, kinds in ((1, set()), (2, {"race", "unwritten"})):
+        body = (put, meet, get, meet)
+        protocol = Protocol((Crew("all", 128, 1, "", body),), (("rank", ctas),), False, ())
+        assert pairs(protocol) == (protocol,)
+        assert {h.kind for h in hazards(protocol, {TILES: 1})} == kinds
+
+
 def without(text: str, *what: str) -> str:
     """The kernel without the last lines that have a text in them."""
     lines = text.splitlines()
@@ -219,6 +276,7 @@ def unmet(text: str) -> str:
 
 TEXTS: dict[str, Callable[[str], str]] = {
     "no barrier": unmet,
+    "barrier that releases nothing": lambda text: text.replace("arrive.release", "arrive.relaxed"),
     "one part less": lambda text: without(text, "ld.shared.v4"),
     "one value less": lambda text: without(text, "add.rn.f32"),
     "not sent": lambda text: without(text, "st.shared::cluster.v4"),

@@ -144,7 +144,8 @@ def _within(look: Look, index: int, accesses: list[_Access]) -> None:
         for write in writes:
             _follows(look, write, read, what)
     for one, two in combinations(writes, 2):
-        if look.event(one.place) is look.event(two.place):
+        here, there = (look.agents[w.place[0]].cta for w in (one, two))
+        if here == there and look.event(one.place) is look.event(two.place):
             if one.touch.overlap:
                 text = f"two threads of {look.name(one.place)} write one cell of {what}"
                 look.report("race", one.place, two.place, f"{text}; give each its own")
