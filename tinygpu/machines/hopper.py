@@ -84,7 +84,7 @@ class Hopper(Machine):
         if d.cluster_k > 1:  # without spilling, for it loads the parts that others send far ahead
             most = select(
                 d.ctas_per_sm == 2,
-                select(d.consumers == 1, 64, select(d.consumers == 2, 24, 8)),
+                select(d.consumers == 1, 64, select(d.consumers == 2, 16, 8)),
                 select(d.consumers == 1, 112, select(d.consumers == 2, 96, 64)),
             )
         span = (64 if d.swap else d.store_n) * out
