@@ -298,8 +298,9 @@ class _Accountant:
                 return Event("work", {"serial": transfer_cycles(count, device)})
             case "tensor":
                 k, inner, outer, rows = do.values
-                read = (rows + inner * outer) * k * smem_width(do) / smem
-                busy = 2 * count / device.tensor_flop_per_cycle_per_sm
+                width = smem_width(do)
+                read = (rows + inner * outer) * k * width / smem
+                busy = count * width / device.tensor_flop_per_cycle_per_sm  # that of 2 B inputs
                 cycles = {"tensor": np.maximum(busy, read), "smem": read}
                 return Event("product", cycles, latency=PIPELINE["product_end"])
             case "tma" if do.write.buffer.level == "smem":

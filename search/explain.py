@@ -35,6 +35,7 @@ from itertools import combinations
 from tinygpu.device import Device
 from tinygpu.laws import check_schedule, require_legal
 from tinygpu.machine import Machine, Value
+from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem
 from tinygpu.program import Program
 from tinygpu.registers import spill_estimate
@@ -200,7 +201,8 @@ def _rate(problem: Problem, device: Device, view: View | Timed) -> tuple[float, 
     flops, moved = problem.operation.flops(problem.sizes), problem.operation.bytes(problem.sizes)
     a_cycle, unit = 2 * device.fma_f32_per_cycle_per_sm, "FLOP/s"
     if isinstance(view, Timed) or "tensor" in view.time.parts:
-        a_cycle, unit = device.tensor_flop_per_cycle_per_sm, "tensor FLOP/s"
+        wide = DTYPES[problem.operation.inputs[0].dtype].bytes
+        a_cycle, unit = device.tensor_flop_per_cycle_per_sm * 2 / wide, "tensor FLOP/s"
     peak, seconds = a_cycle * device.sms * device.clock_hz, view.seconds
     if flops / peak >= moved / device.dram_bytes_per_second:
         return flops / seconds, peak, unit

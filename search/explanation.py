@@ -204,8 +204,9 @@ def rated(rate: float, peak: float, unit: str) -> str:
     """Write a rate in FLOP/s (of a kind: "tensor FLOP/s") or B/s, and its share of the peak."""
     kind, arithmetic, _ = unit.rpartition("FLOP/s")
     peak_of = (kind.strip() or "fp32") if arithmetic else "DRAM"
-    written = f"{rate / 1e12:#.3g} TFLOP/s" if arithmetic else f"{rate / 1e9:.4g} GB/s"
-    return f"{written}, {rate / peak:.1%} of the {peak_of} peak"
+    written, name = (rate / 1e12, "TFLOP/s") if arithmetic else (rate / 1e9, "GB/s")
+    figures = f"{written:.0f}" if written >= 100 else f"{written:#.3g}"
+    return f"{figures} {name}, {rate / peak:.1%} of the {peak_of} peak"
 
 
 def _explained(e: Explanation) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The sanitizer's runs: what its output means, and controls that really are faulty."""
+"""Evidence from a GPU: the sanitizer and its controls, the winners, runs that no fit has seen."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import pytest
 
 from benchmarks.hopper_bottleneck import SHAPES, winner
 from benchmarks.hopper_sanitizer import CONTROLS, TOOLS, controls, said
+from benchmarks.peers import FOLDER, load_rows
+from tinygpu.device import load_device
 from tinygpu.events import verdict
+from tinygpu.machines.hopper import Hopper
+from tinygpu.operation import matmul
+from tinygpu.schedule import Schedule
+from tinygpu.search.cost import cost
 
 
 @pytest.mark.parametrize(
@@ -38,3 +44,16 @@ def test_winners_are_recorded() -> None:
         schedule, problem = winner(shape)
         assert tuple(problem.sizes[axis] for axis in "mnk") == shape
         assert schedule.machine == "hopper"
+
+
+def test_the_model_meets_runs_that_it_was_not_fitted_to() -> None:
+    """Of fp16 and fp8, whose products take half as long: within 15 % of the times measured."""
+    rows = [r for r in load_rows("hopper_matmul", FOLDER) if r["group"] in ("f16", "e4m3")]
+    assert len(rows) == 12
+    for row in rows:
+        operation = matmul(row["group"], layout="nt")
+        values = {"cluster_k": 1, **row["schedule"]}
+        program = Schedule.of(Hopper(), values).program(Hopper(), operation)
+        sizes = {axis: row[axis] for axis in "mnk"}
+        predicted = float(cost(program, sizes, load_device("h200")).seconds)
+        assert predicted == pytest.approx(row["seconds"], rel=0.15), row["case"]
