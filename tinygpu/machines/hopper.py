@@ -2,6 +2,7 @@
 
 A CTA has a producer, which loads tiles of the inputs into a ring of stages in shared memory, and
 one to three consumer warpgroups, which multiply from there and store; see ``hopper_term.py``.
+CTAs of a cluster may share what they load, or a tile's k, so that few tiles fill the chip.
 
 Source: PTX ISA 9; NVIDIA CUTLASS 3 and P. Mohan, "Outperforming cuBLAS on H100".
 """
@@ -108,7 +109,7 @@ class Hopper(Machine):
                 "accumulators",
                 held <= most,
                 "sums leave a consumer's threads registers to work with",
-                "lower tile_n or tile_m, or raise consumers",
+                "lower tile_n or tile_m, raise consumers, or choose cluster_k 1",
             ),
             Requirement(
                 "turns",
