@@ -101,16 +101,18 @@ def before(passes: list[Place], clock: Clock) -> bool:
 
 def join(one: Clock, other: Clock) -> Clock:
     """Return the clock of what comes after both."""
-    return tuple(map(max, one, other))
+    return tuple([a if a > b else b for a, b in zip(one, other, strict=True)])
 
 
 def phases(cluster: Cluster, cta: int, event: Event) -> tuple[Phase, ...]:
     """Return the phases to which an event of a CTA contributes: none if it does not arrive."""
     node = event.node
-    if isinstance(node, Arrive):
-        reach, barrier = node.to, node.barrier
-    elif isinstance(node, Act) and node.signal is not None:
+    if type(node) is Act:
+        if node.signal is None:
+            return ()
         reach, barrier = node.multicast, node.signal[0]
+    elif type(node) is Arrive:
+        reach, barrier = node.to, node.barrier
     else:
         return ()
     name, at = barrier.name, event.at
@@ -205,56 +207,68 @@ class _Walk:
         number, position = place
         clock = self.now[number]
         after = (*clock[:number], position + 1, *clock[number + 1 :])
-        cta = self.agents[number].cta
-        match event.node:
-            case Act(_, "product"):
-                self.product(place, event, after, ready)
-            case Act(_, kind) if kind != "generic":
-                reach = phases(self.cluster, cta, event)
-                flight = self.flights[place] = Flight(event, [place], clock, 0, reach)
-                for phase in reach:
-                    self.give(phase, after, ready)
-                if kind in _GROUPS:
-                    self.groups[number, _GROUPS[kind]][-1].append(flight)
-            case Arrive():
-                for phase in phases(self.cluster, cta, event):
-                    self.give(phase, after, ready)
-            case Commit(group):
-                self.groups[number, group].append([])
-            case WaitGroup(pending, group, read):
-                groups = self.groups[number, group]
-                if group in ("tcgen05.ld", "tcgen05.st"):
-                    groups.append([])
-                newest = max(len(groups) - 1 - max(pending, 0), 0)
-                fresh = range(self.covered[number, group, read], newest)
-                for flight in (f for i in fresh for f in groups[i]):
-                    if flight.missing:
-                        return ("product", id(flight))
-                    if group == "wgmma":
-                        after = join(after, flight.clock)
-                    flight.read.append(place)
-                    if not read:
-                        flight.done.append(place)
-                self.covered[number, group, read] = max(fresh.start, newest)
-            case Wait(barrier) if event.at >= 0:
-                phase = (cta, barrier.name, event.at)
+        node, cta = event.node, self.agents[number].cta
+        if isinstance(node, Act):
+            self.act(place, event, node, after, ready)
+        elif isinstance(node, Arrive):
+            for phase in phases(self.cluster, cta, event):
+                self.give(phase, after, ready)
+        elif isinstance(node, Wait):
+            if event.at >= 0:
+                phase = (cta, node.barrier.name, event.at)
                 if self.missing[phase] > 0:
                     return phase
                 after = join(after, self.reached.get(phase, self.none))
                 self.passes[phase].append(place)
-            case Sync():
-                key = self.meeting(place, event.node)
-                if place not in self.came:
-                    self.came.add(place)
-                    self.give(key, clock, ready)
-                if self.missing[key] > 0:
-                    return key
-                self.turns[number, event.node] += 1
-                after = join(after, self.reached[key])
-            case _:
-                pass
+        elif isinstance(node, Sync):
+            key = self.meeting(place, node)
+            if place not in self.came:
+                self.came.add(place)
+                self.give(key, clock, ready)
+            if self.missing[key] > 0:
+                return key
+            self.turns[number, node] += 1
+            after = join(after, self.reached[key])
+        elif isinstance(node, Commit):
+            self.groups[number, node.group].append([])
+        elif isinstance(node, WaitGroup):
+            blocked, after = self.wait_group(place, node, after)
+            if blocked is not None:
+                return blocked
         self.now[number] = after
         return None
+
+    def act(self, place: Place, event: Event, node: Act, after: Clock, ready: list[int]) -> None:
+        """Issue an operation: it is in flight, unless it is done at once."""
+        number, kind = place[0], node.kind
+        if kind == "product":
+            self.product(place, event, after, ready)
+        elif kind != "generic":
+            reach = phases(self.cluster, self.agents[number].cta, event)
+            flight = self.flights[place] = Flight(event, [place], self.now[number], 0, reach)
+            for phase in reach:
+                self.give(phase, after, ready)
+            if kind in _GROUPS:
+                self.groups[number, _GROUPS[kind]][-1].append(flight)
+
+    def wait_group(self, place: Place, node: WaitGroup, after: Clock) -> tuple[Key | None, Clock]:
+        """Pass a wait_group: what it waits for first, if anything, and the clock behind it."""
+        number, group = place[0], node.group
+        groups = self.groups[number, group]
+        if group in ("tcgen05.ld", "tcgen05.st"):
+            groups.append([])
+        newest = max(len(groups) - 1 - max(node.pending, 0), 0)
+        fresh = range(self.covered[number, group, node.read], newest)
+        for flight in (f for i in fresh for f in groups[i]):
+            if flight.missing:
+                return ("product", id(flight)), after
+            if group == "wgmma":
+                after = join(after, flight.clock)
+            flight.read.append(place)
+            if not node.read:
+                flight.done.append(place)
+        self.covered[number, group, node.read] = max(fresh.start, newest)
+        return None, after
 
     def commits(self) -> None:
         """Say of each tcgen05.mma and cp which passes observe its end: each agent's first ones."""
