@@ -23,9 +23,9 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules
+from tinygpu.codegen.interpreter.tensor_memory import LOADING
 from tinygpu.codegen.interpreter.values import TYPES
 from tinygpu.codegen.interpreter.values import products as multiplied
-from tinygpu.codegen.interpreter.tensor_memory import LOADING
 
 __all__ = ["TABLE", "Products", "fragment", "products"]
 
