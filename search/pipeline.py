@@ -48,6 +48,7 @@ from tinygpu.search.fitted import FITTED
 from tinygpu.search.fitted_pipeline import PIPELINE
 from tinygpu.search.recursion import Recursion, numbers, of_agent, span_cycles
 from tinygpu.search.traffic import Operand, fetches, operands_of
+from tinygpu.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
 
 __all__ = ["Placed", "Stages", "predict_stages"]
 
@@ -59,7 +60,7 @@ class Stages:
     """All that the time of a program with barriers depends on; each number on few decisions.
 
     ``extents`` counts clusters along the grid's axes, ``cluster`` CTAs of one; ``stages`` are of
-    the ring of steps, ``registers`` those of a CTA's threads.
+    the ring of steps, ``registers`` those of a CTA's threads, ``columns`` of tensor memory.
     """
 
     device: Device
@@ -75,6 +76,7 @@ class Stages:
     threads: Numbers
     smem_bytes: Numbers
     registers: Numbers
+    columns: Numbers
     ctas_wanted: Numbers
     operands: tuple[Operand, ...]
     output: str
@@ -98,10 +100,11 @@ class Stages:
             registers = registers + role.threads * role.copies * select(
                 np.asanyarray(role.registers) > 0, role.registers, own
             )
+        columns = allocated_columns(program) if uses_tensor_memory(program) else 0
         return Stages(
             device, found, tuple(axis.var for axis in program.grid), program.grid_extents(sizes),
             size, program.raster, program.persistent, program.early, values[found[0].steps], stages,
-            program.threads, program.smem_bytes, registers,
+            program.threads, program.smem_bytes, registers, columns,
             program.ctas_per_sm, operands_of(program, values), program.operation.output.name,
         )  # fmt: skip
 
@@ -120,6 +123,7 @@ class Stages:
             threads=of(self.threads),
             smem_bytes=of(self.smem_bytes),
             registers=of(self.registers),
+            columns=of(self.columns),
             ctas_wanted=of(self.ctas_wanted),
         )
 
@@ -128,11 +132,12 @@ class Stages:
         return reduce(lambda a, b: a * b, self.extents, 1.0)
 
     def resident(self) -> Numbers:
-        """Return how many CTAs fit on an SM, by registers, shared memory and threads."""
+        """Return how many CTAs fit on an SM, by registers, both memories and threads."""
         device = self.device
         fits = np.maximum(np.floor(device.registers_per_sm / self.registers), self.ctas_wanted)
         smem = self.smem_bytes + device.smem_reserved_bytes_per_cta
         fits = np.minimum(fits, np.floor(device.smem_bytes_per_sm / smem))
+        fits = np.minimum(fits, np.floor(COLUMNS / np.maximum(self.columns, 1)))
         fits = np.minimum(fits, np.floor(device.threads_per_sm / self.threads))
         return np.maximum(np.minimum(fits, device.ctas_per_sm), 1.0)
 

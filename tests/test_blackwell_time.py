@@ -83,3 +83,13 @@ def test_the_best_keeps_the_tensor_cores_busy() -> None:
     schedule = rank(space, 1).best[0].schedule
     assert (schedule["cta_pair"], schedule["tile_m"], schedule["tile_n"]) == (1, 256, 256)
     assert schedule["accumulators"] == 2
+
+
+def test_tensor_memory_limits_the_ctas_of_an_sm() -> None:
+    """Two accumulators of 256 columns are all that an SM has, however small the rings are."""
+    sizes = {"m": 8192, "n": 8192, "k": 4096}
+    for accumulators, n, want in ((1, 64, 3), (2, 128, 2), (2, 256, 1)):
+        program = term(
+            "persistent", tile_n=n, accumulators=accumulators, stages=2, store_n=32, epilogues=1
+        )
+        assert Stages.of(program, sizes, B200).resident() == want
