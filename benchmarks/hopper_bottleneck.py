@@ -45,7 +45,10 @@ SETS = 16
 READS = (1 << 31, 117_440_512, 33_554_432)  # B: much, the weights of 14336 x 4096, of 4096 x 4096
 COUNTERS = (
     "dram__bytes_read.sum.pct_of_peak_sustained_elapsed",
-    "sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "sm__pipe_tensor_op_gmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "lts__t_sectors_op_read.avg.pct_of_peak_sustained_elapsed",
     "sm__cycles_elapsed.avg.per_second",
 )
 FIELDS = ("clock_mhz", "capped", "bottleneck", "bytes_per_second", "reason")
@@ -146,8 +149,8 @@ def _reads() -> Iterator[dict[str, Any]]:
 def _counted(shape: tuple[int, int, int]) -> Iterator[dict[str, Any]]:
     """Yield a row for each counter of ``ncu``, or one that says why there is none."""
     schedule, problem = winner(shape)
-    command = ("ncu", "--csv", "--metrics", ",".join(COUNTERS), "--launch-skip", "2",
-               "--launch-count", "1", "--kernel-name", "regex:matmul", sys.executable, "-m",
+    command = ("ncu", "--csv", "--clock-control", "none", "--metrics", ",".join(_there()),
+               "--launch-skip", "2", "--launch-count", "1", "--kernel-name", "regex:matmul", sys.executable, "-m",
                "benchmarks.hopper_bottleneck", "--one", *map(str, shape))  # fmt: skip
     if shutil.which("ncu") is None:
         yield _row(schedule, problem, "ncu", reason="ncu is not on PATH")
@@ -165,6 +168,17 @@ def _counted(shape: tuple[int, int, int]) -> Iterator[dict[str, Any]]:
     if not found:
         last = [x for x in (done.stdout + done.stderr).splitlines() if "==" in x]
         yield _row(schedule, problem, "ncu", reason=(last or ["ncu said nothing"])[-1][:200])
+
+
+def _there() -> list[str]:
+    """Return the counters that this chip has."""
+    command = ("ncu", "--query-metrics")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return list(COUNTERS)
+    known = set(done.stdout.split())
+    return [name for name in COUNTERS if name.partition(".")[0] in known] or list(COUNTERS)
 
 
 def _one(shape: tuple[int, int, int]) -> None:
