@@ -149,9 +149,11 @@ def _reads() -> Iterator[dict[str, Any]]:
 def _counted(shape: tuple[int, int, int]) -> Iterator[dict[str, Any]]:
     """Yield a row for each counter of ``ncu``, or one that says why there is none."""
     schedule, problem = winner(shape)
-    command = ("ncu", "--csv", "--clock-control", "none", "--metrics", ",".join(_there()),
-               "--launch-skip", "2", "--launch-count", "1", "--kernel-name", "regex:matmul", sys.executable, "-m",
-               "benchmarks.hopper_bottleneck", "--one", *map(str, shape))  # fmt: skip
+    command = (
+        *("ncu", "--csv", "--clock-control", "none", "--metrics", ",".join(_there())),
+        *("--launch-skip", "2", "--launch-count", "1", "--kernel-name", "regex:matmul"),
+        *(sys.executable, "-m", "benchmarks.hopper_bottleneck", "--one", *map(str, shape)),
+    )
     if shutil.which("ncu") is None:
         yield _row(schedule, problem, "ncu", reason="ncu is not on PATH")
         return
