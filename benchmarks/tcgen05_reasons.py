@@ -32,6 +32,8 @@ REASONS: Mapping[str, str] = {
     "instruction; a whole warp fewer is found",
     "one tile": "an accumulator is used once, so that nobody waits for its release, and products "
     "follow no one else's",
+    "first chunks": "what waits for the former use of a chunk's buffer waits for nothing in the "
+    "first chunks of the one tile; in the later ones it is found",
 }
 _TEXTS = (
     (r"\(opening\): drop tcgen05\.fence", "nothing yet"),
@@ -39,7 +41,10 @@ _TEXTS = (
     (r": drop (bar\.sync 0|barrier\.cluster\.wait)", "left"),
     (r": count- ", "lanes"),
 )
-_OF_ONE_TILE = r"mbarrier\.|tcgen05\.fence::after"
+_OF_ONE_TILE = (
+    (r"mbarrier\.|tcgen05\.fence::after", "one tile"),
+    (r": drop (cp\.async\.bulk\.wait_group\.read|bar\.sync [1-9])", "first chunks"),
+)
 
 
 def of_term(line: str, stages: Mapping[str, int]) -> str:
@@ -66,6 +71,6 @@ def of_term(line: str, stages: Mapping[str, int]) -> str:
 def of_text(name: str, *, one_tile: bool) -> str:
     """Return the category of a mutant's name, of a text that shows nothing."""
     found = next((kind for pattern, kind in _TEXTS if re.search(pattern, name)), UNEXPLAINED)
-    if found == UNEXPLAINED and one_tile and re.search(_OF_ONE_TILE, name):
-        return "one tile"
+    if found == UNEXPLAINED and one_tile:
+        return next((kind for pattern, kind in _OF_ONE_TILE if re.search(pattern, name)), found)
     return found
