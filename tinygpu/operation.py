@@ -352,7 +352,8 @@ def reduce(
 def _gated(x: Expression, exponent: Expression) -> Expression:
     """Return x / (1 + 2^exponent), both sides of the quotient scaled.
 
-    So a tail is rounded once, and no subnormal number comes up but as a result.
+    So a tail is rounded once, and no subnormal number comes up but as a result.  In fp32 an x from
+    2^96 on gives infinity.
     """
     least = math.ldexp(1.0, -_SCALE)
     power = apply("ex2.ftz", exponent + -_SCALE)
