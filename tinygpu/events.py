@@ -40,8 +40,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from tinygpu.conditions import hazards
 from tinygpu.errors import ProgramError
@@ -56,6 +55,9 @@ from tinygpu.tile_window import tile_window
 from tinygpu.unfolding import Instance, instances
 from tinygpu.window import Window, window
 from tinygpu.witness import Hazard
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = [
     "Event",
@@ -183,6 +185,8 @@ def graph(program: Program, trips: Mapping[str, int]) -> nx.DiGraph:
     Nodes are ``Event`` with the attribute ``instance``; edges have the attribute ``kind``: "order",
     "landing", "wait_group" or "bar.sync".  Raises ProgramError if a parameter has no value.
     """
+    import networkx as nx
+
     found = nx.DiGraph(name=program.name)
     syncs: dict[tuple[int, int], list[tuple[Event, Event]]] = {}
     for role, sequence in enumerate(unfold(program, trips)):

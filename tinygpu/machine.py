@@ -25,15 +25,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tinygpu.errors import MachineError, OperationError, nearest
 from tinygpu.instruction import INSTRUCTIONS, Instruction
 from tinygpu.memory import Level
 from tinygpu.operation import ACC, Operation
 from tinygpu.program import Program
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["Choice", "Chosen", "Machine", "Requirement", "Value", "instructions"]
 
@@ -135,6 +136,8 @@ class Machine(ABC):
     @classmethod
     def graph(cls) -> nx.MultiDiGraph:
         """Return the machine as a graph: levels are nodes, instructions edges between them."""
+        import networkx as nx  # a tenth of a second, and only here
+
         graph = nx.MultiDiGraph(name=cls.name)
         for level in cls.levels:
             graph.add_node(level.name, level=level)
