@@ -9,7 +9,6 @@ the making of the tables, and once more with the tables ready.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -24,20 +23,13 @@ from tinygpu.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
+from tinygpu.search.best import cores
 from tinygpu.search.scorer import Scorer, Shared
 from tinygpu.space import Space
 
-__all__ = ["cores", "main", "rates"]
+__all__ = ["main", "rates"]
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # spec: getrusage(2), bytes or KiB
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # it is Linux's
-        return os.cpu_count() or 1
 
 
 def rates(points: int, size: int, point: str = "") -> tuple[float, float, float]:

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import FOLDER, write_tree
-from benchmarks.scoring import cores, rates
+from benchmarks.scoring import rates
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.provenance import provenance
 from tinygpu.device import load_device
@@ -44,6 +44,7 @@ from tinygpu.machines.simt import Simt
 from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.program import Program
 from tinygpu.protocol import Protocol
+from tinygpu.search.best import cores
 from tinygpu.skeleton import Skeleton
 from tinygpu.space import Space
 

@@ -276,7 +276,7 @@ class Kernel:
         shape = tuple(named[axis] for axis in operation.output.axes)
         try:
             return self._empty(inputs[0], views[0], shape, handle)
-        except Exception as error:
+        except (MemoryError, RuntimeError) as error:  # CuPy's and PyTorch's
             if (said := out_of_memory(error)) is None:
                 raise
             raise LaunchError(f"{operation.output.name}: {said}") from None

@@ -24,7 +24,7 @@ from tinygpu.search.cost import Breakdown, cost
 from tinygpu.search.pair import UnshareableError, search_in_two
 from tinygpu.space import Space
 
-__all__ = ["Ranked", "Ranking", "rank"]
+__all__ = ["Ranked", "Ranking", "cores", "rank"]
 
 _LARGE = 10**8
 """Schedules, legal or not, from which on a second process is worth its start."""
@@ -69,7 +69,7 @@ def rank(
     random schedules of each batch: quick, and not proven.  ``progress(done, all)`` counts batches.
     Raises IllegalScheduleError if nothing is legal.
     """
-    if exact and space.raw >= _LARGE and _cores() > 1:
+    if exact and space.raw >= _LARGE and cores() > 1:
         with suppress(UnshareableError):  # one process can search it all
             both = search_in_two(space, k, distinct, progress)
             if not both.legal:
@@ -83,7 +83,7 @@ def rank(
     return _ranking(space, k, search.entries(), space.count(), search.scored, proven=exact)
 
 
-def _cores() -> int:
+def cores() -> int:
     """Return how many cores this process may use."""
     try:
         return len(os.sched_getaffinity(0))

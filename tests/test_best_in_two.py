@@ -72,7 +72,7 @@ def spaces() -> dict[str, Space]:
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Any space is large and there are two cores; gives the processes, none left at the end."""
     monkeypatch.setattr(best, "_LARGE", 0)
-    monkeypatch.setattr(best, "_cores", lambda: 2)
+    monkeypatch.setattr(best, "cores", lambda: 2)
     started: list[subprocess.Popen[bytes]] = []
     start = subprocess.Popen
 
@@ -87,7 +87,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes
 
 def alone(space: Space, k: int, **options: Any) -> Ranking:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(best, "_cores", lambda: 1)
+        patch.setattr(best, "cores", lambda: 1)
         return rank(space, k, **options)
 
 

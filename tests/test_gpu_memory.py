@@ -28,8 +28,8 @@ serve(handle)
 """
 
 
-class OutOfMemoryError(Exception):
-    """As CuPy's and PyTorch's."""
+class OutOfMemoryError(MemoryError):
+    """As CuPy's."""
 
 
 @pytest.mark.parametrize("error", [OutOfMemoryError("Out of memory\nand more"), KeyError("other")])
