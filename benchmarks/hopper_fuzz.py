@@ -41,11 +41,11 @@ from tinygpu.laws import check_schedule
 from tinygpu.machine import Value
 from tinygpu.machines.hopper import Hopper
 from tinygpu.measurement import Measurement, Results
-from tinygpu.operation import Problem, matmul
+from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.schedule import Schedule, from_json
 from tinygpu.space import Space
 
-__all__ = ["FIELDS", "draw", "load_cases", "main", "rows_of", "shape", "summary"]
+__all__ = ["FIELDS", "draw", "layout_of", "load_cases", "main", "rows_of", "shape", "summary"]
 
 COUNT = 1000
 SHAPES = 50
@@ -134,6 +134,16 @@ def load_cases(path: Path) -> list[Case]:
     return [(problem, tuple(schedules)) for problem, schedules in found.items()]
 
 
+def layout_of(operation: Operation) -> str:
+    """Return how the inputs of a matmul lie.
+
+    >>> layout_of(matmul("bf16", layout="tn"))
+    'tn'
+    """
+    a, b = (operation.operand(name).axes[-1] == "k" for name in "ab")
+    return ("n" if a else "t") + ("t" if b else "n")
+
+
 def rows_of(
     case: Case, *, number: int, store: Results | None = None, options: Options = OPTIONS
 ) -> list[dict[str, Any]]:
@@ -146,7 +156,7 @@ def rows_of(
 def _row(
     problem: Problem, schedule: Schedule, measured: Measurement, number: int
 ) -> dict[str, Any]:
-    first, second = problem.operation.inputs
+    first = problem.operation.inputs[0]
     types = [first.dtype, problem.operation.output.dtype]
     return {
         "group": "fuzz",
@@ -160,8 +170,7 @@ def _row(
         "peer_seconds": None,
         "error": measured.error if math.isfinite(measured.error) else str(measured.error),
         "reason": measured.reason,
-        "layout": ("n" if first.axes[-1] == "k" else "t")
-        + ("t" if second.axes[-1] == "k" else "n"),
+        "layout": layout_of(problem.operation),
         "emitter": measured.emitter,
     }
 

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hopper_fuzz import draw, load_cases
+from benchmarks.hopper_fuzz import draw, layout_of, load_cases
 from benchmarks.peers import FOLDER, write_results
 from tests.async_mutants import mutants
 from tinygpu.codegen.provenance import provenance
@@ -128,16 +128,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with ThreadPoolExecutor(JOBS) as pool:
             for job, (outcome, reason) in zip(jobs, pool.map(_run, jobs), strict=True):
                 tool, case, _, problem, schedule = job
-                a, b = (problem.operation.operand(name) for name in "ab")
-                layout = ("n" if a.axes[-1] == "k" else "t") + ("t" if b.axes[-1] == "k" else "n")
                 rows.append({
                     "group": "control" if case.startswith("control") else "main",
                     "case": f"{tool}, {case}",
                     **{axis: problem.sizes[axis] for axis in "mnk"},
                     "dtype": problem.operation.output.dtype, "schedule": schedule,
                     "predicted_seconds": None, "seconds": None, "peer": "", "peer_seconds": None,
-                    "error": None, "layout": layout, "tool": tool, "outcome": outcome,
-                    "reason": reason,
+                    "error": None, "layout": layout_of(problem.operation), "tool": tool,
+                    "outcome": outcome, "reason": reason,
                 })  # fmt: skip
                 sys.stdout.write(f"{case[:60]} {problem.sizes} {tool}: {outcome} {reason}\n")
                 sys.stdout.flush()

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.agreement_cases import CASES, MACHINES, Case, draw, load_cases
+from benchmarks.hopper_fuzz import layout_of
 from benchmarks.peers import FOLDER, load_rows, write_results
 from benchmarks.simt_fuzz import save_cases
 from tinygpu.codegen.assemble import assemble
@@ -198,7 +199,7 @@ def launched(case: Case, number: int, ask: Ask) -> Outcome:
 def row(case: Case, number: int, interpreted: Outcome, on_gpu: Outcome) -> dict[str, Any]:
     """Hold the two outcomes of a case against the reference and each other."""
     problem, schedule = case
-    first, second = problem.operation.inputs[:2]
+    first = problem.operation.inputs[0]
     data, depth = Data.of(case, number), problem.sizes["k"]
     errors: dict[str, float | None] = {"gpu": None, "interpreter": None, "both": None}
     if on_gpu.output:
@@ -224,8 +225,7 @@ def row(case: Case, number: int, interpreted: Outcome, on_gpu: Outcome) -> dict[
         "peer_seconds": None,
         "error": _finite(errors["gpu"]),
         "reason": reason,
-        "layout": ("n" if first.axes[-1] == "k" else "t")
-        + ("t" if second.axes[-1] == "k" else "n"),
+        "layout": layout_of(problem.operation),
         "emitter": EMITTER_VERSION,
         "completion": COMPLETIONS[number % 3],
         "interpreter_error": _finite(errors["interpreter"]),

@@ -43,13 +43,7 @@ from tinygpu.witness import Look
 __all__ = ["exits", "memory", "registers"]
 
 Cell = tuple[object, ...]
-_PROXY = (
-    "load",
-    "store",
-    "product",
-    "mma",
-    "cp",
-)  # those that read and write through the other proxy
+_PROXY = ("load", "store", "product", "mma", "cp")  # they go through the other proxy
 
 
 @dataclass(slots=True)
