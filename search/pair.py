@@ -37,7 +37,6 @@ from tinygpu.space import Space
 
 __all__ = ["Failed", "Result", "Task", "UnshareableError", "search_in_two"]
 
-_SILENCE_SECONDS = 120.0
 _FEW = 64
 """Batches that are built in no time: both processes build all, and deal them out evenly."""
 
@@ -154,8 +153,6 @@ class _Other:
     def look(self, *, wait: bool = False) -> None:
         """Take in what it said meanwhile; ``wait`` for something, if it is nothing."""
         while self.result is None and (wait or self.pipe.poll()):
-            if wait and not self.pipe.poll(_SILENCE_SECONDS):
-                raise UnshareableError  # it hangs, or is far too slow: this process does it all
             wait = False
             try:
                 message = self.pipe.recv()
