@@ -36,6 +36,18 @@ WHOLES: dict[str, Program] = {
     "three": term("persistent", stages=2, tile_m=192, consumers=3, tile_n=64),
     "row": term("cluster", stages=2, in_flight=0, tile_n=64, consumers=1, tile_m=64),
     "square": term("cluster", stages=2, tile_m=64, tile_n=64, consumers=1, cluster_n=2),
+    "row of two": term("cluster", stages=2, in_flight=0, tile_n=64, consumers=2, tile_m=128),
+    "shared k": term("shared k", stages=2, in_flight=0, tile_n=16, store_n=16),
+    "row of shared k": term(
+        "shared k",
+        stages=2,
+        tile_m=128,
+        consumers=2,
+        cluster_m=2,
+        epilogue="tma",
+        tile_n=32,
+        store_n=16,
+    ),
 }
 
 
@@ -88,7 +100,7 @@ def test_numbers_that_do_not_matter_are_gone() -> None:
         wholes.add(protocol)
         pieces.update(parts(protocol))
     assert len(wholes) >= 20
-    assert len(pieces) == 2  # one of the store's chunks, one of the rest
+    assert len(pieces) == 3  # one of the store's chunks; of the rest, two CTAs, and two copies
 
 
 def test_verdicts_over_a_space_cost_little() -> None:

@@ -288,7 +288,8 @@ def exits(look: Look) -> None:
         if look.agents[giver[0]].cta == cta:
             continue
         if not any(before([giver], clock) for clock in finals[cta]):
-            last = next((n, at - 1) for n, at in ends if look.agents[n].cta == cta)
+            of_cta = ((n, at - 1) for n, at in ends if at and look.agents[n].cta == cta)
+            last = next(of_cta, giver)
             text = f"{look.name(giver)} may reach {name} of CTA {cta} when that has ended"
             look.report("exit", giver, last, f"{text}; end with barrier.cluster")
 

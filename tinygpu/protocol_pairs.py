@@ -1,7 +1,8 @@
 """Pairs: the protocol among two CTAs of a cluster, and among two copies of a crew that are alike.
 
 Every condition but balance speaks of two agents, and a path among two CTAs is a path among all;
-so a cluster is legal if its pairs are: two CTAs along one axis, and two that differ in more ranks.
+so a cluster is legal if its pairs are: two CTAs along one axis, and two that differ in more ranks,
+with one copy of a crew in each; and two copies in one CTA.
 Balance stays what it was, as counts are scaled: of n CTAs that arrive two do, and a load along an
 axis of n brings n / 2 times its bytes and its part of a stage.
 
@@ -14,7 +15,7 @@ Pairs are alike whatever an axis or a ring is called, so they get names of their
 >>> values = {**STARTS["cluster"], "cluster_n": 2, "tile_n": 128}
 >>> whole = protocol_of(Hopper().program(matmul("bf16", layout="nt"), Chosen(values)))
 >>> print([pair.cluster for pair in pairs(whole)], len(set(pairs(whole))))
-[(('pair', 2),), (('pair', 2),), (('pair', 2),)] 2
+[(('pair', 2),), (('pair', 2),), (('pair', 2),), ()] 3
 
 Source: ``docs/model-concurrency.md``, section "Parts".
 """
@@ -65,7 +66,9 @@ def pairs(protocol: Protocol) -> tuple[Protocol, ...]:
     ]
     if len(wide) > 1:
         shapes.append((*ones, (_PAIR, 2)))
-    found = [_among(protocol, shape) for shape in shapes or [ones]]
+    found = [_among(protocol, shape, most=1) for shape in shapes]
+    if not wide or any(crew.copies > 1 and _is_alike(crew) for crew in protocol.crews):
+        found.append(_among(protocol, ones, most=2))
     return tuple(p for p in found if p is not None) if None not in found else (protocol,)
 
 
@@ -80,11 +83,16 @@ def _joined(body: Body) -> bool:
     )
 
 
-def _among(protocol: Protocol, shape: Cluster) -> Protocol | None:
-    """Return a protocol among the CTAs of a smaller cluster; None if counts do not divide."""
+def _among(protocol: Protocol, shape: Cluster, *, most: int) -> Protocol | None:
+    """Return a protocol among the CTAs of a smaller cluster, and at most some of alike copies.
+
+    None if counts do not divide.
+    """
     old, new = dict(protocol.cluster), dict(shape)
     ratio = (prod(new.values()), prod(old.values()))
-    crews = tuple(_two_copies(c) for c in protocol.crews)
+    crews = tuple(
+        replace(c, copies=min(c.copies, most)) if _is_alike(c) else c for c in protocol.crews
+    )
     scales: dict[str, set[tuple[int, int]]] = {}
     for crew, fewer in zip(protocol.crews, crews, strict=True):
         for node, _ in every(crew.body):
@@ -186,11 +194,10 @@ def _barrier(node: Node) -> Barrier | None:
     return node.signal[0] if isinstance(node, Act) and node.signal else None
 
 
-def _two_copies(crew: Crew) -> Crew:
-    """Keep two copies of a crew whose copies are alike and load nothing."""
+def _is_alike(crew: Crew) -> bool:
+    """Say whether a crew's copies do the same, and load nothing."""
     loads = any(
         (isinstance(n, Act) and n.signal) or (isinstance(n, Arrive) and n.bytes)
         for n, _ in every(crew.body)
     )
-    alike = crew.copies > 2 and crew.copy not in names_in(crew.body)
-    return replace(crew, copies=2) if alike and not loads else crew
+    return crew.copy not in names_in(crew.body) and not loads

@@ -5,6 +5,8 @@
                 neither their number nor that of the tiles matters
     tiles       a program that is not persistent has one tile, and any number is judged, unless
                 crews meet within it
+    ranks       along an axis of the cluster whose CTAs do no more than write into one of them, each
+                rank, and what they write, are judged apart (``tinygpu.protocol_ranks``)
     pairs       of the CTAs of a cluster, and of copies that are alike, two: every condition but
                 balance speaks of two agents, and a path among two is a path among all
 
@@ -55,6 +57,7 @@ from tinygpu.protocol import (
 )
 from tinygpu.protocol_extraction import normal, shortened
 from tinygpu.protocol_pairs import acts, pairs
+from tinygpu.protocol_ranks import apart
 from tinygpu.synchronization import Arrive, Commit, Fence, Sync, Wait, WaitGroup
 
 __all__ = ["parts"]
@@ -69,13 +72,16 @@ def parts(protocol: Protocol) -> tuple[Protocol, ...]:
     """
     if not _numbered_apart(protocol):
         return (protocol,)
+    if exchange := apart(protocol):
+        return (exchange[0], *(part for rank in exchange[1:] for part in parts(rank)))
     found: list[Protocol] = []
     crews: list[Crew] = []
     for crew in protocol.crews:
         own = _own_rings(protocol, crew)
         if own:
             found.append(_stores(protocol, crew, own))
-        body = _named_by_kind(_without(crew.body, own)) if own else _named_by_kind(crew.body)
+        stores = any(a.kind == "store" for a in acts(crew.body))
+        body = _named_by_kind(_without(crew.body, own) if own or not stores else crew.body)
         asked = {t.ring.name for n, _ in every(body) if isinstance(n, Act) for t in n.touches}
         crews.append(replace(crew, body=shortened(_awake(body), asked)))
     rest = _protocol(tuple(crews), protocol.cluster, protocol)
