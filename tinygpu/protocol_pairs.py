@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 from math import prod
 
 from tinygpu.protocol import (
@@ -54,6 +55,7 @@ def acts(body: Body) -> Iterator[Act]:
     yield from (node for node, _ in every(body) if isinstance(node, Act))
 
 
+@lru_cache(8192)
 def pairs(protocol: Protocol) -> tuple[Protocol, ...]:
     """Return the protocol among two CTAs, of each kind of pair, and among two of alike copies."""
     ranks = {name for name, _ in protocol.cluster}
