@@ -2,7 +2,8 @@
 
 A *case* is a problem with its group and its part, the name by which the command line asks for it.
 Marks are the group "main": linear layers (layout nt) in bf16, squares and the M x N x K of a
-transformer.  Other groups: f16, e4m3, gelu(bias), a batch, the other layouts.
+transformer.  Other groups: f16, e4m3, gelu(bias), a batch, k so deep that tiles do not fill the
+chip, the other layouts.
 
 ``candidates`` writes schedules by hand from the shape: tiles in the order of
 
@@ -101,6 +102,7 @@ CASES: tuple[Case, ...] = (
         for m, n, k in ((4096, 4096, 4096), (2048, 14336, 4096))
     ),
     Case("batch", "batch", "matmul nt, 32 of", Problem.of(_BATCH, l=32, m=1024, n=1024, k=1024)),
+    *(_case("deep k", m, n, 16384) for m, n in ((512, 512), (256, 1024), (1024, 1024))),
     *(_case("layouts", 4096, 4096, 4096, layout=layout) for layout in ("nn", "tn", "tt")),
 )
 """Every case, the marks first."""

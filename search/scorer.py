@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tinygpu.search.cost import cost
 from tinygpu.search.deferred import Deferred, LookedUp, Step, Tables, at, steps_of
+from tinygpu.search.least import Kept, Least
 from tinygpu.space import Batch, Space, Table
 
 __all__ = ["Points", "Scorer", "Shared"]
@@ -37,10 +38,8 @@ class Shared:
     def __init__(self, space: Space) -> None:
         """Start with nothing."""
         self.tables = Tables(space.sums.lengths)
-        self.legal: dict[tuple[Any, ...], NDArray[np.bool_]] = {}
-        self.reduced: dict[tuple[Any, ...], tuple[Deferred | float, Any]] = {}
+        self.least = Kept()
         self.allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
-        self.numbers: dict[tuple[int, ...], int] = {}
 
 
 class Scorer:
@@ -56,8 +55,7 @@ class Scorer:
             sizes, device = space.problem.sizes, space.device
             predicted = cost(batch.program, sizes, device, of=of)
         self.time, self.floor = predicted.seconds, predicted.floor
-        self._axes = [(frozenset(t.axes), t) for t in batch.tables]
-        self._inside: dict[tuple[int, ...], int] = {}
+        self._least = Least(batch.tables, self.lengths, self.shared.least)
 
     @cached_property
     def _exact(self) -> tuple[Step, ...]:
@@ -96,7 +94,7 @@ class Scorer:
         ordered = tuple(order)
 
         def reduced(table: Deferred, most: bool) -> Deferred | float:
-            return self._reduced(table, most, ordered, count)
+            return self._least.of(table, most, ordered, count)
 
         return self._at(self._bounded, points, reduced)
 
@@ -156,7 +154,7 @@ class Scorer:
                 return table
             assert table.table is not None
             if table.axes not in legal:
-                tables = self._tables_over(table.axes)
+                tables = self._least.over(table.axes)
                 here = [t.holds.view(np.ndarray)[along(t.axes)] for t in tables]
                 legal[table.axes] = reduce(and_, here, np.ones((len(points), 1), bool))
             values = table.table[along(table.axes)]
@@ -175,57 +173,6 @@ class Scorer:
             columns = np.ascontiguousarray(points[first : first + _CHUNK].T)
             result[first : first + _CHUNK] = at(steps, columns, looked_up)
         return result
-
-    def _reduced(
-        self, table: Deferred, most: bool, order: tuple[int, ...], count: int
-    ) -> Deferred | float:
-        """Minimise (maximise) over the open decisions, illegal entries left out."""
-        axes = table.axes
-        left = frozenset(order[:count]) & frozenset(axes)
-        if len(left) == len(axes):
-            return table
-        inside = self._inside_of(axes)
-        key = (id(table), most, inside, left)
-        if key in self.shared.reduced:
-            return self.shared.reduced[key][0]
-        # from what one more decision leaves open
-        more = next(i for i in range(count, len(order)) if order[i] in axes)
-        above = self._reduced(table, most, order, more + 1)
-        assert isinstance(above, Deferred)
-        assert above.table is not None
-        values = above.table
-        if above is table:  # a copy, which is not kept: it is as large as tables get
-            values = _masked(values, self._joined(axes, inside), most)
-        drop = above.axes.index(order[more])
-        values = _reduced(values, drop, most)
-        kept = above.axes[:drop] + above.axes[drop + 1 :]
-        result = Deferred(table.tables, kept, values) if kept else float(values)
-        self.shared.reduced[key] = result, table
-        return result
-
-    def _inside_of(self, axes: tuple[int, ...]) -> int:
-        """Return the number, in all batches, of the tables over some of these axes."""
-        if axes not in self._inside:
-            tables = tuple(sorted(id(t) for t in self._tables_over(axes)))
-            numbers = self.shared.numbers
-            self._inside[axes] = numbers.setdefault(tables, len(numbers))
-        return self._inside[axes]
-
-    def _tables_over(self, axes: tuple[int, ...]) -> list[Table]:
-        """Return the batch's tables over some of these axes."""
-        every = frozenset(axes)
-        return [table for theirs, table in self._axes if theirs <= every]
-
-    def _joined(self, axes: tuple[int, ...], inside: int) -> NDArray[np.bool_]:
-        """Join the tables over some of these axes."""
-        key = (axes, inside)
-        if key not in self.shared.legal:
-            joined = np.ones([self.lengths[a] for a in axes], bool)
-            for table in self._tables_over(axes):
-                shape = [self.lengths[a] if a in table.axes else 1 for a in axes]
-                joined &= table.holds.view(np.ndarray).reshape(shape)
-            self.shared.legal[key] = joined
-        return self.shared.legal[key]
 
     def _conjunction(self) -> Any:
         """Join the batch's tables, to few that are as large as tables get."""
