@@ -37,6 +37,7 @@ from tinygpu.codegen.microkernel import (
     stream_kernel,
 )
 from tinygpu.codegen.provenance import device_and_driver
+from tinygpu.codegen.tensor_map import active_clusters
 from tinygpu.device import DEVICES, Device, Number, load_device
 
 __all__ = [
@@ -86,6 +87,7 @@ _ATTRIBUTES: Mapping[str, str] = {
     "ctas_per_sm": "MaxBlocksPerMultiprocessor",
     "l2_bytes": "L2CacheSize",
 }
+_EMPTY = Microkernel("empty", "steps", (), per_thread=1, iterations=1)
 _COMMON = (
     "registers_per_thread_max",
     "register_allocation_unit",
@@ -99,7 +101,6 @@ _COMMON = (
 _ALIKE = (
     "tensor_flop_per_cycle_per_sm",
     "fill_bytes_per_cycle_per_sm",
-    "gpcs",
     "tma_latency_cycles",
     "mbarrier_latency_cycles",
     "cluster_latency_cycles",
@@ -122,6 +123,10 @@ class Gpu(Protocol):
 
     def empty_launch_seconds(self) -> float:
         """Return the time of an empty kernel among many in a graph."""
+        ...
+
+    def clusters(self, ctas: int) -> int:
+        """Return how many clusters run at once, if each CTA has an SM of its own."""
         ...
 
 
@@ -225,6 +230,11 @@ def _told(chip: Gpu, source: str) -> dict[str, Number]:
         numbers[field] = Number(chip.attributes[attribute], "spec", f"{driver} {attribute}")
     warps = chip.attributes["MaxThreadsPerMultiProcessor"] // chip.attributes["WarpSize"]
     numbers["warps_per_sm"] = Number(warps, "spec", f"{driver} MaxThreadsPerMultiProcessor / 32")
+    for size in (4, 8):
+        at_once = chip.clusters(size)
+        numbers[f"clusters_of_{size}"] = Number(
+            at_once, "spec", f"{source}: the driver's occupancy"
+        )
     numbers["dram_bytes"] = Number(chip.dram_bytes, "spec", f"{source}: the driver")
     # sm_80: 192 and 164 KiB; sm_86, sm_89 and sm_120: 128 and 100; sm_90: 256 and 228.
     l1 = chip.attributes["MaxSharedMemoryPerMultiprocessor"] + 28 * 1024
@@ -258,8 +268,7 @@ class CupyGpu:
     def empty_launch_seconds(self, launches: int = 500) -> float:
         """Return the time of an empty kernel among ``launches`` in a graph."""
         cupy = gpu()
-        empty = Microkernel("empty", "steps", (), per_thread=1, iterations=1)
-        function = self._function(empty)
+        function = self._function(_EMPTY)
         out = cupy.zeros((1, 4), np.uint64)
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
@@ -276,6 +285,15 @@ class CupyGpu:
                 end.synchronize()
                 best = min(best, cupy.cuda.get_elapsed_time(begin, end) * 1e-3 / launches)
         return best
+
+    def clusters(self, ctas: int) -> int:
+        """Ask the driver; before sm_90 there are none, and nothing keeps CTAs apart."""
+        if int(self.arch.removeprefix("sm_").rstrip("af")) < 90:
+            return self.attributes["MultiProcessorCount"] // ctas
+        function = self._function(_EMPTY)
+        smem = self.attributes["MaxSharedMemoryPerBlockOptin"]
+        function.max_dynamic_shared_size_bytes = smem
+        return active_clusters(function.ptr, ctas, _EMPTY.threads, smem)
 
     def _function(self, kernel: Microkernel) -> Any:
         text = kernel.ptx(self.arch)

@@ -3,9 +3,10 @@
 What one CTA takes is the recursion's affair (``recursion.py``).  Around it:
 
 - *residence*: clusters that run at once.  A cluster lies within one GPC, so clusters of 4 and more
-  leave SMs idle; ``share`` CTAs of an SM slow each other's units down.
+  leave SMs idle: with one CTA on an SM S of them run at once, with r on each r S; ``share`` CTAs
+  of an SM slow each other's units down.
 - *tiles*: with W clusters at once, CTAs that stay do ceil(tiles / W) tiles each, in one round;
-  others do one, in as many rounds; the last round of CTAs that share SMs may leave each alone.
+  others do one: the busiest SM ceil(tiles / S) of them, ``share`` at a time.
 - *loads*: a load lands as fast as the slowest of the way into the SM (all that lands), the SM's
   part of L2's rate (what this CTA asks for: multicast asks once) and its part of DRAM's.
 - *early starts* hide the prologue, but CTAs then start apart, and fetch more of what they share;
@@ -141,14 +142,16 @@ class Stages:
         fits = np.minimum(fits, np.floor(device.threads_per_sm / self.threads))
         return np.maximum(np.minimum(fits, device.ctas_per_sm), 1.0)
 
+    def spread(self) -> Numbers:
+        """Return how many clusters run at once with one CTA on an SM: each lies in one GPC."""
+        device, size = self.device, self.cluster
+        of_4, of_8 = device.clusters_of_4, device.clusters_of_8
+        large = select(np.greater(5, size), of_4, np.maximum(np.floor(of_8 * 8 / size), 1.0))
+        return select(np.greater(3, size), np.floor(device.sms / size), large)
+
     def clusters(self) -> Numbers:
-        """Return how many clusters run at once: GPCs have all but equally many pairs of SMs."""
-        device, fits = self.device, self.resident()
-        pairs = device.sms // 2
-        few, more = pairs // device.gpcs, pairs % device.gpcs
-        in_few = (device.gpcs - more) * np.floor(2 * few * fits / self.cluster)
-        at_once = in_few + more * np.floor(2 * (few + 1) * fits / self.cluster)
-        return np.maximum(at_once, 1.0)
+        """Return how many clusters run at once."""
+        return self.spread() * self.resident()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +176,12 @@ class Placed:
     def of(s: Stages) -> Placed:
         """Place the CTAs on the device and let their loads share L2 and DRAM."""
         device = s.device
-        tiles, at_once = s.tiles(), s.clusters()
-        waves = np.ceil(tiles / at_once)
-        ctas = np.minimum(tiles, at_once) * s.cluster
-        active = np.minimum(ctas, device.sms)
+        tiles, spread, fits = s.tiles(), s.spread(), s.resident()
+        at_once, busiest = spread * fits, np.ceil(tiles / spread)
+        share = np.minimum(busiest, fits)
+        rounds = np.maximum(busiest / fits, 1.0)
+        waves = select(s.persistent == 1, np.ceil(tiles / at_once), rounds)
+        active = np.minimum(tiles, spread) * s.cluster
         l2_rate, dram_rate = _rates(device)
         asked = s.steps * tiles * s.cluster * _asked(s.agents)
         from_dram, stored = _dram_bytes(s, at_once)
@@ -187,7 +192,7 @@ class Placed:
         latency = latency * PIPELINE["loaded_latency"]
         return Placed(
             tuple(_with_loads(agent, per_byte, latency) for agent in s.agents),
-            tiles, waves, np.ceil(ctas / device.sms), select(s.persistent == 1, waves, 1.0),
+            tiles, waves, share, select(s.persistent == 1, waves, 1.0),
             asked, from_dram, stored,
         )  # fmt: skip
 
@@ -196,8 +201,7 @@ def predict_stages(s: Stages) -> Breakdown:
     """Return the time of each candidate."""
     device = s.device
     place = Placed.of(s)
-    tiles, waves, share = place.tiles, place.waves, place.share
-    waves = select(s.persistent == 1, waves, np.ceil(tiles * share / s.clusters()) / share)
+    waves, share = place.waves, place.share
     turns, rounds, timed = place.turns, select(s.persistent == 1, 1.0, waves), place.agents
     asked, from_dram, stored = place.asked_bytes, place.dram_bytes, place.stored_bytes
     l2_rate, dram_rate = _rates(device)

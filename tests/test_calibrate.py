@@ -219,6 +219,9 @@ class MadeUp:
     def empty_launch_seconds(self) -> float:
         return self.truth.launch_seconds
 
+    def clusters(self, ctas: int) -> int:
+        return {4: self.truth.clusters_of_4, 8: self.truth.clusters_of_8}[ctas]
+
 
 @pytest.mark.parametrize("name", ["h200", "a100", "rtx3060"])
 def test_calibration_finds_the_numbers(name: str) -> None:

@@ -130,8 +130,8 @@ def test_truncated(length: int) -> None:
         ("[]", "no .*format"),
         ('{"format": "tinygpu schedule"}', "no .*format"),
         ('{"format": "tinygpu device", "version": 9}', "version 9"),
-        ('{"format": "tinygpu device", "version": 1}', "no numbers"),
-        ('{"format": "tinygpu device", "version": 1, "numbers": {"sms": 1}}', "value, kind"),
+        ('{"format": "tinygpu device", "version": 2}', "no numbers"),
+        ('{"format": "tinygpu device", "version": 2, "numbers": {"sms": 1}}', "value, kind"),
     ],
 )
 def test_other_files(text: str, message: str, tmp_path: Path) -> None:

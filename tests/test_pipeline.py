@@ -23,7 +23,7 @@ from tinygpu.search.best import rank
 from tinygpu.search.bounds import Timed, limits
 from tinygpu.search.cost import cost
 from tinygpu.search.explain import explain
-from tinygpu.search.pipeline import Stages
+from tinygpu.search.pipeline import Placed, Stages
 from tinygpu.search.recursion import Recursion, numbers, span_cycles
 from tinygpu.search.scorer import Scorer
 from tinygpu.space import Space
@@ -291,13 +291,33 @@ def test_bounds_hold() -> None:
 def test_residence() -> None:
     """Clusters of one and two fill the chip; larger ones do not fit into each GPC."""
     at_once = {
-        (1, 1): 132, (2, 1): 66, (2, 2): 32, (4, 2): 16, (4, 4): 8,
+        (1, 1): 132, (2, 1): 66, (2, 2): 30, (4, 2): 15, (4, 4): 7,
     }  # fmt: skip
     for (m, n), clusters in at_once.items():
         stages = Stages.of(term("cluster", cluster_m=m, cluster_n=n), SQUARE, H200)
         assert int(stages.clusters()) == clusters
     two = Stages.of(term("swapped", ctas_per_sm=2), SQUARE, H200)
     assert int(two.clusters()) >= 264
+
+
+@pytest.mark.parametrize(
+    ("size", "ctas", "fit", "busiest"),
+    [
+        (1, 256, 4, 2), (1, 264, 1, 2), (2, 128, 1, 1), (2, 176, 4, 2), (2, 512, 4, 4),
+        (4, 64, 1, 1), (4, 120, 1, 1), (4, 128, 1, 2), (4, 128, 4, 2), (4, 256, 7, 3),
+        (4, 264, 4, 3), (4, 512, 7, 5), (8, 128, 1, 2), (8, 256, 3, 3), (8, 512, 7, 5),
+    ],
+)  # fmt: skip
+def test_the_busiest_sm(size: int, ctas: int, fit: int, busiest: int) -> None:
+    """As an H200 placed clusters of spinning CTAs: the most that an SM had, in all rounds."""
+    smem = H200.smem_bytes_per_sm // fit - H200.smem_reserved_bytes_per_cta
+    stages = replace(
+        Stages.of(term("ring"), SQUARE, H200),
+        extents=(float(ctas // size),), axes=("br",), cluster=float(size),
+        smem_bytes=float(smem), registers=8192.0, threads=256.0,
+    )  # fmt: skip
+    place = Placed.of(stages)
+    assert (place.share, place.waves * place.share) == (min(fit, busiest), busiest)
 
 
 @pytest.mark.parametrize(

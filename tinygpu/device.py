@@ -37,7 +37,7 @@ DEVICES = ("h200", "a100", "rtx3060", "b200")
 """Names of the devices that come with the package."""
 
 Kind = Literal["spec", "measured", "fitted"]
-_FORMAT, _VERSION = "tinygpu device", 1
+_FORMAT, _VERSION = "tinygpu device", 2
 _FOLDER = Path(__file__).parent / "devices"
 
 
@@ -60,6 +60,7 @@ class Device:
     in a CUDA graph.  ``tensor_flop_per_cycle_per_sm`` is dense and of 16-bit inputs with fp32 sums;
     ``fill_bytes_per_cycle_per_sm`` comes from L2 to one SM.  ``tma_latency_cycles`` is what TMA
     adds to a load, ``cluster_latency_cycles`` the way to another SM (0: there is none);
+    ``clusters_of_4`` how many of 4 CTAs run at once, one on an SM: all of one lie in one GPC;
     ``tensor_clock_hz`` the clock at which tensor cores without a pause meet the power cap.
     """
 
@@ -108,7 +109,8 @@ class Device:
     bank_bytes: int
     tensor_flop_per_cycle_per_sm: float
     fill_bytes_per_cycle_per_sm: float
-    gpcs: int
+    clusters_of_4: int
+    clusters_of_8: int
     tma_latency_cycles: float
     mbarrier_latency_cycles: float
     cluster_latency_cycles: float
