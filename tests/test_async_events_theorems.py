@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 from tests.async_mutants import mutants
 from tinygpu.agents import Agent, unfold
 from tinygpu.conditions import hazards
+from tinygpu.contributions import sends
 from tinygpu.events import concurrency_key, verdict
+from tinygpu.images import images
 from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.operation import matmul
-from tinygpu.ordering import before, order, phases
+from tinygpu.ordering import order
 from tinygpu.program import Affine, Program, var
 from tinygpu.protocol import Act, Crew, Guard, Loop, Protocol, Ring, Tiles, Touch
 from tinygpu.synchronization import Arrive, Barrier, Commit, Sync, Wait, WaitGroup
@@ -54,6 +56,7 @@ def paths(agents: tuple[Agent, ...], found: Protocol) -> nx.DiGraph:
     gives: dict[Any, list[Any]] = defaultdict(list)
     asks: dict[Any, list[Any]] = defaultdict(list)
     products: dict[Any, list[Any]] = defaultdict(list)
+    told = sends(agents, images(found.cluster)).phases
     for number, agent in enumerate(agents):
         last: Any = None
         groups: dict[str, list[list[Any]]] = defaultdict(lambda: [[]])
@@ -65,7 +68,7 @@ def paths(agents: tuple[Agent, ...], found: Protocol) -> nx.DiGraph:
             if last:
                 graph.add_edge(last, issue)
             last = passed
-            for phase in phases(found.cluster, agent.cta, event):
+            for phase in told.get((number, position), ()):
                 gives[phase].append(passed)  # no wait: it is done when issued
             match node:
                 case Act(kind="product"):
@@ -112,12 +115,13 @@ def test_clocks_are_paths(start: str, tiles: int, trips: int) -> None:
     agents = unfold(found, {"tiles": tiles, "trips": trips})
     graph = paths(agents, found)
     assert nx.is_directed_acyclic_graph(graph)
-    clocks = order(agents, found.cluster).clocks
+    every = images(found.cluster)
+    ordered = order(agents, every, sends(agents, every))
     places = [(n, p) for n, a in enumerate(agents) for p in range(len(a.events))]
     for one in places[::5]:
         reached = nx.descendants(graph, (*one, 1)) | {(*one, 1)}
         for two in places:
-            assert before([one], clocks[two[0]][two[1]]) == ((*two, 0) in reached), (one, two)
+            assert ordered.before([one], two) == ((*two, 0) in reached), (one, two)
 
 
 @settings(max_examples=25, deadline=None)

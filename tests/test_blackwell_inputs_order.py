@@ -201,7 +201,7 @@ def test_what_a_thread_issues_is_ordered_as_the_isa_says(
     ring = Ring("x", 1, "cta")
     acts = tuple(Act(k, k, (Touch(ring, Affine(), w),)) for k, w in (first, second))
     look = Look(Protocol((Crew("one", 1, 1, "", acts),), (), False, ()), {TILES: 1})
-    look.order = order(look.agents, ())
+    look.order = order(look.agents, look.images, look.sent)
     memory(look)
     assert ("race" in {f.kind for f in look.found.values()}) == (not ordered)
 

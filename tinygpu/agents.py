@@ -6,7 +6,9 @@ Two are enough because orders speak of pairs of threads, and the others are alik
 
 Given numbers of tiles and the parameters' values, an agent's loops unfold into *events*:
 a node at values of the loop variables.  Slots are resolved (``cells``); an event of a barrier has
-its index as ``at``.  All CTAs share one list, unless the body mentions a cluster rank.
+its index as ``at``.  All CTAs share one list, unless the body mentions a cluster rank, and all
+copies, unless it mentions the copy.  An agent has its events by the type of their nodes, too, as
+most questions are about one type.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS, Hopper
@@ -24,9 +26,11 @@ Source: ``docs/model-concurrency.md``, section "Asynchronous programs".
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
+from typing import TypeVar, cast
 
 from tinygpu.protocol import (
     Act,
@@ -46,6 +50,8 @@ from tinygpu.synchronization import Arrive, Wait
 __all__ = ["TILES", "Agent", "Event", "unfold"]
 
 TILES = "tiles"  # the name, among the parameters, of a cluster's number of tiles
+Sorted = dict[type, list[tuple[int, "Event", Act | Order]]]
+T = TypeVar("T", bound=Act | Order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,12 @@ class Agent:
     leader: bool
     threads: int
     events: tuple[Event, ...]
+    by_type: Sorted = field(repr=False, compare=False)
     ctas: int
+
+    def of(self, kind: type[T]) -> list[tuple[int, Event, T]]:
+        """Return the events whose node is of a type, each with its position and its node."""
+        return cast("list[tuple[int, Event, T]]", self.by_type.get(kind, []))
 
     def __str__(self) -> str:
         text = self.crew.name + (f" {self.copy}" if self.crew.copies > 1 else "")
@@ -101,24 +112,32 @@ def unfold(protocol: Protocol, point: Mapping[str, int]) -> tuple[Agent, ...]:
     """
     ranks = [dict(zip((v for v, _ in protocol.cluster), reversed(r), strict=True))
              for r in product(*(range(n) for _, n in reversed(protocol.cluster)))]  # fmt: skip
-    known: dict[tuple[int, int, int], tuple[tuple[Event, ...], tuple[Event, ...]]] = {}
+    known: dict[tuple[int, int, int], tuple[tuple[tuple[Event, ...], Sorted], ...]] = {}
     agents: list[Agent] = []
+    named = [names_in(crew.body) for crew in protocol.crews]
     for cta, rank in enumerate(ranks):
-        for number, crew in enumerate(protocol.crews):
-            apart = bool(names_in(crew.body) & rank.keys())
+        for (number, crew), names in zip(enumerate(protocol.crews), named, strict=True):
             for copy in range(crew.copies):
-                key = (number, copy, cta if apart else 0)
+                key = (number, copy * (crew.copy in names), cta * bool(names & rank.keys()))
                 if key not in known:
-                    env = {**point, **rank, crew.copy: copy}
                     found: list[Event] = []
-                    _events(crew.body, env, (), False, found)
-                    known[key] = tuple(found), tuple(e for e in found if not e.alone)
+                    _events(crew.body, {**point, **rank, crew.copy: copy}, (), False, found)
+                    known[key] = _sorted(found), _sorted([e for e in found if not e.alone])
                 leader, rest = known[key]
-                agents.append(Agent(cta, crew, copy, True, 1, leader, len(ranks)))
+                agents.append(Agent(cta, crew, copy, True, 1, *leader, len(ranks)))
                 if crew.threads > 1:
-                    others = Agent(cta, crew, copy, False, crew.threads - 1, rest, len(ranks))
-                    agents.append(others)
+                    agents.append(
+                        Agent(cta, crew, copy, False, crew.threads - 1, *rest, len(ranks))
+                    )
     return tuple(agents)
+
+
+def _sorted(events: list[Event]) -> tuple[tuple[Event, ...], Sorted]:
+    """Return events as they are, and by the type of their nodes."""
+    found: Sorted = defaultdict(list)
+    for position, event in enumerate(events):
+        found[type(event.node)].append((position, event, event.node))
+    return tuple(events), dict(found)
 
 
 def _events(

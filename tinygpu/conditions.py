@@ -15,6 +15,7 @@
                  writes into shared memory, of a CTA that may have ended
 
 B comes first: without it the graph's edges mean nothing.  Then D: without it there are no orders.
+Of CTAs that are alike one is asked (``tinygpu.images``); if that finds something, all of them are.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS, Hopper
@@ -32,12 +33,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from tinygpu.access_order import exits, memory, registers
-from tinygpu.agents import Agent, Event
-from tinygpu.ordering import Clock, Phase, Place, before, meeters, order, phases
+from tinygpu.access_order import memory, registers
+from tinygpu.contributions import Count, Phase, Place
+from tinygpu.exit_order import exits
+from tinygpu.images import even_axes
+from tinygpu.ordering import meeters, order
 from tinygpu.protocol import Act, Protocol
 from tinygpu.synchronization import Arrive, Fence, Sync, Wait, WaitGroup
-from tinygpu.witness import Count, Hazard, Look
+from tinygpu.witness import Hazard, Look
 
 __all__ = ["Hazard", "hazards"]
 
@@ -49,7 +52,15 @@ def hazards(
 
     ``observed`` asks more of A: a wait comes after a pass of one for the phase before.
     """
-    look = Look(protocol, point)
+    even = even_axes(protocol)
+    found = _found(Look(protocol, point, even), observed=observed)
+    if found and even:
+        found = _found(Look(protocol, point), observed=observed)
+    return found
+
+
+def _found(look: Look, *, observed: bool) -> tuple[Hazard, ...]:
+    """Ask the conditions one after the other."""
     for first in (_balance, _meetings, _deadlock):
         first(look)
         if look.found:
@@ -61,22 +72,25 @@ def hazards(
 
 
 def _balance(look: Look) -> None:
-    """B: count what every phase gets."""
-    for number, agent in enumerate(look.agents):
-        for position, event in enumerate(agent.events):
-            place, node = (number, position), event.node
-            if isinstance(node, Wait):
-                look.barriers[node.barrier.name] = node.barrier
-                look.waits[agent.cta, node.barrier.name, event.at].append(place)
-            elif isinstance(node, Fence):
-                look.fences[number, node.kind].append(position)
-            elif isinstance(node, WaitGroup) and node.pending < 0:
+    """B: compare what every phase gets with what it needs."""
+    for number, agent in look.walking:
+        for position, event, wait in agent.of(Wait):
+            look.barriers[wait.barrier.name] = wait.barrier
+            look.waits[agent.cta, wait.barrier.name, event.at].append((number, position))
+        for position, _, fence in agent.of(Fence):
+            look.fences[number, fence.kind].append(position)
+        for _, _, arrive in agent.of(Arrive):
+            look.barriers[arrive.barrier.name] = arrive.barrier
+        for _, _, act in agent.of(Act):
+            if act.signal:
+                look.barriers[act.signal[0].name] = act.signal[0]
+        for position, _, group in agent.of(WaitGroup):
+            if group.pending < 0:
+                place = (number, position)
                 text = f"{look.name(place)} leaves fewer than 0 groups pending"
                 look.report("group", place, place, f"{text}; raise the stages or the count")
-            for phase in phases(look.protocol.cluster, agent.cta, event):
-                _contribute(look, phase, place, agent, event)
     last: dict[tuple[int, str, int], int] = {}
-    for cta, name, index in look.counts:
+    for cta, name, index in look.sent.counts:
         slot = (cta, name, index % look.barriers[name].stages)
         last[slot] = max(last.get(slot, index), index)
     asked = {(c, n, i) for c, n, i in look.waits if i >= 0}
@@ -85,31 +99,19 @@ def _balance(look: Look) -> None:
         for (cta, name, slot), end in last.items()
         for index in range(slot, end, look.barriers[name].stages)
     }
-    for phase in sorted(asked | inner | set(look.counts)):
+    for phase in sorted(asked | inner | set(look.sent.counts)):
         _balanced(look, phase, phase in asked or phase in inner)
-
-
-def _contribute(look: Look, phase: Phase, place: Place, agent: Agent, event: Event) -> None:
-    node, count = event.node, look.counts[phase]
-    count.givers.append(place)
-    if isinstance(node, Arrive):
-        look.barriers[node.barrier.name] = node.barrier
-        count.arrivals += agent.threads
-        count.expected += node.bytes * agent.threads
-        away = (node.to != "cta" or bool(node.barrier.home)) and look.ctas > 1
-        count.later |= away or bool(node.after)
-    elif isinstance(node, Act) and node.signal:
-        look.barriers[node.signal[0].name] = node.signal[0]
-        count.landed += node.bytes * agent.threads
-        count.later = count.lands = True
 
 
 def _balanced(look: Look, phase: Phase, exact: bool) -> None:
     _, name, index = phase
-    count = look.counts.get(phase, Count())
+    count = look.sent.counts.get(phase) or Count()
     barrier = look.barriers[name]
+    right = count.arrivals == barrier.arrivals and count.expected == count.landed
+    if index >= 0 and (right or not (exact or count.arrivals > barrier.arrivals)):
+        return
     givers, waits = count.givers, look.waits.get(phase, [])
-    first = (givers or waits or look.counts[min(look.counts)].givers)[0]
+    first = (givers or waits or look.sent.counts[min(look.sent.counts)].givers)[0]
     second = (waits or givers or [first])[0]
     which = f"phase {index // barrier.stages} of {name}[{index % barrier.stages}]"
     which += f" of CTA {phase[0]}" if look.ctas > 1 else ""
@@ -120,7 +122,7 @@ def _balanced(look: Look, phase: Phase, exact: bool) -> None:
         text = f"{which} gets {count.arrivals} arrivals, and needs {barrier.arrivals}"
         text += f" ({look.name(second)}); change the arrivals or the barrier's count"
         look.report("balance", first, second, text)
-    elif exact and count.expected != count.landed:
+    elif exact:
         text = f"{which} expects {count.expected} B, and {count.landed} B land"
         text += f" ({look.name(second)}; in loads or a common divisor); expect what the loads land"
         look.report("balance", first, second, text)
@@ -130,9 +132,11 @@ def _meetings(look: Look) -> None:
     """D: the members of each barrier come to it equally often, and no two share a number."""
     users: dict[tuple[int, int], dict[tuple[object, ...], Place]] = defaultdict(dict)
     groups: dict[tuple[object, ...], dict[int, list[int]]] = defaultdict(dict)
-    for number, agent in enumerate(look.agents):
-        for sync in {e.node for e in agent.events if isinstance(e.node, Sync)}:
-            at = [p for p, e in enumerate(agent.events) if e.node == sync]
+    for number, agent in look.walking:
+        places: dict[Sync, list[int]] = defaultdict(list)
+        for position, _, sync in agent.of(Sync):
+            places[sync].append(position)
+        for sync, at in places.items():
             group = meeters(agent, sync)
             groups[group][number] = at
             if sync.scope != "cluster":
@@ -146,7 +150,7 @@ def _meetings(look: Look) -> None:
     for group, come in groups.items():
         most = max(come, key=lambda n: len(come[n]))
         joins = look.event((most, come[most][0])).node
-        for other, you in enumerate(look.agents):
+        for other, you in look.walking:
             times = len(come.get(other, ()))
             if isinstance(joins, Sync) and meeters(you, joins) == group and times < len(come[most]):
                 place = (most, come[most][times])
@@ -156,7 +160,7 @@ def _meetings(look: Look) -> None:
 
 def _deadlock(look: Look) -> None:
     """D: nobody is stuck."""
-    look.order = order(look.agents, look.protocol.cluster)
+    look.order = order(look.agents, look.images, look.sent)
     stuck = look.order.stuck
     for first, second in zip(stuck, stuck[1:] + stuck[:1], strict=True):
         text = f"{look.name(first)} waits in a circle with {look.name(second)}"
@@ -167,52 +171,48 @@ def _deadlock(look: Look) -> None:
             look.report("deadlock", place, place, text)
 
 
-def _given(look: Look, phase: Phase, clock: Clock) -> bool:
-    """Say whether all contributions to a phase come before the node with the clock.
+def _complete(look: Look, phase: Phase, place: Place, *, issued: bool) -> bool:
+    """Say whether a phase is complete before an event is issued.
 
-    Arrivals count where they are issued: if none for p + 1 is issued before all for p are, p is not
-    complete before all for p are issued, in whatever order they come to a barrier of another CTA.
+    ``issued``: or at least all contributions to it are, and are arrivals.  If none for p + 1 is
+    issued before all for p are, p is not complete before all for p are issued, in whatever order
+    they come to a barrier of another CTA.
     """
-    count = look.counts.get(phase)
-    given = count is not None and not count.lands and all(before([g], clock) for g in count.givers)
-    return given or _complete(look, phase, clock)
-
-
-def _complete(look: Look, phase: Phase, clock: Clock) -> bool:
-    """Say whether a phase is complete before the node with the clock."""
-    if before(look.order.passes.get(phase, []), clock):
+    if look.order.before(look.order.passes.get(phase, ()), place):
         return True
-    count = look.counts.get(phase)
-    return count is not None and not count.later and all(before([g], clock) for g in count.givers)
+    count = look.sent.counts.get(phase)
+    if count is None or (count.lands if issued else count.later):
+        return False
+    return look.order.all_before(count.givers, place)
 
 
 def _phases(look: Look, *, observed: bool) -> None:
     """E and A: contributions and waits meet the phase that they mean."""
-    clocks = look.order.clocks
-    for (cta, name, index), count in look.counts.items():
+    graph, counts = look.order, look.sent.counts
+    for (cta, name, index), count in counts.items():
         past = (cta, name, index - look.barriers[name].stages)
         for giver in count.givers if past[2] >= 0 else ():
-            if not _given(look, past, clocks[giver[0]][giver[1]]):
-                other = look.counts[past].givers[-1]
+            if not _complete(look, past, giver, issued=True):
+                other = counts[past].givers[-1]
                 text = f"{look.name(giver)} may count in the phase of {look.name(other)}"
                 text += f", {name}@{past[2]}; wait for that first"
                 look.report("early", other, giver, text)
     for (cta, name, index), places in look.waits.items():
-        stages = look.barriers[name].stages
-        past, later = (cta, name, index - stages), (cta, name, index + stages)
+        barrier = look.barriers[name]
+        past, next_ = (cta, name, index - barrier.stages), (cta, name, index + barrier.stages)
         for place in places:
-            clock = clocks[place[0]][place[1]]
-            complete = before(look.order.passes.get(past, []), clock) or (
-                not observed and _complete(look, past, clock)
-            )
-            if index < -stages or (past[2] >= 0 and not complete):
+            if index < -barrier.stages or (past[2] >= 0 and not (
+                graph.before(graph.passes.get(past, ()), place)
+                if observed else _complete(look, past, place, issued=False)
+            )):  # fmt: skip
                 text = f"{look.name(place)} may pass on the parity of an older phase, {name}@"
                 text += f"{past[2]}, or wait for it; wait for that phase before"
                 look.report("parity", place, place, text)
-            after = look.counts.get(later, Count())
-            ends = after.arrivals >= look.barriers[name].arrivals and later[2] >= 0
-            if ends and not any(before([place], clocks[a][p]) for a, p in after.givers):
+            after = counts.get(next_)
+            if after is None or after.arrivals < barrier.arrivals or next_[2] < 0:
+                continue
+            if not any(graph.before((place,), giver) for giver in after.givers):
                 giver = after.givers[-1]
-                text = f"{look.name(place)} may come when {name}@{later[2]} is over, too "
+                text = f"{look.name(place)} may come when {name}@{next_[2]} is over, too "
                 text += f"({look.name(giver)}), and hang; let that wait for it"
                 look.report("parity", place, giver, text)

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from tinygpu.agents import Event, unfold
+from tinygpu.agents import Agent, Event, unfold
+from tinygpu.clocks import Order
+from tinygpu.contributions import Phase, Place, sends
 from tinygpu.hazards import Kind
-from tinygpu.ordering import Order, Phase, Place
-from tinygpu.protocol import Protocol
+from tinygpu.images import along, images
+from tinygpu.protocol import Protocol, Touch
 from tinygpu.synchronization import Barrier
 
-__all__ = ["Count", "Hazard", "Look"]
+__all__ = ["Hazard", "Look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +41,38 @@ class Hazard:
         return f"{self.kind}: {self.message} [{at}]"
 
 
-@dataclass(slots=True)
-class Count:
-    """What a phase gets: arrivals, bytes expected and landed, and from whom."""
-
-    arrivals: int = 0
-    expected: int = 0
-    landed: int = 0
-    givers: list[Place] = field(default_factory=list)
-    later: bool = False  # some of it completes later than it is issued
-    lands: bool = False  # some of it are a load's bytes
-
-
 class Look:
-    """The events of one point, and the hazards found."""
+    """The events of one point, and the hazards found.
 
-    def __init__(self, protocol: Protocol, point: Mapping[str, int]) -> None:
+    With axes along which the cluster is ``even`` (``tinygpu.images``), what first CTAs do, get and
+    hold is asked, by their agents, ``walking``, alone.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        point: Mapping[str, int],
+        even: frozenset[str] = frozenset(),
+    ) -> None:
         self.protocol = protocol
         self.trips = tuple(point.items())
         self.agents = unfold(protocol, point)
-        self.order: Order = Order(self.agents, [], {}, {}, [])
+        self.images = images(protocol.cluster, even)
+        self.walking = [
+            (n, a) for n, a in enumerate(self.agents) if self.images.first[a.cta] == a.cta
+        ]
+        self.ctas = len(self.images.first)
+        self.sent = sends(self.agents, self.images)
+        self.order: Order = Order([], {}, {}, [])
         self.found: dict[tuple[str, str, str], Hazard] = {}
-        self.counts: dict[Phase, Count] = defaultdict(Count)
         self.waits: dict[Phase, list[Place]] = defaultdict(list)
         self.barriers: dict[str, Barrier] = {}
         self.fences: dict[tuple[int, str], list[int]] = defaultdict(list)
-        self.ctas = max((a.cta for a in self.agents), default=0) + 1
+
+    def touched(self, agent: Agent, touch: Touch) -> int:
+        """Return the CTA whose memory an agent touches."""
+        home = touch.ring.home if touch.write else ""
+        return along(self.protocol.cluster, agent.cta, home)[0]
 
     def event(self, place: Place) -> Event:
         """Return the event at a place."""
