@@ -105,7 +105,7 @@ def errors(runs: Sequence[Run], values: Numbers) -> NDArray[np.float64]:
         for run in runs:
             of = features(run.program, run.sizes, device)
             if run.registers is not None:
-                known = RegisterModel(run.registers, run.registers, ())
+                known = RegisterModel((run.registers,), (run.registers,), ())
                 of = replace(of, launch=replace(of.launch, registers=known))
             found.append(float(predict(of).seconds) / run.seconds)
     ratios: NDArray[np.float64] = np.log(found)

@@ -136,19 +136,22 @@ def applied(function: Callable[..., Any], *inputs: Any) -> Any:
 class Step:
     """Look a table up (its greatest entries, if ``most``), or apply a function.
 
-    An argument is the number of an earlier step and None, or -1 and a constant.
+    An argument is the number of an earlier step and None, or -1 and a constant; ``done`` are the
+    steps whose results nothing needs after this one.
     """
 
     table: Deferred | None
     most: bool
     function: Any = None
     arguments: tuple[tuple[int, Any], ...] = ()
+    done: tuple[int, ...] = ()
 
 
 def steps_of(number: Any, *, bounded: bool = False) -> tuple[Step, ...]:
     """Return what to do at points for a number, operands first, itself last."""
     found: dict[tuple[int, bool], int] = {}
-    steps: list[Step] = []
+    steps: list[tuple[Deferred | None, bool, Any, tuple[tuple[int, Any], ...]]] = []
+    last: dict[int, int] = {}  # the step that needs a result last
 
     def visit(x: Any, most: bool) -> tuple[int, Any]:
         if not isinstance(x, Deferred):
@@ -156,18 +159,22 @@ def steps_of(number: Any, *, bounded: bool = False) -> tuple[Step, ...]:
         key = (id(x), most)
         if key not in found:
             if x.table is not None:
-                steps.append(Step(x, most))
+                steps.append((x, most, None, ()))
             else:
                 grows = _grows(x) if bounded else (True,) * len(x.inputs)
                 turned = (most if up else not most for up in grows)
                 arguments = tuple(map(visit, x.inputs, turned))
-                steps.append(Step(None, most, x.function, arguments))
+                last.update((i, len(steps)) for i, _ in arguments if i >= 0)
+                steps.append((None, most, x.function, arguments))
             found[key] = len(steps) - 1
         return found[key], None
 
     if visit(number, False)[0] < 0:  # a batch of one schedule has nothing but constants
-        steps.append(Step(None, False, np.asarray, ((-1, number),)))
-    return tuple(steps)
+        steps.append((None, False, np.asarray, ((-1, number),)))
+    done: dict[int, list[int]] = {}
+    for i, at_last in last.items():
+        done.setdefault(at_last, []).append(i)
+    return tuple(Step(*step, tuple(done.get(i, ()))) for i, step in enumerate(steps))
 
 
 def _grows(x: Deferred) -> tuple[bool, ...]:
@@ -198,6 +205,8 @@ def at(
     for step in steps:
         if step.table is None:
             results.append(step.function(*[results[i] if i >= 0 else x for i, x in step.arguments]))
+            for i in step.done:  # the next results take its place in the core's cache
+                results[i] = None
             continue
         here = looked_up(step.table, step.most)
         if not isinstance(here, Deferred):

@@ -228,7 +228,7 @@ def _path(view: View) -> LaunchMend:
 
 def _occupancy(view: View) -> LaunchMend | None:
     launch = view.features.launch
-    free = replace(launch, smem_bytes=0.0, registers=replace(launch.registers, least=1.0, parts=()))
+    free = replace(launch, smem_bytes=0.0, registers=replace(launch.registers, least=(1.0,), parts=()))
     here, most = float(launch.resident()), float(free.resident())
     if here >= most:
         return None
@@ -242,7 +242,7 @@ def limiter(view: View) -> str:
     """Return what keeps more CTAs from an SM."""
     launch = view.features.launch
     here = float(launch.resident())
-    few = replace(launch.registers, least=1.0, parts=())
+    few = replace(launch.registers, least=(1.0,), parts=())
     if float(replace(launch, registers=few).resident()) > here:
         return "registers"
     if float(replace(launch, smem_bytes=0.0).resident()) > here:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tinygpu.search.cost import cost
 from tinygpu.search.deferred import Deferred, LookedUp, Step, Tables, at, steps_of
 from tinygpu.search.least import Kept, Least
-from tinygpu.space import Batch, Space, Table
+from tinygpu.space import Batch, Space
 
 __all__ = ["Points", "Scorer", "Shared"]
 
@@ -158,7 +158,9 @@ class Scorer:
                 here = [t.holds.view(np.ndarray)[along(t.axes)] for t in tables]
                 legal[table.axes] = reduce(and_, here, np.ones((len(points), 1), bool))
             values = table.table[along(table.axes)]
-            return _reduced(_masked(values, legal[table.axes], most), 1, most)
+            never = -np.inf if most else np.inf
+            entries = np.where(legal[table.axes], values, never)
+            return np.asarray((np.fmax if most else np.fmin).reduce(entries, axis=1, initial=never))
 
         return np.asarray(at(self._bounded, columns, reduced))
 
@@ -187,23 +189,6 @@ class Scorer:
             else:
                 groups.append(one)
         return reduce(and_, groups, True)
-
-
-def _masked(values: NDArray[Any], legal: NDArray[np.bool_], most: bool) -> NDArray[np.float64]:
-    """Put what never is the least (greatest) in the place of illegal values."""
-    return np.where(legal, values, -np.inf if most else np.inf)
-
-
-def _reduced(values: NDArray[np.float64], axis: int, most: bool) -> NDArray[np.float64]:
-    """Return the least (greatest) along an axis, what is not a number left out.
-
-    Whole slices are compared: axes are short, and NumPy's own reduction takes a step an entry.
-    """
-    function = np.fmax if most else np.fmin
-    found: NDArray[np.float64] = function(-np.inf if most else np.inf, values.take(0, axis))
-    for here in np.moveaxis(values, axis, 0)[1:]:
-        found = function(found, here)
-    return found
 
 
 def _itself(table: Deferred, most: bool) -> Deferred:

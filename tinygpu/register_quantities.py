@@ -262,17 +262,20 @@ def _loads_and_stores(program: Program, kept: tuple[str, ...]) -> Iterator[tuple
 
 
 def _swizzled(program: Program) -> Iterator[tuple[str, Any]]:
-    """Yield how many vectors move to and from each swizzled buffer."""
-    found: dict[tuple[str, bool], tuple[Buffer, Any]] = {}
+    """Yield how many vectors move to and from each swizzled buffer, as factors."""
+    found: dict[tuple[str, bool], tuple[Do, Buffer, tuple[Block, ...]]] = {}
     for statement, around in walk(program):
         if isinstance(statement, Do):
             for access in statement.accesses:
                 if access.buffer.level == "smem":
-                    vectors = _count(statement.values) / statement.vector * _unrolled(around)
-                    found[access.buffer.name, access is statement.write] = (access.buffer, vectors)
-    for (_, written), (buffer, vectors) in found.items():
-        name = "swizzled_writes" if written else "swizzled_reads"
-        yield name, select(is_true(buffer.swizzle[0] > 0), vectors, 0.0)
+                    written = access is statement.write
+                    found[access.buffer.name, written] = (statement, access.buffer, around)
+    for (_, written), (do, buffer, around) in found.items():
+        here = is_true(buffer.swizzle[0] > 0)
+        if np.any(here):
+            vectors = _count(do.values) / do.vector
+            factors = (vectors, _unrolled(around), select(here, 1.0, 0.0))
+            yield "swizzled_writes" if written else "swizzled_reads", factors
 
 
 def fragment_registers(program: Program) -> tuple[Any, ...]:

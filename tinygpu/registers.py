@@ -142,17 +142,17 @@ def used_estimate(
 
 @dataclass(frozen=True, slots=True)
 class RegisterModel:
-    """An estimate in parts: ``least``, ``most``, and (addends, bends, weights) of each quantity.
+    """An estimate in parts: addends of its ``least`` and ``most``, and of each quantity.
 
     The fit was made on kernels that keep many values; one that keeps few needs at most ``most``.
 
     A quantity is the sum of its addends, cut into pieces at its bends (none: one piece), each with
-    a weight; an addend is its least and its greatest value, or the factors of these.  Over a space
-    an addend depends on few decisions, while the estimate depends on nearly all.
+    a weight; an addend is its least and its greatest value.  A value may be given as factors.  Over
+    a space an addend depends on few decisions, while the estimate depends on nearly all.
     """
 
-    least: Any
-    most: Any
+    least: tuple[Any, ...]
+    most: tuple[Any, ...]
     parts: tuple[tuple[tuple[tuple[Any, Any], ...], tuple[int, ...], tuple[float, ...]], ...]
 
     @staticmethod
@@ -167,7 +167,7 @@ class RegisterModel:
             moved = amounts(program)["moved_vectors"]
             weighed = ((fragments, 1.0), (moved, _MOVED_VECTOR), ((1.0,), _BESIDE_FRAGMENTS))
             return RegisterModel(
-                0.0, ENDLESS, tuple((tuple((x, x) for x in a), (), (w,)) for a, w in weighed)
+                (0.0,), (ENDLESS,), tuple((tuple((x, x) for x in a), (), (w,)) for a, w in weighed)
             )
         table = WEIGHTS if weights is None else weights
         column = len(KINDS) * _GOALS.index(goal) + KINDS.index(arithmetic(program))
@@ -179,9 +179,9 @@ class RegisterModel:
             slopes = tuple(table[n][column] for n in names)
             pairs = tuple((addend, addend) for addend in addends)
             parts.append((pairs, bends, slopes))
-        kept = sum(found["kept"])
-        most = 8 * kept + _LEAST if goal == "need" else ENDLESS
-        return RegisterModel(kept + _LEAST, most, tuple(parts))
+        kept = found["kept"]
+        most = (*((8.0, words) for words in kept), _LEAST) if goal == "need" else (ENDLESS,)
+        return RegisterModel((*kept, _LEAST), most, tuple(parts))
 
     def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> RegisterModel:
         """Apply ``low`` to each number's least value and ``high`` to its greatest."""
@@ -193,7 +193,8 @@ class RegisterModel:
             (tuple((each(low, least), each(high, most)) for least, most in addends), bends, weights)
             for addends, bends, weights in self.parts
         )
-        return RegisterModel(low(self.least), low(self.most), parts)
+        least, most = (tuple(each(low, addend) for addend in x) for x in (self.least, self.most))
+        return RegisterModel(least, most, parts)
 
     def registers(self) -> Any:
         """Return the estimate, or a lower bound of it where addends are only bounded."""
@@ -208,7 +209,8 @@ class RegisterModel:
                 amount = least if weight > 0 else most
                 total = total + weight * piece(amount, start, bend)
                 start = bend
-        return np.maximum(np.minimum(total, self.most), self.least)
+        least, most = (sum(map(worth, addends)) for addends in (self.least, self.most))
+        return np.maximum(np.minimum(total, most), least)
 
 
 def register_limit(program: Program, device: Device) -> Any:

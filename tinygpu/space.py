@@ -255,6 +255,7 @@ class Space:
                 batch = builder.batch(structure) if self.axes else builder.single(structure)
                 if batch is not None and batch.count:
                     found.append(batch)
+        builder.memo.clear()  # what only the laws asked for: a third of a gigabyte
         return tuple(found)
 
 
