@@ -290,9 +290,8 @@ class CupyGpu:
         """Ask the driver; before sm_90 there are none, and nothing keeps CTAs apart."""
         if int(self.arch.removeprefix("sm_").rstrip("af")) < 90:
             return self.attributes["MultiProcessorCount"] // ctas
-        function = self._function(_EMPTY)
         smem = self.attributes["MaxSharedMemoryPerBlockOptin"]
-        function.max_dynamic_shared_size_bytes = smem
+        function = load(assemble(_EMPTY.ptx(self.arch), self.arch).bytes, "probe", smem)
         return active_clusters(function.ptr, ctas, _EMPTY.threads, smem)
 
     def _function(self, kernel: Microkernel) -> Any:
