@@ -291,7 +291,7 @@ class CupyGpu:
         if int(self.arch.removeprefix("sm_").rstrip("af")) < 90:
             return self.attributes["MultiProcessorCount"] // ctas
         smem = self.attributes["MaxSharedMemoryPerBlockOptin"]
-        function = load(assemble(_EMPTY.ptx(self.arch), self.arch).bytes, "probe", smem)
+        function = load(assemble(_EMPTY.ptx(self.arch), self.arch).bytes, "probe", smem_bytes=smem)
         return active_clusters(function.ptr, ctas, _EMPTY.threads, smem)
 
     def _function(self, kernel: Microkernel) -> Any:

@@ -246,3 +246,4 @@ def test_calibration_on_this_gpu() -> None:
         assert 0 < getattr(found, f"{field}_per_cycle_per_sm") <= 1.01 * issue
     latencies = (found.smem_latency_cycles, found.l2_latency_cycles, found.dram_latency_cycles)
     assert latencies == tuple(sorted(latencies))
+    assert 0 < 2 * found.clusters_of_8 <= found.clusters_of_4 <= found.sms // 4
