@@ -290,7 +290,7 @@ class CupyGpu:
         """Ask the driver; before sm_90 there are none, and nothing keeps CTAs apart."""
         if int(self.arch.removeprefix("sm_").rstrip("af")) < 90:
             return self.attributes["MultiProcessorCount"] // ctas
-        smem = self.attributes["MaxSharedMemoryPerBlockOptin"]
+        smem = self.attributes["MaxSharedMemoryPerMultiprocessor"] // 2  # two do not fit
         function = load(assemble(_EMPTY.ptx(self.arch), self.arch).bytes, "probe", smem_bytes=smem)
         return active_clusters(function.ptr, ctas, _EMPTY.threads, smem)
 
