@@ -31,7 +31,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise
 
 from tinygpu.agents import Agent
 from tinygpu.clocks import Flight
@@ -77,11 +77,12 @@ def memory(look: Look) -> None:
     for indices in cells.values():
         ordered = sorted(indices)
         for index in ordered:
-            _within(look, index, indices[index])
+            _within(look, indices[index])
         for low, high in pairwise(ordered):
-            for p, q in product(indices[low], indices[high]):
-                if p.touch.write or q.touch.write:
-                    _follows(look, p, q)
+            for p in indices[low]:
+                for q in indices[high]:
+                    if p.touch.write or q.touch.write:
+                        _follows(look, p, q)
 
 
 def _add(
@@ -98,9 +99,9 @@ def _add(
             continue  # a product is one event of two agents
         for touch, slot, index in event.cells:
             ring = touch.ring
-            own = (agent.crew.name, agent.copy) if ring.share == "copy" else ()
             if ring.share == "thread":
                 continue
+            own = (agent.crew.name, agent.copy) if ring.share == "copy" else ()
             if flight is None:
                 access = _Access(place, touch, index, kind, issues, issues)
                 cells[look.touched(agent, touch), own, ring.name, slot][index].append(access)
@@ -125,16 +126,20 @@ def _add(
                 cells[agent.cta, own, ring.name, slot][index].append(access)
 
 
-def _within(look: Look, index: int, accesses: list[_Access]) -> None:
+def _within(look: Look, accesses: list[_Access]) -> None:
     """Judge the accesses of one index."""
     writes = [a for a in accesses if a.touch.write]
-    what = f"{accesses[0].touch.ring.name}@{index}"
-    filled = sum(w.touch.part for w in writes)
-    for read in (a for a in accesses if not a.touch.write):
+    reads = [a for a in accesses if not a.touch.write]
+    what = _what(accesses[0], accesses[0])
+    filled = writes[0].touch.part if writes else 0
+    for more in writes[1:]:
+        filled += more.touch.part  # a sum of one number costs nothing
+    short = bool(reads) and filled < 1
+    for read in reads:
         if not writes:
             text = f"{look.name(read.place)} reads {what}, which nobody writes; write that index"
             look.report("unwritten", read.place, read.place, text)
-        elif filled < 1:
+        elif short:
             text = f"{look.name(read.place)} reads {what}, of which {filled} is loaded; load it all"
             look.report("unwritten", writes[0].place, read.place, text)
         for write in writes:
@@ -158,9 +163,10 @@ def _in_order(p: _Access, q: _Access) -> bool:
     That is what another one adds to, and what a tcgen05.cp writes; nothing orders a tcgen05.cp
     behind the products that read what it overwrites.
     """
-    follows = q.kind == "mma" and p.kind in ("mma", "cp") and p.touch.write
+    if q.kind != "mma" or p.kind not in ("mma", "cp") or not p.touch.write:
+        return False
     both = q.touch.write or p.kind == "cp"
-    return follows and both and p.place[0] == q.place[0] and p.place < q.place
+    return both and p.place[0] == q.place[0] and p.place < q.place
 
 
 def _what(p: _Access, q: _Access) -> str:

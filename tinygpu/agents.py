@@ -29,8 +29,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from tinygpu.protocol import (
     Act,
@@ -45,7 +46,7 @@ from tinygpu.protocol import (
     Touch,
     names_in,
 )
-from tinygpu.synchronization import Arrive, Wait
+from tinygpu.synchronization import Arrive, Commit, Fence, Sync, Wait, WaitGroup
 
 __all__ = ["TILES", "Agent", "Event", "unfold"]
 
@@ -54,10 +55,11 @@ Sorted = dict[type, list[tuple[int, "Event", Act | Order]]]
 T = TypeVar("T", bound=Act | Order)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A node at ``values``; ``number``: its place among the leader's events.
 
+    It is a tuple because a verdict makes tens of thousands, and a frozen dataclass takes thrice as
+    long to make.
     ``cells``: of each touch its slot and index.  ``at``: the index at a barrier.  ``fresh``: of
     a product, that its sums start anew.  ``alone``: the leader's only.
     """
@@ -114,7 +116,7 @@ def unfold(protocol: Protocol, point: Mapping[str, int]) -> tuple[Agent, ...]:
              for r in product(*(range(n) for _, n in reversed(protocol.cluster)))]  # fmt: skip
     known: dict[tuple[int, int, int], tuple[tuple[tuple[Event, ...], Sorted], ...]] = {}
     agents: list[Agent] = []
-    named = [names_in(crew.body) for crew in protocol.crews]
+    named = [_names(crew) for crew in protocol.crews]
     for cta, rank in enumerate(ranks):
         for (number, crew), names in zip(enumerate(protocol.crews), named, strict=True):
             for copy in range(crew.copies):
@@ -130,6 +132,12 @@ def unfold(protocol: Protocol, point: Mapping[str, int]) -> tuple[Agent, ...]:
                         Agent(cta, crew, copy, False, crew.threads - 1, *rest, len(ranks))
                     )
     return tuple(agents)
+
+
+@lru_cache(4096)
+def _names(crew: Crew) -> frozenset[str]:
+    """Return the names that a crew's body mentions; each is asked at many points."""
+    return frozenset(names_in(crew.body))
 
 
 def _sorted(events: list[Event]) -> tuple[tuple[Event, ...], Sorted]:
@@ -150,6 +158,24 @@ def _events(
     """Append the events of a body."""
     for node in body:
         match node:
+            case Act():
+                cells = []
+                for touch in node.touches:
+                    x = touch.index.evaluate(env)
+                    cells.append((touch, x % touch.ring.stages, x))
+                at = node.signal[1].evaluate(env) if node.signal else 0
+                anew = node.fresh is not None and node.fresh.evaluate(env) == 0
+                out.append(Event(node, values, len(out), tuple(cells), at, anew, alone))
+            case Wait() | Arrive():
+                at = node.index.evaluate(env)
+                out.append(Event(node, values, len(out), (), at, False, alone))
+            case Commit() | WaitGroup() | Fence() | Sync():
+                out.append(Event(node, values, len(out), (), 0, False, alone))
+            case Guard(index, bound, inner):
+                if index.evaluate(env) < (env[bound] if isinstance(bound, str) else bound):
+                    _events(inner, env, values, alone, out)
+            case One(inner):
+                _events(inner, env, values, True, out)
             case Loop(var, start, stop, inner):
                 for number in range(start, env[stop] if isinstance(stop, str) else stop):
                     _events(inner, {**env, var: number}, (*values, (var, number)), alone, out)
@@ -157,21 +183,3 @@ def _events(
                 for i, t in enumerate(range(start.evaluate(env), env[TILES], step)):
                     here = (*values, (tile, t), (turn, i))
                     _events(inner, {**env, tile: t, turn: i}, here, alone, out)
-            case Guard(index, bound, inner):
-                if index.evaluate(env) < (env[bound] if isinstance(bound, str) else bound):
-                    _events(inner, env, values, alone, out)
-            case One(inner):
-                _events(inner, env, values, True, out)
-            case Act(_, _, touches, signal, _, _, fresh):
-                cells = []
-                for touch in touches:
-                    x = touch.index.evaluate(env)
-                    cells.append((touch, x % touch.ring.stages, x))
-                at = signal[1].evaluate(env) if signal else 0
-                anew = fresh is not None and fresh.evaluate(env) == 0
-                out.append(Event(node, values, len(out), tuple(cells), at, anew, alone))
-            case Wait(_, index) | Arrive(_, index):
-                at = index.evaluate(env)
-                out.append(Event(node, values, len(out), (), at, False, alone))
-            case _:
-                out.append(Event(node, values, len(out), alone=alone))

@@ -99,17 +99,24 @@ def _balance(look: Look) -> None:
         for (cta, name, slot), end in last.items()
         for index in range(slot, end, look.barriers[name].stages)
     }
-    for phase in sorted(asked | inner | set(look.sent.counts)):
-        _balanced(look, phase, phase in asked or phase in inner)
+    exact = asked | inner
+    wrong = [p for p in {*exact, *look.sent.counts} if not _is_balanced(look, p, p in exact)]
+    for phase in sorted(wrong):
+        _unbalanced(look, phase, phase in exact)
 
 
-def _balanced(look: Look, phase: Phase, exact: bool) -> None:
+def _is_balanced(look: Look, phase: Phase, exact: bool) -> bool:
+    """Say whether a phase gets what it needs, or, if not ``exact``, no more arrivals than that."""
     _, name, index = phase
-    count = look.sent.counts.get(phase) or Count()
-    barrier = look.barriers[name]
-    right = count.arrivals == barrier.arrivals and count.expected == count.landed
-    if index >= 0 and (right or not (exact or count.arrivals > barrier.arrivals)):
-        return
+    count, arrivals = look.sent.counts.get(phase) or Count(), look.barriers[name].arrivals
+    right = count.arrivals == arrivals and count.expected == count.landed
+    return index >= 0 and (right or (not exact and count.arrivals <= arrivals))
+
+
+def _unbalanced(look: Look, phase: Phase, exact: bool) -> None:
+    """Report what a phase gets too much or too little of."""
+    _, name, index = phase
+    count, barrier = look.sent.counts.get(phase, Count()), look.barriers[name]
     givers, waits = count.givers, look.waits.get(phase, [])
     first = (givers or waits or look.sent.counts[min(look.sent.counts)].givers)[0]
     second = (waits or givers or [first])[0]
@@ -122,7 +129,7 @@ def _balanced(look: Look, phase: Phase, exact: bool) -> None:
         text = f"{which} gets {count.arrivals} arrivals, and needs {barrier.arrivals}"
         text += f" ({look.name(second)}); change the arrivals or the barrier's count"
         look.report("balance", first, second, text)
-    elif exact:
+    else:
         text = f"{which} expects {count.expected} B, and {count.landed} B land"
         text += f" ({look.name(second)}; in loads or a common divisor); expect what the loads land"
         look.report("balance", first, second, text)

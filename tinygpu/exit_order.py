@@ -31,9 +31,10 @@ __all__ = ["exits"]
 
 
 def exits(look: Look) -> None:
-    """X."""
+    """X: look at what each agent has in flight, then at what goes to other CTAs."""
     graph = look.order
     ends = {n: len(a.events) for n, a in look.walking}
+    ctas = [agent.cta for agent in look.agents]
     for place, flight in graph.flights.items():
         last = (place[0], ends[place[0]] - 1)
         node = flight.event.node
@@ -47,12 +48,10 @@ def exits(look: Look) -> None:
         if not seen:
             text = f"{look.name(place)} is not waited for before its thread ends"
             look.report("exit", place, last, f"{text}; wait for it")
-    finals = [[(n, at) for n, at in ends.items() if look.agents[n].cta == cta]
-              for cta in range(look.ctas)]  # fmt: skip
-    reaches = [(g, cta, name) for (cta, name, _), c in look.sent.counts.items() for g in c.givers]
-    for giver, cta, name in (*reaches, *_written_elsewhere(look)):
-        if look.agents[giver[0]].cta == cta:
-            continue
+    finals = [[(n, at) for n, at in ends.items() if ctas[n] == cta] for cta in range(look.ctas)]
+    arrivals = [(g, cta, name) for (cta, name, _), c in look.sent.counts.items() for g in c.givers
+                if ctas[g[0]] != cta]  # fmt: skip
+    for giver, cta, name in (*arrivals, *_written_elsewhere(look)):
         if not any(graph.before([giver], end) for end in finals[cta]):
             of_cta = ((n, at - 1) for n, at in finals[cta] if at)
             last = next(of_cta, giver)
@@ -61,12 +60,14 @@ def exits(look: Look) -> None:
 
 
 def _written_elsewhere(look: Look) -> Iterator[tuple[Place, int, str]]:
-    """Yield the writes into shared memory of a home: who, into which CTA, which ring."""
+    """Yield the writes into shared memory of another CTA: who, into which, which ring."""
     for number, agent in look.walking:
         for position, _, node in agent.of(Act):
             for touch in node.touches:
                 if touch.write and touch.ring.home:
-                    yield (number, position), look.touched(agent, touch), touch.ring.name
+                    cta = look.touched(agent, touch)
+                    if cta != agent.cta:
+                        yield (number, position), cta, touch.ring.name
 
 
 def _released_after(look: Look, place: Place, flight: Flight, node: Act) -> bool:

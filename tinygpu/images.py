@@ -67,6 +67,7 @@ def images(cluster: Cluster, even: frozenset[str] = frozenset()) -> Images:
     return Images(cluster, even)
 
 
+@lru_cache(4096)
 def even_axes(protocol: Protocol) -> frozenset[str]:
     """Return the axes of a protocol's cluster along which all CTAs are alike."""
     axes = {name for name, extent in protocol.cluster if extent > 1}

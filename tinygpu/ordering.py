@@ -91,8 +91,10 @@ class _Walk:
         self.waiting: dict[Key, list[int]] = defaultdict(list)
         self.groups: dict[tuple[int, str], list[list[Flight]]] = defaultdict(lambda: [[]])
         self.covered: dict[tuple[int, str, bool], int] = defaultdict(int)
+        self.multipliers: set[int] = set()  # by tcgen05.mma or cp
         self.products: dict[int, list[Flight]] = defaultdict(list)
         self.turns: dict[Key, int] = defaultdict(int)
+        self.members: dict[Key, int] = {}
         self.met: dict[Key, list[Place]] = defaultdict(list)
         self.moved: dict[int, Callable[[Clock], Clock]] = {
             cta: itemgetter(*(images.agent(n, self.apart, cta) for n in range(len(agents))))
@@ -105,33 +107,37 @@ class _Walk:
         while self.ready:
             number = self.ready.pop()
             events, clocks = self.agents[number].events, self.clocks[number]
-            while (position := self.at[number]) < len(events):
-                if len(clocks) == position:
+            for position in range(self.at[number], len(events)):
+                if len(clocks) == position:  # it did not wait here before
                     clocks.append(self.now[number])
                 event = events[position]
-                blocked = _STEPS[type(event.node)](self, (number, position), event, event.node)
+                node = event.node
+                blocked = _STEPS[type(node)](self, (number, position), event, node)
                 if blocked is not None:
                     self.waiting[blocked].append(number)
+                    self.at[number] = position
                     break
-                self.at[number] = position + 1
             else:
+                self.at[number] = len(events)
                 clocks.append(self.now[number])
 
     def after(self, clock: Clock, places: Sequence[Place], *, passed: int) -> Clock:
         """Return a clock that counts some events, too; ``passed`` 0: only what is before them."""
         for number, position in reversed(places):  # the latest are often after the others
             if clock[number] < position + passed:  # else it has counted all before that
-                found = join(clock, self.clock(number, position))
+                past = self.clock(number, position)
+                found = list(past) if clock is self.none else join(clock, past)
                 found[number] = position + passed
                 clock = found
         return clock
 
     def clock(self, number: int, position: int) -> Clock:
         """Return the clock at an issue; an image's is that of its first, moved."""
+        if clocks := self.clocks[number]:
+            return clocks[position]
         cta, agent = divmod(number, self.apart)
-        first = self.images.first[cta]
-        clock = self.clocks[first * self.apart + agent][position]
-        return clock if first == cta else self.moved[cta](clock)
+        first = self.images.first[cta] * self.apart + agent
+        return self.moved[cta](self.clocks[first][position])
 
     def give(self, key: Key) -> None:
         """Count a contribution; wake who waits for it if it is the last one."""
@@ -168,8 +174,10 @@ class _Walk:
         number = place[0]
         group = meeters(self.agents[number], node)
         key = (*group, self.turns[number, node])
+        if group not in self.members:
+            self.members[group] = sum(meeters(self.agents[n], node) == group for n in self.walking)
         if key not in self.missing:
-            self.missing[key] = sum(meeters(self.agents[n], node) == group for n in self.walking)
+            self.missing[key] = self.members[group]
         come = self.met[key]
         if place not in come:
             come.append(place)
@@ -197,17 +205,17 @@ class _Walk:
             groups.append([])
         start = self.covered[number, group, node.read]
         newest = max(len(groups) - 1 - max(node.pending, 0), start)
-        flights = [flight for i in range(start, newest) for flight in groups[i]]
-        for flight in flights:
-            if flight.missing:
-                return ("product", flight.places[0])
-        for flight in flights:
-            flight.read.append(place)
-            if not node.read:
-                flight.done.append(place)
-        if group == "wgmma":
-            issues = [p for flight in flights for p in flight.places if p[0] != number]
-            self.now[number] = self.after(self.now[number], issues, passed=1)
+        issues: list[Place] = []
+        for i in range(start, newest):
+            for flight in groups[i]:
+                if flight.missing:
+                    return ("product", flight.places[0])
+                flight.read.append(place)
+                if not node.read:
+                    flight.done.append(place)
+                if group == "wgmma":
+                    issues += [p for p in flight.places if p[0] != number]
+        self.now[number] = self.after(self.now[number], issues, passed=1)
         self.covered[number, group, node.read] = newest
         return None
 
@@ -221,7 +229,9 @@ class _Walk:
             flight = self.flights[place] = Flight(event, [place], 0, reach)
             for phase in reach:
                 self.give(phase)
-            if kind in _GROUPS:
+            if kind in ("mma", "cp"):
+                self.multipliers.add(number)
+            elif kind in _GROUPS:
                 self.groups[number, _GROUPS[kind]][-1].append(flight)
 
     def product(self, place: Place, event: Event) -> None:
@@ -242,11 +252,10 @@ class _Walk:
 
     def commits(self) -> None:
         """Say of each tcgen05.mma and cp which passes observe its end: each agent's first ones."""
-        for number in self.walking:
+        for number in self.multipliers:
             agent = self.agents[number]
             first: dict[int, int] = {}
-            tensor = any(node.kind in ("mma", "cp") for _, _, node in agent.of(Act))
-            for position in reversed(range(self.at[number] if tensor else 0)):
+            for position in reversed(range(self.at[number])):
                 node = agent.events[position].node
                 if isinstance(node, Arrive) and node.after:
                     for phase in self.sent.phases[number, position]:
