@@ -104,6 +104,9 @@ _POINTS: tuple[tuple[str, Mapping[str, Value]], ...] = (
     ("tn", {**_STAY, "tile_n": 64, "store_n": 64, "stages": 3, "in_flight": 2}),
     ("tt", {**_TURNS, "in_flight": 1}),
     ("tt", {"cluster_m": 2, "in_flight": 1}),
+    ("nt", {"cluster_k": 2}),
+    ("nt", {"cluster_k": 2, "cluster_m": 2, **_DIRECT, "in_flight": 1}),
+    ("nn", {"cluster_k": 4, **_BOTH, **_DIRECT, "swap": 1, "tile_n": 64, "store_n": 64}),
 )
 
 
@@ -135,11 +138,11 @@ def _hopper(layout: str, changes: Mapping[str, Value]) -> Case | None:
     tiles = (1, 1) if not d["persistent"] else (5, 3) if d["consume"] == "pingpong" else (3, 2)
     points = tuple(
         (t, k, {rows: d["tile_m"] * d["cluster_m"] * t, columns: d["tile_n"] * d["cluster_n"],
-                "k": 64 * k - 56})
+                "k": 64 * d["cluster_k"] * k - 56})
         for t, k in zip(tiles, (1, d["stages"] + 1), strict=True)
     )  # fmt: skip
     told = ", ".join(f"{n} {v}" for n, v in changes.items())
-    step = STEPS if d["cluster_m"] * d["cluster_n"] > 2 else 1
+    step = STEPS if d["cluster_m"] * d["cluster_n"] * d["cluster_k"] > 2 else 1
     return Case(f"{layout} {told}", Hopper().program(operation, Chosen(d)), points, step)
 
 
