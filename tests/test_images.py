@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -19,9 +20,9 @@ from tinygpu.contributions import sends
 from tinygpu.images import along, even_axes, images
 from tinygpu.ordering import order
 from tinygpu.program import Affine
-from tinygpu.protocol import Act, Crew, Guard, Node, Protocol, Ring, Touch
+from tinygpu.protocol import Act, Crew, Guard, Loop, Node, Protocol, Ring, Touch
 from tinygpu.protocol_extraction import protocol_of
-from tinygpu.synchronization import Arrive, Barrier, Wait
+from tinygpu.synchronization import Arrive, Barrier, Sync, Wait
 from tinygpu.witness import Look
 
 SMALL: dict[str, Any] = {
@@ -123,3 +124,31 @@ def test_ctas_that_differ_are_all_asked() -> None:
     found = hazards(Protocol((crew,), (("m", 2), ("n", 2)), False, ()), {"tiles": 1})
     assert {h.kind for h in found} == {"unwritten"}
     assert found[0].first[0].endswith("CTA 1")
+
+
+def pair(to: str, arrivals: int) -> Protocol:
+    """Each producer loads for both CTAs, after waiting for those that consumers tell ``to``."""
+    full, empty = Barrier("full", 1, 1), Barrier("empty", 1, arrivals)
+    k, ring = var("k"), Ring("x", 1, "cta")
+    half = Touch(ring, k, True, part=Fraction(1, 2))
+    load = Act("load", "load", (half,), (full, k), "m", 1)
+    read = Act("read", "generic", (Touch(ring, k, False),))
+    make = Loop("k", 0, "trips", (Wait(empty, k + -1), Arrive(full, k, 2), load))
+    take = Loop("k", 0, "trips", (Wait(full, k), read, Arrive(empty, k, to=to)))
+    crews = (
+        Crew("producer", 1, 1, "", (make, Sync(0, "cluster"))),
+        Crew("consumer", 128, 1, "", (take, Sync(0, "cluster"))),
+    )
+    return Protocol(crews, (("m", 2),), False, (("trips", 1),))
+
+
+def test_a_load_is_issued_by_whom_it_is_sent() -> None:
+    """What a producer overwrites in the other CTA, it has to know to be read there."""
+    even = frozenset("m")
+    assert even_axes(pair("cluster", 256)) == even
+    for trips in (1, 2, 3):
+        point = {"tiles": 1, "trips": trips}
+        assert not hazards(pair("cluster", 256), point)
+        found = {"race", "early"} if trips > 1 else set()
+        assert kinds(pair("cta", 128), point, even) == found
+        assert kinds(pair("cta", 128), point, frozenset()) == found
