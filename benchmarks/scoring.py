@@ -8,6 +8,7 @@ the making of the tables, and once more with the tables ready.
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import subprocess
@@ -112,4 +113,5 @@ def _say() -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # as a search does: it keeps nearly all that it makes
     main(sys.argv[1:], sys.stdin)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -32,7 +33,7 @@ from tinygpu.space import Table
 
 __all__ = ["Kept", "Least"]
 
-Places = NDArray[np.int64]
+Places = NDArray[np.int32]
 """Places in a flat array over some axes, ascending."""
 _SMALL = 1 << 15
 """Entries of a table that is kept though only others are made of it."""
@@ -44,6 +45,7 @@ class Kept:
 
     numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
     legal: dict[tuple[tuple[int, ...], int], Places] = field(default_factory=dict)
+    onto: dict[tuple[tuple[int, ...], int, tuple[int, ...]], Places] = field(default_factory=dict)
     reduced: dict[tuple[Any, ...], tuple[Deferred | float, Deferred]] = field(default_factory=dict)
 
 
@@ -100,16 +102,20 @@ class Least:
     def _first(self, table: Deferred, most: bool, kept: tuple[int, ...]) -> NDArray[np.float64]:
         """Return the least (greatest) of the legal entries for each place over the axes kept."""
         assert table.table is not None
-        legal = self._legal(table.axes)
-        lengths, strides = [self._lengths[a] for a in kept], self._strides(table.axes)
-        place = np.zeros(len(legal), np.int64)
-        for axis in kept:
-            place = place * self._lengths[axis] + legal // strides[axis] % self._lengths[axis]
+        lengths = [self._lengths[a] for a in kept]
+        legal, place = self._legal(table.axes), self._onto(table.axes, kept)
         never = -np.inf if most else np.inf
         entries = (np.fmax if most else np.fmin)(table.table.reshape(-1).take(legal), never)
         found: NDArray[np.float64] = np.full(prod(lengths), never)
         (np.maximum if most else np.minimum).at(found, place, entries)
         return found.reshape(lengths)
+
+    def _onto(self, axes: tuple[int, ...], kept: tuple[int, ...]) -> Places:
+        """Return the place over the axes kept of each legal place over the axes."""
+        key = (axes, self._number(axes), kept)
+        if key not in self._kept.onto:
+            self._kept.onto[key] = self._projected(self._legal(axes), axes, kept)
+        return self._kept.onto[key]
 
     def _number(self, axes: tuple[int, ...]) -> int:
         """Return the number, in all batches, of the laws over some of these axes."""
@@ -126,7 +132,7 @@ class Least:
     def _found(self, axes: tuple[int, ...]) -> Places:
         """Return the legal places over axes that are given in the order of their looking up."""
         if not axes:
-            return np.zeros(1, np.int64)
+            return np.zeros(1, np.int32)
         key = (axes, self._number(tuple(sorted(axes))))
         if key not in self._kept.legal:
             self._kept.legal[key] = self._extended(self._found(axes[:-1]), axes)
@@ -135,29 +141,32 @@ class Least:
     def _extended(self, places: Places, axes: tuple[int, ...]) -> Places:
         """Extend places over all axes but the last by it."""
         *before, last = axes
-        count, was, now = self._lengths[last], self._strides(before), self._strides(axes)
-        every = np.arange(count)
-        allowed = np.ones((len(places), count), bool)
+        allowed = np.ones((len(places), self._lengths[last]), bool)
         for theirs, holds in self._joined(axes).items():
-            strides = self._strides(theirs)
-            place: Any = np.zeros(1, np.int64)
-            for axis in theirs:
-                if axis != last:
-                    value = places // was[axis] % self._lengths[axis]
-                    place = place + value * strides[axis]
-            allowed &= holds.take(place[:, None] + every * strides[last])
-        outer, inner = np.divmod(places, now[last])
-        place = outer * (now[last] * count) + inner
-        found: Places = (place[:, None] + every * now[last])[allowed]
+            others = tuple(axis for axis in theirs if axis != last)
+            known = self._projected(places, sorted(before), others)
+            allowed &= holds.take(self._with(known, others, last))
+        return self._with(places, before, last)[allowed]
+
+    def _projected(self, places: Places, axes: Sequence[int], kept: Sequence[int]) -> Places:
+        """Return places over axes, ascending, as places over those that are kept."""
+        found, stride = np.zeros_like(places), 1
+        for here, alike in groupby(reversed(axes), key=lambda axis: axis in kept):
+            length = prod(self._lengths[a] for a in alike)
+            outer = places // length
+            if here:
+                found = found + (places - outer * length) * stride
+                stride *= length
+            places = outer
         return found
 
-    def _strides(self, axes: Sequence[int]) -> dict[int, int]:
-        """Return how far apart neighbours along each axis lie in an array over axes, ascending."""
-        found, stride = {}, 1
-        for axis in sorted(axes, reverse=True):
-            found[axis] = stride
-            stride *= self._lengths[axis]
-        return found
+    def _with(self, places: Places, axes: Sequence[int], axis: int) -> Places:
+        """Return places over axes with each value of one more: (places, values)."""
+        inner = prod(self._lengths[a] for a in axes if a > axis)
+        outer, count = places // inner, self._lengths[axis]
+        first = places + outer * (inner * (count - 1))
+        every: Places = first[..., None] + np.arange(count, dtype=np.int32) * inner
+        return every
 
     def _joined(self, axes: tuple[int, ...]) -> dict[tuple[int, ...], NDArray[np.bool_]]:
         """Return the laws over some of the axes that ask for the last, joined where alike."""
@@ -174,6 +183,7 @@ def _along(values: NDArray[np.float64], axis: int, most: bool) -> NDArray[np.flo
 
     Whole slices are compared: axes are short, and NumPy's own reduction takes a step an entry.
     """
-    first, *others = np.moveaxis(values, axis, 0)
+    parts = values.reshape(prod(values.shape[:axis]), values.shape[axis], -1)
+    first, *others = (parts[:, i] for i in range(values.shape[axis]))
     found: NDArray[np.float64] = reduce(np.maximum if most else np.minimum, others, first)
-    return found
+    return found.reshape(values.shape[:axis] + values.shape[axis + 1 :])

@@ -228,7 +228,9 @@ def _path(view: View) -> LaunchMend:
 
 def _occupancy(view: View) -> LaunchMend | None:
     launch = view.features.launch
-    free = replace(launch, smem_bytes=0.0, registers=replace(launch.registers, least=(1.0,), parts=()))
+    free = replace(
+        launch, smem_bytes=0.0, registers=replace(launch.registers, least=(1.0,), parts=())
+    )
     here, most = float(launch.resident()), float(free.resident())
     if here >= most:
         return None

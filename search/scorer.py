@@ -10,9 +10,7 @@ Source: ``docs/model.md``, theorem "monotone, so branch and bound is exact".
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, reduce
 from operator import and_
 from typing import Any
@@ -71,21 +69,8 @@ class Scorer:
 
     def seconds(self, points: Points) -> NDArray[np.float64]:
         """Return the predicted seconds at points, (n, decisions) indices of legal schedules."""
-        result = np.empty(len(points))
-        firsts = range(0, len(points), _CHUNK)
-
-        def score(first: int) -> None:
-            columns = np.ascontiguousarray(points[first : first + _CHUNK].T)
-            with np.errstate(all="ignore"):
-                result[first : first + _CHUNK] = at(self._exact, columns, _itself)
-
-        if len(firsts) < 2:
-            for first in firsts:
-                score(first)
-        else:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(score, firsts))
-        return result
+        with np.errstate(all="ignore"):
+            return self._at(self._exact, points, _itself)
 
     def bound(self, points: Points, order: Sequence[int], count: int) -> NDArray[np.float64]:
         """Return a lower bound of the seconds, given the first ``count`` decisions of the order."""

@@ -16,7 +16,7 @@ from tinygpu.errors import IllegalScheduleError, ScheduleError
 from tinygpu.extraction import skeleton_of
 from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.laws import check_schedule
-from tinygpu.machine import Value
+from tinygpu.machine import Chosen, Value
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Access, Affine, Do, For, Immediate, Program, Role, registers
@@ -151,6 +151,19 @@ def test_terms_of_one_signature_have_one_skeleton(name: str) -> None:
         skeletons.setdefault(numbers_of(program), set()).add(skeleton_of(program))
     assert all(len(alike) == 1 for alike in skeletons.values())
     assert len(skeletons) == len(set().union(*skeletons.values())) > 1
+
+
+def test_the_types_of_sums_are_not_in_the_signature() -> None:
+    """They differ in statements that touch nothing which another block reads."""
+
+    def unnamed(kind: str) -> tuple[Any, str]:
+        chosen = Chosen({**LADDER["multi-stage"], "accumulator": kind})
+        program = Simt().program(LARGE.operation, chosen)
+        lines = str(skeleton_of(program)).splitlines()
+        return numbers_of(program), "\n".join(line.split(":")[-1] for line in lines)
+
+    assert unnamed("f32") == unnamed("f64") == unnamed("f32+f64")
+    assert "read sums" in unnamed("f64")[1]
 
 
 def test_registers_that_another_block_reads_are_in_the_signature() -> None:

@@ -308,13 +308,22 @@ def _sum_out(factors: Sequence[Factor], axis: int) -> Factor:
     first = None
     if kinds is not None:
         _, first, kinds = np.unique(kinds, return_index=True, return_inverse=True)
-    joint: Any = np.ones((), bool)
-    for factor in sorted(factors, key=lambda f: (f.array.dtype != bool, f.array.size)):
-        array = factor.array
-        if factor.index is not None and first is not None:
-            array = array[factor.index[first]]
-        shape = iter(array.shape)
-        joint = joint * array.reshape([next(shape) if a in factor.axes else 1 for a in axes])
+    joint: Any = True
+    *others, widest = sorted(factors, key=lambda f: f.array.size)
+    for factor in others:
+        joint = joint * _spread(factor, axes, first)
+    slices = np.moveaxis(_spread(widest, axes, first), axes.index(axis), 0)
+    summed: Any = np.zeros((), np.int64)  # slice by slice: the whole product would be large
+    for i, here in enumerate(slices):
+        summed = summed + (joint.take(i, axes.index(axis)) if others else joint) * here
     rest = tuple(a for a in axes if a != axis)
-    summed = joint.sum(axis=axes.index(axis), dtype=np.int64)
     return Factor(rest, summed) if kinds is None else _alike(rest, summed, kinds)
+
+
+def _spread(factor: Factor, axes: tuple[int, ...], kinds: NDArray[np.int64] | None) -> NDArray[Any]:
+    """Return a factor's array with a length of 1 where it lacks an axis, at kinds of rows."""
+    array = factor.array
+    if factor.index is not None and kinds is not None:
+        array = array[factor.index[kinds]]
+    shape = iter(array.shape)
+    return array.reshape([next(shape) if axis in factor.axes else 1 for axis in axes])
