@@ -7,15 +7,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpu.access_map import var
 from tinygpu.agents import unfold
 from tinygpu.clocks import Order
-from tinygpu.conditions import hazards
 from tinygpu.contributions import sends
 from tinygpu.images import images
 from tinygpu.ordering import order
 from tinygpu.program import Affine
-from tinygpu.protocol import Body, Crew, Protocol, Tiles
+from tinygpu.protocol import Crew, Protocol
 from tinygpu.synchronization import Arrive, Barrier, Wait
 
 AT = Affine()
@@ -45,17 +43,3 @@ def test_every_event_that_is_told_is_counted() -> None:
     found = order(agents, alone, sends(agents, alone))
     known = [[found.before([(0, i)], (1, j)) for i in range(2)] for j in range(3)]
     assert known == [[False, False], [True, False], [True, True]]
-
-
-def late(to: str) -> Protocol:
-    """A thread of each CTA that arrives twice at a barrier of its own, and waits for the second."""
-    alone, i = Barrier("own", 1, 1 if to == "cta" else 2), var("i", 2)
-    body: Body = (Arrive(alone, i, to=to), Arrive(alone, i + 1, to=to), Wait(alone, i + 1))
-    crew = Crew("one", 1, 1, "", (Tiles("t", "i", Affine(), 1, body),))
-    return Protocol((crew,), (("m", 2),), True, ())
-
-
-def test_arrivals_elsewhere_are_on_their_way() -> None:
-    """A phase is complete behind its own thread's arrivals, but not behind ones sent far."""
-    assert "parity" not in {h.kind for h in hazards(late("cta"), {"tiles": 2})}
-    assert "parity" in {h.kind for h in hazards(late("cluster"), {"tiles": 2})}
