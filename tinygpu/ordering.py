@@ -22,9 +22,6 @@ observed it.  Only passes change an agent's clock, so all events between two of 
 Of CTAs that are alike (``tinygpu.images``) only the first ones' agents walk: whenever one takes a
 step its images take theirs, and what one of these sends is seen as an image of what it sends.
 
-((1, 0, 2), (0, 3, 2), (2, 5))
-[1, 3, 6]
-
 Source: ``docs/model-concurrency.md``, section "Asynchronous programs"; C. Fidge and F. Mattern on
 vector clocks.
 """
