@@ -56,7 +56,6 @@ class Least:
         """Take the tables that say what is legal, and the number of each decision's values."""
         self._laws = [(frozenset(law.axes), law) for law in laws]
         self._lengths, self._kept = lengths, kept
-        self._bound = [sum(axis in axes for axes, _ in self._laws) for axis in range(len(lengths))]
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def over(self, axes: Sequence[int]) -> list[Table]:
@@ -126,8 +125,13 @@ class Least:
         return self._numbers[axes]
 
     def _legal(self, axes: tuple[int, ...]) -> Places:
-        """Return the places, in an array over the axes, that no law over some of them excludes."""
-        return self._found(tuple(sorted(axes, key=lambda axis: (-self._bound[axis], axis))))
+        """Return the places, in an array over the axes, that no law over some of them excludes.
+
+        They stand in an order that depends on nothing but the axes and these laws.
+        """
+        laws = self.over(axes)
+        bound = {axis: sum(axis in law.axes for law in laws) for axis in axes}
+        return self._found(tuple(sorted(axes, key=lambda axis: (-bound[axis], axis))))
 
     def _found(self, axes: tuple[int, ...]) -> Places:
         """Return the legal places over axes that are given in the order of their looking up."""

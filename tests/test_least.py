@@ -78,3 +78,20 @@ def test_least_entries_are_those_of_a_walk(
                         chosen = dict(zip(left, place, strict=True))
                         expected = walked(table, laws[:count_of_laws], most, chosen)
                         assert entries[place] == expected
+
+
+@pytest.mark.parametrize("others", [(), ((1, 3),), ((2, 3), (2, 3))])
+def test_laws_over_other_decisions_change_nothing(others: tuple[tuple[int, ...], ...]) -> None:
+    """Batches that share the laws over a table's decisions share what is kept of it."""
+    rng, kept, made = np.random.default_rng(0), Kept(), Tables(LENGTHS)
+    holds = rng.random((3, 2, 4)) < 0.5
+    shared = Table("", (0, 1, 2), holds)
+    table, more = (made.over((0, 1, 2), rng.random((3, 2, 4))) for _ in range(2))
+    alone = Least([shared], LENGTHS, kept)
+    assert alone.of(table, False, (0, 1, 2, 3), 1) is not table
+    added = [Table("", axes, np.ones([LENGTHS[a] for a in axes], bool)) for axes in others]
+    result = Least([shared, *added], LENGTHS, kept).of(more, False, (0, 1, 2, 3), 1)
+    assert isinstance(result, Deferred)
+    assert result.table is not None
+    for i in range(LENGTHS[0]):
+        assert result.table[i] == walked(more, [((0, 1, 2), holds)], False, {0: i})
