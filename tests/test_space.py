@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tinygpu.counting import Factor, Sums
 from tinygpu.device import load_device
 from tinygpu.errors import IllegalScheduleError, ScheduleError
+from tinygpu.events import verdict_of
 from tinygpu.extraction import skeleton_of
 from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.laws import check_schedule
@@ -22,7 +23,7 @@ from tinygpu.operation import Problem, matmul
 from tinygpu.program import Access, Affine, Do, For, Immediate, Program, Role, registers
 from tinygpu.schedule import Schedule
 from tinygpu.signature import numbers_of
-from tinygpu.skeleton import Skeleton
+from tinygpu.skeleton import Skeleton, unnamed
 from tinygpu.space import Space
 
 H200 = load_device("h200")
@@ -153,17 +154,18 @@ def test_terms_of_one_signature_have_one_skeleton(name: str) -> None:
     assert len(skeletons) == len(set().union(*skeletons.values())) > 1
 
 
-def test_the_types_of_sums_are_not_in_the_signature() -> None:
-    """They differ in statements that touch nothing which another block reads."""
+def test_the_types_of_sums_change_names_only() -> None:
+    """So their verdicts are asked for once; what an instruction touches is no name."""
 
-    def unnamed(kind: str) -> tuple[Any, str]:
-        chosen = Chosen({**LADDER["multi-stage"], "accumulator": kind})
-        program = Simt().program(LARGE.operation, chosen)
-        lines = str(skeleton_of(program)).splitlines()
-        return numbers_of(program), "\n".join(line.split(":")[-1] for line in lines)
+    def skeleton(**changes: Value) -> Skeleton:
+        chosen = Chosen({**LADDER["multi-stage"], **changes})
+        return skeleton_of(Simt().program(LARGE.operation, chosen))
 
-    assert unnamed("f32") == unnamed("f64") == unnamed("f32+f64")
-    assert "read sums" in unnamed("f64")[1]
+    sums, early = skeleton(accumulator="f64"), skeleton(pipeline="cp.async", stages=1)
+    assert skeleton() != sums != unnamed(sums)
+    assert unnamed(skeleton()) == unnamed(sums) == unnamed(unnamed(sums))
+    assert unnamed(skeleton()) != unnamed(early)
+    assert [verdict_of(unnamed(s)).legal for s in (sums, early)] == [True, False]
 
 
 def test_registers_that_another_block_reads_are_in_the_signature() -> None:

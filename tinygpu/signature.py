@@ -85,24 +85,20 @@ def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
         buffer = access.buffer
         return buffer.name, buffer.level, number(buffer.stages), affine(access.index)
 
-    def keys(body: tuple[Statement, ...]) -> tuple[Any, ...]:
-        return tuple(found for found in map(key, body) if found is not None)
-
     def key(statement: Statement) -> Any:
         match statement:
             case For(name, trips, inner) if not isinstance(trips, str) and repeats(name, inner):
                 often = np.minimum(np.maximum(trips - statement.start, 0), 2)
                 often = often if isinstance(often, np.ndarray) else int(often)
-                return "often", name, number(often), keys(inner)
+                return "often", name, number(often), tuple(map(key, inner))
             case For(name, trips, inner, unrolled, start):
-                return "for", name, number(trips), unrolled, number(start), keys(inner)
+                return "for", name, number(trips), unrolled, number(start), tuple(map(key, inner))
             case When(index, bound, inner):
-                return "when", affine(index), number(bound), keys(inner)
+                return "when", affine(index), number(bound), tuple(map(key, inner))
             case Do():
-                asks = touches(statement)
-                writes = any(access is statement.write for access in asks)
+                writes = statement.write.buffer.level != "gmem"
                 how = statement.instruction.completion, statement.lanes is None, statement.across
-                return ("do", how, writes, tuple(map(touched, asks))) if asks else None
+                return "do", how, writes, tuple(map(touched, touches(statement)))
             case Exit():
                 return ("exit",)
             case Sync(barrier):
@@ -112,7 +108,7 @@ def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
             case WaitGroup(pending):
                 return "wait", number(pending)
 
-    bodies = tuple((role.name, keys(role.body)) for role in program.roles)
+    bodies = tuple((role.name, tuple(map(key, role.body))) for role in program.roles)
     return bodies, tuple(numbers)
 
 

@@ -20,7 +20,7 @@ Source: ``docs/model-concurrency.md``, section "Skeleton".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinygpu.program import Affine, Commit, Sync, WaitGroup
 
@@ -37,6 +37,7 @@ __all__ = [
     "names_of",
     "nodes",
     "show",
+    "unnamed",
 ]
 
 
@@ -128,6 +129,22 @@ def nodes(body: tuple[Node, ...]) -> Iterator[Node]:
         yield node
         if isinstance(node, Loop | Guard):
             yield from nodes(node.body)
+
+
+def unnamed(skeleton: Skeleton) -> Skeleton:
+    """Return the skeleton without its instructions' names, which only messages mention."""
+
+    def plain(body: tuple[Node, ...]) -> tuple[Node, ...]:
+        return tuple(
+            replace(node, name="")
+            if isinstance(node, Act)
+            else replace(node, body=plain(node.body))
+            if isinstance(node, Loop | Guard)
+            else node
+            for node in body
+        )
+
+    return Skeleton(tuple((name, plain(body)) for name, body in skeleton.roles))
 
 
 def free_names(body: tuple[Node, ...], bound: frozenset[str] = frozenset()) -> set[str]:
