@@ -112,7 +112,9 @@ UNEVEN: list[tuple[Node, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("node", "even"), UNEVEN, ids=lambda v: str(v))
+@pytest.mark.parametrize(
+    ("node", "even"), UNEVEN, ids=lambda v: "".join(sorted(v)) if isinstance(v, set) else str(v)
+)
 def test_axes_that_a_program_singles_out_are_not_even(node: Node, even: set[str]) -> None:
     assert even_axes(with_node(node)) == even
 
