@@ -68,10 +68,8 @@ def _across(node: Node, axis: str) -> bool:
         case Wait(barrier):
             return barrier.home == axis
         case Act(_, kind, touches, signal, multicast):
-            home = any(t.ring.home for t in touches)
-            return (
-                axis == multicast or bool(signal and signal[0].home) or (home and kind != "generic")
-            )
+            late = kind != "generic" and any(t.ring.home for t in touches)
+            return late or axis in multicast.split() or bool(signal and signal[0].home)
         case Guard(index, _, body) if axis in {n for n, _ in index.terms}:
             return any(_blocks(n) for n, _ in every(body))
         case _:
