@@ -78,6 +78,14 @@ def test_legal_parts_imply_a_legal_whole(data: Any) -> None:
         assert whole(protocol), name
 
 
+def test_a_space_asks_for_the_verdict() -> None:
+    """Of asynchronous programs, too, should a machine without barriers have them in its space."""
+    found = {
+        name: (events.is_legal(p), events.verdict(p).legal) for name, p in changed("pingpong")[:40]
+    }
+    assert set(found.values()) == {(True, True), (False, False)}
+
+
 @pytest.mark.parametrize("name", WHOLES)
 def test_parts_of_the_machines_terms_decide(name: str) -> None:
     protocol = protocol_of(WHOLES[name])

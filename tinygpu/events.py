@@ -50,7 +50,7 @@ from tinygpu.program import Commit, Program, Sync, WaitGroup
 from tinygpu.protocol import Protocol
 from tinygpu.protocol_extraction import is_asynchronous, protocol_of
 from tinygpu.protocol_parts import parts
-from tinygpu.skeleton import Act, Skeleton, free_names
+from tinygpu.skeleton import Act, Skeleton, free_names, unnamed
 from tinygpu.tile_window import tile_window
 from tinygpu.unfolding import Instance, instances
 from tinygpu.window import Window, window
@@ -66,6 +66,7 @@ __all__ = [
     "Verdict",
     "concurrency_key",
     "graph",
+    "is_legal",
     "skeleton_of",
     "unfold",
     "verdict",
@@ -103,6 +104,13 @@ def verdict(program: Program) -> Verdict:
     if is_asynchronous(program):
         return verdict_of_protocol(protocol_of(program))
     return verdict_of(skeleton_of(program))
+
+
+def is_legal(program: Program) -> bool:
+    """Return whether its verdict is legal; skeletons that differ in names only are judged once."""
+    key = concurrency_key(program)
+    found = verdict_of(unnamed(key)) if isinstance(key, Skeleton) else verdict_of_protocol(key)
+    return found.legal
 
 
 def concurrency_key(program: Program) -> Skeleton | Protocol:
