@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.memory import peak_mib
 from benchmarks.peers import FOLDER, write_tree
 from benchmarks.speed import cpu
 from tinygpu.codegen.interpretation import interpret
@@ -41,7 +41,6 @@ POINTS = {
     "blackwell": (blackwell.STARTS, "bf16", "nt", "sm_100a"),
 }
 """Each machine's points, the type and layout of their product, and their architecture."""
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # spec: getrusage(2), bytes or KiB
 
 
 def points() -> Iterator[tuple[str, str]]:
@@ -54,7 +53,7 @@ def points() -> Iterator[tuple[str, str]]:
 def measured(machine: str, point: str) -> dict[str, Any]:
     """Return the row of a point.  Raises ProgramError if its kernel is wrong."""
     named, dtype, layout, arch = POINTS[machine]
-    before = _peak_mib()
+    before = peak_mib()
     wall, seconds = time.perf_counter(), time.process_time()
     output = "f32" if named[point].get("combine") == "red" else None  # bf16 cannot be added to
     operation = matmul(dtype, output, layout)
@@ -69,7 +68,7 @@ def measured(machine: str, point: str) -> dict[str, Any]:
         "cpu_seconds": round(seconds, 3),
         "wall_seconds": round(wall, 3),
         "instructions": found.instructions,
-        "peak_mib": round(_peak_mib()),
+        "peak_mib": round(peak_mib()),
         "imports_mib": round(before),
     }
 
@@ -77,10 +76,6 @@ def measured(machine: str, point: str) -> dict[str, Any]:
 def _on_one_core() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-
-def _peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT / 2**20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,17 +19,16 @@ from typing import IO, Any
 
 import numpy as np
 
+from benchmarks.memory import peak_mib
+from tinygpu.cores import cores
 from tinygpu.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
-from tinygpu.search.best import cores
 from tinygpu.search.scorer import Scorer, Shared
 from tinygpu.space import Space
 
 __all__ = ["main", "rates"]
-
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # spec: getrusage(2), bytes or KiB
 
 
 def rates(points: int, size: int, point: str = "") -> tuple[float, float, float]:
@@ -108,8 +106,7 @@ def main(arguments: Sequence[str], words: IO[str]) -> None:
 
 
 def _say() -> None:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT / 2**20
-    print(json.dumps(peak), flush=True)
+    print(json.dumps(peak_mib()), flush=True)
 
 
 if __name__ == "__main__":

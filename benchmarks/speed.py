@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -31,10 +30,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.memory import peak_mib
 from benchmarks.peers import FOLDER, write_tree
 from benchmarks.scoring import rates
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.provenance import provenance
+from tinygpu.cores import cores
 from tinygpu.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.events import concurrency_key, verdict, verdict_of, verdict_of_protocol
@@ -44,7 +45,6 @@ from tinygpu.machines.simt import Simt
 from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.program import Program
 from tinygpu.protocol import Protocol
-from tinygpu.search.best import cores
 from tinygpu.skeleton import Skeleton
 from tinygpu.space import Space
 
@@ -124,11 +124,8 @@ def child(command: Sequence[str], name: str) -> list[Row]:
     return [
         _row(f"{name}, wall time", seconds, "s"),
         _row(f"{name}, CPU time", usage.ru_utime + usage.ru_stime, "s"),
-        _row(f"{name}, peak resident memory", usage.ru_maxrss * _RSS_UNIT / 2**20, "MiB"),
+        _row(f"{name}, peak resident memory", peak_mib(usage), "MiB"),
     ]
-
-
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # spec: getrusage(2), bytes or KiB
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -149,7 +146,7 @@ def cpu() -> str:
         name = next(x.split(":", 1)[1].strip() for x in lines if x.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return f"{name}, {os.cpu_count()} cores"
+    return f"{name}, {cores()} cores"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -167,8 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _row("simt: scoring, peak resident memory of all processes", together, "MiB"),
             _row("cores", cores(), ""),
         ]
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT / 2**20
-        rows.append(_row("this process, peak resident memory", peak, "MiB"))
+        rows.append(_row("this process, peak resident memory", peak_mib(), "MiB"))
         record = provenance(" ".join(("python -m benchmarks.speed", *words)))
         write_tree(given.out / "speed.json", {"provenance": {**record, "cpu": cpu()}, "rows": rows})
     except TinyGpuError as error:

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tinygpu.cores import cores
 from tinygpu.errors import AssemblyError
 
 __all__ = [
@@ -131,7 +132,7 @@ def assemble_many(
             return error
 
     results: list[Cubin | AssemblyError] = []
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(jobs or cores()) as pool:
         for result in pool.map(one, texts):
             results.append(result)
             done += 1

@@ -18,7 +18,6 @@ Source: ``worker.py``, whose processes these are.
 from __future__ import annotations
 
 import base64
-import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from typing import Any
 from tinygpu.codegen.assemble import Cubin, assemble, find_ptxas
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.worker import Worker, serve
+from tinygpu.cores import cores
 from tinygpu.errors import AssemblyError, TinyGpuError
 from tinygpu.program import Program
 
@@ -64,7 +64,7 @@ def build_many(
     Raises AssemblyError where there is no ptxas.
     """
     find_ptxas()
-    jobs = min(jobs or os.cpu_count() or 1, len(wanted))
+    jobs = min(jobs or cores(), len(wanted))
     built: list[Built | TinyGpuError] = []
     for one in _each(wanted, 1 if len(wanted) <= _FEW else jobs):
         built.append(one)

@@ -13,18 +13,18 @@ Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programmin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from tinygpu.cores import cores
 from tinygpu.schedule import Schedule
 from tinygpu.search.branch import Entry, Key, Progress, Search
 from tinygpu.search.cost import Breakdown, cost
 from tinygpu.search.pair import UnshareableError, search_in_two
 from tinygpu.space import Space
 
-__all__ = ["Ranked", "Ranking", "cores", "rank"]
+__all__ = ["Ranked", "Ranking", "rank"]
 
 _LARGE = 10**8
 """Schedules, legal or not, from which on a second process is worth its start."""
@@ -81,14 +81,6 @@ def rank(
     if exact:
         search.finish(progress)
     return _ranking(space, k, search.entries(), space.count(), search.scored, proven=exact)
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # it is Linux's
-        return os.cpu_count() or 1
 
 
 def _ranking(

@@ -13,7 +13,9 @@ import sys
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
+from traceback import format_exception
 
+from tinygpu.errors import TinyGpuError
 from tinygpu.search.branch import Search
 from tinygpu.search.pair import Failed, Result
 from tinygpu.space import Space
@@ -37,7 +39,7 @@ def serve(pipe: Connection) -> None:
         search.finish(lambda done, _: pipe.send(done))
         pipe.send(Result(search.entries(), news.legal, search.scored))
     except Exception as error:  # whatever it is, the first process has to hear of it
-        pipe.send(Failed(_sendable(error), loading))
+        pipe.send(Failed(_told(error), loading))
 
 
 def _listen(pipe: Connection, inbox: SimpleQueue[bytes]) -> None:
@@ -48,13 +50,19 @@ def _listen(pipe: Connection, inbox: SimpleQueue[bytes]) -> None:
         os._exit(1)  # nobody waits for the result
 
 
-def _sendable(error: Exception) -> Exception:
-    """Return the error, or one that says the same and survives pickling."""
+def _told(error: Exception) -> Exception:
+    """Return the error, or one that says the same and survives pickling.
+
+    One that is no TinyGpuError is a fault of the code: it says where in this process it came up.
+    """
     try:
         pickle.loads(pickle.dumps(error))
+        sent = error
     except Exception:  # an error's own constructor runs here
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        sent = RuntimeError(f"{type(error).__name__}: {error}")
+    if not isinstance(error, TinyGpuError):
+        sent.add_note("in the second process of the search:\n" + "".join(format_exception(error)))
+    return sent
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ class Faulty(Simt):
     def program(self, operation: Operation, choose: Any) -> Program:
         if IN_HALF and self.fault == "error":
             raise ProgramError("program x: is not one; take another")
+        if IN_HALF and self.fault == "bug":
+            raise ZeroDivisionError("by nothing")
         if IN_HALF and self.fault == "death":
             os.kill(os.getpid(), signal.SIGKILL)
         if IN_HALF and self.fault == "hang":
@@ -182,6 +184,19 @@ def test_an_error_of_the_second_process_is_raised(two: list[Any]) -> None:
     with pytest.raises(TinyGpuError, match="ended with status -9; it may lack memory"):
         rank(faulty("death"), 3)
     assert len(two) == 3
+
+
+def test_a_bug_says_where_in_the_second_process_it_is(two: list[Any]) -> None:
+    """Its traceback is a note of the error that is raised here; the user's own errors have none."""
+    with pytest.raises(ZeroDivisionError, match="by nothing") as bug:
+        rank(faulty("bug"), 3)
+    (note,) = bug.value.__notes__
+    assert "second process" in note
+    assert "test_best_in_two.py" in note
+    with pytest.raises(ProgramError) as error:
+        rank(faulty("error"), 3)
+    assert not hasattr(error.value, "__notes__")
+    assert len(two) == 2
 
 
 def test_ctrl_c_ends_both(two: list[Any]) -> None:

@@ -58,10 +58,11 @@ T = TypeVar("T", bound=Act | Order)
 class Event(NamedTuple):
     """A node at ``values``; ``number``: its place among the leader's events.
 
-    It is a tuple because a verdict makes tens of thousands, and a frozen dataclass takes thrice as
-    long to make.
     ``cells``: of each touch its slot and index.  ``at``: the index at a barrier.  ``fresh``: of
     a product, that its sums start anew.  ``alone``: the leader's only.
+
+    It is a tuple because a verdict makes tens of thousands, and a frozen dataclass takes thrice as
+    long to make.
     """
 
     node: Act | Order

@@ -38,6 +38,7 @@ __all__ = [
     "Tiles",
     "Touch",
     "every",
+    "mentioned",
     "names_in",
 ]
 
@@ -193,6 +194,12 @@ def names_in(body: Body) -> set[str]:
         stop = node.bound if isinstance(node, Guard) else stop
         found |= {stop} if isinstance(stop, str) else set()
     return found - bound
+
+
+def mentioned(crews: tuple[Crew, ...], protocol: Protocol) -> tuple[tuple[str, int], ...]:
+    """Return those of a protocol's parameters that crews mention."""
+    names = set[str]().union(*(names_in(crew.body) for crew in crews))
+    return tuple((name, least) for name, least in protocol.parameters if name in names)
 
 
 def _forms(node: Node) -> Iterator[Affine]:

@@ -53,6 +53,7 @@ from tinygpu.protocol import (
     Tiles,
     Touch,
     every,
+    mentioned,
     names_in,
 )
 from tinygpu.protocol_extraction import normal, shortened
@@ -89,11 +90,9 @@ def parts(protocol: Protocol) -> tuple[Protocol, ...]:
 
 
 def _protocol(crews: tuple[Crew, ...], cluster: Cluster, old: Protocol) -> Protocol:
-    names = set().union(*(names_in(c.body) for c in crews))
-    parameters = tuple((n, least) for n, least in old.parameters if n in names)
     meets = any(isinstance(n, Sync) and n.scope != "role" for c in crews for t, _ in every(c.body)
                 if isinstance(t, Tiles) for n, _ in every(t.body))  # fmt: skip
-    return Protocol(crews, cluster, old.persistent or not meets, parameters)
+    return Protocol(crews, cluster, old.persistent or not meets, mentioned(crews, old))
 
 
 def _numbered_apart(protocol: Protocol) -> bool:

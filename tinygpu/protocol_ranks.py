@@ -35,7 +35,19 @@ from dataclasses import replace
 from functools import partial
 
 from tinygpu.access_map import Affine
-from tinygpu.protocol import Act, Body, Guard, Loop, Node, One, Protocol, Tiles, every, names_in
+from tinygpu.protocol import (
+    Act,
+    Body,
+    Guard,
+    Loop,
+    Node,
+    One,
+    Protocol,
+    Tiles,
+    every,
+    mentioned,
+    names_in,
+)
 from tinygpu.synchronization import Arrive, Sync, Wait
 
 __all__ = ["apart"]
@@ -90,9 +102,7 @@ def _changed(
 ) -> Protocol:
     """Return the protocol with other bodies, in another cluster."""
     crews = tuple(replace(crew, body=change(crew.body)) for crew in protocol.crews)
-    names = set[str]().union(*(names_in(crew.body) for crew in crews))
-    left = tuple((name, least) for name, least in protocol.parameters if name in names)
-    return replace(protocol, crews=crews, cluster=cluster, parameters=left)
+    return replace(protocol, crews=crews, cluster=cluster, parameters=mentioned(crews, protocol))
 
 
 def _exchanged(body: Body) -> Body:
