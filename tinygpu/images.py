@@ -30,7 +30,7 @@ from math import prod
 from tinygpu.protocol import Act, Body, Protocol, every, names_in
 from tinygpu.synchronization import Arrive, Wait
 
-__all__ = ["Cluster", "Images", "along", "even_axes", "homes", "images"]
+__all__ = ["Cluster", "Images", "along", "even_axes", "homes", "images", "singled_out"]
 
 Cluster = tuple[tuple[str, int], ...]
 
@@ -72,12 +72,12 @@ def even_axes(protocol: Protocol) -> frozenset[str]:
     """Return the axes of a protocol's cluster along which all CTAs are alike."""
     axes = {name for name, extent in protocol.cluster if extent > 1}
     for crew in protocol.crews if axes else ():
-        uneven = names_in(crew.body) | _singled_out(crew.body)
+        uneven = names_in(crew.body) | singled_out(crew.body)
         axes = axes - uneven if "cluster" not in uneven else set()
     return frozenset(axes)
 
 
-def _singled_out(body: Body) -> set[str]:
+def singled_out(body: Body) -> set[str]:
     """Return the axes along which there are homes, or tcgen05 instructions reach."""
     found: set[str] = set()
     for node, _ in every(body):

@@ -28,6 +28,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import prod
 
+from tinygpu.images import singled_out
 from tinygpu.protocol import (
     Act,
     Body,
@@ -75,14 +76,9 @@ def pairs(protocol: Protocol) -> tuple[Protocol, ...]:
 
 
 def _joined(body: Body) -> bool:
-    """Say whether CTAs multiply together, or tell one another along an axis."""
-    return any(
-        (isinstance(n, Act) and n.kind == "mma" and n.multicast != "")
-        or (isinstance(n, Act) and any(t.ring.home for t in n.touches))
-        or (isinstance(n, Arrive) and n.to not in ("cta", "cluster"))
-        or bool((barrier := _barrier(n)) and barrier.home)
-        for n, _ in every(body)
-    )
+    """Say whether CTAs multiply together, have a home, or tell one another along an axis."""
+    along = any(isinstance(n, Arrive) and n.to not in ("cta", "cluster") for n, _ in every(body))
+    return along or bool(singled_out(body) - {"", "cta", "cluster"})
 
 
 def _among(protocol: Protocol, shape: Cluster, *, most: int) -> Protocol | None:
