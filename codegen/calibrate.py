@@ -38,7 +38,7 @@ from tinygpu.codegen.microkernel import (
 )
 from tinygpu.codegen.provenance import device_and_driver
 from tinygpu.codegen.tensor_map import active_clusters
-from tinygpu.device import DEVICES, Device, Number, load_device
+from tinygpu.device import DEVICES, Device, Number, arch_number, load_device
 
 __all__ = [
     "CupyGpu",
@@ -288,7 +288,7 @@ class CupyGpu:
 
     def clusters(self, ctas: int) -> int:
         """Ask the driver; before sm_90 there are none, and nothing keeps CTAs apart."""
-        if int(self.arch.removeprefix("sm_").rstrip("af")) < 90:
+        if arch_number(self.arch) < 90:
             return self.attributes["MultiProcessorCount"] // ctas
         smem = self.attributes["MaxSharedMemoryPerMultiprocessor"] // 2  # two do not fit
         function = load(assemble(_EMPTY.ptx(self.arch), self.arch).bytes, "probe", smem_bytes=smem)

@@ -31,7 +31,17 @@ from typing import Any, Literal, get_args
 
 from tinygpu.errors import DeviceError, nearest
 
-__all__ = ["DEVICES", "NUMBERS", "Device", "Kind", "Number", "adds_vectors", "load_device", "save"]
+__all__ = [
+    "DEVICES",
+    "NUMBERS",
+    "Device",
+    "Kind",
+    "Number",
+    "adds_vectors",
+    "arch_number",
+    "load_device",
+    "save",
+]
 
 DEVICES = ("h200", "a100", "rtx3060", "b200")
 """Names of the devices that come with the package."""
@@ -193,14 +203,22 @@ def load_device(name_or_path: str | Path) -> Device:
         raise DeviceError(f"device file {text}: not UTF-8 text; write it again") from None
 
 
+def arch_number(arch: str) -> int:
+    """Return the number of an architecture; 0 if its name has none.
+
+    >>> arch_number("sm_90a"), arch_number("sm_120f")
+    (90, 120)
+    """
+    return int("".join(c for c in arch if c.isdigit()) or 0)
+
+
 def adds_vectors(arch: str, dtype: str) -> bool:
     """Whether one ``red.global`` adds 2 or 4 neighbours on this architecture.
 
     >>> adds_vectors("sm_80", "f32"), adds_vectors("sm_90a", "f32"), adds_vectors("sm_90a", "f64")
     (False, True, False)
     """
-    number = int("".join(c for c in arch if c.isdigit()) or 0)
-    return dtype == "f32" and number >= 90  # spec: PTX ISA 9, red with .v2, .v4
+    return dtype == "f32" and arch_number(arch) >= 90  # spec: PTX ISA 9, red with .v2, .v4
 
 
 def save(device: Device, path: str | Path) -> None:

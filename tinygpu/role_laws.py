@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tinygpu.device import arch_number
 from tinygpu.instruction import Instruction
 from tinygpu.law import Law
 from tinygpu.program import (
@@ -63,7 +64,7 @@ _WORKING = 24  # an estimate: addresses, descriptors, counters of a lean loop
 def architecture(case: Case) -> Iterator[Clause]:
     """Compare the instructions with the device's architecture."""
     arch = case.chip.arch
-    number = int("".join(c for c in arch if c.isdigit()))
+    number = arch_number(arch)
     for instruction in dict.fromkeys(place.do.instruction for place in case.places):
         least = _least(instruction)
         text = "{} needs {}; {} is {}"
