@@ -22,6 +22,7 @@ Source: SQLite, "Write-Ahead Logging" and "Atomic Commit in SQLite".
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -146,7 +147,7 @@ class Store:
                 f"store {self.path}: format {version}; this tinygpu reads format {FORMAT}: give "
                 "another path, or export it with the tinygpu that wrote it"
             )
-        execute("pragma journal_mode = wal")
+        self._to_wal()
         execute("pragma synchronous = full")
         if not tables:
             execute("begin immediate")
@@ -154,6 +155,18 @@ class Store:
             execute(f"pragma user_version = {FORMAT}")
             execute(_CREATE)
             execute("commit")
+
+    def _to_wal(self) -> None:
+        """Go over to WAL; while another process does, SQLite fails at once instead of waiting."""
+        end = time.monotonic() + _WAIT_SECONDS
+        while True:
+            try:
+                self._db.execute("pragma journal_mode = wal")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > end:
+                    raise
+            time.sleep(0.01)
 
     def _read(self, line: str) -> Measurement:
         try:

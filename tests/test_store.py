@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.measurement import Measurement, describe
 from tinygpu.operation import Problem, matmul
 from tinygpu.schedule import Schedule
+from tinygpu.search import store as stored
 from tinygpu.search.store import Store
 
 text = st.text(max_size=8)
@@ -37,6 +39,7 @@ measurements = st.builds(
 WRITER = """
 import sys
 from tinygpu.measurement import Measurement
+from tinygpu.search import store as stored
 from tinygpu.search.store import Store
 with Store(sys.argv[1]) as store:
     for i in range(int(sys.argv[3])):
@@ -111,6 +114,44 @@ def test_several_writers(tmp_path: Path) -> None:
         assert process.returncode == 0
     with Store(path) as store:
         assert len(store) == 75
+
+
+def test_many_make_one_store_at_once(tmp_path: Path) -> None:
+    """While one goes over to WAL, SQLite tells others at once that the file is locked."""
+
+    def opened(path: Path) -> int:
+        with Store(path) as store:
+            return len(store)
+
+    with ThreadPoolExecutor(6) as pool:
+        for number in range(60):
+            paths = [tmp_path / f"{number}.db"] * 6
+            assert sum(pool.map(opened, paths)) == 0
+
+
+class Busy(sqlite3.Connection):
+    """A file that others take to WAL just now, twice."""
+
+    left = 2
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        if "journal_mode" in sql and self.left:
+            self.left -= 1
+            raise sqlite3.OperationalError("database is locked")
+        return super().execute(sql, *values)
+
+
+def test_it_waits_for_one_that_goes_over_to_wal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, connect = tmp_path / "store.db", sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **b: connect(*a, **b, factory=Busy))
+    with Store(path) as store:
+        assert len(store) == 0
+    monkeypatch.setattr(stored, "_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(Busy, "left", 10**9)
+    with pytest.raises(StoreError, match="database is locked"):
+        Store(path)
 
 
 def test_kill_loses_nothing_that_was_put(tmp_path: Path) -> None:
