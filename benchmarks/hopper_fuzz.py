@@ -13,7 +13,7 @@ is right where it is at most 1.  The summary counts the wrong ones, with their r
 
 The draw needs no GPU: ``--sample-only FILE`` does it elsewhere.  A run that was stopped goes on:
 shapes whose rows are there, of this emitter, are left out, and what was measured of the others is
-kept in ``hopper_fuzz.jsonl``.
+kept in ``hopper_fuzz.db``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import numpy as np
 
 from benchmarks.peers import FOLDER, load_rows, write_results
 from benchmarks.simt_fuzz import Case, save_cases
-from benchmarks.simt_ladder import kept
 from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.codegen.measure import Options, measure
 from tinygpu.codegen.provenance import provenance
@@ -43,6 +42,7 @@ from tinygpu.machines.hopper import Hopper
 from tinygpu.measurement import Measurement, Results
 from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.schedule import Schedule, from_json
+from tinygpu.search.store import Store
 from tinygpu.space import Space
 
 __all__ = ["FIELDS", "draw", "layout_of", "load_cases", "main", "rows_of", "shape", "summary"]
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         record = provenance(command)
         known = load_rows("hopper_fuzz", given.out)
-        with kept(given.out / "hopper_fuzz.jsonl") as store:
+        with Store(given.out / "hopper_fuzz.db") as store:
             for number, case in enumerate(cases):
                 if _there(known, case, number):
                     continue

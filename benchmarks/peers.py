@@ -26,6 +26,7 @@ __all__ = [
     "FOLDER",
     "ROW",
     "load_rows",
+    "peers",
     "tensors",
     "torch_add",
     "torch_compiled",
@@ -81,6 +82,11 @@ def torch_matmul(
     if c.dtype != a.dtype:
         return lambda: torch.mm(a, b, out_dtype=c.dtype, out=c)
     return lambda: torch.mm(a, b, out=c)
+
+
+def peers(problem: Problem) -> tuple[str, ...]:
+    """Return the name of PyTorch's function for a problem."""
+    return ("torch_matmul",) if problem.operation.name == "matmul" else ()
 
 
 def torch_rms_norm(

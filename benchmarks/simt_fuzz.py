@@ -10,7 +10,7 @@ reports and what was predicted; an error is right where it is at most 1, what ro
 summary counts the wrong ones and holds the predicted spills against the true ones.
 
 The draw needs no GPU: ``--sample-only FILE`` does it elsewhere.  What was measured is kept in
-``simt_fuzz.jsonl``, so that a run that was stopped goes on.
+``simt_fuzz.db``, so that a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import numpy as np
 
 from benchmarks.peers import FOLDER, load_rows, write_results, write_tree
 from benchmarks.registers import confusion
-from benchmarks.simt_ladder import kept
 from tinygpu.codegen.assemble import Cubin, assemble_many
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.measure import Options, measure
@@ -40,6 +39,7 @@ from tinygpu.operation import Problem, matmul
 from tinygpu.registers import predicted_spill, register_estimate
 from tinygpu.schedule import Schedule, from_json, to_json
 from tinygpu.search.cost import cost
+from tinygpu.search.store import Store
 from tinygpu.space import Space
 
 __all__ = ["FIELDS", "Case", "draw", "load_cases", "main", "rows_of", "save_cases", "summary"]
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         record = provenance(command)
         old: dict[str, str] | None = {"group": "fuzz"}
-        with kept(given.out / "simt_fuzz.jsonl") as store:
+        with Store(given.out / "simt_fuzz.db") as store:
             for number, case in enumerate(cases):
                 rows = rows_of(case, number=number, store=store)
                 write_results("simt_fuzz", rows, record, given.out, instead_of=old, fields=FIELDS)

@@ -25,7 +25,7 @@ from benchmarks.peers import tensors
 from tinygpu.errors import OperationError
 from tinygpu.operation import Problem
 
-__all__ = ["Configuration", "configurations"]
+__all__ = ["Configuration", "configurations", "peers"]
 
 _NAME = re.compile(r"t(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)_g(\d+)(_halves)?(_stay)?")
 _LARGE: tuple[str, ...] = (
@@ -128,6 +128,11 @@ def configurations(problem: Problem) -> tuple[Configuration, ...]:
     else:
         names = _LARGE + _MIDDLE[:2]
     return tuple(Configuration.of(name) for name in names)
+
+
+def peers(problem: Problem) -> tuple[str, ...]:
+    """Return the names of the configurations."""
+    return tuple(map(str, configurations(problem)))
 
 
 def _matmul(

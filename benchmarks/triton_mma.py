@@ -28,7 +28,7 @@ from tinygpu.errors import OperationError
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem
 
-__all__ = ["configurations", "held_to_mma"]
+__all__ = ["configurations", "held_to_mma", "peers"]
 
 _SWITCH = "DISABLE_MMA_V3"
 _LARGE: tuple[str, ...] = (
@@ -75,6 +75,11 @@ def configurations(problem: Problem) -> tuple[Configuration, ...]:
     return tuple(
         c for c in found if c.stages * (c.tile_m + c.tile_n) * c.tile_k * width <= _SMEM_BYTES
     )
+
+
+def peers(problem: Problem) -> tuple[str, ...]:
+    """Return the names of the configurations."""
+    return tuple(map(str, configurations(problem)))
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from tinygpu.cores import cores
 from tinygpu.errors import AssemblyError, TinyGpuError
 from tinygpu.program import Program
 
-__all__ = ["Built", "build_many"]
+__all__ = ["Built", "build_each", "build_many"]
 
 _COMMAND = (sys.executable, "-m", "tinygpu.codegen.build")
 _FEW = 4
@@ -63,16 +63,19 @@ def build_many(
     Only terms that are specialised need sizes.  ``progress(done, all)`` is called after each.
     Raises AssemblyError where there is no ptxas.
     """
-    find_ptxas()
-    jobs = min(jobs or cores(), len(wanted))
     built: list[Built | TinyGpuError] = []
-    for one in _each(wanted, 1 if len(wanted) <= _FEW else jobs):
+    for one in build_each(wanted, jobs=jobs):
         built.append(one)
         progress(len(built), len(wanted))
     return tuple(built)
 
 
-def _each(wanted: Sequence[Wanted], jobs: int) -> Iterator[Built | TinyGpuError]:
+def build_each(
+    wanted: Sequence[Wanted], *, jobs: int | None = None
+) -> Iterator[Built | TinyGpuError]:
+    """Yield what ``build_many`` returns, in order, each as soon as it is there."""
+    find_ptxas()
+    jobs = min(jobs or cores(), len(wanted)) if len(wanted) > _FEW else 1
     if jobs <= 1:
         for one in wanted:
             try:

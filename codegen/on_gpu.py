@@ -1,10 +1,11 @@
 """The worker's half of measuring: it validates and times what it is sent.
 
-A request is of ``measure.py``: "hello", "validate" (one candidate on fresh data) or "time" (a
-batch with its peers).  A candidate is a packed program or the name ``package.module:function`` of a
-peer: the function is called with the problem, the input arrays, the output array (CuPy's; bf16 as
-its bits) and the scalars.  It returns a function that enqueues one run on the current stream, and
-that writes that output or returns a tensor of its own.
+A request is of ``measure.py``: "hello", "peers" (the names of a module's peers for a problem),
+"validate" (one candidate on fresh data) or "time" (a batch with its peers).  A candidate is a
+packed program or the name ``package.module:function`` of a peer: the function is called with the
+problem, the input arrays, the output array (CuPy's; bf16 as its bits) and the scalars.  It returns
+a function that enqueues one run on the current stream, and that writes that output or returns a
+tensor of its own.
 
 Source: ``docs/measuring.md``.
 """
@@ -12,6 +13,7 @@ Source: ``docs/measuring.md``.
 from __future__ import annotations
 
 import base64
+import functools
 import importlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +25,7 @@ from tinygpu.codegen.launch import Kernel, device_arch, gpu
 from tinygpu.codegen.provenance import device_and_driver
 from tinygpu.codegen.timing import current_stream, time_interleaved
 from tinygpu.codegen.validation import Output, Trial, roundoff, trial
+from tinygpu.errors import TinyGpuError
 from tinygpu.operation import Problem, matmul
 from tinygpu.tolerance import usual_roundoff
 
@@ -45,6 +48,11 @@ def answer_on_gpu(request: dict[str, Any]) -> dict[str, Any]:
         return {"arch": arch, "device": device, "driver": driver}
     problem: Problem = _unpack(request["problem"])
     scalars: dict[str, float] = request["scalars"]
+    if request["do"] == "peers":
+        try:
+            return {"names": list(map(str, _module(request["module"]).peers(problem)))}
+        except (TinyGpuError, ImportError) as error:
+            return {"names": [], "why": str(error)}
     if request["do"] == "validate":
         first = trial(problem, request["seed"], scalars=scalars)
         output = Output(problem)
@@ -54,30 +62,24 @@ def answer_on_gpu(request: dict[str, Any]) -> dict[str, Any]:
             run.enqueue()
             stream.synchronize()
         return {"error": run.error()}
-    return {"timings": _time_on_gpu(request, problem, scalars)}
+    return _time_on_gpu(request, problem, scalars)
 
 
 def _time_on_gpu(
     request: dict[str, Any], problem: Problem, scalars: Mapping[str, float]
 ) -> dict[str, dict[str, Any]]:
-    cupy = gpu()
-    l2_bytes = int(cupy.cuda.Device().attributes["L2CacheSize"])
-    sets = min(_MOST_SETS, 1 + int(2 * l2_bytes // problem.operation.bytes(problem.sizes)))
-    checked = sorted({i * sets // _CHECKED_SETS for i in range(_CHECKED_SETS)})
-    trials = {i: trial(problem, request["seed"] + i, scalars=scalars) for i in checked}
-    given = [trials[max(c for c in checked if c <= i)] for i in range(sets)]
-    data = [
-        t if i in trials else Trial(problem, _copies(t.inputs), t.scalars, t.wanted, t.scale)
-        for i, t in enumerate(given)
-    ]
-    outputs = [Output(problem) for _ in range(sets)]
+    """Time a batch; a candidate that cannot be started fails alone."""
+    data, outputs, checked = _data(problem, request["seed"], tuple(sorted(scalars.items())))
     errors: dict[str, float] = {}
+    failures: dict[str, str] = {}
+    runs: dict[str, list[_Run]] = {}
     named = {name: {"program": packed} for name, packed in request["programs"].items()}
     named |= {name: {"peer": peer} for name, peer in request["peers"].items()}
-    runs = {
-        name: [_Run.of(candidate, t, o) for t, o in zip(data, outputs, strict=True)]
-        for name, candidate in named.items()
-    }
+    for name, candidate in named.items():
+        try:
+            runs[name] = [_Run.of(candidate, t, o) for t, o in zip(data, outputs, strict=True)]
+        except (TinyGpuError, ImportError) as error:
+            failures[name] = str(error)
 
     @contextmanager
     def around(name: str) -> Iterator[None]:
@@ -91,11 +93,33 @@ def _time_on_gpu(
     timings = time_interleaved(
         {name: _rotating(sets_of) for name, sets_of in runs.items()},
         rounds=request["rounds"],
+        burst_seconds=request["burst_seconds"],
         warm_seconds=request["warm_seconds"],
-        least_launches=sets,
+        least_launches=len(data),
         around=around,
+        failures=failures,
     )
-    return {name: {**asdict(t), "error": errors[name]} for name, t in timings.items()}
+    return {
+        "timings": {name: {**asdict(t), "error": errors[name]} for name, t in timings.items()},
+        "failures": failures,
+    }
+
+
+@functools.lru_cache(1)
+def _data(
+    problem: Problem, seed: int, scalars: tuple[tuple[str, float], ...]
+) -> tuple[list[Trial], list[Output], list[int]]:
+    """Return sets of inputs and outputs that exceed twice the L2, and which of them are checked."""
+    l2_bytes = int(gpu().cuda.Device().attributes["L2CacheSize"])
+    sets = min(_MOST_SETS, 1 + int(2 * l2_bytes // problem.operation.bytes(problem.sizes)))
+    checked = sorted({i * sets // _CHECKED_SETS for i in range(_CHECKED_SETS)})
+    trials = {i: trial(problem, seed + i, scalars=dict(scalars)) for i in checked}
+    given = [trials[max(c for c in checked if c <= i)] for i in range(sets)]
+    data = [
+        t if i in trials else Trial(problem, _copies(t.inputs), t.scalars, t.wanted, t.scale)
+        for i, t in enumerate(given)
+    ]
+    return data, [Output(problem) for _ in range(sets)], checked
 
 
 class _Run:
@@ -114,7 +138,7 @@ class _Run:
         stream, problem = gpu().cuda.get_current_stream, data.problem
         if "peer" in candidate:
             module, _, function = str(candidate["peer"]).partition(":")
-            make = getattr(importlib.import_module(module), function)
+            make = getattr(_module(module), function)
             run = make(problem, data.inputs, output.array, data.scalars)
             return _Run(run, data, output, usual_roundoff(problem.operation))
         kernel = _kernel(candidate["program"], problem)
@@ -137,6 +161,11 @@ def _torch_bits(tensor: Any) -> Any:
     """Return PyTorch's integer type of a tensor's width: what every CuPy can take."""
     torch = importlib.import_module("torch")
     return getattr(torch, f"int{8 * tensor.element_size()}")
+
+
+def _module(name: str) -> Any:
+    """Return a module of peers."""
+    return importlib.import_module(name)
 
 
 def _copies(arrays: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -27,7 +27,8 @@ from tinygpu.codegen.provenance import Clock, clock
 
 __all__ = ["Timing", "current_stream", "summary", "time_interleaved"]
 
-_MOST_LAUNCHES = 2000
+_MOST_LAUNCHES = 256
+"""Of a graph: capturing more costs the host more than replaying these more often."""
 _Around = Callable[[str], AbstractContextManager[Any]]
 
 
@@ -63,15 +64,17 @@ def time_interleaved(
     least_launches: int = 1,
     warm_seconds: float = 0.0,
     around: _Around = nullcontext,
+    failures: dict[str, str] | None = None,
 ) -> dict[str, Timing]:
     """Time candidates; each enqueues its i-th launch on the current stream when called with i.
 
-    The current stream is set for CuPy and, if it is loaded, PyTorch.  A graph has as many
-    launches as run for ``burst_seconds``, and at least ``least_launches``.  Before the rounds all
+    The current stream is set for CuPy and, if it is loaded, PyTorch.  A candidate's turn takes
+    ``burst_seconds``: replays of a graph of at least ``least_launches``.  Before the rounds all
     run for ``warm_seconds`` without a pause, so that a clock that power holds down is down.
 
     The last round runs within ``around(name)``, which may prepare the outputs of a timed run and
-    check them.  Raises what a candidate raises.
+    check them.  What a candidate raises while its graph is captured goes to ``failures``, if that
+    is given, and the others are timed; else it is raised.
     """
     cupy = gpu()
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -80,34 +83,41 @@ def time_interleaved(
     clocks: dict[str, list[Clock]] = {name: [] for name in candidates}
     cupy.cuda.Device().synchronize()
     with current_stream(stream):
-        graphs = {
-            name: _graph(candidate, stream, burst_seconds, least_launches)
-            for name, candidate in candidates.items()
-        }
+        graphs: dict[str, tuple[Any, int, int]] = {}
+        for name, candidate in candidates.items():
+            try:
+                graphs[name] = _graph(candidate, stream, burst_seconds, least_launches)
+            except Exception as error:  # a library may refuse a capture in any way
+                if failures is None:
+                    raise
+                stream.synchronize()  # raises if the context is lost: then nothing else can run
+                failures[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         warm = time.monotonic() + warm_seconds
-        while time.monotonic() < warm:
-            for graph, _ in graphs.values():
-                graph.launch(stream)
+        while graphs and time.monotonic() < warm:
+            for graph, _, times in graphs.values():
+                for _ in range(times):
+                    graph.launch(stream)
             stream.synchronize()
         for number in range(rounds + 1):
-            for name, (graph, launches) in graphs.items():
+            for name, (graph, launches, times) in graphs.items():
                 with around(name) if number == rounds else nullcontext():
                     start.record(stream)
-                    graph.launch(stream)
+                    for _ in range(times):
+                        graph.launch(stream)
                     stop.record(stream)
                     now = clock()
                     stop.synchronize()
                 if number:
                     elapsed_ms = cupy.cuda.get_elapsed_time(start, stop)
-                    seconds[name].append(elapsed_ms * 1e-3 / launches)
+                    seconds[name].append(elapsed_ms * 1e-3 / (launches * times))
                     clocks[name].append(now)
-    return {name: summary(seconds[name], clocks[name]) for name in candidates}
+    return {name: summary(seconds[name], clocks[name]) for name in graphs}
 
 
 def _graph(
     candidate: Callable[[int], None], stream: Any, burst_seconds: float, least_launches: int
-) -> tuple[Any, int]:
-    """Capture as many launches as fill a burst; return the graph and how many there are."""
+) -> tuple[Any, int, int]:
+    """Capture launches; return the graph, how many there are, how many replays fill a burst."""
     cupy = gpu()
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     candidate(0)  # libraries choose and allocate at their first call
@@ -120,6 +130,8 @@ def _graph(
     each = cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / 3
     filling = math.ceil(burst_seconds / max(each, 1e-6))
     launches = max(least_launches, min(_MOST_LAUNCHES, filling))
+    launches += -launches % least_launches  # whole turns through the sets of inputs
+    times = max(1, round(filling / launches))
     stream.begin_capture()
     try:
         for i in range(launches):
@@ -131,7 +143,7 @@ def _graph(
     graph = stream.end_capture()
     graph.launch(stream)
     stream.synchronize()
-    return graph, launches
+    return graph, launches, times
 
 
 @contextmanager

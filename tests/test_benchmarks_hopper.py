@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.hopper_cases import CASES, Candidate, Case
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import cublaslt, hopper_cases, hopper_fuzz, hopper_matmul, peers, triton_matmul
-from benchmarks.hopper_cases import CASES, Candidate, Case
 from benchmarks.simt_fuzz import save_cases
 from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.codegen.measure import Options

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.hopper_cases import CASES
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import cublaslt, hopper_matmul, peers, triton_matmul
-from benchmarks.hopper_cases import CASES
 from benchmarks.triton_matmul import Configuration
 from tinygpu.codegen import timing
 from tinygpu.codegen.provenance import Clock

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tinygpu.search.descent import descend, neighbours
+
 from tinygpu.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
 from tinygpu.schedule import Schedule
 from tinygpu.search.cost import cost
-from tinygpu.search.descent import descend, neighbours
 
 PROBLEM = Problem.of(matmul(), m=512, n=512, k=512)
 DEVICE = load_device("h200")

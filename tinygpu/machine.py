@@ -103,6 +103,8 @@ class Machine(ABC):
     numeric: ClassVar[bool] = False
     operations: ClassVar[tuple[str, ...]] = ()
     fuses: ClassVar[bool] = True
+    spread: ClassVar[tuple[str, ...]] = ()
+    """Decisions in which schedules differ by more than details: tiles, and not rasters."""
 
     @abstractmethod
     def program(self, operation: Operation, choose: Any) -> Program:

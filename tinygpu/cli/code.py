@@ -13,7 +13,7 @@ import typer
 
 from tinygpu.cli.console import bar, say, say_json, table, time_text, working, write
 from tinygpu.cli.given import DEVICE, JSON, SCHEDULE, Given, read_schedule
-from tinygpu.cli.peers import peers_of, why_no_gpu
+from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.errors import LaunchError, ScheduleError, TinyGpuError
 from tinygpu.operation import Problem
 
@@ -186,15 +186,14 @@ def interpreted_text(found: Interpretation) -> str:
 
 def _on_gpu(given: Given, seed: int) -> dict[str, Any]:
     """Validate and time it on the GPU beside cuBLAS."""
-    from tinygpu.codegen.measure import Options, measure
+    from tinygpu.codegen.measure import Options
     from tinygpu.search.cost import cost
+    from tinygpu.space import Space
 
     problem = given.problem
-    peers = peers_of(problem)
+    space = Space(given.machine, problem, given.device)
     with working("validating and timing"):
-        mine, *others = measure(
-            [given.schedule], given.machine, problem, peers=peers, options=Options(seed=seed)
-        )
+        mine, *others = measured(space, [given.schedule], options=Options(seed=seed))
     predicted = float(cost(given.program(), problem.sizes, given.device).seconds)
     tree: dict[str, Any] = {
         "right": mine.ok,

@@ -6,10 +6,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import typer
 
@@ -27,7 +27,12 @@ __all__ = [
     "write",
 ]
 
-Progress = Callable[[int, int], None]
+
+class Progress(Protocol):
+    """What is told of progress: how much is done, of how much if that is known, and in words."""
+
+    def __call__(self, done: int, total: int | None, told: str = "", /) -> None:
+        """Show it."""
 
 
 def complain(text: str) -> int:
@@ -76,17 +81,23 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
 @contextmanager
 def bar(text: str) -> Iterator[Progress]:
     """Show a progress bar on standard error, on a terminal; give ``progress(done, all)``."""
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn())  # fmt: skip
+    columns = (
+        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(), bars.TextColumn("{task.fields[told]}"),
+    )  # fmt: skip
     console = Console(stderr=True)
-    with Progress(
+    with bars.Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as shown:
-        task = shown.add_task(text, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
+        task = shown.add_task(text, total=None, told="")
+
+        def progress(done: int, total: int | None, told: str = "", /) -> None:
+            shown.update(task, completed=done, total=total, told=told)
+
+        yield progress
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinygpu.cli.console import json_text, resumable, say, table, time_text, working, write
+from tinygpu.cli.console import bar, json_text, resumable, say, table, time_text, working, write
 from tinygpu.cli.given import DEVICE, DTYPE, LAYOUT, Given, fixed_values, machine_named, problem_of
-from tinygpu.cli.peers import why_no_gpu
+from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.cli.plot import drawn_timeline, shape_text
 from tinygpu.device import load_device
 from tinygpu.schedule import to_json
@@ -156,16 +156,17 @@ def demo(
 def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> Layer:
     """Do the whole job for one layer and write its files."""
     from tinygpu.cli.look import proof_text
-    from tinygpu.cli.search import measured, ranked
+    from tinygpu.cli.search import ranked
     from tinygpu.codegen.assemble import assemble
     from tinygpu.codegen.emit import emit
     from tinygpu.codegen.interpretation import interpret
     from tinygpu.interpret import check, reduced
     from tinygpu.search.explain import explain
+    from tinygpu.search.store import Store
 
     problem, chip = space.problem, space.device
     distinct = tuple(n for n in DISTINCT if n in space.values)
-    found = ranked(space, top, exact=True, distinct=distinct)
+    found = ranked([space], top, {space.machine.name: distinct}, exact=True)
     best = found.best[0].schedule
     program = best.program(space.machine, problem.operation)
     with working("assembling"):
@@ -182,7 +183,9 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
     write(out / "ptx" / f"{name}.cubin", cubin.bytes)
     timed: list[Measurement] = []
     if measure:
-        timed = measured(space, [one.schedule for one in found.best], out / "store.db")
+        with Store(out / "store.db") as store, bar("measure") as progress:
+            schedules = [one.schedule for one in found.best]
+            timed = measured(space, schedules, store=store, progress=progress)
     done = Layer(
         name=name,
         what=LAYERS[name][0],

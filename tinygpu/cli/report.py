@@ -75,7 +75,7 @@ def results_tree(layers: Sequence[Layer]) -> dict[str, Any]:
         "provenance": _provenance(),
         "layers": {
             layer.name: {
-                **tree_of(layer.space, layer.found, list(layer.timed)),
+                **tree_of([layer.space], layer.found, layer.timed),
                 "ptxas": {
                     "arch": layer.cubin.arch,
                     "registers": layer.cubin.registers,

@@ -1,10 +1,20 @@
-"""The command ``search``: the best schedules under the model, and then on the GPU."""
+"""The command ``search``: the best schedules under the model, or the fastest on the GPU.
+
+Without ``--measure`` it ranks the legal schedules of every machine that fits, and proves the best.
+With it, schedules of the model's best spreads are measured, and it climbs from the fastest
+(``measuring.py``).  What it found replaces an earlier search in the folder when it is complete: an
+interrupted search leaves the folder as it was, and its measurements in the store.
+"""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import math
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +32,7 @@ from tinygpu.cli.console import (
     write,
 )
 from tinygpu.cli.given import DEVICE, DTYPE, JSON, LAYOUT, fixed_values, machine_named, problem_of
-from tinygpu.cli.peers import peers_of, why_no_gpu
+from tinygpu.cli.measuring import Effort, Tuned, tune, why_no_gpu
 from tinygpu.device import load_device
 from tinygpu.errors import LaunchError, ScheduleError
 from tinygpu.schedule import to_json
@@ -30,10 +40,15 @@ from tinygpu.schedule import to_json
 if TYPE_CHECKING:
     from tinygpu.measurement import Measurement
     from tinygpu.schedule import Schedule
-    from tinygpu.search.best import Ranking
+    from tinygpu.search.best import Ranked, Ranking
     from tinygpu.space import Space
 
-__all__ = ["add_to", "measured", "ranked", "tree_of"]
+__all__ = ["add_to", "ranked", "tree_of"]
+
+_FIRST = 32
+"""Schedules of the model that are measured first, one of each spread."""
+_MOST = 100_000
+"""Schedules that are ranked at most: more would take minutes and be read by nobody."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -50,8 +65,16 @@ def search(
     dtype: DTYPE = "",
     layout: LAYOUT = "nn",
     device: DEVICE = "h200",
-    top: Annotated[int, typer.Option(min=1, help="How many schedules to find.")] = 10,
-    measure: Annotated[bool, typer.Option("--measure", help="Time them on this GPU.")] = False,
+    top: Annotated[int, typer.Option(min=1, max=_MOST, help="How many schedules to find.")] = 10,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Search by measuring on this GPU.")
+    ] = False,
+    budget: Annotated[
+        float, typer.Option(min=1, help="Seconds of measuring, the final comparison apart.")
+    ] = 60.0,
+    evaluations: Annotated[
+        int | None, typer.Option(min=1, help="Schedules to measure at most.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for schedules and measurements.")] = None,
     fix: Annotated[
         list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")
@@ -61,59 +84,91 @@ def search(
     ] = False,
     as_json: JSON = False,
 ) -> None:
-    """Find the best schedules of a machine for an operation under the model."""
+    """Find the best schedules of an operation: under the model, or measured on this GPU."""
     from tinygpu.space import Space
 
-    chosen = machine_named(machine)
-    problem = problem_of(operation, chosen, dtype, layout, {"m": m, "n": n, "k": k})
-    fixed = fixed_values(chosen, fix or ())
-    space = Space(chosen, problem, load_device(device), fixed=fixed)
+    chosen = [machine_named(machine)]
+    problem = problem_of(operation, chosen[0], dtype, layout, {"m": m, "n": n, "k": k})
+    chip = load_device(device)
+    spaces = [Space(one, problem, chip, fixed=fixed_values(one, fix or ())) for one in chosen]
+    if out is not None and not out.name:
+        raise ScheduleError(f"--out {str(out)!r}: give a folder's name")
     if measure and out is None:
         raise ScheduleError("--measure: measurements need a folder to be kept in; give --out DIR")
-    if measure and (why_not := why_no_gpu(chosen)):
-        raise LaunchError(why_not)  # before the search
+    if measure:
+        why_not = {one.name: why_no_gpu(one) for one in chosen}
+        spaces = [space for space in spaces if not why_not[space.machine.name]]
+        if not spaces:
+            raise LaunchError("; ".join(dict.fromkeys(why_not.values())))  # before the search
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        write(out / "search.json", json_text({"finished": False}))
+        out.mkdir(parents=True, exist_ok=True)  # now, to know before the search that it can be
     with resumable("nothing is lost; the same command searches again"):
-        found = ranked(space, top, exact=not climb)
-    files = []
-    if out is not None:
-        for number, one in enumerate(found.best, 1):
-            name = f"{number:02}.json"
-            files.append(write(out / name, to_json(one.schedule, problem)))
-    timed: list[Measurement] = []
+        spreads = {one.name: one.spread if measure else () for one in chosen}
+        count = max(top, _FIRST) if measure else top
+        found = ranked(spaces, count, spreads, exact=not (climb or measure))
     if measure and out is not None:
         with resumable(f"measurements are kept in {out / 'store.db'}; the same command goes on"):
-            timed = measured(space, [one.schedule for one in found.best], out / "store.db")
-    tree = tree_of(space, found, timed)
-    if out is not None:
-        write(out / "search.json", json_text(_with_provenance(tree)))
+            tuned = _tuned(spaces, found, Effort(seconds=budget, evaluations=evaluations,
+                                                 finalists=top), out / "store.db")  # fmt: skip
+        tree = _measured_tree(spaces, found, tuned)
+    else:
+        tree = tree_of(spaces, found)
+    files = [] if out is None else _written(out, spaces[0], tree)
     if as_json:
         say_json(tree)
         return
-    show(space, found, timed)
-    if out is not None:
+    show(tree)
+    if files:
         more = f" to {files[-1].name}" if len(files) > 1 else ""
         say(f"schedules: {files[0]}{more}; why: tinygpu explain {files[0]}")
-        if older := sorted(file.name for file in {*out.glob("[0-9]*.json")} - {*files}):
-            say(f"of an earlier search, not of this: {', '.join(older)}")
 
 
 def ranked(
-    space: Space, top: int, *, exact: bool = False, distinct: tuple[str, ...] = ()
+    spaces: Sequence[Space],
+    top: int,
+    spreads: Mapping[str, tuple[str, ...]],
+    *,
+    exact: bool = False,
 ) -> Ranking:
-    """Return the best of a space, proven or only climbed to, that differ in ``distinct`` decisions.
+    """Return the best of spaces of one problem, proven or only climbed to.
 
-    Raises IllegalScheduleError, which says why, if it is empty.
+    No two are of one machine and alike in its ``spreads``, if it has some.  Raises
+    IllegalScheduleError, which says why, if all spaces are empty.
     """
-    from tinygpu.search.best import rank
+    from tinygpu.errors import IllegalScheduleError
+    from tinygpu.search.best import Ranking, rank
 
+    found: list[Ranking] = []
+    empty: list[IllegalScheduleError] = []
+    with _no_collection():
+        for space in spaces:
+            with bar(f"search {space.machine.name}") as progress:
+                spread = spreads[space.machine.name]
+                try:
+                    found.append(
+                        rank(space, k=top, exact=exact, distinct=spread, progress=progress)
+                    )
+                except IllegalScheduleError as error:
+                    empty.append(error)
+    if not found:
+        raise empty[0]
+    best = sorted((one for of in found for one in of.best), key=lambda one: one.seconds)[:top]
+    return Ranking(
+        best=tuple(best),
+        raw=sum(space.raw for space in spaces),
+        legal=sum(of.legal for of in found),
+        scored=sum(of.scored for of in found),
+        proven=all(of.proven for of in found),
+    )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Search without the collector: it would look through what a search keeps, a sixth of it."""
     collects = gc.isenabled()
-    gc.disable()  # a search keeps nearly all that it makes: looking through it took a sixth of it
+    gc.disable()
     try:
-        with bar("search") as progress:
-            return rank(space, k=top, exact=exact, distinct=distinct, progress=progress)
+        yield
     finally:
         if collects:
             gc.freeze()  # and back: what is left is old, so that the next collection skips it,
@@ -122,97 +177,188 @@ def ranked(
             gc.enable()
 
 
-def measured(space: Space, schedules: list[Schedule], store: Path) -> list[Measurement]:
-    """Measure schedules beside cuBLAS, which comes last; what the store knows is not run again."""
-    from tinygpu.codegen.measure import measure
+def _tuned(spaces: Sequence[Space], found: Ranking, effort: Effort, store: Path) -> Tuned:
+    """Search by measuring from the model's best; what the store knows is not measured again."""
+    from tinygpu.search.climb import Candidate
     from tinygpu.search.store import Store
 
-    peers = peers_of(space.problem)
+    first = [Candidate(one.schedule, float(one.seconds)) for one in found.best[:_FIRST]]
+    flops = spaces[0].problem.operation.flops(spaces[0].problem.sizes)
     with Store(store) as kept, bar("measure") as progress:
-        return measure(
-            schedules, space.machine, space.problem, store=kept, progress=progress, peers=peers
-        )
+
+        def tell(done: int, most: int | None, best: float) -> None:
+            told = f"best {time_text(best)}, {_rate(flops, best)} TFLOP/s"
+            progress(done, most, told if math.isfinite(best) else "")
+
+        return tune(spaces, first, store=kept, effort=effort, tell=tell)
 
 
-def tree_of(space: Space, found: Ranking, timed: list[Measurement]) -> dict[str, Any]:
-    """Return a search as a tree for JSON: what, how many, and the best with their times."""
-    flops = space.problem.operation.flops(space.problem.sizes)
-    rows: list[dict[str, Any]] = []
-    for number, one in enumerate(found.best, 1):
-        row: dict[str, Any] = {
-            "rank": number,
-            "predicted_seconds": float(one.seconds),
-            "tflops": flops / float(one.seconds) / 1e12,
-            "bottleneck": one.breakdown.bottleneck,
-            "parts_seconds": {part: float(t) for part, t in one.breakdown.parts.items()},
-            "decisions": dict(one.schedule.decisions),
-        }
-        if number <= len(timed):
-            row["seconds"], row["reason"] = timed[number - 1].seconds, timed[number - 1].reason
-        rows.append(row)
-    tree = {
-        "operation": str(space.problem.operation),
-        "sizes": space.problem.sizes,
-        "machine": space.machine.name,
-        "device": space.device.name,
+def _row(rank: int, schedule: Schedule, seconds: float, flops: float) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "machine": schedule.machine,
+        "predicted_seconds": seconds,
+        "tflops": flops / seconds / 1e12,
+        "decisions": dict(schedule.decisions),
+    }
+
+
+def _common(spaces: Sequence[Space], found: Ranking) -> dict[str, Any]:
+    problem = spaces[0].problem
+    return {
+        "operation": str(problem.operation),
+        "sizes": problem.sizes,
+        "machine": ", ".join(space.machine.name for space in spaces),
+        "device": spaces[0].device.name,
         "raw": found.raw,
         "legal": found.legal,
         "scored": found.scored,
         "proven": found.proven,
-        "best": rows,
     }
-    peer = timed[len(rows) :]
-    if peer:
-        tree["cublas_seconds"] = peer[0].seconds
-    return tree
 
 
-def show(space: Space, found: Ranking, timed: list[Measurement]) -> None:
-    """Print the best as a table, the decisions in which they differ, and the counts."""
-    flops = space.problem.operation.flops(space.problem.sizes)
-    columns = ["#", "#predicted", "#TFLOP/s", "bottleneck"]
-    if timed:
-        columns += ["#measured", "#TFLOP/s"]
-    differing = [
-        name for name in space.values if len({one.schedule[name] for one in found.best}) > 1
+def tree_of(
+    spaces: Sequence[Space], found: Ranking, timed: Sequence[Measurement] = ()
+) -> dict[str, Any]:
+    """Return a search under the model as a tree for JSON: what, how many, and the best.
+
+    ``timed``: measurements of the best, and then of the peer, as ``measured`` returns them.
+    """
+    problem = spaces[0].problem
+    flops = problem.operation.flops(problem.sizes)
+    rows = [
+        {**_row(number, one.schedule, float(one.seconds), flops), **_parts(one)}
+        for number, one in enumerate(found.best, 1)
     ]
-    rows: list[list[str]] = []
-    for number, one in enumerate(found.best, 1):
-        seconds = float(one.seconds)
-        row = [str(number), time_text(seconds), _rate(flops, seconds), one.breakdown.bottleneck]
+    for row, run in zip(rows, timed, strict=False):
+        row |= {"seconds": run.seconds, "reason": run.reason}
+    peer = {"cublas_seconds": timed[len(rows)].seconds} if len(timed) > len(rows) else {}
+    return {**_common(spaces, found), "best": rows, **peer}
+
+
+def _parts(one: Ranked) -> dict[str, Any]:
+    parts = {part: float(t) for part, t in one.breakdown.parts.items()}
+    return {"bottleneck": one.breakdown.bottleneck, "parts_seconds": parts}
+
+
+def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dict[str, Any]:
+    """Return a search by measuring as a tree: the finalists, the fastest first, and the peers.
+
+    ``place`` is the place of a schedule's spread in the model's ranking, if it is among the first.
+    """
+    from tinygpu.codegen.measure import peer_of
+    from tinygpu.search.best import Ranked
+    from tinygpu.search.cost import cost
+
+    problem, device = spaces[0].problem, spaces[0].device
+    flops = problem.operation.flops(problem.sizes)
+    machines = {space.machine.name: space.machine for space in spaces}
+
+    def spread(schedule: Schedule) -> tuple[Any, ...]:
+        names = machines[schedule.machine].spread or tuple(dict(schedule.decisions))
+        return schedule.machine, *(schedule[name] for name in names)
+
+    places = {spread(one.schedule): number for number, one in enumerate(found.best, 1)}
+    rows = []
+    for number, (candidate, run) in enumerate(tuned.finalists, 1):
+        schedule = candidate.schedule
+        program = schedule.program(machines[schedule.machine], problem.operation)
+        predicted = cost(program, problem.sizes, device)
+        one = Ranked(float(predicted.seconds), schedule, predicted)
+        rows.append(
+            {
+                **_row(number, schedule, one.seconds, flops),
+                **_parts(one),
+                "place": places.get(spread(schedule)),
+                "seconds": run.seconds,
+                "reason": run.reason,
+                "power_capped": run.capped,
+            }
+        )
+    peers = [{"name": peer_of(m).rpartition(".")[2], "seconds": m.seconds} for m in tuned.peers]
+    return {
+        **_common(spaces, found),
+        "measured_on": tuned.finalists[0][1].device,
+        "evaluations": len(tuned.evaluated),
+        "settled": tuned.settled,
+        "failed": sorted({m.reason for m in tuned.evaluated.values() if m.reason}),
+        "best": rows,
+        "peers": peers,
+        "cublas_seconds": peers[0]["seconds"] if peers else None,
+    }
+
+
+def _written(out: Path, space: Space, tree: dict[str, Any]) -> list[Path]:
+    """Write a search into its folder instead of what was there of an earlier one.
+
+    The schedules come first and the summary last, so that a summary tells of files that are there.
+    """
+    from tinygpu.codegen.provenance import provenance
+    from tinygpu.schedule import Schedule
+
+    files = []
+    for row in tree["best"]:
+        schedule = Schedule(row["machine"], tuple(row["decisions"].items()))
+        text = to_json(schedule, space.problem)
+        files.append(write(out / f"{row['rank']:02}.json", text))
+    for older in {*out.glob("[0-9]*.json")} - {*files}:
+        older.unlink()
+    record = {"provenance": provenance(shlex.join(["tinygpu", *sys.argv[1:]]))}
+    write(out / "search.json", json_text({**record, **tree}))
+    return files
+
+
+def show(tree: Mapping[str, Any]) -> None:
+    """Print the best as a table, the decisions in which they differ, and the counts."""
+    rows, timed = tree["best"], "evaluations" in tree
+    machines = {row["machine"] for row in rows}
+    names = list(dict.fromkeys(name for row in rows for name in row["decisions"]))
+    differing = [n for n in names if len({row["decisions"].get(n) for row in rows}) > 1]
+    columns = ["#", *(["machine"] if len(machines) > 1 else []), "#predicted", "#TFLOP/s"]
+    columns += ["bottleneck", *(["#place", "#measured", "#TFLOP/s"] if timed else [])]
+    shown: list[list[str]] = []
+    for row in rows:
+        cells = [str(row["rank"]), *([row["machine"]] if len(machines) > 1 else [])]
+        seconds, flops = row["predicted_seconds"], row["tflops"] * row["predicted_seconds"] * 1e12
+        cells += [time_text(seconds), _rate(flops, seconds), row["bottleneck"]]
         if timed:
-            took = timed[number - 1].seconds
-            row += [time_text(took), _rate(flops, took)] if took else ["failed", ""]
-        rows.append([*row, " ".join(f"{n}={one.schedule[n]}" for n in differing)])
-    sizes = " ".join(f"{a}={s}" for a, s in space.problem.sizes.items())
-    title = f"{space.problem.operation.name} {sizes}, {space.machine.name} on {space.device.name}"
-    table(title, [*columns, "where they differ"], rows)
-    counts = (found.raw, "schedules"), (found.legal, "legal"), (found.scored, "scored")
+            took = row["seconds"]
+            cells.append(str(row["place"] or f">{_FIRST}"))
+            cells += [time_text(took), _rate(flops, took)] if took else ["failed", ""]
+        mine = row["decisions"]
+        shown.append([*cells, " ".join(f"{n}={mine[n]}" for n in differing if n in mine)])
+    sizes = " ".join(f"{axis}={size}" for axis, size in tree["sizes"].items())
+    operation = tree["operation"].partition(":")[0]
+    table(
+        f"{operation} {sizes}, {tree['machine']} on {tree.get('measured_on') or tree['device']}",
+        [*columns, "where they differ"],
+        shown,
+    )
+    counts = (tree["raw"], "schedules"), (tree["legal"], "legal"), (tree["scored"], "scored")
     proof = (
         "proven: under the model, none of the others is faster"
-        if found.proven
+        if tree["proven"]
         else "not proven: the best met by single changes of random schedules"
     )
+    if timed:
+        proof = f"{tree['evaluations']} measured, " + (
+            "until no single change of the best promised more"
+            if tree["settled"]
+            else "until the budget was spent; the same command goes on"
+        )
     say(", ".join(f"{count_text(number)} {what}" for number, what in counts) + f"; {proof}")
-    same = [n for n in space.values if n not in differing]
-    say(f"all have {' '.join(f'{n}={found.best[0].schedule[n]}' for n in same)}")
-    for peer in timed[len(found.best) :]:
-        if peer.seconds:
-            say(f"cuBLAS: {time_text(peer.seconds)}, {_rate(flops, peer.seconds)} TFLOP/s")
-    for number, run in enumerate(timed[: len(found.best)], 1):
-        if not run.seconds:
-            say(f"schedule {number} failed: {run.reason}")
+    same = [n for n in names if n not in differing]
+    if same and len(rows) > 1:
+        say("all have " + " ".join(f"{n}={rows[0]['decisions'][n]}" for n in same))
+    best = next((row["seconds"] for row in rows if row.get("seconds")), None)
+    for peer in tree.get("peers", ())[:1]:
+        ratio = f"; the best is {peer['seconds'] / best:.3f} times as fast" if best else ""
+        say(f"the best of cuBLASLt ({peer['name']}): {time_text(peer['seconds'])}{ratio}")
+    for row in rows:
+        if timed and not row["seconds"]:
+            say(f"schedule {row['rank']} failed: {row['reason']}")
 
 
 def _rate(flops: float, seconds: float) -> str:
     rate = flops / seconds / 1e12
     return f"{rate:.{max(0, 2 - int(math.log10(max(rate, 1e-9))))}f}"
-
-
-def _with_provenance(tree: dict[str, Any]) -> dict[str, Any]:
-    import shlex
-    import sys
-
-    from tinygpu.codegen.provenance import provenance
-
-    return {"provenance": provenance(shlex.join(["tinygpu", *sys.argv[1:]])), **tree}

@@ -31,6 +31,7 @@ class Ampere(Machine):
     )  # fmt: skip
     numeric = True
     operations = ("matmul",)
+    spread = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "split_k")
 
     tile_m = Choice(32, 64, 128, 256, meaning="rows of c a CTA computes")
     tile_n = Choice(32, 64, 128, 256, meaning="columns of c a CTA computes")

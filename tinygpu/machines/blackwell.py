@@ -39,6 +39,7 @@ class Blackwell(Machine):
     )  # fmt: skip
     numeric = True
     operations = ("matmul",)
+    spread = ("tile_m", "tile_n", "cta_pair", "a_from", "accumulators", "cluster_m", "cluster_n")
 
     tile_m = Choice(64, 128, 256, meaning="rows of the product a CTA, or a pair, computes")
     tile_n = Choice(

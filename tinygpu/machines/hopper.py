@@ -37,6 +37,7 @@ class Hopper(Machine):
     )  # fmt: skip
     numeric = True
     operations = ("matmul",)
+    spread = ("tile_m", "tile_n", "consumers", "consume", "cluster_m", "cluster_n", "cluster_k")
 
     tile_m = Choice(64, 128, 192, 256, meaning="rows of the product a CTA computes")
     tile_n = Choice(

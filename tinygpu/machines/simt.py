@@ -41,6 +41,7 @@ class Simt(Machine):
     )  # fmt: skip
     numeric = True
     operations = ("matmul",)
+    spread = ("tile_m", "tile_n", "thread_m", "thread_n", "a_layout", "pipeline", "split_k")
     fuses = False
 
     tile_m = Choice(8, 16, 32, 64, 128, 256, meaning="rows of c a CTA computes")

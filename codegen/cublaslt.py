@@ -1,8 +1,8 @@
-"""cuBLASLt's algorithms, each a peer of its own: ``benchmarks.cublaslt:algorithm_3``.
+"""cuBLASLt's algorithms, each a peer of its own: ``tinygpu.codegen.cublaslt:algorithm_3``.
 
 ``cublasLtMatmulAlgoGetHeuristic`` returns up to ``MOST`` algorithms for a matmul, the one that it
-thinks fastest first; often another is.  ``count`` says how many there are for a problem (asked in
-a process of its own), and ``algorithm_i`` runs the i-th of them.
+thinks fastest first; often another is.  ``peers`` names those of a problem, and ``algorithm_i``
+runs the i-th of them, also while a CUDA graph is captured.
 
 cuBLASLt is column-major, and a row-major matrix is a column-major one transposed.  So
 c = a b is computed as c^T = b^T a^T: its "A" is our b, its "B" our a, and its rows our columns.
@@ -17,31 +17,39 @@ Source: cuBLAS documentation 13, "Using the cuBLASLt API"; ``cublasLt.h`` for si
 
 from __future__ import annotations
 
-import base64
 import ctypes
 import functools
 import importlib.util
-import pickle
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p, sizeof
+from ctypes import (
+    byref,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+    sizeof,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tinygpu.codegen.launch import gpu
-from tinygpu.codegen.worker import Worker, serve
 from tinygpu.errors import LaunchError, OperationError
 from tinygpu.operation import ACC, Operation, Problem, matmul
 
-__all__ = ["MOST", "Matrix", "Result", "count", "library", "view"]
+__all__ = ["MOST", "Matrix", "Result", "library", "peers", "view"]
 
 MOST = 32
 WORKSPACE_BYTES = 64 << 20
-_LIMIT_SECONDS = 120.0
 _COMPUTE_32F = 68  # spec: CUBLAS_COMPUTE_32F
+_COMPUTE_64F = 70  # spec: CUBLAS_COMPUTE_64F
 _COMPUTE_TF32 = 77  # spec: CUBLAS_COMPUTE_32F_FAST_TF32
-_TYPES = {"f32": 0, "tf32": 0, "f16": 2, "bf16": 14, "e4m3": 28}  # spec: cudaDataType_t
+_COMPUTE = {"f64": _COMPUTE_64F, "tf32": _COMPUTE_TF32}  # other inputs: 32F
+_TYPES = {"f32": 0, "tf32": 0, "f64": 1, "f16": 2, "bf16": 14, "e4m3": 28}  # spec: cudaDataType_t
 _TRANSPOSE = {"A": 3, "B": 4}  # spec: CUBLASLT_MATMUL_DESC_TRANSA, TRANSB
 _EPILOGUE, _BIAS_POINTER = 7, 8  # spec: CUBLASLT_MATMUL_DESC_EPILOGUE, BIAS_POINTER
 _BATCH_COUNT, _BATCH_OFFSET = 5, 6  # spec: CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, ..
@@ -159,8 +167,12 @@ def descriptors(problem: Problem) -> tuple[c_void_p, tuple[c_void_p, ...], c_voi
     Raises LaunchError where cuBLASLt refuses.
     """
     operation = problem.operation
-    compute = _COMPUTE_TF32 if operation.operand("a").dtype == "tf32" else _COMPUTE_32F
-    descriptor = _made("cublasLtMatmulDescCreate", c_int(compute), c_int(_TYPES["f32"]))
+    inputs = {operand.dtype for operand in operation.operands[:2]}
+    if not inputs <= set(_TYPES) or len(inputs) > 1:
+        raise LaunchError(f"cuBLASLt: no products of {' and '.join(sorted(inputs))} here")
+    (dtype,) = inputs
+    compute, scale = _COMPUTE.get(dtype, _COMPUTE_32F), "f64" if dtype == "f64" else "f32"
+    descriptor = _made("cublasLtMatmulDescCreate", c_int(compute), c_int(_TYPES[scale]))
     matrices = view(problem)
     for name, matrix in zip("AB", matrices[:2], strict=True):
         flag = c_int(matrix.transposed)
@@ -235,12 +247,12 @@ def _algorithm(
     scalars: Mapping[str, float],
 ) -> Run:
     """Return what enqueues the algorithm ``number`` of a problem; it is a peer."""
-    importlib.import_module("torch")  # its cuBLASLt is the one to measure
     made = plan(problem)
     if number >= len(made.algorithms):
         raise LaunchError(f"cuBLASLt: no algorithm {number}; there are {len(made.algorithms)}")
     algorithm = made.algorithms[number]
-    one, zero = c_float(1.0), c_float(0.0)
+    number_type = c_double if problem.operation.operand("a").dtype == "f64" else c_float
+    one, zero = number_type(1.0), number_type(0.0)
     a, b, *beside = inputs
     at_a, at_b, at_c = (c_void_p(x.data.ptr) for x in (b, a, output))
     of_a, of_b, of_c = made.layouts
@@ -266,32 +278,10 @@ def __getattr__(name: str) -> Callable[..., Run]:
     return functools.partial(_algorithm, int(number))
 
 
-def count(problems: Sequence[Problem]) -> list[int]:
-    """Return how many algorithms there are for each problem; 0 where cuBLASLt refuses it.
+def peers(problem: Problem) -> tuple[str, ...]:
+    """Return the names of a problem's peers, in the order of the heuristic.
 
-    Raises LaunchError where cuBLASLt cannot be used at all.
+    Raises LaunchError where cuBLASLt refuses the problem or cannot be used, OperationError for what
+    is no matmul.
     """
-    packed = base64.b64encode(pickle.dumps(tuple(problems))).decode()
-    with Worker((sys.executable, "-m", "benchmarks.cublaslt")) as worker:
-        answer = worker.ask({"do": "count", "problems": packed}, _LIMIT_SECONDS)
-    if "failed" in answer:
-        raise LaunchError(f"cuBLASLt: {answer['failed']}")
-    return [int(n) for n in answer["counts"]]
-
-
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    if request["do"] == "hello":
-        importlib.import_module("torch")
-        _handle()
-        return {}
-    counts = []
-    for problem in pickle.loads(base64.b64decode(request["problems"])):
-        try:
-            counts.append(len(plan(problem).algorithms))
-        except LaunchError:
-            counts.append(0)
-    return {"counts": counts}
-
-
-if __name__ == "__main__":
-    serve(_answer)
+    return tuple(f"algorithm_{i}" for i in range(len(plan(problem).algorithms)))

@@ -1,0 +1,232 @@
+"""Measuring for the command line and for scripts: kernels beside cuBLAS, and a search by measuring.
+
+    found = tune(spaces, first, store=store, effort=Effort(seconds=60))
+    found.finalists[0]      # the fastest: (schedule, measurement)
+
+``tune`` evaluates schedules that differ in more than details, climbs from the best few by single
+changes (``search/climb.py``), and compares the fastest with the peers round robin under sustained
+load: a short burst ranks kernels that power holds back wrongly, by up to a tenth.  The store knows
+what was evaluated before, so the same search goes on where it was stopped.
+
+The peers are the algorithms of cuBLASLt's heuristic list, each measured (``codegen/cublaslt.py``).
+
+Source: ``docs/measuring.md``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tinygpu.errors import LaunchError
+from tinygpu.machine import Machine
+from tinygpu.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tinygpu.codegen.measure import Campaign, Options
+    from tinygpu.measurement import Measurement, Results
+    from tinygpu.search.climb import Candidate
+    from tinygpu.space import Space
+
+__all__ = ["Effort", "Tuned", "measured", "tune", "why_no_gpu"]
+
+CUBLASLT = "tinygpu.codegen.cublaslt"
+_PEERS, _BEST_PEERS = 8, 2
+"""Algorithms of cuBLASLt that are measured, and that reach the final."""
+_NEEDS = {"wgmma": "sm_90a", "tcgen05.mma": "sm_100a"}
+"""Instructions that one architecture alone has."""
+
+Told = Callable[[int, int | None, float], None]
+"""What is told of progress: evaluations, how many may come, the best seconds so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long to search: seconds of evaluating and how many evaluations, whichever is first."""
+
+    seconds: float = 60.0
+    evaluations: int | None = None
+    finalists: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a search by measuring found.
+
+    ``finalists`` and ``peers`` were timed together under sustained load, the fastest first; those
+    that failed come last.  ``evaluated`` has all that was measured, coarsely.  ``settled`` says
+    that no single change of the best few promised more.
+    """
+
+    finalists: tuple[tuple[Candidate, Measurement], ...]
+    peers: tuple[Measurement, ...]
+    evaluated: Mapping[Schedule, Measurement]
+    predicted: Mapping[Schedule, float]
+    settled: bool
+
+
+def measured(
+    space: Space,
+    schedules: Sequence[Schedule],
+    *,
+    store: Results | None = None,
+    options: Options | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Measurement]:
+    """Measure schedules, and then the fastest of cuBLASLt's algorithms if it has one that runs."""
+    from tinygpu.codegen.measure import Campaign, Options
+
+    operation = space.problem.operation
+    programs = {s: s.program(space.machine, operation) for s in schedules}
+    with Campaign(space.problem, store=store, options=options or Options()) as campaign:
+        peers = campaign.peers(CUBLASLT)[:_PEERS]
+        found = campaign.measure(programs, peers, progress=progress)
+    return [*found[: len(programs)], *_ran(found[len(programs) :])[:1]]
+
+
+def tune(
+    spaces: Sequence[Space],
+    first: Sequence[Candidate],
+    *,
+    store: Results | None = None,
+    effort: Effort = Effort(),
+    peers: Sequence[str] = (CUBLASLT,),
+    most_peers: int = _PEERS,
+    options: Options | None = None,
+    tell: Told | None = None,
+) -> Tuned:
+    """Search by measuring, from ``first``, the schedules of spaces of one problem.
+
+    ``peers`` are modules of peers, of each of which the first ``most_peers`` are measured.  Raises
+    LaunchError if no worker can use a GPU, or if no schedule runs.
+    """
+    from tinygpu.codegen.measure import COARSE, Campaign
+
+    with Campaign(spaces[0].problem, store=store, options=options or COARSE) as campaign:
+        search = _Search(campaign, spaces, first, effort, tell)
+        named = [name for module in peers for name in campaign.peers(module)[:most_peers]]
+        search.peers = campaign.measure({}, named)
+        return search.run(peers)
+
+
+class _Search:
+    """One call of ``tune``."""
+
+    def __init__(
+        self,
+        campaign: Campaign,
+        spaces: Sequence[Space],
+        first: Sequence[Candidate],
+        effort: Effort,
+        tell: Told | None,
+    ) -> None:
+        from tinygpu.search.climb import Neighbourhood
+
+        self.campaign, self.first, self.effort, self.tell = campaign, first, effort, tell
+        self.spaces = {space.machine.name: space for space in spaces}
+        self.near = {name: Neighbourhood(space) for name, space in self.spaces.items()}
+        self.predicted = {c.schedule: c.predicted_seconds for c in first}
+        self.evaluated: dict[Schedule, Measurement] = {}
+        self.peers: list[Measurement] = []
+        self.end = time.monotonic() + effort.seconds
+        self.stopped = False
+
+    def run(self, modules: Sequence[str]) -> Tuned:
+        """Climb, and compare the fastest."""
+        from tinygpu.search.climb import climb
+
+        seconds = climb(self.first, self.changes, self.evaluate, go_on=self.go_on, apart=self.apart)
+        right = sorted((s for s in seconds if math.isfinite(seconds[s])), key=seconds.__getitem__)
+        if not right:
+            reason = next((m.reason for m in self.evaluated.values()), "there was none to try")
+            raise LaunchError(f"search: none of {len(seconds)} schedules ran; the first: {reason}")
+        finalists, theirs = self.final(right, modules)
+        return Tuned(finalists, theirs, self.evaluated, self.predicted, not self.stopped)
+
+    def apart(self, schedule: Schedule) -> object:
+        """Return what tells schedules apart by more than details."""
+        machine = self.spaces[schedule.machine].machine
+        return schedule.machine, *(schedule[name] for name in machine.spread)
+
+    def changes(self, schedule: Schedule) -> list[Candidate]:
+        """Return the single changes of a schedule."""
+        found = self.near[schedule.machine](schedule)
+        for one in found:
+            self.predicted.setdefault(one.schedule, one.predicted_seconds)
+        return found
+
+    def go_on(self) -> bool:
+        """Say whether the budget allows more."""
+        most = self.effort.evaluations
+        enough = most is not None and len(self.evaluated) >= most
+        self.stopped = self.stopped or enough or time.monotonic() > self.end
+        return not self.stopped
+
+    def evaluate(self, schedules: Sequence[Schedule]) -> list[float]:
+        """Measure coarsely; a schedule that proves illegal is none."""
+        from tinygpu.laws import check_schedule
+
+        programs = {}
+        for schedule in schedules:
+            space = self.spaces[schedule.machine]
+            if not check_schedule(schedule, space.machine, space.problem, space.device):
+                programs[schedule] = schedule.program(space.machine, space.problem.operation)
+        found = dict(zip(programs, self.campaign.measure(programs), strict=True))
+        self.evaluated |= found
+        if self.tell:
+            times = [m.seconds for m in self.evaluated.values() if m.seconds]
+            best, most = min(times, default=math.inf), self.effort.evaluations
+            self.tell(len(self.evaluated), most, best)
+        seconds = {s: m.seconds for s, m in found.items()}
+        return [seconds.get(s) or math.inf for s in schedules]
+
+    def final(
+        self, right: Sequence[Schedule], modules: Sequence[str]
+    ) -> tuple[tuple[tuple[Candidate, Measurement], ...], tuple[Measurement, ...]]:
+        """Compare the fastest, one that starts in order among them, with the best peers."""
+        from tinygpu.codegen.measure import SUSTAINED, peer_of
+        from tinygpu.search.climb import Candidate
+
+        programs = {
+            s: s.program(self.spaces[s.machine].machine, self.campaign.problem.operation)
+            for s in right
+        }
+        in_order = [s for s in right if not programs[s].early]
+        chosen = list(dict.fromkeys((*right[: self.effort.finalists], *in_order[:1])))
+        beside: list[str] = []
+        for module in modules:
+            names = [
+                name for m in _ran(self.peers) if (name := peer_of(m)).startswith(f"{module}:")
+            ]
+            beside += names[:_BEST_PEERS]
+        found = self.campaign.measure(
+            {s: programs[s] for s in chosen}, beside, options=SUSTAINED, anew=True
+        )
+        mine = [
+            (Candidate(s, self.predicted[s]), m)
+            for s, m in zip(chosen, found[: len(chosen)], strict=True)
+        ]
+        mine.sort(key=lambda one: one[1].seconds or math.inf)
+        return tuple(mine), tuple(_ran(found[len(chosen) :]))
+
+
+def _ran(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Return those that ran, the fastest first."""
+    return sorted((m for m in measurements if m.seconds), key=lambda m: m.seconds or math.inf)
+
+
+def why_no_gpu(machine: Machine) -> str:
+    """Return why no kernel of a machine can run here, or ""."""
+    from tinygpu.codegen.launch import device_arch
+
+    try:
+        arch = device_arch()
+    except LaunchError as error:
+        return str(error)
+    needed = {_NEEDS[i.name] for i in machine.instructions if i.name in _NEEDS}
+    if needed and arch not in needed:
+        return f"GPU: it is {arch}, and kernels of {machine.name} run on {', '.join(needed)} alone"
+    return ""
