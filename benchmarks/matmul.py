@@ -57,8 +57,8 @@ FIELDS = (
     *("clock_mhz", "peer_clock_mhz", "peer_error", "capped", "spread"),
 )
 """The fields of a row beside the usual ones."""
-RANKED, FIRST = 96, 32
-"""Schedules of the model, one for each spread, and how many of them are measured first."""
+RANKED = 96
+"""Schedules of the model, one for each spread."""
 _ALL_PEERS = 64
 
 
@@ -97,7 +97,7 @@ def run(
     """Search for a case; return its row.  Raises LaunchError if nothing can be compared."""
     space = Space(machine, one.problem, load_device(DEVICE), fixed=fixed)
     ranked = rank(space, RANKED, distinct=machine.spread, exact=False).best
-    first = [Candidate(r.schedule, r.seconds) for r in ranked[:FIRST]]
+    first = [Candidate(r.schedule, r.seconds) for r in ranked]
     began = time.monotonic()
 
     def tell(done: int, _: int | None, best: float) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
+from types import TracebackType
 from typing import Any
 
 from tinygpu.codegen.assemble import Cubin, assemble, find_ptxas
@@ -33,7 +34,7 @@ from tinygpu.cores import cores
 from tinygpu.errors import AssemblyError, TinyGpuError
 from tinygpu.program import Program
 
-__all__ = ["Built", "build_each", "build_many"]
+__all__ = ["Builders", "Built", "build_many"]
 
 _COMMAND = (sys.executable, "-m", "tinygpu.codegen.build")
 _FEW = 4
@@ -64,47 +65,64 @@ def build_many(
     Raises AssemblyError where there is no ptxas.
     """
     built: list[Built | TinyGpuError] = []
-    for one in build_each(wanted, jobs=jobs):
-        built.append(one)
-        progress(len(built), len(wanted))
+    with Builders(jobs) as builders:
+        for one in builders.each(wanted):
+            built.append(one)
+            progress(len(built), len(wanted))
     return tuple(built)
 
 
-def build_each(
-    wanted: Sequence[Wanted], *, jobs: int | None = None
-) -> Iterator[Built | TinyGpuError]:
-    """Yield what ``build_many`` returns, in order, each as soon as it is there."""
-    find_ptxas()
-    jobs = min(jobs or cores(), len(wanted)) if len(wanted) > _FEW else 1
-    if jobs <= 1:
-        for one in wanted:
-            try:
-                yield _built(*one)
-            except TinyGpuError as error:
-                yield error
-        return
-    free, lock = [Worker(_COMMAND) for _ in range(jobs)], Lock()
+class Builders:
+    """Up to ``jobs`` processes that build, started as they are needed; a context manager."""
 
-    def ask(one: Wanted) -> Built | TinyGpuError:
-        packed = base64.b64encode(pickle.dumps(one)).decode()
-        with lock:
-            worker = free.pop()
-        answer = worker.ask({"do": "build", "job": packed}, _LIMIT_SECONDS)
-        with lock:
-            free.append(worker)
-        said = answer.get("failed") or answer.get("error")
-        if said:
-            return AssemblyError(str(said))
-        return Built(one[1], answer["ptx"], assemble(answer["ptx"], one[1]))
+    def __init__(self, jobs: int | None = None) -> None:
+        """Start none yet.  Raises AssemblyError where there is no ptxas."""
+        find_ptxas()
+        self._workers = [Worker(_COMMAND) for _ in range(jobs or cores())]
 
-    pool = ThreadPoolExecutor(jobs)
-    workers = tuple(free)
-    try:
-        yield from pool.map(ask, wanted)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
+    def __enter__(self) -> Builders:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the processes."""
+        for worker in self._workers:
             worker.close()
+
+    def each(self, wanted: Sequence[Wanted]) -> Iterator[Built | TinyGpuError]:
+        """Yield what ``build_many`` returns, in order, each as soon as it is there."""
+        jobs = min(len(self._workers), len(wanted))
+        if jobs <= 1 or len(wanted) <= _FEW:
+            for one in wanted:
+                try:
+                    yield _built(*one)
+                except TinyGpuError as error:
+                    yield error
+            return
+        free, lock = self._workers[:jobs], Lock()
+
+        def ask(one: Wanted) -> Built | TinyGpuError:
+            packed = base64.b64encode(pickle.dumps(one)).decode()
+            with lock:
+                worker = free.pop()
+            answer = worker.ask({"do": "build", "job": packed}, _LIMIT_SECONDS)
+            with lock:
+                free.append(worker)
+            said = answer.get("failed") or answer.get("error")
+            if said:
+                return AssemblyError(str(said))
+            return Built(one[1], answer["ptx"], assemble(answer["ptx"], one[1]))
+
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            yield from pool.map(ask, wanted)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _built(program: Program, arch: str, sizes: Mapping[str, int] | None) -> Built:

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any
 
 from tinygpu.codegen.arguments import check, dense
-from tinygpu.codegen.build import build_each
+from tinygpu.codegen.build import Builders
 from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.codegen.timing import Timing, time_interleaved
 from tinygpu.codegen.validation import validate
@@ -121,6 +121,7 @@ class Campaign:
         """Know what ``store`` knows; it keeps what is found."""
         self.problem, self.store, self.options = problem, store, options
         self.worker = Worker(options.worker)
+        self.builders = Builders()
         self.errors: dict[str, float] = {}
         self.kernels: dict[str, str] = {}
         self._common = {"problem": _pack(problem), "scalars": dict(options.scalars)}
@@ -152,8 +153,9 @@ class Campaign:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the worker."""
+        """End the worker and the builders."""
         self.worker.close()
+        self.builders.__exit__(kind, error, traceback)
 
     def peers(self, module: str) -> tuple[str, ...]:
         """Return the names of a module's peers for the problem; none where it has none here."""
@@ -217,7 +219,9 @@ class Campaign:
                 self._fail(name, str(error))
         right = [name for name in wanted if name in self.kernels]
         fresh = [name for name in wanted if name not in self.kernels]
-        every = build_each([(wanted[name], self.arch, self.problem.sizes) for name in fresh])
+        every = self.builders.each(
+            [(wanted[name], self.arch, self.problem.sizes) for name in fresh]
+        )
         for name, built in zip(fresh, every, strict=True):
             packed = _pack(wanted[name])
             if isinstance(built, TinyGpuError):

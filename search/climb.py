@@ -2,10 +2,12 @@
 
 A model knows the good neighbourhood and not the best place in it.  So schedules that differ in more
 than details are evaluated first.  Then all legal single changes of the best few, the most promising
-first, until none of those that may still gain is left, or the budget is spent.  What a change
-promises is the time of the schedule that it changes, as evaluated, times what the model says that
-the change does: where the model is wrong about a schedule, it is often as wrong about its
-neighbours.
+first, until none of those that may still gain is left, or the budget is spent.
+
+What a change promises is the time of the schedule that it changes, as evaluated, times what the
+model says that the change does, times what was learned of the model's error: a ridge regression of
+log(evaluated / predicted) on the values of the decisions.  Where the model is wrong about a value,
+it is often as wrong about it elsewhere.
 
 A *single change* gives one decision another value.  Where that alone is illegal, the fewest further
 decisions change with it, the model's choice among equals: a wider tile with a stage less.
@@ -21,7 +23,8 @@ decisions change with it, the model's choice among equals: a wider tile with a s
 8 2
 4 4
 
-Source: S. Wright, "Coordinate descent algorithms", 2015; best-first search.
+Source: S. Wright, "Coordinate descent algorithms", 2015; A. Hoerl and R. Kennard, "Ridge
+Regression", 1970.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ from tinygpu.space import Space
 
 __all__ = ["Candidate", "Neighbourhood", "climb"]
 
+_RIDGE = 1.0
+"""What is added to the square of each decision's value: one evaluation's worth of doubt."""
 _FURTHER = 2
 """Decisions that may change with another, where that alone is illegal."""
 
@@ -58,41 +63,74 @@ def climb(
     evaluate: Callable[[Sequence[Schedule]], Sequence[float]],
     *,
     go_on: Callable[[], bool],
+    spread: int = 32,
     apart: Callable[[Schedule], object] = lambda schedule: schedule,
     width: int = 3,
     batch: int = 16,
     reach: float = 1.08,
 ) -> dict[Schedule, float]:
-    """Return seconds by schedule, infinite for those that failed, the first of them included.
+    """Return seconds by schedule, infinite for those that failed.
 
+    The first ``spread`` of ``first`` are evaluated in any case, the others if they promise enough.
     ``near`` gives the single changes of a schedule.  ``evaluate`` takes up to ``batch`` schedules
     at once.  The best ``width`` that differ in ``apart`` are changed, as far as a change promises
     less than ``reach`` times the best.  Before each batch ``go_on`` is asked.
     """
     predicted = {c.schedule: c.predicted_seconds for c in first}
+    later = [c.schedule for c in first[spread:]]
     found: dict[Schedule, float] = {}
     changes: dict[Schedule, Sequence[Candidate]] = {}
-    waiting = list(predicted)
+    waiting = [c.schedule for c in first[:spread]]
     while waiting and go_on():
         now = waiting[:batch]
         found |= dict(zip(now, evaluate(now), strict=True))
         if waiting := waiting[batch:]:
             continue  # first all of those that are spread
-        promised: dict[Schedule, float] = {}
+        learned = _Learned(found, predicted)
+        promised = {s: predicted[s] * learned.factor(s) for s in later if s not in found}
         for parent in _best(found, apart, width):
             if parent not in changes:
                 changes[parent] = near(parent)
-            for child in changes[parent]:
-                if child.schedule in found:
-                    continue
-                predicted[child.schedule] = child.predicted_seconds
-                ratio = child.predicted_seconds / predicted[parent]
-                known = promised.get(child.schedule, math.inf)
-                promised[child.schedule] = min(known, found[parent] * ratio)
+                predicted |= {c.schedule: c.predicted_seconds for c in changes[parent]}
+            of_parent = found[parent] / (predicted[parent] * learned.factor(parent))
+            for child in (c.schedule for c in changes[parent] if c.schedule not in found):
+                seconds = of_parent * predicted[child] * learned.factor(child)
+                promised[child] = min(promised.get(child, math.inf), seconds)
         most = reach * min(found.values())
         good = (schedule for schedule, seconds in promised.items() if seconds < most)
         waiting = sorted(good, key=lambda schedule: promised[schedule])[:batch]
     return found
+
+
+class _Learned:
+    """What evaluations say of the model's error, by the values of the decisions."""
+
+    def __init__(
+        self, found: Mapping[Schedule, float], predicted: Mapping[Schedule, float]
+    ) -> None:
+        """Fit; schedules that failed say nothing."""
+        ran = [s for s in found if math.isfinite(found[s])]
+        named = {(s.machine, *one) for s in ran for one in s.decisions}
+        self.columns = {one: i for i, one in enumerate(sorted(named, key=str))}
+        self.weights = np.zeros(len(self.columns))
+        self.mean = 0.0
+        if ran:
+            errors = np.array([math.log(found[s] / predicted[s]) for s in ran])
+            self.mean = float(errors.mean())
+            rows = np.stack([self._row(s) for s in ran])
+            normal = rows.T @ rows + _RIDGE * np.eye(len(self.weights))
+            self.weights = np.linalg.solve(normal, rows.T @ (errors - self.mean))
+
+    def factor(self, schedule: Schedule) -> float:
+        """Return what to multiply a prediction by."""
+        return math.exp(self.mean + float(self._row(schedule) @ self.weights))
+
+    def _row(self, schedule: Schedule) -> NDArray[np.float64]:
+        row = np.zeros(len(self.columns))
+        for one in schedule.decisions:
+            if (column := self.columns.get((schedule.machine, *one))) is not None:
+                row[column] = 1.0
+        return row
 
 
 def _best(

@@ -100,6 +100,8 @@ def tune(
 ) -> Tuned:
     """Search by measuring, from ``first``, the schedules of spaces of one problem.
 
+    ``first`` are the model's best, no two alike in more than details, the best first.
+
     ``peers`` are modules of peers, of each of which the first ``most_peers`` are measured.  Raises
     LaunchError if no worker can use a GPU, or if no schedule runs.
     """

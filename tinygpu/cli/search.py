@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to", "ranked", "tree_of"]
 
-_FIRST = 32
-"""Schedules of the model that are measured first, one of each spread."""
+_RANKED = 96
+"""Schedules of the model that a search by measuring starts from, one of each spread."""
 _MOST = 100_000
 """Schedules that are ranked at most: more would take minutes and be read by nobody."""
 
@@ -104,7 +104,7 @@ def search(
         out.mkdir(parents=True, exist_ok=True)  # now, to know before the search that it can be
     with resumable("nothing is lost; the same command searches again"):
         spreads = {one.name: one.spread if measure else () for one in chosen}
-        count = max(top, _FIRST) if measure else top
+        count = max(top, _RANKED) if measure else top
         found = ranked(spaces, count, spreads, exact=not (climb or measure))
     if measure and out is not None:
         with resumable(f"measurements are kept in {out / 'store.db'}; the same command goes on"):
@@ -182,7 +182,7 @@ def _tuned(spaces: Sequence[Space], found: Ranking, effort: Effort, store: Path)
     from tinygpu.search.climb import Candidate
     from tinygpu.search.store import Store
 
-    first = [Candidate(one.schedule, float(one.seconds)) for one in found.best[:_FIRST]]
+    first = [Candidate(one.schedule, float(one.seconds)) for one in found.best]
     flops = spaces[0].problem.operation.flops(spaces[0].problem.sizes)
     with Store(store) as kept, bar("measure") as progress:
 
@@ -323,7 +323,7 @@ def show(tree: Mapping[str, Any]) -> None:
         cells += [time_text(seconds), _rate(flops, seconds), row["bottleneck"]]
         if timed:
             took = row["seconds"]
-            cells.append(str(row["place"] or f">{_FIRST}"))
+            cells.append(str(row["place"] or f">{_RANKED}"))
             cells += [time_text(took), _rate(flops, took)] if took else ["failed", ""]
         mine = row["decisions"]
         shown.append([*cells, " ".join(f"{n}={mine[n]}" for n in differing if n in mine)])
