@@ -13,6 +13,7 @@ Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programmin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,23 +61,25 @@ def rank(
     *,
     distinct: tuple[str, ...] = (),
     exact: bool = True,
+    below: float = math.inf,
     progress: Progress | None = None,
 ) -> Ranking:
     """Return the k legal schedules with the least predicted time, in a fixed order.
 
     With ``distinct`` decisions, return only the best for each combination of their values:
     schedules that differ in more than details.  Without ``exact``, return the best met by improving
-    random schedules of each batch: quick, and not proven.  ``progress(done, all)`` counts batches.
+    random schedules of each batch: quick, and not proven.  Those of ``below`` seconds or more are
+    left out.  ``progress(done, all)`` counts batches.
     Raises IllegalScheduleError if nothing is legal.
     """
     if exact and space.raw >= _LARGE and cores() > 1:
         with suppress(UnshareableError):  # one process can search it all
-            both = search_in_two(space, k, distinct, progress)
+            both = search_in_two(space, k, distinct, below, progress)
             if not both.legal:
                 space.require()
             return _ranking(space, k, both.entries, both.legal, both.scored)
     space.require()
-    search = Search(space, k, distinct)
+    search = Search(space, k, distinct, below)
     search.start(exact=exact, progress=None if exact else progress)
     if exact:
         search.finish(progress)

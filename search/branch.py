@@ -61,10 +61,12 @@ class Search:
     ``scored`` counts what was given a time, or a bound if partly chosen.
     """
 
-    def __init__(self, space: Space, k: int, distinct: tuple[str, ...]) -> None:
-        """Know nothing yet."""
+    def __init__(
+        self, space: Space, k: int, distinct: tuple[str, ...], below: float = np.inf
+    ) -> None:
+        """Know nothing yet; what takes ``below`` seconds or more is of no interest."""
         self.space = space
-        self.found = _Best(k, distinct)
+        self.found = _Best(k, distinct, below)
         self.scorers: list[Scorer] = []
         self.least = np.inf
         self.order: Sequence[int] = ()
@@ -130,10 +132,10 @@ class Search:
 class _Best:
     """The k fastest points met so far, no two alike in ``distinct`` decisions (all, if none)."""
 
-    def __init__(self, k: int, distinct: tuple[str, ...]) -> None:
+    def __init__(self, k: int, distinct: tuple[str, ...], below: float) -> None:
         self.k, self.distinct = k, distinct
         self.found: dict[Key, tuple[float, Scorer | None, Points]] = {}  # None: another part's
-        self.limit = np.inf  # what a schedule has to beat
+        self.limit = below  # what a schedule has to beat
 
     def add(self, scorer: Scorer, points: Points, seconds: NDArray[np.float64]) -> float:
         """Add points; return the least seconds of all."""

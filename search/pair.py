@@ -55,6 +55,7 @@ class Task:
     fixed: Any
     k: int
     distinct: tuple[str, ...]
+    below: float
     deal: int | None
 
 
@@ -76,7 +77,11 @@ class Failed:
 
 
 def search_in_two(
-    space: Space, k: int, distinct: tuple[str, ...], progress: Progress | None
+    space: Space,
+    k: int,
+    distinct: tuple[str, ...],
+    below: float,
+    progress: Progress | None,
 ) -> Result:
     """Search both halves at once.
 
@@ -92,10 +97,17 @@ def search_in_two(
     else:
         raise UnshareableError
     task = Task(
-        space.machine, space.problem, space.device, fixed, k, distinct, None if deal is None else 1
+        space.machine,
+        space.problem,
+        space.device,
+        fixed,
+        k,
+        distinct,
+        below,
+        None if deal is None else 1,
     )
     with _other(_packed(task)) as other:
-        search = Search(part, k, distinct)
+        search = Search(part, k, distinct, below)
         news = search.start(deal=deal)
         other.send(news)
         told = other.news()

@@ -65,6 +65,17 @@ def test_best_is_brute_force(case: int) -> None:
         assert found.legal == len(every)
 
 
+@pytest.mark.parametrize("below", [1.0, 1.02, 0.9])
+def test_what_takes_too_long_is_left_out(below: float) -> None:
+    """Of what takes less than ``below`` nothing is lost, and nothing else is found."""
+    space = space_of(0)
+    best = rank(space, 60)
+    most = best.best[9].seconds * below
+    found = rank(space, 60, below=most)
+    assert [r.seconds for r in found.best] == [r.seconds for r in best.best if r.seconds < most]
+    assert found.legal == best.legal
+
+
 @pytest.mark.parametrize("case", range(len(SPACES)))
 def test_bounds_hold(case: int) -> None:
     """A bound of chosen decisions is at most the time of every schedule below it."""

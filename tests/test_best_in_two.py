@@ -232,7 +232,7 @@ def test_an_error_here_ends_the_second_process(two: list[Any]) -> None:
 
 def test_the_second_process_ends_with_this_one(two: list[Any]) -> None:
     """Also if it hangs: the end of the pipe is all that it sees of the other's end."""
-    task = pair.Task(Faulty("hang"), PROBLEM, DEVICE, WIDE, 3, (), None)
+    task = pair.Task(Faulty("hang"), PROBLEM, DEVICE, WIDE, 3, (), float("inf"), None)
     with pair._other(pair._packed(task)) as other:
         assert os.getpgid(other.process.pid) != os.getpgid(0)  # Ctrl-C is for one of them
         other.pipe.close()

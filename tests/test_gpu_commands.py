@@ -1,4 +1,4 @@
-"""The commands on a GPU, as a user types them: from a wheel, installed where the checkout is not."""
+"""The commands on a GPU as a user types them, from a wheel, where the checkout is not."""
 
 from __future__ import annotations
 

@@ -140,19 +140,27 @@ def ranked(
 
     found: list[Ranking] = []
     empty: list[IllegalScheduleError] = []
+    best: list[Ranked] = []
     with _no_collection():
-        for space in spaces:
+        for space in reversed(spaces):  # the latest machine first: what it finds bounds the others
             with bar(f"search {space.machine.name}") as progress:
                 spread = spreads[space.machine.name]
                 try:
                     found.append(
-                        rank(space, k=top, exact=exact, distinct=spread, progress=progress)
+                        rank(
+                            space,
+                            k=top,
+                            exact=exact,
+                            distinct=spread,
+                            below=best[-1].seconds if len(best) == top else math.inf,
+                            progress=progress,
+                        )
                     )
+                    best = sorted((*best, *found[-1].best), key=lambda one: one.seconds)[:top]
                 except IllegalScheduleError as error:
                     empty.append(error)
     if not found:
-        raise empty[0]
-    best = sorted((one for of in found for one in of.best), key=lambda one: one.seconds)[:top]
+        raise empty[-1]
     return Ranking(
         best=tuple(best),
         raw=sum(space.raw for space in spaces),
