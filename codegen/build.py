@@ -31,7 +31,8 @@ from tinygpu.codegen.assemble import Cubin, assemble, find_ptxas
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.worker import Worker, serve
 from tinygpu.cores import cores
-from tinygpu.errors import AssemblyError, TinyGpuError
+from tinygpu.errors import AssemblyError, ProgramError, TinyGpuError
+from tinygpu.events import verdict
 from tinygpu.program import Program
 
 __all__ = ["Builders", "Built", "build_many"]
@@ -73,11 +74,15 @@ def build_many(
 
 
 class Builders:
-    """Up to ``jobs`` processes that build, started as they are needed; a context manager."""
+    """Up to ``jobs`` processes that build, started as they are needed; a context manager.
 
-    def __init__(self, jobs: int | None = None) -> None:
+    With ``judging`` a term is built only if the event graph finds no deadlock and no race in it.
+    """
+
+    def __init__(self, jobs: int | None = None, *, judging: bool = False) -> None:
         """Start none yet.  Raises AssemblyError where there is no ptxas."""
         find_ptxas()
+        self._judging = judging
         self._workers = [Worker(_COMMAND) for _ in range(jobs or cores())]
 
     def __enter__(self) -> Builders:
@@ -100,17 +105,17 @@ class Builders:
         if jobs <= 1 or len(wanted) <= _FEW:
             for one in wanted:
                 try:
-                    yield _built(*one)
+                    yield _built(*one, judging=self._judging)
                 except TinyGpuError as error:
                     yield error
             return
         free, lock = self._workers[:jobs], Lock()
 
         def ask(one: Wanted) -> Built | TinyGpuError:
-            packed = base64.b64encode(pickle.dumps(one)).decode()
+            job = {"job": base64.b64encode(pickle.dumps(one)).decode(), "judging": self._judging}
             with lock:
                 worker = free.pop()
-            answer = worker.ask({"do": "build", "job": packed}, _LIMIT_SECONDS)
+            answer = worker.ask({"do": "build", **job}, _LIMIT_SECONDS)
             with lock:
                 free.append(worker)
             said = answer.get("failed") or answer.get("error")
@@ -125,7 +130,9 @@ class Builders:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _built(program: Program, arch: str, sizes: Mapping[str, int] | None) -> Built:
+def _built(program: Program, arch: str, sizes: Mapping[str, int] | None, *, judging: bool) -> Built:
+    if judging and not (found := verdict(program)).legal:
+        raise ProgramError(f"concurrency: {found.findings[0]}; choose another schedule")
     ptx = emit(program, arch, sizes)
     return Built(arch, ptx, assemble(ptx, arch))
 
@@ -134,8 +141,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     """Build a term in a worker; the cubin goes into the cache."""
     if request["do"] == "hello":
         return {}
+    job = pickle.loads(base64.b64decode(request["job"]))
     try:
-        return {"ptx": _built(*pickle.loads(base64.b64decode(request["job"]))).ptx}
+        return {"ptx": _built(*job, judging=request["judging"]).ptx}
     except TinyGpuError as error:
         return {"error": str(error)}
 

@@ -121,7 +121,7 @@ class Campaign:
         """Know what ``store`` knows; it keeps what is found."""
         self.problem, self.store, self.options = problem, store, options
         self.worker = Worker(options.worker)
-        self.builders = Builders()
+        self.builders = Builders(judging=True)
         self.errors: dict[str, float] = {}
         self.kernels: dict[str, str] = {}
         self._common = {"problem": _pack(problem), "scalars": dict(options.scalars)}

@@ -28,6 +28,7 @@ from tinygpu.schedule import Schedule
 if TYPE_CHECKING:
     from tinygpu.codegen.measure import Campaign, Options
     from tinygpu.measurement import Measurement, Results
+    from tinygpu.program import Program
     from tinygpu.search.climb import Candidate
     from tinygpu.space import Space
 
@@ -168,22 +169,20 @@ class _Search:
         return not self.stopped
 
     def evaluate(self, schedules: Sequence[Schedule]) -> list[float]:
-        """Measure coarsely; a schedule that proves illegal is none."""
-        from tinygpu.laws import check_schedule
-
-        programs = {}
-        for schedule in schedules:
-            space = self.spaces[schedule.machine]
-            if not check_schedule(schedule, space.machine, space.problem, space.device):
-                programs[schedule] = schedule.program(space.machine, space.problem.operation)
+        """Measure coarsely; a schedule that may deadlock or race is refused where it is built."""
+        programs = self.programs(schedules)
         found = dict(zip(programs, self.campaign.measure(programs), strict=True))
         self.evaluated |= found
         if self.tell:
             times = [m.seconds for m in self.evaluated.values() if m.seconds]
             best, most = min(times, default=math.inf), self.effort.evaluations
             self.tell(len(self.evaluated), most, best)
-        seconds = {s: m.seconds for s, m in found.items()}
-        return [seconds.get(s) or math.inf for s in schedules]
+        return [found[s].seconds or math.inf for s in schedules]
+
+    def programs(self, schedules: Sequence[Schedule]) -> dict[Schedule, Program]:
+        """Return the terms of schedules."""
+        operation = self.campaign.problem.operation
+        return {s: s.program(self.spaces[s.machine].machine, operation) for s in schedules}
 
     def final(
         self, right: Sequence[Schedule], modules: Sequence[str]
@@ -192,10 +191,7 @@ class _Search:
         from tinygpu.codegen.measure import SUSTAINED, peer_of
         from tinygpu.search.climb import Candidate
 
-        programs = {
-            s: s.program(self.spaces[s.machine].machine, self.campaign.problem.operation)
-            for s in right
-        }
+        programs = self.programs(right)
         in_order = [s for s in right if not programs[s].early]
         chosen = list(dict.fromkeys((*right[: self.effort.finalists], *in_order[:1])))
         beside: list[str] = []
