@@ -53,6 +53,7 @@ _TORCH = {
     "torch.float8_e4m3fn": "e4m3",
     "torch.float8_e5m2": "e5m2",
 }
+_Reader = Callable[[Any], tuple[Any, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,7 @@ def identity(array: Any) -> tuple[Any, ...] | None:
     return _reader(type(array))(array)
 
 
-@functools.lru_cache(64)
-def _reader(kind: type) -> Callable[[Any], tuple[Any, ...] | None]:
+def _reader_of(kind: type) -> _Reader:
     match kind.__module__.partition(".")[0], kind.__name__:
         case "torch", _:
             return _of_torch
@@ -113,6 +113,9 @@ def _of_cupy(array: Any) -> tuple[Any, ...]:
 
 def _of_another(array: Any) -> None:
     """Return nothing: it takes as long as a view, and not every such array names its device."""
+
+
+_reader: Callable[[Any], _Reader] = functools.lru_cache(64)(_reader_of)
 
 
 def view(name: str, array: Any) -> View:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -139,8 +140,10 @@ class Launched:
         )
 
     def _addresses(self, first: int, count: int) -> list[int]:
-        start = ctypes.addressof(self.held) + 8 * first
-        return [ctypes.c_uint64.from_address(start + 8 * i).value for i in range(count)]
+        start, size = ctypes.addressof(self.held), ctypes.sizeof(self.held)
+        found = struct.unpack_from(f"{count}Q", self.held, 8 * first)
+        assert all(start <= address <= start + size - 4 for address in found)
+        return list(found)
 
 
 class Driver:
@@ -150,11 +153,11 @@ class Driver:
         self.log = log
         self.clusters = 60
         self.refuses: list[int] = []
-        self.cuLaunchKernelEx = self._launch
-        self.cuTensorMapEncodeTiled = self._encode
-        self.cuOccupancyMaxActiveClusters = self._clusters
-        self.cuMemsetD8Async = self._clear
-        self.cuMemsetD2D8Async = self._clear_rows
+        self.cuLaunchKernelEx: Any = self._launch
+        self.cuTensorMapEncodeTiled: Any = self._encode
+        self.cuOccupancyMaxActiveClusters: Any = self._clusters
+        self.cuMemsetD8Async: Any = self._clear
+        self.cuMemsetD2D8Async: Any = self._clear_rows
         self.cuGetErrorName = lambda code, text: setattr(text._obj, "value", b"ERROR_%d" % code)
         self.cuGetErrorString = lambda code, text: setattr(text._obj, "value", b"its words")
 
