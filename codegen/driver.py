@@ -145,7 +145,7 @@ def clearing(
     if rows:
         count, pitch = rows[0]
         memset = _library().cuMemsetD2D8Async
-        ways = [
+        ways: list[tuple[Any, ...]] = [
             (ctypes.c_uint64(p), ctypes.c_size_t(pitch), zero, size, ctypes.c_size_t(count))
             for p in places
         ]
