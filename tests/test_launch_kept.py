@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import math
 import sys
 import weakref
 from types import SimpleNamespace
@@ -311,9 +310,5 @@ def test_clearing_clears_the_array_and_nothing_else(data: Any) -> None:
         np.lib.stride_tricks.as_strided(wanted[4:], shape, [2 * s for s in steps])[...] = 0
         assert clearing(array.ctypes.data, 2, shape, steps)(9) == 0
         assert (memory == wanted).all()
-        assert len(calls) <= math.prod(extents[2:])
-        dense = all(
-            e == 1 or s == math.prod(extents[:i])
-            for i, (e, s) in enumerate(zip(extents, strides, strict=True))
-        )
-        assert not dense or len(calls) == 1
+        even = len(extents) < 3 or strides[2] == strides[1] * extents[1]
+        assert len(calls) <= (1 if even else extents[2])
