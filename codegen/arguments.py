@@ -36,8 +36,8 @@ __all__ = [
     "check",
     "check_apart",
     "dense",
-    "identity",
     "is_torch",
+    "reader",
     "vector_of",
     "view",
 ]
@@ -81,16 +81,7 @@ class View:
 
 def is_torch(array: object) -> bool:
     """Whether it is a PyTorch tensor (without importing torch)."""
-    return _reader(type(array)) is _of_torch
-
-
-def identity(array: Any) -> tuple[Any, ...] | None:
-    """Return all that a launch depends on of a CuPy array or a PyTorch tensor; None for others.
-
-    It is address, type, shape, strides and device as the library gives them: a tenth of the time of
-    a view, and two arrays with one identity have one view.
-    """
-    return _reader(type(array))(array)
+    return reader(type(array)) is _of_torch
 
 
 def _reader_of(kind: type) -> _Reader:
@@ -100,6 +91,15 @@ def _reader_of(kind: type) -> _Reader:
         case "cupy", "ndarray":
             return _of_cupy
     return _of_another
+
+
+reader: Callable[[Any], _Reader] = functools.lru_cache(64)(_reader_of)
+"""Returns, for a type of arrays, what reads the *identity* of one: all that a launch depends on.
+
+It is address, type, shape, strides and device as the library gives them, or None for libraries
+other than CuPy and PyTorch.  It takes a tenth of the time of a view, and two arrays of one identity
+have one view.
+"""
 
 
 def _of_torch(tensor: Any) -> tuple[Any, ...]:
@@ -115,15 +115,12 @@ def _of_another(array: Any) -> None:
     """Return nothing: it takes as long as a view, and not every such array names its device."""
 
 
-_reader: Callable[[Any], _Reader] = functools.lru_cache(64)(_reader_of)
-
-
 def view(name: str, array: Any) -> View:
     """Read a CuPy array, a PyTorch tensor or whatever has ``__cuda_array_interface__``.
 
     Raises LaunchError for an array on the host, and for what is no array.
     """
-    pointer, dtype, shape, steps, device = identity(array) or _interface(name, array)
+    pointer, dtype, shape, steps, device = reader(type(array))(array) or _interface(name, array)
     if is_torch(array):
         if device.type != "cuda":
             raise LaunchError(f"{name}: tensor on {device}; move it with {name}.cuda()")

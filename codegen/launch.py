@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tinygpu.codegen.arguments import View, check, check_apart, identity, is_torch, view
+from tinygpu.codegen.arguments import View, check, check_apart, is_torch, reader, view
 from tinygpu.codegen.assemble import Cubin, assemble
 from tinygpu.codegen.driver import NO_CONTEXT, active_clusters, clearing, reason, starting
 from tinygpu.codegen.emit import emit, signature
@@ -187,7 +187,7 @@ class Kernel:
 
         It depends on the arrays' identities and the scalars' bits alone (0.0 is not -0.0).
         """
-        key: tuple[Any, ...] = tuple([identity(array) for array in arrays])
+        key: tuple[Any, ...] = tuple([reader(type(array))(array) for array in arrays])
         if scalars:
             key += (*scalars, self._bits(scalars))
         start = self._starts.get(key)

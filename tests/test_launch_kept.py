@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.fake_gpu import Array, CupyArray, Gpu, Launched, Tensor, installed
 from tests.test_launch import kernel_of, saxpb
 from tinygpu.codegen import driver, launch
-from tinygpu.codegen.arguments import identity, view
+from tinygpu.codegen.arguments import reader, view
 from tinygpu.codegen.driver import clearing, starting
 from tinygpu.codegen.launch import Kernel
 from tinygpu.errors import LaunchError
@@ -244,7 +244,7 @@ def test_a_prepared_launch_keeps_its_arrays(fake: Gpu) -> None:
 def test_identities_are_what_views_are_read_from() -> None:
     """CuPy's arrays and PyTorch's tensors have one, and a view of the same numbers."""
     array = CupyArray((4, 6), np.float16, at=A, strides=(32, 2), device=3)
-    assert identity(array) == (A, np.dtype(np.float16), (4, 6), (32, 2), 3)
+    assert reader(type(array))(array) == (A, np.dtype(np.float16), (4, 6), (32, 2), 3)
     seen = view("a", array)
     assert (seen.pointer, seen.dtype, seen.shape, seen.strides) == (A, "f16", (4, 6), (16, 1))
     assert seen.device == 3
@@ -253,7 +253,7 @@ def test_identities_are_what_views_are_read_from() -> None:
     assert (seen.pointer, seen.dtype, seen.shape, seen.strides) == (B, "f32", (4, 6), (8, 1))
     assert seen.device == 2
     for other in (Array((4,)), np.zeros(3), None):
-        assert identity(other) is None
+        assert reader(type(other))(other) is None
 
 
 def test_each_stream_has_a_config_of_its_own(fake: Gpu) -> None:
