@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,13 @@ from tinygpu.codegen import validation
 from tinygpu.codegen.launch import Kernel
 from tinygpu.device import load_device
 from tinygpu.laws import check_schedule
+from tinygpu.operation import Problem
 
 CASES = cases()
+SMALL = [
+    replace(c, problem=Problem.of(c.problem.operation, **dict.fromkeys(c.problem.sizes, 16)))
+    for c in CASES
+]
 
 
 class Library:
@@ -112,7 +118,7 @@ def test_a_time_is_the_hosts_alone() -> None:
 
 def test_rows_say_what_holds(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right and fast enough: eager and replayed, each library; else a row says that it is not."""
-    for case in (CASES[0], CASES[2], CASES[-1]):
+    for case in (SMALL[0], SMALL[2], SMALL[-1]):
         rows = list(rows_of(case))
         assert [(r["group"], r["library"]) for r in rows] == [
             ("call", "CuPy"), ("prepared", "CuPy"), ("call", "PyTorch"), ("prepared", "PyTorch"),
@@ -122,12 +128,12 @@ def test_rows_say_what_holds(library: Library, monkeypatch: pytest.MonkeyPatch) 
         assert [r["allowed_seconds"] for r in rows] == [10e-6, 4e-6] * 2
     assert library.drained > 0
     monkeypatch.setattr(host_overhead, "host_seconds", lambda run, drain: run() or 5e-6)
-    assert [r["holds"] for r in rows_of(CASES[0])] == [True, False] * 2
+    assert [r["holds"] for r in rows_of(SMALL[0])] == [True, False] * 2
     monkeypatch.setattr(host_overhead, "captured", lambda name, run: lambda: None)
-    rows = list(rows_of(CASES[0]))
+    rows = list(rows_of(SMALL[0]))
     assert all(r["error"] <= 1 < r["replay_error"] and not r["holds"] for r in rows)
     monkeypatch.setattr(Right, "wrong", 1.0)
-    assert all(r["error"] > 1 and not r["holds"] for r in rows_of(CASES[0]))
+    assert all(r["error"] > 1 and not r["holds"] for r in rows_of(SMALL[0]))
 
 
 def test_the_command_writes_rows_and_fails_where_one_does_not_hold(
@@ -138,7 +144,7 @@ def test_the_command_writes_rows_and_fails_where_one_does_not_hold(
 ) -> None:
     floor = {**host_overhead._row("driver", "an empty kernel", "the driver"), "seconds": 2e-6}
     monkeypatch.setattr(host_overhead, "driver_row", lambda: {**floor, "holds": True})
-    monkeypatch.setattr(host_overhead, "cases", lambda: CASES[:2])
+    monkeypatch.setattr(host_overhead, "cases", lambda: SMALL[:2])
     host_overhead.main(["--out", str(tmp_path)])
     rows = load_rows("host_overhead", tmp_path)
     assert len(rows) == 1 + 2 * 2 * 2
