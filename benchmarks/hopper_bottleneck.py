@@ -91,8 +91,8 @@ def _variants(schedule: Schedule, problem: Problem) -> Iterator[dict[str, Any]]:
     few = 3 if problem.sizes["m"] > 1024 else SETS  # sets exceed twice the L2 together
     sets = [trial(problem, seed) for seed in range(few)]
     outs = [Output(problem) for _ in sets]
-    runs = [kernel.bind(*t.inputs, out=o.array) for t, o in zip(sets, outs, strict=True)]
-    runs[0](cupy.cuda.get_current_stream().ptr)
+    runs = [kernel.prepare(*t.inputs, out=o.array) for t, o in zip(sets, outs, strict=True)]
+    runs[0]()
     cupy.cuda.Device().synchronize()
     error = sets[0].worst(outs[0], roundoff(kernel.program))
 
@@ -100,7 +100,7 @@ def _variants(schedule: Schedule, problem: Problem) -> Iterator[dict[str, Any]]:
         variant: str, runs: Sequence[Any], how: Mapping[str, Any], relieved: str = ""
     ) -> dict[str, Any]:
         def go(i: int) -> None:
-            runs[i % len(runs)](cupy.cuda.get_current_stream().ptr)
+            runs[i % len(runs)]()
 
         time.sleep(1.0)  # the chip cools down, and its clock rises
         t = time_interleaved({"it": go}, **how)["it"]
@@ -117,7 +117,7 @@ def _variants(schedule: Schedule, problem: Problem) -> Iterator[dict[str, Any]]:
         ones = [x.copy() for x in sets[0].inputs]
         for x in ones:
             x.view(np.uint16)[...] = 0x3F80  # 1.0 in bf16
-        hot = [kernel.bind(*ones, out=outs[0].array)]
+        hot = [kernel.prepare(*ones, out=outs[0].array)]
         yield timed("inputs of ones", hot, steady, "power")
     else:
         yield timed("weights in L2", runs[:1], steady, "dram")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import FOLDER, write_results
-from tinygpu.codegen.launch import Kernel, gpu
+from tinygpu.codegen.launch import Kernel
 from tinygpu.codegen.provenance import provenance
 from tinygpu.codegen.timing import time_interleaved
 from tinygpu.codegen.validation import Output, roundoff, trial
@@ -139,7 +139,7 @@ def published_ratio() -> float:
 
 def measured() -> Iterator[dict[str, Any]]:
     """Validate and time every variant, interleaved; yield a row each.  Raises LaunchError."""
-    cupy, device = gpu(), load_device("h200")
+    device = load_device("h200")
     data = trial(PROBLEM, 1)
     output = Output(PROBLEM)
     every = list(variants())
@@ -149,8 +149,8 @@ def measured() -> Iterator[dict[str, Any]]:
         output.poison()
         kernel(*data.inputs, out=output.array)
         errors[variant.name] = data.worst(output, roundoff(variant.program))
-        bound = kernel.bind(*data.inputs, out=output.array)
-        launches[variant.name] = lambda _, go=bound: go(cupy.cuda.get_current_stream().ptr)
+        bound = kernel.prepare(*data.inputs, out=output.array)
+        launches[variant.name] = lambda _, go=bound: go()
     times = time_interleaved(launches, rounds=5)
     for variant in every:
         yield {

@@ -7,41 +7,56 @@ A kernel is emitted and assembled when it is made, and loaded on a device at its
 A call reads each array as a view (``arguments.py``), checks the views against the term, and starts
 ``product of grid extents`` CTAs of ``program.threads`` threads.  Its arguments are the operands'
 addresses (u64), then the integers of ``signature`` (u32), then the scalars (f32); the tensor maps
-of a term that has some come first.  What a check found is kept under the views' forms, so a call
-with arrays of the same form checks nothing again.  A persistent term starts as many clusters as the
-device holds at once, an early one may start while the kernel before it ends.
+of a term that has some come first.  A persistent term starts as many clusters as the device holds
+at once, an early one may start while the kernel before it ends.
+
+A launch depends on the arrays' addresses and forms and on the scalars, and on nothing else; so a
+kernel keeps its last launches, packed, and a call with CuPy arrays or PyTorch tensors that it knows
+looks its launch up and starts it.  What a check found is kept under the views' forms.
+``prepare`` spares the look-up too, and takes arrays of every library:
+
+    launch = kernel.prepare(a, b, out=c)
+    launch()
 
 Arrays are CuPy arrays, PyTorch tensors, or have ``__cuda_array_interface__``; the result is of the
 kind of the first.  The launch goes to the caller's current stream (of PyTorch if a tensor is among
-the arrays, of CuPy otherwise) and returns before the kernel is done.
+the arrays, of CuPy otherwise) and returns before the kernel is done.  A stream that is captured
+into a CUDA graph may be one; the kernel has to be loaded then: call or prepare it before.
 
-Source: CUDA Driver API, "Module Management" and "Execution Control".
+Source: CUDA Driver API, "Module Management".
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from tinygpu.codegen.arguments import View, check, check_apart, is_torch, view
+from tinygpu.codegen.arguments import View, check, check_apart, is_torch, reader, view
 from tinygpu.codegen.assemble import Cubin, assemble
+from tinygpu.codegen.driver import NO_CONTEXT, active_clusters, clearing, reason, starting
 from tinygpu.codegen.emit import emit, signature
 from tinygpu.codegen.smem import smem_plan
-from tinygpu.codegen.tensor_map import active_clusters, early_launch, encode, tensor_maps
+from tinygpu.codegen.tensor_map import encode, tensor_maps
 from tinygpu.errors import LaunchError, out_of_memory
 from tinygpu.memory import DTYPES
 from tinygpu.program import Program
 
-__all__ = ["Kernel", "device_arch", "gpu", "load"]
+__all__ = ["Kernel", "Launch", "device_arch", "gpu", "load"]
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # spec: CUfunction_attribute of the driver API
 _SMEM_BYTES_WITHOUT_ASKING = 48 * 1024  # spec: CUDA C++ Programming Guide, "Shared Memory"
 _MAX_CTAS = 2**31 - 1  # spec: gridDim.x, CUDA C++ Programming Guide, "Compute Capabilities"
+_MOST_KEPT = 512  # launches, and plans, that a kernel keeps
+
+_Start = Callable[[Any], None]
+_Key = TypeVar("_Key")
+_Kept = TypeVar("_Kept")
 
 
 @functools.cache
@@ -96,12 +111,28 @@ def load(code: bytes, name: str, *, smem_bytes: int = 0) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What one form of arguments needs: a loaded function, its launch, its integers."""
+    """What one form of arguments needs on a device: a loaded function, its grid, its integers."""
 
     function: Any
-    device: int
-    grid: tuple[int]
-    integers: tuple[np.uint32, ...]
+    ctas: int
+    integers: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A kernel on arrays, which it keeps alive.
+
+    ``launch()`` starts it on the caller's current stream and ``launch(stream)`` on another; both
+    read and write what the arrays hold then.  Raises LaunchError where the driver refuses.
+    """
+
+    kernel: Kernel
+    arrays: tuple[Any, ...]
+    start: _Start
+
+    def __call__(self, stream: Any = None) -> None:
+        """Start the kernel, and return before it is done."""
+        self.start(stream)
 
 
 class Kernel:
@@ -129,7 +160,7 @@ class Kernel:
         self._maps = tensor_maps(program)
         self._functions: dict[int, Any] = {}
         self._plans: dict[tuple[Any, ...], _Plan] = {}
-        self._block = (program.threads,)
+        self._starts: dict[tuple[Any, ...], _Start] = {}
 
     def __call__(self, *inputs: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
         """Compute the output of these inputs, given in the operation's order.
@@ -138,61 +169,79 @@ class Kernel:
         CuPy or PyTorch.  Raises LaunchError for arguments that the kernel cannot take, and for a
         launch that the driver refuses.
         """
-        handle = _handle(inputs, stream)
         if out is None:
-            out = self._output(inputs, None if stream is None else handle)
-        self.bind(*inputs, out=out, **scalars)(handle)
+            out = self._output(inputs, None if stream is None else _handle(stream))
+        self._start((*inputs, out), scalars)(stream)
         return out
 
-    def bind(self, *inputs: Any, out: Any, **scalars: float) -> Callable[[int], None]:
-        """Check the arguments once; return a launch of them on a stream's handle.
+    def prepare(self, *inputs: Any, out: Any, **scalars: float) -> Launch:
+        """Check and pack the arguments once; return what launches the kernel on them.
 
-        The arrays have to outlive the launch.  Raises LaunchError as a call does.
+        Raises LaunchError as a call does.
         """
+        arrays = (*inputs, out)
+        return Launch(self, arrays, self._start(arrays, scalars))
+
+    def _start(self, arrays: tuple[Any, ...], scalars: Mapping[str, Any]) -> _Start:
+        """Return the start of these arguments, of a table where they are known.
+
+        It depends on the arrays' identities and the scalars' bits alone (0.0 is not -0.0).
+        """
+        key: tuple[Any, ...] = tuple([reader(type(array))(array) for array in arrays])
+        if scalars:
+            key += (*scalars, self._bits(scalars))
+        start = self._starts.get(key)
+        if start is None:
+            start = self._new_start(arrays, scalars)
+            if None not in key:
+                _keep(self._starts, key, start)
+        return start
+
+    def _new_start(self, arrays: tuple[Any, ...], scalars: Mapping[str, Any]) -> _Start:
+        *inputs, _ = arrays
         self._check_count(inputs)
         operands = self.program.operation.operands
-        views = [view(o.name, x) for o, x in zip(operands, (*inputs, out), strict=True)]
-        key = tuple(v.form for v in views)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self._plan(views)
+        views = [view(o.name, x) for o, x in zip(operands, arrays, strict=True)]
+        runtime = gpu().cuda.runtime
+        device = next((v.device for v in views if v.device >= 0), None)
+        device = int(runtime.getDevice()) if device is None else device
+        key = (device, *(v.form for v in views))
+        plan = self._plans.get(key) or _keep(self._plans, key, self._plan(views, device))
         check_apart(self.program, views)
-        function, grid, block, smem_bytes = plan.function, plan.grid, self._block, self.smem_bytes
+        numbers = self._scalars(scalars)
         named = dict(zip((o.name for o in operands), views, strict=True))
-        arguments = (
-            *(encode(m, *_array(named[m.buffer])) for m in self._maps),
-            *(np.uint64(v.pointer) for v in views),
-            *plan.integers,
-            *self._scalars(scalars),
+        kernel = starting(
+            plan.function.ptr,
+            [
+                *(encode(m, *_array(named[m.buffer])) for m in self._maps),
+                *(v.pointer.to_bytes(8, "little") for v in views),
+                *plan.integers,
+                *(n.tobytes() for n in numbers),
+            ],
+            ctas=plan.ctas,
+            threads=self.program.threads,
+            smem_bytes=self.smem_bytes,
+            early=self.program.early,
         )
-        clear = _clearing(self.program, views[-1]) if self.program.zeroed else None
-        cupy, name = gpu(), self.program.name
-        refusals = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
-        early = (
-            early_launch(function.ptr, *grid, *block, smem_bytes, arguments)
-            if self.program.early
-            else None
-        )
+        enqueue = _after(_clearing(views[-1]), kernel) if self.program.zeroed else kernel
+        name, current = self.program.name, _current(arrays)
+        get_device, set_device, on_device = runtime.getDevice, runtime.setDevice, gpu().cuda.Device
+        refusals = (gpu().cuda.driver.CUDADriverError, runtime.CUDARuntimeError)
 
         def start(stream: Any) -> None:
-            if clear:
-                clear(stream)
-            if early:
-                early(stream.ptr)
-                return
-            function(grid, block, arguments, smem_bytes, stream)
-
-        def launch(handle: int) -> None:
             try:
-                if cupy.cuda.runtime.getDevice() == plan.device:
-                    start(_stream(handle))
-                else:
-                    with cupy.cuda.Device(plan.device):
-                        start(_stream(handle))
+                handle = current(device) if stream is None else _handle(stream)
+                code = enqueue(handle) if get_device() == device else NO_CONTEXT
+                if code == NO_CONTEXT:  # another device, or a thread that asked nothing of this one
+                    with on_device(device):
+                        set_device(device)
+                        code = enqueue(handle)
             except refusals as error:
-                raise LaunchError(_complaint(name, error)) from None
+                raise LaunchError(_complaint(name, str(error))) from None
+            if code:
+                raise LaunchError(_complaint(name, reason(code)))
 
-        return launch
+        return start
 
     def _check_count(self, inputs: Sequence[Any]) -> None:
         names = [o.name for o in self.program.operation.inputs]
@@ -202,7 +251,7 @@ class Kernel:
                 f"{', '.join(names)}"
             )
 
-    def _plan(self, views: Sequence[View]) -> _Plan:
+    def _plan(self, views: Sequence[View], device: int) -> _Plan:
         program = self.program
         values = check(program, views)
         if self.sizes is not None:
@@ -219,18 +268,15 @@ class Kernel:
         ctas = clusters * cluster
         if ctas > _MAX_CTAS:
             raise LaunchError(f"grid: {ctas} CTAs; at most {_MAX_CTAS}; choose a larger tile")
-        cupy = gpu()
-        named = [v.device for v in views if v.device >= 0]
-        device = named[0] if named else int(cupy.cuda.runtime.getDevice())
-        with cupy.cuda.Device(device):
+        with gpu().cuda.Device(device):
             if device not in self._functions:
                 self._functions[device] = load(
                     self.cubin.bytes, program.name, smem_bytes=self.smem_bytes
                 )
             if program.persistent:
                 ctas = cluster * min(clusters, self._resident(device, cluster))
-        integers = tuple(np.uint32(values[name]) for name in self._names)
-        return _Plan(self._functions[device], device, (ctas,), integers)
+        integers = tuple(values[name].to_bytes(4, "little") for name in self._names)
+        return _Plan(self._functions[device], ctas, integers)
 
     def _resident(self, device: int, cluster: int) -> int:
         """Return how many clusters the device holds at once.  Raises LaunchError for none."""
@@ -246,7 +292,14 @@ class Kernel:
             )
         return count
 
-    def _scalars(self, given: Mapping[str, float]) -> tuple[np.float32, ...]:
+    def _bits(self, scalars: Mapping[str, Any]) -> bytes:
+        try:
+            return struct.pack(f"{len(scalars)}d", *scalars.values())
+        except (struct.error, TypeError, ValueError):
+            said = ", ".join(f"{name}={number!r}" for name, number in scalars.items())
+            raise LaunchError(f"{self.program.name}: scalars {said}; give numbers") from None
+
+    def _scalars(self, given: Mapping[str, Any]) -> tuple[np.float32, ...]:
         names = self.program.operation.scalars
         if set(given) != set(names):
             raise LaunchError(
@@ -330,50 +383,47 @@ def _stream(handle: int) -> Any:
     return gpu().cuda.Stream.from_external(_Foreign(handle))
 
 
-def _handle(inputs: Sequence[Any], stream: Any) -> int:
-    """Return the handle of a stream, or of the caller's current one."""
+def _handle(stream: Any) -> int:
+    """Return the handle of a stream."""
     if isinstance(stream, int):
         return stream
-    if stream is not None:
-        handle = getattr(stream, "ptr", getattr(stream, "cuda_stream", None))
-        if handle is None:
-            raise LaunchError(f"stream: {stream!r}; give a handle, or CuPy's or PyTorch's stream")
-        return int(handle)
-    tensor = next((x for x in inputs if is_torch(x)), None)
-    if tensor is None:
-        return int(gpu().cuda.get_current_stream().ptr)
-    import torch
-
-    if tensor.device.type != "cuda":
-        raise LaunchError(f"tensor on {tensor.device}; move it with .cuda()")
-    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
+    handle = getattr(stream, "ptr", getattr(stream, "cuda_stream", None))
+    if handle is None:
+        raise LaunchError(f"stream: {stream!r}; give a handle, or CuPy's or PyTorch's stream")
+    return int(handle)
 
 
-def _clearing(program: Program, output: View) -> Callable[[Any], None]:
-    """Return what clears the output on a stream: one memset, or a fill of a strided view."""
-    cupy = gpu()
-    width = DTYPES[output.dtype].bytes
-    start, end = output.span
-    if end - start == math.prod(output.shape) * width:
-        return lambda s: cupy.cuda.runtime.memsetAsync(start, 0, end - start, s.ptr)
-    memory = cupy.cuda.UnownedMemory(start, end - start, None)
-    array = cupy.ndarray(
-        output.shape,
-        np.dtype(f"u{width}"),
-        memptr=cupy.cuda.MemoryPointer(memory, 0),
-        strides=tuple(s * width for s in output.strides),
-    )
+def _current(arrays: Sequence[Any]) -> Callable[[int], int]:
+    """Return what tells the handle of a device's current stream: PyTorch's for its tensors."""
+    if any(map(is_torch, arrays)):
+        import torch
 
-    def fill(stream: Any) -> None:
-        with stream:
-            array.fill(0)
-
-    return fill
+        # what current_stream(device).cuda_stream is, without an object; Triton launches on it too
+        current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        return current
+    stream = gpu().cuda.get_current_stream
+    return lambda device: stream(device).ptr
 
 
-def _complaint(name: str, error: Exception) -> str:
-    text = str(error).splitlines()[0]
+def _clearing(output: View) -> Callable[[int], int]:
+    return clearing(output.pointer, DTYPES[output.dtype].bytes, output.shape, output.strides)
+
+
+def _after(first: Callable[[int], int], then: Callable[[int], int]) -> Callable[[int], int]:
+    return lambda stream: first(stream) or then(stream)
+
+
+def _keep(table: dict[_Key, _Kept], key: _Key, value: _Kept) -> _Kept:
+    """Add to a table; a full one starts again, and what is in use comes back at its next call."""
+    if len(table) >= _MOST_KEPT:
+        table.clear()
+    table[key] = value
+    return value
+
+
+def _complaint(name: str, text: str) -> str:
+    text = text.splitlines()[0]
     hint = "give fewer threads, registers or shared memory"
-    if "ILLEGAL" in text.upper() or "LAUNCH_FAILED" in text or "MISALIGNED" in text.upper():
+    if any(sign in text.upper() for sign in ("ILLEGAL", "LAUNCH_FAILED", "MISALIGNED")):
         hint = "an earlier kernel faulted and this process's context is lost; start a new one"
     return f"{name}: launch failed ({text}); {hint}"

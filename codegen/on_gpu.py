@@ -142,7 +142,7 @@ class _Run:
             run = make(problem, data.inputs, output.array, data.scalars)
             return _Run(run, data, output, usual_roundoff(problem.operation))
         kernel = _kernel(candidate["program"], problem)
-        launch = kernel.bind(*data.inputs, out=output.array, **data.scalars)
+        launch = kernel.prepare(*data.inputs, out=output.array, **data.scalars)
         return _Run(lambda: launch(stream().ptr), data, output, roundoff(kernel.program))
 
     def enqueue(self) -> None:

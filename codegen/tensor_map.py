@@ -20,21 +20,18 @@ Source: CUDA Driver API, "Tensor Map Object Management" (cuTensorMapEncodeTiled)
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from tinygpu.codegen import driver
 from tinygpu.errors import LaunchError, ProgramError
 from tinygpu.memory import DTYPES
 from tinygpu.program import Access, Do, Program, walk
 
 __all__ = [
     "TensorMap",
-    "active_clusters",
-    "early_launch",
     "encode",
     "pitches_bytes",
     "tensor_map_of",
@@ -53,8 +50,6 @@ _TYPES = {
 }  # spec: CUtensorMapDataType
 _SWIZZLES = {0: "no", 1: "32B", 2: "64B", 3: "128B"}
 _L2_PROMOTION_256B = 3  # spec: CUtensorMapL2promotion
-_CLUSTER_DIMENSION = 4  # spec: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-_EARLY = 6  # spec: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +110,6 @@ def _log2(number: int) -> int:
     return number.bit_length() - 1
 
 
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _call(name: str, *arguments: Any) -> None:
-    code = getattr(_driver(), name)(*arguments)
-    if code:
-        text = ctypes.c_char_p()
-        _driver().cuGetErrorString(code, ctypes.byref(text))
-        reason = text.value.decode() if text.value else str(code)
-        raise LaunchError(f"{name}: {reason}; check the array's address, shape and strides")
-
-
 def pitches_bytes(width: int, shape: Sequence[int], strides_bytes: Sequence[int]) -> list[int]:
     """Return the steps of a map's dimensions but the innermost, innermost first.
 
@@ -149,7 +130,7 @@ def pitches_bytes(width: int, shape: Sequence[int], strides_bytes: Sequence[int]
 
 def encode(
     tensor_map: TensorMap, pointer: int, shape: Sequence[int], strides: Sequence[int]
-) -> np.ndarray[Any, Any]:
+) -> bytes:
     """Encode a map of an array; returns 128 bytes that a launch takes as one argument.
 
     ``strides`` count elements, the last is 1.  Raises LaunchError for what the driver refuses.
@@ -166,7 +147,7 @@ def encode(
     start = -raw.ctypes.data % _BYTES
     held = raw[start : start + _BYTES]
     small = ctypes.c_uint32 * rank
-    _call(
+    driver.call(
         "cuTensorMapEncodeTiled",
         ctypes.c_void_p(held.ctypes.data),
         ctypes.c_int(_TYPES[tensor_map.dtype]),
@@ -180,61 +161,6 @@ def encode(
         ctypes.c_int(tensor_map.swizzle),
         ctypes.c_int(_L2_PROMOTION_256B),
         ctypes.c_int(0),
+        way_out="check the array's address, shape and strides",
     )
-    return held.view(f"V{_BYTES}")
-
-
-class _Attribute(ctypes.Structure):
-    _fields_ = (
-        ("id", ctypes.c_int),
-        ("pad", ctypes.c_char * 4),
-        ("value", ctypes.c_uint32 * 16),
-    )
-
-
-class _Config(ctypes.Structure):
-    _fields_ = (
-        ("sizes", ctypes.c_uint32 * 7),  # grid, block, bytes of shared memory
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("count", ctypes.c_uint32),
-    )
-
-
-def active_clusters(function: int, cluster: int, threads: int, smem_bytes: int) -> int:
-    """Return how many clusters of a loaded function are resident on the device at once."""
-    attribute = _Attribute(id=_CLUSTER_DIMENSION)
-    attribute.value[:3] = (cluster, 1, 1)
-    config = _Config(attributes=ctypes.pointer(attribute), count=1)
-    config.sizes[:] = (cluster, 1, 1, threads, 1, 1, smem_bytes)
-    found = ctypes.c_int()
-    _call(
-        "cuOccupancyMaxActiveClusters",
-        ctypes.byref(found),
-        ctypes.c_void_p(function),
-        ctypes.byref(config),
-    )
-    return found.value
-
-
-def early_launch(
-    function: int, grid: int, threads: int, smem_bytes: int, arguments: Sequence[Any]
-) -> Callable[[int], None]:
-    """Return a launch that may start before the kernel before it on the stream has ended.
-
-    ``arguments`` are NumPy scalars or arrays of one element.  Raises LaunchError where the driver
-    refuses.
-    """
-    held = [np.ascontiguousarray(a).reshape(1) for a in arguments]
-    pointers = (ctypes.c_void_p * len(held))(*(a.ctypes.data for a in held))
-    attribute = _Attribute(id=_EARLY)
-    attribute.value[0] = 1
-    config = _Config(attributes=ctypes.pointer(attribute), count=1)
-    config.sizes[:] = (grid, 1, 1, threads, 1, 1, smem_bytes)
-
-    def launch(stream: int) -> None:
-        config.stream = stream
-        assert held  # the driver reads them at each launch
-        _call("cuLaunchKernelEx", ctypes.byref(config), ctypes.c_void_p(function), pointers, None)
-
-    return launch
+    return held.tobytes()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.host_overhead import Run, captured, host_seconds
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.launch import Kernel, device_arch, gpu, load
 from tinygpu.codegen.measure import Options, measure, validate
@@ -263,28 +264,94 @@ def test_too_much_shared_memory() -> None:
 
 
 def test_launch_overhead() -> None:
-    """A launch of a known form takes tens of microseconds on the host."""
-    kernel = kernel_of("naive")
+    """A call of known arrays costs the host at most 10 us, a prepared launch at most 4 us."""
+    kernel, cupy = kernel_of("naive"), gpu()
     a, b = normal(32, 32), normal(32, 32, seed=1)
     out = kernel(a, b)
-    gpu().cuda.Device().synchronize()
-    start = time.perf_counter()
-    for _ in range(200):
-        kernel(a, b, out=out)
-    seconds = (time.perf_counter() - start) / 200
-    gpu().cuda.Device().synchronize()
-    assert seconds < 100e-6
+    launch, drain = kernel.prepare(a, b, out=out), cupy.cuda.Device().synchronize
+    assert host_seconds(lambda: kernel(a, b, out=out), drain) <= 10e-6
+    assert host_seconds(launch, drain) <= 4e-6
+
+
+@pytest.mark.parametrize("changes", [{}, {"split_k": 4, "combine": "red"}], ids=["st", "red"])
+@pytest.mark.parametrize("library", ["CuPy", "PyTorch"])
+@pytest.mark.parametrize("prepared", [False, True], ids=["call", "prepared"])
+def test_captured(torch: Any, library: str, changes: dict[str, Any], *, prepared: bool) -> None:
+    """Captured before any eager launch, it reads and writes the arrays anew at each replay."""
+    kernel, cupy = kernel_of(**changes), gpu()
+    arrays = (normal(128, 256), normal(256, 128), normal(128, 128))
+    held = tuple(torch.from_dlpack(x) if library == "PyTorch" else x for x in arrays)
+    launch = kernel.prepare(*held[:2], out=held[2])
+    runs: tuple[Run, Run] = (lambda: kernel(*held[:2], out=held[2]), launch)
+    replay = captured(library, runs[prepared])
+    for seed in range(1, 4):
+        arrays[0][...] = normal(128, 256, seed=seed)
+        arrays[1][...] = normal(256, 128, seed=seed + 10)
+        arrays[2].fill(np.nan)
+        cupy.cuda.Device().synchronize()
+        replay()
+        cupy.cuda.Device().synchronize()
+        assert close(arrays[2], *arrays[:2])
+
+
+def test_prepared() -> None:
+    """A prepared launch keeps its arrays' memory, and goes to each stream that it is given."""
+    kernel, cupy = kernel_of(), gpu()
+    a, b, out = normal(128, 128), normal(128, 128, seed=1), cupy.empty((128, 128), np.float32)
+    launch = kernel.prepare(a, b, out=out)
+    copies, stream = (a.copy(), b.copy()), cupy.cuda.Stream(non_blocking=True)
+    del a, b
+    other = [normal(128, 128, seed=seed) for seed in range(2, 6)]  # would take freed memory
+    for given in (None, stream, stream.ptr):
+        out.fill(np.nan)
+        cupy.cuda.Device().synchronize()
+        launch(given)
+        (stream if given else cupy.cuda.get_current_stream()).synchronize()
+        assert close(out, *copies)
+    with stream:
+        launch()
+    stream.synchronize()
+    assert close(out, *copies)
+    assert len(other) == 4
+
+
+def test_a_new_thread(torch: Any) -> None:
+    """A thread that has asked nothing of the device launches too."""
+    kernel = kernel_of()
+    a, b = normal(128, 128), normal(128, 128, seed=1)
+    out = gpu().empty((128, 128), np.float32)
+    launch = kernel.prepare(a, b, out=out)
+    given = tuple(torch.from_dlpack(x) for x in (a, b, out))
+    runs: tuple[Run, ...] = (launch, lambda: kernel(*given[:2], out=given[2]))
+    for run in runs:
+        out.fill(np.nan)
+        gpu().cuda.Device().synchronize()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(run).result()
+        gpu().cuda.Device().synchronize()
+        assert close(out, a, b)
+
+
+def test_other_arrays_at_the_same_place() -> None:
+    """Memory that was freed and taken again, with another shape: what is kept does not mislead."""
+    kernel, cupy = kernel_of("shared"), gpu()
+    memory = [cupy.empty(128 * 128, np.float32) for _ in range(3)]
+    for m, n, k in ((128, 128, 128), (64, 128, 32), (128, 64, 96), (128, 128, 128)):
+        shapes = ((m, k), (k, n), (m, n))
+        a, b, out = (x[: s[0] * s[1]].reshape(s) for x, s in zip(memory, shapes, strict=True))
+        a[...], b[...] = normal(m, k, seed=m + k), normal(k, n, seed=n)
+        out.fill(np.nan)
+        assert close(kernel(a, b, out=out), a, b)
 
 
 def test_timing_orders_and_adds() -> None:
     """Twice the launches take twice the time; the clock is read while the GPU works."""
     kernel, problem = kernel_of(), problem_of(1024, 1024, 1024)
     a, b = normal(1024, 1024), normal(1024, 1024, seed=1)
-    launch = kernel.bind(a, b, out=gpu().empty((1024, 1024), np.float32))
-    stream = gpu().cuda.get_current_stream
+    launch = kernel.prepare(a, b, out=gpu().empty((1024, 1024), np.float32))
 
     def once(i: int) -> None:
-        launch(stream().ptr)
+        launch()
 
     def twice(i: int) -> None:
         once(i)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.host_overhead import Run, captured
 from tests.hopper_terms import LAYOUTS, broken
 from tinygpu.codegen.launch import Kernel, gpu
 from tinygpu.codegen.measure import validate
@@ -283,15 +284,13 @@ def test_a_graph_replays(torch: Any, start: str) -> None:
     a = torch.empty(264, 136, device="cuda", dtype=torch.bfloat16)
     b = torch.empty(520, 136, device="cuda", dtype=torch.bfloat16)
     c = torch.empty(264, 520, device="cuda", dtype=torch.bfloat16)
-    kernel(a, b, out=c)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kernel(a, b, out=c)
-    for _ in range(3):
-        a.normal_()
-        b.normal_()
-        c.fill_(math.nan)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert same(c.double(), a.double(), b.double().T)
+    launch = kernel.prepare(a, b, out=c)
+    runs: tuple[Run, ...] = (lambda: kernel(a, b, out=c), launch)
+    for run in (*(captured("PyTorch", run) for run in runs), *runs):
+        for _ in range(3):
+            a.normal_()
+            b.normal_()
+            c.fill_(math.nan)
+            run()
+            torch.cuda.synchronize()
+            assert same(c.double(), a.double(), b.double().T)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.test_launch import Array, Gpu
-from tinygpu.codegen import launch, tensor_map
-from tinygpu.codegen.emit import integer_values, signature
+from tests.fake_gpu import Array, Gpu, installed
+from tinygpu.codegen.driver import active_clusters
+from tinygpu.codegen.emit import integer_values
 from tinygpu.codegen.launch import Kernel
-from tinygpu.codegen.tensor_map import active_clusters, early_launch
+from tinygpu.codegen.tensor_map import TensorMap, encode
 from tinygpu.errors import LaunchError
 from tinygpu.machine import Chosen, Value
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -23,37 +21,9 @@ SMS, CLUSTERS = 132, 60
 HALF = np.float16
 
 
-class Driver:
-    """What the driver API is asked, and how many clusters it says are resident."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-        self.clusters = CLUSTERS
-
-    def __call__(self, name: str, *arguments: Any) -> None:
-        given = [a._obj if hasattr(a, "_obj") else a for a in arguments]  # byref's object
-        self.asked.append((name, *given))
-        if name == "cuOccupancyMaxActiveClusters":
-            given[0].value = self.clusters
-
-    def of(self, name: str) -> list[Any]:
-        return [entry[1:] for entry in self.asked if entry[0] == name]
-
-
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    driver = Driver()
-    monkeypatch.setattr(tensor_map, "_call", driver)
-    return driver
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Gpu:
-    fake = Gpu()
-    fake.cuda.Device(0).attributes["MultiProcessorCount"] = SMS
-    monkeypatch.setattr(launch, "gpu", lambda: fake)
-    launch._stream.cache_clear()
-    return fake
+def fake(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return installed(monkeypatch)
 
 
 def kernel_of(start: str, **changes: Value) -> Kernel:
@@ -86,82 +56,67 @@ def test_the_grid(
     """A cluster for each tile, or as many as are resident; the block is all roles."""
     kernel = kernel_of(start, **changes)
     kernel(half(m, 64), half(n, 64))
-    ((grid, block, arguments, smem_bytes, _),) = fake.of("launch")
-    assert grid == (ctas,)
-    assert block == (kernel.program.threads,)
-    assert smem_bytes == kernel.smem_bytes
-    wanted = integer_values(kernel.program, {"m": m, "n": n, "k": 64})
-    numbers = arguments[-len(signature(kernel.program)) :]
-    assert numbers == tuple(wanted[name] for name in signature(kernel.program))
+    (told,) = fake.launched()
+    assert (told.ctas, told.threads) == (ctas, kernel.program.threads)
+    assert told.smem_bytes == kernel.smem_bytes
+    assert told.arguments(kernel)[2] == integer_values(kernel.program, {"m": m, "n": n, "k": 64})
 
 
-def test_maps_come_first_and_know_the_views(fake: Gpu, driver: Driver) -> None:
+def test_maps_come_first_and_know_the_views(fake: Gpu) -> None:
     """Each map is of its array's address, extents and row distance, in the text's order."""
     kernel = kernel_of("tma store")
     a, b = half(200, 64, strides=(256, 2)), half(520, 64)
     c = kernel(a, b)
-    arguments = fake.of("launch")[0][2]
-    maps = arguments[:3]
-    assert all(m.dtype.itemsize == 128 for m in maps)
-    assert arguments[3:6] == (a.pointer, b.pointer, c.pointer)
-    asked = driver.of("cuTensorMapEncodeTiled")
-    assert [pointer.value for _, _, _, pointer, *_ in asked] == [c.pointer, a.pointer, b.pointer]
-    sizes = [list(shape) for _, _, _, _, shape, *_ in asked]
+    maps, pointers, _, _ = fake.launched()[0].arguments(kernel)
+    mapped = [c.data.ptr, a.pointer, b.pointer]
+    assert maps == [pointer.to_bytes(8, "little") * 16 for pointer in mapped]
+    assert pointers == [a.pointer, b.pointer, c.data.ptr]
+    asked = fake.of("encode")
+    assert [pointer.value for _, _, pointer, *_ in asked] == mapped
+    sizes = [list(shape) for _, _, _, shape, *_ in asked]
     assert sizes == [[520, 200], [64, 200], [64, 520]]
-    assert [steps[0] for _, _, _, _, _, steps, *_ in asked] == [1040, 256, 128]
+    assert [steps[0] for _, _, _, _, steps, *_ in asked] == [1040, 256, 128]
     assert kernel.ptx.count(".param .align 64 .b8 map_") == 3
 
 
-def test_clusters_that_do_not_fit_are_refused(fake: Gpu, driver: Driver) -> None:
-    driver.clusters = 0
+def test_clusters_that_do_not_fit_are_refused(fake: Gpu) -> None:
+    fake.driver.clusters = 0
     with pytest.raises(LaunchError, match=r"clusters of 2 CTAs .* do not fit.*lower") as caught:
         kernel_of("cluster")(half(512, 64), half(512, 64))
     assert "\n" not in str(caught.value)
     assert not fake.of("launch")
 
 
-def test_how_many_clusters_are_resident_is_asked_once(fake: Gpu, driver: Driver) -> None:
+def test_how_many_clusters_are_resident_is_asked_once(fake: Gpu) -> None:
     kernel = kernel_of("cluster")
     for _ in range(3):
         kernel(half(512, 64), half(512, 64))
-    assert len(driver.of("cuOccupancyMaxActiveClusters")) == 1
+    assert len(fake.of("clusters")) == 1
     assert active_clusters(7, 4, 384, 1000) == CLUSTERS
-    found, function, config = driver.of("cuOccupancyMaxActiveClusters")[-1]
-    assert (found.value, function.value) == (CLUSTERS, 7)
+    function, config = fake.of("clusters")[-1]
+    assert function == 7
     assert list(config.sizes) == [4, 1, 1, 384, 1, 1, 1000]
     (attribute,) = config.attributes[: config.count]
     assert (attribute.id, list(attribute.value[:3])) == (4, [4, 1, 1])
 
 
-def test_an_early_kernel_is_launched_as_one(fake: Gpu, driver: Driver) -> None:
-    """By cuLaunchKernelEx with programmatic stream serialization, on each call's stream."""
+def test_an_early_kernel_is_launched_as_one(fake: Gpu) -> None:
+    """With programmatic stream serialization, on each call's stream; other kernels without."""
     kernel = kernel_of("early")
     a, b, c = half(512, 64), half(512, 64), half(512, 512)
-    launching = kernel.bind(a, b, out=c)
-    for stream in (11, 12):
+    launching = kernel.prepare(a, b, out=c)
+    for stream in (11, 12, 11):
         launching(stream)
-        config, function, arguments, extra = driver.of("cuLaunchKernelEx")[-1]
-        assert config.stream == stream
-    assert not fake.of("launch")
-    ctas = 2 * 4
-    assert list(config.sizes) == [ctas, 1, 1, kernel.program.threads, 1, 1, kernel.smem_bytes]
-    (attribute,) = config.attributes[: config.count]
-    assert (attribute.id, attribute.value[0], function.value, extra) == (6, 1, 99, None)
-    wanted = [a.pointer, b.pointer, c.pointer]
-    assert [ctypes.c_uint64.from_address(arguments[3 + i]).value for i in range(3)] == wanted
-    names = signature(kernel.program)
-    numbers = {n: ctypes.c_uint32.from_address(arguments[6 + i]).value for i, n in enumerate(names)}
-    assert numbers == integer_values(kernel.program, {"m": 512, "n": 512, "k": 64})
-
-
-def test_arguments_of_an_early_launch_live_as_long_as_it(driver: Driver) -> None:
-    """They are read at each launch, also after the caller has let go of them."""
-    start = early_launch(5, 3, 128, 64, [np.uint64(1 << 40), np.uint32(9), np.float32(0.5)])
-    start(1)
-    _, _, arguments, _ = driver.of("cuLaunchKernelEx")[0]
-    assert ctypes.c_uint64.from_address(arguments[0]).value == 1 << 40
-    assert ctypes.c_uint32.from_address(arguments[1]).value == 9
-    assert ctypes.c_float.from_address(arguments[2]).value == 0.5
+    told = fake.launched()
+    assert [t.stream for t in told] == [11, 12, 11]
+    wanted = integer_values(kernel.program, {"m": 512, "n": 512, "k": 64})
+    for one in told:
+        assert (one.ctas, one.threads) == (2 * 4, kernel.program.threads)
+        assert (one.smem_bytes, one.attributes) == (kernel.smem_bytes, ((6, 1),))
+        _, pointers, integers, _ = one.arguments(kernel)
+        assert (pointers, integers) == ([a.pointer, b.pointer, c.pointer], wanted)
+    kernel_of("plain")(a, b, out=c)
+    assert fake.launched()[-1].attributes == ()
 
 
 REFUSED: dict[str, tuple[str, Array, Array, Any, str]] = {
@@ -202,13 +157,8 @@ def test_what_it_takes(fake: Gpu, start: str, a: Array, b: Array) -> None:
     assert len(fake.of("launch")) == 1
 
 
-def test_refusals_of_the_driver_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_of_the_driver_are_said(fake: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own words and the way out."""
-
-    def say(code: int, text: Any) -> None:
-        text._obj.value = b"invalid argument"
-
-    library = SimpleNamespace(cuTensorMapEncodeTiled=lambda *a: 1, cuGetErrorString=say)
-    monkeypatch.setattr(tensor_map, "_driver", lambda: library)
-    with pytest.raises(LaunchError, match="cuTensorMapEncodeTiled: invalid argument; check the"):
-        tensor_map.encode(tensor_map.TensorMap("a", "f16", (64, 8), 3), 0, (8, 64), (64, 1))
+    monkeypatch.setattr(fake.driver, "cuTensorMapEncodeTiled", lambda *a: 1)
+    with pytest.raises(LaunchError, match="Tiled: ERROR_1: its words; check the"):
+        encode(TensorMap("a", "f16", (64, 8), 3), 0, (8, 64), (64, 1))

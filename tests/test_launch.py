@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from examples.elementwise import Elementwise
+from tests.fake_gpu import Array, Gpu, Stream, installed
 from tinygpu.codegen import launch
 from tinygpu.codegen.arguments import check
-from tinygpu.codegen.emit import integer_values, signature
+from tinygpu.codegen.emit import integer_values
 from tinygpu.codegen.launch import Kernel
 from tinygpu.codegen.smem import smem_plan
 from tinygpu.errors import LaunchError
@@ -21,123 +22,9 @@ from tinygpu.operation import elementwise, matmul
 from tinygpu.schedule import Schedule
 
 
-class DriverError(Exception):
-    pass
-
-
-class Stream:
-    def __init__(self, ptr: int, log: list[Any]) -> None:
-        self.ptr, self.log = ptr, log
-
-    def __enter__(self) -> None:
-        self.log.append(("enter", self.ptr))
-
-    def __exit__(self, *error: object) -> None:
-        self.log.append(("exit", self.ptr))
-
-
-class Array:
-    """An array on a device that does not exist."""
-
-    next_pointer = 1 << 40
-
-    def __init__(
-        self, shape: tuple[int, ...], dtype: Any = np.float32, *, strides: Any = None, at: int = 0
-    ) -> None:
-        self.shape, self.dtype, self.strides = shape, np.dtype(dtype), strides
-        self.pointer = at or Array.next_pointer
-        Array.next_pointer += 1 << 30
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self.pointer, False),
-            "strides": self.strides,
-            "version": 3,
-        }
-
-    def fill(self, value: int) -> None:
-        raise AssertionError("the test's own fill is called")
-
-
-class Gpu:
-    """What ``launch.py`` asks of CuPy, with a log of what it did."""
-
-    def __init__(self, smem_allowed_bytes: int = 232448) -> None:
-        self.log: list[Any] = []
-        self.device = 0
-        runtime = SimpleNamespace(
-            getDevice=lambda: self.device,
-            memsetAsync=lambda *a: self.log.append(("memset", *a)),
-            CUDARuntimeError=DriverError,
-        )
-        driver = SimpleNamespace(
-            CUDADriverError=DriverError,
-            funcSetAttribute=lambda f, attribute, n: self.log.append(("attribute", attribute, n)),
-        )
-        attributes = {"MaxSharedMemoryPerBlockOptin": smem_allowed_bytes}
-        gpu = self
-
-        class Device:
-            compute_capability = "90"
-
-            def __init__(self, number: int = 0) -> None:
-                self.attributes, self.number = attributes, number
-
-            def __enter__(self) -> None:
-                self.before, gpu.device = gpu.device, self.number
-
-            def __exit__(self, *error: object) -> None:
-                gpu.device = self.before
-
-        class Function:
-            ptr = 99
-
-            def __call__(self, *arguments: Any) -> None:
-                gpu.log.append(("launch", *arguments))
-
-        class Module:
-            def load(self, code: bytes) -> None:
-                gpu.log.append(("load", gpu.device))
-                if not code.startswith(b"\x7fELF"):
-                    raise DriverError("CUDA_ERROR_INVALID_IMAGE")
-
-            def get_function(self, name: str) -> Function:
-                return Function()
-
-        self.cuda = SimpleNamespace(
-            runtime=runtime,
-            driver=driver,
-            Device=Device,
-            function=SimpleNamespace(Module=Module),
-            Stream=SimpleNamespace(
-                from_external=lambda foreign: Stream(foreign.__cuda_stream__()[1], self.log)
-            ),
-            get_current_stream=lambda: Stream(5, self.log),
-            UnownedMemory=lambda *a: a,
-            MemoryPointer=lambda *a: a,
-        )
-
-    def ndarray(self, shape: Any, dtype: Any, *, memptr: Any, strides: Any) -> Any:
-        entry = ("fill", shape, dtype, memptr[0][0], strides)
-        return SimpleNamespace(fill=lambda value: self.log.append((*entry, value)))
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        self.log.append(("empty", shape))
-        return Array(shape, dtype)
-
-    def of(self, kind: str) -> list[Any]:
-        return [entry[1:] for entry in self.log if entry[0] == kind]
-
-
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    fake = Gpu()
-    monkeypatch.setattr(launch, "gpu", lambda: fake)
-    launch._stream.cache_clear()
-    return fake
+    return installed(monkeypatch)
 
 
 def kernel_of(point: str = "vectorised", dtype: str = "f32", **changes: Value) -> Kernel:
@@ -150,16 +37,13 @@ def test_the_arguments_in_order(fake: Gpu) -> None:
     kernel = kernel_of()
     a, b = Array((200, 64)), Array((64, 136))
     c = kernel(a, b)
-    ((grid, block, arguments, smem_bytes, stream),) = fake.of("launch")
+    (told,) = fake.launched()
     wanted = integer_values(kernel.program, {"m": 200, "n": 136, "k": 64})
-    assert grid == (math.prod(v for n, v in wanted.items() if n.startswith("grid_")),) == (4,)
-    assert block == (kernel.program.threads,)
-    assert smem_bytes == smem_plan(kernel.program).total_bytes > 0
-    assert stream.ptr == 5
-    assert arguments[:3] == (a.pointer, b.pointer, c.pointer)
-    assert {type(x) for x in arguments[:3]} == {np.uint64}
-    assert {type(x) for x in arguments[3:]} == {np.uint32}
-    assert arguments[3:] == tuple(wanted[name] for name in signature(kernel.program))
+    assert told.ctas == math.prod(v for n, v in wanted.items() if n.startswith("grid_")) == 4
+    assert told.threads == kernel.program.threads
+    assert told.smem_bytes == smem_plan(kernel.program).total_bytes > 0
+    assert (told.stream, told.attributes) == (5, ())
+    assert told.arguments(kernel) == ([], [a.pointer, b.pointer, c.data.ptr], wanted, [])
     assert c.shape == (200, 136)
     assert c.dtype == np.float32
 
@@ -170,8 +54,7 @@ def test_leading_dimensions_come_from_the_strides(fake: Gpu) -> None:
     a = Array((200, 64), strides=(400, 4))
     out = Array((200, 136), strides=(4096, 4))
     assert kernel(a, Array((64, 136)), out=out) is out
-    arguments = fake.of("launch")[0][2]
-    named = dict(zip(signature(kernel.program), arguments[3:], strict=True))
+    _, _, named, _ = fake.launched()[0].arguments(kernel)
     assert (named["ld_a"], named["ld_b"], named["ld_c"]) == (100, 136, 1024)
 
 
@@ -180,8 +63,10 @@ def test_a_specialised_kernel_has_pointers_only(fake: Gpu) -> None:
     values = {**LADDER["vectorised"], "specialised": 1}
     program = Schedule.of(Simt(), values).program(Simt(), matmul())
     kernel = Kernel(program, sizes={"m": 128, "n": 128, "k": 64})
-    kernel(Array((128, 64)), Array((64, 128)))
-    assert len(fake.of("launch")[0][2]) == 3
+    a, b = Array((128, 64)), Array((64, 128))
+    c = kernel(a, b)
+    pointers = [a.pointer, b.pointer, c.data.ptr]
+    assert fake.launched()[0].arguments(kernel) == ([], pointers, {}, [])
     with pytest.raises(LaunchError, match="size m: 256, but the kernel was specialised for 128"):
         kernel(Array((256, 64)), Array((64, 128)))
     with pytest.raises(LaunchError, match="it was specialised"):
@@ -217,28 +102,25 @@ def test_streams(fake: Gpu) -> None:
     kernel(a, b, stream=Stream(78, []))
     kernel(a, b, stream=SimpleNamespace(cuda_stream=79))
     kernel(a, b)
-    assert [entry[-1].ptr for entry in fake.of("launch")] == [77, 78, 79, 5]
+    assert [told.stream for told in fake.launched()] == [77, 78, 79, 5]
     assert fake.of("enter") == [(77,), (78,), (79,)]
     with pytest.raises(LaunchError, match="give a handle"):
         kernel(a, b, stream="default")
 
 
 def test_a_zeroed_output_is_cleared_before(fake: Gpu) -> None:
-    """A dense output by one memset, one with gaps by a fill, on the launch's stream."""
+    """A dense output by one memset, one with gaps by one of its rows, on the launch's stream."""
     kernel = kernel_of(split_k=4, combine="red")
     a, b = Array((128, 64)), Array((64, 128))
     c = kernel(a, b, stream=9)
-    assert fake.of("memset") == [(c.pointer, 0, 128 * 128 * 4, 9)]
+    assert fake.of("clear") == [(c.data.ptr, 128 * 128 * 4, 9)]
     kinds = [entry[0] for entry in fake.log]
-    assert kinds.index("memset") < kinds.index("launch")
+    assert kinds.index("clear") < kinds.index("launch")
     out = Array((128, 128), strides=(1024, 4))
     kernel(a, b, out=out, stream=9)
-    ((shape, dtype, pointer, strides, value),) = fake.of("fill")
-    assert (shape, dtype.itemsize, pointer, strides, value) == (
-        (128, 128), 4, out.pointer, (1024, 4), 0,
-    )  # fmt: skip
+    assert fake.of("clear rows") == [(out.pointer, 1024, 512, 128, 9)]
     kernel_of()(a, b)
-    assert len(fake.of("memset")) == 1
+    assert len(fake.of("clear")) == 1
 
 
 def test_much_shared_memory_is_asked_for(fake: Gpu) -> None:
@@ -293,36 +175,44 @@ def test_bf16_outputs_are_as_the_inputs(fake: Gpu) -> None:
     assert bits.dtype == np.uint16
 
 
-def test_scalars_come_last_as_f32(fake: Gpu) -> None:
-    """Each scalar is given by its name, and all of them are; an output may be its input here."""
+def saxpb() -> Kernel:
+    """y = a*x + b."""
     operation = elementwise(value("a") * value("x") + value("b"), inputs=("x",))
     chosen = {"vector": 4, "unroll": 4, "threads": 256, "ctas": 0}
-    kernel = Kernel(Schedule.of(Elementwise(), chosen).program(Elementwise(), operation))
+    return Kernel(Schedule.of(Elementwise(), chosen).program(Elementwise(), operation))
+
+
+def test_scalars_come_last_as_f32(fake: Gpu) -> None:
+    """Each scalar is given by its name, and all of them are; an output may be its input here."""
+    kernel = saxpb()
     x = Array((1 << 20,))
     assert kernel(x, a=2.0, b=0.1, out=x) is x
-    arguments = fake.of("launch")[0][2]
-    assert arguments[-2:] == (np.float32(2.0), np.float32(0.1))
-    assert {type(n) for n in arguments[-2:]} == {np.float32}
+    assert fake.launched()[0].arguments(kernel)[-1] == [np.float32(2.0), np.float32(0.1)]
     for scalars in ({"a": 2.0}, {"a": 2.0, "b": 1.0, "c": 1.0}):
         with pytest.raises(LaunchError, match="it takes a, b; give each as name=number"):
             kernel(x, **scalars)
+    wrong: Any = "one"
+    with pytest.raises(LaunchError, match=r"scalars a=2\.0, b='one'; give numbers"):
+        kernel(x, a=2.0, b=wrong)
     half = Array(((1 << 20) - 4,), at=x.pointer + 16)
     with pytest.raises(LaunchError, match="out: shares memory with x"):
         kernel(Array(((1 << 20) - 4,), at=x.pointer), a=2.0, b=0.1, out=half)
 
 
-def test_a_refused_launch_is_said(fake: Gpu) -> None:
+def test_a_refused_launch_is_said(fake: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's refusal is a LaunchError with a way out."""
-
-    def refuse(*arguments: object) -> None:
-        raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access")
-
     kernel = kernel_of("naive")
     a, b, c = (Array((32, 32)) for _ in range(3))
     kernel(a, b, out=c)
-    kernel._functions[0].__class__.__call__ = refuse
+    fake.driver.refuses = [701]
+    with pytest.raises(LaunchError, match=r"failed \(ERROR_701: its words\); give fewer") as caught:
+        kernel(a, b, out=c)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(launch, "reason", lambda code: "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal")
+    fake.driver.refuses = [700]
     with pytest.raises(LaunchError, match="context is lost; start a new one"):
         kernel(a, b, out=c)
+    assert len(fake.launched()) == 1
 
 
 def test_without_cupy() -> None:
