@@ -134,13 +134,14 @@ class _Search:
         self.predicted = {c.schedule: c.predicted_seconds for c in first}
         self.evaluated: dict[Schedule, Measurement] = {}
         self.peers: list[Measurement] = []
-        self.end = time.monotonic() + effort.seconds
+        self.end = math.inf
         self.stopped = False
 
     def run(self, modules: Sequence[str]) -> Tuned:
         """Climb, and compare the fastest."""
         from tinygpu.search.climb import climb
 
+        self.end = time.monotonic() + self.effort.seconds
         seconds = climb(self.first, self.changes, self.evaluate, go_on=self.go_on, apart=self.apart)
         right = sorted((s for s in seconds if math.isfinite(seconds[s])), key=seconds.__getitem__)
         if not right:
