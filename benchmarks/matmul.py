@@ -216,13 +216,14 @@ def main(
     parser.add_argument("--merge", nargs="+", type=Path, metavar="DIR", help="take over rows")
     asked = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
-    command = " ".join((f"python -m benchmarks.{name}", *words))
+    command = " ".join((f"python -m benchmarks.{name}", *_told(words)))
     mine, of = map(int, asked.share.split("/"))
     chosen = [one for one in cases if one.part in asked.parts][mine::of]
     failed: list[str] = []
     try:
+        record = {}
         for folder in asked.merge or ():
-            _merge(name, folder, asked.out)
+            record = _merge(name, folder, asked.out)
         if asked.missing:
             there = {_identity(row) for row in load_rows(name, asked.out)}
             chosen = [one for one in chosen if _identity_of(one) not in there]
@@ -241,9 +242,8 @@ def main(
             write_results(name, [row], record, asked.out, instead_of=old, fields=FIELDS)
             _say(_text(one, row))
         told = summary(load_rows(name, asked.out))
-        write_results(
-            name, [], _record(command), asked.out, fields=FIELDS, beside={"summary": told}
-        )
+        record = record or _record(command)
+        write_results(name, [], record, asked.out, fields=FIELDS, beside={"summary": told})
         for group, of_group in told.items():
             for peer, one_summary in of_group.items():
                 _say(f"{group}, {peer}: " + ", ".join(f"{k} {v}" for k, v in one_summary.items()))
@@ -253,14 +253,23 @@ def main(
         sys.exit(f"{len(failed)} of {len(chosen)} parts failed; the first: {failed[0]}")
 
 
-def _merge(name: str, folder: Path, out: Path) -> None:
-    """Take over the rows of another folder, each with its run."""
+def _told(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without the folder of its results."""
+    kept = list(words)
+    if "--out" in kept:
+        del kept[kept.index("--out") : kept.index("--out") + 2]
+    return kept
+
+
+def _merge(name: str, folder: Path, out: Path) -> dict[str, Any]:
+    """Take over the rows of another folder, each with its run; return the last run's provenance."""
     tree = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     for numbered in tree["rows"]:
         row = {field: value for field, value in numbered.items() if field != "run"}
         old = {f: row[f] for f in ("group", "case", "dtype", "m", "n", "k")}
         record = tree["runs"][numbered["run"]]
         write_results(name, [row], record, out, instead_of=old, fields=FIELDS)
+    return dict(tree["provenance"])
 
 
 def _text(one: Case, row: Mapping[str, Any]) -> str:

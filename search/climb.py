@@ -41,8 +41,10 @@ from tinygpu.schedule import Schedule
 from tinygpu.search.scorer import Points, Scorer
 from tinygpu.space import Space
 
-__all__ = ["Candidate", "Neighbourhood", "climb"]
+__all__ = ["WIDER", "Candidate", "Neighbourhood", "climb"]
 
+WIDER = ((3, 1.06), (6, 1.1), (12, 1.15))
+"""How many of the best are changed, and what a change may promise, in multiples of the best."""
 _RIDGE = 1.0
 """What is added to the square of each decision's value: one evaluation's worth of doubt."""
 _FURTHER = 2
@@ -65,16 +67,15 @@ def climb(
     go_on: Callable[[], bool],
     spread: int = 32,
     apart: Callable[[Schedule], object] = lambda schedule: schedule,
-    width: int = 3,
     batch: int = 16,
-    reach: float = 1.08,
 ) -> dict[Schedule, float]:
     """Return seconds by schedule, infinite for those that failed.
 
     The first ``spread`` of ``first`` are evaluated in any case, the others if they promise enough.
     ``near`` gives the single changes of a schedule.  ``evaluate`` takes up to ``batch`` schedules
-    at once.  The best ``width`` that differ in ``apart`` are changed, as far as a change promises
-    less than ``reach`` times the best.  Before each batch ``go_on`` is asked.
+    at once.  The best few that differ in ``apart`` are changed, as far as a change promises nearly
+    as little as the best; where that is exhausted, more of them and by more (``WIDER``).  Before
+    each batch ``go_on`` is asked.
     """
     predicted = {c.schedule: c.predicted_seconds for c in first}
     later = [c.schedule for c in first[spread:]]
@@ -84,21 +85,25 @@ def climb(
     while waiting and go_on():
         now = waiting[:batch]
         found |= dict(zip(now, evaluate(now), strict=True))
-        if waiting := waiting[batch:]:
-            continue  # first all of those that are spread
+        waiting = waiting[batch:]  # first all of those that are spread
+        if waiting:
+            continue
         learned = _Learned(found, predicted)
-        promised = {s: predicted[s] * learned.factor(s) for s in later if s not in found}
-        for parent in _best(found, apart, width):
-            if parent not in changes:
-                changes[parent] = near(parent)
-                predicted |= {c.schedule: c.predicted_seconds for c in changes[parent]}
-            of_parent = found[parent] / (predicted[parent] * learned.factor(parent))
-            for child in (c.schedule for c in changes[parent] if c.schedule not in found):
-                seconds = of_parent * predicted[child] * learned.factor(child)
-                promised[child] = min(promised.get(child, math.inf), seconds)
-        most = reach * min(found.values())
-        good = (schedule for schedule, seconds in promised.items() if seconds < most)
-        waiting = sorted(good, key=lambda schedule: promised[schedule])[:batch]
+        for width, reach in WIDER:
+            promised = {s: predicted[s] * learned.factor(s) for s in later if s not in found}
+            for parent in _best(found, apart, width):
+                if parent not in changes:
+                    changes[parent] = near(parent)
+                    predicted |= {c.schedule: c.predicted_seconds for c in changes[parent]}
+                of_parent = found[parent] / (predicted[parent] * learned.factor(parent))
+                for child in (c.schedule for c in changes[parent] if c.schedule not in found):
+                    seconds = of_parent * predicted[child] * learned.factor(child)
+                    promised[child] = min(promised.get(child, math.inf), seconds)
+            most = reach * min(found.values())
+            good = (schedule for schedule, seconds in promised.items() if seconds < most)
+            waiting = sorted(good, key=lambda schedule: promised[schedule])[:batch]
+            if waiting:
+                break
     return found
 
 
