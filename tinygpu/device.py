@@ -29,7 +29,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tinygpu.errors import DeviceError, nearest
+from tinygpu.document import document, fields_of
+from tinygpu.errors import DeviceError, TinyGpuError, nearest
 
 __all__ = [
     "DEVICES",
@@ -48,6 +49,7 @@ DEVICES = ("h200", "a100", "rtx3060", "b200")
 
 Kind = Literal["spec", "measured", "fitted"]
 _FORMAT, _VERSION = "tinygpu device", 2
+_FAR = 1000
 _FOLDER = Path(__file__).parent / "devices"
 
 
@@ -178,7 +180,10 @@ NUMBERS: Mapping[str, bool] = {
 }
 """The fields that are numbers, and whether each is a whole one."""
 
-_MAY_BE_ZERO = ("smem_reserved_bytes_per_cta", "tma_latency_cycles", "cluster_latency_cycles")
+_MAY_BE_ZERO = (
+    "smem_reserved_bytes_per_cta", "tma_latency_cycles", "cluster_latency_cycles",
+    "clusters_of_4", "clusters_of_8",
+)  # fmt: skip
 
 
 def load_device(name_or_path: str | Path) -> Device:
@@ -194,7 +199,7 @@ def load_device(name_or_path: str | Path) -> Device:
             )
         return _parse(text, (_FOLDER / f"{text}.json").read_text(encoding="utf-8"))
     try:
-        return _parse(text, Path(name_or_path).read_text(encoding="utf-8"))
+        return _plausible(text, _parse(text, Path(name_or_path).read_text(encoding="utf-8")))
     except OSError as error:
         raise DeviceError(
             f"device file {text}: {error.strerror}; tinygpu calibrate writes one"
@@ -241,33 +246,33 @@ def save(device: Device, path: str | Path) -> None:
 
 def _parse(where: str, text: str) -> Device:
     try:
-        tree = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DeviceError(
-            f"device file {where}: not complete JSON (line {error.lineno}: {error.msg}); "
-            "it may be truncated: write it again"
-        ) from None
-    if not isinstance(tree, dict) or tree.get("format") != _FORMAT:
-        raise DeviceError(
-            f'device file {where}: no {{"format": "{_FORMAT}"}} in it; '
-            "give a file that tinygpu calibrate wrote"
-        )
-    if tree.get("version") != _VERSION:
-        raise DeviceError(
-            f"device file {where}: version {tree.get('version')}; this tinygpu reads version "
-            f"{_VERSION}: calibrate again"
-        )
-    listed = tree.get("numbers")
-    if not isinstance(listed, dict):
-        raise DeviceError(f"device file {where}: no numbers in it; write it again")
-    numbers = {}
-    for field, entry in listed.items():
-        if not isinstance(entry, dict) or {"value", "kind", "source"} - entry.keys():
+        tree = document(text, _FORMAT, _VERSION, {"name": str, "arch": str, "numbers": dict})
+        numbers = {
+            field: Number(**fields_of(entry, field, {"value": None, "kind": str, "source": str}))
+            for field, entry in tree["numbers"].items()
+        }
+        return Device.of(tree["name"], tree["arch"], numbers)
+    except TinyGpuError as error:
+        raise DeviceError(f"device file {where}: {error}") from None
+
+
+def _plausible(where: str, device: Device) -> Device:
+    """Return a device whose numbers are of the size of a GPU's; a slip of units is not."""
+    like = load_device("h200")
+    for field in NUMBERS:
+        number, usual = getattr(device, field), getattr(like, field)
+        if number and not usual / _FAR <= number <= usual * _FAR:
             raise DeviceError(
-                f"device file {where}: {field} is {entry!r}; give its value, kind and source"
+                f"device file {where}: {field} is {number:.6g}; {like.name} has {usual:.6g}, and "
+                f"up to {_FAR} times as much or as little is read: look at its unit"
             )
-        numbers[field] = Number(entry["value"], entry["kind"], entry["source"])
-    return Device.of(str(tree.get("name")), str(tree.get("arch")), numbers)
+    for field, ctas in (("clusters_of_4", 4), ("clusters_of_8", 8)):
+        if (number := getattr(device, field)) * ctas > device.sms:
+            raise DeviceError(
+                f"device file {where}: {field} is {number}, and sms is {device.sms}; clusters of "
+                f"{ctas} CTAs, one on an SM, are at most {device.sms // ctas}: give as many"
+            )
+    return device
 
 
 def _check(what: str, number: Number, *, whole: bool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 __all__ = [
     "AssemblyError",
     "DeviceError",
+    "DocumentError",
     "IllegalScheduleError",
     "LaunchError",
     "MachineError",
@@ -27,6 +28,10 @@ class TinyGpuError(Exception):
 
 class DeviceError(TinyGpuError):
     """A device file that is unknown, truncated or lacks a number."""
+
+
+class DocumentError(TinyGpuError):
+    """A JSON file that is malformed: truncated, of another format, a wrong field."""
 
 
 class OperationError(TinyGpuError):
