@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -33,6 +34,7 @@ from tinygpu.document import document, fields_of
 from tinygpu.errors import DeviceError, TinyGpuError, nearest
 
 __all__ = [
+    "ARCHITECTURES",
     "DEVICES",
     "NUMBERS",
     "Device",
@@ -41,11 +43,18 @@ __all__ = [
     "adds_vectors",
     "arch_number",
     "load_device",
+    "names_gpu",
     "save",
 ]
 
 DEVICES = ("h200", "a100", "rtx3060", "b200")
 """Names of the devices that come with the package."""
+
+ARCHITECTURES = (
+    "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a",
+    *(f"sm_{number}{kind}" for number in (100, 103, 110, 120, 121) for kind in ("", "a", "f")),
+)  # fmt: skip
+"""What PTX is made for, by ptxas's names; those of PTX ISA 9.0 that ptxas 13.0 takes."""
 
 Kind = Literal["spec", "measured", "fitted"]
 _FORMAT, _VERSION = "tinygpu device", 2
@@ -137,8 +146,8 @@ class Device:
         where it counts something.
         """
         where = f"device {name}"
-        if not isinstance(arch, str) or not arch.startswith("sm_"):
-            raise DeviceError(f"{where}: arch {arch!r}; give ptxas's name of it, such as sm_90a")
+        if arch not in ARCHITECTURES:
+            raise DeviceError(f"{where}: arch {arch}; {nearest(str(arch), ARCHITECTURES)}")
         for field in numbers:
             if field not in NUMBERS:
                 raise DeviceError(f"{where}: number {field} is unknown; {nearest(field, NUMBERS)}")
@@ -206,6 +215,16 @@ def load_device(name_or_path: str | Path) -> Device:
         ) from None
     except UnicodeDecodeError:
         raise DeviceError(f"device file {text}: not UTF-8 text; write it again") from None
+
+
+def names_gpu(device: str, gpu: str) -> bool:
+    """Whether a device's name is that of the GPU that the driver calls so.
+
+    >>> names_gpu("h200", "NVIDIA H200"), names_gpu("a100", "NVIDIA H200")
+    (True, False)
+    """
+    short, full = (re.sub("[^a-z0-9]", "", name.lower()) for name in (device, gpu))
+    return short in full
 
 
 def arch_number(arch: str) -> int:

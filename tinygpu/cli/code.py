@@ -35,7 +35,7 @@ def emit(
         Path | None,
         typer.Option("-o", "--output", help="The PTX file (else it is printed), or a folder."),
     ] = None,
-    arch: Annotated[str, typer.Option(help="ptxas's name of it; the device's if empty.")] = "",
+    arch: Annotated[str, typer.Option(help="ptxas's name of it; else the device's.")] = "",
     cubin: Annotated[
         Path | None, typer.Option(help="Assemble too, into this file, and report.")
     ] = None,
@@ -50,15 +50,15 @@ def emit(
             raise ScheduleError("several schedules: they are written into a folder; give -o FOLDER")
         _emit_all(schedules, output, arch, device)
         return
-    given = read_schedule(schedules[0], device)
-    text = emitted(given.program(), arch or given.device.arch, given.problem.sizes)
+    given = read_schedule(schedules[0], device).for_arch(arch)
+    text = emitted(given.program(), given.device.arch, given.problem.sizes)
     if output is None:
         say(text.rstrip())
     else:
         write(output, text)
-        say(f"{output}: {len(text.splitlines())} lines for {arch or given.device.arch}")
+        say(f"{output}: {len(text.splitlines())} lines for {given.device.arch}")
     if cubin is not None:
-        code = assemble(text, arch or given.device.arch)
+        code = assemble(text, given.device.arch)
         write(cubin, code.bytes)
         spilled = code.spill_stores_bytes + code.spill_loads_bytes
         typer.echo(
@@ -72,11 +72,11 @@ def _emit_all(schedules: Sequence[Path], folder: Path, arch: str, device: str) -
     """Build each schedule file into ``folder``; say what ptxas said of each."""
     from tinygpu.codegen.build import build_many
 
-    given = {path.stem: read_schedule(path, device) for path in schedules}
+    given = {path.stem: read_schedule(path, device).for_arch(arch) for path in schedules}
     if len(given) < len(schedules):
         raise ScheduleError("several schedules: two files have one name; give them one at a time")
+    wanted = [(g.program(), g.device.arch, g.problem.sizes) for g in given.values()]
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [(g.program(), arch or g.device.arch, g.problem.sizes) for g in given.values()]
     with bar("emit and assemble") as progress:
         every = build_many(wanted, progress=progress)
     rows: list[tuple[object, ...]] = []
@@ -222,7 +222,7 @@ def _on_gpu(given: Given, seed: int) -> dict[str, Any]:
 
 def calibrate(
     output: Annotated[Path, typer.Option("-o", "--output", help="The device file to write.")],
-    name: Annotated[str, typer.Option(help="The device's name; the driver's if empty.")] = "",
+    name: Annotated[str, typer.Option(help="The device's name; else the driver's.")] = "",
 ) -> None:
     """Measure this GPU's clocks, rates, latencies and bandwidths, and write a device file."""
     import os

@@ -6,7 +6,7 @@ Everything raises a TinyGpuError in one line, with the nearest name, for what th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -54,6 +54,14 @@ class Given:
     problem: Problem
     schedule: Schedule
     device: Device
+
+    def for_arch(self, arch: str) -> Given:
+        """Return it on the device with another architecture, if one is named.
+
+        Raises DeviceError for one that there is not.
+        """
+        chip = self.device
+        return replace(self, device=Device.of(chip.name, arch or chip.arch, chip.provenance))
 
     def program(self) -> Program:
         """Return the term.  Raises IllegalScheduleError if it is illegal on the device."""
