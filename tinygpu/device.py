@@ -45,6 +45,7 @@ __all__ = [
     "load_device",
     "names_gpu",
     "save",
+    "to_json",
 ]
 
 DEVICES = ("h200", "a100", "rtx3060", "b200")
@@ -59,6 +60,13 @@ ARCHITECTURES = (
 Kind = Literal["spec", "measured", "fitted"]
 _FORMAT, _VERSION = "tinygpu device", 2
 _FAR = 1000
+_POWERS = ("sector_bytes", "line_bytes", "banks", "bank_bytes", "register_allocation_unit")
+_WITHIN = (
+    ("clusters_of_4", 4, "sms"), ("clusters_of_8", 8, "sms"), ("sector_bytes", 1, "line_bytes"),
+    ("smem_bytes_per_cta_max", 1, "smem_bytes_per_sm"),
+    ("smem_bytes_per_sm", 1, "l1_bytes_per_sm"),
+    ("threads_per_cta_max", 1, "threads_per_sm"), ("warps_per_sm", 32, "threads_per_sm"),
+)  # fmt: skip
 _FOLDER = Path(__file__).parent / "devices"
 
 
@@ -81,7 +89,7 @@ class Device:
     in a CUDA graph.  ``tensor_flop_per_cycle_per_sm`` is dense and of 16-bit inputs with fp32 sums;
     ``fill_bytes_per_cycle_per_sm`` comes from L2 to one SM.  ``tma_latency_cycles`` is what TMA
     adds to a load, ``cluster_latency_cycles`` the way to another SM (0: there is none);
-    ``clusters_of_4`` how many of 4 CTAs run at once, one on an SM: all of one lie in one GPC;
+    ``clusters_of_4`` how many of 4 CTAs run at once, one on an SM (0: none): one lies in one GPC;
     ``tensor_clock_hz`` the clock at which tensor cores without a pause meet the power cap.
     """
 
@@ -146,6 +154,8 @@ class Device:
         where it counts something.
         """
         where = f"device {name}"
+        if not name.strip() or not name.isprintable():
+            raise DeviceError(f"device {name!r}: give it a name that can be printed")
         if arch not in ARCHITECTURES:
             raise DeviceError(f"{where}: arch {arch}; {nearest(str(arch), ARCHITECTURES)}")
         for field in numbers:
@@ -208,7 +218,7 @@ def load_device(name_or_path: str | Path) -> Device:
             )
         return _parse(text, (_FOLDER / f"{text}.json").read_text(encoding="utf-8"))
     try:
-        return _plausible(text, _parse(text, Path(name_or_path).read_text(encoding="utf-8")))
+        return _plausible(text, _parse(text, Path(name_or_path).read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise DeviceError(
             f"device file {text}: {error.strerror}; tinygpu calibrate writes one"
@@ -247,6 +257,14 @@ def adds_vectors(arch: str, dtype: str) -> bool:
 
 def save(device: Device, path: str | Path) -> None:
     """Write a device file.  Raises DeviceError where it cannot be written."""
+    try:
+        Path(path).write_text(to_json(device), encoding="utf-8")
+    except OSError as error:
+        raise DeviceError(f"device file {path}: {error.strerror}; choose another path") from None
+
+
+def to_json(device: Device) -> str:
+    """Return the text of a device's file."""
     tree = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -257,10 +275,7 @@ def save(device: Device, path: str | Path) -> None:
             for field, n in device.numbers
         },
     }
-    try:
-        Path(path).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise DeviceError(f"device file {path}: {error.strerror}; choose another path") from None
+    return json.dumps(tree, indent=2) + "\n"
 
 
 def _parse(where: str, text: str) -> Device:
@@ -276,7 +291,10 @@ def _parse(where: str, text: str) -> Device:
 
 
 def _plausible(where: str, device: Device) -> Device:
-    """Return a device whose numbers are of the size of a GPU's; a slip of units is not."""
+    """Return a device whose numbers are of the size of a GPU's; after a slip of units they are not.
+
+    Raises DeviceError otherwise, and where two numbers contradict each other.
+    """
     like = load_device("h200")
     for field in NUMBERS:
         number, usual = getattr(device, field), getattr(like, field)
@@ -285,11 +303,14 @@ def _plausible(where: str, device: Device) -> Device:
                 f"device file {where}: {field} is {number:.6g}; {like.name} has {usual:.6g}, and "
                 f"up to {_FAR} times as much or as little is read: look at its unit"
             )
-    for field, ctas in (("clusters_of_4", 4), ("clusters_of_8", 8)):
-        if (number := getattr(device, field)) * ctas > device.sms:
+        if field in _POWERS and number & (number - 1):
+            raise DeviceError(f"device file {where}: {field} is {number}; give a power of two")
+    for field, times, whole in _WITHIN:
+        number, most = getattr(device, field), getattr(device, whole) // times
+        if number > most:
             raise DeviceError(
-                f"device file {where}: {field} is {number}, and sms is {device.sms}; clusters of "
-                f"{ctas} CTAs, one on an SM, are at most {device.sms // ctas}: give as many"
+                f"device file {where}: {field} is {number}; with {whole} "
+                f"{getattr(device, whole)} it is at most {most}"
             )
     return device
 

@@ -69,8 +69,9 @@ class StoreError(TinyGpuError):
 def nearest(name: str, known: Iterable[object]) -> str:
     """Return ``"known are a, b, c; did you mean b?"`` for an unknown ``name``."""
     names = [str(k) for k in known]
-    close = difflib.get_close_matches(name, names, 1, 0.5)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    lower = {k.lower(): k for k in reversed(names)}
+    close = difflib.get_close_matches(name.lower(), lower, 1, 0.5)
+    hint = f"; did you mean {lower[close[0]]}?" if close else ""
     return f"known are {', '.join(names)}{hint}"
 
 

@@ -96,7 +96,7 @@ def problem_of(
 def read_schedule(path: Path, device: str) -> Given:
     """Read a schedule file.  Raises ScheduleError, DeviceError, OSError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ScheduleError(
             f"schedule file {path}: not UTF-8 text; give a file that tinygpu search wrote"
@@ -118,7 +118,7 @@ def fixed_values(machine: Machine, given: Sequence[str]) -> dict[str, tuple[Valu
     fixed: dict[str, tuple[Value, ...]] = {}
     for text in given:
         name, equals, values = text.partition("=")
-        if not equals or not values:
+        if not name or not equals or not values:
             raise ScheduleError(f"--fix {text}: give decision=value, as --fix tile_m=128")
         if name not in decisions:
             raise ScheduleError(

@@ -52,7 +52,7 @@ def layout(
 def timeline(
     schedule: SCHEDULE,
     iterations: Annotated[
-        int, typer.Option(min=1, help="Of the loop over k; of that over tiles, if it has roles.")
+        int, typer.Option(min=1, max=64, help="Of the loop over k; of that over tiles, if it has roles.")
     ] = 3,
     trace: Annotated[Path | None, typer.Option(help="A Perfetto trace of it, JSON.")] = None,
     output: OUTPUT = None,
@@ -118,7 +118,7 @@ def measured(
     from tinygpu.cli.pictures import measured_figure, png
     from tinygpu.search.store import Store
 
-    if not store.is_file():
+    if not store.is_file() or not store.stat().st_size:
         raise StoreError(f"store {store}: no such file; tinygpu search --measure --out makes one")
     chip = load_device(device)
     with Store(store) as kept:
