@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tinygpu.codegen.assemble import cache_folder, find_ptxas, ptxas_version
 from tinygpu.codegen.provenance import device_and_driver
-from tinygpu.device import DEVICES, load_device
+from tinygpu.device import DEVICES, load_device, names_gpu
 from tinygpu.errors import TinyGpuError
 
 __all__ = ["Row", "diagnose"]
@@ -130,8 +130,7 @@ def _gpu(name: str, driver: str) -> tuple[Row, ...]:
         rows.insert(0, Row("driver", driver, lost, how, needed=False))
     else:
         rows.insert(0, Row("driver", driver, needed=False))
-    words = name.lower().replace(" ", "").replace("-", "")
-    known = [d for d in DEVICES if d in words]
+    known = [d for d in DEVICES if names_gpu(d, name)]
     if not known:
         how = "tinygpu calibrate"
         return (*rows, Row("device file", "", f"none for {name}", how, needed=False))

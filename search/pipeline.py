@@ -146,8 +146,9 @@ class Stages:
         """Return how many clusters run at once with one CTA on an SM: each lies in one GPC."""
         device, size = self.device, self.cluster
         of_4, of_8 = device.clusters_of_4, device.clusters_of_8
-        large = select(np.greater(5, size), of_4, np.maximum(np.floor(of_8 * 8 / size), 1.0))
-        return select(np.greater(3, size), np.floor(device.sms / size), large)
+        large = select(np.greater(5, size), of_4, np.floor(of_8 * 8 / size))
+        small = np.floor(device.sms / size)
+        return np.maximum(select(np.greater(3, size), small, large), 1.0)
 
     def clusters(self) -> Numbers:
         """Return how many clusters run at once."""

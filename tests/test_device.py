@@ -130,8 +130,12 @@ def test_truncated(length: int) -> None:
         ("[]", "no .*format"),
         ('{"format": "tinygpu schedule"}', "no .*format"),
         ('{"format": "tinygpu device", "version": 9}', "version 9"),
-        ('{"format": "tinygpu device", "version": 2}', "no numbers"),
-        ('{"format": "tinygpu device", "version": 2, "numbers": {"sms": 1}}', "value, kind"),
+        ('{"format": "tinygpu device", "version": 2}', "field name is missing"),
+        (
+            '{"format": "tinygpu device", "version": 2, "name": "x", "arch": "sm_90a", '
+            '"numbers": {"sms": 1}}',
+            "value, kind",
+        ),
     ],
 )
 def test_other_files(text: str, message: str, tmp_path: Path) -> None:

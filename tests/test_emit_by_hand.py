@@ -28,6 +28,7 @@ from tinygpu.program import (
     Immediate,
     Program,
     Role,
+    Scalar,
     Statement,
     Sync,
     WaitGroup,
@@ -146,10 +147,6 @@ REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
         "is outside",
         (do("st.global", outside(Y), Access(HELD, ((2,),), NONE)),),
     ),
-    "a variable of no loop": (
-        "no loop or grid variable",
-        (do("st.global", outside(Y, K), held()),),
-    ),
     "sums in f16": (
         "convert first",
         (do("fma", held(registers("half", "f16", 4)), held(), held(), held()),),
@@ -164,6 +161,20 @@ def test_what_has_no_code_is_refused(name: str) -> None:
     with pytest.raises(ProgramError, match=message) as caught:
         emit(program)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ((do("st.global", outside(Y, K), held()),), "names 'k'; known are b, i, trips"),
+        ((For("k", "turns", (LOAD,)),), "names 'turns'; known are i, trips"),
+        ((do("mov", held(), Scalar("alpha")),), "names 'alpha'; known are "),
+    ],
+)
+def test_names_are_resolved_when_a_program_is_built(body: tuple[Statement, ...], said: str) -> None:
+    """A variable of no loop, no such parameter, no such scalar: not a KeyError of the emitter."""
+    with pytest.raises(ProgramError, match=said):
+        hand(*body)
 
 
 def test_several_roles_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,8 +11,9 @@ import pytest
 from tinygpu.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError
 from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.laws import LAWS, Law, check_schedule, require_legal, serves
+from tinygpu.laws import LAWS, Law, check_schedule, named, require_legal, serves
 from tinygpu.machine import Chosen, Value
+from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Access, Do, Program, Role, Sync, registers, var
@@ -116,7 +118,7 @@ def test_a_message_is_one_line_with_subject_got_allowed_and_way_out() -> None:
     first, *_ = check_schedule(schedule, Simt(), LARGE, H200)
     assert str(first) == (
         "smem_per_cta: smem_a, smem_b, 4 stages, need 278528 B; h200 allows 232448 B per CTA; "
-        "lower stages (4), tile_k (64), tile_m (128) or tile_n (128)"
+        "keep less in shared memory (stages 4, tile_k 64, tile_m 128, tile_n 128)"
     )
 
 
@@ -182,3 +184,13 @@ def test_a_sum_that_is_too_large_for_a_thread_names_itself() -> None:
     assert not clauses[0].holds
     assert "512 registers" in str(clauses[0])
     assert str(var("k")) == "k"
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+def test_advice_names_decisions_of_the_machine_alone(law: Law) -> None:
+    """A machine of the user's without the shipped machines' decisions is told of none of them."""
+    decisions = {name for machine in MACHINES.values() for name in machine.decisions()}
+    said = named(law.mend, {})
+    words = set(re.findall(r"\w+", said)) - {"threads", "raster", "order", "pipeline"}  # English
+    assert not words & decisions, said
+    assert "(" not in said

@@ -217,7 +217,7 @@ def test_errors_name_the_way_out(tmp_path: Path) -> None:
         Store(tmp_path / "none" / "store.db")
     damaged = tmp_path / "damaged.db"
     damaged.write_bytes(b"not a database, but long enough to look at" * 100)
-    with pytest.raises(StoreError, match="damaged: move it away"):
+    with pytest.raises(StoreError, match="no store, or damaged"):
         Store(damaged)
     foreign = tmp_path / "foreign.db"
     with sqlite3.connect(foreign) as other:

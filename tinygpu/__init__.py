@@ -10,9 +10,11 @@ matmul: c[m,n] f32 = sum over k of (a[m,k] f32 * b[k,n] f32)
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # type checkers know the name; to import typing would take a while
 if TYPE_CHECKING:
+    from typing import Any
+
     from tinygpu.device import Device, load_device
     from tinygpu.errors import TinyGpuError
     from tinygpu.laws import check_schedule, require_legal

@@ -186,6 +186,10 @@ class Access:
         for steps in (*self.value, *self.thread):
             if len(steps) != rank:
                 raise ProgramError(f"{self.buffer.name}: steps {steps} need {rank} dimensions")
+        for what, parts in (("origin", self.origin), ("guard", self.guard)):
+            if parts and len(parts) != rank:
+                text = f"{self.buffer.name}: {what} {', '.join(map(str, parts))} is of {len(parts)}"
+                raise ProgramError(f"{text} dimensions; the buffer has {rank}: give one for each")
 
     def __str__(self) -> str:
         ring = "" if str(self.index) == "0" and self.buffer.stages == 1 else f"@({self.index})"

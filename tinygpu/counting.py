@@ -282,7 +282,8 @@ def _gather(rows: _Rows, factor: Weighing) -> Factor:
 
 def _alike(axes: tuple[int, ...], array: NDArray[Any], index: NDArray[np.int64]) -> Factor:
     """Merge the entries of the first axis that are equal."""
-    flat = np.ascontiguousarray(array.reshape(len(array), -1))
+    row = prod(array.shape[1:])  # not -1: there may be no entry at all
+    flat = np.ascontiguousarray(array.reshape(len(array), row))
     if flat.dtype == bool:
         flat = np.packbits(flat, axis=1)
     words = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).reshape(-1)

@@ -24,14 +24,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tinygpu.errors import DeviceError, nearest
+from tinygpu.document import document, fields_of
+from tinygpu.errors import DeviceError, TinyGpuError, nearest
 
 __all__ = [
+    "ARCHITECTURES",
     "DEVICES",
     "NUMBERS",
     "Device",
@@ -40,14 +43,30 @@ __all__ = [
     "adds_vectors",
     "arch_number",
     "load_device",
+    "names_gpu",
     "save",
+    "to_json",
 ]
 
 DEVICES = ("h200", "a100", "rtx3060", "b200")
 """Names of the devices that come with the package."""
 
+ARCHITECTURES = (
+    "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a",
+    *(f"sm_{number}{kind}" for number in (100, 103, 110, 120, 121) for kind in ("", "a", "f")),
+)  # fmt: skip
+"""What PTX is made for, by ptxas's names; those of PTX ISA 9.0 that ptxas 13.0 takes."""
+
 Kind = Literal["spec", "measured", "fitted"]
 _FORMAT, _VERSION = "tinygpu device", 2
+_FAR = 1000
+_POWERS = ("sector_bytes", "line_bytes", "banks", "bank_bytes", "register_allocation_unit")
+_WITHIN = (
+    ("clusters_of_4", 4, "sms"), ("clusters_of_8", 8, "sms"), ("sector_bytes", 1, "line_bytes"),
+    ("smem_bytes_per_cta_max", 1, "smem_bytes_per_sm"),
+    ("smem_bytes_per_sm", 1, "l1_bytes_per_sm"),
+    ("threads_per_cta_max", 1, "threads_per_sm"), ("warps_per_sm", 32, "threads_per_sm"),
+)  # fmt: skip
 _FOLDER = Path(__file__).parent / "devices"
 
 
@@ -70,7 +89,7 @@ class Device:
     in a CUDA graph.  ``tensor_flop_per_cycle_per_sm`` is dense and of 16-bit inputs with fp32 sums;
     ``fill_bytes_per_cycle_per_sm`` comes from L2 to one SM.  ``tma_latency_cycles`` is what TMA
     adds to a load, ``cluster_latency_cycles`` the way to another SM (0: there is none);
-    ``clusters_of_4`` how many of 4 CTAs run at once, one on an SM: all of one lie in one GPC;
+    ``clusters_of_4`` how many of 4 CTAs run at once, one on an SM (0: none): one lies in one GPC;
     ``tensor_clock_hz`` the clock at which tensor cores without a pause meet the power cap.
     """
 
@@ -135,8 +154,10 @@ class Device:
         where it counts something.
         """
         where = f"device {name}"
-        if not isinstance(arch, str) or not arch.startswith("sm_"):
-            raise DeviceError(f"{where}: arch {arch!r}; give ptxas's name of it, such as sm_90a")
+        if not name.strip() or not name.isprintable():
+            raise DeviceError(f"device {name!r}: give it a name that can be printed")
+        if arch not in ARCHITECTURES:
+            raise DeviceError(f"{where}: arch {arch}; {nearest(str(arch), ARCHITECTURES)}")
         for field in numbers:
             if field not in NUMBERS:
                 raise DeviceError(f"{where}: number {field} is unknown; {nearest(field, NUMBERS)}")
@@ -178,7 +199,10 @@ NUMBERS: Mapping[str, bool] = {
 }
 """The fields that are numbers, and whether each is a whole one."""
 
-_MAY_BE_ZERO = ("smem_reserved_bytes_per_cta", "tma_latency_cycles", "cluster_latency_cycles")
+_MAY_BE_ZERO = (
+    "smem_reserved_bytes_per_cta", "tma_latency_cycles", "cluster_latency_cycles",
+    "clusters_of_4", "clusters_of_8",
+)  # fmt: skip
 
 
 def load_device(name_or_path: str | Path) -> Device:
@@ -194,13 +218,23 @@ def load_device(name_or_path: str | Path) -> Device:
             )
         return _parse(text, (_FOLDER / f"{text}.json").read_text(encoding="utf-8"))
     try:
-        return _parse(text, Path(name_or_path).read_text(encoding="utf-8"))
+        return _plausible(text, _parse(text, Path(name_or_path).read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise DeviceError(
             f"device file {text}: {error.strerror}; tinygpu calibrate writes one"
         ) from None
     except UnicodeDecodeError:
         raise DeviceError(f"device file {text}: not UTF-8 text; write it again") from None
+
+
+def names_gpu(device: str, gpu: str) -> bool:
+    """Whether a device's name is that of the GPU that the driver calls so.
+
+    >>> names_gpu("h200", "NVIDIA H200"), names_gpu("a100", "NVIDIA H200")
+    (True, False)
+    """
+    short, full = (re.sub("[^a-z0-9]", "", name.lower()) for name in (device, gpu))
+    return short in full
 
 
 def arch_number(arch: str) -> int:
@@ -223,6 +257,14 @@ def adds_vectors(arch: str, dtype: str) -> bool:
 
 def save(device: Device, path: str | Path) -> None:
     """Write a device file.  Raises DeviceError where it cannot be written."""
+    try:
+        Path(path).write_text(to_json(device), encoding="utf-8")
+    except OSError as error:
+        raise DeviceError(f"device file {path}: {error.strerror}; choose another path") from None
+
+
+def to_json(device: Device) -> str:
+    """Return the text of a device's file."""
     tree = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -233,41 +275,44 @@ def save(device: Device, path: str | Path) -> None:
             for field, n in device.numbers
         },
     }
-    try:
-        Path(path).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise DeviceError(f"device file {path}: {error.strerror}; choose another path") from None
+    return json.dumps(tree, indent=2) + "\n"
 
 
 def _parse(where: str, text: str) -> Device:
     try:
-        tree = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DeviceError(
-            f"device file {where}: not complete JSON (line {error.lineno}: {error.msg}); "
-            "it may be truncated: write it again"
-        ) from None
-    if not isinstance(tree, dict) or tree.get("format") != _FORMAT:
-        raise DeviceError(
-            f'device file {where}: no {{"format": "{_FORMAT}"}} in it; '
-            "give a file that tinygpu calibrate wrote"
-        )
-    if tree.get("version") != _VERSION:
-        raise DeviceError(
-            f"device file {where}: version {tree.get('version')}; this tinygpu reads version "
-            f"{_VERSION}: calibrate again"
-        )
-    listed = tree.get("numbers")
-    if not isinstance(listed, dict):
-        raise DeviceError(f"device file {where}: no numbers in it; write it again")
-    numbers = {}
-    for field, entry in listed.items():
-        if not isinstance(entry, dict) or {"value", "kind", "source"} - entry.keys():
+        tree = document(text, _FORMAT, _VERSION, {"name": str, "arch": str, "numbers": dict})
+        numbers = {
+            field: Number(**fields_of(entry, field, {"value": None, "kind": str, "source": str}))
+            for field, entry in tree["numbers"].items()
+        }
+        return Device.of(tree["name"], tree["arch"], numbers)
+    except TinyGpuError as error:
+        raise DeviceError(f"device file {where}: {error}") from None
+
+
+def _plausible(where: str, device: Device) -> Device:
+    """Return a device whose numbers are of the size of a GPU's; after a slip of units they are not.
+
+    Raises DeviceError otherwise, and where two numbers contradict each other.
+    """
+    like = load_device("h200")
+    for field in NUMBERS:
+        number, usual = getattr(device, field), getattr(like, field)
+        if number and not usual / _FAR <= number <= usual * _FAR:
             raise DeviceError(
-                f"device file {where}: {field} is {entry!r}; give its value, kind and source"
+                f"device file {where}: {field} is {number:.6g}; {like.name} has {usual:.6g}, and "
+                f"up to {_FAR} times as much or as little is read: look at its unit"
             )
-        numbers[field] = Number(entry["value"], entry["kind"], entry["source"])
-    return Device.of(str(tree.get("name")), str(tree.get("arch")), numbers)
+        if field in _POWERS and number & (number - 1):
+            raise DeviceError(f"device file {where}: {field} is {number}; give a power of two")
+    for field, times, whole in _WITHIN:
+        number, most = getattr(device, field), getattr(device, whole) // times
+        if number > most:
+            raise DeviceError(
+                f"device file {where}: {field} is {number}; with {whole} "
+                f"{getattr(device, whole)} it is at most {most}"
+            )
+    return device
 
 
 def _check(what: str, number: Number, *, whole: bool) -> None:

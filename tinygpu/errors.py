@@ -8,6 +8,7 @@ from collections.abc import Iterable
 __all__ = [
     "AssemblyError",
     "DeviceError",
+    "DocumentError",
     "IllegalScheduleError",
     "LaunchError",
     "MachineError",
@@ -27,6 +28,10 @@ class TinyGpuError(Exception):
 
 class DeviceError(TinyGpuError):
     """A device file that is unknown, truncated or lacks a number."""
+
+
+class DocumentError(TinyGpuError):
+    """A JSON file that is malformed: truncated, of another format, a wrong field."""
 
 
 class OperationError(TinyGpuError):
@@ -64,8 +69,9 @@ class StoreError(TinyGpuError):
 def nearest(name: str, known: Iterable[object]) -> str:
     """Return ``"known are a, b, c; did you mean b?"`` for an unknown ``name``."""
     names = [str(k) for k in known]
-    close = difflib.get_close_matches(name, names, 1, 0.5)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    lower = {k.lower(): k for k in reversed(names)}
+    close = difflib.get_close_matches(name.lower(), lower, 1, 0.5)
+    hint = f"; did you mean {lower[close[0]]}?" if close else ""
     return f"known are {', '.join(names)}{hint}"
 
 

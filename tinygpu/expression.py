@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import numpy as np
 
-from tinygpu.errors import OperationError
+from tinygpu.errors import OperationError, nearest
 
 __all__ = ["OPERATORS", "Apply", "Constant", "Expression", "Value", "apply", "value"]
 
@@ -60,6 +61,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
 }
 """Operators by name: their meaning on NumPy arrays, PTX's names where PTX has them."""
 
+_TAKES = {n: getattr(f, "nin", 0) or len(signature(f).parameters) for n, f in OPERATORS.items()}
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
@@ -156,7 +158,10 @@ class Apply(Expression):
 
     def __post_init__(self) -> None:
         if self.operator not in OPERATORS:
-            raise OperationError(f"operator {self.operator}: unknown; known are {list(OPERATORS)}")
+            raise OperationError(f"operator {self.operator}: {nearest(self.operator, OPERATORS)}")
+        given, takes = len(self.arguments), _TAKES[self.operator]
+        if given != takes:
+            raise OperationError(f"operator {self.operator}: {given} arguments; it takes {takes}")
 
     def __str__(self) -> str:
         if self.operator in _SYMBOLS:

@@ -18,9 +18,9 @@ decisions that matter; on a solver's term they are formulas.
 >>> for violation in check_schedule(deep, Simt(), problem, load_device("h200")):
 ...     print(violation.law, violation.message, violation.mend, sep=" | ")
 smem_per_cta | smem_a, smem_b, 4 stages, need 278528 B; h200 allows 232448 B per CTA | \
-lower stages (4), tile_k (64), tile_m (128) or tile_n (128)
+keep less in shared memory (stages 4, tile_k 64, tile_m 128, tile_n 128)
 smem_per_sm | 1 CTAs per SM need 279552 B of shared memory; h200 has 233472 B per SM | \
-lower ctas_per_sm (1), stages (4) or tile_k (64)
+keep less in shared memory (ctas_per_sm 1, stages 4, tile_k 64)
 
 Source: each law's ``source``.
 """
@@ -69,7 +69,7 @@ from tinygpu.tensor_laws import TENSOR_LAWS
 from tinygpu.tmem_laws import TMEM_LAWS
 from tinygpu.warp_laws import WARP_LAWS
 
-__all__ = ["LAWS", "Law", "Violation", "check_schedule", "require_legal", "serves"]
+__all__ = ["LAWS", "Law", "Violation", "check_schedule", "named", "require_legal", "serves"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +128,21 @@ LAWS: Mapping[str, Law] = {
             "residency",
             "States that ctas_per_sm CTAs fit the thread and CTA slots of an SM.",
             _GUIDE,
-            "lower ctas_per_sm or the threads of a CTA",
+            "ask for fewer CTAs on an SM (ctas_per_sm), or for fewer threads",
             of_case=residency,
         ),
         Law(
             "smem_per_cta",
             "States that the buffers in shared memory, all stages, fit a CTA's share.",
             _GUIDE,
-            "lower stages, tile_k, tile_m or tile_n",
+            "keep less in shared memory (stages, tile_k, tile_m, tile_n)",
             of_case=smem_per_cta,
         ),
         Law(
             "smem_per_sm",
             "States that the shared memory of ctas_per_sm CTAs fits an SM.",
             _GUIDE,
-            "lower ctas_per_sm, stages or tile_k",
+            "keep less in shared memory (ctas_per_sm, stages, tile_k)",
             of_case=smem_per_sm,
         ),
         Law(
@@ -220,7 +220,7 @@ LAWS: Mapping[str, Law] = {
             "index_width",
             "States that offsets made in 32 bits stay below 2^31 elements.",
             _PTX + "Integer Arithmetic Instructions",
-            'choose addressing "pointer" or "i64"',
+            'make offsets in 64 bits (addressing "pointer" or "i64")',
             of_case=index_width,
             of_sizes=True,
         ),
@@ -232,7 +232,7 @@ LAWS: Mapping[str, Law] = {
             "concurrency",
             "States that no interleaving races, reads a stale value or waits forever.",
             "docs/model-concurrency.md",
-            "change pipeline, stages or issue",
+            "order what meets by a barrier or a wait (pipeline, stages, issue)",
             of_case=_concurrency,
             numeric=False,
         ),
@@ -255,13 +255,13 @@ def check_schedule(
     with np.errstate(all="ignore"):
         failed = _failed(machine.requires(problem.operation, Chosen(_numbers(machine, values))))
         if failed:
-            return tuple(Violation(r.name, r.sentence, _named(r.mend, values)) for r in failed)
+            return tuple(Violation(r.name, r.sentence, named(r.mend, values)) for r in failed)
         try:
             program = machine.program(problem.operation, Chosen(_numbers(machine, values)))
             found = _violations(program, problem.sizes, device, numeric, values)
         except ZeroDivisionError:
             law = LAWS["whole_extents"]
-            return (Violation(law.name, "a tile is cut into no part", _named(law.mend, values)),)
+            return (Violation(law.name, "a tile is cut into no part", named(law.mend, values)),)
     if found:
         return found
     ordinary = machine.program(problem.operation, Chosen(values))
@@ -300,7 +300,7 @@ def _violations(
     for law in laws:
         for clause in law.clauses(case):
             if not clause.holds:
-                found.append(Violation(law.name, str(clause), _named(law.mend, values)))
+                found.append(Violation(law.name, str(clause), named(law.mend, values)))
                 break
     return tuple(found)
 
@@ -320,18 +320,27 @@ def _numbers(machine: Machine, values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _named(mend: str, values: Mapping[str, Any]) -> str:
-    """Put each decision's value behind its name; in parentheses keep only what is a decision."""
+_DECISION = r'\w+(?: "[^(),]*)?'
+
+
+def named(mend: str, values: Mapping[str, Any]) -> str:
+    """Put each decision's value behind its name, if it has one; parentheses keep decisions alone.
+
+    >>> named('guard it (edges "guard", stages), or lower tile_m', {"stages": 4, "tile_m": 64})
+    'guard it (stages 4), or lower tile_m (64)'
+    >>> named("keep less in shared memory (stages)", {})
+    'keep less in shared memory'
+    """
+    listed: set[str] = set()
 
     def group(found: re.Match[str]) -> str:
-        names = [n for n in found[1].split(", ") if n in values]
-        return f" ({', '.join(f'{n} {values[n]}' for n in names)})" if names else ""
+        parts = [part for part in found[1].split(", ") if part.split(" ")[0] in values]
+        listed.update(part.split(" ")[0] for part in parts)
+        shown = (p if " " in p or values[p] is None else f"{p} {values[p]}" for p in parts)
+        return f" ({', '.join(shown)})" if parts else ""
 
-    head = re.sub(r" \(((?:\w+, )*\w+)\)", group, mend)
-    names = "|".join(re.escape(n) for n in values if n not in _listed(mend))
-    return re.sub(rf"\b({names})\b", lambda m: f"{m[1]} ({values[m[1]]})", head) if names else head
-
-
-def _listed(mend: str) -> set[str]:
-    """Return the names that a mend lists in parentheses."""
-    return {n for found in re.findall(r" \(([\w, ]+)\)", mend) for n in found.split(", ")}
+    head = re.sub(rf" \(({_DECISION}(?:, {_DECISION})*)\)", group, mend)
+    bare = [re.escape(n) for n in values if n not in listed and values[n] is not None]
+    if not bare:
+        return head
+    return re.sub(rf"\b({'|'.join(bare)})\b", lambda m: f"{m[1]} ({values[m[1]]})", head)

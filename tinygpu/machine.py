@@ -22,15 +22,16 @@ Source: ``docs/model.md``, section "Machines".
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tinygpu.errors import MachineError, OperationError, nearest
+from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
 from tinygpu.instruction import INSTRUCTIONS, Instruction
 from tinygpu.memory import Level
-from tinygpu.operation import ACC, Operation
+from tinygpu.operation import ACC, Operation, is_matmul
 from tinygpu.program import Program
 
 if TYPE_CHECKING:
@@ -69,6 +70,13 @@ class Choice:
 
     def __get__(self, instance: object, owner: type | None = None) -> Choice:
         return self
+
+    def require(self, value: object) -> None:
+        """Raise ScheduleError for what is none of the values."""
+        if value not in self.values or isinstance(value, bool | float):
+            raise ScheduleError(
+                f"decision {self.name}: no value {reprlib.repr(value)}; {nearest(str(value), self.values)}"
+            )
 
     def __repr__(self) -> str:
         return f"{self.name} in {', '.join(map(str, self.values))}"
@@ -120,6 +128,11 @@ class Machine(ABC):
             raise OperationError(
                 f"machine {self.name}: operation {operation.name}; "
                 f"{nearest(operation.name, self.operations)}"
+            )
+        if operation.name == "matmul" in self.operations and not is_matmul(operation):
+            raise OperationError(
+                f"machine {self.name}: {operation} is no matmul; it does matmul(..) of "
+                "tinygpu.operation, with an epilogue of yours"
             )
         if not self.fuses and (operation.epilogue != ACC or "l" in operation.axes):
             raise OperationError(

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from tinygpu.errors import StoreError
+from tinygpu.document import fields_of, parsed, shown
+from tinygpu.errors import DocumentError, StoreError
 from tinygpu.operation import Problem
 from tinygpu.schedule import Schedule, to_json
 
@@ -73,17 +74,26 @@ class Measurement:
     @staticmethod
     def from_json(line: str) -> Measurement:
         """Read what ``to_json`` wrote.  Raises StoreError for anything else."""
-        names = {f.name for f in fields(Measurement)}
         try:
-            tree = json.loads(line)
-            tree["error"] = float(tree["error"])
-            if set(tree) != names:
-                raise KeyError(", ".join(sorted(set(tree) ^ names)))
+            tree = fields_of(parsed(line), "measurement", _FIELDS)
+            if isinstance(tree["error"], str):
+                tree["error"] = float(tree["error"])
+            for name in ("seconds", "spread", "error"):
+                if not isinstance(tree[name], float | int | None):
+                    raise DocumentError(f"{name} is {shown(tree[name])}; give a number")
             return Measurement(**tree)
-        except (ValueError, KeyError, TypeError) as error:
+        except (DocumentError, ValueError) as error:
             raise StoreError(
                 f"measurement: {line[:60]!r} is none ({error}); export the store again"
             ) from None
+
+
+_FIELDS = {
+    "operation": str, "sizes": str, "schedule": str, "device": str, "driver": str, "emitter": int,
+    "seconds": None, "spread": None, "rounds": int, "error": None, "clock_mhz": int,
+    "capped": None, "reason": str,
+}  # fmt: skip
+
 
 
 class Results(Protocol):

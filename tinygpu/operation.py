@@ -37,11 +37,13 @@ from tinygpu.memory import DTYPES
 __all__ = [
     "ACC",
     "ACTIVATIONS",
+    "LARGEST_SIZE",
     "OPERATIONS",
     "Operand",
     "Operation",
     "Problem",
     "elementwise",
+    "is_matmul",
     "matmul",
     "reduce",
 ]
@@ -66,6 +68,8 @@ class Operand:
 
 
 ACC = value("acc")
+LARGEST_SIZE = 2**31 - 1
+"""The largest size: TMA's coordinates are signed, and so are indices that steps are taken off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +86,33 @@ class Operation:
     scalars: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        known = {o.name for o in self.inputs} | set(self.scalars) | set(self.axes) | {"acc"}
-        for name in (*self.combine.names(), *self.epilogue.names()):
-            if name not in known:
-                raise OperationError(
-                    f"operation {self.name}: expression names {name!r}, "
-                    f"which is no input, scalar or axis; known are {', '.join(sorted(known))}"
-                )
-        for operand in self.operands:
-            if missing := set(operand.axes) - set(self.axes):
-                raise OperationError(
-                    f"operand {operand}: axes {sorted(missing)} not of {self.name}"
-                )
+        names = [*(o.name for o in self.operands), *self.scalars, *self.axes, "acc"]
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", name):
+                raise self._error(f"name {name!r}; a name has letters, digits and _")
+            if names.count(name) > 1:
+                raise self._error(f"{name} is named twice; give it another name (acc is the sum's)")
+        read = {*self.combine.names(), *self.epilogue.names()}
+        for name in sorted(read.difference(names) | {self.output.name} & read):
+            raise self._error(
+                f"expression names {name!r}, which is no input, scalar or axis; "
+                f"known are {', '.join(sorted(set(names) - {self.output.name}))}"
+            )
+        if "acc" in self.combine.names() or "acc" not in self.epilogue.names():
+            raise self._error("combine makes acc, and the epilogue reads it")
+        listed = [("reduced axes", self.reduced), *((str(o), o.axes) for o in self.operands)]
+        for what, axes in listed:
+            if missing := [a for a in axes if a not in self.axes]:
+                known = nearest(missing[0], self.axes)
+                raise self._error(f"{what}: axis {missing[0]} is not the operation's; {known}")
+            if len({*axes}) < len(axes):
+                raise self._error(f"{what}: an axis is there twice; give each once")
+        kept = tuple(a for a in self.axes if a in self.output.axes or a not in self.reduced)
+        if self.output.axes != kept:
+            raise self._error(f"{self.output} has to have the axes {', '.join(kept)}, in this order")
+
+    def _error(self, text: str) -> OperationError:
+        return OperationError(f"operation {self.name}: {text}")
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -241,9 +260,11 @@ class Problem:
                 raise OperationError(
                     f"{name}: size {axis} is {sizes[axis]!r}; every size is an int, at least 1"
                 )
-            if sizes[axis] < 1:
+            if not 1 <= sizes[axis] <= LARGEST_SIZE:
+                got = sizes[axis] if abs(sizes[axis]) < 2**64 else "beyond 64 bits"
                 raise OperationError(
-                    f"{name}: size {axis} is {sizes[axis]}; every size has to be at least 1"
+                    f"{name}: size {axis} is {got}; every size has to be at least 1, and at most "
+                    f"{LARGEST_SIZE}: coordinates and parameters of a kernel have 32 bits"
                 )
 
     @property
@@ -252,7 +273,7 @@ class Problem:
         return dict(self.extents)
 
     @staticmethod
-    def of(operation: Operation, **sizes: int) -> Problem:
+    def of(operation: Operation, /, **sizes: int) -> Problem:
         """Make a problem: ``Problem.of(matmul("f32"), m=4096, n=4096, k=4096)``."""
         order = {a: i for i, a in enumerate(operation.axes)}
         return Problem(
@@ -281,8 +302,8 @@ def matmul(
     >>> print(matmul("bf16", layout="nt", bias=True, activation="relu").epilogue)
     max((acc + bias), 0.0)
     """
-    if layout not in ("nn", "nt", "tn", "tt"):
-        raise OperationError(f"matmul: layout {layout!r}; there are nn, nt, tn, tt")
+    if layout not in LAYOUTS:
+        raise OperationError(f"matmul: layout {layout!r}; there are {', '.join(LAYOUTS)}")
     if activation and activation not in ACTIVATIONS:
         raise OperationError(f"matmul: activation {activation}; {nearest(activation, ACTIVATIONS)}")
     narrow = output or {"e4m3": "bf16", "e5m2": "bf16", "tf32": "f32"}.get(dtype, dtype)
@@ -309,6 +330,17 @@ def matmul(
         epilogue=ACTIVATIONS[activation](result) if activation else result,
         scalars=("alpha", "beta") if scaled else (),
     )
+
+
+def is_matmul(operation: Operation) -> bool:
+    """Whether an operation is a matmul, of any layout and batched or not; what ends it is free."""
+
+    def form(of: Operation) -> tuple[object, ...]:
+        arrays = [(o.name, o.axes) for o in (*of.inputs[:2], of.output)]
+        return of.axes, of.reduced, of.combine, arrays
+
+    batched = "l" in operation.axes
+    return any(form(operation) == form(matmul(layout=t, batched=batched)) for t in LAYOUTS)
 
 
 def elementwise(
@@ -374,5 +406,6 @@ ACTIVATIONS: Mapping[str, Callable[[Expression], Expression]] = {
 }
 """What a matmul may end with, by name."""
 
+LAYOUTS = ("nn", "nt", "tn", "tt")
 OPERATIONS = {"matmul": matmul}
 """Operations that the command line builds from a name and a dtype."""

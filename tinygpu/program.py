@@ -34,7 +34,7 @@ Source: ``docs/model.md``, section "Terms".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ from tinygpu.access_map import (
     span,
     var,
 )
-from tinygpu.errors import ProgramError
+from tinygpu.errors import ProgramError, nearest
 from tinygpu.expression import Expression
 from tinygpu.instruction import Instruction
 from tinygpu.operation import Operation
@@ -274,6 +274,7 @@ class Program:
         names = [b.name for b in self.buffers]
         if len(set(names)) != len(names):
             raise ProgramError(f"program {self.name}: two buffers share a name in {names}")
+        self._resolve()
         for statement, _ in walk(self):
             if isinstance(statement, Do | Exit):
                 for access in statement.accesses:
@@ -292,6 +293,45 @@ class Program:
                         f"program {self.name}: {statement} uses barrier {barrier.name}, which the "
                         "program does not declare; add it to barriers"
                     )
+
+    def _resolve(self) -> None:
+        """Raise ProgramError for a name of no size, parameter, scalar or variable in scope."""
+        known = {*self.operation.axes}
+
+        def need(what: object, names: Iterable[object], among: Collection[str]) -> None:
+            for name in names:
+                if isinstance(name, str) and name not in among:
+                    raise ProgramError(
+                        f"program {self.name}: {what} names {name!r}; {nearest(name, sorted(among))}"
+                    )
+
+        for name, expression in self.parameters:
+            need(f"parameter {name}", expression.names(), known)
+            known.add(name)
+        for axis in self.grid:
+            need(f"grid axis {axis.var}", axis.extent.names(), known)
+        for buffer in self.buffers:
+            need(f"buffer {buffer.name}", (*buffer.shape, *buffer.stride), known)
+        outside = {*(axis.var for axis in self.grid), *(name for name, _ in self.cluster)}
+        for role in self.roles:
+            for statement, around in walk_body(role.body):
+                variables = known | outside | ({role.copy} if role.copy else set())
+                for block in around:
+                    if isinstance(block, For):
+                        variables.add(block.var)
+                    elif isinstance(block, ForTile):
+                        variables |= {block.tile, block.turn}
+                for index in _indices(statement):
+                    need(statement, (name for name, _ in index.terms), variables)
+                    need(statement, (factor for _, factor in index.terms), known)
+                match statement:
+                    case For(trips=number) | When(bound=number):
+                        need(f"a block of {role.name}", (number,), known)
+                    case Do(reads=reads):
+                        for read in reads:
+                            if isinstance(read, Scalar):
+                                among = known if read.size else self.operation.scalars
+                                need(statement, (read.name,), among)
 
     @property
     def threads(self) -> int:
@@ -367,13 +407,29 @@ def buffers_of(body: tuple[Statement, ...]) -> tuple[Buffer, ...]:
 def walk(program: Program) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
     """Yield every statement with the loops and guards around it, outermost first."""
 
-    def inner(
-        body: tuple[Statement, ...], around: tuple[Block, ...]
-    ) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
-        for statement in body:
-            yield statement, around
-            if isinstance(statement, Block):
-                yield from inner(statement.body, (*around, statement))
-
     for role in program.roles:
-        yield from inner(role.body, ())
+        yield from walk_body(role.body)
+
+
+def walk_body(
+    body: tuple[Statement, ...], around: tuple[Block, ...] = ()
+) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
+    """Yield every statement of a body with the loops and guards around it, outermost first."""
+    for statement in body:
+        yield statement, around
+        if isinstance(statement, Block):
+            yield from walk_body(statement.body, (*around, statement))
+
+
+def _indices(statement: Statement) -> Iterator[Affine]:
+    """Yield the affine indices that a statement itself has."""
+    match statement:
+        case Do() | Exit():
+            for access in statement.accesses:
+                yield from (*access.origin, access.index)
+            if isinstance(statement, Do):
+                yield from (*(statement.signal or ())[1:], *filter(None, (statement.fresh,)))
+        case Wait(index=index) | Arrive(index=index) | When(index=index):
+            yield index
+        case ForTile(start=Affine() as start):
+            yield start

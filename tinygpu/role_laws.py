@@ -293,7 +293,7 @@ ROLE_LAWS: Mapping[str, Law] = {
             "States that the device has the instructions: wgmma is sm_90a's alone, tcgen05 "
             "sm_100a's.",
             _PTX + "Target ISA Notes of each instruction",
-            "choose a device that has them (--device), or the machine simt",
+            "choose a device that has them, by --device, or the machine simt",
             of_case=architecture,
         ),
         Law(
@@ -331,7 +331,8 @@ ROLE_LAWS: Mapping[str, Law] = {
             "multicast",
             "States that CTAs along an axis of a cluster send each other the parts of one tile.",
             _PTX + "cp.async.bulk.tensor (.multicast::cluster)",
-            "send each part along the axis that it is a part for, or lower cluster_m or cluster_n",
+            "send each part along the axis that it is a part for, or choose a smaller cluster "
+            "(cluster_m, cluster_n)",
             of_place=multicast,
         ),
         Law(
@@ -347,7 +348,7 @@ ROLE_LAWS: Mapping[str, Law] = {
             "States that an mbarrier counts 1 to 2^20 - 1 arrivals and fewer than 2^20 bytes, and "
             "that the bytes that a phase expects are those that land in it.",
             _PTX + "mbarrier (phases, tx-count)",
-            "expect the bytes of all parts, or lower tile_m, tile_n or tile_k",
+            "expect the bytes of all parts, or choose a smaller tile (tile_m, tile_n, tile_k)",
             of_case=mbarrier,
         ),
         Law(
@@ -355,14 +356,14 @@ ROLE_LAWS: Mapping[str, Law] = {
             "States that roles ask for multiples of 8 registers, from 24 to 256 of a thread, and "
             "for no more than the CTA entered with.",
             _PTX + "setmaxnreg",
-            "lower the registers of a role, consumers or ctas_per_sm",
+            "lower the registers of a role, or how often it is there (consumers, ctas_per_sm)",
             of_case=setmaxnreg,
         ),
         Law(
             "accumulators",
             "States that sums leave a thread 24 registers to work with.",
             "ptxas serialises products whose sums do not fit (its message C7511)",
-            "lower tile_n or tile_m, or raise consumers",
+            "give a consumer fewer sums (tile_n, tile_m, consumers)",
             of_case=accumulators,
         ),
     )

@@ -25,7 +25,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tinygpu.errors import OperationError, ScheduleError, nearest
+from tinygpu.document import document, fields_of, shown
+from tinygpu.errors import DocumentError, ScheduleError, TinyGpuError, nearest
 from tinygpu.expression import Apply, Constant, Expression, Value
 from tinygpu.machine import Chosen, Machine
 from tinygpu.machine import Value as Choosable
@@ -36,6 +37,13 @@ __all__ = ["VERSION", "Schedule", "from_json", "to_json"]
 
 VERSION = 1
 """The version of the JSON form: raised when a field changes its meaning."""
+
+_FILE = {"machine": str, "operation": dict, "sizes": dict, "decisions": dict}
+_OPERATION = {
+    "name": str, "axes": list, "inputs": list, "output": list,
+    "combine": None, "reduced": list, "epilogue": None, "scalars": list,
+}  # fmt: skip
+_DEEPEST = 100  # levels of an expression: the walks over one are recursive
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +71,7 @@ class Schedule:
                     f"decision {name}: machine {machine.name} needs it; choose one of "
                     f"{', '.join(map(str, choice.values))}"
                 )
-            if values[name] not in choice.values or isinstance(values[name], bool):
-                raise ScheduleError(
-                    f"decision {name}: no value {values[name]!r}; "
-                    f"{nearest(str(values[name]), choice.values)}"
-                )
+            choice.require(values[name])
         return Schedule(machine.name, tuple((name, values[name]) for name in known))
 
     def with_(self, **changes: Choosable) -> Schedule:
@@ -131,47 +135,17 @@ def from_json(text: str, machines: Mapping[str, Machine]) -> tuple[Machine, Prob
     Raises ScheduleError, in one line, for anything else.
     """
     try:
-        tree = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ScheduleError(
-            f"schedule file: not complete JSON (line {error.lineno}: {error.msg}); "
-            "it may be truncated: write it again"
-        ) from None
-    except RecursionError:
-        raise ScheduleError(
-            "schedule file: JSON nested too deeply; give a file that tinygpu search wrote"
-        ) from None
-    if not isinstance(tree, dict) or tree.get("format") != "tinygpu schedule":
-        raise ScheduleError(
-            'schedule file: no {"format": "tinygpu schedule"} in it; '
-            "give a file that tinygpu search or to_json wrote"
-        )
-    if tree.get("version") != VERSION:
-        raise ScheduleError(
-            f"schedule file: version {tree.get('version')}; this tinygpu reads version {VERSION}: "
-            "search again, or use the tinygpu that wrote it"
-        )
-    name = str(tree.get("machine"))
-    if name not in machines:
-        raise ScheduleError(f"schedule file: machine {name}: {nearest(name, machines)}")
-    machine = machines[name]
-    try:
+        tree = document(text, "tinygpu schedule", VERSION, _FILE)
+        name = tree["machine"]
+        if name not in machines:
+            raise ScheduleError(f"machine {name}: {nearest(name, machines)}")
+        machine = machines[name]
         operation = _operation_from_tree(tree["operation"])
-        problem = Problem(operation, tuple((a, tree["sizes"][a]) for a in operation.axes))
-        decisions = dict(tree["decisions"])
-        hash(tuple(decisions.values()))
-    except OperationError as error:
-        raise ScheduleError(f"schedule file: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ScheduleError(
-            f"schedule file: {type(error).__name__} {error} in operation, sizes or decisions; "
-            "a field is missing or of the wrong kind: write the file again"
-        ) from None
-    try:
         machine.check(operation)
-    except OperationError as error:
+        problem = Problem.of(operation, **tree["sizes"])
+        return machine, problem, Schedule.of(machine, tree["decisions"])
+    except TinyGpuError as error:
         raise ScheduleError(f"schedule file: {error}") from None
-    return machine, problem, Schedule.of(machine, decisions)
 
 
 def _unknown(name: str, machine: str, known: Mapping[str, object]) -> ScheduleError:
@@ -195,20 +169,34 @@ def _operation_to_tree(operation: Operation) -> dict[str, Any]:
 
 
 def _operation_from_tree(tree: Any) -> Operation:
-    def operand(o: Any) -> Operand:
-        name, axes, dtype = o
-        return Operand(str(name), tuple(map(str, axes)), str(dtype))
+    parts = fields_of(tree, "operation", _OPERATION)
 
-    return Operation(
-        name=str(tree["name"]),
-        axes=tuple(map(str, tree["axes"])),
-        inputs=tuple(operand(o) for o in tree["inputs"]),
-        output=operand(tree["output"]),
-        combine=_expression_from_tree(tree["combine"]),
-        reduced=tuple(map(str, tree["reduced"])),
-        epilogue=_expression_from_tree(tree["epilogue"]),
-        scalars=tuple(map(str, tree["scalars"])),
+    def names(listed: Any, what: str) -> tuple[str, ...]:
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+            raise DocumentError(f"operation: {what} are {shown(listed)}; give a list of names")
+        return tuple(listed)
+
+    def operand(o: Any) -> Operand:
+        match o:
+            case [str(name), axes, str(dtype)]:
+                return Operand(name, names(axes, f"axes of {name}"), dtype)
+        raise DocumentError(f"operation: operand {shown(o)}; give [name, [axes], type]")
+
+    operation = Operation(
+        name=parts["name"],
+        axes=names(parts["axes"], "axes"),
+        inputs=tuple(map(operand, parts["inputs"])),
+        output=operand(parts["output"]),
+        combine=_expression_from_tree(parts["combine"]),
+        reduced=names(parts["reduced"], "reduced axes"),
+        epilogue=_expression_from_tree(parts["epilogue"]),
+        scalars=names(parts["scalars"], "scalars"),
     )
+    read = {*operation.combine.names(), *operation.epilogue.names()}
+    for scalar in operation.scalars:
+        if scalar not in read:
+            raise DocumentError(f"operation: scalar {scalar} is in no expression; leave it out")
+    return operation
 
 
 def _expression_to_tree(expression: Expression) -> Any:
@@ -223,12 +211,16 @@ def _expression_to_tree(expression: Expression) -> Any:
     raise AssertionError(expression)
 
 
-def _expression_from_tree(tree: Any) -> Expression:
+def _expression_from_tree(tree: Any, depth: int = 0) -> Expression:
     match tree:
+        case _ if depth > _DEEPEST:
+            raise DocumentError(f"operation: an expression of more than {_DEEPEST} levels")
         case str():
             return Value(tree)
-        case int() | float():
+        case int() | float() if not isinstance(tree, bool):
             return Constant(tree)
         case [str(operator), *arguments]:
-            return Apply(operator, tuple(map(_expression_from_tree, arguments)))
-    raise ValueError(f"no expression: {tree!r}")
+            return Apply(operator, tuple(_expression_from_tree(a, depth + 1) for a in arguments))
+    raise DocumentError(
+        f"operation: {shown(tree)} is no expression; give a name, a number or [operator, ..]"
+    )

@@ -37,7 +37,7 @@ from tinygpu.batches import Batch, Builder, Table
 from tinygpu.counting import Sums
 from tinygpu.device import Device
 from tinygpu.errors import IllegalScheduleError, ScheduleError, nearest
-from tinygpu.laws import LAWS, check_schedule
+from tinygpu.laws import LAWS, check_schedule, named
 from tinygpu.machine import Chosen, Machine, Value
 from tinygpu.operation import Problem
 from tinygpu.schedule import Schedule
@@ -201,9 +201,10 @@ class Space:
     def _mends(self) -> tuple[str, ...]:
         """Return the ways out of the laws that leave nothing, those of the machine's own too."""
         first = Chosen({name: values[0] for name, values in self.values.items()})
-        own = {r.name: r.mend for r in self.machine.requires(self.problem.operation, first)}
+        own = {r.name: f"{r.sentence}: {r.mend}" for r in self.machine.requires(self.problem.operation, first)}
         known = {**{name: law.mend for name, law in LAWS.items()}, **own}
-        return tuple(known[name] for name in self._core if name in known)
+        names = dict.fromkeys(self.values)
+        return tuple(named(known[name], names) for name in self._core if name in known)
 
     @cached_property
     def _core(self) -> tuple[str, ...]:
@@ -272,11 +273,7 @@ def _narrowed(
             )
         values[name] = given if isinstance(given, tuple) else (given,)
         for value in values[name] or ("none",):
-            if value not in decisions[name].values or isinstance(value, bool):
-                raise ScheduleError(
-                    f"decision {name}: no value {value!r}; "
-                    f"{nearest(str(value), decisions[name].values)}"
-                )
+            decisions[name].require(value)
     return values
 
 

@@ -177,7 +177,7 @@ INPUT_LAWS: Mapping[str, Law] = {
             "States that a first input in tensor memory has 128 rows of one CTA, a row a lane, k "
             "along the columns; the second one is in shared memory.",
             _PTX + "tcgen05.mma, Matrix A in Tensor Memory",
-            'choose a_from "smem", or tile_m 128 without a pair',
+            'take a from shared memory (a_from "smem"), or from 128 rows without a pair',
             of_place=first_input,
         ),
         Law(
@@ -185,7 +185,7 @@ INPUT_LAWS: Mapping[str, Law] = {
             "States that tcgen05.cp takes tiles of 128 rows by 32 B that lie along k in swizzled "
             "rows of 128 B, to a lane a row, of one CTA.",
             _PTX + "tcgen05.cp, Data Movement Shape",
-            'choose a_from "smem", or a layout in which a lies along k',
+            'take a from shared memory (a_from "smem"), or choose a layout in which a lies along k',
             of_place=copies,
         ),
     )

@@ -45,7 +45,7 @@ _SLICE_BYTES = 32  # spec: wgmma's k
 
 
 def tma_strides(case: Case, place: Place) -> Iterator[Clause]:
-    """Check the distance between an array's lines, and that coordinates fit; one line may lie so.
+    """Check the distance between an array's lines; one line may lie so.
 
     That the array itself starts at a multiple of 16 B is asked at launch, which knows its address.
     """
@@ -54,16 +54,22 @@ def tma_strides(case: Case, place: Place) -> Iterator[Clause]:
     buffer = _ends(place.do)[0].buffer
     lines: Any = 1
     for size, stride in zip(buffer.shape, buffer.stride, strict=True):
-        extent = case.number(size)
-        text = "{}: {} elements along a dimension; TMA's coordinates are below {}"
-        yield Clause(extent < _COORDINATE, text, (buffer.name, extent, _COORDINATE))
-        lines = extent if isinstance(stride, str) else lines
+        lines = case.number(size) if isinstance(stride, str) else lines
     for stride in buffer.stride:
         if isinstance(stride, str):
             apart = case.number(stride) * buffer.type.bytes
             text = "{}: lines are {} B apart; TMA needs a multiple of {} B"
             holds = (apart % _PIECE_BYTES == 0) | (lines == 1)
             yield Clause(holds, text, (buffer.name, apart, _PIECE_BYTES))
+
+
+def tma_coordinates(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that coordinates of an array fit."""
+    if place.do.instruction.unit == "tma":
+        buffer = _ends(place.do)[0].buffer
+        for extent in map(case.number, buffer.shape):
+            text = "{}: {} elements along a dimension; TMA's coordinates are below {}"
+            yield Clause(extent < _COORDINATE, text, (buffer.name, extent, _COORDINATE))
 
 
 def tma_box(case: Case, place: Place) -> Iterator[Clause]:
@@ -272,6 +278,14 @@ TENSOR_LAWS: Mapping[str, Law] = {
             of_sizes=True,
         ),
         Law(
+            "tma_coordinates",
+            "States that an array that TMA moves has less than 2^31 elements along a dimension.",
+            _MAPS + " (globalDim; coordinates are s32)",
+            "cut the array along that dimension, and launch once for each part",
+            of_place=tma_coordinates,
+            of_sizes=True,
+        ),
+        Law(
             "tma_box",
             "States that TMA moves boxes of 1 to 256 by 1 to 256 elements, packed, their rows a "
             "multiple of 16 B and as long as the swizzle's.",
@@ -291,7 +305,7 @@ TENSOR_LAWS: Mapping[str, Law] = {
             "wgmma_shape",
             "States that a product is m64 nN k of 32 B, N 8 to 256 by 8, of f16, bf16 or e4m3.",
             _PTX + "wgmma.mma_async",
-            "choose another tile_n, a tile_m of 64 rows for each consumer, or dtype bf16",
+            "choose another tile (tile_m, tile_n), 64 rows for each consumer, or dtype bf16",
             of_place=wgmma_shape,
         ),
         Law(
@@ -313,7 +327,7 @@ TENSOR_LAWS: Mapping[str, Law] = {
             "stmatrix",
             "States that stmatrix stores rows of eight 2-byte neighbours, 16 B aligned.",
             _PTX + "stmatrix",
-            'choose epilogue "direct", or a 16-bit output',
+            'store otherwise (epilogue "direct"), or choose a 16-bit output',
             of_place=stmatrix,
         ),
     )

@@ -216,7 +216,7 @@ TMEM_LAWS: Mapping[str, Law] = {
             "States that the CTAs of an SM allocate at most 512 columns, each a power of two of "
             "them, at least 32.",
             _PTX + "tcgen05.alloc",
-            "lower accumulators, tile_n or ctas_per_sm",
+            "keep fewer sums in tensor memory (accumulators, tile_n, ctas_per_sm)",
             of_case=columns,
         ),
         Law(
@@ -225,7 +225,7 @@ TMEM_LAWS: Mapping[str, Law] = {
             "with 128 rows or a pair), k of 32 B, f16, bf16, tf32, e4m3 or e5m2, and f32 sums "
             "where the hardware has them.",
             _PTX + "tcgen05.mma, Matrix shape, Data Path Layout Organization",
-            "choose another tile_m or tile_n, or dtype bf16",
+            "choose another tile (tile_m, tile_n), or dtype bf16",
             of_place=shape,
         ),
         Law(
@@ -233,7 +233,7 @@ TMEM_LAWS: Mapping[str, Law] = {
             "States that tcgen05.ld and st move, in a warpgroup, columns of each thread's own "
             "lane.",
             _PTX + "tcgen05.ld, Access restrictions",
-            "choose another store_n",
+            "store another number of columns at once (store_n)",
             of_place=lanes,
         ),
         Law(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Sequence
 from typing import Any, cast
 
 import typer
@@ -43,12 +44,16 @@ _UsageError = cast("type[Exception]", typer.BadParameter.__base__)  # a wrong op
 class _Group(TyperGroup):
     """The commands; their errors become one line and a status."""
 
-    def main(self, *args: Any, **options: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, **options: Any) -> Any:
         """Run a command line and exit with its status."""
         standalone = options.pop("standalone_mode", True)
         options |= {"standalone_mode": False, "prog_name": "tinygpu"}
+        words = list(sys.argv[1:] if args is None else args)
         try:
-            status = super().main(*args, **options)
+            for word in words:  # an empty path would be the current folder
+                if not word or (word.startswith("--") and word.find("=") == len(word) - 1):
+                    raise _UsageError(f"argument {word or repr(word)} is empty; give a value")
+            status = super().main(words, **options)
         except typer.Abort:
             status = 130
         except _UsageError as error:
@@ -59,7 +64,7 @@ class _Group(TyperGroup):
         except TinyGpuError as error:
             status = complain(str(error))
         except MemoryError:
-            status = complain("memory: not enough; fix some decisions with --fix, or lower --top")
+            status = complain("memory: not enough; fix some decisions by --fix, or lower --top or a size")
         except OSError as error:
             what = f"{error.filename}: " if error.filename else ""
             way = _WAYS.get(error.errno or 0, "try again, or choose another path")

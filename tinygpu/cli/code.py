@@ -14,7 +14,13 @@ import typer
 from tinygpu.cli.console import bar, say, say_json, table, time_text, working, write
 from tinygpu.cli.given import DEVICE, JSON, SCHEDULE, Given, read_schedule
 from tinygpu.cli.measuring import measured, why_no_gpu
-from tinygpu.errors import LaunchError, ScheduleError, TinyGpuError
+from tinygpu.errors import (
+    DeviceError,
+    LaunchError,
+    OperationError,
+    ScheduleError,
+    TinyGpuError,
+)
 from tinygpu.operation import Problem
 
 if TYPE_CHECKING:
@@ -35,7 +41,7 @@ def emit(
         Path | None,
         typer.Option("-o", "--output", help="The PTX file (else it is printed), or a folder."),
     ] = None,
-    arch: Annotated[str, typer.Option(help="ptxas's name of it; the device's if empty.")] = "",
+    arch: Annotated[str, typer.Option(help="ptxas's name of it; else the device's.")] = "",
     cubin: Annotated[
         Path | None, typer.Option(help="Assemble too, into this file, and report.")
     ] = None,
@@ -50,15 +56,17 @@ def emit(
             raise ScheduleError("several schedules: they are written into a folder; give -o FOLDER")
         _emit_all(schedules, output, arch, device)
         return
-    given = read_schedule(schedules[0], device)
-    text = emitted(given.program(), arch or given.device.arch, given.problem.sizes)
+    if output is not None and output == cubin:
+        raise ScheduleError(f"emit: -o and --cubin are both {output}; give two files")
+    given = read_schedule(schedules[0], device).for_arch(arch)
+    text = emitted(given.program(), given.device.arch, given.problem.sizes)
+    code = None if cubin is None else assemble(text, given.device.arch)
     if output is None:
         say(text.rstrip())
     else:
         write(output, text)
-        say(f"{output}: {len(text.splitlines())} lines for {arch or given.device.arch}")
-    if cubin is not None:
-        code = assemble(text, arch or given.device.arch)
+        say(f"{output}: {len(text.splitlines())} lines for {given.device.arch}")
+    if cubin is not None and code is not None:
         write(cubin, code.bytes)
         spilled = code.spill_stores_bytes + code.spill_loads_bytes
         typer.echo(
@@ -72,11 +80,11 @@ def _emit_all(schedules: Sequence[Path], folder: Path, arch: str, device: str) -
     """Build each schedule file into ``folder``; say what ptxas said of each."""
     from tinygpu.codegen.build import build_many
 
-    given = {path.stem: read_schedule(path, device) for path in schedules}
+    given = {path.stem: read_schedule(path, device).for_arch(arch) for path in schedules}
     if len(given) < len(schedules):
         raise ScheduleError("several schedules: two files have one name; give them one at a time")
+    wanted = [(g.program(), g.device.arch, g.problem.sizes) for g in given.values()]
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [(g.program(), arch or g.device.arch, g.problem.sizes) for g in given.values()]
     with bar("emit and assemble") as progress:
         every = build_many(wanted, progress=progress)
     rows: list[tuple[object, ...]] = []
@@ -94,6 +102,9 @@ def _emit_all(schedules: Sequence[Path], folder: Path, arch: str, device: str) -
     table(f"{folder}: PTX and cubins", columns, rows)
     if failed:
         raise typer.Exit(1)
+
+
+_MOST_FLOPS, _MOST_BYTES = 2.0**36, 2.0**30  # of what is interpreted: some minutes
 
 
 class Backend(StrEnum):
@@ -152,6 +163,13 @@ def _interpreted(given: Given, asked: Mapping[str, int], seed: int) -> dict[str,
 
     program = given.program()
     sizes = {**reduced(given.problem, program), **asked}
+    operation = given.problem.operation
+    if operation.flops(sizes) > _MOST_FLOPS or operation.bytes(sizes) > _MOST_BYTES:
+        text = ", ".join(f"{axis} = {size}" for axis, size in sizes.items())
+        raise OperationError(
+            f"run: {text} would take the interpreter hours, or more memory than there is; give "
+            "smaller sizes, or none: then it takes small ones"
+        )
     with working("interpreting the PTX"):
         found = interpret(program, sizes, arch=given.device.arch, seed=seed)
     findings = [str(finding) for finding in found.findings]
@@ -221,20 +239,19 @@ def _on_gpu(given: Given, seed: int) -> dict[str, Any]:
 
 def calibrate(
     output: Annotated[Path, typer.Option("-o", "--output", help="The device file to write.")],
-    name: Annotated[str, typer.Option(help="The device's name; the driver's if empty.")] = "",
+    name: Annotated[str, typer.Option(help="The device's name; else the driver's.")] = "",
 ) -> None:
     """Measure this GPU's clocks, rates, latencies and bandwidths, and write a device file."""
-    import os
-
     from tinygpu.codegen import calibrate as calibrating
-    from tinygpu.device import save
+    from tinygpu.codegen.launch import gpu
+    from tinygpu.device import to_json
 
+    gpu()  # to know first that there is one, and then that the file can be written
+    if output.is_dir() or output.suffix != ".json":
+        raise DeviceError(f"device file {output}: give the path of a file, NAME.json")
     output.parent.mkdir(parents=True, exist_ok=True)
     date = datetime.now(UTC).strftime("%Y-%m-%d")
-    found = calibrating.calibrate(say, date=date, name=name)
-    part = output.with_name(f".{output.name}.part")
-    save(found, part)
-    os.replace(part, output)
+    write(output, to_json(calibrating.calibrate(say, date=date, name=name)))
     say(f"{output}: use it with --device {output}")
 
 

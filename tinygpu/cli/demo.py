@@ -107,7 +107,7 @@ def demo(
     dtype: DTYPE = "",
     layout: LAYOUT = "nt",
     device: DEVICE = "h200",
-    top: Annotated[int, typer.Option(min=1, help="Schedules a layer.")] = 20,
+    top: Annotated[int, typer.Option(min=1, max=1000, help="Schedules a layer.")] = 20,
     layer: Annotated[list[str] | None, typer.Option(help="Only this layer; repeatable.")] = None,
     fix: Annotated[
         list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")

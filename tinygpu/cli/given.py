@@ -6,7 +6,7 @@ Everything raises a TinyGpuError in one line, with the nearest name, for what th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -55,6 +55,14 @@ class Given:
     schedule: Schedule
     device: Device
 
+    def for_arch(self, arch: str) -> Given:
+        """Return it on the device with another architecture, if one is named.
+
+        Raises DeviceError for one that there is not.
+        """
+        chip = self.device
+        return replace(self, device=Device.of(chip.name, arch or chip.arch, chip.provenance))
+
     def program(self) -> Program:
         """Return the term.  Raises IllegalScheduleError if it is illegal on the device."""
         from tinygpu.laws import require_legal
@@ -88,7 +96,7 @@ def problem_of(
 def read_schedule(path: Path, device: str) -> Given:
     """Read a schedule file.  Raises ScheduleError, DeviceError, OSError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ScheduleError(
             f"schedule file {path}: not UTF-8 text; give a file that tinygpu search wrote"
@@ -110,7 +118,7 @@ def fixed_values(machine: Machine, given: Sequence[str]) -> dict[str, tuple[Valu
     fixed: dict[str, tuple[Value, ...]] = {}
     for text in given:
         name, equals, values = text.partition("=")
-        if not equals or not values:
+        if not name or not equals or not values:
             raise ScheduleError(f"--fix {text}: give decision=value, as --fix tile_m=128")
         if name not in decisions:
             raise ScheduleError(

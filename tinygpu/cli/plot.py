@@ -10,7 +10,8 @@ import typer
 
 from tinygpu.cli.console import json_text, say, write
 from tinygpu.cli.given import DEVICE, SCHEDULE, Given, read_schedule
-from tinygpu.device import Device, load_device
+from tinygpu.device import Device, load_device, names_gpu
+from tinygpu.document import parsed
 from tinygpu.errors import ScheduleError, StoreError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def layout(
 def timeline(
     schedule: SCHEDULE,
     iterations: Annotated[
-        int, typer.Option(min=1, help="Of the loop over k; of that over tiles, if it has roles.")
+        int, typer.Option(min=1, max=64, help="Of the loop over k; of that over tiles, if it has roles.")
     ] = 3,
     trace: Annotated[Path | None, typer.Option(help="A Perfetto trace of it, JSON.")] = None,
     output: OUTPUT = None,
@@ -117,13 +118,23 @@ def measured(
     from tinygpu.cli.pictures import measured_figure, png
     from tinygpu.search.store import Store
 
-    if not store.is_file():
+    if not store.is_file() or not store.stat().st_size:
         raise StoreError(f"store {store}: no such file; tinygpu search --measure --out makes one")
     chip = load_device(device)
     with Store(store) as kept:
-        points = [p for one in kept if one.seconds and (p := _predicted(one, chip)) is not None]
+        timed = [one for one in kept if one.seconds]
+    mine = [one for one in timed if names_gpu(chip.name, one.device)]
+    if timed and not mine:
+        others = ", ".join(sorted({one.device for one in timed}))
+        raise StoreError(
+            f"store {store}: measured on {others}, and the device is {chip.name}; give that GPU's "
+            "by --device, tinygpu calibrate writes one"
+        )
+    points = [p for one in mine if (p := _predicted(one, chip)) is not None]
     if not points:
         raise StoreError(f"store {store}: no measured schedule in it; tinygpu search --measure")
+    if len(mine) < len(timed):
+        say(f"{len(timed) - len(mine)} measurements of other GPUs than {chip.name} are left out")
     figure = measured_figure(points, f"Predicted for {chip.name} and measured")
     _save(output or store.with_suffix(".measured.png"), png(figure))
 
@@ -134,14 +145,14 @@ def _predicted(one: Any, device: Device) -> tuple[float, float] | None:
     from tinygpu.schedule import VERSION, from_json
     from tinygpu.search.cost import cost
 
-    chosen = json.loads(one.schedule)
-    if "decisions" not in chosen:
+    chosen, operation, sizes = map(parsed, (one.schedule, one.operation, one.sizes))
+    if not isinstance(chosen, dict) or "decisions" not in chosen:
         return None
     tree = {
         "format": "tinygpu schedule",
         "version": VERSION,
-        "operation": json.loads(one.operation),
-        "sizes": json.loads(one.sizes),
+        "operation": operation,
+        "sizes": sizes,
         **chosen,
     }
     machine, problem, schedule = from_json(json.dumps(tree), MACHINES)
