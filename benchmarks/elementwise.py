@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.streaming import Case, run, schedules
-from examples.elementwise import Elementwise
 from tinygpu.expression import apply, value
+from tinygpu.machines.elementwise import Elementwise
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem, elementwise
 from tinygpu.schedule import Schedule

@@ -96,7 +96,7 @@ def run(
 ) -> dict[str, Any]:
     """Search for a case; return its row.  Raises LaunchError if nothing can be compared."""
     space = Space(machine, one.problem, load_device(DEVICE), fixed=fixed)
-    ranked = rank(space, RANKED, distinct=machine.spread, exact=False).best
+    ranked = rank(space, RANKED, spread=machine.spread, exact=False).best
     first = [Candidate(r.schedule, r.seconds) for r in ranked]
     began = time.monotonic()
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.streaming import Case, run, schedules
-from examples.rmsnorm import Rows, rmsnorm
+from tinygpu.machines.rows import Rows
 from tinygpu.memory import DTYPES
-from tinygpu.operation import Problem
+from tinygpu.operation import Problem, rmsnorm
 from tinygpu.schedule import Schedule
 
 __all__ = ["candidates", "cases", "main"]

@@ -101,12 +101,8 @@ class Drawn:
 
 def _types() -> Iterator[tuple[str, str]]:
     """Yield the types of inputs and output that the machine multiplies."""
-    chosen = Chosen(STARTS["plain"])
-    for inputs, output in product(DTYPES, DTYPES):
-        operation = matmul(inputs, output)
-        asked = {r.name: r.holds for r in Blackwell().requires(operation, chosen)}
-        if asked["types"]:
-            yield inputs, output
+    for inputs, outputs in Blackwell.outputs.items():
+        yield from ((inputs, output) for output in outputs)
 
 
 def lot_names() -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -63,11 +64,12 @@ def interpret(
     seed: int = 0,
     completions: Sequence[str] = COMPLETIONS,
     text: str = "",
+    scalars: Mapping[str, float] = MappingProxyType({}),
 ) -> Interpretation:
     """Emit a term for ``arch``, run the PTX (or another ``text``) on random inputs, and check it.
 
-    Inputs are normal, scalars 0.5, the output is NaN before (0 if the term adds to it).  Raises
-    ProgramError for a term without code and for PTX that is not run.
+    Inputs are normal, scalars 0.5 unless they are given, the output is NaN before (0 if the term
+    adds to it).  Raises ProgramError for a term without code and for PTX that is not run.
     """
     operation, rng = program.operation, np.random.default_rng(seed)
     module = Module.parse(text or emit(program, arch, sizes))
@@ -75,7 +77,7 @@ def interpret(
     inputs = {
         o.name: DTYPES[o.dtype].round(rng.standard_normal(shapes[o.name])) for o in operation.inputs
     }
-    scalars = dict.fromkeys(operation.scalars, _SCALAR)
+    scalars = {**dict.fromkeys(operation.scalars, _SCALAR), **scalars}
     exact = {name: values.astype(np.float64) for name, values in inputs.items()}
     name = operation.output.name
     with np.errstate(over="ignore", under="ignore"):  # far tails of activations

@@ -22,7 +22,7 @@ from tinygpu.program import Access, Do, Immediate, Scalar
 if TYPE_CHECKING:
     from tinygpu.codegen.emit import Kernel
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "outside"]
 
 Rule = Callable[["Kernel", Do, Scope], None]
 
@@ -45,10 +45,10 @@ def _move(kernel: Kernel, do: Do, scope: Scope) -> None:
         mine = registers[first : first + do.vector]
         guard = kernel.guard(do, memory, places[first], scope)
         if guard is False:
-            if loads:  # outside for every thread: still 0, not what the register held
-                zero = _WORD_ZERO[mine[0][1]]
+            if loads:  # outside for every thread: a constant, not what the register held
+                each = {"h": "b16", "f": "f32", "d": "f64"}[mine[0][1]]
                 for part in mine:
-                    kernel.text.emit(zero.format(part))
+                    kernel.text.emit(f"mov.{each} {part}, {outside(memory, each)}")
             continue
         parts = mine if width >= 4 else [kernel.text.register(kind) for _ in range(words)]
         if width < 4 and do.vector == 1:
@@ -60,7 +60,7 @@ def _move(kernel: Kernel, do: Do, scope: Scope) -> None:
         if loads:
             if prefix:
                 for part in parts:
-                    kernel.text.emit(f"mov.{_bits(kind)} {part}, {_ZERO.get(kind, '0')}")
+                    kernel.text.emit(f"mov.{kind} {part}, {outside(memory, kind)}")
             kernel.text.emit(f"{prefix}ld.{space}{suffix}.{kind} {listed}, {at}")
             if parts is not mine:
                 for i, part in enumerate(parts):
@@ -74,17 +74,12 @@ def _move(kernel: Kernel, do: Do, scope: Scope) -> None:
             kernel.text.emit(f"{prefix}st.{space}{suffix}.{kind} {at}, {listed}")
 
 
-_ZERO = {"f32": "0f00000000", "f64": "0d0000000000000000"}
-_WORD_ZERO = {
-    "h": "mov.b16 {}, 0",
-    "f": "mov.f32 {}, 0f00000000",
-    "d": "mov.f64 {}, 0d0000000000000000",
-}
-"""How to clear a register, by the letter of its name."""
-
-
-def _bits(kind: str) -> str:
-    return kind if kind in _ZERO else kind.replace("u", "b")
+def outside(access: Access, kind: str) -> str:
+    """Return what a guarded load leaves in a register, or in a pair of halves, as PTX spells it."""
+    if kind in _FLOAT:
+        return constant(access.outside, kind)
+    half = int(access.buffer.type.round(np.array(access.outside)).view(np.uint16))
+    return f"{half * (0x10001 if kind == 'b32' else 1):#x}" if half else "0"
 
 
 def _word(width: int, vector: int) -> str:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from tinygpu.codegen.emit import Kernel
 from tinygpu.codegen.loops import instances
+from tinygpu.codegen.lowering import outside
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
@@ -274,10 +275,7 @@ def _convert(kernel: WarpKernel, do: Do, scope: Scope) -> None:
 
 
 def _move(kernel: WarpKernel, do: Do, scope: Scope) -> None:
-    """Move whole pairs, or single values where ``vector`` is 1.
-
-    What is outside of an array is loaded as 0.
-    """
+    """Move whole pairs, or single values where ``vector`` is 1."""
     (source,) = do.reads
     assert isinstance(source, Access)
     loads = do.write.buffer.level == "registers"
@@ -285,6 +283,7 @@ def _move(kernel: WarpKernel, do: Do, scope: Scope) -> None:
     space = "global" if memory.buffer.level == "gmem" else "shared"
     places = value_coordinates(memory, do.values)
     words = do.vector // 2
+    kind = "b32" if words else "b16"
     whole = kernel.pairs(held, do.values, scope) if words or loads else []
     if words:
         parts = whole
@@ -297,7 +296,7 @@ def _move(kernel: WarpKernel, do: Do, scope: Scope) -> None:
         mine = parts[i * words : (i + 1) * words] if words else parts[i : i + 1]
         if loads and guard is not True:
             for part in mine:
-                kernel.text.emit(f"mov.{'b32' if words else 'b16'} {part}, 0")
+                kernel.text.emit(f"mov.{kind} {part}, {outside(memory, kind)}")
         if guard is False:
             continue
         listed = f"{{{', '.join(mine)}}}" if len(mine) > 1 else mine[0]

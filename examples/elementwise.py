@@ -1,59 +1,15 @@
-"""A machine for y = a*x + b, or an elementwise expression of your own.
+"""An expression of your own, on the shipped machine ``elementwise``: the best schedule, its PTX.
 
-A thread loads ``unroll`` vectors, then computes; CTAs take a tile each, or stride over the tiles.
+tinygpu search elementwise "x * sigmoid(a*x) * z" -i 16777216 --dtype bf16
 """
 
-from typing import Any
-
-from tinygpu import program as term
-from tinygpu.arithmetic import compute
+from tinygpu import MACHINES, Problem, Space, elementwise, load_device
 from tinygpu.codegen.emit import emit
-from tinygpu.expression import Constant, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.machine import Choice, Machine, instructions
-from tinygpu.memory import GMEM, L1, L2, REGISTERS
-from tinygpu.operation import Operation, elementwise
-from tinygpu.schedule import Schedule
-
-
-class Elementwise(Machine):
-    """Global memory to registers and back."""
-
-    name = "elementwise"
-    operations = ("elementwise",)
-    levels = (GMEM, L2, L1, REGISTERS)
-    instructions = instructions("ld.global", "st.global", "fma", "alu", "mufu", "cvt", "mov")
-    vector = Choice(1, 2, 4, 8, meaning="elements moved at once")
-    unroll = Choice(1, 2, 4, 8, meaning="vectors of each input that a thread holds")
-    threads = Choice(128, 256, 512, 1024, meaning="threads of a CTA")
-    ctas = Choice(0, 132, 264, 528, 1056, 2112, 4224, meaning="CTAs that stride; 0: one a tile")
-
-    def program(self, operation: Operation, choose: Any) -> term.Program:
-        """Load every input, compute, store."""
-        d, side = choose, choose.threads * choose.vector
-        tile, values = side * d.unroll, (d.vector, d.unroll)
-        start = term.var("block", tile) + (term.var("t", "stride") if d.ctas else 0)
-        reads: dict[str, Any] = {n: term.Scalar(n) for n in operation.scalars}
-        moves: list[term.Do] = []
-        for o in operation.operands:
-            array = term.Buffer(o.name, "gmem", o.dtype, o.axes, (1,))
-            there = term.Access(array, ((1,), (side,)), ((d.vector,),), (start,), guard=(True,))
-            own = term.registers(f"{o.name}_held", o.dtype, d.unroll, d.vector)
-            here = reads[o.name] = term.Access(own, ((0, 1), (1, 0)), ((0, 0),))
-            last = o == operation.output
-            name, write, read = ("st", there, here) if last else ("ld", here, there)
-            move = INSTRUCTIONS[f"{name}.global"]
-            moves.append(term.Do(move, write, (read,), values, (d.threads,), d.vector))
-        results = compute(operation.combine, reads, here, values=values)
-        body: tuple[term.Statement, ...] = (*moves[:-1], *results, moves[-1])
-        tiles, used = value("i").ceildiv(tile), term.buffers_of(body)
-        trips = (("trips", tiles.ceildiv(d.ctas or 1)), ("stride", Constant(d.ctas * tile)))
-        axis = term.Axis("block", Constant(d.ctas) if d.ctas else tiles)
-        role = term.Role("all", d.threads, (term.For("t", "trips", body),) if d.ctas else body)
-        return term.Program(self.name, operation, used, trips * (d.ctas > 0), (axis,), (role,))
-
+from tinygpu.search.best import rank
 
 if __name__ == "__main__":
-    op = elementwise(value("a") * value("x") + value("b"), inputs=("x",))
-    schedule = Schedule.of(Elementwise(), {"vector": 4, "unroll": 4, "threads": 256, "ctas": 0})
-    print(program := schedule.program(Elementwise(), op), emit(program), sep="\n")
+    operation = elementwise("x * sigmoid(a*x) * z", dtype="bf16")
+    machine, problem = MACHINES["elementwise"], Problem.of(operation, i=1 << 24)
+    best = rank(Space(machine, problem, load_device("h200")), 1).best[0]
+    program = best.schedule.program(machine, operation)
+    print(f"{best.seconds * 1e6:.1f} us: {best.schedule}", program, emit(program), sep="\n\n")

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tinygpu.cores import cores
+from tinygpu.errors import ScheduleError, nearest
 from tinygpu.schedule import Schedule
 from tinygpu.search.branch import Entry, Key, Progress, Search
 from tinygpu.search.cost import Breakdown, cost
@@ -59,27 +60,32 @@ def rank(
     space: Space,
     k: int = 20,
     *,
-    distinct: tuple[str, ...] = (),
+    spread: tuple[str, ...] = (),
     exact: bool = True,
     below: float = math.inf,
     progress: Progress | None = None,
 ) -> Ranking:
     """Return the k legal schedules with the least predicted time, in a fixed order.
 
-    With ``distinct`` decisions, return only the best for each combination of their values:
-    schedules that differ in more than details.  Without ``exact``, return the best met by improving
-    random schedules of each batch: quick, and not proven.  Those of ``below`` seconds or more are
-    left out.  ``progress(done, all)`` counts batches.
-    Raises IllegalScheduleError if nothing is legal.
+    With a ``spread`` over some decisions, return only the best for each combination of their
+    values: schedules that differ in more than details.  Without ``exact``, return the best met by
+    improving random schedules of each batch: quick, and not proven.  Those of ``below`` seconds or
+    more are left out.  ``progress(done, all)`` counts batches.  Raises IllegalScheduleError if
+    nothing is legal, ScheduleError for a decision of the spread that there is not.
     """
+    if unknown := [name for name in spread if name not in space.values]:
+        raise ScheduleError(
+            f"spread over {unknown[0]}: it is no decision of {space.machine.name}; "
+            f"{nearest(unknown[0], space.values)}"
+        )
     if exact and space.raw >= _LARGE and cores() > 1:
         with suppress(UnshareableError):  # one process can search it all
-            both = search_in_two(space, k, distinct, below, progress)
+            both = search_in_two(space, k, spread, below, progress)
             if not both.legal:
                 space.require()
             return _ranking(space, k, both.entries, both.legal, both.scored)
     space.require()
-    search = Search(space, k, distinct, below)
+    search = Search(space, k, spread, below)
     search.start(exact=exact, progress=None if exact else progress)
     if exact:
         search.finish(progress)

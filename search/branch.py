@@ -56,17 +56,17 @@ class News:
 
 
 class Search:
-    """The search for the k best of a space, no two alike in ``distinct`` decisions (all, if none).
+    """The search for the k best of a space, no two alike in ``spread`` (if none: in all decisions).
 
     ``scored`` counts what was given a time, or a bound if partly chosen.
     """
 
     def __init__(
-        self, space: Space, k: int, distinct: tuple[str, ...], below: float = np.inf
+        self, space: Space, k: int, spread: tuple[str, ...], below: float = np.inf
     ) -> None:
         """Know nothing yet; what takes ``below`` seconds or more is of no interest."""
         self.space = space
-        self.found = _Best(k, distinct, below)
+        self.found = _Best(k, spread, below)
         self.scorers: list[Scorer] = []
         self.least = np.inf
         self.order: Sequence[int] = ()
@@ -130,10 +130,10 @@ class Search:
 
 
 class _Best:
-    """The k fastest points met so far, no two alike in ``distinct`` decisions (all, if none)."""
+    """The k fastest points met so far, no two alike in ``spread`` (if none: in all decisions)."""
 
-    def __init__(self, k: int, distinct: tuple[str, ...], below: float) -> None:
-        self.k, self.distinct = k, distinct
+    def __init__(self, k: int, spread: tuple[str, ...], below: float) -> None:
+        self.k, self.spread = k, spread
         self.found: dict[Key, tuple[float, Scorer | None, Points]] = {}  # None: another part's
         self.limit = below  # what a schedule has to beat
 
@@ -141,7 +141,7 @@ class _Best:
         """Add points; return the least seconds of all."""
         order = np.argsort(seconds, kind="stable")
         order = order[seconds[order] < self.limit]
-        of_points, of_structure = _key(scorer, self.distinct)
+        of_points, of_structure = _key(scorer, self.spread)
         _, first = np.unique(points[order][:, of_points], axis=0, return_index=True)
         for i in order[np.sort(first)][: self.k]:
             key = (of_structure, points[i, of_points].tobytes())
@@ -165,8 +165,8 @@ class _Best:
 
     def limits(self, scorer: Scorer, nodes: Points, chosen: frozenset[int]) -> Any:
         """Return what each node has to beat: the limit, or what is known of its combination."""
-        axes, structure = _key(scorer, self.distinct)
-        if not self.distinct or not chosen.issuperset(a for a in axes if scorer.lengths[a] > 1):
+        axes, structure = _key(scorer, self.spread)
+        if not self.spread or not chosen.issuperset(a for a in axes if scorer.lengths[a] > 1):
             return self.limit
         rows, where = np.unique(nodes[:, axes], axis=0, return_inverse=True)
         known = [self.found.get((structure, row.tobytes()), (np.inf,))[0] for row in rows]
@@ -177,11 +177,11 @@ class _Best:
         return sorted(self.found.values(), key=lambda item: item[0])
 
 
-def _key(scorer: Scorer, distinct: tuple[str, ...]) -> tuple[list[int], tuple[Any, ...]]:
-    """Return the positions of the distinct numeric decisions, the values of the others."""
+def _key(scorer: Scorer, spread: tuple[str, ...]) -> tuple[list[int], tuple[Any, ...]]:
+    """Return the positions of the numeric decisions of ``spread``, the values of its others."""
     batch = scorer.batch
-    structure = tuple(v for n, v in batch.structure.items() if not distinct or n in distinct)
-    axes = [i for i, n in enumerate(batch.axes) if not distinct or n in distinct]
+    structure = tuple(v for n, v in batch.structure.items() if not spread or n in spread)
+    axes = [i for i, n in enumerate(batch.axes) if not spread or n in spread]
     return axes, structure
 
 

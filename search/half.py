@@ -32,7 +32,7 @@ def serve(pipe: Connection) -> None:
         task = pickle.loads(inbox.get())
         space = Space(task.machine, task.problem, task.device, fixed=task.fixed)
         loading = False
-        search = Search(space, task.k, task.distinct, task.below)
+        search = Search(space, task.k, task.spread, task.below)
         news = search.start(deal=task.deal)
         pipe.send(news)
         search.learn(pickle.loads(inbox.get()))

@@ -54,7 +54,7 @@ class Task:
     device: Any
     fixed: Any
     k: int
-    distinct: tuple[str, ...]
+    spread: tuple[str, ...]
     below: float
     deal: int | None
 
@@ -79,7 +79,7 @@ class Failed:
 def search_in_two(
     space: Space,
     k: int,
-    distinct: tuple[str, ...],
+    spread: tuple[str, ...],
     below: float,
     progress: Progress | None,
 ) -> Result:
@@ -102,12 +102,12 @@ def search_in_two(
         space.device,
         fixed,
         k,
-        distinct,
+        spread,
         below,
         None if deal is None else 1,
     )
     with _other(_packed(task)) as other:
-        search = Search(part, k, distinct, below)
+        search = Search(part, k, spread, below)
         news = search.start(deal=deal)
         other.send(news)
         told = other.news()

@@ -122,11 +122,11 @@ def test_climbing_says_that_it_proves_nothing(case: int) -> None:
         assert better.seconds <= worse.seconds * (1 + 1e-9)
 
 
-def test_distinct() -> None:
-    """With distinct decisions, each combination appears once, with its best time."""
+def test_spread() -> None:
+    """With a spread, each combination appears once, with its best time."""
     space = space_of(0)
     names = ("tile_m", "tile_k")
-    found = rank(space, 4, distinct=names).best
+    found = rank(space, 4, spread=names).best
     keys = [tuple(r.schedule[n] for n in names) for r in found]
     assert len(set(keys)) == len(keys) == 4
     for ranked, (tile_m, tile_k) in zip(found, keys, strict=True):

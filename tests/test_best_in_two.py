@@ -114,12 +114,12 @@ def test_two_find_what_one_finds(name: str, two: list[Any]) -> None:
 
 
 def test_the_best_of_each_combination(two: list[Any]) -> None:
-    """With distinct decisions, the halves may both have a combination: the faster one stays."""
-    for distinct in (("tile_m", "tile_k"), ("pipeline",)):
-        both = rank(spaces()["wide"], 4, distinct=distinct)
-        one = alone(spaces()["wide"], 4, distinct=distinct)
+    """With a spread, the halves may both have a combination: the faster one stays."""
+    for spread in (("tile_m", "tile_k"), ("pipeline",)):
+        both = rank(spaces()["wide"], 4, spread=spread)
+        one = alone(spaces()["wide"], 4, spread=spread)
         assert [r.seconds for r in both.best] == [r.seconds for r in one.best]
-        keys = {tuple(r.schedule[n] for n in distinct) for r in both.best}
+        keys = {tuple(r.schedule[n] for n in spread) for r in both.best}
         assert len(keys) == len(both.best)
     assert len(two) == 2
 
@@ -296,7 +296,7 @@ def test_news_makes_the_limit() -> None:
 
 
 def test_results_are_joined_by_their_times() -> None:
-    """In any order; of two with one key, which ``distinct`` makes, only the faster is left."""
+    """In any order; of two with one key, which ``spread`` makes, only the faster is left."""
     space = spaces()["wide"]
     search = Search(space, 30, ())
     search.start()

@@ -228,7 +228,7 @@ def test_doctor_has_a_row_for_everything() -> None:
         (["search", "matmul", "--fix", "tile_m"], "decision=value"),
         (["search", "matmul", "--fix", "tile_m=64", "--fix", "tile_m=8"], "--fix tile_m=64,8"),
         (["search", "matmul", "--layout", "nt"], 'choose layout "nn"'),
-        (["search", "matmul", "--machine", "blackwell"], "choose a device that has them"),
+        (["search", "matmul", "--machine", "blackwell"], "and h200 is sm_90a; or choose another"),
         (["search", "matmul", "--machine", "ampere", "-n", "1"], "single elements, as simt"),
         (["search", "matmul", "--measure"], "give --out"),
         (["search", "matmul", "--top", "0"], "--top"),

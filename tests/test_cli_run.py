@@ -115,7 +115,7 @@ def test_a_gpu_that_cannot(run: Callable[..., Result], monkeypatch: pytest.Monke
     monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
     result = run("blackwell", "--backend", "gpu")
     assert result.exit_code == 2
-    assert "sm_90a, and kernels of blackwell run on sm_100a alone; give" in result.stderr
+    assert "sm_90a, and kernels of blackwell need tcgen05.alloc, which" in result.stderr
     assert "sm_90a, and kernels of blackwell" in run("blackwell").stdout
 
 
@@ -125,7 +125,7 @@ def test_a_gpu_that_can_is_taken(
     """By default, and not if the interpreter is asked for."""
     asked = []
 
-    def measured(given: Any, seed: int) -> dict[str, Any]:
+    def measured(given: Any, seed: int, scalars: Any) -> dict[str, Any]:
         asked.append((given.problem.sizes["m"], seed))
         return {"right": True, "text": "measured"}
 

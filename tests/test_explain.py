@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from examples.elementwise import Elementwise
-from examples.rmsnorm import Rows, rmsnorm
 from tinygpu.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError
 from tinygpu.expression import value
 from tinygpu.laws import check_schedule
 from tinygpu.machine import Machine, Value
+from tinygpu.machines.elementwise import Elementwise
+from tinygpu.machines.rows import Rows
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, elementwise, matmul
+from tinygpu.operation import Problem, elementwise, matmul, rmsnorm
 from tinygpu.program import Do
 from tinygpu.schedule import Schedule
 from tinygpu.search.causes import Cause, causes, excesses, peel

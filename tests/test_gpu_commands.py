@@ -89,3 +89,38 @@ def test_demo(machine: str, site: Path, tmp_path: Path) -> None:
     assert all(row["seconds"] for row in layer["best"])
     assert layer["cublas_seconds"]
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("elementwise", "x * sigmoid(a*x) * z + b", "-i", 1_000_003),
+        ("elementwise", "max(a*x, 0)", "-i", 1_000_000, "--dtype", "bf16"),
+        ("rmsnorm", "-i", 1000, "-j", 4096, "--dtype", "bf16"),
+        ("softmax", "-i", 1000, "-j", 1000),
+        ("softmax", "-i", 1000, "-j", 4096, "--dtype", "bf16"),
+        ("matmul", "-m", 256, "-n", 256, "-k", 256, "--dtype", "bf16", "--batch", 3, "--scale"),
+        ("matmul", "-m", 256, "-n", 256, "-k", 256, "--dtype", "bf16", "--bias",
+         "--activation", "gelu", "--out-dtype", "f32"),
+    ],
+    ids=lambda asked: " ".join(map(str, asked)),
+)  # fmt: skip
+def test_every_operation(asked: tuple[object, ...], site: Path, tmp_path: Path) -> None:
+    """The whole language runs and is right, beside a peer or alone."""
+    effort = ["--measure", "--budget", 2, "--evaluations", 16, "--top", 3, "--out", "found"]
+    done = tinygpu(site, tmp_path, "search", *asked, *effort)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "found" / "search.json").read_text())["best"][0]["seconds"] > 0
+    scalars = ["--scalar", "a=-1.5"] if "a" in str(asked[1]) and asked[0] == "elementwise" else []
+    again = tinygpu(site, tmp_path, "run", "found/01.json", "--json", *scalars)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["right"]
+
+
+def test_a_machine_of_ones_own(site: Path, tmp_path: Path) -> None:
+    machine = ["--machine", f"{ROOT / 'examples' / 'first_machine.py'}:Axpb"]
+    effort = ["--measure", "--budget", 2, "--top", 3, "--out", "found"]
+    done = tinygpu(site, tmp_path, "search", "elementwise", "a*x + b", *machine, *effort)
+    assert done.returncode == 0, done.stderr
+    again = tinygpu(site, tmp_path, "run", "found/01.json", "--json", *machine)
+    assert json.loads(again.stdout)["right"]

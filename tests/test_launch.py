@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.elementwise import Elementwise
 from tests.fake_gpu import Array, Gpu, Stream, installed
 from tinygpu.codegen import launch
 from tinygpu.codegen.arguments import check
@@ -17,6 +16,7 @@ from tinygpu.codegen.smem import smem_plan
 from tinygpu.errors import LaunchError
 from tinygpu.expression import value
 from tinygpu.machine import Value
+from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import elementwise, matmul
 from tinygpu.schedule import Schedule

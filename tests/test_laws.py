@@ -49,6 +49,7 @@ BREAKS: dict[str, tuple[dict[str, Value], Problem, Device]] = {
         H200,
     ),
 }
+ENGLISH = {"threads", "raster", "order", "pipeline", "warps", "rows", "chunks"}
 OTHERS = {**ROLE_LAWS, **TENSOR_LAWS, **WARP_LAWS, **TMEM_LAWS}
 TERMS: dict[str, Callable[[Program], Program]] = {
     "covered_sizes": lambda p: replace(p, at_most=(("m", 64),)),
@@ -191,6 +192,6 @@ def test_advice_names_decisions_of_the_machine_alone(law: Law) -> None:
     """A machine of the user's without the shipped machines' decisions is told of none of them."""
     decisions = {name for machine in MACHINES.values() for name in machine.decisions()}
     said = named(law.mend, {})
-    words = set(re.findall(r"\w+", said)) - {"threads", "raster", "order", "pipeline"}  # English
+    words = set(re.findall(r"\w+", said)) - ENGLISH
     assert not words & decisions, said
     assert "(" not in said

@@ -8,9 +8,9 @@ t = t0 + T0*(t1 + T1*(..)) and value v alike touch coordinate
 
 in each dimension.  For on-chip buffers the buffer's strides (and XOR swizzle) turn coordinates
 into an offset; for gmem the strides are leading dimensions, and a guarded dimension is compared
-with its size: a guarded load gives 0, a guarded store does nothing.  An unguarded dimension
-has to lie inside: because the sizes are multiples of the tile, or because an ``Exit`` has removed
-the threads outside.
+with its size: a guarded load gives 0 outside (or another constant, as the identity of a maximum),
+a guarded store does nothing.  An unguarded dimension has to lie inside: because the sizes are
+multiples of the tile, or because an ``Exit`` has removed the threads outside.
 
 **Which value it is.**  Every buffer below gmem is a *ring*: an access carries an index, affine in
 the loop variables, and uses stage ``index mod stages``.  A read of index x means the value written
@@ -171,7 +171,8 @@ class Access:
     """A map from (thread, value) to coordinates of a buffer, at a ring index.
 
     ``thread[i]`` and ``value[j]`` are the steps, one a dimension, of the i-th thread and the j-th
-    value mode.  ``guard[d]`` says whether dimension d is compared with its size (gmem only).
+    value mode.  ``guard[d]`` says whether dimension d is compared with its size (gmem only);
+    ``outside`` is what ld.global gives there.
     """
 
     buffer: Buffer
@@ -180,6 +181,7 @@ class Access:
     origin: tuple[Affine, ...] = ()
     index: Affine = Affine()
     guard: tuple[bool, ...] = ()
+    outside: float = 0.0
 
     def __post_init__(self) -> None:
         rank = len(self.buffer.shape)

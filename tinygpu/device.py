@@ -42,6 +42,7 @@ __all__ = [
     "Number",
     "adds_vectors",
     "arch_number",
+    "label",
     "load_device",
     "names_gpu",
     "save",
@@ -235,6 +236,18 @@ def names_gpu(device: str, gpu: str) -> bool:
     """
     short, full = (re.sub("[^a-z0-9]", "", name.lower()) for name in (device, gpu))
     return short in full
+
+
+def label(device: Device) -> str:
+    """Return a device's name, marked unless its numbers are those that come with the package.
+
+    >>> h200 = load_device("h200")
+    >>> label(h200), label(h200.with_values(sms=114))
+    ('h200', 'h200 (a file)')
+    """
+    if device.name in DEVICES and device == load_device(device.name):
+        return device.name
+    return f"{device.name} (a file)"
 
 
 def arch_number(arch: str) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tinygpu.errors import DocumentError, nearest
@@ -31,7 +32,11 @@ _KINDS = {dict: "an object {..}", list: "a list [..]", str: "text", int: "a whol
 
 
 def document(
-    text: str, name: str, version: int, kinds: Mapping[str, type | None]
+    text: str,
+    name: str,
+    version: int,
+    kinds: Mapping[str, type | None],
+    optional: Mapping[str, type | None] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the fields of a document of this format; a kind None takes any JSON value."""
     tree = parsed(text)
@@ -45,23 +50,31 @@ def document(
             "write the file again"
         )
     rest = {field: value for field, value in tree.items() if field not in ("format", "version")}
-    return fields_of(rest, name, kinds)
+    return fields_of(rest, name, kinds, optional)
 
 
-def fields_of(tree: Any, what: str, kinds: Mapping[str, type | None]) -> dict[str, Any]:
-    """Return the fields of an object, in the order of ``kinds``; all have to be there."""
+def fields_of(
+    tree: Any,
+    what: str,
+    kinds: Mapping[str, type | None],
+    optional: Mapping[str, type | None] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return the fields of an object, in this order; all but the ``optional`` have to be there."""
     if not isinstance(tree, dict):
         raise DocumentError(f"{what} is {shown(tree)}; give an object with {', '.join(kinds)}")
+    every = {**kinds, **optional}
     for name in tree:
-        if name not in kinds:
-            raise DocumentError(f"{what}: field {name} is unknown; {nearest(name, kinds)}")
-    for name, kind in kinds.items():
+        if name not in every:
+            raise DocumentError(f"{what}: field {name} is unknown; {nearest(name, every)}")
+    for name, kind in every.items():
         if name not in tree:
+            if name in optional:
+                continue
             raise DocumentError(f"{what}: field {name} is missing; write the file again")
         value = tree[name]
         if kind and (isinstance(value, bool) or not isinstance(value, kind)):
             raise DocumentError(f"{what}: {name} is {shown(value)}; give {_KINDS[kind]}")
-    return {name: tree[name] for name in kinds}
+    return {name: tree[name] for name in every if name in tree}
 
 
 def parsed(text: str) -> Any:

@@ -263,7 +263,7 @@ class _Part:
             text = "reads of the output what another thread writes, or none; keep it in registers"
             thread = int(self._threads_of(touched)[at])
             self.cta.find(kind, self.do, thread, text, f"{access.buffer.name}[{address[at]}]")
-        return _scatter(array.flat[address], touched, 0.0)
+        return _scatter(array.flat[address], touched, access.outside)
 
     def _write(self, values: Values, low: int, high: int) -> None:
         access = self.do.write

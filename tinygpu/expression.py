@@ -13,11 +13,18 @@ parameter is in terms of the sizes (``ceildiv(k, 16)``).  ``evaluate`` reads Num
 >>> (value("k").ceildiv(16)).evaluate({"k": 100})
 7
 
+``parse`` reads an expression as Python writes it, or as it is printed; functions are OPERATORS.
+
+>>> print(parse("max(a*x + b, 0)"))
+max(((a * x) + b), 0.0)
+
 Source: ``docs/model.md``, section "Operations".
 """
 
 from __future__ import annotations
 
+import ast
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import signature
@@ -27,7 +34,17 @@ import numpy as np
 
 from tinygpu.errors import OperationError, nearest
 
-__all__ = ["OPERATORS", "Apply", "Constant", "Expression", "Value", "apply", "value"]
+__all__ = [
+    "DEEPEST",
+    "OPERATORS",
+    "Apply",
+    "Constant",
+    "Expression",
+    "Value",
+    "apply",
+    "parse",
+    "value",
+]
 
 
 def _ceildiv(a: Any, b: Any) -> Any:
@@ -128,6 +145,39 @@ class Expression:
                 return OPERATORS[operator](*(a.evaluate(values) for a in arguments))
         raise AssertionError(self)
 
+    def rounded(self, values: Mapping[str, Any], errors: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return its value and S: to first order, rounding by u moves it by at most u S.
+
+        Each operator rounds its result, and passes on what its arguments are off by; ``errors``
+        says that of the values (0 for those that it does not name).
+
+        >>> x = value("x")
+        >>> value, error = (x * x - 3.0).rounded({"x": 2.0}, {})
+        >>> float(value), round(float(error), 3)
+        (1.0, 5.0)
+        """
+        match self:
+            case Constant(number):
+                return number, 0.0
+            case Value(name):
+                return values[name], errors.get(name, 0.0)
+            case Apply(operator, arguments):
+                function = OPERATORS[operator]
+                pairs = [a.rounded(values, errors) for a in arguments]
+                given = [here for here, _ in pairs]
+                with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
+                    result = function(*given)
+                    error = np.abs(result)
+                    for i, (here, off) in enumerate(pairs):
+                        if np.ndim(off) or off:
+                            moved = function(*given[:i], here + _STEP * off, *given[i + 1 :])
+                            error = error + np.abs(moved - result) / _STEP
+                return result, np.where(np.isfinite(error), error, 0.0)
+        raise AssertionError(self)
+
+
+_STEP = 2.0**-20  # small, but far above the rounding of float64
+
 
 @dataclass(frozen=True, slots=True)
 class Constant(Expression):
@@ -179,3 +229,68 @@ def apply(operator: str, *arguments: Expression | float) -> Apply:
 def value(name: str) -> Value:
     """Return the expression that reads the value called ``name``."""
     return Value(name)
+
+
+_BINARY: Mapping[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"
+}  # fmt: skip
+
+_LONGEST = 500
+DEEPEST = 100
+"""Levels of an expression that is read: the walks over one are recursive."""
+
+
+def parse(text: str) -> Expression:
+    """Read an expression: numbers, names, + - * / and the functions of OPERATORS.
+
+    Raises OperationError, in one line, for anything else.
+    """
+    if len(text) > _LONGEST:
+        raise OperationError(f"expression: {len(text)} characters; at most {_LONGEST}")
+    try:
+        found = _read(ast.parse(text.strip(), mode="eval").body)
+        if _levels(found) > DEEPEST:
+            raise OperationError(f"it is nested too deeply: at most {DEEPEST} levels")
+        return found
+    except OperationError as error:
+        raise OperationError(f"expression {text!r}: {error}") from None
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise OperationError(f"expression {text!r}: {said}; write it as a*x + b") from None
+
+
+def _levels(node: Expression) -> int:
+    return 1 + max(map(_levels, node.arguments)) if isinstance(node, Apply) else 0
+
+
+def _read(node: ast.expr) -> Expression:
+    match node:
+        case ast.Constant(int() | float() as number) if not isinstance(number, bool):
+            return _constant(float(number), node)
+        case ast.Name(name):
+            return Value(name)
+        case ast.UnaryOp(ast.USub(), operand):
+            return _applied("neg", [_read(operand)], node)
+        case ast.BinOp(left, operation, right) if type(operation) in _BINARY:
+            return _applied(_BINARY[type(operation)], [_read(left), _read(right)], node)
+        case ast.Call(function, arguments, []):
+            return _applied(ast.unparse(function), [_read(a) for a in arguments], node)
+    raise OperationError(
+        f"{ast.unparse(node)} is no number, name, sum, product, quotient or function"
+    )
+
+
+def _applied(operator: str, arguments: list[Expression], node: ast.expr) -> Expression:
+    """Apply an operator; what is known of constants alone is computed now."""
+    whole = Apply(operator, tuple(arguments))
+    numbers = [np.float64(a.number) for a in arguments if isinstance(a, Constant)]
+    if len(numbers) < len(arguments):
+        return whole
+    with np.errstate(all="ignore"):
+        return _constant(float(OPERATORS[operator](*numbers)), node)
+
+
+def _constant(number: float, node: ast.expr) -> Constant:
+    if not math.isfinite(number):
+        raise OperationError(f"{ast.unparse(node)} is {number}, no finite number")
+    return Constant(number)

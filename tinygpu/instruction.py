@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tinygpu.device import arch_number
 from tinygpu.expression import OPERATORS
 
 __all__ = ["INSTRUCTIONS", "Completion", "Instruction", "Issuer", "Proxy", "Unit"]
@@ -44,7 +45,8 @@ class Instruction:
     ``issuer``: each thread on values of its own, a warp together on its threads' values, a
     warpgroup on a tile, one thread on a tile.
     ``proxy``: through which it touches shared memory.  ``variants`` are the operators of
-    ``tinygpu.expression`` that it covers.
+    ``tinygpu.expression`` that it covers.  ``arch``: the first architecture that has it; one that
+    ends in "a" alone has it.
     """
 
     name: str
@@ -56,6 +58,17 @@ class Instruction:
     atomic: bool = False
     issuer: Issuer = "thread"
     proxy: Proxy = "generic"
+    arch: str = "sm_50"
+
+    def runs_on(self, arch: str) -> bool:
+        """Return whether an architecture has it.
+
+        >>> [INSTRUCTIONS["wgmma"].runs_on(arch) for arch in ("sm_80", "sm_90a", "sm_100a")]
+        [False, True, False]
+        """
+        if self.arch.endswith("a"):
+            return arch == self.arch
+        return arch_number(arch) >= arch_number(self.arch)
 
     def semantics(self, variant: str, *arguments: Any) -> Any:
         """Return what it writes, given the arrays that it reads."""
@@ -74,7 +87,9 @@ _REGS = ("registers",)
 def _tma(
     name: str, reads: tuple[str, ...], writes: tuple[str, ...], completion: Completion
 ) -> Instruction:
-    return Instruction(name, reads, writes, "tma", completion, issuer="one", proxy="async")
+    return Instruction(
+        name, reads, writes, "tma", completion, issuer="one", proxy="async", arch="sm_90"
+    )
 
 
 INSTRUCTIONS: Mapping[str, Instruction] = {
@@ -83,7 +98,7 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
         Instruction("ld.global", ("gmem",), _REGS, "lsu", "scoreboard"),
         Instruction("st.global", _REGS, ("gmem",), "lsu"),
         Instruction("red.global", _REGS, ("gmem",), "lsu", atomic=True),
-        Instruction("cp.async", ("gmem",), ("smem",), "lsu", "commit_group"),
+        Instruction("cp.async", ("gmem",), ("smem",), "lsu", "commit_group", arch="sm_80"),
         Instruction("ld.shared", ("smem",), _REGS, "lsu", "scoreboard"),
         Instruction("st.shared", _REGS, ("smem",), "lsu"),
         Instruction("fma", _REGS, _REGS, "fma", variants=("fma", "mul", "add", "sub")),
@@ -113,6 +128,7 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
             variants=("fma",),
             issuer="warpgroup",
             proxy="async",
+            arch="sm_90a",
         ),
         Instruction(
             "tcgen05.mma",
@@ -123,6 +139,7 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
             variants=("fma",),
             issuer="one",
             proxy="async",
+            arch="sm_100a",
         ),
         Instruction(
             "tcgen05.cp",
@@ -132,17 +149,22 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
             "tcgen05_commit",
             issuer="one",
             proxy="async",
+            arch="sm_100a",
         ),
-        Instruction("tcgen05.ld", ("tmem",), _REGS, "tmem", "tcgen05_wait", issuer="warpgroup"),
-        Instruction("tcgen05.st", _REGS, ("tmem",), "tmem", "tcgen05_wait", issuer="warpgroup"),
-        Instruction("tcgen05.alloc", (), (), "barrier", "barrier"),
-        Instruction("tcgen05.commit", (), (), "barrier", "mbarrier"),
-        Instruction("tcgen05.fence", (), (), "barrier"),
-        Instruction("ldmatrix", ("smem",), _REGS, "lsu", "scoreboard", issuer="warp"),
-        Instruction("mma.sync", _REGS, _REGS, "tensor", variants=("fma",), issuer="warp"),
-        Instruction("stmatrix", _REGS, ("smem",), "lsu", issuer="warpgroup"),
-        Instruction("mbarrier", (), (), "barrier", "mbarrier"),
-        Instruction("barrier.cluster", (), (), "barrier", "barrier"),
-        Instruction("fence.proxy.async", (), (), "barrier"),
+        *(
+            Instruction(*form, "tmem", "tcgen05_wait", issuer="warpgroup", arch="sm_100a")
+            for form in (("tcgen05.ld", ("tmem",), _REGS), ("tcgen05.st", _REGS, ("tmem",)))
+        ),
+        Instruction("tcgen05.alloc", (), (), "barrier", "barrier", arch="sm_100a"),
+        Instruction("tcgen05.commit", (), (), "barrier", "mbarrier", arch="sm_100a"),
+        Instruction("tcgen05.fence", (), (), "barrier", arch="sm_100a"),
+        Instruction("ldmatrix", ("smem",), _REGS, "lsu", "scoreboard", issuer="warp", arch="sm_75"),
+        Instruction(
+            "mma.sync", _REGS, _REGS, "tensor", variants=("fma",), issuer="warp", arch="sm_80"
+        ),
+        Instruction("stmatrix", _REGS, ("smem",), "lsu", issuer="warpgroup", arch="sm_90"),
+        Instruction("mbarrier", (), (), "barrier", "mbarrier", arch="sm_90"),
+        Instruction("barrier.cluster", (), (), "barrier", "barrier", arch="sm_90"),
+        Instruction("fence.proxy.async", (), (), "barrier", arch="sm_90"),
     )
 }

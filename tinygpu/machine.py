@@ -26,6 +26,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
@@ -103,13 +104,20 @@ class Requirement:
 
 
 class Machine(ABC):
-    """A tiny GPU; see the module's text."""
+    """A tiny GPU; see the module's text.
+
+    What operations it can do: their names (``operations``), the types of all operands (``dtypes``)
+    or of the output by that of what is multiplied (``outputs``); empty: any.  ``fuses``: that
+    there may be an epilogue and a batch.
+    """
 
     name: ClassVar[str]
     levels: ClassVar[tuple[Level, ...]]
     instructions: ClassVar[tuple[Instruction, ...]]
     numeric: ClassVar[bool] = False
     operations: ClassVar[tuple[str, ...]] = ()
+    dtypes: ClassVar[tuple[str, ...]] = ()
+    outputs: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     fuses: ClassVar[bool] = True
     spread: ClassVar[tuple[str, ...]] = ()
     """Decisions in which schedules differ by more than details: tiles, and not rasters."""
@@ -134,11 +142,31 @@ class Machine(ABC):
                 f"machine {self.name}: {operation} is no matmul; it does matmul(..) of "
                 "tinygpu.operation, with an epilogue of yours"
             )
+        for operand in operation.operands if self.dtypes else ():
+            if operand.dtype not in self.dtypes:
+                raise OperationError(
+                    f"machine {self.name}: {operand}; {nearest(operand.dtype, self.dtypes)}"
+                )
+        types = sorted({o.dtype for o in operation.inputs if o.name in operation.combine.names()})
+        if self.outputs and not (
+            len(types) == 1 and operation.output.dtype in self.outputs.get(types[0], ())
+        ):
+            pairs = (f"{a} to {' or '.join(c)}" for a, c in self.outputs.items())
+            raise OperationError(
+                f"machine {self.name}: {' and '.join(types)} to {operation.output.dtype}; "
+                f"it multiplies {', '.join(pairs)}: choose dtype {', '.join(self.outputs)}, or the "
+                "machine simt"
+            )
         if not self.fuses and (operation.epilogue != ACC or "l" in operation.axes):
             raise OperationError(
                 f"machine {self.name}: {operation.name} with a batch or an epilogue "
                 f"({operation.epilogue}); choose a machine that fuses, as hopper"
             )
+
+    @classmethod
+    def runs_on(cls, arch: str) -> bool:
+        """Return whether an architecture has all its instructions."""
+        return all(instruction.runs_on(arch) for instruction in cls.instructions)
 
     @classmethod
     def decisions(cls) -> dict[str, Choice]:

@@ -1,12 +1,18 @@
 """Operations: what a kernel has to compute, apart from how.
 
 An operation has axes; operands, each an index map (the axes that index it, row-major in that
-order) and a data type; a ``combine`` expression of one point of the axes; a reduction over some
-axes; and an ``epilogue`` expression of the reduced value and the operands.  With ``acc`` for the
-reduced value,
+order) and a data type; a ``combine`` expression of one point of the axes; a sum of it over some
+axes; and an ``epilogue`` expression of the sum and the operands.  With ``acc`` for the sum,
 
-    acc[free axes] = reduce over the other axes of combine(inputs)
+    acc[free axes] = sum over the other axes of combine(inputs)
     output[output axes] = epilogue(acc, inputs, scalars, sizes)
+
+Other reductions over the same axes, sums or maxima, may come ``before``; what follows names them:
+
+>>> print(softmax("f32"))
+softmax: y[i,j] f32 = top: max over j of x[i,j] f32; sum over j of \
+ex2.ftz(((x[i,j] f32 - top) * 1.4426950408889634)), \
+then (ex2(((x - top) * 1.4426950408889634)) * rcp(acc))
 
 >>> op = matmul("f32")
 >>> print(op)
@@ -31,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.errors import OperationError, nearest
-from tinygpu.expression import Expression, apply, value
+from tinygpu.expression import Expression, apply, parse, value
 from tinygpu.memory import DTYPES
 
 __all__ = [
@@ -42,10 +48,13 @@ __all__ = [
     "Operand",
     "Operation",
     "Problem",
+    "Reduction",
     "elementwise",
     "is_matmul",
     "matmul",
     "reduce",
+    "rmsnorm",
+    "softmax",
 ]
 
 
@@ -73,6 +82,25 @@ LARGEST_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class Reduction:
+    """A named value: an expression of a point, reduced by "add" or "max" over the reduced axes."""
+
+    name: str
+    operator: str
+    expression: Expression
+
+    def __post_init__(self) -> None:
+        if self.operator not in REDUCERS:
+            raise OperationError(
+                f"reduction {self.name}: {self.operator}; {nearest(self.operator, REDUCERS)}"
+            )
+
+
+REDUCERS: Mapping[str, float] = {"add": 0.0, "max": -math.inf}
+"""Operators that reduce, each with its identity."""
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """An operation; see the module's definition."""
 
@@ -84,35 +112,49 @@ class Operation:
     reduced: tuple[str, ...] = ()
     epilogue: Expression = ACC
     scalars: tuple[str, ...] = ()
+    before: tuple[Reduction, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [*(o.name for o in self.operands), *self.scalars, *self.axes, "acc"]
+        before = [r.name for r in self.before]
+        names = [*(o.name for o in self.operands), *self.scalars, *self.axes, *before, "acc"]
         for name in names:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", name):
                 raise self._error(f"name {name!r}; a name has letters, digits and _")
             if names.count(name) > 1:
                 raise self._error(f"{name} is named twice; give it another name (acc is the sum's)")
-        read = {*self.combine.names(), *self.epilogue.names()}
-        for name in sorted(read.difference(names) | {self.output.name} & read):
-            raise self._error(
-                f"expression names {name!r}, which is no input, scalar or axis; "
-                f"known are {', '.join(sorted(set(names) - {self.output.name}))}"
-            )
-        if "acc" in self.combine.names() or "acc" not in self.epilogue.names():
-            raise self._error("combine makes acc, and the epilogue reads it")
+        later = [self.output.name, *before, "acc"]  # what an expression may not read, or not yet
+        every = [*(r.expression for r in self.before), self.combine, self.epilogue]
+        for expression, made in zip(every, [*before, "acc", ""], strict=True):
+            known = [name for name in names if name not in later]
+            for name in expression.names():
+                if name not in known:
+                    raise self._error(
+                        f"expression names {name!r}, which is no input, scalar or axis; "
+                        f"known are {', '.join(sorted(known))}"
+                    )
+            later = [name for name in later if name != made]
+        if "acc" not in self.epilogue.names() or (self.before and not self.reduced):
+            raise self._error("the epilogue reads acc, and what comes before it is reduced too")
         listed = [("reduced axes", self.reduced), *((str(o), o.axes) for o in self.operands)]
         for what, axes in listed:
             if missing := [a for a in axes if a not in self.axes]:
-                known = nearest(missing[0], self.axes)
-                raise self._error(f"{what}: axis {missing[0]} is not the operation's; {known}")
+                there_are = nearest(missing[0], self.axes)
+                raise self._error(f"{what}: axis {missing[0]} is not the operation's; {there_are}")
             if len({*axes}) < len(axes):
                 raise self._error(f"{what}: an axis is there twice; give each once")
         kept = tuple(a for a in self.axes if a in self.output.axes or a not in self.reduced)
         if self.output.axes != kept:
-            raise self._error(f"{self.output} has to have the axes {', '.join(kept)}, in this order")
+            raise self._error(
+                f"{self.output} has to have the axes {', '.join(kept)}, in this order"
+            )
 
     def _error(self, text: str) -> OperationError:
         return OperationError(f"operation {self.name}: {text}")
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """Every reduction in order; the last is the sum that ``acc`` names."""
+        return (*self.before, Reduction("acc", "add", self.combine)) if self.reduced else ()
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -151,10 +193,11 @@ class Operation:
         return sizes
 
     def flops(self, sizes: Mapping[str, int]) -> float:
-        """Return the arithmetic operations of ``combine`` and reduction, a nominal count."""
+        """Return the arithmetic operations of ``combine`` and reductions, a nominal count."""
         work = float(np.prod([float(sizes[a]) for a in self.axes]))
-        nodes = sum(1 for n in self.combine.nodes() if hasattr(n, "operator"))
-        return work * (nodes + (1 if self.reduced else 0))
+        points = (*(r.expression for r in self.before), self.combine)
+        nodes = sum(1 for e in points for n in e.nodes() if hasattr(n, "operator"))
+        return work * (nodes + len(self.reductions))
 
     def bytes(self, sizes: Mapping[str, int]) -> float:
         """Return the fewest bytes to move: every operand once."""
@@ -168,34 +211,34 @@ class Operation:
     ) -> dict[str, NDArray[np.float64]]:
         """Compute in float64; returns the output and, as ``"scale"``, what errors are relative to.
 
-        That is S, combine of |inputs| reduced (|A||B| for a matmul).  An epilogue E turns an error
-        of ``acc`` into one of |E'| times its size, and rounds: the scale is S |E'| + |E| then.
-        CuPy arrays are computed where they are, and give CuPy arrays.
+        That is S: to first order, rounding every number on the way by u moves an element by at most
+        u S (``Expression.rounded``).  For a matmul it is |A||B|.  CuPy arrays are computed where
+        they are, and give CuPy arrays.
         """
-        env = {n: x.astype(np.float64) for n, x in inputs.items()}
-        sizes = self.sizes({n: x.shape for n, x in env.items()})
-        acc = self._reduce(env, scalars or {}, sizes)
-        full: dict[str, Any] = {**sizes, **(scalars or {})}
-        full |= {o.name: self._spread(o, env[o.name]) for o in self.inputs}
-        full["acc"] = acc
-        axes = self.output.axes
-        shape = tuple(sizes[a] for a in axes)
-        keep = tuple(i for i, a in enumerate(self.axes) if a not in axes)
-        result = self.epilogue.evaluate(full)
-        if keep:
-            result = result.squeeze(axis=keep) if result.ndim == len(self.axes) else result
-        magnitude = self._reduce({n: np.abs(x) for n, x in env.items()}, scalars or {}, sizes)
-        if self.epilogue != ACC:
-            step = 2.0**-20 * magnitude  # small, but far above the rounding of float64
-            moved = self.epilogue.evaluate({**full, "acc": acc + step})
-            here = self.epilogue.evaluate(full)
-            magnitude = np.abs(moved - here) * 2.0**20 + np.abs(here)
-        if keep and magnitude.ndim == len(self.axes):
-            magnitude = magnitude.squeeze(axis=keep)
-        return {
-            self.output.name: np.broadcast_to(result, shape),
-            "scale": np.broadcast_to(magnitude, shape),
-        }
+        exact = {n: x.astype(np.float64) for n, x in inputs.items()}
+        sizes = self.sizes({n: x.shape for n, x in exact.items()})
+        values: dict[str, Any] = {**sizes, **(scalars or {})}
+        values |= {o.name: self._spread(o, exact[o.name]) for o in self.inputs}
+        errors: dict[str, Any] = {}
+        if self._is_product:
+            both = (exact, {n: np.abs(x) for n, x in exact.items()})
+            values["acc"], errors["acc"] = (self._product(env, sizes) for env in both)
+        else:
+            for r in self.reductions:
+                point, error = r.expression.rounded(values, errors)
+                if r.operator == "add":  # which rounds, too
+                    error = np.maximum(np.abs(point), error)
+                values[r.name] = self._over(r, point, sizes)
+                errors[r.name] = self._over(r, error, sizes) if np.ndim(error) else error
+        if not self.reduced:
+            values["acc"], errors["acc"] = self.combine.rounded(values, errors)
+        shape = tuple(sizes[a] for a in self.output.axes)
+        keep = tuple(i for i, a in enumerate(self.axes) if a not in self.output.axes)
+        result, scale = (
+            np.broadcast_to(x.squeeze(axis=keep) if x.ndim == len(self.axes) else x, shape)
+            for x in self.epilogue.rounded(values, errors)
+        )
+        return {self.output.name: result, "scale": scale}
 
     def _spread(self, operand: Operand, array: NDArray[Any]) -> NDArray[Any]:
         """Give the array the axes of the operation, in order, length 1 where it has none."""
@@ -203,40 +246,49 @@ class Operation:
         shape = [array.shape[operand.axes.index(a)] if a in operand.axes else 1 for a in self.axes]
         return array.transpose(order).reshape(shape)
 
-    def _reduce(
-        self,
-        env: Mapping[str, NDArray[Any]],
-        scalars: Mapping[str, float],
-        sizes: Mapping[str, int],
+    def _over(
+        self, reduction: Reduction, point: NDArray[Any], sizes: Mapping[str, int]
     ) -> NDArray[np.float64]:
-        """Reduce ``combine``; a plain product of two operands goes through einsum."""
-        names = list(self.combine.names())
-        if str(self.combine) == f"({' * '.join(names)})" and self.reduced:
-            letters = {a: chr(97 + i) for i, a in enumerate(self.axes)}
-            operands = [self.operand(n) for n in names]
-            terms = ",".join("".join(letters[a] for a in o.axes) for o in operands)
-            free = [a for a in self.axes if a not in self.reduced]
-            out = np.einsum(
-                f"{terms}->{''.join(letters[a] for a in free)}",
-                *(env[n] for n in names),
-                optimize=True,
-            )
-            kept = [1 if a in self.reduced else sizes[a] for a in self.axes]
-            result: NDArray[np.float64] = out.reshape(kept)
-            return result
-        spread = {o.name: self._spread(o, env[o.name]) for o in self.inputs}
-        point = self.combine.evaluate({**sizes, **scalars, **spread})
+        """Reduce over the reduced axes, whose length becomes 1."""
+        over: Any = np.sum if reduction.operator == "add" else np.max
         where = tuple(self.axes.index(a) for a in self.reduced)
-        summed: NDArray[np.float64] = np.sum(point, axis=where, keepdims=True) if where else point
-        return summed
+        full = np.broadcast_to(point, tuple(sizes[a] for a in self.axes))
+        result: NDArray[np.float64] = over(full, axis=where, keepdims=True)
+        return result
+
+    @property
+    def _is_product(self) -> bool:
+        """Whether a plain product of operands is summed, as einsum does."""
+        names = " * ".join(self.combine.names())
+        return bool(self.reduced) and not self.before and str(self.combine) == f"({names})"
+
+    def _product(
+        self, env: Mapping[str, NDArray[Any]], sizes: Mapping[str, int]
+    ) -> NDArray[np.float64]:
+        """Sum a plain product of operands over the reduced axes, whose length becomes 1."""
+        letters = {a: chr(97 + i) for i, a in enumerate(self.axes)}
+        operands = [self.operand(n) for n in self.combine.names()]
+        terms = ",".join("".join(letters[a] for a in o.axes) for o in operands)
+        free = "".join(letters[a] for a in self.axes if a not in self.reduced)
+        out = np.einsum(f"{terms}->{free}", *(env[o.name] for o in operands), optimize=True)
+        result: NDArray[np.float64] = out.reshape(
+            [1 if a in self.reduced else sizes[a] for a in self.axes]
+        )
+        return result
 
     def __str__(self) -> str:
         names = {o.name: str(o) for o in self.inputs} if self.reduced else {}
-        spelled = re.sub(r"\w+", lambda m: names.get(m[0], m[0]), str(self.combine))
-        head = f"{self.name}: {self.output} = "
+
+        def spelled(expression: Expression) -> str:
+            return re.sub(r"\w+", lambda m: names.get(m[0], m[0]), str(expression))
+
+        head, over = f"{self.name}: {self.output} = ", ",".join(self.reduced)
         if not self.reduced:
-            return head + spelled
-        text = f"{head}sum over {','.join(self.reduced)} of {spelled}"
+            return head + spelled(self.combine)
+        words = {"add": "sum", "max": "max"}
+        for r in self.before:
+            head += f"{r.name}: {words[r.operator]} over {over} of {spelled(r.expression)}; "
+        text = f"{head}sum over {over} of {spelled(self.combine)}"
         return text if self.epilogue == ACC else f"{text}, then {self.epilogue}"
 
 
@@ -343,10 +395,30 @@ def is_matmul(operation: Operation) -> bool:
     return any(form(operation) == form(matmul(layout=t, batched=batched)) for t in LAYOUTS)
 
 
+ARRAYS = ("u", "v", "w", "x", "z")
+"""Names that are arrays in an elementwise expression, if it is not said which; y is the result."""
+
+
 def elementwise(
-    expression: Expression, *, inputs: tuple[str, ...], dtype: str = "f32"
+    expression: Expression | str, *, inputs: tuple[str, ...] = (), dtype: str = "f32"
 ) -> Operation:
-    """``y[i] = expression`` of one-dimensional ``inputs``; every other name is a scalar."""
+    """``y[i] = expression`` of one-dimensional ``inputs``; every other name is a scalar.
+
+    A string is parsed.  Without ``inputs`` they are what it reads of u, v, w, x and z.  Raises
+    OperationError for an expression that makes no sense, and if it reads no input.
+
+    >>> print(elementwise("a*x + b").scalars)
+    ('a', 'b')
+    """
+    if isinstance(expression, str):
+        expression = parse(expression)
+    names = tuple(expression.names())
+    inputs = inputs or tuple(n for n in names if n in ARRAYS)
+    if unread := [n for n in inputs if n not in names] or ([] if inputs else list(ARRAYS)):
+        raise OperationError(
+            f"elementwise {expression}: it does not read {' or '.join(unread)}; "
+            "give an expression of arrays, as a*x + b, or name its inputs"
+        )
     scalars = tuple(n for n in expression.names() if n not in inputs)
     return Operation(
         name="elementwise",
@@ -365,10 +437,12 @@ def reduce(
     inputs: tuple[Operand, ...],
     output: Operand,
     name: str = "reduce",
+    before: tuple[Reduction, ...] = (),
 ) -> Operation:
     """Reduce each row ``i`` over ``j`` and write ``epilogue`` of the sum and the inputs."""
-    known = {o.name for o in inputs} | {"i", "j", "acc"}
-    names = (*combine.names(), *epilogue.names())
+    known = {o.name for o in inputs} | {"i", "j", "acc"} | {r.name for r in before}
+    every = (*(r.expression for r in before), combine, epilogue)
+    names = (n for expression in every for n in expression.names())
     return Operation(
         name=name,
         axes=("i", "j"),
@@ -378,6 +452,29 @@ def reduce(
         reduced=("j",),
         epilogue=epilogue,
         scalars=tuple(dict.fromkeys(n for n in names if n not in known)),
+        before=before,
+    )
+
+
+def rmsnorm(dtype: str = "f32") -> Operation:
+    """``y[i,j] = x[i,j] w[j] / sqrt(mean of x[i,:]^2 + eps)``, eps a scalar."""
+    x, w, mean = value("x"), value("w"), ACC / value("j")
+    y = x * apply("rsqrt", mean + value("eps")) * w
+    inputs = Operand("x", ("i", "j"), dtype), Operand("w", ("j",), dtype)
+    return reduce(x * x, y, inputs=inputs, output=Operand("y", ("i", "j"), dtype), name="rmsnorm")
+
+
+def softmax(dtype: str = "f32") -> Operation:
+    """``y[i,j] = exp(x[i,j] - top) / sum over j of exp(x[i,j] - top)``, top the row's maximum."""
+    x, top = value("x"), value("top")
+    below = (x - top) * _LOG2_E
+    return reduce(
+        apply("ex2.ftz", below),  # the sum is 1 or more: subnormal terms are nothing in it
+        apply("ex2", below) * apply("rcp", ACC),
+        inputs=(Operand("x", ("i", "j"), dtype),),
+        output=Operand("y", ("i", "j"), dtype),
+        name="softmax",
+        before=(Reduction("top", "max", x),),
     )
 
 
@@ -407,5 +504,10 @@ ACTIVATIONS: Mapping[str, Callable[[Expression], Expression]] = {
 """What a matmul may end with, by name."""
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
-OPERATIONS = {"matmul": matmul}
-"""Operations that the command line builds from a name and a dtype."""
+OPERATIONS: Mapping[str, Callable[..., Operation]] = {
+    "matmul": matmul,
+    "elementwise": elementwise,
+    "rmsnorm": rmsnorm,
+    "softmax": softmax,
+}
+"""Operations by name."""

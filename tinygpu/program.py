@@ -283,6 +283,11 @@ class Program:
                             f"program {self.name}: {statement} uses buffer {access.buffer.name}, "
                             "which the program does not declare; add it to buffers"
                         )
+                    if access.outside and not _loads(statement):
+                        raise ProgramError(
+                            f"program {self.name}: {statement} gives {access.outside} outside; "
+                            "only ld.global of a thread's own values can: others give 0"
+                        )
             signal = statement.signal if isinstance(statement, Do) else None
             for barrier in (
                 *((statement.barrier,) if isinstance(statement, Wait | Arrive) else ()),
@@ -354,7 +359,7 @@ class Program:
         ProgramError for a size that the term does not cover.
         """
         for axis, most in self.at_most:
-            if sizes[axis] > most:
+            if np.all(sizes[axis] > most):  # of a space: of every schedule
                 raise ProgramError(
                     f"program {self.name}: {axis} is {sizes[axis]}; this term covers at most "
                     f"{most}: choose a schedule that covers more"
@@ -374,6 +379,13 @@ class Program:
         from tinygpu.listing import listing  # which reads programs
 
         return listing(self)
+
+
+def _loads(statement: Do | Exit) -> bool:
+    """Return whether it is a load of each thread's own values."""
+    if not isinstance(statement, Do) or statement.write.buffer.fragment:
+        return False
+    return statement.instruction.name == "ld.global"
 
 
 def select(condition: Any, then: Any, otherwise: Any) -> Any:

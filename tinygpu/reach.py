@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinygpu.device import Device
+from tinygpu.errors import ProgramError
 from tinygpu.program import (
     Access,
     Affine,
@@ -147,6 +148,8 @@ class Case:
     @staticmethod
     def of(program: Program, sizes: Mapping[str, int], device: Device | None) -> Case:
         """Work out the parameters, the grid and each statement's ranges once."""
+        if not isinstance(program, Program):
+            raise ProgramError(f"program() gave {program!r}; it has to return a Program")
         parameters: dict[str, Any] = dict(sizes)
         for name, expression in program.parameters:
             parameters[name] = expression.evaluate(parameters)

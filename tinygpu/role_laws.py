@@ -30,8 +30,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tinygpu.device import arch_number
-from tinygpu.instruction import Instruction
 from tinygpu.law import Law
 from tinygpu.program import (
     Access,
@@ -64,25 +62,11 @@ _WORKING = 24  # an estimate: addresses, descriptors, counters of a lean loop
 def architecture(case: Case) -> Iterator[Clause]:
     """Compare the instructions with the device's architecture."""
     arch = case.chip.arch
-    number = arch_number(arch)
     for instruction in dict.fromkeys(place.do.instruction for place in case.places):
-        least = _least(instruction)
-        text = "{} needs {}; {} is {}"
-        exact = least in ("sm_90a", "sm_100a")
-        holds = arch == least if exact else number >= int(least[3:])
-        yield Clause(holds, text, (instruction.name, least, case.chip.name, arch))
-
-
-def _least(instruction: Instruction) -> str:
-    if instruction.name == "wgmma":
-        return "sm_90a"
-    if instruction.name.startswith("tcgen05"):
-        return "sm_100a"
-    if instruction.unit == "tma" or instruction.name == "stmatrix":
-        return "sm_90"
-    if instruction.completion == "commit_group" or instruction.issuer == "warp":
-        return "sm_80"
-    return "sm_50"
+        text, least = "{} needs {}; {} is {}", instruction.arch
+        yield Clause(
+            instruction.runs_on(arch), text, (instruction.name, least, case.chip.name, arch)
+        )
 
 
 def grid(case: Case) -> Iterator[Clause]:

@@ -27,23 +27,24 @@ from typing import Any
 
 from tinygpu.document import document, fields_of, shown
 from tinygpu.errors import DocumentError, ScheduleError, TinyGpuError, nearest
-from tinygpu.expression import Apply, Constant, Expression, Value
+from tinygpu.expression import DEEPEST, Apply, Constant, Expression, Value
 from tinygpu.machine import Chosen, Machine
 from tinygpu.machine import Value as Choosable
-from tinygpu.operation import Operand, Operation, Problem
+from tinygpu.operation import Operand, Operation, Problem, Reduction
 from tinygpu.program import Program
 
-__all__ = ["VERSION", "Schedule", "from_json", "to_json"]
+__all__ = ["VERSION", "Schedule", "device_in", "from_json", "to_json"]
 
 VERSION = 1
 """The version of the JSON form: raised when a field changes its meaning."""
 
 _FILE = {"machine": str, "operation": dict, "sizes": dict, "decisions": dict}
+_DEVICE = {"device": str}
 _OPERATION = {
     "name": str, "axes": list, "inputs": list, "output": list,
     "combine": None, "reduced": list, "epilogue": None, "scalars": list,
 }  # fmt: skip
-_DEEPEST = 100  # levels of an expression: the walks over one are recursive
+_BEFORE = {"before": list}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +115,14 @@ class Schedule:
         return f"{self.machine}: " + " ".join(f"{n}={v}" for n, v in self.decisions)
 
 
-def to_json(schedule: Schedule, problem: Problem) -> str:
-    """Write a schedule and the problem it is for, readably."""
+def to_json(schedule: Schedule, problem: Problem, *, device: str = "") -> str:
+    """Write a schedule, the problem and the name of the device it is for, readably."""
     return json.dumps(
         {
             "format": "tinygpu schedule",
             "version": VERSION,
             "machine": schedule.machine,
+            **({"device": device} if device else {}),
             "operation": _operation_to_tree(problem.operation),
             "sizes": problem.sizes,
             "decisions": dict(schedule.decisions),
@@ -129,16 +131,24 @@ def to_json(schedule: Schedule, problem: Problem) -> str:
     )
 
 
+def device_in(text: str) -> str:
+    """Return the name of the device in what ``to_json`` wrote, or "" if there is none."""
+    return str(document(text, "tinygpu schedule", VERSION, _FILE, _DEVICE).get("device", ""))
+
+
 def from_json(text: str, machines: Mapping[str, Machine]) -> tuple[Machine, Problem, Schedule]:
     """Read what ``to_json`` wrote.
 
     Raises ScheduleError, in one line, for anything else.
     """
     try:
-        tree = document(text, "tinygpu schedule", VERSION, _FILE)
+        tree = document(text, "tinygpu schedule", VERSION, _FILE, _DEVICE)
         name = tree["machine"]
         if name not in machines:
-            raise ScheduleError(f"machine {name}: {nearest(name, machines)}")
+            raise ScheduleError(
+                f"machine {name}: {nearest(name, machines)}; for one of your own give "
+                "--machine FILE.py:Class"
+            )
         machine = machines[name]
         operation = _operation_from_tree(tree["operation"])
         machine.check(operation)
@@ -156,6 +166,9 @@ def _operation_to_tree(operation: Operation) -> dict[str, Any]:
     def operand(o: Operand) -> list[Any]:
         return [o.name, list(o.axes), o.dtype]
 
+    def reduction(r: Reduction) -> list[Any]:
+        return [r.name, r.operator, _expression_to_tree(r.expression)]
+
     return {
         "name": operation.name,
         "axes": list(operation.axes),
@@ -165,11 +178,12 @@ def _operation_to_tree(operation: Operation) -> dict[str, Any]:
         "reduced": list(operation.reduced),
         "epilogue": _expression_to_tree(operation.epilogue),
         "scalars": list(operation.scalars),
+        **({"before": [reduction(r) for r in operation.before]} if operation.before else {}),
     }
 
 
 def _operation_from_tree(tree: Any) -> Operation:
-    parts = fields_of(tree, "operation", _OPERATION)
+    parts = fields_of(tree, "operation", _OPERATION, _BEFORE)
 
     def names(listed: Any, what: str) -> tuple[str, ...]:
         if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
@@ -182,6 +196,12 @@ def _operation_from_tree(tree: Any) -> Operation:
                 return Operand(name, names(axes, f"axes of {name}"), dtype)
         raise DocumentError(f"operation: operand {shown(o)}; give [name, [axes], type]")
 
+    def reduction(r: Any) -> Reduction:
+        match r:
+            case [str(name), str(operator), expression]:
+                return Reduction(name, operator, _expression_from_tree(expression))
+        raise DocumentError(f"operation: reduction {shown(r)}; give [name, operator, expression]")
+
     operation = Operation(
         name=parts["name"],
         axes=names(parts["axes"], "axes"),
@@ -191,8 +211,10 @@ def _operation_from_tree(tree: Any) -> Operation:
         reduced=names(parts["reduced"], "reduced axes"),
         epilogue=_expression_from_tree(parts["epilogue"]),
         scalars=names(parts["scalars"], "scalars"),
+        before=tuple(map(reduction, parts.get("before", ()))),
     )
-    read = {*operation.combine.names(), *operation.epilogue.names()}
+    every = (*(r.expression for r in operation.before), operation.combine, operation.epilogue)
+    read = {name for expression in every for name in expression.names()}
     for scalar in operation.scalars:
         if scalar not in read:
             raise DocumentError(f"operation: scalar {scalar} is in no expression; leave it out")
@@ -213,8 +235,8 @@ def _expression_to_tree(expression: Expression) -> Any:
 
 def _expression_from_tree(tree: Any, depth: int = 0) -> Expression:
     match tree:
-        case _ if depth > _DEEPEST:
-            raise DocumentError(f"operation: an expression of more than {_DEEPEST} levels")
+        case _ if depth > DEEPEST:
+            raise DocumentError(f"operation: an expression of more than {DEEPEST} levels")
         case str():
             return Value(tree)
         case int() | float() if not isinstance(tree, bool):

@@ -179,12 +179,12 @@ def _missing_fence(agent: Agent, other: Use, use: Use) -> str:
 
 
 def from_gmem(agent: Agent, do: Do, access: Access, address: Integers, taken: Booleans) -> Values:
-    """Return elements of an operand, 0 for those that a guard takes away."""
+    """Return elements of an operand, ``outside`` for those that a guard takes away."""
     array = agent.cta.cluster.run.arrays[access.buffer.name]
     if array.output:
         text = f"reads the output {access.buffer.name}, which others write; keep it on chip"
         agent.cta.cluster.find("race", agent, do, text, access.buffer.name)
-    return np.where(taken, array.flat[np.where(taken, address, 0)], 0.0)
+    return np.where(taken, array.flat[np.where(taken, address, 0)], access.outside)
 
 
 def to_gmem(agent: Agent, do: Do, address: Integers, values: Values, threads: Integers) -> None:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
 from tinygpu.cli import code, demo, look, plot, search
-from tinygpu.cli.console import complain
+from tinygpu.cli.console import complain, say
+from tinygpu.cli.machine_file import fault_in_machine
 from tinygpu.errors import TinyGpuError
 
 __all__ = ["app"]
@@ -69,6 +70,11 @@ class _Group(TyperGroup):
             what = f"{error.filename}: " if error.filename else ""
             way = _WAYS.get(error.errno or 0, "try again, or choose another path")
             status = complain(f"{what}{error.strerror or error}; {way}")
+        except Exception as error:
+            told = fault_in_machine(error)
+            if not told:
+                raise
+            status = complain(told)  # the user's own machine, not tinygpu
         if status == 130:
             complain("interrupted; files written before are whole")
         if standalone:
@@ -81,8 +87,32 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="A formal model of a GPU, a search over its schedules, and the PTX it predicts.",
 )
+
+
+def _print_version(*, asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        say(f"tinygpu {version('tinygpu')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            is_eager=True,
+            callback=lambda asked: _print_version(asked=asked),
+        ),
+    ] = False,
+) -> None:
+    """Search schedules under a formal model of a GPU, and write the PTX that it predicts."""
+
+
 for part in (look, search, code, demo):
     part.add_to(app)
 app.add_typer(plot.app, name="plot")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -9,10 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
+from tinygpu.cli.asked import BATCH, I, J, K, M, N
 from tinygpu.cli.console import bar, say, say_json, table, time_text, working, write
-from tinygpu.cli.given import DEVICE, JSON, SCHEDULE, Given, read_schedule
+from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, Given, read_schedule
 from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.errors import (
     DeviceError,
@@ -20,8 +23,9 @@ from tinygpu.errors import (
     OperationError,
     ScheduleError,
     TinyGpuError,
+    nearest,
 )
-from tinygpu.operation import Problem
+from tinygpu.operation import Operation, Problem
 
 if TYPE_CHECKING:
     from tinygpu.codegen.interpretation import Interpretation
@@ -45,7 +49,8 @@ def emit(
     cubin: Annotated[
         Path | None, typer.Option(help="Assemble too, into this file, and report.")
     ] = None,
-    device: DEVICE = "h200",
+    device: ON = "",
+    machine: OWN = "",
 ) -> None:
     """Write a schedule's PTX; of several, in parallel, PTX and cubins into a folder."""
     from tinygpu.codegen.assemble import assemble
@@ -54,11 +59,13 @@ def emit(
     if len(schedules) > 1:
         if output is None or cubin is not None:
             raise ScheduleError("several schedules: they are written into a folder; give -o FOLDER")
-        _emit_all(schedules, output, arch, device)
+        _emit_all(
+            [read_schedule(path, device, machine=machine) for path in schedules], output, arch
+        )
         return
     if output is not None and output == cubin:
         raise ScheduleError(f"emit: -o and --cubin are both {output}; give two files")
-    given = read_schedule(schedules[0], device).for_arch(arch)
+    given = read_schedule(schedules[0], device, machine=machine).for_arch(arch)
     text = emitted(given.program(), given.device.arch, given.problem.sizes)
     code = None if cubin is None else assemble(text, given.device.arch)
     if output is None:
@@ -76,11 +83,11 @@ def emit(
         )
 
 
-def _emit_all(schedules: Sequence[Path], folder: Path, arch: str, device: str) -> None:
+def _emit_all(schedules: Sequence[Given], folder: Path, arch: str) -> None:
     """Build each schedule file into ``folder``; say what ptxas said of each."""
     from tinygpu.codegen.build import build_many
 
-    given = {path.stem: read_schedule(path, device).for_arch(arch) for path in schedules}
+    given = {one.path.stem: one.for_arch(arch) for one in schedules}
     if len(given) < len(schedules):
         raise ScheduleError("several schedules: two files have one name; give them one at a time")
     wanted = [(g.program(), g.device.arch, g.problem.sizes) for g in given.values()]
@@ -119,10 +126,17 @@ def run(
     backend: Annotated[
         Backend | None, typer.Option(help="The GPU if it can run the kernel, else the interpreter.")
     ] = None,
-    m: Annotated[int | None, typer.Option("-m", help="Rows of c; else the schedule's.")] = None,
-    n: Annotated[int | None, typer.Option("-n", help="Columns of c.")] = None,
-    k: Annotated[int | None, typer.Option("-k", help="Terms of each sum.")] = None,
-    device: DEVICE = "h200",
+    m: M = None,
+    n: N = None,
+    k: K = None,
+    i: I = None,
+    j: J = None,
+    batch: BATCH = None,
+    scalar: Annotated[
+        list[str] | None, typer.Option(help="name=number, of a scalar (else 0.5); repeatable.")
+    ] = None,
+    device: ON = "",
+    machine: OWN = "",
     seed: Annotated[
         int, typer.Option(min=0, help="Of the random inputs, and of random orders.")
     ] = 0,
@@ -130,10 +144,13 @@ def run(
 ) -> None:
     """Run a schedule: validate and time it on a GPU, or run its PTX by the interpreter.
 
-    The interpreter takes small sizes where none are given, and tells of hazards, not of time.
+    Sizes that are not given are the schedule's; the interpreter then takes small ones.  It tells of
+    hazards, not of time.
     """
-    given = read_schedule(schedule, device)
-    asked = {axis: size for axis, size in (("m", m), ("n", n), ("k", k)) if size is not None}
+    given = read_schedule(schedule, device, machine=machine)
+    sizes = {"l": batch, "m": m, "n": n, "k": k, "i": i, "j": j}
+    asked = {axis: size for axis, size in sizes.items() if size is not None}
+    scalars = _scalars(given.problem.operation, scalar or ())
     problem = given.problem
     given = replace(given, problem=Problem.of(problem.operation, **{**problem.sizes, **asked}))
     given.program()
@@ -143,9 +160,10 @@ def run(
     if why_not and backend == Backend.GPU:
         raise LaunchError(f"{why_not}; give --backend interpreter, or leave --backend out")
     if why_not:
-        tree = {"where": "interpreter", "why": why_not, **_interpreted(given, asked, seed)}
+        found = _interpreted(given, asked, seed, scalars)
+        tree = {"where": "interpreter", "why": why_not, **found}
     else:
-        tree = {"where": "GPU", **_on_gpu(given, seed)}
+        tree = {"where": "GPU", **_on_gpu(given, seed, scalars)}
     if as_json:
         say_json(tree)
     else:
@@ -156,7 +174,27 @@ def run(
         raise typer.Exit(1)
 
 
-def _interpreted(given: Given, asked: Mapping[str, int], seed: int) -> dict[str, Any]:
+def _scalars(operation: Operation, given: Sequence[str]) -> dict[str, float]:
+    """Read ``name=number``.  Raises OperationError for another name, or no finite number."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        if name not in operation.scalars:
+            known = nearest(name, operation.scalars) if operation.scalars else "it has none"
+            raise OperationError(f"--scalar {text}: {operation.name} has no scalar {name}; {known}")
+        try:
+            with np.errstate(over="ignore"):
+                found[name] = float(np.float32(number))
+        except ValueError:
+            found[name] = math.nan
+        if not math.isfinite(found[name]):
+            raise OperationError(f"--scalar {text}: give a finite fp32 number, as {name}=2.0")
+    return found
+
+
+def _interpreted(
+    given: Given, asked: Mapping[str, int], seed: int, scalars: Mapping[str, float]
+) -> dict[str, Any]:
     """Run the PTX on arrays, at the sizes that were asked for and small ones for the rest."""
     from tinygpu.codegen.interpretation import interpret
     from tinygpu.interpret import reduced
@@ -171,7 +209,7 @@ def _interpreted(given: Given, asked: Mapping[str, int], seed: int) -> dict[str,
             "smaller sizes, or none: then it takes small ones"
         )
     with working("interpreting the PTX"):
-        found = interpret(program, sizes, arch=given.device.arch, seed=seed)
+        found = interpret(program, sizes, arch=given.device.arch, seed=seed, scalars=scalars)
     findings = [str(finding) for finding in found.findings]
     return {
         "right": found.right,
@@ -202,7 +240,7 @@ def interpreted_text(found: Interpretation) -> str:
     )
 
 
-def _on_gpu(given: Given, seed: int) -> dict[str, Any]:
+def _on_gpu(given: Given, seed: int, scalars: Mapping[str, float]) -> dict[str, Any]:
     """Validate and time it on the GPU beside cuBLAS."""
     from tinygpu.codegen.measure import Options
     from tinygpu.search.cost import cost
@@ -211,7 +249,8 @@ def _on_gpu(given: Given, seed: int) -> dict[str, Any]:
     problem = given.problem
     space = Space(given.machine, problem, given.device)
     with working("validating and timing"):
-        mine, *others = measured(space, [given.schedule], options=Options(seed=seed))
+        options = Options(seed=seed, scalars=scalars)
+        mine, *others = measured(space, [given.schedule], options=options)
     predicted = float(cost(given.program(), problem.sizes, given.device).seconds)
     tree: dict[str, Any] = {
         "right": mine.ok,

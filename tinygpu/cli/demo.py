@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tinygpu.cli.asked import Asked, problem_of
 from tinygpu.cli.console import bar, json_text, resumable, say, table, time_text, working, write
-from tinygpu.cli.given import DEVICE, DTYPE, LAYOUT, Given, fixed_values, machine_named, problem_of
+from tinygpu.cli.given import DEVICE, DTYPE, LAYOUT, MACHINE, Given, fixed_values, machine_named
 from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.cli.plot import drawn_timeline, shape_text
-from tinygpu.device import load_device
+from tinygpu.device import label, load_device
 from tinygpu.schedule import to_json
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ Source: "The Llama 3 Herd of Models", table 3: width 4096, 32 heads of 128, 8 of
 values, feed-forward width 14336.
 """
 
-DISTINCT = ("tile_m", "tile_n", "consume", "thread_m", "thread_n")
+SPREAD = ("tile_m", "tile_n", "consume", "thread_m", "thread_n")
 """What the schedules of a layer differ in: the best of all differ in details alone."""
 
 
@@ -103,7 +104,7 @@ def add_to(app: typer.Typer) -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
     tokens: Annotated[int, typer.Option(help="Rows of each product.")] = 4096,
-    machine: Annotated[str, typer.Option(help="Whose schedules.")] = "hopper",
+    machine: MACHINE = "hopper",
     dtype: DTYPE = "",
     layout: LAYOUT = "nt",
     device: DEVICE = "h200",
@@ -128,7 +129,7 @@ def demo(
         if name not in LAYERS:
             raise OperationError(f"layer {name}: {nearest(name, LAYERS)}")
     problems = {
-        name: problem_of("matmul", chosen, dtype, layout, {"m": tokens, "n": n, "k": k})
+        name: problem_of(Asked("matmul", m=tokens, n=n, k=k, dtype=dtype, layout=layout), machine)
         for name, (_, n, k) in LAYERS.items()
         if not layer or name in layer
     }
@@ -165,8 +166,8 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
     from tinygpu.search.store import Store
 
     problem, chip = space.problem, space.device
-    distinct = tuple(n for n in DISTINCT if n in space.values)
-    found = ranked([space], top, {space.machine.name: distinct}, exact=True)
+    spread = tuple(n for n in SPREAD if n in space.values)
+    found = ranked([space], top, {space.machine.name: spread}, exact=True)
     best = found.best[0].schedule
     program = best.program(space.machine, problem.operation)
     with working("assembling"):
@@ -178,7 +179,10 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
     with working("interpreting the PTX"):
         interpreted = interpret(program, sizes, arch=chip.arch)
     for number, one in enumerate(found.best, 1):
-        write(out / "schedules" / f"{name}-{number:02}.json", to_json(one.schedule, problem))
+        write(
+            out / "schedules" / f"{name}-{number:02}.json",
+            to_json(one.schedule, problem, device=label(chip)),
+        )
     write(out / "ptx" / f"{name}.ptx", ptx)
     write(out / "ptx" / f"{name}.cubin", cubin.bytes)
     timed: list[Measurement] = []

@@ -5,42 +5,62 @@ Everything raises a TinyGpuError in one line, with the nearest name, for what th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tinygpu.device import Device, load_device
+from tinygpu.cli.machine_file import is_file, machine_in
+from tinygpu.device import DEVICES, Device, load_device
 from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
 from tinygpu.machine import Machine, Value
 from tinygpu.machines import MACHINES
-from tinygpu.memory import DTYPES
-from tinygpu.operation import OPERATIONS, Problem
+from tinygpu.operation import Operation, Problem
 from tinygpu.program import Program
-from tinygpu.schedule import Schedule, from_json
+from tinygpu.schedule import Schedule, device_in, from_json
 
 __all__ = [
     "DEVICE",
     "DTYPE",
     "JSON",
     "LAYOUT",
+    "MACHINE",
+    "ON",
+    "OWN",
     "SCHEDULE",
+    "SPREAD",
     "Given",
+    "fixed_for",
     "fixed_values",
     "machine_named",
-    "problem_of",
+    "machines_for",
+    "machines_with",
     "read_schedule",
+    "spread_of",
 ]
 
 SCHEDULE = Annotated[Path, typer.Argument(help="A schedule file that search wrote.")]
 DEVICE = Annotated[str, typer.Option(help="A device's name, or the path of its .json file.")]
+ON = Annotated[
+    str, typer.Option("--device", help="A device's name or .json file; else the schedule's.")
+]
+MACHINE = Annotated[
+    str, typer.Option(help="Whose schedules: a machine's name, or FILE.py:Class for your own.")
+]
+OWN = Annotated[
+    str, typer.Option("--machine", help="FILE.py:Class, for a schedule of a machine of your own.")
+]
+SPREAD = Annotated[
+    str, typer.Option(help="Decisions, as tile_m,tile_n, in which no two of the best are alike.")
+]
 DTYPE = Annotated[
-    str, typer.Option(help="Type of the inputs; if not given, f32, or bf16 for tensor cores.")
+    str,
+    typer.Option(help="Type of the inputs; else f32, or bf16 if tensor cores are chosen."),
 ]
 LAYOUT = Annotated[
-    str, typer.Option(help="nn, nt, tn or tt; t: a as a[k,m], b as b[n,k]. nt: a linear layer.")
+    str, typer.Option(help=r"nn, nt, tn or tt; t: a as a\[k,m], b as b\[n,k]. nt: a linear layer.")
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
@@ -71,30 +91,55 @@ class Given:
 
 
 def machine_named(name: str) -> Machine:
-    """Return a machine.  Raises MachineError for a name that is unknown."""
+    """Return a machine by its name, or FILE.py:Class.  Raises MachineError if there is none."""
+    if is_file(name):
+        return machine_in(name)
     if name not in MACHINES:
-        raise MachineError(f"machine {name}: {nearest(name, MACHINES)}")
+        raise MachineError(f"machine {name}: {nearest(name, MACHINES)}; or give FILE.py:Class")
     return MACHINES[name]
 
 
-def problem_of(
-    operation: str, machine: Machine, dtype: str, layout: str, sizes: Mapping[str, int]
-) -> Problem:
-    """Return the problem; the machine has a say in the type of the inputs, if none is given.
+def machines_with(name: str) -> dict[str, Machine]:
+    """Return the machines by name, with the one that is named, if any, among them."""
+    own = [machine_named(name)] if name else []
+    return {**MACHINES, **{machine.name: machine for machine in own}}
 
-    Raises OperationError for a name, a type, a layout or a size that cannot be.
+
+def machines_for(operation: Operation, device: Device, name: str = "") -> list[Machine]:
+    """Return the machine that is named, or all that can do the operation and run on the device.
+
+    Raises MachineError for an unknown name, OperationError if no machine can.
     """
-    if operation not in OPERATIONS:
-        raise OperationError(f"operation {operation}: {nearest(operation, OPERATIONS)}")
-    by_tensor_cores = any(i.unit == "tensor" for i in machine.instructions)
-    dtype = dtype or ("bf16" if by_tensor_cores else "f32")
-    if dtype not in DTYPES:
-        raise OperationError(f"dtype {dtype}: {nearest(dtype, DTYPES)}")
-    return Problem.of(OPERATIONS[operation](dtype, layout=layout), **sizes)
+    found, why_not = [], []
+    for machine in [machine_named(name)] if name else MACHINES.values():
+        lacking = [i for i in machine.instructions if not i.runs_on(device.arch)]
+        try:
+            machine.check(operation)
+        except OperationError as error:
+            if name:
+                raise
+            if operation.name in machine.operations and not lacking:
+                why_not.append(str(error))
+            continue
+        if lacking:
+            needs = f"{lacking[0].name} is of {lacking[0].arch}"
+            why_not.append(f"machine {machine.name}: {needs}, and {device.name} is {device.arch}")
+        else:
+            found.append(machine)
+    if not found:
+        raise OperationError(
+            f"{operation.name} on {device.name}: {'; '.join(why_not)}; or choose another --device"
+        )
+    return found
 
 
-def read_schedule(path: Path, device: str) -> Given:
-    """Read a schedule file.  Raises ScheduleError, DeviceError, OSError."""
+def read_schedule(path: Path, device: str = "", *, machine: str = "") -> Given:
+    """Read a schedule file; the device is the one that it was searched for, or another.
+
+    ``machine`` is needed for a machine of the user's own.  Raises ScheduleError, MachineError,
+    DeviceError, OSError.
+    """
+    known = machines_with(machine)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -102,11 +147,54 @@ def read_schedule(path: Path, device: str) -> Given:
             f"schedule file {path}: not UTF-8 text; give a file that tinygpu search wrote"
         ) from None
     try:
-        machine, problem, schedule = from_json(text, MACHINES)
+        found, problem, schedule = from_json(text, known)
     except ScheduleError as error:
         told = str(error).removeprefix("schedule file: ")
         raise ScheduleError(f"schedule file {path}: {told}") from None
-    return Given(path, machine, problem, schedule, load_device(device))
+    if machine and found is not machine_named(machine):
+        raise ScheduleError(
+            f"schedule file {path}: it is of machine {found.name}, and --machine {machine} is "
+            f"{machine_named(machine).name}; leave --machine out, or give that of the file"
+        )
+    recorded = device_in(text) or "h200"
+    if not device and recorded not in DEVICES:
+        raise ScheduleError(
+            f"schedule file {path}: it is for device {recorded}; give that file, or another "
+            f"device, by --device; {nearest(recorded, DEVICES)}"
+        )
+    return Given(path, found, problem, schedule, load_device(device or recorded))
+
+
+def spread_of(machines: Sequence[Machine], given: str) -> dict[str, tuple[str, ...]]:
+    """Read ``decision,decision``, for each machine by name those that it has.
+
+    Raises ScheduleError for a decision that none of them has.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in given.split(","))) if given else ()
+    every = {name for machine in machines for name in machine.decisions()}
+    for name in names:
+        if name not in every:
+            who = " or ".join(machine.name for machine in machines)
+            known = nearest(name, sorted(every))
+            raise ScheduleError(f"--spread {given}: {name!r} is no decision of {who}; {known}")
+    return {m.name: tuple(n for n in names if n in m.decisions()) for m in machines}
+
+
+def fixed_for(
+    machines: Sequence[Machine], given: Sequence[str]
+) -> dict[Machine, dict[str, tuple[Value, ...]]]:
+    """Read ``decision=value`` for several machines: those that lack it are left out.
+
+    Raises ScheduleError, of the last, if none is left.
+    """
+    found: dict[Machine, dict[str, tuple[Value, ...]]] = {}
+    for machine in machines:
+        try:
+            found[machine] = fixed_values(machine, given)
+        except ScheduleError:
+            if machine is machines[-1] and not found:
+                raise
+    return found
 
 
 def fixed_values(machine: Machine, given: Sequence[str]) -> dict[str, tuple[Value, ...]]:

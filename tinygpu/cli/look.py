@@ -1,14 +1,16 @@
-"""Commands that look at things: ``machines``, ``explain``, ``check``."""
+"""Commands that look at things: ``machines``, ``devices``, ``explain``, ``check``."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tinygpu.cli.console import say, say_json, table, working
-from tinygpu.cli.given import DEVICE, JSON, SCHEDULE, machine_named, read_schedule
+from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, machine_named, read_schedule
+from tinygpu.device import DEVICES, NUMBERS, Device, load_device, to_json
 from tinygpu.errors import ScheduleError
 from tinygpu.machines import MACHINES
 
@@ -17,12 +19,12 @@ __all__ = ["add_to", "proof_text"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (machines, explain, check):
+    for command in (machines, devices, explain, check):
         app.command()(command)
 
 
 def machines(
-    name: Annotated[str, typer.Argument(help="Show this machine.")] = "",
+    name: Annotated[str, typer.Argument(help="Show this machine; FILE.py:Class: yours.")] = "",
     as_json: JSON = False,
 ) -> None:
     """List the machines, or show one: its levels, instructions and decisions."""
@@ -64,16 +66,50 @@ def _machine_tree(machine: Any) -> dict[str, Any]:
     }
 
 
+def devices(
+    name: Annotated[str, typer.Argument(help="Show this device, or this .json file.")] = "",
+    as_json: JSON = False,
+) -> None:
+    """List the devices, or show one: each number with its kind and source.
+
+    With --json, NAME is written as a device file, which --device takes.
+    """
+    shown = [load_device(one) for one in ((name,) if name else DEVICES)]
+    if as_json:
+        trees = [json.loads(to_json(device)) for device in shown]
+        say_json(trees[0] if name else trees)
+    elif name:
+        say(shown[0])
+    else:
+        columns = ("device", "arch", "#SMs", "#GHz", "#KiB smem/CTA", "#MiB L2", "#GiB", "#GB/s",
+                   "#fp32 TFLOP/s", "#tensor TFLOP/s", "its numbers")  # fmt: skip
+        title = "devices (tinygpu devices NAME shows one, with the source of each number)"
+        table(title, columns, [_device_row(device) for device in shown])
+
+
+def _device_row(d: Device) -> tuple[object, ...]:
+    kinds = [d.provenance[field].kind for field in NUMBERS]
+    counts = ", ".join(f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds))
+    per_cycle = d.sms * d.clock_hz / 1e12
+    return (
+        d.name, d.arch, d.sms, f"{d.clock_hz / 1e9:.3g}", f"{d.smem_bytes_per_cta_max / 2**10:.4g}",
+        f"{d.l2_bytes / 2**20:.4g}", f"{d.dram_bytes / 2**30:.4g}",
+        f"{d.dram_bytes_per_second / 1e9:.4g}", f"{2 * d.fma_f32_per_cycle_per_sm * per_cycle:.3g}",
+        f"{d.tensor_flop_per_cycle_per_sm * per_cycle:.4g}", counts,
+    )  # fmt: skip
+
+
 def explain(
     schedule: SCHEDULE,
     other: Annotated[Path | None, typer.Argument(help="Say why one beats the other.")] = None,
-    device: DEVICE = "h200",
+    device: ON = "",
+    machine: OWN = "",
     as_json: JSON = False,
 ) -> None:
     """Say how long a schedule takes and what it waits for, or why one beats another."""
-    one = read_schedule(schedule, device)
+    one = read_schedule(schedule, device, machine=machine)
     one.program()  # an illegal schedule has no time
-    two = one if other is None else read_schedule(other, device)
+    two = one if other is None else read_schedule(other, device, machine=machine)
     two.program()
     if (two.machine, two.problem) != (one.machine, one.problem):
         raise ScheduleError(
@@ -94,11 +130,11 @@ def explain(
         say(found)
 
 
-def check(schedule: SCHEDULE, device: DEVICE = "h200", as_json: JSON = False) -> None:
+def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON = False) -> None:
     """Judge a schedule: every law it breaks (status 1), else the proof for every trip count."""
     from tinygpu.laws import check_schedule
 
-    given = read_schedule(schedule, device)
+    given = read_schedule(schedule, device, machine=machine)
     with working("judging"):
         broken = check_schedule(given.schedule, given.machine, given.problem, given.device)
     proof = (

@@ -37,8 +37,6 @@ __all__ = ["Effort", "Tuned", "measured", "tune", "why_no_gpu"]
 CUBLASLT = "tinygpu.codegen.cublaslt"
 _PEERS, _BEST_PEERS = 8, 2
 """Algorithms of cuBLASLt that are measured, and that reach the final."""
-_NEEDS = {"wgmma": "sm_90a", "tcgen05.mma": "sm_100a"}
-"""Instructions that one architecture alone has."""
 
 Told = Callable[[int, int | None, float], None]
 """What is told of progress: evaluations, how many may come, the best seconds so far."""
@@ -225,7 +223,8 @@ def why_no_gpu(machine: Machine) -> str:
         arch = device_arch()
     except LaunchError as error:
         return str(error)
-    needed = {_NEEDS[i.name] for i in machine.instructions if i.name in _NEEDS}
-    if needed and arch not in needed:
-        return f"GPU: it is {arch}, and kernels of {machine.name} run on {', '.join(needed)} alone"
+    lacking = [i for i in machine.instructions if not i.runs_on(arch)]
+    if lacking:
+        needs = f"{lacking[0].name}, which {lacking[0].arch} has"
+        return f"GPU: it is {arch}, and kernels of {machine.name} need {needs}"
     return ""

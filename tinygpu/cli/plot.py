@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinygpu.cli.console import json_text, say, write
-from tinygpu.cli.given import DEVICE, SCHEDULE, Given, read_schedule
+from tinygpu.cli.given import DEVICE, ON, OWN, SCHEDULE, Given, machines_with, read_schedule
 from tinygpu.device import Device, load_device, names_gpu
 from tinygpu.document import parsed
 from tinygpu.errors import ScheduleError, StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from matplotlib.figure import Figure
 
+    from tinygpu.machine import Machine
     from tinygpu.program import Program
     from tinygpu.search.timeline import Timeline
 
@@ -37,13 +40,14 @@ def layout(
     schedule: SCHEDULE,
     buffer: Annotated[str, typer.Option(help="A buffer in shared memory; else the first.")] = "",
     output: OUTPUT = None,
-    device: DEVICE = "h200",
+    device: ON = "",
+    machine: OWN = "",
 ) -> None:
     """Draw a tile in shared memory: the bank, the writer and the readers of each element."""
     from tinygpu.cli.layout_picture import layout_figure
     from tinygpu.cli.pictures import png
 
-    given = read_schedule(schedule, device)
+    given = read_schedule(schedule, device, machine=machine)
     figure = layout_figure(given.program(), buffer)
     _save(output or schedule.with_suffix(".layout.png"), png(figure))
 
@@ -56,13 +60,14 @@ def timeline(
     ] = 3,
     trace: Annotated[Path | None, typer.Option(help="A Perfetto trace of it, JSON.")] = None,
     output: OUTPUT = None,
-    device: DEVICE = "h200",
+    device: ON = "",
+    machine: OWN = "",
 ) -> None:
     """Draw when each unit works in the first iterations of one CTA, and what its ring holds."""
     from tinygpu.cli.pictures import png
     from tinygpu.search import timeline as timelines
 
-    given = read_schedule(schedule, device)
+    given = read_schedule(schedule, device, machine=machine)
     program = given.program()
     line = timelines.timeline(program, given.problem.sizes, given.device, iterations=iterations)
     figure = drawn_timeline(line, program, given)
@@ -87,14 +92,15 @@ def drawn_timeline(line: Timeline, program: Program, given: Given) -> Figure:
 def times(
     schedules: Annotated[list[Path], typer.Argument(help="Schedule files of one problem.")],
     output: OUTPUT = None,
-    device: DEVICE = "h200",
+    device: ON = "",
+    machine: OWN = "",
 ) -> None:
     """Draw the predicted times of schedules by component."""
     from tinygpu.cli.pictures import png, times_figure
     from tinygpu.search.best import Ranked
     from tinygpu.search.cost import cost
 
-    every = [read_schedule(path, device) for path in schedules]
+    every = [read_schedule(path, device, machine=machine) for path in schedules]
     for path, one in zip(schedules, every, strict=True):
         if (one.machine, one.problem) != (every[0].machine, every[0].problem):
             raise ScheduleError(
@@ -113,6 +119,7 @@ def measured(
     store: Annotated[Path, typer.Argument(help="The store.db of a search with --measure.")],
     output: OUTPUT = None,
     device: DEVICE = "h200",
+    machine: OWN = "",
 ) -> None:
     """Draw predicted against measured times of all schedules in a store."""
     from tinygpu.cli.pictures import measured_figure, png
@@ -120,7 +127,7 @@ def measured(
 
     if not store.is_file() or not store.stat().st_size:
         raise StoreError(f"store {store}: no such file; tinygpu search --measure --out makes one")
-    chip = load_device(device)
+    chip, known = load_device(device), machines_with(machine)
     with Store(store) as kept:
         timed = [one for one in kept if one.seconds]
     mine = [one for one in timed if names_gpu(chip.name, one.device)]
@@ -130,7 +137,7 @@ def measured(
             f"store {store}: measured on {others}, and the device is {chip.name}; give that GPU's "
             "by --device, tinygpu calibrate writes one"
         )
-    points = [p for one in mine if (p := _predicted(one, chip)) is not None]
+    points = [p for one in mine if (p := _predicted(one, chip, known)) is not None]
     if not points:
         raise StoreError(f"store {store}: no measured schedule in it; tinygpu search --measure")
     if len(mine) < len(timed):
@@ -139,9 +146,10 @@ def measured(
     _save(output or store.with_suffix(".measured.png"), png(figure))
 
 
-def _predicted(one: Any, device: Device) -> tuple[float, float] | None:
+def _predicted(
+    one: Any, device: Device, machines: Mapping[str, Machine]
+) -> tuple[float, float] | None:
     """Return (predicted, measured) seconds, or None for a peer."""
-    from tinygpu.machines import MACHINES
     from tinygpu.schedule import VERSION, from_json
     from tinygpu.search.cost import cost
 
@@ -155,7 +163,7 @@ def _predicted(one: Any, device: Device) -> tuple[float, float] | None:
         "sizes": sizes,
         **chosen,
     }
-    machine, problem, schedule = from_json(json.dumps(tree), MACHINES)
+    machine, problem, schedule = from_json(json.dumps(tree), machines)
     program = schedule.program(machine, problem.operation)
     return float(cost(program, problem.sizes, device).seconds), float(one.seconds)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tinygpu.cli.asked import Asked, asking, problem_of
 from tinygpu.cli.console import (
     bar,
     count_text,
@@ -31,9 +32,9 @@ from tinygpu.cli.console import (
     time_text,
     write,
 )
-from tinygpu.cli.given import DEVICE, DTYPE, JSON, LAYOUT, fixed_values, machine_named, problem_of
+from tinygpu.cli.given import DEVICE, JSON, MACHINE, SPREAD, fixed_for, machines_for, spread_of
 from tinygpu.cli.measuring import Effort, Tuned, tune, why_no_gpu
-from tinygpu.device import load_device
+from tinygpu.device import label, load_device
 from tinygpu.errors import LaunchError, ScheduleError
 from tinygpu.schedule import to_json
 
@@ -56,14 +57,10 @@ def add_to(app: typer.Typer) -> None:
     app.command()(search)
 
 
+@asking
 def search(
-    operation: Annotated[str, typer.Argument(help="What to compute: matmul.")],
-    machine: Annotated[str, typer.Option(help="Whose schedules.")] = "simt",
-    m: Annotated[int, typer.Option("-m", help="Rows of c.")] = 4096,
-    n: Annotated[int, typer.Option("-n", help="Columns of c.")] = 4096,
-    k: Annotated[int, typer.Option("-k", help="Terms of each sum.")] = 4096,
-    dtype: DTYPE = "",
-    layout: LAYOUT = "nn",
+    asked: Asked,
+    machine: MACHINE = "",
     device: DEVICE = "h200",
     top: Annotated[int, typer.Option(min=1, max=_MOST, help="How many schedules to find.")] = 10,
     measure: Annotated[
@@ -79,6 +76,7 @@ def search(
     fix: Annotated[
         list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")
     ] = None,
+    spread: SPREAD = "",
     climb: Annotated[
         bool, typer.Option("--climb", help="Only improve random schedules, without a proof.")
     ] = False,
@@ -87,10 +85,11 @@ def search(
     """Find the best schedules of an operation: under the model, or measured on this GPU."""
     from tinygpu.space import Space
 
-    chosen = [machine_named(machine)]
-    problem = problem_of(operation, chosen[0], dtype, layout, {"m": m, "n": n, "k": k})
-    chip = load_device(device)
-    spaces = [Space(one, problem, chip, fixed=fixed_values(one, fix or ())) for one in chosen]
+    chip, problem = load_device(device), problem_of(asked, machine)
+    fixed = fixed_for(machines_for(problem.operation, chip, machine), fix or ())
+    chosen = list(fixed)
+    apart = spread_of(chosen, spread)
+    spaces = [Space(one, problem, chip, fixed=values) for one, values in fixed.items()]
     if out is not None and not out.name:
         raise ScheduleError(f"--out {str(out)!r}: give a folder's name")
     if measure and out is None:
@@ -103,7 +102,9 @@ def search(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # now, to know before the search that it can be
     with resumable("nothing is lost; the same command searches again"):
-        spreads = {one.name: one.spread if measure else () for one in chosen}
+        spreads = {
+            one.name: apart.get(one.name) or (one.spread if measure else ()) for one in chosen
+        }
         count = max(top, _RANKED) if measure else top
         found = ranked(spaces, count, spreads, exact=not (climb or measure))
     if measure and out is not None:
@@ -151,7 +152,7 @@ def ranked(
                             space,
                             k=top,
                             exact=exact,
-                            distinct=spread,
+                            spread=spread,
                             below=best[-1].seconds if len(best) == top else math.inf,
                             progress=progress,
                         )
@@ -307,7 +308,7 @@ def _written(out: Path, space: Space, tree: dict[str, Any]) -> list[Path]:
     files = []
     for row in tree["best"]:
         schedule = Schedule(row["machine"], tuple(row["decisions"].items()))
-        text = to_json(schedule, space.problem)
+        text = to_json(schedule, space.problem, device=label(space.device))
         files.append(write(out / f"{row['rank']:02}.json", text))
     for older in {*out.glob("[0-9]*.json")} - {*files}:
         older.unlink()

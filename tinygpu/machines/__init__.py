@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from tinygpu.machine import Machine
 from tinygpu.machines.ampere import Ampere
 from tinygpu.machines.blackwell import Blackwell
+from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.hopper import Hopper
+from tinygpu.machines.rows import Rows
 from tinygpu.machines.simt import Simt
 
 __all__ = ["MACHINES"]
 
-MACHINES: Mapping[str, Machine] = {m.name: m for m in (Simt(), Ampere(), Hopper(), Blackwell())}
+MACHINES: Mapping[str, Machine] = {
+    m.name: m for m in (Simt(), Ampere(), Hopper(), Blackwell(), Elementwise(), Rows())
+}
+"""The machines by name."""

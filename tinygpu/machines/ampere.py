@@ -8,6 +8,7 @@ Source: PTX ISA 9, "Warp Level Matrix Instructions"; NVIDIA CUTLASS 2, "Efficien
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tinygpu.errors import OperationError
@@ -32,6 +33,7 @@ class Ampere(Machine):
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "split_k")
+    outputs = MappingProxyType({"bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "tf32": ("f32",)})
 
     tile_m = Choice(32, 64, 128, 256, meaning="rows of c a CTA computes")
     tile_n = Choice(32, 64, 128, 256, meaning="columns of c a CTA computes")
@@ -60,17 +62,9 @@ class Ampere(Machine):
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
-        (a, b, *_), c = operation.inputs, operation.output
+        a, c = operation.inputs[0], operation.output
         direct = d.epilogue == "direct"
         return (
-            Requirement(
-                "types",
-                a.dtype in ("bf16", "f16", "tf32")
-                and b.dtype == a.dtype
-                and c.dtype in ({a.dtype, "f32"} - {"tf32"}),
-                "mma.sync multiplies bf16, f16 or tf32, and c has their 16-bit type or f32",
-                "choose dtype bf16, f16 or tf32, or the machine simt",
-            ),
             Requirement(
                 "blocks",
                 (d.tile_m % (16 * d.warps_m) == 0) & (d.tile_n % (16 * d.warps_n) == 0),

@@ -10,8 +10,10 @@ Source: PTX ISA 9, "TensorCore 5th Generation Family Instructions"; NVIDIA CUTLA
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+from tinygpu.errors import OperationError
 from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.machines.blackwell_term import BlackwellTerm
 from tinygpu.machines.tensor_term import ROW_BYTES, tile_requirements
@@ -20,11 +22,6 @@ from tinygpu.operation import ACC, Operation
 from tinygpu.program import Program, select
 
 __all__ = ["STARTS", "Blackwell"]
-
-_OUTPUTS = {
-    "bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "tf32": ("f32",),
-    "e4m3": ("bf16", "f16", "f32"), "e5m2": ("bf16", "f16", "f32"),
-}  # fmt: skip
 
 
 class Blackwell(Machine):
@@ -40,6 +37,10 @@ class Blackwell(Machine):
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "cta_pair", "a_from", "accumulators", "cluster_m", "cluster_n")
+    outputs = MappingProxyType({
+        "bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "tf32": ("f32",),
+        "e4m3": ("bf16", "f16", "f32"), "e5m2": ("bf16", "f16", "f32"),
+    })  # fmt: skip
 
     tile_m = Choice(64, 128, 256, meaning="rows of the product a CTA, or a pair, computes")
     tile_n = Choice(
@@ -64,6 +65,15 @@ class Blackwell(Machine):
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
     early = Choice(0, 1, meaning="start while the kernel before ends (1)")
 
+    def check(self, operation: Operation) -> None:
+        """Raise OperationError if this machine cannot do the operation."""
+        super().check(operation)
+        if operation.epilogue != ACC:
+            raise OperationError(
+                f"machine {self.name}: {operation.name} with an epilogue ({operation.epilogue}); "
+                "choose a machine that fuses, as hopper"
+            )
+
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
@@ -75,15 +85,6 @@ class Blackwell(Machine):
         span = d.store_n * out
         held = select((rows == 64) & (ctas == 2), d.tile_n // 2, d.tile_n)
         return (
-            Requirement(
-                "types",
-                b.dtype == a.dtype
-                and c.dtype in _OUTPUTS.get(a.dtype, ())
-                and operation.epilogue == ACC,
-                "bf16, f16, tf32, e4m3 or e5m2 are multiplied, c has 16 bits or f32 (of tf32: f32),"
-                " nothing is fused",
-                "choose such a dtype without a bias or an activation, or the machine simt",
-            ),
             majors,
             Requirement(
                 "blocks",

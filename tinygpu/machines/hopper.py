@@ -10,6 +10,7 @@ Source: PTX ISA 9; NVIDIA CUTLASS 3 and P. Mohan, "Outperforming cuBLAS on H100"
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
@@ -20,9 +21,6 @@ from tinygpu.operation import Operation
 from tinygpu.program import Program, select
 
 __all__ = ["STARTS", "Hopper"]
-
-
-_OUTPUTS = {"bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "e4m3": ("bf16", "f16", "f32")}
 
 
 class Hopper(Machine):
@@ -38,6 +36,9 @@ class Hopper(Machine):
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "consumers", "consume", "cluster_m", "cluster_n", "cluster_k")
+    outputs = MappingProxyType(
+        {"bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "e4m3": ("bf16", "f16", "f32")}
+    )
 
     tile_m = Choice(64, 128, 192, 256, meaning="rows of the product a CTA computes")
     tile_n = Choice(
@@ -91,12 +92,6 @@ class Hopper(Machine):
             )
         span = (64 if d.swap else d.store_n) * out
         return (
-            Requirement(
-                "types",
-                b.dtype == a.dtype and c.dtype in _OUTPUTS.get(a.dtype, ()),
-                "wgmma multiplies bf16, f16 or e4m3; c has the type of 16 bits, or f32",
-                "choose dtype bf16, f16 or e4m3, or the machine simt",
-            ),
             majors,
             Requirement(
                 "blocks",

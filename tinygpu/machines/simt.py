@@ -27,8 +27,6 @@ from tinygpu.program import (
 
 __all__ = ["LADDER", "Simt"]
 
-_TYPES = ("f64", "f32", "f16", "bf16")
-
 
 class Simt(Machine):
     """Matmul on the ordinary cores: fp32, fp16 or bf16 inputs, fp32 or fp64 sums."""
@@ -42,6 +40,7 @@ class Simt(Machine):
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "thread_m", "thread_n", "a_layout", "pipeline", "split_k")
+    dtypes = ("f64", "f32", "f16", "bf16")
     fuses = False
 
     tile_m = Choice(8, 16, 32, 64, 128, 256, meaning="rows of c a CTA computes")
@@ -96,12 +95,6 @@ class Simt(Machine):
         smem = (d.a_from == "smem", d.b_from == "smem")
         lanes_n = 32 // d.lanes_m
         return (
-            Requirement(
-                "types",
-                all(o.dtype in _TYPES for o in operation.operands),
-                f"threads compute with {', '.join(_TYPES)}",
-                "choose such a dtype, or a machine with tensor cores",
-            ),
             Requirement(
                 "warps_m",
                 (d.tile_m % (d.lanes_m * d.thread_m)) == 0,
