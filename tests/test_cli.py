@@ -214,7 +214,10 @@ def test_doctor_has_a_row_for_everything() -> None:
         (["search", "matmul", "-k", "-4"], "at least 1"),
         (["search", "matmul", "-n", "many"], "tinygpu search --help"),
         (["search", "matmul", "--machine", "hopper", "-m", "99999999999"], "at most 2147483647"),
-        (["search", "matmul", "--machine", "hopper", "-m", "2147483647", "-n", "65536"], "keeps grid"),
+        (
+            ["search", "matmul", "--machine", "hopper", "-m", "2147483647", "-n", "65536"],
+            "keeps grid",
+        ),
         (["search", "matmul", "--machine", "hopper", "-m", "-5"], "at least 1"),
         (["search", "matmul", "--machine", "hopper", "--dtype", "f32"], "choose dtype bf16"),
         (["search", "matmul", "--layout", "tx"], "there are nn, nt, tn, tt"),

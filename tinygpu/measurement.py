@@ -95,7 +95,6 @@ _FIELDS = {
 }  # fmt: skip
 
 
-
 class Results(Protocol):
     """Where measurements are kept: ``tinygpu.search.store.Store``, or a test's dict."""
 

@@ -201,7 +201,10 @@ class Space:
     def _mends(self) -> tuple[str, ...]:
         """Return the ways out of the laws that leave nothing, those of the machine's own too."""
         first = Chosen({name: values[0] for name, values in self.values.items()})
-        own = {r.name: f"{r.sentence}: {r.mend}" for r in self.machine.requires(self.problem.operation, first)}
+        own = {
+            r.name: f"{r.sentence}: {r.mend}"
+            for r in self.machine.requires(self.problem.operation, first)
+        }
         known = {**{name: law.mend for name, law in LAWS.items()}, **own}
         names = dict.fromkeys(self.values)
         return tuple(named(known[name], names) for name in self._core if name in known)

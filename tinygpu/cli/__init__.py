@@ -65,7 +65,9 @@ class _Group(TyperGroup):
         except TinyGpuError as error:
             status = complain(str(error))
         except MemoryError:
-            status = complain("memory: not enough; fix some decisions by --fix, or lower --top or a size")
+            status = complain(
+                "memory: not enough; fix some decisions by --fix, or lower --top or a size"
+            )
         except OSError as error:
             what = f"{error.filename}: " if error.filename else ""
             way = _WAYS.get(error.errno or 0, "try again, or choose another path")

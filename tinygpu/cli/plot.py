@@ -56,7 +56,10 @@ def layout(
 def timeline(
     schedule: SCHEDULE,
     iterations: Annotated[
-        int, typer.Option(min=1, max=64, help="Of the loop over k; of that over tiles, if it has roles.")
+        int,
+        typer.Option(
+            min=1, max=64, help="Of the loop over k; of that over tiles, if it has roles."
+        ),
     ] = 3,
     trace: Annotated[Path | None, typer.Option(help="A Perfetto trace of it, JSON.")] = None,
     output: OUTPUT = None,
