@@ -229,7 +229,7 @@ def _with(
     points = start[None, :]
     last = np.full(1, -1)
     for _ in range(further):
-        grown, lasts = [], []
+        grown, lasts = [points[:0]], [last[:0]]  # where no other decision is open: none
         for axis, value in _singles(here, lengths):
             if axis == taken:
                 continue

@@ -5,20 +5,21 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.hopper_cases import CASES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import cublaslt, hopper_matmul, peers, triton_matmul
+from benchmarks import peers, triton_matmul
+from benchmarks.hopper_matmul import CASES
 from benchmarks.triton_matmul import Configuration
-from tinygpu.codegen import timing
+from tinygpu.codegen import cublaslt, timing
 from tinygpu.codegen.provenance import Clock
 from tinygpu.errors import LaunchError, OperationError
 from tinygpu.operation import Problem, matmul
@@ -86,30 +87,93 @@ def test_an_algorithm_is_a_peer_by_its_number(monkeypatch: pytest.MonkeyPatch) -
         cublaslt.view(Problem(replace(matmul(), name="other"), (("m", 1), ("n", 1), ("k", 1))))
 
 
-def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cuBLASLt is an error with the way out; what its child says reaches the caller."""
+def test_the_peers_of_a_problem_are_its_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the heuristic gave, in its order; ``on_gpu.py`` asks each module so."""
+    plan = SimpleNamespace(algorithms=(cublaslt.Result(),) * 3)
+    monkeypatch.setattr(cublaslt, "plan", lambda problem: plan)
+    found = cublaslt.peers(MAIN[0].problem)
+    assert found == ("algorithm_0", "algorithm_1", "algorithm_2")
+    assert all(callable(getattr(cublaslt, name)) for name in found)
+    assert peers.peers(MAIN[0].problem) == ("torch_matmul",)
+    of_sums = Problem(replace(matmul(), name="other"), (("m", 1), ("n", 1), ("k", 1)))
+    assert peers.peers(of_sums) == ()
+
+
+class Library:
+    """In the place of cuBLASLt: notes what is called and set, and fails as told."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status, self.called, self.set = status, [], {}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name == "cublasLtGetStatusString":
+            return lambda status: b"not supported"
+
+        def call(*given: Any) -> int:
+            self.called.append(name)
+            if name.endswith("SetAttribute"):
+                _, number, held, size = given
+                self.set[name, number.value] = held._obj.value
+                assert size.value == ctypes.sizeof(held._obj)
+            return self.status
+
+        return call
+
+    called: list[str]
+    set: dict[tuple[str, int], int]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compute"), [("f32", 68), ("bf16", 68), ("f16", 68), ("tf32", 77), ("f64", 70)]
+)
+def test_cublaslt_is_told_types(dtype: str, compute: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One compute type for each type of inputs; a batch has its count and offsets."""
+    library, made = Library(), {}
+
+    def note(name: str, *given: Any) -> ctypes.c_void_p:
+        made.setdefault(name, []).append([argument.value for argument in given])
+        return ctypes.c_void_p(1)
+
+    monkeypatch.setattr(cublaslt, "library", lambda: library)
+    monkeypatch.setattr(cublaslt, "_made", note)
+    problem = Problem.of(matmul(dtype, layout="nt", batched=True), l=2, m=3, n=5, k=7)
+    _, layouts, _ = cublaslt.descriptors(problem)
+    assert made["cublasLtMatmulDescCreate"][0][0] == compute
+    assert [given[1:] for given in made["cublasLtMatrixLayoutCreate"]] == [
+        [7, 5, 7], [7, 3, 7], [5, 3, 5],
+    ]  # fmt: skip
+    assert len(layouts) == 3
+    assert library.set["cublasLtMatmulDescSetAttribute", 3] == 1  # its A is our b[n, k]
+    assert library.set["cublasLtMatmulDescSetAttribute", 4] == 0
+    assert library.set["cublasLtMatrixLayoutSetAttribute", 5] == 2
+    assert library.set["cublasLtMatrixLayoutSetAttribute", 6] == 15  # of c, set last
+
+
+def test_what_cublaslt_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types, mixtures and epilogues in words of ours; the rest in its own; no library at all."""
+    library = Library()
+    monkeypatch.setattr(cublaslt, "library", lambda: library)
+    sizes = dict(m=16, n=16, k=16)
+    mixed = matmul("f16")
+    a, b = mixed.inputs
+    mixed = replace(mixed, inputs=(replace(a, dtype="bf16"), b))
+    for operation, told in (
+        (matmul("e5m2"), "no products of e5m2 here"),
+        (mixed, "no products of bf16 and f16 here"),
+        (matmul(activation="relu"), "it has bias, gelu"),
+    ):
+        with pytest.raises(LaunchError, match=told):
+            cublaslt.descriptors(Problem.of(operation, **sizes))
+    gelu = Problem.of(matmul("bf16", bias=True, activation="gelu"), **sizes)
+    cublaslt.descriptors(gelu)
+    assert library.set["cublasLtMatmulDescSetAttribute", 7] == 36
+    library.status = 15
+    with pytest.raises(LaunchError, match="cublasLtMatmulDescCreate: status 15, not supported"):
+        cublaslt.descriptors(MAIN[0].problem)
+    monkeypatch.undo()
     monkeypatch.setattr(cublaslt, "_names", lambda: iter(["libnone.so.0"]))
     with pytest.raises(LaunchError, match="install nvidia-cublas"):
         cublaslt.library.__wrapped__()
-    for answer, counts in (({"counts": [4, 0]}, [4, 0]), ({"failed": "no luck"}, None)):
-        worker = SimpleNamespace(ask=lambda request, limit, answer=answer: answer)
-
-        class Child:
-            def __init__(self, command: Sequence[str]) -> None:
-                assert command[-1] == "benchmarks.cublaslt"
-
-            def __enter__(self, worker: Any = worker) -> Any:
-                return worker
-
-            def __exit__(self, *error: object) -> None: ...
-
-        monkeypatch.setattr(cublaslt, "Worker", Child)
-        if counts is None:
-            with pytest.raises(LaunchError, match="no luck"):
-                cublaslt.count([])
-            assert hopper_matmul._algorithms(MAIN[:2]) == [0, 0]
-        else:
-            assert cublaslt.count([]) == counts
 
 
 sizes = st.integers(1, 512)
@@ -154,9 +218,21 @@ class Stream:
 
     def __init__(self, **options: bool) -> None:
         self.noted: list[str] = []
+        self.capturing: list[str] | None = None
 
     def synchronize(self) -> None:
         time.sleep(0.005)
+
+    def begin_capture(self) -> None:
+        self.capturing = []
+
+    def end_capture(self) -> SimpleNamespace:
+        captured, self.capturing = self.capturing, None
+        assert captured is not None
+        return SimpleNamespace(launch=lambda stream: stream.noted.extend(captured))
+
+    def enqueue(self, name: str) -> None:
+        (self.noted if self.capturing is None else self.capturing).append(name)
 
     def __enter__(self) -> Stream:
         return self
@@ -164,36 +240,85 @@ class Stream:
     def __exit__(self, *error: object) -> None: ...
 
 
-@pytest.mark.parametrize("warm_seconds", [0.0, 0.03])
-def test_the_load_comes_before_the_rounds(
-    warm_seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With ``warm_seconds`` all run for so long before the first is timed; without, none does."""
-    stream = Stream()
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    """In the place of CuPy's stream; every interval between events is a millisecond."""
+    one = Stream()
 
     def event() -> SimpleNamespace:
         return SimpleNamespace(record=lambda s: s.noted.append("record"), synchronize=lambda: None)
 
     cuda = SimpleNamespace(
-        Stream=lambda **options: stream,
+        Stream=lambda **options: one,
         Event=event,
-        Device=lambda: stream,
+        Device=lambda: one,
         get_elapsed_time=lambda start, stop: 1.0,
     )
     monkeypatch.setattr(timing, "gpu", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(timing, "clock", Clock)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    return one
 
-    def graph(candidate: Callable[[int], None], *rest: Any) -> tuple[Any, int]:
-        return SimpleNamespace(launch=lambda s: candidate(0)), 1
+
+@pytest.mark.parametrize("warm_seconds", [0.0, 0.03])
+def test_the_load_comes_before_the_rounds(
+    warm_seconds: float, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``warm_seconds`` all run for so long before the first is timed; without, none does."""
+
+    def graph(candidate: Callable[[int], None], *rest: Any) -> tuple[Any, int, int]:
+        return SimpleNamespace(launch=lambda s: candidate(0)), 4, 2
 
     monkeypatch.setattr(timing, "_graph", graph)
     both = {name: lambda i, name=name: stream.noted.append(name) for name in "ab"}
     before = time.monotonic()
-    timing.time_interleaved(both, rounds=2, warm_seconds=warm_seconds)
+    found = timing.time_interleaved(both, rounds=2, warm_seconds=warm_seconds)
     assert time.monotonic() - before >= warm_seconds
     warm = stream.noted[: stream.noted.index("record")]
-    assert len(warm) <= 2 * (1 + warm_seconds / 0.005)
-    assert (len(warm) >= 2) == (warm_seconds > 0)
+    assert len(warm) <= 4 * (1 + warm_seconds / 0.005)
+    assert (len(warm) >= 4) == (warm_seconds > 0)
     assert warm.count("a") == warm.count("b")
-    timed = ["record", "a", "record", "record", "b", "record"]
+    timed = ["record", "a", "a", "record", "record", "b", "b", "record"]  # 2 replays each
     assert stream.noted[len(warm) :] == timed * 3
+    assert [found[name].seconds for name in "ab"] == [1e-3 / 8] * 2  # of 4 launches each
+    assert found["a"].rounds == 2
+
+
+@pytest.mark.parametrize(
+    ("burst_seconds", "least", "launches", "times"),
+    [(0.02, 1, 60, 1), (1e-6, 1, 1, 1), (1e-6, 3, 3, 1), (0.02, 7, 63, 1), (0.2, 7, 259, 2)],
+)
+def test_a_graph_fills_a_burst(
+    burst_seconds: float, least: int, launches: int, times: int, stream: Stream
+) -> None:
+    """Whole turns through the sets of inputs, up to 256 or so; longer bursts are more replays."""
+    asked: list[int] = []
+    graph = timing._graph(asked.append, stream, burst_seconds, least)
+    assert (graph[1], graph[2]) == (launches, times)
+    assert asked == [0, 0, 1, 2, *range(launches)]
+
+
+def test_one_that_cannot_be_captured_fails_alone(stream: Stream) -> None:
+    """With ``failures`` the others are timed and its reason kept; the capture is ended."""
+
+    def refuses(i: int) -> None:
+        if stream.capturing is not None:
+            raise RuntimeError("not while a graph is captured\nand more")
+
+    around: list[str] = []
+
+    @contextmanager
+    def note(name: str) -> Any:
+        around.append(name)
+        yield
+
+    candidates = {"bad": refuses, "good": lambda i: stream.enqueue("good")}
+    failures: dict[str, str] = {}
+    found = timing.time_interleaved(candidates, rounds=2, failures=failures, around=note)
+    assert failures == {"bad": "RuntimeError: not while a graph is captured"}
+    assert list(found) == around == ["good"]
+    assert stream.capturing is None
+    with pytest.raises(RuntimeError, match="not while"):
+        timing.time_interleaved(candidates, rounds=2)
+    assert stream.capturing is None
+    assert timing.time_interleaved({"bad": refuses}, rounds=2, failures={}, warm_seconds=1) == {}

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import peers
 from tinygpu.codegen import validation
-from tinygpu.codegen.measure import Options, measure
+from tinygpu.codegen.measure import Campaign, Options, measure, peer_of
 from tinygpu.codegen.provenance import Clock, commit, provenance
 from tinygpu.codegen.timing import summary
 from tinygpu.codegen.worker import Worker
@@ -22,6 +22,7 @@ from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.measurement import Key, Measurement
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem, matmul
+from tinygpu.program import Program
 from tinygpu.schedule import Schedule
 from tinygpu.search.store import Store
 
@@ -48,8 +49,11 @@ def handle(request):
     print("noise that must not reach the answers")
     doing = request["do"]
     if doing == "hello":
+        open(LOG + ".workers", "a").write(f"{os.getpid()}\\n")
         return {"arch": "sm_90a", "device": "fake", "driver": "1"}
     open(LOG, "a").write(doing + "\\n")
+    if doing == "peers":
+        return {"names": ["fast", "slow"]} if request["module"] == "some.module" else {"names": []}
     if doing == "validate":
         if "peer" in request:
             if request["peer"] == "missing:peer":
@@ -66,9 +70,15 @@ def handle(request):
         timings[name] = dict(seconds=1e-3 * raster, spread=0.1, rounds=request["rounds"],
                              clock_mhz=1700, capped=False,
                              error=3.0 if raster == 16 else 0.5)
-    for name in request["peers"]:
+    failures = {}
+    for name, peer in request["peers"].items():
+        if peer == "some.module:spoils":
+            raise RuntimeError("a library may not do this during stream capture")
+        if peer == "some.module:refuses":
+            failures[name] = "RuntimeError: not while a graph is captured"
+            continue
         timings[name] = dict(seconds=5e-4, spread=0.0, rounds=1, clock_mhz=1, capped=True, error=0)
-    return {"timings": timings}
+    return {"timings": timings, "failures": failures}
 
 serve(handle)
 """
@@ -105,10 +115,18 @@ class Fake:
     def asked(self) -> list[str]:
         return self.log.read_text().split() if self.log.exists() else []
 
+    @property
+    def workers(self) -> set[str]:
+        return set(Path(f"{self.log}.workers").read_text().split())
+
 
 def schedules(*rasters: int) -> list[Schedule]:
     naive = Schedule.of(Simt(), LADDER["coalesced"])
     return [naive.with_(raster=raster) for raster in rasters]
+
+
+def programs(*rasters: int) -> dict[Schedule, Program]:
+    return {s: s.program(Simt(), PROBLEM.operation) for s in schedules(*rasters)}
 
 
 def test_the_watchdog_goes_on(tmp_path: Path) -> None:
@@ -208,6 +226,69 @@ def test_peers_stand_beside_the_candidates(tmp_path: Path) -> None:
     assert found[2].reason == "no such peer"
     alone = measure([], Simt(), PROBLEM, peers=both[:1], options=fake.options)
     assert alone[0].seconds == 5e-4
+
+
+@pytest.mark.parametrize("peer", ["some.module:spoils", "some.module:refuses"])
+def test_a_peer_that_cannot_be_timed_is_left_out(tmp_path: Path, peer: str) -> None:
+    """It is recorded with its reason, whether its batch fails or it alone; all others have times.
+
+    CuPy refuses cuBLAS while a graph is captured; no f32 or f16 problem was measured then.
+    """
+    fake, kept = Fake(tmp_path), Kept()
+    given, beside = schedules(1, 16, 1), (peer, "some.module:fast")
+    given[2] = given[2].with_(ctas_per_sm=2)
+    found = measure(given, Simt(), PROBLEM, store=kept, peers=beside, options=fake.options)
+    assert [m.seconds for m in found] == [1e-3, None, 1e-3, None, 5e-4]
+    assert "capture" in found[3].reason
+    assert peer_of(found[3]) == peer
+    assert {m.key: m for m in found} == kept.known
+    (alone,) = measure([], Simt(), PROBLEM, peers=[peer], options=fake.options)
+    assert alone.reason == found[3].reason
+
+
+def test_a_campaign_has_one_worker_for_its_calls(tmp_path: Path) -> None:
+    """What a call validated, the next does not; a candidate that is known costs nothing."""
+    fake = Fake(tmp_path)
+    with Campaign(PROBLEM, options=fake.options) as campaign:
+        assert campaign.peers("some.module") == ("some.module:fast", "some.module:slow")
+        assert campaign.peers("other.module") == ()
+        before = len(fake.asked)
+        (first,) = campaign.measure(programs(1))
+        again = campaign.measure(programs(1, 16), ["some.module:fast"])
+        assert campaign.measure({}) == []
+        assert fake.asked[before:] == ["validate", "time", "validate", "validate", "time"]
+        assert again[0] == first
+        assert again[1].reason.startswith("it is wrong")
+        assert peer_of(again[2]) == "some.module:fast"
+        assert peer_of(first) == ""
+        slower = replace(fake.options, rounds=11)
+        assert [m.rounds for m in campaign.measure(programs(1), options=slower)] == [11]
+        assert len(fake.workers) == 1
+        campaign.measure(programs(4))  # dies
+        assert len(fake.workers) == 1
+        (fine,) = campaign.measure(programs(1))
+        assert (fine, len(fake.workers)) == (first, 2)
+
+
+def test_anew_is_for_comparing(tmp_path: Path) -> None:
+    """The store is neither asked nor told: all are timed together, and it keeps the first times."""
+    fake, kept = Fake(tmp_path), Kept()
+    options, peer = replace(fake.options, rounds=3), ("some.module:fast",)
+    with Campaign(PROBLEM, store=kept, options=options) as campaign:
+        first = campaign.measure(programs(1, 16, 8), peer)
+        before, known = list(kept.puts), dict(kept.known)
+        for _ in range(2):
+            asked = len(fake.asked)
+            found = campaign.measure(programs(1, 16, 8), peer, options=fake.options, anew=True)
+            assert [m.rounds for m in found if m.ok] == [7, 1]
+            assert [m.reason for m in found] == [m.reason for m in first]
+            assert fake.asked[asked:].count("time") == 1
+        assert (kept.puts, kept.known) == (before, known)
+        assert campaign.measure(programs(1, 16, 8), peer) == first
+    with Campaign(PROBLEM, store=kept, options=options) as campaign:  # nothing is validated yet
+        found = campaign.measure(programs(1), anew=True, options=fake.options)
+        assert [m.rounds for m in found] == [7]
+    assert (kept.puts, kept.known) == (before, known)
 
 
 def test_what_cannot_run_never_reaches_the_worker(tmp_path: Path) -> None:

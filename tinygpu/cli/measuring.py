@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from tinygpu.errors import LaunchError
@@ -144,14 +145,14 @@ class _Search:
         right = sorted((s for s in seconds if math.isfinite(seconds[s])), key=seconds.__getitem__)
         if not right:
             reason = next((m.reason for m in self.evaluated.values()), "there was none to try")
-            raise LaunchError(f"search: none of {len(seconds)} schedules ran; the first: {reason}")
+            raise LaunchError(f"search: none of {len(self.evaluated)} schedules ran; the first: {reason}")
         finalists, theirs = self.final(right, modules)
         return Tuned(finalists, theirs, self.evaluated, self.predicted, not self.stopped)
 
     def apart(self, schedule: Schedule) -> object:
         """Return what tells schedules apart by more than details."""
-        machine = self.spaces[schedule.machine].machine
-        return schedule.machine, *(schedule[name] for name in machine.spread)
+        names = self.spaces[schedule.machine].machine.spread
+        return schedule.machine, *(schedule[n] for n in names or dict(schedule.decisions))
 
     def changes(self, schedule: Schedule) -> list[Candidate]:
         """Return the single changes of a schedule."""
@@ -168,20 +169,34 @@ class _Search:
         return not self.stopped
 
     def evaluate(self, schedules: Sequence[Schedule]) -> list[float]:
-        """Measure coarsely; a schedule that may deadlock or race is refused where it is built."""
-        programs = self.programs(schedules)
+        """Measure coarsely, as many as the budget allows; the others count as failed.
+
+        A schedule that may deadlock or race is refused where it is built.
+        """
+        most = self.effort.evaluations
+        allowed = schedules[: most and most - len(self.evaluated)]
+        self.stopped = len(allowed) < len(schedules)
+        programs = self.programs(allowed)
         found = dict(zip(programs, self.campaign.measure(programs), strict=True))
         self.evaluated |= found
         if self.tell:
             times = [m.seconds for m in self.evaluated.values() if m.seconds]
-            best, most = min(times, default=math.inf), self.effort.evaluations
-            self.tell(len(self.evaluated), most, best)
-        return [found[s].seconds or math.inf for s in schedules]
+            self.tell(len(self.evaluated), most, min(times, default=math.inf))
+        seconds = {s: m.seconds for s, m in found.items()}
+        return [seconds.get(s) or math.inf for s in schedules]
 
     def programs(self, schedules: Sequence[Schedule]) -> dict[Schedule, Program]:
         """Return the terms of schedules."""
         operation = self.campaign.problem.operation
         return {s: s.program(self.spaces[s.machine].machine, operation) for s in schedules}
+
+    def in_order(self, right: Sequence[Schedule]) -> Iterator[Schedule]:
+        """Yield those that do not start early, and then such single changes of the fastest."""
+        yield from (s for s, program in self.programs(right).items() if not program.early)
+        near = sorted(self.changes(right[0]), key=lambda one: one.predicted_seconds)
+        for schedule, program in self.programs([one.schedule for one in near]).items():
+            if not program.early and self.spaces[schedule.machine].contains(schedule):
+                yield schedule
 
     def final(
         self, right: Sequence[Schedule], modules: Sequence[str]
@@ -190,18 +205,15 @@ class _Search:
         from tinygpu.codegen.measure import SUSTAINED, peer_of
         from tinygpu.search.climb import Candidate
 
-        programs = self.programs(right)
-        in_order = [s for s in right if not programs[s].early]
-        chosen = list(dict.fromkeys((*right[: self.effort.finalists], *in_order[:1])))
+        in_order = islice(self.in_order(right), 1)
+        chosen = list(dict.fromkeys((*right[: self.effort.finalists], *in_order)))
         beside: list[str] = []
         for module in modules:
             names = [
                 name for m in _ran(self.peers) if (name := peer_of(m)).startswith(f"{module}:")
             ]
             beside += names[:_BEST_PEERS]
-        found = self.campaign.measure(
-            {s: programs[s] for s in chosen}, beside, options=SUSTAINED, anew=True
-        )
+        found = self.campaign.measure(self.programs(chosen), beside, options=SUSTAINED, anew=True)
         mine = [
             (Candidate(s, self.predicted[s]), m)
             for s, m in zip(chosen, found[: len(chosen)], strict=True)

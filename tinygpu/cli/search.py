@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import math
 import shlex
 import sys
@@ -67,7 +68,8 @@ def search(
         bool, typer.Option("--measure", help="Search by measuring on this GPU.")
     ] = False,
     budget: Annotated[
-        float, typer.Option(min=1, help="Seconds of measuring, the final comparison apart.")
+        float,
+        typer.Option(min=1, help="Seconds of measuring, peers and the final comparison apart."),
     ] = 60.0,
     evaluations: Annotated[
         int | None, typer.Option(min=1, help="Schedules to measure at most.")
@@ -310,7 +312,9 @@ def _written(out: Path, space: Space, tree: dict[str, Any]) -> list[Path]:
         schedule = Schedule(row["machine"], tuple(row["decisions"].items()))
         text = to_json(schedule, space.problem, device=label(space.device))
         files.append(write(out / f"{row['rank']:02}.json", text))
-    for older in {*out.glob("[0-9]*.json")} - {*files}:
+    for number in itertools.count(len(files) + 1):  # the earlier search may have found more
+        if not (older := out / f"{number:02}.json").exists():
+            break
         older.unlink()
     record = {"provenance": provenance(shlex.join(["tinygpu", *sys.argv[1:]]))}
     write(out / "search.json", json_text({**record, **tree}))

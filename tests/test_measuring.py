@@ -1,0 +1,343 @@
+"""A search by measuring, from the first candidates to the files, with a worker that only pretends.
+
+The worker predicts with the cost model and adds noise: one for coarse times, another under load.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from examples.elementwise import Elementwise
+from tinygpu.cli import app, measuring
+from tinygpu.cli.measuring import CUBLASLT, Effort, Tuned, measured, tune
+from tinygpu.codegen import measure
+from tinygpu.codegen.build import Builders
+from tinygpu.codegen.measure import COARSE, SUSTAINED, Options, peer_of
+from tinygpu.device import load_device
+from tinygpu.errors import LaunchError
+from tinygpu.expression import value
+from tinygpu.laws import check_schedule
+from tinygpu.machine import Machine, Value
+from tinygpu.machines import MACHINES
+from tinygpu.machines.ampere import STARTS as AMPERE
+from tinygpu.machines.ampere import Ampere
+from tinygpu.machines.hopper import STARTS as HOPPER
+from tinygpu.machines.hopper import Hopper
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.measurement import describe
+from tinygpu.operation import Problem, elementwise, matmul
+from tinygpu.schedule import Schedule, from_json
+from tinygpu.search.best import rank
+from tinygpu.search.climb import Candidate, Neighbourhood
+from tinygpu.search.store import Store
+from tinygpu.space import Space
+
+FAKE = """
+import base64, hashlib, json, pickle, time
+from tinygpu.codegen.worker import serve
+from tinygpu.device import load_device
+from tinygpu.errors import LaunchError
+from tinygpu.search.cost import cost
+
+DEVICE = load_device("h200")
+
+def noise(name, rounds):
+    digest = hashlib.md5(f"{name} {rounds}".encode()).hexdigest()
+    return 1 + int(digest, 16) % 1000 / 5000
+
+def handle(request):
+    doing = request["do"]
+    if doing == "hello":
+        return {"arch": "sm_90a", "device": "pretended", "driver": "1"}
+    said = json.load(open(FOLDER + "/said.json"))
+    what = [doing] if doing != "time" else [doing, request["rounds"], len(request["programs"])]
+    open(FOLDER + "/log", "a").write(json.dumps(what) + "\\n")
+    if doing == "peers":
+        return {"names": list(said["peers"]) if request["module"] in said["modules"] else []}
+    if doing == "validate":
+        peer = request.get("peer", "").rpartition(":")[2]
+        if peer:
+            time.sleep(said["peer_sleeps"])
+        if "program" in request and said["fails"] or peer == "algorithm_1":
+            raise LaunchError("nothing runs here")
+        return {"error": 0.5}
+    problem = pickle.loads(base64.b64decode(request["problem"]))
+    seconds, failures = {}, {}
+    for name, packed in request["programs"].items():
+        program = pickle.loads(base64.b64decode(packed))
+        early = 0.5 if program.early else 1.0
+        model = float(cost(program, problem.sizes, DEVICE).seconds)
+        seconds[name] = model * early * noise(name, request["rounds"])
+    for name, peer in request["peers"].items():
+        seconds[name] = said["peers"][peer.rpartition(":")[2]]
+        if not seconds[name]:
+            failures[name] = "RuntimeError: not while a graph is captured"
+    told = dict(spread=0.1, rounds=request["rounds"], clock_mhz=1700, capped=True, error=0.5)
+    return {
+        "timings": {name: {"seconds": s, **told} for name, s in seconds.items() if s},
+        "failures": failures,
+    }
+
+serve(handle)
+"""
+PEERS = {"algorithm_0": 3e-3, "algorithm_1": 1e-3, "algorithm_2": None, "algorithm_3": 1e-3,
+         "algorithm_4": 2e-3}  # fmt: skip
+"""The worker says that number 1 is wrong, and that 2 cannot be captured."""
+DEVICE = load_device("h200")
+PROBLEM = Problem.of(matmul(), m=256, n=256, k=256)
+OPEN: dict[str, tuple[Value, ...]] = {
+    "tile_m": (32, 64, 128),
+    "tile_n": (32, 64, 128),
+    "thread_m": (4, 8),
+    "thread_n": (4, 8),
+    "tile_k": (8, 16, 32),
+    "ctas_per_sm": (1, 2, 4),
+    "raster": (1, 4, 8),
+    "vector_c": (1, 2, 4),
+}
+
+
+class Fake:
+    """The worker's options, what it shall do, and what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        script = folder / "fake.py"
+        script.write_text(f"FOLDER = {str(folder)!r}\n{FAKE}")
+        self.options = replace(COARSE, worker=(sys.executable, str(script)))
+        self.say()
+
+    def say(self, **what: Any) -> None:
+        usual = {"peers": PEERS, "modules": [CUBLASLT], "fails": False, "peer_sleeps": 0.0}
+        (self.folder / "said.json").write_text(json.dumps(usual | what))
+
+    def asked(self) -> list[list[Any]]:
+        """Return what was asked since the last call."""
+        log = self.folder / "log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return [json.loads(line) for line in lines]
+
+
+class Nothing(Builders):
+    """Builders that build nothing."""
+
+    def each(self, wanted: Sequence[Any]) -> Iterator[Any]:
+        return iter(wanted)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Nothing is assembled, and the command line uses the worker, too."""
+    (tmp_path / "worker").mkdir()
+    one = Fake(tmp_path / "worker")
+    monkeypatch.setattr(measure, "Builders", Nothing)
+    monkeypatch.setattr(measure, "COARSE", one.options)
+    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
+    return one
+
+
+def space_of(
+    machine: Machine, problem: Problem, fixed: Mapping[str, Value | tuple[Value, ...]]
+) -> Space:
+    return Space(machine, problem, DEVICE, fixed=fixed)
+
+
+@pytest.fixture(scope="module")
+def simt() -> Space:
+    return space_of(Simt(), PROBLEM, {**LADDER["tuned"], **OPEN})
+
+
+def first_of(space: Space, count: int = 6) -> list[Candidate]:
+    found = rank(space, count, distinct=space.machine.spread, exact=False).best
+    return [Candidate(one.schedule, one.seconds) for one in found]
+
+
+def times(found: Tuned) -> list[float | None]:
+    return [m.seconds for _, m in found.finalists]
+
+
+def test_the_winner_is_the_fastest_under_load(simt: Space, fake: Fake) -> None:
+    """The fastest in bursts meet again round robin, with the best peers that ran."""
+    found = tune([simt], first_of(simt), effort=Effort(finalists=5))
+    assert found.settled
+    assert len(found.finalists) == 5
+    assert times(found) == sorted(m.seconds or math.inf for _, m in found.finalists)
+    assert {m.rounds for _, m in found.finalists} == {SUSTAINED.rounds}
+    assert {m.rounds for m in found.evaluated.values()} == {COARSE.rounds}
+    coarse = {s: m.seconds or math.inf for s, m in found.evaluated.items()}
+    assert {c.schedule for c, _ in found.finalists} == set(
+        sorted(coarse, key=coarse.__getitem__)[:5]
+    )
+    assert found.finalists[0][0].schedule != min(coarse, key=coarse.__getitem__)  # noise decides
+    for candidate, _ in found.finalists:
+        assert candidate.predicted_seconds == found.predicted[candidate.schedule]
+        assert check_schedule(candidate.schedule, Simt(), PROBLEM, DEVICE) == ()
+    assert [peer_of(m) for m in found.peers] == [f"{CUBLASLT}:algorithm_{i}" for i in (3, 4)]
+    assert [m.seconds for m in found.peers] == [1e-3, 2e-3]
+    assert {m.rounds for m in found.peers} == {SUSTAINED.rounds}
+    assert fake.asked()[-1] == ["time", SUSTAINED.rounds, 5]  # all in one batch
+
+
+def test_no_single_change_of_the_best_promises_more(simt: Space, fake: Fake) -> None:
+    """It ends where every change of the fastest was measured or promises too little."""
+    found = tune([simt], first_of(simt, 2), peers=())
+    seconds = {s: m.seconds or math.inf for s, m in found.evaluated.items()}
+    best = min(seconds, key=seconds.__getitem__)
+    ratio = seconds[best] / found.predicted[best]
+    assert len(found.evaluated) > 10
+    for change in Neighbourhood(simt)(best):
+        slow = change.predicted_seconds * ratio >= 1.08 * seconds[best]
+        assert change.schedule in found.evaluated or slow
+    assert found.peers == ()
+
+
+@pytest.mark.parametrize(("most", "names"), [(1, ["algorithm_0"]), (3, ["algorithm_0"]), (0, [])])
+def test_only_the_first_peers_are_measured(
+    most: int, names: list[str], simt: Space, fake: Fake
+) -> None:
+    """A module's peers are as many as asked for; those that fail are left out; none is no error."""
+    found = tune([simt], first_of(simt, 2), most_peers=most, effort=Effort(evaluations=2))
+    assert [peer_of(m).rpartition(":")[2] for m in found.peers] == names
+    assert found.finalists[0][1].ok
+
+
+def test_the_best_peers_of_each_module_are_in_the_final(simt: Space, fake: Fake) -> None:
+    """Two of each; a module that has none is none."""
+    fake.say(modules=[CUBLASLT, "some.peers"])
+    modules = ("none.here", "some.peers", CUBLASLT)
+    found = tune([simt], first_of(simt, 2), peers=modules, effort=Effort(evaluations=2))
+    wanted = {f"{m}:algorithm_{i}" for m in modules[1:] for i in (3, 4)}
+    assert {peer_of(m) for m in found.peers} == wanted
+    assert len(found.peers) == 4
+
+
+@pytest.mark.parametrize("budget", [1, 5, 17])
+def test_a_budget_of_evaluations_is_kept(budget: int, simt: Space, fake: Fake) -> None:
+    """Exactly as many are measured, and progress says so."""
+    told: list[tuple[int, int | None, float]] = []
+    found = tune(
+        [simt], first_of(simt), effort=Effort(evaluations=budget), peers=(),
+        tell=lambda *what: told.append(what),
+    )  # fmt: skip
+    assert len(found.evaluated) == budget
+    assert not found.settled
+    assert len(found.finalists) == min(budget, 10)
+    assert told[-1] == (budget, budget, min(m.seconds or 0 for m in found.evaluated.values()))
+    assert [done for done, _, _ in told] == sorted({done for done, _, _ in told})
+    assert [best for _, _, best in told] == sorted((b for _, _, b in told), reverse=True)
+
+
+def test_peers_cost_no_budget(simt: Space, fake: Fake) -> None:
+    """However long they take, schedules are measured then; what they take ends the search."""
+    fake.say(peer_sleeps=0.1)
+    found = tune([simt], first_of(simt, 2), effort=Effort(seconds=0.3))
+    assert found.finalists[0][1].ok
+    moment = tune([simt], first_of(simt), effort=Effort(seconds=0.001), peers=())
+    assert len(moment.evaluated) == 6  # a batch is finished
+    assert not moment.settled
+
+
+def test_one_that_starts_in_order_is_in_the_final(fake: Fake) -> None:
+    """Where all of the fastest start early, the best that does not is compared, too."""
+    problem = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
+    open_: dict[str, tuple[Value, ...]] = {"early": (0, 1), "raster": (1, 2), "stages": (3, 4, 5)}
+    space = space_of(Hopper(), problem, {**HOPPER["ring"], **open_})
+    found = tune([space], first_of(space), effort=Effort(finalists=3), peers=())
+    assert [c.schedule["early"] for c, _ in found.finalists] == [1, 1, 1, 0]
+    slow = {s: m.seconds or math.inf for s, m in found.evaluated.items() if not s["early"]}
+    assert found.finalists[3][0].schedule == min(slow, key=slow.__getitem__)
+
+
+def test_machines_are_ranked_together(fake: Fake) -> None:
+    """Each schedule is changed within its machine's space, and the fastest of all win."""
+    problem = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
+    spaces = [
+        space_of(Hopper(), problem, {**HOPPER["ring"], "stages": (2, 3, 4), "early": 0}),
+        space_of(Ampere(), problem, {**AMPERE["ring"], "stages": (2, 3, 4)}),
+    ]
+    first = [one for space in spaces for one in first_of(space, 1)]
+    found = tune(spaces, first, peers=())
+    machines = [c.schedule.machine for c, _ in found.finalists]
+    assert machines.count("hopper") in (1, 2, 3) and machines.count("ampere") == 3
+    assert times(found) == sorted(m.seconds or math.inf for _, m in found.finalists)
+
+
+def test_schedules_of_a_machine_without_spread_are_all_apart(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several of them are changed, not only the fastest."""
+    operation = elementwise(value("a") * value("x") + value("b"), inputs=("x",))
+    problem = Problem.of(operation, i=1 << 20)
+    space = space_of(Elementwise(), problem, {"vector": (1, 4), "threads": (128, 256)})
+    parents: list[Schedule] = []
+    changes = Neighbourhood.__call__
+
+    def noted(self: Neighbourhood, schedule: Schedule) -> list[Candidate]:
+        parents.append(schedule)
+        return changes(self, schedule)
+
+    monkeypatch.setattr(Neighbourhood, "__call__", noted)
+    found = tune([space], first_of(space), peers=())
+    assert len(set(parents)) == len(parents) >= 3
+    assert found.finalists[0][1].ok
+
+
+def test_a_search_goes_on_from_the_store(simt: Space, fake: Fake, tmp_path: Path) -> None:
+    """The same search again measures the finals alone; a larger budget, only what is new."""
+    first = first_of(simt)
+
+    def again(evaluations: int) -> tuple[Tuned, list[int]]:
+        fake.asked()
+        with Store(tmp_path / "store.db") as store:
+            found = tune(
+                [simt], first, store=store, effort=Effort(evaluations=evaluations, finalists=4)
+            )
+        asked = fake.asked()
+        coarse = [one[2] for one in asked if one[:2] == ["time", COARSE.rounds]]
+        assert [one[2] for one in asked if one[:2] == ["time", SUSTAINED.rounds]] == [4]
+        assert [one[0] for one in asked].count("validate") <= sum(coarse) + 4 + len(PEERS)
+        return found, coarse
+
+    found, coarse = again(12)
+    assert sum(coarse) == 12
+    same, nothing = again(12)
+    assert (same, nothing) == (found, [])
+    more, new = again(20)
+    assert sum(new) == 8
+    assert found.evaluated.items() < more.evaluated.items()
+
+
+def test_nothing_that_runs_is_an_error(simt: Space, fake: Fake) -> None:
+    """With how many were tried and the reason of the first; without any, that too."""
+    fake.say(fails=True)
+    with pytest.raises(LaunchError, match="none of 6 schedules ran; the first: nothing runs here"):
+        tune([simt], first_of(simt), peers=())
+    with pytest.raises(LaunchError, match="none of 0 schedules ran; the first: there was none"):
+        tune([simt], [])
+    options = Options(worker=(sys.executable, "-c", "raise SystemExit('no GPU here')"))
+    with pytest.raises(LaunchError, match="no GPU here"):
+        tune([simt], first_of(simt), options=options)
+
+
+def test_schedules_are_measured_beside_the_best_algorithm(simt: Space, fake: Fake) -> None:
+    """``measured`` gives each its time, in order, and then the fastest peer that ran, if one did."""
+    schedules = [c.schedule for c in first_of(simt)][::-1]
+    seen: list[tuple[int, int]] = []
+    options = replace(fake.options, rounds=5)
+    *mine, peer = measured(simt, schedules, options=options, progress=lambda *at: seen.append(at))
+    assert [m.schedule for m in mine] == [describe(PROBLEM, s)[2] for s in schedules]
+    assert (peer_of(peer), peer.seconds) == (f"{CUBLASLT}:algorithm_3", 1e-3)
+    assert {m.rounds for m in (*mine, peer)} == {5}
+    assert seen == [(i + 1, 6 + len(PEERS)) for i in range(6 + len(PEERS))]
+    fake.say(modules=[])
+    assert measured(simt, schedules, options=options) == mine
