@@ -138,7 +138,7 @@ def test_the_spread_is_measured_and_of_the_others_what_promises() -> None:
         batches.append(list(schedules))
         return [(1.0 + 0.01 * int(s["b"])) * (3.0 if s["a"] else 1.0) for s in schedules]
 
-    found = climb(first, lambda schedule: [], evaluate, go_on=always, spread=6, batch=4)
+    found = climb(first, lambda schedule: [], evaluate, go_on=always, spread=6, batch=4, reach=1.25)
     assert [len(one) for one in batches] == [4, 2, 4, 1]
     assert [*batches[0], *batches[1]] == [c.schedule for c in first[:6]]
     assert set(found) == {c.schedule for c in first[:6]} | {pair(0, b) for b in range(3, 8)}

@@ -45,7 +45,6 @@ FAKE = """
 import base64, hashlib, json, pickle, time
 from tinygpu.codegen.worker import serve
 from tinygpu.device import load_device
-from tinygpu.errors import LaunchError
 from tinygpu.search.cost import cost
 
 DEVICE = load_device("h200")
@@ -67,9 +66,8 @@ def handle(request):
         peer = request.get("peer", "").rpartition(":")[2]
         if peer:
             time.sleep(said["peer_sleeps"])
-        if "program" in request and said["fails"] or peer == "algorithm_1":
-            raise LaunchError("nothing runs here")
-        return {"error": 0.5}
+        wrong = "program" in request and said["fails"] or peer == "algorithm_1"
+        return {"error": 100.0 if wrong else 0.5}
     problem = pickle.loads(base64.b64decode(request["problem"]))
     seconds, failures = {}, {}
     for name, packed in request["programs"].items():
@@ -248,11 +246,19 @@ def test_peers_cost_no_budget(simt: Space, fake: Fake) -> None:
 
 
 def test_one_that_starts_in_order_is_in_the_final(fake: Fake) -> None:
-    """Where all of the fastest start early, the best that does not is compared, too."""
+    """Where all of the fastest start early: the best that does not, measured before or not."""
     problem = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
     open_: dict[str, tuple[Value, ...]] = {"early": (0, 1), "raster": (1, 2), "stages": (3, 4, 5)}
     space = space_of(Hopper(), problem, {**HOPPER["ring"], **open_})
     found = tune([space], first_of(space), effort=Effort(finalists=3), peers=())
+    assert {s["early"] for s in found.evaluated} == {1}
+    *fastest, (last, timed) = found.finalists
+    assert [c.schedule["early"] for c, _ in fastest] == [1, 1, 1]
+    best = min(found.evaluated, key=lambda s: found.evaluated[s].seconds or math.inf)
+    assert last.schedule == best.with_(early=0)
+    assert timed.ok
+    first = [Candidate(s, 1e-5) for s in space]
+    found = tune([space], first, effort=Effort(finalists=3), peers=())
     assert [c.schedule["early"] for c, _ in found.finalists] == [1, 1, 1, 0]
     slow = {s: m.seconds or math.inf for s, m in found.evaluated.items() if not s["early"]}
     assert found.finalists[3][0].schedule == min(slow, key=slow.__getitem__)
@@ -320,7 +326,7 @@ def test_a_search_goes_on_from_the_store(simt: Space, fake: Fake, tmp_path: Path
 def test_nothing_that_runs_is_an_error(simt: Space, fake: Fake) -> None:
     """With how many were tried and the reason of the first; without any, that too."""
     fake.say(fails=True)
-    with pytest.raises(LaunchError, match="none of 6 schedules ran; the first: nothing runs here"):
+    with pytest.raises(LaunchError, match="none of 6 schedules ran; the first: it is wrong"):
         tune([simt], first_of(simt), peers=())
     with pytest.raises(LaunchError, match="none of 0 schedules ran; the first: there was none"):
         tune([simt], [])
@@ -341,3 +347,172 @@ def test_schedules_are_measured_beside_the_best_algorithm(simt: Space, fake: Fak
     assert seen == [(i + 1, 6 + len(PEERS)) for i in range(6 + len(PEERS))]
     fake.say(modules=[])
     assert measured(simt, schedules, options=options) == mine
+
+
+# The command line.
+
+
+def fixes(values: Mapping[str, Value | tuple[Value, ...]]) -> list[str]:
+    """Return the options that narrow decisions so."""
+    several = {n: v if isinstance(v, tuple) else (v,) for n, v in values.items()}
+    return [part for n, v in several.items() for part in ("--fix", f"{n}={','.join(map(str, v))}")]
+
+
+SIZES = ["--machine", "simt", "-m", "256", "-n", "256", "-k", "256"]
+SEARCH = ["search", "matmul", *SIZES, *fixes({**LADDER["tuned"], **OPEN})]
+
+
+def tinygpu(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def searched(out: Path, *words: object) -> dict[str, Any]:
+    """Search by measuring; return what was written of it."""
+    result = tinygpu(*SEARCH, "--measure", "--out", out, *words)
+    assert result.exit_code == 0, result.output
+    tree: dict[str, Any] = json.loads((out / "search.json").read_text())
+    return tree
+
+
+def kept(out: Path) -> dict[str, bytes]:
+    """Return the files of a folder, the store's left out."""
+    return {p.name: p.read_bytes() for p in out.iterdir() if not p.name.startswith("store.db")}
+
+
+def test_the_command_measures_and_writes(fake: Fake, tmp_path: Path) -> None:
+    """A file for each finalist, the fastest first, and all that was found in ``search.json``."""
+    out = tmp_path / "out"
+    result = tinygpu(*SEARCH, "--measure", "--out", out, "--top", "4", "--evaluations", "12")
+    assert result.exit_code == 0, result.output
+    assert set(kept(out)) == {"01.json", "02.json", "03.json", "04.json", "search.json"}
+    tree = json.loads((out / "search.json").read_text())
+    assert (tree["evaluations"], tree["settled"], tree["measured_on"]) == (12, False, "pretended")
+    assert [row["seconds"] for row in tree["best"]] == sorted(r["seconds"] for r in tree["best"])
+    problem = [
+        Candidate(one.schedule, one.seconds)
+        for one in rank(
+            space_of(Simt(), PROBLEM, {**LADDER["tuned"], **OPEN}),
+            96,
+            distinct=Simt.spread,
+            exact=False,
+        ).best
+    ]
+    spreads = [tuple(c.schedule[n] for n in Simt.spread) for c in problem]
+    for number, row in enumerate(tree["best"], 1):
+        machine, found, schedule = from_json((out / f"{number:02}.json").read_text(), MACHINES)[:3]
+        assert (machine.name, found) == ("simt", PROBLEM)
+        assert dict(schedule.decisions) == row["decisions"]
+        assert row["rank"] == number
+        assert row["place"] == spreads.index(tuple(schedule[n] for n in Simt.spread)) + 1
+        assert row["predicted_seconds"] > 0
+        assert row["power_capped"]
+    assert [(p["name"], p["seconds"]) for p in tree["peers"]] == [
+        ("cublaslt:algorithm_3", 1e-3), ("cublaslt:algorithm_4", 2e-3),
+    ]  # fmt: skip
+    assert tree["cublas_seconds"] == 1e-3
+    assert tree["failed"] == []
+    assert tree["provenance"]["commit"]
+    assert "12 measured, until the budget was spent" in result.stdout
+    assert "the best of cuBLASLt (cublaslt:algorithm_3): 1.000 ms" in result.stdout
+    with Store(out / "store.db") as store:
+        assert len(store) == 12 + len(PEERS)
+
+
+def test_the_command_goes_on(fake: Fake, tmp_path: Path) -> None:
+    """The second time it measures the finals alone; without a budget, until it is settled."""
+    words = ("--top", "3", "--evaluations", "10")
+    first = searched(tmp_path / "out", *words)
+    fake.asked()
+    again = searched(tmp_path / "out", *words)
+    assert [one[1:] for one in fake.asked() if one[0] == "time"] == [[SUSTAINED.rounds, 3]]
+    assert [row["decisions"] for row in again["best"]] == [r["decisions"] for r in first["best"]]
+    assert searched(tmp_path / "out", "--top", "3")["settled"]
+
+
+@pytest.mark.parametrize("when", ["ranking", "climbing", "finals"])
+def test_an_interrupt_leaves_the_earlier_search(
+    when: str, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are as they were, to the byte; what was measured is in the store."""
+    out = tmp_path / "out"
+    searched(out, "--top", "3", "--evaluations", "4")
+    before = kept(out)
+    calls: list[str] = []
+
+    def stopping(name: str, real: Callable[..., Any], allowed: int) -> Callable[..., Any]:
+        def called(*given: Any, **named: Any) -> Any:
+            calls.append(name)
+            if len(calls) > allowed:
+                raise KeyboardInterrupt
+            return real(*given, **named)
+
+        return called
+
+    target, allowed = {
+        "ranking": ("tinygpu.search.best.rank", 0),
+        "climbing": ("tinygpu.cli.measuring._Search.evaluate", 1),
+        "finals": ("tinygpu.cli.measuring._Search.final", 0),
+    }[when]
+    real = rank if when == "ranking" else getattr(measuring._Search, target.rpartition(".")[2])
+    with monkeypatch.context() as patched:
+        patched.setattr(target, stopping(target, real, allowed))
+        words = ("--measure", "--out", out, "--top", "2", "--evaluations", "30")
+        result = tinygpu(*SEARCH, *words)
+    assert result.exit_code == 130
+    assert len(calls) == allowed + 1
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert ("goes on" in result.stderr) == (when != "ranking")
+    assert kept(out) == before
+    with Store(out / "store.db") as store:
+        known = len(store)
+    assert known == {"ranking": 4, "climbing": 16}.get(when, known) + len(PEERS) * (
+        when != "finals"
+    )
+    fake.asked()
+    searched(out, "--top", "2", "--evaluations", "30")
+    coarse = sum(one[2] for one in fake.asked() if one[:2] == ["time", COARSE.rounds])
+    assert coarse == 30 + len(PEERS) - known
+
+
+@pytest.mark.parametrize(
+    ("words", "fails", "told"),
+    [
+        (["-m", "0"], False, "at least 1"),
+        (["--fix", "vector_k=3"], False, "did you mean vector_"),
+        (fixes({**LADDER["tuned"], "ctas_per_sm": 16}), False, "no schedule of simt"),
+        ([], True, "none of 3 schedules ran; the first: it is wrong"),
+    ],
+)
+def test_what_finds_nothing_leaves_the_earlier_search(
+    words: list[str], fails: bool, told: str, fake: Fake, tmp_path: Path
+) -> None:
+    """An illegal problem, or schedules none of which runs: one line, and not a byte is changed."""
+    out = tmp_path / "out"
+    searched(out, "--top", "3", "--evaluations", "3")
+    (out / "store.db").unlink()
+    before = kept(out)
+    fake.say(fails=fails)
+    given = words + ["--evaluations", "3"] * fails
+    common = SEARCH[:2] if words else SEARCH
+    result = tinygpu(*common, "--machine", "simt", *given, "--measure", "--out", out)
+    assert result.exit_code == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert told in line
+    assert kept(out) == before
+
+
+def test_the_folder_holds_one_search(fake: Fake, tmp_path: Path) -> None:
+    """Files of an earlier search are removed by one that found fewer; a user's own stay."""
+    out = tmp_path / "out"
+    searched(out, "--top", "5", "--evaluations", "6")
+    for name in ("2048.json", "6.json", "notes.json", "99.txt"):
+        (out / name).write_text("mine")
+    tree = searched(out, "--top", "2", "--evaluations", "6")
+    mine = {"2048.json", "6.json", "notes.json", "99.txt"}
+    assert set(kept(out)) == {"01.json", "02.json", "search.json", *mine}
+    assert len(tree["best"]) == 2
+    result = tinygpu(*SEARCH, "--top", "1", "--out", out)  # under the model alone
+    assert result.exit_code == 0, result.output
+    assert set(kept(out)) == {"01.json", "search.json", *mine}
+    assert "evaluations" not in json.loads((out / "search.json").read_text())

@@ -145,7 +145,9 @@ class _Search:
         right = sorted((s for s in seconds if math.isfinite(seconds[s])), key=seconds.__getitem__)
         if not right:
             reason = next((m.reason for m in self.evaluated.values()), "there was none to try")
-            raise LaunchError(f"search: none of {len(self.evaluated)} schedules ran; the first: {reason}")
+            raise LaunchError(
+                f"search: none of {len(self.evaluated)} schedules ran; the first: {reason}"
+            )
         finalists, theirs = self.final(right, modules)
         return Tuned(finalists, theirs, self.evaluated, self.predicted, not self.stopped)
 
