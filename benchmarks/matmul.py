@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import math
 import statistics
 import sys
@@ -34,12 +33,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import FOLDER, load_rows, write_results
+from benchmarks.peers import FOLDER, load_rows, load_runs, write_results
 from tinygpu.cli.measuring import CUBLASLT, Effort, Tuned, tune
 from tinygpu.codegen.measure import peer_of
 from tinygpu.codegen.provenance import provenance
 from tinygpu.device import load_device
-from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.errors import LaunchError, StoreError, TinyGpuError
 from tinygpu.machine import Machine, Value
 from tinygpu.measurement import Measurement, Results
 from tinygpu.operation import Problem, matmul
@@ -212,13 +211,12 @@ def main(
     parser.add_argument("--parts", nargs="+", choices=parts, metavar="PART", default=parts)
     parser.add_argument("--missing", action="store_true", help="only parts that have no row yet")
     parser.add_argument("--seconds", type=float, default=60.0, help="the budget of a case")
-    parser.add_argument("--share", default="0/1", help="every N-th case from I on, as 0/4")
+    parser.add_argument("--share", type=_share, default="0/1", help="every N-th case, as 0/4")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="DIR", help="take over rows")
     asked = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     command = " ".join((f"python -m benchmarks.{name}", *_told(words)))
-    mine, of = map(int, asked.share.split("/"))
-    chosen = [one for one in cases if one.part in asked.parts][mine::of]
+    chosen = [one for one in cases if one.part in asked.parts][asked.share]
     failed: list[str] = []
     try:
         record = {}
@@ -261,15 +259,27 @@ def _told(words: Sequence[str]) -> list[str]:
     return kept
 
 
+def _share(text: str) -> slice:
+    """Read I/N, as argparse asks for it."""
+    mine, _, of = text.partition("/")
+    if not 0 <= int(mine) < int(of):
+        raise ValueError(text)
+    return slice(int(mine), None, int(of))
+
+
 def _merge(name: str, folder: Path, out: Path) -> dict[str, Any]:
-    """Take over the rows of another folder, each with its run; return the last run's provenance."""
-    tree = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    for numbered in tree["rows"]:
+    """Take over the rows of another folder, each with its run; return that of the last.
+
+    Raises StoreError without any.
+    """
+    rows, runs = load_runs(name, folder)
+    if not rows:
+        raise StoreError(f"results {folder / name}.json: there are no results; measure them first")
+    for numbered in rows:
         row = {field: value for field, value in numbered.items() if field != "run"}
         old = {f: row[f] for f in ("group", "case", "dtype", "m", "n", "k")}
-        record = tree["runs"][numbered["run"]]
-        write_results(name, [row], record, out, instead_of=old, fields=FIELDS)
-    return dict(tree["provenance"])
+        write_results(name, [row], runs[numbered["run"]], out, instead_of=old, fields=FIELDS)
+    return runs[rows[-1]["run"]]
 
 
 def _text(one: Case, row: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "FOLDER",
     "ROW",
     "load_rows",
+    "load_runs",
     "peers",
     "tensors",
     "torch_add",
@@ -180,7 +181,7 @@ def write_results(
             )
     if len({_case(row) for row in rows}) < len(rows):
         raise StoreError(f"results {name}: two rows of one case, sizes, type, schedule and peer")
-    old, known = _load(name, folder)
+    old, known = load_runs(name, folder)
     if instead_of:
         old = [r for r in old if any(r.get(f) != value for f, value in instead_of.items())]
     merged = {_case(row): (known[row["run"]], row) for row in old}
@@ -225,11 +226,16 @@ def load_rows(name: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
 
     Raises StoreError for a file that is no results.
     """
-    return [{f: v for f, v in row.items() if f != "run"} for row in _load(name, folder)[0]]
+    return [{f: v for f, v in row.items() if f != "run"} for row in load_runs(name, folder)[0]]
 
 
-def _load(name: str, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows and the runs; a file without runs has one, its provenance."""
+def load_runs(
+    name: str, folder: Path = FOLDER
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows with their ``run``, and the runs; a file without has one, its provenance.
+
+    Raises StoreError for a file that is no results.
+    """
     path = folder / f"{name}.json"
     if not path.exists():
         return [], []

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import elementwise, peers, scoring, simt_fuzz, simt_ladder, speed, streaming
-from benchmarks.simt_ladder import Candidate
+from benchmarks import elementwise, peers, scoring, simt_fuzz, speed, streaming
 from tinygpu.codegen.measure import Options
 from tinygpu.device import load_device
-from tinygpu.errors import LaunchError, ScheduleError, StoreError, TinyGpuError
+from tinygpu.errors import StoreError, TinyGpuError
 from tinygpu.laws import check_schedule
 from tinygpu.machine import Value
 from tinygpu.machines.simt import LADDER, Simt
@@ -25,14 +24,6 @@ from tinygpu.measurement import Measurement, Results, describe
 from tinygpu.operation import Problem, matmul
 from tinygpu.schedule import Schedule
 from tinygpu.space import Space
-
-
-@pytest.fixture(autouse=True)
-def no_descent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the candidates themselves are timed; descent has tests of its own."""
-    monkeypatch.setattr(simt_ladder, "DESCENTS", 0)
-    monkeypatch.setattr(simt_ladder, "_winners", lambda folder, size: [])
-
 
 NARROW: dict[str, Any] = {
     n: v for n, v in LADDER["shared"].items() if n not in ("tile_k", "raster", "split_k", "combine")
@@ -76,85 +67,6 @@ class Gpu:
         return found + [replace(found[0], seconds=self.peer, reason="no torch")] * len(peers)
 
 
-def test_candidates_survive_a_file(tmp_path: Path) -> None:
-    """What --rank-only writes, --schedules reads; a value that there is not is refused."""
-    found = {
-        2048: [Candidate(schedule_of(), 1e-3), Candidate(schedule_of("tuned"), 2e-3)],
-        64: [Candidate(schedule_of("naive"), 0.1)],
-    }
-    path = tmp_path / "ranked.json"
-    simt_ladder.save_candidates(path, found, "a command")
-    assert simt_ladder.load_candidates(path) == found
-    assert json.loads(path.read_text())["provenance"]["command"] == "a command"
-    path.write_text(path.read_text().replace('"tile_m": 32', '"tile_m": 33'))
-    with pytest.raises(ScheduleError, match="no value 33"):
-        simt_ladder.load_candidates(path)
-
-
-def test_the_best_found_is_the_best_of_the_last_timing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All are timed coarsely, the best 8 again; the row is of the second time, beside cuBLAS's."""
-    rasters = [1, 2, 4, 8, 16]
-    schedules = [schedule_of(raster=r, ctas_per_sm=c) for c in (1, 2) for r in rasters]
-    coarse = {s: 1.0 + i for i, s in enumerate(schedules)}
-
-    def seconds(s: Schedule, options: Options) -> float | None:
-        if s == schedules[0]:
-            return None  # wrong
-        return coarse[s] if options is simt_ladder.COARSE else 20.0 - coarse[s]
-
-    gpu = Gpu(seconds)
-    monkeypatch.setattr(simt_ladder, "measure", gpu)
-    with simt_ladder.kept(tmp_path / "kept.jsonl") as store:
-        row, top = simt_ladder.best_found(2048, [Candidate(s, 3.0) for s in schedules], store)
-    assert gpu.asked == [(10, simt_ladder.COARSE), (8, simt_ladder.FINE)]
-    assert row["schedule"] == dict(schedules[8].decisions)  # the last of the 8 right ones
-    assert (row["group"], row["m"], row["seconds"], row["peer_seconds"]) == (
-        "main", 2048, 20.0 - coarse[schedules[8]], 1e-3,
-    )  # fmt: skip
-    assert [r["seconds"] for r in top] == [None, *(coarse[s] for s in schedules[1:])]
-    assert {r["predicted_seconds"] for r in (row, *top)} == {3.0}
-
-
-def test_nothing_to_compare_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No right candidate, or no cuBLAS, is an error with the reason."""
-    gpu = Gpu(lambda s, o: None)
-    monkeypatch.setattr(simt_ladder, "measure", gpu)
-    candidates = [Candidate(schedule_of(), 1.0)]
-    with simt_ladder.kept(tmp_path / "kept.jsonl") as store:
-        with pytest.raises(LaunchError, match="none of 1 ran; first: it is wrong"):
-            simt_ladder.best_found(2048, candidates, store)
-        gpu.seconds, gpu.peer = (lambda s, o: 1.0), None
-        with pytest.raises(LaunchError, match="cuBLAS fp32: no torch"):
-            simt_ladder.best_found(2048, candidates, store)
-
-
-def test_parts_replace_their_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of a part again leaves one main row a size, the ladder's points, and other parts."""
-    times = {"fast": 1.0}
-    gpu = Gpu(lambda s, o: times.get(str(s["raster"]), 2.0))
-    monkeypatch.setattr(simt_ladder, "measure", gpu)
-    ranked = tmp_path / "ranked.json"
-    both = [Candidate(schedule_of(raster=r), 1.0) for r in (1, 2)]
-    simt_ladder.save_candidates(ranked, {2048: both, 4096: both[:1]}, "c")
-    common = ["--out", str(tmp_path), "--schedules", str(ranked), "--parts"]
-    simt_ladder.main([*common, "ladder", "2048", "4096"])
-    rows = peers.load_rows("simt_ladder", tmp_path)
-    assert [(r["group"], r["case"]) for r in rows[:9]] == [("ladder", name) for name in LADDER]
-    assert [(r["group"], r["m"]) for r in rows[9:]] == [("main", 2048), ("main", 4096)]
-    assert all(r["predicted_seconds"] > 0 for r in rows)
-    times["2"] = 0.5
-    simt_ladder.main([*common, "2048"])
-    rows = peers.load_rows("simt_ladder", tmp_path)
-    assert len(rows) == 11
-    (again,) = [r for r in rows if r["group"] == "main" and r["m"] == 2048]
-    assert (again["schedule"]["raster"], again["seconds"]) == (2, 0.5)
-    assert len(peers.load_rows("simt_top", tmp_path)) == 3
-    simt_ladder.main([*common, "2048", "--top", "1"])
-    assert len(peers.load_rows("simt_top", tmp_path)) == 2
-
-
 def test_a_row_keeps_the_provenance_of_its_run(tmp_path: Path) -> None:
     """Rows of several runs name their own; a run without rows is forgotten; old files have one."""
     row: dict[str, Any] = dict.fromkeys(peers.ROW, None)
@@ -194,28 +106,6 @@ def test_committed_rows_name_their_run(path: Path) -> None:
     for run in (tree["provenance"], *runs):
         assert run.keys() >= {"device", "driver", "commit", "date", "command"}
         assert not re.search(r"(^|\s)/", run["command"])
-
-
-def test_kept_measurements_survive_a_kill(tmp_path: Path) -> None:
-    """Lines are there as soon as they are put; one that was being written is dropped."""
-    path = tmp_path / "folder" / "kept.jsonl"
-    ones = [
-        Measurement(operation="o", sizes=str(i), schedule="é", device="d", driver="r", emitter=1)
-        for i in range(3)
-    ]
-    with simt_ladder.kept(path) as store:
-        for one in ones[:2]:
-            store.put(one)
-        assert len(path.read_text().splitlines()) == 2
-    with path.open("a") as file:
-        file.write(ones[2].to_json()[:20])
-    for count in (2, 3):
-        with simt_ladder.kept(path) as store:
-            assert [store.get(o.key) for o in ones] == [*ones[:count], *[None] * (3 - count)]
-            store.put(ones[2])
-    path.write_text("{}\n")
-    with pytest.raises(StoreError), simt_ladder.kept(path):
-        pass
 
 
 def test_stored_rows_are_predicted_again(

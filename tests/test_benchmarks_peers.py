@@ -153,7 +153,7 @@ def test_what_cublaslt_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     """Types, mixtures and epilogues in words of ours; the rest in its own; no library at all."""
     library = Library()
     monkeypatch.setattr(cublaslt, "library", lambda: library)
-    sizes = dict(m=16, n=16, k=16)
+    sizes = {"m": 16, "n": 16, "k": 16}
     mixed = matmul("f16")
     a, b = mixed.inputs
     mixed = replace(mixed, inputs=(replace(a, dtype="bf16"), b))

@@ -1,14 +1,18 @@
-"""The command line with ``hopper``: every command, its types and layouts, its peers and GPUs."""
+"""The command line with ``hopper``: every command, its types and layouts, its GPUs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
-import numpy as np
 import pytest
 
-from tests.test_cli import PROBLEM, SIZES, tinygpu
+from tests.test_cli import SIZES, tinygpu
+from tinygpu.cli.measuring import why_no_gpu
+from tinygpu.errors import LaunchError
+from tinygpu.machines.ampere import Ampere
+from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import Simt
 from tinygpu.operation import Problem, matmul
@@ -68,34 +72,18 @@ def test_hopper_takes_tensor_core_types_and_a_layout() -> None:
     assert "b[n,k] bf16" in json.loads(tinygpu(*words, *fixed, "--json").stdout)["operation"]
 
 
-def test_peers_and_gpus_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLAS stands beside its types; wgmma runs on its architecture alone, simt on any."""
-    from tinygpu.cli import peers
+def test_gpus_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """wgmma and tcgen05 run on their architecture alone, the others on any."""
+    for arch, fits in (("sm_80", ""), ("sm_90a", "hopper"), ("sm_100a", "blackwell")):
+        monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda arch=arch: arch)
+        assert why_no_gpu(Simt()) == why_no_gpu(Ampere()) == ""
+        for machine in (Hopper(), Blackwell()):
+            told = why_no_gpu(machine)
+            assert (told == "") == (machine.name == fits)
+            assert not told or f"it is {arch}" in told
 
-    assert peers.peers_of(PROBLEM) == ("tinygpu.cli.peers:cublas",)
-    of_bf16 = Problem.of(matmul("bf16"), m=16, n=16, k=16)
-    monkeypatch.setattr(peers, "find_spec", lambda name: None)
-    assert peers.peers_of(of_bf16) == ()
-    monkeypatch.setattr(peers, "find_spec", lambda name: object())
-    assert peers.peers_of(of_bf16) == ("benchmarks.peers:torch_matmul",)
-    assert peers.peers_of(Problem.of(matmul("bf16", "f32"), m=16, n=16, k=16)) == ()
-    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_80")
-    assert peers.why_no_gpu(Simt()) == ""
-    assert "it is sm_80" in peers.why_no_gpu(Hopper())
-    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
-    assert peers.why_no_gpu(Hopper()) == ""
+    def none() -> NoReturn:
+        raise LaunchError("no GPU here")
 
-
-def test_cublas_multiplies_in_any_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs that are given transposed are turned back: checked with NumPy in CuPy's place."""
-    from tinygpu.cli.peers import cublas
-
-    monkeypatch.setattr("tinygpu.codegen.launch.gpu", lambda: np)
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(3, 5)), rng.normal(size=(5, 4))
-    for layout in ("nn", "nt", "tn", "tt"):
-        problem = Problem.of(matmul("f64", layout=layout), m=3, n=4, k=5)
-        given = (a.T.copy() if layout[0] == "t" else a, b.T.copy() if layout[1] == "t" else b)
-        out = np.empty((3, 4))
-        cublas(problem, given, out, {})()
-        assert np.allclose(out, a @ b)
+    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", none)
+    assert why_no_gpu(Simt()) == "no GPU here"

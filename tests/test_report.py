@@ -37,6 +37,7 @@ from tinygpu.schedule import Schedule, from_json, to_json
 from tinygpu.search.best import Ranked
 from tinygpu.search.cost import cost
 from tinygpu.search.store import Store
+from tinygpu.space import Space
 
 H200 = load_device("h200")
 PROBLEM = Problem.of(matmul(), m=512, n=512, k=512)
@@ -275,7 +276,7 @@ def test_a_wrong_kernel_fails_the_demo(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times stand beside the predictions: in the table, a picture and the tree."""
 
-    def timed(schedules: list[Schedule], *_words: Any, **_named: Any) -> list[Measurement]:
+    def timed(_: Space, schedules: list[Schedule], **_named: Any) -> list[Measurement]:
         operation, extents, _ = describe(PROBLEM, schedules[0])
         return [
             Measurement(
@@ -286,8 +287,7 @@ def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ]  # fmt: skip
 
     monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
-    monkeypatch.setattr("tinygpu.codegen.measure.measure", timed)
-    monkeypatch.setattr("tinygpu.cli.peers.find_spec", lambda name: None)
+    monkeypatch.setattr("tinygpu.cli.demo.measured", timed)
     words = [word for word in HOPPER if word != "--no-measure"]
     result = tinygpu(*words, "--out", tmp_path)
     assert result.exit_code == 0, result.output

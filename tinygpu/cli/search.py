@@ -102,7 +102,7 @@ def search(
         if not spaces:
             raise LaunchError("; ".join(dict.fromkeys(why_not.values())))  # before the search
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # now, to know before the search that it can be
+        write(out / ".tinygpu", "").unlink()  # to know before the search that files can be written
     with resumable("nothing is lost; the same command searches again"):
         spreads = {
             one.name: apart.get(one.name) or (one.spread if measure else ()) for one in chosen
