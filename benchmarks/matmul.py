@@ -91,7 +91,7 @@ def run(
     *,
     store: Results | None,
     effort: Effort,
-    fixed: Mapping[str, Value] | None = None,
+    fixed: Mapping[str, Value | tuple[Value, ...]] | None = None,
 ) -> dict[str, Any]:
     """Search for a case; return its row.  Raises LaunchError if nothing can be compared."""
     space = Space(machine, one.problem, load_device(DEVICE), fixed=fixed)

@@ -117,7 +117,7 @@ class _Learned:
         ran = [s for s in found if math.isfinite(found[s])]
         named = {(s.machine, *one) for s in ran for one in s.decisions}
         self.columns = {one: i for i, one in enumerate(sorted(named, key=str))}
-        self.weights = np.zeros(len(self.columns))
+        self.weights: NDArray[np.float64] = np.zeros(len(self.columns))
         self.mean = 0.0
         if ran:
             errors = np.array([math.log(found[s] / predicted[s]) for s in ran])

@@ -128,7 +128,8 @@ class Library:
 )
 def test_cublaslt_is_told_types(dtype: str, compute: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One compute type for each type of inputs; a batch has its count and offsets."""
-    library, made = Library(), {}
+    library = Library()
+    made: dict[str, list[list[Any]]] = {}
 
     def note(name: str, *given: Any) -> ctypes.c_void_p:
         made.setdefault(name, []).append([argument.value for argument in given])

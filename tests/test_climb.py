@@ -228,13 +228,11 @@ def test_single_changes_are_those_of_brute_force(number: int) -> None:
     for one in found:
         assert one.predicted_seconds == pytest.approx(legal[one.schedule], rel=1e-9)
         differing = changes(start, one.schedule)
-        key_of = {(n, one.schedule[n]) for n in differing}
-        mine = {
-            key
-            for key in key_of
-            if wanted.get(key)
-            == (len(differing) - 1, pytest.approx(one.predicted_seconds, rel=1e-9))
-        }
+        mine = set()
+        for key in ((n, one.schedule[n]) for n in differing):
+            further, seconds = wanted.get(key, (-1, 0.0))
+            if further == len(differing) - 1 and math.isclose(seconds, one.predicted_seconds):
+                mine.add(key)
         assert mine, (differing, one)
         explained |= mine
     assert explained == set(wanted)

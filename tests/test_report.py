@@ -276,7 +276,7 @@ def test_a_wrong_kernel_fails_the_demo(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times stand beside the predictions: in the table, a picture and the tree."""
 
-    def timed(_: Space, schedules: list[Schedule], **_named: Any) -> list[Measurement]:
+    def timed(space: Space, schedules: list[Schedule], **_named: Any) -> list[Measurement]:
         operation, extents, _ = describe(PROBLEM, schedules[0])
         return [
             Measurement(
