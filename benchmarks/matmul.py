@@ -279,7 +279,7 @@ def _merge(name: str, folder: Path, out: Path) -> dict[str, Any]:
         row = {field: value for field, value in numbered.items() if field != "run"}
         old = {f: row[f] for f in ("group", "case", "dtype", "m", "n", "k")}
         write_results(name, [row], runs[numbered["run"]], out, instead_of=old, fields=FIELDS)
-    return runs[rows[-1]["run"]]
+    return dict(runs[rows[-1]["run"]])
 
 
 def _text(one: Case, row: Mapping[str, Any]) -> str:

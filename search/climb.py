@@ -124,7 +124,7 @@ class _Learned:
             self.mean = float(errors.mean())
             rows = np.stack([self._row(s) for s in ran])
             normal = rows.T @ rows + _RIDGE * np.eye(len(self.weights))
-            self.weights = np.linalg.solve(normal, rows.T @ (errors - self.mean))
+            self.weights = np.asarray(np.linalg.solve(normal, rows.T @ (errors - self.mean)), float)
 
     def factor(self, schedule: Schedule) -> float:
         """Return what to multiply a prediction by."""

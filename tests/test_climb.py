@@ -88,14 +88,13 @@ def test_the_climb_ends_where_no_change_promises_more(
     predicted = [s if math.isfinite(s) else 1.0 for s in true]
     line = Line(predicted, true, data.draw(st.integers(1, 3)))
     first = data.draw(st.lists(st.integers(0, size - 1), min_size=1, unique=True))
-    batch, width = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 3))
+    batch = data.draw(st.integers(1, 5))
     found = climb(
         [line.candidate(x) for x in first],
         line.near,
         line.evaluate,
         go_on=always,
         batch=batch,
-        width=width,
     )
     asked = [x for one in line.batches for x in one]
     assert len(asked) == len(set(asked)) == len(found)
@@ -110,7 +109,13 @@ def test_the_climb_ends_where_no_change_promises_more(
         assert line.changed == []  # a schedule that failed is not changed
 
 
-def test_the_most_promising_change_is_measured_first() -> None:
+@pytest.fixture
+def widen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Set how many of the best are changed, and how much a change may promise."""
+    return lambda *steps: monkeypatch.setattr("tinygpu.search.climb.WIDER", steps)
+
+
+def test_the_most_promising_change_is_measured_first(widen: Callable[..., None]) -> None:
     """It promises its parent's measured time, times what the model says of the change.
 
     And times what was learned of the model: place 0 took twice as long as predicted, 1 did not.
@@ -118,14 +123,18 @@ def test_the_most_promising_change_is_measured_first() -> None:
     predicted = [2.0, 1.0, 1.9, 2.5, 9.0]
     true = [4.0, 1.0, 1.9, 1.0, 1.0]
     line = Line(predicted, true, reach=4)
+    widen((3, 1.06))
     climb([line.candidate(0)], line.near, line.evaluate, go_on=always, batch=1)
     assert line.batches == [[0], [1]]  # then the best is 1.0, and 2 promises more than 1.9
     line = Line(predicted, true, reach=4)
-    climb([line.candidate(0)], line.near, line.evaluate, go_on=always, batch=1, reach=2.3)
+    widen((3, 2.3))
+    climb([line.candidate(0)], line.near, line.evaluate, go_on=always, batch=1)
     assert line.batches == [[0], [1], [2]]
 
 
-def test_the_spread_is_measured_and_of_the_others_what_promises() -> None:
+def test_the_spread_is_measured_and_of_the_others_what_promises(
+    widen: Callable[..., None],
+) -> None:
     """The first ``spread`` in any case; one value that was slow there is slow in the others."""
 
     def pair(a: int, b: int) -> Schedule:
@@ -138,23 +147,41 @@ def test_the_spread_is_measured_and_of_the_others_what_promises() -> None:
         batches.append(list(schedules))
         return [(1.0 + 0.01 * int(s["b"])) * (3.0 if s["a"] else 1.0) for s in schedules]
 
-    found = climb(first, lambda schedule: [], evaluate, go_on=always, spread=6, batch=4, reach=1.25)
+    widen((3, 1.25))
+    found = climb(first, lambda schedule: [], evaluate, go_on=always, spread=6, batch=4)
     assert [len(one) for one in batches] == [4, 2, 4, 1]
     assert [*batches[0], *batches[1]] == [c.schedule for c in first[:6]]
     assert set(found) == {c.schedule for c in first[:6]} | {pair(0, b) for b in range(3, 8)}
 
 
-def test_several_that_are_apart_are_changed() -> None:
-    """The best ``width``, of those that are alike only the fastest."""
+def test_several_that_are_apart_are_changed(widen: Callable[..., None]) -> None:
+    """The best few, of those that are alike only the fastest."""
     true = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]
     for width, wanted in ((1, {0}), (2, {0, 3}), (9, {0, 3, 6})):
         line = Line(true, true)
         first = [line.candidate(x) for x in range(8)]
+        widen((width, 1.08))
         climb(
-            first, line.near, line.evaluate, go_on=always,
-            width=width, apart=lambda schedule: at(schedule) // 3,
-        )  # fmt: skip
+            first, line.near, line.evaluate, go_on=always, apart=lambda schedule: at(schedule) // 3
+        )
         assert set(line.changed) == wanted
+
+
+def test_where_the_best_are_exhausted_more_are_changed(widen: Callable[..., None]) -> None:
+    """The next step is taken only then, and the first again as soon as something is found."""
+    #        0    1    2    3    4    5    6    7
+    true = [9.0, 1.0, 9.0, 9.0, 1.5, 1.2, 0.7, 9.0]
+    predicted = [9.0, 1.0, 9.0, 9.0, 1.5, 1.2, 1.6, 9.0]
+    line = Line(predicted, true)
+    widen((1, 1.06), (2, 1.3))
+    first = [line.candidate(x) for x in (1, 4)]
+    climb(first, line.near, line.evaluate, go_on=always, batch=2)
+    assert line.changed[:2] == [1, 4]  # those beside 1 promise nothing, so 4 is changed
+    assert line.batches[:2] == [[1, 4], [5]]
+    line = Line(predicted, true)
+    widen((1, 1.06))
+    climb([line.candidate(x) for x in (1, 4)], line.near, line.evaluate, go_on=always, batch=2)
+    assert (line.changed, line.batches) == ([1], [[1, 4]])
 
 
 @given(st.integers(0, 6))
@@ -215,7 +242,7 @@ def by_force(start: Schedule) -> dict[tuple[str, Value], tuple[int, float]]:
     return best
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.integers(0, 10**6))
 def test_single_changes_are_those_of_brute_force(number: int) -> None:
     """Every change that can be mended, with as few further ones as it takes; no other."""

@@ -194,7 +194,7 @@ def test_no_single_change_of_the_best_promises_more(simt: Space, fake: Fake) -> 
     ratio = seconds[best] / found.predicted[best]
     assert len(found.evaluated) > 10
     for change in Neighbourhood(simt)(best):
-        slow = change.predicted_seconds * ratio >= 1.08 * seconds[best]
+        slow = change.predicted_seconds * ratio >= 1.06 * seconds[best]
         assert change.schedule in found.evaluated or slow
     assert found.peers == ()
 
@@ -250,7 +250,8 @@ def test_one_that_starts_in_order_is_in_the_final(fake: Fake) -> None:
     problem = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
     open_: dict[str, tuple[Value, ...]] = {"early": (0, 1), "raster": (1, 2), "stages": (3, 4, 5)}
     space = space_of(Hopper(), problem, {**HOPPER["ring"], **open_})
-    found = tune([space], first_of(space), effort=Effort(finalists=3), peers=())
+    effort = Effort(evaluations=4, finalists=3)
+    found = tune([space], first_of(space), effort=effort, peers=())
     assert {s["early"] for s in found.evaluated} == {1}
     *fastest, (last, timed) = found.finalists
     assert [c.schedule["early"] for c, _ in fastest] == [1, 1, 1]
