@@ -27,7 +27,6 @@ from typing import Any
 
 from benchmarks import peers
 from benchmarks.peers import FOLDER, ROW, tensors, write_results
-from examples.elementwise import Elementwise
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.driver import reason, starting
 from tinygpu.codegen.emit import PTX_VERSION
@@ -38,6 +37,7 @@ from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.expression import value
 from tinygpu.machine import Machine, Value
 from tinygpu.machines import ampere, hopper, simt
+from tinygpu.machines.elementwise import Elementwise
 from tinygpu.operation import Problem, elementwise, matmul
 from tinygpu.schedule import Schedule
 

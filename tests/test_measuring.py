@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from examples.elementwise import Elementwise
 from tinygpu.cli import app, measuring
 from tinygpu.cli.measuring import CUBLASLT, Effort, Tuned, measured, tune
 from tinygpu.codegen import measure
@@ -30,6 +29,7 @@ from tinygpu.machine import Machine, Value
 from tinygpu.machines import MACHINES
 from tinygpu.machines.ampere import STARTS as AMPERE
 from tinygpu.machines.ampere import Ampere
+from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.hopper import STARTS as HOPPER
 from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import LADDER, Simt
@@ -156,7 +156,7 @@ def simt() -> Space:
 
 
 def first_of(space: Space, count: int = 6) -> list[Candidate]:
-    found = rank(space, count, distinct=space.machine.spread, exact=False).best
+    found = rank(space, count, spread=space.machine.spread, exact=False).best
     return [Candidate(one.schedule, one.seconds) for one in found]
 
 
@@ -395,7 +395,7 @@ def test_the_command_measures_and_writes(fake: Fake, tmp_path: Path) -> None:
         for one in rank(
             space_of(Simt(), PROBLEM, {**LADDER["tuned"], **OPEN}),
             96,
-            distinct=Simt.spread,
+            spread=Simt.spread,
             exact=False,
         ).best
     ]
