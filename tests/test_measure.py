@@ -58,7 +58,7 @@ def handle(request):
         if "peer" in request:
             if request["peer"] == "missing:peer":
                 raise LaunchError("no such peer")
-            return {"error": 0.25}
+            return {"error": 4.0 if request["peer"] == "some.module:rough" else 0.25}
         raster = what(request["program"])
         misbehave(raster, doing)
         return {"error": float("inf") if raster == 8 else 0.5}
@@ -77,7 +77,10 @@ def handle(request):
         if peer == "some.module:refuses":
             failures[name] = "RuntimeError: not while a graph is captured"
             continue
-        timings[name] = dict(seconds=5e-4, spread=0.0, rounds=1, clock_mhz=1, capped=True, error=0)
+        error = 4.0 if peer == "some.module:rough" else 0
+        timings[name] = dict(
+            seconds=5e-4, spread=0.0, rounds=1, clock_mhz=1, capped=True, error=error
+        )
     return {"timings": timings, "failures": failures}
 
 serve(handle)
@@ -244,6 +247,14 @@ def test_a_peer_that_cannot_be_timed_is_left_out(tmp_path: Path, peer: str) -> N
     assert {m.key: m for m in found} == kept.known
     (alone,) = measure([], Simt(), PROBLEM, peers=[peer], options=fake.options)
     assert alone.reason == found[3].reason
+
+
+@pytest.mark.parametrize(("allowed", "right"), [(1.0, False), (8.0, True)])
+def test_a_peer_may_be_less_exact(tmp_path: Path, allowed: float, right: bool) -> None:
+    """As far as it is told: a library's gelu is an approximation.  A schedule may not."""
+    options = replace(Fake(tmp_path).options, peer_error=allowed)
+    found = measure(schedules(16), Simt(), PROBLEM, peers=["some.module:rough"], options=options)
+    assert [m.ok for m in found] == [False, right]
 
 
 def test_a_campaign_has_one_worker_for_its_calls(tmp_path: Path) -> None:
