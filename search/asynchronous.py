@@ -83,6 +83,7 @@ class Event:
     pending: Numbers = 0
     latency: Numbers = 0
     fetched_bytes: Numbers = 0
+    instruction: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +288,13 @@ class _Accountant:
         device = self.device
         smem = device.smem_bytes_per_cycle_per_sm * PIPELINE["smem_share"]
         count: Numbers = math.prod(do.values)
-        width = do.write.buffer.type.bytes
+        width, name, end = do.write.buffer.type.bytes, do.instruction.name, PIPELINE["product_end"]
         match do.instruction.unit:
-            case "tensor" if do.instruction.name == "tcgen05.mma":
+            case "tensor" if name == "tcgen05.mma":
                 cycles = product_cycles(do, device, smem)
-                return Event("product", cycles, latency=PIPELINE["product_end"])
-            case "tmem" if do.instruction.name == "tcgen05.cp":
-                return Event("product", copy_cycles(do, smem))
+                return Event("product", cycles, latency=end, instruction=name)
+            case "tmem" if name == "tcgen05.cp":
+                return Event("product", copy_cycles(do, smem), instruction=name)
             case "tmem":
                 return Event("work", {"serial": transfer_cycles(count, device)})
             case "tensor":
@@ -302,7 +303,7 @@ class _Accountant:
                 read = (rows + inner * outer) * k * width / smem
                 busy = count * width / device.tensor_flop_per_cycle_per_sm  # that of 2 B inputs
                 cycles = {"tensor": np.maximum(busy, read), "smem": read}
-                return Event("product", cycles, latency=PIPELINE["product_end"])
+                return Event("product", cycles, latency=end, instruction=name)
             case "tma" if do.write.buffer.level == "smem":
                 barrier, index = do.signal or (None, Affine())
                 if barrier is None:

@@ -6,8 +6,9 @@ does.  The rows, for a producer, ``copies`` consumers and a ring of D stages:
     producer     waits for an empty stage, issues loads
     copy engine  TMA walks the boxes of a load; its bytes are in flight until they have landed
     stage s      is filled (from the load's issue until it has landed), full (nobody reads it yet),
-                 read (from the first product to the release), empty otherwise
-    tensor cores one product after another
+                 read (from the first product until all who read it have released it: where a
+                 tcgen05.commit does, when its products are done), empty otherwise
+    tensor cores one product after another, between them those of other CTAs on the SM
     consumer c   waits, has products on the tensor cores, stores its part of the tile
 
 Long tiles are cut: after the first steps, by then in a rhythm, the others are one bar.
@@ -41,7 +42,7 @@ from tinygpu.search import asynchronous
 from tinygpu.search.asynchronous import Agent, Node, Repeat
 from tinygpu.search.pipeline import Placed, Stages
 from tinygpu.search.recursion import Run, State
-from tinygpu.search.timeline import Event, Timeline
+from tinygpu.search.timeline import Event, Timeline, Use
 
 __all__ = ["follow"]
 
@@ -70,21 +71,6 @@ def follow(
 
 
 @dataclass(slots=True)
-class _Use:
-    """One use of a stage: since when it is filled, when the bytes have landed, when it is read."""
-
-    where: str
-    issued: float
-    landed: float
-    read: float | None = None
-
-    def move(self, cycles: float) -> None:
-        self.issued += cycles
-        self.landed += cycles
-        self.read = None if self.read is None else self.read + cycles
-
-
-@dataclass(slots=True)
 class _Lane:
     """A copy of an agent: what it is at, and the index that it waited for last."""
 
@@ -103,7 +89,7 @@ class _Recorder(Run):
         self.depth = depth
         self.events: list[Event] = []
         self.begins: list[tuple[str, float]] = []
-        self.uses: dict[int, _Use] = {}
+        self.uses: dict[int, Use] = {}
         bodies = [(agent, tuple(_flat(agent.body))) for agent in agents]
         loads = [e for _, body in bodies for e in body if e.kind == "load"]
         self.filled = {load.barrier for load in loads}
@@ -132,7 +118,7 @@ class _Recorder(Run):
     def ordered(self) -> tuple[Event, ...]:
         """Return the record row by row."""
         for index in list(self.uses):
-            self.close(index, None)
+            self.close(index)
         return tuple(sorted(self.events, key=lambda e: (self.order[e.row], e.start_cycles)))
 
     def note(
@@ -179,53 +165,58 @@ class _Recorder(Run):
                     state, f"wait {event.barrier}", where, before, (state.now, state.last)
                 )
             case "load":
+                self.close(index - self.depth[event.barrier])
                 landed = _number(self.fill) + _number(event.latency)
                 start = _number(before[0])
-                use = self.uses.setdefault(index, _Use(where, start, landed))
+                use = self.uses.setdefault(index, Use(where, start, landed))
                 use.landed = max(use.landed, landed)
                 self.note(lane.rows[0], "issue loads", where, start, state.now)
                 busy = np.maximum(engine, state.now)
                 self.note("copy engine", "load", where, busy, self.tma, landed)
             case "product":
-                start = _number(np.maximum(before[0], cores))
-                self.note("tensor cores", f"wgmma of {_short(lane)}", where, start, self.tensor)
-                each = (_number(self.tensor) - start) / len(lane.rows)
+                start, name = _number(np.maximum(before[0], cores)), event.instruction
+                cycles = _number(self.tensor) - start
+                end = start + cycles / _number(self.share)
+                self.note("tensor cores", f"{name} of {_short(lane)}", where, start, end)
+                self.note("tensor cores", "other CTAs", "", end, start + cycles)
+                each = (end - start) / len(lane.rows)
                 for number, row in enumerate(lane.rows):
-                    self.note(
-                        row, "wgmma", where, start + number * each, start + number * each + each
-                    )
-                if lane.at in self.uses and self.uses[lane.at].read is None:
-                    self.uses[lane.at].read = start
+                    self.note(row, name, where, start + number * each, start + number * each + each)
+                if lane.at in self.uses:
+                    use = self.uses[lane.at]
+                    use.read, use.done = min(use.read, start), end
                 if lane.begun != known[state.agent.tile]:
                     lane.begun = known[state.agent.tile]
                     self.begins.append((f"tile {lane.begun}", start))
-            case "arrive" if event.barrier in self.freed:
-                self.close(index, _number(state.last) + _number(event.latency))
 
-    def close(self, index: int, freed: float | None) -> None:
-        """Record a use of a stage, released or not yet."""
+    def released(self, index: int) -> float:
+        """Return when a use of a stage is over, as the producer sees it; 0 before any release."""
+        return max((_number(self.phase(name, index)) for name in self.freed), default=0.0)
+
+    def close(self, index: int) -> None:
+        """Record a use of a stage."""
         use = self.uses.pop(index, None)
         if use is None:
             return
-        row = f"stage {index % max(self.depth[name] for name in self.filled)}"
-        self.note(row, "filling", use.where, use.issued, use.landed)
-        if use.read is not None and freed is not None:
-            self.note(row, "full", use.where, use.landed, use.read)
-            self.note(row, "read", use.where, max(use.read, use.landed), freed)
+        if use.done:
+            use.done = max(use.done, self.released(index))
+        self.events += use.events(f"stage {index % max(self.depth[name] for name in self.filled)}")
 
     def jump(self, states: list[State], seen: list[NDArray[np.float64]], more: Any) -> None:
-        """Go on for more steps, recorded as one bar a row."""
-        before = [(state.now, state.last) for state in states]
-        super().jump(states, seen, more)
+        """Go on for more steps, recorded as one bar a row; what holds a stage then holds it on."""
         if not _number(more):
             return
+        before = [(state.now, state.last) for state in states]
+        held = {index: use for index, use in self.uses.items() if not self.released(index)}
+        for index in list(self.uses):
+            self.close(index)
+        super().jump(states, seen, more)
         what = f"{_number(more):.0f} more steps"
         for state, then in zip(states, before, strict=True):
             self.of_lanes(state, what, "", then, (state.now, state.last))
         later = _number(states[0].now) - _number(before[0][0])
         self.note("tensor cores", what, "", _number(self.tensor) - later, self.tensor)
-        for use in self.uses.values():
-            use.move(later)
+        self.uses |= {i: _later(use, later, int(_number(more))) for i, use in held.items()}
 
 
 def _flat(nodes: tuple[Node, ...]) -> list[asynchronous.Event]:
@@ -239,6 +230,13 @@ def _where(state: State, known: Mapping[str, Any]) -> str:
     agent = state.agent
     names = [agent.tile, *([agent.step_var] if agent.step_var in known else [])]
     return " ".join(f"{name}={known[name]}" for name in names)
+
+
+def _later(use: Use, cycles: float, steps: int) -> Use:
+    """Return the use of the same stage some steps later."""
+    loop, _, step = use.where.rpartition("=")
+    times = (use.issued, use.landed, use.read, use.done)
+    return Use(f"{loop}={int(step) + steps}", *(time + cycles for time in times))
 
 
 def _short(lane: _Lane) -> str:

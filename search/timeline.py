@@ -4,7 +4,8 @@
 and follows the first iterations of every rolled loop one by one.  A statement starts when what it
 reads is there and its unit is free, keeps the unit busy, and its result is there after a latency
 more (its *flight*).  A barrier waits for all that was issued.  A ``cp.async.wait_group`` waits for
-the landing of the groups themselves, of which ``cost.path`` only takes the mean.  Programs with
+the landing of the groups themselves, of which ``cost.path`` only takes the mean.  The stages of a
+ring in shared memory have rows of their own: when each is filled, full, read.  Programs with
 barriers are followed by their own recursion: ``asynchronous_timeline.py``.
 
 >>> from tinygpu.device import load_device
@@ -21,17 +22,19 @@ Source: ``docs/model.md``, section "Time"; the trace's form: "Trace Event Format
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tinygpu.device import Device
-from tinygpu.program import Program
+from tinygpu.program import Do, Program
 from tinygpu.search.cost import alone, features, together, total_work
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.work import WARP, Piece, Repeat
 
-__all__ = ["Event", "Timeline", "timeline", "trace"]
+__all__ = ["Event", "Timeline", "Use", "timeline", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,26 @@ class Timeline:
         return tuple(dict.fromkeys(event.row for event in self.events))
 
 
+@dataclass(slots=True)
+class Use:
+    """One use of a ring's stage: filled from ``issued`` to ``landed``, read until ``done``."""
+
+    where: str = ""
+    issued: float = math.inf
+    landed: float = 0.0
+    read: float = math.inf
+    done: float = 0.0
+
+    def events(self, row: str) -> list[Event]:
+        """Return what the stage is, one after the other; what has no end yet is left out."""
+        spans = (
+            ("filling", self.issued, self.landed),
+            ("full", self.landed, self.read),
+            ("read", self.read, self.done),
+        )
+        return [Event(row, what, self.where, a, b, b) for what, a, b in spans if a < b < math.inf]
+
+
 def timeline(
     program: Program, sizes: Mapping[str, int], device: Device, *, iterations: int = 4
 ) -> Timeline:
@@ -89,7 +112,8 @@ def timeline(
         return follow(program, sizes, device, tiles=iterations)
     walker = _Walker(iterations, -(-program.threads // WARP))
     walker.walk(features(program, sizes, device).tree, "")
-    return Timeline(tuple(walker.events), tuple(walker.begins), walker.last, not walker.cut)
+    events = _with_stages(walker, program.parameter_values(sizes))
+    return Timeline(tuple(events), tuple(walker.begins), walker.last, not walker.cut)
 
 
 def trace(line: Timeline, device: Device, *, name: str = "CTA 0") -> dict[str, Any]:
@@ -132,6 +156,36 @@ def _row(piece: Piece) -> str:
     return piece.unit if piece.statement is not None else "loop"
 
 
+def _with_stages(walker: _Walker, values: Mapping[str, Any]) -> list[Event]:
+    """Return the events, and after the first that fills a stage what each stage of a ring holds."""
+    uses: dict[tuple[int, int], Use] = {}
+    first = len(walker.events)
+    for number, event in enumerate(walker.events, 1):
+        if (do := walker.statements.get(event.statement)) is None:
+            continue
+        loops = (loop.split("=") for loop in event.iteration.split())
+        known = defaultdict(int, values) | {name: int(i) for name, i in loops}
+        for access in do.accesses:
+            if access.buffer.level != "smem" or access.buffer.stages == 1:
+                continue
+            key = int(access.buffer.stages), int(access.index.evaluate(known))
+            use = uses.setdefault(key, Use(event.iteration))
+            if access is do.write:
+                first = min(first, number)
+                use.issued = min(use.issued, event.start_cycles)
+                landed = event.ready_cycles if event.flies else event.end_cycles
+                use.landed = max(use.landed, landed)
+            else:
+                use.read = min(use.read, event.start_cycles)
+                use.done = max(use.done, event.end_cycles)
+    depths = {depth for depth, _ in uses}
+    stages: list[Event] = []
+    for depth, index in sorted(uses, key=lambda key: (key[0], key[1] % key[0], key[1])):
+        name = f"stage {index % depth}"
+        stages += uses[depth, index].events(f"{name} of {depth}" if len(depths) > 1 else name)
+    return [*walker.events[:first], *stages, *walker.events[first:]]
+
+
 @dataclass(slots=True)
 class _Walker:
     """The clock of ``cost.path`` for one schedule, with the copies in flight and a record."""
@@ -146,6 +200,7 @@ class _Walker:
     groups: list[float] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     begins: list[tuple[str, float]] = field(default_factory=list)
+    statements: dict[str, Do] = field(default_factory=dict)
     cut: bool = False
 
     def walk(self, tree: tuple[Piece | Repeat, ...], where: str) -> None:
@@ -197,6 +252,8 @@ class _Walker:
 
     def note(self, piece: Piece, where: str, start: float, end: float, ready: float) -> None:
         text = "loop" if piece.statement is None else str(piece.statement)
+        if isinstance(piece.statement, Do):
+            self.statements[text] = piece.statement
         self.events.append(Event(_row(piece), text, where.strip(), start, end, ready))
 
     def rolled(self, loop: Repeat, where: str) -> None:
@@ -206,7 +263,7 @@ class _Walker:
             self.now = self.last
             self.units.clear()
             self.ready.clear()
-            here = f"{where} {loop.var}={i}"
+            here = f"{where} {loop.var}={loop.start + i}"
             self.begins.append((here.strip(), self.now))
             start, warps = self.now, self.warps
             if not together(loop):
@@ -232,11 +289,15 @@ class _Walker:
         first_event, first_group = len(self.events), len(self.groups)
         before = {id(clock): dict(clock) for clock in (self.units, self.ready)}
         flying = self.flying
-        self.walk(loop.body, f"{where} {loop.var}=0")
+        at = f"{where} {loop.var}=".lstrip()
+        self.walk(loop.body, f"{at}{loop.start}")
         events, groups = self.events[first_event:], self.groups[first_group:]
         for i in range(1, trips):
-            here = f"{where} {loop.var}={i}".strip()
-            self.events += [_later(event, i * pace, here) for event in events]
+            here = f"{at}{loop.start + i}"
+            self.events += [
+                _later(e, i * pace, here + e.iteration.removeprefix(f"{at}{loop.start}"))
+                for e in events
+            ]
             self.groups += [landing + i * pace for landing in groups]
         more = (trips - 1) * pace
         self.last += more

@@ -78,12 +78,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A loop of ``trips``; ``rolled`` ones start each iteration after the last one's issues."""
+    """A loop from ``start``; ``rolled`` ones start each iteration after the last one's issues."""
 
     var: str
     trips: Numbers
     body: tuple[Piece | Repeat, ...]
     rolled: bool
+    start: Numbers = 0
 
 
 Tree = tuple[Piece | Repeat, ...]
@@ -127,7 +128,8 @@ class _Accountant:
                     inner = self.body(statement.body, (*around, statement))
                     if not statement.unrolled:
                         inner = (*inner, self.loop_end(statement))
-                    found.append(Repeat(statement.var, trips, inner, not statement.unrolled))
+                    rolled = not statement.unrolled
+                    found.append(Repeat(statement.var, trips, inner, rolled, statement.start))
                 case When():
                     found += self.body(statement.body, around)
                 case Sync():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tinygpu.cli.timeline_picture import asynchronous_figure
 from tinygpu.device import load_device
 from tinygpu.machine import Chosen
+from tinygpu.machines import MACHINES
 from tinygpu.machines.blackwell import STARTS as POINTS
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -25,6 +26,8 @@ from tinygpu.search.recursion import Recursion, numbers
 from tinygpu.search.timeline import Timeline, timeline, trace
 
 H200 = load_device("h200")
+CHIPS = {"hopper": (STARTS, H200), "blackwell": (POINTS, load_device("b200"))}
+EVERY = [(machine, name) for machine, (points, _) in CHIPS.items() for name in points]
 
 
 def term(name: str, **changes: Any) -> Program:
@@ -88,6 +91,42 @@ def test_one_thing_at_a_time(name: str, steps: int) -> None:
     for row in ("tensor cores", "copy engine", *stages):
         for (_, end), (start, _) in pairwise(spans(line, row)):
             assert start >= end - 1e-6, row
+
+
+@pytest.mark.parametrize("steps", [6, 100])
+@pytest.mark.parametrize(("machine", "name"), EVERY)
+def test_a_stage_is_read_as_long_as_products_do(machine: str, name: str, steps: int) -> None:
+    """Until wgmma's group was waited for, or tcgen05.mma's commit came; the trace says the same."""
+    point, chip = CHIPS[machine]
+    term = MACHINES[machine].program(matmul("bf16", layout="nt"), Chosen(dict(point[name])))
+    sizes = {"m": 4096, "n": 4096, "k": 64 * steps * int(point[name].get("cluster_k", 1))}
+    line = timeline(term, sizes, chip, iterations=3)
+    for row in (row for row in line.rows if row.startswith("stage")):
+        for (_, end), (start, _) in pairwise(spans(line, row)):
+            assert start >= end - 1e-6, row
+    reads = {e.iteration: e for e in line.events if e.statement == "read"}
+    products = [e for e in line.events if e.row == "tensor cores" and e.iteration]
+    assert {e.iteration for e in products} <= reads.keys()
+    for product in products:
+        read = reads[product.iteration]
+        assert read.start_cycles <= product.start_cycles < product.end_cycles <= read.end_cycles
+    shown = [e for e in trace(line, chip)["traceEvents"] if e.get("cat", "").startswith("stage")]
+    found = {(e["cat"], e["name"], round(e["ts"], 6), round(e["dur"], 6)) for e in shown}
+    micro = 1e6 / chip.clock_hz
+    for e in (e for e in line.events if e.row.startswith("stage")):
+        start, cycles = e.start_cycles * micro, (e.end_cycles - e.start_cycles) * micro
+        assert (e.row, e.statement, round(start, 6), round(cycles, 6)) in found
+
+
+def test_what_other_ctas_do_is_told_apart() -> None:
+    """Two CTAs of an SM share its tensor cores: a product is followed by the other one's."""
+    line = followed("plain", 6)
+    own = spans(line, "tensor cores", "wgmma of consumer")
+    others = spans(line, "tensor cores", "other CTAs")
+    assert [end for _, end in own] == [start for start, _ in others]
+    waits = spans(line, "consumer", "wait full")[1:]
+    for (_, end), (start, _) in zip(own, waits, strict=False):
+        assert start >= end  # a consumer waits for its own product alone
 
 
 @pytest.mark.parametrize("name", STARTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from tinygpu.device import load_device
 from tinygpu.machine import Chosen
+from tinygpu.machines import MACHINES
+from tinygpu.machines.ampere import STARTS
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import matmul
 from tinygpu.program import Program
@@ -19,6 +22,8 @@ from tinygpu.search.timeline import Timeline, timeline, trace
 
 H200 = load_device("h200")
 RING = {**LADDER["multi-stage"], "pipeline": "cp.async", "stages": 3, "a_layout": "mk"}
+POINTS = {"simt": {"multi-stage": LADDER["multi-stage"], "ring": RING}, "ampere": STARTS}
+RINGS = [(machine, name) for machine, points in POINTS.items() for name in points]
 
 
 def term(name: str) -> Program:
@@ -75,6 +80,36 @@ def test_a_wait_lasts_until_its_group_has_landed() -> None:
     copies = [e for e in line.events if e.row == "cp.async"]
     first_read = min(e.start_cycles for e in line.events if "ld.shared" in e.statement)
     assert first_read >= max(e.ready_cycles for e in copies[:2])
+
+
+@pytest.mark.parametrize(("machine", "name"), RINGS)
+def test_a_stage_is_held_from_its_copies_to_its_last_read(machine: str, name: str) -> None:
+    """Who reads shared memory reads a stage that is filled, and that nothing fills meanwhile."""
+    decisions = POINTS[machine][name]
+    operation = matmul() if machine == "simt" else matmul("bf16", layout="nt")
+    program = MACHINES[machine].program(operation, Chosen(dict(decisions)))
+    line = timeline(program, {"m": 512, "n": 512, "k": 2048}, H200, iterations=6)
+    stages = {row: [e for e in line.events if e.row == row] for row in line.rows if "stage" in row}
+    depth = int(decisions["stages"])
+    assert list(stages) == [f"stage {n}" for n in range(depth)]
+    for events in stages.values():
+        for before, after in pairwise(events):
+            assert after.start_cycles >= before.end_cycles - 1e-6
+    seen = 0
+    for event in line.events:
+        index = re.search(r"(?:ldmatrix|ld\.shared)\(smem_.@\((.*?)\)", event.statement)
+        if not index or event.row.startswith("stage"):
+            continue
+        loops = {k: int(v) for k, v in (loop.split("=") for loop in event.iteration.split())}
+        number = eval(index[1], {}, loops)
+        assert any(
+            e.statement == "read"
+            and e.start_cycles <= event.start_cycles
+            and event.end_cycles <= e.end_cycles
+            for e in stages[f"stage {number % depth}"]
+        )
+        seen += 1
+    assert seen
 
 
 def test_the_trace_is_what_viewers_read() -> None:

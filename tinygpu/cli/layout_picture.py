@@ -12,17 +12,21 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from tinygpu.access import BANK_BYTES, BANKS, WARP_LANES, bank_wavefronts
+from tinygpu.cli.palette import COLOURS, pale
 from tinygpu.errors import ScheduleError, nearest
 from tinygpu.program import Access, Buffer, Do, Program, walk
 
 __all__ = ["layout_figure", "shared_buffers"]
 
 _ROWS, _COLUMNS = 16, 32
+_CELL_INCHES = 0.29
 _PIECE_BYTES = 16
+_WARPS = to_rgba_array([shade for colour in COLOURS for shade in (pale(colour, 0.2), pale(colour))])
 Cells = NDArray[np.int64]
 
 
@@ -40,8 +44,8 @@ def layout_figure(program: Program, name: str = "") -> Figure:
     known = {b.name: b for b in shared_buffers(program)}
     if not known:
         raise ScheduleError(
-            f"layout: {program.name} has no tile in shared memory; choose a schedule whose a or b "
-            "comes through it (a_from or b_from smem)"
+            f"layout: {program.name} keeps no tile in shared memory; give a schedule that does "
+            "(of simt, one with a_from or b_from smem), or draw its timeline"
         )
     if name and name not in known:
         raise ScheduleError(f"layout: buffer {name}; {nearest(name, known)}")
@@ -56,7 +60,7 @@ def layout_figure(program: Program, name: str = "") -> Figure:
     writes = [s for s in _uses(program) if s.write.buffer == buffer]
     reads = [(s, a) for s in _uses(program) for a in s.accesses[:-1] if a.buffer == buffer]
     panels: list[tuple[str, Cells, int, str]] = [
-        (f"bank of each element ({BANKS} banks of {BANK_BYTES} B)", banks, BANKS, "turbo")
+        (f"bank of each element ({BANKS} banks of {BANK_BYTES} B)", banks, BANKS, "viridis")
     ]
     if writes:
         threads = program.threads
@@ -87,7 +91,7 @@ def _of_pieces(buffer: Buffer) -> Figure:
         "g: its 16 B lie in banks 4g to 4g+3",
         offsets // _PIECE_BYTES % groups,
         groups,
-        "turbo",
+        "viridis",
     )
     return _drawn(buffer, False, [panel], piece=f"{each} elements")
 
@@ -146,26 +150,37 @@ def _drawn(
 ) -> Figure:
     full = panels[0][1].T.shape if turned else panels[0][1].shape
     rows, columns = min(full[0], _ROWS), min(full[1], _COLUMNS)
-    beside = columns <= _COLUMNS // 2  # narrow tiles stand side by side
-    cell = 0.29
-    across, down = (len(panels), 1) if beside else (1, len(panels))
-    taller = 1.0 if beside else 0.5
-    size = (across * (max(columns * cell, 4.2) + 0.9), down * (rows * cell + 0.8) + taller)
-    figure = Figure(figsize=size, layout="constrained")
+    beside = rows > columns / 2 and _COLUMNS // 3 < columns <= _COLUMNS // 2  # narrow tiles
+    parts = [(cells.T if turned else cells)[:rows, :columns] for _, cells, _, _ in panels]
+    if not beside:
+        parts = [_touched(part) for part in parts]
+    tall = [len(part) for part in parts]
+    own = columns * _CELL_INCHES
+    wide = max(own, 5.2) + 0.9
+    size = (wide * len(panels), rows * _CELL_INCHES + 1.6)
+    if not beside:
+        size = (wide, sum(tall) * _CELL_INCHES + 0.75 * len(panels) + 0.5)
+    figure = Figure(figsize=size, layout="compressed")
+    grid: Any = {"ncols": len(panels)} if beside else {"nrows": len(panels), "height_ratios": tall}
     names = ("column", "row") if turned else ("row", f"piece of {piece}" if piece else "column")
-    for axes, (text, cells, most, colours) in zip(
-        figure.subplots(down, across, squeeze=False).ravel(), panels, strict=True
+    for axes, shown, (text, _, most, colours) in zip(
+        figure.subplots(**grid, squeeze=False).ravel(), parts, panels, strict=True
     ):
-        shown = (cells.T if turned else cells)[:rows, :columns]
         _panel(axes, shown, most, colours)
-        axes.set_title(fill(text, 58) if beside else text, fontsize=9.5, loc="left")
+        axes.set_title(fill(text, int(5.2 * (wide + own))), fontsize=9.5, loc="left")
         axes.set_ylabel(f"{names[0]} of the tile", fontsize=8.5)
         axes.set_xlabel(f"{names[1]} of the tile", fontsize=8.5)
     whole = (rows, columns) == full
     part = "" if whole else f"; the first {rows} x {columns} of {full[0]} x {full[1]}"
     title = f"{buffer.name}: {buffer.dtype}, {buffer.layout}{part}"
-    figure.suptitle(fill(title, int(11 * size[0])), fontsize=11)
+    figure.suptitle(fill(title, int(9.5 * size[0])), fontsize=11)
     return figure
+
+
+def _touched(cells: Cells) -> Cells:
+    """Return the first rows, up to the last that something touches."""
+    rows = np.flatnonzero((cells > 0).any(axis=1))
+    return cells[: max(4, rows[-1] + 1)] if len(rows) else cells
 
 
 def _panel(axes: Axes, cells: Cells, most: int, colours: str) -> None:
@@ -173,11 +188,12 @@ def _panel(axes: Axes, cells: Cells, most: int, colours: str) -> None:
     paint = _painted(cells, most, colours)
     axes.imshow(paint, aspect="equal", interpolation="nearest")
     bright = paint[..., :3] @ np.array([0.299, 0.587, 0.114])
-    size = 7.5 if cells.shape[1] <= 24 else 5.8
+    size = 7.5 if most <= 1000 else 6.5
     for (row, column), number in np.ndenumerate(cells):
         if number >= 0 and not (colours == "Blues" and number == 0):
             axes.text(column, row, str(number), ha="center", va="center", fontsize=size,
-                      color="black" if bright[row, column] > 0.55 else "white")  # fmt: skip
+                      color="black" if bright[row, column] > 0.55 else "white",
+                      in_layout=False)  # fmt: skip
     axes.set_xticks(np.arange(-0.5, cells.shape[1]), minor=True)
     axes.set_yticks(np.arange(-0.5, cells.shape[0]), minor=True)
     line = "#c9d1da" if colours == "Blues" else "white"  # most of its cells are empty
@@ -189,9 +205,9 @@ def _panel(axes: Axes, cells: Cells, most: int, colours: str) -> None:
 
 
 def _painted(cells: Cells, most: int, colours: str) -> NDArray[np.float64]:
-    """Return RGBA: warps take turns in a qualitative map, others a share of theirs."""
+    """Return RGBA: warps take turns, dark and pale, others have a share of their map."""
     if colours == "warps":
-        paint: Any = colormaps["tab20"]((cells // WARP_LANES) % 20)
+        paint: Any = _WARPS[(cells // WARP_LANES) % len(_WARPS)]
     else:
         top = 0.7 if colours == "Blues" else 1.0
         paint = colormaps[colours](top * cells / max(most - (colours != "Blues"), 1))

@@ -1,193 +1,266 @@
-"""Pictures: the predicted times, a timeline, a layout, predicted against measured.
+"""Pictures of times: the predicted ones, and predicted against measured; figures as files.
 
-Each function returns a matplotlib figure; ``png`` turns it into the bytes of a file.  matplotlib is
-loaded here, so only commands that draw import this module.
+Each function returns a matplotlib figure; ``encoded`` turns one into the bytes of a file.
+matplotlib is loaded here, so only commands that draw import this module.
 """
 
 from __future__ import annotations
 
 import io
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import cycle
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import matplotlib
-
-matplotlib.use("Agg")  # files only: no window system is needed
-
+from matplotlib import rc_context
+from matplotlib.artist import Artist
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from tinygpu.cli.console import time_text
+from tinygpu.cli.palette import COLOURS, COMPONENTS, MARKS
 
 if TYPE_CHECKING:
-    from tinygpu.device import Device
+    from tinygpu.schedule import Schedule
     from tinygpu.search.best import Ranked
-    from tinygpu.search.timeline import Timeline
 
-__all__ = ["measured_figure", "png", "timeline_figure", "times_figure"]
+__all__ = ["Point", "columns_of", "encoded", "measured_figure", "png", "times_figure"]
 
-_COLOURS = (
-    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44aa99",
-    "#882255", "#999933", "#332288", "#777777",
-)  # fmt: skip
-_MARKS = "osD^vP*X<>hd"
-_NAMED = 5  # decisions in a schedule's name
-_COMPONENTS = (
-    "fma", "issue", "smem", "l1", "int", "latency", "l2", "dram", "fetch", "fp64", "cvt", "launch",
-    "sfu", "shuffle", "spills", "tensor", "power", "fill", "tma", "epilogue",
-)  # fmt: skip
-"""Components in the order of their colours and marks, which every picture shares."""
+_GREY, _GRID, _BAR = "#777777", "#dddddd", "#e3e6ea"
+_LINES = ("--", ":", "-.")
+_ROOM = 46  # characters of a schedule's name
+_LOOKS = 2 * len(COLOURS)  # problems that look different
+_SPACE = "\N{NO-BREAK SPACE}"  # SVG draws several as several
+
+
+class Point(NamedTuple):
+    """A measured schedule; its machine has a mark and its problem a colour."""
+
+    predicted_seconds: float
+    measured_seconds: float
+    machine: str = ""
+    problem: str = ""
+
+
+def encoded(figure: Figure, form: str) -> bytes:
+    """Return a figure as a png, svg or pdf: text is text, and equal figures give equal bytes."""
+    buffer = io.BytesIO()
+    undated: dict[str, None] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tinygpu", "pdf.fonttype": 42}):
+        figure.savefig(buffer, format=form, dpi=130, facecolor="white", metadata=undated,
+                       bbox_inches="tight")  # fmt: skip
+    return buffer.getvalue()
 
 
 def png(figure: Figure) -> bytes:
     """Return a figure as a PNG file's bytes."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130, facecolor="white")
-    return buffer.getvalue()
+    return encoded(figure, "png")
+
+
+def columns_of(handles: Sequence[Artist], inches: float) -> int:
+    """Return how many columns of a legend fit into a width."""
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    return max(1, min(8, int(72 * inches / (5.2 * longest + 42))))
 
 
 def times_figure(best: Sequence[Ranked], title: str) -> Figure:
     """Draw each schedule's predicted time, and the time that each component alone would take.
 
-    A component below a hundredth of the slowest schedule's time is left out.  A schedule's name is
-    its values of the first decisions in which the schedules differ.
+    A component below a fiftieth of every schedule's time is left out.  A schedule's name is its
+    values of decisions in which the schedules differ.
     """
     scale, unit = _unit(max(float(one.seconds) for one in best))
     totals = [float(one.seconds) * scale for one in best]
-    widest = max(totals)
-    every = dict.fromkeys(part for one in best for part in one.breakdown.parts)
-    largest = {
-        part: max(float(one.breakdown.parts.get(part, 0.0)) for one in best) * scale
-        for part in every
-    }
-    parts = sorted((p for p in every if largest[p] >= 0.01 * widest), key=lambda p: -largest[p])
-    named = [n for n, _ in best[0].schedule.decisions if len({o.schedule[n] for o in best}) > 1]
-    named = named[:_NAMED]
-    labels = [" ".join(str(one.schedule[n]) for n in named) for one in best]
-    figure = Figure(figsize=(9.5, 1.9 + 0.34 * len(best)), layout="constrained")
+    shares: dict[str, list[float]] = defaultdict(list)
+    for one in best:
+        for part, seconds in one.breakdown.parts.items():
+            shares[part].append(float(seconds) / float(one.seconds))
+    parts = [part for part in shares if max(shares[part]) >= 0.02]
+    parts.sort(key=lambda part: -sum(shares[part]))
+    looks = {part: COMPONENTS.get(part, (_GREY, "o")) for part in parts}
+    legend: list[Artist] = [Patch(color=_BAR, label="predicted time")]
+    legend += [
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker=mark,
+            color=colour,
+            markeredgecolor="white",
+            markersize=8,
+            label=part,
+        )
+        for part, (colour, mark) in looks.items()
+    ]
+    columns = columns_of(legend, 10)
+    height = 1.3 + 0.36 * len(best) + 0.22 * math.ceil(len(legend) / columns)
+    figure = Figure(figsize=(10.5, height), layout="constrained")
     axes = figure.add_subplot()
-    places = range(len(best))
-    axes.barh(places, totals, height=0.62, color="#e3e6ea", zorder=1)
-    for place, one in zip(places, best, strict=True):
-        for number, part in enumerate(parts):
-            mark, colour = _look(part)
-            value = float(one.breakdown.parts.get(part, 0.0)) * scale
-            is_worst = part == one.breakdown.bottleneck
+    axes.barh(range(len(best)), totals, height=0.7, color=_BAR, zorder=1)
+    ends: list[float] = []
+    for place, one in enumerate(best):
+        worst, spent = one.breakdown.bottleneck, one.breakdown.parts
+        for number, (part, (colour, mark)) in enumerate(looks.items()):
             axes.plot(
-                value,
-                place + 0.15 * (number % 3 - 1),  # equal times do not cover one another
+                float(spent.get(part, 0.0)) * scale,
+                place + 0.16 * (number % 4 - 1.5),  # equal times do not cover one another
                 mark,
                 color=colour,
-                markersize=9 if is_worst else 6.5,
-                markeredgecolor="black" if is_worst else "white",
-                markeredgewidth=1.1 if is_worst else 0.5,
-                zorder=4 if is_worst else 3,
+                markersize=10 if part == worst else 7,
+                markeredgecolor="black" if part == worst else "white",
+                markeredgewidth=1.5 if part == worst else 0.5,
+                zorder=4 if part == worst else 3,
             )
-        marked = max(totals[place], *(one.breakdown.parts[p] * scale for p in one.breakdown.parts))
-        axes.text(marked + 0.018 * widest, place, time_text(float(one.seconds)), va="center",
-                  fontsize=8.5)  # fmt: skip
-    numbers = [f"{label}  #{place + 1}" for place, label in enumerate(labels)]
-    axes.set_yticks(list(places), numbers, fontsize=8.5)
-    axes.set_ylim(len(best) - 0.4, -0.6)
-    axes.set_xlim(0, 1.16 * max([widest, *largest.values()]))
-    axes.set_xlabel(f"time [{unit}]")
-    axes.set_ylabel(f"schedule, best first: {', '.join(named)}" if named else "schedule")
-    axes.set_title(title, fontsize=11)
-    axes.grid(axis="x", zorder=0, color="#dddddd", linewidth=0.6)
+        end = max(totals[place], float(spent[worst]) * scale)
+        ends.append(end)
+        text = f"{time_text(float(one.seconds))}, {worst}"
+        axes.annotate(text, (end, place), xytext=(9, 0), textcoords="offset points", va="center",
+                      fontsize=8.5)  # fmt: skip
+    header, *names = _names([one.schedule for one in best])
+    axes.set_yticks(range(len(best)), names, fontsize=8, family="monospace")
+    axes.tick_params(axis="y", length=0, pad=6)
+    axes.annotate(header, (0, 1), xycoords="axes fraction", xytext=(-6, 2), ha="right", va="bottom",
+                  textcoords="offset points", fontsize=8, family="monospace")  # fmt: skip
+    axes.set_ylim(len(best) - 0.5, -0.5)
+    low, high = 0.0, 1.02 * max(ends)
+    if max(totals) > 10 * min(totals):
+        low, high = min(totals) / 20, 1.2 * max(ends)
+        axes.set_xscale("log")
+        _number(axes.xaxis, low, high)
+    axes.set_xlim(low, high)
+    axes.set_xlabel(f"predicted time [{unit}]")
+    axes.grid(axis="x", zorder=0, color=_GRID, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    handles: list[Patch | Line2D] = [Patch(color="#e3e6ea", label="predicted time")]
-    handles += [
-        Line2D([], [], linestyle="", marker=_look(part)[0], color=_look(part)[1], markersize=6.5,
-               label=part)
-        for part in parts
-    ]  # fmt: skip
-    handles.append(
-        Line2D([], [], linestyle="", marker="o", markersize=9, color="white",
-               markeredgecolor="black", label="bottleneck")
-    )  # fmt: skip
-    figure.legend(handles=handles, loc="outside right upper", fontsize=8.5, frameon=False,
-                  title="bar: all together\nmark: a part alone", title_fontsize=8.5)  # fmt: skip
-    return figure
-
-
-def timeline_figure(line: Timeline, device: Device, title: str) -> Figure:
-    """Draw when each unit works in the first iterations of a CTA, and copies in flight."""
-    rows = list(line.rows)
-    number = {row: i for i, row in enumerate(rows)}
-    names = list(dict.fromkeys(_verb(e.statement) for e in line.events))
-    colour = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
-    figure = Figure(figsize=(12, 1.9 + 0.52 * len(rows)), layout="constrained")
-    axes = figure.add_subplot()
-    least = line.cycles / 700  # what is shorter would not be seen
-    axes.set_axisbelow(True)
-    flown: dict[str, float] = {}  # flights of different copies do not cover one another
-    for event in line.events:
-        y, name = number[event.row], _verb(event.statement)
-        width = max(event.end_cycles - event.start_cycles, least)
-        if event.flies:
-            lower = flown.setdefault(name, y + (-0.19, 0.19)[len(flown) % 2])
-            axes.barh(lower, event.ready_cycles - event.end_cycles, left=event.end_cycles,
-                      height=0.28, color=colour[name], alpha=0.3, linewidth=0)  # fmt: skip
-        edge = 0.4 if width > 8 * least else 0.0
-        axes.barh(y, width, left=event.start_cycles, height=0.66, color=colour[name],
-                  edgecolor="white", linewidth=edge)  # fmt: skip
-    for iteration, start in line.begins:
-        axes.axvline(start, color="#888888", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
-        axes.annotate(iteration, (start, 1), xycoords=("data", "axes fraction"), xytext=(3, 3),
-                      textcoords="offset points", fontsize=8, color="#555555")  # fmt: skip
-    axes.set_yticks(range(len(rows)), rows)
-    axes.invert_yaxis()
-    axes.set_xlim(0, line.cycles * 1.01)
-    axes.set_xlabel(
-        f"cycles since the CTA began (1000 cycles = {1e9 / device.clock_hz:.2f} us, "
-        "longer where the power cap lowers the clock)"
-    )
-    axes.set_title(title, fontsize=11, pad=18)
-    axes.grid(axis="x", zorder=0, color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    handles = [Patch(color=colour[name], label=name) for name in names]
-    if flown:
-        handles.append(Patch(color="#555555", alpha=0.3, label="in flight (latency)"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8.5,
-                  frameon=False)  # fmt: skip
+    figure.suptitle(fill(title, 90), fontsize=11)
+    figure.legend(handles=legend, loc="outside lower center", ncols=columns, fontsize=8.5,
+                  title="mark: what a part alone would take; large, with a black edge and named: "
+                  "the bottleneck", title_fontsize=8.5, frameon=False)  # fmt: skip
     return figure
 
 
 def measured_figure(
-    points: Sequence[tuple[float, float]], title: str, *, peer_seconds: float | None = None
+    points: Sequence[Point | tuple[float, float]],
+    title: str,
+    *,
+    peers: Sequence[tuple[str, str, float]] = (),
+    peer_seconds: float | None = None,
 ) -> Figure:
-    """Draw (predicted, measured) seconds, the diagonal, and 15 % on both sides of it."""
-    scale, unit = _unit(max(max(p) for p in points))
-    figure = Figure(figsize=(6.8, 6.2), layout="constrained")
+    """Draw measured over predicted seconds, the diagonal, and 15 % on both sides of it.
+
+    ``peers`` are (problem, name, seconds), each a line over the problem's points; ``peer_seconds``
+    is cuBLAS's time for the only problem.
+    """
+    shown = sorted(Point(*point) for point in points)
+    problems = list(dict.fromkeys(point.problem for point in shown))
+    machines = list(dict.fromkeys(point.machine for point in shown))
+    known = [*peers, *([(problems[0], "cuBLAS", peer_seconds)] if peer_seconds else [])]
+    marks = dict(zip(machines, cycle(MARKS), strict=False))
+    lines = dict(zip(dict.fromkeys(name for _, name, _ in known), cycle(_LINES), strict=False))
+    every = [t for p in shown for t in p[:2]] + [seconds for _, _, seconds in known]
+    scale, unit = _unit(min(every))
+    low, high = scale * min(every) / 1.15, scale * max(every) * 1.15
+    entries = 3 + min(len(problems), _LOOKS + 1) + len(machines) + len(lines)
+    widest = max(map(len, [*problems, *machines, *lines, "measured = predicted"]))
+    height = max(6.0, 0.19 * entries + 1)
+    figure = Figure(figsize=(height + 1.0 + 0.078 * widest, height), layout="constrained")
     axes = figure.add_subplot()
-    every = [t * scale for p in points for t in p]
-    if peer_seconds:
-        every.append(peer_seconds * scale)
-    low, high = min(every) / 1.12, max(every) * 1.12
-    axes.fill_between([low, high], [low * 0.85, high * 0.85], [low * 1.15, high * 1.15],
-                      color="#dfe6ee", zorder=0, label="within 15 %")  # fmt: skip
-    axes.plot([low, high], [low, high], color="#666666", linewidth=1, label="measured = predicted")
-    across, up = [p * scale for p, _ in points], [t * scale for _, t in points]
-    axes.plot(across, up, "o", color=_COLOURS[0], markersize=6, markeredgecolor="white",
-              label="a schedule")  # fmt: skip
-    if peer_seconds:
-        axes.axhline(peer_seconds * scale, color=_COLOURS[1], linestyle="--", linewidth=1.2,
-                     label=f"cuBLAS, {peer_seconds * scale:.3g} {unit}")  # fmt: skip
-    if high / low > 5:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, high)
-    axes.set_aspect("equal")
-    within = sum(abs(t / p - 1) <= 0.15 for p, t in points)
-    axes.set_title(f"{title}\n{within} of {len(points)} within 15 %", fontsize=11)
-    axes.set_xlabel(f"predicted [{unit}]")
-    axes.set_ylabel(f"measured [{unit}]")
-    axes.grid(zorder=0, color="#dddddd", linewidth=0.6)
-    axes.legend(fontsize=8.5, frameon=False, loc="upper left")
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal",
+             xlabel=f"predicted [{unit}]", ylabel=f"measured [{unit}]")  # fmt: skip
+    for axis in (axes.xaxis, axes.yaxis):
+        _number(axis, low, high)
+    band = axes.fill_between([low, high], [low * 0.85, high * 0.85], [low * 1.15, high * 1.15],
+                             color=_BAR, zorder=0, label="within 15 %")  # fmt: skip
+    diagonal = axes.plot([low, high], [low, high], color=_GREY, label="measured = predicted")
+    legend: list[Artist] = [band, *diagonal]
+    for number, problem in enumerate(problems):
+        look = _look(number)
+        own = [point for point in shown if point.problem == problem]
+        for machine in machines:
+            mine = [point for point in own if point.machine == machine]
+            axes.plot(
+                [point.predicted_seconds * scale for point in mine],
+                [point.measured_seconds * scale for point in mine],
+                linestyle="", marker=marks[machine], zorder=3, **look,
+            )  # fmt: skip
+        if number <= _LOOKS:
+            others = f"{len(problems) - _LOOKS} more"
+            label = others if number == _LOOKS else problem or "a schedule"
+            face, edge = look["markerfacecolor"], look["color"]
+            legend.append(Patch(facecolor=face, edgecolor=edge, label=label))
+        ends = own[0].predicted_seconds * scale / 1.1, own[-1].predicted_seconds * scale * 1.1
+        for _, name, seconds in (peer for peer in known if peer[0] == problem):
+            axes.plot((low, high) if len(problems) == 1 else ends, [seconds * scale] * 2,
+                      lines[name], color=look["color"], linewidth=1.3)  # fmt: skip
+    if machines != [""]:
+        legend += [Line2D([], [], linestyle="", marker=marks[machine], color=_GREY, label=machine)
+                   for machine in machines]  # fmt: skip
+    for name, line in lines.items():
+        legend += axes.plot([], [], line, color=_GREY, label=name)
+    axes.grid(zorder=0, color=_GRID, linewidth=0.6)
+    within = sum(abs(p.measured_seconds / p.predicted_seconds - 1) <= 0.15 for p in shown)
+    figure.suptitle(f"{fill(title, 80)}\n{within} of {len(shown)} within 15 %", fontsize=11)
+    axes.legend(handles=legend, loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=8.5,
+                frameon=False)  # fmt: skip
     return figure
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Return how the points of a problem look: full, then open ones, then all others alike."""
+    turn, place = divmod(number, len(COLOURS))
+    colour = COLOURS[place] if number < _LOOKS else _GREY
+    face = "white" if turn == 1 else colour
+    edge = "white" if face == colour else colour
+    return {"color": colour, "markerfacecolor": face, "markeredgecolor": edge, "markersize": 7}
+
+
+def _names(schedules: Sequence[Schedule]) -> list[str]:
+    """Return a header and a line for each schedule: values that tell them apart, as a table.
+
+    Of decisions in which they differ, that which tells most apart comes first, while there is room.
+    """
+    values = {name: [str(s[name]) for s in schedules] for name, _ in schedules[0].decisions}
+    left = [name for name in values if len(set(values[name])) > 1] or list(values)
+    room, chosen = _ROOM, list[str]()
+    while left:
+        told = {n: len(set(zip(*(values[m] for m in (*chosen, n)), strict=True))) for n in left}
+        name = max(left, key=lambda n: told[n])
+        left.remove(name)
+        width = 2 + max(map(len, (name, *values[name])))
+        if width <= room:
+            chosen.append(name)
+            room -= width
+    columns = [[name, *texts] for name, texts in values.items() if name in chosen]
+    columns.append(["#", *(str(number) for number in range(1, 1 + len(schedules)))])
+    widths = [max(map(len, column)) for column in columns]
+    rows = zip(*columns, strict=True)
+    lines = ("  ".join(t.rjust(w) for t, w in zip(row, widths, strict=True)) for row in rows)
+    return [line.replace(" ", _SPACE) for line in lines]
+
+
+def _number(axis: Axis, low: float, high: float) -> None:
+    """Put round numbers on a logarithmic axis."""
+    axis.set_major_locator(FixedLocator(_ticks(low, high)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return round numbers that stand well apart on a logarithmic axis."""
+    if high / low < 5:
+        found = MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+        return [float(t) for t in found if low <= t <= high]
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        every = [digit * 10.0**exponent for exponent in exponents for digit in digits]
+        inside = [t for t in every if low <= t <= high]
+        if len(inside) <= 8:
+            break
+    return inside[:: 1 + len(inside) // 9]
 
 
 def _unit(seconds: float) -> tuple[float, str]:
@@ -196,19 +269,3 @@ def _unit(seconds: float) -> tuple[float, str]:
         if seconds * factor >= 1 or math.isclose(factor, 1e6):
             return factor, name
     raise AssertionError(seconds)
-
-
-def _look(component: str) -> tuple[str, str]:
-    """Return a component's mark and colour."""
-    number = _COMPONENTS.index(component) if component in _COMPONENTS else len(_COMPONENTS)
-    turn, colour = divmod(number, len(_COLOURS))
-    return _MARKS[(colour + turn) % len(_MARKS)], _COLOURS[colour]
-
-
-def _verb(statement: str) -> str:
-    """Return what a statement's picture is called: what it writes, and the instruction."""
-    target, equals, rest = statement.partition(" = ")
-    if not equals:
-        return statement
-    name = target.partition("@")[0].partition("[")[0]
-    return f"{rest.partition('(')[0]} {name}"

@@ -1,38 +1,61 @@
-"""The commands ``plot layout | times | timeline | measured``: PNG files."""
+"""The commands ``plot layout | times | timeline | measured``: PNG, SVG or PDF files."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tinygpu.cli.console import json_text, say, write
 from tinygpu.cli.given import DEVICE, ON, OWN, SCHEDULE, Given, machines_with, read_schedule
-from tinygpu.device import Device, load_device, names_gpu
+from tinygpu.device import DEVICES, Device, label, load_device, names_gpu
 from tinygpu.document import parsed
 from tinygpu.errors import ScheduleError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from matplotlib.figure import Figure
 
+    from tinygpu.cli.pictures import Point
     from tinygpu.machine import Machine
+    from tinygpu.measurement import Measurement
+    from tinygpu.operation import Problem
     from tinygpu.program import Program
     from tinygpu.search.timeline import Timeline
 
 __all__ = ["app", "drawn_timeline", "shape_text"]
 
 app = typer.Typer(no_args_is_help=True, help="Draw a layout, times, a timeline, measurements.")
-OUTPUT = Annotated[Path | None, typer.Option("-o", "--output", help="The PNG file.")]
+_FORMS = (".png", ".svg", ".pdf")
+_LIBRARIES = {"cublas": "cuBLAS", "torch": "PyTorch", "triton": "Triton"}
+"""Libraries by a word in the names of their peers; of each the fastest is shown."""
+
+
+def _picture(path: Path | None) -> Path | None:
+    """Return the path of a picture; its ending says what is written."""
+    if path is not None and path.suffix.lower() not in _FORMS:
+        raise typer.BadParameter(f"{path}: give a file that ends in {', '.join(_FORMS)}")
+    return path
+
+
+OUTPUT = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", callback=_picture, help="The file: .png, .svg or .pdf."),
+]
+
+
+def problem_text(problem: Problem) -> str:
+    """Return an operation's name, sizes and type."""
+    sizes = " x ".join(str(size) for size in problem.sizes.values())
+    return f"{problem.operation.name} {sizes} {problem.operation.inputs[0].dtype}"
 
 
 def shape_text(given: Given) -> str:
     """Return what a picture is of, for its title."""
-    sizes = " x ".join(str(size) for size in given.problem.sizes.values())
-    return f"{given.problem.operation.name} {sizes}, {given.machine.name} on {given.device.name}"
+    return f"{problem_text(given.problem)}, {given.machine.name} on {given.device.name}"
 
 
 @app.command()
@@ -45,11 +68,9 @@ def layout(
 ) -> None:
     """Draw a tile in shared memory: the bank, the writer and the readers of each element."""
     from tinygpu.cli.layout_picture import layout_figure
-    from tinygpu.cli.pictures import png
 
     given = read_schedule(schedule, device, machine=machine)
-    figure = layout_figure(given.program(), buffer)
-    _save(output or schedule.with_suffix(".layout.png"), png(figure))
+    _save(layout_figure(given.program(), buffer), output or schedule.with_suffix(".layout.png"))
 
 
 @app.command()
@@ -57,9 +78,7 @@ def timeline(
     schedule: SCHEDULE,
     iterations: Annotated[
         int,
-        typer.Option(
-            min=1, max=64, help="Of the loop over k; of that over tiles, if it has roles."
-        ),
+        typer.Option(min=1, max=64, help="Of the loop over k; over tiles, if it has roles."),
     ] = 3,
     trace: Annotated[Path | None, typer.Option(help="A Perfetto trace of it, JSON.")] = None,
     output: OUTPUT = None,
@@ -67,14 +86,13 @@ def timeline(
     machine: OWN = "",
 ) -> None:
     """Draw when each unit works in the first iterations of one CTA, and what its ring holds."""
-    from tinygpu.cli.pictures import png
     from tinygpu.search import timeline as timelines
 
     given = read_schedule(schedule, device, machine=machine)
     program = given.program()
     line = timelines.timeline(program, given.problem.sizes, given.device, iterations=iterations)
     figure = drawn_timeline(line, program, given)
-    _save(output or schedule.with_suffix(".timeline.png"), png(figure))
+    _save(figure, output or schedule.with_suffix(".timeline.png"))
     if trace is not None:
         write(trace, json_text(timelines.trace(line, given.device)))
         say(f"{trace}: open it at https://ui.perfetto.dev")
@@ -82,8 +100,7 @@ def timeline(
 
 def drawn_timeline(line: Timeline, program: Program, given: Given) -> Figure:
     """Return the picture of a timeline: of units, or of roles and their ring."""
-    from tinygpu.cli.pictures import timeline_figure
-    from tinygpu.cli.timeline_picture import asynchronous_figure
+    from tinygpu.cli.timeline_picture import asynchronous_figure, timeline_figure
 
     if program.barriers:
         title = f"One CTA of the busy chip: {shape_text(given)}"
@@ -99,13 +116,13 @@ def times(
     machine: OWN = "",
 ) -> None:
     """Draw the predicted times of schedules by component."""
-    from tinygpu.cli.pictures import png, times_figure
+    from tinygpu.cli.pictures import times_figure
     from tinygpu.search.best import Ranked
     from tinygpu.search.cost import cost
 
     every = [read_schedule(path, device, machine=machine) for path in schedules]
     for path, one in zip(schedules, every, strict=True):
-        if (one.machine, one.problem) != (every[0].machine, every[0].problem):
+        if (one.machine.name, one.problem) != (every[0].machine.name, every[0].problem):
             raise ScheduleError(
                 f"times: {path} is for another problem or machine than {schedules[0]}; "
                 "give schedules of one search"
@@ -114,7 +131,7 @@ def times(
     best = [Ranked(float(c.seconds), one.schedule, c) for c, one in zip(costs, every, strict=True)]
     best.sort(key=lambda one: one.seconds)
     figure = times_figure(best, f"Predicted times: {shape_text(every[0])}")
-    _save(output or schedules[0].with_suffix(".times.png"), png(figure))
+    _save(figure, output or schedules[0].with_suffix(".times.png"))
 
 
 @app.command()
@@ -124,8 +141,8 @@ def measured(
     device: DEVICE = "h200",
     machine: OWN = "",
 ) -> None:
-    """Draw predicted against measured times of all schedules in a store."""
-    from tinygpu.cli.pictures import measured_figure, png
+    """Draw predicted against measured times of all schedules in a store, and its peers' times."""
+    from tinygpu.cli.pictures import measured_figure
     from tinygpu.search.store import Store
 
     if not store.is_file() or not store.stat().st_size:
@@ -133,44 +150,79 @@ def measured(
     chip, known = load_device(device), machines_with(machine)
     with Store(store) as kept:
         timed = [one for one in kept if one.seconds]
-    mine = [one for one in timed if names_gpu(chip.name, one.device)]
+    mine = [one for one in timed if device.endswith(".json") or names_gpu(chip.name, one.device)]
     if timed and not mine:
-        others = ", ".join(sorted({one.device for one in timed}))
+        gpus = sorted({one.device for one in timed})
+        fit = [name for name in DEVICES if any(names_gpu(name, gpu) for gpu in gpus)]
+        way = " or ".join(fit) if fit else "the file that tinygpu calibrate wrote there"
         raise StoreError(
-            f"store {store}: measured on {others}, and the device is {chip.name}; give that GPU's "
-            "by --device, tinygpu calibrate writes one"
+            f"store {store}: measured on {', '.join(gpus)}, not on {chip.name}; give --device {way}"
         )
-    points = [p for one in mine if (p := _predicted(one, chip, known)) is not None]
+    points, peers, left = _shown(mine, chip, machines=known)
+    left[f"measured on another GPU than {chip.name}"] = len(timed) - len(mine)
     if not points:
-        raise StoreError(f"store {store}: no measured schedule in it; tinygpu search --measure")
-    if len(mine) < len(timed):
-        say(f"{len(timed) - len(mine)} measurements of other GPUs than {chip.name} are left out")
-    figure = measured_figure(points, f"Predicted for {chip.name} and measured")
-    _save(output or store.with_suffix(".measured.png"), png(figure))
+        why = next((why for why, count in left.items() if count), "give --measure to a search")
+        raise StoreError(f"store {store}: no measured schedule in it; {why}")
+    for why, count in left.items():
+        if count:
+            say(f"left out: {count}, {why}")
+    chips = ", ".join(sorted({one.device for one in mine}))
+    drivers = ", ".join(sorted({one.driver for one in mine}))
+    title = f"Predicted for {label(chip)}, measured on {chips}, driver {drivers}"
+    _save(measured_figure(points, title, peers=peers), output or store.with_suffix(".measured.png"))
 
 
-def _predicted(
-    one: Any, device: Device, machines: Mapping[str, Machine]
-) -> tuple[float, float] | None:
-    """Return (predicted, measured) seconds, or None for a peer."""
+def _shown(
+    measurements: Sequence[Measurement], device: Device, *, machines: Mapping[str, Machine]
+) -> tuple[list[Point], list[tuple[str, str, float]], Counter[str]]:
+    """Return the points of schedules, the times of peers, and why others are left out."""
+    from tinygpu.cli.pictures import Point
     from tinygpu.schedule import VERSION, from_json
     from tinygpu.search.cost import cost
 
-    chosen, operation, sizes = map(parsed, (one.schedule, one.operation, one.sizes))
-    if not isinstance(chosen, dict) or "decisions" not in chosen:
-        return None
-    tree = {
-        "format": "tinygpu schedule",
-        "version": VERSION,
-        "operation": operation,
-        "sizes": sizes,
-        **chosen,
-    }
-    machine, problem, schedule = from_json(json.dumps(tree), machines)
-    program = schedule.program(machine, problem.operation)
-    return float(cost(program, problem.sizes, device).seconds), float(one.seconds)
+    problems: dict[tuple[str, str], Problem] = {}
+    drawn: list[tuple[tuple[str, str], Point]] = []
+    peers: dict[tuple[tuple[str, str], str], float] = {}
+    left: Counter[str] = Counter()
+    for one in measurements:
+        key, chosen, seconds = (one.operation, one.sizes), parsed(one.schedule), one.seconds
+        assert seconds is not None
+        if not isinstance(chosen, dict):
+            left["neither a schedule nor a peer"] += 1
+            continue
+        if "decisions" not in chosen:
+            peer = str(chosen.get("peer"))
+            named = (name for word, name in _LIBRARIES.items() if word in peer)
+            library = key, next(named, peer.rpartition(":")[2])
+            peers[library] = min(seconds, peers.get(library, seconds))
+            continue
+        tree = {
+            "format": "tinygpu schedule",
+            "version": VERSION,
+            "operation": parsed(one.operation),
+            "sizes": parsed(one.sizes),
+            **chosen,
+        }
+        try:
+            machine, problems[key], schedule = from_json(json.dumps(tree), machines)
+        except ScheduleError as error:  # of a machine or a decision that is no more
+            left[str(error).removeprefix("schedule file: ")] += 1
+            continue
+        program = schedule.program(machine, problems[key].operation)
+        predicted = float(cost(program, problems[key].sizes, device).seconds)
+        drawn.append((key, Point(predicted, seconds, machine.name)))
+    texts = {key: problem_text(problem) for key, problem in problems.items()}
+    alike = Counter(texts.values())
+    for key, problem in problems.items():
+        if alike[texts[key]] > 1:
+            texts[key] += "".join(f", {operand}" for operand in problem.operation.inputs)
+    points = [point._replace(problem=texts[key]) for key, point in drawn]
+    return points, [(texts[k], name, t) for (k, name), t in peers.items() if k in texts], left
 
 
-def _save(path: Path, data: bytes) -> None:
-    write(path, data)
+def _save(figure: Figure, path: Path) -> None:
+    """Write a picture in the form that its name ends in."""
+    from tinygpu.cli.pictures import encoded
+
+    write(path, encoded(figure, path.suffix.lower().removeprefix(".")))
     say(path)
