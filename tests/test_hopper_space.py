@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import product
 from typing import Any
 
@@ -18,9 +17,9 @@ from tinygpu.machine import Chosen, Value
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.program import Access, Program
+from tinygpu.questions import prove
 from tinygpu.reach import Case, Place
 from tinygpu.schedule import Schedule
-from tinygpu.solve import Solver
 from tinygpu.space import Space
 
 SMALL = {"m": 200, "n": 136, "k": 72}
@@ -96,28 +95,17 @@ def test_an_empty_space_names_its_law(
     assert space.explain_empty().endswith(f" keeps {why}")
 
 
-def test_a_solver_and_the_tables_agree() -> None:
+def test_a_proof_and_the_tables_agree() -> None:
     problem = Problem.of(matmul("bf16", layout="nt"), **LARGE)
     fixed: dict[str, Value | tuple[Value, ...]] = {
         n: STARTS["cluster"][n] for n in ("consume", "cluster_k", "swap", "epilogue")
     }
     space = Space(Hopper(), problem, H200, fixed=fixed)
-    solver = Solver(space)
-    assert solver.prove(lambda d: d.cluster_m * d.cluster_n <= 8).outcome == "proved"
-    assert solver.prove(lambda d: d.cluster_m * d.cluster_n <= 4).outcome == "refuted"
-    (batch,) = space.batches()
-    rng = np.random.default_rng(1)
-    seen: Counter[bool] = Counter()
-    for i in range(40):
-        if i % 2:
-            values = dict(space.schedule(batch, space.points(batch, rng, 1)[0]).decisions)
-        else:
-            values = {n: v[rng.integers(len(v))] for n, v in space.values.items()}
-        point = [space.values[n].index(values[n]) for n in batch.axes]
-        holds = all(t.holds[tuple(point[a] for a in t.axes)] for t in batch.tables)
-        assert (not solver.broken(values)) == holds
-        seen[holds] += 1
-    assert min(seen[True], seen[False]) >= 5
+    proof = prove(space, "cluster_m * cluster_n <= 8")
+    assert (proof.outcome, proof.laws, proof.count) == ("proved", ("cluster_size",), space.count())
+    refuted = prove(space, "cluster_m * cluster_n <= 4").schedule
+    assert refuted is not None
+    assert space.contains(refuted)
 
 
 def coordinates(access: Access, values: tuple[int, ...], env: dict[str, int]) -> NDArray[np.int64]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tinygpu.machine import Choice, Machine
     from tinygpu.machines import MACHINES
     from tinygpu.operation import Operation, Problem, elementwise, matmul
+    from tinygpu.questions import ask, prove
     from tinygpu.schedule import Schedule
     from tinygpu.space import Space
 
@@ -34,10 +35,12 @@ __all__ = [
     "Schedule",
     "Space",
     "TinyGpuError",
+    "ask",
     "check_schedule",
     "elementwise",
     "load_device",
     "matmul",
+    "prove",
     "require_legal",
 ]
 
@@ -51,10 +54,12 @@ _HOMES = {
     "Schedule": "schedule",
     "Space": "space",
     "TinyGpuError": "errors",
+    "ask": "questions",
     "check_schedule": "laws",
     "elementwise": "operation",
     "load_device": "device",
     "matmul": "operation",
+    "prove": "questions",
     "require_legal": "laws",
 }
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.events import is_legal
-from tinygpu.laws import LAWS, check_schedule
+from tinygpu.laws import LAWS, Places, check_schedule, judged
 from tinygpu.machine import Chosen, Value
 from tinygpu.program import Program
 from tinygpu.reach import Case
@@ -31,10 +31,16 @@ from tinygpu.signature import numbers_of
 if TYPE_CHECKING:
     from tinygpu.space import Space
 
-__all__ = ["Batch", "Builder", "Table"]
+__all__ = ["Batch", "Builder", "Table", "waits_at_mbarriers"]
 
 _PROBES = 64
 """Legal points looked at before the rarer combinations are asked for one by one."""
+
+
+def waits_at_mbarriers(program: Program) -> bool:
+    """Say whether ``concurrency`` is asked of one schedule at a time, not of a batch."""
+    copied = any(role.copy for role in program.roles)
+    return bool(program.barriers or program.cluster or copied)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +95,7 @@ class Builder:
         }
         self.values = tuple(space.values[n] for n in space.axes)
         self.tables: dict[tuple[str, int], tuple[Table, Any]] = {}
-        self.places: dict[Any, tuple[tuple[Table, ...], Any]] = {}
+        self.places: Places = {}
         self.answers: dict[Any, Table] = {}
         self.equals: dict[tuple[str, tuple[int, ...], bytes], Table] = {}
         self.kinds: dict[int, tuple[bool, bool]] = {}
@@ -104,16 +110,12 @@ class Builder:
         program = space.machine.program(space.problem.operation, schedule.chosen())
         return Batch(structure, (), (), schedule.chosen(), program, (), 1)
 
-    def explained(self, structure: Mapping[str, Value]) -> tuple[Table, ...]:
-        """Return every table of a structural choice, also past one that leaves nothing."""
-        if not self.space.axes:
-            space = self.space
-            schedule = Schedule.of(space.machine, structure)
-            broken = check_schedule(schedule, space.machine, space.problem, space.device)
-            return tuple(self._table(violation.law, False) for violation in broken)
+    def concurrency(self, structure: Mapping[str, Value]) -> Table | None:
+        """Return where the event graph finds nothing, if it is asked for the whole choice."""
         found: dict[int, Table] = {}
-        self._judged(structure, found, stop=False)
-        return tuple(found.values())
+        with np.errstate(all="ignore"):
+            self._judged(structure, found)
+        return next((t for t in found.values() if t.law == "concurrency"), None)
 
     def batch(self, structure: Mapping[str, Value]) -> Batch | None:
         """Build a batch, or return None if a law leaves nothing of it."""
@@ -127,47 +129,28 @@ class Builder:
         return Batch(structure, space.axes, self.values, chosen, program, tables, count)
 
     def _judged(
-        self, structure: Mapping[str, Value], found: dict[int, Table], *, stop: bool = True
+        self, structure: Mapping[str, Value], found: dict[int, Table]
     ) -> tuple[Chosen, Program] | None:
-        """Add the tables to ``found``; return the term, or None if a law leaves nothing of it.
-
-        With ``stop`` the first such law ends it.
-        """
+        """Add the tables to ``found``; return the term, or None if a law leaves nothing of it."""
         space = self.space
         chosen = Chosen({n: structure.get(n, self.numbers.get(n)) for n in space.values})
         operation = space.problem.operation
         for requirement in space.machine.requires(operation, chosen):
-            if not self._add(found, self._table(requirement.name, requirement.holds)) and stop:
+            if not self._add(found, self.table(requirement.name, requirement.holds)):
                 return None
         program = space.machine.program(operation, chosen)
         case = Case.of(program, space.problem.sizes, space.device)
-        for law in LAWS.values():
-            if law.of_case is not None and law.numeric:
-                for clause in law.of_case(case):
-                    if not self._add(found, self._table(law.name, clause.holds)) and stop:
-                        return None
-        for place in case.places:
-            key = place.key
-            known = self.places.get(key)
-            if known is None:
-                tables = tuple(
-                    self._table(law.name, clause.holds)
-                    for law in LAWS.values()
-                    if law.of_place is not None
-                    for clause in law.of_place(case, place)
-                )
-                known = self.places[key] = tables, (place, case)
-            for table in known[0]:
-                if not self._add(found, table) and stop:
-                    return None
+        for name, holds in judged(case, self.places):
+            if not self._add(found, self.table(name, holds)):
+                return None
         tables = tuple(found.values())
         concurrency = self._concurrency(structure, program, tables)
         if concurrency is None or not self._add(found, concurrency):
             return None
         return chosen, program
 
-    def _table(self, law: str, holds: Any) -> Table:
-        """Drop the axes of length 1."""
+    def table(self, law: str, holds: Any) -> Table:
+        """Return the table of where a law holds: the axes of length 1 are dropped."""
         key = (law, id(holds)) if isinstance(holds, np.ndarray) else (law, int(bool(holds)))
         if key not in self.tables:
             array = np.asarray(holds)
@@ -194,8 +177,8 @@ class Builder:
         """
         space, sums = self.space, self.space.sums
         law = LAWS["concurrency"]
-        if program.barriers or program.cluster or any(role.copy for role in program.roles):
-            return self._table(law.name, True)  # a proof takes milliseconds, and there are millions
+        if waits_at_mbarriers(program):
+            return self.table(law.name, True)  # a proof takes milliseconds, and there are millions
         signature, numbers = numbers_of(program)
         asked = (signature, tuple(map(id, numbers)), frozenset(map(id, tables)))
         if asked in self.answers:

@@ -17,6 +17,7 @@ __all__ = [
     "ScheduleError",
     "StoreError",
     "TinyGpuError",
+    "WishError",
     "nearest",
     "out_of_memory",
 ]
@@ -64,6 +65,10 @@ class LaunchError(TinyGpuError):
 
 class StoreError(TinyGpuError):
     """A result store that cannot be opened or written."""
+
+
+class WishError(TinyGpuError):
+    """A wish or a claim that is not of the language, or names what there is not."""
 
 
 def nearest(name: str, known: Iterable[object]) -> str:

@@ -2,7 +2,7 @@
 
 A law states a condition on a *case* (a term, sizes, a device) as clauses, in arithmetic and
 ``select``: of an ordinary term they are bools, of the term of a whole space arrays over just the
-decisions that matter, of a solver's term formulas.
+decisions that matter.
 
 >>> law = Law("nothing", "States that nothing holds.", "here", "give up")
 >>> print(law)

@@ -3,7 +3,7 @@
 A law states a condition on a *case* (a term, sizes, a device) as clauses; the term is legal if
 every clause of every law holds.  A law is written once, in arithmetic and ``select``: on an
 ordinary term its clauses are bools; on the term of a whole space they are arrays over just the
-decisions that matter; on a solver's term they are formulas.
+decisions that matter, from which counts, searches and proofs (``tinygpu.solve``) are made.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machines.simt import LADDER, Simt
@@ -69,7 +69,20 @@ from tinygpu.tensor_laws import TENSOR_LAWS
 from tinygpu.tmem_laws import TMEM_LAWS
 from tinygpu.warp_laws import WARP_LAWS
 
-__all__ = ["LAWS", "Law", "Violation", "check_schedule", "named", "require_legal", "serves"]
+__all__ = [
+    "LAWS",
+    "Law",
+    "Places",
+    "Violation",
+    "check_schedule",
+    "judged",
+    "named",
+    "require_legal",
+    "serves",
+]
+
+Places = dict[Any, tuple[tuple[tuple[str, Any], ...], Any]]
+"""The clauses of statements by their keys; what a key identifies is kept with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +279,28 @@ def check_schedule(
         return found
     ordinary = machine.program(problem.operation, Chosen(values))
     return _violations(ordinary, problem.sizes, device, (LAWS["concurrency"],), values)
+
+
+def judged(case: Case, places: Places) -> Iterator[tuple[str, Any]]:
+    """Yield each clause of the laws that numbers decide: the law's name, and whether it holds.
+
+    ``places`` remembers statements of equal numbers: those of other terms of a space, too.
+    """
+    for law in LAWS.values():
+        if law.of_case is not None and law.numeric:
+            for clause in law.of_case(case):
+                yield law.name, clause.holds
+    for place in case.places:
+        key = place.key
+        if key not in places:
+            clauses = tuple(
+                (law.name, clause.holds)
+                for law in LAWS.values()
+                if law.of_place is not None
+                for clause in law.of_place(case, place)
+            )
+            places[key] = clauses, (place, case)
+        yield from places[key][0]
 
 
 def require_legal(

@@ -389,11 +389,9 @@ def _loads(statement: Do | Exit) -> bool:
 
 
 def select(condition: Any, then: Any, otherwise: Any) -> Any:
-    """Return ``then`` where the condition holds, else ``otherwise``: ints, arrays, formulas."""
+    """Return ``then`` where the condition holds, else ``otherwise``: ints or arrays."""
     if isinstance(condition, bool | np.bool_):
         return then if condition else otherwise
-    if hasattr(condition, "select"):  # a solver's formula
-        return condition.select(then, otherwise)
     return np.where(condition, then, otherwise)
 
 

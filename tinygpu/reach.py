@@ -16,7 +16,7 @@ and copy of the role.  Two facts decide everything that laws ask:
 >>> exactly_once([(4, 1), (8, 8)])                   # leaves gaps
 (False, 32)
 
-Numbers are ints, arrays over a space, or terms of a solver: nothing branches on them.
+Numbers are ints, or arrays over a space: nothing branches on them.
 
 Source: mixed radix numerals; CuTe's "complement" of a layout.
 """

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tinygpu.fragment import FRAGMENTS
-from tinygpu.program import Buffer
+from tinygpu.program import Buffer, select
 from tinygpu.reach import Case, Clause, product
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "held_registers",
     "index_width",
     "registers",
+    "registers_at_once",
     "residency",
     "smem_per_cta",
     "smem_per_sm",
@@ -65,22 +66,9 @@ def registers(case: Case) -> Iterator[Clause]:
     matter of time and not of legality.  What is made of a tile's sums takes their place.
     """
     program, device = case.program, case.chip
-    sums: dict[str, dict[str, Buffer]] = {}
-    for place in case.places:
-        write = place.do.write.buffer
-        added = any(a.buffer.name == write.name for a in place.do.accesses[:-1])
-        if added and write.level == "registers":
-            sums.setdefault(place.role.name, {})[write.name] = write
-    seen: set[tuple[str, ...]] = set()
-    for place in case.places:
-        kept = sums.get(place.role.name, {})
-        live = {a.buffer.name: a.buffer for a in place.do.accesses if not a.buffer.fragment}
-        live = {n: b for n, b in sorted((kept | live).items()) if b.level == "registers"}
-        if not live or tuple(live) in seen:
-            continue
-        seen.add(tuple(live))
-        need = held_registers(live.values())
-        names, most = ", ".join(live), device.registers_per_thread_max
+    sums = _sums(case)
+    for names, need in _held_at_once(case, sums):
+        most = device.registers_per_thread_max
         text = "{} need {} registers of a thread at once; {} allows {}"
         yield Clause(need <= most, text, (names, need, device.name, most))
     if sums:
@@ -94,6 +82,37 @@ def registers(case: Case) -> Iterator[Clause]:
         text = "{} of {} resident threads need {} registers; {} has {} per SM"
         values = (names, resident, total, device.name, device.registers_per_sm)
         yield Clause(total <= device.registers_per_sm, text, values)
+
+
+def registers_at_once(case: Case) -> Any:
+    """Return the most registers that a statement and the sums need of a thread."""
+    most: Any = 0
+    for _, need in _held_at_once(case, _sums(case)):
+        most = select(need > most, need, most)
+    return most
+
+
+def _sums(case: Case) -> dict[str, dict[str, Buffer]]:
+    """Return the registers of each role that are added to."""
+    sums: dict[str, dict[str, Buffer]] = {}
+    for place in case.places:
+        write = place.do.write.buffer
+        added = any(a.buffer.name == write.name for a in place.do.accesses[:-1])
+        if added and write.level == "registers":
+            sums.setdefault(place.role.name, {})[write.name] = write
+    return sums
+
+
+def _held_at_once(case: Case, sums: dict[str, dict[str, Buffer]]) -> Iterator[tuple[str, Any]]:
+    """Yield the names of a statement's registers, with the sums, and how many they are."""
+    seen: set[tuple[str, ...]] = set()
+    for place in case.places:
+        kept = sums.get(place.role.name, {})
+        live = {a.buffer.name: a.buffer for a in place.do.accesses if not a.buffer.fragment}
+        live = {n: b for n, b in sorted((kept | live).items()) if b.level == "registers"}
+        if live and tuple(live) not in seen:
+            seen.add(tuple(live))
+            yield ", ".join(live), held_registers(live.values())
 
 
 def held_registers(buffers: Iterable[Buffer]) -> Any:

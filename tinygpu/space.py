@@ -25,22 +25,26 @@ Source: ``docs/model.md``, section "Spaces".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import product as choices_of
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.batches import Batch, Builder, Table
+from tinygpu.batches import Batch, Builder, Table, waits_at_mbarriers
 from tinygpu.counting import Sums
 from tinygpu.device import Device
 from tinygpu.errors import IllegalScheduleError, ScheduleError, nearest
-from tinygpu.laws import LAWS, check_schedule, named
+from tinygpu.laws import LAWS, check_schedule
 from tinygpu.machine import Chosen, Machine, Value
 from tinygpu.operation import Problem
 from tinygpu.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tinygpu.questions import Answer
 
 __all__ = ["Batch", "Space", "Table"]
 
@@ -167,75 +171,41 @@ class Space:
         inside = all(schedule[n] in v for n, v in self.values.items())
         return inside and not check_schedule(schedule, self.machine, self.problem, self.device)
 
+    @property
+    def not_asked(self) -> tuple[str, ...]:
+        """The laws that its batches leave to ``check_schedule``."""
+        left = any(waits_at_mbarriers(batch.program) for batch in self._batches if self.axes)
+        return ("concurrency",) if left else ()
+
     def require(self) -> None:
         """Raise IllegalScheduleError, which says why and the way out, if the space is empty."""
         if not self.count():
-            raise IllegalScheduleError("; ".join([self.explain_empty(), *self._mends()]))
+            why = self._why_empty
+            sentences = {law.sentence for law in LAWS.values()}
+            ways = [
+                reason.mend if reason.text in sentences else f"{reason.text}: {reason.mend}"
+                for reason in why.reasons
+                if reason.kind == "law"
+            ]
+            raise IllegalScheduleError("; ".join([why.sentence, *ways]))
 
     def explain_empty(self) -> str:
         """Say in a sentence which fixed decisions and laws, as few as may be, exclude everything.
 
         Returns "" if the space is not empty.
         """
-        if self.count():
-            return ""
-        laws = self._core
-        kept = dict(self.fixed)
-        for name in self.fixed:
-            fewer = {n: v for n, v in kept.items() if n != name}
-            wider = Space(self.machine, self.problem, self.device, fixed=fewer)
-            if wider._empty_under(laws):
-                kept = fewer
-        which = " and ".join(laws)
-        if not kept:
-            return f"no schedule of {self.machine.name} for {self._what()} keeps {which}"
-        narrowed = ", ".join(f"{n} = {_one_of(v)}" for n, v in kept.items())
-        return (
-            f"with {narrowed} no schedule of {self.machine.name} for {self._what()} keeps {which}"
-        )
-
-    def _what(self) -> str:
-        sizes = ", ".join(f"{a} = {n}" for a, n in self.problem.sizes.items())
-        return f"{self.problem.operation.name} at {sizes} on {self.device.name}"
-
-    def _mends(self) -> tuple[str, ...]:
-        """Return the ways out of the laws that leave nothing, those of the machine's own too."""
-        first = Chosen({name: values[0] for name, values in self.values.items()})
-        own = {
-            r.name: f"{r.sentence}: {r.mend}"
-            for r in self.machine.requires(self.problem.operation, first)
-        }
-        known = {**{name: law.mend for name, law in LAWS.items()}, **own}
-        names = dict.fromkeys(self.values)
-        return tuple(named(known[name], names) for name in self._core if name in known)
+        return "" if self.count() else self._why_empty.sentence
 
     @cached_property
-    def _core(self) -> tuple[str, ...]:
-        """Return laws, none of them superfluous, that leave nothing of the space."""
-        every = self._all_tables()
-        names = list(dict.fromkeys(t.law for tables in every for t in tables))
-        for name in reversed(names):
-            fewer = [n for n in names if n != name]
-            if self._none_left(every, fewer):
-                names = fewer
-        return tuple(names)
+    def _why_empty(self) -> Answer:
+        from tinygpu.questions import ask  # which asks about spaces
 
-    def _empty_under(self, laws: Container[str]) -> bool:
-        return self._none_left(self._all_tables(), laws)
+        return ask(self)
 
-    def _none_left(self, every: Iterable[tuple[Table, ...]], laws: Container[str]) -> bool:
-        return not any(
-            self.sums.count(tuple(t for t in tables if t.law in laws)) for tables in every
-        )
-
-    def _all_tables(self) -> tuple[tuple[Table, ...], ...]:
-        """Return each structural choice's tables, those that nothing satisfies among them."""
-        builder = Builder(self)
-        with np.errstate(all="ignore"):
-            return tuple(
-                builder.explained(dict(zip(self.structural, values, strict=True)))
-                for values in choices_of(*(self.values[n] for n in self.structural))
-            )
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{a} = {n}" for a, n in self.problem.sizes.items())
+        what = f"{self.problem.operation.name} at {sizes}"
+        return f"{self.machine.name} for {what} on {self.device.name}"
 
     def __iter__(self) -> Iterator[Schedule]:
         """Yield every legal schedule (for small spaces)."""
@@ -278,7 +248,3 @@ def _narrowed(
         for value in values[name] or ("none",):
             decisions[name].require(value)
     return values
-
-
-def _one_of(value: Value | tuple[Value, ...]) -> str:
-    return " or ".join(map(str, value)) if isinstance(value, tuple) else str(value)
