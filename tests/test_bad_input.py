@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -630,6 +631,13 @@ def test_what_is_installed_by_hand_comes_from_here() -> None:
 
 
 # Ctrl-C.
+
+
+def test_the_script_begins_where_the_module_does() -> None:
+    """Both load the command line within what tells Ctrl-C in a line."""
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert tomllib.loads(text)["project"]["scripts"] == {"tinygpu": "tinygpu.__main__:main"}
+
 
 INTERRUPTED = """
 import importlib.abc, os, signal, sys

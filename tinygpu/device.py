@@ -231,11 +231,11 @@ def load_device(name_or_path: str | Path) -> Device:
 def names_gpu(device: str, gpu: str) -> bool:
     """Whether a device's name is that of the GPU that the driver calls so.
 
-    >>> names_gpu("h200", "NVIDIA H200"), names_gpu("a100", "NVIDIA H200")
+    >>> names_gpu("rtx3060", "NVIDIA GeForce RTX 3060"), names_gpu("h200", "NVIDIA GH200 480GB")
     (True, False)
     """
-    short, full = (re.sub("[^a-z0-9]", "", name.lower()) for name in (device, gpu))
-    return short in full
+    letters = "[^a-z0-9]*".join(re.sub("[^a-z0-9]", "", device.lower()))
+    return bool(letters and re.search(rf"(?<![a-z0-9]){letters}(?![a-z0-9])", gpu.lower()))
 
 
 def label(device: Device) -> str:
