@@ -48,6 +48,15 @@ H200: dict[str, Any] = json.loads(
 FIXED = " ".join(f"--fix {name}={value}" for name, value in SIMT.decisions)
 ONE = f"search matmul -m 64 -n 64 -k 64 {FIXED}"
 SMALL = "search matmul --machine hopper -m 64 -n 64 -k 64"
+MINE = """
+from tinygpu import Machine
+
+class Other: pass
+
+class Mine(Machine):
+    name, levels, instructions = "mine", (), ()
+    def program(self, operation, choose): ...
+"""
 Change = Callable[[Any], object]
 
 
@@ -70,6 +79,8 @@ def _files() -> dict[str, bytes]:
         "long.json": good.replace('"m": 64', f'"m": {"9" * 5000}').encode(),
         "infinite.json": good.replace('"m": 64', '"m": 1e999').encode(),
         "surrogate.json": good.replace('"simt"', '"\\ud800"').encode(),
+        "zero.py": b"1 / 0",
+        "mine.py": MINE.encode(),
         "text.db": b"not a store",
         "empty.db": b"",
     }
@@ -117,7 +128,7 @@ COMMANDS = {
     "-x": "No such option",
     "search": "Missing argument",
     "search MATMUL": "did you mean matmul?",
-    "search matmul gemm": "unexpected extra argument",
+    "search matmul gemm": "matmul has none",
     "search matmul --machine hoper": "did you mean hopper?",
     "search matmul --dtype F32": "did you mean f32?",
     "search matmul --dtype int8": "known are f64",
@@ -165,7 +176,53 @@ COMMANDS = {
     "search matmul --fix TILE_M=64": "did you mean tile_m?",
     "search matmul --fix edges=Guard": "did you mean guard?",
     "search matmul --fix tile_m=64 --fix tile_m=64": "given twice",
-    "search matmul --fix tile_m=64 tile_n=64": "unexpected extra argument",
+    "search matmul --fix tile_m=64 tile_n=64": "matmul has none",
+    "search matmul --spread tile_q": "is no decision of",
+    "search matmul --spread tile_m,,tile_n": "is no decision of",
+    # other operations
+    "search elementwise": "give its expression",
+    "search elementwise x+": "invalid syntax",
+    "search elementwise x)": "unmatched",
+    "search elementwise f(x)": "known are add",
+    "search elementwise max(x)": "1 arguments; it takes 2",
+    "search elementwise x.real": "is no number, name",
+    "search elementwise __import__('os')": "is no number, name",
+    "search elementwise x*1e400": "no finite number",
+    f"search elementwise {'(' * 400}x{')' * 400}": "at most 500",
+    "search elementwise a*b": "it does not read",
+    "search elementwise y*x": "y is named twice",
+    "search elementwise i*x": "i is named twice",
+    "search elementwise acc*x": "acc is named twice",
+    "search elementwise \u00e9*x": "letters, digits",
+    "search elementwise x --inputs z": "it does not read z",
+    "search elementwise x -i 0": "at least 1",
+    "search elementwise x -i 99999999999": "at most 2147483647",
+    "search elementwise x -m 64": "elementwise has none",
+    "search elementwise x --dtype e4m3": "known are f32",
+    "search rmsnorm x": "rmsnorm has none",
+    "search rmsnorm --bias": "rmsnorm has none",
+    "search softmax --machine hopper": "known are matmul",
+    "search matmul --batch 0": "at least 1",
+    "search matmul --out-dtype f99": "unknown dtype",
+    "search matmul --activation swish": "known are relu",
+    "search matmul --inputs x": "matmul has none",
+    "search matmul --budget 0": "--budget",
+    "search matmul --evaluations 0": "--evaluations",
+    "search matmul --top 100000000": "--top",
+    # machines of one's own
+    "search matmul --machine none.py:X": "no Python file",
+    "search matmul --machine s.json:X": "no Python file",
+    "search matmul --machine zero.py:X": "zero.py, line 1: ZeroDivisionError",
+    "search matmul --machine mine.py": "known are Mine",
+    "search matmul --machine mine.py:Mien": "did you mean Mine?",
+    "search matmul --machine mine.py:Other": "no class derived",
+    "search matmul --machine mine.py:Mine": "it has no decision",
+    "check s.json --machine mine.py:Mine": "it has no decision",
+    "check s.json --machine hopper": "it is of machine simt",
+    "devices h20": "did you mean h200?",
+    "devices s.json": "tinygpu device",
+    "devices none.json": "No such file",
+    "devices h200 a100": "unexpected extra argument",
     # spaces with nothing in them
     f"{SMALL} --fix tile_m=256 --fix consumers=1 --fix tile_n=256": "keeps accumulators",
     f"{SMALL} --fix consume=pingpong --fix consumers=1": "consumers = 1",
@@ -326,6 +383,8 @@ SCHEDULES: list[tuple[Change, str]] = [
     (top(machine=["simt"]), "give text"),
     (lambda tree: tree.pop("machine"), "machine is missing"),
     (top(sises={}), "did you mean sizes?"),
+    (top(device=5), "give text"),
+    (top(device="b100"), "did you mean b200?"),
     (top(sizes=[64, 64, 64]), "give an object"),
     (top(sizes={}), "size m: not given"),
     (sizes(m="64"), "every size is an int"),
@@ -382,11 +441,11 @@ SCHEDULES: list[tuple[Change, str]] = [
     (operation(combine=["add", "a", "b"]), "no matmul"),
     (operation(combine=["mul", "a", "a"]), "no matmul"),
     (operation(combine=["mul", "a", True]), "true is no expression"),
-    (operation(combine=["mul", "a", "acc"]), "combine makes acc"),
+    (operation(combine=["mul", "a", "acc"]), "expression names 'acc'"),
     (operation(combine=["mul", "a", 10**400]), "is inf"),
     (operation(combine=None), "null is no expression"),
     (operation(combine=[]), "[] is no expression"),
-    (operation(epilogue=1.0), "the epilogue reads it"),
+    (operation(epilogue=1.0), "the epilogue reads acc"),
     (operation(epilogue="c"), "expression names 'c'"),
     (operation(epilogue=["max", "acc"]), "1 arguments; it takes 2"),
     (operation(epilogue=json.loads('["neg",' * 200 + '"acc"' + "]" * 200)), "levels"),
