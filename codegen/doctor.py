@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import tinygpu as package
 from tinygpu.codegen.assemble import cache_folder, find_ptxas, ptxas_version
 from tinygpu.codegen.provenance import device_and_driver
 from tinygpu.device import DEVICES, load_device, names_gpu
 from tinygpu.errors import TinyGpuError
 
-__all__ = ["Row", "diagnose"]
+__all__ = ["Row", "diagnose", "how_to_install", "no_cupy"]
 
 _PACKAGES = ("numpy", "ml_dtypes", "networkx", "matplotlib", "rich", "typer", "z3-solver")
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
@@ -74,6 +75,28 @@ def diagnose(stores: Sequence[Path] = ()) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
+def how_to_install(extra: str) -> str:
+    """Return the command that adds an extra: no index has this package.
+
+    >>> how_to_install("gpu").startswith("pip install ")
+    True
+    """
+    root = Path(package.__file__).resolve().parent.parent
+    if (root / "pyproject.toml").is_file():
+        return f'pip install ".[{extra}]" in {root}'
+    wheel = f"tinygpu-{_installed('tinygpu')}-py3-none-any.whl"
+    return f'pip install "{wheel}[{extra}]" in the folder of that wheel'
+
+
+def no_cupy() -> str:
+    """Say why nothing can be launched where CuPy is missing: first that there is no GPU."""
+    if device_and_driver()[0] == "none":
+        return (
+            "GPU: no NVIDIA driver with a device answers here; emit and the interpreter need none"
+        )
+    return f"CuPy: not installed; {how_to_install('gpu')}"
+
+
 def _installed(*names: str) -> str:
     """Return the version of the first of these distributions that is installed, or ""."""
     for name in names:
@@ -114,7 +137,7 @@ def _cupy() -> Row:
     found = _installed(*_CUPY)
     if found:
         return Row("CuPy", found, needed=False)
-    return Row("CuPy", "", "needed to launch", "pip install tinygpu[gpu]", needed=False)
+    return Row("CuPy", "", "needed to launch", how_to_install("gpu"), needed=False)
 
 
 def _gpu(name: str, driver: str) -> tuple[Row, ...]:

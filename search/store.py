@@ -184,7 +184,7 @@ class Store:
         text = str(error)
         way = "give a path in a folder that you can write"
         if "malformed" in text or "not a database" in text:
-            way = "it is no store, or damaged: give another path, or move it away and import an export"
+            way = "it is no store, or damaged: move it away, and import an export of it"
         elif "full" in text:
             way = "free some space; what was written before is kept"
         elif "locked" in text or "busy" in text:

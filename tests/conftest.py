@@ -23,7 +23,7 @@ settings.load_profile("tinygpu")
 def why_no_gpu() -> str | None:
     """The reason why nothing can run on a GPU here, or None if it can."""
     if find_spec("cupy") is None:
-        return "CuPy is not installed (pip install tinygpu[gpu])"
+        return "CuPy is not installed (pip install .[gpu])"
     import cupy
 
     try:

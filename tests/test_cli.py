@@ -152,7 +152,7 @@ def test_check_names_the_laws_that_are_broken(illegal: Path) -> None:
     result = tinygpu("check", illegal)
     assert result.exit_code == 1
     assert "residency" in result.stdout
-    assert "ctas_per_sm (16)" in result.stdout
+    assert "ctas_per_sm 16" in result.stdout
     tree = json.loads(tinygpu("check", illegal, "--json").stdout)
     assert not tree["legal"]
     assert "residency" in {violation["law"] for violation in tree["violations"]}

@@ -190,7 +190,8 @@ def test_plot_measured_reads_a_store(tmp_path: Path) -> None:
 
     def timed(schedule: str) -> Measurement:
         return Measurement(
-            operation=operation, sizes=sizes, schedule=schedule, device="H200", driver="y",
+            operation=operation, sizes=sizes, schedule=schedule, device="NVIDIA H200",
+            driver="y",
             emitter=1, seconds=1e-4,
         )  # fmt: skip
 

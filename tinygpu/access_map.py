@@ -32,9 +32,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tinygpu.errors import ProgramError
+from tinygpu.errors import ProgramError, nearest
 from tinygpu.layout import Layout, Swizzle
-from tinygpu.memory import DTYPES, DType
+from tinygpu.memory import DTYPES, GMEM, REGISTERS, SMEM, TMEM, DType
 
 __all__ = [
     "Access",
@@ -47,6 +47,8 @@ __all__ = [
     "span",
     "var",
 ]
+
+_LEVELS = tuple(level.name for level in (GMEM, SMEM, TMEM, REGISTERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,14 @@ class Buffer:
     fragment: str = ""
     copies: int = 1
     home: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ProgramError(f"buffer {self.name}: {self.dtype}; {nearest(self.dtype, DTYPES)}")
+        if self.level not in _LEVELS:
+            raise ProgramError(f"buffer {self.name}: {self.level}; {nearest(self.level, _LEVELS)}")
+        if len(self.shape) != len(self.stride):
+            raise ProgramError(f"buffer {self.name}: shape {self.shape} and stride {self.stride}")
 
     @property
     def type(self) -> DType:

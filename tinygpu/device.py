@@ -23,8 +23,8 @@ Source: CUDA C++ Programming Guide, "Compute Capabilities" and "Arithmetic Instr
 from __future__ import annotations
 
 import json
-import math
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -60,7 +60,7 @@ ARCHITECTURES = (
 
 Kind = Literal["spec", "measured", "fitted"]
 _FORMAT, _VERSION = "tinygpu device", 2
-_FAR = 1000
+_FAR, _LARGEST = 1000, 1e40
 _POWERS = ("sector_bytes", "line_bytes", "banks", "bank_bytes", "register_allocation_unit")
 _WITHIN = (
     ("clusters_of_4", 4, "sms"), ("clusters_of_8", 8, "sms"), ("sector_bytes", 1, "line_bytes"),
@@ -231,11 +231,11 @@ def load_device(name_or_path: str | Path) -> Device:
 def names_gpu(device: str, gpu: str) -> bool:
     """Whether a device's name is that of the GPU that the driver calls so.
 
-    >>> names_gpu("h200", "NVIDIA H200"), names_gpu("a100", "NVIDIA H200")
+    >>> names_gpu("rtx3060", "NVIDIA GeForce RTX 3060"), names_gpu("h200", "NVIDIA GH200 480GB")
     (True, False)
     """
-    short, full = (re.sub("[^a-z0-9]", "", name.lower()) for name in (device, gpu))
-    return short in full
+    letters = "[^a-z0-9]*".join(re.sub("[^a-z0-9]", "", device.lower()))
+    return bool(letters and re.search(rf"(?<![a-z0-9]){letters}(?![a-z0-9])", gpu.lower()))
 
 
 def label(device: Device) -> str:
@@ -330,8 +330,12 @@ def _plausible(where: str, device: Device) -> Device:
 
 def _check(what: str, number: Number, *, whole: bool) -> None:
     value: object = number.value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise DeviceError(f"{what} is {value!r}; give a finite number")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) < _LARGEST  # nor is nan
+    ):
+        raise DeviceError(f"{what} is {reprlib.repr(value)}; give a finite number below {_LARGEST}")
     zero_is_fine = what.rpartition(" ")[2] in _MAY_BE_ZERO
     if value < 0 or (value == 0 and not zero_is_fine):
         raise DeviceError(f"{what} is {value}; it has to be more than 0")

@@ -109,6 +109,7 @@ def check(
     Seeds s and s + 1 differ in who runs first and when copies land; three of them have all of each.
     """
     operation = program.operation
+    sizes = Problem.of(operation, **sizes).sizes
     found: dict[str, Finding] = {}
     for seed in seeds:
         random = np.random.default_rng(seed)

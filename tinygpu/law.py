@@ -26,7 +26,8 @@ class Law:
     """A law: what it states, where that is from, how to mend a violation, and its clauses.
 
     Decisions stand in the mend in parentheses, ``(stages, edges "guard")``: of a machine those are
-    shown that it has.  ``of_case`` gives those of the whole term, ``of_place`` those of one statement of it.
+    shown that it has.  ``of_case`` gives the clauses of the whole term, ``of_place`` those of one
+    statement of it.
     ``of_sizes``: it depends on the sizes, so that a dispatcher or a launch has to ask again.
     ``numeric``: it can be judged for a whole space of numbers at once.
     """

@@ -56,6 +56,10 @@ class Choice:
         meaning: str = "",
         before: Value | None = None,
     ) -> None:
+        if strange := [value for value in values if type(value) not in (int, str)]:
+            raise MachineError(
+                f"decision with values {values}: {strange[0]!r} is no int and no str"
+            )
         if not values or len(set(values)) != len(values):
             raise MachineError(f"decision with values {values}: needs one or more, all different")
         if before is not None and before not in values:
@@ -74,9 +78,10 @@ class Choice:
 
     def require(self, value: object) -> None:
         """Raise ScheduleError for what is none of the values."""
-        if value not in self.values or isinstance(value, bool | float):
+        if type(value) not in (int, str) or value not in self.values:
             raise ScheduleError(
-                f"decision {self.name}: no value {reprlib.repr(value)}; {nearest(str(value), self.values)}"
+                f"decision {self.name}: no value {reprlib.repr(value)}; "
+                f"{nearest(str(value), self.values)}"
             )
 
     def __repr__(self) -> str:

@@ -121,7 +121,9 @@ class Operation:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", name):
                 raise self._error(f"name {name!r}; a name has letters, digits and _")
             if names.count(name) > 1:
-                raise self._error(f"{name} is named twice; give it another name (acc is the sum's)")
+                raise self._error(
+                    f"{name} is named twice: arrays, scalars, axes and acc, the sum, differ"
+                )
         later = [self.output.name, *before, "acc"]  # what an expression may not read, or not yet
         every = [*(r.expression for r in self.before), self.combine, self.epilogue]
         for expression, made in zip(every, [*before, "acc", ""], strict=True):

@@ -288,6 +288,15 @@ class Program:
                             f"program {self.name}: {statement} gives {access.outside} outside; "
                             "only ld.global of a thread's own values can: others give 0"
                         )
+                    for extents, steps in (
+                        (statement.values, access.value),
+                        (statement.threads, access.thread),
+                    ):
+                        if steps and len(steps) != len(extents):
+                            raise ProgramError(
+                                f"program {self.name}: {statement}: {access.buffer.name} has steps "
+                                f"for {len(steps)} extents, not {len(extents)}; give one for each"
+                            )
             signal = statement.signal if isinstance(statement, Do) else None
             for barrier in (
                 *((statement.barrier,) if isinstance(statement, Wait | Arrive) else ()),
@@ -301,42 +310,56 @@ class Program:
 
     def _resolve(self) -> None:
         """Raise ProgramError for a name of no size, parameter, scalar or variable in scope."""
-        known = {*self.operation.axes}
+        known, operands = {*self.operation.axes}, {o.name for o in self.operation.operands}
 
         def need(what: object, names: Iterable[object], among: Collection[str]) -> None:
             for name in names:
                 if isinstance(name, str) and name not in among:
+                    others = nearest(name, sorted(among))
+                    raise ProgramError(f"program {self.name}: {what} names {name!r}; {others}")
+
+        def resolve(body: tuple[Statement, ...], variables: frozenset[str]) -> None:
+            for statement in body:
+                for index in _indices(statement):
+                    need(statement, (name for name, _ in index.terms), known | variables)
+                    need(statement, (factor for _, factor in index.terms), known)
+                if isinstance(statement, Do):
+                    for read in statement.reads:
+                        if isinstance(read, Scalar):
+                            among = known if read.size else self.operation.scalars
+                            need(statement, (read.name,), among)
+                if not isinstance(statement, Block):
+                    continue
+                bound: frozenset[str] = frozenset()
+                match statement:
+                    case For(var=name, trips=number):
+                        need(f"the loop over {name}", (number,), known)
+                        bound = frozenset((name,))
+                    case ForTile(tile=name, turn=turn):
+                        bound = frozenset((name, turn))
+                    case When(bound=number):
+                        need(f"the guard of {statement.index}", (number,), known)
+                if twice := variables & bound:
                     raise ProgramError(
-                        f"program {self.name}: {what} names {name!r}; {nearest(name, sorted(among))}"
+                        f"program {self.name}: a loop over {min(twice)} stands where another "
+                        "variable has that name; give it its own"
                     )
+                resolve(statement.body, variables | bound)
 
         for name, expression in self.parameters:
             need(f"parameter {name}", expression.names(), known)
+            if name in known:
+                raise ProgramError(f"program {self.name}: two parameters or sizes are {name}")
             known.add(name)
         for axis in self.grid:
             need(f"grid axis {axis.var}", axis.extent.names(), known)
         for buffer in self.buffers:
             need(f"buffer {buffer.name}", (*buffer.shape, *buffer.stride), known)
-        outside = {*(axis.var for axis in self.grid), *(name for name, _ in self.cluster)}
+            if buffer.level == "gmem":
+                need("its global memory", (buffer.name,), operands)
+        outside = frozenset(a.var for a in self.grid) | frozenset(name for name, _ in self.cluster)
         for role in self.roles:
-            for statement, around in walk_body(role.body):
-                variables = known | outside | ({role.copy} if role.copy else set())
-                for block in around:
-                    if isinstance(block, For):
-                        variables.add(block.var)
-                    elif isinstance(block, ForTile):
-                        variables |= {block.tile, block.turn}
-                for index in _indices(statement):
-                    need(statement, (name for name, _ in index.terms), variables)
-                    need(statement, (factor for _, factor in index.terms), known)
-                match statement:
-                    case For(trips=number) | When(bound=number):
-                        need(f"a block of {role.name}", (number,), known)
-                    case Do(reads=reads):
-                        for read in reads:
-                            if isinstance(read, Scalar):
-                                among = known if read.size else self.operation.scalars
-                                need(statement, (read.name,), among)
+            resolve(role.body, outside | frozenset((role.copy,) if role.copy else ()))
 
     @property
     def threads(self) -> int:
@@ -417,18 +440,16 @@ def buffers_of(body: tuple[Statement, ...]) -> tuple[Buffer, ...]:
 def walk(program: Program) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
     """Yield every statement with the loops and guards around it, outermost first."""
 
+    def inner(
+        body: tuple[Statement, ...], around: tuple[Block, ...]
+    ) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
+        for statement in body:
+            yield statement, around
+            if isinstance(statement, Block):
+                yield from inner(statement.body, (*around, statement))
+
     for role in program.roles:
-        yield from walk_body(role.body)
-
-
-def walk_body(
-    body: tuple[Statement, ...], around: tuple[Block, ...] = ()
-) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
-    """Yield every statement of a body with the loops and guards around it, outermost first."""
-    for statement in body:
-        yield statement, around
-        if isinstance(statement, Block):
-            yield from walk_body(statement.body, (*around, statement))
+        yield from inner(role.body, ())
 
 
 def _indices(statement: Statement) -> Iterator[Affine]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
 import typer
@@ -47,11 +46,12 @@ _UsageError = cast("type[Exception]", typer.BadParameter.__base__)  # a wrong op
 class _Group(TyperGroup):
     """The commands; their errors become one line and a status."""
 
-    def main(self, args: Sequence[str] | None = None, **options: Any) -> Any:
+    def main(self, *args: Any, **options: Any) -> Any:
         """Run a command line and exit with its status."""
         standalone = options.pop("standalone_mode", True)
         options |= {"standalone_mode": False, "prog_name": "tinygpu"}
-        words = list(sys.argv[1:] if args is None else args)
+        given = args[0] if args else options.pop("args", None)
+        words = sys.argv[1:] if given is None else list(given)
         try:
             for word in words:  # an empty path would be the current folder
                 if not word or (word.startswith("--") and word.find("=") == len(word) - 1):
