@@ -27,6 +27,7 @@ PROBLEM = Problem.of(matmul(), m=512, n=512, k=512)
 SHORT = ["demo", "--tokens", "128", "--layer", "o", "--top", "2", "--no-measure"]
 SIMT = [*SHORT, "--machine", "simt", "--layout", "nn", *FIX]
 HOPPER = [*SHORT, "--fix", "tile_n=64,128", "--fix", "stages=2", "--fix", "persistent=0"]
+OWN = f"{Path(__file__).parent.parent / 'examples' / 'first_machine.py'}:Axpb"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = "</script><script>alert(1)</script><!-- & \" ' `${x}` \u2028 <b>bold</b>"
 
@@ -169,6 +170,11 @@ def test_a_folder_without_a_search_is_no_report(tmp_path: Path) -> None:
         assert "not a search that has finished" in complaint(tinygpu("report", tmp_path))
 
 
+def test_times_are_of_the_device_of_the_search(searched: Path) -> None:
+    told = complaint(tinygpu("report", searched, "--device", "a100"))
+    assert "searched for h200, and --device is a100" in told
+
+
 def test_schedules_of_another_search_are_refused(searched: Path, tmp_path: Path) -> None:
     shutil.copy(searched / "search.json", tmp_path)
     assert "01.json" in complaint(tinygpu("report", tmp_path))
@@ -254,6 +260,28 @@ def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tree = json.loads((tmp_path / "results.json").read_text())["layers"]["o"]
     assert [row["seconds"] for row in tree["best"]] == pytest.approx([2e-5, 3e-5])
     assert "cublas_seconds" not in tree
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a search over a machine of the user's own, with a report."""
+    folder = tmp_path_factory.mktemp("own")
+    words = ("search", "elementwise", "a*x + b", "-i", 1 << 20, "--machine", OWN, "--top", 3)
+    assert tinygpu(*words, "--out", folder).exit_code == 0
+    assert "give --machine" in complaint(tinygpu("report", folder))
+    result = tinygpu("report", folder, "--machine", OWN)
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_a_machine_of_one_s_own_has_a_report(own: Path) -> None:
+    (section,) = page_of(own).data["sections"]
+    assert sorted(section["words"]) == ["0 1", "0 2", "1 2"]
+    files = [own / name for name in ("01.json", "03.json")]
+    explained = tinygpu("explain", *files, "--machine", OWN).stdout
+    assert section["words"]["0 2"] == explained.rstrip("\n")
+    assert all(one["ptx"] and one["timeline"]["events"] for one in section["details"])
+    assert [one["layouts"] for one in section["details"]] == [[], [], []]
 
 
 # ---- in a browser
@@ -378,6 +406,21 @@ def test_its_state_is_its_address(searched: Path) -> None:
     assert told["points"] == len(fits)
     told, _ = seen(searched, script, state="a=x&b=99&sort=no&filter=no&x=no&layer=no")
     assert told["order"] == ["1", "2", "3", "4"]
+
+
+@in_a_browser
+def test_a_decision_may_have_the_name_of_a_quantity(own: Path) -> None:
+    """``threads`` is one of the machine's decisions, and a number of every schedule."""
+    rows = page_of(own).data["sections"][0]["found"]["best"]
+    script = f"""{CELLS}
+    return {{ keys: state.quantities.map((one) => one.key), order: cells(1),
+      texts: at("layouts").innerText }};"""
+    told, _ = seen(own, script, state="filter=decision threads:256")
+    assert len(set(told["keys"])) == len(told["keys"])
+    assert {"threads", "decision threads"} <= set(told["keys"])
+    fits = [str(n) for n, row in enumerate(rows, 1) if row["decisions"]["threads"] == 256]
+    assert told["order"] == fits
+    assert told["texts"].count("nothing goes through shared memory") == 2
 
 
 @in_a_browser

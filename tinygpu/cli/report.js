@@ -6,7 +6,7 @@
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const COLOURS = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866",
-  "#44aa99", "#882255", "#999933"];
+  "#44aa99", "#882255", "#999933", "#332288", "#ee3377", "#0077bb", "#997700"];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star", "pentagon"];
 const CONTEXT = 3; // equal lines that stay around a difference
 const MOST_CELLS = 4e7; // of the table that a comparison of lines fills
@@ -128,10 +128,12 @@ function quantities(section) {
   add("registers", "registers", (row) => row.registers, { shown: true });
   add("spilled_bytes", "spilled B", (row) => row.spilled_bytes, { shown: rows.some((row) => row.spilled_bytes) });
   add("smem_bytes", "smem B", (row) => row.smem_bytes, { shown: true, axis: "shared memory, B a CTA" });
-  add("threads", "threads", (row) => row.threads);
+  add("threads", "threads a CTA", (row) => row.threads);
   for (const name of decisionsOf(rows)) {
     const varies = new Set(rows.map((row) => row.decisions[name])).size > 1;
-    if (varies) add(name, name, (row) => row.decisions[name], { shown: true, choice: true, decision: true });
+    const taken = found.some((one) => one.key === name); // a decision may be called threads
+    const more = { shown: true, choice: true, decision: true };
+    if (varies) add(taken ? `decision ${name}` : name, name, (row) => row.decisions[name], more);
   }
   for (const part of new Set(rows.flatMap((row) => Object.keys(row.parts_seconds)))) {
     add(`part ${part}`, `part: ${part}`, (row) => row.parts_seconds[part], { ...time });
@@ -356,7 +358,7 @@ function colour(name) {
 
 function told(row, i) {
   const took = row.seconds ? `, ${timeText(row.seconds)} measured` : "";
-  const words = state.quantities.filter((one) => one.decision).map((one) => `${one.key}=${one.get(row)}`);
+  const words = state.quantities.filter((one) => one.decision).map((one) => `${one.label}=${one.get(row)}`);
   const predicted = `schedule ${i + 1}: ${timeText(row.predicted_seconds)} predicted${took}`;
   const lines = [predicted, `waits for ${row.bottleneck}`];
   for (let j = 0; j < words.length; j += 4) lines.push(words.slice(j, j + 4).join("  "));
@@ -489,7 +491,7 @@ function compared() {
     return;
   }
   chosen(pair, rows, details);
-  words(pair, details);
+  words(pair, rows, details);
   parts(rows);
   timelines(pair, details);
   layouts(details);
@@ -516,10 +518,12 @@ function chosen(pair, rows, details) {
     element("p", { class: "dim" }, `${both} ${same.map((name) => `${name}=${rows[0].decisions[name]}`).join(" ")}.`));
 }
 
-function words(pair, details) {
+function words(pair, rows, details) {
   const text = state.section.words[pair.join(" ")];
-  at("words").textContent = text ?? (pair.length < 2 ? "Choose a second schedule to compare it with."
-    : `Not on this page: ${typed("explain", details)}.`);
+  const other = pair.length < 2 ? "Choose a second schedule to compare it with."
+    : rows[0].machine !== rows[1].machine ? "They are of two machines: no change of decisions leads from A to B."
+      : `Not on this page: ${typed("explain", details)}.`;
+  at("words").textContent = text ?? other;
 }
 
 function parts(rows) {

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinygpu.cli.console import say, working, write
-from tinygpu.cli.given import Given, read_schedule
+from tinygpu.cli.given import ON, OWN, Given, machines_with, read_schedule
 from tinygpu.errors import ScheduleError, TinyGpuError
 
 if TYPE_CHECKING:
     from tinygpu.device import Device
+    from tinygpu.machine import Machine
     from tinygpu.measurement import Measurement
 
 __all__ = ["add_to"]
@@ -35,9 +36,8 @@ def add_to(app: typer.Typer) -> None:
 
 def report(
     folder: Annotated[Path, typer.Argument(help="What tinygpu search --out wrote.")],
-    device: Annotated[
-        str, typer.Option(help="A device's name or .json file, if not the search's.")
-    ] = "",
+    device: ON = "",
+    machine: OWN = "",
 ) -> None:
     """Write report.html: a search's table, plots, timelines and code, in a page to explore."""
     from tinygpu.cli.report import Section, report_html, section_tree
@@ -45,9 +45,15 @@ def report(
     from tinygpu.search.explain import explain
 
     tree = _search(folder)
-    given = [_listed(folder, row, device or tree["device"]) for row in tree["best"]]
+    given = [_listed(folder, row, device, machine) for row in tree["best"]]
+    chip, searched = given[0].device.name, tree["device"]
+    if chip != searched:
+        raise ScheduleError(
+            f"report {folder}: searched for {searched}, and --device is {chip}; leave it out, or "
+            "search for that one"
+        )
     listed = len(given)
-    timed = _measured(folder, tree, given)
+    timed = _measured(folder, tree, given, machines_with(machine))
     more, first = len(given) - listed, given[0]
     sizes = " x ".join(map(str, first.problem.sizes.values()))
     machines = " and ".join(dict.fromkeys(one.machine.name for one in given))
@@ -61,7 +67,9 @@ def report(
             given=given,
             explanation=explain(first.schedule, first.machine, first.problem, first.device),
             timed=timed,
-            why_not="" if any("seconds" in row for row in tree["best"]) else "no --measure",
+            why_not=""
+            if any("seconds" in row for row in tree["best"])
+            else "--measure was not given",
         )
         runs = {
             "the search": tree.get("provenance", {}),
@@ -88,10 +96,10 @@ def _search(folder: Path) -> dict[str, Any]:
     return tree
 
 
-def _listed(folder: Path, row: Mapping[str, Any], device: str) -> Given:
+def _listed(folder: Path, row: Mapping[str, Any], device: str, machine: str) -> Given:
     """Read the schedule file of a row.  Raises ScheduleError if it has another schedule."""
     path = folder / f"{row['rank']:02}.json"
-    given = read_schedule(path, device)
+    given = read_schedule(path, device, machine=machine)
     if dict(given.schedule.decisions) != row["decisions"]:
         raise ScheduleError(
             f"{path}: not schedule {row['rank']} of search.json; tinygpu search --out {folder} "
@@ -100,7 +108,9 @@ def _listed(folder: Path, row: Mapping[str, Any], device: str) -> Given:
     return replace(given, path=Path(path.name))
 
 
-def _measured(folder: Path, tree: dict[str, Any], given: list[Given]) -> list[Measurement | None]:
+def _measured(
+    folder: Path, tree: dict[str, Any], given: list[Given], machines: Mapping[str, Machine]
+) -> list[Measurement | None]:
     """Return the store's measurements of the schedules, and fill the tree with what it lacks.
 
     They are of the device, driver and emitter of which there are most.  Rows without a time get
@@ -136,7 +146,7 @@ def _measured(folder: Path, tree: dict[str, Any], given: list[Given]) -> list[Me
         if peer_of(one):
             continue
         try:
-            extra = _stored(one, given[0].device)
+            extra = _stored(one, given[0].device, machines)
             row = _predicted(extra, len(rows) + 1)
         except TinyGpuError as error:  # its decisions are no more, or it is illegal on the device
             left.append(str(error))
@@ -153,9 +163,8 @@ def _where(one: Measurement) -> tuple[str, str, int]:
     return one.device, one.driver, one.emitter
 
 
-def _stored(one: Measurement, device: Device) -> Given:
+def _stored(one: Measurement, device: Device, machines: Mapping[str, Machine]) -> Given:
     """Return what a measurement is of.  Raises ScheduleError if it is no schedule any more."""
-    from tinygpu.machines import MACHINES
     from tinygpu.schedule import VERSION, from_json
 
     tree = {
@@ -165,7 +174,7 @@ def _stored(one: Measurement, device: Device) -> Given:
         "sizes": json.loads(one.sizes),
         **json.loads(one.schedule),
     }
-    return Given(Path(), *from_json(json.dumps(tree), MACHINES), device)
+    return Given(Path(), *from_json(json.dumps(tree), machines), device)
 
 
 def _predicted(given: Given, rank: int) -> dict[str, Any]:
