@@ -98,5 +98,5 @@ class _Scores:
         )
         legal = scorer.legal(points)
         seconds = scorer.seconds(points[legal])
-        for place, time in zip(np.flatnonzero(legal), seconds, strict=True):
+        for place, time in zip(np.flatnonzero(legal).tolist(), seconds, strict=True):
             self.known[group[place]] = float(time)
