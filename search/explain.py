@@ -29,7 +29,8 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from tinygpu.device import Device
@@ -54,7 +55,10 @@ from tinygpu.search.explanation import (
 from tinygpu.search.mends import limiter
 from tinygpu.search.view import View
 
-__all__ = ["Change", "Comparison", "Contribution", "Explanation", "Lever", "compare", "explain"]
+__all__ = [
+    "Change", "Comparison", "Contribution", "Explanation", "Lever", "compare", "explain",
+    "outlined", "seconds_of", "walked",
+]  # fmt: skip
 
 GROUPS = (1, 2, 3)  # sizes of groups to search before all that is left changes at once
 
@@ -82,6 +86,27 @@ def explain(schedule: Schedule, machine: Machine, problem: Problem, device: Devi
             gains.append(Change(name, schedule[name], value, best.seconds, spill))
         if all(abs(v.seconds - view.seconds) < NOTHING * view.seconds for _, v in tried):
             idle.append(name)
+    return replace(
+        _outlined(view, machine, problem, device),
+        levers=_levers(view, others),
+        gains=tuple(sorted(gains, key=lambda g: g.seconds)),
+        idle=tuple(idle),
+        stuck=tuple(name for name, tried in others.items() if not tried),
+    )
+
+
+def outlined(schedule: Schedule, machine: Machine, problem: Problem, device: Device) -> Explanation:
+    """Explain a legal schedule without trying others: no levers, no gains, nothing idle or stuck.
+
+    Says all that a comparison's text says of it, much sooner.
+    """
+    program = schedule.program(machine, problem.operation)
+    return _outlined(_seen(program, problem, device), machine, problem, device)
+
+
+def _outlined(
+    view: View | Timed, machine: Machine, problem: Problem, device: Device
+) -> Explanation:
     parts = {name: float(seconds) for name, seconds in view.time.parts.items()}
     rate, peak, unit = _rate(problem, device, view)
     sizes = ", ".join(f"{axis} = {size}" for axis, size in problem.extents)
@@ -95,11 +120,11 @@ def explain(schedule: Schedule, machine: Machine, problem: Problem, device: Devi
         bottleneck=view.time.bottleneck,
         parts=tuple(sorted(parts.items(), key=lambda part: -part[1])),
         causes=causes(view) if isinstance(view, View) else limits(view),
-        levers=_levers(view, others),
+        levers={},
         steps=peel(view) if isinstance(view, View) else (),
-        gains=tuple(sorted(gains, key=lambda g: g.seconds)),
-        idle=tuple(idle),
-        stuck=tuple(name for name, tried in others.items() if not tried),
+        gains=(),
+        idle=(),
+        stuck=(),
     )
 
 
@@ -111,48 +136,79 @@ def compare(
     Raises IllegalScheduleError for one that breaks a law.
     """
     one, two = (explain(s, machine, problem, device) for s in (a, b))
-    known: dict[Schedule, float | None] = {a: one.seconds, b: two.seconds}
+    (steps,) = walked([(a, b)], lambda every: seconds_of(every, machine, problem, device))
+    return Comparison(one, two, steps)
 
-    def seconds(schedule: Schedule) -> float | None:
-        """Return the time, or None if it is illegal."""
-        if schedule not in known:
-            legal = not check_schedule(schedule, machine, problem, device)
-            term = schedule.program(machine, problem.operation) if legal else None
-            known[schedule] = (
-                None if term is None else float(cost(term, problem.sizes, device).seconds)
-            )
-        return known[schedule]
 
+def seconds_of(
+    schedules: Iterable[Schedule], machine: Machine, problem: Problem, device: Device
+) -> dict[Schedule, float | None]:
+    """Return the time of each schedule, one by one; None for one that is illegal."""
+    found: dict[Schedule, float | None] = dict.fromkeys(schedules)
+    for schedule in found:
+        if not check_schedule(schedule, machine, problem, device):
+            term = schedule.program(machine, problem.operation)
+            found[schedule] = float(cost(term, problem.sizes, device).seconds)
+    return found
+
+
+def walked(
+    pairs: Iterable[tuple[Schedule, Schedule]],
+    seconds: Callable[[Iterable[Schedule]], Mapping[Schedule, float | None]],
+) -> list[tuple[Contribution, ...]]:
+    """Walk from the first to the second of each pair, of legal schedules, all pairs at once.
+
+    ``seconds`` gives the times of all schedules that the next steps need, None for an illegal one.
+    """
+    walks = [_walk(a, b) for a, b in pairs]
+    wanted = {i: next(steps) for i, steps in enumerate(walks)}
+    found: dict[int, tuple[Contribution, ...]] = {}
+    while wanted:
+        known = seconds({one for ones in wanted.values() for one in ones})
+        following = {}
+        for i, ones in wanted.items():
+            try:
+                following[i] = walks[i].send([known[one] for one in ones])
+            except StopIteration as end:
+                found[i] = end.value
+        wanted = following
+    return [found[i] for i in range(len(walks))]
+
+
+def _walk(
+    a: Schedule, b: Schedule
+) -> Generator[Sequence[Schedule], Sequence[float | None], tuple[Contribution, ...]]:
+    """Ask for schedules' times; take the smallest legal group of changes each time.
+
+    Of several groups, take the one of greatest effect.
+    """
+    (now,) = yield [a]
+    assert now is not None, "a schedule to compare is legal"
     left = [name for name, value in a.decisions if b[name] != value]
-    here, now, steps = a, one.seconds, []
+    here, steps = a, list[Contribution]()
     while left:
-        group, there, then = _next(here, b, tuple(left), now, seconds)
+        group, there, then = yield from _next(here, b, left, now)
         steps.append(Contribution(tuple((n, here[n], b[n]) for n in group), then - now))
         left = [name for name in left if name not in group]
         here, now = there, then
-    return Comparison(one, two, tuple(steps))
+    return tuple(steps)
 
 
 def _next(
-    here: Schedule,
-    goal: Schedule,
-    left: tuple[str, ...],
-    now: float,
-    seconds: Callable[[Schedule], float | None],
-) -> tuple[tuple[str, ...], Schedule, float]:
-    """Return the smallest legal group of changes, of these the one of greatest effect."""
-    for size in GROUPS:
-        found = []
-        for group in combinations(left, size):
-            there = here.with_(**{name: goal[name] for name in group})
-            then = seconds(there)
-            if then is not None:
-                found.append((group, there, then))
+    here: Schedule, goal: Schedule, left: Sequence[str], now: float
+) -> Generator[Sequence[Schedule], Sequence[float | None], tuple[tuple[str, ...], Schedule, float]]:
+    for size in (*GROUPS, len(left)):
+        groups = list(combinations(left, size))
+        theres = [here.with_(**{name: goal[name] for name in group}) for group in groups]
+        thens = yield theres
+        found = [
+            (group, there, then)
+            for group, there, then in zip(groups, theres, thens, strict=True)
+            if then is not None
+        ]
         if found:
             return max(found, key=lambda step: abs(step[2] - now))
-    then = seconds(goal)
-    assert then is not None, "the goal was explained: it is legal"
-    return left, goal, then
+    raise AssertionError("a schedule to compare is legal")
 
 
 def _neighbours(schedule: Schedule, machine: Machine) -> Iterator[tuple[str, Value]]:

@@ -50,7 +50,8 @@ def _moved(piece: Piece, level: str) -> tuple[Do, Access, int] | None:
     for access in do.accesses:
         if access.buffer.level == level:
             values = float(np.prod([float(v) for v in do.values]))
-            return do, access, max(1, round(values / float(piece.count)))
+            each = values / float(piece.count)  # a mended piece may have any number of requests
+            return do, access, 2 ** int(math.log2(max(1.0, each)))
     return None
 
 

@@ -204,6 +204,22 @@ def test_a_wider_access_moves_as_much() -> None:
     assert "narrow accesses" not in found(rung("naive"))  # one element a thread: none to join
 
 
+def test_mended_pieces_still_move_powers_of_two() -> None:
+    """With a larger register tile, 16 bf16 come in 3 requests: none of them moves 5."""
+    problem = Problem.of(matmul("bf16"), m=512, n=512, k=512)
+    schedule = rung(
+        "multi-stage", tile_m=32, tile_n=32, tile_k=32, thread_m=2, thread_n=4, lanes_m=4,
+        order="m", a_layout="mk", pad_a=8, pad_b=8, vector_a=8, vector_b=8, vector_shared=4,
+        vector_c=4, k_step=4, pipeline="cp.async", issue=2, edges="exact", raster=8, ctas_per_sm=6,
+    )  # fmt: skip
+    view = look(schedule, problem)
+    steps = peel(view)
+    assert "small register tile" in [step.name for step in steps]
+    assert sum(step.saves_seconds for step in steps) + steps[-1].left_seconds == pytest.approx(
+        view.seconds
+    )
+
+
 def test_conversions_of_16_bits_are_not_blamed_on_fp64() -> None:
     problem = Problem.of(matmul("bf16"), m=4096, n=4096, k=4096)
     names = set(found(rung("shared"), problem))

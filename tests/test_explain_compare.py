@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
 from tests.test_explain import (
@@ -16,6 +18,7 @@ from tests.test_explain import (
 )
 from tinygpu.laws import check_schedule
 from tinygpu.search.causes import excesses
+from tinygpu.search.comparisons import comparisons
 from tinygpu.search.explain import compare
 from tinygpu.search.view import duration
 
@@ -79,6 +82,15 @@ def test_a_lever_is_the_fastest_value_that_lowers_the_cause() -> None:
     assert len(lower) > 1
     assert all(excesses(look(s))["loop overhead"] < 0.9 * before for s in lower)
     assert lever.seconds == min(map(seconds, lower))
+
+
+def test_pairs_are_compared_at_once_as_each_alone() -> None:
+    """Scored together, over a space, the walks are those of ``compare``, to the letter."""
+    names = ("shared", "tuned", "warp-tiled", "multi-stage")
+    texts = comparisons([rung(name) for name in names], SIMT, STORY, H200)
+    assert sorted(texts) == list(combinations(range(4), 2))
+    for i, j in ((0, 1), (1, 2), (2, 3)):
+        assert texts[i, j] == str(walked(names[i], names[j]))
 
 
 def test_compared_with_itself_and_the_other_way_round() -> None:

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import re
-import sys
-from html.parser import HTMLParser
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,17 +21,15 @@ from tinygpu.cli.pictures import measured_figure, png, times_figure
 from tinygpu.device import load_device
 from tinygpu.errors import ScheduleError
 from tinygpu.machine import Chosen, Machine
-from tinygpu.machines import MACHINES
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.measurement import Measurement, describe
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Program
-from tinygpu.schedule import Schedule, from_json, to_json
+from tinygpu.schedule import Schedule, to_json
 from tinygpu.search.best import Ranked
 from tinygpu.search.cost import cost
 from tinygpu.search.store import Store
-from tinygpu.space import Space
 
 H200 = load_device("h200")
 PROBLEM = Problem.of(matmul(), m=512, n=512, k=512)
@@ -60,42 +52,6 @@ def texts(figure: Figure, panel: int) -> dict[tuple[int, int], str]:
     """What a panel of numbers shows at (row, column)."""
     places = [(t.get_position(), t.get_text()) for t in figure.axes[panel].texts]
     return {(int(y), int(x)): text for (x, y), text in places}
-
-
-class Page(HTMLParser):
-    """A page's tags, checked for balance, and what it refers to."""
-
-    VOID = ("meta", "img", "br")
-    OPEN = ("html",)
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-        self.links: list[str] = []
-        self.images: list[str] = []
-        self.feed(text)
-        assert self.stack == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in self.VOID:
-            self.stack.append(tag)
-        for name, value in attrs:
-            if name == "src":
-                self.images.append(value or "")
-            if name == "href":
-                self.links.append(value or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.stack.pop() == tag
-
-
-@pytest.fixture
-def explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the module that explains is not there, one that says something."""
-    if find_spec("tinygpu.search.explain") is None:
-        module = ModuleType("tinygpu.search.explain")
-        module.__dict__["explain"] = lambda *_: "waits for <fma>"
-        monkeypatch.setitem(sys.modules, "tinygpu.search.explain", module)
 
 
 @pytest.fixture(scope="module")
@@ -203,100 +159,3 @@ def test_plot_measured_reads_a_store(tmp_path: Path) -> None:
         kept.put(timed(chosen))
     assert tinygpu("plot", "measured", store).exit_code == 0
     assert (tmp_path / "store.measured.png").exists()
-
-
-@pytest.mark.usefixtures("explained")
-@pytest.mark.parametrize("words", [SIMT, HOPPER], ids=["simt", "hopper"])
-def test_the_demo_leaves_a_whole_report(words: list[str], tmp_path: Path) -> None:
-    """One page with its pictures in it, links that lead somewhere, and the files beside it."""
-    out = tmp_path / "report"
-    result = tinygpu(*words, "--out", out)
-    assert result.exit_code == 0, result.output
-    assert "nothing was measured" in result.stdout
-    page = Page((out / "report.html").read_text())
-    assert len(page.images) >= 3
-    for source in page.images:
-        head, _, data = source.partition(",")
-        assert head == "data:image/png;base64"
-        assert base64.b64decode(data)[:4] == b"\x89PNG"
-    for link in page.links:
-        assert link.startswith("#") or (out / link).is_file(), link
-    assert not re.search(r"https?://|<script|<link", (out / "report.html").read_text())
-    tree = json.loads((out / "results.json").read_text())["layers"]["o"]
-    assert tree["proven"]
-    assert tree["sizes"] == {"m": 128, "n": 4096, "k": 4096}
-    assert tree["interpreted"]["findings"] == []
-    assert tree["ptx_interpreted"]["findings"] == []
-    assert 0 < tree["ptx_interpreted"]["error"] <= 1
-    assert tree["ptxas"]["registers"] > 0
-    for path in sorted((out / "schedules").iterdir()):
-        from_json(path.read_text(), MACHINES)
-    assert json.loads((out / "traces" / "o.json").read_text())["traceEvents"]
-    assert (out / "ptx" / "o.ptx").read_text().startswith(("//", ".version"))
-
-
-@pytest.mark.usefixtures("explained")
-def test_an_interrupted_demo_keeps_its_layers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tinygpu.search import best
-
-    real, calls = best.rank, [0]
-
-    def second_stops(*words: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] > 1:
-            raise KeyboardInterrupt
-        return real(*words, **named)
-
-    monkeypatch.setattr(best, "rank", second_stops)
-    result = tinygpu(*SIMT, "--layer", "down", "--out", tmp_path)
-    assert result.exit_code == 130
-    assert "the same command does all again" in result.stderr
-    assert list(json.loads((tmp_path / "results.json").read_text())["layers"]) == ["o"]
-    kept = (tmp_path / "report.html").read_text()
-    Page(kept)
-    assert tinygpu(*SIMT, "--out", tmp_path).exit_code == 130
-    assert (tmp_path / "report.html").read_text() == kept  # until there is a newer one
-
-
-@pytest.mark.usefixtures("explained")
-def test_a_wrong_kernel_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finding of the interpreter is in the report, escaped, and in the status."""
-    from tinygpu.race import Finding
-
-    found = (Finding("race", "st", "a <race> in smem_a"),)
-    monkeypatch.setattr("tinygpu.interpret.check", lambda *_, **__: found)
-    result = tinygpu(*SIMT, "--out", tmp_path)
-    assert result.exit_code == 1
-    assert "WRONG: a <race>" in result.stdout
-    text = (tmp_path / "report.html").read_text()
-    assert "a &lt;race&gt; in smem_a" in text
-    Page(text)
-
-
-def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times stand beside the predictions: in the table, a picture and the tree."""
-
-    def timed(space: Space, schedules: list[Schedule], **_named: Any) -> list[Measurement]:
-        operation, extents, _ = describe(PROBLEM, schedules[0])
-        return [
-            Measurement(
-                operation=operation, sizes=extents, schedule="{}", device="NVIDIA H200", driver="y",
-                emitter=1, seconds=1e-5 * (2 + n), clock_mhz=1980,
-            )
-            for n, _ in enumerate(schedules)
-        ]  # fmt: skip
-
-    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
-    monkeypatch.setattr("tinygpu.cli.demo.measured", timed)
-    words = [word for word in HOPPER if word != "--no-measure"]
-    result = tinygpu(*words, "--out", tmp_path)
-    assert result.exit_code == 0, result.output
-    assert "20.00 us" in result.stdout
-    assert "nothing was measured" not in result.stdout
-    assert "Measured on NVIDIA H200" in (tmp_path / "report.html").read_text()
-    assert (tmp_path / "plots" / "o-measured.png").exists()
-    tree = json.loads((tmp_path / "results.json").read_text())["layers"]["o"]
-    assert [row["seconds"] for row in tree["best"]] == pytest.approx([2e-5, 3e-5])
-    assert "cublas_seconds" not in tree

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import shlex
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +19,7 @@ from tinygpu.device import label, load_device
 from tinygpu.schedule import to_json
 
 if TYPE_CHECKING:
+    from tinygpu.cli.report import Section
     from tinygpu.codegen.assemble import Cubin
     from tinygpu.codegen.interpretation import Interpretation
     from tinygpu.measurement import Measurement
@@ -62,8 +65,8 @@ class Layer:
     findings: tuple[str, ...]
     interpreted: Interpretation
     proof: str
-    pictures: dict[str, bytes] = field(default_factory=dict)
-    timed: tuple[Measurement, ...] = ()
+    timed: tuple[Measurement, ...]
+    why_not: str
 
     @property
     def flops(self) -> float:
@@ -118,8 +121,9 @@ def demo(
     ] = True,
 ) -> None:
     """Search, explain, emit and check kernels for an 8B Llama's linear layers; write a report."""
-    from tinygpu.cli.report import report_html, results_tree
+    from tinygpu.cli.report import report_html, section_tree
     from tinygpu.codegen.assemble import find_ptxas
+    from tinygpu.codegen.provenance import provenance
     from tinygpu.errors import OperationError, nearest
     from tinygpu.space import Space
 
@@ -139,22 +143,30 @@ def demo(
     page = out / "report.html"  # now, to know before the search that it can be; an older one stays
     nothing = b"<p>The demo has not finished its first layer.</p>\n"
     write(page, page.read_bytes() if page.is_file() else nothing)
-    done: list[Layer] = []
+    run = provenance(shlex.join(["tinygpu", *sys.argv[1:]]))
+    title = "The linear layers of an 8B-parameter Llama"
+    about = f"{tokens} tokens; schedules of {chosen.name}, predicted for {chip.name}."
+    done, sections = list[Layer](), list[dict[str, Any]]()
     way = "the same command does all again (--layer: one), but measures only what it has not"
     with resumable(f"layers that are done are in {out}; {way}"):
         for number, (name, space) in enumerate(spaces.items(), 1):
             say(f"[{number}/{len(spaces)}] {name}: {LAYERS[name][0]}")
-            done.append(_layer(name, space, top, out, measure=not why_not))
+            done.append(_layer(name, space, top, out, why_not=why_not))
             _say_layer(done[-1])
-            write(page, report_html(done, why_not))
-            write(out / "results.json", json_text(results_tree(done)))
+            with working("writing the report"):
+                sections.append(section_tree(_section(done[-1])))
+            write(page, report_html(title, about, {"demo": run}, sections))
+            layers = {
+                one.name: _results(one, tree) for one, tree in zip(done, sections, strict=True)
+            }
+            write(out / "results.json", json_text({"provenance": run, "layers": layers}))
     _say_all(done, why_not)
     say(f"report: {page}")
     if any(one.faults for one in done):
         raise typer.Exit(1)
 
 
-def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> Layer:
+def _layer(name: str, space: Space, top: int, out: Path, *, why_not: str) -> Layer:
     """Do the whole job for one layer and write its files."""
     from tinygpu.cli.look import proof_text
     from tinygpu.cli.search import ranked
@@ -186,7 +198,7 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
     write(out / "ptx" / f"{name}.ptx", ptx)
     write(out / "ptx" / f"{name}.cubin", cubin.bytes)
     timed: list[Measurement] = []
-    if measure:
+    if not why_not:
         with Store(out / "store.db") as store, bar("measure") as progress:
             schedules = [one.schedule for one in found.best]
             timed = measured(space, schedules, store=store, progress=progress)
@@ -204,13 +216,83 @@ def _layer(name: str, space: Space, top: int, out: Path, *, measure: bool) -> La
         interpreted=interpreted,
         proof=proof_text(program),
         timed=tuple(timed),
+        why_not=why_not,
     )
     with working("drawing"):
-        done.pictures.update(_pictures(done, out))
+        _draw(done, out)
     return done
 
 
-def _pictures(layer: Layer, out: Path) -> dict[str, bytes]:
+def _section(layer: Layer) -> Section:
+    """Return the layer as the report's page takes it."""
+    from tinygpu.cli.report import Section
+    from tinygpu.cli.search import tree_of
+    from tinygpu.codegen.measure import peer_of
+
+    peers = [
+        {"name": peer_of(one).rpartition(".")[2], "seconds": one.seconds}
+        for one in layer.timed[len(layer.found.best) :]
+    ]
+    space, cubin, code = layer.space, layer.cubin, layer.interpreted
+    sizes = " ".join(f"{axis}={size}" for axis, size in layer.reduced.items())
+    right = (
+        f"right at {sizes} against float64: the term in 3 interleavings, the PTX in 3 orders of "
+        f"asynchronous operations (worst error {code.error:.2f} of what rounding allows)"
+    )
+    faults = "; ".join(layer.faults)
+    spilled = cubin.spill_stores_bytes + cubin.spill_loads_bytes
+    return Section(
+        name=layer.name,
+        title=layer.title,
+        about=layer.what,
+        found={**tree_of([space], layer.found, layer.timed), "peers": peers},
+        given=[
+            Given(Path("schedules", f"{layer.name}-{number:02}.json"), space.machine,
+                  space.problem, one.schedule, space.device)
+            for number, one in enumerate(layer.found.best, 1)
+        ],
+        explanation=layer.explanation,
+        timed=layer.timed[: len(layer.found.best)],
+        why_not=layer.why_not,
+        facts={
+            "legal": f"every law holds; no deadlock, no race: {layer.proof}",
+            "interpreted": f"wrong at {sizes}: {faults}" if faults else right,
+            "assembled": f"{cubin.arch}: {cubin.registers} registers a thread, {spilled} B "
+            f"spilled, {layer.program.smem_bytes} B of shared memory a CTA",
+        },
+        links={
+            "schedule": f"schedules/{layer.name}-01.json",
+            "PTX": f"ptx/{layer.name}.ptx",
+            "cubin": f"ptx/{layer.name}.cubin",
+            "trace for Perfetto": f"traces/{layer.name}.json",
+        },
+    )  # fmt: skip
+
+
+def _results(layer: Layer, section: dict[str, Any]) -> dict[str, Any]:
+    """Return the layer for machines, its search as the page has it."""
+    return {
+        **section["found"],
+        "ptxas": {
+            "arch": layer.cubin.arch,
+            "registers": layer.cubin.registers,
+            "spill_stores_bytes": layer.cubin.spill_stores_bytes,
+            "spill_loads_bytes": layer.cubin.spill_loads_bytes,
+        },
+        "interpreted": {"sizes": layer.reduced, "findings": list(layer.findings)},
+        "ptx_interpreted": {
+            "sizes": layer.interpreted.sizes,
+            "seed": layer.interpreted.seed,
+            "orders": layer.interpreted.completions,
+            "error": layer.interpreted.error,
+            "instructions": layer.interpreted.instructions,
+            "findings": [str(f) for f in layer.interpreted.findings],
+        },
+        "concurrency": layer.proof,
+    }
+
+
+def _draw(layer: Layer, out: Path) -> None:
     """Draw the layer's plots and write them, and the trace of the timeline."""
     from tinygpu.cli.layout_picture import layout_figure, shared_buffers
     from tinygpu.cli.pictures import measured_figure, png, times_figure
@@ -239,10 +321,8 @@ def _pictures(layer: Layer, out: Path) -> dict[str, bytes]:
         figures["measured"] = measured_figure(
             points, f"{layer.title} on {layer.timed[0].device}", peer_seconds=layer.cublas_seconds
         )
-    drawn = {name: png(figure) for name, figure in figures.items()}
-    for name, data in drawn.items():
-        write(out / "plots" / f"{layer.name}-{name}.png", data)
-    return drawn
+    for name, figure in figures.items():
+        write(out / "plots" / f"{layer.name}-{name}.png", png(figure))
 
 
 def _differing(buffers: list[Buffer]) -> list[str]:

@@ -21,13 +21,18 @@ from tinygpu.cli.palette import COLOURS, pale
 from tinygpu.errors import ScheduleError, nearest
 from tinygpu.program import Access, Buffer, Do, Program, walk
 
-__all__ = ["layout_figure", "shared_buffers"]
+__all__ = ["layout_figure", "layout_panels", "shared_buffers"]
 
 _ROWS, _COLUMNS = 16, 32
 _CELL_INCHES = 0.29
 _PIECE_BYTES = 16
 _WARPS = to_rgba_array([shade for colour in COLOURS for shade in (pale(colour, 0.2), pale(colour))])
 Cells = NDArray[np.int64]
+Panels = tuple[Buffer, bool, list[tuple[str, Cells, int, str]], str]
+"""A buffer, whether its rows are drawn down, pictures of it, what a column is if not an element.
+
+A picture has a text, a number for each element (none below 0), the most and the colours.
+"""
 
 
 def shared_buffers(program: Program) -> list[Buffer]:
@@ -36,7 +41,13 @@ def shared_buffers(program: Program) -> list[Buffer]:
 
 
 def layout_figure(program: Program, name: str = "") -> Figure:
-    """Draw stage 0 of a buffer (the first, if no name is given), from its first element on.
+    """Draw a buffer's panels.  Raises ScheduleError for a buffer that there is not."""
+    buffer, turned, panels, piece = layout_panels(program, name)
+    return _drawn(buffer, turned, panels, piece=piece)
+
+
+def layout_panels(program: Program, name: str = "") -> Panels:
+    """Return what is seen of stage 0 of a buffer (the first, if no name is given).
 
     The contiguous dimension lies along the columns.  Raises ScheduleError for a buffer that there
     is not.
@@ -76,11 +87,11 @@ def layout_figure(program: Program, name: str = "") -> Figure:
             f"a lane: {_many(waves, 'wavefront')}, at least {least}"
         )
         panels.append((text, lanes, max(int(lanes.max()), 1), "Blues"))
-    return _drawn(buffer, turned, panels)
+    return buffer, turned, panels, ""
 
 
-def _of_pieces(buffer: Buffer) -> Figure:
-    """Draw the rows of a slab in pieces of 16 B, and the four banks in which each lies."""
+def _of_pieces(buffer: Buffer) -> Panels:
+    """Return the rows of a slab in pieces of 16 B, and the four banks in which each lies."""
     each = _PIECE_BYTES // buffer.type.bytes
     slab = (int(buffer.shape[0]), int(buffer.shape[1]))
     rows, columns = np.indices((slab[0], slab[1] // each))
@@ -93,7 +104,7 @@ def _of_pieces(buffer: Buffer) -> Figure:
         groups,
         "viridis",
     )
-    return _drawn(buffer, False, [panel], piece=f"{each} elements")
+    return buffer, False, [panel], f"{each} elements"
 
 
 def _uses(program: Program) -> list[Do]:

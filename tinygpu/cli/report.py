@@ -1,243 +1,219 @@
-"""The report of the demo: one HTML page that holds its pictures, and the same as JSON."""
+"""The report: one HTML file in which to explore searches, without a network.
+
+A *section* is one problem: what ``search.json`` says of it, its schedules, their measurements.  The
+page holds the sections as JSON, the plotting library, and ``report.js``, which draws them;
+``report.css`` is its look.  Its state is in its address (``#layer=qkv&a=1&b=3``), so that what is
+seen can be linked.
+"""
 
 from __future__ import annotations
 
-import base64
-import shlex
-import sys
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
+from importlib.resources import files
+from string import Template
 from typing import TYPE_CHECKING, Any
 
-from tinygpu.cli.console import count_text, time_text
+from tinygpu.errors import TinyGpuError
 
 if TYPE_CHECKING:
-    from tinygpu.cli.demo import Layer
+    from tinygpu.cli.given import Given
+    from tinygpu.codegen.build import Built
+    from tinygpu.measurement import Measurement
+    from tinygpu.program import Program
+    from tinygpu.search.explain import Explanation
+    from tinygpu.search.timeline import Timeline
 
-__all__ = ["report_html", "results_tree"]
+__all__ = ["Section", "report_html", "section_tree"]
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 1100px; margin: 2em auto;
-  padding: 0 1.2em; }
-h1 { font-size: 1.7em; margin-bottom: .2em } h2 { margin-top: 2.2em; border-bottom: 1px solid #ccc }
-h3 { margin: 1.4em 0 .3em; font-size: 1.05em }
-table { border-collapse: collapse; margin: .8em 0; font-size: .92em }
-th, td { padding: .25em .8em .25em 0; text-align: left; border-bottom: 1px solid #e4e7eb }
-th { font-weight: 600; border-bottom: 1px solid #888 }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-pre { background: #f5f6f8; padding: .8em 1em; overflow-x: auto; font-size: .84em; line-height: 1.4 }
-img { max-width: 100%; height: auto } figure { margin: .8em 0 } .dim { color: #66707c }
-figcaption { color: #66707c; font-size: .9em } summary { cursor: pointer; color: #2a5d9f }
-.share { display: inline-block; background: #4477aa; height: .7em; vertical-align: baseline }
-.wrong { color: #b00020; font-weight: 600 }
-"""
-_CAPTIONS = {
-    "times": "Each bar is a schedule's predicted time; a mark is what one component alone would "
-    "take. The model blends them, so the bar is longer than its longest part. Marks lie at "
-    "different heights only to be told apart.",
-    "timeline": "Each bar is a statement of the kernel keeping a unit busy, or what a stage of the "
-    "ring holds. The same as a trace:",
-    "layout": "A tile in shared memory: in which banks its elements lie, so that what is moved "
-    "together meets no bank twice.",
-    "measured": "Each point is a schedule that was validated and timed here.",
-}
+STUDIED = 20
+"""Schedules of a section, the first, that come with PTX, timeline, layouts and comparisons."""
+
+FASTEST = 4
+"""Schedules more that do, if they were measured as the fastest."""
+
+ROWS, COLUMNS = 16, 32
+"""How much of a tile is shown: swizzles repeat within it."""
 
 
-def report_html(layers: Sequence[Layer], why_not: str) -> str:
-    """Return the page.  ``why_not``: why nothing was measured, or ""."""
-    first = layers[0]
-    chip, problem = first.space.device, first.space.problem
-    run = _provenance()
-    facts = ", ".join(
-        f"{name} {run[name]}" for name in ("date", "commit", "ptxas", "python") if run.get(name)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A search as the page shows it.
+
+    ``found`` is the tree of ``search.json``; ``given`` are its schedules in that order, with paths
+    from the page's folder; ``explanation`` is of the first.  ``timed`` are the measurements of the
+    schedules, or nothing, and ``why_not`` says why.
+    """
+
+    name: str
+    title: str
+    about: str
+    found: Mapping[str, Any]
+    given: Sequence[Given]
+    explanation: Explanation
+    timed: Sequence[Measurement | None] = ()
+    why_not: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+def report_html(
+    title: str, about: str, runs: Mapping[str, Any], sections: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the page of sections' trees; ``runs`` are provenances by what was run."""
+    from plotly.offline import get_plotlyjs
+
+    folder = files("tinygpu.cli")
+    tree = {"title": title, "about": about, "runs": runs, "sections": sections}
+    return Template((folder / "report.html").read_text(encoding="utf-8")).substitute(
+        title=escape(title),
+        style=(folder / "report.css").read_text(encoding="utf-8"),
+        data=json.dumps(tree, separators=(",", ":")).replace("<", "\\u003c"),  # no </script>
+        plotly=get_plotlyjs(),
+        script=(folder / "report.js").read_text(encoding="utf-8"),
     )
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8>",
-        "<meta name=viewport content='width=device-width'>",
-        f"<title>tinyGPU report</title><style>{_STYLE}</style>",
-        "<h1>The linear layers of an 8B-parameter Llama</h1>",
-        f"<p>{problem.sizes['m']} tokens, {escape(problem.operation.inputs[0].dtype)}, machine",
-        f"<b>{escape(first.space.machine.name)}</b>, predicted for <b>{escape(chip.name)}</b>.",
-        f"<span class=dim>{escape(facts)}; <code>{escape(run['command'])}</code></span></p>",
-        _summary(layers),
-        f"<p>Nothing was measured: {escape(why_not)}</p>" if why_not else _measured_on(layers),
-        *(_section(layer) for layer in layers),
-        "</html>",
+
+
+def section_tree(section: Section) -> dict[str, Any]:
+    """Return a section for the page: its search, and what is shown of the studied schedules.
+
+    The rows of the search get the numbers that the code has: registers, spills, shared memory.
+    """
+    given = section.given
+    rows = [
+        {**row, "machine": one.machine.name}
+        for row, one in zip(section.found["best"], given, strict=True)
     ]
-    return "\n".join(parts) + "\n"
-
-
-def results_tree(layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return the same for machines."""
-    from tinygpu.cli.search import tree_of
-
+    studied = _studied(rows)
+    programs = {i: given[i].program() for i in studied}
+    details: list[dict[str, Any]] = [
+        {"file": str(one.path) if one.path.name else ""} for one in given
+    ]
+    for i, built in zip(studied, _built(given, programs), strict=True):
+        rows[i] |= {"threads": int(programs[i].threads), "smem_bytes": int(programs[i].smem_bytes)}
+        details[i] |= {
+            "term": str(programs[i]),
+            "timeline": _timeline_tree(_timeline(given[i], programs[i])),
+            "layouts": _layouts(programs[i]),
+        }
+        if isinstance(built, TinyGpuError):
+            details[i]["failed"] = str(built)
+            continue
+        spilled = built.cubin.spill_stores_bytes + built.cubin.spill_loads_bytes
+        rows[i] |= {"registers": built.cubin.registers, "spilled_bytes": spilled}
+        details[i]["ptx"] = built.ptx
+    why = section.explanation
     return {
-        "provenance": _provenance(),
-        "layers": {
-            layer.name: {
-                **tree_of([layer.space], layer.found, layer.timed),
-                "ptxas": {
-                    "arch": layer.cubin.arch,
-                    "registers": layer.cubin.registers,
-                    "spill_stores_bytes": layer.cubin.spill_stores_bytes,
-                    "spill_loads_bytes": layer.cubin.spill_loads_bytes,
-                },
-                "interpreted": {"sizes": layer.reduced, "findings": list(layer.findings)},
-                "ptx_interpreted": {
-                    "sizes": layer.interpreted.sizes,
-                    "seed": layer.interpreted.seed,
-                    "orders": layer.interpreted.completions,
-                    "error": layer.interpreted.error,
-                    "instructions": layer.interpreted.instructions,
-                    "findings": [str(f) for f in layer.interpreted.findings],
-                },
-                "concurrency": layer.proof,
-            }
-            for layer in layers
-        },
+        "name": section.name,
+        "title": section.title,
+        "about": section.about,
+        "facts": dict(section.facts),
+        "links": dict(section.links),
+        "found": {**section.found, "best": rows},
+        "details": details,
+        "words": _words(given, studied),
+        "explanation": {"text": str(why), "peak": why.peak, "rate": why.rate, "unit": why.unit},
+        "measured_on": _measured_on(section.timed),
+        "why_not": section.why_not,
     }
 
 
-def _provenance() -> dict[str, Any]:
-    from tinygpu.codegen.provenance import provenance
+def _studied(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return which rows are shown in full."""
+    measured = sorted((row["seconds"], i) for i, row in enumerate(rows) if row.get("seconds"))
+    return sorted({*range(min(STUDIED, len(rows))), *(i for _, i in measured[:FASTEST])})
 
-    return provenance(shlex.join(["tinygpu", *sys.argv[1:]]))
+
+def _built(
+    given: Sequence[Given], programs: Mapping[int, Program]
+) -> tuple[Built | TinyGpuError, ...]:
+    from tinygpu.codegen.build import build_many
+
+    return build_many(
+        [(term, given[i].device.arch, given[i].problem.sizes) for i, term in programs.items()]
+    )
 
 
-def _summary(layers: Sequence[Layer]) -> str:
-    timed = any(layer.timed for layer in layers)
-    kinds = {_peak(layer.explanation.unit) for layer in layers}
-    head = ["layer", "#m", "#n", "#k", "#schedules", "#legal", "#predicted", "#TFLOP/s",
-            f"of the {' or '.join(sorted(kinds))} peak", "bottleneck"]  # fmt: skip
-    if timed:
-        head += ["#measured", "#TFLOP/s", "#cuBLAS", "#speed-up"]
-    rows = []
-    for layer in layers:
-        one, why = layer.found.best[0], layer.explanation
-        seconds = float(one.seconds)
-        share = why.rate / why.peak
-        row = [
-            f"<a href='#{layer.name}'>{escape(layer.name)}</a>",
-            *map(str, layer.space.problem.sizes.values()),
-            count_text(layer.found.raw),
-            count_text(layer.found.legal),
-            time_text(seconds),
-            f"{layer.flops / seconds / 1e12:.1f}",
-            f"<span class=share style='width:{90 * min(share, 1):.0f}px'></span> {share:.0%}",
-            escape(one.breakdown.bottleneck),
+def _words(given: Sequence[Given], studied: Sequence[int]) -> dict[str, str]:
+    """Return what ``tinygpu explain`` says of each two schedules of one machine, by "i j"."""
+    from tinygpu.search.comparisons import comparisons
+
+    found: dict[str, str] = {}
+    for machine in {given[i].machine.name: given[i].machine for i in studied}.values():
+        mine = [i for i in studied if given[i].machine.name == machine.name]
+        one = given[mine[0]]
+        texts = comparisons([given[i].schedule for i in mine], machine, one.problem, one.device)
+        found |= {f"{mine[i]} {mine[j]}": text for (i, j), text in texts.items()}
+    return found
+
+
+def _measured_on(timed: Sequence[Measurement | None]) -> str:
+    """Say on what the measured were, or return ""."""
+    ran = [one for one in timed if one is not None and one.seconds]
+    if not ran:
+        return ""
+    held = ", power or heat held the clock down" if any(one.capped for one in ran) else ""
+    clocks = sorted({one.clock_mhz for one in ran})
+    mhz = " to ".join(dict.fromkeys(map(str, (clocks[0], clocks[-1]))))
+    return f"{ran[0].device}, driver {ran[0].driver}, {mhz} MHz{held}"
+
+
+def _timeline(given: Given, program: Program) -> Timeline:
+    from tinygpu.search.timeline import timeline
+
+    return timeline(program, given.problem.sizes, given.device, iterations=3)
+
+
+def _timeline_tree(line: Timeline) -> dict[str, Any]:
+    """Return a timeline with its texts named once: an event is five whole numbers, or six.
+
+    They are the row, the statement, the iteration, the start, the duration and, where there is
+    one, the flight, in cycles.
+    """
+    rows = {text: i for i, text in enumerate(line.rows)}
+    statements = {t: i for i, t in enumerate(dict.fromkeys(e.statement for e in line.events))}
+    iterations = {t: i for i, t in enumerate(dict.fromkeys(e.iteration for e in line.events))}
+    events = [
+        [
+            rows[e.row], statements[e.statement], iterations[e.iteration], round(e.start_cycles),
+            round(e.end_cycles - e.start_cycles),
+            *([round(e.ready_cycles - e.end_cycles)] if e.flies else []),
         ]
-        if timed:
-            mine, peer = layer.best_measured, layer.cublas_seconds
-            took = mine.seconds if mine else None
-            row += [time_text(took), f"{layer.flops / took / 1e12:.1f}"] if took else ["", ""]
-            row += [time_text(peer) if peer else ""]
-            row += [f"{peer / took:.2f}x" if peer and took else ""]
-        rows.append(row)
-    return _table(head, rows)
+        for e in line.events
+    ]  # fmt: skip
+    return {
+        "rows": list(rows),
+        "statements": list(statements),
+        "iterations": list(iterations),
+        "events": events,
+        "begins": [[text, round(cycles)] for text, cycles in line.begins],
+        "cycles": round(line.cycles),
+    }
 
 
-def _peak(unit: str) -> str:
-    """Return what a rate's peak is called."""
-    kind, arithmetic, _ = unit.rpartition("FLOP/s")
-    return (kind.strip() or "fp32") if arithmetic else "DRAM"
+def _layouts(program: Program) -> list[dict[str, Any]]:
+    """Return the program's tiles in shared memory, their first elements as rows of numbers."""
+    from tinygpu.cli.layout_picture import layout_panels, shared_buffers
 
-
-def _measured_on(layers: Sequence[Layer]) -> str:
-    one = next(m for layer in layers for m in layer.timed)
-    held = any(m.capped for layer in layers for m in layer.timed)
-    note = " Power or heat held the clock down." if held else ""
-    return (
-        f"<p>Measured on {escape(one.device)}, driver {escape(one.driver)}, {one.clock_mhz} MHz, "
-        f"each schedule validated against float64 first.{note}</p>"
-    )
-
-
-def _section(layer: Layer) -> str:
-    best, name = layer.found.best, layer.name
-    cubin = layer.cubin
-    spilled = cubin.spill_stores_bytes + cubin.spill_loads_bytes
-    sizes = " ".join(f"{axis}={size}" for axis, size in layer.reduced.items())
-    if layer.faults:
-        told = "<br>".join(map(escape, layer.faults))
-        verdict = f"<span class=wrong>wrong</span> at {escape(sizes)}: {told}"
-    else:
-        verdict = (
-            f"right at {escape(sizes)} against float64: the term in 3 interleavings, the PTX in 3 "
-            f"orders of asynchronous operations (worst error {layer.interpreted.error:.2f} of what "
-            "rounding allows)"
-        )
-    counts = [count_text(n) for n in (layer.found.raw, layer.found.legal, layer.found.scored)]
-    searched = f"{counts[0]} schedules, {counts[1]} legal, {counts[2]} ranked"
-    assembled = f"{cubin.arch}: {cubin.registers} registers a thread, {spilled} B spilled"
-    links = {"schedule": f"schedules/{name}-01.json", "PTX": f"ptx/{name}.ptx",
-             "cubin": f"ptx/{name}.cubin", "trace": f"traces/{name}.json"}  # fmt: skip
-    how = "proven" if layer.found.proven else "met by climbing, not proven; tinygpu search proves"
-    facts = [
-        ("searched", f"{searched}; the best of each tile under the model, {how}"),
-        ("legal", f"every law holds; no deadlock, no race: {escape(layer.proof)}"),
-        ("interpreted", verdict),
-        ("assembled", f"{assembled}, {layer.program.smem_bytes} B of shared memory a CTA"),
-        ("files", ", ".join(f"<a href='{path}'>{what}</a>" for what, path in links.items())),
-    ]
-    parts = [
-        f"<h2 id='{name}'>{escape(layer.title)}</h2><p>{escape(layer.what.capitalize())}.</p>",
-        _table([], [[f"<b>{what}</b>", text] for what, text in facts]),
-        f"<h3>Why it takes as long as it does</h3><pre>{escape(str(layer.explanation))}</pre>",
-        *(_picture(layer, picture) for picture in layer.pictures if picture != "measured"),
-    ]
-    if "measured" in layer.pictures:
-        parts.append(_picture(layer, "measured"))
-    parts += [
-        f"<details><summary>The {len(best)} best schedules</summary>{_best(layer)}</details>",
-        f"<details><summary>The term</summary><pre>{escape(str(layer.program))}</pre></details>",
-        f"<details><summary>The PTX ({len(layer.ptx.splitlines())} lines)</summary>",
-        f"<pre>{escape(layer.ptx)}</pre></details>",
-    ]
-    return "\n".join(parts)
-
-
-def _picture(layer: Layer, picture: str) -> str:
-    data = base64.b64encode(layer.pictures[picture]).decode()
-    caption = _CAPTIONS[picture.partition("-")[0]]
-    if picture == "timeline":
-        caption += (
-            f" open <a href='traces/{layer.name}.json'>traces/{layer.name}.json</a> in Perfetto."
-        )
-    return (
-        f"<figure><img alt='{escape(picture)} of {escape(layer.title)}' "
-        f"src='data:image/png;base64,{data}'><figcaption>{caption}</figcaption></figure>"
-    )
-
-
-def _best(layer: Layer) -> str:
-    best = layer.found.best
-    names = [name for name, _ in best[0].schedule.decisions]
-    same = [n for n in names if len({one.schedule[n] for one in best}) == 1]
-    rows = []
-    for number, one in enumerate(best, 1):
-        row = [f"<a href='schedules/{layer.name}-{number:02}.json'>{number}</a>",
-               time_text(float(one.seconds)), escape(one.breakdown.bottleneck)]  # fmt: skip
-        if layer.timed:
-            mine = layer.timed[number - 1]
-            row.append(time_text(mine.seconds) if mine.seconds else escape(mine.reason))
-        row.append(escape(" ".join(f"{n}={one.schedule[n]}" for n in names if n not in same)))
-        rows.append(row)
-    head = ["#", "#predicted", "bottleneck", *(["#measured"] if layer.timed else []), "differs in"]
-    common = " ".join(f"{n}={best[0].schedule[n]}" for n in same)
-    return f"<p>All have {escape(common)}.</p>" + _table(head, rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table; columns whose name begins with ``#`` are flush right."""
-    right = [name.startswith("#") for name in head] or [False] * 99
-    lines = ["<table>"]
-    if head:
-        cells = "".join(
-            f"<th{' class=n' * r}>{escape(name.removeprefix('#') or '#')}</th>"
-            for name, r in zip(head, right, strict=True)
-        )
-        lines.append(f"<tr>{cells}</tr>")
-    for row in rows:
-        cells = "".join(f"<td{' class=n' * r}>{c}</td>" for c, r in zip(row, right, strict=False))
-        lines.append(f"<tr>{cells}</tr>")
-    return "\n".join([*lines, "</table>"])
+    found = []
+    for one in shared_buffers(program):
+        buffer, turned, panels, piece = layout_panels(program, one.name)
+        names = ["row", f"piece of {piece}" if piece else "column"]
+        tree = {
+            "title": f"{buffer.name}: {buffer.dtype}, {buffer.layout}, stages: {buffer.stages}",
+            "axes": names[::-1] if turned else names,
+            "panels": [
+                {
+                    "text": text,
+                    "cells": (cells.T if turned else cells)[:ROWS, :COLUMNS].tolist(),
+                    "size": (cells.T if turned else cells).shape,
+                    "most": most,
+                    "colours": colours,
+                }
+                for text, cells, most, colours in panels
+            ],
+        }
+        found.append(tree)
+    return found

@@ -1,0 +1,480 @@
+"""The report's page: whole, true, safe, and what it does in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from tests.test_cli import FIX, SEARCH, complaint, tinygpu
+from tinygpu.cli.console import count_text, time_text
+from tinygpu.cli.given import read_schedule
+from tinygpu.cli.report import report_html
+from tinygpu.machines import MACHINES
+from tinygpu.measurement import Measurement, canonical, describe
+from tinygpu.operation import Problem, matmul
+from tinygpu.schedule import Schedule, from_json
+from tinygpu.search.store import Store
+
+PROBLEM = Problem.of(matmul(), m=512, n=512, k=512)
+SHORT = ["demo", "--tokens", "128", "--layer", "o", "--top", "2", "--no-measure"]
+SIMT = [*SHORT, "--machine", "simt", "--layout", "nn", *FIX]
+HOPPER = [*SHORT, "--fix", "tile_n=64,128", "--fix", "stages=2", "--fix", "persistent=0"]
+OWN = f"{Path(__file__).parent.parent / 'examples' / 'first_machine.py'}:Axpb"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+HOSTILE = "</script><script>alert(1)</script><!-- & \" ' `${x}` \u2028 <b>bold</b>"
+
+
+class Page(HTMLParser):
+    """A page's tags, checked for balance; its scripts by their id; what it refers to."""
+
+    VOID = ("meta", "link")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.references: list[str] = []
+        self.scripts: dict[str, str] = {}
+        self.name = ""
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.stack.append(tag)
+        self.name = dict(attrs).get("id") or "page"
+        self.references += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        if self.stack and self.stack[-1] == "script":
+            self.scripts[self.name] = self.scripts.get(self.name, "") + data
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    @property
+    def data(self) -> Any:
+        """The data from which the page draws itself."""
+        return json.loads(self.scripts["data"])
+
+
+def page_of(folder: Path) -> Page:
+    return Page((folder / "report.html").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a search, with a report: three schedules, the third of which failed."""
+    folder = tmp_path_factory.mktemp("found") / "best"
+    assert tinygpu(*SEARCH, "--out", folder).exit_code == 0
+    given = [read_schedule(folder / f"0{n}.json", "h200") for n in (1, 2, 3)]
+    other = given[0].schedule.with_(raster=1, pad_a=8, issue=0)
+    assert other not in [one.schedule for one in given]
+    operation, sizes, _ = describe(given[0].problem, other)
+
+    def timed(schedule: str, seconds: float | None, reason: str = "") -> Measurement:
+        return Measurement(
+            operation=operation, sizes=sizes, schedule=schedule, device="NVIDIA H200", driver="580",
+            emitter=1, seconds=seconds, clock_mhz=1755, capped=True, reason=reason,
+        )  # fmt: skip
+
+    with Store(folder / "store.db") as kept:
+        for one, seconds in zip(given, (3e-5, 2e-5, None), strict=True):
+            reason = "" if seconds else f"it hangs {HOSTILE}"
+            kept.put(timed(describe(one.problem, one.schedule)[2], seconds, reason))
+        kept.put(timed(describe(given[0].problem, other)[2], 4e-5))
+        kept.put(timed(canonical({"peer": "tinygpu.codegen.cublaslt:best"}), 2.5e-5))
+    result = tinygpu("report", folder)
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.mark.parametrize("words", [SIMT, HOPPER], ids=["simt", "hopper"])
+def test_the_demo_leaves_a_whole_report(words: list[str], tmp_path: Path) -> None:
+    """One page, whose numbers are the results', and the files beside it."""
+    out = tmp_path / "report"
+    result = tinygpu(*words, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "nothing was measured" in result.stdout
+    page = page_of(out)
+    (section,) = page.data["sections"]
+    assert section["why_not"] == "it was not asked for"
+    results = json.loads((out / "results.json").read_text())
+    tree = results["layers"]["o"]
+    assert {name: tree[name] for name in section["found"]} == section["found"]
+    assert page.data["runs"] == {"demo": results["provenance"]}
+    for link in [*section["links"].values(), *(one["file"] for one in section["details"])]:
+        assert (out / link).is_file(), link
+    assert all(row["registers"] > 0 for row in tree["best"])
+    assert section["details"][0]["ptx"] == (out / "ptx" / "o.ptx").read_text()
+    files = [out / one["file"] for one in section["details"]]
+    assert len(section["words"]) == len(files) - 1 < 2
+    for text in section["words"].values():
+        assert text == tinygpu("explain", *files).stdout.rstrip("\n")
+    assert tree["proven"]
+    assert tree["sizes"] == {"m": 128, "n": 4096, "k": 4096}
+    assert tree["interpreted"]["findings"] == []
+    assert tree["ptx_interpreted"]["findings"] == []
+    assert 0 < tree["ptx_interpreted"]["error"] <= 1
+    assert tree["ptxas"]["registers"] == tree["best"][0]["registers"]
+    for path in sorted((out / "schedules").iterdir()):
+        from_json(path.read_text(), MACHINES)
+    assert json.loads((out / "traces" / "o.json").read_text())["traceEvents"]
+    for picture in ("times", "timeline"):
+        assert imread(out / "plots" / f"o-{picture}.png").std() > 0.05
+
+
+def test_the_page_asks_for_nothing_outside_itself(searched: Path) -> None:
+    """No address of another machine, the plotting library's text aside; no other file."""
+    page = page_of(searched)
+    assert page.references == ["data:,"]
+    library = page.scripts["plotly"]
+    assert len(library) > 10**6
+    rest = (searched / "report.html").read_text(encoding="utf-8").replace(library, "")
+    assert re.findall(r"(?:https?:|//[\w-]+\.)\S{0,60}|@import|url\(", rest) == []
+
+
+def test_a_folder_s_report_has_what_search_and_store_have(searched: Path) -> None:
+    """Rows are those of search.json with the store's times; then what only the store has."""
+    listed = json.loads((searched / "search.json").read_text())
+    (section,) = page_of(searched).data["sections"]
+    rows = section["found"]["best"]
+    for row, mine in zip(listed["best"], rows[:3], strict=True):
+        assert {name: mine[name] for name in row} == row
+    assert [row["seconds"] for row in rows] == [3e-5, 2e-5, None, 4e-5]
+    assert rows[3]["decisions"]["pad_a"] == 8
+    assert section["found"]["peers"] == [{"name": "cublaslt:best", "seconds": 2.5e-5}]
+    assert section["measured_on"].startswith("NVIDIA H200, driver 580, 1755 MHz, power")
+    assert section["details"][3]["file"] == ""
+    found = tinygpu("explain", searched / "01.json", searched / "03.json", "--json")
+    assert rows[0]["predicted_seconds"] == json.loads(found.stdout)["a"]["seconds"]
+    layouts = section["details"][0]["layouts"]
+    assert [one["title"].partition(":")[0] for one in layouts] == ["smem_a", "smem_b"]
+    assert layouts[0]["panels"][0]["cells"][0][5] == 5
+
+
+def test_a_folder_without_a_search_is_no_report(tmp_path: Path) -> None:
+    told = complaint(tinygpu("report", tmp_path))
+    assert f"report {tmp_path}: no search.json" in told
+    for text in ("{", "[]", '{"finished": false}', '{"best": [], "device": "h200"}',
+                 '{"best": [{"rank": "x"}], "device": "h200"}'):  # fmt: skip
+        (tmp_path / "search.json").write_text(text)
+        assert "not a search that has finished" in complaint(tinygpu("report", tmp_path))
+
+
+def test_times_are_of_the_device_of_the_search(searched: Path) -> None:
+    told = complaint(tinygpu("report", searched, "--device", "a100"))
+    assert "searched for h200, and --device is a100" in told
+
+
+def test_schedules_of_another_search_are_refused(searched: Path, tmp_path: Path) -> None:
+    shutil.copy(searched / "search.json", tmp_path)
+    assert "01.json" in complaint(tinygpu("report", tmp_path))
+    for n, name in enumerate(("02", "01", "03"), 1):
+        shutil.copy(searched / f"{name}.json", tmp_path / f"0{n}.json")
+    assert "not schedule 1 of search.json" in complaint(tinygpu("report", tmp_path))
+
+
+def test_hostile_texts_stay_texts(searched: Path) -> None:
+    """Nothing of the data ends the script or the title that holds it."""
+    (section,) = page_of(searched).data["sections"]
+    section = json.loads(json.dumps(section))
+    section["title"] = HOSTILE
+    text = report_html(HOSTILE, HOSTILE, {HOSTILE: {HOSTILE: HOSTILE}}, [section])
+    page = Page(text)
+    assert page.data["title"] == page.data["sections"][0]["title"] == HOSTILE
+    assert "<script>alert" not in text.replace(page.scripts["plotly"], "")
+
+
+def test_an_interrupted_demo_keeps_its_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinygpu.search import best
+
+    real, calls = best.rank, [0]
+
+    def second_stops(*words: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > 1:
+            raise KeyboardInterrupt
+        return real(*words, **named)
+
+    monkeypatch.setattr(best, "rank", second_stops)
+    result = tinygpu(*SIMT, "--layer", "down", "--out", tmp_path)
+    assert result.exit_code == 130
+    assert "the same command does all again" in result.stderr
+    assert list(json.loads((tmp_path / "results.json").read_text())["layers"]) == ["o"]
+    kept = (tmp_path / "report.html").read_text()
+    assert [one["name"] for one in Page(kept).data["sections"]] == ["o"]
+    assert tinygpu(*SIMT, "--out", tmp_path).exit_code == 130
+    assert (tmp_path / "report.html").read_text() == kept  # until there is a newer one
+
+
+def test_a_wrong_kernel_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finding of the interpreter is in the report and in the status."""
+    from tinygpu.race import Finding
+
+    found = (Finding("race", "st", "a <race> in smem_a"),)
+    monkeypatch.setattr("tinygpu.interpret.check", lambda *_, **__: found)
+    result = tinygpu(*SIMT, "--out", tmp_path)
+    assert result.exit_code == 1
+    assert "WRONG: a <race>" in result.stdout
+    (section,) = page_of(tmp_path).data["sections"]
+    assert section["facts"]["interpreted"].startswith("wrong at ")
+    assert section["facts"]["interpreted"].endswith(": a <race> in smem_a")
+
+
+def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times stand beside the predictions: in the table, a picture, the tree and the page."""
+
+    def timed(_space: Any, schedules: list[Schedule], **_named: Any) -> list[Measurement]:
+        operation, extents, _ = describe(PROBLEM, schedules[0])
+        return [
+            Measurement(
+                operation=operation, sizes=extents, schedule="{}", device="NVIDIA H200", driver="y",
+                emitter=1, seconds=1e-5 * (2 + n), clock_mhz=1980,
+            )
+            for n, _ in enumerate(schedules)
+        ]  # fmt: skip
+
+    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
+    monkeypatch.setattr("tinygpu.cli.demo.measured", timed)
+    words = [word for word in HOPPER if word != "--no-measure"]
+    result = tinygpu(*words, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "20.00 us" in result.stdout
+    assert "nothing was measured" not in result.stdout
+    (section,) = page_of(tmp_path).data["sections"]
+    assert section["measured_on"] == "NVIDIA H200, driver y, 1980 MHz"
+    assert section["why_not"] == ""
+    assert section["found"]["peers"] == []
+    assert (tmp_path / "plots" / "o-measured.png").exists()
+    tree = json.loads((tmp_path / "results.json").read_text())["layers"]["o"]
+    assert [row["seconds"] for row in tree["best"]] == pytest.approx([2e-5, 3e-5])
+    assert "cublas_seconds" not in tree
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a search over a machine of the user's own, with a report."""
+    folder = tmp_path_factory.mktemp("own")
+    words = ("search", "elementwise", "a*x + b", "-i", 1 << 20, "--machine", OWN, "--top", 3)
+    assert tinygpu(*words, "--out", folder).exit_code == 0
+    assert "give --machine" in complaint(tinygpu("report", folder))
+    result = tinygpu("report", folder, "--machine", OWN)
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_a_machine_of_one_s_own_has_a_report(own: Path) -> None:
+    (section,) = page_of(own).data["sections"]
+    assert sorted(section["words"]) == ["0 1", "0 2", "1 2"]
+    files = [own / name for name in ("01.json", "03.json")]
+    explained = tinygpu("explain", *files, "--machine", OWN).stdout
+    assert section["words"]["0 2"] == explained.rstrip("\n")
+    assert all(one["ptx"] and one["timeline"]["events"] for one in section["details"])
+    assert [one["layouts"] for one in section["details"]] == [[], [], []]
+
+
+# ---- in a browser
+
+
+def browser() -> str | None:
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
+in_a_browser = pytest.mark.skipif(
+    browser() is None, reason=f"no browser: none of {', '.join(BROWSERS)} is on PATH"
+)
+
+WATCH = (
+    "<script>window.errors = []; addEventListener('error', (e) => errors.push(e.message));</script>"
+)
+PROBE = """<script>
+(async () => {
+  const told = document.createElement("pre");
+  told.id = "told";
+  try {
+    const answer = await (async () => { %s })();
+    told.textContent = JSON.stringify({ answer, errors, hash: location.hash });
+  } catch (error) {
+    told.textContent = JSON.stringify({ errors: [...errors, String(error)] });
+  }
+  document.body.append(told);
+})();
+</script>"""
+
+
+def seen(folder: Path, script: str, *, state: str = "", width: int = 1200) -> tuple[Any, str]:
+    """Open a copy of the page, without a network; return what a script returns, and the address."""
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    probed = text.replace("<head>", f"<head>{WATCH}").replace("</body>", f"{PROBE % script}</body>")
+    path = folder / "probed.html"
+    path.write_text(probed, encoding="utf-8")
+    run = subprocess.run(
+        [
+            browser() or "", "--headless", "--no-sandbox", "--disable-gpu",
+            "--host-resolver-rules=MAP * ~NOTFOUND", f"--window-size={width},1400",
+            f"--user-data-dir={folder / 'browser'}", "--virtual-time-budget=20000", "--dump-dom",
+            f"{path.as_uri()}#{state}",
+        ],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = re.search(r'<pre id="told">(.*?)</pre>', run.stdout, re.DOTALL)
+    assert found, run.stderr[-2000:]
+    unescaped = found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+    told = json.loads(unescaped)
+    assert told["errors"] == []
+    return told["answer"], told["hash"]
+
+
+CELLS = """const cells = (n) => [...document.querySelectorAll("#table tbody tr")].map(
+  (row) => row.children[n].textContent);"""
+MARKED = """const marked = () => ["a", "b"].map((name) => [...document.querySelectorAll(
+  `#table tr.${name}`)].map((row) => row.children[1].textContent).join());"""
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [800, 1600])
+def test_it_opens_without_a_network_and_nothing_overflows(searched: Path, width: int) -> None:
+    script = """
+    const wide = [...document.querySelectorAll("body *")].filter((one) =>
+      !one.closest(".scrolls *, .listing *, svg, script") &&
+      one.getBoundingClientRect().right > innerWidth + 1);
+    return {
+      ready: document.documentElement.dataset.ready,
+      asked: performance.getEntriesByType("resource").map((one) => one.name).filter(
+        (name) => !name.startsWith("data:")),
+      wide: wide.map((one) => one.outerHTML.slice(0, 80)),
+      scroll: document.documentElement.scrollWidth - innerWidth,
+      plots: document.querySelectorAll(".plot .main-svg").length,
+      text: document.body.innerText.includes("alert(1)"),
+    };"""
+    told, _ = seen(searched, script, width=width)
+    assert told["ready"] == "1"
+    assert told["asked"] == []
+    assert told["wide"] == []
+    assert told["scroll"] <= 0
+    assert told["plots"] >= 4
+    assert told["text"]  # of the hostile reason, as text
+
+
+@in_a_browser
+def test_what_it_shows_is_what_the_command_prints(searched: Path) -> None:
+    """Times and counts in the command's own form; the text of explain; the peer."""
+    listed = json.loads((searched / "search.json").read_text())
+    script = f"""{CELLS}
+    return {{ predicted: cells(2), measured: cells(4), words: at("words").textContent,
+      about: at("about").innerText, failures: at("failures").innerText }};"""
+    told, _ = seen(searched, script, state="a=3&b=1")
+    rows = listed["best"]
+    assert told["predicted"][:3] == [time_text(row["predicted_seconds"]) for row in rows]
+    assert told["measured"] == ["30.00 us", "20.00 us", "failed", "40.00 us"]
+    files = [searched / name for name in ("01.json", "03.json")]
+    assert told["words"] == tinygpu("explain", *files).stdout.rstrip("\n")
+    assert count_text(listed["raw"]) in told["about"]
+    assert "cublaslt:best: 25.00 us; the fastest schedule is 1.25 times as fast" in told["about"]
+    assert told["failures"] == f"schedule 3 failed: it hangs {HOSTILE}"
+
+
+@in_a_browser
+def test_its_state_is_its_address(searched: Path) -> None:
+    """An address sorts, filters, chooses and plots; what is done on the page changes it."""
+    rows = page_of(searched).data["sections"][0]["found"]["best"]
+    script = f"""{CELLS} {MARKED}
+    const axis = (name) => at(`axis ${{name}}`).selectedOptions[0].textContent;
+    return {{ order: cells(1), marked: marked(), axes: ["x", "y"].map(axis),
+      points: at("scatter").data.flatMap((one) => (one.customdata ? one.y : [])).length }};"""
+    told, _ = seen(searched, script, state="a=2&b=1&sort=-measured&x=pad_a&y=ratio")
+    assert told["order"] == ["4", "1", "2", "3"]  # what has no time comes last
+    assert told["marked"] == ["1", "2"]  # A is the better ranked
+    assert told["axes"] == ["pad_a", "measured / predicted"]
+    assert told["points"] == 3
+    told, _ = seen(searched, script, state="filter=pad_a:8&y=predicted")
+    fits = [str(n) for n, row in enumerate(rows, 1) if row["decisions"]["pad_a"] == 8]
+    assert "4" in fits
+    assert len(fits) < 4
+    assert told["order"] == fits
+    assert told["points"] == len(fits)
+    told, _ = seen(searched, script, state="a=x&b=99&sort=no&filter=no&x=no&layer=no")
+    assert told["order"] == ["1", "2", "3", "4"]
+
+
+@in_a_browser
+def test_a_decision_may_have_the_name_of_a_quantity(own: Path) -> None:
+    """``threads`` is one of the machine's decisions, and a number of every schedule."""
+    rows = page_of(own).data["sections"][0]["found"]["best"]
+    script = f"""{CELLS}
+    return {{ keys: state.quantities.map((one) => one.key), order: cells(1),
+      texts: at("layouts").innerText }};"""
+    told, _ = seen(own, script, state="filter=decision threads:256")
+    assert len(set(told["keys"])) == len(told["keys"])
+    assert {"threads", "decision threads"} <= set(told["keys"])
+    fits = [str(n) for n, row in enumerate(rows, 1) if row["decisions"]["threads"] == 256]
+    assert told["order"] == fits
+    assert told["texts"].count("nothing goes through shared memory") == 2
+
+
+@in_a_browser
+def test_clicks_and_keys(searched: Path) -> None:
+    """Boxes, rows, points, heads, filters and buttons act, and the focus stays where it was."""
+    script = f"""{CELLS} {MARKED}
+    const told = {{ first: marked() }};
+    at("choose 2").focus();
+    at("choose 2").click();
+    told.third = marked();
+    told.focus = document.activeElement.id;
+    document.querySelectorAll("#table tbody tr")[1].click();
+    told.row = marked();
+    at("scatter").emit("plotly_click", {{ points: [{{ customdata: 0 }}] }});
+    told.point = marked();
+    const trace = at("scatter").data.findIndex((one) => one.customdata);
+    Plotly.Fx.hover(at("scatter"), [{{ curveNumber: trace, pointNumber: 0 }}]);
+    await new Promise((done) => setTimeout(done, 300));
+    told.hover = at("scatter").querySelector(".hoverlayer").textContent;
+    at("sort predicted").click();
+    at("sort predicted").click();
+    told.order = cells(1);
+    at("show ptx").click();
+    told.pressed = at("show ptx").getAttribute("aria-pressed");
+    told.code = document.querySelector("#code pre").textContent.length;
+    at("lines all").click();
+    told.all = document.querySelector("#code pre").textContent;
+    told.differ = document.querySelectorAll("#code .less").length;
+    const copy = document.querySelector("#code button");
+    copy.click();
+    await new Promise((done) => setTimeout(done, 300));
+    told.copied = document.querySelector("#code button").textContent;
+    at("filter bottleneck").selectedIndex = 1;
+    at("filter bottleneck").dispatchEvent(new Event("change"));
+    told.filtered = cells(1).length;
+    told.dangling = [...document.querySelectorAll("button, input, select, a")].filter(
+      (one) => one.tabIndex < 0 && !one.closest(".plot")).length;
+    return told;"""
+    told, address = seen(searched, script)
+    assert told["first"] == ["1", "2"]
+    assert told["third"] == ["2", "3"]  # the earliest makes room
+    assert told["focus"] == "choose 2"
+    assert told["row"] == ["3", ""]
+    assert told["point"] == ["1", "3"]
+    assert re.match(r"schedule \d: [\d.]+ us predicted, [\d.]+ us measured", told["hover"])
+    assert told["order"] == ["4", "1", "2", "3"]
+    assert told["pressed"] == "true"
+    details = page_of(searched).data["sections"][0]["details"]
+    shown = re.sub(r"\s+", "", told["all"])
+    assert shown == re.sub(r"\s+", "", details[0]["ptx"])
+    assert told["code"] < len(told["all"])  # equal lines were folded
+    assert told["differ"] > 0
+    assert told["copied"] == "copied"
+    assert 0 < told["filtered"] <= 4
+    assert told["dangling"] == 0
+    for part in ("a=3", "b=1", "sort=-predicted", "show=ptx", "lines=all", "filter=bottleneck%3A"):
+        assert part in address
