@@ -65,8 +65,8 @@ class Features:
 class Breakdown:
     """A predicted time in seconds and what it is made of.
 
-    ``parts`` are the seconds that each unit, the path, L2, DRAM and the launch would take alone;
-    the bottleneck is the largest.  ``floor`` is at most the seconds, and monotone in each feature
+    ``parts`` are the seconds that each unit, the path, L2, DRAM, the launch and the clearing of
+    the output before it would take alone; the bottleneck is the largest.  ``floor`` is at most the seconds, and monotone in each feature
     where they are not (None: they are).
     """
 
@@ -121,7 +121,8 @@ def predict(f: Features) -> Breakdown:
     dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
     parts["dram"] = launch.dram_bytes(capacity) / dram_rate
     parts["spills"] = parts["issue"] * FITTED["spill"] * launch.spilled()
-    parts["launch"] = device.launch_seconds
+    parts["launch"] = device.launch_seconds + FITTED["start"] / device.clock_hz
+    parts["clear"] = launch.clear_seconds()
     return Breakdown(combined(parts), parts)
 
 
@@ -129,12 +130,12 @@ def combined(parts: Mapping[str, Numbers]) -> Numbers:
     """Return the time that parts, in seconds, make up together; monotone in each."""
     # shared memory and L1 are stages of one pipe
     pipe = parts.get("smem", 0.0) + parts.get("l1", 0.0)
-    apart = ("smem", "l1", "latency", "l2", "dram", "spills", "launch")
+    apart = ("smem", "l1", "latency", "l2", "dram", "spills", "launch", "clear")
     units = [seconds for name, seconds in parts.items() if name not in apart]
     throughput = blend([*units, pipe], FITTED["unit_power"])
     bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
     seconds = blend(bounds, FITTED["blend_power"])
-    return resolved(seconds + parts["spills"] + parts["launch"])
+    return resolved(seconds + parts["spills"] + parts["launch"] + parts["clear"])
 
 
 def resolved(seconds: Numbers) -> Numbers:
@@ -243,8 +244,9 @@ def _piece(piece: Piece, clock: _Clock) -> None:
 def _rolled(loop: Repeat, clock: _Clock) -> None:
     """Walk a loop with a branch: nothing moves across it, so an iteration's time is its period.
 
-    A ring of copies bounds the period by the copies' latency over the groups in flight: weight over
-    tokens of the cycle that leads from a copy through its wait to the copy that reuses its slot.
+    A ring of copies bounds the period by weight over tokens of the cycle that leads from a copy
+    through its wait to the copy that reuses its slot: the copies' latency and the way from the wait
+    to the next copies, over the groups in flight.
     """
     inner = _Clock(clock.warps if together(loop) else 1.0, 0.0, 0.0, {}, {}, clock.flight)
     _walk(loop.body, inner)
@@ -254,12 +256,20 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
     ):  # warps drift apart: each walks its own chain, while the others use the units
         for cycles in total_work(loop.body).values():
             period = np.maximum(period, clock.warps * cycles)
-    for node in loop.body:
+    for i, node in enumerate(loop.body):
         if isinstance(node, Piece) and node.kind == "wait":
-            period = np.maximum(period, inner.flight / (node.pending + 1.0))
+            again = _Clock(inner.warps, 0.0, 0.0, {}, {}, 0.0)
+            _walk(_to_copies((*loop.body[i + 1 :], *loop.body[:i])), again)
+            period = np.maximum(period, (inner.flight + again.last) / (node.pending + 1.0))
     clock.now = clock.last = clock.last + loop.trips * period
     clock.units.clear()
     clock.ready.clear()
+
+
+def _to_copies(tree: Tree) -> Tree:
+    """Return the nodes up to the last asynchronous copy among them."""
+    copies = [i for i, n in enumerate(tree, 1) if isinstance(n, Piece) and n.kind == "async"]
+    return tree[: max(copies, default=0)]
 
 
 def together(loop: Repeat) -> bool:

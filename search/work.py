@@ -114,6 +114,7 @@ class _Accountant:
     def __init__(self, program: Program, launch: Launch, sizes: Mapping[str, int]) -> None:
         self.program, self.launch, self.device = program, launch, launch.device
         self.values = program.parameter_values(sizes)
+        self.runs: dict[str, tuple[tuple[Numbers, ...], Numbers]] = {}  # of loads to registers
 
     def body(self, body: tuple[Statement, ...], around: tuple[For, ...]) -> Tree:
         found: list[Piece | Repeat] = []
@@ -180,7 +181,7 @@ class _Accountant:
                 latency = device.fma_f64_latency_cycles
             case "fma":
                 run = do.values[0] if do.values else 1
-                reads = 1 + FITTED["fma_operands"] * (1 + 8 / run) / 2
+                reads = 1 + FITTED["fma_operands"] * (1 + 8 / run) / 2 + self.apart(do)
                 each["fma"] = reads * (WARP / device.fma_f32_per_cycle_per_sm)
                 latency = device.fma_latency_cycles
             case "cvt":
@@ -217,6 +218,21 @@ class _Accountant:
                 assert_never(unit)
         return self.finish(do, count, each, latency)
 
+    def apart(self, do: Do) -> Numbers:
+        """Return what an FMA loses where operands that follow one another share a register bank.
+
+        A vector's elements stand in neighbouring registers; the FMAs walk across the vectors where
+        those run along k.
+        """
+        lost: Numbers = 0.0
+        for read in do.reads:
+            if isinstance(read, Access) and read.buffer.name in self.runs:
+                along, vector = self.runs[read.buffer.name]
+                walked = next((steps for steps in read.value if any(steps)), along)
+                if walked != along:
+                    lost = lost + select(np.asanyarray(vector) > 1, FITTED["fma_apart"], 0.0)
+        return lost
+
     def finish(self, do: Do, count: Numbers, each: dict[str, Numbers], latency: Numbers) -> Piece:
         # of a ring in registers another stage is read than is written: nothing waits for that
         waits = (a.buffer for a in do.accesses[:-1])
@@ -247,7 +263,11 @@ class _Accountant:
                 each["l1"] = lines(do.threads, steps, width, vector)
                 extra = extra + self.indices(access)
                 if access is not do.write:
-                    latency = latency + latency_of(access, around, self.launch, device=device)
+                    latency = latency + latency_of(access, around, device=device)
+        if do.instruction.atomic:
+            each["l1"] = FITTED["red"] * each["l1"]
+        if do.write.buffer.level == "registers" and do.write.value:
+            self.runs[do.write.buffer.name] = do.write.value[0], vector
         each["issue"] = self.issue(1.0 + extra)
         each["int"] = extra * (WARP / device.int_per_cycle_per_sm)
         return self.finish(do, count / vector, each, latency)
