@@ -1,8 +1,8 @@
 """Refit the time model's numbers to measured runs: ``python -m benchmarks.fit [--rounds N]``.
 
 The runs are those that the numbers of ``search/fitted.py`` were chosen on: 308 fp32 matmuls
-(``fit_runs.json``: the named ladder, random schedules and fast ones, none of which spills) and the
-variants of ``slow_kernel.json``.  The registers are those that ptxas used, so that the estimate of
+(``fit_runs.json``: the named ladder, random schedules and fast ones, none of which spills; the
+clearing of an output before reds was not timed with them) and the variants of ``slow_kernel.json``.  The registers are those that ptxas used, so that the estimate of
 registers is not fitted along.
 
 With r the predicted over the measured time of a run and w its weight (a point of the ladder counts
@@ -104,6 +104,7 @@ def errors(runs: Sequence[Run], values: Numbers) -> NDArray[np.float64]:
     with numbers(values):
         for run in runs:
             of = features(run.program, run.sizes, device)
+            of = replace(of, launch=replace(of.launch, cleared_bytes=0.0))
             if run.registers is not None:
                 known = RegisterModel((run.registers,), (run.registers,), ())
                 of = replace(of, launch=replace(of.launch, registers=known))

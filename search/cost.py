@@ -246,7 +246,7 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
 
     A ring of copies bounds the period by weight over tokens of the cycle that leads from a copy
     through its wait to the copy that reuses its slot: the copies' latency and the way from the wait
-    to the next copies, over the groups in flight.
+    to the next copies, over the groups in flight.  The first of them is waited for in full.
     """
     inner = _Clock(clock.warps if together(loop) else 1.0, 0.0, 0.0, {}, {}, clock.flight)
     _walk(loop.body, inner)
@@ -256,12 +256,14 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
     ):  # warps drift apart: each walks its own chain, while the others use the units
         for cycles in total_work(loop.body).values():
             period = np.maximum(period, clock.warps * cycles)
+    fill: Numbers = 0.0
     for i, node in enumerate(loop.body):
         if isinstance(node, Piece) and node.kind == "wait":
+            fill = inner.flight
             again = _Clock(inner.warps, 0.0, 0.0, {}, {}, 0.0)
             _walk(_to_copies((*loop.body[i + 1 :], *loop.body[:i])), again)
             period = np.maximum(period, (inner.flight + again.last) / (node.pending + 1.0))
-    clock.now = clock.last = clock.last + loop.trips * period
+    clock.now = clock.last = clock.last + fill + loop.trips * period
     clock.units.clear()
     clock.ready.clear()
 

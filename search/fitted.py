@@ -27,12 +27,10 @@ FITTED: Mapping[str, float] = {
     # how sharply one bound takes over from another
     "unit_power": 3.0,
     "blend_power": 6.6,
-    # DRAM's latency where all SMs ask at once, over that of a lone chain
-    "miss": 1.0,
     # cycles of a line of reds in L1, over those of a line of stores
-    "red": 6.0,
+    "red": 5.0,
     # cycles from a launch to its first instructions' results: code, parameters and pages are cold
-    "start": 1600.0,
+    "start": 2000.0,
     # the share of a peak that long runs reach
     "dram_share": 0.9,
     # the part of L2 in which data survives until it is used again

@@ -210,7 +210,6 @@ def latency_of(access: Access, around: tuple[For, ...], *, device: Device) -> Nu
     the CTAs that share a sector ask for it at about the same time.  Along the contiguous dimension
     several iterations share one.
     """
-    far = FITTED["miss"] * device.dram_latency_cycles
     fresh: Numbers = 0.0 if around else 1.0
     innermost = len(access.buffer.shape) - 1
     for loop in around:
@@ -225,4 +224,5 @@ def latency_of(access: Access, around: tuple[For, ...], *, device: Device) -> Nu
                 fresh = np.maximum(fresh, np.minimum(reached, 1.0))
             else:
                 fresh = np.maximum(fresh, select(np.asanyarray(step) != 0, 1.0, 0.0))
-    return device.l1_latency_cycles + (far - device.l1_latency_cycles) * fresh
+    near, far = device.l1_latency_cycles, device.dram_latency_cycles
+    return near + (far - near) * fresh
