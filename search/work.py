@@ -261,7 +261,7 @@ class _Accountant:
                 extra = extra + select(np.asanyarray(swizzle[0]) > 0, FITTED["swizzle"], 0.0)
             elif level == "gmem":
                 each["l1"] = lines(do.threads, steps, width, vector)
-                extra = extra + self.indices(access)
+                extra = extra + self.indices(access, count / vector)
                 if access is not do.write:
                     latency = latency + latency_of(access, around, device=device)
         if do.instruction.atomic:
@@ -272,17 +272,26 @@ class _Accountant:
         each["int"] = extra * (WARP / device.int_per_cycle_per_sm)
         return self.finish(do, count / vector, each, latency)
 
-    def indices(self, access: Access) -> Numbers:
-        """Return the integer instructions of one access to gmem: its address and its guards."""
+    def indices(self, access: Access, times: Numbers) -> Numbers:
+        """Return the integer instructions of one of ``times`` accesses to gmem: address, guards.
+
+        Whole tiles that are asked about as such cost a question in all.
+        """
         how = np.asanyarray(self.program.addressing)
         wide = select(how == "i32", FITTED["index_i32"], FITTED["index_i64"])
         each = select(how == "pointer", FITTED["index_pointer"], wide)
         guards: Numbers = 0.0
-        for guarded, origin in zip(access.guard, access.origin, strict=False):
+        whole: Numbers = 1.0
+        for d, (guarded, origin) in enumerate(zip(access.guard, access.origin, strict=False)):
             moving = any(not _of_grid(name, self.program) for name, _ in origin.terms)
             cost = FITTED["guard"] if moving else FITTED["guard_fixed"]
             guards = guards + select(np.asanyarray(guarded) != 0, cost, 0.0)
-        return each + guards
+            size, tile = self.number(access.buffer.shape[d]), 1
+            for _, step in origin.terms:
+                tile = tile if isinstance(step, str) else np.maximum(tile, step)
+            whole = whole * ((size // tile) / -(-size // tile))
+        each_asks = np.asanyarray(self.program.guards) == "each"
+        return each + guards * select(each_asks, 1.0, 1.0 - whole * (1.0 - 1.0 / times))
 
 
 def merged(access: Access, steps: tuple[Numbers, ...], vector: Numbers, around: Any) -> Numbers:

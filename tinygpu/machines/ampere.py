@@ -44,6 +44,9 @@ class Ampere(Machine):
     split_k = Choice(1, 2, 4, 8, 16, meaning="parts of k that CTAs share")
     combine = Choice("st", "red", structural=True, meaning="whether sums are stored or added")
     edges = Choice("guard", "exact", structural=True, meaning="what keeps threads inside")
+    guards = Choice(
+        "each", "tile", before="each", meaning="what asks whether it is inside: accesses, or tiles"
+    )
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="rows of tiles that CTAs visit together")
     ctas_per_sm = Choice(1, 2, 3, 4, meaning="CTAs that registers are limited for")
 
@@ -99,6 +102,12 @@ class Ampere(Machine):
                 d.combine == "st" or operation.epilogue == ACC,
                 "what is fused is of whole sums, not of parts of k",
                 'choose split_k 1 and combine "st"',
+            ),
+            Requirement(
+                "unused",
+                (d.guards == "each") | (d.edges == "guard"),
+                "a decision about what the kernel does not have stays at its first value",
+                'choose guards "each"',
             ),
             Requirement(
                 "stored",

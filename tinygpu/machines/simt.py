@@ -66,13 +66,16 @@ class Simt(Machine):
     )
     stages = Choice(1, 2, 3, 4, 5, meaning="tiles of a and b in shared memory")
     issue = Choice(0, 1, 2, meaning="fragments summed before the next tile's loads issue")
-    split_k = Choice(1, 2, 4, 8, 16, meaning="parts of k that CTAs share")
+    split_k = Choice(1, 2, 4, 8, 16, 32, 64, 128, 256, meaning="parts of k that CTAs share")
     combine = Choice("st", "red", structural=True, meaning="how sums reach c")
     accumulator = Choice(
         "f32", "f64", "f32+f64", structural=True, meaning="type of product and sum"
     )
     edges = Choice(
         "guard", "exact", "return", structural=True, meaning="what keeps threads inside the arrays"
+    )
+    guards = Choice(
+        "each", "tile", before="each", meaning="what asks whether it is inside: accesses, or tiles"
     )
     raster = Choice(1, 2, 4, 8, 16, meaning="rows of tiles that CTAs visit together")
     addressing = Choice("pointer", "i32", "i64", meaning="how global addresses are made")
@@ -152,6 +155,7 @@ class Simt(Machine):
                 & (smem[0] or d.a_layout == "km")
                 & ((d.pad_b == 0) | smem[1])
                 & (any(smem) or (d.pipeline == "none"))
+                & ((d.guards == "each") | (d.edges != "exact" and all(smem)))
                 & ((d.stages == 1) | (d.pipeline != "none"))
                 & ((d.stages == 2) | (d.pipeline != "register")),
                 "a decision about what the kernel does not have stays at its first value",

@@ -126,6 +126,7 @@ class SimtTerm:
             specialised=d.specialised,
             zeroed=d.combine == "red",
             addressing=d.addressing,
+            guards=d.guards,
             ctas_per_sm=d.ctas_per_sm,
         )
 
