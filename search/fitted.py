@@ -16,6 +16,7 @@ FITTED: Mapping[str, float] = {
     "index_pointer": 2.75,
     "index_i32": 3.5,
     "index_i64": 8.0,
+    "index_known": 0.75,  # the share of them where sizes are in the code
     "guard": 3.0,
     "guard_fixed": 0.77,
     "loop": 3.0,

@@ -280,6 +280,8 @@ class _Accountant:
         how = np.asanyarray(self.program.addressing)
         wide = select(how == "i32", FITTED["index_i32"], FITTED["index_i64"])
         each = select(how == "pointer", FITTED["index_pointer"], wide)
+        known = np.asanyarray(self.program.specialised) != 0
+        each = each * select(known, FITTED["index_known"], 1.0)
         guards: Numbers = 0.0
         whole: Numbers = 1.0
         for d, (guarded, origin) in enumerate(zip(access.guard, access.origin, strict=False)):

@@ -127,7 +127,7 @@ class Ampere(Machine):
 _PLAIN: Mapping[str, Value] = {
     "tile_m": 64, "tile_n": 64, "tile_k": 32, "warps_m": 2, "warps_n": 2, "stages": 2, "issue": 0,
     "epilogue": "direct", "vector_c": 2, "split_k": 1, "combine": "st", "edges": "guard",
-    "raster": 1, "ctas_per_sm": 1,
+    "guards": "each", "raster": 1, "ctas_per_sm": 1,
 }  # fmt: skip
 _RING = {**_PLAIN, "tile_m": 128, "tile_n": 128, "stages": 4, "raster": 8}
 _DEEP = {**_RING, "tile_k": 64, "stages": 3}
