@@ -24,12 +24,12 @@ FITTED: Mapping[str, float] = {
     # extra register-file reads of an FMA whose operands change, per run of one operand
     "fma_operands": 0.06,
     # how much slower it is where vectors of an operand were loaded across its run: register banks
-    "fma_apart": 0.12,
+    "fma_apart": 0.2,
     # how sharply one bound takes over from another
-    "unit_power": 3.0,
-    "blend_power": 6.6,
-    # cycles of a line of reds in L1, over those of a line of stores
-    "red": 5.0,
+    "unit_power": 3.5,
+    "blend_power": 8.0,
+    # cycles of an SM for each element that a red adds
+    "red": 1.0,
     # cycles from a launch to its first instructions' results: code, parameters and pages are cold
     "start": 2000.0,
     # the share of a peak that long runs reach

@@ -51,6 +51,7 @@ __all__ = ["UNITS", "Piece", "Repeat", "Tree", "account", "mapped"]
 UNITS = ("issue", "fma", "fp64", "int", "cvt", "sfu", "shuffle", "smem", "l1", "tensor")
 Numbers = Any
 WARP = 32
+RETURNED_BYTES_PER_CYCLE = 256  # fitted: from shared memory to registers of an SM (fit_runs.json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,9 @@ class _Accountant:
                     vector = merged(access, steps, do.vector, around)
                 swizzle = access.buffer.swizzle
                 each["smem"] = wavefronts(do.threads, steps, width, vector, swizzle)
+                if access is not do.write:
+                    returned = WARP * width * vector / RETURNED_BYTES_PER_CYCLE
+                    each["smem"] = np.maximum(each["smem"], returned)
                 latency = latency + device.smem_latency_cycles
                 extra = extra + select(np.asanyarray(swizzle[0]) > 0, FITTED["swizzle"], 0.0)
             elif level == "gmem":
@@ -265,7 +269,7 @@ class _Accountant:
                 if access is not do.write:
                     latency = latency + latency_of(access, around, device=device)
         if do.instruction.atomic:
-            each["l1"] = FITTED["red"] * each["l1"]
+            each["l1"] = FITTED["red"] * WARP * vector
         if do.write.buffer.level == "registers" and do.write.value:
             self.runs[do.write.buffer.name] = do.write.value[0], vector
         each["issue"] = self.issue(1.0 + extra)
