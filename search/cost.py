@@ -181,14 +181,17 @@ def fetch(tree: Tree, device: Device) -> Numbers:
 
 @dataclass(slots=True)
 class _Clock:
-    """When things are free: issue, all that was issued, each unit, each buffer in registers."""
+    """When things are free: issue, all that was issued, each unit, each buffer in registers.
+
+    ``landed``: when the asynchronous copies that were issued have landed.
+    """
 
     warps: Numbers
     now: Numbers
     last: Numbers
     units: dict[str, Numbers]
     ready: dict[str, Numbers]
-    flight: Numbers
+    landed: Numbers
 
 
 def path(tree: Tree, warps: Numbers) -> Numbers:
@@ -236,7 +239,7 @@ def _piece(piece: Piece, clock: _Clock) -> None:
         clock.units[unit] = end
     clock.last = np.maximum(clock.last, end)
     if piece.kind == "async":
-        clock.flight = np.maximum(clock.flight, piece.latency)
+        clock.landed = np.maximum(clock.landed, end + piece.latency)
     else:
         clock.ready[piece.write] = (end if piece.unit == "lsu" else start) + piece.latency
 
@@ -245,10 +248,10 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
     """Walk a loop with a branch: nothing moves across it, so an iteration's time is its period.
 
     A ring of copies bounds the period by weight over tokens of the cycle that leads from a copy
-    through its wait to the copy that reuses its slot: the copies' latency and the way from the wait
-    to the next copies, over the groups in flight.  The first of them is waited for in full.
+    through its wait to the copy that reuses its slot: the way from the wait to the next copies and
+    their latency, over the groups in flight.  The first copies, before the loop, land in full.
     """
-    inner = _Clock(clock.warps if together(loop) else 1.0, 0.0, 0.0, {}, {}, clock.flight)
+    inner = _Clock(clock.warps if together(loop) else 1.0, 0.0, 0.0, {}, {}, 0.0)
     _walk(loop.body, inner)
     period = inner.last + FITTED["turn"]
     if not together(
@@ -256,22 +259,15 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
     ):  # warps drift apart: each walks its own chain, while the others use the units
         for cycles in total_work(loop.body).values():
             period = np.maximum(period, clock.warps * cycles)
-    fill: Numbers = 0.0
     for i, node in enumerate(loop.body):
         if isinstance(node, Piece) and node.kind == "wait":
-            fill = inner.flight
-            again = _Clock(inner.warps, 0.0, 0.0, {}, {}, 0.0)
-            _walk(_to_copies((*loop.body[i + 1 :], *loop.body[:i])), again)
-            period = np.maximum(period, (inner.flight + again.last) / (node.pending + 1.0))
-    clock.now = clock.last = clock.last + fill + loop.trips * period
+            clock.last = np.maximum(clock.last, clock.landed)
+            ring = _Clock(inner.warps, 0.0, 0.0, {}, {}, 0.0)
+            _walk((*loop.body[i + 1 :], *loop.body[:i]), ring)
+            period = np.maximum(period, ring.landed / (node.pending + 1.0))
+    clock.now = clock.last = clock.last + loop.trips * period
     clock.units.clear()
     clock.ready.clear()
-
-
-def _to_copies(tree: Tree) -> Tree:
-    """Return the nodes up to the last asynchronous copy among them."""
-    copies = [i for i, n in enumerate(tree, 1) if isinstance(n, Piece) and n.kind == "async"]
-    return tree[: max(copies, default=0)]
 
 
 def together(loop: Repeat) -> bool:
@@ -289,7 +285,7 @@ def _unrolled(loop: Repeat, clock: _Clock) -> None:
     after = replace(clock, units=dict(clock.units), ready=dict(clock.ready))
     _walk(loop.body, after)
     clock.now = select(some, after.now, clock.now)
-    clock.flight = after.flight
+    clock.landed = select(some, after.landed, clock.landed)
     clock.last = select(some, after.last + more, clock.last)
     for mine, theirs in ((clock.units, after.units), (clock.ready, after.ready)):
         for name, end in theirs.items():

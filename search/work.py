@@ -6,8 +6,8 @@ warp's doing of the statement keeps each *unit* busy, and after how many cycles 
 used.  Numbers may be arrays over the decisions of a space; each depends on few of them.
 
 Units: ``issue`` (the schedulers' slots), ``fma``, ``fp64``, ``int``, ``cvt``, ``sfu``, ``shuffle``,
-``smem`` (wavefronts of shared memory) and ``l1`` (lines of global memory), which are stages of one
-load/store pipe, and ``tensor`` (what warps multiply together).
+``smem`` (wavefronts of shared memory, or what it returns) and ``l1`` (lines of global memory),
+which are stages of one load/store pipe, and ``tensor`` (what warps multiply together).
 
 Source: ``docs/model.md``, section "Time".
 """
@@ -46,7 +46,7 @@ from tinygpu.search.pattern import lines, wavefronts
 from tinygpu.search.traffic import Launch, latency_of
 from tinygpu.search.warps import AT_ONCE, MMA_LATENCY_CYCLES, MMA_VALUES, matrices, mma_cycles
 
-__all__ = ["UNITS", "Piece", "Repeat", "Tree", "account", "mapped"]
+__all__ = ["UNITS", "Piece", "Repeat", "Tree", "account", "mapped", "returned"]
 
 UNITS = ("issue", "fma", "fp64", "int", "cvt", "sfu", "shuffle", "smem", "l1", "tensor")
 Numbers = Any
@@ -259,8 +259,7 @@ class _Accountant:
                 swizzle = access.buffer.swizzle
                 each["smem"] = wavefronts(do.threads, steps, width, vector, swizzle)
                 if access is not do.write:
-                    returned = WARP * width * vector / RETURNED_BYTES_PER_CYCLE
-                    each["smem"] = np.maximum(each["smem"], returned)
+                    each["smem"] = np.maximum(each["smem"], returned(width, vector))
                 latency = latency + device.smem_latency_cycles
                 extra = extra + select(np.asanyarray(swizzle[0]) > 0, FITTED["swizzle"], 0.0)
             elif level == "gmem":
@@ -297,7 +296,12 @@ class _Accountant:
                 tile = tile if isinstance(step, str) else np.maximum(tile, step)
             whole = whole * ((size // tile) / -(-size // tile))
         each_asks = np.asanyarray(self.program.guards) == "each"
-        return each + guards * select(each_asks, 1.0, 1.0 - whole * (1.0 - 1.0 / times))
+        return each + guards * select(each_asks, 1.0, 1.0 - whole * (1.0 - 1.0 / np.maximum(times, 1.0)))
+
+
+def returned(width: int, vector: Numbers) -> Numbers:
+    """Return the cycles in which a warp's load from shared memory reaches its registers."""
+    return WARP * width * vector / RETURNED_BYTES_PER_CYCLE
 
 
 def merged(access: Access, steps: tuple[Numbers, ...], vector: Numbers, around: Any) -> Numbers:
