@@ -296,7 +296,9 @@ class _Accountant:
                 tile = tile if isinstance(step, str) else np.maximum(tile, step)
             whole = whole * ((size // tile) / -(-size // tile))
         each_asks = np.asanyarray(self.program.guards) == "each"
-        return each + guards * select(each_asks, 1.0, 1.0 - whole * (1.0 - 1.0 / np.maximum(times, 1.0)))
+        return each + guards * select(
+            each_asks, 1.0, 1.0 - whole * (1.0 - 1.0 / np.maximum(times, 1.0))
+        )
 
 
 def returned(width: int, vector: Numbers) -> Numbers:
