@@ -1,9 +1,9 @@
 """Refit the time model's numbers to measured runs: ``python -m benchmarks.fit [--rounds N]``.
 
 The runs are those that the numbers of ``search/fitted.py`` were chosen on: 308 fp32 matmuls
-(``fit_runs.json``: the named ladder, random schedules and fast ones, none of which spills; the
-clearing of an output before reds was not timed with them) and the variants of ``slow_kernel.json``.  The registers are those that ptxas used, so that the estimate of
-registers is not fitted along.
+(``fit_runs.json``: the named ladder, random schedules and fast ones, none of which spills) and the
+variants of ``slow_kernel.json``.  The registers are those that ptxas used, so that the estimate of
+registers is not fitted along.  Clearing an output before reds was not timed with them.
 
 With r the predicted over the measured time of a run and w its weight (a point of the ladder counts
 for 3, a slow kernel for 6), what is made small is

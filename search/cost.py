@@ -66,8 +66,8 @@ class Breakdown:
     """A predicted time in seconds and what it is made of.
 
     ``parts`` are the seconds that each unit, the path, L2, DRAM, the launch and the clearing of
-    the output before it would take alone; the bottleneck is the largest.  ``floor`` is at most the seconds, and monotone in each feature
-    where they are not (None: they are).
+    the output before it would take alone; the bottleneck is the largest.  ``floor`` is at most the
+    seconds, and monotone in each feature where they are not (None: they are).
     """
 
     seconds: Numbers

@@ -215,7 +215,7 @@ def test_the_machine_fits_on_a_screen() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", LADDER)
 def test_the_ladder_is_legal_in_every_layout(name: str, layout: str) -> None:
-    """Where a is given turned, k cannot be contiguous in shared memory: a_layout "mk" is refused."""
+    """Where a is given turned, its k is not contiguous in shared memory: "mk" is refused."""
     problem = Problem.of(matmul(layout=layout), m=4096, n=4096, k=4096)
     schedule = Schedule.of(Simt(), LADDER[name])
     found = check_schedule(schedule, Simt(), problem, load_device("h200"))
