@@ -41,7 +41,7 @@ from tinygpu.search.fitted import FITTED
 from tinygpu.search.traffic import Launch
 from tinygpu.search.work import WARP, Piece, Repeat, Tree, account, mapped
 
-__all__ = ["Breakdown", "Features", "combined", "cost", "features", "predict"]
+__all__ = ["Breakdown", "Features", "combined", "cost", "features", "pace", "predict"]
 
 Numbers = Any
 RESOLUTION = 0.002  # of a time's logarithm: far below the model's error
@@ -275,13 +275,23 @@ def together(loop: Repeat) -> bool:
     return any(isinstance(p, Piece) and p.kind == "sync" for p in loop.body)
 
 
-def _unrolled(loop: Repeat, clock: _Clock) -> None:
-    """Walk an unrolled loop: once through its chain, then at the pace of its busiest unit."""
-    some = loop.trips > 0
+def pace(loop: Repeat, warps: Numbers) -> Numbers:
+    """Return the cycles from one step of an unrolled loop to the next.
+
+    Its busiest unit sets it, or its loads: the assembler moves few of them up past earlier steps.
+    """
     work = total_work(loop.body)
-    most = reduce(np.maximum, work.values(), 0.0)
-    pace = np.maximum(clock.warps * most, alone(work))
-    more = np.maximum(loop.trips - 1.0, 0.0) * pace
+    cycles = np.maximum(warps * reduce(np.maximum, work.values(), 0.0), alone(work))
+    for piece in loop.body:
+        if isinstance(piece, Piece) and piece.unit == "lsu" and piece.kind == "do":
+            cycles = np.maximum(cycles, piece.latency / FITTED["steps_in_flight"])
+    return cycles
+
+
+def _unrolled(loop: Repeat, clock: _Clock) -> None:
+    """Walk an unrolled loop: once through its chain, then at its pace."""
+    some = loop.trips > 0
+    more = np.maximum(loop.trips - 1.0, 0.0) * pace(loop, clock.warps)
     after = replace(clock, units=dict(clock.units), ready=dict(clock.ready))
     _walk(loop.body, after)
     clock.now = select(some, after.now, clock.now)

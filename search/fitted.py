@@ -43,6 +43,8 @@ FITTED: Mapping[str, float] = {
     "spill": 0.08,
     # cycles from a loop's last issue to its first again: the branch and the refill
     "turn": 22.0,
+    # steps of an unrolled loop whose loads are in flight together
+    "steps_in_flight": 3.0,
     # cycles between two instructions of one warp
     "warp_interval": 2.1,
 }
