@@ -3,7 +3,7 @@
 The runs are those that the numbers of ``search/fitted.py`` were chosen on: 308 fp32 matmuls
 (``fit_runs.json``: the named ladder, random schedules and fast ones, none of which spills) and the
 variants of ``slow_kernel.json``.  The registers are those that ptxas used, so that the estimate of
-registers is not fitted along.
+registers is not fitted along.  Clearing an output before reds was not timed with them.
 
 With r the predicted over the measured time of a run and w its weight (a point of the ladder counts
 for 3, a slow kernel for 6), what is made small is
@@ -104,6 +104,7 @@ def errors(runs: Sequence[Run], values: Numbers) -> NDArray[np.float64]:
     with numbers(values):
         for run in runs:
             of = features(run.program, run.sizes, device)
+            of = replace(of, launch=replace(of.launch, cleared_bytes=0.0))
             if run.registers is not None:
                 known = RegisterModel((run.registers,), (run.registers,), ())
                 of = replace(of, launch=replace(of.launch, registers=known))

@@ -22,7 +22,7 @@ from tinygpu.codegen.scope import Scope, Terms
 from tinygpu.codegen.smem import smem_plan
 from tinygpu.errors import ProgramError
 from tinygpu.layout import Swizzle
-from tinygpu.program import Access, Affine, Buffer, Do, Exit, Program
+from tinygpu.program import Access, Affine, Buffer, Do, Exit, Program, span
 
 __all__ = ["Addresses"]
 
@@ -133,6 +133,29 @@ class Addresses:
             ("left", access.buffer.shape[d], threads, weights, terms),
             lambda: self.text.subtract(size, self.coordinate(access, threads, d, scope)),
         )
+
+    def rest(self, access: Access, d: int, scope: Scope) -> Scalar:
+        """Return how far a CTA's tile is from the end of dimension d, known part apart."""
+        _, terms = scope.split(access.origin[d])
+        size = self.integer(access.buffer.shape[d])
+        return self.text.once(
+            ("rest", size, terms), lambda: self.text.subtract(size, self.sum(terms, scope))
+        )
+
+    def whole(self, do: Do, scope: Scope) -> str | bool:
+        """Return the predicate that no thread's values are outside: the same for a whole CTA."""
+        inside: str | bool = True
+        for access in do.accesses:
+            for d, guarded in enumerate(access.guard):
+                if not guarded:
+                    continue
+                known, _ = scope.split(access.origin[d])
+                last = known + span(access, do.values, do.threads, d) - 1
+                rest = self.rest(access, d, scope)
+                inside = self.text.less(last, rest, inside if isinstance(inside, str) else None)
+                if inside is False:
+                    return False
+        return inside
 
     def guard(
         self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.access_map import Operand
 from tinygpu.codegen.addresses import Addresses
 from tinygpu.codegen.loops import instances, rotating_slots, stepped_pointers
 from tinygpu.codegen.lowering import RULES, operand
@@ -58,6 +59,8 @@ __all__ = ["EMITTER_VERSION", "PTX_VERSION", "Kernel", "emit", "signature"]
 EMITTER_VERSION = 2
 PTX_VERSION = "9.0"  # spec: the newest that ptxas 13.0 takes
 _GROUPS = {"cp.async": "cp.async.{}", "bulk": "cp.async.bulk.{}", "wgmma": "wgmma.{}.sync.aligned"}
+_AS_A_BRANCH = "bar.warp.sync -1"
+"""Else ptxas makes a branch around loads a predicate and sinks them to the loop's end."""
 _KIND = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16"}
 
 
@@ -205,11 +208,38 @@ class Kernel:
 
     def do(self, do: Do, scope: Scope) -> None:
         """Emit one statement through its rule."""
+        self.text.note(str(do))
+        if self.program.guards == "tile" and any(g for a in do.accesses for g in a.guard):
+            self.whole_or_not(do, scope)
+        else:
+            self.lower(do, scope)
+
+    def lower(self, do: Do, scope: Scope) -> None:
+        """Emit a statement by the rule of its instruction."""
         rule = RULES.get(do.instruction.name)
         if rule is None:
             raise ProgramError(f"{do}: no lowering rule for {do.instruction.name}")
-        self.text.note(str(do))
         rule(self, do, scope)
+
+    def whole_or_not(self, do: Do, scope: Scope) -> None:
+        """Emit a statement without guards for tiles that are whole, and with them for others."""
+        text = self.text
+        plain = replace(do, write=_unguarded(do.write), reads=tuple(map(_unguarded, do.reads)))
+        whole = self.addresses.whole(do, scope)
+        if not isinstance(whole, str):
+            self.lower(plain if whole else do, scope)
+            return
+        partly, end = text.label("partly"), text.label("whole_end")
+        text.emit(f"@!{whole} bra {partly}")
+        with text.scope():
+            self.lower(plain, scope)
+            if _plain_load(plain):
+                text.emit(_AS_A_BRANCH)
+        text.emit(f"bra {end}")
+        text.mark(partly)
+        with text.scope():
+            self.lower(do, scope)
+        text.mark(end)
 
     def loop(self, loop: For, scope: Scope) -> None:
         """Emit a running loop: bases before it, one step of each at its end."""
@@ -261,8 +291,7 @@ class Kernel:
             self.text.emit(f"@!{inside} bra {skip}")
             self.body(when.body, scope)
             if any(_plain_load(s) for s in when.body):
-                # else ptxas makes the branch a predicate and sinks the loads to the loop's end
-                self.text.emit("bar.warp.sync -1")
+                self.text.emit(_AS_A_BRANCH)
             self.text.mark(skip)
 
     def exit(self, statement: Exit, scope: Scope) -> None:
@@ -374,6 +403,11 @@ class Kernel:
         if access.buffer.level == "gmem":
             return self.addresses.gmem(access, threads, at, scope)
         return self.addresses.smem(access, threads, at, scope)
+
+
+def _unguarded(operand: Operand) -> Any:
+    """Return an operand without its guards."""
+    return replace(operand, guard=()) if isinstance(operand, Access) else operand
 
 
 def _plain_load(statement: Statement) -> bool:

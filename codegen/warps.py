@@ -43,18 +43,17 @@ _DEPTH = {"bf16": 16, "f16": 16, "tf32": 8}  # spec: k of the mma of a type
 class WarpKernel(Kernel):
     """One kernel of warps in the making."""
 
-    def do(self, do: Do, scope: Scope) -> None:
+    def lower(self, do: Do, scope: Scope) -> None:
         """Emit a statement on pairs through its rule, another one as elsewhere."""
         narrow = any(
             a.buffer.level == "registers" and a.buffer.type.bytes == 2 for a in do.accesses
         )
         if not narrow and do.instruction.issuer != "warp":
-            super().do(do, scope)
+            super().lower(do, scope)
             return
         rule = WARP_RULES.get(do.instruction.name)
         if rule is None:
             raise ProgramError(f"{do}: no lowering rule for {do.instruction.name} on pairs")
-        self.text.note(str(do))
         rule(self, do, scope)
 
     def loop(self, loop: For, scope: Scope) -> None:

@@ -41,7 +41,7 @@ from tinygpu.search.fitted import FITTED
 from tinygpu.search.traffic import Launch
 from tinygpu.search.work import WARP, Piece, Repeat, Tree, account, mapped
 
-__all__ = ["Breakdown", "Features", "combined", "cost", "features", "predict"]
+__all__ = ["Breakdown", "Features", "combined", "cost", "features", "pace", "predict"]
 
 Numbers = Any
 RESOLUTION = 0.002  # of a time's logarithm: far below the model's error
@@ -65,9 +65,9 @@ class Features:
 class Breakdown:
     """A predicted time in seconds and what it is made of.
 
-    ``parts`` are the seconds that each unit, the path, L2, DRAM and the launch would take alone;
-    the bottleneck is the largest.  ``floor`` is at most the seconds, and monotone in each feature
-    where they are not (None: they are).
+    ``parts`` are the seconds that each unit, the path, L2, DRAM, the launch and the clearing of
+    the output before it would take alone; the bottleneck is the largest.  ``floor`` is at most the
+    seconds, and monotone in each feature where they are not (None: they are).
     """
 
     seconds: Numbers
@@ -121,7 +121,8 @@ def predict(f: Features) -> Breakdown:
     dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
     parts["dram"] = launch.dram_bytes(capacity) / dram_rate
     parts["spills"] = parts["issue"] * FITTED["spill"] * launch.spilled()
-    parts["launch"] = device.launch_seconds
+    parts["launch"] = device.launch_seconds + FITTED["start"] / device.clock_hz
+    parts["clear"] = launch.clear_seconds()
     return Breakdown(combined(parts), parts)
 
 
@@ -129,12 +130,12 @@ def combined(parts: Mapping[str, Numbers]) -> Numbers:
     """Return the time that parts, in seconds, make up together; monotone in each."""
     # shared memory and L1 are stages of one pipe
     pipe = parts.get("smem", 0.0) + parts.get("l1", 0.0)
-    apart = ("smem", "l1", "latency", "l2", "dram", "spills", "launch")
+    apart = ("smem", "l1", "latency", "l2", "dram", "spills", "launch", "clear")
     units = [seconds for name, seconds in parts.items() if name not in apart]
     throughput = blend([*units, pipe], FITTED["unit_power"])
     bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
     seconds = blend(bounds, FITTED["blend_power"])
-    return resolved(seconds + parts["spills"] + parts["launch"])
+    return resolved(seconds + parts["spills"] + parts["launch"] + parts["clear"])
 
 
 def resolved(seconds: Numbers) -> Numbers:
@@ -180,14 +181,17 @@ def fetch(tree: Tree, device: Device) -> Numbers:
 
 @dataclass(slots=True)
 class _Clock:
-    """When things are free: issue, all that was issued, each unit, each buffer in registers."""
+    """When things are free: issue, all that was issued, each unit, each buffer in registers.
+
+    ``landed``: when the asynchronous copies that were issued have landed.
+    """
 
     warps: Numbers
     now: Numbers
     last: Numbers
     units: dict[str, Numbers]
     ready: dict[str, Numbers]
-    flight: Numbers
+    landed: Numbers
 
 
 def path(tree: Tree, warps: Numbers) -> Numbers:
@@ -235,7 +239,7 @@ def _piece(piece: Piece, clock: _Clock) -> None:
         clock.units[unit] = end
     clock.last = np.maximum(clock.last, end)
     if piece.kind == "async":
-        clock.flight = np.maximum(clock.flight, piece.latency)
+        clock.landed = np.maximum(clock.landed, end + piece.latency)
     else:
         clock.ready[piece.write] = (end if piece.unit == "lsu" else start) + piece.latency
 
@@ -243,10 +247,11 @@ def _piece(piece: Piece, clock: _Clock) -> None:
 def _rolled(loop: Repeat, clock: _Clock) -> None:
     """Walk a loop with a branch: nothing moves across it, so an iteration's time is its period.
 
-    A ring of copies bounds the period by the copies' latency over the groups in flight: weight over
-    tokens of the cycle that leads from a copy through its wait to the copy that reuses its slot.
+    A ring of copies bounds the period by weight over tokens of the cycle that leads from a copy
+    through its wait to the copy that reuses its slot: the way from the wait to the next copies and
+    their latency, over the groups in flight.  The first copies, before the loop, land in full.
     """
-    inner = _Clock(clock.warps if together(loop) else 1.0, 0.0, 0.0, {}, {}, clock.flight)
+    inner = _Clock(clock.warps if together(loop) else 1.0, 0.0, 0.0, {}, {}, 0.0)
     _walk(loop.body, inner)
     period = inner.last + FITTED["turn"]
     if not together(
@@ -254,9 +259,12 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
     ):  # warps drift apart: each walks its own chain, while the others use the units
         for cycles in total_work(loop.body).values():
             period = np.maximum(period, clock.warps * cycles)
-    for node in loop.body:
+    for i, node in enumerate(loop.body):
         if isinstance(node, Piece) and node.kind == "wait":
-            period = np.maximum(period, inner.flight / (node.pending + 1.0))
+            clock.last = np.maximum(clock.last, clock.landed)
+            ring = _Clock(inner.warps, 0.0, 0.0, {}, {}, 0.0)
+            _walk((*loop.body[i + 1 :], *loop.body[:i]), ring)
+            period = np.maximum(period, ring.landed / (node.pending + 1.0))
     clock.now = clock.last = clock.last + loop.trips * period
     clock.units.clear()
     clock.ready.clear()
@@ -267,17 +275,27 @@ def together(loop: Repeat) -> bool:
     return any(isinstance(p, Piece) and p.kind == "sync" for p in loop.body)
 
 
-def _unrolled(loop: Repeat, clock: _Clock) -> None:
-    """Walk an unrolled loop: once through its chain, then at the pace of its busiest unit."""
-    some = loop.trips > 0
+def pace(loop: Repeat, warps: Numbers) -> Numbers:
+    """Return the cycles from one step of an unrolled loop to the next.
+
+    Its busiest unit sets it, or its loads: the assembler moves few of them up past earlier steps.
+    """
     work = total_work(loop.body)
-    most = reduce(np.maximum, work.values(), 0.0)
-    pace = np.maximum(clock.warps * most, alone(work))
-    more = np.maximum(loop.trips - 1.0, 0.0) * pace
+    cycles = np.maximum(warps * reduce(np.maximum, work.values(), 0.0), alone(work))
+    for piece in loop.body:
+        if isinstance(piece, Piece) and piece.unit == "lsu" and piece.kind == "do":
+            cycles = np.maximum(cycles, piece.latency / FITTED["steps_in_flight"])
+    return cycles
+
+
+def _unrolled(loop: Repeat, clock: _Clock) -> None:
+    """Walk an unrolled loop: once through its chain, then at its pace."""
+    some = loop.trips > 0
+    more = np.maximum(loop.trips - 1.0, 0.0) * pace(loop, clock.warps)
     after = replace(clock, units=dict(clock.units), ready=dict(clock.ready))
     _walk(loop.body, after)
     clock.now = select(some, after.now, clock.now)
-    clock.flight = after.flight
+    clock.landed = select(some, after.landed, clock.landed)
     clock.last = select(some, after.last + more, clock.last)
     for mine, theirs in ((clock.units, after.units), (clock.ready, after.ready)):
         for name, end in theirs.items():

@@ -42,6 +42,7 @@ WORDS: Mapping[str, str] = {
     "l2": "the bandwidth of L2",
     "dram": "the bandwidth of DRAM",
     "launch": "the launch itself",
+    "clear": "the launch that clears the output before",
     "tensor": "the tensor cores",
     "power": "the power cap: tensor cores at the clock that it allows",
     "tma": "the copy engine (TMA)",

@@ -16,15 +16,22 @@ FITTED: Mapping[str, float] = {
     "index_pointer": 2.75,
     "index_i32": 3.5,
     "index_i64": 8.0,
+    "index_known": 0.75,  # the share of them where sizes are in the code
     "guard": 3.0,
     "guard_fixed": 0.77,
     "loop": 3.0,
     "swizzle": 2.0,
     # extra register-file reads of an FMA whose operands change, per run of one operand
     "fma_operands": 0.06,
+    # how much slower it is where vectors of an operand were loaded across its run: register banks
+    "fma_apart": 0.2,
     # how sharply one bound takes over from another
-    "unit_power": 3.0,
-    "blend_power": 6.6,
+    "unit_power": 3.5,
+    "blend_power": 8.0,
+    # cycles of an SM for each element that a red adds
+    "red": 1.0,
+    # cycles from a launch to its first instructions' results: code, parameters and pages are cold
+    "start": 2000.0,
     # the share of a peak that long runs reach
     "dram_share": 0.9,
     # the part of L2 in which data survives until it is used again
@@ -36,6 +43,8 @@ FITTED: Mapping[str, float] = {
     "spill": 0.08,
     # cycles from a loop's last issue to its first again: the branch and the refill
     "turn": 22.0,
+    # steps of an unrolled loop whose loads are in flight together
+    "steps_in_flight": 3.0,
     # cycles between two instructions of one warp
     "warp_interval": 2.1,
 }

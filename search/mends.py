@@ -35,7 +35,7 @@ from tinygpu.program import Access, Do
 from tinygpu.search.cost import predict
 from tinygpu.search.pattern import lines, wavefronts
 from tinygpu.search.view import Kind, LaunchMend, Node, PieceMend, View, duration
-from tinygpu.search.work import WARP, Piece
+from tinygpu.search.work import WARP, Piece, returned
 
 __all__ = ["KINDS", "lanes_apart", "limiter"]
 
@@ -81,7 +81,10 @@ def _conflicts(node: Node, view: View) -> PieceMend | None:
     if moved is None:
         return None
     do, access, vector = moved
-    ideal = wavefronts((lanes_apart(do, access),), (vector,), access.buffer.type.bytes, vector)
+    width = access.buffer.type.bytes
+    ideal = wavefronts((lanes_apart(do, access),), (vector,), width, vector)
+    if access is not do.write:
+        ideal = max(ideal, returned(width, vector))
     return _fewer(piece, "smem", ideal, "wavefronts a request")
 
 
@@ -220,7 +223,7 @@ def _scaled(view: View, factors: Mapping[str, float]) -> dict[str, Any]:
 def _path(view: View) -> LaunchMend:
     parts = view.time.parts
     busiest = max(
-        (n for n in parts if n not in ("latency", "launch")), key=lambda n: float(parts[n])
+        (n for n in parts if n not in ("latency", "launch", "clear")), key=lambda n: float(parts[n])
     )
     measured = f"CTAs' own chains of statements take {duration(float(parts['latency']))}"
     ideal = f"hidden behind {busiest}, {duration(float(parts[busiest]))}"
@@ -285,7 +288,7 @@ def _tail(view: View) -> LaunchMend | None:
     mean = ctas / sms
     if mean >= count and mean / fits >= rounds:
         return None
-    outside = ("latency", "l2", "dram", "launch")
+    outside = ("latency", "l2", "dram", "launch", "clear")
     factors = {n: mean / count for n in view.time.parts if n not in outside}
     factors["latency"] = min(1.0, max(1.0, mean / fits) / rounds)
     measured = f"{ctas:.0f} CTAs on {sms} SMs: {count:.0f} on the fullest, {rounds:.0f} rounds"
@@ -293,8 +296,9 @@ def _tail(view: View) -> LaunchMend | None:
 
 
 def _launch(view: View) -> LaunchMend:
-    measured = f"{view.device.launch_seconds * 1e6:.3g} us a launch"
-    return _scaled(view, {"launch": 0.0}), "the launch", measured, "none"
+    seconds = float(view.time.parts["launch"]) + float(view.time.parts["clear"])
+    measured = f"{seconds * 1e6:.3g} us to start, and to clear the output where that has to be"
+    return _scaled(view, {"launch": 0.0, "clear": 0.0}), "the launch", measured, "none"
 
 
 def _fetch(view: View) -> LaunchMend | None:

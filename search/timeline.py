@@ -30,7 +30,7 @@ from typing import Any
 
 from tinygpu.device import Device
 from tinygpu.program import Do, Program
-from tinygpu.search.cost import alone, features, together, total_work
+from tinygpu.search.cost import alone, features, pace, together, total_work
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.work import WARP, Piece, Repeat
 
@@ -281,11 +281,11 @@ class _Walker:
         self.ready.clear()
 
     def unrolled(self, loop: Repeat, where: str) -> None:
-        """Go once through its chain, and then on at the pace of its busiest unit."""
+        """Go once through its chain, and then on at its pace."""
         trips = int(loop.trips)
         if trips <= 0:
             return
-        pace = self.busy(total_work(loop.body))
+        step = float(pace(loop, self.warps))
         first_event, first_group = len(self.events), len(self.groups)
         before = {id(clock): dict(clock) for clock in (self.units, self.ready)}
         flying = self.flying
@@ -295,11 +295,11 @@ class _Walker:
         for i in range(1, trips):
             here = f"{at}{loop.start + i}"
             self.events += [
-                _later(e, i * pace, here + e.iteration.removeprefix(f"{at}{loop.start}"))
+                _later(e, i * step, here + e.iteration.removeprefix(f"{at}{loop.start}"))
                 for e in events
             ]
-            self.groups += [landing + i * pace for landing in groups]
-        more = (trips - 1) * pace
+            self.groups += [landing + i * step for landing in groups]
+        more = (trips - 1) * step
         self.last += more
         if self.flying != flying:
             self.flying += more

@@ -50,6 +50,7 @@ class Launch:
     """A launch: everything about it that time depends on, beside the work of a CTA.
 
     ``raster`` and ``ctas_wanted`` are given twice: the least and the greatest among the candidates.
+    ``cleared_bytes`` of the output are set to zero by a launch of their own before it.
     """
 
     device: Device
@@ -61,11 +62,15 @@ class Launch:
     registers: RegisterModel
     ctas_wanted: tuple[Numbers, Numbers]
     operands: tuple[Operand, ...]
+    cleared_bytes: float = 0.0
 
     @staticmethod
     def of(program: Program, sizes: Mapping[str, int], device: Device) -> Launch:
         """Account for a launch at these sizes."""
         values = program.parameter_values(sizes)
+        operands = operands_of(program, values)
+        output = program.operation.output.name
+        cleared = sum(o.bytes for o in operands if o.name == output and program.zeroed)
         return Launch(
             device,
             tuple(axis.var for axis in program.grid),
@@ -75,7 +80,8 @@ class Launch:
             program.smem_bytes,
             RegisterModel.of(program),
             (program.ctas_per_sm, program.ctas_per_sm),
-            operands_of(program, values),
+            operands,
+            cleared,
         )
 
     def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Launch:
@@ -116,6 +122,16 @@ class Launch:
         room = device.registers_per_sm / (self.threads * self.ctas_wanted[0])
         room = np.minimum(np.floor(room / unit) * unit, device.registers_per_thread_max)
         return np.maximum(self.registers.registers() - room, 0.0)
+
+    def clear_seconds(self) -> float:
+        """Return the time of the launch that clears the output, in L2 where that has room."""
+        if not self.cleared_bytes:
+            return 0.0
+        device = self.device
+        rate = device.l2_bytes_per_cycle * device.clock_hz
+        if self.cleared_bytes > FITTED["l2_share"] * device.l2_bytes:
+            rate = device.dram_bytes_per_second * FITTED["dram_share"]
+        return device.launch_seconds + self.cleared_bytes / rate
 
     def l2_bytes(self) -> Numbers:
         """Return the bytes between L2 and the SMs."""
@@ -187,16 +203,13 @@ def fetches(
     return outer * np.maximum(times, 1.0)
 
 
-def latency_of(
-    access: Access, around: tuple[For, ...], launch: Launch, *, device: Device
-) -> Numbers:
+def latency_of(access: Access, around: tuple[For, ...], *, device: Device) -> Numbers:
     """Return the cycles after which a load's data is there, on average over the iterations.
 
-    An iteration pays the way to L2, or to DRAM if L2 cannot hold the operands, where it is the
-    first to touch a sector; along the contiguous dimension several iterations share one.
+    An iteration pays the way to DRAM where it is the first to touch a sector: inputs are cold, and
+    the CTAs that share a sector ask for it at about the same time.  Along the contiguous dimension
+    several iterations share one.
     """
-    kept = sum(o.bytes for o in launch.operands) <= FITTED["l2_share"] * device.l2_bytes
-    far = device.l2_latency_cycles if kept else device.dram_latency_cycles
     fresh: Numbers = 0.0 if around else 1.0
     innermost = len(access.buffer.shape) - 1
     for loop in around:
@@ -211,4 +224,5 @@ def latency_of(
                 fresh = np.maximum(fresh, np.minimum(reached, 1.0))
             else:
                 fresh = np.maximum(fresh, select(np.asanyarray(step) != 0, 1.0, 0.0))
-    return device.l1_latency_cycles + (far - device.l1_latency_cycles) * fresh
+    near, far = device.l1_latency_cycles, device.dram_latency_cycles
+    return near + (far - near) * fresh

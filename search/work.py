@@ -6,8 +6,8 @@ warp's doing of the statement keeps each *unit* busy, and after how many cycles 
 used.  Numbers may be arrays over the decisions of a space; each depends on few of them.
 
 Units: ``issue`` (the schedulers' slots), ``fma``, ``fp64``, ``int``, ``cvt``, ``sfu``, ``shuffle``,
-``smem`` (wavefronts of shared memory) and ``l1`` (lines of global memory), which are stages of one
-load/store pipe, and ``tensor`` (what warps multiply together).
+``smem`` (wavefronts of shared memory, or what it returns) and ``l1`` (lines of global memory),
+which are stages of one load/store pipe, and ``tensor`` (what warps multiply together).
 
 Source: ``docs/model.md``, section "Time".
 """
@@ -46,11 +46,12 @@ from tinygpu.search.pattern import lines, wavefronts
 from tinygpu.search.traffic import Launch, latency_of
 from tinygpu.search.warps import AT_ONCE, MMA_LATENCY_CYCLES, MMA_VALUES, matrices, mma_cycles
 
-__all__ = ["UNITS", "Piece", "Repeat", "Tree", "account", "mapped"]
+__all__ = ["UNITS", "Piece", "Repeat", "Tree", "account", "mapped", "returned"]
 
 UNITS = ("issue", "fma", "fp64", "int", "cvt", "sfu", "shuffle", "smem", "l1", "tensor")
 Numbers = Any
 WARP = 32
+RETURNED_BYTES_PER_CYCLE = 256  # fitted: from shared memory to registers of an SM (fit_runs.json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class _Accountant:
     def __init__(self, program: Program, launch: Launch, sizes: Mapping[str, int]) -> None:
         self.program, self.launch, self.device = program, launch, launch.device
         self.values = program.parameter_values(sizes)
+        self.runs: dict[str, tuple[tuple[Numbers, ...], Numbers]] = {}  # of loads to registers
 
     def body(self, body: tuple[Statement, ...], around: tuple[For, ...]) -> Tree:
         found: list[Piece | Repeat] = []
@@ -182,7 +184,7 @@ class _Accountant:
                 latency = device.fma_f64_latency_cycles
             case "fma":
                 run = do.values[0] if do.values else 1
-                reads = 1 + FITTED["fma_operands"] * (1 + 8 / run) / 2
+                reads = 1 + FITTED["fma_operands"] * (1 + 8 / run) / 2 + self.apart(do)
                 each["fma"] = reads * (WARP / device.fma_f32_per_cycle_per_sm)
                 latency = device.fma_latency_cycles
             case "cvt":
@@ -219,6 +221,21 @@ class _Accountant:
                 assert_never(unit)
         return self.finish(do, count, each, latency)
 
+    def apart(self, do: Do) -> Numbers:
+        """Return what an FMA loses where operands that follow one another share a register bank.
+
+        A vector's elements stand in neighbouring registers; the FMAs walk across the vectors where
+        those run along k.
+        """
+        lost: Numbers = 0.0
+        for read in do.reads:
+            if isinstance(read, Access) and read.buffer.name in self.runs:
+                along, vector = self.runs[read.buffer.name]
+                walked = next((steps for steps in read.value if any(steps)), along)
+                if walked != along:
+                    lost = lost + select(np.asanyarray(vector) > 1, FITTED["fma_apart"], 0.0)
+        return lost
+
     def finish(self, do: Do, count: Numbers, each: dict[str, Numbers], latency: Numbers) -> Piece:
         # of a ring in registers another stage is read than is written: nothing waits for that
         waits = (a.buffer for a in do.accesses[:-1])
@@ -243,28 +260,52 @@ class _Accountant:
                     vector = merged(access, steps, do.vector, around)
                 swizzle = access.buffer.swizzle
                 each["smem"] = wavefronts(do.threads, steps, width, vector, swizzle)
+                if access is not do.write:
+                    each["smem"] = np.maximum(each["smem"], returned(width, vector))
                 latency = latency + device.smem_latency_cycles
                 extra = extra + select(np.asanyarray(swizzle[0]) > 0, FITTED["swizzle"], 0.0)
             elif level == "gmem":
                 each["l1"] = lines(do.threads, steps, width, vector)
-                extra = extra + self.indices(access)
+                extra = extra + self.indices(access, count / vector)
                 if access is not do.write:
-                    latency = latency + latency_of(access, around, self.launch, device=device)
+                    latency = latency + latency_of(access, around, device=device)
+        if do.instruction.atomic:
+            each["l1"] = FITTED["red"] * WARP * vector
+        if do.write.buffer.level == "registers" and do.write.value:
+            self.runs[do.write.buffer.name] = do.write.value[0], vector
         each["issue"] = self.issue(1.0 + extra)
         each["int"] = extra * (WARP / device.int_per_cycle_per_sm)
         return self.finish(do, count / vector, each, latency)
 
-    def indices(self, access: Access) -> Numbers:
-        """Return the integer instructions of one access to gmem: its address and its guards."""
+    def indices(self, access: Access, times: Numbers) -> Numbers:
+        """Return the integer instructions of one of ``times`` accesses to gmem: address, guards.
+
+        Whole tiles that are asked about as such cost a question in all.
+        """
         how = np.asanyarray(self.program.addressing)
         wide = select(how == "i32", FITTED["index_i32"], FITTED["index_i64"])
         each = select(how == "pointer", FITTED["index_pointer"], wide)
+        known = np.asanyarray(self.program.specialised) != 0
+        each = each * select(known, FITTED["index_known"], 1.0)
         guards: Numbers = 0.0
-        for guarded, origin in zip(access.guard, access.origin, strict=False):
+        whole: Numbers = 1.0
+        for d, (guarded, origin) in enumerate(zip(access.guard, access.origin, strict=False)):
             moving = any(not _of_grid(name, self.program) for name, _ in origin.terms)
             cost = FITTED["guard"] if moving else FITTED["guard_fixed"]
             guards = guards + select(np.asanyarray(guarded) != 0, cost, 0.0)
-        return each + guards
+            size, tile = self.number(access.buffer.shape[d]), 1
+            for _, step in origin.terms:
+                tile = tile if isinstance(step, str) else np.maximum(tile, step)
+            whole = whole * ((size // tile) / -(-size // tile))
+        each_asks = np.asanyarray(self.program.guards) == "each"
+        return each + guards * select(
+            each_asks, 1.0, 1.0 - whole * (1.0 - 1.0 / np.maximum(times, 1.0))
+        )
+
+
+def returned(width: int, vector: Numbers) -> Numbers:
+    """Return the cycles in which a warp's load from shared memory reaches its registers."""
+    return WARP * width * vector / RETURNED_BYTES_PER_CYCLE
 
 
 def merged(access: Access, steps: tuple[Numbers, ...], vector: Numbers, around: Any) -> Numbers:

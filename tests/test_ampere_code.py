@@ -56,6 +56,8 @@ def test_the_code_of_every_start_multiplies(name: str, layout: str) -> None:
         ({"vector_c": 1, "tile_k": 64, "issue": 1}, "nt", (17, 19, 72)),
         ({"stages": 5, "tile_k": 64, "issue": 2, "raster": 2}, "tt", (136, 200, 584)),
         ({"epilogue": "smem", "edges": "exact"}, "nt", (128, 64, 64)),
+        ({"guards": "tile", "stages": 3}, "nt", (72, 136, 200)),
+        ({"guards": "tile", "epilogue": "smem", "vector_c": 8}, "tt", (136, 72, 64)),
     ],
 )
 def test_other_schedules(changes: Any, layout: str, sizes: tuple[int, int, int]) -> None:

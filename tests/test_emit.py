@@ -49,6 +49,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "padded": ({**SMALL, "pad_a": 4, "pad_b": 8}, "f32"),
     "raster": ({**SMALL, "raster": 4}, "f32"),
     "exact": ({**SMALL, "edges": "exact"}, "f32"),
+    "whole tiles": ({**SMALL, "guards": "tile"}, "f32"),
+    "whole tiles, cp.async": ({**ASYNC, "guards": "tile"}, "f32"),
     "return": ({**LADDER["naive"], "addressing": "i64"}, "f32"),
     "two stages": ({**ASYNC, "stages": 2, "issue": 0}, "f32"),
     "widened sums": ({**SMALL, "accumulator": "f32+f64"}, "f32"),
@@ -110,6 +112,16 @@ def test_every_variant_assembles(name: str, arch: str) -> None:
     assert assemble(emit(program, arch), arch).registers > 0
     special = emit(replace(program, specialised=True), arch, {"m": 64, "n": 48, "k": 40})
     assert assemble(special, arch).registers > 0
+
+
+@pytest.mark.parametrize("layout", ["nt", "tn", "tt"])
+def test_every_layout_assembles(layout: str) -> None:
+    points = [{**PLAIN, "guards": "tile"}, {**PLAIN, "a_from": "gmem"}, {**PLAIN, "b_from": "gmem"}]
+    if layout[1] == "t":
+        points.append({**ASYNC, "a_layout": "km", "vector_a": 1, "b_layout": "nk"})
+    for point in points:
+        program = Simt().program(matmul(layout=layout), Chosen(point))
+        assert assemble(emit(program), "sm_90a").registers > 0
 
 
 def test_legal_schedules_assemble() -> None:
@@ -194,8 +206,9 @@ def counted(text: str) -> Counter[str]:
         (REGISTER, "f32"),
         (REGISTER, "f16"),
         ({**REGISTER, "accumulator": "f32+f64"}, "f32"),
+        ({**REGISTER, "guards": "tile"}, "f32"),
     ],
-    ids=[*GOLDEN, "register", "f16", "f32+f64"],
+    ids=[*GOLDEN, "register", "f16", "f32+f64", "whole tiles"],
 )
 def test_a_dropped_statement_vanishes(point: dict[str, Any], dtype: str) -> None:
     """Its instructions go and no others do: every instruction is of a statement of the term."""

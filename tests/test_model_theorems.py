@@ -163,10 +163,8 @@ def test_the_period_is_the_largest_cycle_ratio(body: Tree, warps: int) -> None:
 
 @settings(max_examples=150)
 @given(bodies(), st.integers(1, 4))
-def test_the_predicted_period_is_the_ratio_but_for_the_way_to_the_copy(
-    body: Tree, warps: int
-) -> None:
-    """cost's period is the ratio; with copies in flight less, by less than an iteration."""
+def test_the_predicted_period_is_the_ratio(body: Tree, warps: int) -> None:
+    """cost's period is the largest ratio; the turn lengthens the path, and no ring."""
     apart = not any(isinstance(p, Piece) and p.kind == "sync" for p in body)
     walking = 1 if apart else warps  # without a barrier each warp walks its own chain
     busy = warps * max(total_work(body).values()) if apart else 0.0
@@ -183,10 +181,7 @@ def test_the_predicted_period_is_the_ratio_but_for_the_way_to_the_copy(
     first = run(event_graph(body, walking), 1)
     rings = [(first[f"end {i}"][0] + latency) / (wait.pending + 1) for i, latency in copies]
     assert ratio == pytest.approx(max(once, *rings), abs=1e-6)
-    flights = [latency / (wait.pending + 1) for _, latency in copies]
-    assert predicted == pytest.approx(max(once + turn, busy, *flights), abs=1e-6)
-    assert predicted <= max(ratio + turn, busy) + 1e-6
-    assert ratio <= predicted + once / (wait.pending + 1) + 1e-6
+    assert predicted == pytest.approx(max(once + turn, busy, *rings), abs=1e-6)
 
 
 @cache

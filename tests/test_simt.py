@@ -10,14 +10,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tinygpu.codegen.emit import emit
+from tinygpu.codegen.interpretation import interpret
 from tinygpu.device import load_device
 from tinygpu.errors import OperationError
+from tinygpu.interpret import check
 from tinygpu.laws import check_schedule
 from tinygpu.machine import Chosen
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Do, For, walk
 from tinygpu.schedule import Schedule
+from tinygpu.search.cost import cost
 
 DECISIONS = Simt.decisions()
 NUMERIC = tuple(name for name, choice in DECISIONS.items() if not choice.structural)
@@ -33,6 +37,7 @@ BREAKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("split_red", "tuned", {"combine": "red"}),
     ("chunks", "tuned", {"thread_m": 2}),
     ("chunks", "tuned", {"thread_n": 2}),
+    ("turned", "shared", {"b_layout": "nk"}),
     ("unused", "naive", {"pad_a": 4}),
     ("unused", "naive", {"pad_b": 4}),
     ("unused", "tuned", {"pad_a": 0, "swizzle_a": 1}),
@@ -40,8 +45,35 @@ BREAKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("unused", "naive", {"a_layout": "mk"}),
     ("unused", "naive", {"pipeline": "register", "stages": 2}),
     ("unused", "tuned", {"stages": 2}),
+    ("unused", "tuned", {"edges": "exact", "guards": "tile"}),
+    ("unused", "naive", {"guards": "tile"}),
     ("unused", "multi-stage", {"stages": 3}),
 )
+
+
+LAYOUTS = ("nn", "nt", "tn", "tt")
+SMALL: dict[str, Any] = {
+    **LADDER["multi-stage"], "tile_m": 32, "tile_n": 32, "tile_k": 8, "thread_m": 4, "thread_n": 4,
+    "lanes_m": 4, "vector_shared": 4, "vector_a": 1, "vector_b": 1, "vector_c": 1, "pad_a": 0,
+    "k_step": 4,
+}  # fmt: skip
+ALONG: dict[str, tuple[dict[str, Any], ...]] = {  # what may be contiguous in shared memory
+    "nn": ({}, {"a_layout": "mk"}),
+    "nt": ({}, {"a_layout": "mk"}, {"b_layout": "nk"},
+           {"a_layout": "mk", "b_layout": "nk", "vector_shared": 1}),
+    "tn": ({},),
+    "tt": ({}, {"b_layout": "nk"}),
+}  # fmt: skip
+PIPELINES: tuple[dict[str, Any], ...] = (
+    {"issue": 1},
+    {"pipeline": "cp.async", "stages": 3},
+    {"pipeline": "none", "stages": 1},
+)
+WALKS = [
+    *((layout, {**along, **pipe}) for layout in LAYOUTS for along in ALONG[layout]
+      for pipe in PIPELINES),
+    *((layout, {f"{x}_from": "gmem"}) for layout in LAYOUTS for x in "ab"),
+]  # fmt: skip
 
 
 def failed(values: dict[str, Any], dtype: str = "f32") -> set[str]:
@@ -152,7 +184,7 @@ def test_every_decision_matters(name: str) -> None:
             return
     pairs: dict[str, dict[str, Any]] = {"split_k": {"combine": "red"}, "combine": {"split_k": 2}}
     points = [{**LADDER["tuned"], **pairs.get(name, {}), name: v} for v in DECISIONS[name].values]
-    terms = {Simt().program(matmul(), Chosen(p)) for p in points}
+    terms = {Simt().program(matmul(layout="nt"), Chosen(p)) for p in points}
     assert len(terms) == len(points)
 
 
@@ -181,15 +213,72 @@ def test_the_machine_fits_on_a_screen() -> None:
     assert set(Simt.graph()) == {level.name for level in Simt.levels}
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_other_layouts_are_refused_and_not_read_as_if_they_were_nn(layout: str) -> None:
-    """Threads walk along a[m,k] and b[k,n]: a turned input is a mistake, with its mend."""
-    operation = matmul("f32", layout=layout)
-    if layout == "nn":
-        Schedule.of(Simt(), LADDER["tuned"]).program(Simt(), operation)
-        return
-    with pytest.raises(OperationError, match='choose layout "nn", or a machine that takes others'):
-        Schedule.of(Simt(), LADDER["tuned"]).program(Simt(), operation)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", LADDER)
+def test_the_ladder_is_legal_in_every_layout(name: str, layout: str) -> None:
+    """Where a is given turned, its k is not contiguous in shared memory: "mk" is refused."""
+    problem = Problem.of(matmul(layout=layout), m=4096, n=4096, k=4096)
+    schedule = Schedule.of(Simt(), LADDER[name])
+    found = check_schedule(schedule, Simt(), problem, load_device("h200"))
+    turned = layout[0] == "t" and LADDER[name]["a_layout"] == "mk"
+    assert {violation.law for violation in found} == ({"turned"} if turned else set())
+
+
+@pytest.mark.parametrize(("layout", "point"), WALKS)
+def test_every_walk_of_every_layout_is_the_product(layout: str, point: dict[str, Any]) -> None:
+    """No race at any k; NumPy's interleavings and the emitted code give it at ragged sizes."""
+    problem = Problem.of(matmul(layout=layout), m=33, n=65, k=17)
+    schedule = Schedule.of(Simt(), {**SMALL, **point})
+    assert check_schedule(schedule, Simt(), problem, load_device("h200")) == ()
+    program = schedule.program(Simt(), problem.operation)
+    assert check(program, problem.sizes) == ()
+    found = interpret(program, problem.sizes, arch="sm_90a", seed=1)
+    assert found.right
+    assert found.findings == ()
+    assert cost(program, problem.sizes, load_device("h200")).seconds > 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f64"])
+def test_every_type_goes_in_every_layout(dtype: str, layout: str) -> None:
+    """Elements of 16 bits go through registers; sums of f64 in f64; c is whole at the edges."""
+    point = {"accumulator": "f64"} if dtype == "f64" else {"guards": "tile"}
+    values = {**SMALL, **point, "vector_shared": 2, "k_step": 2}
+    program = Schedule.of(Simt(), values).program(Simt(), matmul(dtype, layout=layout))
+    assert interpret(program, {"m": 33, "n": 65, "k": 17}, arch="sm_90a", seed=2).right
+
+
+def test_copies_keep_the_contiguous_dimension_or_move_single_words() -> None:
+    """cp.async moves 16 B where shared memory has lines as global memory has, else 4 B."""
+    nt = Problem.of(matmul(layout="nt"), m=64, n=64, k=64)
+    point = {**SMALL, "pipeline": "cp.async", "stages": 3, "a_layout": "mk", "vector_shared": 1,
+             "vector_a": 4, "b_layout": "nk", "vector_b": 4, "tile_k": 16}  # fmt: skip
+    device, along = load_device("h200"), Schedule.of(Simt(), point)
+    assert check_schedule(along, Simt(), nt, device) == ()
+    across = along.with_(b_layout="kn")
+    found = {violation.law for violation in check_schedule(across, Simt(), nt, device)}
+    assert "vector_contiguous" in found
+    assert check_schedule(across.with_(vector_b=1), Simt(), nt, device) == ()
+    wide = emit(along.program(Simt(), nt.operation))
+    assert len(re.findall(r"cp\.async\.cg\.shared\.global \S+ \S+ 16\b", wide)) > 0
+    narrow = emit(across.with_(vector_b=1).program(Simt(), nt.operation))
+    assert len(re.findall(r"cp\.async\.ca\.shared\.global \S+ \S+ 4\b", narrow)) > 0
+
+
+@pytest.mark.parametrize("sizes", [(33, 65, 17), (64, 32, 16)])
+@pytest.mark.parametrize("change", [{}, {"split_k": 4, "combine": "red"}, {"specialised": 1}])
+def test_whole_tiles_are_asked_about_once(
+    sizes: tuple[int, int, int], change: dict[str, Any]
+) -> None:
+    """The product at ragged sizes; each load is there without and with a predicate."""
+    m, n, k = sizes
+    program = Simt().program(matmul(), Chosen({**SMALL, "guards": "tile", **change}))
+    text = emit(program, sizes={"m": m, "n": n, "k": k})
+    found = interpret(program, {"m": m, "n": n, "k": k}, arch="sm_90a", seed=3)
+    assert found.right
+    assert found.findings == ()
+    loads = re.findall(r"^\t(@\S+ )?ld\.global", text, re.M)
+    assert len(loads) == 2 * loads.count("") > 0
 
 
 @pytest.mark.parametrize("fused", [{"bias": True}, {"scaled": True}, {"batched": True}])

@@ -243,9 +243,11 @@ class Program:
     ``grid``: axes, slowest first; the last two are walked in groups of ``raster`` along the first
     of them (1: row by row).  ``specialised``: sizes are baked into the code, not parameters.
     ``zeroed``: the output is cleared before the launch.  ``addressing`` of gmem: "pointer"
-    (stepped), or "i32"/"i64" (recomputed at each access).  ``ctas_per_sm``: what the registers
-    are limited for (``.minnctapersm``).  ``at_most``: sizes beyond which the term would leave
-    elements out, because it covers an axis by statements and not by a loop or the grid.
+    (stepped), or "i32"/"i64" (recomputed at each access).  ``guards``: "each" access to gmem asks
+    whether it is inside, or a CTA asks first whether the whole "tile" is, and then none does.
+    ``ctas_per_sm``: what the registers are limited for (``.minnctapersm``).  ``at_most``: sizes
+    beyond which the term would leave elements out, because it covers an axis by statements and not
+    by a loop or the grid.
     ``cluster``: the variables of a CTA's rank in its cluster, the first one fastest, and how many
     CTAs there are along each; the grid then counts clusters.  ``persistent``: as many clusters as
     fit the device are launched, and share the tiles (``ForTile``); else one for each tile.
@@ -263,6 +265,7 @@ class Program:
     specialised: bool = False
     zeroed: bool = False
     addressing: str = "pointer"
+    guards: str = "each"
     ctas_per_sm: int = 1
     at_most: tuple[tuple[str, int], ...] = ()
     barriers: tuple[Barrier, ...] = ()

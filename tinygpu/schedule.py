@@ -11,9 +11,9 @@ allow, written in the order of declaration, so that equal functions are equal (a
 Traceback (most recent call last):
     ...
 tinygpu.errors.ScheduleError: decision tile: not one of simt's; known are tile_m, tile_n, tile_k, \
-thread_m, thread_n, lanes_m, order, a_from, b_from, a_layout, pad_a, pad_b, swizzle_a, vector_a, \
-vector_b, vector_shared, vector_c, k_step, pipeline, stages, issue, split_k, combine, accumulator, \
-edges, raster, addressing, specialised, ctas_per_sm; did you mean tile_n?
+thread_m, thread_n, lanes_m, order, a_from, b_from, a_layout, b_layout, pad_a, pad_b, swizzle_a, \
+vector_a, vector_b, vector_shared, vector_c, k_step, pipeline, stages, issue, split_k, combine, \
+accumulator, edges, guards, raster, addressing, specialised, ctas_per_sm; did you mean tile_n?
 
 Source: ``docs/model.md``, section "Machines".
 """

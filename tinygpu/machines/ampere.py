@@ -47,6 +47,9 @@ class Ampere(Machine):
     split_k = Choice(1, 2, 4, 8, 16, meaning="parts of k that CTAs share")
     combine = Choice("st", "red", structural=True, meaning="whether sums are stored or added")
     edges = Choice("guard", "exact", structural=True, meaning="what keeps threads inside")
+    guards = Choice(
+        "each", "tile", before="each", meaning="what asks whether it is inside: accesses, or tiles"
+    )
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="rows of tiles that CTAs visit together")
     ctas_per_sm = Choice(1, 2, 3, 4, meaning="CTAs that registers are limited for")
 
@@ -96,6 +99,12 @@ class Ampere(Machine):
                 'choose split_k 1 and combine "st"',
             ),
             Requirement(
+                "unused",
+                (d.guards == "each") | (d.edges == "guard"),
+                "a decision about what the kernel does not have stays at its first value",
+                'choose guards "each"',
+            ),
+            Requirement(
                 "stored",
                 (d.vector_c <= 2)
                 if direct
@@ -113,7 +122,7 @@ class Ampere(Machine):
 _PLAIN: Mapping[str, Value] = {
     "tile_m": 64, "tile_n": 64, "tile_k": 32, "warps_m": 2, "warps_n": 2, "stages": 2, "issue": 0,
     "epilogue": "direct", "vector_c": 2, "split_k": 1, "combine": "st", "edges": "guard",
-    "raster": 1, "ctas_per_sm": 1,
+    "guards": "each", "raster": 1, "ctas_per_sm": 1,
 }  # fmt: skip
 _RING = {**_PLAIN, "tile_m": 128, "tile_n": 128, "stages": 4, "raster": 8}
 _DEEP = {**_RING, "tile_k": 64, "stages": 3}

@@ -137,6 +137,7 @@ class AmpereTerm:
             roles=(Role("all", self.warps, body),),
             raster=d.raster,
             zeroed=d.combine == "red",
+            guards=d.guards,
             ctas_per_sm=d.ctas_per_sm,
         )
 

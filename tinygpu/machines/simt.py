@@ -4,7 +4,8 @@ A CTA computes a tile of c: ``tile_m x tile_n``, in steps of ``tile_k`` along k.
 a grid over the tile, the 32 lanes of a warp in a grid ``lanes_m x (32 / lanes_m)`` over the warp's
 part, and a thread holds ``thread_m x thread_n`` sums.  A thread's rows and columns come in chunks
 (``vector_shared`` wide) that lie a whole warp's chunk apart, so that neighbouring lanes read
-neighbouring words.  Each input comes through shared memory or straight from global memory.
+neighbouring words.  Each input comes through shared memory or straight from global memory, where
+either of its dimensions may be the contiguous one.
 
 The known ladder of SGEMM kernels are points of this space (``LADDER``).  Source: S. Boehm, "How to
 Optimize a CUDA Matmul Kernel for cuBLAS-like Performance"; CUTLASS, "Efficient GEMM in CUDA".
@@ -15,15 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tinygpu.errors import OperationError
 from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
-from tinygpu.machines.simt_term import SimtTerm
+from tinygpu.machines.simt_term import SimtTerm, turned
 from tinygpu.memory import GMEM, L1, L2, REGISTERS, SMEM
 from tinygpu.operation import Operation
-from tinygpu.program import (
-    Program,
-    select,
-)
+from tinygpu.program import Program
 
 __all__ = ["LADDER", "Simt"]
 
@@ -53,6 +50,9 @@ class Simt(Machine):
     a_from = Choice("smem", "gmem", structural=True, meaning="where fragments of a come from")
     b_from = Choice("smem", "gmem", structural=True, meaning="where fragments of b come from")
     a_layout = Choice("km", "mk", structural=True, meaning="a in shared memory: m or k contiguous")
+    b_layout = Choice(
+        "kn", "nk", structural=True, before="kn", meaning="b in shared memory: n or k contiguous"
+    )
     pad_a = Choice(0, 4, 8, meaning="elements added to each line of a in shared memory")
     pad_b = Choice(0, 4, 8, meaning="elements added to each line of b in shared memory")
     swizzle_a = Choice(0, 1, 2, 3, meaning="bits of XOR swizzle of a in shared memory")
@@ -66,7 +66,7 @@ class Simt(Machine):
     )
     stages = Choice(1, 2, 3, 4, 5, meaning="tiles of a and b in shared memory")
     issue = Choice(0, 1, 2, meaning="fragments summed before the next tile's loads issue")
-    split_k = Choice(1, 2, 4, 8, 16, meaning="parts of k that CTAs share")
+    split_k = Choice(1, 2, 4, 8, 16, 32, 64, 128, 256, meaning="parts of k that CTAs share")
     combine = Choice("st", "red", structural=True, meaning="how sums reach c")
     accumulator = Choice(
         "f32", "f64", "f32+f64", structural=True, meaning="type of product and sum"
@@ -74,26 +74,22 @@ class Simt(Machine):
     edges = Choice(
         "guard", "exact", "return", structural=True, meaning="what keeps threads inside the arrays"
     )
+    guards = Choice(
+        "each", "tile", before="each", meaning="what asks whether it is inside: accesses, or tiles"
+    )
     raster = Choice(1, 2, 4, 8, 16, meaning="rows of tiles that CTAs visit together")
     addressing = Choice("pointer", "i32", "i64", meaning="how global addresses are made")
     specialised = Choice(0, 1, meaning="sizes in the code (1) or parameters (0)")
     ctas_per_sm = Choice(1, 2, 3, 4, 5, 6, 8, 16, meaning="CTAs that registers are limited for")
-
-    def check(self, operation: Operation) -> None:
-        """Raise OperationError if this machine cannot do the operation."""
-        super().check(operation)
-        if [operand.axes for operand in operation.inputs] != [("m", "k"), ("k", "n")]:
-            inputs = ", ".join(f"{o.name}[{','.join(o.axes)}]" for o in operation.inputs)
-            raise OperationError(
-                f"machine {self.name}: inputs {inputs}; threads walk along a[m,k] and b[k,n]: "
-                'choose layout "nn", or a machine that takes others, as ampere or hopper'
-            )
 
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
         smem = (d.a_from == "smem", d.b_from == "smem")
         lanes_n = 32 // d.lanes_m
+        across = turned(operation, d)
+        by_k = {o.name: o.axes[-1] == "k" for o in operation.inputs}
+        along_k = {name: by_k[name] != across[name] for name in by_k}
         return (
             Requirement(
                 "warps_m",
@@ -133,10 +129,16 @@ class Simt(Machine):
             ),
             Requirement(
                 "chunks",
-                (select(d.a_layout == "km" and smem[0], d.vector_shared <= d.thread_m, True))
-                & (d.vector_shared <= d.thread_n),
+                (along_k["a"] or d.vector_shared <= d.thread_m)
+                & (along_k["b"] or d.vector_shared <= d.thread_n),
                 "a thread's rows and columns come in whole chunks of vector_shared",
                 "lower vector_shared",
+            ),
+            Requirement(
+                "turned",
+                not any(across[name] and not by_k[name] for name in by_k),
+                "k is contiguous in shared memory only where it is in global memory",
+                'choose a_layout "km" or b_layout "kn"',
             ),
             Requirement(
                 "unused",
@@ -144,8 +146,11 @@ class Simt(Machine):
                 & ((d.swizzle_a == 0) | (smem[0] and d.a_layout == "mk"))
                 & ((d.pad_a == 0) | (d.swizzle_a == 0))
                 & (smem[0] or d.a_layout == "km")
+                & (smem[1] or d.b_layout == "kn")
+                & ((d.vector_shared == 1) | (not all(along_k.values())))
                 & ((d.pad_b == 0) | smem[1])
                 & (any(smem) or (d.pipeline == "none"))
+                & ((d.guards == "each") | (d.edges != "exact" and all(smem)))
                 & ((d.stages == 1) | (d.pipeline != "none"))
                 & ((d.stages == 2) | (d.pipeline != "register")),
                 "a decision about what the kernel does not have stays at its first value",
@@ -160,11 +165,11 @@ class Simt(Machine):
 
 _NAIVE: Mapping[str, Value] = {
     "tile_m": 32, "tile_n": 32, "tile_k": 1, "thread_m": 1, "thread_n": 1, "lanes_m": 32,
-    "order": "m", "a_from": "gmem", "b_from": "gmem", "a_layout": "km", "pad_a": 0, "pad_b": 0,
-    "swizzle_a": 0, "vector_a": 1, "vector_b": 1, "vector_shared": 1, "vector_c": 1, "k_step": 1,
-    "pipeline": "none", "stages": 1, "issue": 0, "split_k": 1, "combine": "st",
-    "accumulator": "f32", "edges": "return", "raster": 1, "addressing": "i32", "specialised": 0,
-    "ctas_per_sm": 1,
+    "order": "m", "a_from": "gmem", "b_from": "gmem", "a_layout": "km", "b_layout": "kn",
+    "pad_a": 0, "pad_b": 0, "swizzle_a": 0, "vector_a": 1, "vector_b": 1, "vector_shared": 1,
+    "vector_c": 1, "k_step": 1, "pipeline": "none", "stages": 1, "issue": 0, "split_k": 1,
+    "combine": "st", "accumulator": "f32", "edges": "return", "guards": "each", "raster": 1,
+    "addressing": "i32", "specialised": 0, "ctas_per_sm": 1,
 }  # fmt: skip
 _COALESCED = {**_NAIVE, "order": "n", "lanes_m": 1}
 _SHARED = {**_COALESCED, "a_from": "smem", "b_from": "smem", "a_layout": "mk", "tile_k": 32,

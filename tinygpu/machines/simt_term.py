@@ -22,7 +22,7 @@ from typing import Any
 
 from tinygpu.expression import Constant, value
 from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.operation import Operation
+from tinygpu.operation import Operand, Operation
 from tinygpu.program import (
     Access,
     Affine,
@@ -45,7 +45,7 @@ from tinygpu.program import (
     var,
 )
 
-__all__ = ["SimtTerm"]
+__all__ = ["SimtTerm", "turned"]
 
 
 class SimtTerm:
@@ -54,8 +54,9 @@ class SimtTerm:
     def __init__(self, operation: Operation, d: Any) -> None:
         self.operation, self.d = operation, d
         a, b, c = operation.operands
-        self.a_smem, self.b_smem = d.a_from == "smem", d.b_from == "smem"
-        self.a_by_m = self.a_smem and d.a_layout == "km"
+        self.smem = {"a": d.a_from == "smem", "b": d.b_from == "smem"}
+        self.by_k = {o.name: o.axes[-1] == "k" for o in (a, b)}
+        self.turned = turned(operation, d)
         self.warp_m, self.lanes_n = d.lanes_m * d.thread_m, 32 // d.lanes_m
         self.warp_n = self.lanes_n * d.thread_n
         warps_m, warps_n = d.tile_m // self.warp_m, d.tile_n // self.warp_n
@@ -72,25 +73,17 @@ class SimtTerm:
             self.warps_n,
             self.warps_m,
         )
-        self.chunk_m = d.vector_shared if self.a_by_m else 1
-        self.chunk_n = d.vector_shared
+        self.along_k = {name: self.by_k[name] != self.turned[name] for name in self.by_k}
+        self.chunk_m, self.chunk_n = (
+            1 if self.along_k[name] else d.vector_shared for name in ("a", "b")
+        )
         self.steps = d.tile_k // d.k_step
         sum_type = "f32" if d.accumulator == "f32" else "f64"
         self.product = "f64" if d.accumulator == "f64" else "f32"
         self.gmem = {
             o.name: Buffer(o.name, "gmem", o.dtype, o.axes, (f"ld_{o.name}", 1)) for o in (a, b, c)
         }
-        ld_a = (d.tile_m if self.a_by_m else d.tile_k) + d.pad_a
-        ld_b = d.tile_n + d.pad_b
-        self.smem_a = Buffer(
-            "smem_a", "smem", a.dtype, (d.tile_m, d.tile_k),
-            (1, ld_a) if self.a_by_m else (ld_a, 1),
-            d.stages, ld_a * (d.tile_k if self.a_by_m else d.tile_m),
-            _swizzle(d, a.dtype) if not self.a_by_m else (0, 0, 0),
-        )  # fmt: skip
-        self.smem_b = Buffer(
-            "smem_b", "smem", b.dtype, (d.tile_k, d.tile_n), (ld_b, 1), d.stages, ld_b * d.tile_k
-        )
+        self.tiles = {"a": self.tile(a, d.tile_m, d.pad_a), "b": self.tile(b, d.tile_n, d.pad_b)}
         self.a = registers("a_fragment", a.dtype, d.k_step, d.thread_m)
         self.b = registers("b_fragment", b.dtype, d.k_step, d.thread_n)
         self.wide_a = registers("a_wide", self.product, d.k_step, d.thread_m)
@@ -100,6 +93,22 @@ class SimtTerm:
         self.widened = registers("widened", "f64", d.k_step, d.thread_m, d.thread_n)
         self.rounded = registers("rounded", c.dtype, d.thread_m, d.thread_n)
         self.k = var("bz", "chunk") + var("kt", d.tile_k)
+
+    def place(self, name: str, mn: Any, k: Any) -> tuple[Any, Any]:
+        """Return a coordinate of an input, by m (of b: n) and k, in the order of its dimensions."""
+        return (mn, k) if self.by_k[name] else (k, mn)
+
+    def tile(self, operand: Operand, extent: Any, pad: Any) -> Buffer:
+        """Return an input's tiles in shared memory: lines along k or across it, padded."""
+        d, name = self.d, operand.name
+        along, lines = (d.tile_k, extent) if self.along_k[name] else (extent, d.tile_k)
+        pitch = along + pad
+        strides = self.place(name, pitch, 1) if self.along_k[name] else self.place(name, 1, pitch)
+        swizzle = _swizzle(d) if name == "a" and self.along_k[name] else (0, 0, 0)
+        return Buffer(
+            f"smem_{name}", "smem", operand.dtype, self.place(name, extent, d.tile_k), strides,
+            d.stages, pitch * lines, swizzle,
+        )  # fmt: skip
 
     def program(self) -> Program:
         """Return the term: its buffers are those that its statements use."""
@@ -126,6 +135,7 @@ class SimtTerm:
             specialised=d.specialised,
             zeroed=d.combine == "red",
             addressing=d.addressing,
+            guards=d.guards,
             ctas_per_sm=d.ctas_per_sm,
         )
 
@@ -188,15 +198,14 @@ class SimtTerm:
 
     def through_smem(self) -> tuple[str, ...]:
         """Return the inputs that come through shared memory."""
-        return tuple(name for name, smem in (("a", self.a_smem), ("b", self.b_smem)) if smem)
+        return tuple(name for name, smem in self.smem.items() if smem)
 
     def copy(self, operand: str, ahead: int) -> tuple[Statement, ...]:
         """Move a tile: threads side by side along the contiguous dimension, then across."""
         d = self.d
-        is_a = operand == "a"
-        smem = self.smem_a if is_a else self.smem_b
+        is_a, smem = operand == "a", self.tiles[operand]
         vector = d.vector_a if is_a else d.vector_b
-        along, across = (d.tile_k, d.tile_m) if is_a else (d.tile_n, d.tile_k)
+        across, along = self.place(operand, d.tile_m if is_a else d.tile_n, d.tile_k)
         vectors = along // vector
         side = select(vectors < self.threads, vectors, self.threads)
         rows = self.threads // side
@@ -209,7 +218,8 @@ class SimtTerm:
         value_steps = (steps(1, 0), steps(side * vector, 0), steps(0, rows))
         thread_steps = (steps(vector, 0), steps(0, 1))
         k = self.k + ahead * d.tile_k
-        origin = (var("bm", d.tile_m), k) if is_a else (k, var("bn", d.tile_n))
+        first = var("bm", d.tile_m) if is_a else var("bn", d.tile_n)
+        origin = self.place(operand, first, k)
         source = Access(
             self.gmem[operand], value_steps, thread_steps, origin, guard=self.guard(operand)
         )
@@ -220,7 +230,7 @@ class SimtTerm:
             return (do,)
         held = registers(f"{operand}_held", smem.dtype, *reversed(values))
         hold = Access(held, ((0, 0, 1), (0, 1, 0), (1, 0, 0)), ((0, 0, 0),) * 2, index=index)
-        wide = 1 if is_a and self.a_by_m else vector
+        wide = 1 if self.turned[operand] else vector
         return (
             Do(INSTRUCTIONS["ld.global"], hold, (source,), values, threads, vector),
             Do(INSTRUCTIONS["st.shared"], target, (hold,), values, threads, wide),
@@ -231,55 +241,54 @@ class SimtTerm:
         d = self.d
         m = d.edges == "guard"
         k = (d.edges != "exact") & ((d.tile_k > 1) | (d.combine == "red"))
-        return {"a": (m, k), "b": (k, m), "c": (m, m)}[operand]
+        return (m, m) if operand == "c" else self.place(operand, m, k)
 
     def fragment(self) -> tuple[Statement, ...]:
         """Read one fragment of a and of b, and add its products."""
         d = self.d
-        kk = var("kk", d.k_step)
-        lane_m = (select(self.by_m, self.chunk_m, 0), select(self.by_m, 0, self.chunk_m))
-        lane_n = (select(self.by_m, 0, self.chunk_n), select(self.by_m, self.chunk_n, 0))
-        rows = (lane_m[0], lane_m[1], 0, self.warp_m)
-        columns = (lane_n[0], lane_n[1], self.warp_n, 0)
         index = var("kt", self.steps) + var("kk")
-        far_m, far_n = d.lanes_m * self.chunk_m, self.lanes_n * self.chunk_n
-        if self.a_by_m:
-            a_values: Any = (self.chunk_m, d.thread_m // self.chunk_m, d.k_step)
-            a_steps: Any = ((1, 0), (far_m, 0), (0, 1))
-            a_places: Any = ((0, 1), (0, self.chunk_m), (1, 0))
-        else:
-            a_values, a_steps = (d.k_step, d.thread_m), ((0, 1), (far_m, 0))
-            a_places = ((1, 0), (0, 1))
-        b_values = (self.chunk_n, d.thread_n // self.chunk_n, d.k_step)
-        a_threads = tuple((step, 0) for step in rows)
-        b_threads = tuple((0, step) for step in columns)
-        a_write = Access(self.a, a_places, ((0, 0),) * 4, index=index)
-        b_write = Access(self.b, ((0, 1), (0, self.chunk_n), (1, 0)), ((0, 0),) * 4, index=index)
-        b_steps = ((0, 1), (0, far_n), (1, 0))
-        if self.a_smem:
-            at = (Affine(), kk)
-            a_read = Access(self.smem_a, a_steps, a_threads, at, var("kt"))
-            a_vector = self.chunk_m if self.a_by_m else d.k_step
-        else:
-            at = (var("bm", d.tile_m), self.k + kk)
-            a_read = Access(self.gmem["a"], a_steps, a_threads, at, guard=self.guard("a"))
-            a_vector = d.vector_a
-        if self.b_smem:
-            b_read = Access(self.smem_b, b_steps, b_threads, (kk, Affine()), var("kt"))
-            b_vector = self.chunk_n
-        else:
-            at = (self.k + kk, var("bn", d.tile_n))
-            b_read = Access(self.gmem["b"], b_steps, b_threads, at, guard=self.guard("b"))
-            b_vector = d.vector_b
-        a_load = INSTRUCTIONS["ld.shared" if self.a_smem else "ld.global"]
-        b_load = INSTRUCTIONS["ld.shared" if self.b_smem else "ld.global"]
+        lane_m, lane_n = self.lane_steps()
         return (
-            Do(a_load, a_write, (a_read,), a_values, self.lanes, a_vector),
-            Do(b_load, b_write, (b_read,), b_values, self.lanes, b_vector),
+            self.read("a", self.a, (*lane_m, 0, self.warp_m), index),
+            self.read("b", self.b, (*lane_n, self.warp_n, 0), index),
             *self.widen(self.a, self.wide_a, d.thread_m, index),
             *self.widen(self.b, self.wide_b, d.thread_n, index),
             *self.sum(index),
         )
+
+    def lane_steps(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """Return how far each of a warp's two thread modes goes along m, and along n."""
+        lane_m = (select(self.by_m, self.chunk_m, 0), select(self.by_m, 0, self.chunk_m))
+        lane_n = (select(self.by_m, 0, self.chunk_n), select(self.by_m, self.chunk_n, 0))
+        return lane_m, lane_n
+
+    def read(self, name: str, held: Buffer, threads: tuple[Any, ...], index: Affine) -> Do:
+        """Read a fragment of an input, from a tile in shared memory or from global memory."""
+        d, kk, is_a = self.d, var("kk", self.d.k_step), name == "a"
+        chunk, far, width = (
+            (self.chunk_m, d.lanes_m * self.chunk_m, d.thread_m)
+            if is_a
+            else (self.chunk_n, self.lanes_n * self.chunk_n, d.thread_n)
+        )
+        values: Any = (chunk, width // chunk, d.k_step)
+        steps: Any = (self.place(name, 1, 0), self.place(name, far, 0), self.place(name, 0, 1))
+        places: Any = ((0, 1), (0, chunk), (1, 0))
+        if self.along_k[name]:
+            values = (d.k_step, width)
+            steps = (self.place(name, 0, 1), self.place(name, far, 0))
+            places = ((1, 0), (0, 1))
+        write = Access(held, places, ((0, 0),) * 4, index=index)
+        moves = tuple(self.place(name, step, 0) for step in threads)
+        if self.smem[name]:
+            at = self.place(name, Affine(), kk)
+            source = Access(self.tiles[name], steps, moves, at, var("kt"))
+            vector = d.k_step if self.along_k[name] else chunk
+            return Do(INSTRUCTIONS["ld.shared"], write, (source,), values, self.lanes, vector)
+        first = var("bm", d.tile_m) if is_a else var("bn", d.tile_n)
+        at = self.place(name, first, self.k + kk)
+        source = Access(self.gmem[name], steps, moves, at, guard=self.guard(name))
+        vector = d.vector_a if is_a else d.vector_b
+        return Do(INSTRUCTIONS["ld.global"], write, (source,), values, self.lanes, vector)
 
     def widen(self, narrow: Buffer, wide: Buffer, width: int, index: Any) -> tuple[Statement, ...]:
         """Convert a fragment to the type of the products, if it has another."""
@@ -315,8 +324,7 @@ class SimtTerm:
         d = self.d
         far_m, far_n = d.lanes_m * self.chunk_m, self.lanes_n * self.chunk_n
         c_steps = ((0, 1), (0, far_n), (1, 0), (far_m, 0))
-        lane_m = (select(self.by_m, self.chunk_m, 0), select(self.by_m, 0, self.chunk_m))
-        lane_n = (select(self.by_m, 0, self.chunk_n), select(self.by_m, self.chunk_n, 0))
+        lane_m, lane_n = self.lane_steps()
         threads = (
             (lane_m[0], lane_n[0]),
             (lane_m[1], lane_n[1]),
@@ -352,7 +360,17 @@ class SimtTerm:
         return (*convert, Do(store, c, (held,), values, self.lanes, d.vector_c))
 
 
-def _swizzle(d: Any, dtype: str) -> tuple[int, int, int]:
+def turned(operation: Operation, d: Any) -> dict[str, bool]:
+    """Return which inputs lie in shared memory along the other dimension than in global memory."""
+    return {
+        o.name: source == "smem" and (layout[-1] == "k") != (o.axes[-1] == "k")
+        for o, source, layout in zip(
+            operation.inputs, (d.a_from, d.b_from), (d.a_layout, d.b_layout), strict=True
+        )
+    }
+
+
+def _swizzle(d: Any) -> tuple[int, int, int]:
     """XOR the chunk of 4 elements (16 B of fp32) with the row, ``swizzle_a`` bits of it."""
     log_k = sum((d.tile_k >> i) > 1 for i in range(8))
     return (d.swizzle_a, 2, select(log_k - 2 < d.swizzle_a, d.swizzle_a, log_k - 2))
