@@ -65,7 +65,8 @@ def fields_of(
     every = {**kinds, **optional}
     for name in tree:
         if name not in every:
-            raise DocumentError(f"{what}: field {name} is unknown; {nearest(name, every)}")
+            said = shown(name)[1:-1]  # in one line
+            raise DocumentError(f"{what}: field {said} is unknown; {nearest(name, every)}")
     for name, kind in every.items():
         if name not in tree:
             if name in optional:
