@@ -266,7 +266,7 @@ class _Accountant:
                 extra = extra + select(np.asanyarray(swizzle[0]) > 0, FITTED["swizzle"], 0.0)
             elif level == "gmem":
                 each["l1"] = lines(do.threads, steps, width, vector)
-                extra = extra + self.indices(access, count / vector)
+                extra = extra + self.indices(access)
                 if access is not do.write:
                     latency = latency + latency_of(access, around, device=device)
         if do.instruction.atomic:
@@ -277,10 +277,10 @@ class _Accountant:
         each["int"] = extra * (WARP / device.int_per_cycle_per_sm)
         return self.finish(do, count / vector, each, latency)
 
-    def indices(self, access: Access, times: Numbers) -> Numbers:
-        """Return the integer instructions of one of ``times`` accesses to gmem: address, guards.
+    def indices(self, access: Access) -> Numbers:
+        """Return the integer instructions of one access to gmem: its address and its guards.
 
-        Whole tiles that are asked about as such cost a question in all.
+        Of whole tiles that are asked about as such, accesses have none.
         """
         how = np.asanyarray(self.program.addressing)
         wide = select(how == "i32", FITTED["index_i32"], FITTED["index_i64"])
@@ -298,9 +298,7 @@ class _Accountant:
                 tile = tile if isinstance(step, str) else np.maximum(tile, step)
             whole = whole * ((size // tile) / -(-size // tile))
         each_asks = np.asanyarray(self.program.guards) == "each"
-        return each + guards * select(
-            each_asks, 1.0, 1.0 - whole * (1.0 - 1.0 / np.maximum(times, 1.0))
-        )
+        return each + guards * select(each_asks, 1.0, 1.0 - whole)
 
 
 def returned(width: int, vector: Numbers) -> Numbers:
