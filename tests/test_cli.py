@@ -220,7 +220,6 @@ def test_doctor_has_a_row_for_everything() -> None:
         (["search", "matmul", "--fix", "tile_m=65"], "did you mean 64?"),
         (["search", "matmul", "--fix", "tile_m"], "decision=value"),
         (["search", "matmul", "--fix", "tile_m=64", "--fix", "tile_m=8"], "--fix tile_m=64,8"),
-        (["search", "matmul", "--layout", "nt"], 'choose layout "nn"'),
         (["search", "matmul", "--machine", "blackwell"], "and h200 is sm_90a; or choose another"),
         (["search", "matmul", "--machine", "ampere", "-n", "1"], "single elements, as simt"),
         (["search", "matmul", "--measure"], "give --out"),
