@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from tinygpu.codegen.ptx import Scalar, Text
 from tinygpu.codegen.scope import Scope, Terms
 from tinygpu.codegen.smem import smem_plan
-from tinygpu.errors import ProgramError
 from tinygpu.layout import Swizzle
 from tinygpu.program import Access, Affine, Buffer, Do, Exit, Program, span
 
@@ -50,9 +49,7 @@ class Addresses:
             return scope.static[name]
         if name in self.variables:
             return self.variables[name]
-        if name in self.integers:
-            return self.integers[name]
-        raise ProgramError(f"index names {name!r}, which is no loop or grid variable here")
+        return self.integers[name]
 
     def sum(self, terms: Terms, scope: Scope, start: Scalar = 0) -> Scalar:
         """Return the value of affine terms."""

@@ -239,7 +239,10 @@ COMMANDS = {
     f"emit s.json -o {'x' * 300}": "File name too long",
     "emit s.json --cubin .": "it is a folder",
     "emit s.json -o k --cubin k": "give two files",
-    "plot times s.json -o .": "it is a folder",
+    "plot times s.json -o .": "ends in .png, .svg, .pdf",
+    "plot times s.json -o x.gif": "ends in .png, .svg, .pdf",
+    "plot layout s.json -o x": "ends in .png, .svg, .pdf",
+    "plot timeline s.json -o file/x.png": "in the way",
     "demo --out file": "in the way",
     "demo --out file/x": "choose another folder",
     # files to read

@@ -352,7 +352,7 @@ REFUSED: dict[str, tuple[str, tuple[Statement, ...], Mapping[str, Any]]] = {
         (For("k", "trips", (Wait(RING, var("k", -1) + 9),)),),
         {},
     ),
-    "a variable of no loop": ("no loop or grid variable", (Wait(RING, var("q")),), {}),
+    "a variable of no loop": ("names 'q'", (Wait(RING, var("q")),), {}),
 }
 
 
