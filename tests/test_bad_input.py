@@ -316,7 +316,7 @@ COMMANDS = {
     "demo --tokens 0": "at least 1",
     "demo --tokens 1e3": "valid integer",
     "demo --tokens 99999999999": "at most 2147483647",
-    "demo --machine simt": 'choose layout "nn"',
+    "demo --machine sims": "did you mean simt?",
     "demo --fix tile_m=1": "no value 1",
     "demo extra": "unexpected extra argument",
     "doctor x": "unexpected extra argument",
