@@ -39,6 +39,7 @@ import numpy as np
 
 from tinygpu.codegen.arguments import View, check, check_apart, is_torch, reader, view
 from tinygpu.codegen.assemble import Cubin, assemble
+from tinygpu.codegen.doctor import no_cupy
 from tinygpu.codegen.driver import NO_CONTEXT, active_clusters, clearing, reason, starting
 from tinygpu.codegen.emit import emit, signature
 from tinygpu.codegen.smem import smem_plan
@@ -65,7 +66,7 @@ def gpu() -> Any:
     try:
         import cupy
     except ImportError:
-        raise LaunchError("CuPy: not installed; pip install tinygpu[gpu]") from None
+        raise LaunchError(no_cupy()) from None
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -78,6 +78,8 @@ def rank(
             f"spread over {unknown[0]}: it is no decision of {space.machine.name}; "
             f"{nearest(unknown[0], space.values)}"
         )
+    if k < 1:
+        raise ScheduleError(f"rank: the best {k}; ask for 1 or more")
     if exact and space.raw >= _LARGE and cores() > 1:
         with suppress(UnshareableError):  # one process can search it all
             both = search_in_two(space, k, spread, below, progress)

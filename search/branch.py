@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 _PART = 8192
 _FEW = 1024
 """Nodes whose bounds take less time than the steps to them: decide more before looking."""
-_PATIENCE = 100_000
+_PATIENCE = 10_000
 _SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 6, 16, 10
 
 

@@ -68,9 +68,13 @@ def search(
         bool, typer.Option("--measure", help="Search by measuring on this GPU.")
     ] = False,
     budget: Annotated[
-        float,
-        typer.Option(min=1, help="Seconds of measuring, peers and the final comparison apart."),
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            min=1,
+            max=86_400,
+            help="Seconds of measuring, peers and the final comparison apart; 60 if not given.",
+        ),
+    ] = None,
     evaluations: Annotated[
         int | None, typer.Option(min=1, help="Schedules to measure at most.")
     ] = None,
@@ -94,6 +98,8 @@ def search(
     spaces = [Space(one, problem, chip, fixed=values) for one, values in fixed.items()]
     if out is not None and not out.name:
         raise ScheduleError(f"--out {str(out)!r}: give a folder's name")
+    if not measure and (budget or evaluations):
+        raise ScheduleError("--budget, --evaluations: they bound what is measured; give --measure")
     if measure and out is None:
         raise ScheduleError("--measure: measurements need a folder to be kept in; give --out DIR")
     if measure:
@@ -111,8 +117,8 @@ def search(
         found = ranked(spaces, count, spreads, exact=not (climb or measure))
     if measure and out is not None:
         with resumable(f"measurements are kept in {out / 'store.db'}; the same command goes on"):
-            tuned = _tuned(spaces, found, Effort(seconds=budget, evaluations=evaluations,
-                                                 finalists=top), out / "store.db")  # fmt: skip
+            effort = Effort(seconds=budget or 60.0, evaluations=evaluations, finalists=top)
+            tuned = _tuned(spaces, found, effort, out / "store.db")
         tree = _measured_tree(spaces, found, tuned)
     else:
         tree = tree_of(spaces, found)
