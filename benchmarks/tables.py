@@ -197,7 +197,7 @@ def _ampere() -> str:
             _rate(row),
             _ratio(row["predicted_seconds"], row["seconds"]),
             _ratio(row["peer_seconds"], row["seconds"]),
-            _ratio(row["triton_seconds"], row["seconds"]),
+            _ratio(row.get("triton_seconds"), row["seconds"]),
         )
         for row in _rows("ampere_matmul", "main")
     ]

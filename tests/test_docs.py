@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import json
 import math
 import re
@@ -160,6 +161,7 @@ def test_the_tables_are_those_of_the_result_files() -> None:
         assert tables.renewed(text) == text, "python -m benchmarks.tables renews it"
     every = "".join(page.read_text(encoding="utf-8") for page in tables.PAGES)
     assert set(re.findall(r"<!-- table ([\w ]+) -->", every)) == set(tables.TABLES)
+    assert doctest.testmod(tables) == (0, 1)
 
 
 def test_the_readmes_claim_follows_from_the_rows() -> None:
