@@ -204,20 +204,41 @@ def _ampere() -> str:
     return f"{_markdown(columns, rows)}\n\n{_measured_by('ampere_matmul')}"
 
 
-def _simt() -> str:
-    """Return the ladder of fp32 matmuls, and the best that was found of each shape."""
-    columns = ("schedule", "m x n x k", "#TFLOP/s", "#predicted / measured time", "#of cuBLAS")
+def _simt(*, ladder: bool) -> str:
+    """Return the ladder of fp32 matmuls, or what was found of each shape."""
+    columns = ("case", "m x n x k", "#TFLOP/s", "#predicted / measured time", "#of the library")
     rows = [
         (
-            row["case"] + " (best found)" * (row["group"] != "ladder"),
+            row["case"],
             _shape(row),
             _rate(row),
             _ratio(row["predicted_seconds"], row["seconds"]),
             _ratio(row["peer_seconds"], row["seconds"]),
         )
         for row in _rows("simt_ladder")
+        if (row["group"] == "ladder") == ladder
     ]
     return f"{_markdown(columns, rows)}\n\n{_measured_by('simt_ladder')}"
+
+
+def _host() -> str:
+    """Return what a call costs the host, beside the library's."""
+    columns = ("kernel, arrays of", "#a call", "#prepared", "the library's", "#its call")
+    groups = ("call", "prepared")
+    calls, prepared = ({r["case"]: r for r in _rows("host_overhead", group)} for group in groups)
+    rows = [
+        (
+            case,
+            time_text(row["seconds"]),
+            time_text(prepared[case]["seconds"]),
+            row["peer"],
+            time_text(row["peer_seconds"]) if row["peer_seconds"] else "",
+        )
+        for case, row in calls.items()
+    ]
+    floor = time_text(_rows("host_overhead", "driver")[0]["seconds"])
+    told = f"One empty kernel by the driver: {floor}. {_measured_by('host_overhead')}"
+    return f"{_markdown(columns, rows)}\n\n{told}"
 
 
 def _demo() -> str:
@@ -327,7 +348,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "hopper": _hopper,
     "hopper beside": lambda: _beside("hopper_matmul"),
     "hopper summary": _summary,
-    "simt": _simt,
+    "host": _host,
+    "simt": lambda: _simt(ladder=False),
+    "simt ladder": lambda: _simt(ladder=True),
     "slow": _slow,
     "streaming": _streaming,
     "winners": _winners,
