@@ -1,5 +1,6 @@
 # make demo: search, explain, emit and check kernels of a real model; leaves report/.
 # make test: format check, lint, strict types, all tests.
+# make docs: the documentation as a site, in build/site.
 # make soak: the event graph against the interpreter on 9,000 mutants, kernels against the PTX
 # interpreter; goes on where it was cut.
 # All need Python 3.11 to 3.13 and make, nothing else. PYTHON=... picks an interpreter.
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # With an NVIDIA driver the demo also measures, so it installs CuPy; `make GPU= demo` does not.
 GPU := $(shell command -v nvidia-smi)
 
-.PHONY: demo test soak format clean
+.PHONY: demo test docs soak format clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed$(if $(GPU),-gpu)
@@ -22,6 +23,10 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "the documentation: build/site/index.html"
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.async_corpus

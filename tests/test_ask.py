@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,6 @@ ROOT = Path(__file__).parent.parent
 PROBLEM = Problem.of(matmul(), m=64, n=64, k=64)
 PAGE = (ROOT / "docs" / "ask.md").read_text(encoding="utf-8")
 SMALL = ["matmul", "--machine", "hopper", "-m", 512, "-n", 512, "-k", 512]
-
-
-@pytest.mark.parametrize("block", re.findall(r"```console\n\$ tinygpu (.*?)```", PAGE, re.DOTALL))
-def test_the_page_prints_what_the_commands_print(
-    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    command, _, printed = block.partition("\n")
-    result = tinygpu(*shlex.split(command))
-    assert result.stdout + result.stderr == printed
 
 
 def test_the_page_names_every_quantity() -> None:

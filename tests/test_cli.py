@@ -74,13 +74,6 @@ def test_loading_is_light() -> None:
     assert not {"z3", "matplotlib", "cupy", "rich.console", "rich.progress"} & loaded
 
 
-def test_the_readme_prints_what_it_says() -> None:
-    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    code, said = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)[:2]
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert run.stdout == said, run.stderr
-
-
 def test_the_package_has_the_names_that_it_lists() -> None:
     """Each name loads on first use and is what its home calls so; others are unknown."""
     names = {name: getattr(package, name) for name in package.__all__}

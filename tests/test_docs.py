@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import json
+import math
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import typer
 
+from benchmarks import tables
+from tests import pages
 from tinygpu.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -20,8 +25,8 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if path.relative_to(ROOT).parts[:2] not in {("tinygpu", "search"), ("tinygpu", "codegen")}
 )
-PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
-PAGE = r"(docs/[\w-]+\.md|README\.md)"
+PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGE = r"(docs/(?:tutorial/|how-to/|reference/)?[\w-]+\.md|README\.md)"
 SECTION = rf'{PAGE}`*,\s+section\s+"([^"]+)"'
 
 
@@ -67,7 +72,8 @@ def test_what_a_page_names_exists(page: Path) -> None:
     links = [ref for ref in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in ref]
     assert [ref for ref in links if not (page.parent / ref).exists()] == []
     paths = re.findall(r"`((?:\w+/)+[\w-]*(?:\.\w+)?)`", text)
-    assert [ref for ref in paths if not (ROOT / ref).exists()] == []
+    made = set(re.findall(r"--out (\w+)", text))  # folders of the page's own
+    assert [r for r in paths if not (ROOT / r).exists() and r.split("/")[0] not in made] == []
     known = names_of_tests()
     every = set().union(*known.values())
     named = re.findall(r"`(?:(test_\w+\.py)::)?(test_\w+)`", text)
@@ -76,22 +82,55 @@ def test_what_a_page_names_exists(page: Path) -> None:
     ] == []
 
 
-PRINTED = r"```python\n(.*?)```\s+It prints:\s+```text\n(.*?)```"
-WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+def pages_run_together() -> dict[str, list[Path]]:
+    """Pages with something to run: each by itself, but a tutorial's pages build on each other."""
+    found: dict[str, list[Path]] = {}
+    for page in PAGES:
+        if re.search(r"^```(python|console)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            course = page.parent.name == "tutorial"
+            found.setdefault("tutorial" if course else page.stem, []).append(page)
+    for together in found.values():
+        together.sort(key=lambda page: NAVIGATION.find(page.name))
+    return found
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
-def test_every_program_on_a_page_prints_what_it_says(page: Path) -> None:
-    """Each block of Python is followed by its output, and gives it."""
-    text = page.read_text(encoding="utf-8")
-    programs = re.findall(PRINTED, text, re.DOTALL)
-    assert len(programs) == text.count("```python") > 0
-    for code, printed in programs:
-        run = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
-        )
-        assert run.returncode == 0, run.stderr
-        assert run.stdout == printed
+NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+RUN_TOGETHER = pages_run_together()
+
+
+@pytest.mark.parametrize("name", RUN_TOGETHER)
+def test_what_a_page_runs_prints_what_it_says(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Programs and commands run in one folder, in the order of the page; --update-golden writes."""
+    for page in RUN_TOGETHER[name]:
+        text = page.read_text(encoding="utf-8")
+        true = pages.true_page(text, tmp_path)
+        if request.config.getoption("--update-golden"):
+            page.write_text(true, encoding="utf-8")
+        else:
+            assert text == true, f"pytest tests/test_docs.py --update-golden renews {page.name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_does_not_run_could_be_run(page: Path) -> None:
+    """Of blocks that need a GPU: programs compile, names that they import and options exist."""
+    assert pages.faults(page.read_text(encoding="utf-8")) == []
+
+
+def test_wrong_blocks_are_seen(tmp_path: Path) -> None:
+    """A wrong output, an option or a name that there is not, a program without its output."""
+    right = "```console\n$ tinygpu plot --help | head -2\n\n Usage: tinygpu plot …\n```\n"
+    assert pages.true_page(right, tmp_path) == right
+    assert pages.true_page(right.replace("Usage", "Use"), tmp_path) != right.replace("Usage", "Use")
+    marked = "<!-- gpu -->\n```console\n$ tinygpu run a.json --quick\n```\n"
+    assert "--quick" in pages.faults(marked)[0]
+    assert pages.true_page(marked, tmp_path) == marked
+    marked = "<!-- gpu -->\n```python\nfrom tinygpu.space import Spice\n```\n"
+    assert pages.faults(marked) == ["tinygpu.space has no Spice"]
+    assert pages.faults("```sh\nmake dmeo\n```\n") == ["make dmeo: no such target"]
+    with pytest.raises(AssertionError, match="title"):
+        pages.true_page("```python\nprint(1)\n```\nno output\n", tmp_path)
 
 
 def test_every_command_on_a_page_is_one() -> None:
@@ -103,9 +142,43 @@ def test_every_command_on_a_page_is_one() -> None:
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
 
 
-def test_the_readme_lists_the_commands_that_there_are() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"^tinygpu (\w+)", text, re.MULTILINE))
-    commands = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
-    groups = {g.name for g in app.registered_groups}
-    assert listed == {str(name).replace("_", "-") for name in commands | groups}
+def test_every_command_that_a_page_names_is_one() -> None:
+    """``tinygpu search`` in a sentence names a command; the README names them all."""
+    command = typer.main.get_command(app)
+    known = set(cast("Any", command).commands)
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = set(re.findall(r"`tinygpu (\w+)", text))
+        assert named <= known, page
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert known <= set(re.findall(r"\w+", readme))
+
+
+def test_the_tables_are_those_of_the_result_files() -> None:
+    """``python -m benchmarks.tables`` would change nothing; the README's claim is among them."""
+    for page in tables.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert tables.renewed(text) == text, "python -m benchmarks.tables renews it"
+    every = "".join(page.read_text(encoding="utf-8") for page in tables.PAGES)
+    assert set(re.findall(r"<!-- table ([\w ]+) -->", every)) == set(tables.TABLES)
+    assert doctest.testmod(tables) == (0, 1)
+
+
+def test_the_readmes_claim_follows_from_the_rows() -> None:
+    """The least, the most and the mean of the ratios to the best peer, computed again."""
+    rows = json.loads((ROOT / "benchmarks/results/h200/hopper_matmul.json").read_text())["rows"]
+    ratios = [
+        min(r["peer_seconds"], r["triton_seconds"]) / r["seconds"]
+        for r in rows
+        if r["group"] == "main"
+    ]
+    claim = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- end -->")[0]
+    told = [float(number) for number in re.findall(r"\d+\.\d+", claim)]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    assert told == [round(number, 2) for number in (min(ratios), max(ratios), mean)]
+    assert f"Over {len(ratios)} shapes" in claim
+
+
+def test_the_readme_is_short() -> None:
+    """At most 1,000 words, its code among them."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000

@@ -1,0 +1,362 @@
+"""The tables of the pages, from the result files: ``python -m benchmarks.tables``.
+
+A table of a page stands between two comments, and so does a sentence with measured numbers:
+
+    <!-- table hopper -->
+
+    ...
+
+    <!-- end -->
+
+The command writes each of them anew; a test holds that nothing would change.  A ratio is a peer's
+time over ours: above 1, this project is faster.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import FOLDER
+from tinygpu.cli.console import time_text
+
+__all__ = ["PAGES", "TABLES", "main", "renewed"]
+
+ROOT = Path(__file__).parent.parent
+PAGES = tuple(ROOT / page for page in ("README.md", "docs/results.md", "docs/measuring.md"))
+"""The pages that have such tables."""
+_PLACE = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Row = Mapping[str, Any]
+
+
+def main() -> None:
+    """Write the tables of all pages anew."""
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        new = renewed(old)
+        page.write_text(new, encoding="utf-8")
+        sys.stdout.write(f"{page.relative_to(ROOT)}: {'renewed' if new != old else 'as it was'}\n")
+
+
+def renewed(page: str) -> str:
+    """Return a page with its tables written anew.
+
+    >>> renewed("no table")
+    'no table'
+    """
+    return _PLACE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", page)
+
+
+def _tree(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _rows(name: str, *groups: str) -> list[Row]:
+    """Return the rows of a file, of some groups or of all, that have a time."""
+    rows: list[Row] = _tree(name)["rows"]
+    kept = [row for row in rows if row["seconds"] and row["group"] in (groups or (row["group"],))]
+    return sorted(kept, key=_order)
+
+
+def _order(row: Row) -> tuple[object, ...]:
+    """Return what rows are sorted by: marks first, squares before others, then n x k and m."""
+    m, n, k = row["m"], row["n"], row["k"]
+    group = "" if row["group"] == "main" else row["group"]
+    square = m == n == k
+    return group, not square, (0, 0) if square else (n, k), m
+
+
+def _markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table; columns whose name begins with ``#`` are flush right."""
+    names = [column.removeprefix("#") for column in columns]
+    rule = ["---:" if column.startswith("#") else "---" for column in columns]
+    every = (names, rule, *([str(cell) for cell in row] for row in rows))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in every)
+
+
+def _ratio(theirs: float | None, ours: float | None) -> str:
+    return f"{theirs / ours:.3f}" if theirs and ours else ""
+
+
+def _best(row: Row) -> float:
+    """Return the time of the fastest of all peers."""
+    return float(min(t for t in (row["peer_seconds"], row.get("triton_seconds")) if t))
+
+
+def _shape(row: Row) -> str:
+    return f"{row['m']} x {row['n']} x {row['k']}"
+
+
+def _rate(row: Row) -> str:
+    rate = 2 * row["m"] * row["n"] * row["k"] / row["seconds"] / 1e12
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _measured_by(name: str) -> str:
+    """Return where and when a file's rows were measured, and by which command."""
+    tree = _tree(name)
+    runs = [run for run in tree.get("runs", [tree["provenance"]]) if run["device"] != "none"]
+    devices = sorted({f"{run['device']}, driver {run['driver']}" for run in runs})
+    days = sorted({run["date"][:10] for run in runs})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return f"File `benchmarks/results/h200/{name}.json`; {'; '.join(devices)}; {when}."
+
+
+def _claim() -> str:
+    """Return README's first claim."""
+    rows = _rows("hopper_matmul", "main")
+    ratios = [_best(row) / row["seconds"] for row in rows]
+    mean = statistics.geometric_mean(ratios)
+    return (
+        f"Over {len(rows)} shapes of linear layers in bf16, its matmul kernels reach "
+        f"{min(ratios):.2f} to {max(ratios):.2f} of the best of PyTorch, cuBLASLt and Triton on an "
+        f"H200; the geometric mean is {mean:.2f}."
+    )
+
+
+def _hopper() -> str:
+    """Return the shapes of the marks, each with its prediction and its peers."""
+    columns = ("m x n x k", "#TFLOP/s", "#predicted / measured time", "#place", "#evaluations",
+               "#of the library", "#of Triton", "#of the best", "#in order")  # fmt: skip
+    rows = [
+        (
+            _shape(row),
+            _rate(row),
+            _ratio(row["predicted_seconds"], row["seconds"]),
+            row.get("place") or "",
+            row.get("evaluations") or "",
+            _ratio(row["peer_seconds"], row["seconds"]),
+            _ratio(row.get("triton_seconds"), row["seconds"]),
+            _ratio(_best(row), row["seconds"]),
+            _ratio(_best(row), row.get("seconds_in_order")),
+        )
+        for row in _rows("hopper_matmul", "main")
+    ]
+    runs = _tree("hopper_matmul")["runs"]
+    commands = {runs[row["run"]]["command"] for row in _rows("hopper_matmul", "main")}
+    budgets = sorted({n for text in commands for n in re.findall(r"--seconds (\d+)", text)})
+    told = f"Budget: {' and '.join(budgets)} s a shape. {_measured_by('hopper_matmul')}"
+    return f"{_markdown(columns, rows)}\n\n{told}"
+
+
+def _summary() -> str:
+    """Return what the groups of the Hopper benchmark come to."""
+    columns = ("group", "#shapes", "#geometric mean", "#worst", "worst shape", "#best")
+    rows = []
+    for group in dict.fromkeys(row["group"] for row in _rows("hopper_matmul")):
+        ratios = [(_best(r) / r["seconds"], _shape(r)) for r in _rows("hopper_matmul", group)]
+        (worst, shape), (best, _) = min(ratios), max(ratios)
+        mean = statistics.geometric_mean(ratio for ratio, _ in ratios)
+        rows.append((group, len(ratios), f"{mean:.3f}", f"{worst:.3f}", shape, f"{best:.3f}"))
+    return _markdown(columns, rows)
+
+
+def _beside(name: str) -> str:
+    """Return the rows of a matmul benchmark that are not of the marks or the ladder."""
+    columns = ("group", "case", "m x n x k", "#time", "#of the library", "#of Triton")
+    rows = [
+        (
+            row["group"],
+            row["case"],
+            _shape(row),
+            time_text(row["seconds"]),
+            _ratio(row["peer_seconds"], row["seconds"]),
+            _ratio(row.get("triton_seconds"), row["seconds"]),
+        )
+        for row in _rows(name)
+        if row["group"] not in ("main", "ladder")
+    ]
+    return _markdown(columns, rows)
+
+
+def _winners() -> str:
+    """Return, for each decision, how many of the winners have which value."""
+    rows = _rows("hopper_matmul", "main")
+    names = dict.fromkeys(name for row in rows for name in row["schedule"])
+    told = []
+    for name in names:
+        counts = Counter(row["schedule"].get(name) for row in rows)
+        counts.pop(None, None)
+        told.append((f"`{name}`", ", ".join(f"{v} on {n}" for v, n in counts.most_common())))
+    return _markdown(("decision", "values of the fastest schedules"), told)
+
+
+def _ampere() -> str:
+    """Return the cubes of the mma.sync benchmark."""
+    columns = ("cube of", "#TFLOP/s", "#predicted / measured time", "#of the library", "#of Triton")
+    rows = [
+        (
+            row["m"],
+            _rate(row),
+            _ratio(row["predicted_seconds"], row["seconds"]),
+            _ratio(row["peer_seconds"], row["seconds"]),
+            _ratio(row.get("triton_seconds"), row["seconds"]),
+        )
+        for row in _rows("ampere_matmul", "main")
+    ]
+    return f"{_markdown(columns, rows)}\n\n{_measured_by('ampere_matmul')}"
+
+
+def _simt(*, ladder: bool) -> str:
+    """Return the ladder of fp32 matmuls, or what was found of each shape."""
+    columns = ("case", "m x n x k", "#TFLOP/s", "#predicted / measured time", "#of the library")
+    rows = [
+        (
+            row["case"],
+            _shape(row),
+            _rate(row),
+            _ratio(row["predicted_seconds"], row["seconds"]),
+            _ratio(row["peer_seconds"], row["seconds"]),
+        )
+        for row in _rows("simt_ladder")
+        if (row["group"] == "ladder") == ladder
+    ]
+    return f"{_markdown(columns, rows)}\n\n{_measured_by('simt_ladder')}"
+
+
+def _host() -> str:
+    """Return what a call costs the host, beside the library's."""
+    columns = ("kernel, arrays of", "#a call", "#prepared", "the library's", "#its call")
+    groups = ("call", "prepared")
+    calls, prepared = ({r["case"]: r for r in _rows("host_overhead", group)} for group in groups)
+    rows = [
+        (
+            case,
+            time_text(row["seconds"]),
+            time_text(prepared[case]["seconds"]),
+            row["peer"],
+            time_text(row["peer_seconds"]) if row["peer_seconds"] else "",
+        )
+        for case, row in calls.items()
+    ]
+    floor = time_text(_rows("host_overhead", "driver")[0]["seconds"])
+    told = f"One empty kernel by the driver: {floor}. {_measured_by('host_overhead')}"
+    return f"{_markdown(columns, rows)}\n\n{told}"
+
+
+def _demo() -> str:
+    """Return the fastest schedule of each layer of the demo."""
+    rows: dict[str, Row] = {}
+    for row in _rows("demo"):
+        rows[row["case"]] = min(rows.get(row["case"], row), row, key=lambda one: one["seconds"])
+    columns = ("layer", "m x n x k", "#predicted", "#measured", "#TFLOP/s", "#cuBLAS", "#ratio")
+    told = [
+        (
+            name,
+            _shape(row),
+            time_text(row["predicted_seconds"]),
+            time_text(row["seconds"]),
+            _rate(row),
+            time_text(row["peer_seconds"]),
+            _ratio(row["peer_seconds"], row["seconds"]),
+        )
+        for name, row in rows.items()
+    ]
+    return _markdown(columns, told)
+
+
+def _streaming() -> str:
+    """Return the elementwise and RMSNorm kernels, each beside the best of PyTorch."""
+    columns = ("operation", "type", "size", "#time", "#predicted / measured time", "#of PyTorch")
+    told = []
+    for name in ("elementwise", "rmsnorm"):
+        best: dict[tuple[Any, ...], Row] = {}
+        for row in _rows(name, "main"):
+            key = (row["case"], row["dtype"], row["m"], row["n"])
+            if row["peer_seconds"]:
+                kept = best.get(key, row)
+                best[key] = min(kept, row, key=lambda one: one["peer_seconds"])
+        told += [
+            (
+                case,
+                dtype,
+                f"{m} x {n}" if n > 1 else m,
+                time_text(row["seconds"]),
+                _ratio(row["predicted_seconds"], row["seconds"]),
+                _ratio(row["peer_seconds"], row["seconds"]),
+            )
+            for (case, dtype, m, n), row in best.items()
+        ]
+    sources = f"{_measured_by('elementwise')} {_measured_by('rmsnorm')}"
+    return f"{_markdown(columns, told)}\n\n{sources}"
+
+
+def _slow() -> str:
+    """Return how well the slow kernel's variants are predicted."""
+    rows = _rows("slow_kernel")
+    ratios = sorted(row["predicted_seconds"] / row["seconds"] for row in rows)
+    return (
+        f"{len(rows)} variants of a slow fp32 kernel: predicted over measured time "
+        f"{ratios[0]:.2f} to {ratios[-1]:.2f}, median {statistics.median(ratios):.2f}. "
+        f"{_measured_by('slow_kernel')}"
+    )
+
+
+def _agreement() -> str:
+    """Return how often two judges of a kernel were compared, and disagreed."""
+    fuzz = [(name, _tree(name)["summary"]) for name in ("hopper_fuzz", "simt_fuzz")]
+    rows: list[Sequence[object]] = [
+        (f"a GPU, float64 (`{name}.json`)", "random legal schedules", s["schedules"], s["wrong"])
+        for name, s in fuzz
+    ]
+    judges = "PTX interpreter, GPU (`interpreter_agreement.json`)"
+    for machine, s in _tree("interpreter_agreement")["summary"].items():
+        rows.append((judges, f"random schedules of `{machine}`", s["cases"], s["disagree"]))
+    for name in ("async_corpus", "tcgen05_corpus"):
+        told = json.loads((FOLDER.parent / f"{name}.json").read_text(encoding="utf-8"))["summary"]
+        told = told.get("rows", told)
+        judges = f"event graph, term interpreter (`{name}.json`)"
+        rows.append((judges, "programs and mutants", told["programs"], told["missed"]))
+    return _markdown(("judges", "cases", "#how many", "#disagreements"), rows)
+
+
+def _held_out() -> str:
+    """Return the errors of the time model of Hopper, of all shapes together."""
+    file = FOLDER.parent / "hopper_model.json"
+    names = {"schedules": "a third of the schedules", "shape": "five shapes",
+             "a run by another": "(one run of bursts by another)"}  # fmt: skip
+    rows = [
+        (
+            names.get(row["held out"], row["held out"]),
+            f"{row['median']:.1%}",
+            f"{row['p90']:.0%}",
+            f"{row['tau']:.2f}",
+            *(f"{row[f'top {n}']:.3f}" for n in (1, 8, 16)),
+        )
+        for row in json.loads(file.read_text(encoding="utf-8"))["rows"]
+        if row["shape"] == "all"
+    ]
+    columns = ("held out", "#error, median", "#error, p90", "#Kendall's tau",
+               "#top 1", "#top 8", "#top 16")  # fmt: skip
+    return _markdown(columns, rows)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "agreement": _agreement,
+    "ampere": _ampere,
+    "ampere beside": lambda: _beside("ampere_matmul"),
+    "claim": _claim,
+    "demo": _demo,
+    "held out": _held_out,
+    "hopper": _hopper,
+    "hopper beside": lambda: _beside("hopper_matmul"),
+    "hopper summary": _summary,
+    "host": _host,
+    "simt": lambda: _simt(ladder=False),
+    "simt ladder": lambda: _simt(ladder=True),
+    "slow": _slow,
+    "streaming": _streaming,
+    "winners": _winners,
+}
+"""What writes each table or sentence, by its name."""
+
+
+if __name__ == "__main__":
+    main()
