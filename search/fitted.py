@@ -2,7 +2,9 @@
 
 Each is chosen so that the model agrees with 308 schedules timed on an H200 (2026-11-21: random
 ones, fast ones, the named ladder, the variants of ``benchmarks/slow_kernel.py``); none is a rate of
-the chip, those are the device's.  Over these runs the error is 10 % in the mean.
+the chip, those are the device's.  Over these runs the error is 10 % in the mean.  ``start``,
+``red``, ``fma_apart`` and ``steps_in_flight`` were chosen with the runs of ``simt_top.json`` and
+``simt_fuzz.json`` beside them.
 """
 
 from __future__ import annotations
