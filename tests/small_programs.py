@@ -41,7 +41,7 @@ def small(stages: int, body: tuple[Statement, ...], *, threads: int = 32) -> Pro
         "small",
         matmul("f32"),
         buffers,
-        (("trips", value("k")),),
+        (("trips", value("k")), ("rows", value("m"))),
         (Axis("b", Constant(1)),),
         (Role("all", threads, body),),
     )

@@ -150,7 +150,7 @@ def test_what_the_theorem_excludes_is_checked_up_to_a_bound() -> None:
     k = var("kt")
     turn = (put(2, k), Sync(), get(2, k), Sync())
     backwards = (put(2, -1 * k), Sync(), get(2, -1 * k), Sync())
-    unknown = (put(2, k + var("bm")), Sync(), get(2, k + var("bm")), Sync())
+    unknown = (put(2, k + var("m")), Sync(), get(2, k + var("m")), Sync())
     excluded: list[tuple[Statement, ...]] = [
         (For("kt", "trips", turn), For("kt", "trips", turn)),
         (For("kt", "trips", backwards),),

@@ -276,7 +276,7 @@ def test_machines_are_ranked_together(fake: Fake) -> None:
     found = tune(spaces, first, peers=())
     machines = [c.schedule.machine for c, _ in found.finalists]
     assert machines.count("hopper") in (1, 2, 3)
-    assert machines.count("ampere") == 3
+    assert machines.count("ampere") in (2, 3)
     assert times(found) == sorted(m.seconds or math.inf for _, m in found.finalists)
 
 

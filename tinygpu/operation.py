@@ -237,7 +237,7 @@ class Operation:
         shape = tuple(sizes[a] for a in self.output.axes)
         keep = tuple(i for i, a in enumerate(self.axes) if a not in self.output.axes)
         result, scale = (
-            np.broadcast_to(x.squeeze(axis=keep) if x.ndim == len(self.axes) else x, shape)
+            np.broadcast_to(x.squeeze(axis=keep) if np.ndim(x) == len(self.axes) else x, shape)
             for x in self.epilogue.rounded(values, errors)
         )
         return {self.output.name: result, "scale": scale}

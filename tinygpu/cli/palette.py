@@ -29,6 +29,7 @@ COMPONENTS: Mapping[str, tuple[str, str]] = {
     "dram": (_PURPLE, "X"),
     "latency": (_BLACK, "p"),
     "launch": (_WINE, "d"),
+    "clear": (_OLIVE, "*"),
     # of those with barriers
     "power": (_ROSE, "P"),
     "fill": (_OLIVE, "v"),
