@@ -165,7 +165,7 @@ def test_an_empty_space_is_explained(two: list[Any]) -> None:
     bf16 = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
     for search in (rank, alone):
         space = Space(Hopper(), bf16, DEVICE, fixed={"tile_m": 256, "tile_n": 256})
-        with pytest.raises(IllegalScheduleError, match="keeps accumulators; .*: lower") as raised:
+        with pytest.raises(IllegalScheduleError, match=r"keeps accumulators; .*: lower") as raised:
             search(space, 3)
         said.append(str(raised.value))
     assert said[0] == said[1]

@@ -77,7 +77,7 @@ def committed_by_all(s: Statement) -> Statement | tuple[Statement, ...]:
 
 
 def committed_elsewhere(program: Program) -> Program:
-    commit = Arrive(program.barriers[1], var("t"), after="tcgen05")
+    commit = Arrive(program.barriers[1], Affine(0), after="tcgen05")
     body = next(r for r in program.roles if r.name == "producer").body
     return role(program, "producer", body=(Elect((commit,)), *body))
 
