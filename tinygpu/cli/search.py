@@ -96,8 +96,6 @@ def search(
     chosen = list(fixed)
     apart = spread_of(chosen, spread)
     spaces = [Space(one, problem, chip, fixed=values) for one, values in fixed.items()]
-    if out is not None and not out.name:
-        raise ScheduleError(f"--out {str(out)!r}: give a folder's name")
     if not measure and (budget or evaluations):
         raise ScheduleError("--budget, --evaluations: they bound what is measured; give --measure")
     if measure and out is None:
