@@ -22,9 +22,9 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from threading import Lock
-from types import TracebackType
 from typing import Any
 
 from tinygpu.codegen.assemble import Cubin, assemble, find_ptxas
@@ -73,7 +73,7 @@ def build_many(
     return tuple(built)
 
 
-class Builders:
+class Builders(ExitStack):
     """Up to ``jobs`` processes that build, started as they are needed; a context manager.
 
     With ``judging`` a term is built only if the event graph finds no deadlock and no race in it.
@@ -81,23 +81,10 @@ class Builders:
 
     def __init__(self, jobs: int | None = None, *, judging: bool = False) -> None:
         """Start none yet.  Raises AssemblyError where there is no ptxas."""
+        super().__init__()
         find_ptxas()
         self._judging = judging
-        self._workers = [Worker(_COMMAND) for _ in range(jobs or cores())]
-
-    def __enter__(self) -> Builders:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the processes."""
-        for worker in self._workers:
-            worker.close()
+        self._workers = [self.enter_context(Worker(_COMMAND)) for _ in range(jobs or cores())]
 
     def each(self, wanted: Sequence[Wanted]) -> Iterator[Built | TinyGpuError]:
         """Yield what ``build_many`` returns, in order, each as soon as it is there."""

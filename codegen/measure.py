@@ -24,8 +24,8 @@ import json
 import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any
 
 from tinygpu.codegen.arguments import check, dense
@@ -112,16 +112,17 @@ def peer_of(measurement: Measurement) -> str:
     return str(json.loads(measurement.schedule or "{}").get("peer", ""))
 
 
-class Campaign:
-    """Measurements for one problem; a context manager, which ends the worker."""
+class Campaign(ExitStack):
+    """Measurements for one problem; a context manager, which ends the worker and the builders."""
 
     def __init__(
         self, problem: Problem, *, store: Results | None = None, options: Options = Options()
     ) -> None:
         """Know what ``store`` knows; it keeps what is found."""
+        super().__init__()
         self.problem, self.store, self.options = problem, store, options
-        self.worker = Worker(options.worker)
-        self.builders = Builders(judging=True)
+        self.worker = self.enter_context(Worker(options.worker))
+        self.builders = self.enter_context(Builders(judging=True))
         self.errors: dict[str, float] = {}
         self.kernels: dict[str, str] = {}
         self._common = {"problem": _pack(problem), "scalars": dict(options.scalars)}
@@ -133,7 +134,7 @@ class Campaign:
         """Start the worker.  Raises LaunchError if it cannot use a GPU."""
         hello = self.worker.ask({"do": "hello"}, self.options.limit_seconds)
         if "failed" in hello:
-            self.worker.close()
+            self.close()
             raise LaunchError(f"worker: {hello['failed']}")
         self.arch = str(hello["arch"])
         operation, sizes, _ = describe(self.problem, Schedule("", ()))
@@ -146,16 +147,6 @@ class Campaign:
             emitter=EMITTER_VERSION,
         )
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the worker and the builders."""
-        self.worker.close()
-        self.builders.__exit__(kind, error, traceback)
 
     def peers(self, module: str) -> tuple[str, ...]:
         """Return the names of a module's peers for the problem; none where it has none here."""

@@ -171,7 +171,7 @@ def test_what_needs_a_gpu_says_so_first(tmp_path: Path) -> None:
     """Before any search, and without a folder left behind."""
     folder = tmp_path / "out"
     said = complaint(tinygpu(*SEARCH, "--measure", "--out", folder))
-    assert "no NVIDIA driver" in said or "pip install" in said
+    assert "no NVIDIA driver" in said
     assert not folder.exists()
     assert complaint(tinygpu("calibrate", "-o", tmp_path / "d.json"))
     assert not (tmp_path / "d.json").exists()

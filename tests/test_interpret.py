@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.mutants import mutants
+from tinygpu.errors import OperationError
 from tinygpu.interpret import check, interpret, reduced
 from tinygpu.machine import Chosen
 from tinygpu.machines.simt import LADDER, Simt
@@ -61,6 +62,16 @@ def test_pipelines_of_cp_async_are_clean_at_every_number_of_tiles(stages: int, t
     program = simt({**ASYNC, "stages": stages})
     assert kinds(program, (tiles % 3,), m=17, n=14, k=8 * tiles) == set()
     assert kinds(program, (tiles % 3,), m=16, n=16, k=8 * tiles - 2) == set()
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_pipeline_of_no_tile_is_clean(stages: int) -> None:
+    """One tile of k in four parts: three of them have none.  Sizes of 0 are refused."""
+    program = simt({**ASYNC, "stages": stages, "split_k": 4, "combine": "red"})
+    for seed in range(3):
+        assert kinds(program, (seed,), m=17, n=14, k=8) == set()
+    with pytest.raises(OperationError, match="size k is 0"):
+        kinds(program, (0,), m=17, n=14, k=0)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])

@@ -276,7 +276,7 @@ def test_machines_are_ranked_together(fake: Fake) -> None:
     found = tune(spaces, first, peers=())
     machines = [c.schedule.machine for c, _ in found.finalists]
     assert machines.count("hopper") in (1, 2, 3)
-    assert machines.count("ampere") in (2, 3)
+    assert machines.count("ampere") == 2  # with 2 stages a change promises 1.6 times the time
     assert times(found) == sorted(m.seconds or math.inf for _, m in found.finalists)
 
 
@@ -452,10 +452,10 @@ def test_an_interrupt_leaves_the_earlier_search(
 
     target, allowed = {
         "ranking": ("tinygpu.search.best.rank", 0),
-        "climbing": ("tinygpu.cli.measuring._Search.evaluate", 1),
-        "finals": ("tinygpu.cli.measuring._Search.final", 0),
+        "climbing": ("tinygpu.cli.measuring._Tuning.evaluate", 1),
+        "finals": ("tinygpu.cli.measuring._Tuning.final", 0),
     }[when]
-    real = rank if when == "ranking" else getattr(measuring._Search, target.rpartition(".")[2])
+    real = rank if when == "ranking" else getattr(measuring._Tuning, target.rpartition(".")[2])
     with monkeypatch.context() as patched:
         patched.setattr(target, stopping(target, real, allowed))
         words = ("--measure", "--out", out, "--top", "2", "--evaluations", "30")

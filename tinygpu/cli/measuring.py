@@ -108,13 +108,13 @@ def tune(
     from tinygpu.codegen.measure import COARSE, Campaign
 
     with Campaign(spaces[0].problem, store=store, options=options or COARSE) as campaign:
-        search = _Search(campaign, spaces, first, effort, tell)
+        search = _Tuning(campaign, spaces, first, effort, tell)
         named = [name for module in peers for name in campaign.peers(module)[:most_peers]]
         search.peers = campaign.measure({}, named)
         return search.run(peers)
 
 
-class _Search:
+class _Tuning:
     """One call of ``tune``."""
 
     def __init__(
