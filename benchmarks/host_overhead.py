@@ -28,10 +28,10 @@ from typing import Any
 from benchmarks import peers
 from benchmarks.peers import FOLDER, ROW, tensors, write_results
 from tinygpu.codegen.assemble import assemble
-from tinygpu.codegen.driver import reason, starting
 from tinygpu.codegen.emit import PTX_VERSION
 from tinygpu.codegen.launch import Kernel, device_arch, gpu, load
 from tinygpu.codegen.provenance import provenance
+from tinygpu.codegen.runtime.driver import reason, starting
 from tinygpu.codegen.validation import Output, Trial, roundoff, trial
 from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.expression import value

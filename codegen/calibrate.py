@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.codegen.assemble import assemble
-from tinygpu.codegen.driver import active_clusters
 from tinygpu.codegen.launch import device_arch, gpu, load
 from tinygpu.codegen.microkernel import (
     CHAIN_BYTES,
@@ -38,6 +37,7 @@ from tinygpu.codegen.microkernel import (
     stream_kernel,
 )
 from tinygpu.codegen.provenance import device_and_driver
+from tinygpu.codegen.runtime.driver import active_clusters
 from tinygpu.device import DEVICES, Device, Number, arch_number, load_device
 
 __all__ = [

@@ -29,7 +29,7 @@ from tinygpu.codegen.provenance import device_and_driver
 from tinygpu.device import DEVICES, load_device, names_gpu
 from tinygpu.errors import TinyGpuError
 
-__all__ = ["Row", "diagnose", "how_to_install", "no_cupy"]
+__all__ = ["Row", "diagnose", "how_to_install"]
 
 _PACKAGES = ("numpy", "ml_dtypes", "networkx", "matplotlib", "rich", "typer", "z3-solver")
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
@@ -86,15 +86,6 @@ def how_to_install(extra: str) -> str:
         return f'pip install ".[{extra}]" in {root}'
     wheel = f"tinygpu-{_installed('tinygpu')}-py3-none-any.whl"
     return f'pip install "{wheel}[{extra}]" in the folder of that wheel'
-
-
-def no_cupy() -> str:
-    """Say why nothing can be launched where CuPy is missing: first that there is no GPU."""
-    if device_and_driver()[0] == "none":
-        return (
-            "GPU: no NVIDIA driver with a device answers here; emit and the interpreter need none"
-        )
-    return f"CuPy: not installed; {how_to_install('gpu')}"
 
 
 def _installed(*names: str) -> str:

@@ -27,8 +27,9 @@ import numpy as np
 from tinygpu.codegen.emit import emit, integer_values
 from tinygpu.codegen.interpreter import Finding, Memory, Module, Report, TensorMap, launch
 from tinygpu.codegen.interpreter.report import Array
+from tinygpu.codegen.runtime.maps import pitches_bytes
 from tinygpu.codegen.smem import smem_plan
-from tinygpu.codegen.tensor_map import pitches_bytes, tensor_maps
+from tinygpu.codegen.tensor_map import tensor_maps
 from tinygpu.memory import DTYPES
 from tinygpu.program import Program
 from tinygpu.tolerance import error_ratio, roundoff

@@ -28,9 +28,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tinygpu.codegen.arguments import check, dense
+from tinygpu.codegen.arguments import contract_of, dense
 from tinygpu.codegen.build import Builders
 from tinygpu.codegen.emit import EMITTER_VERSION
+from tinygpu.codegen.runtime.contract import check
 from tinygpu.codegen.timing import Timing, time_interleaved
 from tinygpu.codegen.validation import validate
 from tinygpu.codegen.worker import Worker, lost
@@ -204,7 +205,7 @@ class Campaign(ExitStack):
         wanted: dict[str, Program] = {}
         for name, program in programs.items():
             try:
-                check(program, dense(self.problem))
+                check(contract_of(program, self.problem.sizes), dense(self.problem))
                 wanted[name] = program
             except TinyGpuError as error:
                 self._fail(name, str(error))

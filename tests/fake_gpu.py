@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinygpu.codegen import driver, launch
 from tinygpu.codegen.emit import signature
 from tinygpu.codegen.launch import Kernel
+from tinygpu.codegen.runtime import driver, function
 from tinygpu.codegen.tensor_map import tensor_maps
 
 
@@ -265,7 +265,7 @@ class Gpu:
 def installed(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """Put a GPU in the place of CuPy's and of the driver's."""
     fake = Gpu()
-    monkeypatch.setattr(launch, "gpu", lambda: fake)
+    monkeypatch.setattr(function, "gpu", lambda: fake)
     monkeypatch.setattr(driver, "_library", lambda: fake.driver)
-    launch._stream.cache_clear()
+    function._stream.cache_clear()
     return fake

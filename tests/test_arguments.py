@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tinygpu.codegen.arguments import View, check, dense, vector_of, view
+from tinygpu.codegen.arguments import contract_of, dense, vector_of
+from tinygpu.codegen.runtime import contract
+from tinygpu.codegen.runtime.views import View, view
 from tinygpu.errors import LaunchError
 from tinygpu.machine import Chosen, Value
 from tinygpu.machines.blackwell import STARTS, Blackwell
@@ -19,6 +22,13 @@ from tinygpu.program import Program
 from tinygpu.schedule import Schedule
 
 SIZES = st.integers(1, 300)
+
+
+def check(program: Program, views: list[View]) -> dict[str, int]:
+    """Check views against a term's contract, as it is read back from JSON."""
+    told = json.loads(json.dumps(contract_of(program).tree()))
+    assert contract.Contract.of(told) == contract_of(program)
+    return contract.check(contract.Contract.of(told), views)
 
 
 def program_of(point: str = "vectorised", **changes: Value) -> Program:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.fake_gpu import Array, Gpu, installed
-from tinygpu.codegen.driver import active_clusters
 from tinygpu.codegen.emit import integer_values
 from tinygpu.codegen.launch import Kernel
-from tinygpu.codegen.tensor_map import TensorMap, encode
+from tinygpu.codegen.runtime.driver import active_clusters
+from tinygpu.codegen.runtime.maps import TensorMap, encode
 from tinygpu.errors import LaunchError
 from tinygpu.machine import Chosen, Value
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -58,7 +58,7 @@ def test_the_grid(
     kernel(half(m, 64), half(n, 64))
     (told,) = fake.launched()
     assert (told.ctas, told.threads) == (ctas, kernel.program.threads)
-    assert told.smem_bytes == kernel.smem_bytes
+    assert told.smem_bytes == kernel.contract.smem_bytes
     assert told.arguments(kernel)[2] == integer_values(kernel.program, {"m": m, "n": n, "k": 64})
 
 
@@ -112,7 +112,7 @@ def test_an_early_kernel_is_launched_as_one(fake: Gpu) -> None:
     wanted = integer_values(kernel.program, {"m": 512, "n": 512, "k": 64})
     for one in told:
         assert (one.ctas, one.threads) == (2 * 4, kernel.program.threads)
-        assert (one.smem_bytes, one.attributes) == (kernel.smem_bytes, ((6, 1),))
+        assert (one.smem_bytes, one.attributes) == (kernel.contract.smem_bytes, ((6, 1),))
         _, pointers, integers, _ = one.arguments(kernel)
         assert (pointers, integers) == ([a.pointer, b.pointer, c.pointer], wanted)
     kernel_of("plain")(a, b, out=c)

@@ -9,9 +9,10 @@ import pytest
 
 from tests.fake_gpu import Array, Gpu, Stream, installed
 from tinygpu.codegen import launch
-from tinygpu.codegen.arguments import check
 from tinygpu.codegen.emit import integer_values
 from tinygpu.codegen.launch import Kernel
+from tinygpu.codegen.runtime import function
+from tinygpu.codegen.runtime.contract import check
 from tinygpu.codegen.smem import smem_plan
 from tinygpu.errors import LaunchError
 from tinygpu.expression import value
@@ -82,7 +83,7 @@ def test_checks_are_made_once_a_form(fake: Gpu, monkeypatch: pytest.MonkeyPatch)
         calls += 1
         return check(*arguments)
 
-    monkeypatch.setattr("tinygpu.codegen.launch.check", counting)
+    monkeypatch.setattr("tinygpu.codegen.runtime.function.check", counting)
     kernel = kernel_of()
     for _ in range(3):
         kernel(Array((128, 64)), Array((64, 128)))
@@ -126,9 +127,9 @@ def test_a_zeroed_output_is_cleared_before(fake: Gpu) -> None:
 def test_much_shared_memory_is_asked_for(fake: Gpu) -> None:
     """More than 48 KiB needs the attribute; more than the device has is refused."""
     kernel = kernel_of(tile_k=64)
-    assert kernel.smem_bytes > 48 * 1024
+    assert kernel.contract.smem_bytes > 48 * 1024
     kernel(Array((128, 64)), Array((64, 128)))
-    assert fake.of("attribute") == [(8, kernel.smem_bytes)]
+    assert fake.of("attribute") == [(8, kernel.contract.smem_bytes)]
     with pytest.raises(LaunchError, match=r"needs 300000 B .* allows 232448 B"):
         launch.load(b"\x7fELF", "k", smem_bytes=300_000)
     with pytest.raises(LaunchError, match="assemble it for sm_90a"):
@@ -208,7 +209,7 @@ def test_a_refused_launch_is_said(fake: Gpu, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(LaunchError, match=r"failed \(ERROR_701: its words\); give fewer") as caught:
         kernel(a, b, out=c)
     assert "\n" not in str(caught.value)
-    monkeypatch.setattr(launch, "reason", lambda code: "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal")
+    monkeypatch.setattr(function, "reason", lambda code: "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal")
     fake.driver.refuses = [700]
     with pytest.raises(LaunchError, match="context is lost; start a new one"):
         kernel(a, b, out=c)

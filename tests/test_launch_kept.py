@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from tests.fake_gpu import Array, CupyArray, Gpu, Launched, Tensor, installed
 from tests.test_launch import kernel_of, saxpb
-from tinygpu.codegen import driver, launch
-from tinygpu.codegen.arguments import reader, view
-from tinygpu.codegen.driver import clearing, starting
 from tinygpu.codegen.launch import Kernel
+from tinygpu.codegen.runtime import driver, function
+from tinygpu.codegen.runtime.driver import clearing, starting
+from tinygpu.codegen.runtime.views import reader, view
 from tinygpu.errors import LaunchError
 from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -55,7 +55,7 @@ def test_a_known_call_looks_its_launch_up(
         before = len(fake.log)
         with monkeypatch.context() as patched:
             for name in ("view", "check", "check_apart", "encode", "starting", "clearing"):
-                patched.setattr(launch, name, None)
+                patched.setattr(function, name, None)
             kernel(a, b, out=c)
             a, b, c = squares(dtype=dtype)
             kernel(a, b, out=c)
@@ -120,7 +120,7 @@ def test_scalars_count_by_their_bits(fake: Gpu) -> None:
 
 def test_a_full_table_starts_again(fake: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither launches nor plans are kept without bound, and each call is right."""
-    monkeypatch.setattr(launch, "_MOST_KEPT", 4)
+    monkeypatch.setattr(function, "_MOST_KEPT", 4)
     kernel = kernel_of("naive")
     _, b, _ = squares()
     for m in (*range(1, 12), *range(1, 12)):
@@ -233,12 +233,13 @@ def test_a_prepared_launch_keeps_its_arrays(fake: Gpu) -> None:
     gc.collect()
     assert all(ref() is not None for ref in seen)
     launching()
-    assert fake.launched()[-1].arguments(launching.kernel)[1] == [A, B, C]
-    kernel = launching.kernel
+    held = launching.kernel
+    assert isinstance(held, Kernel)
+    assert fake.launched()[-1].arguments(held)[1] == [A, B, C]
     del launching
     gc.collect()
     assert [ref() is not None for ref in seen] == [False, False, False, True]
-    assert len(kernel._starts) == 2
+    assert len(held._starts) == 2
 
 
 def test_identities_are_what_views_are_read_from() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from tinygpu.errors import LaunchError
 
-__all__ = ["NO_CONTEXT", "active_clusters", "call", "clearing", "reason", "starting"]
+__all__ = ["NO_CONTEXT", "active_clusters", "call", "clearing", "devices", "reason", "starting"]
 
 NO_CONTEXT = 201  # spec: CUDA_ERROR_INVALID_CONTEXT
 _CLUSTER_DIMENSION = 4  # spec: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -30,6 +30,16 @@ _STREAMS = 16
 @functools.cache
 def _library() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
+
+
+def devices() -> int:
+    """Return how many GPUs the driver has; 0 without a driver."""
+    count = ctypes.c_int()
+    try:
+        found = not _library().cuInit(0) and not _library().cuDeviceGetCount(ctypes.byref(count))
+    except OSError:
+        return 0
+    return count.value if found else 0
 
 
 def reason(code: int) -> str:

@@ -1,0 +1,422 @@
+"""A function: a kernel's contract and cubin, called with GPU arrays.
+
+A call reads each array as a view (``views.py``), checks the views against the contract, and starts
+``product of grid extents`` CTAs.  Its arguments are the operands' addresses (u64), then the
+contract's integers (u32), then the scalars (f32); the tensor maps of a kernel that has some come
+first.  A persistent kernel starts as many clusters as the device holds at once, an early one may
+start while the kernel before it ends.
+
+A launch depends on the arrays' addresses and forms and on the scalars, and on nothing else; so a
+function keeps its last launches, packed, and a call with CuPy arrays or PyTorch tensors that it
+knows looks its launch up and starts it.  What a check found is kept under the views' forms.
+``prepare`` spares the look-up too, and takes arrays of every library.
+
+Source: CUDA Driver API, "Module Management".
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tinygpu.codegen.runtime.contract import Contract, check, check_apart
+from tinygpu.codegen.runtime.driver import (
+    NO_CONTEXT,
+    active_clusters,
+    clearing,
+    devices,
+    reason,
+    starting,
+)
+from tinygpu.codegen.runtime.maps import encode
+from tinygpu.codegen.runtime.views import WIDTHS, View, is_torch, reader, view
+from tinygpu.errors import LaunchError, out_of_memory
+
+__all__ = ["Function", "Launch", "device_arch", "gpu", "load"]
+
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # spec: CUfunction_attribute of the driver API
+_SMEM_BYTES_WITHOUT_ASKING = 48 * 1024  # spec: CUDA C++ Programming Guide, "Shared Memory"
+_MAX_CTAS = 2**31 - 1  # spec: gridDim.x, CUDA C++ Programming Guide, "Compute Capabilities"
+_MOST_KEPT = 512  # launches, and plans, that a function keeps
+
+_Start = Callable[[Any], None]
+_Key = TypeVar("_Key")
+_Kept = TypeVar("_Kept")
+
+
+@functools.cache
+def gpu() -> Any:
+    """Return CuPy.  Raises LaunchError where it or a GPU is missing."""
+    try:
+        import cupy
+    except ImportError:
+        raise LaunchError(_no_cupy()) from None
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise LaunchError(f"GPU: none is usable ({error}); run nvidia-smi to see why") from None
+    if not count:
+        raise LaunchError("GPU: this machine has none; emit and assemble need none")
+    return cupy
+
+
+def _no_cupy() -> str:
+    """Say why nothing can be launched where CuPy is missing: first that there is no GPU."""
+    if not devices():
+        return (
+            "GPU: no NVIDIA driver with a device answers here; emit and the interpreter need none"
+        )
+    return 'CuPy: not installed; pip install "cupy-cuda13x[ctk]"'
+
+
+def device_arch() -> str:
+    """Return what ptxas calls the current device: ``sm_90a``.  Raises LaunchError without a GPU."""
+    capability = gpu().cuda.Device().compute_capability
+    return f"sm_{capability}" + ("a" if int(capability) >= 90 else "")
+
+
+def load(code: bytes, name: str, *, smem_bytes: int = 0) -> Any:
+    """Load a cubin on the current device and return its function ``name``.
+
+    Raises LaunchError if the driver refuses the code or so much shared memory.
+    """
+    cupy = gpu()
+    device = cupy.cuda.Device()
+    allowed = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
+    if smem_bytes > allowed:
+        raise LaunchError(
+            f"{name}: needs {smem_bytes} B of shared memory; this device allows {allowed} B per "
+            "CTA; lower stages or the tile"
+        )
+    try:
+        module = cupy.cuda.function.Module()
+        module.load(code)
+        function = module.get_function(name)
+        if smem_bytes > _SMEM_BYTES_WITHOUT_ASKING:
+            cupy.cuda.driver.funcSetAttribute(
+                function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes
+            )
+    except cupy.cuda.driver.CUDADriverError as error:
+        raise LaunchError(
+            f"{name}: the driver does not load it ({error}); assemble it for {device_arch()}"
+        ) from None
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one form of arguments needs on a device: a loaded function, its grid, its integers."""
+
+    function: Any
+    ctas: int
+    integers: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A function on arrays, which it keeps alive.
+
+    ``launch()`` starts it on the caller's current stream and ``launch(stream)`` on another; both
+    read and write what the arrays hold then.  Raises LaunchError where the driver refuses.
+    """
+
+    kernel: Function
+    arrays: tuple[Any, ...]
+    start: _Start
+
+    def __call__(self, stream: Any = None) -> None:
+        """Start the kernel, and return before it is done."""
+        self.start(stream)
+
+
+class Function:
+    """A built kernel that runs; see the module's text."""
+
+    def __init__(self, contract: Contract, code: bytes) -> None:
+        """Take a contract and its kernel's cubin, which a device loads at its first call there."""
+        self.contract, self.code = contract, code
+        self._functions: dict[int, Any] = {}
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._starts: dict[tuple[Any, ...], _Start] = {}
+
+    def __call__(self, *inputs: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
+        """Compute the output of these inputs, given in the operation's order.
+
+        ``out`` is written if it is given, else a new array.  ``stream`` is a handle, or a stream of
+        CuPy or PyTorch.  Raises LaunchError for arguments that the kernel cannot take, and for a
+        launch that the driver refuses.
+        """
+        if out is None:
+            out = self._output(inputs, None if stream is None else _handle(stream))
+        self._start((*inputs, out), scalars)(stream)
+        return out
+
+    def prepare(self, *inputs: Any, out: Any, **scalars: float) -> Launch:
+        """Check and pack the arguments once; return what launches the kernel on them.
+
+        Raises LaunchError as a call does.
+        """
+        arrays = (*inputs, out)
+        return Launch(self, arrays, self._start(arrays, scalars))
+
+    def _start(self, arrays: tuple[Any, ...], scalars: Mapping[str, Any]) -> _Start:
+        """Return the start of these arguments, of a table where they are known.
+
+        It depends on the arrays' identities and the scalars' bits alone (0.0 is not -0.0).
+        """
+        key: tuple[Any, ...] = tuple([reader(type(array))(array) for array in arrays])
+        if scalars:
+            key += (*scalars, self._bits(scalars))
+        start = self._starts.get(key)
+        if start is None:
+            start = self._new_start(arrays, scalars)
+            if None not in key:
+                _keep(self._starts, key, start)
+        return start
+
+    def _new_start(self, arrays: tuple[Any, ...], scalars: Mapping[str, Any]) -> _Start:
+        contract = self.contract
+        *inputs, _ = arrays
+        self._check_count(inputs)
+        views = [view(a.name, x) for a, x in zip(contract.arguments, arrays, strict=True)]
+        runtime = gpu().cuda.runtime
+        device = next((v.device for v in views if v.device >= 0), None)
+        device = int(runtime.getDevice()) if device is None else device
+        key = (device, *(v.form for v in views))
+        plan = self._plans.get(key) or _keep(self._plans, key, self._plan(views, device))
+        check_apart(contract, views)
+        numbers = self._scalars(scalars)
+        named = {a.name: _array(v) for a, v in zip(contract.arguments, views, strict=True)}
+        enqueue = starting(
+            plan.function.ptr,
+            [
+                *(encode(m, *named[m.buffer]) for m in contract.maps),
+                *(v.pointer.to_bytes(8, "little") for v in views),
+                *plan.integers,
+                *(n.tobytes() for n in numbers),
+            ],
+            ctas=plan.ctas,
+            threads=contract.threads,
+            smem_bytes=contract.smem_bytes,
+            early=contract.early,
+        )
+        if contract.zeroed:
+            enqueue = _after(_clearing(views[-1]), enqueue)
+        name, of_torch, of_cupy = (
+            contract.name,
+            _torch_stream(arrays),
+            gpu().cuda.get_current_stream,
+        )
+        get_device, set_device, on_device = runtime.getDevice, runtime.setDevice, gpu().cuda.Device
+        refusals = (gpu().cuda.driver.CUDADriverError, runtime.CUDARuntimeError)
+
+        def start(stream: Any) -> None:
+            try:
+                if stream is not None:
+                    handle = _handle(stream)
+                else:  # PyTorch's current stream if a tensor is among the arrays
+                    handle = of_torch(device) if of_torch else of_cupy(device).ptr
+                code = enqueue(handle) if get_device() == device else NO_CONTEXT
+                if code == NO_CONTEXT:  # another device, or a thread that asked nothing of this one
+                    with on_device(device):
+                        set_device(device)
+                        code = enqueue(handle)
+            except refusals as error:
+                raise LaunchError(_complaint(name, str(error))) from None
+            if code:
+                raise LaunchError(_complaint(name, reason(code)))
+
+        return start
+
+    def _check_count(self, inputs: Sequence[Any]) -> None:
+        names = [o.name for o in self.contract.arguments[:-1]]
+        if len(inputs) != len(names):
+            raise LaunchError(
+                f"{self.contract.name}: got {len(inputs)} arrays, takes {len(names)}: "
+                f"{', '.join(names)}"
+            )
+
+    def _plan(self, views: Sequence[View], device: int) -> _Plan:
+        contract = self.contract
+        values = check(contract, views)
+        clusters = math.prod(values[f"grid_{name}"] for name, _ in contract.grid)
+        ctas = clusters * contract.cluster
+        if ctas > _MAX_CTAS:
+            raise LaunchError(f"grid: {ctas} CTAs; at most {_MAX_CTAS}; choose a larger tile")
+        with gpu().cuda.Device(device):
+            if device not in self._functions:
+                self._functions[device] = load(
+                    self.code, contract.name, smem_bytes=contract.smem_bytes
+                )
+            if contract.persistent:
+                ctas = contract.cluster * min(clusters, self._resident(device, contract.cluster))
+        integers = tuple(values[name].to_bytes(4, "little") for name in contract.integers)
+        return _Plan(self._functions[device], ctas, integers)
+
+    def _resident(self, device: int, cluster: int) -> int:
+        """Return how many clusters the device holds at once.  Raises LaunchError for none."""
+        contract = self.contract
+        if cluster == 1:
+            count = int(gpu().cuda.Device(device).attributes["MultiProcessorCount"])
+            return count * contract.ctas_per_sm
+        function = self._functions[device].ptr
+        count = active_clusters(function, cluster, contract.threads, contract.smem_bytes)
+        if not count:
+            raise LaunchError(
+                f"{contract.name}: clusters of {cluster} CTAs with {contract.smem_bytes} B of "
+                "shared memory each do not fit this device; lower the cluster or stages"
+            )
+        return count
+
+    def _bits(self, scalars: Mapping[str, Any]) -> bytes:
+        try:
+            return struct.pack(f"{len(scalars)}d", *scalars.values())
+        except (struct.error, TypeError, ValueError):
+            said = ", ".join(f"{name}={number!r}" for name, number in scalars.items())
+            raise LaunchError(f"{self.contract.name}: scalars {said}; give numbers") from None
+
+    def _scalars(self, given: Mapping[str, Any]) -> tuple[np.float32, ...]:
+        names = self.contract.scalars
+        if set(given) != set(names):
+            raise LaunchError(
+                f"{self.contract.name}: scalars {', '.join(sorted(given)) or 'none'}; it takes "
+                f"{', '.join(names) or 'none'}; give each as name=number"
+            )
+        return tuple(np.float32(given[name]) for name in names)
+
+    def _output(self, inputs: Sequence[Any], handle: int | None) -> Any:
+        """Return a new output of the kind of the first input, allocated for the stream."""
+        self._check_count(inputs)
+        *wanted, output = self.contract.arguments
+        views = [view(a.name, x) for a, x in zip(wanted, inputs, strict=True)]
+        named: dict[str, int] = {}
+        for argument, seen in zip(wanted, views, strict=True):
+            if len(seen.shape) == len(argument.axes):
+                named |= zip(argument.axes, seen.shape, strict=True)
+        missing = [axis for axis in output.axes if axis not in named]
+        if missing:
+            said = ", ".join(str(v.shape) for v in views)
+            raise LaunchError(
+                f"{output.name}: its size {missing[0]} does not follow from the inputs' shapes "
+                f"{said}; {self.contract.operation} takes "
+                + ", ".join(f"{a.name}[{','.join(a.axes)}]" for a in wanted)
+            )
+        shape = tuple(named[axis] for axis in output.axes)
+        try:
+            return self._empty(inputs[0], views[0], shape, handle)
+        except (MemoryError, RuntimeError) as error:  # CuPy's and PyTorch's
+            if (said_of_memory := out_of_memory(error)) is None:
+                raise
+            raise LaunchError(f"{output.name}: {said_of_memory}") from None
+
+    def _empty(self, like: Any, seen: View, shape: tuple[int, ...], handle: int | None) -> Any:
+        dtype = self.contract.arguments[-1].dtype
+        if is_torch(like):
+            return _torch_empty(like, shape, dtype, handle)
+        cupy = gpu()
+        kind = _numpy_type(dtype)
+        if dtype == "bf16" and getattr(like, "dtype", None) in (np.uint16, np.uint8):
+            kind = np.uint16  # the caller keeps bf16 as bits
+        device = seen.device if seen.device >= 0 else cupy.cuda.runtime.getDevice()
+        with cupy.cuda.Device(device):
+            if handle is None:
+                return cupy.empty(shape, kind)
+            with _stream(handle):
+                return cupy.empty(shape, kind)
+
+
+def _numpy_type(dtype: str) -> Any:
+    """Return NumPy's type of a data type; without ml_dtypes the bits of those that are not its."""
+    own = {"f64": np.float64, "f32": np.float32, "tf32": np.float32, "f16": np.float16}
+    if dtype in own:
+        return own[dtype]
+    try:
+        import ml_dtypes
+    except ImportError:
+        return {"bf16": np.uint16}.get(dtype, np.uint8)
+    names = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+    return getattr(ml_dtypes, names[dtype])
+
+
+def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str, handle: int | None) -> Any:
+    import torch
+
+    names = {
+        "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
+        "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+    }  # fmt: skip
+    kind = getattr(torch, names[dtype])
+    if handle is None:
+        return torch.empty(shape, dtype=kind, device=like.device)
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=like.device)):
+        return torch.empty(shape, dtype=kind, device=like.device)
+
+
+def _array(view: View) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    return view.pointer, view.shape, view.strides
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreign:
+    """A stream of whatever library, by its handle, in the CUDA stream protocol."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
+@functools.lru_cache(256)
+def _stream(handle: int) -> Any:
+    return gpu().cuda.Stream.from_external(_Foreign(handle))
+
+
+def _handle(stream: Any) -> int:
+    """Return the handle of a stream."""
+    if isinstance(stream, int):
+        return stream
+    handle = getattr(stream, "ptr", getattr(stream, "cuda_stream", None))
+    if handle is None:
+        raise LaunchError(f"stream: {stream!r}; give a handle, or CuPy's or PyTorch's stream")
+    return int(handle)
+
+
+def _torch_stream(arrays: Sequence[Any]) -> Callable[[int], int] | None:
+    """Return what tells a device's current stream of PyTorch, if a tensor is among the arrays."""
+    if not any(map(is_torch, arrays)):
+        return None
+    import torch
+
+    # what current_stream(device).cuda_stream is, without an object; Triton launches on it too
+    current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    return current
+
+
+def _clearing(output: View) -> Callable[[int], int]:
+    return clearing(output.pointer, WIDTHS[output.dtype], output.shape, output.strides)
+
+
+def _after(first: Callable[[int], int], then: Callable[[int], int]) -> Callable[[int], int]:
+    return lambda stream: first(stream) or then(stream)
+
+
+def _keep(table: dict[_Key, _Kept], key: _Key, value: _Kept) -> _Kept:
+    """Add to a table; a full one starts again, and what is in use comes back at its next call."""
+    if len(table) >= _MOST_KEPT:
+        table.clear()
+    table[key] = value
+    return value
+
+
+def _complaint(name: str, text: str) -> str:
+    text = text.splitlines()[0]
+    hint = "give fewer threads, registers or shared memory"
+    if any(sign in text.upper() for sign in ("ILLEGAL", "LAUNCH_FAILED", "MISALIGNED")):
+        hint = "an earlier kernel faulted and this process's context is lost; start a new one"
+    return f"{name}: launch failed ({text}); {hint}"
