@@ -141,8 +141,8 @@ def assemble_many(
     return tuple(results)
 
 
-def sass(cubin: Cubin) -> str:
-    """Disassemble.  Raises AssemblyError where neither nvdisasm nor cuobjdump is installed."""
+def sass(cubin: bytes) -> str:
+    """Disassemble a cubin.  Raises AssemblyError without nvdisasm and cuobjdump."""
     folders = [*map(str, _wheel_folders()), os.environ.get("PATH", "")]
     for tool, options in (("nvdisasm", ["-c"]), ("cuobjdump", ["--dump-sass"])):
         found = shutil.which(tool, path=os.pathsep.join(folders))
@@ -150,7 +150,7 @@ def sass(cubin: Cubin) -> str:
             continue
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "kernel.cubin")
-            path.write_bytes(cubin.bytes)
+            path.write_bytes(cubin)
             run = _process([found, *options, str(path)])
         if run.returncode == 0:
             return run.stdout

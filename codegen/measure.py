@@ -23,17 +23,17 @@ import base64
 import json
 import math
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tinygpu.codegen.arguments import contract_of, dense
-from tinygpu.codegen.build import Builders
+from tinygpu.codegen.build import Builders, Built
 from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.codegen.runtime.contract import check
 from tinygpu.codegen.timing import Timing, time_interleaved
-from tinygpu.codegen.validation import validate
+from tinygpu.codegen.validation import roundoff, validate
 from tinygpu.codegen.worker import Worker, lost
 from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.machine import Machine
@@ -46,6 +46,7 @@ __all__ = [
     "COARSE",
     "SUSTAINED",
     "Campaign",
+    "Crew",
     "Options",
     "Timing",
     "measure",
@@ -113,17 +114,33 @@ def peer_of(measurement: Measurement) -> str:
     return str(json.loads(measurement.schedule or "{}").get("peer", ""))
 
 
+class Crew(ExitStack):
+    """A worker and builders, which campaigns one after another may share; a context manager."""
+
+    def __init__(self, command: Sequence[str] = (), *, jobs: int | None = None) -> None:
+        """Start none yet, and at most ``jobs`` builders.  Raises AssemblyError without a ptxas."""
+        super().__init__()
+        self.worker = self.enter_context(Worker(command))
+        self.builders = self.enter_context(Builders(jobs, judging=True))
+        self.built: dict[tuple[str, str], Built] = {}
+
+
 class Campaign(ExitStack):
-    """Measurements for one problem; a context manager, which ends the worker and the builders."""
+    """Measurements for one problem; a context manager, which ends a crew of its own."""
 
     def __init__(
-        self, problem: Problem, *, store: Results | None = None, options: Options = Options()
+        self,
+        problem: Problem,
+        *,
+        store: Results | None = None,
+        options: Options = Options(),
+        crew: Crew | None = None,
     ) -> None:
         """Know what ``store`` knows; it keeps what is found."""
         super().__init__()
         self.problem, self.store, self.options = problem, store, options
-        self.worker = self.enter_context(Worker(options.worker))
-        self.builders = self.enter_context(Builders(judging=True))
+        self.crew = crew or self.enter_context(Crew(options.worker))
+        self.worker = self.crew.worker
         self.errors: dict[str, float] = {}
         self.kernels: dict[str, str] = {}
         self._common = {"problem": _pack(problem), "scalars": dict(options.scalars)}
@@ -211,17 +228,28 @@ class Campaign(ExitStack):
                 self._fail(name, str(error))
         right = [name for name in wanted if name in self.kernels]
         fresh = [name for name in wanted if name not in self.kernels]
-        every = self.builders.each(
-            [(wanted[name], self.arch, self.problem.sizes) for name in fresh]
-        )
-        for name, built in zip(fresh, every, strict=True):
-            packed = _pack(wanted[name])
+        for name, built in zip(fresh, self._built({n: wanted[n] for n in fresh}), strict=True):
             if isinstance(built, TinyGpuError):
                 self._fail(name, str(built))
-            elif self._validated(name, {"program": packed}):
+                continue
+            program = wanted[name]
+            contract = contract_of(program, self.problem.sizes)
+            packed = _pack((contract, built.cubin.bytes, roundoff(program)))
+            if self._validated(name, {"kernel": packed}):
                 self.kernels[name] = packed
                 right.append(name)
         return right
+
+    def _built(self, programs: Mapping[str, Program]) -> Iterator[Built | TinyGpuError]:
+        """Yield what the crew has built before, or builds now."""
+        known, operation = self.crew.built, self._nothing.operation
+        wanted = [p for name, p in programs.items() if (operation, name) not in known]
+        fresh = self.crew.builders.each([(p, self.arch, self.problem.sizes) for p in wanted])
+        for name, program in programs.items():
+            built = known.get((operation, name)) or next(fresh)
+            if isinstance(built, Built) and not program.specialised:
+                known[operation, name] = built
+            yield built
 
     def _validated(self, name: str, candidate: Mapping[str, str]) -> bool:
         """Return whether a candidate is right; record the reason if it is not."""
@@ -229,7 +257,7 @@ class Campaign(ExitStack):
         if self.errors.get(name, math.inf) <= allowed:
             return True
         seed = self.options.seed + len(self.errors)
-        request = {"do": "validate", "seed": seed, **candidate, **self._common}
+        request = {"do": "validate", "name": name, "seed": seed, **candidate, **self._common}
         answer = self.worker.ask(request, self.options.limit_seconds)
         if "failed" in answer:
             self._fail(name, str(answer["failed"]))
@@ -246,7 +274,7 @@ class Campaign(ExitStack):
         """Time candidates beside the peers; halve a batch that fails, to find the one that does."""
         request = {
             "do": "time",
-            "programs": dict(kernels),
+            "kernels": dict(kernels),
             "peers": dict(peers),
             "rounds": options.rounds,
             "warm_seconds": options.warm_seconds,
@@ -301,7 +329,7 @@ def _of(names: Sequence[str], candidates: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pack(value: Any) -> str:
-    """Write a term or a problem for a worker, which is this process's own child."""
+    """Write a kernel or a problem for a worker, which is this process's own child."""
     return base64.b64encode(pickle.dumps(value)).decode()
 
 

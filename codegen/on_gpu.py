@@ -2,10 +2,10 @@
 
 A request is of ``measure.py``: "hello", "peers" (the names of a module's peers for a problem),
 "validate" (one candidate on fresh data) or "time" (a batch with its peers).  A candidate is a
-packed program or the name ``package.module:function`` of a peer: the function is called with the
-problem, the input arrays, the output array (CuPy's; bf16 as its bits) and the scalars.  It returns
-a function that enqueues one run on the current stream, and that writes that output or returns a
-tensor of its own.
+packed kernel (its contract, its cubin, its unit roundoff) or the name ``package.module:function``
+of a peer: the function is called with the problem, the input arrays, the output array (CuPy's;
+bf16 as its bits) and the scalars.  It returns a function that enqueues one run on the current
+stream, and that writes that output or returns a tensor of its own.
 
 Source: ``docs/measuring.md``.
 """
@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from tinygpu.codegen.launch import Kernel, device_arch, gpu
 from tinygpu.codegen.provenance import device_and_driver
+from tinygpu.codegen.runtime.function import Function, device_arch, gpu
 from tinygpu.codegen.timing import current_stream, time_interleaved
-from tinygpu.codegen.validation import Output, Trial, roundoff, trial
+from tinygpu.codegen.validation import Output, Trial, trial
 from tinygpu.errors import TinyGpuError
 from tinygpu.operation import Problem, matmul
 from tinygpu.tolerance import usual_roundoff
@@ -73,7 +73,7 @@ def _time_on_gpu(
     errors: dict[str, float] = {}
     failures: dict[str, str] = {}
     runs: dict[str, list[_Run]] = {}
-    named = {name: {"program": packed} for name, packed in request["programs"].items()}
+    named = {name: {"kernel": packed} for name, packed in request["kernels"].items()}
     named |= {name: {"peer": peer} for name, peer in request["peers"].items()}
     for name, candidate in named.items():
         try:
@@ -134,16 +134,16 @@ class _Run:
 
     @staticmethod
     def of(candidate: Mapping[str, Any], data: Trial, output: Output) -> _Run:
-        """Make the run of a packed program, or of a peer by its name."""
+        """Make the run of a packed kernel, or of a peer by its name."""
         stream, problem = gpu().cuda.get_current_stream, data.problem
         if "peer" in candidate:
             module, _, function = str(candidate["peer"]).partition(":")
             make = getattr(_module(module), function)
             run = make(problem, data.inputs, output.array, data.scalars)
             return _Run(run, data, output, usual_roundoff(problem.operation))
-        kernel = _kernel(candidate["program"], problem)
+        kernel, unit_roundoff = _kernel(candidate["kernel"])
         launch = kernel.prepare(*data.inputs, out=output.array, **data.scalars)
-        return _Run(lambda: launch(stream().ptr), data, output, roundoff(kernel.program))
+        return _Run(lambda: launch(stream().ptr), data, output, unit_roundoff)
 
     def enqueue(self) -> None:
         """Enqueue it on the current stream; a peer's own output stays alive for its replays."""
@@ -176,15 +176,11 @@ def _rotating(runs: Sequence[_Run]) -> Callable[[int], None]:
     return lambda i: runs[i % len(runs)].enqueue()
 
 
-_KERNELS: dict[tuple[str, Problem], Kernel] = {}
-
-
-def _kernel(packed: str, problem: Problem) -> Kernel:
-    """Return a candidate's kernel, made once in a process."""
-    key = (packed, problem)
-    if key not in _KERNELS:
-        _KERNELS[key] = Kernel(_unpack(packed), sizes=problem.sizes)
-    return _KERNELS[key]
+@functools.lru_cache(256)
+def _kernel(packed: str) -> tuple[Function, float]:
+    """Return a candidate's kernel, made once in a process, and its unit roundoff."""
+    contract, code, unit_roundoff = _unpack(packed)
+    return Function(contract, code), unit_roundoff
 
 
 def _unpack(text: str) -> Any:

@@ -205,6 +205,7 @@ def test_streams(torch: Any) -> None:
     side = torch.cuda.Stream()
     a = torch.zeros(256, 256, device="cuda")
     b = torch.eye(256, device="cuda")
+    kernel(a, b)  # a device loads it at the first call, and that waits for what runs
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(50_000_000)

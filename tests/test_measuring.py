@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -19,7 +20,8 @@ from typer.testing import CliRunner, Result
 from tinygpu.cli import app, measuring
 from tinygpu.cli.measuring import CUBLASLT, Effort, Tuned, measured, tune
 from tinygpu.codegen import measure
-from tinygpu.codegen.build import Builders
+from tinygpu.codegen.assemble import Cubin
+from tinygpu.codegen.build import Builders, Built
 from tinygpu.codegen.measure import COARSE, SUSTAINED, Options, peer_of
 from tinygpu.device import load_device
 from tinygpu.errors import LaunchError
@@ -45,6 +47,8 @@ FAKE = """
 import base64, hashlib, json, pickle, time
 from tinygpu.codegen.worker import serve
 from tinygpu.device import load_device
+from tinygpu.machines import MACHINES
+from tinygpu.schedule import Schedule
 from tinygpu.search.cost import cost
 
 DEVICE = load_device("h200")
@@ -58,7 +62,7 @@ def handle(request):
     if doing == "hello":
         return {"arch": "sm_90a", "device": "pretended", "driver": "1"}
     said = json.load(open(FOLDER + "/said.json"))
-    what = [doing] if doing != "time" else [doing, request["rounds"], len(request["programs"])]
+    what = [doing] if doing != "time" else [doing, request["rounds"], len(request["kernels"])]
     open(FOLDER + "/log", "a").write(json.dumps(what) + "\\n")
     if doing == "peers":
         return {"names": list(said["peers"]) if request["module"] in said["modules"] else []}
@@ -66,12 +70,14 @@ def handle(request):
         peer = request.get("peer", "").rpartition(":")[2]
         if peer:
             time.sleep(said["peer_sleeps"])
-        wrong = "program" in request and said["fails"] or peer == "algorithm_1"
+        wrong = "kernel" in request and said["fails"] or peer == "algorithm_1"
         return {"error": 100.0 if wrong else 0.5}
     problem = pickle.loads(base64.b64decode(request["problem"]))
     seconds, failures = {}, {}
-    for name, packed in request["programs"].items():
-        program = pickle.loads(base64.b64decode(packed))
+    for name in request["kernels"]:
+        told = json.loads(name)
+        schedule = Schedule(told["machine"], tuple(told["decisions"].items()))
+        program = schedule.program(MACHINES[schedule.machine], problem.operation)
         early = 0.5 if program.early else 1.0
         model = float(cost(program, problem.sizes, DEVICE).seconds)
         seconds[name] = model * early * noise(name, request["rounds"])
@@ -130,7 +136,8 @@ class Nothing(Builders):
     """Builders that build nothing."""
 
     def each(self, wanted: Sequence[Any]) -> Iterator[Any]:
-        return iter(wanted)
+        cubin = SimpleNamespace(bytes=b"")
+        return iter([Built("sm_90a", "", cast("Cubin", cubin)) for _ in wanted])
 
 
 @pytest.fixture

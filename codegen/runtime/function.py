@@ -35,7 +35,7 @@ from tinygpu.codegen.runtime.driver import (
     starting,
 )
 from tinygpu.codegen.runtime.maps import encode
-from tinygpu.codegen.runtime.views import WIDTHS, View, is_torch, reader, view
+from tinygpu.codegen.runtime.views import TORCH_TYPES, WIDTHS, View, is_torch, reader, view
 from tinygpu.errors import LaunchError, out_of_memory
 
 __all__ = ["Function", "Launch", "device_arch", "gpu", "load"]
@@ -153,8 +153,8 @@ class Function:
         launch that the driver refuses.
         """
         if out is None:
-            out = self._output(inputs, None if stream is None else _handle(stream))
-        self._start((*inputs, out), scalars)(stream)
+            out = self.output(inputs, stream)
+        self.start((*inputs, out), scalars)(stream)
         return out
 
     def prepare(self, *inputs: Any, out: Any, **scalars: float) -> Launch:
@@ -163,10 +163,10 @@ class Function:
         Raises LaunchError as a call does.
         """
         arrays = (*inputs, out)
-        return Launch(self, arrays, self._start(arrays, scalars))
+        return Launch(self, arrays, self.start(arrays, scalars))
 
-    def _start(self, arrays: tuple[Any, ...], scalars: Mapping[str, Any]) -> _Start:
-        """Return the start of these arguments, of a table where they are known.
+    def start(self, arrays: tuple[Any, ...], scalars: Mapping[str, Any]) -> _Start:
+        """Return what starts it on these arrays, of a table where they are known.
 
         It depends on the arrays' identities and the scalars' bits alone (0.0 is not -0.0).
         """
@@ -290,9 +290,10 @@ class Function:
             )
         return tuple(np.float32(given[name]) for name in names)
 
-    def _output(self, inputs: Sequence[Any], handle: int | None) -> Any:
+    def output(self, inputs: Sequence[Any], stream: Any = None) -> Any:
         """Return a new output of the kind of the first input, allocated for the stream."""
         self._check_count(inputs)
+        handle = None if stream is None else _handle(stream)
         *wanted, output = self.contract.arguments
         views = [view(a.name, x) for a, x in zip(wanted, inputs, strict=True)]
         named: dict[str, int] = {}
@@ -347,11 +348,7 @@ def _numpy_type(dtype: str) -> Any:
 def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str, handle: int | None) -> Any:
     import torch
 
-    names = {
-        "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
-        "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
-    }  # fmt: skip
-    kind = getattr(torch, names[dtype])
+    kind = getattr(torch, TORCH_TYPES.get(dtype, "float32"))
     if handle is None:
         return torch.empty(shape, dtype=kind, device=like.device)
     with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=like.device)):

@@ -17,21 +17,23 @@ import numpy as np
 
 from tinygpu.errors import LaunchError
 
-__all__ = ["WIDTHS", "View", "is_torch", "reader", "view"]
+__all__ = ["TORCH_TYPES", "WIDTHS", "View", "is_torch", "reader", "view"]
 
 WIDTHS = {
     "f64": 8, "f32": 4, "tf32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "u8": 1
 }  # fmt: skip
 """The bytes of an element, by its data type."""
 _TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16", "u1": "u8"}
-_TORCH = {
-    "torch.float64": "f64",
-    "torch.float32": "f32",
-    "torch.float16": "f16",
-    "torch.bfloat16": "bf16",
-    "torch.float8_e4m3fn": "e4m3",
-    "torch.float8_e5m2": "e5m2",
+TORCH_TYPES = {
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
 }
+"""PyTorch's names of data types."""
+_TORCH = {f"torch.{theirs}": dtype for dtype, theirs in TORCH_TYPES.items()}
 _Reader = Callable[[Any], tuple[Any, ...] | None]
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from tinygpu.cli import ask, code, demo, look, plot, reporting, search
+from tinygpu.cli import ask, code, demo, dispatch, look, plot, reporting, search, which
 from tinygpu.cli.console import complain, say
 from tinygpu.cli.machine_file import fault_in_machine
 from tinygpu.errors import TinyGpuError
@@ -117,6 +117,6 @@ def _main(
     """Search schedules under a formal model of a GPU, and write the PTX that it predicts."""
 
 
-for part in (look, search, ask, code, demo, reporting):
+for part in (look, search, ask, code, dispatch, which, demo, reporting):
     part.add_to(app)
 app.add_typer(plot.app, name="plot")

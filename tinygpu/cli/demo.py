@@ -15,6 +15,7 @@ from tinygpu.cli.console import bar, json_text, resumable, say, table, time_text
 from tinygpu.cli.given import DEVICE, DTYPE, LAYOUT, MACHINE, Given, fixed_values, machine_named
 from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.cli.plot import drawn_timeline, shape_text
+from tinygpu.cli.shapes import LAYERS
 from tinygpu.device import label, load_device
 from tinygpu.schedule import to_json
 
@@ -28,19 +29,7 @@ if TYPE_CHECKING:
     from tinygpu.search.explain import Explanation
     from tinygpu.space import Space
 
-__all__ = ["LAYERS", "Layer", "add_to"]
-
-LAYERS = {
-    "qkv": ("the queries, keys and values", 6144, 4096),
-    "o": ("the attention's output", 4096, 4096),
-    "gate_up": ("the gate and up projections", 28672, 4096),
-    "down": ("the down projection", 4096, 14336),
-}
-"""What each linear layer of an 8B-parameter Llama computes, its columns and its terms a sum.
-
-Source: "The Llama 3 Herd of Models", table 3: width 4096, 32 heads of 128, 8 of them for keys and
-values, feed-forward width 14336.
-"""
+__all__ = ["Layer", "add_to"]
 
 SPREAD = ("tile_m", "tile_n", "consume", "thread_m", "thread_n")
 """What the schedules of a layer differ in: the best of all differ in details alone."""

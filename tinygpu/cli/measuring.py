@@ -27,7 +27,7 @@ from tinygpu.machine import Machine
 from tinygpu.schedule import Schedule
 
 if TYPE_CHECKING:
-    from tinygpu.codegen.measure import Campaign, Options
+    from tinygpu.codegen.measure import Campaign, Crew, Options
     from tinygpu.measurement import Measurement, Results
     from tinygpu.program import Program
     from tinygpu.search.climb import Candidate
@@ -97,6 +97,7 @@ def tune(
     most_peers: int = _PEERS,
     options: Options | None = None,
     tell: Told | None = None,
+    crew: Crew | None = None,
 ) -> Tuned:
     """Search by measuring, from ``first``, the schedules of spaces of one problem.
 
@@ -107,7 +108,8 @@ def tune(
     """
     from tinygpu.codegen.measure import COARSE, Campaign
 
-    with Campaign(spaces[0].problem, store=store, options=options or COARSE) as campaign:
+    problem = spaces[0].problem
+    with Campaign(problem, store=store, options=options or COARSE, crew=crew) as campaign:
         search = _Tuning(campaign, spaces, first, effort, tell)
         named = [name for module in peers for name in campaign.peers(module)[:most_peers]]
         search.peers = campaign.measure({}, named)

@@ -1,0 +1,417 @@
+"""The command ``dispatch``: a few kernels that serve every shape.
+
+It chooses kernels and a rule (``dispatching.py``) and writes a bundle, which is called without
+tinyGPU (``codegen/runtime/bundle.py``), and which ``which`` and ``plot bundle`` explain.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tinygpu.cli.asked import Asked, problem_of
+from tinygpu.cli.console import bar, resumable, say, say_json, table, time_text
+from tinygpu.cli.given import DEVICE, DTYPE, JSON, LAYOUT, machine_named, machines_for
+from tinygpu.cli.measuring import why_no_gpu
+from tinygpu.cli.shapes import Shape, shapes_of
+from tinygpu.device import label, load_device
+from tinygpu.errors import OperationError, ScheduleError, nearest
+from tinygpu.schedule import Schedule, to_json
+
+if TYPE_CHECKING:
+    from tinygpu.cli.dispatching import Job, Timed, Times
+    from tinygpu.codegen.bundle import Member
+    from tinygpu.operation import Operation
+
+__all__ = ["add_to"]
+
+_MOST_KERNELS, _ANCHORS = 64, 12
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(dispatch)
+
+
+def dispatch(
+    operation: Annotated[str, typer.Argument(help="matmul.")],
+    out: Annotated[Path, typer.Option(help="The bundle: a folder, or one file that ends in .zip.")],
+    m: Annotated[str, typer.Option("-m", help="Rows to serve: 1:8192, or 1,16,256:4096.")] = "",
+    n: Annotated[str, typer.Option("-n", help="Columns of c: a size, a list or a range.")] = "",
+    k: Annotated[str, typer.Option("-k", help="Terms of each sum, likewise.")] = "",
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(help="qkv, o, gate_up, down (of an 8B Llama), or NAME=NxK; repeatable."),
+    ] = None,
+    shapes: Annotated[
+        Path | None, typer.Option(help="A .json or .csv of m, n, k, and weight, layer if you like.")
+    ] = None,
+    kernels: Annotated[int, typer.Option("--kernels", help="Kernels at most.")] = 8,
+    aim: Annotated[
+        str, typer.Option(help="What is least: the mean slowdown, or the worst.")
+    ] = "mean",
+    rule: Annotated[str, typer.Option(help="The rule of the bundle; it holds all.")] = "measured",
+    machine: Annotated[
+        list[str] | None, typer.Option(help="Whose kernels; repeatable. Else all that fit.")
+    ] = None,
+    dtype: DTYPE = "bf16",
+    layout: LAYOUT = "nt",
+    out_dtype: Annotated[str, typer.Option(help="Type of c; else the inputs'.")] = "",
+    bias: Annotated[bool, typer.Option("--bias", help=r"Add bias\[n] to c.")] = False,
+    activation: Annotated[str, typer.Option(help="End with gelu, silu or relu.")] = "",
+    device: DEVICE = "h200",
+    points: Annotated[int, typer.Option(min=1, max=4096, help="Sizes taken of a range.")] = 64,
+    candidates: Annotated[
+        int, typer.Option(min=1, max=512, help="Kernels that are measured at every shape, at most.")
+    ] = 32,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Measure if there is a GPU.")
+    ] = True,
+    budget: Annotated[
+        float, typer.Option(min=1, max=86_400, help="Seconds of searching at each anchor.")
+    ] = 15.0,
+    as_json: JSON = False,
+) -> None:
+    """Choose a few kernels that serve every shape, and the rule; write them as a bundle."""
+    from tinygpu.cli.dispatching import RULES
+    from tinygpu.codegen.assemble import find_ptxas
+    from tinygpu.codegen.bundle import bundle_parts, refuse_other, write_bundle
+    from tinygpu.codegen.provenance import provenance
+    from tinygpu.search.selection import AIMS
+
+    if operation != "matmul":
+        raise OperationError(
+            f"dispatch {operation}: it is of matmul; kernels of the others serve every size"
+        )
+    for option, given, known in (("--aim", aim, AIMS), ("--rule", rule, (*RULES, "first call"))):
+        if given not in known:
+            raise ScheduleError(f"{option} {given}: {nearest(given, known)}")
+    if not 1 <= kernels <= _MOST_KERNELS:
+        raise ScheduleError(f"--kernels {kernels}: at least 1, at most {_MOST_KERNELS}")
+    wanted = shapes_of(m, n, k, layer or (), shapes, points)
+    asked = Asked(
+        "matmul", m=wanted[0].m, n=wanted[0].n, k=wanted[0].k, dtype=dtype, layout=layout,
+        out_dtype=out_dtype, bias=bias, activation=activation,
+    )  # fmt: skip
+    problem, chip = problem_of(asked), load_device(device)
+    whose = machine or [one.name for one in machines_for(problem.operation, chip)]
+    every = [one for name in whose for one in machines_for(problem.operation, chip, name)]
+    names = {one.name: name for one, name in zip(every, whose, strict=True)}
+    find_ptxas()
+    refuse_other(out)
+    why_not = "it was not asked for"
+    if measure:
+        reasons = {one.name: why_no_gpu(one) for one in every}
+        why_not = "; ".join(dict.fromkeys(reasons.values())) if all(reasons.values()) else ""
+        names = names if why_not else {own: n for own, n in names.items() if not reasons[own]}
+    store = out.with_name(f"{out.name}.db")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    kept = f"measurements are kept in {store}; the same command goes on"
+    with resumable("nothing is lost; the same command starts again" if why_not else kept):
+        chosen = _Dispatch(problem.operation, wanted, names, device, why_not, store)
+        chosen.find(budget, candidates)
+        chosen.time()
+        chosen.choose(kernels, aim)
+        chosen.score()
+    record = {"provenance": provenance(shlex.join(["tinygpu", *sys.argv[1:]]))}
+    manifest = {**record, **chosen.tree(label(chip), rule, aim)}
+    parts = bundle_parts(chosen.members(chip.arch, label(chip)), manifest)
+    write_bundle(out, parts)
+    tree = json.loads(parts["bundle.json"])
+    if as_json:
+        say_json({name: value for name, value in tree.items() if name != "files"})
+        return
+    show(tree)
+    say(f"bundle: {out}; ask it: tinygpu which {out} -m {wanted[len(wanted) // 2].m}")
+
+
+class _Dispatch:
+    """One call of ``dispatch``, step by step."""
+
+    def __init__(
+        self,
+        operation: Operation,
+        shapes: Sequence[Shape],
+        names: Mapping[str, str],
+        device: str,
+        why_not: str,
+        store: Path,
+    ) -> None:
+        from tinygpu.codegen.runtime.driver import devices
+
+        self.operation, self.shapes, self.device = operation, shapes, device
+        self.names, self.why_not, self.store = names, why_not, store
+        self.machines = {own: machine_named(name) for own, name in names.items()}
+        self.gpus = 0 if why_not else max(1, devices())
+        self.schedules: list[Schedule] = []
+        self.timed: list[Timed] = []
+        self.again: list[Timed] = []
+        self.kernels: list[int] = []
+
+    def job(self, shape: Shape, **how: Any) -> Job:
+        """Return what a process is told about a shape."""
+        from tinygpu.cli.dispatching import Job
+
+        machines = tuple(self.names.values())
+        return Job(machines, self.device, self.operation, shape, self.store, **how)
+
+    def find(self, seconds: float, most: int) -> None:
+        """Search at the anchors for candidates, and predict their times at every shape."""
+        from tinygpu.cli.dispatching import (
+            Fleet,
+            anchors_of,
+            found_at,
+            predicted_times,
+            pruned,
+        )
+
+        anchors = anchors_of(self.shapes, _ANCHORS)
+        how = {"seconds": seconds} if self.gpus else {}
+        with Fleet(self.gpus) as fleet, bar(f"search at {len(anchors)} shapes") as progress:
+            found = fleet.each(found_at, [self.job(one, **how) for one in anchors], progress)
+        # the best of every anchor first
+        ranks = range(max(map(len, found), default=0))
+        every = list(dict.fromkeys(f[i] for i in ranks for f in found if i < len(f)))
+        if not every:
+            raise ScheduleError(
+                f"dispatch: no legal schedule of {', '.join(self.machines)} at any shape; add a "
+                "--machine, or see tinygpu search"
+            )
+        with bar(f"predict {len(every)} kernels") as progress:
+            times = predicted_times(
+                every, self.machines, self.operation, self.shapes, self.device, progress
+            )
+        kept = pruned(times, most, [s.weight for s in self.shapes])
+        self.schedules = [every[j] for j in kept]
+        self.predicted = times[:, kept]
+
+    def time(self) -> None:
+        """Measure all candidates at all shapes."""
+        from tinygpu.cli.dispatching import Fleet, timed_at
+
+        self.times: Times = self.predicted
+        if not self.gpus:
+            return
+        jobs = [self.job(shape, schedules=tuple(self.schedules)) for shape in self.shapes]
+        with Fleet(self.gpus) as fleet, bar(f"measure at {len(jobs)} shapes") as progress:
+            self.timed = fleet.each(timed_at, jobs, progress)
+        import numpy as np
+
+        self.times = np.array([one.seconds for one in self.timed])
+
+    def choose(self, count: int, aim: str) -> None:
+        """Choose the kernels and the rules."""
+        from tinygpu.cli.dispatching import tables_of
+        from tinygpu.search.selection import choose
+
+        weights = [s.weight for s in self.shapes]
+        self.choice = choose(self.times, count, weights, aim=aim)
+        served = self.choice.served
+        first = {j: served.index(j) for j in self.choice.kernels}  # by the smallest m they serve
+        self.kernels = sorted(self.choice.kernels, key=lambda j: self.shapes[first[j]].m)
+        self.tables = tables_of(self.times, self.predicted, self.shapes, self.kernels, aim)
+
+    def score(self) -> None:
+        """Measure the chosen anew, beside the fastest at each shape and its peers."""
+        from tinygpu.cli.dispatching import Fleet, timed_at
+
+        if not self.gpus:
+            return
+        jobs = []
+        for shape, times, timed in zip(self.shapes, self.times, self.timed, strict=True):
+            fastest = [int(j) for j in times.argsort(kind="stable")[:2]]
+            beside = [self.schedules[j] for j in (*self.kernels, *fastest)]
+            peers = tuple(sorted(timed.peers, key=lambda name: timed.peers[name])[:2])
+            again = {"schedules": tuple(dict.fromkeys(beside)), "peers": peers, "anew": True}
+            jobs.append(self.job(shape, rounds=9, **again))
+        with Fleet(self.gpus) as fleet, bar(f"score at {len(jobs)} shapes") as progress:
+            self.again = fleet.each(timed_at, jobs, progress)
+
+    def members(self, arch: str, device: str) -> list[Member]:
+        """Build the kernels.  Raises AssemblyError, ProgramError."""
+        from tinygpu.codegen.arguments import contract_of
+        from tinygpu.codegen.build import build_many
+        from tinygpu.codegen.bundle import Member
+        from tinygpu.errors import TinyGpuError
+        from tinygpu.operation import Problem
+
+        if self.gpus:
+            from tinygpu.codegen.launch import device_arch
+
+            arch = device_arch()
+        mine = [self.schedules[j] for j in self.kernels]
+        programs = [s.program(self.machines[s.machine], self.operation) for s in mine]
+        found = []
+        every = build_many([(program, arch, None) for program in programs])
+        for number, built in enumerate(every):
+            if isinstance(built, TinyGpuError):
+                raise built
+            problem = Problem.of(self.operation, **self._hint(number).sizes)
+            text = to_json(mine[number], problem, device=device)
+            contract = contract_of(programs[number])
+            found.append(Member(_kernel_name(number), mine[number].machine, contract, built, text))
+        return found
+
+    def _hint(self, number: int) -> Shape:
+        """Return a shape that a kernel serves best of all."""
+        column = self.times[:, self.kernels[number]] / self.times.min(axis=1)
+        return self.shapes[int(column.argmin())]
+
+    def tree(self, device: str, rule: str, aim: str) -> dict[str, Any]:
+        """Return the manifest, but for the kernels."""
+        from tinygpu.cli.dispatching import served_of
+        from tinygpu.search.cost import cost
+
+        chip = load_device(self.device)
+        own = self.times[:, self.kernels]
+        table_of = self.tables.get(rule) or self.tables["measured"]
+        served = served_of(table_of, self.shapes, own)
+        programs = [
+            self.schedules[j].program(self.machines[self.schedules[j].machine], self.operation)
+            for j in self.kernels
+        ]
+        rows = []
+        for i, shape in enumerate(self.shapes):
+            parts = [
+                cost(program, shape.sizes, chip).bottleneck if math.isfinite(own[i, j]) else ""
+                for j, program in enumerate(programs)
+            ]
+            row = {
+                **shape.sizes,
+                "weight": shape.weight,
+                "layer": shape.layer,
+                "kernel": served[i],
+                "predicted": [_finite(t) for t in self.predicted[i, self.kernels]],
+                "bottleneck": parts,
+                "measured": [_finite(t) for t in own[i]] if self.timed else [],
+                "best": _finite(self.times[i].min()),
+            }
+            if self.again:
+                row |= self._scored(i)
+            rows.append(row)
+        timed = self.timed[0] if self.timed else None
+        return {
+            "operation": str(self.operation),
+            "device": device,
+            "measured_on": {"device": timed.device, "driver": timed.driver} if timed else None,
+            "why_not_measured": self.why_not,
+            "along": "m",
+            "axes": ["m", "n", "k"],
+            "rule": rule,
+            "aim": aim,
+            "candidates": len(self.schedules),
+            "slowdown": self.choice.slowdown,
+            "bound": self.choice.bound,
+            "rules": self.tables,
+            "shapes": rows,
+            "scores": self.scores(),
+        }
+
+    def _scored(self, i: int) -> dict[str, Any]:
+        """Return a shape's second measurement: of the kernels, the fastest and the peers."""
+        again = self.again[i]
+        return {
+            "scored": [_finite(t) for t in again.seconds[: len(self.kernels)]],
+            "scored_best": _finite(min(again.seconds)),
+            "peer": min(again.peers, key=lambda name: again.peers[name], default=""),
+            "peer_seconds": min(again.peers.values(), default=None),
+        }
+
+    def scores(self) -> dict[str, dict[str, float]]:
+        """Return each rule's slowdown against the fastest candidate of each shape, and its peers.
+
+        On the second measurement, if there is one; "first call" adds what its timing costs.
+        """
+        import numpy as np
+
+        from tinygpu.cli.dispatching import served_of
+
+        own = self.times[:, self.kernels]
+        count = len(self.kernels)
+        seen = np.array([a.seconds[:count] for a in self.again]) if self.again else own
+        best = np.array([min(a.seconds) for a in self.again] or self.times.min(axis=1))
+        peers = [min(a.peers.values(), default=math.nan) for a in self.again]
+        share = np.array([s.weight for s in self.shapes])
+        share = share / share.sum()
+        found = {}
+        rules = {rule: served_of(rows, self.shapes, own) for rule, rows in self.tables.items()}
+        rules["first call"] = [int(j) for j in own.argmin(axis=1)]
+        for rule, served in rules.items():
+            mine = seen[np.arange(len(served)), served]
+            slow = mine / best
+            told = {"mean": float(np.exp(share @ np.log(slow))), "worst": float(slow.max())}
+            if peers and np.isfinite(peers).all():
+                ahead = np.array(peers) / mine
+                told |= {"ahead_of_peer": float(np.exp(share @ np.log(ahead)))}
+            found[rule] = told
+        finite = np.where(np.isfinite(own), own, 0.0)
+        found["first call"]["first_call_seconds"] = float(np.median(finite.sum(axis=1)) * 6)
+        return found
+
+
+def _finite(seconds: float) -> float | None:
+    return float(seconds) if math.isfinite(seconds) else None
+
+
+def _kernel_name(number: int) -> str:
+    return f"k{number:02}"
+
+
+def show(tree: Mapping[str, Any]) -> None:
+    """Print the kernels, what they serve, and the rules side by side."""
+    rows = []
+    for number, kernel in enumerate(tree["kernels"]):
+        mine = [s for s in tree["shapes"] if s["kernel"] == number]
+        sizes = sorted(s["m"] for s in mine)
+        rows.append(
+            [
+                kernel["name"],
+                kernel["machine"],
+                str(kernel["registers"]),
+                str(len(mine)),
+                f"{sizes[0]} to {sizes[-1]}" if sizes else "none",
+            ]
+        )
+    many = len({(s["n"], s["k"]) for s in tree["shapes"]})
+    title = f"{tree['operation'].partition(':')[0]}, {len(tree['shapes'])} shapes"
+    table(
+        f"{title} of {many} layers" if many > 1 else title,
+        ["kernel", "machine", "#registers", "#shapes", "m"],
+        rows,
+    )
+    gap = tree["slowdown"] / tree["bound"] - 1
+    sure = "no other set is better" + (f" by more than {gap:.2%}" if gap >= 5e-5 else "")
+    say(f"chosen among {tree['candidates']} kernels for the {tree['aim']} slowdown; {sure}")
+    peers = any("ahead_of_peer" in told for told in tree["scores"].values())
+    table(
+        "rules: slowdown against the fastest kernel of each shape"
+        + (", measured a second time" if tree["measured_on"] else ", under the model"),
+        ["rule", "#mean", "#worst", *(["#ahead of cuBLASLt"] if peers else []), ""],
+        [
+            [
+                rule + (" (chosen)" if rule == tree["rule"] else ""),
+                f"{told['mean']:.4f}",
+                f"{told['worst']:.3f}",
+                *([f"{told['ahead_of_peer']:.3f}"] if "ahead_of_peer" in told else []),
+                _rule_text(rule, told),
+            ]
+            for rule, told in tree["scores"].items()
+        ],
+    )
+    if tree["why_not_measured"]:
+        say(f"chosen by the model alone, nothing was measured: {tree['why_not_measured']}")
+
+
+def _rule_text(rule: str, told: Mapping[str, float]) -> str:
+    from tinygpu.cli.dispatching import RULES
+
+    if rule in RULES:
+        return RULES[rule]
+    return f"times all at a shape's first call: {time_text(told['first_call_seconds'])}"

@@ -1,0 +1,362 @@
+"""Choosing a few kernels for many shapes: candidates, their times, the set, the rules.
+
+*Anchors* are some of the shapes; each is searched as ``tinygpu search`` does, by the model or by
+measuring, and gives the candidates.  All of them are timed at all shapes beside cuBLASLt, as far as
+they are legal there, or predicted where nothing can be measured; then ``search/selection.py``
+chooses.  What was chosen is measured a second time, and the rules are scored on that: a choice is
+not judged by the numbers that it was made from.
+
+Where a host has several GPUs, each has a process of its own and takes the next shape.
+
+Source: ``docs/dispatch.md``.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.cli.given import machine_named
+from tinygpu.cli.measuring import CUBLASLT, Effort, tune
+from tinygpu.cli.shapes import Shape
+from tinygpu.cores import cores
+from tinygpu.device import load_device
+from tinygpu.errors import IllegalScheduleError, LaunchError, TinyGpuError
+from tinygpu.machine import Machine
+from tinygpu.operation import Operation, Problem
+from tinygpu.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tinygpu.codegen.measure import Crew
+
+__all__ = [
+    "RULES",
+    "Fleet",
+    "Job",
+    "Timed",
+    "anchors_of",
+    "found_at",
+    "predicted_times",
+    "pruned",
+    "served_of",
+    "tables_of",
+    "timed_at",
+]
+
+RULES = {
+    "measured": "the fastest measured of the kernels, switching where it gains",
+    "intervals": "one interval a kernel, the best such cut (dynamic programming)",
+    "nearest": "the kernel whose hint is nearest, by logarithm",
+    "round up": "the kernel of the next larger hint",
+    "round down": "the kernel of the next smaller hint",
+    "model": "the kernel that the time model says is fastest",
+}
+"""The rules that are tables; beside them the loader has "first call"."""
+_FIRST, _SPREADS, _PEERS = 48, 4, 4
+Result = TypeVar("Result")
+Times = NDArray[np.float64]
+Told = Callable[[int, int | None, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a process is told: machines and device by name, an operation, a shape, an effort.
+
+    ``schedules`` are those to time; ``anew`` measures without the store.
+    """
+
+    machines: tuple[str, ...]
+    device: str
+    operation: Operation
+    shape: Shape
+    store: Path | None = None
+    seconds: float = 0.0
+    schedules: tuple[Schedule, ...] = ()
+    peers: tuple[str, ...] | None = None
+    anew: bool = False
+    rounds: int = 3
+
+    @property
+    def problem(self) -> Problem:
+        """The operation at the shape."""
+        return Problem.of(self.operation, **self.shape.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Seconds of the schedules (infinite: failed) and of peers by name, on ``device``."""
+
+    seconds: tuple[float, ...]
+    peers: Mapping[str, float]
+    device: str
+    driver: str
+    failed: tuple[str, ...]
+
+
+class Fleet(ExitStack):
+    """Processes that do jobs, one for each GPU of the host or half its cores; a context manager."""
+
+    def __init__(self, gpus: int) -> None:
+        """Start none yet; with 0 ``gpus`` they do what needs none."""
+        super().__init__()
+        spawned = multiprocessing.get_context("spawn")  # a fork would share the driver's state
+        numbers = spawned.Queue()
+        count = gpus or max(1, cores() // 2)
+        for number in range(count):
+            numbers.put(number if gpus else None)
+        self._pool = ProcessPoolExecutor(
+            count, spawned, initializer=_began, initargs=(numbers, max(1, cores() // count))
+        )
+        self.callback(self._pool.shutdown, wait=True, cancel_futures=True)
+
+    def each(
+        self, do: Callable[[Job], Result], jobs: Iterable[Job], tell: Told | None = None
+    ) -> list[Result]:
+        """Return what ``do`` returns for each job, in order.  Raises what it raises."""
+        futures = [self._pool.submit(do, job) for job in jobs]
+        try:
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                if tell:
+                    tell(done, len(futures), "")
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return [future.result() for future in futures]
+
+
+_crew: Crew | None = None
+_jobs = 1
+
+
+def _began(numbers: Any, jobs: int) -> None:
+    """Take a GPU, in a process of the fleet."""
+    global _jobs
+    number, _jobs = numbers.get(), jobs
+    if number is not None:
+        visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
+
+
+def _own_crew() -> Crew:
+    global _crew
+    from tinygpu.codegen.measure import Crew
+
+    _crew = _crew or Crew(jobs=_jobs)
+    return _crew
+
+
+def anchors_of(shapes: Sequence[Shape], count: int) -> list[Shape]:
+    """Return about ``count`` of the shapes of each n and k, evenly by their rank."""
+    found = []
+    for group in _groups(shapes).values():
+        few = min(count, len(group))
+        at = {round(i * (len(group) - 1) / max(1, few - 1)) for i in range(few)}
+        found += [shapes[group[i]] for i in sorted(at)]
+    return found
+
+
+def found_at(job: Job) -> list[Schedule]:
+    """Return the best schedules of a shape, by measuring or under the model; none if none fits."""
+    from tinygpu.search.best import rank
+    from tinygpu.search.climb import Candidate
+    from tinygpu.space import Space
+
+    chip, first = load_device(job.device), []
+    spaces = []
+    for machine in map(machine_named, job.machines):
+        space = Space(machine, job.problem, chip)
+        count = _FIRST if job.seconds else _SPREADS
+        try:
+            ranked = rank(space, count, spread=machine.spread, exact=False).best
+        except IllegalScheduleError:
+            continue
+        spaces.append(space)
+        first += [Candidate(one.schedule, float(one.seconds)) for one in ranked]
+    first.sort(key=lambda one: one.predicted_seconds)
+    if not job.seconds or not first:
+        return [one.schedule for one in first[:_SPREADS]]
+    from tinygpu.search.store import Store
+
+    assert job.store is not None
+    effort = Effort(seconds=job.seconds, finalists=2 * _SPREADS)
+    with Store(job.store) as store:
+        tuned = tune(spaces, first[:_FIRST], store=store, effort=effort, peers=(), crew=_own_crew())
+    machines = {space.machine.name: space.machine for space in spaces}
+    apart: dict[Any, Schedule] = {}
+    for one, run in tuned.finalists:
+        names = machines[one.schedule.machine].spread
+        if run.seconds:
+            apart.setdefault(tuple(one.schedule[n] for n in names), one.schedule)
+    return list(apart.values())[:_SPREADS]
+
+
+def timed_at(job: Job) -> Timed:
+    """Measure schedules at a shape, and the best of cuBLASLt's algorithms."""
+    from tinygpu.codegen.measure import COARSE, Campaign, peer_of
+    from tinygpu.search.store import Store
+
+    machines = {m.name: m for m in map(machine_named, job.machines)}
+    programs = {s: s.program(machines[s.machine], job.operation) for s in job.schedules}
+    with ExitStack() as open_:
+        assert job.store is not None
+        store = open_.enter_context(Store(job.store))
+        options = replace(COARSE, rounds=job.rounds)
+        campaign = open_.enter_context(
+            Campaign(job.problem, store=store, options=options, crew=_own_crew())
+        )
+        peers = campaign.peers(CUBLASLT)[:_PEERS] if job.peers is None else job.peers
+        found = campaign.measure(programs, peers, anew=job.anew)
+    mine, theirs = found[: len(programs)], found[len(programs) :]
+    return Timed(
+        tuple(m.seconds or math.inf for m in mine),
+        {peer_of(m): m.seconds for m in theirs if m.seconds},
+        found[0].device if found else "",
+        found[0].driver if found else "",
+        tuple(sorted({m.reason for m in mine if m.reason})),
+    )
+
+
+def predicted_times(
+    schedules: Sequence[Schedule],
+    machines: Mapping[str, Machine],
+    operation: Operation,
+    shapes: Sequence[Shape],
+    device: str,
+    tell: Told | None = None,
+) -> Times:
+    """Return the time of each schedule at each shape under the model; infinite where illegal."""
+    from tinygpu.codegen.arguments import contract_of, dense
+    from tinygpu.codegen.runtime.contract import check
+    from tinygpu.search.cost import cost
+
+    chip = load_device(device)
+    times = np.full((len(shapes), len(schedules)), math.inf)
+    for j, schedule in enumerate(schedules):
+        program = schedule.program(machines[schedule.machine], operation)
+        contract = contract_of(program)
+        for i, shape in enumerate(shapes):
+            try:
+                check(contract, dense(Problem.of(operation, **shape.sizes)))
+                times[i, j] = float(cost(program, shape.sizes, chip).seconds)
+            except (LaunchError, TinyGpuError):
+                continue
+        if tell:
+            tell(j + 1, len(schedules), "")
+    return times
+
+
+def pruned(times: Times, most: int, weights: Sequence[float]) -> list[int]:
+    """Return at most ``most`` columns, those that serve best together and then the nearest."""
+    from tinygpu.search.selection import choose, slowdowns
+
+    if times.shape[1] <= most:
+        return list(range(times.shape[1]))
+    kept = list(choose(times, most, weights).kernels)
+    near = np.argsort(slowdowns(times).min(axis=0), kind="stable")
+    kept += [int(j) for j in near if j not in kept]
+    return sorted(kept[:most])
+
+
+def tables_of(
+    times: Times,
+    predicted: Times,
+    shapes: Sequence[Shape],
+    kernels: Sequence[int],
+    aim: str,
+) -> dict[str, list[dict[str, Any]]]:
+    """Return each rule of ``RULES`` as the loader's table, of ``kernels`` alone, by their place.
+
+    What lies between two shapes goes to the larger one's kernel; rules by hints switch where they
+    say.
+    """
+    from tinygpu.search.selection import choose, intervals, smooth
+
+    own, every = times[:, list(kernels)], list(range(len(kernels)))
+    model = predicted[:, list(kernels)]
+    default = choose(own, 1, aim=aim).kernels[0] if _serves_all(own) else None
+    tables: dict[str, list[dict[str, Any]]] = {rule: [] for rule in RULES}
+    for (n, k), group in _groups(shapes).items():
+        rows, share = [shapes[i].m for i in group], [shapes[i].weight for i in group]
+        here = own[group]
+        nearest = [int(j) for j in here.argmin(axis=1)]
+        measured = list(smooth(here, every, default, share)) if default is not None else nearest
+        hints = _hints(rows, measured)
+        told = {
+            "measured": (rows, measured),
+            "intervals": (rows, list(intervals(here, len(kernels), share, aim=aim).served)),
+            "model": (rows, [int(j) for j in model[group].argmin(axis=1)]),
+            **{rule: _hinted(rule, hints) for rule in ("nearest", "round up", "round down")},
+        }
+        for rule, (ends, mine) in told.items():
+            last = [i for i in range(len(mine)) if i + 1 == len(mine) or mine[i + 1] != mine[i]]
+            row = {"at": [n, k], "upto": [ends[i] for i in last]}
+            tables[rule].append({**row, "kernels": [mine[i] for i in last]})
+    return tables
+
+
+def served_of(
+    table: Sequence[Mapping[str, Any]], shapes: Sequence[Shape], times: Times
+) -> list[int]:
+    """Return the kernel of each shape by a table; of one that is illegal there the next nearest.
+
+    ``times`` are those of the bundle's kernels.
+    """
+    found = []
+    rows = {tuple(row["at"]): row for row in table}
+    for shape, here in zip(shapes, times, strict=True):
+        row = rows[shape.n, shape.k]
+        at = min(bisect_left(row["upto"], shape.m), len(row["kernels"]) - 1)
+        order = sorted(range(len(row["kernels"])), key=lambda i: abs(i - at))
+        legal = [row["kernels"][i] for i in order if math.isfinite(here[row["kernels"][i]])]
+        found.append(int((*legal, here.argmin())[0]))
+    return found
+
+
+def _hints(rows: Sequence[int], served: Sequence[int]) -> dict[int, int]:
+    """Return a size for each kernel: the middle one of those that it serves."""
+    found: dict[int, list[int]] = {}
+    for m, kernel in zip(rows, served, strict=True):
+        found.setdefault(kernel, []).append(m)
+    return {sizes[len(sizes) // 2]: kernel for kernel, sizes in sorted(found.items())}
+
+
+def _hinted(rule: str, hints: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    """Return where the intervals of hints end, and their kernels."""
+    order = sorted(hints)
+    mine = [hints[h] for h in order]
+    pairs = pairwise(order)
+    match rule:
+        case "nearest":
+            ends = [math.isqrt(low * high) for low, high in pairs]
+        case "round up":
+            ends = order[:-1]
+        case _:
+            ends = [high - 1 for _, high in pairs]
+    return [*ends, order[-1]], mine
+
+
+def _groups(shapes: Sequence[Shape]) -> dict[tuple[int, int], list[int]]:
+    """Return the shapes' indices by n and k, in order of m."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for i in sorted(range(len(shapes)), key=lambda i: shapes[i].m):
+        found.setdefault((shapes[i].n, shapes[i].k), []).append(i)
+    return dict(sorted(found.items()))
+
+
+def _serves_all(times: Times) -> bool:
+    """Whether some kernel serves every shape."""
+    return bool(np.isfinite(times).all(axis=0).any())
