@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tinygpu.codegen.bundle import Member
     from tinygpu.operation import Operation
 
-__all__ = ["add_to"]
+__all__ = ["Dispatch", "add_to"]
 
 _MOST_KERNELS, _ANCHORS = 64, 12
 
@@ -115,7 +115,7 @@ def dispatch(
     out.parent.mkdir(parents=True, exist_ok=True)
     kept = f"measurements are kept in {store}; the same command goes on"
     with resumable("nothing is lost; the same command starts again" if why_not else kept):
-        chosen = _Dispatch(problem.operation, wanted, names, device, why_not, store)
+        chosen = Dispatch(problem.operation, wanted, names, device, why_not, store)
         chosen.find(budget, candidates)
         chosen.time()
         chosen.choose(kernels, aim)
@@ -132,8 +132,12 @@ def dispatch(
     say(f"bundle: {out}; ask it: tinygpu which {out} -m {wanted[len(wanted) // 2].m}")
 
 
-class _Dispatch:
-    """One call of ``dispatch``, step by step."""
+class Dispatch:
+    """One choice of kernels, step by step: find, time, choose, score; then members and tree.
+
+    ``names``: machines by their own name, each as it is named in another process.  ``why_not``
+    says why nothing is measured, or "".
+    """
 
     def __init__(
         self,
@@ -162,7 +166,7 @@ class _Dispatch:
         machines = tuple(self.names.values())
         return Job(machines, self.device, self.operation, shape, self.store, **how)
 
-    def find(self, seconds: float, most: int) -> None:
+    def find(self, seconds: float, most: int, count: int = _ANCHORS) -> None:
         """Search at the anchors for candidates, and predict their times at every shape."""
         from tinygpu.cli.dispatching import (
             Fleet,
@@ -172,7 +176,7 @@ class _Dispatch:
             pruned,
         )
 
-        anchors = anchors_of(self.shapes, _ANCHORS)
+        anchors = anchors_of(self.shapes, count)
         how = {"seconds": seconds} if self.gpus else {}
         with Fleet(self.gpus) as fleet, bar(f"search at {len(anchors)} shapes") as progress:
             found = fleet.each(found_at, [self.job(one, **how) for one in anchors], progress)
@@ -216,7 +220,18 @@ class _Dispatch:
         served = self.choice.served
         first = {j: served.index(j) for j in self.choice.kernels}  # by the smallest m they serve
         self.kernels = sorted(self.choice.kernels, key=lambda j: self.shapes[first[j]].m)
-        self.tables = tables_of(self.times, self.predicted, self.shapes, self.kernels, aim)
+        self.tables = tables_of(
+            self.times, self.predicted, self.shapes, self.kernels, aim, self.model
+        )
+
+    def model(self, column: int, shape: Shape) -> float:
+        """Return the predicted time of a candidate at a shape; infinite where it is illegal."""
+        from tinygpu.cli.dispatching import predicted_times
+
+        one = [self.schedules[column]]
+        return float(
+            predicted_times(one, self.machines, self.operation, [shape], self.device)[0, 0]
+        )
 
     def score(self) -> None:
         """Measure the chosen anew, beside the fastest at each shape and its peers."""

@@ -68,6 +68,8 @@ _FIRST, _SPREADS, _PEERS = 48, 4, 4
 Result = TypeVar("Result")
 Times = NDArray[np.float64]
 Told = Callable[[int, int | None, str], None]
+Model = Callable[[int, Shape], float]
+_STEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,8 @@ def found_at(job: Job) -> list[Schedule]:
     chip, first = load_device(job.device), []
     spaces = []
     for machine in map(machine_named, job.machines):
-        space = Space(machine, job.problem, chip)
+        one_for_all = {"specialised": 0} if "specialised" in machine.decisions() else {}
+        space = Space(machine, job.problem, chip, fixed=one_for_all)
         count = _FIRST if job.seconds else _SPREADS
         try:
             ranked = rank(space, count, spread=machine.spread, exact=False).best
@@ -277,16 +280,18 @@ def tables_of(
     shapes: Sequence[Shape],
     kernels: Sequence[int],
     aim: str,
+    model: Model,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return each rule of ``RULES`` as the loader's table, of ``kernels`` alone, by their place.
 
-    What lies between two shapes goes to the larger one's kernel; rules by hints switch where they
-    say.
+    Where two shapes next to each other have different kernels, the switch between them is where
+    ``model``, which says what a column takes at a shape, puts it; its errors at both shapes are
+    taken out.  Rules by hints switch where they say.
     """
     from tinygpu.search.selection import choose, intervals, smooth
 
     own, every = times[:, list(kernels)], list(range(len(kernels)))
-    model = predicted[:, list(kernels)]
+    foreseen = predicted[:, list(kernels)]
     default = choose(own, 1, aim=aim).kernels[0] if _serves_all(own) else None
     tables: dict[str, list[dict[str, Any]]] = {rule: [] for rule in RULES}
     for (n, k), group in _groups(shapes).items():
@@ -298,14 +303,49 @@ def tables_of(
         told = {
             "measured": (rows, measured),
             "intervals": (rows, list(intervals(here, len(kernels), share, aim=aim).served)),
-            "model": (rows, [int(j) for j in model[group].argmin(axis=1)]),
+            "model": (rows, [int(j) for j in foreseen[group].argmin(axis=1)]),
             **{rule: _hinted(rule, hints) for rule in ("nearest", "round up", "round down")},
         }
         for rule, (ends, mine) in told.items():
             last = [i for i in range(len(mine)) if i + 1 == len(mine) or mine[i + 1] != mine[i]]
-            row = {"at": [n, k], "upto": [ends[i] for i in last]}
-            tables[rule].append({**row, "kernels": [mine[i] for i in last]})
+            upto = [ends[i] for i in last]
+            if ends is rows:
+                seen = foreseen if rule == "model" else own
+                for at, i in enumerate(last[:-1]):
+                    pair = [group[i], group[i + 1]]
+                    upto[at] = _switch(
+                        [shapes[j] for j in pair],
+                        seen[pair],
+                        (mine[i], mine[i + 1]),
+                        lambda j, shape: model(kernels[j], shape),
+                    )
+            tables[rule].append({"at": [n, k], "upto": upto, "kernels": [mine[i] for i in last]})
     return tables
+
+
+def _switch(ends: Sequence[Shape], seen: Times, pair: tuple[int, int], model: Model) -> int:
+    """Return the last m between two shapes that the first of a pair of kernels is to serve.
+
+    ``seen`` are the times at both shapes.  What the model errs by at them it errs by in between,
+    from the one to the other evenly.
+    """
+    low, high = (shape.m for shape in ends)
+    rows = sorted({low + round((high - low) * i / _STEPS) for i in range(_STEPS + 1)})
+    times = np.empty((len(rows), 2))
+    for at, kernel in enumerate(pair):
+        foreseen = np.array([model(kernel, replace(ends[0], m=m)) for m in rows])
+        error = [_log_ratio(seen[i, kernel], foreseen[-i]) for i in (0, 1)]
+        if not np.isfinite(error).all():
+            return low
+        share = (np.array(rows) - low) / (high - low)
+        times[:, at] = np.log(foreseen) + error[0] + share * (error[1] - error[0])
+    gain = times[:, 0] - times[:, 1]  # of the second kernel
+    costs = [gain[:i].sum() for i in range(1, len(rows))]  # of serving all up to rows[i - 1]
+    return int(rows[int(np.argmin(costs))])
+
+
+def _log_ratio(a: float, b: float) -> float:
+    return math.log(a / b) if math.isfinite(a) and math.isfinite(b) else math.inf
 
 
 def served_of(

@@ -1,0 +1,244 @@
+"""Few kernels for many shapes: ``python -m benchmarks.dispatch``; writes ``dispatch.json``.
+
+What ``tinygpu dispatch`` does, step by step, on several experiments (``--parts``):
+
+- *hints fp32*, *hints bf16*: square problems, a kernel for each hint in 64..4096 step 64, each the
+  model's first few measured at its hint.  Three of them (hints 64, 256, 4096), chosen by the
+  nearest hint, against every single kernel at every size: the published experiment.
+- *4096*: N = K = 4096, about 64 values of M from 1 to 8192, for 1 to 12 kernels and every rule.
+- *llama*: the four linear layers of an 8B Llama in one bundle, the same M.
+
+All candidates are measured twice at every shape, beside cuBLASLt's algorithms: a choice is made
+from the first measurement and scored on the second, against the fastest candidate of each shape
+there.  "oracle": the fastest of each shape by the first measurement, scored on the second: what
+noise alone costs.  ``geomean_vs_peer``: cuBLASLt's best at each shape over the kernel's time.
+
+Source: ``docs/dispatch.md``; the published experiment: PyTorch, pull requests 156628 and 163090.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import FOLDER, write_tree
+from tinygpu.cli.console import bar
+from tinygpu.cli.dispatch import Dispatch
+from tinygpu.cli.dispatching import Fleet, found_at, served_of, timed_at
+from tinygpu.cli.shapes import LAYERS, Shape, sampled
+from tinygpu.codegen.bundle import bundle_parts, write_bundle
+from tinygpu.codegen.provenance import provenance
+from tinygpu.device import label, load_device
+from tinygpu.errors import TinyGpuError
+from tinygpu.operation import matmul
+from tinygpu.search.selection import choose, intervals, served_by
+
+__all__ = ["PARTS", "main"]
+
+COUNTS = (1, 2, 3, 4, 6, 8, 12)
+HINTS = (64, 256, 4096)
+STEP = 64
+ROWS = sampled(1, 8192, 64)
+PARTS = ("hints fp32", "hints bf16", "4096", "llama")
+_BUNDLE = {"4096": 8, "llama": 16}
+
+
+def layers(part: str) -> list[Shape]:
+    """Return the shapes of a part with layers."""
+    if part == "4096":
+        return [Shape(m, 4096, 4096) for m in ROWS]
+    return [Shape(m, n, k, 1.0, name) for name, (_, n, k) in LAYERS.items() for m in ROWS]
+
+
+def served(part: str, out: Path, anchors: int, seconds: float, most: int) -> dict[str, Any]:
+    """Choose kernels for a part's shapes; return rows and what was measured."""
+    shapes = layers(part)
+    one = Dispatch(
+        matmul("bf16", layout="nt"), shapes, {"hopper": "hopper"}, "h200", "", out / "dispatch.db"
+    )
+    one.find(seconds, most, anchors)
+    one.time()
+    jobs = [
+        one.job(shape, schedules=tuple(one.schedules), anew=True, peers=tuple(timed.peers))
+        for shape, timed in zip(shapes, one.timed, strict=True)
+    ]
+    with Fleet(one.gpus) as fleet, bar(f"{part}: measure again") as progress:
+        again = fleet.each(timed_at, jobs, progress)
+    second = np.array([a.seconds for a in again])
+    peers = np.array([min(a.peers.values()) for a in again])
+    every = list(range(len(shapes)))
+
+    def row(rule: str, kernels: int, by: Sequence[int], bound: float | None) -> dict[str, Any]:
+        mean, worst = served_by(second, by)
+        mine = second[every, list(by)]
+        return {
+            "experiment": part,
+            "rule": rule,
+            "kernels": kernels,
+            "geomean_slowdown": mean,
+            "worst_slowdown": worst,
+            "geomean_vs_peer": math.exp(float(np.log(peers / mine).mean())),
+            "bound_in_sample": bound,
+        }
+
+    oracle = [int(j) for j in one.times.argmin(axis=1)]
+    rows = [row("oracle", one.times.shape[1], oracle, None)]
+    for count in (*COUNTS, *((16,) if part == "llama" else ())):
+        for aim in ("mean", "worst"):
+            one.choose(count, aim)
+            own = one.times[:, one.kernels]
+            for rule, table in one.tables.items():
+                by = [one.kernels[j] for j in served_of(table, shapes, own)]
+                name = rule if aim == "mean" else f"{rule}, worst"
+                rows.append(row(name, count, by, one.choice.bound))
+        one.choose(count, "mean")
+        first = [one.kernels[int(j)] for j in one.times[:, one.kernels].argmin(axis=1)]
+        rows.append(row("first call", count, first, None))
+        if part == "4096":
+            cut = intervals(one.times, count)
+            rows.append(row("intervals of any kernels", count, cut.served, cut.bound))
+    one.choose(_BUNDLE[part], "mean")
+    one.score()
+    record = {"provenance": provenance(f"python -m benchmarks.dispatch --parts {part}")}
+    manifest = {**record, **one.tree(label(load_device("h200")), "measured", "mean")}
+    write_bundle(out / f"bundle_{part}", bundle_parts(one.members("sm_90a", "h200"), manifest))
+    return {
+        "rows": rows,
+        "measured": {
+            "shapes": [[s.m, s.n, s.k] for s in shapes],
+            "kernels": [json.dumps(dict(s.decisions), sort_keys=True) for s in one.schedules],
+            "first": one.times.tolist(),
+            "second": second.tolist(),
+            "predicted": one.predicted.tolist(),
+            "peers": [{k.rpartition(":")[2]: t for k, t in a.peers.items()} for a in again],
+        },
+    }
+
+
+def hints(part: str, out: Path) -> dict[str, Any]:
+    """Measure the kernel of every hint at every size; return rows and the table of hints."""
+    machine, dtype = ("simt", "f32") if part == "hints fp32" else ("hopper", "bf16")
+    operation = matmul(dtype, layout="nn" if dtype == "f32" else "nt")
+    sizes = list(range(STEP, 4096 + STEP, STEP))
+    shapes = [Shape(s, s, s) for s in sizes]
+    one = Dispatch(operation, shapes, {machine: machine}, "h200", "", out / "dispatch.db")
+    with Fleet(0) as fleet, bar(f"{part}: search") as progress:
+        found = fleet.each(found_at, [one.job(shape) for shape in shapes], progress)
+    with Fleet(one.gpus) as fleet:
+        jobs = [
+            one.job(s, schedules=tuple(f), peers=()) for s, f in zip(shapes, found, strict=True)
+        ]
+        with bar(f"{part}: measure at hints") as progress:
+            at_hint = fleet.each(timed_at, jobs, progress)
+        best = [f[int(np.argmin(t.seconds))] for f, t in zip(found, at_hint, strict=True)]
+        every = list(dict.fromkeys(best))
+        jobs = [one.job(s, schedules=tuple(every), peers=(), anew=True) for s in shapes]
+        with bar(f"{part}: measure everywhere") as progress:
+            timed = fleet.each(timed_at, jobs, progress)
+    own = [every.index(b) for b in best]
+    times = np.array([t.seconds for t in timed])[:, own]  # by runtime size, by hint
+    three = [sizes.index(h) for h in HINTS]
+
+    def nearest(size: int) -> int:
+        return min(three, key=lambda i: abs(math.log2(sizes[i] / size)))
+
+    multi = times[range(len(sizes)), [nearest(s) for s in sizes]]
+    gain = times / multi[:, None]
+    right = np.isfinite(gain)
+    oracle = times.min(axis=1)
+    row = {
+        "experiment": part,
+        "rule": "nearest",
+        "kernels": 3,
+        "geomean_slowdown": math.exp(float(np.log(multi / oracle).mean())),
+        "worst_slowdown": float((multi / oracle).max()),
+        "geomean_vs_peer": None,
+        "bound_in_sample": None,
+        "mean_gain": float((gain[right] - 1).mean()),
+        "pairs": int(right.sum()),
+    }
+    choice = choose(times, 3)
+    chosen = times[range(len(sizes)), list(choice.served)]
+    better = {
+        **row,
+        "rule": "measured",
+        "geomean_slowdown": choice.slowdown,
+        "worst_slowdown": float((chosen / oracle).max()),
+        "bound_in_sample": choice.bound,
+        "mean_gain": float((times / chosen[:, None])[right].mean() - 1),
+    }
+    table = [[float(times[r, h]) for r in three] for h in three]
+    return {
+        "rows": [row, better],
+        "table": {
+            "hints": HINTS,
+            "single_seconds": table,
+            "multi_seconds": [float(multi[r]) for r in three],
+        },
+        "measured": {"sizes": sizes, "seconds": times.tolist()},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run parts and add them to ``dispatch.json``."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dispatch")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--anchors", type=int, default=12, help="searched shapes of a layer")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each anchor's search")
+    parser.add_argument("--candidates", type=int, default=32)
+    given = parser.parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
+    for part in given.parts:
+        command = f"python -m benchmarks.dispatch --parts {part!r}"
+        try:
+            if part.startswith("hints"):
+                found = hints(part, given.out)
+            else:
+                command += f" --anchors {given.anchors} --seconds {given.seconds:g}"
+                command += f" --candidates {given.candidates}"
+                found = served(part, given.out, given.anchors, given.seconds, given.candidates)
+        except TinyGpuError as error:
+            sys.exit(str(error))
+        add(part, found, command, given.out)
+        sys.stdout.writelines(f"{line}\n" for line in said(found["rows"]))
+        sys.stdout.flush()
+
+
+def add(part: str, found: dict[str, Any], command: str, folder: Path) -> None:
+    """Put a part's rows in the place of its old ones; its measurements go to a file beside."""
+    path = folder / "dispatch.json"
+    tree: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    runs: dict[str, Any] = tree.get("runs", {})
+    tables: dict[str, Any] = tree.get("tables", {})
+    runs[part] = provenance(command)
+    if "table" in found:
+        tables[part] = found["table"]
+    old = [row for row in tree.get("rows", []) if row["experiment"] != part]
+    rows = [*old, *found["rows"]]
+    write_tree(path, {"provenance": runs[part], "runs": runs, "tables": tables, "rows": rows})
+    beside = {"provenance": runs[part], **found["measured"]}
+    write_tree(folder / f"dispatch_{part.replace(' ', '_')}.json", beside)
+
+
+def said(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each row."""
+    for row in rows:
+        line = f"{row['experiment']}, {row['kernels']} kernels, {row['rule']}: "
+        line += f"mean {row['geomean_slowdown']:.4f}, worst {row['worst_slowdown']:.3f}"
+        if row["geomean_vs_peer"]:
+            line += f", {row['geomean_vs_peer']:.3f} of cuBLASLt"
+        if "mean_gain" in row:
+            line += f", gain {row['mean_gain']:+.2%} over {row['pairs']} pairs"
+        yield line
+
+
+if __name__ == "__main__":
+    main()
