@@ -57,20 +57,32 @@ def layers(part: str) -> list[Shape]:
     return [Shape(m, n, k, 1.0, name) for name, (_, n, k) in LAYERS.items() for m in ROWS]
 
 
-def served(part: str, out: Path, anchors: int, seconds: float, most: int) -> dict[str, Any]:
+def dispatch(part: str, out: Path) -> Dispatch:
+    """Return a part's shapes and machine, as the command would take them."""
+    dtype, layout, machine = "bf16", "nt", "hopper"
+    if part == "hints fp32":
+        dtype, layout, machine = "f32", "nn", "simt"
+    if part.startswith("hints"):
+        shapes = [Shape(s, s, s) for s in range(STEP, 4096 + STEP, STEP)]
+    else:
+        shapes = layers(part)
+    operation = matmul(dtype, layout=layout)
+    return Dispatch(operation, shapes, {machine: machine}, "h200", "", out / "dispatch.db")
+
+
+def served(
+    part: str, one: Dispatch, out: Path, anchors: int, seconds: float, most: int
+) -> dict[str, Any]:
     """Choose kernels for a part's shapes; return rows and what was measured."""
-    shapes = layers(part)
-    one = Dispatch(
-        matmul("bf16", layout="nt"), shapes, {"hopper": "hopper"}, "h200", "", out / "dispatch.db"
-    )
+    shapes = one.shapes
     one.find(seconds, most, anchors)
     one.time()
     jobs = [
         one.job(shape, schedules=tuple(one.schedules), anew=True, peers=tuple(timed.peers))
         for shape, timed in zip(shapes, one.timed, strict=True)
     ]
-    with Fleet(one.gpus) as fleet, bar(f"{part}: measure again") as progress:
-        again = fleet.each(timed_at, jobs, progress)
+    with bar(f"{part}: measure again") as progress:
+        again = one.fleet.each(timed_at, jobs, progress)
     second = np.array([a.seconds for a in again])
     peers = np.array([min(a.peers.values()) for a in again])
     every = list(range(len(shapes)))
@@ -122,26 +134,20 @@ def served(part: str, out: Path, anchors: int, seconds: float, most: int) -> dic
     }
 
 
-def hints(part: str, out: Path) -> dict[str, Any]:
+def hints(part: str, one: Dispatch) -> dict[str, Any]:
     """Measure the kernel of every hint at every size; return rows and the table of hints."""
-    machine, dtype = ("simt", "f32") if part == "hints fp32" else ("hopper", "bf16")
-    operation = matmul(dtype, layout="nn" if dtype == "f32" else "nt")
-    sizes = list(range(STEP, 4096 + STEP, STEP))
-    shapes = [Shape(s, s, s) for s in sizes]
-    one = Dispatch(operation, shapes, {machine: machine}, "h200", "", out / "dispatch.db")
+    shapes = one.shapes
+    sizes = [shape.m for shape in shapes]
     with Fleet(0) as fleet, bar(f"{part}: search") as progress:
         found = fleet.each(found_at, [one.job(shape) for shape in shapes], progress)
-    with Fleet(one.gpus) as fleet:
-        jobs = [
-            one.job(s, schedules=tuple(f), peers=()) for s, f in zip(shapes, found, strict=True)
-        ]
-        with bar(f"{part}: measure at hints") as progress:
-            at_hint = fleet.each(timed_at, jobs, progress)
-        best = [f[int(np.argmin(t.seconds))] for f, t in zip(found, at_hint, strict=True)]
-        every = list(dict.fromkeys(best))
-        jobs = [one.job(s, schedules=tuple(every), peers=(), anew=True) for s in shapes]
-        with bar(f"{part}: measure everywhere") as progress:
-            timed = fleet.each(timed_at, jobs, progress)
+    jobs = [one.job(s, schedules=tuple(f), peers=()) for s, f in zip(shapes, found, strict=True)]
+    with bar(f"{part}: measure at hints") as progress:
+        at_hint = one.fleet.each(timed_at, jobs, progress)
+    best = [f[int(np.argmin(t.seconds))] for f, t in zip(found, at_hint, strict=True)]
+    every = list(dict.fromkeys(best))
+    jobs = [one.job(s, schedules=tuple(every), peers=(), anew=True) for s in shapes]
+    with bar(f"{part}: measure everywhere") as progress:
+        timed = one.fleet.each(timed_at, jobs, progress)
     own = [every.index(b) for b in best]
     times = np.array([t.seconds for t in timed])[:, own]  # by runtime size, by hint
     three = [sizes.index(h) for h in HINTS]
@@ -199,12 +205,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for part in given.parts:
         command = f"python -m benchmarks.dispatch --parts {part!r}"
         try:
-            if part.startswith("hints"):
-                found = hints(part, given.out)
-            else:
-                command += f" --anchors {given.anchors} --seconds {given.seconds:g}"
-                command += f" --candidates {given.candidates}"
-                found = served(part, given.out, given.anchors, given.seconds, given.candidates)
+            with dispatch(part, given.out) as one:
+                if part.startswith("hints"):
+                    found = hints(part, one)
+                else:
+                    effort = given.anchors, given.seconds, given.candidates
+                    command += " --anchors {} --seconds {:g} --candidates {}".format(*effort)
+                    found = served(part, one, given.out, *effort)
         except TinyGpuError as error:
             sys.exit(str(error))
         add(part, found, command, given.out)

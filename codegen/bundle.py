@@ -21,13 +21,13 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tinygpu import errors
 from tinygpu.codegen.build import Built
 from tinygpu.codegen.emit import EMITTER_VERSION
+from tinygpu.codegen.provenance import installed
 from tinygpu.codegen.runtime import bundle, contract, driver, function, maps, views
 from tinygpu.codegen.runtime.bundle import BUNDLE_FORMAT, digest, sealed
 from tinygpu.codegen.runtime.contract import Contract
@@ -143,7 +143,7 @@ def bundle_parts(
         )
     tree = {
         "format": BUNDLE_FORMAT,
-        "tinygpu": version("tinygpu"),
+        "tinygpu": installed("tinygpu"),
         "emitter": EMITTER_VERSION,
         "arch": members[0].built.arch,
         **manifest,

@@ -25,10 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tinygpu.codegen.assemble import ptxas_version
 from tinygpu.errors import AssemblyError
 
-__all__ = ["Clock", "clock", "commit", "device_and_driver", "provenance"]
+__all__ = ["Clock", "clock", "commit", "device_and_driver", "installed", "provenance"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SM_CLOCK = 1  # spec: nvmlClockType_t
@@ -59,7 +58,7 @@ def provenance(command: str) -> dict[str, Any]:
         "command": command,
         "ptxas": ptxas,
         "python": platform.python_version(),
-        "cupy": _version("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+        "cupy": installed("cupy-cuda13x", "cupy-cuda12x", "cupy"),
     }
 
 
@@ -131,7 +130,8 @@ def _git(root: Path, *arguments: str) -> str | None:
     return run.stdout.strip() if run.returncode == 0 else None
 
 
-def _version(*packages: str) -> str:
+def installed(*packages: str) -> str:
+    """Return the version of the first of these distributions that is installed, or "none"."""
     for package in packages:
         try:
             return importlib.metadata.version(package)

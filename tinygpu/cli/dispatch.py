@@ -11,6 +11,7 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,8 +115,11 @@ def dispatch(
     store = out.with_name(f"{out.name}.db")
     out.parent.mkdir(parents=True, exist_ok=True)
     kept = f"measurements are kept in {store}; the same command goes on"
-    with resumable("nothing is lost; the same command starts again" if why_not else kept):
-        chosen = Dispatch(problem.operation, wanted, names, device, why_not, store)
+    again = "nothing is lost; the same command starts again"
+    with resumable(again if why_not else kept), ExitStack() as open_:
+        chosen = open_.enter_context(
+            Dispatch(problem.operation, wanted, names, device, why_not, store)
+        )
         chosen.find(budget, candidates)
         chosen.time()
         chosen.choose(kernels, aim)
@@ -132,8 +136,10 @@ def dispatch(
     say(f"bundle: {out}; ask it: tinygpu which {out} -m {wanted[len(wanted) // 2].m}")
 
 
-class Dispatch:
+class Dispatch(ExitStack):
     """One choice of kernels, step by step: find, time, choose, score; then members and tree.
+
+    A context manager, which ends the processes that search and measure.
 
     ``names``: machines by their own name, each as it is named in another process.  ``why_not``
     says why nothing is measured, or "".
@@ -148,12 +154,15 @@ class Dispatch:
         why_not: str,
         store: Path,
     ) -> None:
+        from tinygpu.cli.dispatching import Fleet
         from tinygpu.codegen.runtime.driver import devices
 
+        super().__init__()
         self.operation, self.shapes, self.device = operation, shapes, device
         self.names, self.why_not, self.store = names, why_not, store
         self.machines = {own: machine_named(name) for own, name in names.items()}
         self.gpus = 0 if why_not else max(1, devices())
+        self.fleet = self.enter_context(Fleet(self.gpus))
         self.schedules: list[Schedule] = []
         self.timed: list[Timed] = []
         self.again: list[Timed] = []
@@ -169,7 +178,6 @@ class Dispatch:
     def find(self, seconds: float, most: int, count: int = _ANCHORS) -> None:
         """Search at the anchors for candidates, and predict their times at every shape."""
         from tinygpu.cli.dispatching import (
-            Fleet,
             anchors_of,
             found_at,
             predicted_times,
@@ -178,8 +186,8 @@ class Dispatch:
 
         anchors = anchors_of(self.shapes, count)
         how = {"seconds": seconds} if self.gpus else {}
-        with Fleet(self.gpus) as fleet, bar(f"search at {len(anchors)} shapes") as progress:
-            found = fleet.each(found_at, [self.job(one, **how) for one in anchors], progress)
+        with bar(f"search at {len(anchors)} shapes") as progress:
+            found = self.fleet.each(found_at, [self.job(one, **how) for one in anchors], progress)
         # the best of every anchor first
         ranks = range(max(map(len, found), default=0))
         every = list(dict.fromkeys(f[i] for i in ranks for f in found if i < len(f)))
@@ -198,14 +206,14 @@ class Dispatch:
 
     def time(self) -> None:
         """Measure all candidates at all shapes."""
-        from tinygpu.cli.dispatching import Fleet, timed_at
+        from tinygpu.cli.dispatching import timed_at
 
         self.times: Times = self.predicted
         if not self.gpus:
             return
         jobs = [self.job(shape, schedules=tuple(self.schedules)) for shape in self.shapes]
-        with Fleet(self.gpus) as fleet, bar(f"measure at {len(jobs)} shapes") as progress:
-            self.timed = fleet.each(timed_at, jobs, progress)
+        with bar(f"measure at {len(jobs)} shapes") as progress:
+            self.timed = self.fleet.each(timed_at, jobs, progress)
         import numpy as np
 
         self.times = np.array([one.seconds for one in self.timed])
@@ -235,7 +243,7 @@ class Dispatch:
 
     def score(self) -> None:
         """Measure the chosen anew, beside the fastest at each shape and its peers."""
-        from tinygpu.cli.dispatching import Fleet, timed_at
+        from tinygpu.cli.dispatching import timed_at
 
         if not self.gpus:
             return
@@ -246,8 +254,8 @@ class Dispatch:
             peers = tuple(sorted(timed.peers, key=lambda name: timed.peers[name])[:2])
             again = {"schedules": tuple(dict.fromkeys(beside)), "peers": peers, "anew": True}
             jobs.append(self.job(shape, rounds=9, **again))
-        with Fleet(self.gpus) as fleet, bar(f"score at {len(jobs)} shapes") as progress:
-            self.again = fleet.each(timed_at, jobs, progress)
+        with bar(f"score at {len(jobs)} shapes") as progress:
+            self.again = self.fleet.each(timed_at, jobs, progress)
 
     def members(self, arch: str, device: str) -> list[Member]:
         """Build the kernels.  Raises AssemblyError, ProgramError."""
