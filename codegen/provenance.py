@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tinygpu.codegen.assemble import ptxas_version
 from tinygpu.errors import AssemblyError
 
 __all__ = ["Clock", "clock", "commit", "device_and_driver", "installed", "provenance"]
@@ -131,7 +132,6 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def installed(*packages: str) -> str:
-    """Return the version of the first of these distributions that is installed, or "none"."""
     for package in packages:
         try:
             return importlib.metadata.version(package)
