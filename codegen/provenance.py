@@ -132,6 +132,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def installed(*packages: str) -> str:
+    """Return the version of the first of these distributions that is installed, or "none"."""
     for package in packages:
         try:
             return importlib.metadata.version(package)
