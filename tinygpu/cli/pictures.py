@@ -29,7 +29,15 @@ if TYPE_CHECKING:
     from tinygpu.schedule import Schedule
     from tinygpu.search.best import Ranked
 
-__all__ = ["Point", "columns_of", "encoded", "measured_figure", "png", "times_figure"]
+__all__ = [
+    "Point",
+    "columns_of",
+    "encoded",
+    "measured_figure",
+    "number_axis",
+    "png",
+    "times_figure",
+]
 
 _GREY, _GRID, _BAR = "#777777", "#dddddd", "#e3e6ea"
 _LINES = ("--", ":", "-.")
@@ -131,7 +139,7 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
     if max(totals) > 10 * min(totals):
         low, high = min(totals) / 20, 1.2 * max(ends)
         axes.set_xscale("log")
-        _number(axes.xaxis, low, high)
+        number_axis(axes.xaxis, low, high)
     axes.set_xlim(low, high)
     axes.set_xlabel(f"predicted time [{unit}]")
     axes.grid(axis="x", zorder=0, color=_GRID, linewidth=0.6)
@@ -172,7 +180,7 @@ def measured_figure(
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal",
              xlabel=f"predicted [{unit}]", ylabel=f"measured [{unit}]")  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):
-        _number(axis, low, high)
+        number_axis(axis, low, high)
     band = axes.fill_between([low, high], [low * 0.85, high * 0.85], [low * 1.15, high * 1.15],
                              color=_BAR, zorder=0, label="within 15 %")  # fmt: skip
     diagonal = axes.plot([low, high], [low, high], color=_GREY, label="measured = predicted")
@@ -242,7 +250,7 @@ def _names(schedules: Sequence[Schedule]) -> list[str]:
     return [line.replace(" ", _SPACE) for line in lines]
 
 
-def _number(axis: Axis, low: float, high: float) -> None:
+def number_axis(axis: Axis, low: float, high: float) -> None:
     """Put round numbers on a logarithmic axis."""
     axis.set_major_locator(FixedLocator(_ticks(low, high)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,4 +1,4 @@
-"""The commands ``plot layout | times | timeline | measured``: PNG, SVG or PDF files."""
+"""The commands ``plot layout | times | timeline | measured | bundle``: PNG, SVG or PDF files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from tinygpu.cli.console import json_text, say, write
 from tinygpu.cli.given import DEVICE, ON, OWN, SCHEDULE, Given, machines_with, read_schedule
+from tinygpu.cli.which import BUNDLE, read_bundle
 from tinygpu.device import DEVICES, Device, label, load_device, names_gpu
 from tinygpu.document import parsed
 from tinygpu.errors import ScheduleError, StoreError
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "drawn_timeline", "shape_text"]
 
-app = typer.Typer(no_args_is_help=True, help="Draw a layout, times, a timeline, measurements.")
+app = typer.Typer(
+    no_args_is_help=True, help="Draw a layout, times, a timeline, measurements, a bundle."
+)
 _FORMS = (".png", ".svg", ".pdf")
 _LIBRARIES = {"cublas": "cuBLAS", "torch": "PyTorch", "triton": "Triton"}
 """Libraries by a word in the names of their peers; of each the fastest is shown."""
@@ -170,6 +173,22 @@ def measured(
     drivers = ", ".join(sorted({one.driver for one in mine}))
     title = f"Predicted for {label(chip)}, measured on {chips}, driver {drivers}"
     _save(measured_figure(points, title, peers=peers), output or store.with_suffix(".measured.png"))
+
+
+@app.command()
+def bundle(
+    bundle: BUNDLE,
+    rule: Annotated[str, typer.Option(help="Another rule than the bundle's.")] = "",
+    output: OUTPUT = None,
+) -> None:
+    """Draw how slow the served kernels are, over m: the bundle's rule, the others, cuBLASLt."""
+    from tinygpu.cli.bundle_picture import bundle_figure
+
+    opened = read_bundle(bundle, rule)
+    own = bundle.resolve()
+    name = own.stem if own.suffix == ".zip" else own.name
+    beside = bundle.with_name(f"{name}.png") if bundle.name else own.with_name(f"{name}.png")
+    _save(bundle_figure(opened), output or beside)
 
 
 def _shown(
