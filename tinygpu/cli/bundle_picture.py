@@ -98,7 +98,12 @@ def panels_of(bundle: Bundle) -> list[Panel]:
         )
         panels.append(
             Panel(
-                ": ".join([*filter(None, names), f"n = {pair[0]}, k = {pair[1]}"]),
+                ": ".join(
+                    [
+                        *filter(None, [", ".join(filter(None, names))]),
+                        f"n = {pair[0]}, k = {pair[1]}",
+                    ]
+                ),
                 tuple(shapes[i].m for i in here),
                 {rule: _finite(seconds[here] / best[here]) for rule, seconds in own.items()},
                 upto,
@@ -314,7 +319,8 @@ def _draw_names(
         strip.plot([middles[i], place / points], [band, text], color=_GREY, linewidth=0.6,
                    transform=strip.transAxes, clip_on=False)  # fmt: skip
         strip.text(place / points, text + 0.02 * inch, panel.kernels[i], ha="center", va="bottom",
-                   transform=strip.transAxes, rotation=90 if upright else 0, fontsize=_NAME_POINTS)  # fmt: skip
+                   transform=strip.transAxes, rotation=90 if upright else 0,
+                   fontsize=_NAME_POINTS)  # fmt: skip
 
 
 def _across(panel: Panel) -> float:
