@@ -37,20 +37,19 @@ Progress = Callable[[int, int], None]
 _PART = 8192
 _FEW = 1024
 """Nodes whose bounds take less time than the steps to them: decide more before looking."""
-_PATIENCE = 10_000
-_SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 6, 16, 10
+_PATIENCE = 100_000
+_SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 3, 16, 10
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a search knows after its start: times in seconds, the least, a good order of decisions.
+    """What a search knows after its start: times in seconds, and how loose decisions make bounds.
 
-    ``legal`` schedules stand in ``batches``.
+    ``loose`` has a ``Scorer.looseness`` a batch.  ``legal`` schedules stand in ``batches``.
     """
 
     known: Mapping[Key, float]
-    least: float
-    order: Sequence[int]
+    loose: Sequence[NDArray[np.float64]]
     legal: int
     batches: int
 
@@ -68,9 +67,8 @@ class Search:
         self.space = space
         self.found = _Best(k, spread, below)
         self.scorers: list[Scorer] = []
-        self.least = np.inf
-        self.order: Sequence[int] = ()
-        self.ends: dict[Scorer, Points] = {}
+        self.loose: dict[Scorer, NDArray[np.float64]] = {}
+        self.told: Sequence[NDArray[np.float64]] = ()
         self.scored = 0
 
     def start(
@@ -95,28 +93,24 @@ class Search:
             for done, scorer in enumerate(self.scorers[: _CLIMBS if exact else None], 1):
                 scored, ends = _climb(scorer, found, rng)
                 self.scored += scored
-                self.ends[scorer] = ends[:4]
+                if exact:
+                    self.loose[scorer] = scorer.looseness(ends[:4])
                 if progress:
                     progress(done, len(self.scorers))
-            if exact and self.ends:
-                leasts = {s: float(s.seconds(ends[:1])[0]) for s, ends in self.ends.items()}
-                best = min(leasts, key=lambda scorer: leasts[scorer])
-                self.least, self.order = leasts[best], best.order(self.ends[best])
         known = {key: seconds for key, (seconds, _, _) in found.found.items()}
         legal = sum(scorer.batch.count for scorer in self.scorers)
-        return News(known, self.least, self.order, legal, len(self.scorers))
+        return News(known, tuple(self.loose.values()), legal, len(self.scorers))
 
     def learn(self, news: News) -> None:
         """Take over what the search of another part knows."""
-        if news.least < self.least:
-            self.order = news.order
+        self.told = news.loose
         self.found.learn(news.known)
 
     def finish(self, progress: Progress | None = None) -> None:
         """Search every batch."""
         with np.errstate(all="ignore"):
             for done, scorer in enumerate(self.scorers, 1):
-                self.scored += _search(scorer, self.found, self.order, self.ends.get(scorer))
+                self._search(scorer)
                 if progress:
                     progress(done, len(self.scorers))
 
@@ -127,6 +121,26 @@ class Search:
             for key, (seconds, scorer, point) in self.found.found.items()
             if scorer is not None
         ]
+
+    def _search(self, scorer: Scorer) -> None:
+        """Add a batch's schedules that belong to the best.
+
+        Where the common order proves to be a poor one, go on with one made for this batch, from the
+        ends of climbs in it; either may be poor, so they take turns, with more patience each time.
+        """
+        nothing = np.zeros((1, len(scorer.lengths)), np.int64)
+        orders = [scorer.order([*self.loose.values(), *self.told])]
+        for turn in count():
+            descent = _Descent(scorer, self.found, orders[turn % 2], _PATIENCE * 2**turn)
+            ended = descent.below(nothing, 0)
+            self.scored += descent.scored
+            if ended:
+                break
+            if scorer not in self.loose:
+                climbed, ends = _climb(scorer, self.found, np.random.default_rng(0))
+                self.scored += climbed
+                self.loose[scorer] = scorer.looseness(ends[:4])
+            orders.append(scorer.order([self.loose[scorer]]))
 
 
 class _Best:
@@ -218,32 +232,6 @@ def _climb(scorer: Scorer, found: _Best, rng: np.random.Generator) -> tuple[int,
     return scored, ends[np.argsort(scorer.seconds(ends), kind="stable")]
 
 
-def _search(scorer: Scorer, found: _Best, order: Sequence[int], ends: Points | None) -> int:
-    """Add a batch's schedules that belong to the best; return how many nodes were scored.
-
-    Where the common order proves to be a poor one, go on with one made for this batch, from the
-    ``ends`` of climbs in it; either may be poor, so they take turns, with more patience each time.
-    """
-    nothing = np.zeros((1, len(scorer.lengths)), np.int64)
-    if scorer.bound(nothing, order, 0).max() >= found.limit:
-        return 1
-    common = _Descent(scorer, found, order, _PATIENCE)
-    if common.below(nothing, 0):
-        return common.scored
-    scored = common.scored
-    if ends is None:
-        climbed, ends = _climb(scorer, found, np.random.default_rng(0))
-        scored += climbed
-    own = sorted(scorer.order(ends[:4]), key=lambda i: scorer.values_left(i) > 1)
-    for turn in count():
-        again = _Descent(scorer, found, order if turn % 2 else own, _PATIENCE * 10 * 2**turn)
-        ended = again.below(nothing, 0)
-        scored += again.scored
-        if ended:
-            break
-    return scored
-
-
 @dataclass(slots=True)
 class _Descent:
     """Branch and bound in one batch: an order of its decisions, the nodes scored and allowed."""
@@ -260,14 +248,14 @@ class _Descent:
         Return False if more nodes were scored than a good order needs.
         """
         scorer, found, order = self.scorer, self.found, self.order
-        bounds = np.zeros(len(nodes))
+        bounds = np.zeros(len(nodes)) if order else scorer.seconds(nodes)
         while level < len(order) and len(nodes):
-            least = level + 1
-            while level < least or (
-                level < len(order) and len(nodes) * scorer.lengths[order[level]] <= _FEW
-            ):
+            before = len(nodes)
+            while level < len(order) and len(nodes):
                 axis = order[level]
                 count = scorer.lengths[axis]
+                if len(nodes) > before and len(nodes) * count > _FEW:
+                    break
                 nodes = np.repeat(nodes, count, axis=0)
                 nodes[:, axis] = np.tile(np.arange(count), len(nodes) // count)
                 level += 1

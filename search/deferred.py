@@ -33,6 +33,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
+from tinygpu.sharing import narrowed
+
 __all__ = ["Deferred", "LookedUp", "Step", "Tables", "applied", "at", "steps_of"]
 
 _MOST = 1 << 15
@@ -63,8 +65,12 @@ class Tables:
         """Return an array with one axis a decision as a table; a plain number as it is."""
         if not isinstance(number, np.ndarray):
             return number
-        axes = tuple(i for i, n in enumerate(number.shape) if n > 1)
-        return self.over(axes, number) if axes else number.item()
+        key = ("of", id(number))
+        if key not in self._made:
+            array = narrowed(number.view(np.ndarray))
+            axes = tuple(i for i, n in enumerate(array.shape) if n > 1)
+            self._made[key] = self.over(axes, array) if axes else array.item(), number
+        return self._made[key][0]
 
     def over(self, axes: tuple[int, ...], array: NDArray[Any]) -> Deferred:
         """Return an array over some axes, ascending, as a table."""

@@ -10,8 +10,10 @@ ones first, so that few combinations are ever tried.
 >>> law = Table("", (0, 1), np.array([[False, True], [False, False], [True, True]]))
 >>> table = Tables((3, 2)).of(np.array([[5.0, 7.0], [1.0, 1.0], [9.0, 8.0]]))
 >>> least = Least((law,), (3, 2), Kept())
->>> least.of(table, False, (0, 1), 1).table.tolist(), least.of(table, False, (0, 1), 0)
-([7.0, inf, 8.0], 7.0)
+>>> least.of(table, False, (0, 1), frozenset({0})).table.tolist()
+[7.0, inf, 8.0]
+>>> least.of(table, False, (0, 1), frozenset())
+7.0
 
 Source: bucket elimination, with minima for sums (R. Dechter, 1999).
 """
@@ -64,21 +66,23 @@ class Least:
         return [law for theirs, law in self._laws if theirs <= every]
 
     def of(
-        self, table: Deferred, most: bool, order: tuple[int, ...], count: int
+        self, table: Deferred, most: bool, order: Sequence[int], chosen: frozenset[int]
     ) -> Deferred | float:
-        """Return the least entry (``most``: the greatest) over all but the order's first ``count``.
+        """Return the least entry (``most``: the greatest) over all decisions but the chosen.
 
-        What is not a number is left out; where nothing is legal, the result is infinite.
+        These are the first of the order.  What is not a number is left out; where nothing is legal,
+        the result is infinite.
         """
         axes = table.axes
-        chosen = frozenset(order[:count]).intersection(axes)
-        if len(chosen) == len(axes):
+        here = chosen.intersection(axes)
+        if len(here) == len(axes):
             return table
-        key = (id(table), most, self._number(axes), chosen)
-        if key not in self._kept.reduced:
-            result = self._reduced(table, most, tuple(a for a in order if a in axes), len(chosen))
-            self._kept.reduced[key] = result, table  # whose identity is in the key
-        return self._kept.reduced[key][0]
+        key = (id(table), most, self._number(axes), here)
+        found = self._kept.reduced.get(key)
+        if found is None:
+            result = self._reduced(table, most, tuple(a for a in order if a in axes), len(here))
+            found = self._kept.reduced[key] = result, table  # whose identity is in the key
+        return found[0]
 
     def _reduced(
         self, table: Deferred, most: bool, order: tuple[int, ...], count: int
@@ -86,7 +90,7 @@ class Least:
         """Reduce a table: from what one more decision leaves open, if that is small."""
         above = table
         if prod(self._lengths[a] for a in order[: count + 1]) <= _SMALL:
-            found = self.of(table, most, order, count + 1)
+            found = self.of(table, most, order, frozenset(order[: count + 1]))
             assert isinstance(found, Deferred)
             above = found
         kept = tuple(sorted(order[:count]))

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from tinygpu.access import SECTOR_BYTES, WARP_LANES, bank_wavefronts
 from tinygpu.layout import Swizzle
-from tinygpu.sharing import remembered
+from tinygpu.sharing import narrowed, remembered
 
 __all__ = ["lines", "wavefronts"]
 
@@ -77,14 +77,14 @@ def _counted(
 
 def _each_counted_once(count: Count, width: int, *numbers: Numbers) -> Numbers:
     """Count each different pattern once: number the patterns, count them, spread the answers."""
-    columns = [_narrowed(_plain(n)) for n in numbers[:4]]
+    columns = [narrowed(_plain(n)) for n in numbers[:4]]
     below = np.ones((), np.int64)
     for extent, step in zip(numbers[4::2], numbers[5::2], strict=True):
-        size = _narrowed(np.minimum(_plain(extent), WARP_LANES))
-        size = _narrowed(np.where(below < WARP_LANES, size, 1))  # beyond the warp: not its affair
+        size = narrowed(np.minimum(_plain(extent), WARP_LANES))
+        size = narrowed(np.where(below < WARP_LANES, size, 1))  # beyond the warp: not its affair
         columns.append(size)
-        columns.append(_narrowed(np.where(size > 1, _plain(step), 0)))
-        below = _narrowed(np.minimum(below * size, WARP_LANES))
+        columns.append(narrowed(np.where(size > 1, _plain(step), 0)))
+        below = narrowed(np.minimum(below * size, WARP_LANES))
     if all(column.size == 1 for column in columns):
         return _one(count, tuple(column.item() for column in columns), width)
     # those over the same decisions first, then the smaller ones: few arrays get large
@@ -126,16 +126,6 @@ def _numbered(array: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
 def _plain(number: Numbers) -> NDArray[np.int64]:
     """Return an array of integers, outside of a space's memo."""
     return np.asarray(number, np.int64).view(np.ndarray)
-
-
-def _narrowed(array: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Drop to length 1 every axis along which nothing changes."""
-    for axis, length in enumerate(array.shape):
-        if length > 1:
-            first = array.take([0], axis=axis)
-            if (array == first).all():
-                array = first
-    return array
 
 
 @lru_cache(maxsize=200_000)

@@ -26,7 +26,7 @@ from tinygpu.space import Batch, Space
 __all__ = ["Points", "Scorer", "Shared"]
 
 Points = NDArray[np.int64]
-_CHUNK = 4096
+_CHUNK = 16384
 """Points at once: their intermediate results stay in a core's cache."""
 
 
@@ -76,10 +76,10 @@ class Scorer:
         """Return a lower bound of the seconds, given the first ``count`` decisions of the order."""
         if self.floor is not None and count == len(order):
             return self.seconds(points)
-        ordered = tuple(order)
+        chosen = frozenset(order[:count])
 
         def reduced(table: Deferred, most: bool) -> Deferred | float:
-            return self._least.of(table, most, ordered, count)
+            return self._least.of(table, most, order, chosen)
 
         return self._at(self._bounded, points, reduced)
 
@@ -105,21 +105,28 @@ class Scorer:
             inside &= allowed[tuple(points[:, a] for a in kept)]
         return inside
 
+    def order(self, loose: Sequence[NDArray[np.float64]]) -> list[int]:
+        """Order the decisions: first those that loosen the bound most, where they are open."""
+        mean = np.ma.masked_invalid(loose).mean(axis=0).filled(1.0)
+        axes = [axis for axis, length in enumerate(self.lengths) if length > 1]
+        return sorted(axes, key=lambda axis: float(mean[axis]))
+
+    def looseness(self, points: Points) -> NDArray[np.float64]:
+        """Return by which factor the bound falls where a decision is open; NaN: none is.
+
+        No single change improves ``points``, so how far the bound falls is looseness alone.
+        """
+        exact, found = self.seconds(points), np.full(len(self.lengths), np.nan)
+        for axis in range(len(self.lengths)):
+            if self.values_left(axis) > 1:
+                found[axis] = np.mean(self.beside(points, axis) / exact)
+        return found
+
     def values_left(self, axis: int) -> int:
         """Return how many values of a decision no table alone excludes."""
         points = np.zeros((self.lengths[axis], len(self.lengths)), np.int64)
         points[:, axis] = np.arange(self.lengths[axis])
         return int(self.allows(points, frozenset({axis}), axis).sum())
-
-    def order(self, points: Points) -> list[int]:
-        """Order the decisions: first those that loosen the bound most.
-
-        No single change improves ``points``, so how far the bound falls is looseness alone.
-        """
-        axes = [i for i, n in enumerate(self.lengths) if n > 1]
-        exact = self.seconds(points)
-        loose = {axis: float(np.mean(self.beside(points, axis) / exact)) for axis in axes}
-        return sorted(axes, key=lambda axis: loose[axis])
 
     def beside(self, points: Points, axis: int) -> NDArray[np.float64]:
         """Return the bounds of points of which one decision is open.

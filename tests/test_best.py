@@ -11,6 +11,7 @@ from tinygpu.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
 from tinygpu.search.best import rank
+from tinygpu.search.branch import Search
 from tinygpu.search.cost import cost
 from tinygpu.search.scorer import Scorer
 from tinygpu.space import Space
@@ -65,6 +66,20 @@ def test_best_is_brute_force(case: int) -> None:
         assert found.legal == len(every)
 
 
+@pytest.mark.parametrize("k", [1, 2, 9])
+def test_batches_of_one_schedule_have_its_time(k: int) -> None:
+    """Where no number is open there is nothing to branch on, and a time all the same."""
+    fixed = {**LADDER["tuned"], "accumulator": ("f32", "f64", "f32+f64"), "edges": "guard",
+             "a_layout": ("km", "mk"), "vector_shared": 1, "k_step": 1}  # fmt: skip
+    space = Space(Simt(), Problem.of(matmul(), m=512, n=512, k=512), DEVICE, fixed=fixed)
+    assert all(batch.count == 1 for batch in space.batches())
+    search = Search(space, k, ())
+    search.start()
+    search.finish()
+    want = sorted(brute(space))[:k]
+    assert sorted(s for _, s, _ in search.entries()) == pytest.approx(want, rel=1e-9)
+
+
 @pytest.mark.parametrize("below", [1.0, 1.02, 0.9])
 def test_what_takes_too_long_is_left_out(below: float) -> None:
     """Of what takes less than ``below`` nothing is lost, and nothing else is found."""
@@ -109,6 +124,24 @@ def test_a_bound_beside_points_is_that_of_all_decisions_but_one(case: int) -> No
                 order = [*(a for a in axes if a != axis), axis]
                 bound = scorer.bound(points, order, len(axes) - 1)
                 assert scorer.beside(points, axis).tolist() == bound.tolist()
+
+
+@pytest.mark.parametrize("case", range(len(SPACES)))
+def test_decisions_come_in_the_order_of_their_looseness(case: int) -> None:
+    """Their mean over the batches in which they are open; what is open in none comes last."""
+    space = space_of(case)
+    with np.errstate(all="ignore"):
+        scorers = [Scorer(batch, space) for batch in space.batches()]
+        loose = [s.looseness(space.points(s.batch, np.random.default_rng(1), 9)) for s in scorers]
+    for scorer, row in zip(scorers, loose, strict=True):
+        left = [scorer.values_left(axis) for axis in range(len(scorer.lengths))]
+        assert np.isnan(row).tolist() == [n == 1 for n in left]
+        assert (row[~np.isnan(row)] <= 1 + 1e-9).all()
+        order = scorer.order(loose)
+        assert sorted(order) == [axis for axis, n in enumerate(scorer.lengths) if n > 1]
+        rows = [[r[axis] for r in loose if r[axis] == r[axis]] for axis in order]
+        means = [sum(here) / len(here) if here else 1.0 for here in rows]
+        assert means == pytest.approx(sorted(means))
 
 
 @pytest.mark.parametrize("case", range(len(SPACES)))

@@ -287,10 +287,10 @@ def test_news_makes_the_limit() -> None:
     name, first, second = spaces()["wide"].halves() or pytest.fail("no halves")
     searches = [Search(spaces()["wide"].part(name, v), 5, ()) for v in (first, second)]
     news = [search.start() for search in searches]
-    better = min(range(2), key=lambda i: news[i].least)
+    better = min(range(2), key=lambda i: min(news[i].known.values()))
     worse = searches[1 - better]
     worse.learn(news[better])
-    assert worse.order == news[better].order
+    assert worse.told == news[better].loose
     assert worse.found.limit == max(sorted([*news[0].known.values(), *news[1].known.values()])[:5])
     assert {key for key, _, _ in worse.entries()} <= news[1 - better].known.keys()
 

@@ -66,7 +66,7 @@ def test_least_entries_are_those_of_a_walk(
             for (axes, array), order in product(tables, orders):
                 table = made.over(axes, array)
                 for count in range(len(order) + 1):
-                    result = least.of(table, most, order, count)
+                    result = least.of(table, most, order, frozenset(order[:count]))
                     if result is table:
                         assert set(axes) <= set(order[:count])
                         continue
@@ -88,9 +88,9 @@ def test_laws_over_other_decisions_change_nothing(others: tuple[tuple[int, ...],
     shared = Table("", (0, 1, 2), holds)
     table, more = (made.over((0, 1, 2), rng.random((3, 2, 4))) for _ in range(2))
     alone = Least([shared], LENGTHS, kept)
-    assert alone.of(table, False, (0, 1, 2, 3), 1) is not table
+    assert alone.of(table, False, (0, 1, 2, 3), frozenset({0})) is not table
     added = [Table("", axes, np.ones([LENGTHS[a] for a in axes], bool)) for axes in others]
-    result = Least([shared, *added], LENGTHS, kept).of(more, False, (0, 1, 2, 3), 1)
+    result = Least([shared, *added], LENGTHS, kept).of(more, False, (0, 1, 2, 3), frozenset({0}))
     assert isinstance(result, Deferred)
     assert result.table is not None
     for i in range(LENGTHS[0]):

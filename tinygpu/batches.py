@@ -25,7 +25,7 @@ from tinygpu.machine import Chosen, Value
 from tinygpu.program import Program
 from tinygpu.reach import Case
 from tinygpu.schedule import Schedule
-from tinygpu.sharing import Memo, share
+from tinygpu.sharing import Memo, narrowed, share
 from tinygpu.signature import numbers_of
 
 if TYPE_CHECKING:
@@ -150,13 +150,13 @@ class Builder:
         return chosen, program
 
     def table(self, law: str, holds: Any) -> Table:
-        """Return the table of where a law holds: the axes of length 1 are dropped."""
+        """Return the table of where a law holds: axes along which nothing changes are dropped."""
         key = (law, id(holds)) if isinstance(holds, np.ndarray) else (law, int(bool(holds)))
         if key not in self.tables:
-            array = np.asarray(holds)
+            array = narrowed(np.asarray(holds))
             axes = tuple(i for i, length in enumerate(array.shape) if length > 1)
             table = Table(law, axes, array.reshape([array.shape[i] for i in axes]))
-            self.tables[key] = table, holds
+            self.tables[key] = self._kept(table), holds
         return self.tables[key][0]
 
     def _add(self, found: dict[int, Table], table: Table) -> bool:

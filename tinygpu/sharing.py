@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Memo", "Shared", "remembered", "share"]
+__all__ = ["Memo", "Shared", "narrowed", "remembered", "share"]
 
 Memo = dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]
 """Results by (operation, operands); the operands are kept, so that no identity is used twice."""
@@ -69,6 +69,16 @@ def remembered(function: Callable[..., Any], *inputs: Any) -> Any:
     """
     memo = next((x.memo for x in inputs if isinstance(x, Shared)), None)
     return function(*inputs) if memo is None else _found_or_made(memo, function, inputs)
+
+
+def narrowed(array: NDArray[Any]) -> NDArray[Any]:
+    """Drop to length 1 every axis along which nothing changes."""
+    for axis, length in enumerate(array.shape):
+        if length > 1:
+            first = array.take([0], axis=axis)
+            if (array == first).all():
+                array = first
+    return array
 
 
 def _found_or_made(memo: Memo, function: Any, inputs: tuple[Any, ...]) -> Any:
