@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,8 @@ from tinygpu.codegen.emit import signature
 from tinygpu.codegen.launch import Kernel
 from tinygpu.codegen.runtime import driver, function
 from tinygpu.codegen.tensor_map import tensor_maps
+
+SIDE = 4242  # the handle of the stream on which graphs are captured
 
 
 class DriverError(Exception):
@@ -153,13 +155,57 @@ class Driver:
         self.log = log
         self.clusters = 60
         self.refuses: list[int] = []
+        self.replays = 0
         self.cuLaunchKernelEx: Any = self._launch
         self.cuTensorMapEncodeTiled: Any = self._encode
         self.cuOccupancyMaxActiveClusters: Any = self._clusters
+        self.captured: list[Any] | None = None
+        self.cuStreamCreate: Any = self._new_stream
+        self.cuStreamDestroy_v2: Any = lambda side: 0
+        self.cuStreamBeginCapture_v2: Any = self._begin
+        self.cuStreamEndCapture: Any = lambda side, graph: 0
+        self.cuStreamIsCapturing: Any = self._is_capturing
+        self.cuGraphInstantiateWithFlags: Any = self._instantiate
+        self.cuGraphDestroy: Any = lambda graph: 0
+        self.cuGraphExecDestroy: Any = lambda made: 0
+        self.cuGraphLaunch: Any = self._launch_graph
+        self.graphs: list[list[Any]] = []
+        self.capturing: set[int] = set()
         self.cuMemsetD8Async: Any = self._clear
         self.cuMemsetD2D8Async: Any = self._clear_rows
         self.cuGetErrorName = lambda code, text: setattr(text._obj, "value", b"ERROR_%d" % code)
         self.cuGetErrorString = lambda code, text: setattr(text._obj, "value", b"its words")
+
+    def _new_stream(self, side: Any, flags: int) -> int:
+        side._obj.value = SIDE
+        return 0
+
+    def _begin(self, side: Any, mode: int) -> int:
+        self.captured, self.outside = [], self.log
+        self.log = self.captured
+        return 0
+
+    def _is_capturing(self, stream: Any, status: Any) -> int:
+        status._obj.value = int((stream.value or 0) in self.capturing)
+        return self.refuses[0] if self.refuses else 0
+
+    def _instantiate(self, made: Any, graph: Any, flags: Any) -> int:
+        assert self.captured is not None
+        self.log = self.outside
+        self.graphs.append(self.captured)
+        made._obj.value = len(self.graphs)
+        return 0
+
+    def _launch_graph(self, made: Any, stream: Any) -> int:
+        """Log what was captured, as if it were enqueued on the stream; count it."""
+        assert (stream.value or 0) not in self.capturing
+        self.replays += 1
+        for kind, *told in self.graphs[made.value - 1]:
+            if kind == "launch":
+                self.log.append((kind, replace(told[0], stream=stream.value or 0)))
+            else:
+                self.log.append((kind, *told[:-1], stream.value))
+        return 0
 
     def _launch(self, config: Any, function: Any, held: Any, extra: Any) -> int:
         assert (function.value, extra) == (99, None)

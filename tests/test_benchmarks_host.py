@@ -91,6 +91,7 @@ def test_cases_are_legal_and_start(case: Case, monkeypatch: pytest.MonkeyPatch) 
     kernel.prepare(*inputs, out=out, **case.scalars)()
     first, second = fake.launched()
     assert first == second
+    assert fake.driver.replays == (0 if "early" in case.name else 1)
     assert len(fake.of("clear")) == (2 if "split" in case.name else 0)
     assert len(fake.of("encode")) == (3 if "hopper" in case.name else 0)
     assert first.attributes == (((6, 1),) if "early" in case.name else ())

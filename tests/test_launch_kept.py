@@ -199,6 +199,30 @@ def test_a_thread_without_a_context_gets_one(fake: Gpu) -> None:
         launching()
 
 
+def test_a_prepared_launch_becomes_a_graph(fake: Gpu) -> None:
+    """Made at the first start that is not captured; a captured one enqueues the same itself."""
+    a, b, c = squares()
+    for kernel, kinds in ((kernel_of(split_k=4, combine="red"), ["clear", "launch"]),
+                          (kernel_of("naive"), ["launch"])):  # fmt: skip
+        launching = kernel.prepare(a, b, out=c)
+        fake.driver.replays, told = 0, []
+        for stream, captured in ((7, True), (7, False), (8, False), (7, True), (5, False)):
+            fake.driver.capturing = {7} if captured else set()
+            fake.log.clear()
+            launching(stream)
+            assert [entry[0] for entry in fake.log] == kinds
+            assert fake.launched()[0].stream == stream
+            told.append(fake.launched()[0].arguments(kernel))
+        assert fake.driver.replays == 3
+        assert all(one == told[0] for one in told)
+    fake.driver.cuGraphInstantiateWithFlags = lambda made, graph, flags: 1
+    fake.driver.replays = 0
+    fake.driver.cuStreamCreate = lambda side, flags: 1
+    launching = kernel_of("naive").prepare(a, b, out=c)
+    launching(3)
+    assert (fake.launched()[-1].stream, fake.driver.replays) == (3, 0)
+
+
 def test_the_current_stream_is_asked_at_each_start(
     fake: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,8 +29,10 @@ from tinygpu.codegen.runtime.contract import Contract, check, check_apart
 from tinygpu.codegen.runtime.driver import (
     NO_CONTEXT,
     active_clusters,
+    capturing,
     clearing,
     devices,
+    graph_of,
     reason,
     starting,
 )
@@ -45,7 +47,6 @@ _SMEM_BYTES_WITHOUT_ASKING = 48 * 1024  # spec: CUDA C++ Programming Guide, "Sha
 _MAX_CTAS = 2**31 - 1  # spec: gridDim.x, CUDA C++ Programming Guide, "Compute Capabilities"
 _MOST_KEPT = 512  # launches, and plans, that a function keeps
 
-_Start = Callable[[Any], None]
 _Key = TypeVar("_Key")
 _Kept = TypeVar("_Kept")
 
@@ -118,21 +119,59 @@ class _Plan:
     integers: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Launch:
-    """A function on arrays, which it keeps alive.
+class _Start:
+    """What starts a kernel on some arrays, which it does not keep alive.
 
-    ``launch()`` starts it on the caller's current stream and ``launch(stream)`` on another; both
-    read and write what the arrays hold then.  Raises LaunchError where the driver refuses.
+    ``enqueue`` does so on a stream and returns the driver's error or 0.
     """
 
-    kernel: Function
-    arrays: tuple[Any, ...]
-    start: _Start
+    __slots__ = ("_get_device", "_of_cupy", "_of_torch", "device", "enqueue", "graphs", "name")
+
+    def __init__(
+        self, name: str, device: int, enqueue: Callable[[int], int], arrays: Sequence[Any]
+    ) -> None:
+        self.name, self.device, self.enqueue, self.graphs = name, device, enqueue, False
+        self._of_torch = _torch_stream(arrays)
+        self._of_cupy = gpu().cuda.get_current_stream
+        self._get_device = gpu().cuda.runtime.getDevice
 
     def __call__(self, stream: Any = None) -> None:
         """Start the kernel, and return before it is done."""
-        self.start(stream)
+        device, of_torch = self.device, self._of_torch
+        try:
+            if stream is not None:
+                handle = _handle(stream)
+            else:  # PyTorch's current stream if a tensor is among the arrays
+                handle = of_torch(device) if of_torch else self._of_cupy(device).ptr
+            here = self._get_device() == device
+            if self.graphs and here and not capturing(handle):
+                self.graphs, self.enqueue = False, graph_of(self.enqueue) or self.enqueue
+            code = self.enqueue(handle) if here else NO_CONTEXT
+            if code == NO_CONTEXT:  # another device, or a thread that asked nothing of this one
+                with gpu().cuda.Device(device):
+                    gpu().cuda.runtime.setDevice(device)
+                    code = self.enqueue(handle)
+        except (gpu().cuda.driver.CUDADriverError, gpu().cuda.runtime.CUDARuntimeError) as error:
+            raise LaunchError(_complaint(self.name, str(error))) from None
+        if code:
+            raise LaunchError(_complaint(self.name, reason(code)))
+
+
+class Launch(_Start):
+    """A function on arrays, which it keeps alive.
+
+    ``launch()`` starts it on the caller's current stream and ``launch(stream)`` on another; both
+    read and write what the arrays hold then.  Its first start makes a CUDA graph of it, which costs
+    the host less to start; an early kernel has none, as a graph waits for what is before it.
+    Raises LaunchError where the driver refuses.
+    """
+
+    __slots__ = ("__weakref__", "arrays", "kernel")
+
+    def __init__(self, kernel: Function, arrays: tuple[Any, ...], start: _Start) -> None:
+        """Take what starts a kernel on the arrays."""
+        super().__init__(start.name, start.device, start.enqueue, arrays)
+        self.kernel, self.arrays, self.graphs = kernel, arrays, not kernel.contract.early
 
 
 class Function:
@@ -208,31 +247,7 @@ class Function:
         )
         if contract.zeroed:
             enqueue = _after(_clearing(views[-1]), enqueue)
-        name, of_torch, of_cupy = (
-            contract.name,
-            _torch_stream(arrays),
-            gpu().cuda.get_current_stream,
-        )
-        get_device, set_device, on_device = runtime.getDevice, runtime.setDevice, gpu().cuda.Device
-        refusals = (gpu().cuda.driver.CUDADriverError, runtime.CUDARuntimeError)
-
-        def start(stream: Any) -> None:
-            try:
-                if stream is not None:
-                    handle = _handle(stream)
-                else:  # PyTorch's current stream if a tensor is among the arrays
-                    handle = of_torch(device) if of_torch else of_cupy(device).ptr
-                code = enqueue(handle) if get_device() == device else NO_CONTEXT
-                if code == NO_CONTEXT:  # another device, or a thread that asked nothing of this one
-                    with on_device(device):
-                        set_device(device)
-                        code = enqueue(handle)
-            except refusals as error:
-                raise LaunchError(_complaint(name, str(error))) from None
-            if code:
-                raise LaunchError(_complaint(name, reason(code)))
-
-        return start
+        return _Start(contract.name, device, enqueue, arrays)
 
     def _check_count(self, inputs: Sequence[Any]) -> None:
         names = [o.name for o in self.contract.arguments[:-1]]
