@@ -25,13 +25,13 @@ import json
 import math
 import zipfile
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tinygpu.codegen.runtime.contract import Contract, check, sizes_of
 from tinygpu.codegen.runtime.function import Function, device_arch, gpu
-from tinygpu.codegen.runtime.views import TORCH_TYPES, reader, view
+from tinygpu.codegen.runtime.views import TORCH_TYPES, View, reader, view
 from tinygpu.errors import LaunchError
 
 __all__ = ["BUNDLE_FORMAT", "FIRST_CALL", "Bundle", "digest", "load_bundle", "sealed"]
@@ -136,6 +136,7 @@ class Bundle:
         self._table = {tuple(row["at"]): (row["upto"], row["kernels"]) for row in table}
         self._found: dict[tuple[int, ...], int] = {}
         self._starts: dict[Any, Any] = {}
+        self._on_its_gpu = False
 
     def __call__(self, *inputs: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
         """Compute the output of these inputs with the kernel of their shapes.
@@ -227,38 +228,38 @@ class Bundle:
 
     def _start(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Any:
         """Return what starts the kernel of these arrays, or the error of the first choice."""
-        arch = device_arch()
-        if arch != self.tree["arch"]:
-            raise LaunchError(
-                f"bundle: its kernels are for {self.tree['arch']}, and this GPU is {arch}; make "
-                "one for this GPU: tinygpu dispatch"
-            )
-        contract = self.functions[0].contract
-        views = [view(a.name, x) for a, x in zip(contract.arguments, arrays, strict=True)]
-        sizes = sizes_of(contract, [v.shape for v in views])
+        if not self._on_its_gpu:
+            arch = device_arch()
+            if arch != self.tree["arch"]:
+                raise LaunchError(
+                    f"bundle: its kernels are for {self.tree['arch']}, and this GPU is {arch}; "
+                    "make one for this GPU: tinygpu dispatch"
+                )
+            self._on_its_gpu = True
+        first = self.functions[0].contract
+        views = [view(a.name, x) for a, x in zip(first.arguments, arrays, strict=True)]
+        sizes = sizes_of(first, [v.shape for v in views])
         error: LaunchError | None = None
-        legal: list[int] = []
+        if self.rule == FIRST_CALL:
+            legal = [n for n, f in enumerate(self.functions) if _takes(f.contract, views)]
+            if legal:
+                chosen = self._fastest(tuple(sizes.values()), legal, arrays, scalars)
+                return self.functions[chosen].start(tuple(arrays), scalars)
+            return LaunchError(f"{tuple(sizes.values())} is of no kernel's")
         for number in self._in_order(sizes):
             try:
-                check(self.functions[number].contract, views)
-                legal.append(number)
+                return self.functions[number].start(tuple(arrays), scalars)
             except LaunchError as refused:
                 error = error or refused
-            if legal and self.rule != FIRST_CALL:
-                break
-        if not legal:
-            return error
-        chosen = legal[0]
-        if self.rule == FIRST_CALL:
-            chosen = self._fastest(tuple(sizes.values()), legal, arrays, scalars)
-        return self.functions[chosen].start(tuple(arrays), scalars)
+        return error
 
-    def _in_order(self, sizes: Mapping[str, int]) -> list[int]:
-        """Return all kernels, that of the rule first and then by the nearest shape."""
-        first = [] if self.rule == FIRST_CALL else [self.choose(**sizes)]
+    def _in_order(self, sizes: Mapping[str, int]) -> Iterator[int]:
+        """Yield all kernels, that of the rule first and then by the nearest shape."""
+        first = self.choose(**sizes)
+        yield first
         near = sorted(self.tree["shapes"], key=lambda shape: self._distance(sizes, shape))
-        order = (*first, *(s["kernel"] for s in near), *range(len(self.names)))
-        return list(dict.fromkeys(order))
+        order = dict.fromkeys((*(s["kernel"] for s in near), *range(len(self.names))))
+        yield from (number for number in order if number != first)
 
     def _nearest(self, sizes: Mapping[str, int]) -> tuple[int, dict[str, int]]:
         shape = min(self.tree["shapes"], key=lambda shape: self._distance(sizes, shape))
@@ -304,3 +305,12 @@ class Bundle:
         if self.fallback is None:
             raise LaunchError(f"bundle: none of {len(self.names)} kernels takes these: {error}")
         return self.fallback(*inputs, out=out, stream=stream, **scalars)
+
+
+def _takes(contract: Contract, views: Sequence[View]) -> bool:
+    """Whether a kernel takes arrays of these views."""
+    try:
+        check(contract, views)
+    except LaunchError:
+        return False
+    return True

@@ -182,6 +182,7 @@ class Function:
         self.contract, self.code = contract, code
         self._functions: dict[int, Any] = {}
         self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._outputs: dict[tuple[Any, ...], Callable[[int | None], Any]] = {}
         self._starts: dict[tuple[Any, ...], _Start] = {}
 
     def __call__(self, *inputs: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
@@ -307,8 +308,22 @@ class Function:
 
     def output(self, inputs: Sequence[Any], stream: Any = None) -> Any:
         """Return a new output of the kind of the first input, allocated for the stream."""
+        key = tuple([reader(type(array))(array) for array in inputs])
+        make = self._outputs.get(key)
+        if make is None:
+            make = self._new_output(inputs)
+            if None not in key:
+                _keep(self._outputs, key, make)
+        try:
+            return make(None if stream is None else _handle(stream))
+        except (MemoryError, RuntimeError) as error:  # CuPy's and PyTorch's
+            if (said := out_of_memory(error)) is None:
+                raise
+            raise LaunchError(f"{self.contract.arguments[-1].name}: {said}") from None
+
+    def _new_output(self, inputs: Sequence[Any]) -> Callable[[int | None], Any]:
+        """Return what allocates an output for a stream's handle, or for the current stream."""
         self._check_count(inputs)
-        handle = None if stream is None else _handle(stream)
         *wanted, output = self.contract.arguments
         views = [view(a.name, x) for a, x in zip(wanted, inputs, strict=True)]
         named: dict[str, int] = {}
@@ -323,28 +338,29 @@ class Function:
                 f"{said}; {self.contract.operation} takes "
                 + ", ".join(f"{a.name}[{','.join(a.axes)}]" for a in wanted)
             )
-        shape = tuple(named[axis] for axis in output.axes)
-        try:
-            return self._empty(inputs[0], views[0], shape, handle)
-        except (MemoryError, RuntimeError) as error:  # CuPy's and PyTorch's
-            if (said_of_memory := out_of_memory(error)) is None:
-                raise
-            raise LaunchError(f"{output.name}: {said_of_memory}") from None
-
-    def _empty(self, like: Any, seen: View, shape: tuple[int, ...], handle: int | None) -> Any:
-        dtype = self.contract.arguments[-1].dtype
+        shape, like = tuple(named[axis] for axis in output.axes), inputs[0]
         if is_torch(like):
-            return _torch_empty(like, shape, dtype, handle)
-        cupy = gpu()
-        kind = _numpy_type(dtype)
-        if dtype == "bf16" and getattr(like, "dtype", None) in (np.uint16, np.uint8):
+            return _torch_empty(shape, output.dtype, like.device)
+        kind = _numpy_type(output.dtype)
+        if output.dtype == "bf16" and getattr(like, "dtype", None) in (np.uint16, np.uint8):
             kind = np.uint16  # the caller keeps bf16 as bits
-        device = seen.device if seen.device >= 0 else cupy.cuda.runtime.getDevice()
-        with cupy.cuda.Device(device):
+        return _cupy_empty(shape, kind, views[0].device)
+
+
+def _cupy_empty(shape: tuple[int, ...], kind: Any, device: int) -> Callable[[int | None], Any]:
+    cupy = gpu()
+    empty, current = cupy.empty, cupy.cuda.runtime.getDevice
+
+    def make(handle: int | None) -> Any:
+        if handle is None and device in (-1, current()):
+            return empty(shape, kind)
+        with cupy.cuda.Device(device if device >= 0 else current()):
             if handle is None:
-                return cupy.empty(shape, kind)
+                return empty(shape, kind)
             with _stream(handle):
-                return cupy.empty(shape, kind)
+                return empty(shape, kind)
+
+    return make
 
 
 def _numpy_type(dtype: str) -> Any:
@@ -360,14 +376,18 @@ def _numpy_type(dtype: str) -> Any:
     return getattr(ml_dtypes, names[dtype])
 
 
-def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str, handle: int | None) -> Any:
+def _torch_empty(shape: tuple[int, ...], dtype: str, device: Any) -> Callable[[int | None], Any]:
     import torch
 
-    kind = getattr(torch, TORCH_TYPES.get(dtype, "float32"))
-    if handle is None:
-        return torch.empty(shape, dtype=kind, device=like.device)
-    with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=like.device)):
-        return torch.empty(shape, dtype=kind, device=like.device)
+    empty, kind = torch.empty, getattr(torch, TORCH_TYPES.get(dtype, "float32"))
+
+    def make(handle: int | None) -> Any:
+        if handle is None:
+            return empty(shape, dtype=kind, device=device)
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=device)):
+            return empty(shape, dtype=kind, device=device)
+
+    return make
 
 
 def _array(view: View) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
