@@ -114,9 +114,7 @@ def test_a_choice_lies_between_its_bound_and_what_it_says(
 
 
 @given(instances(), st.integers(1, 4), st.sampled_from(AIMS))
-def test_choosing_is_repeatable(
-    instance: tuple[Times, list[float]], count: int, aim: str
-) -> None:
+def test_choosing_is_repeatable(instance: tuple[Times, list[float]], count: int, aim: str) -> None:
     """The same kernels at each call, whatever the unit of time or of weight; the times are kept."""
     times, weights = instance
     assume(optimum(times, count, weights, aim) < INF)
@@ -203,13 +201,13 @@ def test_intervals_are_the_best_cut(
 ) -> None:
     """Against all cuts; what it says it reaches is what it serves."""
     times, weights = instance
-    wanted = min(value(times, s, weights, aim) for s in cuts(*times.shape, count))
+    wanted = min(value(times, s, weights, aim) for s in cuts(len(times), len(times[0]), count))
     if wanted == INF:
         with pytest.raises(ScheduleError, match=f"--kernels {count}: too few intervals"):
             intervals(times, count, weights, aim=aim)
         return
     found = intervals(times, count, weights, aim=aim)
-    assert found.served in {*cuts(*times.shape, count)}
+    assert found.served in {*cuts(len(times), len(times[0]), count)}
     assert found.kernels == tuple(sorted({*found.served}))
     assert math.isclose(found.slowdown, wanted, rel_tol=1e-9)
     assert math.isclose(value(times, found.served, weights, aim), wanted, rel_tol=1e-9)
