@@ -160,6 +160,7 @@ def write_bundle(path: Path, parts: Mapping[str, bytes]) -> Path:
     It takes the place of a bundle that stood there when it is whole.  Raises StoreError where
     something else stands, OSError where it cannot be written.
     """
+    refuse_other(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".zip":
         packed = io.BytesIO()
@@ -167,33 +168,44 @@ def write_bundle(path: Path, parts: Mapping[str, bytes]) -> Path:
             for name, data in parts.items():
                 file.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
         aside = path.with_name(f".{path.name}.new")
-        aside.write_bytes(packed.getvalue())
-        os.replace(aside, path)
+        try:
+            aside.write_bytes(packed.getvalue())
+            os.replace(aside, path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
         return path
-    refuse_other(path)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    old = aside.with_name(f"{aside.name}.old")
     try:
         aside.chmod(0o755)
         for name, data in parts.items():
             (aside / name).parent.mkdir(exist_ok=True)
             (aside / name).write_bytes(data)
-        old = aside.with_name(f"{aside.name}.old")
         with suppress(FileNotFoundError):
             path.rename(old)
         aside.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
+        if old.exists() and not path.exists():
+            old.rename(path)
         shutil.rmtree(aside, ignore_errors=True)
         raise
+    shutil.rmtree(old, ignore_errors=True)
     return path
 
 
 def refuse_other(path: Path) -> None:
     """Raise StoreError if something stands at a bundle's path that is none."""
+    if not path.name:
+        raise StoreError(f"{path}: a bundle's folder is replaced whole; give one of its own")
     if path.suffix == ".zip" and path.is_dir():
         raise StoreError(f"{path}: it is a folder; give a .zip that is a file, or a folder's name")
-    if path.suffix == ".zip" or not path.exists():
+    if not path.exists():
         return
-    if path.is_dir() and (not any(path.iterdir()) or (path / "bundle.json").is_file()):
+    if path.suffix == ".zip":
+        with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as file:
+            if "bundle.json" in file.namelist():
+                return
+    elif path.is_dir() and (not any(path.iterdir()) or (path / "bundle.json").is_file()):
         return
     raise StoreError(f"{path}: it holds something else than a bundle; choose another --out")

@@ -24,7 +24,7 @@ Minieka, "The m-Center Problem", 1970 (covers).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,32 +94,25 @@ def choose(
     if aim == "worst":  # the fewest that serve all within a limit, and then those that help most
         chosen, bound = _covered(loss, count, chosen)
 
-    def value(kernels: Sequence[int]) -> tuple[float, float]:
+    def value(kernels: Sequence[int]) -> tuple[float, ...]:
         least = loss[:, list(kernels)].min(axis=1)
         mean, worst = float(share @ least), float(least.max())
-        return (mean, worst) if aim == "mean" else (worst, mean)
+        unserved = float((least >= _ILLEGAL).sum())
+        return (unserved, mean, worst) if aim == "mean" else (unserved, worst, mean)
 
     every = range(loss.shape[1])
     while len(chosen) < min(count, loss.shape[1]):
         rest = [j for j in every if j not in chosen]
         chosen.append(min(rest, key=lambda j: value((*chosen, j))))
-    while True:
-        swaps = (
-            [j if old == out else old for old in chosen]
-            for out in chosen
-            if out not in always
-            for j in every
-            if j not in chosen
-        )
-        better = min(swaps, key=value, default=chosen)
-        if not _less(value(better), value(chosen)):
-            break
-        chosen = better
+    chosen = _swapped(chosen, always, every, value)
+    if value(chosen)[0]:  # swapping one by one did not come to a choice that serves all
+        cover, _ = _cover(loss < _ILLEGAL, count, list(always))
+        if not cover:
+            raise ScheduleError(f"--kernels {count}: too few to serve every shape; give more")
+        chosen = _swapped(cover, always, every, value)
     served = tuple(int(chosen[j]) for j in loss[:, chosen].argmin(axis=1))
-    used = tuple(sorted(set(served)))
-    if loss[:, used].min(axis=1).max() >= _ILLEGAL:
-        raise ScheduleError(f"--kernels {count}: too few to serve every shape; give more")
-    found = value(used)[0]
+    used = tuple(sorted({*served, *always}))
+    found = value(used)[1]
     if aim == "mean":
         bound = _median_bound(loss, share, count, found)
     return Choice(used, served, math.exp(found), math.exp(min(bound, found)))
@@ -141,7 +134,7 @@ def intervals(
     cost = np.full((shapes, shapes + 1), np.inf)  # of the run from i to before j
     best = np.zeros((shapes, shapes + 1), int)
     for i in range(shapes):
-        run = loss[i:] * share[i:, None]
+        run = np.where(loss[i:] < _ILLEGAL, loss[i:] * share[i:, None], _ILLEGAL)
         summed = run.cumsum(axis=0) if aim == "mean" else np.maximum.accumulate(loss[i:], axis=0)
         best[i, i + 1 :] = summed.argmin(axis=1)
         cost[i, i + 1 :] = summed.min(axis=1)
@@ -154,7 +147,7 @@ def intervals(
             ways = before + cost[:j, j] if aim == "mean" else np.maximum(before, cost[:j, j])
             came[runs, j] = int(ways.argmin())
             reached[runs, j] = ways[came[runs, j]]
-    if reached[count, shapes] > 100:
+    if reached[count, shapes] >= _ILLEGAL:
         raise ScheduleError(f"--kernels {count}: too few intervals to serve every shape; give more")
     served: list[int] = []
     runs, end = count, shapes
@@ -213,9 +206,33 @@ def _losses(times: Times, weights: Sequence[float] | None) -> tuple[Times, Times
     return loss, given / given.sum()
 
 
-def _less(a: tuple[float, float], b: tuple[float, float]) -> bool:
+def _swapped(
+    chosen: list[int],
+    always: Sequence[int],
+    every: Sequence[int],
+    value: Callable[[Sequence[int]], tuple[float, ...]],
+) -> list[int]:
+    """Swap kernels one by one, each time the two that gain most, until none gains."""
+    while True:
+        swaps = (
+            [j if old == out else old for old in chosen]
+            for out in chosen
+            if out not in always
+            for j in every
+            if j not in chosen
+        )
+        better = min(swaps, key=value, default=chosen)
+        if not _less(value(better), value(chosen)):
+            return chosen
+        chosen = better
+
+
+def _less(a: Sequence[float], b: Sequence[float]) -> bool:
     """Whether it is less, by more than rounding."""
-    return a[0] < b[0] - 1e-12 or (a[0] < b[0] + 1e-12 and a[1] < b[1] - 1e-12)
+    for mine, theirs in zip(a, b, strict=True):
+        if abs(mine - theirs) > 1e-12:
+            return mine < theirs
+    return False
 
 
 def _median_bound(loss: Times, share: Times, count: int, found: float) -> float:

@@ -23,7 +23,7 @@ LAYERS = {
 # One home for each library that is slow to load or may be missing.
 HOMES = {
     "z3": {"tinygpu.solve"},
-    "cupy": {"tinygpu.codegen.launch"},
+    "cupy": {"tinygpu.codegen.runtime.function"},
 }
 LAZY = ("z3", "matplotlib", "cupy")
 

@@ -78,14 +78,14 @@ def load_bundle(
         for name, wanted in tree["files"].items():
             code[name] = read(name)
             if digest(code[name]) != wanted:
-                raise LaunchError(f"bundle {path}: {name} was altered; {_AGAIN}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise LaunchError(f"bundle {path}: {name!r} was altered; {_AGAIN}")
+        rule = rule or tree["rule"]
+        if rule not in (*tree["rules"], FIRST_CALL):
+            known = ", ".join(map(repr, (*tree["rules"], FIRST_CALL)))
+            raise LaunchError(f"bundle {path}: it has no rule {rule!r}; known are {known}")
+        return Bundle(tree, code, rule, fallback)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise LaunchError(f"bundle {path}: {_MANIFEST} is damaged ({error!r}); {_AGAIN}") from None
-    rule = rule or tree["rule"]
-    if rule not in (*tree["rules"], FIRST_CALL):
-        known = ", ".join((*tree["rules"], FIRST_CALL))
-        raise LaunchError(f"bundle {path}: it has no rule {rule!r}; known are {known}")
-    return Bundle(tree, code, rule, fallback)
 
 
 def _reading(path: Path) -> Callable[[str], bytes]:
@@ -102,9 +102,9 @@ def _reading(path: Path) -> Callable[[str], bytes]:
                     return file.read(name)
             return (path / name).read_bytes()
         except (OSError, KeyError):
-            raise LaunchError(f"bundle {path}: {name} is missing; {_AGAIN}") from None
-        except zipfile.BadZipFile as error:
-            raise LaunchError(f"bundle {path}: {name}: {error}; {_AGAIN}") from None
+            raise LaunchError(f"bundle {path}: {name!r} is missing; {_AGAIN}") from None
+        except Exception as error:  # zipfile's and those of every decompressor
+            raise LaunchError(f"bundle {path}: {name!r}: {error!r}; {_AGAIN}") from None
 
     return read
 
@@ -241,9 +241,10 @@ class Bundle:
         sizes = sizes_of(first, [v.shape for v in views])
         error: LaunchError | None = None
         if self.rule == FIRST_CALL:
-            legal = [n for n, f in enumerate(self.functions) if _takes(f.contract, views)]
+            tried = self._in_order(sizes)
+            legal = [n for n in tried if _takes(self.functions[n].contract, views)]
             if legal:
-                chosen = self._fastest(tuple(sizes.values()), legal, arrays, scalars)
+                chosen = self._fastest((*sizes.values(), *legal), legal, arrays, scalars)
                 return self.functions[chosen].start(tuple(arrays), scalars)
             return LaunchError(f"{tuple(sizes.values())} is of no kernel's")
         for number in self._in_order(sizes):
@@ -275,7 +276,7 @@ class Bundle:
         arrays: Sequence[Any],
         scalars: Mapping[str, float],
     ) -> int:
-        """Time kernels on the arrays, once for these sizes; return the fastest."""
+        """Time kernels on the arrays, once for sizes and what is legal; return the fastest."""
         if at in self._found:
             return self._found[at]
         events = gpu().cuda.Event

@@ -145,7 +145,7 @@ class Contract:
             given["maps"] = tuple(TensorMap(*m) for m in given["maps"])
             return Contract(**given)
         except (KeyError, TypeError, AttributeError) as error:
-            raise LaunchError(f"contract: {error}; write it again") from None
+            raise LaunchError(f"contract: {error!r}; write it again") from None
 
     def values(self, sizes: Mapping[str, int], given: Mapping[str, int] = {}) -> dict[str, int]:
         """Return sizes and parameters; of those in ``given`` the value given there.

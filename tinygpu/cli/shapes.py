@@ -15,6 +15,7 @@ import csv
 import io
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,17 +96,18 @@ def sampled(low: int, high: int, points: int) -> list[int]:
     """
     count = min(points, high - low + 1)
     if count <= 2:
-        return sorted({low, high})[:count] if count == 1 else [low, high]
-    for steps in range(count, 8 * count):
-        found = {round(low * (high / low) ** (i / (steps - 1))) for i in range(steps)}
-        if len(found) >= count:
-            break
-    every = sorted(found)
-    even = [
-        _MULTIPLE * round(size / _MULTIPLE) if i % 2 and size > 1.5 * _MULTIPLE else size
-        for i, size in enumerate(every)
-    ]
-    return sorted({low, high, *(size for size in even if low <= size <= high)})
+        return sorted({low, high})
+
+    def spaced(steps: int) -> list[int]:
+        return sorted({round(low * (high / low) ** (i / (steps - 1))) for i in range(steps)})
+
+    steps = bisect_left(range(32 * count), count, lo=count, key=lambda s: len(spaced(s)))
+    every = spaced(steps)
+    for i in range(1, len(every) - 1, 2):
+        even = _MULTIPLE * round(every[i] / _MULTIPLE)
+        if every[i] > 1.5 * _MULTIPLE and every[i - 1] < even < every[i + 1]:
+            every[i] = even
+    return every
 
 
 def shapes_in(path: Path) -> tuple[Shape, ...]:
@@ -118,7 +120,7 @@ def shapes_in(path: Path) -> tuple[Shape, ...]:
         if not isinstance(rows, list) or not rows:
             raise ValueError("give a list of shapes")
         shapes = [_shape(row) for row in rows]
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, csv.Error) as error:
         raise OperationError(f"shapes {path}: {error}") from None
     if len(shapes) > _MOST:
         raise OperationError(f"shapes {path}: {len(shapes)} of them; at most {_MOST}")
@@ -135,16 +137,17 @@ def _shape(row: Any) -> Shape:
     known = ("m", "n", "k", "weight", "layer")
     for name in row:
         if name not in known:
-            raise ValueError(f"{name}: {nearest(str(name), known)}")
+            raise ValueError(f"{name!r}: {nearest(str(name), known)}")
     if missing := [axis for axis in "mnk" if row.get(axis) in (None, "")]:
         raise ValueError(f"{dict(row)}: it lacks {', '.join(missing)}")
     sizes = [_size(axis, str(row[axis])) for axis in "mnk"]
+    given = row.get("weight")
     try:
-        weight = float(row.get("weight") or 1.0)
-    except (TypeError, ValueError):
+        weight = 1.0 if given in (None, "") else float(str(given))
+    except ValueError:
         weight = math.nan
     if not 0 < weight < math.inf:
-        raise ValueError(f"{dict(row)}: weight {row.get('weight')!r}; give a number above 0")
+        raise ValueError(f"{dict(row)}: weight {given!r}; give a number above 0")
     return Shape(sizes[0], sizes[1], sizes[2], weight, str(row.get("layer") or ""))
 
 

@@ -75,7 +75,7 @@ def _sizes_in(bundle: Bundle, m: int, n: int | None, k: int | None, layer: str) 
     """Return the sizes that are asked for.  Raises LaunchError where they are not said."""
     pairs = {(s["n"], s["k"]): s["layer"] for s in bundle.tree["shapes"]}
     if layer:
-        named = {name: pair for pair, name in pairs.items() if name}
+        named = {s["layer"]: (s["n"], s["k"]) for s in bundle.tree["shapes"] if s["layer"]}
         if layer not in named:
             raise LaunchError(
                 f"--layer {layer}: {nearest(layer, named) if named else 'it has none'}"
