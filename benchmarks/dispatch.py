@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.cli.console import bar
 from tinygpu.cli.dispatch import Dispatch
-from tinygpu.cli.dispatching import Fleet, found_at, served_of, timed_at
+from tinygpu.cli.dispatching import Fleet, ranked_at, served_of, timed_at
 from tinygpu.cli.shapes import LAYERS, Shape, sampled
 from tinygpu.codegen.bundle import bundle_parts, write_bundle
 from tinygpu.codegen.provenance import provenance
@@ -70,12 +70,10 @@ def dispatch(part: str, out: Path) -> Dispatch:
     return Dispatch(operation, shapes, {machine: machine}, "h200", "", out / "dispatch.db")
 
 
-def served(
-    part: str, one: Dispatch, out: Path, anchors: int, seconds: float, most: int
-) -> dict[str, Any]:
+def served(part: str, one: Dispatch, out: Path, seconds: float, most: int) -> dict[str, Any]:
     """Choose kernels for a part's shapes; return rows and what was measured."""
     shapes = one.shapes
-    one.find(seconds, most, anchors)
+    one.find(seconds, most)
     one.time()
     jobs = [
         one.job(shape, schedules=tuple(one.schedules), anew=True, peers=tuple(timed.peers))
@@ -104,13 +102,13 @@ def served(
     rows = [row("oracle", one.times.shape[1], oracle, None)]
     for count in (*COUNTS, *((16,) if part == "llama" else ())):
         for aim in ("mean", "worst"):
-            one.choose(count, aim)
+            one.choose(count, aim, refined=False)
             own = one.times[:, one.kernels]
             for rule, table in one.tables.items():
                 by = [one.kernels[j] for j in served_of(table, shapes, own)]
                 name = rule if aim == "mean" else f"{rule}, worst"
                 rows.append(row(name, count, by, one.choice.bound))
-        one.choose(count, "mean")
+        one.choose(count, "mean", refined=False)
         first = [one.kernels[int(j)] for j in one.times[:, one.kernels].argmin(axis=1)]
         rows.append(row("first call", count, first, None))
         if part == "4096":
@@ -139,7 +137,8 @@ def hints(part: str, one: Dispatch) -> dict[str, Any]:
     shapes = one.shapes
     sizes = [shape.m for shape in shapes]
     with Fleet(0) as fleet, bar(f"{part}: search") as progress:
-        found = fleet.each(found_at, [one.job(shape) for shape in shapes], progress)
+        every_best = fleet.each(ranked_at, [one.job(shape) for shape in shapes], progress)
+        found = [[schedule for schedule, _ in of] for of in every_best]
     jobs = [one.job(s, schedules=tuple(f), peers=()) for s, f in zip(shapes, found, strict=True)]
     with bar(f"{part}: measure at hints") as progress:
         at_hint = one.fleet.each(timed_at, jobs, progress)
@@ -197,9 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dispatch")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--anchors", type=int, default=12, help="searched shapes of a layer")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each anchor's search")
-    parser.add_argument("--candidates", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=0.0, help="of climbing at a shape")
+    parser.add_argument("--candidates", type=int, default=40)
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     for part in given.parts:
@@ -209,8 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if part.startswith("hints"):
                     found = hints(part, one)
                 else:
-                    effort = given.anchors, given.seconds, given.candidates
-                    command += " --anchors {} --seconds {:g} --candidates {}".format(*effort)
+                    effort = given.seconds, given.candidates
+                    command += " --seconds {:g} --candidates {}".format(*effort)
                     found = served(part, one, given.out, *effort)
         except TinyGpuError as error:
             sys.exit(str(error))

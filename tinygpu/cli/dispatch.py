@@ -10,7 +10,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Dispatch", "add_to"]
 
-_MOST_KERNELS, _ANCHORS = 64, 12
+_MOST_KERNELS, _ANCHORS, _UNMEASURED_ANCHORS = 64, 256, 12
+_SPREADS, _BEST = 16, 3
+"""Schedules of the model that are measured at an anchor, and of which the best are candidates."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -76,8 +78,8 @@ def dispatch(
         bool, typer.Option("--measure/--no-measure", help="Measure if there is a GPU.")
     ] = True,
     budget: Annotated[
-        float, typer.Option(min=1, max=86_400, help="Seconds of searching at each anchor.")
-    ] = 15.0,
+        float, typer.Option(min=0, max=86_400, help="Seconds of climbing at each searched shape.")
+    ] = 0.0,
     as_json: JSON = False,
 ) -> None:
     """Choose a few kernels that serve every shape, and the rule; write them as a bundle."""
@@ -172,25 +174,32 @@ class Dispatch(ExitStack):
         """Return what a process is told about a shape."""
         from tinygpu.cli.dispatching import Job
 
-        machines = tuple(self.names.values())
-        return Job(machines, self.device, self.operation, shape, self.store, **how)
+        machines, store = tuple(self.names.values()), self.store if self.gpus else None
+        return Job(machines, self.device, self.operation, shape, store, **how)
 
-    def find(self, seconds: float, most: int, count: int = _ANCHORS) -> None:
-        """Search at the anchors for candidates, and predict their times at every shape."""
+    def find(self, seconds: float, most: int) -> None:
+        """Search at shapes for candidates, and predict their times at every shape."""
         from tinygpu.cli.dispatching import (
+            Fleet,
             anchors_of,
-            found_at,
             predicted_times,
             pruned,
+            ranked_at,
+            tried_at,
         )
 
-        anchors = anchors_of(self.shapes, count)
-        how = {"seconds": seconds} if self.gpus else {}
-        with bar(f"search at {len(anchors)} shapes") as progress:
-            found = self.fleet.each(found_at, [self.job(one, **how) for one in anchors], progress)
-        # the best of every anchor first
-        ranks = range(max(map(len, found), default=0))
-        every = list(dict.fromkeys(f[i] for i in ranks for f in found if i < len(f)))
+        anchors = anchors_of(self.shapes, _ANCHORS if self.gpus else _UNMEASURED_ANCHORS)
+        how = {"spreads": _SPREADS} if self.gpus else {}
+        with ExitStack() as open_:
+            fleet = open_.enter_context(Fleet(0)) if self.gpus else self.fleet
+            progress = open_.enter_context(bar(f"search at {len(anchors)} shapes"))
+            found = fleet.each(ranked_at, [self.job(one, **how) for one in anchors], progress)
+        if self.gpus:
+            pairs = zip(anchors, found, strict=True)
+            jobs = [self.job(one, first=tuple(first), seconds=seconds) for one, first in pairs]
+            with bar(f"try at {len(anchors)} shapes") as progress:
+                found = self.fleet.each(tried_at, jobs, progress)
+        every = list(dict.fromkeys(schedule for of in found for schedule, _ in of[:_BEST]))
         if not every:
             raise ScheduleError(
                 f"dispatch: no legal schedule of {', '.join(self.machines)} at any shape; add a "
@@ -200,7 +209,13 @@ class Dispatch(ExitStack):
             times = predicted_times(
                 every, self.machines, self.operation, self.shapes, self.device, progress
             )
-        kept = pruned(times, most, [s.weight for s in self.shapes])
+        number = {schedule: j for j, schedule in enumerate(every)}
+        seen = {
+            self.shapes.index(shape): {number[s]: t for s, t in of if s in number}
+            for shape, of in zip(anchors, found, strict=True)
+            if of and self.gpus
+        }
+        kept = pruned(times, seen, most, [s.weight for s in self.shapes])
         self.schedules = [every[j] for j in kept]
         self.predicted = times[:, kept]
 
@@ -218,8 +233,8 @@ class Dispatch(ExitStack):
 
         self.times = np.array([one.seconds for one in self.timed])
 
-    def choose(self, count: int, aim: str) -> None:
-        """Choose the kernels and the rules."""
+    def choose(self, count: int, aim: str, *, refined: bool = True) -> None:
+        """Choose the kernels and the rules; ``refined``: switch where the model says."""
         from tinygpu.cli.dispatching import tables_of
         from tinygpu.search.selection import choose
 
@@ -228,18 +243,24 @@ class Dispatch(ExitStack):
         served = self.choice.served
         first = {j: served.index(j) for j in self.choice.kernels}  # by the smallest m they serve
         self.kernels = sorted(self.choice.kernels, key=lambda j: self.shapes[first[j]].m)
-        self.tables = tables_of(
-            self.times, self.predicted, self.shapes, self.kernels, aim, self.model
-        )
+        model = self._model() if refined else None
+        self.tables = tables_of(self.times, self.predicted, self.shapes, self.kernels, aim, model)
 
-    def model(self, column: int, shape: Shape) -> float:
-        """Return the predicted time of a candidate at a shape; infinite where it is illegal."""
-        from tinygpu.cli.dispatching import predicted_times
+    def _model(self) -> Callable[[int, Shape], float]:
+        """Return what predicts a candidate's time at a shape; infinite where it is illegal."""
+        from tinygpu.cli.dispatching import Predictor
 
-        one = [self.schedules[column]]
-        return float(
-            predicted_times(one, self.machines, self.operation, [shape], self.device)[0, 0]
-        )
+        chip = load_device(self.device)
+        known: dict[int, Predictor] = {}
+
+        def time(column: int, shape: Shape) -> float:
+            schedule = self.schedules[column]
+            if column not in known:
+                program = schedule.program(self.machines[schedule.machine], self.operation)
+                known[column] = Predictor(program, chip)
+            return known[column](shape)
+
+        return time
 
     def score(self) -> None:
         """Measure the chosen anew, beside the fastest at each shape and its peers."""
@@ -374,8 +395,9 @@ class Dispatch(ExitStack):
                 ahead = np.array(peers) / mine
                 told |= {"ahead_of_peer": float(np.exp(share @ np.log(ahead)))}
             found[rule] = told
-        finite = np.where(np.isfinite(own), own, 0.0)
-        found["first call"]["first_call_seconds"] = float(np.median(finite.sum(axis=1)) * 6)
+        if self.timed:
+            finite = np.where(np.isfinite(own), own, 0.0)
+            found["first call"]["first_call_seconds"] = float(np.median(finite.sum(axis=1)) * 6)
         return found
 
 
@@ -437,4 +459,5 @@ def _rule_text(rule: str, told: Mapping[str, float]) -> str:
 
     if rule in RULES:
         return RULES[rule]
-    return f"times all at a shape's first call: {time_text(told['first_call_seconds'])}"
+    cost = told.get("first_call_seconds")
+    return "times all at a shape's first call" + (f": {time_text(cost)}" if cost else "")

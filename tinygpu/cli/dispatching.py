@@ -32,10 +32,11 @@ from tinygpu.cli.given import machine_named
 from tinygpu.cli.measuring import CUBLASLT, Effort, tune
 from tinygpu.cli.shapes import Shape
 from tinygpu.cores import cores
-from tinygpu.device import load_device
-from tinygpu.errors import IllegalScheduleError, LaunchError, TinyGpuError
-from tinygpu.machine import Machine
+from tinygpu.device import Device, load_device
+from tinygpu.errors import IllegalScheduleError, LaunchError
+from tinygpu.machine import Machine, Value
 from tinygpu.operation import Operation, Problem
+from tinygpu.program import Program
 from tinygpu.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -45,14 +46,16 @@ __all__ = [
     "RULES",
     "Fleet",
     "Job",
+    "Predictor",
     "Timed",
     "anchors_of",
-    "found_at",
     "predicted_times",
     "pruned",
+    "ranked_at",
     "served_of",
     "tables_of",
     "timed_at",
+    "tried_at",
 ]
 
 RULES = {
@@ -64,19 +67,22 @@ RULES = {
     "model": "the kernel that the time model says is fastest",
 }
 """The rules that are tables; beside them the loader has "first call"."""
-_FIRST, _SPREADS, _PEERS = 48, 4, 4
+_FINALISTS, _PEERS = 8, 8
 Result = TypeVar("Result")
 Times = NDArray[np.float64]
 Told = Callable[[int, int | None, str], None]
 Model = Callable[[int, Shape], float]
+Pair = tuple[Schedule, float]
 _STEPS = 12
+_UNKNOWN = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """What a process is told: machines and device by name, an operation, a shape, an effort.
 
-    ``schedules`` are those to time; ``anew`` measures without the store.
+    ``spreads``: how many of the model's best to find; ``first``: those to try, and ``seconds`` to
+    climb from them; ``schedules``: those to time, by ``anew`` without the store.
     """
 
     machines: tuple[str, ...]
@@ -84,6 +90,8 @@ class Job:
     operation: Operation
     shape: Shape
     store: Path | None = None
+    spreads: int = 4
+    first: tuple[Pair, ...] = ()
     seconds: float = 0.0
     schedules: tuple[Schedule, ...] = ()
     peers: tuple[str, ...] | None = None
@@ -161,50 +169,62 @@ def _own_crew() -> Crew:
     return _crew
 
 
-def anchors_of(shapes: Sequence[Shape], count: int) -> list[Shape]:
-    """Return about ``count`` of the shapes of each n and k, evenly by their rank."""
-    found = []
-    for group in _groups(shapes).values():
-        few = min(count, len(group))
+def anchors_of(shapes: Sequence[Shape], most: int) -> list[Shape]:
+    """Return at most ``most`` of the shapes, those of each n and k evenly by their rank."""
+    groups, found = _groups(shapes), []
+    for group in groups.values():
+        few = max(1, min(len(group), most // len(groups)))
         at = {round(i * (len(group) - 1) / max(1, few - 1)) for i in range(few)}
         found += [shapes[group[i]] for i in sorted(at)]
     return found
 
 
-def found_at(job: Job) -> list[Schedule]:
-    """Return the best schedules of a shape, by measuring or under the model; none if none fits."""
+def ranked_at(job: Job) -> list[Pair]:
+    """Return the model's best of every spread at a shape, with their time; none if nothing fits."""
     from tinygpu.search.best import rank
-    from tinygpu.search.climb import Candidate
     from tinygpu.space import Space
 
-    chip, first = load_device(job.device), []
-    spaces = []
+    chip, found = load_device(job.device), []
     for machine in map(machine_named, job.machines):
-        one_for_all = {"specialised": 0} if "specialised" in machine.decisions() else {}
-        space = Space(machine, job.problem, chip, fixed=one_for_all)
-        count = _FIRST if job.seconds else _SPREADS
+        space = Space(machine, job.problem, chip, fixed=_one_for_all(machine))
         try:
-            ranked = rank(space, count, spread=machine.spread, exact=False).best
+            ranked = rank(space, job.spreads, spread=machine.spread, exact=False).best
         except IllegalScheduleError:
             continue
-        spaces.append(space)
-        first += [Candidate(one.schedule, float(one.seconds)) for one in ranked]
-    first.sort(key=lambda one: one.predicted_seconds)
-    if not job.seconds or not first:
-        return [one.schedule for one in first[:_SPREADS]]
+        found += [(one.schedule, float(one.seconds)) for one in ranked]
+    return sorted(found, key=lambda pair: pair[1])[: job.spreads]
+
+
+def tried_at(job: Job) -> list[Pair]:
+    """Measure the job's ``first`` at a shape, and climb from them for ``seconds``.
+
+    Returns those that ran, the fastest first.
+    """
+    from tinygpu.search.climb import Candidate
     from tinygpu.search.store import Store
+    from tinygpu.space import Space
 
     assert job.store is not None
-    effort = Effort(seconds=job.seconds, finalists=2 * _SPREADS)
-    with Store(job.store) as store:
-        tuned = tune(spaces, first[:_FIRST], store=store, effort=effort, peers=(), crew=_own_crew())
-    machines = {space.machine.name: space.machine for space in spaces}
-    apart: dict[Any, Schedule] = {}
-    for one, run in tuned.finalists:
-        names = machines[one.schedule.machine].spread
-        if run.seconds:
-            apart.setdefault(tuple(one.schedule[n] for n in names), one.schedule)
-    return list(apart.values())[:_SPREADS]
+    if job.first and job.seconds:
+        chip = load_device(job.device)
+        spaces = [
+            Space(machine, job.problem, chip, fixed=_one_for_all(machine))
+            for machine in map(machine_named, job.machines)
+        ]
+        first = [Candidate(*pair) for pair in job.first]
+        effort = Effort(seconds=job.seconds, finalists=_FINALISTS)
+        with Store(job.store) as store:
+            tuned = tune(spaces, first, store=store, effort=effort, peers=(), crew=_own_crew())
+        return [(one.schedule, run.seconds) for one, run in tuned.finalists if run.seconds]
+    schedules = tuple(schedule for schedule, _ in job.first)
+    timed = timed_at(replace(job, schedules=schedules, peers=()))
+    pairs = zip(schedules, timed.seconds, strict=True)
+    return sorted((p for p in pairs if math.isfinite(p[1])), key=lambda pair: pair[1])
+
+
+def _one_for_all(machine: Machine) -> dict[str, Value]:
+    """Return what is fixed, so that a kernel is not of one shape alone."""
+    return {"specialised": 0} if "specialised" in machine.decisions() else {}
 
 
 def timed_at(job: Job) -> Timed:
@@ -233,6 +253,28 @@ def timed_at(job: Job) -> Timed:
     )
 
 
+class Predictor:
+    """A term's time at shapes under the model; infinite where its kernel is illegal."""
+
+    def __init__(self, program: Program, device: Device) -> None:
+        """Derive the term's contract, once."""
+        from tinygpu.codegen.arguments import contract_of
+
+        self.program, self.device, self.contract = program, device, contract_of(program)
+
+    def __call__(self, shape: Shape) -> float:
+        """Return the seconds at a shape."""
+        from tinygpu.codegen.arguments import dense
+        from tinygpu.codegen.runtime.contract import check
+        from tinygpu.search.cost import cost
+
+        try:
+            check(self.contract, dense(Problem.of(self.program.operation, **shape.sizes)))
+        except LaunchError:
+            return math.inf
+        return float(cost(self.program, shape.sizes, self.device).seconds)
+
+
 def predicted_times(
     schedules: Sequence[Schedule],
     machines: Mapping[str, Machine],
@@ -242,30 +284,35 @@ def predicted_times(
     tell: Told | None = None,
 ) -> Times:
     """Return the time of each schedule at each shape under the model; infinite where illegal."""
-    from tinygpu.codegen.arguments import contract_of, dense
-    from tinygpu.codegen.runtime.contract import check
-    from tinygpu.search.cost import cost
-
     chip = load_device(device)
-    times = np.full((len(shapes), len(schedules)), math.inf)
+    columns = []
     for j, schedule in enumerate(schedules):
-        program = schedule.program(machines[schedule.machine], operation)
-        contract = contract_of(program)
-        for i, shape in enumerate(shapes):
-            try:
-                check(contract, dense(Problem.of(operation, **shape.sizes)))
-                times[i, j] = float(cost(program, shape.sizes, chip).seconds)
-            except (LaunchError, TinyGpuError):
-                continue
+        predict = Predictor(schedule.program(machines[schedule.machine], operation), chip)
+        columns.append([predict(shape) for shape in shapes])
         if tell:
             tell(j + 1, len(schedules), "")
-    return times
+    return np.array(columns).T
 
 
-def pruned(times: Times, most: int, weights: Sequence[float]) -> list[int]:
-    """Return at most ``most`` columns, those that serve best together and then the nearest."""
+def pruned(
+    predicted: Times,
+    found: Mapping[int, Mapping[int, float]],
+    most: int,
+    weights: Sequence[float],
+) -> list[int]:
+    """Return at most ``most`` columns: those that seem to serve best together.
+
+    ``found`` has, by shape and column, what was measured.  What was not is taken to err as the
+    fastest of its shape did, and by a little more, so that what is known goes first.
+    """
     from tinygpu.search.selection import choose, slowdowns
 
+    times = predicted.copy()
+    for i, known in found.items():
+        best = min(known, key=lambda j: known[j])
+        times[i] *= known[best] / predicted[i, best] * _UNKNOWN
+        for j, seconds in known.items():
+            times[i, j] = seconds
     if times.shape[1] <= most:
         return list(range(times.shape[1]))
     kept = list(choose(times, most, weights).kernels)
@@ -280,13 +327,13 @@ def tables_of(
     shapes: Sequence[Shape],
     kernels: Sequence[int],
     aim: str,
-    model: Model,
+    model: Model | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return each rule of ``RULES`` as the loader's table, of ``kernels`` alone, by their place.
 
-    Where two shapes next to each other have different kernels, the switch between them is where
-    ``model``, which says what a column takes at a shape, puts it; its errors at both shapes are
-    taken out.  Rules by hints switch where they say.
+    Where two shapes next to each other have different kernels, the switch between them is after the
+    first, or where ``model``, which says what a column takes at a shape, puts it; its errors at
+    both shapes are taken out.  Rules by hints switch where they say.
     """
     from tinygpu.search.selection import choose, intervals, smooth
 
@@ -309,7 +356,7 @@ def tables_of(
         for rule, (ends, mine) in told.items():
             last = [i for i in range(len(mine)) if i + 1 == len(mine) or mine[i + 1] != mine[i]]
             upto = [ends[i] for i in last]
-            if ends is rows:
+            if model is not None and ends is rows:
                 seen = foreseen if rule == "model" else own
                 for at, i in enumerate(last[:-1]):
                     pair = [group[i], group[i + 1]]
