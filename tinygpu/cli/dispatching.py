@@ -16,9 +16,11 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -134,16 +136,28 @@ class Fleet(ExitStack):
     def each(
         self, do: Callable[[Job], Result], jobs: Iterable[Job], tell: Told | None = None
     ) -> list[Result]:
-        """Return what ``do`` returns for each job, in order.  Raises what it raises."""
-        futures = [self._pool.submit(do, job) for job in jobs]
+        """Return what ``do`` returns for each job, in order.
+
+        Raises what it raises, at once: what runs is ended.  Ctrl-C is for this process alone.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they inherit it
+        try:
+            futures = [self._pool.submit(do, job) for job in jobs]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
                 if tell:
                     tell(done, len(futures), "")
-        except BaseException:
-            for future in futures:
-                future.cancel()
+        except BaseException as error:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise LaunchError(
+                    "dispatch: a process that searched or measured ended by itself; it may have "
+                    "lacked memory: the same command goes on"
+                ) from None
             raise
         return [future.result() for future in futures]
 
@@ -377,22 +391,18 @@ def _switch(ends: Sequence[Shape], seen: Times, pair: tuple[int, int], model: Mo
     from the one to the other evenly.
     """
     low, high = (shape.m for shape in ends)
-    rows = sorted({low + round((high - low) * i / _STEPS) for i in range(_STEPS + 1)})
-    times = np.empty((len(rows), 2))
-    for at, kernel in enumerate(pair):
-        foreseen = np.array([model(kernel, replace(ends[0], m=m)) for m in rows])
-        error = [_log_ratio(seen[i, kernel], foreseen[-i]) for i in (0, 1)]
-        if not np.isfinite(error).all():
-            return low
-        share = (np.array(rows) - low) / (high - low)
-        times[:, at] = np.log(foreseen) + error[0] + share * (error[1] - error[0])
+    rows = np.array(sorted({low + round((high - low) * i / _STEPS) for i in range(_STEPS + 1)}))
+    foreseen = np.array([[model(j, replace(ends[0], m=int(m))) for j in pair] for m in rows])
+    legal, both = np.isfinite(foreseen).all(axis=1), seen[:, list(pair)]
+    if low == high or not (legal[0] and legal[-1] and np.isfinite(both).all()):
+        return low
+    rows, times = rows[legal], np.log(foreseen[legal])
+    error = np.log(both) - times[[0, -1]]
+    share = ((rows - low) / (high - low))[:, None]
+    times += error[0] + share * (error[1] - error[0])
     gain = times[:, 0] - times[:, 1]  # of the second kernel
     costs = [gain[:i].sum() for i in range(1, len(rows))]  # of serving all up to rows[i - 1]
     return int(rows[int(np.argmin(costs))])
-
-
-def _log_ratio(a: float, b: float) -> float:
-    return math.log(a / b) if math.isfinite(a) and math.isfinite(b) else math.inf
 
 
 def served_of(
