@@ -609,6 +609,9 @@ def test_what_no_kernel_takes(fake: Gpu) -> None:
     for wrong, said in ((wide, "a: dtype f32, the kernel takes f16"), (two, "on devices")):
         with pytest.raises(LaunchError, match="none of 3 kernels takes these: .*" + said):
             opened()(wrong, b, out=c)
+    long, b_odd, out = arrays(1 << 25, k=K + 1)  # too long for simt's indices, and odd for hopper
+    with pytest.raises(LaunchError, match="none of 3 kernels takes these: vector: "):
+        opened()(long, b_odd, out=out)
     calls: list[Any] = []
 
     def fallback(*inputs: Any, **named: Any) -> str:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -489,13 +490,17 @@ def test_ctrl_c_on_a_terminal(after: str, tmp_path: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     child = tmp_path / "child"
-    end = time.monotonic() + 60
-    while not (child.exists() and child.read_text()) and time.monotonic() < end:
-        time.sleep(0.02)
-    time.sleep(0.2)
-    start = time.monotonic()
-    os.killpg(run.pid, signal.SIGINT)
-    _, said = run.communicate(timeout=60)
+    try:
+        end = time.monotonic() + 60
+        while not (child.exists() and child.read_text()) and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        start = time.monotonic()
+        os.killpg(run.pid, signal.SIGINT)
+        _, said = run.communicate(timeout=30)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
     assert said == "interrupted: nothing is lost; the same command starts again\n"
     assert run.returncode == 130
     assert time.monotonic() - start < 10
@@ -628,6 +633,8 @@ def test_a_switch_lies_where_the_model_says() -> None:
     assert switch(seen, lambda j, s: INF) == 100
     never = np.array([[1.0, INF], [3.0, 1.5]])
     assert switch(never, crossing(150, 1.0)) == 100
+    flat = switch(seen, lambda j, s: 1.0)  # by the errors alone: log 1.5 / log 3 of the way
+    assert flat == 100 + round(4 / 12 * 100)
     holes = crossing(150, 1.0)
     assert abs(switch(seen, lambda j, s: holes(j, s) if s.m % 100 in (0, 50) else INF) - 150) <= 50
 

@@ -216,7 +216,7 @@ def test_intervals_are_the_best_cut(
 
 
 @settings(max_examples=80)
-@given(instances(5, 4), st.sampled_from([0.0, 0.002, 0.3]), st.data())
+@given(instances(5, 4), st.sampled_from([0.0, 0.002, 0.05, 0.3]), st.data())
 def test_smoothing_is_the_best_of_all_ways(
     instance: tuple[Times, list[float]], penalty: float, data: Any
 ) -> None:
@@ -251,6 +251,9 @@ def test_a_switch_that_gains_little_is_not_made() -> None:
     assert smooth(times, (0, 1), 0) == (0, 0, 0, 1, 0)
     assert smooth(times, (0, 1), 0, penalty=0.0) == (0, 1, 0, 1, 0)
     assert smooth(times, (0,), 0) == (0,) * 5
+    once = np.array([[1.0, 2.0], [1.1, 1.0]])  # it gains log 1.1, which is 0.0953
+    assert smooth(once, (0, 1), 0, penalty=0.095) == (0, 1)
+    assert smooth(once, (0, 1), 0, penalty=0.096) == (0, 0)
 
 
 @given(instances(), st.data())
