@@ -215,6 +215,12 @@ def test_a_prepared_launch_becomes_a_graph(fake: Gpu) -> None:
             told.append(fake.launched()[0].arguments(kernel))
         assert fake.driver.replays == 3
         assert all(one == told[0] for one in told)
+    kernel, fake.driver.replays = kernel_of("naive"), 0
+    replays = []
+    for _ in range(7):
+        kernel(a, b, out=c)
+        replays.append(fake.driver.replays)
+    assert replays == [0, 0, 0, 0, 1, 2, 3]
     fake.driver.cuGraphInstantiateWithFlags = lambda made, graph, flags: 1
     fake.driver.replays = 0
     fake.driver.cuStreamCreate = lambda side, flags: 1

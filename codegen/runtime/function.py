@@ -9,7 +9,9 @@ start while the kernel before it ends.
 A launch depends on the arrays' addresses and forms and on the scalars, and on nothing else; so a
 function keeps its last launches, packed, and a call with CuPy arrays or PyTorch tensors that it
 knows looks its launch up and starts it.  What a check found is kept under the views' forms.
-``prepare`` spares the look-up too, and takes arrays of every library.
+``prepare`` spares the look-up too, and takes arrays of every library.  What is launched again and
+again becomes a CUDA graph, which costs the host less; an early kernel does not, as a graph waits
+for what is before it.
 
 Source: CUDA Driver API, "Module Management".
 """
@@ -46,6 +48,7 @@ _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # spec: CUfunction_attribute of the driver A
 _SMEM_BYTES_WITHOUT_ASKING = 48 * 1024  # spec: CUDA C++ Programming Guide, "Shared Memory"
 _MAX_CTAS = 2**31 - 1  # spec: gridDim.x, CUDA C++ Programming Guide, "Compute Capabilities"
 _MOST_KEPT = 512  # launches, and plans, that a function keeps
+_PLAIN_CALLS, _NEVER = 4, -1  # of the same arrays, before they become a graph
 
 _Key = TypeVar("_Key")
 _Kept = TypeVar("_Kept")
@@ -125,12 +128,18 @@ class _Start:
     ``enqueue`` does so on a stream and returns the driver's error or 0.
     """
 
-    __slots__ = ("_get_device", "_of_cupy", "_of_torch", "device", "enqueue", "graphs", "name")
+    __slots__ = ("_get_device", "_of_cupy", "_of_torch", "device", "enqueue", "name", "plain")
 
     def __init__(
-        self, name: str, device: int, enqueue: Callable[[int], int], arrays: Sequence[Any]
+        self,
+        name: str,
+        device: int,
+        enqueue: Callable[[int], int],
+        arrays: Sequence[Any],
+        plain: int,
     ) -> None:
-        self.name, self.device, self.enqueue, self.graphs = name, device, enqueue, False
+        """Start by ``enqueue``, and after ``plain`` starts by a graph; never if it is negative."""
+        self.name, self.device, self.enqueue, self.plain = name, device, enqueue, plain
         self._of_torch = _torch_stream(arrays)
         self._of_cupy = gpu().cuda.get_current_stream
         self._get_device = gpu().cuda.runtime.getDevice
@@ -144,8 +153,10 @@ class _Start:
             else:  # PyTorch's current stream if a tensor is among the arrays
                 handle = of_torch(device) if of_torch else self._of_cupy(device).ptr
             here = self._get_device() == device
-            if self.graphs and here and not capturing(handle):
-                self.graphs, self.enqueue = False, graph_of(self.enqueue) or self.enqueue
+            if self.plain > 0:
+                self.plain -= 1
+            elif self.plain == 0 and here and not capturing(handle):
+                self.plain, self.enqueue = -1, graph_of(self.enqueue) or self.enqueue
             code = self.enqueue(handle) if here else NO_CONTEXT
             if code == NO_CONTEXT:  # another device, or a thread that asked nothing of this one
                 with gpu().cuda.Device(device):
@@ -161,17 +172,15 @@ class Launch(_Start):
     """A function on arrays, which it keeps alive.
 
     ``launch()`` starts it on the caller's current stream and ``launch(stream)`` on another; both
-    read and write what the arrays hold then.  Its first start makes a CUDA graph of it, which costs
-    the host less to start; an early kernel has none, as a graph waits for what is before it.
-    Raises LaunchError where the driver refuses.
+    read and write what the arrays hold then.  Raises LaunchError where the driver refuses.
     """
 
     __slots__ = ("__weakref__", "arrays", "kernel")
 
     def __init__(self, kernel: Function, arrays: tuple[Any, ...], start: _Start) -> None:
         """Take what starts a kernel on the arrays."""
-        super().__init__(start.name, start.device, start.enqueue, arrays)
-        self.kernel, self.arrays, self.graphs = kernel, arrays, not kernel.contract.early
+        super().__init__(start.name, start.device, start.enqueue, arrays, min(start.plain, 0))
+        self.kernel, self.arrays = kernel, arrays
 
 
 class Function:
@@ -248,7 +257,8 @@ class Function:
         )
         if contract.zeroed:
             enqueue = _after(_clearing(views[-1]), enqueue)
-        return _Start(contract.name, device, enqueue, arrays)
+        plain = _NEVER if contract.early else _PLAIN_CALLS
+        return _Start(contract.name, device, enqueue, arrays, plain)
 
     def _check_count(self, inputs: Sequence[Any]) -> None:
         names = [o.name for o in self.contract.arguments[:-1]]
