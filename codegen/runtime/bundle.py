@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from tinygpu.codegen.runtime.contract import Contract, check, sizes_of
-from tinygpu.codegen.runtime.function import Function, device_arch, gpu
+from tinygpu.codegen.runtime.function import Function, device_arch
 from tinygpu.codegen.runtime.views import TORCH_TYPES, View, reader, view
 from tinygpu.errors import LaunchError
 
@@ -150,7 +150,7 @@ class Bundle:
         key: Any = tuple([reader(type(array))(array) for array in arrays])
         start = None if scalars else self._starts.get(key)
         if start is None:
-            start = self._start(arrays, scalars)
+            start = self._start(arrays, scalars, stream)
             if not callable(start):  # no kernel takes them
                 return self._fall_back(start, inputs, out, stream, scalars)
             if not scalars and None not in key:
@@ -226,7 +226,7 @@ class Bundle:
         space, _, short = name.partition("::")
         return getattr(getattr(torch.ops, space), short)
 
-    def _start(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Any:
+    def _start(self, arrays: Sequence[Any], scalars: Mapping[str, float], stream: Any) -> Any:
         """Return what starts the kernel of these arrays, or the error of the first choice."""
         if not self._on_its_gpu:
             arch = device_arch()
@@ -244,7 +244,7 @@ class Bundle:
             tried = self._in_order(sizes)
             legal = [n for n in tried if _takes(self.functions[n].contract, views)]
             if legal:
-                chosen = self._fastest((*sizes.values(), *legal), legal, arrays, scalars)
+                chosen = self._fastest((*sizes.values(), *legal), legal, arrays, scalars, stream)
                 return self.functions[chosen].start(tuple(arrays), scalars)
             return LaunchError(f"{tuple(sizes.values())} is of no kernel's")
         for number in self._in_order(sizes):
@@ -275,23 +275,15 @@ class Bundle:
         legal: Sequence[int],
         arrays: Sequence[Any],
         scalars: Mapping[str, float],
+        stream: Any,
     ) -> int:
         """Time kernels on the arrays, once for sizes and what is legal; return the fastest."""
         if at in self._found:
             return self._found[at]
-        events = gpu().cuda.Event
-        seconds: dict[int, float] = {}
-        for number in legal:
-            start = self.functions[number].start(tuple(arrays), scalars)
-            stream = gpu().cuda.get_current_stream()
-            start(stream.ptr)
-            began, ended = events(), events()
-            began.record(stream)
-            for _ in range(_TRIALS):
-                start(stream.ptr)
-            ended.record(stream)
-            ended.synchronize()
-            seconds[number] = gpu().cuda.get_elapsed_time(began, ended)
+        seconds = {
+            number: self.functions[number].start(tuple(arrays), scalars).seconds(_TRIALS, stream)
+            for number in legal
+        }
         self._found[at] = min(seconds, key=lambda number: seconds[number])
         return self._found[at]
 
