@@ -241,6 +241,55 @@ def _host() -> str:
     return f"{_markdown(columns, rows)}\n\n{told}"
 
 
+_RULES = ("measured", "intervals", "nearest", "model", "first call")
+
+
+def _dispatch() -> str:
+    """Return what few kernels cost at N = K = 4096, rule by rule."""
+    rows = {(r["kernels"], r["rule"]): r for r in _rows_of("dispatch", "4096")}
+    counts = sorted({kernels for kernels, rule in rows if rule == "measured"})
+    told = [
+        (
+            str(count),
+            *(f"{one['geomean_slowdown']:.3f} / {one['worst_slowdown']:.2f}" for one in mine),
+            f"{mine[0]['geomean_vs_peer']:.3f}",
+        )
+        for count in counts
+        for mine in [[rows[count, rule] for rule in _RULES]]
+    ]
+    (oracle,) = (row for (_, rule), row in rows.items() if rule == "oracle")
+    noise = f"{oracle['geomean_slowdown']:.3f} / {oracle['worst_slowdown']:.2f}"
+    ahead = f"{oracle['geomean_vs_peer']:.3f}"
+    told.append((f"all {oracle['kernels']}", noise, *[""] * (len(_RULES) - 1), ahead))
+    columns = ("kernels", *(f"#{rule}" for rule in _RULES), "#measured, of cuBLASLt")
+    return f"{_markdown(columns, told)}\n\n{_dispatched_by('4096')}"
+
+
+def _hints() -> str:
+    """Return the published experiment: kernels of hints at sizes, alone and together."""
+    tree = _tree("dispatch")
+    table = tree["tables"]["hints bf16"]
+    columns = ("kernel of hint", *(f"#at {size}" for size in table["hints"]))
+    rows = [
+        (str(hint), *map(time_text, seconds))
+        for hint, seconds in zip(table["hints"], table["single_seconds"], strict=True)
+    ]
+    rows.append(("the three, nearest", *map(time_text, table["multi_seconds"])))
+    (row,) = (r for r in _rows_of("dispatch", "hints bf16") if r["rule"] == "nearest")
+    gain = f"Over {row['pairs']} pairs of hint and size: {row['mean_gain']:+.1%}."
+    return f"{_markdown(columns, rows)}\n\n{gain} {_dispatched_by('hints bf16')}"
+
+
+def _rows_of(name: str, experiment: str) -> list[Row]:
+    return [row for row in _tree(name)["rows"] if row["experiment"] == experiment]
+
+
+def _dispatched_by(part: str) -> str:
+    run = _tree("dispatch")["runs"][part]
+    file = "File `benchmarks/results/h200/dispatch.json`"
+    return f"{file}; {run['device']}, driver {run['driver']}; {run['date'][:10]}."
+
+
 def _demo() -> str:
     """Return the fastest schedule of each layer of the demo."""
     rows: dict[str, Row] = {}
@@ -344,6 +393,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "ampere beside": lambda: _beside("ampere_matmul"),
     "claim": _claim,
     "demo": _demo,
+    "dispatch": _dispatch,
+    "dispatch hints": _hints,
     "held out": _held_out,
     "hopper": _hopper,
     "hopper beside": lambda: _beside("hopper_matmul"),
