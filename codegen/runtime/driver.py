@@ -129,16 +129,19 @@ def starting(
     attribute = _Attribute(id=_EARLY)
     attribute.value[0] = 1
 
-    @functools.lru_cache(_STREAMS)
+    configs: dict[int, Any] = {}
+
     def config(stream: int) -> Any:
+        if len(configs) >= _STREAMS:
+            configs.clear()  # what a thread uses now it holds
         made = _Config(stream=stream, attributes=ctypes.pointer(attribute), count=early)
         made.sizes[:] = (ctas, 1, 1, threads, 1, 1, smem_bytes)
-        return ctypes.byref(made)
+        return configs.setdefault(stream, ctypes.byref(made))
 
     launch, kernel = _library().cuLaunchKernelEx, ctypes.c_void_p(function)
 
     def start(stream: int) -> int:
-        code: int = launch(config(stream), kernel, held, None)
+        code: int = launch(configs.get(stream) or config(stream), kernel, held, None)
         return code
 
     return start

@@ -206,6 +206,7 @@ class Function:
         self.contract, self.code = contract, code
         self._functions: dict[int, Any] = {}
         self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._maps: dict[tuple[Any, ...], bytes] = {}
         self._outputs: dict[tuple[Any, ...], Callable[[int | None], Any]] = {}
         self._starts: dict[tuple[Any, ...], _Start] = {}
 
@@ -260,7 +261,7 @@ class Function:
         enqueue = starting(
             plan.function.ptr,
             [
-                *(encode(m, *named[m.buffer]) for m in contract.maps),
+                *(self._map(number, *named[m.buffer]) for number, m in enumerate(contract.maps)),
                 *(v.pointer.to_bytes(8, "little") for v in views),
                 *plan.integers,
                 *(n.tobytes() for n in numbers),
@@ -274,6 +275,12 @@ class Function:
             enqueue = _after(_clearing(views[-1]), enqueue)
         plain = _NEVER if contract.early else _PLAIN_CALLS
         return _Start(contract.name, device, enqueue, arrays, plain)
+
+    def _map(self, number: int, *array: Any) -> bytes:
+        """Return a tensor map of an array, encoded: a weight's is known from the last call."""
+        key = number, *array
+        encoded = self._maps.get(key)
+        return encoded or _keep(self._maps, key, encode(self.contract.maps[number], *array))
 
     def _check_count(self, inputs: Sequence[Any]) -> None:
         names = [o.name for o in self.contract.arguments[:-1]]
