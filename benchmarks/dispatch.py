@@ -73,7 +73,7 @@ def dispatch(part: str, out: Path) -> Dispatch:
 def served(part: str, one: Dispatch, out: Path, seconds: float, most: int) -> dict[str, Any]:
     """Choose kernels for a part's shapes; return rows and what was measured."""
     shapes = one.shapes
-    one.find(seconds, most)
+    one.find(seconds, _BUNDLE[part], most)
     one.time()
     jobs = [
         one.job(shape, schedules=tuple(one.schedules), anew=True, peers=tuple(timed.peers))

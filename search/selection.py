@@ -94,22 +94,27 @@ def choose(
     if aim == "worst":  # the fewest that serve all within a limit, and then those that help most
         chosen, bound = _covered(loss, count, chosen)
 
-    def value(kernels: Sequence[int]) -> tuple[float, ...]:
-        least = loss[:, list(kernels)].min(axis=1)
-        mean, worst = float(share @ least), float(least.max())
-        unserved = float((least >= _ILLEGAL).sum())
-        return (unserved, mean, worst) if aim == "mean" else (unserved, worst, mean)
+    def values(base: Times) -> list[Times]:
+        """Return what each kernel would make of it, first what counts most; ``base``: the loss."""
+        least = np.minimum(base[:, None], loss)
+        parts = [share @ least, least.max(axis=0)]
+        return [
+            (least >= _ILLEGAL).sum(axis=0).astype(float),
+            *(parts if aim == "mean" else parts[::-1]),
+        ]
 
-    every = range(loss.shape[1])
+    def value(kernels: Sequence[int]) -> tuple[float, ...]:
+        return tuple(float(part[kernels[0]]) for part in values(_least(loss, kernels)))
+
     while len(chosen) < min(count, loss.shape[1]):
-        rest = [j for j in every if j not in chosen]
-        chosen.append(min(rest, key=lambda j: value((*chosen, j))))
-    chosen = _swapped(chosen, always, every, value)
+        ranked = np.lexsort(values(_least(loss, chosen))[::-1])
+        chosen.append(next(int(j) for j in ranked if j not in chosen))
+    chosen = _swapped(loss, chosen, always, values)
     if value(chosen)[0]:  # swapping one by one did not come to a choice that serves all
         cover, _ = _cover(loss < _ILLEGAL, count, list(always))
         if not cover:
             raise ScheduleError(f"--kernels {count}: too few to serve every shape; give more")
-        chosen = _swapped(cover, always, every, value)
+        chosen = _swapped(loss, cover, always, values)
     served = tuple(int(chosen[j]) for j in loss[:, chosen].argmin(axis=1))
     used = tuple(sorted({*served, *always}))
     found = value(used)[1]
@@ -207,24 +212,33 @@ def _losses(times: Times, weights: Sequence[float] | None) -> tuple[Times, Times
 
 
 def _swapped(
+    loss: Times,
     chosen: list[int],
     always: Sequence[int],
-    every: Sequence[int],
-    value: Callable[[Sequence[int]], tuple[float, ...]],
+    values: Callable[[Times], list[Times]],
 ) -> list[int]:
-    """Swap kernels one by one, each time the two that gain most, until none gains."""
+    """Exchange a kernel for another as long as that helps: each time the best such exchange."""
+    at = tuple(float(part[chosen[0]]) for part in values(_least(loss, chosen)))
     while True:
-        swaps = (
-            [j if old == out else old for old in chosen]
-            for out in chosen
-            if out not in always
-            for j in every
-            if j not in chosen
-        )
-        better = min(swaps, key=value, default=chosen)
-        if not _less(value(better), value(chosen)):
+        ways: list[tuple[tuple[float, ...], int, int]] = []
+        for i, out in enumerate(chosen):
+            if out in always:
+                continue
+            parts = values(_least(loss, chosen[:i] + chosen[i + 1 :]))
+            for part in parts:
+                part[chosen] = math.inf
+            best = int(np.lexsort(parts[::-1])[0])
+            ways.append((tuple(float(part[best]) for part in parts), i, best))
+        if not ways or not _less(min(ways)[0], at):
             return chosen
-        chosen = better
+        at, i, best = min(ways)
+        chosen = [*chosen[:i], best, *chosen[i + 1 :]]
+
+
+def _least(loss: Times, kernels: Sequence[int]) -> Times:
+    """Return the least loss at each shape; of no kernels, infinite."""
+    least: Times = loss[:, list(kernels)].min(axis=1, initial=math.inf)
+    return least
 
 
 def _less(a: Sequence[float], b: Sequence[float]) -> bool:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,9 @@ from tests.test_bad_input import complaint, tree_of
 from tinygpu.cli import app, dispatching
 from tinygpu.cli.dispatching import (
     RULES,
+    Job,
     anchors_of,
-    predicted_times,
+    predicted_at,
     pruned,
     served_of,
     tables_of,
@@ -432,7 +434,7 @@ def test_shapes_that_nothing_serves(folder: Path) -> None:
     [
         "tinygpu.cli.dispatching.anchors_of",
         "tinygpu.cli.dispatching.ranked_at",
-        "tinygpu.cli.dispatching.predicted_times",
+        "tinygpu.cli.dispatching.predicted_at",
         "tinygpu.search.selection.choose",
         "tinygpu.codegen.build.build_many",
         "tinygpu.codegen.bundle.bundle_parts",
@@ -677,13 +679,13 @@ def test_anchors(pairs: list[tuple[int, int]], most: int) -> None:
 
 @given(cases(), st.integers(1, 4))
 def test_pruning_keeps_what_serves(case: tuple[list[Shape], Times, list[int]], most: int) -> None:
-    """At most as many, in order; those that are chosen of all can still be chosen."""
+    """At most as many, in order; the one that is chosen of all can still be chosen."""
     shapes, times, _ = case
     weights = [s.weight for s in shapes]
-    kept = pruned(times, {}, most, weights)
+    kept = pruned(times, {}, 1, most, weights)
     assert kept == sorted({*kept})
     assert len(kept) == min(most, 4)
-    best = choose(times, most, weights)
+    best = choose(times, 1, weights)
     assert {*best.kernels} <= {*kept}
 
 
@@ -693,6 +695,7 @@ def test_times_under_the_model_are_infinite_where_illegal() -> None:
         Schedule.of(Simt(), {**LADDER["multi-stage"], "vector_b": v, "vector_c": v}) for v in (4, 1)
     )
     shapes = [Shape(8, 64, 64), Shape(8, 63, 64)]
-    times = predicted_times([wide, narrow], {"simt": Simt()}, matmul(), shapes, "h200")
-    assert np.isfinite(times).tolist() == [[True, True], [False, True]]
+    job = Job(("simt",), "h200", matmul(), shapes[0], shapes=tuple(shapes))
+    times = np.array(predicted_at(replace(job, schedules=(wide, narrow))))
+    assert np.isfinite(times).tolist() == [[True, False], [True, True]]
     assert (times > 0).all()

@@ -11,7 +11,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Dispatch", "add_to"]
 
 _MOST_KERNELS, _ANCHORS, _UNMEASURED_ANCHORS = 64, 256, 12
-_SPREADS, _BEST = 16, 3
-"""Schedules of the model that are measured at an anchor, and of which the best are candidates."""
+_SPREADS, _PART = 16, 16
+"""Schedules of the model that are measured at an anchor; and those that a process predicts."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -122,7 +122,7 @@ def dispatch(
         chosen = open_.enter_context(
             Dispatch(problem.operation, wanted, names, device, why_not, store)
         )
-        chosen.find(budget, candidates)
+        chosen.find(budget, kernels, candidates)
         chosen.time()
         chosen.choose(kernels, aim)
         chosen.score()
@@ -177,12 +177,17 @@ class Dispatch(ExitStack):
         machines, store = tuple(self.names.values()), self.store if self.gpus else None
         return Job(machines, self.device, self.operation, shape, store, **how)
 
-    def find(self, seconds: float, most: int) -> None:
-        """Search at shapes for candidates, and predict their times at every shape."""
+    def find(self, seconds: float, count: int, most: int) -> None:
+        """Search at shapes for candidates, and predict their times at every shape.
+
+        At most ``most`` are kept, from which ``count`` will be chosen.
+        """
+        import numpy as np
+
         from tinygpu.cli.dispatching import (
             Fleet,
             anchors_of,
-            predicted_times,
+            predicted_at,
             pruned,
             ranked_at,
             tried_at,
@@ -190,32 +195,33 @@ class Dispatch(ExitStack):
 
         anchors = anchors_of(self.shapes, _ANCHORS if self.gpus else _UNMEASURED_ANCHORS)
         how = {"spreads": _SPREADS} if self.gpus else {}
-        with ExitStack() as open_:
-            fleet = open_.enter_context(Fleet(0)) if self.gpus else self.fleet
-            progress = open_.enter_context(bar(f"search at {len(anchors)} shapes"))
-            found = fleet.each(ranked_at, [self.job(one, **how) for one in anchors], progress)
-        if self.gpus:
-            pairs = zip(anchors, found, strict=True)
-            jobs = [self.job(one, first=tuple(first), seconds=seconds) for one, first in pairs]
-            with bar(f"try at {len(anchors)} shapes") as progress:
-                found = self.fleet.each(tried_at, jobs, progress)
-        every = list(dict.fromkeys(schedule for of in found for schedule, _ in of[:_BEST]))
-        if not every:
-            raise ScheduleError(
-                f"dispatch: no legal schedule of {', '.join(self.machines)} at any shape; add a "
-                "--machine, or see tinygpu search"
-            )
-        with bar(f"predict {len(every)} kernels") as progress:
-            times = predicted_times(
-                every, self.machines, self.operation, self.shapes, self.device, progress
-            )
+        with Fleet(0) if self.gpus else nullcontext(self.fleet) as fleet:
+            with bar(f"search at {len(anchors)} shapes") as progress:
+                jobs = [self.job(one, **how) for one in anchors]
+                found = fleet.each(ranked_at, jobs, progress)
+            if self.gpus:
+                pairs = zip(anchors, found, strict=True)
+                jobs = [self.job(one, first=tuple(of), seconds=seconds) for one, of in pairs]
+                with bar(f"try at {len(anchors)} shapes") as progress:
+                    found = self.fleet.each(tried_at, jobs, progress)
+            every = list(dict.fromkeys(schedule for of in found for schedule, _ in of))
+            if not every:
+                raise ScheduleError(
+                    f"dispatch: no legal schedule of {', '.join(self.machines)} at any shape; add "
+                    "a --machine, or see tinygpu search"
+                )
+            parts = [tuple(every[i : i + _PART]) for i in range(0, len(every), _PART)]
+            jobs = [self.job(anchors[0], schedules=p, shapes=tuple(self.shapes)) for p in parts]
+            with bar(f"predict {len(every)} kernels") as progress:
+                columns = [row for of in fleet.each(predicted_at, jobs, progress) for row in of]
+        times = np.array(columns).T
         number = {schedule: j for j, schedule in enumerate(every)}
         seen = {
-            self.shapes.index(shape): {number[s]: t for s, t in of if s in number}
+            self.shapes.index(shape): {number[s]: t for s, t in of}
             for shape, of in zip(anchors, found, strict=True)
             if of and self.gpus
         }
-        kept = pruned(times, seen, most, [s.weight for s in self.shapes])
+        kept = pruned(times, seen, count, most, [s.weight for s in self.shapes])
         self.schedules = [every[j] for j in kept]
         self.predicted = times[:, kept]
 

@@ -51,7 +51,7 @@ __all__ = [
     "Predictor",
     "Timed",
     "anchors_of",
-    "predicted_times",
+    "predicted_at",
     "pruned",
     "ranked_at",
     "served_of",
@@ -84,7 +84,8 @@ class Job:
     """What a process is told: machines and device by name, an operation, a shape, an effort.
 
     ``spreads``: how many of the model's best to find; ``first``: those to try, and ``seconds`` to
-    climb from them; ``schedules``: those to time, by ``anew`` without the store.
+    climb from them; ``schedules``: those to time, by ``anew`` without the store, or to predict at
+    ``shapes``.
     """
 
     machines: tuple[str, ...]
@@ -96,6 +97,7 @@ class Job:
     first: tuple[Pair, ...] = ()
     seconds: float = 0.0
     schedules: tuple[Schedule, ...] = ()
+    shapes: tuple[Shape, ...] = ()
     peers: tuple[str, ...] | None = None
     anew: bool = False
     rounds: int = 3
@@ -289,33 +291,23 @@ class Predictor:
         return float(cost(self.program, shape.sizes, self.device).seconds)
 
 
-def predicted_times(
-    schedules: Sequence[Schedule],
-    machines: Mapping[str, Machine],
-    operation: Operation,
-    shapes: Sequence[Shape],
-    device: str,
-    tell: Told | None = None,
-) -> Times:
-    """Return the time of each schedule at each shape under the model; infinite where illegal."""
-    chip = load_device(device)
-    columns = []
-    for j, schedule in enumerate(schedules):
-        predict = Predictor(schedule.program(machines[schedule.machine], operation), chip)
-        columns.append([predict(shape) for shape in shapes])
-        if tell:
-            tell(j + 1, len(schedules), "")
-    return np.array(columns).T
+def predicted_at(job: Job) -> list[list[float]]:
+    """Return for each schedule of a job its time at each of its shapes under the model."""
+    chip, machines = load_device(job.device), {m.name: m for m in map(machine_named, job.machines)}
+    programs = (s.program(machines[s.machine], job.operation) for s in job.schedules)
+    return [[predict(s) for s in job.shapes] for predict in (Predictor(p, chip) for p in programs)]
 
 
 def pruned(
     predicted: Times,
     found: Mapping[int, Mapping[int, float]],
+    count: int,
     most: int,
     weights: Sequence[float],
 ) -> list[int]:
     """Return at most ``most`` columns: those that seem to serve best together.
 
+    First as many as are asked for (``count``), then twice as many, then ``most``.
     ``found`` has, by shape and column, what was measured.  What was not is taken to err as the
     fastest of its shape did, and by a little more, so that what is known goes first.
     """
@@ -329,10 +321,10 @@ def pruned(
             times[i, j] = seconds
     if times.shape[1] <= most:
         return list(range(times.shape[1]))
-    kept = list(choose(times, most, weights).kernels)
-    near = np.argsort(slowdowns(times).min(axis=0), kind="stable")
-    kept += [int(j) for j in near if j not in kept]
-    return sorted(kept[:most])
+    few = [c for c in (count, 2 * count) if 2 * c <= most]
+    kept = [j for c in (*few, most) for j in choose(times, c, weights).kernels]
+    kept += map(int, np.argsort(slowdowns(times).min(axis=0), kind="stable"))
+    return sorted(list(dict.fromkeys(kept))[:most])
 
 
 def tables_of(
