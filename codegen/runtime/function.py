@@ -438,7 +438,8 @@ class _Foreign:
 
 @functools.lru_cache(256)
 def _stream(handle: int) -> Any:
-    return gpu().cuda.Stream.from_external(_Foreign(handle))
+    stream = gpu().cuda.Stream
+    return stream.from_external(_Foreign(handle)) if handle else stream.null
 
 
 def _handle(stream: Any) -> int:
