@@ -219,18 +219,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def add(part: str, found: dict[str, Any], command: str, folder: Path) -> None:
     """Put a part's rows in the place of its old ones; its measurements go to a file beside."""
-    path = folder / "dispatch.json"
+    path, run = folder / "dispatch.json", provenance(command)
     tree: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    runs: dict[str, Any] = tree.get("runs", {})
-    tables: dict[str, Any] = tree.get("tables", {})
-    runs[part] = provenance(command)
-    if "table" in found:
-        tables[part] = found["table"]
-    old = [row for row in tree.get("rows", []) if row["experiment"] != part]
-    rows = [*old, *found["rows"]]
-    write_tree(path, {"provenance": runs[part], "runs": runs, "tables": tables, "rows": rows})
-    beside = {"provenance": runs[part], **found["measured"]}
-    write_tree(folder / f"dispatch_{part.replace(' ', '_')}.json", beside)
+    parts = [(r, tree["runs"][r["run"]]) for r in tree.get("rows", ()) if r["experiment"] != part]
+    parts += [(row, run) for row in found["rows"]]
+    runs: list[Any] = []
+    for _, of in parts:
+        if of not in runs:
+            runs.append(of)
+    rows = [{**row, "run": runs.index(of)} for row, of in parts]
+    tables = {**tree.get("tables", {}), **({part: found["table"]} if "table" in found else {})}
+    write_tree(path, {"provenance": run, "runs": runs, "tables": tables, "rows": rows})
+    beside = folder / "dispatch" / f"{part.replace(' ', '_')}.json"
+    write_tree(beside, {"provenance": run, **found["measured"]})
 
 
 def said(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

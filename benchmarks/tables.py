@@ -285,7 +285,7 @@ def _rows_of(name: str, experiment: str) -> list[Row]:
 
 
 def _dispatched_by(part: str) -> str:
-    run = _tree("dispatch")["runs"][part]
+    run = _tree("dispatch")["runs"][_rows_of("dispatch", part)[0]["run"]]
     file = "File `benchmarks/results/h200/dispatch.json`"
     return f"{file}; {run['device']}, driver {run['driver']}; {run['date'][:10]}."
 

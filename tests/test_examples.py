@@ -20,7 +20,8 @@ MOST_LINES = {"first_machine": 60, "elementwise": 20, "rows": 25, "naive_matmul"
 @pytest.mark.parametrize("name", MOST_LINES)
 def test_an_example_is_short(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= MOST_LINES[name]
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"__init__", *MOST_LINES}
+    others = {"__init__", "llama_block"}  # a client of a bundle: tests/test_gpu_bundle.py
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*others, *MOST_LINES}
 
 
 @pytest.mark.parametrize("name", MOST_LINES)

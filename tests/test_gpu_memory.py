@@ -33,7 +33,7 @@ class OutOfMemoryError(MemoryError):
 
 
 @pytest.mark.parametrize("error", [OutOfMemoryError("Out of memory\nand more"), KeyError("other")])
-def test_a_newoutput(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_output(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(Simt().program(matmul("f32"), Chosen(LADDER["naive"])), arch="sm_90a")
 
     def none(*_: Any) -> None:
@@ -47,7 +47,7 @@ def test_a_newoutput(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
             "strides": None,
         }  # fmt: skip
 
-    monkeypatch.setattr(Kernel, "_empty", none)
+    monkeypatch.setattr(Kernel, "_new_output", lambda kernel, inputs: none)
     with pytest.raises((LaunchError, KeyError)) as raised:
         kernel.output([Array(), Array()], None)
     if isinstance(error, OutOfMemoryError):

@@ -153,8 +153,14 @@ def test_bare_name_is_refused(name: str) -> None:
     assert f"import tinygpu.{name}" in python(code)
 
 
+EXAMPLES = sorted(
+    path.name for path in ROOT.glob("examples/*.py") if "import torch" not in path.read_text()
+)
+"""Those that need no GPU; tests/test_gpu_bundle.py runs the others."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("example", sorted(path.name for path in ROOT.glob("examples/*.py")))
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_example_runs(example: str, tmp_path: Path) -> None:
     """Every example runs from any folder."""
     run = subprocess.run(

@@ -256,6 +256,6 @@ def test_a_mistake_is_one_line(folder: Path) -> None:
     assert wrong.exit_code == 2
     assert ".png, .svg, .pdf" in wrong.output
     (folder / "code").write_bytes(b"x")
-    assert "code was altered" in complaint(tinygpu("plot", "bundle", folder))
+    assert "'code' was altered" in complaint(tinygpu("plot", "bundle", folder))
     (folder / "bundle.json").write_text("{}")
     assert "is damaged" in complaint(tinygpu("plot", "bundle", folder))
