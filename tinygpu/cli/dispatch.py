@@ -23,7 +23,7 @@ from tinygpu.cli.given import DEVICE, DTYPE, JSON, LAYOUT, machine_named, machin
 from tinygpu.cli.measuring import why_no_gpu
 from tinygpu.cli.shapes import Shape, shapes_of
 from tinygpu.device import label, load_device
-from tinygpu.errors import OperationError, ScheduleError, nearest
+from tinygpu.errors import IllegalScheduleError, OperationError, ScheduleError, nearest
 from tinygpu.schedule import Schedule, to_json
 
 if TYPE_CHECKING:
@@ -206,10 +206,7 @@ class Dispatch(ExitStack):
                     found = self.fleet.each(tried_at, jobs, progress)
             every = list(dict.fromkeys(schedule for of in found for schedule, _ in of))
             if not every:
-                raise ScheduleError(
-                    f"dispatch: no legal schedule of {', '.join(self.machines)} at any shape; add "
-                    "a --machine, or see tinygpu search"
-                )
+                raise ScheduleError(f"dispatch: no machine fits any shape; {self._why_none()}")
             parts = [tuple(every[i : i + _PART]) for i in range(0, len(every), _PART)]
             jobs = [self.job(anchors[0], schedules=p, shapes=tuple(self.shapes)) for p in parts]
             with bar(f"predict {len(every)} kernels") as progress:
@@ -224,6 +221,20 @@ class Dispatch(ExitStack):
         kept = pruned(times, seen, count, most, [s.weight for s in self.shapes])
         self.schedules = [every[j] for j in kept]
         self.predicted = times[:, kept]
+
+    def _why_none(self) -> str:
+        """Return why no machine has a legal schedule of the first shape."""
+        from tinygpu.operation import Problem
+        from tinygpu.search.best import rank
+        from tinygpu.space import Space
+
+        problem, found = Problem.of(self.operation, **self.shapes[0].sizes), []
+        for machine in self.machines.values():
+            try:
+                rank(Space(machine, problem, load_device(self.device)), 1, exact=False)
+            except IllegalScheduleError as error:
+                found.append(str(error))
+        return "; ".join(found)
 
     def time(self) -> None:
         """Measure all candidates at all shapes."""

@@ -158,20 +158,18 @@ def _say_which(tree: Mapping[str, Any]) -> None:
         where = "of the nearest shape, " + " x ".join(map(str, tree["nearest"].values()))
     say(f"{sizes}: {tree['kernel']}, by the rule {tree['rule']!r}; {where}")
     mine = tree["kernels"][tree["number"]].get("decisions", {})
+    near = [m for m in tree["shapes_near"] if any(m in row["measured"] for row in tree["kernels"])]
     rows = []
     for row in tree["kernels"]:
         theirs = row.get("decisions", {})
         differs = " ".join(f"{n}={v}" for n, v in theirs.items() if mine.get(n) != v)
         if row["kernel"] == tree["kernel"]:
             differs = "serves it"
-        measured = [
-            time_text(row["measured"][m]) if m in row["measured"] else "-"
-            for m in tree["shapes_near"]
-        ]
+        measured = [time_text(row["measured"][m]) if m in row["measured"] else "-" for m in near]
         predicted = time_text(row["predicted_seconds"]) if "predicted_seconds" in row else "-"
         why = row.get("illegal") or row.get("bottleneck", "")
         rows.append([row["kernel"], row["machine"], predicted, *measured, why, differs])
-    at = [f"#measured, m={m}" for m in tree["shapes_near"]]
+    at = [f"#measured, m={m}" for m in near]
     table(
         f"kernels at {sizes}",
         ["kernel", "machine", "#predicted", *at, "waits for", "where it differs"],
