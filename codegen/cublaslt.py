@@ -164,23 +164,21 @@ class Plan:
 def descriptors(problem: Problem) -> tuple[c_void_p, tuple[c_void_p, ...], c_void_p]:
     """Return the descriptors of the operation, of A, B and C, and of the preferences.
 
-    Raises LaunchError where cuBLASLt refuses.
+    Raises OperationError for what is no matmul, LaunchError where cuBLASLt refuses.
     """
-    operation = problem.operation
-    inputs = {operand.dtype for operand in operation.operands[:2]}
-    if not inputs <= set(_TYPES) or len(inputs) > 1:
-        raise LaunchError(f"cuBLASLt: no products of {' and '.join(sorted(inputs))} here")
-    (dtype,) = inputs
+    operation, matrices = problem.operation, view(problem)
+    first, second, output = *operation.inputs[:2], operation.output
+    inputs = {first.dtype, second.dtype}
+    if len(inputs) > 1 or not inputs | {output.dtype} <= set(_TYPES):
+        into = f" into {output.dtype}" if output.dtype not in _TYPES else ""
+        raise LaunchError(f"cuBLASLt: no products of {' and '.join(sorted(inputs))}{into} here")
+    dtype = first.dtype
     compute, scale = _COMPUTE.get(dtype, _COMPUTE_32F), "f64" if dtype == "f64" else "f32"
     descriptor = _made("cublasLtMatmulDescCreate", c_int(compute), c_int(_TYPES[scale]))
-    matrices = view(problem)
     for name, matrix in zip("AB", matrices[:2], strict=True):
-        flag = c_int(matrix.transposed)
-        where = (descriptor, c_int(_TRANSPOSE[name]), byref(flag), c_size_t(sizeof(flag)))
-        _call("cublasLtMatmulDescSetAttribute", *where)
+        _set("MatmulDesc", descriptor, _TRANSPOSE[name], c_int(matrix.transposed))
     if epilogue := _epilogue(operation):
-        _set(descriptor, _EPILOGUE, c_int(epilogue))
-    first, second = operation.operand("a"), operation.operand("b")
+        _set("MatmulDesc", descriptor, _EPILOGUE, c_int(epilogue))
     layouts = tuple(
         _made(
             "cublasLtMatrixLayoutCreate",
@@ -189,25 +187,21 @@ def descriptors(problem: Problem) -> tuple[c_void_p, tuple[c_void_p, ...], c_voi
             c_uint64(matrix.columns),
             c_int64(matrix.rows),
         )
-        for operand, matrix in zip((second, first, operation.output), matrices, strict=True)
+        for operand, matrix in zip((second, first, output), matrices, strict=True)
     )
     if "l" in operation.axes:
         for layout, matrix in zip(layouts, matrices, strict=True):
-            far = c_int64(matrix.rows * matrix.columns)
-            for number, held in ((_BATCH_COUNT, c_int(problem.sizes["l"])), (_BATCH_OFFSET, far)):
-                where = (layout, c_int(number), byref(held), c_size_t(sizeof(held)))
-                _call("cublasLtMatrixLayoutSetAttribute", *where)
+            _set("MatrixLayout", layout, _BATCH_COUNT, c_int(problem.sizes["l"]))
+            _set("MatrixLayout", layout, _BATCH_OFFSET, c_int64(matrix.rows * matrix.columns))
     preference = _made("cublasLtMatmulPreferenceCreate")
-    most = c_size_t(WORKSPACE_BYTES)
-    where = (preference, c_int(_MAX_WORKSPACE), byref(most), c_size_t(sizeof(most)))
-    _call("cublasLtMatmulPreferenceSetAttribute", *where)
+    _set("MatmulPreference", preference, _MAX_WORKSPACE, c_size_t(WORKSPACE_BYTES))
     return descriptor, layouts, preference
 
 
-def _set(descriptor: c_void_p, number: int, held: c_int | c_void_p) -> None:
-    """Set an attribute of a matmul."""
-    where = (descriptor, c_int(number), byref(held), c_size_t(sizeof(held)))
-    _call("cublasLtMatmulDescSetAttribute", *where)
+def _set(kind: str, handle: c_void_p, number: int, held: Any) -> None:
+    """Set an attribute of a "MatmulDesc", a "MatrixLayout" or a "MatmulPreference"."""
+    where = (handle, c_int(number), byref(held), c_size_t(sizeof(held)))
+    _call(f"cublasLt{kind}SetAttribute", *where)
 
 
 @functools.cache
@@ -260,7 +254,7 @@ def _algorithm(
 
     def run() -> None:
         if beside:
-            _set(made.descriptor, _BIAS_POINTER, c_void_p(beside[0].data.ptr))
+            _set("MatmulDesc", made.descriptor, _BIAS_POINTER, c_void_p(beside[0].data.ptr))
         _call(
             "cublasLtMatmul", _handle(), made.descriptor, byref(one), at_a, of_a, at_b, of_b,
             byref(zero), at_c, of_c, at_c, of_c, byref(algorithm), space,

@@ -91,7 +91,8 @@ def time_interleaved(
                 if failures is None:
                     raise
                 stream.synchronize()  # raises if the context is lost: then nothing else can run
-                failures[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                said, *_ = str(error).splitlines() or ["it says no more"]
+                failures[name] = f"{type(error).__name__}: {said}"
         warm = time.monotonic() + warm_seconds
         while graphs and time.monotonic() < warm:
             for graph, _, times in graphs.values():

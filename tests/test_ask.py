@@ -63,6 +63,8 @@ def test_the_page_names_every_quantity() -> None:
         (f"stages == {'9' * 1900}0{'9' * 5000}", 6911, "longer than"),
         (f"{'-' * 1500}stages > 1", 1, "nested too deeply"),
         ("a\0b", 4, "null bytes"),
+        ("stages > \udcff", 10, "not Unicode"),
+        ("stages > 0 # deep\nand m == 3", 12, "no comments"),
     ],
 )
 def test_what_is_not_of_the_language_is_pointed_at(wish: str, column: int, told: str) -> None:

@@ -22,7 +22,7 @@ from benchmarks.triton_matmul import Configuration
 from tinygpu.codegen import cublaslt, timing
 from tinygpu.codegen.provenance import Clock
 from tinygpu.errors import LaunchError, OperationError
-from tinygpu.operation import Problem, matmul
+from tinygpu.operation import Problem, matmul, softmax
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SMEM_BYTES = 232448
@@ -161,10 +161,13 @@ def test_what_cublaslt_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     for operation, told in (
         (matmul("e5m2"), "no products of e5m2 here"),
         (mixed, "no products of bf16 and f16 here"),
+        (matmul("e4m3", "e5m2"), "no products of e4m3 into e5m2 here"),
         (matmul(activation="relu"), "it has bias, gelu"),
     ):
         with pytest.raises(LaunchError, match=told):
             cublaslt.descriptors(Problem.of(operation, **sizes))
+    with pytest.raises(OperationError, match="softmax: cuBLASLt multiplies matrices"):
+        cublaslt.descriptors(Problem.of(softmax("e5m2"), i=16, j=16))
     gelu = Problem.of(matmul("bf16", bias=True, activation="gelu"), **sizes)
     cublaslt.descriptors(gelu)
     assert library.set["cublasLtMatmulDescSetAttribute", 7] == 36
@@ -319,6 +322,12 @@ def test_one_that_cannot_be_captured_fails_alone(stream: Stream) -> None:
     assert failures == {"bad": "RuntimeError: not while a graph is captured"}
     assert list(found) == around == ["good"]
     assert stream.capturing is None
+
+    def says_nothing(i: int) -> None:
+        raise NotImplementedError
+
+    timing.time_interleaved({"mute": says_nothing}, failures=failures)
+    assert failures["mute"] == "NotImplementedError: it says no more"
     with pytest.raises(RuntimeError, match="not while"):
         timing.time_interleaved(candidates, rounds=2)
     assert stream.capturing is None

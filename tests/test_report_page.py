@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from matplotlib.image import imread
 from tests.test_cli import FIX, SEARCH, complaint, tinygpu
 from tinygpu.cli.console import count_text, time_text
 from tinygpu.cli.given import read_schedule
-from tinygpu.cli.report import report_html
+from tinygpu.cli.report import _measured_on, report_html
 from tinygpu.machines import MACHINES
 from tinygpu.measurement import Measurement, canonical, describe
 from tinygpu.operation import Problem, matmul
@@ -168,6 +169,23 @@ def test_a_folder_without_a_search_is_no_report(tmp_path: Path) -> None:
                  '{"best": [{"rank": "x"}], "device": "h200"}'):  # fmt: skip
         (tmp_path / "search.json").write_text(text)
         assert "not a search that has finished" in complaint(tinygpu("report", tmp_path))
+
+
+def test_what_the_page_could_not_show_is_no_search(searched: Path, tmp_path: Path) -> None:
+    """A count that is missing, and a number that JavaScript does not read."""
+    tree = json.loads((searched / "search.json").read_text())
+    for wrong in ({**tree, "raw": None}, {**tree, "legal": float("nan")}):
+        (tmp_path / "search.json").write_text(json.dumps(wrong))
+        assert "not a search that has finished" in complaint(tinygpu("report", tmp_path))
+
+
+def test_a_clock_that_is_not_known_is_not_told() -> None:
+    one = Measurement(
+        operation="", sizes="", schedule="", device="NVIDIA H200", driver="580", emitter=1,
+        seconds=1e-5,
+    )  # fmt: skip
+    assert _measured_on([one, None]) == "NVIDIA H200, driver 580"
+    assert _measured_on([one, replace(one, clock_mhz=1755)]) == "NVIDIA H200, driver 580, 1755 MHz"
 
 
 def test_times_are_of_the_device_of_the_search(searched: Path) -> None:

@@ -116,6 +116,7 @@ def changed(**fields: Any) -> str:
         (changed(sizes={"m": 0, "n": 96, "k": 3}), "size m is 0"),
         (changed(operation={}), "operation: field name is missing"),
         (changed(operation="matmul"), 'operation is "matmul"; give an object'),
+        (changed(**{"two\nlines": float("nan")}), r"two\nlines is nan; give a finite number"),
     ],
 )
 def test_bad_files(text: str, says: str) -> None:

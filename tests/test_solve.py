@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -239,6 +239,8 @@ def test_a_proof_names_the_laws_that_it_needs_and_those_that_were_not_counted_by
     proof = prove(space, "smem_bytes <= 232448 and threads < 1024")
     assert (proof.outcome, proof.laws, proof.not_asked) == (
         "proved", ("smem_per_cta",), ("concurrency",))  # fmt: skip
+    assert "\n  needed: smem_per_cta\n" in str(proof)
+    assert "\n  enough: smem_per_cta\n" in str(replace(proof, minimal=False))
     assert prove(space, "tile_n in (64, 256)").laws == ()
     refuted = prove(space, "smem_bytes < 100000")
     assert int(refuted.values["smem_bytes"]) >= 100000
@@ -270,7 +272,9 @@ def test_comparisons_of_too_many_decisions_are_unknown_until_some_are_fixed() ->
     none = ask(space, f"{many} and in_flight == 0")
     assert (none.outcome, none.minimal) == ("excluded", False)
     assert {r.name for r in none.reasons if r.kind == "fix"} == {*space.fixed}
-    assert "2^63" in ask(space, "m * m * m * m * m * tile_m * tile_m > 5").why_unknown
+    for large in ("m * m * m * m * m * tile_m * tile_m > 5", f"tile_m // {1 << 63} == 0",
+                  f"{1 << 63} % tile_m == 0"):  # fmt: skip
+        assert "2^63" in ask(space, large).why_unknown
 
 
 class Forgetful(Hopper):

@@ -192,6 +192,14 @@ def test_fixed_decisions_are_checked() -> None:
         Space(Simt(), LARGE, H200, fixed={"tile_q": 3})
     with pytest.raises(ScheduleError, match="no value 3"):
         Space(Simt(), LARGE, H200, fixed={"tile_m": 3})
+    for name in ("tile_m", "pipeline"):  # of which "none" is a value
+        with pytest.raises(ScheduleError, match=f"decision {name}: fixed to no value; give one"):
+            Space(Simt(), LARGE, H200, fixed={name: ()})
+
+
+def test_a_value_that_is_fixed_twice_is_counted_once() -> None:
+    space = Space(Simt(), LARGE, H200, fixed={**TUNED, "raster": (1, 2, 1)})
+    assert (space.raw, space.count(), len(set(space))) == (2, 2, 2)
 
 
 @settings(max_examples=60)

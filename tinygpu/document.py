@@ -122,7 +122,8 @@ def _integer(digits: str) -> int | float:
 def _check(tree: Any, where: str) -> None:
     match tree:
         case float() if not math.isfinite(tree):
-            raise DocumentError(f"{where or 'file'} is {tree}; give a finite number")
+            said = shown(where or "file")[1:-1]  # in one line
+            raise DocumentError(f"{said} is {tree}; give a finite number")
         case dict():
             for name, value in tree.items():
                 _check(value, f"{where}.{name}".removeprefix("."))

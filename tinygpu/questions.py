@@ -116,7 +116,8 @@ class Answer:
             case "proved":
                 whole = f"all {self.count:,} legal schedules of {self.space}"
                 yield f"proved: {self.question} holds for {whole}"
-                yield f"  needed: {', '.join(self.laws) or 'no law, the values of decisions do'}"
+                word = "needed" if self.minimal else "enough"
+                yield f"  {word}: {', '.join(self.laws) or 'no law, the values of decisions do'}"
                 if self.not_asked:
                     laws = ", ".join(self.not_asked)
                     yield f"  counted by every law but {laws}, which is asked of one schedule"

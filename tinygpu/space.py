@@ -244,7 +244,11 @@ def _narrowed(
             raise ScheduleError(
                 f"decision {name}: not one of {machine.name}'s; {nearest(name, decisions)}"
             )
-        values[name] = given if isinstance(given, tuple) else (given,)
-        for value in values[name] or ("none",):
+        every = given if isinstance(given, tuple) else (given,)
+        if not every:
+            known = ", ".join(map(str, values[name]))
+            raise ScheduleError(f"decision {name}: fixed to no value; give one or more of {known}")
+        for value in every:
             decisions[name].require(value)
+        values[name] = tuple(dict.fromkeys(every))  # one that is given twice is counted once
     return values

@@ -123,6 +123,8 @@ class _Reader:
         """Parse, check, and yield what ``and`` joins at the top."""
         if len(self.text) > _LONGEST:
             raise self._error(len(self.text), f"longer than {_LONGEST} characters; write less")
+        if "#" in self.text:  # Python would leave out the rest, which may be a condition
+            raise self._error(self.text.index("#") + 1, "there are no comments; leave it out")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of odd spellings, which are refused anyway
@@ -133,6 +135,8 @@ class _Reader:
             column = error.offset or len(self.text) + 1
             told = f"{error.msg.partition(';')[0]}; the language has {_LANGUAGE}"
             raise self._error(column, told) from None
+        except UnicodeEncodeError as error:
+            raise self._error(error.start + 1, "is not Unicode; write the wish in UTF-8") from None
         except (RecursionError, MemoryError):
             raise self._error(1, "nested too deeply; write less") from None
         yield from _joined(tree)
@@ -276,10 +280,10 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
             return _ARITHMETIC[type(operation)](_value(operand, values))
         case ast.BinOp(left, operation, right):
             one, other = _value(left, values), _value(right, values)
-            if isinstance(operation, ast.FloorDiv | ast.Mod):
-                if isinstance(other, int) and other == 0:
-                    return 0
-            elif isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+            divides = isinstance(operation, ast.FloorDiv | ast.Mod)
+            if divides and isinstance(other, int) and other == 0:
+                return 0
+            if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
                 _refuse_large(operation, one, other)
             return _ARITHMETIC[type(operation)](one, other)
     raise AssertionError(node)

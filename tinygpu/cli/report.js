@@ -426,7 +426,7 @@ function scatter() {
   });
   const shapes = [];
   const annotations = [];
-  const firstX = rows.length ? value(x, xScale, rows[0]) : 0;
+  const firstX = rows.map((row) => value(x, xScale, row)).find((one) => one != null) ?? 0;
   if (["measured", "both"].includes(y.key)) {
     for (const peer of peersOf(state.section).filter((one) => one.seconds)) {
       const took = peer.seconds * yScale;
@@ -742,7 +742,8 @@ function code(details) {
   at("show").replaceChildren(press("show", "term", "the terms"), press("show", "ptx", "the PTX"),
     ...(pairs ? [press("lines", "changed", "what differs"), press("lines", "all", "all lines"),
       element("span", { class: "dim" }, differing
-        ? `${differing} lines differ, numbers of registers and labels aside.` : "No line differs.")] : []),
+        ? `${differing} lines differ, numbers of registers and labels aside.`
+        : "No line differs, numbers of registers and labels aside.")] : []),
     ...(two && !pairs ? [element("span", { class: "dim" }, "Too long to compare line by line.")] : []));
   const shown = pairs && (lines === "all" ? pairs : folded(pairs));
   const listing = (place) => element("pre", {}, shown
@@ -762,7 +763,8 @@ function code(details) {
   });
   at("code").replaceChildren(element("div", { class: details.length > 1 ? "two" : "" }, details.map((one, place) => {
     if (texts[place] == null) {
-      const why = one.failed ?? `not on this page: ${typed("emit", [one])}`;
+      const why = one.failed ?? (show === "ptx" ? `not on this page: ${typed("emit", [one])}`
+        : "not on this page, which has the terms of the first and of the fastest schedules");
       return element("div", {}, element("p", {}, mark(place), ` ${why}`));
     }
     const count = texts[place].trimEnd().split("\n").length;

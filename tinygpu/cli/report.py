@@ -155,9 +155,10 @@ def _measured_on(timed: Sequence[Measurement | None]) -> str:
     if not ran:
         return ""
     held = ", power or heat held the clock down" if any(one.capped for one in ran) else ""
-    clocks = sorted({one.clock_mhz for one in ran})
-    mhz = " to ".join(dict.fromkeys(map(str, (clocks[0], clocks[-1]))))
-    return f"{ran[0].device}, driver {ran[0].driver}, {mhz} MHz{held}"
+    clocks = sorted({one.clock_mhz for one in ran if one.clock_mhz})  # 0: it was not known
+    mhz = " to ".join(dict.fromkeys(map(str, (*clocks[:1], *clocks[-1:]))))
+    clock = f", {mhz} MHz" if mhz else ""
+    return f"{ran[0].device}, driver {ran[0].driver}{clock}{held}"
 
 
 def _timeline(given: Given, program: Program) -> Timeline:

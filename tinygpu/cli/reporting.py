@@ -16,7 +16,8 @@ import typer
 
 from tinygpu.cli.console import say, working, write
 from tinygpu.cli.given import ON, OWN, Given, machines_with, read_schedule
-from tinygpu.errors import ScheduleError, TinyGpuError
+from tinygpu.document import parsed
+from tinygpu.errors import DocumentError, ScheduleError, TinyGpuError
 
 if TYPE_CHECKING:
     from tinygpu.device import Device
@@ -85,11 +86,12 @@ def _search(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ScheduleError(f"report {folder}: no search.json in it; {way}")
     try:
-        tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        tree: dict[str, Any] = parsed(path.read_text(encoding="utf-8"))
         whole = bool(tree["best"]) and isinstance(tree["device"], str)
+        whole &= all(isinstance(tree[name], int | float) for name in ("raw", "legal", "scored"))
         for row in tree["best"]:
             whole &= all(isinstance(row[name], kind) for name, kind in _ROW.items())
-    except (ValueError, KeyError, TypeError):
+    except (DocumentError, ValueError, KeyError, TypeError):
         whole = False
     if not whole:
         raise ScheduleError(f"{path}: not a search that has finished; {way} anew")
