@@ -400,6 +400,16 @@ def test_products_of_matrices_are_exact(m: int, k: int, n: int, seed: int) -> No
     assert (total[:, 0] == a.sum(axis=1) % P).all()
 
 
+@given(elements, elements, elements)
+@settings(max_examples=30)
+def test_many_are_as_few(a: int, b: int, c: int) -> None:
+    x, y, z = (np.full(2000, n, np.float64) for n in (a, b, c))
+    for name in ("fma", "max", "min", "mul", "sub"):
+        given_ = (x, y, z) if name == "fma" else (x, y)
+        few = FIELD.operators[name](*(n[:5] for n in given_))
+        assert (FIELD.operators[name](*given_)[:5] == few).all()
+
+
 @given(st.lists(elements, max_size=40))
 def test_inverses_of_many(numbers: list[int]) -> None:
     found = FIELD.operators["rcp"](np.array(numbers, np.float64))

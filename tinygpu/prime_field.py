@@ -39,6 +39,7 @@ __all__ = ["P", "prime_field"]
 P = 67_108_859
 _HALF = 2.0**13
 _INVERSE = 1.0 / P
+_FEW = 1024
 _SAME = {"ex2.ftz": "ex2", "rcp.ftz": "rcp"}  # they differ in rounding only
 Array = NDArray[np.float64]
 
@@ -48,7 +49,8 @@ def prime_field(seed: int) -> Algebra:
     random = np.random.default_rng(seed)
     operators: dict[str, Callable[..., Any]] = {
         "add": _add, "sub": _sub, "mul": _mul, "neg": lambda a: _sub(0.0, a), "rcp": _rcp,
-        "div": lambda a, b: _mul(a, _rcp(b)), "fma": lambda a, b, c: _add(_mul(a, b), c),
+        "div": lambda a, b: _mul(a, _rcp(b)),
+        "fma": lambda a, b, c: _reduced(np.multiply(a, b) + c),
     }  # fmt: skip
     for name in OPERATORS:
         key = int(random.integers(2**63))
@@ -66,9 +68,12 @@ def prime_field(seed: int) -> Algebra:
 
 def _reduced(x: Any) -> Array:
     """Return whole numbers below 2^53 modulo P; minus infinity stays, another infinity is NaN."""
-    rest: Array = x - np.floor(x * _INVERSE) * P
-    rest = rest + P * (rest < 0)
-    rest = rest - P * (rest >= P)
+    if np.size(x) < _FEW:
+        rest: Array = np.mod(x, P)  # one call, but slow for each element
+    else:
+        rest = x - np.floor(x * _INVERSE) * P
+        rest = rest + P * (rest < 0)
+        rest = rest - P * (rest >= P)
     return np.where(x == -np.inf, x, rest)
 
 
@@ -102,7 +107,7 @@ def _inverses(a: Array) -> Array:
 
 
 def _monoid(e: float, s: float, identity: float, a: Any, b: Any) -> Array:
-    both = _add(_mul(_mul(_sub(a, e), _sub(b, e)), s), e)
+    both = _reduced(_reduced((a - e) * (b - e)) * s + e)
     return np.where(a == identity, b, np.where(b == identity, a, both))
 
 
