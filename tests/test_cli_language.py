@@ -14,10 +14,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tinygpu.cli import app
+from tinygpu.cli.given import machine_named
 from tinygpu.device import DEVICES, load_device, save
 from tinygpu.machine import Value
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper
 from tinygpu.machines.simt import LADDER
+from tinygpu.operation import Problem, elementwise
 from tinygpu.schedule import Schedule, device_in, from_json, to_json
 
 VECTORS = {"vector": 2, "unroll": 2, "threads": 128, "ctas": 0}
@@ -321,3 +323,41 @@ def test_scalars_reach_the_kernel(own: tuple[Path, str], monkeypatch: pytest.Mon
 
     monkeypatch.setattr(interpretation, "execute", half)
     assert tinygpu(*words).exit_code == 1
+
+
+WRONG = '''
+from dataclasses import replace
+from tinygpu.machines.elementwise import Elementwise
+from tinygpu.operation import elementwise
+
+class Wrong(Elementwise):
+    """Computes the difference, whatever is asked."""
+
+    name = "wrong"
+
+    def program(self, operation, choose):
+        return replace(super().program(elementwise("a*x - b"), choose), operation=operation)
+'''
+
+
+def test_a_term_that_computes_something_else_is_illegal(tmp_path: Path) -> None:
+    """Status 1, with the element and the statement that wrote it; a right one says where."""
+    file = tmp_path / "wrong.py"
+    file.write_text(WRONG)
+    machine, path = f"{file}:Wrong", tmp_path / "wrong.json"
+    for text, legal in (("a*x - b", True), ("a*x + b", False)):
+        problem = Problem.of(elementwise(text), i=1000)
+        path.write_text(to_json(Schedule.of(machine_named(machine), VECTORS), problem))
+        result = tinygpu("check", path, "--machine", machine)
+        assert result.exit_code == 1 - legal, result.output
+        tree = json.loads(tinygpu("check", path, "--machine", machine, "--json").stdout)
+        assert tree["legal"] == legal
+        if legal:
+            tested = "computes its operation: tested at 2 sizes, i = 512 to 770"
+            assert tested in result.stdout
+            assert tree["meaning"] == tested
+        else:
+            assert "breaks 1 law" in result.stdout
+            assert "wrong_result: wrong: y[0] is " in result.stdout
+            assert [v["law"] for v in tree["violations"]] == ["computes"]
+            assert "written by y[" in tree["violations"][0]["message"]

@@ -24,6 +24,8 @@ from typing import Any, Literal, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.algebra import FLOATS, Algebra
+from tinygpu.memory import DType
 from tinygpu.program import (
     Access,
     Buffer,
@@ -59,6 +61,7 @@ class Run:
     touch: Toucher
     random: np.random.Generator
     landing: Landing
+    algebra: Algebra = FLOATS
     found: dict[Kind, Finding] = field(default_factory=dict)
     statements: list[Do] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -70,6 +73,20 @@ class Run:
             self.numbers[id(do)] = len(self.statements)
             self.statements.append(do)
         return self.numbers[id(do)]
+
+    def given(self, source: Immediate | Scalar, dtype: DType) -> Values:
+        """Return a constant or an argument of the kernel, as it is in a register of a type."""
+        match source:
+            case Immediate(number):
+                element = self.algebra.number(number)
+            case Scalar(name, True):
+                element = self.algebra.number(self.values[name])
+            case Scalar(name):
+                element = self.scalars[name]
+            case _:
+                assert_never(source)
+        rounded: Values = self.algebra.round(dtype, np.array(element)).astype(np.float64)
+        return rounded
 
 
 @dataclass(slots=True, eq=False)
@@ -193,26 +210,23 @@ class _Part:
 
     def execute(self, low: int, high: int) -> None:
         """Read, compute, round and write the values from ``low`` to ``high``."""
-        do = self.do
+        do, algebra = self.do, self.cta.run.algebra
         arguments = [self._read(r, low, high) for r in do.reads]
         if do.instruction.name == "mma.sync":
             each = 4 // do.accesses[0].buffer.type.bytes
-            result = products(do.values, *arguments, each=each)
+            result = products(do.values, *arguments, each=each, algebra=algebra)
         else:
-            result = do.instruction.semantics(do.variant or do.instruction.name, *arguments)
-        rounded = do.write.buffer.type.round(np.asarray(result)).astype(np.float64)
+            name = do.variant or do.instruction.name
+            result = do.instruction.semantics(name, *arguments, algebra=algebra)
+        rounded = algebra.round(do.write.buffer.type, np.asarray(result)).astype(np.float64)
         if do.instruction.unit == "shuffle":
             rounded = self._shuffled(rounded)
         self._write(np.broadcast_to(rounded, (high - low, self.threads.size)), low, high)
 
     def _read(self, source: Access | Immediate | Scalar, low: int, high: int) -> Any:
-        round_ = self.do.write.buffer.type.round
         match source:
-            case Immediate(number):
-                return round_(np.array(number)).astype(np.float64)
-            case Scalar(name, size):
-                values: Mapping[str, float] = self.cta.run.values if size else self.cta.run.scalars
-                return round_(np.array(values[name])).astype(np.float64)
+            case Immediate() | Scalar():
+                return self.cta.run.given(source, self.do.write.buffer.type)
             case Access():
                 if source.buffer.level == "registers":
                     return self._from_registers(source, low, high)
@@ -263,7 +277,8 @@ class _Part:
             text = "reads of the output what another thread writes, or none; keep it in registers"
             thread = int(self._threads_of(touched)[at])
             self.cta.find(kind, self.do, thread, text, f"{access.buffer.name}[{address[at]}]")
-        return _scatter(array.flat[address], touched, access.outside)
+        outside = self.cta.run.algebra.number(access.outside)
+        return _scatter(array.flat[address], touched, outside)
 
     def _write(self, values: Values, low: int, high: int) -> None:
         access = self.do.write

@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 import numpy as np
 
+from tinygpu.algebra import FLOATS, OPERATORS, Algebra
 from tinygpu.errors import OperationError, nearest
 
 __all__ = [
@@ -46,37 +47,6 @@ __all__ = [
     "value",
 ]
 
-
-def _ceildiv(a: Any, b: Any) -> Any:
-    return -(-a // b)
-
-
-def _sigmoid(x: Any) -> Any:
-    return 1.0 / (1.0 + np.exp(-x))
-
-
-OPERATORS: Mapping[str, Callable[..., Any]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "fma": lambda a, b, c: a * b + c,
-    "max": np.maximum,
-    "min": np.minimum,
-    "ceildiv": _ceildiv,
-    "neg": lambda a: -a,
-    "abs": np.abs,
-    "ex2": np.exp2,
-    "lg2": np.log2,
-    "rcp": lambda a: 1.0 / a,
-    "ex2.ftz": np.exp2,  # subnormal results may be zero; they cost an instruction, not five
-    "rcp.ftz": lambda a: 1.0 / a,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda a: 1.0 / np.sqrt(a),
-    "tanh": np.tanh,
-    "sigmoid": _sigmoid,
-}
-"""Operators by name: their meaning on NumPy arrays, PTX's names where PTX has them."""
 
 _TAKES = {n: getattr(f, "nin", 0) or len(signature(f).parameters) for n, f in OPERATORS.items()}
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -127,14 +97,14 @@ class Expression:
                 yield from argument.nodes()
         yield self
 
-    def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """Evaluate with ``values`` (scalars or arrays that broadcast).
+    def evaluate(self, values: Mapping[str, Any], algebra: Algebra = FLOATS) -> Any:
+        """Evaluate with ``values`` (scalars or arrays that broadcast), in an algebra.
 
         Raises OperationError for a name that is missing.
         """
         match self:
             case Constant(number):
-                return number
+                return algebra.number(number)
             case Value(name):
                 if name not in values:
                     raise OperationError(
@@ -142,7 +112,9 @@ class Expression:
                     )
                 return values[name]
             case Apply(operator, arguments):
-                return OPERATORS[operator](*(a.evaluate(values) for a in arguments))
+                return algebra.operators[operator](
+                    *(a.evaluate(values, algebra) for a in arguments)
+                )
         raise AssertionError(self)
 
     def rounded(self, values: Mapping[str, Any], errors: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tinygpu.algebra import FLOATS, Algebra
 from tinygpu.device import arch_number
-from tinygpu.expression import OPERATORS
 
 __all__ = ["INSTRUCTIONS", "Completion", "Instruction", "Issuer", "Proxy", "Unit"]
 
@@ -70,10 +70,10 @@ class Instruction:
             return arch == self.arch
         return arch_number(arch) >= arch_number(self.arch)
 
-    def semantics(self, variant: str, *arguments: Any) -> Any:
+    def semantics(self, variant: str, *arguments: Any, algebra: Algebra = FLOATS) -> Any:
         """Return what it writes, given the arrays that it reads."""
         if self.variants:
-            return OPERATORS[variant](*arguments)
+            return algebra.operators[variant](*arguments)
         return arguments[0]
 
     def __str__(self) -> str:

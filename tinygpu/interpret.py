@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.algebra import FLOATS, Algebra
 from tinygpu.asynchronous import is_asynchronous, run_clusters
 from tinygpu.errors import OperationError, ProgramError, nearest
 from tinygpu.execution import Landing, Run
@@ -39,7 +40,7 @@ from tinygpu.race import Finding, GlobalArray, Integers
 from tinygpu.tolerance import error_ratio, roundoff
 from tinygpu.touched import Toucher
 
-__all__ = ["Finding", "Result", "check", "interpret", "reduced"]
+__all__ = ["Finding", "Result", "check", "edge_of", "interpret", "reduced", "tile_of"]
 
 _WARP = 32
 _MOST_AGENTS = 8
@@ -64,6 +65,7 @@ def interpret(
     *,
     scalars: Mapping[str, float] | None = None,
     seed: int = 0,
+    algebra: Algebra = FLOATS,
 ) -> Result:
     """Execute a program on ``inputs`` (arrays of the operands' shapes, rounded to their types).
 
@@ -72,23 +74,24 @@ def interpret(
     """
     _well_formed(program)
     operation, random = program.operation, np.random.default_rng(seed)
-    arrays = _arrays(program, sizes, inputs)
-    given = {n: float(np.float32(x)) for n, x in (scalars or {}).items()}
+    arrays = _arrays(program, sizes, inputs, algebra)
+    f32 = DTYPES["f32"]
+    given = {n: float(algebra.round(f32, np.array(x))) for n, x in (scalars or {}).items()}
     if missing := [n for n in operation.scalars if n not in given]:
         raise OperationError(f"{operation.name}: no scalar {missing[0]}; give it in scalars")
     values = program.parameter_values(sizes)
     landing = _LANDINGS[(seed + seed // len(_LANDINGS)) % len(_LANDINGS)]
-    run = Run(program, values, given, arrays, Toucher(values), random, landing)
+    run = Run(program, values, given, arrays, Toucher(values), random, landing, algebra)
     with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers
         if is_asynchronous(program):
             run_clusters(run, seed)
         else:
             _run_ctas(run, sizes, seed)
     output = arrays[operation.output.name]
-    result = output.dtype.round(output.flat).reshape(output.shape)
+    result = algebra.round(output.dtype, output.flat).reshape(output.shape)
     findings = [*run.found.values(), *_unwritten(program, output)]
     exact = {o.name: arrays[o.name].flat.reshape(arrays[o.name].shape) for o in operation.inputs}
-    findings += _wrong(program, sizes, exact, given, result)
+    findings += _wrong(program, sizes, exact, given, result, algebra)
     return Result({operation.output.name: result}, tuple(findings))
 
 
@@ -130,8 +133,8 @@ def reduced(problem: Problem, program: Program) -> dict[str, int]:
     stages = max((int(b.stages) for b in program.buffers if b.level == "smem"), default=1)
     sizes = {}
     for axis, size in problem.sizes.items():
-        tile, looped = _tile(program, axis)
-        unit, guarded = _edge(program, axis)
+        tile, looped = tile_of(program, axis)
+        unit, guarded = edge_of(program, axis)
         tiles = 2 + stages if looped else 2
         parts = tile // unit
         rest = unit * (parts // 2 + (parts > 3)) if guarded and parts > 1 else tile
@@ -142,7 +145,7 @@ def reduced(problem: Problem, program: Program) -> dict[str, int]:
 _FARTHEST = 1 << 20
 
 
-def _tile(program: Program, axis: str) -> tuple[int, bool]:
+def tile_of(program: Program, axis: str) -> tuple[int, bool]:
     """Return how far an axis goes before the grid or a loop grows, and whether a loop does."""
     names: list[int | str] = []
     for statement, _ in walk(program):
@@ -168,7 +171,7 @@ def _tile(program: Program, axis: str) -> tuple[int, bool]:
     return low, counts(high)[1] != counts(1)[1]
 
 
-def _edge(program: Program, axis: str) -> tuple[int, bool]:
+def edge_of(program: Program, axis: str) -> tuple[int, bool]:
     """Return what a size of the axis has to be a multiple of, and whether it may end in a tile."""
     unit, guarded, leaving = 1, True, False
     for statement, _ in walk(program):
@@ -190,7 +193,10 @@ def _edge(program: Program, axis: str) -> tuple[int, bool]:
 
 
 def _arrays(
-    program: Program, sizes: Mapping[str, int], inputs: Mapping[str, NDArray[Any]]
+    program: Program,
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, NDArray[Any]],
+    algebra: Algebra,
 ) -> dict[str, GlobalArray]:
     """Hold the inputs, and an output that is poisoned or cleared."""
     operation = program.operation
@@ -203,10 +209,13 @@ def _arrays(
             raise OperationError(
                 f"{operation.name}: input {name} has shape {got}; give an array of {shapes[name]}"
             )
-        arrays[name] = GlobalArray(dtype.round(inputs[name]), dtype, output=False, zeroed=False)
+        rounded = algebra.round(dtype, inputs[name])
+        arrays[name] = GlobalArray(rounded, dtype, output=False, zeroed=False)
     out = operation.output
     empty = np.full(shapes[out.name], 0.0 if program.zeroed else np.nan)
-    arrays[out.name] = GlobalArray(empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed)
+    arrays[out.name] = GlobalArray(
+        empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
+    )
     return arrays
 
 
@@ -237,29 +246,37 @@ def _wrong(
     inputs: Mapping[str, NDArray[np.float64]],
     scalars: Mapping[str, float],
     result: NDArray[Any],
+    algebra: Algebra,
 ) -> list[Finding]:
     """Compare with the operation's reference, where that is a number."""
     operation = program.operation
     with np.errstate(all="ignore"):
-        reference = operation.reference(inputs, scalars)
+        reference = operation.reference(inputs, scalars, algebra)
     name, depth = operation.output.name, prod(sizes[a] for a in operation.reduced)
-    ratio = error_ratio(
-        result,
-        reference[name],
-        reference["scale"],
-        depth=depth,
-        roundoff=roundoff(program),
-        dtype=operation.output.dtype,
-    )
+    if algebra.exact:
+        ratio = np.where(result == reference[name], 0.0, np.inf)
+    else:
+        ratio = error_ratio(
+            result,
+            reference[name],
+            reference["scale"],
+            depth=depth,
+            roundoff=roundoff(program),
+            dtype=operation.output.dtype,
+        )
     ratio = np.where(np.isnan(reference[name]), 0.0, ratio)
     if not ratio.size or ratio.max() <= 1:
         return []
     place = np.unravel_index(int(ratio.argmax()), ratio.shape)
     cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
-    text = (
-        f"{program.name}: {cell} is {float(result[place]):.6g}, not {reference[name][place]:.6g}: "
-        f"{ratio.max():.3g} times the error allowed"
-    )
+    got, wanted = float(result[place]), float(reference[name][place])
+    if algebra.exact:
+        text = f"{program.name}: {cell} is {got:.0f}, not {wanted:.0f}"
+    else:
+        text = (
+            f"{program.name}: {cell} is {got:.6g}, not {wanted:.6g}: "
+            f"{ratio.max():.3g} times the error allowed"
+        )
     return [Finding("wrong_result", "", text, cell=cell)]
 
 

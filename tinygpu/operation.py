@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.algebra import FLOATS, Algebra
 from tinygpu.errors import OperationError, nearest
 from tinygpu.expression import Expression, apply, parse, value
 from tinygpu.memory import DTYPES
@@ -209,36 +210,46 @@ class Operation:
         )
 
     def reference(
-        self, inputs: Mapping[str, NDArray[Any]], scalars: Mapping[str, float] | None = None
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        scalars: Mapping[str, float] | None = None,
+        algebra: Algebra = FLOATS,
     ) -> dict[str, NDArray[np.float64]]:
         """Compute in float64; returns the output and, as ``"scale"``, what errors are relative to.
 
         That is S: to first order, rounding every number on the way by u moves an element by at most
         u S (``Expression.rounded``).  For a matmul it is |A||B|.  CuPy arrays are computed where
-        they are, and give CuPy arrays.
+        they are, and give CuPy arrays.  In an exact algebra there are no errors, and S is 0.
         """
         exact = {n: x.astype(np.float64) for n, x in inputs.items()}
         sizes = self.sizes({n: x.shape for n, x in exact.items()})
-        values: dict[str, Any] = {**sizes, **(scalars or {})}
+        values: dict[str, Any] = {a: algebra.number(n) for a, n in sizes.items()}
+        values |= scalars or {}
         values |= {o.name: self._spread(o, exact[o.name]) for o in self.inputs}
         errors: dict[str, Any] = {}
+
+        def at(expression: Expression) -> tuple[Any, Any]:
+            if algebra.exact:
+                return expression.evaluate(values, algebra), 0.0
+            return expression.rounded(values, errors)
+
         if self._is_product:
             both = (exact, {n: np.abs(x) for n, x in exact.items()})
-            values["acc"], errors["acc"] = (self._product(env, sizes) for env in both)
+            values["acc"], errors["acc"] = (self._product(env, sizes, algebra) for env in both)
         else:
             for r in self.reductions:
-                point, error = r.expression.rounded(values, errors)
-                if r.operator == "add":  # which rounds, too
+                point, error = at(r.expression)
+                if r.operator == "add" and not algebra.exact:  # which rounds, too
                     error = np.maximum(np.abs(point), error)
-                values[r.name] = self._over(r, point, sizes)
-                errors[r.name] = self._over(r, error, sizes) if np.ndim(error) else error
+                values[r.name] = self._over(r, point, sizes, algebra)
+                errors[r.name] = self._over(r, error, sizes, algebra) if np.ndim(error) else error
         if not self.reduced:
-            values["acc"], errors["acc"] = self.combine.rounded(values, errors)
+            values["acc"], errors["acc"] = at(self.combine)
         shape = tuple(sizes[a] for a in self.output.axes)
         keep = tuple(i for i, a in enumerate(self.axes) if a not in self.output.axes)
         result, scale = (
             np.broadcast_to(x.squeeze(axis=keep) if np.ndim(x) == len(self.axes) else x, shape)
-            for x in self.epilogue.rounded(values, errors)
+            for x in at(self.epilogue)
         )
         return {self.output.name: result, "scale": scale}
 
@@ -249,13 +260,12 @@ class Operation:
         return array.transpose(order).reshape(shape)
 
     def _over(
-        self, reduction: Reduction, point: NDArray[Any], sizes: Mapping[str, int]
+        self, reduction: Reduction, point: NDArray[Any], sizes: Mapping[str, int], algebra: Algebra
     ) -> NDArray[np.float64]:
         """Reduce over the reduced axes, whose length becomes 1."""
-        over: Any = np.sum if reduction.operator == "add" else np.max
         where = tuple(self.axes.index(a) for a in self.reduced)
         full = np.broadcast_to(point, tuple(sizes[a] for a in self.axes))
-        result: NDArray[np.float64] = over(full, axis=where, keepdims=True)
+        result: NDArray[np.float64] = algebra.total(reduction.operator, full, where)
         return result
 
     @property
@@ -265,14 +275,18 @@ class Operation:
         return bool(self.reduced) and not self.before and str(self.combine) == f"({names})"
 
     def _product(
-        self, env: Mapping[str, NDArray[Any]], sizes: Mapping[str, int]
+        self, env: Mapping[str, NDArray[Any]], sizes: Mapping[str, int], algebra: Algebra
     ) -> NDArray[np.float64]:
         """Sum a plain product of operands over the reduced axes, whose length becomes 1."""
         letters = {a: chr(97 + i) for i, a in enumerate(self.axes)}
         operands = [self.operand(n) for n in self.combine.names()]
         terms = ",".join("".join(letters[a] for a in o.axes) for o in operands)
         free = "".join(letters[a] for a in self.axes if a not in self.reduced)
-        out = np.einsum(f"{terms}->{free}", *(env[o.name] for o in operands), optimize=True)
+
+        def form(a: Any, b: Any) -> Any:
+            return np.einsum(f"{terms}->{free}", a, b, optimize=True)
+
+        out = algebra.contract(form, *(env[o.name] for o in operands))
         result: NDArray[np.float64] = out.reshape(
             [1 if a in self.reduced else sizes[a] for a in self.axes]
         )

@@ -79,11 +79,13 @@ def execute_plain(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     *_, target = where
     uses = [_touch(agent, do, w, writes=w is target) for w in where]
     held = agent.threads[lane] if threads > 1 else agent.threads[:1].repeat(row.size)
+    algebra = agent.cta.cluster.run.algebra
     for part in _parts(where, row):
         reads = iter(where)
         arguments = [_read(agent, do, r, reads, part) for r in do.reads]
-        result = do.instruction.semantics(do.variant or do.instruction.name, *arguments)
-        rounded = do.write.buffer.type.round(np.asarray(result)).astype(np.float64)
+        name = do.variant or do.instruction.name
+        result = do.instruction.semantics(name, *arguments, algebra=algebra)
+        rounded = algebra.round(do.write.buffer.type, np.asarray(result)).astype(np.float64)
         result = np.broadcast_to(rounded, row[part].shape)
         _write(agent, do, target, result, part, threads=held, use=uses[-1])
 
@@ -162,14 +164,9 @@ def _parts(where: list[_Where], row: Integers) -> list[Any]:
 
 
 def _read(agent: Agent, do: Do, read: Operand, reads: Any, part: Any) -> Any:
-    round_ = do.write.buffer.type.round
-    run = agent.cta.cluster.run
     match read:
-        case Immediate(number):
-            return round_(np.array(number)).astype(np.float64)
-        case Scalar(name, size):
-            known: Mapping[str, float] = run.values if size else run.scalars
-            return round_(np.array(known[name])).astype(np.float64)
+        case Immediate() | Scalar():
+            return agent.cta.cluster.run.given(read, do.write.buffer.type)
         case Access():
             w: _Where = next(reads)
             cells, taken = w.cells[part], w.taken[part]

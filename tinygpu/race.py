@@ -29,6 +29,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.algebra import FLOATS, Algebra
 from tinygpu.memory import DType
 
 __all__ = [
@@ -184,9 +185,18 @@ class GlobalArray:
     numbered through the whole grid; nothing orders those that touch the same cell.
     """
 
-    def __init__(self, values: NDArray[Any], dtype: DType, *, output: bool, zeroed: bool) -> None:
+    def __init__(
+        self,
+        values: NDArray[Any],
+        dtype: DType,
+        *,
+        output: bool,
+        zeroed: bool,
+        algebra: Algebra = FLOATS,
+    ) -> None:
         """Hold ``values``, which are of ``dtype`` already."""
         self.shape, self.dtype, self.output, self.zeroed = values.shape, dtype, output, zeroed
+        self.algebra = algebra
         self.flat = values.astype(np.float64).ravel()
         self.stored = np.zeros(self.flat.size, np.bool_)
         self.added = np.zeros(self.flat.size, np.bool_)
@@ -226,7 +236,8 @@ class GlobalArray:
         while left.size:
             _, first = np.unique(address[left], return_index=True)
             now = left[first]
-            self.flat[address[now]] = self.dtype.round(self.flat[address[now]] + values[now])
+            total = self.algebra.operators["add"](self.flat[address[now]], values[now])
+            self.flat[address[now]] = self.algebra.round(self.dtype, total)
             left = np.delete(left, first)
         self.added[address] = True
         self._writer[address] = thread

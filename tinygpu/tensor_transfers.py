@@ -58,7 +58,7 @@ class Multiplication:
 
     def land(self) -> None:
         """Multiply and add in every CTA of the pair."""
-        agent, do = self.agent, self.do
+        agent, do, algebra = self.agent, self.do, self.agent.cta.cluster.run.algebra
         agent.queue.pop(0)
         ctas = along(agent.cta, do.multicast)
         x, y = do.reads[:2]
@@ -68,12 +68,12 @@ class Multiplication:
         index = write.index.evaluate(self.env)
         anew = do.fresh is not None and do.fresh.evaluate(self.env) == 0
         for cta in ctas:
-            total = (self._factor(cta, x) @ second.T).reshape(-1)
+            total = algebra.contract(np.matmul, self._factor(cta, x), second.T).reshape(-1)
             memory = cta.memory(agent, write.buffer)
             if not anew:
                 stale(agent, do, write.buffer.name, cells, memory.index[cells], index)
-                total = total + memory.value[cells]
-            memory.value[cells] = write.buffer.type.round(total)
+                total = algebra.operators["add"](total, memory.value[cells])
+            memory.value[cells] = algebra.round(write.buffer.type, total)
             memory.index[cells] = index
 
     def _factor(self, cta: Cta, read: object) -> Values:
@@ -106,7 +106,8 @@ class Copying:
         places = cells_of(agent, do, write, self.env)[0]
         index = read.index.evaluate(self.env)
         stale(agent, do, read.buffer.name, cells, source.index[cells], index)
-        target.value[places] = write.buffer.type.round(source.value[cells])
+        algebra = agent.cta.cluster.run.algebra
+        target.value[places] = algebra.round(write.buffer.type, source.value[cells])
         target.index[places] = write.index.evaluate(self.env)
 
 

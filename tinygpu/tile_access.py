@@ -184,7 +184,8 @@ def from_gmem(agent: Agent, do: Do, access: Access, address: Integers, taken: Bo
     if array.output:
         text = f"reads the output {access.buffer.name}, which others write; keep it on chip"
         agent.cta.cluster.find("race", agent, do, text, access.buffer.name)
-    return np.where(taken, array.flat[np.where(taken, address, 0)], access.outside)
+    outside = agent.cta.cluster.run.algebra.number(access.outside)
+    return np.where(taken, array.flat[np.where(taken, address, 0)], outside)
 
 
 def to_gmem(agent: Agent, do: Do, address: Integers, values: Values, threads: Integers) -> None:

@@ -181,20 +181,23 @@ class Product:
     def land(self) -> None:
         """Read both tiles, add the products, round the sums."""
         agent, do, env, write = self.agent, self.do, self.env, self.do.write
+        algebra = agent.cta.cluster.run.algebra
         agent.team.products.pop(0)
         a, b = (_factor(agent, do, r, env) for r in do.reads[:2])
         shape = tuple(int(v) for v in do.values[:0:-1])  # m, n_outer, n_inner
         if a.shape[1:3] == (1, 1) and b.shape[0] == 1:
-            product = (a[:, 0, 0] @ b.reshape(-1, b.shape[3]).T).reshape(-1, *b.shape[1:3])
+            flat = algebra.contract(np.matmul, a[:, 0, 0], b.reshape(-1, b.shape[3]).T)
+            product = flat.reshape(-1, *b.shape[1:3])
         else:
-            product = (a * b).sum(axis=3)
+            product = algebra.contract(lambda x, y: (x * y).sum(axis=3), a, b)
         registers = agent.team.registers[write.buffer.name]
         cells = cells_of(agent, narrowed(agent, do, write), write, env)[0][:, 0]
         index = write.index.evaluate(env)
         total = np.broadcast_to(product, shape).reshape(-1)
         if do.fresh is None or do.fresh.evaluate(env) != 0:
-            total = total + _factor(agent, do, do.reads[2], env).reshape(-1)
-        registers.value[cells] = write.buffer.type.round(total)
+            before = _factor(agent, do, do.reads[2], env).reshape(-1)
+            total = algebra.operators["add"](total, before)
+        registers.value[cells] = algebra.round(write.buffer.type, total)
         registers.index[cells] = index
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.algebra import FLOATS, Algebra
 from tinygpu.errors import ProgramError
 
 __all__ = ["FRAGMENT_VALUES", "products"]
@@ -33,7 +34,13 @@ Values = NDArray[np.float64]
 
 
 def products(
-    values: tuple[int, ...], a: Values, b: Values, sums: Values, *, each: int = 2
+    values: tuple[int, ...],
+    a: Values,
+    b: Values,
+    sums: Values,
+    *,
+    each: int = 2,
+    algebra: Algebra = FLOATS,
 ) -> Values:
     """Return the new sums; all are (values, threads), the threads whole warps in order.
 
@@ -56,8 +63,13 @@ def products(
     matrix_a = matrix_a.reshape(rows, -1, 16, 8 * each)
     matrix_b = right[0, :, :, 0, :each].transpose(0, 3, 4, 1, 5, 2)
     matrix_b = matrix_b.reshape(columns, -1, 8, 8 * each)
-    product = np.einsum("rwmk,cwnk->rcwmn", matrix_a, matrix_b, optimize=True)
+
+    def form(x: Values, y: Values) -> Values:
+        found: Values = np.einsum("rwmk,cwnk->rcwmn", x, y, optimize=True)
+        return found
+
+    product = algebra.contract(form, matrix_a, matrix_b)
     split = product.reshape(rows, columns, -1, 2, 8, 4, 2)  # warp, half, g, q, pair
-    after = before[:, :, 0] + split.transpose(0, 1, 3, 6, 2, 4, 5)
+    after = algebra.operators["add"](before[:, :, 0], split.transpose(0, 1, 3, 6, 2, 4, 5))
     result: Values = np.repeat(after[:, :, None], 2, axis=2).reshape(sums.shape)
     return result

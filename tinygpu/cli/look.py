@@ -131,18 +131,30 @@ def explain(
 
 
 def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON = False) -> None:
-    """Judge a schedule: every law it breaks (status 1), else the proof for every trip count."""
-    from tinygpu.laws import check_schedule
+    """Judge a schedule: every law it breaks (status 1), else the proof for every trip count.
+
+    A term that does not compute its operation at small sizes, in a prime field, is illegal too.
+    """
+    from tinygpu.laws import Violation, check_schedule
+    from tinygpu.meaning import computes
 
     given = read_schedule(schedule, device, machine=machine)
     with working("judging"):
         broken = check_schedule(given.schedule, given.machine, given.problem, given.device)
-    proof = (
-        "" if broken else proof_text(given.schedule.program(given.machine, given.problem.operation))
-    )
+    proof = meaning = ""
+    if not broken:
+        program = given.schedule.program(given.machine, given.problem.operation)
+        with working("executing small instances"):
+            found = computes(program)
+        if found.finding is None:
+            proof, meaning = proof_text(program), str(found)
+        else:
+            mend = f"let the term compute {program.operation}"
+            broken = (Violation("computes", str(found), mend),)
     if as_json:
         violations = [{"law": v.law, "message": v.message, "mend": v.mend} for v in broken]
-        say_json({"legal": not broken, "violations": violations, "concurrency": proof})
+        tree = {"legal": not broken, "violations": violations, "concurrency": proof}
+        say_json({**tree, "meaning": meaning})
     elif broken:
         say(f"illegal: {schedule} breaks {len(broken)} law{'s' * (len(broken) > 1)}")
         for violation in broken:
@@ -150,6 +162,7 @@ def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON 
     else:
         say(f"legal: {schedule} on {given.device.name}")
         say(f"  no deadlock, no race: {proof}")
+        say(f"  {meaning}")
     if broken:
         raise typer.Exit(1)
 
