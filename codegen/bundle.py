@@ -33,7 +33,7 @@ from tinygpu.codegen.runtime.bundle import BUNDLE_FORMAT, digest, sealed
 from tinygpu.codegen.runtime.contract import Contract
 from tinygpu.errors import StoreError
 
-__all__ = ["LOADER", "Member", "bundle_parts", "loader_text", "refuse_other", "write_bundle"]
+__all__ = ["LOADER", "BundledKernel", "bundle_parts", "loader_text", "refuse_other", "write_bundle"]
 
 LOADER = "loader.py"
 _ERRORS = {"TinyGpuError", "LaunchError", "out_of_memory"}  # of errors, what the runtime raises
@@ -41,7 +41,7 @@ _MODULES = (errors, views, driver, maps, contract, function, bundle)
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class BundledKernel:
     """A kernel of a bundle: its name, its contract, its code, and its schedule as a file's text."""
 
     name: str
@@ -112,7 +112,7 @@ def _names(node: ast.stmt) -> list[str]:
 
 
 def bundle_parts(
-    members: Sequence[Member],
+    members: Sequence[BundledKernel],
     manifest: Mapping[str, Any],
 ) -> dict[str, bytes]:
     """Return a bundle's files by their names.

@@ -32,7 +32,13 @@ from tests.test_bad_input import JSON, mutated
 from tinygpu.codegen import bundle as writing
 from tinygpu.codegen.arguments import contract_of
 from tinygpu.codegen.build import Built, build_many
-from tinygpu.codegen.bundle import Member, bundle_parts, loader_text, refuse_other, write_bundle
+from tinygpu.codegen.bundle import (
+    BundledKernel,
+    bundle_parts,
+    loader_text,
+    refuse_other,
+    write_bundle,
+)
 from tinygpu.codegen.runtime import bundle as runtime
 from tinygpu.codegen.runtime.bundle import BUNDLE_FORMAT, FIRST_CALL, Bundle, load_bundle, sealed
 from tinygpu.codegen.runtime.contract import Contract
@@ -90,7 +96,9 @@ def parts() -> dict[str, bytes]:
     members = []
     for i, built in enumerate(build_many([(term, "sm_90a", None) for term in terms])):
         assert isinstance(built, Built)
-        members.append(Member(f"k{i:02}", names[i], contract_of(terms[i]), built, f'{{"n": {i}}}'))
+        members.append(
+            BundledKernel(f"k{i:02}", names[i], contract_of(terms[i]), built, f'{{"n": {i}}}')
+        )
     return bundle_parts(members, MANIFEST)
 
 

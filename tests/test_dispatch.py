@@ -610,7 +610,7 @@ def check_hints(
         hints[serves[len(serves) // 2]] = kernel
     for m in range(1, 70):
         wanted = {
-            "nearest": min(hints, key=lambda h, m=m: (max(Fraction(m, h), Fraction(h, m)), h)),  # type: ignore[misc]
+            "nearest": min((max(Fraction(m, h), Fraction(h, m)), h) for h in hints)[1],
             "round up": min((h for h in hints if h >= m), default=max(hints)),
             "round down": max((h for h in hints if h <= m), default=min(hints)),
         }

@@ -183,11 +183,9 @@ def graph_of(enqueue: Callable[[int], int]) -> Callable[[int], int] | None:
     def start(stream: int) -> int:
         handle = ctypes.c_void_p(stream)
         with lock:
-            code: int = captures(handle, said)
-            if not (code or status.value):
-                code = launch(made, handle)
-                return code  # noqa: RET504 (a ctypes function's result is Any)
-        return code or enqueue(stream)
+            plain = captures(handle, said) or status.value
+            code: int = 0 if plain else launch(made, handle)
+        return enqueue(stream) if plain else code
 
     return start
 

@@ -23,12 +23,12 @@ from tinygpu.cli.given import DEVICE, DTYPE, JSON, LAYOUT, machine_named, machin
 from tinygpu.cli.measuring import why_no_gpu
 from tinygpu.cli.shapes import Shape, shapes_of
 from tinygpu.device import label, load_device
-from tinygpu.errors import IllegalScheduleError, OperationError, ScheduleError, nearest
+from tinygpu.errors import IllegalScheduleError, LaunchError, OperationError, ScheduleError, nearest
 from tinygpu.schedule import Schedule, to_json
 
 if TYPE_CHECKING:
-    from tinygpu.cli.dispatching import Job, Timed, Times
-    from tinygpu.codegen.bundle import Member
+    from tinygpu.cli.dispatching import Job, ShapeTimes, Times
+    from tinygpu.codegen.bundle import BundledKernel
     from tinygpu.operation import Operation
 
 __all__ = ["Dispatch", "add_to"]
@@ -166,8 +166,8 @@ class Dispatch(ExitStack):
         self.gpus = 0 if why_not else max(1, devices())
         self.fleet = self.enter_context(Fleet(self.gpus))
         self.schedules: list[Schedule] = []
-        self.timed: list[Timed] = []
-        self.again: list[Timed] = []
+        self.timed: list[ShapeTimes] = []
+        self.again: list[ShapeTimes] = []
         self.kernels: list[int] = []
 
     def job(self, shape: Shape, **how: Any) -> Job:
@@ -246,6 +246,12 @@ class Dispatch(ExitStack):
         jobs = [self.job(shape, schedules=tuple(self.schedules)) for shape in self.shapes]
         with bar(f"measure at {len(jobs)} shapes") as progress:
             self.timed = self.fleet.each(timed_at, jobs, progress)
+        for shape, one in zip(self.shapes, self.timed, strict=True):
+            if not any(map(math.isfinite, one.seconds)):
+                raise LaunchError(
+                    f"dispatch: none of {len(one.seconds)} kernels ran at {shape.sizes}; the "
+                    f"first: {one.failed[0]}"
+                )
         import numpy as np
 
         self.times = np.array([one.seconds for one in self.timed])
@@ -295,11 +301,11 @@ class Dispatch(ExitStack):
         with bar(f"score at {len(jobs)} shapes") as progress:
             self.again = self.fleet.each(timed_at, jobs, progress)
 
-    def members(self, arch: str, device: str) -> list[Member]:
+    def members(self, arch: str, device: str) -> list[BundledKernel]:
         """Build the kernels.  Raises AssemblyError, ProgramError."""
         from tinygpu.codegen.arguments import contract_of
         from tinygpu.codegen.build import build_many
-        from tinygpu.codegen.bundle import Member
+        from tinygpu.codegen.bundle import BundledKernel
         from tinygpu.errors import TinyGpuError
         from tinygpu.operation import Problem
 
@@ -317,7 +323,9 @@ class Dispatch(ExitStack):
             problem = Problem.of(self.operation, **self._hint(number).sizes)
             text = to_json(mine[number], problem, device=device)
             contract = contract_of(programs[number])
-            found.append(Member(_kernel_name(number), mine[number].machine, contract, built, text))
+            found.append(
+                BundledKernel(_kernel_name(number), mine[number].machine, contract, built, text)
+            )
         return found
 
     def _hint(self, number: int) -> Shape:

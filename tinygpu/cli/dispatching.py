@@ -49,7 +49,7 @@ __all__ = [
     "Fleet",
     "Job",
     "Predictor",
-    "Timed",
+    "ShapeTimes",
     "anchors_of",
     "predicted_at",
     "pruned",
@@ -109,7 +109,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class ShapeTimes:
     """Seconds of the schedules (infinite: failed) and of peers by name, on ``device``."""
 
     seconds: tuple[float, ...]
@@ -243,7 +243,7 @@ def _one_for_all(machine: Machine) -> dict[str, Value]:
     return {"specialised": 0} if "specialised" in machine.decisions() else {}
 
 
-def timed_at(job: Job) -> Timed:
+def timed_at(job: Job) -> ShapeTimes:
     """Measure schedules at a shape, and the best of cuBLASLt's algorithms."""
     from tinygpu.codegen.measure import COARSE, Campaign, peer_of
     from tinygpu.search.store import Store
@@ -260,7 +260,7 @@ def timed_at(job: Job) -> Timed:
         peers = campaign.peers(CUBLASLT)[:_PEERS] if job.peers is None else job.peers
         found = campaign.measure(programs, peers, anew=job.anew)
     mine, theirs = found[: len(programs)], found[len(programs) :]
-    return Timed(
+    return ShapeTimes(
         tuple(m.seconds or math.inf for m in mine),
         {peer_of(m): m.seconds for m in theirs if m.seconds},
         found[0].device if found else "",
