@@ -136,6 +136,7 @@ class Bundle:
         self._table = {tuple(row["at"]): (row["upto"], row["kernels"]) for row in table}
         self._found: dict[tuple[int, ...], int] = {}
         self._starts: dict[Any, Any] = {}
+        self._refusals: dict[Any, LaunchError | None] = {}
         self._on_its_gpu = False
 
     def __call__(self, *inputs: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
@@ -227,7 +228,7 @@ class Bundle:
         return getattr(getattr(torch.ops, space), short)
 
     def _start(self, arrays: Sequence[Any], scalars: Mapping[str, float], stream: Any) -> Any:
-        """Return what starts the kernel of these arrays, or the error of the first choice."""
+        """Return what starts the kernel of these arrays, or why the first choice cannot."""
         if not self._on_its_gpu:
             arch = device_arch()
             if arch != self.tree["arch"]:
@@ -239,20 +240,27 @@ class Bundle:
         first = self.functions[0].contract
         views = [view(a.name, x) for a, x in zip(first.arguments, arrays, strict=True)]
         sizes = sizes_of(first, [v.shape for v in views])
-        error: LaunchError | None = None
+        legal = (n for n in self._in_order(sizes) if not self._refusal(n, views))
+        chosen = next(legal, None)
+        if chosen is None:
+            return self._refusal(next(self._in_order(sizes)), views)
         if self.rule == FIRST_CALL:
-            tried = self._in_order(sizes)
-            legal = [n for n in tried if _takes(self.functions[n].contract, views)]
-            if legal:
-                chosen = self._fastest((*sizes.values(), *legal), legal, arrays, scalars, stream)
-                return self.functions[chosen].start(tuple(arrays), scalars)
-            return LaunchError(f"{tuple(sizes.values())} is of no kernel's")
-        for number in self._in_order(sizes):
+            every = [chosen, *legal]
+            chosen = self._fastest((*sizes.values(), *every), every, arrays, scalars, stream)
+        return self.functions[chosen].start(tuple(arrays), scalars)
+
+    def _refusal(self, number: int, views: Sequence[View]) -> LaunchError | None:
+        """Return why a kernel cannot take arrays of these views, if it cannot; known by form."""
+        key = (number, *(v.form for v in views))
+        if key not in self._refusals:
+            if len(self._refusals) >= _MOST_LAUNCHES:
+                self._refusals.clear()
             try:
-                return self.functions[number].start(tuple(arrays), scalars)
-            except LaunchError as refused:
-                error = error or refused
-        return error
+                check(self.functions[number].contract, views)
+                self._refusals[key] = None
+            except LaunchError as error:
+                self._refusals[key] = error
+        return self._refusals[key]
 
     def _in_order(self, sizes: Mapping[str, int]) -> Iterator[int]:
         """Yield all kernels, that of the rule first and then by the nearest shape."""
@@ -298,12 +306,3 @@ class Bundle:
         if self.fallback is None:
             raise LaunchError(f"bundle: none of {len(self.names)} kernels takes these: {error}")
         return self.fallback(*inputs, out=out, stream=stream, **scalars)
-
-
-def _takes(contract: Contract, views: Sequence[View]) -> bool:
-    """Whether a kernel takes arrays of these views."""
-    try:
-        check(contract, views)
-    except LaunchError:
-        return False
-    return True
