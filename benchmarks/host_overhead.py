@@ -1,8 +1,9 @@
 """What a call of a kernel costs the host: ``python -m benchmarks.host_overhead``.
 
 Small problems, so that the GPU is faster than the host.  A time is the host's, for one of 1,000
-eager calls in bursts of 100, the least of 15 such samples; before a burst the stream is drained, so no call waits for a full
-queue.  Groups of rows, each on CuPy arrays and on PyTorch tensors, beside what the library has:
+eager calls in bursts of 100, the least of 15 such samples; before a burst the stream is drained, so
+no call waits for a full queue.  Groups of rows, each on CuPy arrays and on PyTorch tensors, beside
+what the library has:
 
 - *call*: ``kernel(a, b, out=c)``, at most 10 us;
 - *prepared*: ``launch = kernel.prepare(a, b, out=c)``, then ``launch()``, at most 4 us;
