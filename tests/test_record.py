@@ -92,8 +92,7 @@ def test_a_difference_says_what_was_and_what_is() -> None:
     first = load("times").lots[0].values[0]
     (line,) = of_first("times", repr(float(first) * 1.01))
     assert f"is {first} (by 0.0099 of it)" in line
-    (line,) = of_first("times", repr(float(np.nextafter(float(first), 1.0))))
-    assert "rounding" in line
+    assert not of_first("times", repr(float(np.nextafter(float(first), 1.0))))
     whole, code = load("ptx").lots[0].values[0].split()
     (line,) = of_first("ptx", f"{'0' * 64} {code}")
     assert "only comments differ" in line
