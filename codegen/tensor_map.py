@@ -13,7 +13,9 @@ that leaves out lines has a second map, for the last lines (``trimming.py``).
 ...     print(tensor_map)
 c: boxes of 64 x 64, 128B swizzle
 a: boxes of 64 x 128, 128B swizzle
+a: the rest of boxes of 64 x 128, 128B swizzle
 b: boxes of 64 x 256, 128B swizzle
+b: the rest of boxes of 64 x 256, 128B swizzle
 
 Source: CUDA Driver API, "Tensor Map Object Management" (cuTensorMapEncodeTiled).
 """

@@ -19,6 +19,10 @@ of min(max(size - s, 0), R).
 >>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["plain"]))
 >>> for tensor_map in tensor_maps(term):
 ...     print(tensor_map)
+a: boxes of 64 x 64, 128B swizzle
+a: the rest of boxes of 64 x 64, 128B swizzle
+b: boxes of 64 x 64, 128B swizzle
+b: the rest of boxes of 64 x 64, 128B swizzle
 
 Source: measured on an H200 (``docs/decisions.md``); PTX ISA 9, "Tensor-map".
 """
