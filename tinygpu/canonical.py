@@ -41,6 +41,7 @@ from tinygpu.asynchronous import is_asynchronous, raster_of
 from tinygpu.errors import TinyGpuError
 from tinygpu.execution import Run
 from tinygpu.fragment import FRAGMENTS
+from tinygpu.interpret import unwritten
 from tinygpu.memory import DTYPES
 from tinygpu.program import (
     Access,
@@ -119,7 +120,7 @@ def canonical_run(
             _Work(run, grid, role, memory).statements(role.body, _everyone(run, grid, role))
     array = arrays[out.name]
     rounded: Values = algebra.round(array.dtype, array.flat).reshape(shape)
-    return rounded, tuple(run.found.values())
+    return rounded, (*run.found.values(), *unwritten(program, array))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
