@@ -18,7 +18,7 @@ a term.
 >>> from tinygpu.operation import matmul
 >>> program = Simt().program(matmul(), Chosen(LADDER["shared"]))
 >>> inputs = {"a": np.ones((33, 7)), "b": np.ones((7, 40))}
->>> output, findings = canonical_run(program, {"m": 33, "n": 40, "k": 7}, inputs, {}, FLOATS)
+>>> output, findings, _ = canonical_run(program, {"m": 33, "n": 40, "k": 7}, inputs, {}, FLOATS)
 >>> output.shape, float(output.min()), float(output.max()), findings
 ((33, 40), 7.0, 7.0, ())
 
@@ -91,9 +91,10 @@ def canonical_run(
     inputs: Mapping[str, NDArray[Any]],
     scalars: Mapping[str, float],
     algebra: Algebra,
-) -> tuple[Values, tuple[Finding, ...]]:
-    """Return the output, and what was found: writes outside, twice, or never.
+) -> tuple[Values, tuple[Finding, ...], str]:
+    """Return the output; what was found: writes outside, twice, or never; and what tiles share.
 
+    That is a buffer of which a tile touches an index that another tile has touched, "" if none.
     ``inputs`` and ``scalars`` are elements of the algebra already.
     """
     operation, values = program.operation, program.parameter_values(sizes)
@@ -115,12 +116,16 @@ def canonical_run(
     run = Run(program, values, scalars, arrays, Toucher(values), random, "early", algebra)
     grid = _grid_of(program, sizes)
     memory: dict[tuple[str, int], Values] = {}
+    touched: dict[tuple[str, int], Integers] = {}
+    shared = ""
     with np.errstate(all="ignore"):
         for role in _in_order(program):
-            _Work(run, grid, role, memory).statements(role.body, _everyone(run, grid, role))
+            work = _Work(run, grid, role, memory, touched)
+            work.statements(role.body, _everyone(run, grid, role))
+            shared = shared or work.shared
     array = arrays[out.name]
     rounded: Values = algebra.round(array.dtype, array.flat).reshape(shape)
-    return rounded, (*run.found.values(), *unwritten(program, array))
+    return rounded, (*run.found.values(), *unwritten(program, array)), shared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,12 +261,18 @@ def _everyone(run: Run, grid: _Grid, role: Role) -> _Group:
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """A role at work in all CTAs.  ``memory``: stages on chip by name and ring index."""
+    """A role at work in all CTAs.  ``memory``: stages on chip by name and ring index.
+
+    ``touched``: for each instance of a stage the tile that used it first.
+    """
 
     run: Run
     grid: _Grid
     role: Role
     memory: dict[tuple[str, int], Values]
+    touched: dict[tuple[str, int], Integers]
+    shared: str = ""
+    tile: int = 0
     held: dict[tuple[str, int], Values] = field(default_factory=dict)
     alive: Booleans | None = None
     places: dict[tuple[int, int, bool], Any] = field(default_factory=dict)
@@ -329,6 +340,7 @@ class _Work:
                 place = self.grid.cluster[own[chosen]] + t * clusters
                 at = {n: x[place] for n, x in self.grid.tiles.items()}
                 more = {loop.tile: t, loop.turn: turn, **at}
+                self.tile = t
                 if chosen.size == group.who.size:
                     self.statements(loop.body, group.bind(**more))
                 else:
@@ -493,6 +505,8 @@ class _Work:
         key = (buffer.name, index)
         registers = buffer.level == "registers"
         held = self.held if registers else self.memory
+        if self.grid.persistent:
+            self.note(key, group, buffer, writes=writes)
         if key in held:
             return held[key]
         if not writes:
@@ -506,6 +520,17 @@ class _Work:
             held.pop((buffer.name, index - int(buffer.stages)), None)
         held[key] = np.full(shape, np.nan)
         return held[key]
+
+    def note(self, key: tuple[str, int], group: _Group, buffer: Buffer, *, writes: bool) -> None:
+        """Remember which tile uses a stage, and find another that does."""
+        registers = buffer.level == "registers"
+        name = (f"{self.role.name}: {key[0]}", key[1]) if registers else key
+        many = self.instances if registers else self.grid.ctas * int(buffer.copies)
+        first = self.touched.setdefault(name, np.full(many, -1))
+        rows = group.who if registers else self.rows(buffer, group, writes=writes)
+        if ((first[rows] >= 0) & (first[rows] != self.tile)).any():
+            self.shared = self.shared or key[0]
+        first[rows] = self.tile
 
     def read(
         self,
@@ -723,7 +748,8 @@ class _Work:
             if not array.zeroed:
                 self.find("red_not_zeroed", do, "adds to an output that nobody cleared")
             total = np.bincount(address, weights=values, minlength=array.flat.size)
-            array.flat = algebra.round(array.dtype, algebra.operators["add"](array.flat, total))
+            # a sum of elements is none yet; a product is reduced
+            array.flat = algebra.round(array.dtype, algebra.operators["fma"](total, 1.0, array.flat))
             twice = array.stored[address]
             array.added[address] = True
         else:

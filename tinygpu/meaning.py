@@ -6,8 +6,8 @@ What floats alone find is too early a rounding, which ``tinygpu.interpret.check`
 
 The question is one about legal terms: such a term computes the same in every run, so that one is
 enough (``tinygpu.canonical``).  Where guards in a loop reach s steps from its start and q from its
-end, full tiles are asked at each number of trips from 1 to s + q + 1, the last with two tiles along
-each axis of the grid; then sizes that differ pairwise, as equal ones hide exchanged strides, and
+end, full tiles are asked at each number of trips from 1 to s + q + 1, the first with two along each
+axis of the grid; then sizes that differ pairwise, as equal ones hide exchanged strides, and
 that end within a tile where the term allows that.  If the term keeps the assumptions of
 ``tinygpu.meaning_laws``, these sizes decide all: it is *proved*, up to the chance that different
 polynomials agree at a random place.  Else it is tested, and the outcome says what is missing.
@@ -43,7 +43,8 @@ from tinygpu.race import Finding
 
 __all__ = ["Meaning", "computes", "instances"]
 
-_MOST_WORK = 1.5e8  # fitted: element operations in about a second
+_MOST_WORK = 1e8  # fitted: element operations in about a second
+_STATEMENT = 4000  # fitted: what a statement costs besides, in element operations
 _MOST_CTAS = 144
 
 
@@ -97,7 +98,8 @@ def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: in
     """
     if sizes is not None:
         given = Problem.of(program.operation, **sizes).sizes
-        return Meaning(program, *_asked(program, (given,), draws), unproved=_GIVEN)
+        asked, finding, _ = _asked(program, (given,), draws)
+        return Meaning(program, asked, finding, unproved=_GIVEN)
     plain = replace(program, raster=1, ctas_per_sm=1, addressing="pointer", guards="each",
                     specialised=False, early=False)  # fmt: skip
     return replace(_computes(plain, draws), program=program)
@@ -113,28 +115,31 @@ def _computes(program: Program, draws: int) -> Meaning:
             left -= work
             small.append(sizes)
     chosen = tuple(sizes for sizes in every if any(sizes is s for s in small))
-    asked, finding = _asked(program, chosen, draws)
+    asked, finding, shared = _asked(program, chosen, draws)
     out = len(every) - len(chosen)
-    why = f"{out} of {len(every)} sizes take too long" if out else unproved(program)
+    why = f"{out} of {len(every)} sizes take too long" if out else unproved(program) or shared
     return Meaning(program, asked, finding, why, "" if why else ends(program), out)
 
 
 def _asked(
     program: Program, every: tuple[Mapping[str, int], ...], draws: int
-) -> tuple[tuple[Mapping[str, int], ...], Finding | None]:
-    """Return the sizes at which it was asked, up to the first finding."""
+) -> tuple[tuple[Mapping[str, int], ...], Finding | None, str]:
+    """Return the sizes at which it was asked, up to the first finding; and what tiles share."""
+    every_shared = ""
     for number, here in enumerate(every):
         for draw in range(draws if number == len(every) - 1 else 1):
-            if found := _findings(program, here, number, draw):
+            found, shared = _findings(program, here, number, draw)
+            every_shared = every_shared or shared
+            if found:
                 first = next((f for f in found if f.kind == "wrong_result"), found[0])
-                return every[: number + 1], _told(program, first)
-    return every, None
+                return every[: number + 1], _told(program, first), every_shared
+    return every, None, every_shared
 
 
 def _findings(
     program: Program, sizes: Mapping[str, int], number: int, draw: int
-) -> tuple[Finding, ...]:
-    """Return what is wrong at some sizes, with one random input."""
+) -> tuple[tuple[Finding, ...], str]:
+    """Return what is wrong at some sizes, with one random input, and what tiles share."""
     operation, random = program.operation, np.random.default_rng((number, draw))
     shapes, field = operation.shapes(sizes), prime_field(number + draw)
     inputs = {
@@ -143,14 +148,14 @@ def _findings(
     }
     scalars = {n: float(random.integers(P)) for n in operation.scalars}
     try:
-        result, found = canonical_run(program, sizes, inputs, scalars, field)
+        result, found, shared = canonical_run(program, sizes, inputs, scalars, field)
     except NotCanonicalError:
         if prod(program.grid_extents(sizes)) > _MOST_CTAS:
             raise
-        return interpret(
-            program, sizes, inputs, scalars=scalars, seed=number + draw, algebra=field
-        ).findings
-    return (*found, *wrong_result(program, sizes, inputs, scalars, result, field))
+        run = interpret(program, sizes, inputs, scalars=scalars, seed=number + draw, algebra=field)
+        return run.findings, "independent: the term was asked of the interpreter"
+    wrong = wrong_result(program, sizes, inputs, scalars, result, field)
+    return (*found, *wrong), f"independent: tiles share {shared}" if shared else ""
 
 
 def _told(program: Program, finding: Finding) -> Finding:
@@ -182,7 +187,7 @@ def instances(program: Program) -> tuple[Mapping[str, int], ...]:
     for trips in range(1, last + 1):
         sizes = {}
         for axis, (width, loops, _, _) in steps.items():
-            tiles = trips if loops else 1 + (trips == last)
+            tiles = trips if loops else 1 + (trips == 1)
             sizes[axis] = width * min(tiles, most[axis] // width)
         found.append(sizes)
     found.append(_different(steps, most, trips=min(2, last)))
@@ -208,29 +213,28 @@ def _different(
 
 
 def _work(program: Program, sizes: Mapping[str, int]) -> float:
-    """Return about how many element operations a run takes."""
+    """Return about how many element operations a run takes, of some 10 ns each."""
     values = program.parameter_values(sizes)
-    tiles = prod(program.grid_extents(sizes)) * prod(int(n) for _, n in program.cluster)
+    ctas = prod(program.grid_extents(sizes)) * prod(int(n) for _, n in program.cluster)
 
-    def of(body: tuple[Statement, ...], threads: int) -> float:
+    def of(body: tuple[Statement, ...], many: int, instances: int) -> float:
         total = 0.0
         for s in body:
             match s:
                 case Do():
-                    many = prod(int(v) for v in s.values)
-                    if s.instruction.unit == "tensor" and s.instruction.name != "mma.sync":
-                        total += many / 16  # by BLAS
-                    else:
-                        tile = s.instruction.issuer in ("one", "warpgroup")
-                        tile |= any(a.buffer.fragment for a in s.accesses)
-                        total += many * (1 if tile else threads)
+                    elements = prod(int(v) for v in s.values)
+                    tile = s.instruction.issuer in ("one", "warpgroup")
+                    tile |= any(a.buffer.fragment for a in s.accesses)
+                    if s.instruction.unit == "tensor":
+                        elements = elements // 2 if tile else 4 * elements
+                    total += _STATEMENT + elements * (1 if tile else many) * instances
                 case For(trips=trips, body=inner):
                     times = values[trips] if isinstance(trips, str) else int(trips)
-                    total += times * of(inner, threads)
+                    total += times * of(inner, many, instances)
                 case ForTile() | When() | Elect():
-                    total += of(s.body, threads)
+                    total += of(s.body, many, instances)
         return total
 
     arrays = sum(prod(shape) for shape in program.operation.shapes(sizes).values())
-    return arrays + tiles * sum(of(r.body, int(r.threads)) * int(r.copies) for r in program.roles)
-
+    roles = (of(r.body, int(r.threads), ctas * int(r.copies)) for r in program.roles)
+    return 4 * arrays + sum(roles)

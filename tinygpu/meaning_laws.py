@@ -76,6 +76,8 @@ def window(program: Program) -> tuple[int, int]:
     loops = {s.var for s, _ in walk(program) if isinstance(s, For) and s.trips in names}
     for statement, around in walk(program):
         match statement:
+            case When(body=body) if not _moves(body):
+                pass  # it guards order, which legality decides
             case When(index, bound) if bound in names:
                 end = max(end, abs(index.constant))
                 short = [
@@ -86,7 +88,8 @@ def window(program: Program) -> tuple[int, int]:
                 start = max(start, abs(index.constant) + abs(int(bound)))
             case For(trips=str() as trips, start=first) if trips in names:
                 start = max(start, first)
-    return start, end
+    history = _history(program)
+    return max(start, history) if isinstance(history, int) else start, end
 
 
 # The assumptions
@@ -98,7 +101,7 @@ def _proved(program: Program) -> str:
 
 
 def _affine(program: Program) -> str:
-    operation, trips = program.operation, _trips(program)
+    operation, trips, alone = program.operation, _trips(program), _alone(program)
     if len(trips) > 1:
         return f"loops of {' and '.join(sorted(trips))}"
     if program.at_most:
@@ -109,7 +112,12 @@ def _affine(program: Program) -> str:
             return f"{name} is no quotient of {', '.join(operation.reduced) or 'a reduced axis'}"
     for statement, _ in walk(program):
         for access in _accesses(statement):
-            strange = [c for o in access.origin for _, c in o.terms if not isinstance(c, int)]
+            strange = [
+                c
+                for o in access.origin
+                for n, c in o.terms
+                if not isinstance(c, int) and n not in alone
+            ]
             if strange:
                 return f"{access} moves by {strange[0]}, which the sizes decide"
             if access.buffer.level == "gmem" and (why := _foreign(program, access)):
@@ -156,6 +164,8 @@ def _grid(program: Program) -> str:
         if isinstance(s, Do) and s.write.buffer.name == output.name
     ]
     for axis in program.grid:
+        if axis.var in _alone(program):
+            continue
         found = _quotient(axis.extent)
         if found is None:
             return f"the grid along {axis.var} is no quotient of a size"
@@ -213,66 +223,100 @@ def _steps(program: Program) -> str:
 
 
 def _carried(program: Program) -> str:
+    found = _history(program)
+    return found if isinstance(found, str) else ""
+
+
+def _history(program: Program) -> int | str:
+    """Return how many steps before its use a value may have been read, or why it is not known."""
     if not _trips(program):
-        return ""
+        return 0
     looped = _looped(program)
     inside = [
-        s
+        (s, around)
         for s, around in walk(program)
         if isinstance(s, Do) and {n for b in around for n in _bound(b)} & looped
     ]
-    sums = {s.write.buffer.name for s in inside if _adds(s)}
-    for s in inside:
+    sums = {s.write.buffer.name for s, _ in inside if _adds(s)}
+    edges: dict[str, set[str]] = {}
+    for s, _ in inside:
         for access in s.accesses:
             if access.buffer.name in sums and not _adds(s):
                 return f"{s} touches the sums {access.buffer.name} in the loop"
-    edges: dict[str, set[str]] = {}
-    lags = 0
-    for s in inside:
-        if s.write.buffer.level != "gmem":
+        if s.write.buffer.level != "gmem" and s.write.buffer.name not in sums:
             sources = {r.buffer.name for r in s.reads if isinstance(r, Access)}
-            edges.setdefault(s.write.buffer.name, set()).update(sources - sums)
+            edges.setdefault(s.write.buffer.name, set()).update(sources)
     if ring := _cycle(edges):
         return f"{ring} depends on itself from step to step"
-    for name in edges.keys() - sums:
-        lag = _lag(inside, name, looped)
-        if isinstance(lag, str):
-            return lag
-        lags += lag
-    start, _ = window(program)
-    return f"values come from {lags} steps before, and {start} are asked" if lags > start else ""
+    longest: dict[str, int] = {}
+    while len(longest) < len(edges):  # no cycle: each round finds one whose sources are known
+        for name in edges.keys() - longest.keys():
+            if (edges[name] & edges.keys()) <= longest.keys():
+                lag = _lag(inside, name, looped)
+                if isinstance(lag, str):
+                    return lag
+                longest[name] = lag + max((longest.get(n, 0) for n in edges[name]), default=0)
+    return max(longest.values(), default=0)
 
 
-def _lag(inside: list[Do], name: str, looped: frozenset[str]) -> int | str:
-    """Return how many steps after its write a ring is read, or why there is no such number."""
-    writes: list[tuple[Affine, int]] = []
-    reads: list[tuple[Affine, int]] = []
-    for number, s in enumerate(inside):
+def _lag(inside: list[tuple[Do, tuple[Block, ...]]], name: str, looped: frozenset[str]) -> int | str:
+    """Return how many steps after its write a ring is read, or why there is no such number.
+
+    Of two indices with the same step one is the other some steps later, or never.
+    """
+    writes: list[tuple[_Index, int]] = []
+    reads: list[tuple[_Index, int]] = []
+    for number, (s, around) in enumerate(inside):
         for access in s.accesses:
             if access.buffer.name == name:
-                (writes if access is s.write else reads).append((access.index, number))
+                found = _apart(access.index, around, looped)
+                (writes if access is s.write else reads).append((found, number))
     most = 0
-    for index, number in reads:
-        here = _apart(index, looped)
-        for other, before in writes:
-            there = _apart(other, looped)
-            if here[1:] != there[1:]:
-                return f"{name} is written at {other} and read at {index}"
-            step = here[1]
-            if step < 0 or (step == 0 and number <= before and len(writes) > 0):
+    for here, number in reads:
+        for there, before in writes:
+            if (here.step, here.others) != (there.step, there.others):
+                return f"{name} is written and read at indices of different steps"
+            if here.step < 0 or (here.step == 0 and number <= before):
                 return f"{name} is read before it is written"
-            gap = there[0] - here[0]
-            if step and (gap < 0 or gap % step):
-                return f"{name} is read at {index}, {gap} from {other}"
-            most = max(most, gap // step if step else 0)
+        if here.step == 0:
+            continue
+        made = {c for there, _ in writes for c in there.constants}
+        for constant in here.constants:
+            lags = [
+                (c - constant) // here.step
+                for c in made
+                if c >= constant and (c - constant) % here.step == 0
+            ]
+            if not lags:
+                return f"{name} is read at an index that is not written in the loop before"
+            most = max(most, *lags)
     return most
 
 
-def _apart(index: Affine, looped: frozenset[str]) -> tuple[int, int, tuple[object, ...]]:
-    """Return an index's constant, its step in the loop, and what else it depends on."""
-    step = sum(c if isinstance(c, int) else -1 for n, c in index.terms if n in looped)
-    others = tuple(sorted((n, str(c)) for n, c in index.terms if n not in looped))
-    return int(index.constant), step, others
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """A ring index: its step in the loop, what else it depends on, and its possible constants."""
+
+    step: int
+    others: tuple[tuple[str, str], ...]
+    constants: frozenset[int]
+
+
+def _apart(index: Affine, around: tuple[Block, ...], looped: frozenset[str]) -> _Index:
+    ranges = {
+        s.var: range(s.start, int(s.trips))
+        for s in around
+        if isinstance(s, For) and not isinstance(s.trips, str)
+    }
+    step, constants, others = 0, {int(index.constant)}, []
+    for name, c in index.terms:
+        if name in looped:
+            step += c if isinstance(c, int) else -(2**20)
+        elif name in ranges and isinstance(c, int):
+            constants = {x + c * i for x in constants for i in ranges[name]}
+        else:
+            others.append((name, str(c)))
+    return _Index(step, tuple(sorted(others)), frozenset(constants))
 
 
 def _adds(s: Do) -> bool:
@@ -308,7 +352,7 @@ def _guards(program: Program) -> str:
             s.var for s in around if isinstance(s, For) and not isinstance(s.trips, str)
         } | finite
         guards: list[tuple[Affine, int | str]] = []
-        if isinstance(statement, When):
+        if isinstance(statement, When) and _moves(statement.body):
             guards = [(statement.index, statement.bound)]
         elif isinstance(statement, Do) and statement.fresh is not None:
             guards = [(statement.fresh, 1)]
@@ -407,6 +451,11 @@ def _looped(program: Program) -> frozenset[str]:
     return frozenset(found)
 
 
+def _alone(program: Program) -> frozenset[str]:
+    """Return the grid's variables that are always 0."""
+    return frozenset(a.var for a in program.grid if a.extent == Constant(1))
+
+
 def _bound(block: Block) -> tuple[str, ...]:
     """Return the variables that a block binds."""
     match block:
@@ -424,6 +473,11 @@ def _inside(
         yield statement, around
         if isinstance(statement, Block):
             yield from _inside(statement.body, (*around, statement))
+
+
+def _moves(body: tuple[Statement, ...]) -> bool:
+    """Return whether values are moved or computed in a body."""
+    return any(isinstance(s, Do | Exit) for s, _ in _inside(body, ()))
 
 
 def _accesses(statement: Statement) -> tuple[Access, ...]:

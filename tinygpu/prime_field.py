@@ -100,7 +100,13 @@ def _rest(x: Array) -> Array:
 
 
 def _add(a: Any, b: Any) -> Array:
-    return _reduced(a + b)
+    """Return the sum of two elements, which is below 2 P."""
+    total = np.asarray(np.add(a, b), np.float64)
+    if total.size < _FEW:
+        return np.where(total >= P, total - P, total)
+    over = np.greater_equal(total, P, out=np.empty_like(total))
+    over *= P
+    return np.subtract(total, over, out=over)
 
 
 def _sub(a: Any, b: Any) -> Array:
@@ -161,8 +167,11 @@ def _unrounded(_: DType, array: Any) -> Array:
 
 
 def _contract(form: Callable[[Any, Any], Any], a: Any, b: Any) -> Array:
-    high = np.floor(a / _HALF)
-    return _add(_reduced(form(high, b)) * _HALF, form(a - high * _HALF, b))
+    high = np.floor(a * (1.0 / _HALF))
+    total = _reduced(form(high, b))
+    total *= _HALF
+    total += form(a - high * _HALF, b)
+    return _reduced(total)
 
 
 def _total(
@@ -170,7 +179,7 @@ def _total(
 ) -> Array:
     """Reduce; a maximum by halves, as its products are not."""
     if operator == "add":
-        return _reduced(np.sum(array, axis=axes, keepdims=True))
+        return _reduced(np.sum(array, axis=axes, keepdims=True))  # of 2^27 elements at most
     kept = tuple(1 if i in axes else n for i, n in enumerate(array.shape))
     rest = np.moveaxis(array, axes, range(len(axes))).reshape(-1, *(n for n in kept if n > 1))
     while len(rest) > 1:
