@@ -198,9 +198,7 @@ def _in_order(program: Program) -> list[Role]:
     left, found = list(program.roles), []
     while left:
         ready = [
-            r
-            for r in left
-            if not any(writes[o.name] & reads[r.name] for o in left if o is not r)
+            r for r in left if not any(writes[o.name] & reads[r.name] for o in left if o is not r)
         ]
         if not ready:
             raise NotCanonicalError(f"{program.name}: roles that read what each other writes")
@@ -725,9 +723,7 @@ class _Work:
         """Return a size, a parameter or a number."""
         return self.run.values[name] if isinstance(name, str) else int(name)
 
-    def store(
-        self, do: Do, values: Values, group: _Group, mine: Integers, tile: bool
-    ) -> None:
+    def store(self, do: Do, values: Values, group: _Group, mine: Integers, tile: bool) -> None:
         """Store to the output, or add."""
         array = self.run.arrays[do.write.buffer.name]
         if not array.output:
@@ -749,7 +745,9 @@ class _Work:
                 self.find("red_not_zeroed", do, "adds to an output that nobody cleared")
             total = np.bincount(address, weights=values, minlength=array.flat.size)
             # a sum of elements is none yet; a product is reduced
-            array.flat = algebra.round(array.dtype, algebra.operators["fma"](total, 1.0, array.flat))
+            array.flat = algebra.round(
+                array.dtype, algebra.operators["fma"](total, 1.0, array.flat)
+            )
             twice = array.stored[address]
             array.added[address] = True
         else:

@@ -26,7 +26,7 @@ Source: ``docs/model.md``, section "Meaning".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -34,6 +34,7 @@ from math import prod
 import numpy as np
 
 from tinygpu.canonical import NotCanonicalError, canonical_run
+from tinygpu.errors import IllegalScheduleError
 from tinygpu.interpret import edge_of, interpret, tile_of, wrong_result
 from tinygpu.meaning_laws import ends, unproved, window
 from tinygpu.operation import Problem
@@ -41,7 +42,7 @@ from tinygpu.prime_field import P, prime_field
 from tinygpu.program import Do, Elect, For, ForTile, Program, Statement, When, walk
 from tinygpu.race import Finding
 
-__all__ = ["Meaning", "computes", "instances"]
+__all__ = ["Meaning", "computes", "instances", "require_computes", "summary"]
 
 _MOST_WORK = 1e8  # fitted: element operations in about a second
 _STATEMENT = 4000  # fitted: what a statement costs besides, in element operations
@@ -105,6 +106,46 @@ def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: in
     return replace(_computes(plain, draws), program=program)
 
 
+def require_computes(program: Program) -> Meaning:
+    """Return what ``computes`` found of a legal term.
+
+    Raises IllegalScheduleError if it does not compute its operation.
+    """
+    found = computes(program)
+    if found.finding is not None:
+        raise IllegalScheduleError(
+            f"computes: {program.name} {found}; let the term compute {program.operation}"
+        )
+    return found
+
+
+def summary(found: Sequence[Meaning]) -> str:
+    """Say in a line what was found of several terms that compute their operation, each once.
+
+    >>> from tinygpu.machine import Chosen
+    >>> from tinygpu.machines.simt import LADDER, Simt
+    >>> from tinygpu.operation import matmul
+    >>> print(summary([computes(Simt().program(matmul(), Chosen(LADDER["shared"])))] * 2))
+    2 compute their operation: proved for every m, n, k
+    """
+    kinds: dict[str, int] = {}
+    for one in found:
+        if one.proved:
+            text = f"proved for every {', '.join(one.program.operation.axes)}"
+        elif not one.asked:
+            text = "not asked, as every instance takes too long"
+        elif one.unproved:
+            text = f"tested at small sizes ({one.unproved})"
+        else:
+            text = f"proved for full tiles, tested at others ({one.ragged})"
+        kinds[text] = kinds.get(text, 0) + 1
+    if len(kinds) == 1:
+        many = f"{len(found)} compute their operation" if found[1:] else "it computes its operation"
+        return f"{many}: {next(iter(kinds))}"
+    parts = (f"{many} {text}" for text, many in kinds.items())
+    return f"whether they compute their operation: {'; '.join(parts)}"
+
+
 @lru_cache(4096)
 def _computes(program: Program, draws: int) -> Meaning:
     every = instances(program)
@@ -143,8 +184,7 @@ def _findings(
     operation, random = program.operation, np.random.default_rng((number, draw))
     shapes, field = operation.shapes(sizes), prime_field(number + draw)
     inputs = {
-        o.name: random.integers(P, size=shapes[o.name]).astype(np.float64)
-        for o in operation.inputs
+        o.name: random.integers(P, size=shapes[o.name]).astype(np.float64) for o in operation.inputs
     }
     scalars = {n: float(random.integers(P)) for n in operation.scalars}
     try:

@@ -259,7 +259,9 @@ def _history(program: Program) -> int | str:
     return max(longest.values(), default=0)
 
 
-def _lag(inside: list[tuple[Do, tuple[Block, ...]]], name: str, looped: frozenset[str]) -> int | str:
+def _lag(
+    inside: list[tuple[Do, tuple[Block, ...]]], name: str, looped: frozenset[str]
+) -> int | str:
     """Return how many steps after its write a ring is read, or why there is no such number.
 
     Of two indices with the same step one is the other some steps later, or never.

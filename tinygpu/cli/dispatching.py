@@ -197,6 +197,7 @@ def anchors_of(shapes: Sequence[Shape], most: int) -> list[Shape]:
 
 def ranked_at(job: Job) -> list[Pair]:
     """Return the model's best of every spread at a shape, with their time; none if nothing fits."""
+    from tinygpu.meaning import computes
     from tinygpu.search.best import rank
     from tinygpu.space import Space
 
@@ -207,7 +208,11 @@ def ranked_at(job: Job) -> list[Pair]:
             ranked = rank(space, job.spreads, spread=machine.spread, exact=False).best
         except IllegalScheduleError:
             continue
-        found += [(one.schedule, float(one.seconds)) for one in ranked]
+        found += [
+            (one.schedule, float(one.seconds))
+            for one in ranked
+            if computes(one.schedule.program(machine, job.operation)).finding is None
+        ]
     return sorted(found, key=lambda pair: pair[1])[: job.spreads]
 
 
