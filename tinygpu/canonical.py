@@ -64,7 +64,6 @@ from tinygpu.program import (
     Wait,
     WaitGroup,
     When,
-    accesses_of,
     walk,
 )
 from tinygpu.race import Finding, GlobalArray, Integers, Kind
@@ -374,15 +373,11 @@ class _Work:
         """Execute a Do: a product of tiles, or a move or an operator of values."""
         if not extent(do.values):
             return
-        name = do.instruction.name
-        if do.instruction.unit == "tensor" and name != "mma.sync" and self.grid.asynchronous:
-            if do.instruction.completion in ("wgmma_group", "tcgen05_commit"):
-                if name.startswith("tcgen05.cp"):
-                    self.plain(do, group)
-                else:
-                    self.multiply(do, group)
-                return
-        self.plain(do, group)
+        late = do.instruction.completion in ("wgmma_group", "tcgen05_commit")
+        if do.instruction.unit == "tensor" and late:
+            self.multiply(do, group)
+        else:
+            self.plain(do, group)
 
     def plain(self, do: Do, group: _Group) -> None:
         """Read, compute, round and write, by all threads, on all values."""
@@ -797,7 +792,7 @@ class _Work:
                 stage[cells[:, None], columns] = total
 
     def factor(self, do: Do, read: Access, group: _Group, of: Integers | None) -> Values:
-        """Return a factor as (instances, rows or columns, k), in CTAs ``of``, or in each its own."""
+        """Return a factor as (instances, rows or columns, k), in CTAs ``of`` or in its own."""
         narrow = self.narrowed(do, read)
         touched = self.cells(narrow, read, group, True)
         stage = self.stage(read, group, writes=False)

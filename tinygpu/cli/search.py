@@ -311,7 +311,8 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
         return schedule.machine, *(schedule[name] for name in names)
 
     places = {spread(one.schedule): number for number, one in enumerate(found.best, 1)}
-    rows, meanings = [], []
+    rows: list[dict[str, Any]] = []
+    meanings: list[Meaning] = []
     for candidate, run in tuned.finalists:
         schedule, number = candidate.schedule, len(rows) + 1
         program = schedule.program(machines[schedule.machine], problem.operation)
