@@ -72,7 +72,8 @@ class Meaning:
     def __str__(self) -> str:
         axes = ", ".join(self.program.operation.axes)
         if not self.asked:
-            return "not asked whether it computes its operation: every instance takes too long"
+            why = self.unproved if not self.left_out else "every instance takes too long"
+            return f"not asked whether it computes its operation: {why}"
         first, last = (", ".join(map(str, self.asked[i].values())) for i in (0, -1))
         if self.finding is not None:
             return f"does not compute its operation, at {axes} = {last}: {self.finding}"
@@ -133,7 +134,7 @@ def summary(found: Sequence[Meaning]) -> str:
         if one.proved:
             text = f"proved for every {', '.join(one.program.operation.axes)}"
         elif not one.asked:
-            text = "not asked, as every instance takes too long"
+            text = f"{one}"
         elif one.unproved:
             text = f"tested at small sizes ({one.unproved})"
         else:
@@ -156,7 +157,10 @@ def _computes(program: Program, draws: int) -> Meaning:
             left -= work
             small.append(sizes)
     chosen = tuple(sizes for sizes in every if any(sizes is s for s in small))
-    asked, finding, shared = _asked(program, chosen, draws)
+    try:
+        asked, finding, shared = _asked(program, chosen, draws)
+    except NotCanonicalError as error:
+        return Meaning(program, (), None, f"many CTAs, and no run of all at once: {error}")
     out = len(every) - len(chosen)
     why = f"{out} of {len(every)} sizes take too long" if out else unproved(program) or shared
     return Meaning(program, asked, finding, why, "" if why else ends(program), out)
