@@ -274,9 +274,10 @@ def _epilogues(operation: Operation) -> dict[str, Expression]:
     if "bias" in names:
         found["the bias dropped"] = end(linear)
     if "d" in names:
-        plus = (lambda x: x + bias) if "bias" in names else (lambda x: x)
-        found["alpha and beta exchanged"] = end(plus(beta * ACC + alpha * d))
-        found["beta twice"] = end(plus(alpha * ACC + beta * (beta * d)))
+        exchanged, twice = beta * ACC + alpha * d, alpha * ACC + beta * (beta * d)
+        if "bias" in names:
+            exchanged, twice = exchanged + bias, twice + bias
+        found["alpha and beta exchanged"], found["beta twice"] = end(exchanged), end(twice)
     if kind:
         found["another activation"] = ACTIVATIONS["gelu" if kind != "gelu" else "silu"](whole)
     if kind == "silu":

@@ -350,7 +350,7 @@ def test_instances_cover_the_window(stages: int) -> None:
     """A ring of s stages, and one step for fragments: trips 1 to 2 s, then sizes that differ."""
     program = made("ampere", {**ampere.STARTS["plain"], "stages": stages}, NT)
     trips = [program.parameter_values(sizes)["trips"] for sizes in instances(program)]
-    assert trips == [*range(1, 2 * stages + 1), 2]
+    assert trips == [*range(1, 2 * stages + 1), 2 * stages]
     for sizes in (instances(program)[0], instances(program)[-1]):
         assert program.grid_extents(sizes).count(2) == 2
 

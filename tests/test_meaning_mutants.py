@@ -24,7 +24,7 @@ from tinygpu.meaning import computes, instances, summary
 from tinygpu.meaning_laws import ASSUMPTIONS, ends, unproved, window
 from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.prime_field import P, prime_field
-from tinygpu.program import Affine, Do, For, Program, When
+from tinygpu.program import Access, Affine, Do, For, Program, When
 from tinygpu.schedule import Schedule, to_json
 
 
@@ -87,18 +87,16 @@ def test_the_assumptions_have_names_and_hold_of_the_bases() -> None:
 def test_each_assumption_is_asked() -> None:
     """A term that breaks one is told which; that need not be wrong."""
 
+    def twice(o: Affine) -> Affine:
+        terms = ((v, c * 2 if v == "kt" and isinstance(c, int) else c) for v, c in o.terms)
+        return Affine(o.constant, tuple(terms))
+
     def further(s: object) -> object:  # k steps twice as far: steps
         if not isinstance(s, Do):
             return s
         reads = tuple(
-            replace(
-                r,
-                origin=tuple(
-                    Affine(o.constant, tuple((v, c * 2 if v == "kt" else c) for v, c in o.terms))
-                    for o in r.origin
-                ),
-            )
-            if getattr(getattr(r, "buffer", None), "name", "") == "a"
+            replace(r, origin=tuple(map(twice, r.origin)))
+            if isinstance(r, Access) and r.buffer.name == "a"
             else r
             for r in s.reads
         )

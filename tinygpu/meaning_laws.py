@@ -157,11 +157,17 @@ def _factors(program: Program, name: int | str) -> list[str] | None:
 
 def _grid(program: Program) -> str:
     """Return whether tiles do not follow each other: by the output's step, one grid axis each."""
-    output = program.operation.output
+    operation, output = program.operation, program.operation.output
     stores = [
         s.write
         for s, _ in walk(program)
         if isinstance(s, Do) and s.write.buffer.name == output.name
+    ]
+    reads = [
+        a
+        for s, _ in walk(program)
+        for a in _accesses(s)
+        if a.buffer.level == "gmem" and a.buffer.name != output.name
     ]
     for axis in program.grid:
         if axis.var in _alone(program):
@@ -178,6 +184,10 @@ def _grid(program: Program) -> str:
             others = (o for d, o in enumerate(store.origin) if output.axes[d] != name)
             if any(_step(o, axis) for o in others):
                 return f"the output steps along two axes with {axis.var}"
+        for read in reads:
+            for own, o in zip(operation.operand(read.buffer.name).axes, read.origin, strict=True):
+                if _step(o, axis) != (width if own == name else 0):
+                    return f"{read} does not step as the output along {axis.var}"
     for loop in (s for s, _ in walk(program) if isinstance(s, ForTile)):
         role = next(r for r in program.roles if any(x is loop for x, _ in _inside(r.body, ())))
         plain = loop.start == 0 and int(loop.step) == 1
