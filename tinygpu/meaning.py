@@ -149,20 +149,25 @@ def summary(found: Sequence[Meaning]) -> str:
 
 @lru_cache(4096)
 def _computes(program: Program, draws: int) -> Meaning:
-    every = instances(program)
+    full, different = _instances(program)
+    left, last = _MOST_WORK, []
+    for sizes in different:  # the largest that leaves some time
+        if (work := _work(program, sizes)) <= left * (1 - 0.5 * (sizes is not different[-1])):
+            left -= work
+            last = [sizes]
+            break
     small: list[Mapping[str, int]] = []
-    left = _MOST_WORK
-    for sizes in (*every[-1:], *every[:-1]):
+    for sizes in full:
         if (work := _work(program, sizes)) <= left:
             left -= work
             small.append(sizes)
-    chosen = tuple(sizes for sizes in every if any(sizes is s for s in small))
+    chosen = (*small, *last)
     try:
         asked, finding, shared = _asked(program, chosen, draws)
     except NotCanonicalError as error:
         return Meaning(program, (), None, f"many CTAs, and no run of all at once: {error}")
-    out = len(every) - len(chosen)
-    why = f"{out} of {len(every)} sizes take too long" if out else unproved(program) or shared
+    out = len(full) + 1 - len(chosen)
+    why = f"{out} of {len(full) + 1} sizes take too long" if out else unproved(program) or shared
     return Meaning(program, asked, finding, why, "" if why else ends(program), out)
 
 
@@ -220,6 +225,17 @@ def instances(program: Program) -> tuple[Mapping[str, int], ...]:
 
     They are few and small, but not always: those of a term whose grid is large at any size are not.
     """
+    full, different = _instances(program)
+    return (*full, different[0])
+
+
+def _instances(
+    program: Program,
+) -> tuple[tuple[Mapping[str, int], ...], tuple[Mapping[str, int], ...]]:
+    """Return sizes of full tiles, and sizes that differ, the largest first, of which one is asked.
+
+    The last of them have one tile and one trip.
+    """
     steps = {
         axis: (*tile_of(program, axis), *edge_of(program, axis)) for axis in program.operation.axes
     }
@@ -234,18 +250,23 @@ def instances(program: Program) -> tuple[Mapping[str, int], ...]:
             tiles = trips if loops else 1 + (trips == 1)
             sizes[axis] = width * min(tiles, most[axis] // width)
         found.append(sizes)
-    found.append(_different(steps, most, trips=last))
-    return tuple(found)
+    kinds = {(last, 2): None, (min(2, last), 2): None, (1, 2): None, (1, 1): None}
+    others = (_different(steps, most, trips=trips, wide=wide) for trips, wide in kinds)
+    return tuple(found), tuple(others)
 
 
 def _different(
-    steps: Mapping[str, tuple[int, bool, int, bool]], most: Mapping[str, int], *, trips: int
+    steps: Mapping[str, tuple[int, bool, int, bool]],
+    most: Mapping[str, int],
+    *,
+    trips: int,
+    wide: int,
 ) -> Mapping[str, int]:
-    """Return sizes that differ pairwise, of two tiles, and not full ones where that may be."""
+    """Return sizes that differ pairwise, of ``wide`` tiles, and not full where that may be."""
     sizes: dict[str, int] = {}
     for axis in sorted(steps, key=lambda axis: not steps[axis][1]):  # loops first
         width, looped, unit, guarded = steps[axis]
-        tiles = min(trips if looped else 2, most[axis] // width)
+        tiles = min(trips if looped else wide, most[axis] // width)
         parts = width // unit
         ragged = guarded and parts > 1
         size = (tiles - 1) * width + (unit * (parts // 2 + (parts > 3)) if ragged else width)

@@ -18,7 +18,7 @@ not stored.  Each is one function here, which returns why it does not hold, or n
 >>> from tinygpu.operation import matmul
 >>> program = Simt().program(matmul(), Chosen(LADDER["multi-stage"]))
 >>> window(program), unproved(program), ends(program)
-((3, 3), '', '')
+((2, 1), '', '')
 
 Source: ``docs/model.md``, section "Meaning".
 """
