@@ -35,7 +35,8 @@ def test_a_sample_of_mutants_is_found(machine: str) -> None:
         assert honest.finding is None, str(honest)
         for name, mutant in mutants(schedule, operation, np.random.default_rng(number)):
             found = computes(mutant)
-            assert found.finding is not None or not found.asked, f"{name}: {schedule}"
+            # where sizes take too long, the outcome says so; what is seen at them alone is missed
+            assert found.finding is not None or found.left_out, f"{name}: {schedule}"
 
 
 @pytest.mark.parametrize("machine", ["rows", "elementwise"])
