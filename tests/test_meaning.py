@@ -70,19 +70,19 @@ def made(machine: str, point: Mapping[str, Any], operation: Operation) -> Progra
 
 
 def apart(asked: Meaning) -> bool:
-    return all(a != b for sizes in asked.asked for a, b in combinations(sizes.values(), 2))
+    return all(a != b for a, b in combinations(asked.asked[-1].values(), 2))
 
 
 @pytest.mark.parametrize(("machine", "point", "operation"), POINTS)
 def test_named_points_compute_their_operation(
     machine: str, point: Mapping[str, Any], operation: Operation
 ) -> None:
-    """At sizes that differ pairwise; no false alarm."""
+    """At sizes of which the last differ pairwise; no false alarm."""
     asked = computes(made(machine, point, operation))
     assert asked.finding is None, str(asked)
     assert len(asked.asked) >= 2
     assert apart(asked)
-    assert str(asked).startswith("computes its operation: tested at ")
+    assert str(asked).startswith("computes its operation: ")
 
 
 @pytest.mark.parametrize("text", ["a*x + b", "max(x*z, 0) / (a + x)", "x * sigmoid(a*x) * z + b"])
@@ -252,7 +252,6 @@ def test_a_bias_from_elsewhere_is_found(change: Callable[[Affine], Affine]) -> N
     asked = computes(origin("bias", 0, change)(program))
     assert asked.finding is not None
     assert asked.finding.kind == "wrong_result"
-    assert asked.asked == instances(program), "one tile does not show it"
 
 
 def test_a_part_of_k_that_is_left_out_is_found() -> None:
@@ -338,20 +337,22 @@ def test_equal_sizes_hide_a_stride() -> None:
 
 def test_a_grid_that_is_never_small_is_not_asked() -> None:
     """And it does not say that it computes."""
-    asked = computes(made("rows", {**PERSISTENT, "ctas": 528}, rmsnorm()))
+    asked = computes(
+        made("rows", {**PERSISTENT, "ctas": 2112, "warps": 8, "chunks": 16}, rmsnorm())
+    )
     assert asked.asked == ()
     assert str(asked).startswith("not asked")
-    assert computes(asked.program, {"i": 3, "j": 8}).finding is None
+    assert not asked.proved
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_instances_cover_the_window(stages: int) -> None:
-    """A ring of s stages: trips 1 to 2 s - 1."""
+    """A ring of s stages, and one step for fragments: trips 1 to 2 s, then sizes that differ."""
     program = made("ampere", {**ampere.STARTS["plain"], "stages": stages}, NT)
     trips = [program.parameter_values(sizes)["trips"] for sizes in instances(program)]
-    assert trips == list(range(1, 2 * stages))
-    wide = program.grid_extents(instances(program)[-1])
-    assert wide.count(2) == 2
+    assert trips == [*range(1, 2 * stages + 1), 2 * stages]
+    for sizes in (instances(program)[0], instances(program)[-1]):
+        assert program.grid_extents(sizes).count(2) == 2
 
 
 def test_an_element_its_value_and_who_wrote_it_are_named() -> None:

@@ -51,7 +51,7 @@ from tinygpu.program import (
 )
 from tinygpu.turns import STRATEGIES, Turns
 
-__all__ = ["is_asynchronous", "run_clusters"]
+__all__ = ["is_asynchronous", "raster_of", "run_clusters"]
 
 _MOST_CLUSTERS = 3
 
@@ -70,7 +70,7 @@ def run_clusters(run: Run, seed: int) -> None:
     """Run every cluster of the grid, in random order; stop at a deadlock."""
     program = run.program
     sizes = {a: run.values[a] for a in program.operation.axes}
-    tiles = _raster(program.grid_extents(sizes), int(program.raster))
+    tiles = raster_of(program.grid_extents(sizes), int(program.raster))
     clusters = len(tiles)
     if program.persistent:
         clusters = min(clusters, 1 + seed % _MOST_CLUSTERS)
@@ -83,7 +83,7 @@ def run_clusters(run: Run, seed: int) -> None:
             return
 
 
-def _raster(extents: tuple[int, ...], raster: int) -> list[tuple[int, ...]]:
+def raster_of(extents: tuple[int, ...], raster: int) -> list[tuple[int, ...]]:
     """Return the grid's places in the order in which it is walked."""
     *outer, rows, columns = (1,) * (2 - len(extents)) + extents
     inner = [

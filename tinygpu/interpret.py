@@ -40,7 +40,17 @@ from tinygpu.race import Finding, GlobalArray, Integers
 from tinygpu.tolerance import error_ratio, roundoff
 from tinygpu.touched import Toucher
 
-__all__ = ["Finding", "Result", "check", "edge_of", "interpret", "reduced", "tile_of"]
+__all__ = [
+    "Finding",
+    "Result",
+    "check",
+    "edge_of",
+    "interpret",
+    "reduced",
+    "tile_of",
+    "unwritten",
+    "wrong_result",
+]
 
 _WARP = 32
 _MOST_AGENTS = 8
@@ -89,9 +99,9 @@ def interpret(
             _run_ctas(run, sizes, seed)
     output = arrays[operation.output.name]
     result = algebra.round(output.dtype, output.flat).reshape(output.shape)
-    findings = [*run.found.values(), *_unwritten(program, output)]
+    findings = [*run.found.values(), *unwritten(program, output)]
     exact = {o.name: arrays[o.name].flat.reshape(arrays[o.name].shape) for o in operation.inputs}
-    findings += _wrong(program, sizes, exact, given, result, algebra)
+    findings += wrong_result(program, sizes, exact, given, result, algebra)
     return Result({operation.output.name: result}, tuple(findings))
 
 
@@ -229,7 +239,7 @@ def _agents(threads: int, random: np.random.Generator) -> list[Integers]:
     return [n[n < threads] for n in numbers]
 
 
-def _unwritten(program: Program, output: GlobalArray) -> list[Finding]:
+def unwritten(program: Program, output: GlobalArray) -> list[Finding]:
     """Find the first element of the output that nobody wrote."""
     if output.written.all():
         return []
@@ -240,7 +250,7 @@ def _unwritten(program: Program, output: GlobalArray) -> list[Finding]:
     return [Finding("unwritten", "", text, cell=cell)]
 
 
-def _wrong(
+def wrong_result(
     program: Program,
     sizes: Mapping[str, int],
     inputs: Mapping[str, NDArray[np.float64]],

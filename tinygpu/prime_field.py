@@ -39,7 +39,9 @@ __all__ = ["P", "prime_field"]
 P = 67_108_859
 _HALF = 2.0**13
 _INVERSE = 1.0 / P
-_FEW = 1024
+_FEW = 4096
+_BLOCK = 2**14
+_LESS = 2.0**-20  # more than a quotient below 2^27 is wrong by in float64, less than 1
 _SAME = {"ex2.ftz": "ex2", "rcp.ftz": "rcp"}  # they differ in rounding only
 Array = NDArray[np.float64]
 
@@ -50,7 +52,7 @@ def prime_field(seed: int) -> Algebra:
     operators: dict[str, Callable[..., Any]] = {
         "add": _add, "sub": _sub, "mul": _mul, "neg": lambda a: _sub(0.0, a), "rcp": _rcp,
         "div": lambda a, b: _mul(a, _rcp(b)),
-        "fma": lambda a, b, c: _reduced(np.multiply(a, b) + c),
+        "fma": _fma,
     }  # fmt: skip
     for name in OPERATORS:
         key = int(random.integers(2**63))
@@ -68,21 +70,52 @@ def prime_field(seed: int) -> Algebra:
 
 def _reduced(x: Any) -> Array:
     """Return whole numbers below 2^53 modulo P; minus infinity stays, another infinity is NaN."""
-    if np.size(x) < _FEW:
-        rest: Array = np.mod(x, P)  # one call, but slow for each element
+    whole = np.asarray(x, np.float64)
+    if whole.size < _FEW:
+        rest: Array = (whole.astype(np.int64) % P).astype(np.float64)
+        strange = not np.isfinite(whole.sum())
     else:
-        rest = x - np.floor(x * _INVERSE) * P
-        rest = rest + P * (rest < 0)
-        rest = rest - P * (rest >= P)
-    return np.where(x == -np.inf, x, rest)
+        rest = _rest(np.ascontiguousarray(whole).ravel()).reshape(whole.shape)
+        strange = bool(np.isnan(rest.sum()))
+    if strange:
+        rest = np.where(np.isfinite(whole), rest, np.where(whole == -np.inf, whole, np.nan))
+    return rest
+
+
+def _rest(x: Array) -> Array:
+    """Divide block by block, which stay in the cache; a quotient is right, or one too small."""
+    rest, many = np.empty_like(x), np.empty(_BLOCK)
+    for first in range(0, x.size, _BLOCK):
+        block, left = x[first : first + _BLOCK], rest[first : first + _BLOCK]
+        np.multiply(block, _INVERSE, out=left)
+        left -= _LESS
+        np.floor(left, out=left)
+        left *= P
+        np.subtract(block, left, out=left)
+        over = many[: left.size]
+        np.greater_equal(left, P, out=over)
+        over *= P
+        left -= over
+    return rest
 
 
 def _add(a: Any, b: Any) -> Array:
-    return _reduced(a + b)
+    """Return the sum of two elements, which is below 2 P."""
+    total = np.asarray(np.add(a, b), np.float64)
+    if total.size < _FEW:
+        return np.where(total >= P, total - P, total)
+    over = np.greater_equal(total, P, out=np.empty_like(total))
+    over *= P
+    return np.subtract(total, over, out=over)
 
 
 def _sub(a: Any, b: Any) -> Array:
     return _reduced(a - b)
+
+
+def _fma(a: Any, b: Any, c: Any) -> Array:
+    product = np.asarray(np.multiply(a, b))
+    return _reduced(np.add(product, c, out=product if product.shape == np.shape(c) else None))
 
 
 def _mul(a: Any, b: Any) -> Array:
@@ -134,8 +167,11 @@ def _unrounded(_: DType, array: Any) -> Array:
 
 
 def _contract(form: Callable[[Any, Any], Any], a: Any, b: Any) -> Array:
-    high = np.floor(a / _HALF)
-    return _add(_reduced(form(high, b)) * _HALF, form(a - high * _HALF, b))
+    high = np.floor(a * (1.0 / _HALF))
+    total = _reduced(form(high, b))
+    total *= _HALF
+    total += form(a - high * _HALF, b)
+    return _reduced(total)
 
 
 def _total(
@@ -143,7 +179,7 @@ def _total(
 ) -> Array:
     """Reduce; a maximum by halves, as its products are not."""
     if operator == "add":
-        return _reduced(np.sum(array, axis=axes, keepdims=True))
+        return _reduced(np.sum(array, axis=axes, keepdims=True))  # of 2^27 elements at most
     kept = tuple(1 if i in axes else n for i, n in enumerate(array.shape))
     rest = np.moveaxis(array, axes, range(len(axes))).reshape(-1, *(n for n in kept if n > 1))
     while len(rest) > 1:

@@ -66,13 +66,15 @@ def emit(
     if output is not None and output == cubin:
         raise ScheduleError(f"emit: -o and --cubin are both {output}; give two files")
     given = read_schedule(schedules[0], device, machine=machine).for_arch(arch)
-    text = emitted(given.program(), given.device.arch, given.problem.sizes)
+    meaning = given.computing()
+    text = emitted(meaning.program, given.device.arch, given.problem.sizes)
     code = None if cubin is None else assemble(text, given.device.arch)
     if output is None:
         say(text.rstrip())
     else:
         write(output, text)
         say(f"{output}: {len(text.splitlines())} lines for {given.device.arch}")
+        say(f"it {meaning}")
     if cubin is not None and code is not None:
         write(cubin, code.bytes)
         spilled = code.spill_stores_bytes + code.spill_loads_bytes
@@ -86,11 +88,16 @@ def emit(
 def _emit_all(schedules: Sequence[Given], folder: Path, arch: str) -> None:
     """Build each schedule file into ``folder``; say what ptxas said of each."""
     from tinygpu.codegen.build import build_many
+    from tinygpu.meaning import summary
 
     given = {one.path.stem: one.for_arch(arch) for one in schedules}
     if len(given) < len(schedules):
         raise ScheduleError("several schedules: two files have one name; give them one at a time")
-    wanted = [(g.program(), g.device.arch, g.problem.sizes) for g in given.values()]
+    meanings = [g.computing() for g in given.values()]
+    wanted = [
+        (found.program, g.device.arch, g.problem.sizes)
+        for found, g in zip(meanings, given.values(), strict=True)
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     with bar("emit and assemble") as progress:
         every = build_many(wanted, progress=progress)
@@ -107,6 +114,7 @@ def _emit_all(schedules: Sequence[Given], folder: Path, arch: str) -> None:
         rows.append((name, len(built.ptx.splitlines()), built.cubin.registers, spilled, ""))
     columns = ("schedule", "#lines", "#registers", "#B spilled", "error")
     table(f"{folder}: PTX and cubins", columns, rows)
+    say(summary(meanings))
     if failed:
         raise typer.Exit(1)
 
@@ -153,7 +161,7 @@ def run(
     scalars = _scalars(given.problem.operation, scalar or ())
     problem = given.problem
     given = replace(given, problem=Problem.of(problem.operation, **{**problem.sizes, **asked}))
-    given.program()
+    meaning = str(given.computing())
     why_not = (
         "it was not asked for" if backend == Backend.INTERPRETER else why_no_gpu(given.machine)
     )
@@ -164,10 +172,12 @@ def run(
         tree = {"where": "interpreter", "why": why_not, **found}
     else:
         tree = {"where": "GPU", **_on_gpu(given, seed, scalars)}
+    tree["meaning"] = meaning
     if as_json:
         say_json(tree)
     else:
         say(tree["text"])
+        say(f"it {meaning}")
         if tree["where"] == "interpreter":
             say(f"no run on a GPU: {tree['why']}")
     if not tree["right"]:

@@ -307,6 +307,7 @@ class Dispatch(ExitStack):
         from tinygpu.codegen.build import build_many
         from tinygpu.codegen.bundle import BundledKernel
         from tinygpu.errors import TinyGpuError
+        from tinygpu.meaning import require_computes
         from tinygpu.operation import Problem
 
         if self.gpus:
@@ -314,7 +315,10 @@ class Dispatch(ExitStack):
 
             arch = device_arch()
         mine = [self.schedules[j] for j in self.kernels]
-        programs = [s.program(self.machines[s.machine], self.operation) for s in mine]
+        programs = [
+            require_computes(s.program(self.machines[s.machine], self.operation)).program
+            for s in mine
+        ]
         found = []
         every = build_many([(program, arch, None) for program in programs])
         for number, built in enumerate(every):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from tinygpu.machines import MACHINES
 from tinygpu.operation import Operation, Problem
 from tinygpu.program import Program
 from tinygpu.schedule import Schedule, device_in, from_json
+
+if TYPE_CHECKING:
+    from tinygpu.meaning import Meaning
 
 __all__ = [
     "DEVICE",
@@ -88,6 +91,15 @@ class Given:
         from tinygpu.laws import require_legal
 
         return require_legal(self.schedule, self.machine, self.problem, self.device)
+
+    def computing(self) -> Meaning:
+        """Return what was found of the term, which has it.
+
+        Raises IllegalScheduleError if it is illegal on the device or computes something else.
+        """
+        from tinygpu.meaning import require_computes
+
+        return require_computes(self.program())
 
 
 def machine_named(name: str) -> Machine:

@@ -162,7 +162,7 @@ def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON 
     else:
         say(f"legal: {schedule} on {given.device.name}")
         say(f"  no deadlock, no race: {proof}")
-        say(f"  {meaning}")
+        say(f"  it {meaning}")
     if broken:
         raise typer.Exit(1)
 

@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,16 +37,17 @@ from tinygpu.cli.console import (
 from tinygpu.cli.given import DEVICE, JSON, MACHINE, SPREAD, fixed_for, machines_for, spread_of
 from tinygpu.cli.measuring import Effort, Tuned, tune, why_no_gpu
 from tinygpu.device import label, load_device
-from tinygpu.errors import LaunchError, ScheduleError
+from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError
 from tinygpu.schedule import to_json
 
 if TYPE_CHECKING:
+    from tinygpu.meaning import Meaning
     from tinygpu.measurement import Measurement
     from tinygpu.schedule import Schedule
     from tinygpu.search.best import Ranked, Ranking
     from tinygpu.space import Space
 
-__all__ = ["add_to", "ranked", "tree_of"]
+__all__ = ["add_to", "computing", "ranked", "tree_of"]
 
 _RANKED = 96
 """Schedules of the model that a search by measuring starts from, one of each spread."""
@@ -89,6 +91,7 @@ def search(
     as_json: JSON = False,
 ) -> None:
     """Find the best schedules of an operation: under the model, or measured on this GPU."""
+    from tinygpu.meaning import summary
     from tinygpu.space import Space
 
     chip, problem = load_device(device), problem_of(asked, machine)
@@ -113,6 +116,8 @@ def search(
         }
         count = max(top, _RANKED) if measure else top
         found = ranked(spaces, count, spreads, exact=not (climb or measure))
+        if not measure:
+            found, meanings = computing(spaces, found)
     if measure and out is not None:
         with resumable(f"measurements are kept in {out / 'store.db'}; the same command goes on"):
             effort = Effort(seconds=budget or 60.0, evaluations=evaluations, finalists=top)
@@ -120,6 +125,9 @@ def search(
         tree = _measured_tree(spaces, found, tuned)
     else:
         tree = tree_of(spaces, found)
+        for row, meaning in zip(tree["best"], meanings, strict=True):
+            row["meaning"] = str(meaning)
+        tree["meaning"] = summary(meanings)
     files = [] if out is None else _written(out, spaces[0], tree)
     if as_json:
         say_json(tree)
@@ -142,7 +150,6 @@ def ranked(
     No two are of one machine and alike in its ``spreads``, if it has some.  Raises
     IllegalScheduleError, which says why, if all spaces are empty.
     """
-    from tinygpu.errors import IllegalScheduleError
     from tinygpu.search.best import Ranking, rank
 
     found: list[Ranking] = []
@@ -175,6 +182,35 @@ def ranked(
         scored=sum(of.scored for of in found),
         proven=all(of.proven for of in found),
     )
+
+
+def computing(spaces: Sequence[Space], found: Ranking) -> tuple[Ranking, tuple[Meaning, ...]]:
+    """Leave out those of the best that do not compute their operation; say what was found.
+
+    Raises IllegalScheduleError if none does.
+    """
+    from tinygpu.meaning import computes
+
+    machines = {space.machine.name: space.machine for space in spaces}
+    operation = spaces[0].problem.operation
+    kept, meanings, wrong = [], [], []
+    with bar("execute small instances") as progress:
+        for number, one in enumerate(found.best):
+            progress(number, len(found.best), "")
+            machine = machines[one.schedule.machine]
+            meaning = computes(one.schedule.program(machine, operation))
+            if meaning.finding is None:
+                kept.append(one)
+                meanings.append(meaning)
+            else:
+                wrong.append(f"{one.schedule} {meaning}")
+    if not kept:
+        raise IllegalScheduleError(
+            f"computes: {wrong[0]} (and {len(wrong) - 1} more); let terms compute {operation}"
+        )
+    for text in wrong:
+        say(f"left out: {text}")
+    return replace(found, best=tuple(kept)), tuple(meanings)
 
 
 @contextmanager
@@ -262,6 +298,7 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
     ``place`` is the place of a schedule's spread in the model's ranking, if it is among the first.
     """
     from tinygpu.codegen.measure import peer_of
+    from tinygpu.meaning import computes, summary
     from tinygpu.search.best import Ranked
     from tinygpu.search.cost import cost
 
@@ -274,10 +311,16 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
         return schedule.machine, *(schedule[name] for name in names)
 
     places = {spread(one.schedule): number for number, one in enumerate(found.best, 1)}
-    rows = []
-    for number, (candidate, run) in enumerate(tuned.finalists, 1):
-        schedule = candidate.schedule
+    rows: list[dict[str, Any]] = []
+    meanings: list[Meaning] = []
+    for candidate, run in tuned.finalists:
+        schedule, number = candidate.schedule, len(rows) + 1
         program = schedule.program(machines[schedule.machine], problem.operation)
+        meaning = computes(program)
+        if meaning.finding is not None:
+            say(f"left out: {schedule} {meaning}")
+            continue
+        meanings.append(meaning)
         predicted = cost(program, problem.sizes, device)
         one = Ranked(float(predicted.seconds), schedule, predicted)
         rows.append(
@@ -288,6 +331,7 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
                 "seconds": run.seconds,
                 "reason": run.reason,
                 "power_capped": run.capped,
+                "meaning": str(meaning),
             }
         )
     peers = [{"name": peer_of(m).rpartition(".")[2], "seconds": m.seconds} for m in tuned.peers]
@@ -296,6 +340,7 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
         "measured_on": tuned.finalists[0][1].device,
         "evaluations": len(tuned.evaluated),
         "settled": tuned.settled,
+        "meaning": summary(meanings),
         "failed": sorted({m.reason for m in tuned.evaluated.values() if m.reason}),
         "best": rows,
         "peers": peers,
@@ -364,6 +409,8 @@ def show(tree: Mapping[str, Any]) -> None:
             else "until the budget was spent; the same command goes on"
         )
     say(", ".join(f"{count_text(number)} {what}" for number, what in counts) + f"; {proof}")
+    if "meaning" in tree:
+        say(tree["meaning"])
     same = [n for n in names if n not in differing]
     if same and len(rows) > 1:
         say("all have " + " ".join(f"{n}={rows[0]['decisions'][n]}" for n in same))
