@@ -182,18 +182,25 @@ def every(body: Body) -> Iterator[tuple[Node, Body]]:
 
 
 def names_in(body: Body) -> set[str]:
-    """Return the names that indices, guards and trip counts mention, and no loop binds."""
+    """Return the names that indices, guards and trip counts mention, and no loop around binds."""
     found: set[str] = set()
-    bound: set[str] = set()
-    for node, _ in every(body):
-        bound |= {node.var} if isinstance(node, Loop) else set()
-        bound |= {node.tile, node.turn} if isinstance(node, Tiles) else set()
-        found |= {str(n) for form in _forms(node) for term in form.terms for n in term
-                  if isinstance(n, str)}  # fmt: skip
-        stop = node.stop if isinstance(node, Loop) else 0
-        stop = node.bound if isinstance(node, Guard) else stop
-        found |= {stop} if isinstance(stop, str) else set()
-    return found - bound
+    for node in body:
+        found |= {name for form in _forms(node) for term in form.terms for name in term
+                  if isinstance(name, str)}  # fmt: skip
+        match node:
+            case Loop(var, _, stop, inner):
+                found |= {stop} if isinstance(stop, str) else set()
+                found |= names_in(inner) - {var}
+            case Guard(_, bound, inner):
+                found |= {bound} if isinstance(bound, str) else set()
+                found |= names_in(inner)
+            case Tiles(tile, turn, _, _, inner):
+                found |= names_in(inner) - {tile, turn}
+            case One(inner):
+                found |= names_in(inner)
+            case _:
+                pass
+    return found
 
 
 def mentioned(crews: tuple[Crew, ...], protocol: Protocol) -> tuple[tuple[str, int], ...]:
