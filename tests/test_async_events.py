@@ -11,6 +11,7 @@ import pytest
 
 from tests.async_mutants import mutants
 from tests.async_protocols import by_hand
+from tinygpu.agents import TILES
 from tinygpu.conditions import hazards
 from tinygpu.errors import ProgramError
 from tinygpu.events import concurrency_key, skeleton_of, verdict, verdict_of_protocol
@@ -192,8 +193,8 @@ def test_a_fault_that_needs_many_tiles() -> None:
     got = verdict(mutant(program, "pending+ cp.async.bulk.wait_group.read 7"))
     assert {f.kind for f in got.findings} == {"race"}
     assert isinstance(got.skeleton, Protocol)
-    assert not hazards(got.skeleton, {"tiles": 16, "trips": 2})
-    assert hazards(got.skeleton, {"tiles": 17, "trips": 2})
+    assert not hazards(got.skeleton, {TILES: 16, "trips": 2})
+    assert hazards(got.skeleton, {TILES: 17, "trips": 2})
 
 
 def test_leaving_without_a_cluster_barrier() -> None:

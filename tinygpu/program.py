@@ -53,9 +53,9 @@ from tinygpu.access_map import (
     var,
 )
 from tinygpu.errors import ProgramError, nearest
-from tinygpu.expression import Expression
+from tinygpu.expression import Expression, bounds
 from tinygpu.instruction import Instruction
-from tinygpu.operation import Operation
+from tinygpu.operation import LARGEST_SIZE, Operation
 from tinygpu.synchronization import Arrive, Barrier, Commit, Fence, Sync, Wait, WaitGroup
 
 __all__ = [
@@ -460,6 +460,16 @@ class Program:
         for name, expression in self.parameters:
             values[name] = known[name] if name in known else expression.evaluate(values)
         return values
+
+    def least_values(self) -> dict[str, Any]:
+        """Return what each size and parameter is at least, whatever the sizes; it may be negative.
+
+        It is what the expressions prove, so that a parameter may never be as small.
+        """
+        ends: dict[str, tuple[Any, Any]] = dict.fromkeys(self.operation.axes, (1, LARGEST_SIZE))
+        for name, expression in self.parameters:
+            ends[name] = bounds(expression, ends)
+        return {name: least for name, (least, _) in ends.items()}
 
     def grid_extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return how many CTAs stand along each axis of the grid."""

@@ -62,7 +62,8 @@ class Ring:
 class Touch:
     """One access at an index; ``overlap``: two threads of one write share a cell.
 
-    ``part``: how much of a stage a load fills, in each CTA that receives it.
+    ``part``: how much of a stage a load fills, in each CTA that receives it.  ``meets``: loops of
+    constant trips between whose iterations two threads of one write share a cell.
     """
 
     ring: Ring
@@ -70,6 +71,7 @@ class Touch:
     write: bool
     overlap: bool = False
     part: Fraction = Fraction(1)
+    meets: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{'write' if self.write else 'read'} {self.ring.name}@({self.index})"

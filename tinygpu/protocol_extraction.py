@@ -37,7 +37,7 @@ from typing import Literal, assert_never
 
 from tinygpu.access_map import Access, Affine
 from tinygpu.errors import ProgramError
-from tinygpu.extraction import coverage
+from tinygpu.extraction import coverage, meeting
 from tinygpu.program import (
     Do,
     Elect,
@@ -69,10 +69,15 @@ from tinygpu.synchronization import Arrive, Barrier, Commit, Fence, Sync, Wait, 
 
 __all__ = ["counted", "is_asynchronous", "normal", "protocol_of", "shortened"]
 
+Around = tuple[tuple[str, int, int], ...]
+
 _KINDS: dict[str, Kind] = {
     "commit_group": "copy", "mbarrier": "load", "wgmma_group": "product", "bulk_group": "store",
     "tcgen05_commit": "mma",
 }  # fmt: skip
+
+
+_SYNCHRONOUS = ("at_once", "scoreboard", "barrier", "commit_group")
 
 
 def is_asynchronous(program: Program) -> bool:
@@ -87,6 +92,8 @@ def is_asynchronous(program: Program) -> bool:
                 return True
             case Commit(group) | WaitGroup(_, group) if group != "cp.async":
                 return True
+            case Do(instruction) if instruction.completion not in _SYNCHRONOUS:
+                return True
             case _:
                 pass
     return False
@@ -97,8 +104,8 @@ def protocol_of(program: Program) -> Protocol:
 
     Raises ProgramError for an ``Exit``, which threads of a CTA with mbarriers may not take.
     """
-    lowest = program.parameter_values(dict.fromkeys(program.operation.axes, 1))
-    bodies = [_lowered(r.body, r.threads) for r in program.roles]
+    lowest = program.least_values()
+    bodies = [_lowered(r.body, r.threads, ()) for r in program.roles]
     crews = []
     cluster = tuple((v, int(n)) for v, n in program.cluster)
     for role, body in zip(program.roles, bodies, strict=True):
@@ -107,7 +114,7 @@ def protocol_of(program: Program) -> Protocol:
         crews.append(Crew(role.name, int(role.threads), int(role.copies), role.copy, short))
     crews_in_loads = counted(tuple(crews), dict(cluster))
     names = sorted(set().union(*(names_in(c.body) for c in crews_in_loads)) & set(lowest))
-    parameters = tuple((n, int(lowest[n])) for n in names)
+    parameters = tuple((n, int(max(lowest[n], 0))) for n in names)
     return Protocol(crews_in_loads, cluster, bool(program.persistent), parameters)
 
 
@@ -129,25 +136,26 @@ def _barrier(barrier: Barrier) -> Barrier:
     return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals), barrier.home)
 
 
-def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
-    """Return the nodes of statements."""
+def _lowered(body: tuple[Statement, ...], threads: int, around: Around) -> Body:
+    """Return the nodes of statements; ``around`` are the loops of constant trips around them."""
     out: list[Node] = []
     for s in body:
         match s:
             case For(var, trips, inner, _, start):
                 stop = trips if isinstance(trips, str) else int(trips)
-                out.append(Loop(var, int(start), stop, _lowered(inner, threads)))
+                here = around if isinstance(stop, str) else (*around, (var, int(start), stop))
+                out.append(Loop(var, int(start), stop, _lowered(inner, threads, here)))
             case When(index, bound, inner):
                 limit = bound if isinstance(bound, str) else int(bound)
-                out.append(Guard(normal(index), limit, _lowered(inner, threads)))
+                out.append(Guard(normal(index), limit, _lowered(inner, threads, around)))
             case Elect(inner):
-                out.append(One(_lowered(inner, threads)))
+                out.append(One(_lowered(inner, threads, around)))
             case ForTile(tile, turn, inner, start, step):
                 first = start if isinstance(start, Affine) else Affine(int(start))
-                inside = _lowered(inner, threads)
+                inside = _lowered(inner, threads, around)
                 out.append(Tiles(tile, turn, normal(first), int(step), inside))
             case Do():
-                out.append(_act(s, threads))
+                out.append(_act(s, threads, around))
             case Exit():
                 raise ProgramError(
                     f"{s}: threads of a CTA with mbarriers or a cluster may not leave early; "
@@ -168,7 +176,7 @@ def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
     return tuple(out)
 
 
-def _act(do: Do, threads: int) -> Act:
+def _act(do: Do, threads: int, around: Around) -> Act:
     kind: Kind = _KINDS.get(do.instruction.completion, "generic")
     if kind == "mma" and do.instruction.unit == "tmem":
         kind = "cp"
@@ -182,9 +190,10 @@ def _act(do: Do, threads: int) -> Act:
         if isinstance(read, Access) and read.buffer.level != "gmem"
     ]
     if do.write.buffer.level != "gmem":
-        own_cells = kind != "generic" or any(a.buffer.fragment for a in do.accesses)
-        overlap = not own_cells and coverage(do, threads)[1]
-        touches.append(Touch(_ring(do.write), normal(do.write.index), True, overlap, part))
+        by_threads = kind in ("generic", "copy")
+        overlap, meets = meeting(do, threads, around) if by_threads else (False, ())
+        write = Touch(_ring(do.write), normal(do.write.index), True, overlap, part, meets)
+        touches.append(write)
     landed = moved * do.write.buffer.type.bytes if do.signal else 0
     signal = (_barrier(do.signal[0]), normal(do.signal[1])) if do.signal else None
     fresh = None if do.fresh is None else normal(do.fresh)
@@ -250,7 +259,7 @@ def _repeats(body: Body, var: str) -> bool:
         if not isinstance(node, Act) or node.signal:
             return False
         for touch in node.touches:
-            if any(var in term for term in touch.index.terms):
+            if var in touch.meets or any(var in term for term in touch.index.terms):
                 return False
             if indices.setdefault(touch.ring.name, touch.index) != touch.index:
                 return False

@@ -22,7 +22,7 @@ or one tile, if the program is not persistent.  ``doubt`` says which assumption 
 >>> program = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["ring"]))
 >>> box, points = tile_window(protocol_of(program))
 >>> print(box, len(points))
-tiles <= 1, trips <= 12 decide 12
+number of tiles <= 1, trips <= 12 decide 12
 
 Source: ``docs/model-concurrency.md``, section "Every number of tiles and trips".
 """
