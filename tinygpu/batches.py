@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.assumptions import unsigned
 from tinygpu.events import is_legal
 from tinygpu.laws import LAWS, Places, check_schedule, judged
 from tinygpu.machine import Chosen, Value
 from tinygpu.program import Program
+from tinygpu.protocol_extraction import has_order
 from tinygpu.reach import Case
 from tinygpu.schedule import Schedule
 from tinygpu.sharing import Memo, narrowed, share
@@ -40,7 +42,7 @@ _PROBES = 64
 def waits_at_mbarriers(program: Program) -> bool:
     """Say whether ``concurrency`` is asked of one schedule at a time, not of a batch."""
     copied = any(role.copy for role in program.roles)
-    return bool(program.barriers or program.cluster or copied)
+    return bool(program.barriers or program.cluster or copied) or has_order(program)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +181,8 @@ class Builder:
         law = LAWS["concurrency"]
         if waits_at_mbarriers(program):
             return self.table(law.name, True)  # a proof takes milliseconds, and there are millions
+        if unsigned(program):
+            return self.table(law.name, False)  # unproved, whatever the other numbers are
         signature, numbers = numbers_of(program)
         asked = (signature, tuple(map(id, numbers)), frozenset(map(id, tables)))
         if asked in self.answers:

@@ -27,6 +27,7 @@ import ast
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from inspect import signature
 from typing import Any
 
@@ -238,19 +239,26 @@ def _bounded(operator: str, ends: list[Bounds]) -> Bounds:
         case "neg", [(a, b)]:
             return -b, -a
         case ("max" | "min"), [(a, b), (c, d)]:
-            function = OPERATORS[operator]
+            function = _higher if operator == "max" else _lower
             return function(a, c), function(b, d)
         case ("mul" | "ceildiv"), [(a, b), (c, d)]:
             if operator == "ceildiv" and not np.all(np.asarray(c) > 0):
                 return -math.inf, math.inf
-            function = OPERATORS[operator]
+            function = OPERATORS[operator]  # monotonic in each argument
             corners = [function(x, y) for x in (a, b) for y in (c, d)]
-            least, most = corners[0], corners[0]
-            for corner in corners[1:]:
-                least, most = np.minimum(least, corner), np.maximum(most, corner)
-            return least, most
+            return reduce(_lower, corners), reduce(_higher, corners)
         case _:
             return -math.inf, math.inf
+
+
+def _lower(a: Any, b: Any) -> Any:
+    """Return the smaller one, of ints or of arrays."""
+    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
+
+
+def _higher(a: Any, b: Any) -> Any:
+    """Return the larger one, of ints or of arrays."""
+    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
 _BINARY: Mapping[type[ast.operator], str] = {

@@ -87,11 +87,15 @@ Places = dict[Any, tuple[tuple[tuple[str, Any], ...], Any]]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A law that a schedule breaks: the subject with what it got and what is allowed, the mend."""
+    """A law that a schedule breaks: the subject with what it got and what is allowed, the mend.
+
+    ``unproved``: it is not known to break the law, but not proved to keep it either.
+    """
 
     law: str
     message: str
     mend: str
+    unproved: bool = False
 
     def __str__(self) -> str:
         """Return it in one line."""
@@ -101,8 +105,8 @@ class Violation:
 def _concurrency(case: Case) -> Iterator[Clause]:
     """Yield the event graph's verdict."""
     found = verdict(case.program)
-    if not found.findings:
-        yield Clause(found.legal, "the event graph gives no proof")
+    if found.outcome == "unproved":
+        yield Clause(False, "unproved: {}", (found.reason,), unproved=True)
     for finding in found.findings:
         yield Clause(False, "{}", (finding,))
 
@@ -243,7 +247,8 @@ LAWS: Mapping[str, Law] = {
         *TMEM_LAWS.values(),
         Law(
             "concurrency",
-            "States that no interleaving races, reads a stale value or waits forever.",
+            "States that no interleaving races, reads a stale value or waits forever, and that "
+            "this is proved for all sizes.",
             "docs/model-concurrency.md",
             "order what meets by a barrier or a wait (pipeline, stages, issue)",
             of_case=_concurrency,
@@ -335,7 +340,8 @@ def _violations(
     for law in laws:
         for clause in law.clauses(case):
             if not clause.holds:
-                found.append(Violation(law.name, str(clause), named(law.mend, values)))
+                mend = named(law.mend, values)
+                found.append(Violation(law.name, str(clause), mend, clause.unproved))
                 break
     return tuple(found)
 

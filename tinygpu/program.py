@@ -84,6 +84,7 @@ __all__ = [
     "When",
     "accesses_of",
     "buffers_of",
+    "indices_of",
     "registers",
     "select",
     "span",
@@ -388,7 +389,7 @@ class Program:
 
         def resolve(body: tuple[Statement, ...], variables: frozenset[str]) -> None:
             for statement in body:
-                for index in _indices(statement):
+                for index in indices_of(statement):
                     need(statement, (name for name, _ in index.terms), known | variables)
                     number(statement, [factor for _, factor in index.terms], variables)
                 if isinstance(statement, Do):
@@ -550,8 +551,8 @@ def walk(program: Program) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
         yield from inner(role.body, ())
 
 
-def _indices(statement: Statement) -> Iterator[Affine]:
-    """Yield the affine indices that a statement itself has."""
+def indices_of(statement: Statement) -> Iterator[Affine]:
+    """Yield the affine forms that a statement itself has: indices, origins, starts."""
     match statement:
         case Do() | Exit():
             for access in statement.accesses:

@@ -67,7 +67,7 @@ from tinygpu.protocol import (
 )
 from tinygpu.synchronization import Arrive, Barrier, Commit, Fence, Sync, Wait, WaitGroup
 
-__all__ = ["counted", "is_asynchronous", "normal", "protocol_of", "shortened"]
+__all__ = ["counted", "has_order", "is_asynchronous", "normal", "protocol_of", "shortened"]
 
 Around = tuple[tuple[str, int, int], ...]
 
@@ -82,8 +82,12 @@ _SYNCHRONOUS = ("at_once", "scoreboard", "barrier", "commit_group")
 
 def is_asynchronous(program: Program) -> bool:
     """Say whether a program needs this kind of description: more than bar.sync and cp.async."""
-    if program.barriers or program.cluster or any(r.copies > 1 for r in program.roles):
-        return True
+    copied = any(r.copies > 1 for r in program.roles)
+    return bool(program.barriers or program.cluster or copied) or has_order(program)
+
+
+def has_order(program: Program) -> bool:
+    """Say whether a statement is one that bar.sync and cp.async do not describe."""
     for statement, _ in walk(program):
         match statement:
             case Elect() | ForTile() | Wait() | Arrive() | Fence():
@@ -192,6 +196,9 @@ def _act(do: Do, threads: int, around: Around) -> Act:
     if do.write.buffer.level != "gmem":
         by_threads = kind in ("generic", "copy")
         overlap, meets = meeting(do, threads, around) if by_threads else (False, ())
+        if do.write.buffer.level == "registers" and kind in ("generic", "take"):
+            in_place = do.write in do.reads  # it makes nothing whole, and needs no more than it has
+            part = Fraction(in_place or coverage(do, threads)[0])
         write = Touch(_ring(do.write), normal(do.write.index), True, overlap, part, meets)
         touches.append(write)
     landed = moved * do.write.buffer.type.bytes if do.signal else 0
@@ -221,7 +228,10 @@ def _asked(body: Body) -> set[str]:
                 if not touch.write and written.get(touch.ring.name) != touch.index:
                     found.add(touch.ring.name)
             if node.kind == "generic":
-                written |= {t.ring.name: t.index for t in node.touches if t.write}
+                for t in node.touches:
+                    if t.write:
+                        written.pop(t.ring.name, None)
+                        written |= {t.ring.name: t.index} if t.part == 1 else {}
             else:
                 found |= {t.ring.name for t in node.touches}
     return found

@@ -315,11 +315,13 @@ class Clause:
     """One condition of a law: whether it holds, and what to say where it does not.
 
     ``text`` is a format string for ``values``, which are filled in only to report a violation.
+    ``unproved``: that nothing is known to be wrong, but that it is not proved to be right.
     """
 
     holds: Any
     text: str
     values: tuple[Any, ...] = ()
+    unproved: bool = False
 
     def __str__(self) -> str:
         """Fill the text in."""
