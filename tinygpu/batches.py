@@ -109,7 +109,7 @@ class Builder:
         schedule = Schedule.of(space.machine, structure)
         if check_schedule(schedule, space.machine, space.problem, space.device):
             return None
-        program = space.machine.program(space.problem.operation, schedule.chosen())
+        program = space.machine.term(space.problem.operation, schedule.chosen())
         return Batch(structure, (), (), schedule.chosen(), program, (), 1)
 
     def concurrency(self, structure: Mapping[str, Value]) -> Table | None:
@@ -140,7 +140,7 @@ class Builder:
         for requirement in space.machine.requires(operation, chosen):
             if not self._add(found, self.table(requirement.name, requirement.holds)):
                 return None
-        program = space.machine.program(operation, chosen)
+        program = space.machine.term(operation, chosen)
         case = Case.of(program, space.problem.sizes, space.device)
         for name, holds in judged(case, self.places):
             if not self._add(found, self.table(name, holds)):
@@ -248,4 +248,4 @@ class Builder:
         values = dict(structure)
         for name, choices, i in zip(space.axes, self.values, point, strict=True):
             values[name] = choices[int(i)]
-        return is_legal(space.machine.program(space.problem.operation, Chosen(values)))
+        return is_legal(space.machine.term(space.problem.operation, Chosen(values)))

@@ -56,7 +56,10 @@ from tinygpu.reach import Case, Clause
 from tinygpu.resources import (
     barrier_ids,
     covered_sizes,
+    device_memory,
+    early,
     index_width,
+    integers,
     registers,
     residency,
     smem_per_cta,
@@ -65,6 +68,7 @@ from tinygpu.resources import (
 )
 from tinygpu.role_laws import ROLE_LAWS
 from tinygpu.schedule import Schedule
+from tinygpu.storage_laws import STORAGE_LAWS
 from tinygpu.tensor_laws import TENSOR_LAWS
 from tinygpu.tmem_laws import TMEM_LAWS
 from tinygpu.warp_laws import WARP_LAWS
@@ -241,6 +245,29 @@ LAWS: Mapping[str, Law] = {
             of_case=index_width,
             of_sizes=True,
         ),
+        Law(
+            "integers",
+            "States that sizes and parameters are below 2^31: kernels take them in 32 bits.",
+            "docs/model.md, Terms; the emitter's parameters are .u32",
+            "split the problem, or put an axis that is larger into two",
+            of_case=integers,
+            of_sizes=True,
+        ),
+        Law(
+            "device_memory",
+            "States that the arrays fit the device's memory together.",
+            "the device's dram_bytes",
+            "split the problem, choose a smaller type, or a device with more memory",
+            of_case=device_memory,
+        ),
+        Law(
+            "early",
+            "States that a term that may start early waits for the kernel before it.",
+            _PTX + "griddepcontrol; CUDA C++ Programming Guide, Programmatic Dependent Launch",
+            "do not start early (early), or use a machine with mbarriers, as hopper",
+            of_case=early,
+        ),
+        *STORAGE_LAWS.values(),
         *ROLE_LAWS.values(),
         *TENSOR_LAWS.values(),
         *WARP_LAWS.values(),
@@ -275,14 +302,14 @@ def check_schedule(
         if failed:
             return tuple(Violation(r.name, r.sentence, named(r.mend, values)) for r in failed)
         try:
-            program = machine.program(problem.operation, Chosen(_numbers(machine, values)))
+            program = machine.term(problem.operation, Chosen(_numbers(machine, values)))
             found = _violations(program, problem.sizes, device, numeric, values)
         except ZeroDivisionError:
             law = LAWS["whole_extents"]
             return (Violation(law.name, "a tile is cut into no part", named(law.mend, values)),)
     if found:
         return found
-    ordinary = machine.program(problem.operation, Chosen(values))
+    ordinary = machine.term(problem.operation, Chosen(values))
     return _violations(ordinary, problem.sizes, device, (LAWS["concurrency"],), values)
 
 

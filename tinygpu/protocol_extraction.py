@@ -196,7 +196,7 @@ def _act(do: Do, threads: int, around: Around) -> Act:
     if do.write.buffer.level != "gmem":
         by_threads = kind in ("generic", "copy")
         overlap, meets = meeting(do, threads, around) if by_threads else (False, ())
-        if do.write.buffer.level == "registers" and kind in ("generic", "take"):
+        if do.write.buffer.level == "registers" and kind == "generic":
             in_place = do.write in do.reads  # it makes nothing whole, and needs no more than it has
             part = Fraction(in_place or coverage(do, threads)[0])
         write = Touch(_ring(do.write), normal(do.write.index), True, overlap, part, meets)
