@@ -185,7 +185,7 @@ def test_a_wait_that_follows_all_arrivals_is_not_observed() -> None:
     odd = Protocol((Crew("one", 1, 1, "", (Tiles("t", "i", Affine(), 1, late),)),), (), True, ())
     assert not hazards(odd, {TILES: 3})
     assert {h.kind for h in hazards(odd, {TILES: 3}, observed=True)} == {"parity"}
-    assert events.verdict_of_protocol(odd).legal
+    assert events.verdict_of_protocol(odd).outcome == "unproved"
 
 
 def test_chunks_by_hand() -> None:

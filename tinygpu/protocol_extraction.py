@@ -29,16 +29,17 @@ Source: ``docs/model-concurrency.md``, section "Asynchronous programs".
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd, prod
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 from tinygpu.access_map import Access, Affine
 from tinygpu.errors import ProgramError
 from tinygpu.extraction import coverage, meeting
 from tinygpu.program import (
+    Block,
     Do,
     Elect,
     Exit,
@@ -69,7 +70,23 @@ from tinygpu.synchronization import Arrive, Barrier, Commit, Fence, Sync, Wait, 
 
 __all__ = ["counted", "has_order", "is_asynchronous", "normal", "protocol_of", "shortened"]
 
-Around = tuple[tuple[str, int, int], ...]
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is known where a statement stands: the role's threads, the loops of constant trips.
+
+    ``loops``: each loop's variable, start and stop, innermost last.  ``partly``: registers of which
+    some read asks for more than what the same block has just written.
+    """
+
+    threads: int
+    partly: frozenset[str]
+    loops: tuple[tuple[str, int, int], ...] = ()
+
+    def within(self, var: str, start: int, stop: int) -> Around:
+        """Return the same inside a loop."""
+        return replace(self, loops=(*self.loops, (var, start, stop)))
+
 
 _KINDS: dict[str, Kind] = {
     "commit_group": "copy", "mbarrier": "load", "wgmma_group": "product", "bulk_group": "store",
@@ -109,7 +126,7 @@ def protocol_of(program: Program) -> Protocol:
     Raises ProgramError for an ``Exit``, which threads of a CTA with mbarriers may not take.
     """
     lowest = program.least_values()
-    bodies = [_lowered(r.body, r.threads, ()) for r in program.roles]
+    bodies = [_lowered(r.body, Around(r.threads, _partly(r.body, r.threads))) for r in program.roles]
     crews = []
     cluster = tuple((v, int(n)) for v, n in program.cluster)
     for role, body in zip(program.roles, bodies, strict=True):
@@ -140,26 +157,26 @@ def _barrier(barrier: Barrier) -> Barrier:
     return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals), barrier.home)
 
 
-def _lowered(body: tuple[Statement, ...], threads: int, around: Around) -> Body:
-    """Return the nodes of statements; ``around`` are the loops of constant trips around them."""
+def _lowered(body: tuple[Statement, ...], around: Around) -> Body:
+    """Return the nodes of statements."""
     out: list[Node] = []
     for s in body:
         match s:
             case For(var, trips, inner, _, start):
                 stop = trips if isinstance(trips, str) else int(trips)
-                here = around if isinstance(stop, str) else (*around, (var, int(start), stop))
-                out.append(Loop(var, int(start), stop, _lowered(inner, threads, here)))
+                here = around if isinstance(stop, str) else around.within(var, int(start), stop)
+                out.append(Loop(var, int(start), stop, _lowered(inner, here)))
             case When(index, bound, inner):
                 limit = bound if isinstance(bound, str) else int(bound)
-                out.append(Guard(normal(index), limit, _lowered(inner, threads, around)))
+                out.append(Guard(normal(index), limit, _lowered(inner, around)))
             case Elect(inner):
-                out.append(One(_lowered(inner, threads, around)))
+                out.append(One(_lowered(inner, around)))
             case ForTile(tile, turn, inner, start, step):
                 first = start if isinstance(start, Affine) else Affine(int(start))
-                inside = _lowered(inner, threads, around)
+                inside = _lowered(inner, around)
                 out.append(Tiles(tile, turn, normal(first), int(step), inside))
             case Do():
-                out.append(_act(s, threads, around))
+                out.append(_act(s, around))
             case Exit():
                 raise ProgramError(
                     f"{s}: threads of a CTA with mbarriers or a cluster may not leave early; "
@@ -180,7 +197,7 @@ def _lowered(body: tuple[Statement, ...], threads: int, around: Around) -> Body:
     return tuple(out)
 
 
-def _act(do: Do, threads: int, around: Around) -> Act:
+def _act(do: Do, around: Around) -> Act:
     kind: Kind = _KINDS.get(do.instruction.completion, "generic")
     if kind == "mma" and do.instruction.unit == "tmem":
         kind = "cp"
@@ -195,10 +212,10 @@ def _act(do: Do, threads: int, around: Around) -> Act:
     ]
     if do.write.buffer.level != "gmem":
         by_threads = kind in ("generic", "copy")
-        overlap, meets = meeting(do, threads, around) if by_threads else (False, ())
-        if do.write.buffer.level == "registers" and kind == "generic":
+        overlap, meets = meeting(do, around.threads, around.loops) if by_threads else (False, ())
+        if do.write.buffer.name in around.partly and kind == "generic":
             in_place = do.write in do.reads  # it makes nothing whole, and needs no more than it has
-            part = Fraction(in_place or coverage(do, threads)[0])
+            part = Fraction(in_place or coverage(do, around.threads)[0])
         write = Touch(_ring(do.write), normal(do.write.index), True, overlap, part, meets)
         touches.append(write)
     landed = moved * do.write.buffer.type.bytes if do.signal else 0
@@ -206,6 +223,69 @@ def _act(do: Do, threads: int, around: Around) -> Act:
     fresh = None if do.fresh is None else normal(do.fresh)
     unique = tuple(dict.fromkeys(touches))
     return Act(do.instruction.name, kind, unique, signal, do.multicast, landed, fresh)
+
+
+def _partly(body: tuple[Statement, ...], threads: int) -> frozenset[str]:
+    """Return registers of which some read is not answered by what its block has just written.
+
+    It is by a write of the same index, if that fills the registers or writes just what is read.
+    """
+    found: set[str] = set()
+    written: dict[str, tuple[Affine, Any]] = {}
+    for statement in body:
+        if isinstance(statement, Block):
+            found |= _partly(statement.body, threads)
+            written.clear()
+        elif isinstance(statement, Do):
+            for access in statement.reads:
+                if not isinstance(access, Access) or access.buffer.level != "registers":
+                    continue
+                name, index = access.buffer.name, normal(access.index)
+                last, what = written.get(name, (None, None))
+                if last != index or not _answers(what, _footprint(statement, access)):
+                    found.add(name)
+            write = statement.write
+            if write.buffer.level == "registers":
+                whole = coverage(statement, threads)[0]
+                what = None if whole else _footprint(statement, write)
+                written[write.buffer.name] = normal(write.index), what
+    return frozenset(found)
+
+
+Footprint = tuple[
+    tuple[tuple[int, ...], ...], tuple[int, ...], tuple[Affine, ...], tuple[Any, ...], int
+]
+
+
+def _footprint(do: Do, access: Access) -> Footprint:
+    """Return what says which cells of registers an access of a statement touches, in each thread.
+
+    That is values' steps and extents, the origin, what the threads differ in, dimensions.
+    """
+    origin = tuple(map(normal, access.origin))
+    apart = (access.thread, do.threads) if any(map(any, access.thread)) else ()
+    return access.value, do.values, origin, (*apart, do.lanes), len(access.buffer.shape)
+
+
+@lru_cache(4096)
+def _answers(written: Footprint | None, read: Footprint) -> bool:
+    """Say whether a write (None: a whole one) makes all the cells that a read asks for."""
+    if written is None or written == read:
+        return True
+    return written[2:] == read[2:] and _cells(read) <= _cells(written)
+
+
+def _cells(footprint: Footprint) -> set[tuple[int, ...]]:
+    """Return the cells, less the origin."""
+    steps, extents, _, _, rank = footprint
+    found = {(0,) * rank}
+    for step, extent in zip(steps, extents, strict=True):
+        found = {
+            tuple(c + i * s for c, s in zip(cell, step, strict=True))
+            for cell in found
+            for i in range(extent if any(step) else 1)
+        }
+    return found
 
 
 def _ring(access: Access) -> Ring:
