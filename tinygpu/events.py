@@ -195,9 +195,7 @@ def _strange(protocol: Protocol) -> list[str]:
     """Return the names in a protocol that are no parameter, rank or copy: the grid's variables."""
     known = {name for name, _ in (*protocol.parameters, *protocol.cluster)}
     return sorted(
-        name
-        for crew in protocol.crews
-        for name in names_in(crew.body) - known - {crew.copy}
+        name for crew in protocol.crews for name in names_in(crew.body) - known - {crew.copy}
     )
 
 

@@ -238,10 +238,10 @@ def _bounded(operator: str, ends: list[Bounds]) -> Bounds:
             return a - d, b - c
         case "neg", [(a, b)]:
             return -b, -a
-        case ("max" | "min"), [(a, b), (c, d)]:
+        case (("max" | "min"), [(a, b), (c, d)]):
             function = _higher if operator == "max" else _lower
             return function(a, c), function(b, d)
-        case ("mul" | "ceildiv"), [(a, b), (c, d)]:
+        case (("mul" | "ceildiv"), [(a, b), (c, d)]):
             if operator == "ceildiv" and not np.all(np.asarray(c) > 0):
                 return -math.inf, math.inf
             function = OPERATORS[operator]  # monotonic in each argument

@@ -332,7 +332,7 @@ class Program:
         )
 
     def _distinct(self) -> None:
-        """Raise ProgramError for a name that is no identifier, or that two things of a kind have."""
+        """Raise ProgramError for a name that is no identifier, or that two of a kind have."""
         kinds = (
             ("buffers", [b.name for b in self.buffers]),
             ("barriers", [b.name for b in self.barriers]),
@@ -347,8 +347,8 @@ class Program:
         for name, _ in self.cluster:
             if name in ("cta", "cluster"):
                 raise ProgramError(
-                    f"program {self.name}: an axis of the cluster is called {name}, which says whom "
-                    "an arrival reaches; call it otherwise, as rank_m"
+                    f"program {self.name}: an axis of the cluster is called {name}, which says "
+                    "whom an arrival reaches; call it otherwise, as rank_m"
                 )
 
     def _identifier(self, name: str) -> None:
@@ -377,7 +377,7 @@ class Program:
                 if isinstance(name, str) and name in variables:
                     raise ProgramError(
                         f"program {self.name}: {what} names {name!r}, here a loop's or the grid's "
-                        "variable; a bound is an int, a size or a parameter: call the loop otherwise"
+                        "variable; a bound is an int, a size or a parameter: rename the loop"
                     )
 
         def bind(names: tuple[str, ...], variables: frozenset[str]) -> frozenset[str]:

@@ -126,7 +126,9 @@ def protocol_of(program: Program) -> Protocol:
     Raises ProgramError for an ``Exit``, which threads of a CTA with mbarriers may not take.
     """
     lowest = program.least_values()
-    bodies = [_lowered(r.body, Around(r.threads, _partly(r.body, r.threads))) for r in program.roles]
+    bodies = [
+        _lowered(r.body, Around(r.threads, _partly(r.body, r.threads))) for r in program.roles
+    ]
     crews = []
     cluster = tuple((v, int(n)) for v, n in program.cluster)
     for role, body in zip(program.roles, bodies, strict=True):
@@ -225,24 +227,32 @@ def _act(do: Do, around: Around) -> Act:
     return Act(do.instruction.name, kind, unique, signal, do.multicast, landed, fresh)
 
 
-def _partly(body: tuple[Statement, ...], threads: int) -> frozenset[str]:
-    """Return registers of which some read is not answered by what its block has just written.
+Written = dict[str, tuple[Affine, "Footprint | None"]]
 
-    It is by a write of the same index, if that fills the registers or writes just what is read.
+
+def _partly(
+    body: tuple[Statement, ...], threads: int, before: Written | None = None
+) -> frozenset[str]:
+    """Return registers of which some read is not answered by what was just written around it.
+
+    It is by a write of the same index, if that fills the registers or writes all that is read.
     """
     found: set[str] = set()
-    written: dict[str, tuple[Affine, Any]] = {}
+    written = dict(before or {})
     for statement in body:
         if isinstance(statement, Block):
-            found |= _partly(statement.body, threads)
-            written.clear()
+            for buffer in _written_in(statement.body):
+                written.pop(buffer, None)
+            found |= _partly(statement.body, threads, written)
         elif isinstance(statement, Do):
             for access in statement.reads:
                 if not isinstance(access, Access) or access.buffer.level != "registers":
                     continue
                 name, index = access.buffer.name, normal(access.index)
-                last, what = written.get(name, (None, None))
-                if last != index or not _answers(what, _footprint(statement, access)):
+                if name not in written or not (
+                    written[name][0] == index
+                    and _answers(written[name][1], _footprint(statement, access))
+                ):
                     found.add(name)
             write = statement.write
             if write.buffer.level == "registers":
@@ -250,6 +260,17 @@ def _partly(body: tuple[Statement, ...], threads: int) -> frozenset[str]:
                 what = None if whole else _footprint(statement, write)
                 written[write.buffer.name] = normal(write.index), what
     return frozenset(found)
+
+
+def _written_in(body: tuple[Statement, ...]) -> set[str]:
+    """Return the names of the buffers that statements write, at any depth."""
+    found: set[str] = set()
+    for statement in body:
+        if isinstance(statement, Do):
+            found.add(statement.write.buffer.name)
+        elif isinstance(statement, Block):
+            found |= _written_in(statement.body)
+    return found
 
 
 Footprint = tuple[

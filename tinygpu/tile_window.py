@@ -150,13 +150,17 @@ class _Read:
                     if (start, step) == (Affine(0, ((crew.copy, 1),)), crew.copies):
                         self.turns = max(self.turns, step)
                     elif (start, step) != (Affine(), 1):
-                        raise DoubtError("loops", f"{crew.name} takes tiles {start}, and every {step}th")
+                        raise DoubtError(
+                            "loops", f"{crew.name} takes tiles {start}, and every {step}th"
+                        )
                     self.tile, self.turn = tile, turn
                     self.visit(crew, inner, ranges, after=False)
                     self.tile, self.turn = "", ""
                 case Loop(var, start, str(), inner):
                     if self.step or after or start:
-                        raise DoubtError("loops", f"{crew.name} has two loops over trips, or not from 0")
+                        raise DoubtError(
+                            "loops", f"{crew.name} has two loops over trips, or not from 0"
+                        )
                     self.step = var
                     self.visit(crew, inner, ranges, after=False)
                     self.step, after = "", True
@@ -218,7 +222,9 @@ class _Read:
         low = high = form.constant
         for name, factor in form.terms:
             if not isinstance(factor, int) or name not in ranges:
-                raise DoubtError("indices", f"{form} depends on {name}, which is neither step nor tile")
+                raise DoubtError(
+                    "indices", f"{form} depends on {name}, which is neither step nor tile"
+                )
             ends = [factor * end for end in ranges[name]]
             low, high = low + min(ends), high + max(ends)
         return low, high
@@ -263,7 +269,9 @@ class _Read:
     def whole(self, coefficient: int | str, index: Affine) -> int:
         """Return a coefficient that is a positive number."""
         if not isinstance(coefficient, int) or coefficient < 1:
-            raise DoubtError("indices", f"index {index} runs backwards, or over neither steps nor tiles")
+            raise DoubtError(
+                "indices", f"index {index} runs backwards, or over neither steps nor tiles"
+            )
         return coefficient
 
     def points(self, lowest: dict[str, int], *, observed: bool) -> Points:
