@@ -43,7 +43,7 @@ ASSUMPTIONS: Mapping[str, str] = {
     "guards": "States that guards compare ranks, copies and constant loops, or are a distance to "
     "an end of their loop.",
     "indices": "States that a ring's indices stand still, or move by one coefficient from 1 on.",
-    "meetings": "States that a wait or a barrier stands under no guard, looks at no later step, and "
+    "meetings": "States that no wait or barrier stands under a guard or looks at a later step, and "
     "that a barrier of the CTA or cluster is outside of loops.",
     "wholes": "States that registers that are read later are written whole.",
     "points": "States that few enough trip counts decide all of them.",

@@ -264,7 +264,7 @@ LAWS: Mapping[str, Law] = {
             "early",
             "States that a term that may start early waits for the kernel before it.",
             _PTX + "griddepcontrol; CUDA C++ Programming Guide, Programmatic Dependent Launch",
-            "let it start when the kernel before it has ended (early), or use a term with mbarriers",
+            "start it when the kernel before it has ended (early), or use a term with mbarriers",
             of_case=early,
         ),
         *STORAGE_LAWS.values(),

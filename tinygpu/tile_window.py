@@ -289,11 +289,12 @@ class _Read:
                 tiles = -(-reach // factor) * (self.turns if pace == "turn" else 1)
                 far = max(far, tiles)
         window = width + 2 * self.guards
+        least = min(max(lowest.values(), default=0), window + 2)  # more trips are as so many
         if not self.protocol.persistent:
-            counts = [(n, 1) for n in range(max(lowest.values(), default=0), window + 3)]
+            counts = [(n, 1) for n in range(least, window + 3)]
         else:
             counts = [(0, far + 2)] if not self.trips else []
-            for trips in range(max(lowest.values(), default=0), window + 3 if self.trips else 0):
+            for trips in range(least, window + 3 if self.trips else 0):
                 tiles = -(-window // max(trips, 1)) + 2
                 counts.append(
                     (trips, max(tiles, far + 2) if trips <= 2 * self.guards + 2 else tiles)
