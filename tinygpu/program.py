@@ -283,10 +283,13 @@ class Program:
     def __post_init__(self) -> None:
         self._distinct()
         self._resolve()
+        seen: set[int] = set()  # what is declared is mostly used by identity, and often
         for statement, _ in walk(self):
             if isinstance(statement, Do | Exit):
                 for access in statement.accesses:
-                    self._declares(statement, "buffer", access.buffer, self.buffers)
+                    if id(access.buffer) not in seen:
+                        self._declares(statement, "buffer", access.buffer, self.buffers)
+                        seen.add(id(access.buffer))
                     if access.outside and not _loads(statement):
                         raise ProgramError(
                             f"program {self.name}: {statement} gives {access.outside} outside; "
@@ -393,8 +396,11 @@ class Program:
         def resolve(body: tuple[Statement, ...], variables: frozenset[str]) -> None:
             for statement in body:
                 for index in indices_of(statement):
-                    need(statement, (name for name, _ in index.terms), known | variables)
-                    number(statement, [factor for _, factor in index.terms], variables)
+                    for name, factor in index.terms:
+                        if name not in variables and name not in known:
+                            need(statement, (name,), known | variables)
+                        if isinstance(factor, str):
+                            number(statement, (factor,), variables)
                 if isinstance(statement, Do):
                     for read in statement.reads:
                         if isinstance(read, Scalar):
