@@ -30,7 +30,7 @@ from tinygpu.agents import TILES
 from tinygpu.assumptions import ASSUMPTIONS, assumptions
 from tinygpu.cli import app
 from tinygpu.device import load_device
-from tinygpu.errors import MachineError, ProgramError, TinyGpuError
+from tinygpu.errors import IllegalScheduleError, MachineError, ProgramError, TinyGpuError
 from tinygpu.events import Verdict, verdict, verdict_of_protocol
 from tinygpu.expression import Apply, Constant, Expression, bounds, value
 from tinygpu.instruction import INSTRUCTIONS
@@ -40,6 +40,8 @@ from tinygpu.layout import Layout
 from tinygpu.machine import Chosen, Machine, used_instructions
 from tinygpu.machines import MACHINES
 from tinygpu.machines.ampere import STARTS as AMPERE
+from tinygpu.machines.hopper import STARTS as HOPPER
+from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul, rmsnorm, softmax
 from tinygpu.program import (
@@ -70,6 +72,7 @@ from tinygpu.protocol import Act, Crew, One, Protocol, Ring, Tiles, Touch
 from tinygpu.protocol_extraction import is_asynchronous
 from tinygpu.reach import Case
 from tinygpu.schedule import Schedule, to_json
+from tinygpu.search.best import rank
 from tinygpu.space import Space
 from tinygpu.storage_laws import STORAGE_LAWS
 
@@ -381,7 +384,9 @@ def products(number: random.Random) -> Program:
     )
     product_ = replace(multiply, reads=still, write=still[-1], fresh=Affine())
     sums = [s for s, _ in walk(plain) if isinstance(s, Do) and s.instruction.name == "cvt"]
-    use = replace(sums[0], reads=(replace(sums[0].reads[0], index=Affine(), origin=()),))
+    (taken,) = sums[0].reads
+    assert isinstance(taken, Access)
+    use = replace(sums[0], reads=(replace(taken, index=Affine(), origin=()),))
     use = replace(use, write=replace(use.write, index=Affine(), origin=()))
     stores: list[Statement] = [zero]
     for ring in rings.values():
@@ -662,6 +667,32 @@ def test_what_is_unproved_is_never_said_to_be_legal(tmp_path: Path) -> None:
     sizes = ["-m", "256", "-n", "256", "-k", "256"]
     found = runner.invoke(app, ["search", "matmul", *sizes, *machine, *fixed])
     assert found.exit_code, found.stdout
+
+
+class Unready(Hopper):
+    """A machine whose steps may be fewer than none, as far as its expression says."""
+
+    name = "unready"
+
+    def program(self, operation: Any, choose: Any) -> Program:
+        made = super().program(operation, choose)
+        once = value("k").ceildiv(Constant(choose.tile_k))
+        steps = ("trips", once * Constant(2) - once)
+        return replace(made, parameters=(*(p for p in made.parameters if p[0] != "trips"), steps))
+
+
+def test_a_search_offers_nothing_unproved() -> None:
+    """Of terms with mbarriers the verdict is asked at the end, and says why nothing is left.
+
+    Steps that are not proved to be there are taken to be none, at which the sums are unwritten.
+    """
+    problem = Problem.of(matmul("bf16", layout="nt"), m=256, n=256, k=256)
+    values = {n: v for n, v in HOPPER["ring"].items() if n not in ("raster", "stages")}
+    assert rank(Space(Hopper(), problem, H200, fixed=values), 3).best
+    space = Space(Unready(), problem, H200, fixed=values)
+    assert space.count()
+    with pytest.raises(IllegalScheduleError, match=r"concurrency: .*; so are all"):
+        rank(space, 3)
 
 
 # what the machines build
