@@ -4,7 +4,8 @@ What is left out:
 
 * A register ring whose every read follows, in the same block, a write of the same index.
 * Iterations but the first of a loop of acts that does not occur in their indices, if each ring has
-  one index in it: the others touch the same cells, between the same waits, at the same index.
+  one index in it, and no two threads of a write share a cell in two iterations: the others touch
+  the same cells, between the same waits, at the same index.
 * Bytes, where one arrival expects just what the loads beside it land: each load then counts 1.
 
 >>> from tinygpu.machine import Chosen
