@@ -56,7 +56,7 @@ from tinygpu.program import (
 
 __all__ = ["EMITTER_VERSION", "PTX_VERSION", "Kernel", "emit", "signature"]
 
-EMITTER_VERSION = 2
+EMITTER_VERSION = 3
 PTX_VERSION = "9.0"  # spec: the newest that ptxas 13.0 takes
 _GROUPS = {"cp.async": "cp.async.{}", "bulk": "cp.async.bulk.{}", "wgmma": "wgmma.{}.sync.aligned"}
 _AS_A_BRANCH = "bar.warp.sync -1"

@@ -27,7 +27,7 @@ import numpy as np
 from tinygpu.codegen.emit import emit, integer_values
 from tinygpu.codegen.interpreter import Finding, Memory, Module, Report, TensorMap, launch
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.runtime.maps import pitches_bytes
+from tinygpu.codegen.runtime.maps import box_of, pitches_bytes
 from tinygpu.codegen.smem import smem_plan
 from tinygpu.codegen.tensor_map import tensor_maps
 from tinygpu.memory import DTYPES
@@ -129,7 +129,8 @@ def execute(
     maps = [
         TensorMap(
             places[m.buffer], m.dtype, held.shape[::-1],
-            tuple(pitches_bytes(held.itemsize, held.shape, held.strides)), m.box, m.swizzle,
+            tuple(pitches_bytes(held.itemsize, held.shape, held.strides)),
+            box_of(m, held.shape), m.swizzle,
         )
         for m in tensor_maps(program)
         for held in [arrays[m.buffer]]

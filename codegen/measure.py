@@ -256,8 +256,8 @@ class Campaign(ExitStack):
         allowed = self._allowed(candidate)
         if self.errors.get(name, math.inf) <= allowed:
             return True
-        seed = self.options.seed + len(self.errors)
-        request = {"do": "validate", "name": name, "seed": seed, **candidate, **self._common}
+        seeded = {"seed": self.options.seed, **self._common}
+        request = {"do": "validate", "name": name, **candidate, **seeded}
         answer = self.worker.ask(request, self.options.limit_seconds)
         if "failed" in answer:
             self._fail(name, str(answer["failed"]))

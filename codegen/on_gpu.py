@@ -54,14 +54,17 @@ def answer_on_gpu(request: dict[str, Any]) -> dict[str, Any]:
         except (TinyGpuError, ImportError) as error:
             return {"names": [], "why": str(error)}
     if request["do"] == "validate":
-        first = trial(problem, request["seed"], scalars=scalars)
-        output = Output(problem)
-        run = _Run.of(request, first, output)
+        data, outputs, _ = _data(problem, request["seed"], tuple(sorted(scalars.items())))
+        outputs[0].poison()
+        run = _Run.of(request, data[0], outputs[0])
         gpu().cuda.Device().synchronize()  # the data came on another stream
         with current_stream(gpu().cuda.Stream(non_blocking=True)) as stream:
             run.enqueue()
             stream.synchronize()
-        return {"error": run.error()}
+        error = run.error()
+        if error > 1:  # what is wrong may have written anywhere
+            _data.cache_clear()
+        return {"error": error}
     return _time_on_gpu(request, problem, scalars)
 
 

@@ -26,7 +26,8 @@ from tinygpu.codegen.rings import Rings
 from tinygpu.codegen.scope import Scope
 from tinygpu.codegen.tcgen05 import allocate, allocated, commit, release
 from tinygpu.codegen.tensor import TILE_RULES, prepare
-from tinygpu.codegen.tensor_map import tensor_map_of, tensor_maps
+from tinygpu.codegen.tensor_map import TensorMap, tensor_maps
+from tinygpu.codegen.trimming import expected_bytes, trim
 from tinygpu.errors import ProgramError
 from tinygpu.program import (
     Access,
@@ -225,6 +226,7 @@ class RoleKernel(Kernel):
                 static = {**scope.static, loop.tile: 0, loop.turn: 0}
                 inner = replace(scope, static=static)
                 prepare(self, loop.body, inner)
+                trim(self, loop.body, inner)
                 self.body(loop.body, inner)
             return
         clusters = text.register("u32")
@@ -247,6 +249,7 @@ class RoleKernel(Kernel):
             text.lines.append('\t.pragma "nounroll";')
             with text.scope():
                 self.grid(at)
+                trim(self, loop.body, inner)
                 self.body(loop.body, inner)
                 text.emit(f"add.s32 {tile}, {tile}, {loop.step}")
                 text.emit(f"add.s32 {turn}, {turn}, 1")
@@ -332,7 +335,7 @@ class RoleKernel(Kernel):
             what, more = (".expect_tx", f", {arrive.bytes}") if arrive.bytes else ("", "")
             text.emit(f"mbarrier.arrive{what}.shared::cluster.b64 _, {at}{more}")
         elif arrive.bytes:
-            at = f"[{base}+{start}], {arrive.bytes}"
+            at = f"[{base}+{start}], {expected_bytes(self, arrive, scope)}"
             text.emit(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, {at}")
         elif not many:
             text.emit(f"mbarrier.arrive.shared::cta.b64 _, [{base}+{start}]")
@@ -376,9 +379,9 @@ class RoleKernel(Kernel):
             self.fragments[key] = self.text.register(kind)
         return self.fragments[key]
 
-    def map_of(self, do: Do) -> str:
-        """Return the register that points to a statement's tensor map."""
-        return f"%{self.maps[tensor_map_of(do)]}"
+    def map_at(self, tensor_map: TensorMap) -> str:
+        """Return the register that points to a tensor map."""
+        return f"%{self.maps[tensor_map]}"
 
     def smem_at(self, name: str, stages: int, index: Affine, scope: Scope) -> Number:
         """Return how many bytes above ``%smem`` the stage of a buffer's index begins."""

@@ -28,6 +28,8 @@ from tinygpu.codegen.fragments import (
 )
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.codegen.tcgen05 import copy, mma, tmem_load, tmem_store
+from tinygpu.codegen.tensor_map import is_trimmed, tensor_map_of
+from tinygpu.codegen.trimming import trimmed_map
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Affine, Block, Do, Statement
 
@@ -48,7 +50,12 @@ def _tma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     gmem, smem = (read, do.write) if loads else (do.write, read)
     if loads != (do.signal is not None) or len(do.values) > 3:
         raise ProgramError(f"{do}: a load of up to three value modes signals a barrier, no store")
-    text, name = kernel.text, kernel.map_of(do)
+    text, only = kernel.text, ""
+    if is_trimmed(do):
+        name, some = trimmed_map(kernel, do, scope)
+        only = f"@{some} "
+    else:
+        name = kernel.map_at(tensor_map_of(do))
     base = text.add(smem_stage(kernel, smem, scope), offset(kernel, smem, scope))
     slabs = int(do.values[2]) if len(do.values) > 2 else 1
     mask = receivers(kernel, do.multicast)
@@ -70,7 +77,7 @@ def _tma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
         kind, to = (".multicast::cluster", f", {mask}") if mask else ("", "")
         kind += ".cta_group::2" if do.signal and do.signal[0].home else ""
         text.emit(
-            f"{copy}.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            f"{only}{copy}.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
             f"{kind} [{at}], [{where}], {signal}{to}"
         )
 

@@ -2,7 +2,8 @@
 
 A statement that moves a tile between gmem and shared memory moves it in *boxes*: one for each value
 of its last value mode (the slabs), each of (contiguous extent) x (lines).  Box, swizzle and array
-make a tensor map, which ``runtime/maps.py`` encodes and the kernel takes as a parameter.
+make a tensor map, which ``runtime/maps.py`` encodes and the kernel takes as a parameter.  A load
+that leaves out lines has a second map, for the last lines (``trimming.py``).
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS, Hopper
@@ -23,7 +24,7 @@ from tinygpu.codegen.runtime.maps import TensorMap
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Do, Program, walk
 
-__all__ = ["TensorMap", "tensor_map_of", "tensor_maps"]
+__all__ = ["TensorMap", "is_trimmed", "tensor_map_of", "tensor_maps"]
 
 
 def tensor_map_of(do: Do) -> TensorMap:
@@ -50,17 +51,26 @@ def tensor_map_of(do: Do) -> TensorMap:
     box = [1] * len(gmem.buffer.shape)
     for extent, steps in zip(extents, gmem.value, strict=False):
         box[[bool(s) for s in steps].index(True)] = extent
+    if is_trimmed(do) and gmem.value[1][len(box) - 2] != 1:
+        raise ProgramError(f"{do}: only lines along the last dimension but one can be left out")
     return TensorMap(gmem.buffer.name, gmem.buffer.dtype, tuple(box[::-1]), bits)
 
 
 def tensor_maps(program: Program) -> tuple[TensorMap, ...]:
     """Return the program's maps, in order of first use: the order of the kernel's parameters."""
-    found = (
-        tensor_map_of(s)
-        for s, _ in walk(program)
-        if isinstance(s, Do) and s.instruction.unit == "tma"
-    )
-    return tuple(dict.fromkeys(found))
+    found: dict[TensorMap, None] = {}
+    for s, _ in walk(program):
+        if isinstance(s, Do) and s.instruction.unit == "tma":
+            one = tensor_map_of(s)
+            found[one] = None
+            if is_trimmed(s):
+                found[one._replace(rest=True)] = None
+    return tuple(found)
+
+
+def is_trimmed(do: Do) -> bool:
+    """Return whether it is a load that leaves out the lines outside of the array."""
+    return any(isinstance(read, Access) and read.trimmed for read in do.reads)
 
 
 def _log2(number: int) -> int:

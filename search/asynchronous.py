@@ -14,7 +14,8 @@ of *events*.  An event occupies units for some cycles, each a number or an array
     fill     the way from L2 into this SM: of every byte that lands here, multicast or not
 
 A load also says how many bytes L2 sends for it: those to further receivers count in part.  Rows of
-a box outside the array come from nowhere, but TMA writes their zeros slowly, one by one.
+a box outside the array come from nowhere, but TMA writes their zeros slowly, one by one, unless the
+load leaves them out.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machine import Chosen
@@ -41,6 +42,7 @@ from tinygpu.access_map import Affine
 from tinygpu.device import Device
 from tinygpu.errors import ProgramError
 from tinygpu.program import (
+    Access,
     Arrive,
     Commit,
     Do,
@@ -313,6 +315,8 @@ class _Accountant:
                 inside = share_inside(do, self.program, self.values)
                 sent = count * width * inside * (1 + PIPELINE["multicast"] * (receivers - 1))
                 line = PIPELINE["tma_line"] + PIPELINE["tma_outside"] * (1 - inside)
+                if any(isinstance(read, Access) and read.trimmed for read in do.reads):
+                    line = PIPELINE["tma_line"] * inside
                 cycles = {
                     "serial": PIPELINE["tma_issue"],
                     "tma": line * count / do.values[0],

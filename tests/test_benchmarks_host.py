@@ -93,12 +93,12 @@ def test_cases_are_legal_and_start(case: Case, monkeypatch: pytest.MonkeyPatch) 
     assert first == second
     assert fake.driver.replays == (0 if "early" in case.name else 1)
     assert len(fake.of("clear")) == (2 if "split" in case.name else 0)
-    assert len(fake.of("encode")) == (3 if "hopper" in case.name else 0)
+    assert len(fake.of("encode")) == (5 if "hopper" in case.name else 0)
     assert first.attributes == (((6, 1),) if "early" in case.name else ())
 
 
 def test_a_time_is_the_hosts_alone() -> None:
-    """The median of samples; what draining takes does not count, and no burst fills the queue."""
+    """The least of samples; what draining takes does not count, and no burst fills the queue."""
     now, pending, most, runs = 0.0, 0, 0, 0
 
     def run() -> None:

@@ -68,15 +68,15 @@ def test_maps_come_first_and_know_the_views(fake: Gpu) -> None:
     a, b = half(200, 64, strides=(256, 2)), half(520, 64)
     c = kernel(a, b)
     maps, pointers, _, _ = fake.launched()[0].arguments(kernel)
-    mapped = [c.data.ptr, a.pointer, b.pointer]
+    mapped = [c.data.ptr, a.pointer, a.pointer, b.pointer, b.pointer]
     assert maps == [pointer.to_bytes(8, "little") * 16 for pointer in mapped]
     assert pointers == [a.pointer, b.pointer, c.data.ptr]
     asked = fake.of("encode")
     assert [pointer.value for _, _, pointer, *_ in asked] == mapped
     sizes = [list(shape) for _, _, _, shape, *_ in asked]
-    assert sizes == [[520, 200], [64, 200], [64, 520]]
-    assert [steps[0] for _, _, _, _, steps, *_ in asked] == [1040, 256, 128]
-    assert kernel.ptx.count(".param .align 64 .b8 map_") == 3
+    assert sizes == [[520, 200], [64, 200], [64, 200], [64, 520], [64, 520]]
+    assert [steps[0] for _, _, _, _, steps, *_ in asked] == [1040, 256, 256, 128, 128]
+    assert kernel.ptx.count(".param .align 64 .b8 map_") == 5
 
 
 def test_clusters_that_do_not_fit_are_refused(fake: Gpu) -> None:

@@ -182,7 +182,8 @@ class Access:
 
     ``thread[i]`` and ``value[j]`` are the steps, one a dimension, of the i-th thread and the j-th
     value mode.  ``guard[d]`` says whether dimension d is compared with its size (gmem only);
-    ``outside`` is what ld.global gives there.
+    ``outside`` is what ld.global gives there.  With ``trimmed`` a TMA load leaves out the lines
+    (value mode 1) that lie outside: what their cells hold then is not defined.
     """
 
     buffer: Buffer
@@ -192,6 +193,7 @@ class Access:
     index: Affine = Affine()
     guard: tuple[bool, ...] = ()
     outside: float = 0.0
+    trimmed: bool = False
 
     def __post_init__(self) -> None:
         rank = len(self.buffer.shape)
@@ -206,7 +208,8 @@ class Access:
     def __str__(self) -> str:
         ring = "" if str(self.index) == "0" and self.buffer.stages == 1 else f"@({self.index})"
         if self.buffer.level == "gmem":
-            return f"{self.buffer.name}[{', '.join(map(str, self.origin))}]"
+            text = f"{self.buffer.name}[{', '.join(map(str, self.origin))}]"
+            return f"{text}, lines inside" if self.trimmed else text
         return f"{self.buffer.name}{ring}"
 
 

@@ -45,12 +45,16 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Touched:
-    """Cells as (values, threads); ``taken`` tells which of them are touched at all."""
+    """Cells as (values, threads); ``taken`` tells which of them are touched at all.
+
+    ``left``: those of lines that a trimmed load leaves out.
+    """
 
     cell: Integers
     taken: Booleans
     every: bool
     faults: tuple[Fault, ...] = ()
+    left: Booleans | bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,6 +164,7 @@ class Toucher:
             address += (along + start) * stride
         taken = np.ones(address.shape, np.bool_)
         faults: tuple[Fault, ...] = ()
+        left: Booleans | bool = False
         vector = _vector(do)
         if any(
             low + start < 0 or high + start >= size
@@ -176,6 +181,9 @@ class Toucher:
                 taken = np.repeat(taken[::vector], vector, axis=0)
             sure = taken & inside
             absolute = places.place + np.array(origin)[:, None, None]
+            if access.trimmed:
+                line = access.value[1].index(1)
+                left = absolute[line] >= sizes[line]
             faults = _outside(access, sure | ~taken, absolute, numbers)
             taken = sure
         wild = taken & ((address < 0) | (address >= prod(sizes)))
@@ -183,7 +191,7 @@ class Toucher:
             faults += _outside(access, ~wild, address[None], numbers)
             taken = taken & ~wild
         faults += _vectors(access, vector, address, taken, numbers)
-        return Touched(address, taken, bool(taken.all()), faults)
+        return Touched(address, taken, bool(taken.all()), faults, left)
 
     def _gmem_places(
         self, do: Do | Exit, access: Access, numbers: Integers, key: object

@@ -223,6 +223,7 @@ def _load(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
         raise ProgramError(f"{do}: a TMA load reads global memory and signals; name both")
     touched = gmem_of(agent, do, source, env)
     values = from_gmem(agent, do, source, touched.cell, touched.taken)
+    values = np.where(touched.left, np.nan, values)
     cells, taken = cells_of(agent, do, write, env)
     index = write.index.evaluate(env)
     size = extent(do.values) * write.buffer.type.bytes * agent.threads.size

@@ -15,7 +15,7 @@ from tinygpu.codegen.runtime.driver import call
 from tinygpu.codegen.runtime.views import WIDTHS
 from tinygpu.errors import LaunchError
 
-__all__ = ["TensorMap", "encode", "pitches_bytes"]
+__all__ = ["TensorMap", "box_of", "encode", "pitches_bytes"]
 
 _MAP_BYTES = 128
 _MAP_TYPES = {
@@ -34,17 +34,20 @@ _L2_PROMOTION_256B = 3  # spec: CUtensorMapL2promotion
 class TensorMap(NamedTuple):
     """A map of the array ``buffer``: ``box`` in elements, contiguous dimension first.
 
-    The dimensions that a box does not move along, as a batch's, are 1 in it.
+    The dimensions that a box does not move along, as a batch's, are 1 in it.  ``rest``: the box has
+    only the lines that are left of the array where whole boxes of so many lines end.
     """
 
     buffer: str
     dtype: str
     box: tuple[int, ...]
     swizzle: int
+    rest: bool = False
 
     def __str__(self) -> str:
         box = " x ".join(map(str, self.box))
-        return f"{self.buffer}: boxes of {box}, {_SWIZZLES[self.swizzle]} swizzle"
+        what = "the rest of boxes" if self.rest else "boxes"
+        return f"{self.buffer}: {what} of {box}, {_SWIZZLES[self.swizzle]} swizzle"
 
 
 def pitches_bytes(width: int, shape: Sequence[int], strides_bytes: Sequence[int]) -> list[int]:
@@ -63,6 +66,17 @@ def pitches_bytes(width: int, shape: Sequence[int], strides_bytes: Sequence[int]
             below = pitches[d - 2] if d > 1 else width
             pitches[d - 1] = -(-lengths[d - 1] * below // 16) * 16
     return pitches
+
+
+def box_of(tensor_map: TensorMap, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the box of an array's map, contiguous dimension first.
+
+    >>> box_of(TensorMap("a", "bf16", (64, 128), 3, rest=True), (300, 4096))
+    (64, 44)
+    """
+    inner, lines, *others = tensor_map.box
+    rest = shape[-2] % lines if tensor_map.rest else 0
+    return (inner, rest or lines, *others)
 
 
 def encode(
@@ -92,7 +106,7 @@ def encode(
         ctypes.c_void_p(pointer),
         (ctypes.c_uint64 * rank)(*lengths),
         (ctypes.c_uint64 * rank)(*pitches, 0),
-        small(*tensor_map.box),
+        small(*box_of(tensor_map, shape)),
         small(*(1,) * rank),
         ctypes.c_int(0),
         ctypes.c_int(tensor_map.swizzle),

@@ -253,7 +253,7 @@ def timed_at(job: Job) -> ShapeTimes:
     with ExitStack() as open_:
         assert job.store is not None
         store = open_.enter_context(Store(job.store))
-        options = replace(COARSE, rounds=job.rounds)
+        options = replace(COARSE, rounds=job.rounds, batch=max(1, len(programs)))
         campaign = open_.enter_context(
             Campaign(job.problem, store=store, options=options, crew=_own_crew())
         )

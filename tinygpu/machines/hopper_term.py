@@ -64,6 +64,8 @@ _BLOCK = 64  # spec: the rows of one wgmma
 class HopperTerm(TensorTerm):
     """One term in the making: what its parts have in common; ``d`` has the decisions."""
 
+    trims = True
+
     def __init__(self, operation: Operation, d: Any) -> None:
         super().__init__(operation, d, swap=d.swap, rows_here=d.tile_m, columns_here=d.tile_n)
         self.taking_turns = d.consume == "pingpong"

@@ -16,6 +16,7 @@ Source: PTX ISA 9, "Tensors" and "Shared Memory Matrix Layout".
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tinygpu.expression import Constant, Expression, value
@@ -55,6 +56,8 @@ class TensorTerm:
 
     full: Barrier
     empty: Barrier
+    trims = False
+    """Whether lines of a tile outside of the array are not loaded, instead of loaded as zeros."""
     first_row: Affine
     first_column: Affine
 
@@ -135,7 +138,7 @@ class TensorTerm:
             source = (self.k, first + here)
             target = (Affine(), Affine(), var(rank, part // self.inner))
         steps = ((0, 1), (1, 0), (0, self.inner))
-        outside = self.outside(operand, steps, source)
+        outside = replace(self.outside(operand, steps, source), trimmed=self.trims and by_k)
         inside = Access(smem, ((0, 1, 0), (1, 0, 0), (0, 0, 1)), origin=target, index=self.n)
         copy = INSTRUCTIONS["cp.async.bulk.tensor"]
         return Do(copy, inside, (outside,), values, signal=(self.full, self.n), multicast=rank)
