@@ -43,7 +43,7 @@ from tinygpu.machines.ampere import STARTS as AMPERE
 from tinygpu.machines.hopper import STARTS as HOPPER
 from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul, rmsnorm, softmax
+from tinygpu.operation import ACTIVATIONS, Problem, matmul, rmsnorm, softmax
 from tinygpu.program import (
     Access,
     Affine,
@@ -726,3 +726,15 @@ def test_by_hand_all_are_proved() -> None:
     assert DOUBLE.axes == ("i",)
     assert MINE.buffer is HELD
     assert BY_THREAD
+
+
+def test_epilogues_use_what_machines_list() -> None:
+    """Scales, biases and activations, of all machines that fuse them."""
+    operations = [
+        matmul("bf16", layout="nt", scaled=scaled, bias=bias, activation=activation)
+        for scaled, bias, activation in product((False, True), (False, True), sorted(ACTIVATIONS))
+    ]
+    for name, start in (("hopper", HOPPER["tma store"]), ("ampere", AMPERE["plain"])):
+        for operation in operations:
+            if name == "hopper" or "alpha" not in operation.scalars:
+                assert MACHINES[name].term(operation, Chosen(start)).roles
