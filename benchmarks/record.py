@@ -423,8 +423,8 @@ def _verdict(term: Callable[[], Program]) -> str:
         return f"refused: {type(error).__name__}"
     except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
         return f"failed: {type(error).__name__}"  # of a term that no law but another one allows
-    if found.legal:
-        return "proved" if found.proved else "checked"
+    if found.outcome != "illegal":
+        return "proved" if found.legal else "checked"
     return found.findings[0].kind
 
 

@@ -82,8 +82,8 @@ def row_of_drawn(one: Drawn) -> dict[str, Any]:
     reasons: list[str] = []
     try:
         found = verdict(program)
-        row["proved"] = found.proved
-        reasons += [] if found.legal else [str(found).splitlines()[1].strip()]
+        row["proved"] = found.legal
+        reasons += [] if found.legal else [found.reason]
         text = emit(program, ARCH, one.sizes)
         cubin = assemble(text, ARCH)
         warnings = [x for x in cubin.messages.splitlines() if "warning" in x or "(C7" in x]

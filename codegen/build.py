@@ -119,7 +119,7 @@ class Builders(ExitStack):
 
 def _built(program: Program, arch: str, sizes: Mapping[str, int] | None, *, judging: bool) -> Built:
     if judging and not (found := verdict(program)).legal:
-        raise ProgramError(f"concurrency: {found.findings[0]}; choose another schedule")
+        raise ProgramError(f"concurrency: {found.outcome}: {found.reason}; choose another schedule")
     ptx = emit(program, arch, sizes)
     return Built(arch, ptx, assemble(ptx, arch))
 

@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from tinygpu.batches import waits_at_mbarriers
 from tinygpu.cores import cores
-from tinygpu.errors import ScheduleError, nearest
+from tinygpu.errors import IllegalScheduleError, ScheduleError, nearest
+from tinygpu.events import Verdict, is_legal, verdict
 from tinygpu.schedule import Schedule
 from tinygpu.search.branch import Entry, Key, Progress, Search
 from tinygpu.search.cost import Breakdown, cost
@@ -103,15 +105,30 @@ def _ranking(
     *,
     proven: bool = True,
 ) -> Ranking:
-    """Predict the k best of the entries; ties stand in the order of the decisions' values."""
+    """Predict the k best of the entries; ties stand in the order of the decisions' values.
+
+    Terms with mbarriers are asked for the verdict here.  What is illegal or unproved is left out,
+    and then others than the entries might be among the best.
+    """
     found: dict[Key, tuple[float, Schedule]] = {}
     for key, seconds, schedule in sorted(entries, key=lambda e: (e[1], _place(space, e[2]))):
         found.setdefault(key, (seconds, schedule))
-    best = []
-    for _, schedule in list(found.values())[:k]:
+    best: list[Ranked] = []
+    refused: Verdict | None = None
+    for _, schedule in found.values():
+        if len(best) == k:
+            break
         program = schedule.program(space.machine, space.problem.operation)
+        if waits_at_mbarriers(program) and not is_legal(program):
+            refused, proven = verdict(program), False
+            continue
         breakdown = cost(program, space.problem.sizes, space.device)
         best.append(Ranked(float(breakdown.seconds), schedule, breakdown))
+    if refused and not best:
+        raise IllegalScheduleError(
+            f"concurrency: {refused.outcome}: {refused.reason}; so are all that the search met: "
+            "fix other decisions, or mend the machine"
+        )
     best.sort(key=lambda r: (r.seconds, _place(space, r.schedule)))
     return Ranking(tuple(best), space.raw, legal, scored, proven)
 

@@ -36,9 +36,11 @@ def broken(program: Program, sizes: Mapping[str, int] = LARGE) -> dict[str, str]
 
 
 def rewritten(
-    program: Program, change: Callable[[Statement], Statement | tuple[Statement, ...]]
+    program: Program,
+    change: Callable[[Statement], Statement | tuple[Statement, ...]],
+    **declared: Any,
 ) -> Program:
-    """The program with each statement replaced, innermost first."""
+    """The program with each statement replaced, innermost first, and with what it declares."""
 
     def body(statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
         found: list[Statement] = []
@@ -49,7 +51,8 @@ def rewritten(
             found += new if isinstance(new, tuple) else (new,)
         return tuple(found)
 
-    return replace(program, roles=tuple(replace(r, body=body(r.body)) for r in program.roles))
+    roles = tuple(replace(r, body=body(r.body)) for r in program.roles)
+    return replace(program, roles=roles, **declared)
 
 
 def dos(program: Program, instruction: str, change: Callable[[Do], Any]) -> Program:
@@ -74,8 +77,7 @@ def rebuffered(program: Program, name: str, **changes: Any) -> Program:
         reads = tuple(map(access, statement.reads))
         return replace(statement, write=access(statement.write), reads=reads)
 
-    changed = replace(program, buffers=tuple(map(buffer, program.buffers)))
-    return rewritten(changed, change)
+    return rewritten(program, change, buffers=tuple(map(buffer, program.buffers)))
 
 
 def role(program: Program, name: str, **changes: Any) -> Program:

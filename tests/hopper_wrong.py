@@ -18,6 +18,7 @@ from tinygpu.program import (
     Program,
     Statement,
     Sync,
+    Wait,
     When,
     var,
 )
@@ -99,8 +100,17 @@ def everywhere(program: Program) -> Program:
 
 
 def with_barriers(program: Program, **changes: Any) -> Program:
-    """The program with the barriers that it declares changed."""
-    return replace(program, barriers=tuple(replace(b, **changes) for b in program.barriers))
+    """The program with its barriers changed, wherever they are mentioned."""
+
+    def change(s: Statement) -> Statement:
+        if isinstance(s, Wait | Arrive):
+            return replace(s, barrier=replace(s.barrier, **changes))
+        if isinstance(s, Do) and s.signal:
+            return replace(s, signal=(replace(s.signal[0], **changes), s.signal[1]))
+        return s
+
+    changed = tuple(replace(b, **changes) for b in program.barriers)
+    return rewritten(program, change, barriers=changed)
 
 
 # A law, what its message says, and a term that breaks it.
@@ -332,7 +342,10 @@ RIGHT: tuple[tuple[str, Program], ...] = (
     ("cluster_size", term("cluster", cluster_m=4, cluster_n=2)),
     (
         "collective",
-        replace(term("plain"), roles=(*term("plain").roles, term("plain").roles[1])),
+        replace(
+            term("plain"),
+            roles=(*term("plain").roles, replace(term("plain").roles[1], name="another")),
+        ),
     ),
     ("mbarrier", with_barriers(term("plain"), arrivals=(1 << 20) - 1, stages=1)),
     ("mbarrier", dos(term("plain"), LOAD, lambda do: twice(do, 1))),

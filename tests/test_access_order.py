@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tinygpu.agents import TILES
 from tinygpu.conditions import hazards
 from tinygpu.program import Affine
 from tinygpu.protocol import Act, Crew, Protocol, Ring, Touch
@@ -14,7 +15,7 @@ def written(share: str, copies: int, *, overlap: bool = False) -> set[str]:
     ring = Ring("x", 1, "copy" if share == "copy" else "cta")
     write = Act("st", "generic", (Touch(ring, Affine(), True, overlap),))
     crew = Crew("all", 128, copies, "w", (write,))
-    return {h.kind for h in hazards(Protocol((crew,), (), False, ()), {"tiles": 1})}
+    return {h.kind for h in hazards(Protocol((crew,), (), False, ()), {TILES: 1})}
 
 
 @pytest.mark.parametrize(
@@ -55,5 +56,5 @@ def test_a_product_follows_a_fence_after_what_touched_its_sums(
     body: tuple[Act | Fence | Sync, ...], legal: bool
 ) -> None:
     crew = Crew("all", 128, 1, "", body)
-    found = {h.kind for h in hazards(Protocol((crew,), (), False, ()), {"tiles": 1})}
+    found = {h.kind for h in hazards(Protocol((crew,), (), False, ()), {TILES: 1})}
     assert ("proxy" not in found) == legal

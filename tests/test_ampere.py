@@ -151,9 +151,13 @@ WRONG: dict[str, tuple[str, str, Callable[[Do], Do]]] = {
     "others": (
         "mma_shape",
         "mma.sync",
-        of_read(2, buffer=lambda b: replace(b, name="rounded")),
+        of_read(2, buffer=lambda b: replace(b, name="others")),
     ),
-    "types": ("mma_shape", "mma.sync", of_read(1, buffer=lambda b: replace(b, dtype="f16"))),
+    "types": (
+        "mma_shape",
+        "mma.sync",
+        of_read(1, buffer=lambda b: replace(b, name="others", dtype="f16")),
+    ),
 }
 
 
@@ -162,7 +166,11 @@ def test_the_laws_of_a_warp_break(name: str) -> None:
     law, instruction, change = WRONG[name]
     program = term("ring")
     assert broken(program) == {}
-    assert law in broken(dos(program, instruction, change))
+    known = {b.name for b in program.buffers}
+    used = [a.buffer for s in statements(program, instruction) for a in change(s).accesses]
+    more = {b.name: b for b in used if b.name not in known}
+    wider = replace(program, buffers=(*program.buffers, *more.values()))
+    assert law in broken(dos(wider, instruction, change))
 
 
 def test_every_law_of_a_warp_is_broken_by_something() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.async_mutants import mutants
-from tinygpu.agents import Agent, unfold
+from tinygpu.agents import TILES, Agent, unfold
 from tinygpu.conditions import hazards
 from tinygpu.contributions import sends
 from tinygpu.events import concurrency_key, verdict
@@ -112,7 +112,7 @@ def paths(agents: tuple[Agent, ...], found: Protocol) -> nx.DiGraph:
 def test_clocks_are_paths(start: str, tiles: int, trips: int) -> None:
     """An event comes before another's issue by their clocks if and only if a path leads there."""
     found = protocol(start)
-    agents = unfold(found, {"tiles": tiles, "trips": trips})
+    agents = unfold(found, {TILES: tiles, "trips": trips})
     graph = paths(agents, found)
     assert nx.is_directed_acyclic_graph(graph)
     every = images(found.cluster)
@@ -135,9 +135,9 @@ def test_the_points_decide_every_number_of_tiles_and_trips(data: Any) -> None:
     assert isinstance(key, Protocol)
     most = dict(tile_window(key)[0].most)
     trips = data.draw(st.integers(1, most["trips"] + 4))
-    beyond = most["tiles"] + 3 if key.persistent else 1
+    beyond = most[TILES] + 3 if key.persistent else 1
     tiles = data.draw(st.integers(0, beyond))
-    if hazards(key, {"tiles": tiles, "trips": trips}):
+    if hazards(key, {TILES: tiles, "trips": trips}):
         assert not got.legal, (name, tiles, trips)
 
 
@@ -148,7 +148,7 @@ def test_fewer_tiles_have_no_faults_of_their_own(start: str) -> None:
         key = concurrency_key(program)
         assert isinstance(key, Protocol)
         for trips in (1, 2, 5):
-            legal = [not hazards(key, {"tiles": t, "trips": trips}) for t in range(6)]
+            legal = [not hazards(key, {TILES: t, "trips": trips}) for t in range(6)]
             assert legal == sorted(legal, reverse=True), (name, trips)
 
 
@@ -158,7 +158,7 @@ def test_every_window_over_steps_occurs(start: str) -> None:
     for stages in (2, 5):
         _, points = tile_window(protocol(start, stages=stages))
         for trips in range(1, 2 * stages + 3):
-            tiles = max(p["tiles"] for p in points if p["trips"] == trips)
+            tiles = max(p[TILES] for p in points if p["trips"] == trips)
             assert tiles * trips >= 2 * stages + 2 * trips
 
 

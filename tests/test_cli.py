@@ -200,7 +200,7 @@ def test_doctor_has_a_row_for_everything() -> None:
         (["search", "matmul", "--machine", "hopper", "-m", "99999999999"], "at most 2147483647"),
         (
             ["search", "matmul", "--machine", "hopper", "-m", "2147483647", "-n", "65536"],
-            "keeps grid",
+            "keeps device_memory",
         ),
         (["search", "matmul", "--machine", "hopper", "-m", "-5"], "at least 1"),
         (["search", "matmul", "--machine", "hopper", "--dtype", "f32"], "choose dtype bf16"),

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpu.agents import unfold
+from tinygpu.agents import TILES, unfold
 from tinygpu.clocks import Order
 from tinygpu.contributions import sends
 from tinygpu.images import images
@@ -38,7 +38,7 @@ def test_every_event_that_is_told_is_counted() -> None:
     one, two = Barrier("one", 1, 1), Barrier("two", 1, 1)
     tell = Crew("tell", 1, 1, "", (Arrive(one, AT), Arrive(two, AT)))
     hear = Crew("hear", 1, 1, "", (Wait(one, AT), Wait(two, AT), Arrive(one, AT + 1)))
-    agents = unfold(Protocol((tell, hear), (), False, ()), {"tiles": 1})
+    agents = unfold(Protocol((tell, hear), (), False, ()), {TILES: 1})
     alone = images(())
     found = order(agents, alone, sends(agents, alone))
     known = [[found.before([(0, i)], (1, j)) for i in range(2)] for j in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tinygpu.agents import TILES
 from tinygpu.conditions import hazards
 from tinygpu.program import Affine
 from tinygpu.protocol import Body, Crew, Protocol
@@ -30,7 +31,7 @@ TELL, HEAR = Arrive(TWO, Affine()), Wait(TWO, Affine())
 def test_a_phase_that_matters_gets_what_it_needs(body: Body, wrong: str) -> None:
     """One that is waited for, or not the last; the last may lack something, and never has more."""
     protocol = Protocol((Crew("one", 1, 1, "", body),), (), False, ())
-    texts = [str(h) for h in hazards(protocol, {"tiles": 1}) if h.kind == "balance"]
+    texts = [str(h) for h in hazards(protocol, {TILES: 1}) if h.kind == "balance"]
     assert len(texts) == bool(wrong)
     assert wrong in "".join(texts)
 
@@ -46,5 +47,5 @@ def late(to: str) -> Protocol:
 def test_arrivals_elsewhere_are_on_their_way() -> None:
     """A phase is complete behind arrivals at the own CTA's barrier, not behind ones sent far."""
     for to, found in (("cta", False), ("cluster", True)):
-        texts = [str(h) for h in hazards(late(to), {"tiles": 1})]
+        texts = [str(h) for h in hazards(late(to), {TILES: 1})]
         assert any("on the parity of an older phase" in text for text in texts) == found, texts

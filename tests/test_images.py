@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.async_mutants import moved, mutants
 from tests.hopper_terms import term
 from tinygpu.access_map import var
-from tinygpu.agents import unfold
+from tinygpu.agents import TILES, unfold
 from tinygpu.conditions import _found, hazards
 from tinygpu.contributions import sends
 from tinygpu.images import along, even_axes, images
@@ -51,7 +51,7 @@ def test_first_ctas_have_the_faults_of_all(data: Any) -> None:
     what, protocol = data.draw(
         st.sampled_from(protocols(data.draw(st.sampled_from(list(CLUSTERS)))))
     )
-    point = {"tiles": data.draw(st.integers(0, 3)), "trips": data.draw(st.integers(1, 3))}
+    point = {TILES: data.draw(st.integers(0, 3)), "trips": data.draw(st.integers(1, 3))}
     even = even_axes(protocol)
     assert even
     assert kinds(protocol, point, even) == kinds(protocol, point, frozenset()), what
@@ -63,7 +63,7 @@ def test_first_ctas_have_the_faults_of_all(data: Any) -> None:
 def test_clocks_of_images_are_clocks(name: str) -> None:
     """The walk of first CTAs alone finds the clocks that the walk of all does."""
     protocol = protocols(name)[0][1]
-    agents = unfold(protocol, {"tiles": 2, "trips": 3})
+    agents = unfold(protocol, {TILES: 2, "trips": 3})
     found = []
     for even in (frozenset[str](), even_axes(protocol)):
         seen = images(protocol.cluster, even)
@@ -123,7 +123,7 @@ def test_ctas_that_differ_are_all_asked() -> None:
     """A fault of the CTA at 1 alone is seen, and a wait for what its image would have sent."""
     read = Act("read", "generic", (Touch(X, Affine(), False),))
     crew = Crew("all", 1, 1, "", (Guard(-1 * var("m"), 0, (read,)),))
-    found = hazards(Protocol((crew,), (("m", 2), ("n", 2)), False, ()), {"tiles": 1})
+    found = hazards(Protocol((crew,), (("m", 2), ("n", 2)), False, ()), {TILES: 1})
     assert {h.kind for h in found} == {"unwritten"}
     assert found[0].first[0].endswith("CTA 1")
 
@@ -149,7 +149,7 @@ def test_a_load_is_issued_by_whom_it_is_sent() -> None:
     even = frozenset("m")
     assert even_axes(pair("cluster", 256)) == even
     for trips in (1, 2, 3):
-        point = {"tiles": 1, "trips": trips}
+        point = {TILES: 1, "trips": trips}
         assert not hazards(pair("cluster", 256), point)
         found = {"race", "early"} if trips > 1 else set()
         assert kinds(pair("cta", 128), point, even) == found

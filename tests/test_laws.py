@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.mutants import rewritten
 from tinygpu.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError
 from tinygpu.instruction import INSTRUCTIONS
@@ -42,6 +43,8 @@ BREAKS: dict[str, tuple[dict[str, Value], Problem, Device]] = {
     "inside": ({"edges": "exact"}, Problem.of(matmul(), m=100, n=128, k=64), H200),
     "fill_tiles": ({"tile_k": 4, "tile_n": 64, "lanes_m": 8}, LARGE, H200),
     "index_width": ({"addressing": "i32"}, Problem.of(matmul(), m=65536, n=32768, k=64), H200),
+    "integers": ({}, Problem.of(matmul(), m=8, n=8, k=2**31 - 1), H200),
+    "device_memory": ({}, Problem.of(matmul(), m=2**19, n=2**19, k=64), H200),
     "exit_last": ({"edges": "return"}, LARGE, H200),
     "concurrency": (
         {"pipeline": "cp.async", "a_layout": "mk", "vector_shared": 1, "vector_c": 1, "stages": 1},
@@ -53,6 +56,10 @@ ENGLISH = {"threads", "raster", "order", "pipeline", "warps", "rows", "chunks"}
 OTHERS = {**ROLE_LAWS, **TENSOR_LAWS, **WARP_LAWS, **TMEM_LAWS}
 TERMS: dict[str, Callable[[Program], Program]] = {
     "covered_sizes": lambda p: replace(p, at_most=(("m", 64),)),
+    "early": lambda p: replace(p, early=True),
+    "storage": lambda p: rewritten(
+        p, p.buffers[-1], replace(p.buffers[-1], stage_elements=p.buffers[-1].stage_elements - 1)
+    ),
     "barrier_ids": lambda p: _with(p, Sync(16)),
 }
 

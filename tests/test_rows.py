@@ -129,7 +129,7 @@ def test_rows_are_their_reference(
 def test_softmax_by_both_interpreters(dtype: str, chosen: dict[str, Any]) -> None:
     """The term and its PTX give softmax, also where a row fills no tile and where it is long."""
     program = Rows().program(softmax(dtype), Chosen(chosen))
-    assert verdict(program).proved
+    assert verdict(program).legal
     for sizes in ({"i": 3, "j": 256}, {"i": 5, "j": 36}):
         assert check(program, sizes) == ()
         found = interpret(program, sizes, arch="sm_90a", completions=("late",))

@@ -21,7 +21,7 @@ flight.
 >>> look.order = order(look.agents, look.images, look.sent)
 >>> memory(look)
 >>> print(*look.found.values())
-race: all's other threads: st and all: ld (x@0) are unordered; wait between them [tiles=1]
+race: all's other threads: st and all: ld (x@0) are unordered; wait between them [number of tiles=1]
 
 Source: ``docs/model-concurrency.md``, section "Asynchronous programs".
 """

@@ -50,7 +50,7 @@ from tinygpu.synchronization import Arrive, Commit, Fence, Sync, Wait, WaitGroup
 
 __all__ = ["TILES", "Agent", "Event", "unfold"]
 
-TILES = "tiles"  # the name, among the parameters, of a cluster's number of tiles
+TILES = "number of tiles"  # of a cluster, among the parameters: no name that a term can have
 Sorted = dict[type, list[tuple[int, "Event", Act | Order]]]
 T = TypeVar("T", bound=Act | Order)
 

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.assumptions import unsigned
 from tinygpu.events import is_legal
 from tinygpu.laws import LAWS, Places, check_schedule, judged
 from tinygpu.machine import Chosen, Value
 from tinygpu.program import Program
+from tinygpu.protocol_extraction import has_order
 from tinygpu.reach import Case
 from tinygpu.schedule import Schedule
 from tinygpu.sharing import Memo, narrowed, share
@@ -40,7 +42,7 @@ _PROBES = 64
 def waits_at_mbarriers(program: Program) -> bool:
     """Say whether ``concurrency`` is asked of one schedule at a time, not of a batch."""
     copied = any(role.copy for role in program.roles)
-    return bool(program.barriers or program.cluster or copied)
+    return bool(program.barriers or program.cluster or copied) or has_order(program)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +109,7 @@ class Builder:
         schedule = Schedule.of(space.machine, structure)
         if check_schedule(schedule, space.machine, space.problem, space.device):
             return None
-        program = space.machine.program(space.problem.operation, schedule.chosen())
+        program = space.machine.term(space.problem.operation, schedule.chosen())
         return Batch(structure, (), (), schedule.chosen(), program, (), 1)
 
     def concurrency(self, structure: Mapping[str, Value]) -> Table | None:
@@ -138,7 +140,7 @@ class Builder:
         for requirement in space.machine.requires(operation, chosen):
             if not self._add(found, self.table(requirement.name, requirement.holds)):
                 return None
-        program = space.machine.program(operation, chosen)
+        program = space.machine.term(operation, chosen)
         case = Case.of(program, space.problem.sizes, space.device)
         for name, holds in judged(case, self.places):
             if not self._add(found, self.table(name, holds)):
@@ -179,6 +181,8 @@ class Builder:
         law = LAWS["concurrency"]
         if waits_at_mbarriers(program):
             return self.table(law.name, True)  # a proof takes milliseconds, and there are millions
+        if unsigned(program):
+            return self.table(law.name, False)  # unproved, whatever the other numbers are
         signature, numbers = numbers_of(program)
         asked = (signature, tuple(map(id, numbers)), frozenset(map(id, tables)))
         if asked in self.answers:
@@ -244,4 +248,4 @@ class Builder:
         values = dict(structure)
         for name, choices, i in zip(space.axes, self.values, point, strict=True):
             values[name] = choices[int(i)]
-        return is_legal(space.machine.program(space.problem.operation, Chosen(values)))
+        return is_legal(space.machine.term(space.problem.operation, Chosen(values)))

@@ -22,7 +22,7 @@ Of CTAs that are alike one is asked (``tinygpu.images``); if that finds somethin
 >>> from tinygpu.operation import matmul
 >>> from tinygpu.protocol_extraction import protocol_of
 >>> program = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["pingpong"]))
->>> hazards(protocol_of(program), {"tiles": 3, "trips": 2})
+>>> hazards(protocol_of(program), {"number of tiles": 3, "trips": 2})
 ()
 
 Source: ``docs/model-concurrency.md``, section "Asynchronous programs".

@@ -40,14 +40,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from tinygpu.assumptions import Unmet, of_program, of_window
 from tinygpu.conditions import hazards
 from tinygpu.errors import ProgramError
 from tinygpu.extraction import skeleton_of
 from tinygpu.hazards import Finding, scan
 from tinygpu.program import Commit, Program, Sync, WaitGroup
-from tinygpu.protocol import Protocol
+from tinygpu.protocol import Protocol, names_in
 from tinygpu.protocol_extraction import is_asynchronous, protocol_of
 from tinygpu.protocol_parts import parts
 from tinygpu.skeleton import Act, Skeleton, free_names, unnamed
@@ -63,6 +64,7 @@ __all__ = [
     "Event",
     "Finding",
     "Hazard",
+    "Outcome",
     "Verdict",
     "concurrency_key",
     "graph",
@@ -76,24 +78,49 @@ __all__ = [
 
 _MANY_FINDINGS = 32
 
+Outcome = Literal["legal", "illegal", "unproved"]
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a program is legal, proved for all parameters or checked in a box, and why not."""
+    """What is known of a program for all parameters, and why.
 
-    legal: bool
-    proved: bool
+    ``unmet``: what the proof assumes and the program does not satisfy.  With a finding it is
+    *illegal*; without one *legal*, if nothing is unmet, and else *unproved*: nothing was found in
+    the window, and nothing is known beyond it.
+    """
+
     findings: tuple[Finding | Hazard, ...]
     skeleton: Skeleton | Protocol
     window: Window
+    unmet: tuple[Unmet, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """The three outcomes."""
+        if self.findings:
+            return "illegal"
+        return "unproved" if self.unmet else "legal"
+
+    @property
+    def legal(self) -> bool:
+        """Whether it is legal for all parameters, and proved to be."""
+        return self.outcome == "legal"
+
+    @property
+    def reason(self) -> str:
+        """Why it is not legal: the first finding, or what is unmet; "" if it is."""
+        return str((*self.findings, *self.unmet, "")[0])
 
     def __str__(self) -> str:
-        if not self.legal:
-            return "\n".join(["illegal", *(f"  {f}" for f in self.findings)])
-        names = ", ".join(name for name, _ in self.window.most)
-        if not self.proved:
-            return f"legal, checked up to {self.window}"
-        return f"legal for every {names} ({self.window})" if names else "legal"
+        match self.outcome:
+            case "illegal":
+                return "\n".join(["illegal", *(f"  {f}" for f in self.findings)])
+            case "unproved":
+                return f"unproved: {self.reason} (checked up to {self.window.limits})"
+            case "legal":
+                names = ", ".join(name for name, _ in self.window.most)
+                return f"legal for every {names} ({self.window})" if names else "legal"
 
 
 def verdict(program: Program) -> Verdict:
@@ -102,19 +129,28 @@ def verdict(program: Program) -> Verdict:
     The program's numbers are ints.  What depends on the skeleton only is computed once for each.
     """
     if is_asynchronous(program):
-        return verdict_of_protocol(protocol_of(program))
-    return verdict_of(skeleton_of(program))
+        found = verdict_of_protocol(protocol_of(program))
+    else:
+        found = verdict_of(skeleton_of(program))
+    more = of_program(program)
+    return replace(found, unmet=(*more, *found.unmet)) if more else found
 
 
 def is_legal(program: Program) -> bool:
-    """Return whether its verdict is legal; skeletons that differ in names only are judged once."""
+    """Return whether its verdict is legal; skeletons that differ in names only are judged once.
+
+    What is unproved is not legal.
+    """
     key = concurrency_key(program)
     found = verdict_of(unnamed(key)) if isinstance(key, Skeleton) else verdict_of_protocol(key)
-    return found.legal
+    return found.legal and not of_program(program)
 
 
 def concurrency_key(program: Program) -> Skeleton | Protocol:
-    """Return a hashable value: programs that have it in common have the same verdict."""
+    """Return a hashable value: programs that have it in common have the same verdict.
+
+    Not of it, but of the program, is what ``tinygpu.assumptions.of_program`` says.
+    """
     return protocol_of(program) if is_asynchronous(program) else skeleton_of(program)
 
 
@@ -129,7 +165,7 @@ def verdict_of(skeleton: Skeleton) -> Verdict:
             found.setdefault(key, finding)
         if len(found) >= _MANY_FINDINGS:
             break
-    return Verdict(not found, not box.doubt, tuple(found.values()), skeleton, box)
+    return Verdict(tuple(found.values()), skeleton, box, of_window(box))
 
 
 @lru_cache(8192)
@@ -138,10 +174,13 @@ def verdict_of_protocol(protocol: Protocol) -> Verdict:
 
     Its parts are asked first: they are small, and many protocols have them in common.
     """
-    pieces = parts(protocol)
     box, points = tile_window(protocol)
+    if strange := _strange(protocol):
+        text = f"index or guard names {strange[0]}, which neither a loop nor the launch counts"
+        return Verdict((), protocol, box, (Unmet("indices", text),))
+    pieces = parts(protocol)
     if pieces != (protocol,) and all(map(_is_legal, pieces)):
-        return Verdict(True, True, (), protocol, replace(box, doubt=""))
+        return Verdict((), protocol, replace(box, doubt="", law=""))
     found: dict[tuple[str, str, str], Hazard] = {}
     for point in points:
         for hazard in hazards(protocol, point):
@@ -149,7 +188,15 @@ def verdict_of_protocol(protocol: Protocol) -> Verdict:
             found.setdefault(key, hazard)
         if found:
             break
-    return Verdict(not found, not box.doubt, tuple(found.values()), protocol, box)
+    return Verdict(tuple(found.values()), protocol, box, of_window(box))
+
+
+def _strange(protocol: Protocol) -> list[str]:
+    """Return the names in a protocol that are no parameter, rank or copy: the grid's variables."""
+    known = {name for name, _ in (*protocol.parameters, *protocol.cluster)}
+    return sorted(
+        name for crew in protocol.crews for name in names_in(crew.body) - known - {crew.copy}
+    )
 
 
 @lru_cache(8192)

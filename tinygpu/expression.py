@@ -27,6 +27,7 @@ import ast
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from inspect import signature
 from typing import Any
 
@@ -43,6 +44,7 @@ __all__ = [
     "Expression",
     "Value",
     "apply",
+    "bounds",
     "parse",
     "value",
 ]
@@ -201,6 +203,62 @@ def apply(operator: str, *arguments: Expression | float) -> Apply:
 def value(name: str) -> Value:
     """Return the expression that reads the value called ``name``."""
     return Value(name)
+
+
+Bounds = tuple[Any, Any]
+
+
+def bounds(expression: Expression, values: Mapping[str, Bounds]) -> Bounds:
+    """Return numbers between which an expression lies, given such bounds of what it names.
+
+    Of operators that are not monotonic in each argument, or not made for sizes, nothing is known.
+
+    >>> bounds(value("k").ceildiv(16), {"k": (1, 100)})
+    (1, 7)
+    >>> bounds(Constant(2) - value("k"), {"k": (1, 100)})
+    (-98, 1)
+    """
+    match expression:
+        case Constant(number):
+            return number, number
+        case Value(name):
+            return values[name]
+        case Apply(operator, arguments):
+            ends = [bounds(argument, values) for argument in arguments]
+            return _bounded(operator, ends)
+    raise AssertionError(expression)
+
+
+def _bounded(operator: str, ends: list[Bounds]) -> Bounds:
+    """Return the bounds of an operator's result."""
+    match operator, ends:
+        case "add", [(a, b), (c, d)]:
+            return a + c, b + d
+        case "sub", [(a, b), (c, d)]:
+            return a - d, b - c
+        case "neg", [(a, b)]:
+            return -b, -a
+        case (("max" | "min"), [(a, b), (c, d)]):
+            function = _higher if operator == "max" else _lower
+            return function(a, c), function(b, d)
+        case (("mul" | "ceildiv"), [(a, b), (c, d)]):
+            if operator == "ceildiv" and not np.all(np.asarray(c) > 0):
+                return -math.inf, math.inf
+            function = OPERATORS[operator]  # monotonic in each argument
+            corners = [function(x, y) for x in (a, b) for y in (c, d)]
+            return reduce(_lower, corners), reduce(_higher, corners)
+        case _:
+            return -math.inf, math.inf
+
+
+def _lower(a: Any, b: Any) -> Any:
+    """Return the smaller one, of ints or of arrays."""
+    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
+
+
+def _higher(a: Any, b: Any) -> Any:
+    """Return the larger one, of ints or of arrays."""
+    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
 _BINARY: Mapping[type[ast.operator], str] = {

@@ -58,7 +58,7 @@ from tinygpu.skeleton import (
     nodes,
 )
 
-__all__ = ["body_of", "coverage", "skeleton_of"]
+__all__ = ["body_of", "coverage", "meeting", "skeleton_of"]
 
 
 def skeleton_of(program: Program) -> Skeleton:
@@ -165,6 +165,43 @@ def coverage(do: Do, threads: int) -> tuple[bool, bool]:
     )
 
 
+def meeting(
+    do: Do, threads: int, around: tuple[tuple[str, int, int], ...]
+) -> tuple[bool, tuple[str, ...]]:
+    """Return whether two threads of a write share a cell, and the loops that let them.
+
+    ``around``: the loops of constant trips around it, (variable, start, stop), innermost last.  Of
+    a tile in a fragment each element is taken to be a thread's of its own.
+    """
+    write = do.write
+    if write.buffer.level == "registers":
+        return False, ()
+    origin = tuple(_normal(o) for o in write.origin)
+    steps, extents = (write.value, do.values), (write.thread, do.threads)
+    lanes, count = do.lanes, threads
+    if any(access.buffer.fragment for access in do.accesses):
+        steps, extents, lanes, count = ((), ()), (write.value, do.values), None, prod(do.values)
+
+    def shared(modes: Modes) -> bool:
+        both = (*steps[0], *modes[0]), (*steps[1], *modes[1])
+        return _coverage("smem", write.buffer.shape, origin, both, extents, lanes, count)[1]
+
+    overlap = shared(((), ()))
+    found: list[str] = []
+    modes: Modes = ((), ())
+    for name, start, stop in reversed(around):
+        coefficients = [dict(form.terms).get(name, 0) for form in origin]
+        if found:
+            found.append(name)  # and so do all loops around one
+        elif any(isinstance(c, str) for c in coefficients):
+            found.append(name)
+        elif any(coefficients):
+            modes = (*modes[0], tuple(map(int, coefficients))), (*modes[1], stop - start)
+            if stop > start and shared(modes):
+                found.append(name)
+    return overlap, tuple(found)
+
+
 def _ring(access: Access) -> Ring:
     buffer = access.buffer
     return Ring(buffer.name, int(buffer.stages), buffer.level == "registers")
@@ -200,7 +237,9 @@ def _coverage(
         digits.append(number % extent)
         number = number // extent
     digits.append(number)
-    places = np.indices(values[1]).reshape(len(values[1]), -1)
+    places = np.zeros((0, 1), np.int64)
+    if values[1]:
+        places = np.indices(values[1]).reshape(len(values[1]), -1)
     cells = np.zeros((len(number), places.shape[1]), np.int64)
     if not cells.size:
         return False, False

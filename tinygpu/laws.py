@@ -56,7 +56,10 @@ from tinygpu.reach import Case, Clause
 from tinygpu.resources import (
     barrier_ids,
     covered_sizes,
+    device_memory,
+    early,
     index_width,
+    integers,
     registers,
     residency,
     smem_per_cta,
@@ -65,6 +68,7 @@ from tinygpu.resources import (
 )
 from tinygpu.role_laws import ROLE_LAWS
 from tinygpu.schedule import Schedule
+from tinygpu.storage_laws import STORAGE_LAWS
 from tinygpu.tensor_laws import TENSOR_LAWS
 from tinygpu.tmem_laws import TMEM_LAWS
 from tinygpu.warp_laws import WARP_LAWS
@@ -87,11 +91,15 @@ Places = dict[Any, tuple[tuple[tuple[str, Any], ...], Any]]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A law that a schedule breaks: the subject with what it got and what is allowed, the mend."""
+    """A law that a schedule breaks: the subject with what it got and what is allowed, the mend.
+
+    ``unproved``: it is not known to break the law, but not proved to keep it either.
+    """
 
     law: str
     message: str
     mend: str
+    unproved: bool = False
 
     def __str__(self) -> str:
         """Return it in one line."""
@@ -101,8 +109,8 @@ class Violation:
 def _concurrency(case: Case) -> Iterator[Clause]:
     """Yield the event graph's verdict."""
     found = verdict(case.program)
-    if not found.findings:
-        yield Clause(found.legal, "the event graph gives no proof")
+    if found.outcome == "unproved":
+        yield Clause(False, "unproved: {}", (found.reason,), unproved=True)
     for finding in found.findings:
         yield Clause(False, "{}", (finding,))
 
@@ -237,13 +245,37 @@ LAWS: Mapping[str, Law] = {
             of_case=index_width,
             of_sizes=True,
         ),
+        Law(
+            "integers",
+            "States that sizes and parameters are below 2^31: kernels take them in 32 bits.",
+            "docs/model.md, Terms; the emitter's parameters are .u32",
+            "split the problem, or put an axis that is larger into two",
+            of_case=integers,
+            of_sizes=True,
+        ),
+        Law(
+            "device_memory",
+            "States that the arrays fit the device's memory together.",
+            "the device's dram_bytes",
+            "split the problem, choose a smaller type, or a device with more memory",
+            of_case=device_memory,
+        ),
+        Law(
+            "early",
+            "States that a term that may start early waits for the kernel before it.",
+            _PTX + "griddepcontrol; CUDA C++ Programming Guide, Programmatic Dependent Launch",
+            "start it when the kernel before it has ended (early), or use a term with mbarriers",
+            of_case=early,
+        ),
+        *STORAGE_LAWS.values(),
         *ROLE_LAWS.values(),
         *TENSOR_LAWS.values(),
         *WARP_LAWS.values(),
         *TMEM_LAWS.values(),
         Law(
             "concurrency",
-            "States that no interleaving races, reads a stale value or waits forever.",
+            "States that no interleaving races, reads a stale value or waits forever, and that "
+            "this is proved for all sizes.",
             "docs/model-concurrency.md",
             "order what meets by a barrier or a wait (pipeline, stages, issue)",
             of_case=_concurrency,
@@ -270,14 +302,14 @@ def check_schedule(
         if failed:
             return tuple(Violation(r.name, r.sentence, named(r.mend, values)) for r in failed)
         try:
-            program = machine.program(problem.operation, Chosen(_numbers(machine, values)))
+            program = machine.term(problem.operation, Chosen(_numbers(machine, values)))
             found = _violations(program, problem.sizes, device, numeric, values)
         except ZeroDivisionError:
             law = LAWS["whole_extents"]
             return (Violation(law.name, "a tile is cut into no part", named(law.mend, values)),)
     if found:
         return found
-    ordinary = machine.program(problem.operation, Chosen(values))
+    ordinary = machine.term(problem.operation, Chosen(values))
     return _violations(ordinary, problem.sizes, device, (LAWS["concurrency"],), values)
 
 
@@ -335,7 +367,8 @@ def _violations(
     for law in laws:
         for clause in law.clauses(case):
             if not clause.holds:
-                found.append(Violation(law.name, str(clause), named(law.mend, values)))
+                mend = named(law.mend, values)
+                found.append(Violation(law.name, str(clause), mend, clause.unproved))
                 break
     return tuple(found)
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,12 +33,32 @@ from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
 from tinygpu.instruction import INSTRUCTIONS, Instruction
 from tinygpu.memory import Level
 from tinygpu.operation import ACC, Operation, is_matmul
-from tinygpu.program import Program
+from tinygpu.program import (
+    Arrive,
+    Buffer,
+    Commit,
+    Do,
+    Fence,
+    Program,
+    Statement,
+    Sync,
+    Wait,
+    WaitGroup,
+    walk,
+)
 
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["Choice", "Chosen", "Machine", "Requirement", "Value", "instructions"]
+__all__ = [
+    "Choice",
+    "Chosen",
+    "Machine",
+    "Requirement",
+    "Value",
+    "instructions",
+    "used_instructions",
+]
 
 Value = int | str
 
@@ -131,6 +151,22 @@ class Machine(ABC):
     def program(self, operation: Operation, choose: Any) -> Program:
         """Build the term of ``operation`` under the decisions ``choose.<name>``."""
 
+    def term(self, operation: Operation, choose: Any) -> Program:
+        """Build the term, as ``program`` does, of the machine's own instructions.
+
+        Raises MachineError for a term that uses an instruction that the machine does not list.
+        """
+        built = self.program(operation, choose)
+        if isinstance(built, Program):
+            known = {instruction.name for instruction in self.instructions}
+            for name, statement in used_instructions(built):
+                if name not in known:
+                    raise MachineError(
+                        f"machine {self.name}: {statement} needs {name}, none of its instructions "
+                        f"{', '.join(sorted(known))}; add it to the machine's instructions"
+                    )
+        return built
+
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return the machine's own laws (none by default)."""
         return ()
@@ -213,6 +249,35 @@ class Machine(ABC):
             star = "*" if c.structural else " "
             lines.append(f"   {star}{c.name:14} {values:{width}} {c.meaning}".rstrip())
         return "\n".join(lines)
+
+
+def used_instructions(program: Program) -> Iterator[tuple[str, Statement | Buffer]]:
+    """Yield the instructions that a term uses, each with a statement or buffer that needs it."""
+    for statement, _ in walk(program):
+        match statement:
+            case Do(instruction):
+                yield instruction.name, statement
+            case Sync(_, scope):
+                yield "barrier.cluster" if scope == "cluster" else "bar.sync", statement
+            case Wait():
+                yield "mbarrier", statement
+            case Arrive(after=after):
+                yield "tcgen05.commit" if after else "mbarrier", statement
+            case Fence(kind):
+                yield _FENCES.get(kind, kind), statement
+            case Commit(group) | WaitGroup(_, group):
+                yield _GROUPS.get(group, group), statement
+            case _:
+                pass
+    yield from (("tcgen05.alloc", b) for b in program.buffers if b.level == "tmem")
+
+
+_GROUPS = {"bulk": "cp.async.bulk.tensor.global"}
+_FENCES = {
+    "proxy.async": "fence.proxy.async",
+    "tcgen05.before": "tcgen05.fence",
+    "tcgen05.after": "tcgen05.fence",
+}
 
 
 def instructions(*names: str) -> tuple[Instruction, ...]:

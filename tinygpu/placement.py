@@ -22,8 +22,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tinygpu.program import Access, Affine, Exit, select
-from tinygpu.reach import Case, Clause, Place, exactly_once, last_origin, moves, origin_of
+from tinygpu.reach import (
+    Case,
+    Clause,
+    Place,
+    exactly_once,
+    first_origin,
+    last_origin,
+    moves,
+    origin_of,
+)
 
 __all__ = [
     "aligned_vectors",
@@ -147,6 +158,15 @@ def inside(case: Case, place: Place) -> Iterator[Clause]:
             left: Any = guard
             for leave in place.exits:
                 left = left | _left(case, place, access, dimension, leave)
+            lowest = first_origin(case, place, access, dimension)
+            for extent, steps in zip(
+                (*place.do.values, *place.do.threads), (*access.value, *access.thread), strict=False
+            ):
+                if np.any(np.asarray(steps[dimension]) < 0):
+                    lowest = lowest + (extent - 1) * steps[dimension]
+            if np.any(np.asarray(lowest) < 0):
+                text = "{}: dimension {} starts at {}; coordinates count from 0"
+                yield Clause(left | (lowest >= 0), text, (access, dimension, lowest))
             size = case.size(access, dimension)
             reach = _reach(access, (*place.do.values, *place.do.threads), dimension)
             far, step = last_origin(case, place, access, dimension)

@@ -34,8 +34,9 @@ Source: ``docs/model.md``, section "Terms".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,9 @@ from tinygpu.access_map import (
     var,
 )
 from tinygpu.errors import ProgramError, nearest
-from tinygpu.expression import Expression
+from tinygpu.expression import Expression, bounds
 from tinygpu.instruction import Instruction
-from tinygpu.operation import Operation
+from tinygpu.operation import LARGEST_SIZE, Operation
 from tinygpu.synchronization import Arrive, Barrier, Commit, Fence, Sync, Wait, WaitGroup
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "When",
     "accesses_of",
     "buffers_of",
+    "indices_of",
     "registers",
     "select",
     "span",
@@ -208,6 +210,8 @@ class ForTile:
     step: int = 1
 
 
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+
 Order = Sync | Commit | WaitGroup | Wait | Arrive | Fence
 Block = For | ForTile | When | Elect
 Statement = Do | Exit | Order | Block
@@ -252,7 +256,10 @@ class Program:
     CTAs there are along each; the grid then counts clusters.  ``persistent``: as many clusters as
     fit the device are launched, and share the tiles (``ForTile``); else one for each tile.
     ``early``: it may start while the kernel before it ends, and waits for that one's results
-    before it reads or writes any (programmatic dependent launch).
+    before it reads or writes any (programmatic dependent launch); only a term with mbarriers has
+    code that does (law ``early``).  Its wait is for the kernel before it alone.  So that one has to
+    wait itself before it lets dependents start, as every kernel of this project does: after a
+    kernel from elsewhere that triggers without having waited, what came earlier still may write.
     """
 
     name: str
@@ -274,18 +281,15 @@ class Program:
     early: bool = False
 
     def __post_init__(self) -> None:
-        names = [b.name for b in self.buffers]
-        if len(set(names)) != len(names):
-            raise ProgramError(f"program {self.name}: two buffers share a name in {names}")
+        self._distinct()
         self._resolve()
+        seen: set[int] = set()  # what is declared is mostly used by identity, and often
         for statement, _ in walk(self):
             if isinstance(statement, Do | Exit):
                 for access in statement.accesses:
-                    if access.buffer.name not in names:  # == is no bool on a space's arrays
-                        raise ProgramError(
-                            f"program {self.name}: {statement} uses buffer {access.buffer.name}, "
-                            "which the program does not declare; add it to buffers"
-                        )
+                    if id(access.buffer) not in seen:
+                        self._declares(statement, "buffer", access.buffer, self.buffers)
+                        seen.add(id(access.buffer))
                     if access.outside and not _loads(statement):
                         raise ProgramError(
                             f"program {self.name}: {statement} gives {access.outside} outside; "
@@ -305,14 +309,63 @@ class Program:
                 *((statement.barrier,) if isinstance(statement, Wait | Arrive) else ()),
                 *(signal[:1] if signal else ()),
             ):
-                if not any(barrier is b or barrier.name == b.name for b in self.barriers):
+                self._declares(statement, "barrier", barrier, self.barriers)
+
+    def _declares(
+        self,
+        statement: Statement,
+        kind: str,
+        used: Buffer | Barrier,
+        declared: tuple[Buffer, ...] | tuple[Barrier, ...],
+    ) -> None:
+        """Raise ProgramError unless a buffer or barrier is, in all it says, a declared one."""
+        for one in declared:
+            if one is used:
+                return
+            if one.name == used.name:
+                if differs := _difference(one, used):
                     raise ProgramError(
-                        f"program {self.name}: {statement} uses barrier {barrier.name}, which the "
-                        "program does not declare; add it to barriers"
+                        f"program {self.name}: {statement} uses {kind} {used.name} with {differs}; "
+                        f"give the statement the {kind} that the program declares"
                     )
+                return
+        raise ProgramError(
+            f"program {self.name}: {statement} uses {kind} {used.name}, which the program does not "
+            f"declare; add it to {kind}s"
+        )
+
+    def _distinct(self) -> None:
+        """Raise ProgramError for a name that is no identifier, or that two of a kind have."""
+        kinds = (
+            ("buffers", [b.name for b in self.buffers]),
+            ("barriers", [b.name for b in self.barriers]),
+            ("roles", [role.name for role in self.roles]),
+            ("axes", [a.var for a in self.grid] + [name for name, _ in self.cluster]),
+        )
+        for kind, names in kinds:
+            if len(set(names)) != len(names):
+                raise ProgramError(f"program {self.name}: two {kind} share a name in {names}")
+        for name in (*kinds[0][1], *kinds[1][1], *kinds[3][1]):
+            self._identifier(name)
+        for name, _ in self.cluster:
+            if name in ("cta", "cluster"):
+                raise ProgramError(
+                    f"program {self.name}: an axis of the cluster is called {name}, which says "
+                    "whom an arrival reaches; call it otherwise, as rank_m"
+                )
+
+    def _identifier(self, name: str) -> None:
+        if not _IDENTIFIER.fullmatch(name):
+            raise ProgramError(
+                f"program {self.name}: {name!r} is no name; a name has letters, digits and _"
+            )
 
     def _resolve(self) -> None:
-        """Raise ProgramError for a name of no size, parameter, scalar or variable in scope."""
+        """Raise ProgramError for a name that is not in scope, or that is bound twice there.
+
+        A bound, a trip count and a coefficient are ints, or name a size or a parameter.  A loop
+        may be called as a size, but then the size has no name inside it.
+        """
         known, operands = {*self.operation.axes}, {o.name for o in self.operation.operands}
 
         def need(what: object, names: Iterable[object], among: Collection[str]) -> None:
@@ -321,11 +374,33 @@ class Program:
                     others = nearest(name, sorted(among))
                     raise ProgramError(f"program {self.name}: {what} names {name!r}; {others}")
 
+        def number(what: object, names: Iterable[object], variables: frozenset[str]) -> None:
+            need(what, names, known)
+            for name in names:
+                if isinstance(name, str) and name in variables:
+                    raise ProgramError(
+                        f"program {self.name}: {what} names {name!r}, here a loop's or the grid's "
+                        "variable; a bound is an int, a size or a parameter: rename the loop"
+                    )
+
+        def bind(names: tuple[str, ...], variables: frozenset[str]) -> frozenset[str]:
+            for name in names:
+                self._identifier(name)
+                if name in variables or names.count(name) > 1 or name in parameters:
+                    raise ProgramError(
+                        f"program {self.name}: a loop over {name} stands where another variable "
+                        "has that name, or a parameter; give it its own"
+                    )
+            return variables.union(names)
+
         def resolve(body: tuple[Statement, ...], variables: frozenset[str]) -> None:
             for statement in body:
-                for index in _indices(statement):
-                    need(statement, (name for name, _ in index.terms), known | variables)
-                    need(statement, (factor for _, factor in index.terms), known)
+                for index in indices_of(statement):
+                    for name, factor in index.terms:
+                        if name not in variables and name not in known:
+                            need(statement, (name,), known | variables)
+                        if isinstance(factor, str):
+                            number(statement, (factor,), variables)
                 if isinstance(statement, Do):
                     for read in statement.reads:
                         if isinstance(read, Scalar):
@@ -333,36 +408,36 @@ class Program:
                             need(statement, (read.name,), among)
                 if not isinstance(statement, Block):
                     continue
-                bound: frozenset[str] = frozenset()
+                inside = variables
                 match statement:
-                    case For(var=name, trips=number):
-                        need(f"the loop over {name}", (number,), known)
-                        bound = frozenset((name,))
+                    case For(var=name, trips=trips):
+                        number(f"the loop over {name}", [trips], variables)
+                        inside = bind((name,), variables)
                     case ForTile(tile=name, turn=turn):
-                        bound = frozenset((name, turn))
-                    case When(bound=number):
-                        need(f"the guard of {statement.index}", (number,), known)
-                if twice := variables & bound:
-                    raise ProgramError(
-                        f"program {self.name}: a loop over {min(twice)} stands where another "
-                        "variable has that name; give it its own"
-                    )
-                resolve(statement.body, variables | bound)
+                        inside = bind((name, turn), variables) | grid
+                    case When(bound=bound):
+                        number(f"the guard of {statement.index}", [bound], variables)
+                resolve(statement.body, inside)
 
         for name, expression in self.parameters:
             need(f"parameter {name}", expression.names(), known)
+            self._identifier(name)
             if name in known:
                 raise ProgramError(f"program {self.name}: two parameters or sizes are {name}")
             known.add(name)
+        parameters = {name for name, _ in self.parameters}
         for axis in self.grid:
             need(f"grid axis {axis.var}", axis.extent.names(), known)
         for buffer in self.buffers:
             need(f"buffer {buffer.name}", (*buffer.shape, *buffer.stride), known)
             if buffer.level == "gmem":
                 need("its global memory", (buffer.name,), operands)
-        outside = frozenset(a.var for a in self.grid) | frozenset(name for name, _ in self.cluster)
+        grid = bind(tuple(a.var for a in self.grid), frozenset())
+        ranks = bind(tuple(name for name, _ in self.cluster), grid) - grid
+        taken = isinstance(self.persistent, int) and bool(self.persistent)
         for role in self.roles:
-            resolve(role.body, outside | frozenset((role.copy,) if role.copy else ()))
+            outside = bind((role.copy,) if role.copy else (), grid | ranks)
+            resolve(role.body, outside - grid if taken else outside)
 
     @property
     def threads(self) -> int:
@@ -396,6 +471,16 @@ class Program:
             values[name] = known[name] if name in known else expression.evaluate(values)
         return values
 
+    def least_values(self) -> dict[str, Any]:
+        """Return what each size and parameter is at least, whatever the sizes; it may be negative.
+
+        It is what the expressions prove, so that a parameter may never be as small.
+        """
+        ends: dict[str, tuple[Any, Any]] = dict.fromkeys(self.operation.axes, (1, LARGEST_SIZE))
+        for name, expression in self.parameters:
+            ends[name] = bounds(expression, ends)
+        return {name: least for name, (least, _) in ends.items()}
+
     def grid_extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return how many CTAs stand along each axis of the grid."""
         values = self.parameter_values(sizes)
@@ -405,6 +490,26 @@ class Program:
         from tinygpu.listing import listing  # which reads programs
 
         return listing(self)
+
+
+def _difference(declared: Buffer | Barrier, used: Buffer | Barrier) -> str:
+    """Return the first field in which two buffers, or barriers, differ; "" if in none."""
+    if type(declared) is not type(used):
+        return f"type {type(used).__name__}, not {type(declared).__name__}"
+    for field in fields(declared):
+        one, other = getattr(declared, field.name), getattr(used, field.name)
+        if not _same(one, other):
+            return f"{field.name} {other}, declared with {one}"
+    return ""
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Say whether two parts of a term are equal: ints, arrays over a space, tuples of them."""
+    if one is other:
+        return True
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(np.array_equal(one, other))
 
 
 def _loads(statement: Do | Exit) -> bool:
@@ -455,8 +560,8 @@ def walk(program: Program) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
         yield from inner(role.body, ())
 
 
-def _indices(statement: Statement) -> Iterator[Affine]:
-    """Yield the affine indices that a statement itself has."""
+def indices_of(statement: Statement) -> Iterator[Affine]:
+    """Yield the affine forms that a statement itself has: indices, origins, starts."""
     match statement:
         case Do() | Exit():
             for access in statement.accesses:

@@ -62,7 +62,8 @@ class Ring:
 class Touch:
     """One access at an index; ``overlap``: two threads of one write share a cell.
 
-    ``part``: how much of a stage a load fills, in each CTA that receives it.
+    ``part``: how much of a stage a load fills, in each CTA that receives it.  ``meets``: loops of
+    constant trips between whose iterations two threads of one write share a cell.
     """
 
     ring: Ring
@@ -70,6 +71,7 @@ class Touch:
     write: bool
     overlap: bool = False
     part: Fraction = Fraction(1)
+    meets: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{'write' if self.write else 'read'} {self.ring.name}@({self.index})"
@@ -182,18 +184,25 @@ def every(body: Body) -> Iterator[tuple[Node, Body]]:
 
 
 def names_in(body: Body) -> set[str]:
-    """Return the names that indices, guards and trip counts mention, and no loop binds."""
+    """Return the names that indices, guards and trip counts mention, and no loop around binds."""
     found: set[str] = set()
-    bound: set[str] = set()
-    for node, _ in every(body):
-        bound |= {node.var} if isinstance(node, Loop) else set()
-        bound |= {node.tile, node.turn} if isinstance(node, Tiles) else set()
-        found |= {str(n) for form in _forms(node) for term in form.terms for n in term
-                  if isinstance(n, str)}  # fmt: skip
-        stop = node.stop if isinstance(node, Loop) else 0
-        stop = node.bound if isinstance(node, Guard) else stop
-        found |= {stop} if isinstance(stop, str) else set()
-    return found - bound
+    for node in body:
+        found |= {name for form in _forms(node) for term in form.terms for name in term
+                  if isinstance(name, str)}  # fmt: skip
+        match node:
+            case Loop(var, _, stop, inner):
+                found |= {stop} if isinstance(stop, str) else set()
+                found |= names_in(inner) - {var}
+            case Guard(_, bound, inner):
+                found |= {bound} if isinstance(bound, str) else set()
+                found |= names_in(inner)
+            case Tiles(tile, turn, _, _, inner):
+                found |= names_in(inner) - {tile, turn}
+            case One(inner):
+                found |= names_in(inner)
+            case _:
+                pass
+    return found
 
 
 def mentioned(crews: tuple[Crew, ...], protocol: Protocol) -> tuple[tuple[str, int], ...]:

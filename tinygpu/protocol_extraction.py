@@ -4,7 +4,8 @@ What is left out:
 
 * A register ring whose every read follows, in the same block, a write of the same index.
 * Iterations but the first of a loop of acts that does not occur in their indices, if each ring has
-  one index in it: the others touch the same cells, between the same waits, at the same index.
+  one index in it, and no two threads of a write share a cell in two iterations: the others touch
+  the same cells, between the same waits, at the same index.
 * Bytes, where one arrival expects just what the loads beside it land: each load then counts 1.
 
 >>> from tinygpu.machine import Chosen
@@ -29,16 +30,17 @@ Source: ``docs/model-concurrency.md``, section "Asynchronous programs".
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd, prod
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 from tinygpu.access_map import Access, Affine
 from tinygpu.errors import ProgramError
-from tinygpu.extraction import coverage
+from tinygpu.extraction import coverage, meeting
 from tinygpu.program import (
+    Block,
     Do,
     Elect,
     Exit,
@@ -67,7 +69,25 @@ from tinygpu.protocol import (
 )
 from tinygpu.synchronization import Arrive, Barrier, Commit, Fence, Sync, Wait, WaitGroup
 
-__all__ = ["counted", "is_asynchronous", "normal", "protocol_of", "shortened"]
+__all__ = ["counted", "has_order", "is_asynchronous", "normal", "protocol_of", "shortened"]
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is known where a statement stands: the role's threads, the loops of constant trips.
+
+    ``loops``: each loop's variable, start and stop, innermost last.  ``partly``: registers of which
+    some read asks for more than what the same block has just written.
+    """
+
+    threads: int
+    partly: frozenset[str]
+    loops: tuple[tuple[str, int, int], ...] = ()
+
+    def within(self, var: str, start: int, stop: int) -> Around:
+        """Return the same inside a loop."""
+        return replace(self, loops=(*self.loops, (var, start, stop)))
+
 
 _KINDS: dict[str, Kind] = {
     "commit_group": "copy", "mbarrier": "load", "wgmma_group": "product", "bulk_group": "store",
@@ -75,10 +95,17 @@ _KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
+_SYNCHRONOUS = ("at_once", "scoreboard", "barrier", "commit_group")
+
+
 def is_asynchronous(program: Program) -> bool:
     """Say whether a program needs this kind of description: more than bar.sync and cp.async."""
-    if program.barriers or program.cluster or any(r.copies > 1 for r in program.roles):
-        return True
+    copied = any(r.copies > 1 for r in program.roles)
+    return bool(program.barriers or program.cluster or copied) or has_order(program)
+
+
+def has_order(program: Program) -> bool:
+    """Say whether a statement is one that bar.sync and cp.async do not describe."""
     for statement, _ in walk(program):
         match statement:
             case Elect() | ForTile() | Wait() | Arrive() | Fence():
@@ -86,6 +113,8 @@ def is_asynchronous(program: Program) -> bool:
             case Sync(_, scope) if scope != "cta":
                 return True
             case Commit(group) | WaitGroup(_, group) if group != "cp.async":
+                return True
+            case Do(instruction) if instruction.completion not in _SYNCHRONOUS:
                 return True
             case _:
                 pass
@@ -97,8 +126,10 @@ def protocol_of(program: Program) -> Protocol:
 
     Raises ProgramError for an ``Exit``, which threads of a CTA with mbarriers may not take.
     """
-    lowest = program.parameter_values(dict.fromkeys(program.operation.axes, 1))
-    bodies = [_lowered(r.body, r.threads) for r in program.roles]
+    lowest = program.least_values()
+    bodies = [
+        _lowered(r.body, Around(r.threads, _partly(r.body, r.threads))) for r in program.roles
+    ]
     crews = []
     cluster = tuple((v, int(n)) for v, n in program.cluster)
     for role, body in zip(program.roles, bodies, strict=True):
@@ -107,7 +138,7 @@ def protocol_of(program: Program) -> Protocol:
         crews.append(Crew(role.name, int(role.threads), int(role.copies), role.copy, short))
     crews_in_loads = counted(tuple(crews), dict(cluster))
     names = sorted(set().union(*(names_in(c.body) for c in crews_in_loads)) & set(lowest))
-    parameters = tuple((n, int(lowest[n])) for n in names)
+    parameters = tuple((n, int(max(lowest[n], 0))) for n in names)
     return Protocol(crews_in_loads, cluster, bool(program.persistent), parameters)
 
 
@@ -129,25 +160,26 @@ def _barrier(barrier: Barrier) -> Barrier:
     return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals), barrier.home)
 
 
-def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
+def _lowered(body: tuple[Statement, ...], around: Around) -> Body:
     """Return the nodes of statements."""
     out: list[Node] = []
     for s in body:
         match s:
             case For(var, trips, inner, _, start):
                 stop = trips if isinstance(trips, str) else int(trips)
-                out.append(Loop(var, int(start), stop, _lowered(inner, threads)))
+                here = around if isinstance(stop, str) else around.within(var, int(start), stop)
+                out.append(Loop(var, int(start), stop, _lowered(inner, here)))
             case When(index, bound, inner):
                 limit = bound if isinstance(bound, str) else int(bound)
-                out.append(Guard(normal(index), limit, _lowered(inner, threads)))
+                out.append(Guard(normal(index), limit, _lowered(inner, around)))
             case Elect(inner):
-                out.append(One(_lowered(inner, threads)))
+                out.append(One(_lowered(inner, around)))
             case ForTile(tile, turn, inner, start, step):
                 first = start if isinstance(start, Affine) else Affine(int(start))
-                inside = _lowered(inner, threads)
+                inside = _lowered(inner, around)
                 out.append(Tiles(tile, turn, normal(first), int(step), inside))
             case Do():
-                out.append(_act(s, threads))
+                out.append(_act(s, around))
             case Exit():
                 raise ProgramError(
                     f"{s}: threads of a CTA with mbarriers or a cluster may not leave early; "
@@ -168,7 +200,7 @@ def _lowered(body: tuple[Statement, ...], threads: int) -> Body:
     return tuple(out)
 
 
-def _act(do: Do, threads: int) -> Act:
+def _act(do: Do, around: Around) -> Act:
     kind: Kind = _KINDS.get(do.instruction.completion, "generic")
     if kind == "mma" and do.instruction.unit == "tmem":
         kind = "cp"
@@ -182,14 +214,100 @@ def _act(do: Do, threads: int) -> Act:
         if isinstance(read, Access) and read.buffer.level != "gmem"
     ]
     if do.write.buffer.level != "gmem":
-        own_cells = kind != "generic" or any(a.buffer.fragment for a in do.accesses)
-        overlap = not own_cells and coverage(do, threads)[1]
-        touches.append(Touch(_ring(do.write), normal(do.write.index), True, overlap, part))
+        by_threads = kind in ("generic", "copy")
+        overlap, meets = meeting(do, around.threads, around.loops) if by_threads else (False, ())
+        if do.write.buffer.name in around.partly and kind == "generic":
+            in_place = do.write in do.reads  # it makes nothing whole, and needs no more than it has
+            part = Fraction(in_place or coverage(do, around.threads)[0])
+        write = Touch(_ring(do.write), normal(do.write.index), True, overlap, part, meets)
+        touches.append(write)
     landed = moved * do.write.buffer.type.bytes if do.signal else 0
     signal = (_barrier(do.signal[0]), normal(do.signal[1])) if do.signal else None
     fresh = None if do.fresh is None else normal(do.fresh)
     unique = tuple(dict.fromkeys(touches))
     return Act(do.instruction.name, kind, unique, signal, do.multicast, landed, fresh)
+
+
+Written = dict[str, tuple[Affine, "Footprint | None"]]
+
+
+def _partly(
+    body: tuple[Statement, ...], threads: int, before: Written | None = None
+) -> frozenset[str]:
+    """Return registers of which some read is not answered by what was just written around it.
+
+    It is by a write of the same index, if that fills the registers or writes all that is read.
+    """
+    found: set[str] = set()
+    written = dict(before or {})
+    for statement in body:
+        if isinstance(statement, Block):
+            for buffer in _written_in(statement.body):
+                written.pop(buffer, None)
+            found |= _partly(statement.body, threads, written)
+        elif isinstance(statement, Do):
+            for access in statement.reads:
+                if not isinstance(access, Access) or access.buffer.level != "registers":
+                    continue
+                name, index = access.buffer.name, normal(access.index)
+                if name not in written or not (
+                    written[name][0] == index
+                    and _answers(written[name][1], _footprint(statement, access))
+                ):
+                    found.add(name)
+            write = statement.write
+            if write.buffer.level == "registers":
+                whole = coverage(statement, threads)[0]
+                what = None if whole else _footprint(statement, write)
+                written[write.buffer.name] = normal(write.index), what
+    return frozenset(found)
+
+
+def _written_in(body: tuple[Statement, ...]) -> set[str]:
+    """Return the names of the buffers that statements write, at any depth."""
+    found: set[str] = set()
+    for statement in body:
+        if isinstance(statement, Do):
+            found.add(statement.write.buffer.name)
+        elif isinstance(statement, Block):
+            found |= _written_in(statement.body)
+    return found
+
+
+Footprint = tuple[
+    tuple[tuple[int, ...], ...], tuple[int, ...], tuple[Affine, ...], tuple[Any, ...], int
+]
+
+
+def _footprint(do: Do, access: Access) -> Footprint:
+    """Return what says which cells of registers an access of a statement touches, in each thread.
+
+    That is values' steps and extents, the origin, what the threads differ in, dimensions.
+    """
+    origin = tuple(map(normal, access.origin))
+    apart = (access.thread, do.threads) if any(map(any, access.thread)) else ()
+    return access.value, do.values, origin, (*apart, do.lanes), len(access.buffer.shape)
+
+
+@lru_cache(4096)
+def _answers(written: Footprint | None, read: Footprint) -> bool:
+    """Say whether a write (None: a whole one) makes all the cells that a read asks for."""
+    if written is None or written == read:
+        return True
+    return written[2:] == read[2:] and _cells(read) <= _cells(written)
+
+
+def _cells(footprint: Footprint) -> set[tuple[int, ...]]:
+    """Return the cells, less the origin."""
+    steps, extents, _, _, rank = footprint
+    found = {(0,) * rank}
+    for step, extent in zip(steps, extents, strict=True):
+        found = {
+            tuple(c + i * s for c, s in zip(cell, step, strict=True))
+            for cell in found
+            for i in range(extent if any(step) else 1)
+        }
+    return found
 
 
 def _ring(access: Access) -> Ring:
@@ -212,7 +330,10 @@ def _asked(body: Body) -> set[str]:
                 if not touch.write and written.get(touch.ring.name) != touch.index:
                     found.add(touch.ring.name)
             if node.kind == "generic":
-                written |= {t.ring.name: t.index for t in node.touches if t.write}
+                for t in node.touches:
+                    if t.write:
+                        written.pop(t.ring.name, None)
+                        written |= {t.ring.name: t.index} if t.part == 1 else {}
             else:
                 found |= {t.ring.name for t in node.touches}
     return found
@@ -250,7 +371,7 @@ def _repeats(body: Body, var: str) -> bool:
         if not isinstance(node, Act) or node.signal:
             return False
         for touch in node.touches:
-            if any(var in term for term in touch.index.terms):
+            if var in touch.meets or any(var in term for term in touch.index.terms):
                 return False
             if indices.setdefault(touch.ring.name, touch.index) != touch.index:
                 return False

@@ -15,7 +15,7 @@ Pairs are alike whatever an axis or a ring is called, so they get names of their
 >>> values = {**STARTS["cluster"], "cluster_n": 2, "tile_n": 128}
 >>> whole = protocol_of(Hopper().program(matmul("bf16", layout="nt"), Chosen(values)))
 >>> print([pair.cluster for pair in pairs(whole)], len(set(pairs(whole))))
-[(('pair', 2),), (('pair', 2),), (('pair', 2),), ()] 3
+[(('@pair', 2),), (('@pair', 2),), (('@pair', 2),), ()] 3
 
 Source: ``docs/model-concurrency.md``, section "Parts".
 """
@@ -48,7 +48,7 @@ from tinygpu.synchronization import Arrive, Barrier, Wait
 __all__ = ["acts", "pairs"]
 
 Cluster = tuple[tuple[str, int], ...]
-_PAIR = "pair"  # the rank among two CTAs
+_PAIR = "@pair"  # the rank among two CTAs; no name that a term can have
 
 
 def acts(body: Body) -> Iterator[Act]:

@@ -75,6 +75,8 @@ def parts(protocol: Protocol) -> tuple[Protocol, ...]:
         return (protocol,)
     if exchange := apart(protocol):
         return (exchange[0], *(part for rank in exchange[1:] for part in parts(rank)))
+    if any(_guards_by_rank(crew.body, protocol) for crew in protocol.crews):
+        return (protocol,)  # what some CTAs leave out is no part of what all do
     found: list[Protocol] = []
     crews: list[Crew] = []
     for crew in protocol.crews:
@@ -93,6 +95,30 @@ def _protocol(crews: tuple[Crew, ...], cluster: Cluster, old: Protocol) -> Proto
     meets = any(isinstance(n, Sync) and n.scope != "role" for c in crews for t, _ in every(c.body)
                 if isinstance(t, Tiles) for n, _ in every(t.body))  # fmt: skip
     return Protocol(crews, cluster, old.persistent or not meets, mentioned(crews, old))
+
+
+def _guards_by_rank(body: Body, protocol: Protocol) -> bool:
+    """Say whether a statement that stores' parts keep stands under a guard on a CTA's rank."""
+    ranks = {name for name, _ in protocol.cluster}
+    return any(
+        isinstance(node, Guard)
+        and {name for name, _ in node.index.terms} & ranks
+        and any(_of_stores(inner) for inner, _ in every(node.body))
+        for node, _ in every(body)
+    )
+
+
+def _of_stores(node: Node) -> bool:
+    """Say whether a part of stores may keep a node."""
+    match node:
+        case Act(_, "generic" | "store", touches):
+            return any(touch.ring.share != "thread" for touch in touches)
+        case Commit("bulk") | WaitGroup(group="bulk") | Fence("proxy.async"):
+            return True
+        case Sync(_, "role"):
+            return True
+        case _:
+            return False
 
 
 def _numbered_apart(protocol: Protocol) -> bool:
@@ -131,6 +157,7 @@ def _own_rings(protocol: Protocol, crew: Crew) -> set[str]:
     for act in acts(crew.body):
         for touch in act.touches:
             alone = touch.ring.share == "copy" or (touch.ring.share == "cta" and crew.copies == 1)
+            alone = alone and not touch.ring.home
             fine = alone and act.kind in ("generic", "store") and touch.ring.name not in others
             if touch.ring.name in sent and not fine:
                 return set()
@@ -203,7 +230,6 @@ def _idle(node: Node) -> bool:
 
 def _stores(protocol: Protocol, crew: Crew, own: set[str]) -> Protocol:
     """Return what one copy does with rings of its own, in one CTA."""
-    ranks = {name for name, _ in protocol.cluster}
 
     def kept(block: Body) -> Body:
         out: list[Node] = []
@@ -217,8 +243,6 @@ def _stores(protocol: Protocol, crew: Crew, own: set[str]) -> Protocol:
                     out.append(node)
                 case Sync(_, "role"):
                     out.append(node)
-                case Guard(index) if index.terms and {n for n, _ in index.terms} <= ranks:
-                    out += kept(node.body)  # what other CTAs of the cluster leave out
                 case Loop() | Guard() | One() | Tiles():
                     if inner := kept(node.body):
                         out.append(replace(node, body=inner))

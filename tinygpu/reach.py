@@ -54,6 +54,7 @@ __all__ = [
     "Place",
     "Range",
     "exactly_once",
+    "first_origin",
     "identity",
     "last_origin",
     "moves",
@@ -281,7 +282,19 @@ def last_origin(case: Case, place: Place, access: Access, dimension: int) -> tup
         if name in place.ranges:
             total = total + coefficient * place.ranges[name].last
             step = coefficient
+        elif name in case.parameters:
+            total = total + coefficient * case.parameters[name]
     return total, step
+
+
+def first_origin(case: Case, place: Place, access: Access, dimension: int) -> Any:
+    """Return an origin's smallest coordinate; loops without an iteration do not count."""
+    total, terms = origin_of(case, access, dimension)
+    for name, coefficient in terms:
+        span = place.ranges.get(name)
+        ends = (span.first, span.last) if span else (case.parameters.get(name, 0),) * 2
+        total = total + coefficient * select(coefficient < 0, ends[1], ends[0])
+    return total
 
 
 def product(numbers: Iterable[Any]) -> Any:
@@ -315,11 +328,13 @@ class Clause:
     """One condition of a law: whether it holds, and what to say where it does not.
 
     ``text`` is a format string for ``values``, which are filled in only to report a violation.
+    ``unproved``: that nothing is known to be wrong, but that it is not proved to be right.
     """
 
     holds: Any
     text: str
     values: tuple[Any, ...] = ()
+    unproved: bool = False
 
     def __str__(self) -> str:
         """Fill the text in."""

@@ -20,14 +20,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tinygpu.fragment import FRAGMENTS
+from tinygpu.memory import DTYPES
+from tinygpu.operation import LARGEST_SIZE
 from tinygpu.program import Buffer, select
 from tinygpu.reach import Case, Clause, product
 
 __all__ = [
     "barrier_ids",
     "covered_sizes",
+    "device_memory",
+    "early",
     "held_registers",
     "index_width",
+    "integers",
     "registers",
     "registers_at_once",
     "residency",
@@ -182,6 +187,37 @@ def index_width(case: Case) -> Iterator[Clause]:
         values = (operand.name, count, _INT32_LIMIT)
         if count >= _INT32_LIMIT:
             yield Clause(narrow ^ True, text, values)
+
+
+def integers(case: Case) -> Iterator[Clause]:
+    """Check that what a kernel takes as an integer is one of its 32 bits."""
+    names = dict.fromkeys((*case.program.operation.axes, *dict(case.program.parameters)))
+    for name in names:
+        number = case.parameters[name]
+        text = "{} is {}; a kernel takes integers up to {}"
+        yield Clause(number <= LARGEST_SIZE, text, (name, number, LARGEST_SIZE))
+
+
+def device_memory(case: Case) -> Iterator[Clause]:
+    """Compare the bytes of all arrays with the device's memory."""
+    if case.device is None:
+        return
+    operation = case.program.operation
+    need = sum(
+        DTYPES[o.dtype].bytes * product(case.sizes[axis] for axis in o.axes)
+        for o in operation.operands
+    )
+    names = ", ".join(o.name for o in operation.operands)
+    text = "{} need {} B together; {} has {} B"
+    values = (names, need, case.device.name, case.device.dram_bytes)
+    yield Clause(need <= case.device.dram_bytes, text, values)
+
+
+def early(case: Case) -> Iterator[Clause]:
+    """Check that a term that starts early has code that waits for the kernel before it."""
+    starts, waits = case.program.early, bool(case.program.barriers)
+    text = "{} starts early, and without mbarriers it has no griddepcontrol.wait"
+    yield Clause((starts == 0) | waits, text, (case.program.name,))
 
 
 def covered_sizes(case: Case) -> Iterator[Clause]:

@@ -109,7 +109,7 @@ class Schedule:
             )
         machine.check(operation)
         checked = Schedule.of(machine, dict(self.decisions))
-        return machine.program(operation, checked.chosen())
+        return machine.term(operation, checked.chosen())
 
     def __str__(self) -> str:
         return f"{self.machine}: " + " ".join(f"{n}={v}" for n, v in self.decisions)

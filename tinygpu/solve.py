@@ -223,7 +223,7 @@ class Solver:
         """Go on with what is said of the term: laws, and wishes about its quantities."""
         space, part.judged = self.space, True
         try:
-            program = space.machine.program(space.problem.operation, part.chosen)
+            program = space.machine.term(space.problem.operation, part.chosen)
             case = Case.of(program, space.problem.sizes, space.device)
             for name, holds in judged(case, self._places if space.axes else {}):
                 part.add(Member("law", name), self._clause(name, holds))

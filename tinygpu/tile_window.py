@@ -22,7 +22,7 @@ or one tile, if the program is not persistent.  ``doubt`` says which assumption 
 >>> program = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["ring"]))
 >>> box, points = tile_window(protocol_of(program))
 >>> print(box, len(points))
-tiles <= 1, trips <= 12 decide 12
+number of tiles <= 1, trips <= 12 decide 12
 
 Source: ``docs/model-concurrency.md``, section "Every number of tiles and trips".
 """
@@ -36,7 +36,7 @@ from tinygpu.access_map import Affine
 from tinygpu.agents import TILES
 from tinygpu.protocol import Act, Body, Crew, Guard, Loop, Node, One, Protocol, Tiles, every
 from tinygpu.synchronization import Arrive, Sync, Wait
-from tinygpu.window import Window
+from tinygpu.window import DoubtError, Window
 
 __all__ = ["tile_window"]
 
@@ -44,10 +44,6 @@ _UNPROVED = 6  # tiles, and trips beyond twice the stages, that are checked wher
 
 Points = tuple[dict[str, int], ...]
 Range = tuple[int, int]
-
-
-class _DoubtError(Exception):
-    """The theorem's assumptions do not hold, and why."""
 
 
 @dataclass(slots=True)
@@ -94,9 +90,9 @@ def tile_window(protocol: Protocol, *, observed: bool = False) -> tuple[Window, 
     try:
         read = _Read(protocol)
         points = read.points(lowest, observed=observed)
-        doubt = ""
-    except _DoubtError as error:
-        doubt = str(error)
+        doubt, law = "", ""
+    except DoubtError as error:
+        doubt, law = str(error), error.law
         upper = 2 * max(stages, default=1) + 2
         ranges = [range(low, max(low, upper // max(len(lowest), 1)) + 1) for low in lowest.values()]
         tiles = range(_UNPROVED if protocol.persistent else 1, 0, -1)
@@ -106,7 +102,15 @@ def tile_window(protocol: Protocol, *, observed: bool = False) -> tuple[Window, 
             for values in product(*ranges)
         )
     most = tuple((name, max(p[name] for p in points)) for name in (TILES, *lowest))
-    return Window(most, doubt), points
+    return Window(most, doubt, law), points
+
+
+def _require_bounded(crew: Crew, body: Body) -> None:
+    """Raise DoubtError for a loop of unknown length inside a guard or a loop of constant trips."""
+    for node, _ in every(body):
+        if isinstance(node, Tiles) or (isinstance(node, Loop) and isinstance(node.stop, str)):
+            text = f"{crew.name} has a loop of unknown length inside a guard or another loop"
+            raise DoubtError("loops", text)
 
 
 def _nodes(protocol: Protocol) -> list[Node]:
@@ -119,7 +123,7 @@ class _Read:
     def __init__(self, protocol: Protocol) -> None:
         names = [name for name, _ in protocol.parameters]
         if len(names) > 1:
-            raise _DoubtError(f"{' and '.join(names)} vary independently")
+            raise DoubtError("loops", f"{' and '.join(names)} vary independently")
         self.trips = names[0] if names else ""
         self.protocol = protocol
         self.rings: dict[str, _Ring] = {}
@@ -127,6 +131,7 @@ class _Read:
         self.turns = 1
         for crew in protocol.crews:
             self.tile, self.turn, self.step = "", "", ""
+            self.toured = False
             ranges = {crew.copy: (0, crew.copies - 1)} if crew.copy else {}
             ranges |= {name: (0, extent - 1) for name, extent in protocol.cluster}
             self.visit(crew, crew.body, ranges, after=False)
@@ -138,22 +143,29 @@ class _Read:
                 case One(inner):
                     after = self.visit(crew, inner, ranges, after=after)
                 case Tiles(tile, turn, start, step, inner):
-                    if self.tile or self.step:
-                        raise _DoubtError(f"{crew.name} has a loop over tiles inside another loop")
+                    if self.tile or self.step or self.toured:
+                        text = f"{crew.name} has a loop over tiles inside another loop, or two"
+                        raise DoubtError("loops", text)
+                    self.toured = True
                     if (start, step) == (Affine(0, ((crew.copy, 1),)), crew.copies):
                         self.turns = max(self.turns, step)
                     elif (start, step) != (Affine(), 1):
-                        raise _DoubtError(f"{crew.name} takes tiles {start}, and every {step}th")
+                        raise DoubtError(
+                            "loops", f"{crew.name} takes tiles {start}, and every {step}th"
+                        )
                     self.tile, self.turn = tile, turn
                     self.visit(crew, inner, ranges, after=False)
                     self.tile, self.turn = "", ""
                 case Loop(var, start, str(), inner):
                     if self.step or after or start:
-                        raise _DoubtError(f"{crew.name} has two loops over trips, or not from 0")
+                        raise DoubtError(
+                            "loops", f"{crew.name} has two loops over trips, or not from 0"
+                        )
                     self.step = var
                     self.visit(crew, inner, ranges, after=False)
                     self.step, after = "", True
                 case Loop(var, start, int(stop), inner):
+                    _require_bounded(crew, inner)
                     inside = {**ranges, var: (start, stop - 1)}
                     after = self.visit(crew, inner, inside, after=after)
                 case Guard(index, bound, inner):
@@ -162,13 +174,14 @@ class _Read:
                         after = self.visit(crew, inner, ranges, after=after)
                         continue  # some CTAs execute all of it, the others none
                     self.guard(index, bound, ranges)
+                    _require_bounded(crew, inner)
                     if any(isinstance(n, Wait | Sync) for n, _ in every(inner)):
-                        raise _DoubtError("a wait depends on a guard")
+                        raise DoubtError("meetings", "a wait depends on a guard")
                     after = self.visit(crew, inner, ranges, after=after)
                 case Sync(_, scope) if scope != "role" and (
                     self.step or (self.tile and self.protocol.persistent)
                 ):
-                    raise _DoubtError(f"{node} is inside a loop")
+                    raise DoubtError("meetings", f"{node} is inside a loop")
                 case Wait(barrier, index):
                     self.use(barrier.name, barrier.stages, index, ranges, after, gives=False)
                 case Arrive(barrier, index):
@@ -180,6 +193,9 @@ class _Read:
                         )
                     for touch in touches:
                         ring = touch.ring
+                        if ring.share == "thread" and touch.part != 1:
+                            text = f"{node} writes a part of the registers {ring.name}"
+                            raise DoubtError("wholes", text)
                         self.use(
                             f" {ring.name}", ring.stages, touch.index, ranges, after, gives=True
                         )
@@ -189,6 +205,8 @@ class _Read:
 
     def guard(self, index: Affine, bound: int | str, ranges: dict[str, Range]) -> None:
         """Take up a guard: a distance to an end of the loop over steps."""
+        if any(isinstance(c, str) for _, c in index.terms):
+            raise DoubtError("guards", f"guard {index} < {bound} is no distance to a loop's end")
         step = sum(c for n, c in index.terms if n == self.step and isinstance(c, int))
         rest = Affine(index.constant, tuple(t for t in index.terms if t[0] != self.step))
         low, high = self.range(rest, ranges)
@@ -197,14 +215,16 @@ class _Read:
         elif isinstance(bound, int) and step in (-1, 1):
             self.guards = max(self.guards, abs(low - bound) + 1, abs(high - bound) + 1)
         elif not (isinstance(bound, int) and step == 0):
-            raise _DoubtError(f"guard {index} < {bound} is no distance to a loop's end")
+            raise DoubtError("guards", f"guard {index} < {bound} is no distance to a loop's end")
 
     def range(self, form: Affine, ranges: dict[str, Range]) -> Range:
         """Return the least and the greatest value; every variable has to have a range."""
         low = high = form.constant
         for name, factor in form.terms:
             if not isinstance(factor, int) or name not in ranges:
-                raise _DoubtError(f"{form} depends on {name}, which is neither step nor tile")
+                raise DoubtError(
+                    "indices", f"{form} depends on {name}, which is neither step nor tile"
+                )
             ends = [factor * end for end in ranges[name]]
             low, high = low + min(ends), high + max(ends)
         return low, high
@@ -221,6 +241,8 @@ class _Read:
     ) -> None:
         """Take up an index: how far it is from its step, tile or turn."""
         terms = dict(index.terms)
+        counted = {self.step, self.tile} if self.step else {self.trips, self.tile}
+        exact = len(terms) == len(index.terms)
         rest = Affine(index.constant, tuple(
             (n, c) for n, c in index.terms if n not in (self.tile, self.turn, self.step, self.trips)
         ))  # fmt: skip
@@ -228,29 +250,28 @@ class _Read:
         over_steps = terms.get(self.step) == 1 if self.step else terms.get(self.trips) == 1
         by_tile = terms.get(self.tile) == self.trips if self.tile else True
         pace: tuple[str, int]
-        if over_steps and by_tile and (self.step or after) and self.turn not in terms:
+        paced = set(terms) & {self.tile, self.turn, self.step, self.trips}
+        if exact and over_steps and by_tile and (self.step or after) and paced <= counted:
             pace = ("step", 1)
             shift = 0 if self.step else 1  # after the loop the step is the last, trips - 1
             low, high = low + shift, high + shift
-        elif self.tile and set(terms) & {self.tile, self.turn, self.step, self.trips} == {
-            self.tile
-        }:
+        elif exact and self.tile and paced == {self.tile}:
             pace = ("tile", self.whole(terms[self.tile], index))
-        elif self.tile and set(terms) & {self.tile, self.turn, self.step, self.trips} == {
-            self.turn
-        }:
+        elif exact and self.tile and paced == {self.turn}:
             pace = ("turn", self.whole(terms[self.turn], index))
         else:
-            raise _DoubtError(f"index {index} runs over neither steps nor tiles")
+            raise DoubtError("indices", f"index {index} runs over neither steps nor tiles")
         ring = self.rings.setdefault(name, _Ring(stages, pace))
         if ring.pace != pace:
-            raise _DoubtError(f"{name.strip()} runs at two speeds")
+            raise DoubtError("indices", f"{name.strip()} runs at two speeds")
         (ring.gives if gives else ring.waits).append((low, high))
 
     def whole(self, coefficient: int | str, index: Affine) -> int:
         """Return a coefficient that is a positive number."""
         if not isinstance(coefficient, int) or coefficient < 1:
-            raise _DoubtError(f"index {index} runs backwards, or over neither steps nor tiles")
+            raise DoubtError(
+                "indices", f"index {index} runs backwards, or over neither steps nor tiles"
+            )
         return coefficient
 
     def points(self, lowest: dict[str, int], *, observed: bool) -> Points:
@@ -259,7 +280,7 @@ class _Read:
         for name, ring in self.rings.items():
             given = min((low for low, _ in ring.gives), default=0)
             if ring.waits and max(high for _, high in ring.waits) > given:
-                raise _DoubtError(f"a wait for {name} looks ahead of who arrives")
+                raise DoubtError("meetings", f"a wait for {name} looks ahead of who arrives")
             pace, factor = ring.pace
             reach = ring.reach(observed=observed)
             if pace == "step":
@@ -268,11 +289,12 @@ class _Read:
                 tiles = -(-reach // factor) * (self.turns if pace == "turn" else 1)
                 far = max(far, tiles)
         window = width + 2 * self.guards
+        least = min(max(lowest.values(), default=0), window + 2)  # more trips are as so many
         if not self.protocol.persistent:
-            counts = [(n, 1) for n in range(max(lowest.values(), default=0), window + 3)]
+            counts = [(n, 1) for n in range(least, window + 3)]
         else:
             counts = [(0, far + 2)] if not self.trips else []
-            for trips in range(max(lowest.values(), default=0), window + 3 if self.trips else 0):
+            for trips in range(least, window + 3 if self.trips else 0):
                 tiles = -(-window // max(trips, 1)) + 2
                 counts.append(
                     (trips, max(tiles, far + 2) if trips <= 2 * self.guards + 2 else tiles)

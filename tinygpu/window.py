@@ -30,7 +30,7 @@ from tinygpu.program import Affine, WaitGroup
 from tinygpu.skeleton import Act, Guard, Loop, Node, Skeleton, Touch, free_names, nodes
 from tinygpu.unfolding import Instance, instances
 
-__all__ = ["Window", "window"]
+__all__ = ["DoubtError", "Window", "window"]
 
 _MANY_POINTS = 3000
 _MANY_TURNS = 512
@@ -39,10 +39,14 @@ _ENDLESS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The largest value of each free name to check; ``doubt``: why that does not decide all."""
+    """The largest value of each free name to check; ``doubt``: why that does not decide all.
+
+    ``law``: the assumption that the doubt is about, one of ``tinygpu.assumptions.ASSUMPTIONS``.
+    """
 
     most: tuple[tuple[str, int], ...]
     doubt: str = ""
+    law: str = ""
 
     def points(self) -> Iterator[dict[str, int]]:
         """Yield every assignment, small ones first."""
@@ -50,15 +54,23 @@ class Window:
         for point in sorted(box, key=lambda p: (sum(p), p)):
             yield dict(zip((name for name, _ in self.most), point, strict=True))
 
+    @property
+    def limits(self) -> str:
+        """The box itself."""
+        return ", ".join(f"{name} <= {upper}" for name, upper in self.most) or "no parameter"
+
     def __str__(self) -> str:
-        limits = ", ".join(f"{name} <= {upper}" for name, upper in self.most)
-        if not limits:
-            return "no parameter"
-        return f"{limits} decide" if not self.doubt else f"{limits} only: {self.doubt}"
+        if not self.most:
+            return self.limits
+        return f"{self.limits} only: {self.doubt}" if self.doubt else f"{self.limits} decide"
 
 
-class _DoubtError(Exception):
-    """The theorem's assumptions do not hold, and why."""
+class DoubtError(Exception):
+    """An assumption of the theorem does not hold: which, and why."""
+
+    def __init__(self, law: str, message: str) -> None:
+        super().__init__(message)
+        self.law = law
 
 
 def window(skeleton: Skeleton) -> Window:
@@ -68,17 +80,17 @@ def window(skeleton: Skeleton) -> Window:
     usual = 2 * max(stages, default=1) + 2
     try:
         if len(skeleton.roles) > 1 and names:
-            raise _DoubtError("several roles have loops")
+            raise DoubtError("loops", "several roles have loops")
         if not names:
             return Window(())
         most = _Reach(skeleton.roles[0][1]).box(names, usual)
         if prod(m + 1 for m in most.values()) > _MANY_POINTS:
-            raise _DoubtError("there are too many trip counts to try")
+            raise DoubtError("points", "there are too many trip counts to try")
         return Window(tuple(most.items()))
-    except _DoubtError as doubt:
+    except DoubtError as doubt:
         while usual > 1 and (usual + 1) ** len(names) > _MANY_POINTS:
             usual -= 1
-        return Window(tuple((n, usual) for n in names), str(doubt))
+        return Window(tuple((n, usual) for n in names), str(doubt), doubt.law)
 
 
 def _touches(body: tuple[Node, ...]) -> list[Touch]:
@@ -94,7 +106,8 @@ class _Reach:
         for position, node in enumerate(body):
             if isinstance(node, Loop) and isinstance(node.stop, str) and node.most is None:
                 if self.at >= 0:
-                    raise _DoubtError("two loops, one after the other, have a parameter's trips")
+                    text = "two loops, one after the other, have a parameter's trips"
+                    raise DoubtError("loops", text)
                 self.at, self.loop, self.name = position, node, node.stop
         self.start = 0 if self.at < 0 else self.loop.start  # guards near the start reach to here
         self.end = 0  # and guards near the end this far
@@ -104,21 +117,21 @@ class _Reach:
         if self.at >= 0:
             for touch in _touches(body[self.at + 1 :]):
                 if self.steps.get(touch.ring.name):
-                    raise _DoubtError(
-                        f"ring {touch.ring.name} is used after the loop that turns it"
-                    )
+                    text = f"ring {touch.ring.name} is used after the loop that turns it"
+                    raise DoubtError("indices", text)
 
     def visit(
         self, body: tuple[Node, ...], ranges: Mapping[str, tuple[int, int]], *, inside: bool
     ) -> None:
-        """Collect reaches and coefficients; raise _DoubtError for what the theorem excludes."""
+        """Collect reaches and coefficients; raise DoubtError for what the theorem excludes."""
         for node in body:
             match node:
                 case Loop(var, start, str(stop), inner, most):
                     if self.at >= 0 and node is self.body[self.at]:
                         self.visit(inner, ranges, inside=True)
                     elif most is None:
-                        raise _DoubtError(f"loop {var} with a parameter's trips is inside another")
+                        text = f"loop {var} with a parameter's trips is inside another"
+                        raise DoubtError("loops", text)
                     else:
                         self.settle(stop, start + most)
                         self.visit(inner, ranges, inside=inside)
@@ -132,7 +145,8 @@ class _Reach:
                     for touch in touches:
                         step, _, _ = self.split(touch.index, ranges, inside=inside)
                         if inside and self.steps.setdefault(touch.ring.name, step) != step:
-                            raise _DoubtError(f"ring {touch.ring.name} turns at two speeds")
+                            text = f"ring {touch.ring.name} turns at two speeds"
+                            raise DoubtError("indices", text)
                 case _:
                     pass
 
@@ -143,16 +157,17 @@ class _Reach:
         step, low, high = 0, index.constant, index.constant
         for name, factor in index.terms:
             if isinstance(factor, str):
-                raise _DoubtError(f"index {index} has a parameter's multiple")
+                raise DoubtError("indices", f"index {index} has a parameter's multiple")
             if inside and name == self.loop.var and name not in ranges:
                 step = factor
             elif name in ranges:
                 reach = [factor * end for end in ranges[name]]
                 low, high = low + min(reach), high + max(reach)
             else:
-                raise _DoubtError(f"index {index} depends on {name}, which no loop counts")
+                text = f"index {index} depends on {name}, which no loop counts"
+                raise DoubtError("indices", text)
         if step < 0:
-            raise _DoubtError(f"index {index} runs backwards")
+            raise DoubtError("indices", f"index {index} runs backwards")
         return step, low, high
 
     def guard(
@@ -173,7 +188,8 @@ class _Reach:
         elif step == 1 and bound == self.name:
             self.end = max(self.end, high)
         else:
-            raise _DoubtError(f"guard {index} < {bound} is no distance to its loop's end")
+            text = f"guard {index} < {bound} is no distance to its loop's end"
+            raise DoubtError("guards", text)
 
     def settle(self, name: str, value: int) -> None:
         """Nothing but the endless loop itself changes with ``name`` from ``value`` on."""
@@ -186,7 +202,7 @@ class _Reach:
             return most
         others = Window(tuple((n, m) for n, m in most.items() if n != self.name))
         if prod(m + 1 for _, m in others.most) > _MANY_POINTS:
-            raise _DoubtError("there are too many trip counts to try")
+            raise DoubtError("points", "there are too many trip counts to try")
         settled = most[self.name]
         for env in others.points():
             first, again = self.turns(env)
@@ -215,7 +231,7 @@ class _Reach:
                     return seen[state], number
                 seen[state] = number
             scan.run(self.iteration(number, env))
-        raise _DoubtError(f"no state came back in {_MANY_TURNS} iterations")
+        raise DoubtError("points", f"no state came back in {_MANY_TURNS} iterations")
 
     def iteration(self, number: int, env: Mapping[str, int]) -> Iterator[Instance]:
         """Yield the instances of one iteration of the endless loop."""

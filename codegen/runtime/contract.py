@@ -194,6 +194,12 @@ def check(contract: Contract, views: Sequence[View]) -> dict[str, int]:
                 "build a kernel for these sizes"
             )
     values |= {f"grid_{name}": formula_value(f, values) for name, f in contract.grid}
+    for name in (*sizes, *(name for name, _ in contract.parameters)):
+        if values[name] > _LARGEST:
+            raise LaunchError(
+                f"integers: {name} is {values[name]}; a kernel takes integers up to {_LARGEST}: "
+                "split the problem"
+            )
     _check_vectors(contract, views, values)
     _check_inside(contract, values)
     _check_index(contract, views)

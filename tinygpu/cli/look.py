@@ -151,10 +151,18 @@ def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON 
         else:
             mend = f"let the term compute {program.operation}"
             broken = (Violation("computes", str(found), mend),)
+    outcome = "legal"
+    if broken:
+        outcome = "unproved" if all(v.unproved for v in broken) else "illegal"
     if as_json:
         violations = [{"law": v.law, "message": v.message, "mend": v.mend} for v in broken]
-        tree = {"legal": not broken, "violations": violations, "concurrency": proof}
+        tree = {"legal": not broken, "outcome": outcome, "violations": violations}
+        tree["concurrency"] = proof
         say_json({**tree, "meaning": meaning})
+    elif outcome == "unproved":
+        say(f"unproved: {schedule} is not known to break a law, nor proved to keep one")
+        for violation in broken:
+            say(f"  {violation}")
     elif broken:
         say(f"illegal: {schedule} breaks {len(broken)} law{'s' * (len(broken) > 1)}")
         for violation in broken:
@@ -168,11 +176,11 @@ def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON 
 
 
 def proof_text(program: Any) -> str:
-    """Return the event graph's verdict in words."""
+    """Return the event graph's verdict on a term in words; only what is proved is called so."""
     from tinygpu.events import verdict
 
     found = verdict(program)
-    if not found.proved:
-        return f"checked up to {found.window}"
+    if not found.legal:
+        return str(found)
     axes = ", ".join(program.operation.reduced).upper() or "size"
     return f"proved for every {axes} and every number of tiles ({found.window})"

@@ -31,7 +31,7 @@ class Hopper(Machine):
     instructions = instructions(
         "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "wgmma", "cvt",
         "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "st.global", "st.shared",
-        "ld.shared", "fma",
+        "ld.shared", "fma", "ld.global", "alu", "mufu", "mov",
     )  # fmt: skip
     numeric = True
     operations = ("matmul",)
