@@ -97,7 +97,7 @@ def window(program: Program) -> tuple[int, int]:
 
 def _proved(program: Program) -> str:
     found = verdict(program)
-    return "" if found.legal and found.proved else f"legality is only checked up to {found.window}"
+    return "" if found.legal else f"it is {found.outcome}: {found.reason}"
 
 
 def _affine(program: Program) -> str:
