@@ -1,0 +1,356 @@
+"""Facts: what agents know of one another, one bit each.
+
+What gets done (a write, a read, an arrival, the passing of a wait) is a *fact*.  An agent knows
+some facts, and so does each message under way: the phase of a barrier, the meeting at a bar.sync, a
+product.  A set of facts is an int.  Whoever arrives puts what it knows into the message, whoever
+passes takes it out.  A comes before B if and only if B's agent knows A when it begins B.
+
+An agent that stands for several threads (``many``) knows two sets: ``own``, what its thread did
+itself, and ``known``, what it was told.  What the *other* threads did is known only by being told.
+
+Facts of one agent between two of its messages are known together, so they share a bit, its
+*epoch*.  A write has a second bit, which its own thread's next ``fence.proxy.async`` gives it.
+
+What is held is written down here, what is asked in ``conditions``:
+
+    Agent   what it knows; groups of copies, products and stores that it has not waited for
+    Slot    a stage of a ring: the indices that it holds; who wrote and read it since, what the
+            first of the writes had to follow
+    Phases  a stage of a barrier: the phase that is open, the one before, the one before that
+
+``State.frozen`` writes a state down relative to the counters, and ``State.thawed`` begins from one.
+Facts that nobody asks about are left out, and those that all who may ask know; of two facts, one of
+which is known wherever the other one is and asked nowhere else, only the other is kept.  Facts have
+no names in what is written: a fact is the set of places that ask about it or know it.
+
+Source: C. Fidge and F. Mattern on vector clocks; ``docs/model-concurrency.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.concurrency.blocks import Counter, Op, Place, Plan
+
+__all__ = ["Agent", "Flight", "Frozen", "Group", "Phases", "Slot", "State"]
+
+Frozen = tuple[tuple[Any, ...], tuple[int, ...]]
+_OLD = -(1 << 60)  # an index that nobody asks for again
+
+
+@dataclass(slots=True)
+class Flight:
+    """A product that ``missing`` agents of a copy have not issued yet; ``told`` what they knew."""
+
+    bit: int
+    missing: set[int]
+    told: int = 0
+
+
+@dataclass(slots=True)
+class Group:
+    """What is under way together: facts that a wait for it gives.
+
+    ``own`` to the thread that waits, ``told`` to all of its copy; ``later`` what its next fence
+    then gives.
+    """
+
+    own: int = 0
+    told: int = 0
+    later: int = 0
+    flights: list[Flight] = field(default_factory=list)
+    full: bool = False
+
+    def join(self, other: Group) -> None:
+        """Take in another group."""
+        self.own, self.told = self.own | other.own, self.told | other.told
+        self.later, self.full = self.later | other.later, self.full or other.full
+        self.flights += other.flights
+
+    def masks(self) -> tuple[int, int, int]:
+        """Return its facts; its products are issued."""
+        told = self.told
+        for flight in self.flights:
+            told |= flight.bit | flight.told
+        return self.own, told, self.later
+
+
+@dataclass(slots=True)
+class Agent:
+    """What an agent knows and has under way."""
+
+    many: bool
+    known: int = 0
+    own: int = 0
+    epoch: int = 0
+    fenced: int = 0  # the second bit of the epoch's writes
+    unfenced: int = 0  # what the next fence gives
+    groups: dict[str, list[Group]] = field(default_factory=dict)
+    open: dict[str, Group] = field(default_factory=dict)
+    touched: bool = True  # sums, since the last wgmma.fence
+    left: bool = False
+    multiplied: int = 0  # products of its own, by tcgen05
+    batch: int = 0  # that of the next commit
+    mine: int = 0  # what else it did, where tcgen05 instructions ask
+    untold: int = 0  # what the next before_thread_sync gives
+    after: int = 0  # what it knew at its last after_thread_sync
+
+    @property
+    def all(self) -> int:
+        """What its thread knows."""
+        return self.known | self.own
+
+
+@dataclass(slots=True)
+class Slot:
+    """A stage of a ring."""
+
+    held: tuple[int | None, ...] = ()
+    filling: int = 0
+    pieces: tuple[tuple[Any, Any], ...] = ()
+    writes: int = 0
+    crossing: int = 0  # the same, for those who come through the other proxy
+    before: int = 0  # what the first of the writes had to follow
+    reads: int = 0
+    told: int = 0  # of a write by tcgen05.st: its thread has told of it
+    tensor: int = 0  # of the reads by tcgen05.ld: their threads have
+    token: object = None
+    loads: bool = False
+    last: str = ""
+    got: str = ""
+
+
+@dataclass(slots=True)
+class Phases:
+    """A stage of a barrier; ``index`` is of the open phase."""
+
+    index: int
+    arrivals: int = 0
+    expected: int = 0
+    landed: int = 0
+    message: int = 0
+    issued: int = 0
+    late: bool = False
+    loads: bool = False
+    past: int = 0  # the fact that the phase before is over
+    past_message: int = 0
+    past_issued: int = 0
+    past_late: bool = False
+    past_loads: bool = False
+    past_passes: int = 0
+    unseen: bool = False  # loads of the phase before, for which nobody has waited
+    older: int = 0
+    older_issued: int = 0
+    older_late: bool = False
+    last: str = ""
+
+
+class State:
+    """A state of the pass."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.symmetry = plan.symmetry
+        self.shifts = plan.symmetry.shifts
+        self.facts = 0
+        self.names: dict[int, str] | None = None
+        self.agents = [Agent(a.threads > 1) for a in plan.agents]
+        self.rings = [
+            [Slot() for _ in range(p.stages)] if p.level != "barrier" else [] for p in plan.places
+        ]
+        self.barriers = [
+            [Phases(i) for i in range(p.stages)] if p.level == "barrier" else []
+            for p in plan.places
+        ]
+        self.sent = [0] * plan.symmetry.firsts  # what has to be known in a CTA before its end
+        self.held = [0] * plan.symmetry.firsts  # and by its first thread
+
+    def fact(self, name: str = "") -> int:
+        """Return a new fact, as its own CTA sees it."""
+        bit = 1 << (self.shifts * self.facts)
+        self.facts += 1
+        if self.names is not None:
+            self.names[bit] = name
+        return bit
+
+    def epoch(self, number: int, op: Op) -> int:
+        """Return the bit of what an agent does at once."""
+        agent = self.agents[number]
+        if not agent.epoch or self.names is not None:
+            name = f"{self.plan.agents[number]}: {op}" if self.names is not None else ""
+            agent.epoch = self.fact(name)
+            agent.fenced = 0
+            self.learn(agent, agent.epoch)
+        return agent.epoch
+
+    def learn(self, agent: Agent, facts: int) -> None:
+        """Let an agent's thread do or find out something by itself."""
+        if agent.many:
+            agent.own |= facts
+        else:
+            agent.known |= facts
+        if self.plan.tensor:
+            agent.mine |= facts
+
+    def tell(self, agent: Agent) -> int:
+        """Return what goes into an agent's message, and close its epoch."""
+        agent.epoch = agent.fenced = 0
+        return agent.known | agent.own
+
+    def common(self) -> list[int]:
+        """Return of each place what all who touch it know."""
+        found = []
+        for place in self.plan.places:
+            every = -1
+            for number, shift, tensor in place.askers:
+                agent = self.agents[number]
+                seen = agent.after | agent.mine if tensor else agent.known
+                every &= self.symmetry.moved(seen, shift)
+                if not every:
+                    break
+            found.append(0 if every == -1 else every)
+        return found
+
+    def frozen(self, moved: Mapping[Counter, int]) -> Frozen:
+        """Write the state down, relative to counters that have moved."""
+        shape: list[Any] = []
+        needs: list[int] = []
+        knows: list[int] = []
+        common = self.common()
+        for place, ring, stages in zip(self.plan.places, self.rings, self.barriers, strict=True):
+            by = sum(factor * moved.get(c, 0) for c, factor in place.pace.items())
+            low = place.lowest if place.moves else _OLD  # what is less nobody asks for again
+            seen = ~common[place.number]
+            for i in range(place.stages):
+                at = (i + by) % place.stages
+                if ring:
+                    slot = ring[at]
+                    held = {_OLD if x is None else max(x - by, low - 1) for x in slot.held}
+                    filling = slot.filling - by if slot.pieces else 0
+                    shape.append((tuple(sorted(held)), filling, slot.pieces, slot.loads))
+                    needs += [getattr(slot, name) & seen for name in _asked(place)]
+                else:
+                    p = stages[at]
+                    p.past_passes &= ~p.message
+                    index = max(p.index - by, low - place.stages - 1)
+                    shape.append((index, *(getattr(p, name) for name in _COUNTS)))
+                    needs += [getattr(p, name) & seen for name in _PHASES]
+                    knows += [p.message, p.past_message if p.past & seen else 0]
+        for sent, held_ in zip(self.sent, self.held, strict=True):
+            needs += [sent, held_]
+        for agent in self.agents:
+            agent.own &= ~agent.known
+            groups = sorted(agent.groups.items())
+            opened = sorted(agent.open.items())
+            full = tuple((kind, tuple(g.full for g in several)) for kind, several in groups)
+            shape.append((agent.touched, agent.left, full, tuple(kind for kind, _ in opened)))
+            for _, several in groups:
+                for group in several:
+                    knows += group.masks()
+            for _, group in opened:
+                knows += group.masks()
+            knows += [getattr(agent, name) for name in _KNOWN]
+        return tuple(shape), self._columns(needs, knows)
+
+    def _columns(self, needs: list[int], knows: list[int]) -> tuple[int, ...]:
+        """Return the facts that are asked about, each as the places that have it."""
+        if not self.facts:
+            return ()
+        bits = _bits([*needs, *knows], self.facts * self.shifts)
+        bits = bits.reshape(len(bits), self.facts, self.shifts)
+        live = bits[: len(needs)].any(axis=(0, 2))
+        turned = bits[:, live].transpose(1, 0, 2)
+        rows = turned.reshape(len(turned), len(bits) * self.shifts)
+        first = {number: i for i, number in enumerate(_numbers(rows))}
+        columns = sorted(first)
+        found = rows[[first[c] for c in columns]]
+        asks = _words(found[:, : len(needs) * self.shifts])
+        has = _words(found[:, len(needs) * self.shifts :])
+        fewer = ~(asks[:, None] & ~asks).any(axis=2)  # i is asked about only where j is,
+        wider = ~(has & ~has[:, None]).any(axis=2)  # and known wherever j is
+        spare = (fewer & wider).sum(axis=1) > 1  # by another one than itself
+        return tuple(c for c, out in zip(columns, spare.tolist(), strict=True) if not out)
+
+    @staticmethod
+    def thawed(plan: Plan, frozen: Frozen) -> State:
+        """Return a state that goes on from what was written down."""
+        shape, columns = frozen
+        state = State(plan)
+        state.facts = len(columns)
+        size = state.shifts
+        places = -(-max((c.bit_length() for c in columns), default=0) // size)
+        bits = _bits(columns, places * size).reshape(len(columns), places, size)
+        turned = bits.transpose(1, 0, 2)
+        take = chain(_numbers(turned.reshape(places, len(columns) * size)), repeat(0)).__next__
+        parts = iter(shape)
+        for place, ring, stages in zip(plan.places, state.rings, state.barriers, strict=True):
+            for slot in ring:
+                slot.held, slot.filling, slot.pieces, slot.loads = next(parts)
+                for name in _asked(place):
+                    setattr(slot, name, take())
+            for p in stages:
+                p.index, *counts = next(parts)
+                for name, count in zip(_COUNTS, counts, strict=True):
+                    setattr(p, name, count)
+                for name in _PHASES:
+                    setattr(p, name, take())
+        for i in range(len(state.sent)):
+            state.sent[i], state.held[i] = take(), take()
+        for stages in state.barriers:
+            for p in stages:
+                p.message, p.past_message = take(), take()
+        for agent in state.agents:
+            agent.touched, agent.left, groups, opened = next(parts)
+            for kind, several in groups:
+                agent.groups[kind] = [Group(take(), take(), take(), [], full) for full in several]
+            for kind in opened:
+                agent.open[kind] = Group(take(), take(), take(), [], True)
+            for name in _KNOWN:
+                setattr(agent, name, take())
+        return state
+
+
+_PHASES = ("issued", "past", "past_issued", "past_passes", "older", "older_issued")
+_COUNTS = (
+    "arrivals", "expected", "landed", "late", "loads", "past_late", "past_loads", "unseen",
+    "older_late",
+)  # fmt: skip
+_KNOWN = ("known", "own", "unfenced", "multiplied", "batch", "mine", "untold", "after")
+
+
+def _asked(place: Place) -> tuple[str, ...]:
+    """Return which facts of a stage somebody may ask about."""
+    if place.private:
+        return ("writes",)
+    crossing = ("crossing", "before") if place.crossed else ()
+    return ("writes", "reads", *crossing, *(("told", "tensor") if place.level == "tmem" else ()))
+
+
+def _bits(masks: Sequence[int], width: int) -> NDArray[np.uint8]:
+    """Return masks as rows of bits, the lowest first."""
+    size = (width + 7) // 8
+    data = b"".join([mask.to_bytes(size, "little") for mask in masks])
+    rows = np.frombuffer(data, np.uint8).reshape(len(masks), size)
+    return np.unpackbits(rows, axis=1, count=width, bitorder="little")
+
+
+def _words(bits: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Return rows of bits as words of 64."""
+    packed = np.packbits(bits, axis=1)
+    words = np.zeros((len(packed), -(-packed.shape[1] // 8) * 8), np.uint8)
+    words[:, : packed.shape[1]] = packed
+    return words.view(np.uint64)
+
+
+def _numbers(bits: NDArray[np.uint8]) -> list[int]:
+    """Return rows of bits as masks."""
+    packed = np.packbits(bits, axis=1, bitorder="little")
+    size = packed.shape[1]
+    data = packed.tobytes()
+    return [int.from_bytes(data[i : i + size], "little") for i in range(0, len(data), size or 1)]

@@ -1,0 +1,147 @@
+"""The judge: whether a program may deadlock, race or read what is not meant, at any sizes.
+
+``verdict(program)`` has three outcomes:
+
+    legal      proved for every number of tiles and all trips; ``by`` says by which search
+    illegal    a condition fails; ``fault`` and ``run`` are the witness, which has been replayed
+    unproved   an assumption of the theorem fails, and no fault was found: never printed as legal
+
+>>> from tinygpu.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.operation import matmul
+>>> program = Simt().program(matmul("f32"), Chosen(LADDER["shared"]))
+>>> print(verdict(program))
+legal: every trips, in 7 states
+>>> from dataclasses import replace
+>>> (role,) = program.roles
+>>> start, loop, store = role.body
+>>> bare = replace(role, body=(start, replace(loop, body=loop.body[:-1]), store))  # no bar.sync
+>>> got = verdict(replace(program, roles=(bare,)))
+>>> got.outcome, str(got.run), got.fault.kind
+('illegal', 'trips=2', 'race')
+>>> got.fault.second
+'all: st.shared of smem_a@(kt) at kt=1'
+
+Source: ``docs/model-concurrency.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Literal
+
+from tinygpu.concurrency.assumptions import assumptions
+from tinygpu.concurrency.blocks import TILES, Plan, laid_out
+from tinygpu.concurrency.conditions import Fault
+from tinygpu.concurrency.cutoff import Run, replayed, searched
+from tinygpu.concurrency.erase import erase
+from tinygpu.program import Program
+
+__all__ = ["Outcome", "Verdict", "verdict", "verdict_at", "verdict_of"]
+
+_MANY_POINTS = 64  # that are tried where nothing is proved
+
+
+Outcome = Literal["legal", "illegal", "unproved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a judge says of a program."""
+
+    outcome: Outcome
+    by: str = ""
+    fault: Fault | None = None
+    run: Run | None = None
+    doubts: tuple[str, ...] = ()
+    states: int = 0
+
+    @property
+    def legal(self) -> bool:
+        """Whether it is proved to be legal."""
+        return self.outcome == "legal"
+
+    @property
+    def reason(self) -> str:
+        """Why it is not legal: the fault, or the first doubt; "" if it is."""
+        return str(self.fault or (*self.doubts, "")[0])
+
+    def __str__(self) -> str:
+        match self.outcome:
+            case "legal":
+                return f"legal: {self.by}, in {self.states} states"
+            case "illegal":
+                where = f" [{self.run}]" if self.run and str(self.run) else ""
+                return f"illegal: {self.fault}{where}"
+            case "unproved":
+                return "\n".join(["unproved", *(f"  {doubt}" for doubt in self.doubts)])
+
+
+def verdict(program: Program, *, apart: bool = False) -> Verdict:
+    """Decide it for a program whose numbers are ints.
+
+    All tiles have the same trips, as one parameter says; with ``apart`` each has its own.
+    """
+    doubts = assumptions(program)
+    found = verdict_of(erase(program), apart=apart)
+    if doubts and found.outcome != "illegal":
+        return Verdict("unproved", doubts=(*doubts, *found.doubts))
+    return found
+
+
+@lru_cache(8192)
+def verdict_of(program: Program, *, apart: bool = False) -> Verdict:
+    """Decide it for an erased program; each is judged once."""
+    plan = laid_out(program)
+    if plan.shared:
+        text = plan.shared[0]
+        return Verdict("illegal", fault=Fault("deadlock", text, text, text), run=Run(()))
+    if plan.failed:
+        return _tried(plan, tuple(plan.failed))
+    found = searched(plan, apart=apart)
+    if found.doubt == "lockstep":
+        other = laid_out(program, early=True)
+        again = found if other.failed else searched(other, apart=apart)
+        if again.doubt != "lockstep":
+            plan, found = other, again
+    if found.run is not None:
+        for run in found.run.levelled() if not apart else (found.run,):
+            fault = replayed(plan, run)
+            if fault is not None:
+                return Verdict("illegal", fault=fault, run=run, states=found.states)
+        doubt = "a role waits for what stands in a later step" if found.doubt else (
+            "the search finds a fault that its replay does not"
+        )  # fmt: skip
+        return _tried(plan, (f"{doubt} [{found.run}]",))
+    if found.doubt:
+        return _tried(plan, (found.doubt,))
+    tiled = any(s.param == TILES for s in plan.sections)
+    names = ["number of tiles"] * tiled + [*plan.inside]
+    by = f"every {' and '.join(names)}" if names else "its one run"
+    if tiled and len(names) > 1:
+        by += ", each tile its own" if apart else ", alike in all tiles"
+    return Verdict("legal", by, states=found.states)
+
+
+def verdict_at(program: Program, run: Run) -> Fault | None:
+    """Return the fault of one run, if it has one; no assumption is needed."""
+    return replayed(laid_out(erase(program)), run)
+
+
+def _tried(plan: Plan, doubts: tuple[str, ...]) -> Verdict:
+    """Look for a fault at some points where nothing is proved."""
+    names = [n for n, _ in plan.program.parameters]
+    tiled = bool(plan.program.persistent)
+    most = 8
+    while most > 1 and (most + 1) ** len(names) * (3 if tiled else 1) > _MANY_POINTS:
+        most -= 1
+    for values in product(*(range(plan.least[n], plan.least[n] + most + 1) for n in names)):
+        once = tuple(zip(names, values, strict=True))
+        for tiles in (1, 2, 4) if tiled else (0,):
+            run = Run((once,) * tiles, once)
+            fault = replayed(plan, run)
+            if fault is not None:
+                return Verdict("illegal", fault=fault, run=run)
+    return Verdict("unproved", doubts=doubts)
