@@ -207,7 +207,8 @@ def test_4_a_variable_with_a_ranks_name() -> None:
 
 def test_5_declared_barriers_are_those_that_are_used() -> None:
     program = term("plain")
-    for changes in ({"arrivals": 2}, {"stages": 1}):
+    every: tuple[dict[str, Any], ...] = ({"arrivals": 2}, {"stages": 1})
+    for changes in every:
         changed = tuple(replace(b, **changes) for b in program.barriers)
         refused(lambda changed=changed: replace(program, barriers=changed))  # type: ignore[misc]
     buffers = tuple(replace(b, stages=1) if b.name == "smem_a" else b for b in program.buffers)
