@@ -233,7 +233,8 @@ def test_asynchronous_mutants_are_judged_as_today() -> None:
     differ = []
     for name, program in drawn(0, list(asynchronous()), 60):
         old, new = verdict(program), judge(program)
-        if said(old) != new.outcome:
+        parts = "in parts may share cells" in str(new)  # which today's judges do not ask
+        if said(old) != new.outcome and not (parts and said(old) == "legal"):
             differ.append((name, str(old), str(new)))
     assert not differ
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.async_protocols import TILE, _load, _program, _ring
 from tests.blackwell_terms import small as blackwell
 from tests.hopper_terms import rebuffered, rewritten, term
 from tests.small_programs import MANY, ZERO, at, get, mine, put, small
@@ -415,3 +416,42 @@ def test_an_exit_beside_mbarriers_is_unproved() -> None:
     first, *others = program.roles
     early = replace(program, roles=(replace(first, body=(leave, *first.body)), *others))
     assert judge(early).outcome != "legal"
+
+
+def test_statements_that_fill_parts_may_fill_the_same() -> None:
+    """Two writes of one half do not make a whole; two of each half are not proved to."""
+    k, wide = var("kt"), Buffer("x", "smem", "f32", (64,), (1,), 1, 64)
+
+    def half(at: int) -> Access:
+        return Access(wide, ((1,),), ((1,),), (Affine(at),), k)
+
+    def put_half(at: int) -> Do:
+        return Do(INSTRUCTIONS["st.shared"], half(at), (mine(),), (1,), (32,))
+
+    read = Do(INSTRUCTIONS["ld.shared"], mine(), (half(32),), (1,), (32,))
+    for first, second in ((0, 0), (0, 32)):
+        body = (put_half(first), Sync(), put_half(second), Sync(), read, Sync())
+        base = small(1, (ZERO,))
+        buffers = tuple(wide if b.name == "x" else b for b in base.buffers)
+        role = replace(base.roles[0], body=(ZERO, For("kt", "trips", body)))
+        got = judge(replace(base, buffers=buffers, roles=(role,)))
+        assert got.outcome == "unproved", got
+
+
+def test_a_loop_below_zero_and_a_parameter_of_any_name() -> None:
+    k = var("kt")
+    before = (When(k, 0, (put(1, 0), get(1, 0))),)
+    assert not judge(small(1, (ZERO, For("kt", "trips", before, start=-2)))).legal
+    turn = For("kt", "i", (put(1, 0), Sync()))
+    base = small(1, ())
+    role = replace(base.roles[0], body=(ZERO, turn, Sync(), get(1, 0)))
+    never = replace(base, parameters=(("i", value("k") - 1),), roles=(role,))
+    assert judge(never).outcome == "illegal"  # at k = 1
+
+
+def test_two_loads_of_a_whole_stage_race() -> None:
+    zero, full, ring = Affine(), Barrier("full", 1, 1), _ring("in", 1)
+    expect = Elect((Arrive(full, zero, bytes=8 * TILE),))
+    load = Elect((_load(ring, full, at=zero),))
+    role = Role("all", 32, (expect, load, load, Wait(full, zero)))
+    assert judge(_program("x", (ring,), (full,), role)).outcome == "illegal"

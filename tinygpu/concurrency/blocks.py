@@ -235,6 +235,11 @@ class Plan:
     envs: list[dict[str, int]]  # ranks and copies, by agent
     bodies: list[Nodes]
 
+    def doubt(self, text: str) -> None:
+        """Note an assumption that does not hold."""
+        if text not in self.failed:
+            self.failed.append(text)
+
     def __str__(self) -> str:
         return "\n".join(_show(self.sections, ""))
 
@@ -327,8 +332,7 @@ class _Reader:
         return plan
 
     def fail(self, text: str) -> None:
-        if text not in self.plan.failed:
-            self.plan.failed.append(text)
+        self.plan.doubt(text)
 
     def _agents(
         self, first: int, number: int, role: Role, copy: int, ranks: dict[str, int],
@@ -400,6 +404,8 @@ class _Reader:
                         within[-1] = {**scope, tile: (TILES,), turn: turns}
                         inner[-1] = loop[0].body
                     case For(var, _, _, _, start):
+                        if start < 0:
+                            self.fail(f"the loop over {var} begins below 0")
                         within[-1] = {**scope, var: ("steps", key)}
                         inner[-1] = loop[0].body
                         if start:
@@ -846,7 +852,11 @@ class _Walk:
                     token = (node.number, a.role, *apart, turns)
                     writes = tuple(
                         replace(
-                            t, part=write.part, own=write.own, piece=(*piece, t.shift), token=token
+                            t,
+                            part=write.part,
+                            own=write.own,
+                            piece=(*piece, t.shift),
+                            token=(*token, t.shift),
                         )
                         for t in self.touches(write.buffer, write.index, "write", s, env)
                     )

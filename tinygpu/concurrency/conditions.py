@@ -546,7 +546,7 @@ class Pass:
             self.fault("race", number, op, f"by two threads writes one cell of {place.ring}; "
                        "give each its own")  # fmt: skip
         token = touch.token if op.kind != "load" else None
-        together = slot.loads if op.kind == "load" else slot.token == token
+        together = slot.loads and touch.part != 1 if op.kind == "load" else slot.token == token
         joined = together and touch.offset in slot.held
         writes = slot.crossing if through else slot.writes
         need = slot.before if joined else writes
@@ -579,7 +579,7 @@ class Pass:
             cta = self._cta(touch)
             if touch.shift or cta != me.cta:
                 self.state.sent[cta] |= bit if op.kind == "plain" else 0
-        _fill(slot, touch)
+        self._fill(place, slot, touch)
 
     def _load(self, number: int, agent: Agent, op: Op) -> None:
         """Issue a TMA load: in each CTA that gets it, a part lands and its bytes count."""
@@ -612,36 +612,43 @@ class Pass:
         if write:
             if op.kind == "product":
                 if op.fresh:
-                    _fill(slot, touch)
+                    self._fill(place, slot, touch)
             else:
-                _fill(slot, touch)
+                self._fill(place, slot, touch)
         elif op.kind != "product" or (not op.fresh and touch.offset not in slot.held):
             self._value(number, op, place, slot, touch)
         if flies:
             slot.writes |= bit
 
+    def _fill(self, place: Place, slot: Slot, touch: Touch) -> None:
+        """Note which indices a slot holds after a write.
+
+        Parts of one statement, at all its turns, are of different cells; those of two may not be.
+        """
+        x = touch.offset
+        if touch.part == 1:
+            slot.held, slot.pieces, slot.filling = (x,), (), x
+            return
+        if slot.held == (x,):
+            return
+        if slot.filling != x or not slot.pieces:
+            slot.pieces, slot.filling = (), x
+        pieces = dict(slot.pieces)
+        pieces[touch.piece] = touch.part
+        filled: dict[object, Fraction] = {}
+        for piece, part in pieces.items():
+            filled[piece[:2]] = filled.get(piece[:2], Fraction(0)) + part
+        if sum(filled.values(), Fraction(0)) >= 1:
+            slot.held, slot.pieces = (x,), ()
+            if max(filled.values()) < 1:
+                self.plan.doubt(f"statements that fill {place.ring} in parts may share cells")
+        else:
+            slot.pieces = tuple(sorted(pieces.items()))
+            slot.held = tuple(
+                sorted({*(slot.held or (None,)), x}, key=lambda v: (v is not None, v or 0))
+            )
+
 
 def _over(seen: int, past: int, issued: int, late: bool) -> bool:
     """Say whether an agent knows that a phase is over."""
     return not past & ~seen or (not late and not issued & ~seen)
-
-
-def _fill(slot: Slot, touch: Touch) -> None:
-    """Note which indices a slot holds after a write."""
-    x = touch.offset
-    if touch.part == 1:
-        slot.held, slot.pieces, slot.filling = (x,), (), x
-        return
-    if slot.held == (x,):
-        return
-    if slot.filling != x or not slot.pieces:
-        slot.pieces, slot.filling = (), x
-    pieces = dict(slot.pieces)
-    pieces[touch.piece] = touch.part
-    if sum(pieces.values(), Fraction(0)) >= 1:
-        slot.held, slot.pieces = (x,), ()
-    else:
-        slot.pieces = tuple(sorted(pieces.items()))
-        slot.held = tuple(
-            sorted({*(slot.held or (None,)), x}, key=lambda v: (v is not None, v or 0))
-        )

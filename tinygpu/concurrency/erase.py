@@ -51,7 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.expression import Constant, Expression, value
-from tinygpu.operation import elementwise
+from tinygpu.operation import Operand, Operation
 from tinygpu.program import (
     Access,
     Affine,
@@ -80,8 +80,12 @@ Kind = Literal["plain", "copy", "load", "product", "store", "mma", "cp", "take",
 Body = tuple[Statement, ...]
 Loop = tuple[str, int, int, bool]  # a variable, from where to where, and if by other threads
 
-_NOTHING = elementwise(value("x"), inputs=("x",))
-_NOWHERE = Buffer("y", "gmem", "f32", ("i",), (1,))
+_SIZE = "size_of_nothing"
+_NOTHING = Operation(
+    "nothing", (_SIZE,), (Operand("anything", (_SIZE,), "f32"),),
+    Operand("nowhere", (_SIZE,), "f32"), value("anything"),
+)  # fmt: skip
+_NOWHERE = Buffer("nowhere", "gmem", "f32", (_SIZE,), (1,))
 _KINDS: dict[str, Kind] = {
     "commit_group": "copy", "mbarrier": "load", "wgmma_group": "product", "bulk_group": "store",
     "tcgen05_commit": "mma",
@@ -120,13 +124,12 @@ def erase(program: Program) -> Program:
         asked = flying | {b.name for do in _dos(body) for b in _private(do, reads_only=True)}
         bodies.append(_shortened(body, asked))
     bodies = _counted(bodies)
-    buffers = {a.buffer.name: a.buffer for body in bodies for do in _dos(body) for a in do.accesses}
-    buffers["y"] = _NOWHERE
+    touched = (a.buffer for body in bodies for do in _dos(body) for a in do.accesses)
     known = {b.name: _barrier(b) for b in program.barriers}
     return Program(
         program.name,
         _NOTHING,
-        tuple(buffers.values()),
+        tuple(dict.fromkeys((*touched, _NOWHERE))),
         _parameters(program, bodies),
         (),
         tuple(
@@ -554,7 +557,7 @@ def _parameters(program: Program, bodies: Sequence[Body]) -> tuple[tuple[str, Ex
     ends = program.least_values()
     names = sorted(set().union(*map(_named, bodies)) & set(ends))
     least = {name: max(int(low), -1) for name, low in ends.items()}
-    return tuple((n, value("i") + Constant(least[n] - 1)) for n in names if n != "i")
+    return tuple((n, value(_SIZE) + Constant(least[n] - 1)) for n in names)
 
 
 def _named(body: Body, bound: frozenset[str] = frozenset()) -> set[str]:

@@ -115,6 +115,8 @@ def verdict_of(program: Program, *, apart: bool = False) -> Verdict:
             "the search finds a fault that its replay does not"
         )  # fmt: skip
         return _tried(plan, (f"{doubt} [{found.run}]",))
+    if plan.failed:  # noticed on the way
+        return _tried(plan, tuple(plan.failed))
     if found.doubt:
         return _tried(plan, (found.doubt,))
     tiled = any(s.param == TILES for s in plan.sections)
