@@ -19,7 +19,7 @@ the program as it was written, before its maps are erased:
 >>> print(*stored((small,)))
 storage: a stage of b_fragment reserves 7 elements, and its layout has 8; reserve them
 
-Source: ``docs/model-concurrency.md``.
+Source: ``docs/one-judge.md``.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ consumer 0; consumer 0's others; consumer 1; consumer 1's others; producer; prod
 >>> [(p.ring, p.stages, dict(p.pace)) for p in plan.places if p.ring == "smem_a"]
 [('smem_a', 4, {('*',): 0, ('steps', 'trips'): 1})]
 
-Source: ``docs/model-concurrency.md``.
+Source: ``docs/one-judge.md``.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ visit in any order in which events may happen finds all that is wrong.
 >>> walk.stuck()
 []
 
-Source: ``docs/model-concurrency.md``, section "Conditions"; PTX ISA 9, memory consistency model.
+Source: ``docs/one-judge.md``, section "Conditions"; PTX ISA 9, memory consistency model.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ for kt in 0..trips:
   sums = fma(sums) x 1
   bar.sync 0
 
-Source: ``docs/model-concurrency.md``, section "Skeleton".
+Source: ``docs/one-judge.md``, section "Skeleton".
 """
 
 from __future__ import annotations
