@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.hopper_terms import rewritten
+from tests.hopper_terms import rebuffered, rewritten
 from tinygpu.device import load_device
 from tinygpu.expression import Apply, Constant, Expression, value
 from tinygpu.machines import MACHINES
@@ -200,10 +200,9 @@ def _turned(program: Program, random: np.random.Generator) -> Program | None:
 
 
 def _strides(program: Program, random: np.random.Generator) -> Program | None:
-    def access(a: Access) -> Access:
-        return replace(a, buffer=replace(a.buffer, stride=a.buffer.stride[::-1]))
-
-    return _read(program, _factor(program, random), access)
+    name = _factor(program, random)
+    (one,) = (b for b in program.buffers if b.name == name)
+    return rebuffered(program, name, stride=one.stride[::-1])
 
 
 def _pitch(program: Program, random: np.random.Generator) -> Program | None:

@@ -61,10 +61,13 @@ _ARITHMETIC: Mapping[str, Callable[..., int]] = {
     "div.u32": lambda a, b: (a & _MASK) // (b & _MASK),
     "rem.u32": lambda a, b: (a & _MASK) % (b & _MASK),
     "min.u32": lambda a, b: min(a & _MASK, b & _MASK),
+    "min.s32": lambda a, b: min(_signed(a), _signed(b)),
+    "max.s32": lambda a, b: max(_signed(a), _signed(b)),
     "cvt.u16.u32": lambda a: a & 0xFFFF,
 }
 _WIDE: Mapping[str, Callable[..., Any]] = {
     "mov.b64": lambda a: a,
+    "selp.b64": lambda a, b, p: a if p else b,
     "cvta.param.u64": lambda a: a,
     "cvta.to.global.u64": lambda a: a,
     "cvt.u64.u32": lambda a: a & _MASK,

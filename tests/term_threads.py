@@ -38,6 +38,7 @@ from tinygpu.program import (
     Wait,
     WaitGroup,
     When,
+    walk,
 )
 
 __all__ = ["C", "Thread", "descriptor_addresses", "once", "parameters_of", "seen", "tiles_of"]
@@ -133,6 +134,7 @@ class Thread:
                     yield "wait", self.barrier(barrier, index, env, self.rank), phase % 2
                 case Arrive(barrier, index, size, to):
                     if size:
+                        size = size - self.left_out(barrier, env)
                         yield "expect", self.barrier(barrier, index, env, self.rank), size
                         continue
                     for rank in range(self.ctas):
@@ -222,12 +224,37 @@ class Thread:
         for at in places[::4].tolist():
             yield do.instruction.name, at | of_rank(home) & ~SMEM
 
+    def inside(self, do: Do, env: dict[str, int]) -> int:
+        """How many lines of a load's box lie inside the array; below 0 it begins outside."""
+        (read,) = (r for r in do.reads if isinstance(r, Access))
+        line = len(read.origin) - 2
+        size = self.sizes[str(read.buffer.shape[line])]
+        return min(do.values[1], size - int(read.origin[line].evaluate(env)))
+
+    def left_out(self, barrier: Barrier, env: dict[str, int]) -> int:
+        """The bytes of lines that trimmed loads of a whole cluster do not send to this CTA."""
+        found = 0
+        for do in {s for s, _ in walk(self.program) if isinstance(s, Do) and s.signal}:
+            (read,) = (r for r in do.reads if isinstance(r, Access))
+            if not read.trimmed or not do.signal or do.signal[0] != barrier:
+                continue
+            a_line = do.values[0] * math.prod(do.values[2:]) * read.buffer.type.bytes
+            for rank in self.along(do.multicast):
+                lines = max(0, self.inside(do, {**env, **self.ranks(rank)}))
+                found += (do.values[1] - lines) * a_line
+        return found
+
     def _tma(self, do: Do, env: dict[str, int], copy: int) -> Iterator[Step]:
         (read,) = (r for r in do.reads if isinstance(r, Access))
         loads = read.buffer.level == "gmem"
         gmem, smem = (read, do.write) if loads else (do.write, read)
         box = (*do.values[:2], *(1,) * (len(gmem.origin) - 2))  # one of a batch
         source = TensorMap(gmem.buffer.name, gmem.buffer.dtype, box, smem.buffer.swizzle[0])
+        if loads and read.trimmed:
+            lines = self.inside(do, env)
+            if lines <= 0:
+                return
+            source = source._replace(rest=lines < do.values[1])
         for slab in range(do.values[2] if len(do.values) > 2 else 1):
             moved = gmem.value[2] if slab else (0,) * len(gmem.origin)
             place = [o.evaluate(env) + slab * m for o, m in zip(gmem.origin, moved, strict=True)]

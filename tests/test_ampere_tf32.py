@@ -11,6 +11,7 @@ import pytest
 
 from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import LARGE, LAYOUTS, broken, dos
+from tests.mutants import rewritten
 from tests.ptx_runs import run_matmul
 from tinygpu.access import bank_wavefronts
 from tinygpu.codegen.assemble import assemble
@@ -65,8 +66,14 @@ WRONG_TF32: dict[str, tuple[str, str, Callable[[Do], Do]]] = {
     "rows": ("ldmatrix_rows", "ldmatrix", of_read(0, origin=lambda o: (o[0], o[1] + 2))),
     "moved": ("mma_shape", "mma.sync", of_read(0, value=lambda v: ((0, 1), *v[1:]))),
     "halves": ("mma_shape", "mma.sync", of_read(1, value=lambda v: (*v[:2], (0, 2), *v[3:]))),
-    "types": ("mma_shape", "mma.sync", of_read(1, buffer=lambda b: replace(b, dtype="f32"))),
 }
+
+
+def test_the_types_of_a_product_are_a_law() -> None:
+    """Fragments of b declared as f32, wherever they are used."""
+    program = term("ring", dtype="tf32")
+    (fragment,) = [b for b in program.buffers if b.name == "b_fragment"]
+    assert "mma_shape" in broken(rewritten(program, fragment, replace(fragment, dtype="f32")))
 
 
 @pytest.mark.parametrize("name", WRONG_TF32)

@@ -227,7 +227,7 @@ COMMANDS = {
     f"{SMALL} --fix tile_m=256 --fix consumers=1 --fix tile_n=256": "keeps accumulators",
     f"{SMALL} --fix consume=pingpong --fix consumers=1": "consumers = 1",
     "search matmul --machine hopper -n 4097 --fix tile_m=128 --fix tile_n=128": "pad the rows",
-    "search matmul --machine hopper -m 2147483647 -n 65536 --fix tile_m=64": "keeps grid",
+    "search matmul --machine hopper -m 2147483647 -n 65536 --fix tile_m=64": "keeps device_memory",
     "search matmul --machine hopper --device a100 --fix tile_m=128 --fix tile_n=128": "--device",
     # folders and files to write
     f"{ONE} --out file": "choose another folder",
@@ -292,7 +292,7 @@ COMMANDS = {
     "run s.json -m 0": "at least 1",
     "run s.json -m 9999999999": "at most 2147483647",
     "run s.json --backend interpreter -m 65536 -n 65536 -k 65536": "give smaller sizes",
-    "run s.json --backend interpreter -m 2147483647": "give smaller sizes",
+    "run s.json --backend interpreter -m 2147483647": "split the problem",
     "run h.json -k 3": "pad the rows",
     # plots
     "plot x": "No such command",

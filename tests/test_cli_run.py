@@ -131,8 +131,8 @@ def test_a_gpu_that_can_is_taken(
 
     monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
     monkeypatch.setattr("tinygpu.cli.code._on_gpu", measured)
-    assert run("hopper", "--seed", 2).stdout == "measured\n"
-    assert run("hopper", "--backend", "gpu", "-m", 512).stdout == "measured\n"
+    assert run("hopper", "--seed", 2).stdout.startswith("measured\n")
+    assert run("hopper", "--backend", "gpu", "-m", 512).stdout.startswith("measured\n")
     assert asked == [(4096, 2), (512, 0)]
     told = run("hopper", "--backend", "interpreter").stdout
     assert "no run on a GPU: it was not asked for" in told

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.hopper_terms import rewritten
+from tests.hopper_terms import rebuffered, rewritten
 from tinygpu.algebra import FLOATS
 from tinygpu.expression import Apply, Constant, Expression, apply, value
 from tinygpu.interpret import check
@@ -189,9 +189,8 @@ def buffer(name: str, other: str) -> Callable[[Program], Program]:
 
 def swapped(program: Program) -> Program:
     """Strides of ``a`` exchanged, wherever it is mentioned."""
-    return reads("a", lambda a: replace(a, buffer=replace(a.buffer, stride=a.buffer.stride[::-1])))(
-        program
-    )
+    (a,) = (b for b in program.buffers if b.name == "a")
+    return rebuffered(program, "a", stride=a.stride[::-1])
 
 
 def from_one(program: Program) -> Program:

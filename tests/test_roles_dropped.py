@@ -47,7 +47,7 @@ OPCODES = {
 }
 PROLOGUE = {"fence proxy.async": 1, "sync cluster": 1}
 ARITHMETIC = re.compile(
-    r"mov|cvta?\.(?:u|to|param)|ld\.param|add|sub|mul|mad|shl|shr|and|x?or|rem|div|min|setp|bra|ret"
+    r"mov|cvta?\.(?:u|to|param)|ld\.param|add|sub|mul|mad|shl|shr|and|x?or|rem|div|min|max|selp|setp|bra|ret"
     r"|mapa|bar\.warp|mbarrier\.init|fence\.mbarrier_init|prefetch|setmaxnreg|griddepcontrol"
 )
 
