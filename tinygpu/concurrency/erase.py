@@ -18,7 +18,7 @@ Four rewrites make programs smaller, and none hides a fault:
   touches the same again in each iteration: one is enough.  Its writes then fill what all did.
 * The bytes that loads land at a barrier are counted in their common divisor.
 
-A parameter becomes ``i + c`` with i >= 1: any number from the least that its expression proves.
+A parameter becomes ``s + c`` with a size s >= 1: any number from the least that its expression proves.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER, Simt
@@ -30,8 +30,8 @@ for kt in 0..trips:
   smem_a@(kt) = st.shared() x 1
   smem_b@(kt) = st.shared() x 1
   bar.sync 0
-  y[] = ld.shared(smem_a@(kt)) x 1
-  y[] = ld.shared(smem_b@(kt)) x 1
+  nowhere[] = ld.shared(smem_a@(kt)) x 1
+  nowhere[] = ld.shared(smem_b@(kt)) x 1
   sums = fma(sums) x 1
   bar.sync 0
 
