@@ -18,7 +18,7 @@ Four rewrites make programs smaller, and none hides a fault:
   touches the same again in each iteration: one is enough.  Its writes then fill what all did.
 * The bytes that loads land at a barrier are counted in their common divisor.
 
-A parameter becomes ``s + c`` with a size s >= 1: any number from the least that its expression proves.
+A parameter becomes ``s + c`` with a size s >= 1: any number from the least that is proved of it.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER, Simt
