@@ -28,7 +28,7 @@ from tinygpu.codegen.fragments import (
 )
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.codegen.tcgen05 import copy, mma, tmem_load, tmem_store
-from tinygpu.codegen.tensor_map import is_trimmed, tensor_map_of
+from tinygpu.codegen.tensor_map import tensor_map_of
 from tinygpu.codegen.trimming import trimmed_map
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Affine, Block, Do, Statement
@@ -51,7 +51,7 @@ def _tma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     if loads != (do.signal is not None) or len(do.values) > 3:
         raise ProgramError(f"{do}: a load of up to three value modes signals a barrier, no store")
     text, only = kernel.text, ""
-    if is_trimmed(do):
+    if do.trimmed:
         name, some = trimmed_map(kernel, do, scope)
         only = f"@{some} "
     else:

@@ -26,7 +26,7 @@ from tinygpu.codegen.runtime.maps import TensorMap
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Do, Program, walk
 
-__all__ = ["TensorMap", "is_trimmed", "tensor_map_of", "tensor_maps"]
+__all__ = ["TensorMap", "tensor_map_of", "tensor_maps"]
 
 
 def tensor_map_of(do: Do) -> TensorMap:
@@ -53,7 +53,7 @@ def tensor_map_of(do: Do) -> TensorMap:
     box = [1] * len(gmem.buffer.shape)
     for extent, steps in zip(extents, gmem.value, strict=False):
         box[[bool(s) for s in steps].index(True)] = extent
-    if is_trimmed(do) and gmem.value[1][len(box) - 2] != 1:
+    if do.trimmed and gmem.value[1][len(box) - 2] != 1:
         raise ProgramError(f"{do}: only lines along the last dimension but one can be left out")
     return TensorMap(gmem.buffer.name, gmem.buffer.dtype, tuple(box[::-1]), bits)
 
@@ -65,14 +65,9 @@ def tensor_maps(program: Program) -> tuple[TensorMap, ...]:
         if isinstance(s, Do) and s.instruction.unit == "tma":
             one = tensor_map_of(s)
             found[one] = None
-            if is_trimmed(s):
+            if s.trimmed:
                 found[one._replace(rest=True)] = None
     return tuple(found)
-
-
-def is_trimmed(do: Do) -> bool:
-    """Return whether it is a load that leaves out the lines outside of the array."""
-    return any(isinstance(read, Access) and read.trimmed for read in do.reads)
 
 
 def _log2(number: int) -> int:

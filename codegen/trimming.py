@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.scope import Scope
-from tinygpu.codegen.tensor_map import is_trimmed, tensor_map_of
+from tinygpu.codegen.tensor_map import tensor_map_of
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Affine, Arrive, Block, Do, Statement, walk
 
@@ -59,7 +59,7 @@ def trim(kernel: RoleKernel, body: tuple[Statement, ...], scope: Scope) -> None:
             trim(kernel, statement.body, scope)
         elif isinstance(statement, Arrive) and all(map(ready, _loads(kernel, statement))):
             expected_bytes(kernel, statement, scope)
-        elif isinstance(statement, Do) and is_trimmed(statement) and ready(statement):
+        elif isinstance(statement, Do) and statement.trimmed and ready(statement):
             trimmed_map(kernel, statement, scope)
 
 
@@ -116,7 +116,7 @@ def _loads(kernel: RoleKernel, arrive: Arrive) -> tuple[Do, ...]:
         if isinstance(statement, Do)
         and statement.signal
         and statement.signal[0] == arrive.barrier
-        and is_trimmed(statement)
+        and statement.trimmed
     )
     return tuple(dict.fromkeys(found))
 

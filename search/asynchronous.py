@@ -42,7 +42,6 @@ from tinygpu.access_map import Affine
 from tinygpu.device import Device
 from tinygpu.errors import ProgramError
 from tinygpu.program import (
-    Access,
     Arrive,
     Commit,
     Do,
@@ -315,7 +314,7 @@ class _Accountant:
                 inside = share_inside(do, self.program, self.values)
                 sent = count * width * inside * (1 + PIPELINE["multicast"] * (receivers - 1))
                 line = PIPELINE["tma_line"] + PIPELINE["tma_outside"] * (1 - inside)
-                if any(isinstance(read, Access) and read.trimmed for read in do.reads):
+                if do.trimmed:
                     line = PIPELINE["tma_line"] * inside
                 cycles = {
                     "serial": PIPELINE["tma_issue"],

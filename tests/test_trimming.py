@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.ptx_runs import run_matmul, term_of
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.runtime.maps import box_of
-from tinygpu.codegen.tensor_map import is_trimmed, tensor_maps
+from tinygpu.codegen.tensor_map import tensor_maps
 from tinygpu.device import load_device
 from tinygpu.interpret import check
 from tinygpu.machine import Chosen
@@ -66,7 +66,7 @@ def test_two_maps_for_each_trimmed_load() -> None:
     """One of whole boxes, and one of the lines that are left."""
     program = term_of("hopper", STARTS["plain"], "bf16", "nt")
     loads = [s for s, _ in walk(program) if isinstance(s, Do) and s.signal]
-    assert all(map(is_trimmed, loads))
+    assert all(s.trimmed for s in loads)
     whole, rest = (m for m in tensor_maps(program) if m.buffer == "a")
     lines = whole.box[1]
     assert rest == whole._replace(rest=True)
@@ -81,7 +81,7 @@ def test_two_maps_for_each_trimmed_load() -> None:
 def test_lines_of_what_is_summed_are_loaded_as_zeros() -> None:
     """In other layouts lines run along k: they stay."""
     program = term_of("hopper", STARTS["plain"], "bf16", "tn")
-    assert not any(is_trimmed(s) for s, _ in walk(program) if isinstance(s, Do))
+    assert not any(s.trimmed for s, _ in walk(program) if isinstance(s, Do))
     sizes = {"m": 200, "n": 72, "k": 130}
     assert check(program, {**sizes, "k": 136}) == ()
     wrong = with_trimmed(program, True)

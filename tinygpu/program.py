@@ -126,6 +126,11 @@ class Do:
         """Its reads and then its write."""
         return (*(r for r in self.reads if isinstance(r, Access)), self.write)
 
+    @property
+    def trimmed(self) -> bool:
+        """Whether it is a load that leaves out the lines outside of the array."""
+        return any(access.trimmed for access in self.accesses)
+
     def __str__(self) -> str:
         name = self.instruction.name
         if self.variant and self.variant != name:

@@ -12,10 +12,10 @@ a layout that interleaves, but is one to one all the same, is refused.
 
 >>> from tinygpu.access_map import Buffer
 >>> padded = Buffer("x", "smem", "f32", (32, 32), (33, 1), 2, 32 * 33)
->>> [clause.holds for clause in _cells(padded)]
+>>> [clause.holds for clause in cells(padded)]
 [True, True, True]
 >>> short = Buffer("x", "smem", "f32", (32, 32), (33, 1), 1, 32)
->>> print(next(clause for clause in _cells(short) if not clause.holds))
+>>> print(next(clause for clause in cells(short) if not clause.holds))
 x reaches over 1055 elements, and a stage of it has 32
 
 Source: ``docs/model.md``, section "Layouts".
@@ -30,17 +30,17 @@ from tinygpu.law import Law
 from tinygpu.program import Buffer, select
 from tinygpu.reach import Case, Clause, moves
 
-__all__ = ["STORAGE_LAWS", "storage"]
+__all__ = ["STORAGE_LAWS", "cells", "storage"]
 
 
 def storage(case: Case) -> Iterator[Clause]:
     """Check that a buffer's coordinates have cells of their own, inside of what it reserves."""
     for buffer in case.program.buffers:
         if buffer.level != "gmem":
-            yield from _cells(buffer)
+            yield from cells(buffer)
 
 
-def _cells(buffer: Buffer) -> Iterator[Clause]:
+def cells(buffer: Buffer) -> Iterator[Clause]:
     """Yield a buffer's clauses: one for each dimension, and one for the reach of all."""
     reach: Any = 1
     modes: list[tuple[Any, Any]] = list(zip(buffer.shape, buffer.stride, strict=True))
