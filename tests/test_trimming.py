@@ -17,6 +17,7 @@ from tinygpu.device import load_device
 from tinygpu.interpret import check
 from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
+from tinygpu.meaning import computes
 from tinygpu.operation import matmul
 from tinygpu.program import Access, Block, Do, Program, Statement, walk
 from tinygpu.search.cost import cost
@@ -85,6 +86,8 @@ def test_lines_of_what_is_summed_are_loaded_as_zeros() -> None:
     sizes = {"m": 200, "n": 72, "k": 130}
     assert check(program, {**sizes, "k": 136}) == ()
     wrong = with_trimmed(program, True)
+    assert computes(program).finding is None
+    assert computes(wrong).finding is not None
     assert check(wrong, {**sizes, "k": 136}) != ()
 
 

@@ -571,7 +571,9 @@ class _Work:
                     raise NotCanonicalError(f"{do}: it reads the output")
                 if taken.all():
                     return array.flat[address]
-                outside = self.run.algebra.number(source.outside)
+                outside: Any = self.run.algebra.number(source.outside)
+                if source.trimmed:
+                    outside = np.where(self.left(do, source, group), np.nan, outside)
                 return np.where(taken, array.flat[np.where(taken, address, 0)], outside)
             case Access(buffer=Buffer(level="registers")):
                 stage = self.stage(source, group, writes=False)
@@ -713,6 +715,14 @@ class _Work:
             taken = taken & inside & ~wild
         many = (*base.shape[:2], group.who.size)
         return np.broadcast_to(address, many), np.broadcast_to(taken, many)
+
+    def left(self, do: Do, access: Access, group: _Group) -> Booleans:
+        """Return which elements are of lines that a trimmed load leaves out, as ``gmem`` does."""
+        line = access.value[1].index(1)
+        place = self.places[id(do), id(access), group.leader][0][line]
+        first = np.asarray(access.origin[line].evaluate(group.env))
+        outside: Booleans = place[..., None] + first >= self.number(access.buffer.shape[line])
+        return outside
 
     def number(self, name: int | str) -> int:
         """Return a size, a parameter or a number."""
