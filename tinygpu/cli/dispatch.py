@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Dispatch", "add_to"]
 
-_MOST_KERNELS, _ANCHORS, _UNMEASURED_ANCHORS = 64, 256, 12
+_MOST_KERNELS, _ANCHORS, _UNMEASURED_ANCHORS = 64, 64, 12
 _SPREADS, _PART = 16, 16
 """Schedules of the model that are measured at an anchor; and those that a process predicts."""
 
