@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.cli.console import bar
 from tinygpu.cli.dispatch import Dispatch
-from tinygpu.cli.dispatching import Fleet, ranked_at, served_of, timed_at
+from tinygpu.cli.dispatching import Fleet, Times, ranked_at, served_of, timed_at
 from tinygpu.cli.shapes import LAYERS, Shape, sampled
 from tinygpu.codegen.bundle import bundle_parts, write_bundle
 from tinygpu.codegen.provenance import provenance
@@ -148,15 +148,24 @@ def hints(part: str, one: Dispatch) -> dict[str, Any]:
     with bar(f"{part}: measure everywhere") as progress:
         timed = one.fleet.each(timed_at, jobs, progress)
     own = [every.index(b) for b in best]
-    times = np.array([t.seconds for t in timed])[:, own]  # by runtime size, by hint
+    return hints_scored(part, sizes, np.array([t.seconds for t in timed])[:, own])
+
+
+def hints_scored(part: str, sizes: Sequence[int], times: Times) -> dict[str, Any]:
+    """Return rows and the table of hints, of ``times`` by runtime size and by hint.
+
+    A size whose nearest hint's kernel is illegal there takes the nearest that is legal.
+    """
     three = [sizes.index(h) for h in HINTS]
 
-    def nearest(size: int) -> int:
-        return min(three, key=lambda i: abs(math.log2(sizes[i] / size)))
+    def nearest(row: int) -> int:
+        legal = [i for i in three if math.isfinite(times[row, i])]
+        return min(legal, key=lambda i: abs(math.log2(sizes[i] / sizes[row])))
 
-    multi = times[range(len(sizes)), [nearest(s) for s in sizes]]
+    every = range(len(sizes))
+    multi = times[every, [nearest(row) for row in every]]
     gain = times / multi[:, None]
-    right = np.isfinite(gain)
+    right = np.isfinite(times)
     oracle = times.min(axis=1)
     row = {
         "experiment": part,
@@ -170,7 +179,7 @@ def hints(part: str, one: Dispatch) -> dict[str, Any]:
         "pairs": int(right.sum()),
     }
     choice = choose(times, 3)
-    chosen = times[range(len(sizes)), list(choice.served)]
+    chosen = times[every, list(choice.served)]
     better = {
         **row,
         "rule": "measured",
