@@ -33,6 +33,7 @@ from tinygpu.program import (
     For,
     Program,
     Role,
+    Statement,
     Sync,
     Wait,
     WaitGroup,
@@ -41,6 +42,7 @@ from tinygpu.program import (
 )
 
 K = var("kt")
+Body = tuple[Statement, ...]
 
 
 def programs() -> Iterator[Program]:
@@ -79,6 +81,7 @@ def apart() -> Iterator[Program]:
     both = Barrier("both", 1, 64)
     here = Arrive(both, zero)
     yield _program("both", (), (both,), Role("all", 32, (here, idle, here, Wait(both, zero))))
+    yield from phases()
     fill, out = put(1, 0), replace(at(1, 0), thread=())
     target = Access(MANY, ((1, 0),), origin=(Affine(), Affine()), guard=(True, True))
     send = Do(INSTRUCTIONS["cp.async.bulk.tensor.global"], target, (out,), (32,))
@@ -86,6 +89,26 @@ def apart() -> Iterator[Program]:
     turn = For("kt", "trips", (WaitGroup(0),))
     for fence in ((Fence("proxy.async"),), ()):
         yield small(1, (ZERO, fill, turn, *fence, Sync(), sent))
+
+
+def phases() -> Iterator[Program]:
+    """Faults at barriers for which two blocks have to be seen together."""
+    idle, one, k = For("k", "trips", (Fence("wgmma"),)), Affine(1), var("k")
+    both, mine = Barrier("both", 1, 2), Barrier("mine", 1, 1)
+
+    def two(name: str, barrier: Barrier, first: Body, second: Body) -> Program:
+        return _program(name, (), (barrier,), Role("a", 32, first), Role("b", 32, second))
+
+    def here(x: Affine, barrier: Barrier = both) -> Elect:
+        return Elect((Arrive(barrier, x),))
+
+    def loop(s: Statement) -> Body:
+        return (For("k", "trips", (s,)),)
+
+    yield two("early", both, loop(here(k)), loop(here(k)))
+    yield two("later", both, (here(Affine()), idle), (idle, here(Affine()), here(one)))
+    yield two("passed", mine, loop(here(k, mine)), loop(Wait(mine, k)))
+    yield two("older", mine, (here(Affine(), mine), here(one, mine), idle), (idle, Wait(mine, one)))
 
 
 @cache
@@ -114,7 +137,10 @@ def test_what_agents_know(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_phase_has(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each of these alone; the others have not been missed in any program that was tried."""
     full, names = whole(), getattr(facts, table)
-    needed = {"_PHASES": ("past",), "_COUNTS": ("arrivals", "expected", "landed", "unseen")}
+    needed = {
+        "_PHASES": ("issued", "past_issued", "past_passes", "older_issued"),
+        "_COUNTS": ("arrivals", "expected", "landed", "unseen"),
+    }
     for name in needed[table]:
         monkeypatch.setattr(facts, table, tuple(n for n in names if n != name))
         assert said() != full, name

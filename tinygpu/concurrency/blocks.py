@@ -49,6 +49,7 @@ from tinygpu.program import (
     Barrier,
     Block,
     Buffer,
+    Commit,
     Do,
     Elect,
     Exit,
@@ -64,6 +65,7 @@ from tinygpu.program import (
 )
 
 __all__ = [
+    "GROUPS",
     "TILES",
     "Agent",
     "At",
@@ -81,6 +83,13 @@ TILES = "*"  # a counter's name that no parameter has
 Body = tuple[Statement, ...]
 Counter = tuple[str, ...]  # ("tiles",), ("steps", parameter) or ("turns", role, copy, CTA)
 _ASYNC = ("load", "product", "store", "mma", "cp")
+GROUPS: Mapping[str, str] = {
+    "copy": "cp.async",
+    "store": "bulk",
+    "product": "wgmma",
+    "take": "tcgen05.ld",
+    "put": "tcgen05.st",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +114,9 @@ class Place:
 
     ``pace``: by how much its indices move with each counter.  ``lowest``: its least offset.
     ``crossed``: the asynchronous proxy touches it.  ``askers``: the agents that touch it, from
-    which shift of the cluster, and whether by a tcgen05 instruction.
+    which shift of the cluster, and whether by a tcgen05 instruction.  ``loaded``: nothing but loads
+    writes it, or, of a barrier, some load counts there; ``late``: some contribution to it is later
+    than its thread.
     """
 
     number: int
@@ -118,6 +129,8 @@ class Place:
     pace: dict[Counter, int] = field(default_factory=dict)
     lowest: int = 0
     crossed: bool = False
+    late: bool = False
+    loaded: bool = True
     product: bool = False
     askers: set[tuple[int, int, bool]] = field(default_factory=set)
 
@@ -129,7 +142,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """An access: of which place, from which shift it is seen there, at which offset."""
+    """An access: of which place, from which shift it is seen there, at which offset.
+
+    ``late``: it counts at a barrier later than its thread.
+    """
 
     place: int
     shift: int
@@ -138,6 +154,7 @@ class Touch:
     own: bool = True
     piece: tuple[int, ...] = ()
     token: tuple[object, ...] = ()
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +245,7 @@ class Plan:
     strides: dict[int, tuple[int, int]]  # of an agent: its first tile and its step
     failed: list[str]
     pending: dict[str, int]  # the most groups that a wait leaves, by their kind
+    grouped: list[dict[str, None]]  # of an agent: the kinds of its groups
     shared: list[str]  # bar.sync that two groups of threads share
     tensor: bool
     known: dict[tuple[object, ...], Place]
@@ -300,8 +318,9 @@ class _Reader:
         self.early = early
         symmetry = symmetry_of(program)
         self.plan = Plan(
-            program, symmetry, [], (), [], {}, {}, {}, {}, 1, {}, [], {}, [], False, {}, {}, [], []
-        )
+            program, symmetry, [], (), [], {}, {}, {}, {}, 1, {}, [], {}, [], [], False, {}, {}, [],
+            [],
+        )  # fmt: skip
         self.count = 0
         self.groups: dict[tuple[int, int], tuple[int, ...]] = {}
         for name, low in program.least_values().items():
@@ -348,6 +367,7 @@ class _Reader:
                           name if leader else f"{name}'s others")  # fmt: skip
             self.plan.agents.append(agent)
             self.plan.envs.append(env)
+            self.plan.grouped.append({})
             bodies.append(
                 _special(role.body, env, leader, iter(range(1 << 30)), self.plan.program.persistent)
             )
@@ -493,6 +513,11 @@ class _Reader:
                 case WaitGroup(pending, group):
                     most = self.plan.pending
                     most[group] = max(most.get(group, 0), pending)
+                    self.plan.grouped[agent][group] = None
+                case Commit(group) if group:
+                    self.plan.grouped[agent][group] = None
+                case Do() if kind_of(s) in GROUPS:
+                    self.plan.grouped[agent][GROUPS[kind_of(s)]] = None
                 case Sync(number, scope_) if scope_ != "cluster":
                     self._meets(agent, s, number)
                 case _:
@@ -500,7 +525,13 @@ class _Reader:
             for ring, form, how in _indices(s):
                 pace, rest = self._split(form, scope, ranges, where, tiled)
                 low = _range(rest, ranges)[0]
-                for place, shift in _places(self.plan, agent, ring, how, s):
+                reached = _places(self.plan, agent, ring, how, s)
+                for place, shift in reached:
+                    if how == "tell":
+                        place.late |= _late(self.plan, s, shift, len(reached))
+                        place.loaded |= isinstance(s, Do)
+                    elif how == "write":
+                        place.loaded &= isinstance(s, Do) and kind_of(s) == "load"
                     place.lowest = min(place.lowest, low)
                     place.crossed |= isinstance(s, Do) and kind_of(s) in _ASYNC
                     made = isinstance(s, Do) and kind_of(s) in ("product", "mma")
@@ -683,6 +714,7 @@ def _reached(
         if isinstance(ring, Barrier):
             key = ("barrier", *key)
             new = Place(0, ring.name, ring.stages, "barrier", home, arrivals=ring.arrivals)
+            new.loaded = False
         elif ring.level == "registers":
             key = (ring.name, "agent", agent)
             new = Place(0, ring.name, ring.stages, ring.level, a.cta, private=True)
@@ -694,6 +726,14 @@ def _reached(
             plan.known[key] = new
             plan.places.append(new)
         yield plan.known[key], shift
+
+
+def _late(plan: Plan, s: Statement, shift: int, ctas: int) -> bool:
+    """Whether a contribution may count later than its thread goes on: of copies, or far away."""
+    if not isinstance(s, Arrive):
+        return True
+    several = plan.symmetry.shifts * plan.symmetry.firsts > 1
+    return bool(s.after) or (several and bool(shift or ctas > 1 or s.barrier.home))
 
 
 def laid_out(program: Program, *, early: bool = False) -> Plan:
@@ -833,7 +873,11 @@ class _Walk:
         """Return where a statement touches a ring or a barrier."""
         x = self.number(form, env)
         found = _places(self.plan, self.agent, ring, how, s)
-        return tuple(Touch(place.number, shift, x) for place, shift in found)
+        late = [how == "tell" and _late(self.plan, s, shift, len(found)) for _, shift in found]
+        return tuple(
+            Touch(place.number, shift, x, late=after)
+            for (place, shift), after in zip(found, late, strict=True)
+        )
 
     def op(self, node: Node, env: Env, values: Values, turns: Values) -> Op:
         """Return a statement as an operation."""

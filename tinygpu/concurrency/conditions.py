@@ -40,14 +40,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NoReturn
 
-from tinygpu.concurrency.blocks import Op, Place, Plan, Touch
+from tinygpu.concurrency.blocks import GROUPS, Op, Place, Plan, Touch
 from tinygpu.concurrency.facts import Agent, Flight, Group, Phases, Slot, State
 from tinygpu.program import Arrive, Commit, Exit, Fence, WaitGroup
 
 __all__ = ["Fault", "FaultError", "Pass"]
 
-_GROUPS = {"copy": "cp.async", "store": "bulk", "product": "wgmma", "take": "tcgen05.ld",
-           "put": "tcgen05.st"}  # fmt: skip
 _THROUGH = ("load", "store", "product", "mma", "cp")  # the asynchronous proxy
 _TENSOR = ("mma", "cp", "take", "put")
 
@@ -144,9 +142,7 @@ class Pass:
                 return self._sync(number, agent, op)
             case "commit":
                 assert isinstance(op.node, Commit)
-                groups = agent.groups.setdefault(op.node.group, [])
-                groups.append(agent.open.pop(op.node.group, Group()))
-                self._capped(groups, op.node.group)
+                self._commit(agent, op.node.group)
             case "waitgroup":
                 return self._wait_group(number, agent, op)
             case "fence":
@@ -197,17 +193,14 @@ class Pass:
             message |= agent.multiplied
             agent.batch = 0
         for told in op.told:
-            away = told.shift or len(op.told) > 1 or bool(op.node.barrier.home)
-            several = self.state.shifts * len(self.state.sent) > 1
-            late = bool(op.node.after) or bool(away and several)
-            self._give(number, op, told, message, bit, threads, op.amount * threads, 0, late=late)
+            self._give(number, op, told, message, bit, threads, op.amount * threads, 0)
             cta = self._cta(told)
             if told.shift or cta != self.plan.agents[number].cta:
                 self.state.sent[cta] |= self.moved(bit, told.shift)
 
     def _give(
         self, number: int, op: Op, told: Touch, message: int, bit: int, arrivals: int,
-        expected: int, landed: int, *, late: bool,
+        expected: int, landed: int,
     ) -> None:  # fmt: skip
         """Contribute to a phase (B, E)."""
         place = self.plan.places[told.place]
@@ -222,8 +215,7 @@ class Pass:
                 text += f"{place.arrivals} arrivals, {p.expected} B expected, {p.landed} landed"
             self.fault("balance", number, op, f"{text}; change an index or the count", p.last)
         seen = self.moved(self.state.agents[number].known, told.shift)
-        early = (p.past & ~seen) and (p.past_loads or p.past_issued & ~seen)
-        if early:
+        if (p.past if p.past_loads else p.past_issued) & ~seen:
             self.fault("early", number, op, f"may count for the phase before {which}; "
                        "wait for that first", p.last)  # fmt: skip
         facts = self.moved(message, told.shift)
@@ -232,7 +224,7 @@ class Pass:
         p.landed += landed
         p.message |= facts
         p.issued |= self.moved(bit, told.shift) if not landed else 0
-        p.late |= late or bool(landed)
+        p.late |= told.late
         p.loads |= bool(landed)
         p.last = self.label(number, op)
         if p.arrivals > place.arrivals:
@@ -299,11 +291,12 @@ class Pass:
 
     # What is under way.
 
-    def _capped(self, groups: list[Group], kind: str) -> None:
-        """Join the groups that every wait covers."""
-        most = self.plan.pending.get(kind, 0) + 1
-        while len(groups) > most:
-            groups[1].join(groups.pop(0))
+    def _commit(self, agent: Agent, kind: str) -> None:
+        """Begin a new group; those that every wait covers are one."""
+        groups = agent.groups[kind]
+        groups.append(agent.open[kind])
+        groups[1].join(groups.pop(0))
+        agent.open[kind] = Group()
 
     def _wait_group(self, number: int, agent: Agent, op: Op) -> bool:
         wait = op.node
@@ -311,11 +304,11 @@ class Pass:
         if wait.pending < 0:
             self.fault("group", number, op, "leaves fewer than 0 groups pending; "
                        "raise the stages or the count")  # fmt: skip
-        groups = agent.groups.setdefault(wait.group, [])
+        groups = agent.groups[wait.group]
         tensor = wait.group in ("tcgen05.ld", "tcgen05.st")
         if tensor:
-            groups.append(agent.open.pop(wait.group, Group()))
-        covered = max(0, len(groups) - wait.pending)
+            self._commit(agent, wait.group)
+        covered = len(groups) - wait.pending
         if any(flight.missing for group in groups[:covered] for flight in group.flights):
             return False
         for group in groups[:covered]:
@@ -326,7 +319,7 @@ class Pass:
                 agent.untold |= later
             else:
                 agent.unfenced |= later
-        del groups[:covered]
+        groups[:covered] = [Group() for _ in range(covered)]
         return True
 
     def _fence(self, agent: Agent, op: Op) -> None:
@@ -353,10 +346,9 @@ class Pass:
     def finish(self, number: int, op: Op) -> None:
         """X: ask that an agent has nothing under way."""
         agent = self.state.agents[number]
-        for group in (*agent.open.values(), *(g for gs in agent.groups.values() for g in gs)):
-            if group.full:
-                own, told, _ = group.masks()
-                what = self.who(own | told)
+        for group in agent.under_way():
+            if group.due:
+                what = self.who(group.due)
                 raise FaultError(Fault(
                     "exit", f"{what} is not waited for before {self.plan.agents[number]} ends; "
                     "wait for it", what, str(self.plan.agents[number])))  # fmt: skip
@@ -438,8 +430,7 @@ class Pass:
             if kind in ("copy", "take", "put"):
                 fence = state.fact(state.names[bit] if state.names is not None else "")
             if kind != "load":
-                group = agent.open.setdefault(_GROUPS[str(kind)], Group())
-                group.join(Group(bit, 0, fence, [], True))
+                agent.open[GROUPS[str(kind)]].join(Group(bit, 0, fence, bit))
         held = kind in _TENSOR
         for touch in op.reads:
             place = self.plan.places[touch.place]
@@ -479,7 +470,7 @@ class Pass:
         flight.told |= self.state.tell(agent)
         if not flight.missing:
             flights.remove(flight)
-        agent.open.setdefault("wgmma", Group()).join(Group(0, 0, 0, [flight], True))
+        agent.open["wgmma"].join(Group(due=flight.bit, flights=[flight]))
         return flight.bit
 
     def _seen(self, agent: Agent, op: Op, place: Place) -> int:
@@ -525,7 +516,7 @@ class Pass:
         """R: what a slot holds is what the read means."""
         if slot.held == (touch.offset,):
             return
-        if not slot.held:
+        if slot.held == (None,):
             self.fault("unwritten", number, op, f"reads index {touch.offset} of {place.ring}, "
                        "which nothing wrote; write it before")  # fmt: skip
         if touch.offset in slot.held:
@@ -593,9 +584,7 @@ class Pass:
             self._write(number, agent, op, place, slot, touch, bit, 0)
             if op.told:
                 told = op.told[i]
-                self._give(
-                    number, op, told, message | bit, bit, 0, 0, op.amount * threads, late=True
-                )
+                self._give(number, op, told, message | bit, bit, 0, 0, op.amount * threads)
 
     def _register(
         self, number: int, agent: Agent, op: Op, place: Place, slot: Slot, touch: Touch, bit: int
@@ -644,11 +633,12 @@ class Pass:
                 self.plan.doubt(f"statements that fill {place.ring} in parts may share cells")
         else:
             slot.pieces = tuple(sorted(pieces.items()))
-            slot.held = tuple(
-                sorted({*(slot.held or (None,)), x}, key=lambda v: (v is not None, v or 0))
-            )
+            slot.held = tuple(sorted({*slot.held, x}, key=lambda v: (v is not None, v or 0)))
 
 
 def _over(seen: int, past: int, issued: int, late: bool) -> bool:
-    """Say whether an agent knows that a phase is over."""
-    return not past & ~seen or (not late and not issued & ~seen)
+    """Say whether an agent knows that a phase is over.
+
+    Who knows that it is over knows what was issued to it.
+    """
+    return not (past if late else issued) & ~seen

@@ -30,7 +30,7 @@ whose tiles are alike, whatever the number is up to which they are told apart.
 >>> plan = laid_out(erase(Simt().program(matmul("f32"), Chosen(LADDER["multi-stage"]))))
 >>> found = searched(plan)
 >>> found.run, found.states
-(None, 8)
+(None, 7)
 >>> replayed(plan, Run((), (("trips", 5),))) is None
 True
 
@@ -39,15 +39,14 @@ Source: ``docs/one-judge.md``.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from tinygpu.concurrency.blocks import TILES, At, Counter, Op, Plan, Section, expanded, unfolded
 from tinygpu.concurrency.conditions import Fault, FaultError, Pass
-from tinygpu.concurrency.facts import Frozen, State
+from tinygpu.concurrency.facts import Facts, Frozen, State
 
 __all__ = ["Outcome", "Run", "replayed", "searched"]
 
@@ -182,6 +181,20 @@ def _lacks(walk: Pass, op: Op) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A state to go on from, with the facts that are new there; the item before it, the choices."""
+
+    node: Node
+    frozen: Frozen
+    parent: int
+    records: tuple[Any, ...]
+
+    def joined(self, facts: tuple[int, ...]) -> _Item:
+        """Return it with more facts."""
+        return replace(self, frozen=self.frozen.only((*self.frozen.facts, *facts)))
+
+
 Node = tuple[int, Pairs, Pairs, int, int, bool]  # step, gone, left, tile, class of trips, some tile
 
 
@@ -210,45 +223,55 @@ class _Search:
             yield tuple(zip(names, values, strict=True))
 
     def run(self) -> Outcome:
+        """Search with the facts of states of one shape taken together, then, for a fault, apart."""
+        found = self.visited(together=True)
+        return found if found.run is None else self.visited(together=False)
+
+    def visited(self, *, together: bool) -> Outcome:
         plan = self.plan
-        start = State(plan).frozen({})
-        came: dict[tuple[Node, Frozen], tuple[tuple[Node, Frozen] | None, tuple[Any, ...]]] = {}
-        queue: deque[tuple[Node, Frozen]] = deque()
+        items: list[_Item] = []
+        waiting: dict[tuple[Node, tuple[Any, ...]], int] = {}
+        number = -1
+        seen: dict[tuple[Node, tuple[Any, ...]], Facts] = {}
 
-        def push(node: Node, frozen: Frozen, parent: Any, records: tuple[Any, ...]) -> None:
+        def push(node: Node, frozen: Frozen, parent: int, records: tuple[Any, ...]) -> None:
             for to, more in self.go(node):
-                key = (to, frozen)
-                if key not in came:
-                    came[key] = (parent, (*records, *more))
-                    queue.append(key)
+                at = (to, frozen.shape)
+                first = at not in seen
+                new = seen.setdefault(at, Facts()).added(frozen.facts)
+                if together and at in waiting and waiting[at] > number:
+                    items[waiting[at]] = items[waiting[at]].joined(new)
+                elif first or new:
+                    waiting[at] = len(items)
+                    items.append(_Item(to, frozen.only(new), parent, (*records, *more)))
 
+        start = State(plan).frozen({})
         for once in self.chosen(self.outside):
             gone = tuple((n, 0) for n, _ in once)
-            push((0, gone, once, 0, -1, False), start, None, (("once", once),))
-        while queue:
-            key = queue.popleft()
-            if len(came) > _MANY:
-                return Outcome(None, f"there are more than {_MANY} states", len(came))
-            node, frozen = key
+            push((0, gone, once, 0, -1, False), start, -1, (("once", once),))
+        for number, item in enumerate(items):  # which grows
+            if len(items) > _MANY:
+                return Outcome(None, f"there are more than {_MANY} states", len(items))
+            node = item.node
             after = node[0] + 1
             over = after == len(self.code)
             try:
-                state = State.thawed(plan, frozen)
+                state = State.thawed(plan, item.frozen)
                 walk = Pass(plan, state)
                 walk.run(self.block(node))
                 if walk.stuck():
-                    return Outcome(self.witness(came, key), "lockstep", len(came))
+                    return Outcome(self.witness(items, number), "lockstep", len(items))
                 walk.unissued()
                 if over:
                     walk.end()
                     continue
                 walk.settle()
             except FaultError:
-                return Outcome(self.witness(came, key), "", len(came))
+                return Outcome(self.witness(items, number), "", len(items))
             step = self.code[after]
             moved = _moves(plan, step.param, node[3]) if step.kind == "next" else {}
-            push((after, *node[1:]), state.frozen(moved), key, ())
-        return Outcome(None, "", len(came))
+            push((after, *node[1:]), state.frozen(moved), number, ())
+        return Outcome(None, "", len(items))
 
     def block(self, node: Node) -> tuple[tuple[Op, ...], ...]:
         """Return what each agent does in a block."""
@@ -300,12 +323,12 @@ class _Search:
     def without(self, pairs: Pairs) -> Pairs:
         return tuple(p for p in pairs if p[0] not in self.inside)
 
-    def witness(self, came: Any, key: Any) -> Run:
+    def witness(self, items: Sequence[_Item], number: int) -> Run:
         """Return the run that led to a state, ended as soon as it may."""
         records: list[tuple[Any, ...]] = []
-        while key is not None:
-            key, more = came[key]
-            records[:0] = more
+        while number >= 0:
+            records[:0] = items[number].records
+            number = items[number].parent
         done: dict[str, int] = {}
         left: dict[str, int] = {}
         tiles: list[Pairs] = []

@@ -9,7 +9,7 @@ condition asks about.  What stays of a write is a *footprint*:
     family   the loops of constant trips, copies and ranks along which ``own`` still holds
     along    those that move the cells; ``part`` is of one iteration
 
-Four rewrites make programs smaller, and none hides a fault:
+Five rewrites make programs smaller, and none hides a fault:
 
 * A read of registers that follows, in the same block, a whole write at the same index sees that
   write.  It is dropped, and so are registers that nothing else reads.
@@ -17,6 +17,7 @@ Four rewrites make programs smaller, and none hides a fault:
 * A loop of constant trips that only touches, at indices without its variable and one a ring,
   touches the same again in each iteration: one is enough.  Its writes then fill what all did.
 * The bytes that loads land at a barrier are counted in their common divisor.
+* A role whose threads no barrier counts has three: one, and two that do the same.
 
 A parameter becomes ``s + c`` with a size s >= 1: any number from the least that is proved of it.
 
@@ -133,13 +134,26 @@ def erase(program: Program) -> Program:
         _parameters(program, bodies),
         (),
         tuple(
-            Role(r.name, int(r.threads), body, int(r.copies), r.copy)
+            Role(r.name, _crowd(int(r.threads), body), body, int(r.copies), r.copy)
             for r, body in zip(program.roles, bodies, strict=True)
         ),
         barriers=tuple(known.values()),
         cluster=tuple((name, int(extent)) for name, extent in program.cluster),
         persistent=bool(program.persistent),
     )
+
+
+def _crowd(threads: int, body: Body) -> int:
+    """Return how many threads a role needs to have: 3 do as well as more, if nobody counts them."""
+    return threads if any(_counting(body)) else min(threads, 3)
+
+
+def _counting(body: Body) -> Iterator[bool]:
+    """Yield of what all threads do at a barrier that it counts them."""
+    for s in body:
+        yield isinstance(s, Arrive) or (isinstance(s, Do) and s.signal is not None)
+        if isinstance(s, Block) and not isinstance(s, Elect):
+            yield from _counting(s.body)
 
 
 @lru_cache(4096)

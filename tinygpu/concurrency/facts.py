@@ -28,9 +28,8 @@ Source: C. Fidge and F. Mattern on vector clocks; ``docs/one-judge.md``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,10 +37,47 @@ from numpy.typing import NDArray
 
 from tinygpu.concurrency.blocks import Counter, Op, Place, Plan
 
-__all__ = ["Agent", "Flight", "Frozen", "Group", "Phases", "Slot", "State"]
+__all__ = ["Agent", "Facts", "Flight", "Frozen", "Group", "Phases", "Slot", "State"]
 
-Frozen = tuple[tuple[Any, ...], tuple[int, ...]]
 _OLD = -(1 << 60)  # an index that nobody asks for again
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A state, written down relative to the counters.
+
+    A fact is the set of the places that ask about it, of ``asks``, or do not know it, of the
+    others: if it is part of another one, whatever it misses the other one misses, too.
+    """
+
+    shape: tuple[Any, ...]
+    facts: tuple[int, ...]
+    asks: int
+    places: int
+
+    def only(self, facts: tuple[int, ...]) -> Frozen:
+        """Return the state with no other facts."""
+        return replace(self, facts=facts)
+
+
+class Facts:
+    """Facts that have been seen in states of one shape, but for those that are part of others."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._most: list[int] = []
+
+    def added(self, facts: Iterable[int]) -> tuple[int, ...]:
+        """Add facts; return those that are new."""
+        new = []
+        for fact in facts:
+            if fact in self._seen:
+                continue
+            self._seen.add(fact)
+            if all(fact & ~one for one in self._most):
+                new.append(fact)
+        self._most = [one for one in self._most if all(one & ~fact for fact in new)] + new
+        return tuple(new)
 
 
 @dataclass(slots=True)
@@ -58,19 +94,19 @@ class Group:
     """What is under way together: facts that a wait for it gives.
 
     ``own`` to the thread that waits, ``told`` to all of its copy; ``later`` what its next fence
-    then gives.
+    then gives.  ``due`` are those for which it has to wait before it ends.
     """
 
     own: int = 0
     told: int = 0
     later: int = 0
+    due: int = 0
     flights: list[Flight] = field(default_factory=list)
-    full: bool = False
 
     def join(self, other: Group) -> None:
         """Take in another group."""
         self.own, self.told = self.own | other.own, self.told | other.told
-        self.later, self.full = self.later | other.later, self.full or other.full
+        self.later, self.due = self.later | other.later, self.due | other.due
         self.flights += other.flights
 
     def masks(self) -> tuple[int, int, int]:
@@ -83,7 +119,10 @@ class Group:
 
 @dataclass(slots=True)
 class Agent:
-    """What an agent knows and has under way."""
+    """What an agent knows and has under way.
+
+    Of each kind there are always as many groups as waits tell apart, the newest last.
+    """
 
     many: bool
     known: int = 0
@@ -106,12 +145,18 @@ class Agent:
         """What its thread knows."""
         return self.known | self.own
 
+    def under_way(self) -> Iterator[Group]:
+        """Yield all groups that it may not have waited for."""
+        for kind, groups in self.groups.items():
+            yield from groups
+            yield self.open[kind]
+
 
 @dataclass(slots=True)
 class Slot:
     """A stage of a ring."""
 
-    held: tuple[int | None, ...] = ()
+    held: tuple[int | None, ...] = (None,)
     filling: int = 0
     pieces: tuple[tuple[Any, Any], ...] = ()
     writes: int = 0
@@ -161,13 +206,21 @@ class State:
         self.facts = 0
         self.names: dict[int, str] | None = None
         self.agents = [Agent(a.threads > 1) for a in plan.agents]
-        self.rings = [
-            [Slot() for _ in range(p.stages)] if p.level != "barrier" else [] for p in plan.places
-        ]
-        self.barriers = [
-            [Phases(i) for i in range(p.stages)] if p.level == "barrier" else []
-            for p in plan.places
-        ]
+        for agent, kinds in zip(self.agents, plan.grouped, strict=True):
+            agent.open = {kind: Group() for kind in kinds}
+            agent.groups = {
+                kind: [Group() for _ in range(plan.pending.get(kind, 0) + 1)] for kind in kinds
+            }
+        self.rings: list[list[Slot]] = [[] for _ in plan.places]
+        self.barriers: list[list[Phases]] = [[] for _ in plan.places]
+        for p in plan.places:  # what was before is like what will be, but for its facts
+            if p.level == "barrier":
+                self.barriers[p.number] = [
+                    Phases(i, past_late=p.late, past_loads=p.loaded, older_late=p.late)
+                    for i in range(p.stages)
+                ]
+            else:
+                self.rings[p.number] = [Slot(loads=p.loaded) for _ in range(p.stages)]
         self.sent = [0] * plan.symmetry.firsts  # what has to be known in a CTA before its end
         self.held = [0] * plan.symmetry.firsts  # and by its first thread
 
@@ -231,7 +284,7 @@ class State:
                 at = (i + by) % place.stages
                 if ring:
                     slot = ring[at]
-                    held = {_OLD if x is None else max(x - by, low - 1) for x in slot.held}
+                    held = {max((_OLD if x is None else x) - by, low - 1) for x in slot.held}
                     filling = slot.filling - by if slot.pieces else 0
                     shape.append((tuple(sorted(held)), filling, slot.pieces, slot.loads))
                     needs += [getattr(slot, name) & seen for name in _asked(place)]
@@ -241,22 +294,18 @@ class State:
                     index = max(p.index - by, low - place.stages - 1)
                     shape.append((index, *(getattr(p, name) for name in _COUNTS)))
                     needs += [getattr(p, name) & seen for name in _PHASES]
-                    knows += [p.message, p.past_message if p.past & seen else 0]
+                    knows += [p.message, p.past_message & seen]
         for sent, held_ in zip(self.sent, self.held, strict=True):
             needs += [sent, held_]
         for agent in self.agents:
             agent.own &= ~agent.known
-            groups = sorted(agent.groups.items())
-            opened = sorted(agent.open.items())
-            full = tuple((kind, tuple(g.full for g in several)) for kind, several in groups)
-            shape.append((agent.touched, agent.left, full, tuple(kind for kind, _ in opened)))
-            for _, several in groups:
-                for group in several:
-                    knows += group.masks()
-            for _, group in opened:
+            shape.append((agent.touched, agent.left))
+            for group in agent.under_way():
+                needs.append(group.due)
                 knows += group.masks()
             knows += [getattr(agent, name) for name in _KNOWN]
-        return tuple(shape), self._columns(needs, knows)
+        facts = self._columns(needs, knows)
+        return Frozen(tuple(shape), facts, len(needs), len(needs) + len(knows))
 
     def _columns(self, needs: list[int], knows: list[int]) -> tuple[int, ...]:
         """Return the facts that are asked about, each as the places that have it."""
@@ -267,28 +316,24 @@ class State:
         live = bits[: len(needs)].any(axis=(0, 2))
         turned = bits[:, live].transpose(1, 0, 2)
         rows = turned.reshape(len(turned), len(bits) * self.shifts)
+        rows[:, len(needs) * self.shifts :] ^= 1
         first = {number: i for i, number in enumerate(_numbers(rows))}
-        columns = sorted(first)
-        found = rows[[first[c] for c in columns]]
-        asks = _words(found[:, : len(needs) * self.shifts])
-        has = _words(found[:, len(needs) * self.shifts :])
-        fewer = ~(asks[:, None] & ~asks).any(axis=2)  # i is asked about only where j is,
-        wider = ~(has & ~has[:, None]).any(axis=2)  # and known wherever j is
-        spare = (fewer & wider).sum(axis=1) > 1  # by another one than itself
-        return tuple(c for c, out in zip(columns, spare.tolist(), strict=True) if not out)
+        facts = sorted(first)
+        words = _words(rows[[first[c] for c in facts]])
+        part = ~(words[:, None] & ~words).any(axis=2)
+        spare = part.sum(axis=1) > 1  # it is part of another one than itself
+        return tuple(f for f, out in zip(facts, spare.tolist(), strict=True) if not out)
 
     @staticmethod
     def thawed(plan: Plan, frozen: Frozen) -> State:
         """Return a state that goes on from what was written down."""
-        shape, columns = frozen
         state = State(plan)
-        state.facts = len(columns)
-        size = state.shifts
-        places = -(-max((c.bit_length() for c in columns), default=0) // size)
-        bits = _bits(columns, places * size).reshape(len(columns), places, size)
-        turned = bits.transpose(1, 0, 2)
-        take = chain(_numbers(turned.reshape(places, len(columns) * size)), repeat(0)).__next__
-        parts = iter(shape)
+        state.facts, places, size = len(frozen.facts), frozen.places, state.shifts
+        bits = _bits(frozen.facts, places * size).reshape(state.facts, places, size)
+        turned = bits.transpose(1, 0, 2).reshape(places, state.facts * size)
+        turned[frozen.asks :] ^= 1
+        take = iter(_numbers(turned) if state.facts else [0] * places).__next__
+        parts = iter(frozen.shape)
         for place, ring, stages in zip(plan.places, state.rings, state.barriers, strict=True):
             for slot in ring:
                 slot.held, slot.filling, slot.pieces, slot.loads = next(parts)
@@ -302,15 +347,16 @@ class State:
                     setattr(p, name, take())
         for i in range(len(state.sent)):
             state.sent[i], state.held[i] = take(), take()
+        for agent in state.agents:
+            for group in agent.under_way():
+                group.due = take()
         for stages in state.barriers:
             for p in stages:
                 p.message, p.past_message = take(), take()
         for agent in state.agents:
-            agent.touched, agent.left, groups, opened = next(parts)
-            for kind, several in groups:
-                agent.groups[kind] = [Group(take(), take(), take(), [], full) for full in several]
-            for kind in opened:
-                agent.open[kind] = Group(take(), take(), take(), [], True)
+            agent.touched, agent.left = next(parts)
+            for group in agent.under_way():
+                group.own, group.told, group.later = take(), take(), take()
             for name in _KNOWN:
                 setattr(agent, name, take())
         return state
