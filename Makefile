@@ -1,7 +1,7 @@
 # make demo: search, explain, emit and check kernels of a real model; leaves report/.
 # make test: format check, lint, strict types, all tests.
 # make docs: the documentation as a site, in build/site.
-# make soak: the event graph against the interpreter on 9,000 mutants, kernels against the PTX
+# make soak: the judge against the interpreter on 9,000 mutants, kernels against the PTX
 # interpreter; goes on where it was cut.
 # All need Python 3.11 to 3.13 and make, nothing else. PYTHON=... picks an interpreter.
 

@@ -1,4 +1,4 @@
-"""The event graph against the interpreter: ``python -m benchmarks.async_corpus [--out DIR]``.
+"""The judge against the interpreter: ``python -m benchmarks.async_corpus [--out DIR]``.
 
 Two judges that share no code are asked about each program of a corpus at points (T tiles, K trips):
 
@@ -6,12 +6,12 @@ Two judges that share no code are asked about each program of a corpus at points
     drawn     small schedules, half of them with a count, a depth or an index changed at random
 
 What the interpreter makes fail at one of its seeds (all orders of agents, with late, early and
-random completions) the graph has to reject.  The outcome of a program at a point is one of
+random completions) the judge has to reject.  The outcome of a program at a point is one of
 
     legal          both find nothing
-    illegal        the graph rejects it, and it fails
-    missed         it fails by order, and the graph accepts it: one of the two is wrong
-    conservative   the graph rejects it, and no seed makes it fail
+    illegal        the judge rejects it, and it fails
+    missed         it fails by order, and the judge accepts it: one of the two is wrong
+    conservative   the judge rejects it, and no seed makes it fail
     other law      only its values are wrong or missing, which is no matter of order
 
 It writes ``async_corpus.json``, a row for each right program and each lot of drawn ones, and goes
@@ -35,16 +35,15 @@ import numpy as np
 from benchmarks.peers import FOLDER, write_tree
 from tests.async_mutants import moved, mutants
 from tests.async_protocols import TILE, by_hand
-from tinygpu.agents import TILES
 from tinygpu.codegen.provenance import provenance
-from tinygpu.conditions import hazards
+from tinygpu.concurrency.cutoff import Run
+from tinygpu.concurrency.judge import verdict_at
 from tinygpu.errors import TinyGpuError
 from tinygpu.interpret import check
 from tinygpu.machine import Chosen, Value
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.operation import matmul
 from tinygpu.program import Program
-from tinygpu.protocol_extraction import protocol_of
 
 __all__ = [
     "Case",
@@ -196,23 +195,22 @@ def drawn(seed: int, count: int) -> Iterator[tuple[str, Case]]:
 
 
 def judge(case: Case, number: int) -> tuple[Outcome, str]:
-    """Return the outcome at a point, with what the graph (or the interpreter) says first."""
+    """Return the outcome at a point, with what the judge (or the interpreter) says first."""
     tiles, trips, sizes = case.points[number]
     program = case.program
     try:
-        protocol = protocol_of(program)
-        known = {n: trips for n, _ in protocol.parameters}
-        rejected = hazards(protocol, {TILES: tiles, **known})
-        counted = bool(rejected) and rejected[0].kind == "balance"  # so at every seed
+        once = tuple((name, trips) for name, _ in program.parameters)
+        rejected = verdict_at(program, Run((once,) * tiles if program.persistent else (), once))
+        counted = rejected is not None and rejected.kind == "balance"  # so at every seed
         failed: set[str] = set()
-        for seed in case.seeds if not rejected else SEEDS if counted else MANY:
+        for seed in case.seeds if rejected is None else SEEDS if counted else MANY:
             failed |= {str(f.kind) for f in check(program, sizes, seeds=(seed,))}
             if failed:
                 break
     except TinyGpuError as error:
         return "refused", str(error)
-    if rejected:
-        return ("illegal", rejected[0].kind) if failed else ("conservative", str(rejected[0]))
+    if rejected is not None:
+        return ("illegal", rejected.kind) if failed else ("conservative", str(rejected))
     if failed & ORDER:
         return "missed", ", ".join(sorted(failed))
     return ("other law", ", ".join(sorted(failed))) if failed else ("legal", "")

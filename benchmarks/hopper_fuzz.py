@@ -109,7 +109,7 @@ def _schedules(
 ) -> list[Schedule]:
     """Return ``count`` legal schedules, of each structure in turn.
 
-    A space leaves the event graph to ``check_schedule``, so that each one drawn is asked about.
+    A space leaves the judge to ``check_schedule``, so that each one drawn is asked about.
     """
     choices = Hopper.decisions()
     each: list[list[Schedule]] = []

@@ -1,8 +1,8 @@
-"""Faulty programs on a GPU: whether they hang or are wrong there, as the event graph says.
+"""Faulty programs on a GPU: whether they hang or are wrong there, as the judge says.
 
     python -m benchmarks.hopper_mutants [--out DIR]
 
-Each mutant is one change of a legal term (``tests/async_mutants.py``), rejected by the event graph.
+Each mutant is one change of a legal term (``tests/async_mutants.py``), rejected by the judge.
 It is emitted, assembled and run several times on fresh data in a process of its own under a
 watchdog; what comes of it is "hangs", "wrong", "faults", "not assembled" (ptxas saw it) or, where
 the hardware forgives, "right".
@@ -23,8 +23,8 @@ from benchmarks.peers import FOLDER, write_results
 from tests.async_mutants import moved, mutants
 from tinygpu.codegen.provenance import provenance
 from tinygpu.codegen.worker import Worker, serve
+from tinygpu.concurrency.judge import verdict
 from tinygpu.errors import TinyGpuError
-from tinygpu.events import verdict
 from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.operation import Problem, matmul
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = provenance(" ".join(("python -m benchmarks.hopper_mutants", *words)))
     try:
         for point, name, program in chosen():
-            said = str(verdict(program)).splitlines()
+            said = str(verdict(program))
             packed = base64.b64encode(pickle.dumps(program)).decode()
             with Worker((sys.executable, "-m", "benchmarks.hopper_mutants", "--serve")) as worker:
                 answer = worker.ask({"do": "run", "program": packed}, LIMIT_SECONDS)
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "group": "main", "case": f"{point}: {name}", **SIZES, "dtype": "bf16",
                 "schedule": dict(STARTS[point]), "predicted_seconds": None, "seconds": None,
                 "peer": "", "peer_seconds": None, "error": max(errors) if errors else None,
-                "verdict": said[1].strip() if len(said) > 1 else said[0],
+                "verdict": said,
                 "outcome": outcome, "tries": TRIES,
             }  # fmt: skip
             write_results("hopper_mutants", [row], record, given.out, fields=FIELDS)

@@ -1,7 +1,7 @@
 """What stays as it is while the code is rebuilt: ``python -m benchmarks.record --check | --write``.
 
     ptx         PTX of random legal schedules: all machines, operations, types and layouts
-    verdicts    what the event graph says of every term of the tests' corpora and of their mutants
+    verdicts    what the judge says of every term of the tests' corpora and of their mutants
     times       predicted seconds of random legal schedules, exactly
 
 ``--write`` draws and records under ``tests/golden/record``; ``--check`` makes everything anew,
@@ -43,9 +43,9 @@ from tests import ampere_terms, async_mutants, blackwell_terms, hopper_terms, ho
 from tests.blackwell_mutants import tensor_mutants
 from tests.small_programs import pipelined
 from tinygpu.codegen.emit import emit
+from tinygpu.concurrency.judge import verdict
 from tinygpu.device import Device, load_device
 from tinygpu.errors import OperationError, TinyGpuError
-from tinygpu.events import verdict
 from tinygpu.expression import parse
 from tinygpu.laws import check_schedule
 from tinygpu.machine import Chosen, Value
@@ -416,16 +416,16 @@ def _simt(point: str, layout: str = "nn") -> Program:
 
 
 def _verdict(term: Callable[[], Program]) -> str:
-    """Say in a word what the event graph says: proved, checked, or what it finds first."""
+    """Say in a word what the judge says: proved, checked, or what it finds first."""
     try:
         found = verdict(term())
     except TinyGpuError as error:
         return f"refused: {type(error).__name__}"
     except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
         return f"failed: {type(error).__name__}"  # of a term that no law but another one allows
-    if found.outcome != "illegal":
+    if found.fault is None:
         return "proved" if found.legal else "checked"
-    return found.findings[0].kind
+    return found.fault.kind
 
 
 def _laws(broken: Callable[[Program], Mapping[str, str]], program: Program) -> str:

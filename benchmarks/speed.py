@@ -7,8 +7,8 @@ Measured without a GPU, for the fp32 matmul at 4096^3 on the machine ``simt`` an
   there are two cores: wall time, CPU time of both and peak resident memory of the larger;
 - building the space;
 - emitting PTX, ms a schedule (ptxas not counted);
-- the concurrency verdict: ms a schedule over a sample of the space, where most share a skeleton or
-  a protocol with one before, and ms for each new one: the mean and the worst;
+- the concurrency verdict: ms a schedule over a sample of the space, where many share a skeleton
+  with one before, and ms for each new one: the mean and the worst;
 - of ``simt``, schedules scored a second by the time model, over random schedules of the whole legal
   space shared by processes on all cores (``scoring.py``): with the making of the tables that this
   needs, and without.
@@ -35,17 +35,16 @@ from benchmarks.peers import FOLDER, write_tree
 from benchmarks.scoring import rates
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.provenance import provenance
+from tinygpu.concurrency.erase import erase
+from tinygpu.concurrency.judge import verdict, verdict_of
 from tinygpu.cores import cores
 from tinygpu.device import load_device
 from tinygpu.errors import TinyGpuError
-from tinygpu.events import concurrency_key, verdict, verdict_of, verdict_of_protocol
 from tinygpu.machine import Machine
 from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import Simt
 from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.program import Program
-from tinygpu.protocol import Protocol
-from tinygpu.skeleton import Skeleton
 from tinygpu.space import Space
 
 __all__ = ["Row", "child", "cpu", "emitting", "main", "measured", "verdicts"]
@@ -71,20 +70,18 @@ def emitting(programs: Sequence[Program], space: Space) -> list[Row]:
 def verdicts(programs: Sequence[Program]) -> list[Row]:
     """Decide programs one after the other, as a search does; those that are the first of a kind."""
     verdict_of.cache_clear()
-    verdict_of_protocol.cache_clear()
     seconds: list[float] = []
-    first: dict[Skeleton | Protocol, float] = {}
+    first: dict[Program, float] = {}
     for program in programs:
         begun = time.perf_counter()
         verdict(program)
         seconds.append(time.perf_counter() - begun)
-        first.setdefault(concurrency_key(program), seconds[-1])
-    kind = type(next(iter(first))).__name__.lower()
+        first.setdefault(erase(program), seconds[-1])
     return [
         _row("verdict, per schedule over a sample", 1e3 * sum(seconds) / len(seconds), "ms"),
-        _row(f"verdict, per new {kind}", 1e3 * sum(first.values()) / len(first), "ms"),
-        _row(f"verdict, slowest new {kind}", 1e3 * max(first.values()), "ms"),
-        _row(f"{kind}s in the sample", len(first), ""),
+        _row("verdict, per new skeleton", 1e3 * sum(first.values()) / len(first), "ms"),
+        _row("verdict, slowest new skeleton", 1e3 * max(first.values()), "ms"),
+        _row("skeletons in the sample", len(first), ""),
         _row("schedules in the sample", len(seconds), ""),
     ]
 

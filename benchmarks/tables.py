@@ -369,7 +369,7 @@ def _agreement() -> str:
     for name in ("async_corpus", "tcgen05_corpus"):
         told = json.loads((FOLDER.parent / f"{name}.json").read_text(encoding="utf-8"))["summary"]
         told = told.get("rows", told)
-        judges = f"event graph, term interpreter (`{name}.json`)"
+        judges = f"judge, term interpreter (`{name}.json`)"
         rows.append((judges, "programs and mutants", told["programs"], told["missed"]))
     return _markdown(("judges", "cases", "#how many", "#disagreements"), rows)
 

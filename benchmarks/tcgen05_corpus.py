@@ -2,7 +2,7 @@
 
     schedules  random legal ones: ptxas assembles each without a spill or a warning, and both the
                interpreter of terms and that of PTX find its results right, in every order
-    rows       mutants of terms: what the interpreter makes fail, the event graph rejects; the
+    rows       mutants of terms: what the interpreter makes fail, the judge rejects; the
                outcomes are those of ``benchmarks.async_corpus``
     texts      kernels whose PTX lacks a line or has a wrong number: the PTX interpreter finds it
 
@@ -50,8 +50,8 @@ from tests.ptx_runs import run_matmul
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import EMITTER_VERSION, emit
 from tinygpu.codegen.provenance import provenance
+from tinygpu.concurrency.judge import verdict
 from tinygpu.errors import TinyGpuError
-from tinygpu.events import verdict
 from tinygpu.interpret import interpret
 from tinygpu.memory import DTYPES
 from tinygpu.program import Program

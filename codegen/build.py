@@ -30,9 +30,9 @@ from typing import Any
 from tinygpu.codegen.assemble import Cubin, assemble, find_ptxas
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.worker import Worker, serve
+from tinygpu.concurrency.judge import verdict
 from tinygpu.cores import cores
 from tinygpu.errors import AssemblyError, ProgramError, TinyGpuError
-from tinygpu.events import verdict
 from tinygpu.program import Program
 
 __all__ = ["Builders", "Built", "build_many"]
@@ -76,7 +76,7 @@ def build_many(
 class Builders(ExitStack):
     """Up to ``jobs`` processes that build, started as they are needed; a context manager.
 
-    With ``judging`` a term is built only if the event graph finds no deadlock and no race in it.
+    With ``judging`` a term is built only if the judge finds no deadlock and no race in it.
     """
 
     def __init__(self, jobs: int | None = None, *, judging: bool = False) -> None:

@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tinygpu.batches import waits_at_mbarriers
+from tinygpu.concurrency.judge import Verdict, verdict
 from tinygpu.cores import cores
 from tinygpu.errors import IllegalScheduleError, ScheduleError, nearest
-from tinygpu.events import Verdict, is_legal, verdict
 from tinygpu.schedule import Schedule
 from tinygpu.search.branch import Entry, Key, Progress, Search
 from tinygpu.search.cost import Breakdown, cost
@@ -119,8 +119,8 @@ def _ranking(
         if len(best) == k:
             break
         program = schedule.program(space.machine, space.problem.operation)
-        if waits_at_mbarriers(program) and not is_legal(program):
-            refused, proven = verdict(program), False
+        if waits_at_mbarriers(program) and not (judged := verdict(program)).legal:
+            refused, proven = judged, False
             continue
         breakdown = cost(program, space.problem.sizes, space.device)
         best.append(Ranked(float(breakdown.seconds), schedule, breakdown))

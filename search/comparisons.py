@@ -1,7 +1,7 @@
 """Comparisons: the text of ``compare`` for every pair of many schedules.
 
 All pairs walk at once: in each round, what they ask for is scored together, over the space of the
-values that occur in the schedules.  As in every space, the event graph's verdict on a program with
+values that occur in the schedules.  As in every space, the verdict on a program with
 mbarriers is left out (``docs/model.md``, section "Spaces"); the machines' own laws imply it.
 
 >>> from tinygpu.device import load_device

@@ -1,6 +1,6 @@
 """Every interleaving of two threads of a small program, straight from the term.
 
-It shares nothing with the event graph: no skeleton, no counting of barriers, no order.  Two threads
+It shares nothing with the judge: no skeleton, no counting of barriers, no order.  Two threads
 step one access at a time, a cp.async lands whenever it likes between its issue and the wait that
 covers it, and every state that can be reached is visited.  The program is faulty if in one of them
 two agents are about to touch one slot, not both reading (one statement's writes by different

@@ -1,4 +1,4 @@
-"""Two judges of one term that share no code: the event graph for every trip count, the interpreter
+"""Two judges of one term that share no code: the judge for every trip count, the interpreter
 for one.  What the interpreter sees go wrong among threads, the graph has to reject."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tinygpu.events import verdict
+from tinygpu.concurrency.judge import verdict
 from tinygpu.machine import Chosen
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul

@@ -17,9 +17,9 @@ from tinygpu.access import bank_wavefronts
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.warps import rows_of
+from tinygpu.concurrency.judge import verdict
 from tinygpu.device import load_device
 from tinygpu.errors import ProgramError
-from tinygpu.events import verdict
 from tinygpu.fragment import FRAGMENTS
 from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.interpret import check

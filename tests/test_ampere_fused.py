@@ -13,8 +13,8 @@ from benchmarks.interpreter_agreement import Data, run
 from tests.hopper_terms import H200, LARGE, broken
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
+from tinygpu.concurrency.judge import verdict
 from tinygpu.errors import OperationError
-from tinygpu.events import verdict
 from tinygpu.interpret import check
 from tinygpu.laws import check_schedule
 from tinygpu.machine import Chosen

@@ -1,4 +1,4 @@
-"""Two judges that share no code: the event graph and the interpreter, at points of a corpus.
+"""Two judges that share no code: the judge and the interpreter, at points of a corpus.
 
 What the interpreter makes fail by order, the graph rejects; ``benchmarks.async_corpus`` asks about
 all of the corpus (``make soak``), here are a seeded part of it and the judge's own tests.

@@ -7,8 +7,8 @@ import pytest
 from benchmarks.hopper_bottleneck import SHAPES, winner
 from benchmarks.hopper_sanitizer import CONTROLS, TOOLS, controls, said
 from benchmarks.peers import FOLDER, load_rows
+from tinygpu.concurrency.judge import verdict
 from tinygpu.device import load_device
-from tinygpu.events import verdict
 from tinygpu.machines.hopper import Hopper
 from tinygpu.operation import matmul
 from tinygpu.schedule import Schedule

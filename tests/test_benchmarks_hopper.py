@@ -91,7 +91,7 @@ def test_random_shapes_have_every_layout_and_type() -> None:
 def test_random_schedules_are_of_each_structure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The seed decides the draw; schedules differ, mix structures, and are asked about one by one.
 
-    Here the event graph is one that refuses a single row of clusters, so as to be quick.
+    Here the judge is one that refuses a single row of clusters, so as to be quick.
     """
 
     def refused(s: Schedule, machine: Hopper, problem: Problem, device: Device) -> tuple[str, ...]:

@@ -15,9 +15,9 @@ import pytest
 
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit, signature
+from tinygpu.concurrency.judge import verdict
 from tinygpu.device import load_device
 from tinygpu.errors import ProgramError
-from tinygpu.events import verdict
 from tinygpu.interpret import check
 from tinygpu.machine import Chosen
 from tinygpu.machines.simt import LADDER, Simt
@@ -229,7 +229,7 @@ def test_a_dropped_statement_vanishes(point: dict[str, Any], dtype: str) -> None
 
 @pytest.mark.parametrize("point", [PLAIN, REGISTER, ASYNC], ids=["none", "register", "cp.async"])
 def test_a_dropped_statement_is_seen_by_every_interpretation(point: dict[str, Any]) -> None:
-    """It vanishes from the PTX, the graph reports a hazard, the interpreter fails."""
+    """It vanishes from the PTX, the judge finds a fault, the interpreter fails."""
     program = simt(point)
     sizes = ({"m": 17, "n": 14, "k": 34}, {"m": 16, "n": 16, "k": 2})
     assert verdict(program).legal
@@ -239,7 +239,7 @@ def test_a_dropped_statement_is_seen_by_every_interpretation(point: dict[str, An
         assert emit(rest) != emit(program), dropped
         assert any(check(rest, s, seeds=(i,)) for i, s in enumerate(sizes)), dropped
         if opcode(dropped) not in ("fma", "st.global"):  # they compute or show, and order nothing
-            assert verdict(rest).findings, dropped
+            assert verdict(rest).outcome == "illegal", dropped
             hazards += 1
     assert hazards >= 6
 

@@ -15,7 +15,7 @@ from tests.blackwell_terms import small as blackwell
 from tests.hopper_terms import rewritten
 from tests.hopper_terms import term as hopper
 from tests.small_programs import MANY, ZERO, at, copy, get, put, small
-from tests.test_events import PIPELINES
+from tests.test_judge_pipelines import PIPELINES
 from tinygpu.concurrency import facts
 from tinygpu.concurrency.blocks import Place, Plan, laid_out
 from tinygpu.concurrency.cutoff import searched

@@ -13,9 +13,9 @@ import pytest
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.interpretation import interpret
+from tinygpu.concurrency.judge import verdict
 from tinygpu.device import load_device
 from tinygpu.errors import OperationError, ProgramError
-from tinygpu.events import verdict
 from tinygpu.expression import apply, parse, value
 from tinygpu.interpret import check
 from tinygpu.laws import check_schedule
@@ -261,7 +261,7 @@ def no_barrier(statement: Statement) -> Statement | None:
 
 @pytest.mark.parametrize(("ctas", "edit"), [(0, no_barrier), (2, no_barrier), (2, one_stage)])
 def test_the_barrier_and_the_second_stage_are_needed(ctas: int, edit: Any) -> None:
-    """Event graph and interpreter pass the term, and find the race in each mutant."""
+    """Judge and interpreter pass the term, and find the race in each mutant."""
     chosen = rows(4, 1, warps=4, rows=2, teams=1, ctas=ctas)
     program = Rows().program(rmsnorm("f32"), Chosen(chosen))
     sizes = {"i": 20, "j": 512}
@@ -270,7 +270,9 @@ def test_the_barrier_and_the_second_stage_are_needed(ctas: int, edit: Any) -> No
     body = edited(program.roles[0].body, edit)
     role = replace(program.roles[0], body=body)
     mutant = replace(program, roles=(role,), buffers=buffers_of(body))
-    assert "race" in [f.kind for f in verdict(mutant).findings]
+    fault = verdict(mutant).fault
+    assert fault is not None
+    assert fault.kind == "race"
     assert "race" in [f.kind for f in check(mutant, sizes)]
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinygpu.concurrency.erase import erase
+from tinygpu.concurrency.judge import verdict
 from tinygpu.counting import Factor, Sums
 from tinygpu.device import load_device
 from tinygpu.errors import IllegalScheduleError, ScheduleError
-from tinygpu.events import verdict_of
-from tinygpu.extraction import skeleton_of
 from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.laws import check_schedule
 from tinygpu.machine import Chosen, Value
@@ -23,7 +23,6 @@ from tinygpu.operation import Problem, matmul
 from tinygpu.program import Access, Affine, Do, For, Immediate, Program, Role, registers
 from tinygpu.schedule import Schedule
 from tinygpu.signature import numbers_of
-from tinygpu.skeleton import Skeleton, unnamed
 from tinygpu.space import Space
 
 H200 = load_device("h200")
@@ -143,29 +142,23 @@ def test_ragged_sizes_exclude_vectors_from_global_memory() -> None:
 
 
 @pytest.mark.parametrize("name", ["pipelines", "sources"])
-def test_terms_of_one_signature_have_one_skeleton(name: str) -> None:
-    """So one verdict is right for all; and no skeleton is asked for twice."""
-    skeletons: dict[Any, set[Skeleton]] = {}
-    fixed = {**NARROW[name], "split_k": 1, "combine": "st"}  # a skeleton names its instructions
+def test_terms_of_one_signature_have_one_verdict(name: str) -> None:
+    """And few skeletons: what the numbers leave out is of sizes, threads and names."""
+    terms: dict[Any, dict[Program, bool]] = {}
+    fixed = {**NARROW[name], "split_k": 1, "combine": "st"}
     for schedule in Space(Simt(), LARGE, H200, fixed=fixed):
         program = schedule.program(Simt(), LARGE.operation)
-        skeletons.setdefault(numbers_of(program), set()).add(skeleton_of(program))
-    assert all(len(alike) == 1 for alike in skeletons.values())
-    assert len(skeletons) == len(set().union(*skeletons.values())) > 1
+        terms.setdefault(numbers_of(program), {})[erase(program)] = verdict(program).legal
+    assert all(set(alike.values()) == {True} for alike in terms.values())
+    assert len(terms) > 1
 
 
-def test_the_types_of_sums_change_names_only() -> None:
-    """So their verdicts are asked for once; what an instruction touches is no name."""
+def test_the_types_of_sums_change_no_verdict() -> None:
+    def term(**changes: Value) -> Program:
+        return Simt().program(LARGE.operation, Chosen({**LADDER["multi-stage"], **changes}))
 
-    def skeleton(**changes: Value) -> Skeleton:
-        chosen = Chosen({**LADDER["multi-stage"], **changes})
-        return skeleton_of(Simt().program(LARGE.operation, chosen))
-
-    sums, early = skeleton(accumulator="f64"), skeleton(pipeline="cp.async", stages=1)
-    assert skeleton() != sums != unnamed(sums)
-    assert unnamed(skeleton()) == unnamed(sums) == unnamed(unnamed(sums))
-    assert unnamed(skeleton()) != unnamed(early)
-    assert [verdict_of(unnamed(s)).legal for s in (sums, early)] == [True, False]
+    sums, early = term(accumulator="f64"), term(pipeline="cp.async", stages=1)
+    assert [verdict(program).legal for program in (sums, early)] == [True, False]
 
 
 def test_registers_that_another_block_reads_are_in_the_signature() -> None:

@@ -2,7 +2,7 @@
 
 A *table* is where one clause of a law holds, over just the decisions that it depends on.  Equal
 clauses of different batches are one table, because their terms share arrays; a statement that
-occurs in many terms is judged once.  The event graph's verdict has no arithmetic: it is asked for
+occurs in many terms is judged once.  The judge's verdict has no arithmetic: it is asked for
 each combination of the numbers that it depends on (``tinygpu.signature``), on an ordinary term.
 Terms with mbarriers are the exception: their tables leave it out, and it is asked of one schedule
 at a time (``tinygpu.laws.check_schedule``).
@@ -12,19 +12,31 @@ Source: ``docs/model.md``, section "Spaces".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.assumptions import unsigned
-from tinygpu.events import is_legal
+from tinygpu.concurrency.judge import verdict
 from tinygpu.laws import LAWS, Places, check_schedule, judged
 from tinygpu.machine import Chosen, Value
-from tinygpu.program import Program
-from tinygpu.protocol_extraction import has_order
+from tinygpu.program import (
+    Arrive,
+    Commit,
+    Do,
+    Elect,
+    Fence,
+    ForTile,
+    Program,
+    Sync,
+    Wait,
+    WaitGroup,
+    indices_of,
+    walk,
+)
 from tinygpu.reach import Case
 from tinygpu.schedule import Schedule
 from tinygpu.sharing import Memo, narrowed, share
@@ -35,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Builder", "Table", "waits_at_mbarriers"]
 
+_AT_ONCE = ("at_once", "scoreboard", "barrier", "commit_group")
 _PROBES = 64
 """Legal points looked at before the rarer combinations are asked for one by one."""
 
@@ -42,7 +55,33 @@ _PROBES = 64
 def waits_at_mbarriers(program: Program) -> bool:
     """Say whether ``concurrency`` is asked of one schedule at a time, not of a batch."""
     copied = any(role.copy for role in program.roles)
-    return bool(program.barriers or program.cluster or copied) or has_order(program)
+    return bool(program.barriers or program.cluster or copied or any(_ordering(program)))
+
+
+def _ordering(program: Program) -> Iterator[bool]:
+    """Yield whether there is more in it than bar.sync and cp.async."""
+    for statement, _ in walk(program):
+        match statement:
+            case Elect() | ForTile() | Wait() | Arrive() | Fence():
+                yield True
+            case Sync(_, scope):
+                yield scope != "cta"
+            case Commit(group) | WaitGroup(_, group):
+                yield group != "cp.async"
+            case Do(instruction):
+                yield instruction.completion not in _AT_ONCE
+
+
+def _unsigned(program: Program) -> bool:
+    """Return whether a loop, guard or index names a parameter that may be negative."""
+    least = program.least_values()
+    negative = {name for name, number in least.items() if not np.all(number >= 0)}
+    for statement, _ in walk(program):
+        bounds = [getattr(statement, field, None) for field in ("trips", "bound")]
+        terms = (term for form in indices_of(statement) for term in form.terms)
+        if negative.intersection(x for x in chain(bounds, *terms) if isinstance(x, str)):
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +152,7 @@ class Builder:
         return Batch(structure, (), (), schedule.chosen(), program, (), 1)
 
     def concurrency(self, structure: Mapping[str, Value]) -> Table | None:
-        """Return where the event graph finds nothing, if it is asked for the whole choice."""
+        """Return where the judge finds nothing, if it is asked for the whole choice."""
         found: dict[int, Table] = {}
         with np.errstate(all="ignore"):
             self._judged(structure, found)
@@ -173,7 +212,7 @@ class Builder:
     def _concurrency(
         self, structure: Mapping[str, Value], program: Program, tables: tuple[Table, ...]
     ) -> Table | None:
-        """Ask the event graph about each combination of the numbers that it depends on.
+        """Ask the judge about each combination of the numbers that it depends on.
 
         Returns None if the other tables leave nothing to ask about.
         """
@@ -181,7 +220,7 @@ class Builder:
         law = LAWS["concurrency"]
         if waits_at_mbarriers(program):
             return self.table(law.name, True)  # a proof takes milliseconds, and there are millions
-        if unsigned(program):
+        if _unsigned(program):
             return self.table(law.name, False)  # unproved, whatever the other numbers are
         signature, numbers = numbers_of(program)
         asked = (signature, tuple(map(id, numbers)), frozenset(map(id, tables)))
@@ -248,4 +287,4 @@ class Builder:
         values = dict(structure)
         for name, choices, i in zip(space.axes, self.values, point, strict=True):
             values[name] = choices[int(i)]
-        return is_legal(space.machine.term(space.problem.operation, Chosen(values)))
+        return verdict(space.machine.term(space.problem.operation, Chosen(values))).legal

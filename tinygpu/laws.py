@@ -34,9 +34,9 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.concurrency.judge import verdict
 from tinygpu.device import Device
 from tinygpu.errors import IllegalScheduleError
-from tinygpu.events import verdict
 from tinygpu.law import Law
 from tinygpu.machine import Chosen, Machine, Requirement
 from tinygpu.operation import Problem
@@ -107,12 +107,12 @@ class Violation:
 
 
 def _concurrency(case: Case) -> Iterator[Clause]:
-    """Yield the event graph's verdict."""
+    """Yield the judge's verdict."""
     found = verdict(case.program)
     if found.outcome == "unproved":
         yield Clause(False, "unproved: {}", (found.reason,), unproved=True)
-    for finding in found.findings:
-        yield Clause(False, "{}", (finding,))
+    elif not found.legal:
+        yield Clause(False, "{}", (found.reason,))
 
 
 _GUIDE = "CUDA C++ Programming Guide, Compute Capabilities"

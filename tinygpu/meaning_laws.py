@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tinygpu.events import verdict
+from tinygpu.concurrency.judge import verdict
 from tinygpu.expression import Apply, Constant, Expression, Value
 from tinygpu.program import (
     Access,

@@ -1,11 +1,11 @@
 """Signature: the numbers of a term that its concurrency depends on.
 
-The event graph judges ordinary terms, one skeleton at a time.  Over a space the question is asked
+The judge decides ordinary terms, one skeleton at a time.  Over a space the question is asked
 once for each *key* (statements, buffers, which indices) and each combination of *numbers* (stages,
 trips, starts, displacements, pending groups, bounds): tiles, threads and vectors are neither.
-What ``tinygpu.extraction`` leaves out is left out here: registers that are read only where the same
-block has just written them; of a loop whose iterations from the second on are alike, how many more
-than two there are.
+What ``tinygpu.concurrency.erase`` leaves out is left out here: registers that are read only where
+the same block has just written them; of a loop whose iterations from the second on are alike, how
+many more than two there are.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER, Simt

@@ -2,7 +2,7 @@
 
 ``docs/tcgen05.md`` says each in a sentence, with a drawing.  What is a matter of order (commit
 before a stage is filled again, tcgen05.wait before registers are used, fences on both sides of what
-tells threads of one another, nothing under way at the end) is the event graph's, the law
+tells threads of one another, nothing under way at the end) is the judge's, the law
 ``concurrency``; the frame of a kernel (one allocation before all else, released by the warp that
 made it, after the last barrier) follows from the buffers and is the same for all.
 

@@ -176,11 +176,11 @@ def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON 
 
 
 def proof_text(program: Any) -> str:
-    """Return the event graph's verdict on a term in words; only what is proved is called so."""
-    from tinygpu.events import verdict
+    """Return the judge's verdict on a term in words; only what is proved is called so."""
+    from tinygpu.concurrency.judge import verdict
 
     found = verdict(program)
     if not found.legal:
         return str(found)
     axes = ", ".join(program.operation.reduced).upper() or "size"
-    return f"proved for every {axes} and every number of tiles ({found.window})"
+    return f"proved for every {axes} and every number of tiles ({found.by})"

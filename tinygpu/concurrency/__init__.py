@@ -9,5 +9,5 @@ puts these together: begin reading there.  Modules here import from ``tinygpu`` 
 expressions, errors) and from one another in this order; other packages import
 ``tinygpu.concurrency.judge`` alone.
 
-Source: ``docs/one-judge.md``.
+Source: ``docs/model-concurrency.md``.
 """

@@ -18,7 +18,7 @@ is read here, from the program as it was written, before its maps are erased:
 >>> print(_stored(buffers)[0])
 storage: sums reaches over 1 elements, and a stage of it has 0
 
-Source: ``docs/one-judge.md``; ``tinygpu.storage_laws``, which is the law.
+Source: ``docs/model-concurrency.md``; ``tinygpu.storage_laws``, which is the law.
 """
 
 from __future__ import annotations

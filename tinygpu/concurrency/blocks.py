@@ -31,7 +31,7 @@ consumer 0; consumer 0's others; consumer 1; consumer 1's others; producer; prod
 >>> [(p.ring, p.stages, dict(p.pace)) for p in plan.places if p.ring == "smem_a"]
 [('smem_a', 4, {('*',): 0, ('steps', 'trips'): 1})]
 
-Source: ``docs/one-judge.md``.
+Source: ``docs/model-concurrency.md``.
 """
 
 from __future__ import annotations
@@ -808,7 +808,8 @@ def unfolded(
     out: list[Op] = []
     walk = _Walk(plan, agent, passes, number, fresh, out)
     walk.tiles = [_named(tile) for tile in tiles]
-    walk.visit(plan.bodies[agent], {**_named(once), **plan.envs[agent]}, ())
+    first = dict.fromkeys((a.var for a in plan.program.grid), 0)
+    walk.visit(plan.bodies[agent], {**first, **_named(once), **plan.envs[agent]}, ())
     return tuple(out)
 
 
@@ -892,7 +893,7 @@ class _Walk:
                 if isinstance(write := s.write, Footprint) and write.buffer.level != "gmem":
                     consts = {**self.plan.envs[self.agent], **dict(values)}
                     apart = tuple(v for n, v in sorted(consts.items()) if n not in write.family)
-                    piece = (node.number, a.role, *(env[n] for n in write.along))
+                    piece = (node.number, a.role, write.apart, *(env[n] for n in write.along))
                     token = (node.number, a.role, *apart, turns)
                     writes = tuple(
                         replace(

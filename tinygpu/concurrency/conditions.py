@@ -30,7 +30,7 @@ visit in any order in which events may happen finds all that is wrong.
 >>> walk.stuck()
 []
 
-Source: ``docs/one-judge.md``, section "Conditions"; PTX ISA 9, memory consistency model.
+Source: ``docs/model-concurrency.md``, section "Conditions"; PTX ISA 9, memory consistency model.
 """
 
 from __future__ import annotations
@@ -373,7 +373,7 @@ class Pass:
                 raise FaultError(Fault(
                     "exit", f"{self.who(missed)} may reach CTA {cta} when that has ended; end "
                     "with barrier.cluster", self.who(missed), f"CTA {cta}"))  # fmt: skip
-            if missed := held & ~state.agents[mine[0]].all:
+            if missed := held & ~state.agents[mine[0]].known:
                 raise FaultError(Fault(
                     "exit", f"{self.who(missed)} may not be done when CTA {cta} gives tensor "
                     "memory back; wait for it", self.who(missed), f"CTA {cta}"))  # fmt: skip
@@ -395,7 +395,7 @@ class Pass:
                 mine = [a.number for a in self.plan.agents if a.cta == cta]
                 for n in mine:
                     state.sent[cta] &= ~state.agents[n].all
-                state.held[cta] &= ~state.agents[mine[0]].all
+                state.held[cta] &= ~state.agents[mine[0]].known
         for agent in state.agents:
             agent.epoch = agent.fenced = 0
         for ring in state.rings:
@@ -612,7 +612,7 @@ class Pass:
     def _fill(self, place: Place, slot: Slot, touch: Touch) -> None:
         """Note which indices a slot holds after a write.
 
-        Parts of one statement, at all its turns, are of different cells; those of two may not be.
+        Parts of one statement, at all its turns, are of different cells.
         """
         x = touch.offset
         if touch.part == 1:
@@ -629,7 +629,7 @@ class Pass:
             filled[piece[:2]] = filled.get(piece[:2], Fraction(0)) + part
         if sum(filled.values(), Fraction(0)) >= 1:
             slot.held, slot.pieces = (x,), ()
-            if max(filled.values()) < 1:
+            if max(filled.values()) < 1 and not all(piece[2] for piece in pieces):
                 self.plan.doubt(f"statements that fill {place.ring} in parts may share cells")
         else:
             slot.pieces = tuple(sorted(pieces.items()))

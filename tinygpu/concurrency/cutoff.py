@@ -34,7 +34,7 @@ whose tiles are alike, whatever the number is up to which they are told apart.
 >>> replayed(plan, Run((), (("trips", 5),))) is None
 True
 
-Source: ``docs/one-judge.md``.
+Source: ``docs/model-concurrency.md``.
 """
 
 from __future__ import annotations

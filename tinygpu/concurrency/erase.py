@@ -8,6 +8,7 @@ condition asks about.  What stays of a write is a *footprint*:
     own      no two threads of the statement write one cell
     family   the loops of constant trips, copies and ranks along which ``own`` still holds
     along    those that move the cells; ``part`` is of one iteration
+    apart    no other statement that fills a part of the ring writes a cell of it
 
 Five rewrites make programs smaller, and none hides a fault:
 
@@ -36,7 +37,7 @@ for kt in 0..trips:
   sums = fma(sums) x 1
   bar.sync 0
 
-Source: ``docs/one-judge.md``, section "Skeleton".
+Source: ``docs/model-concurrency.md``, section "Skeleton".
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from tinygpu.program import (
     Access,
     Affine,
     Arrive,
+    Axis,
     Barrier,
     Block,
     Buffer,
@@ -72,6 +74,7 @@ from tinygpu.program import (
     Wait,
     WaitGroup,
     When,
+    indices_of,
     walk,
 )
 
@@ -101,6 +104,8 @@ class Footprint(Access):
     own: bool = True
     family: tuple[str, ...] = ()
     along: tuple[str, ...] = ()
+    apart: bool = True
+    cells: bytes = b""  # a bit for each cell of a stage, while erasing
 
 
 def kind_of(do: Do) -> Kind:
@@ -124,7 +129,7 @@ def erase(program: Program) -> Program:
         body = _answered(body, flying)
         asked = flying | {b.name for do in _dos(body) for b in _private(do, reads_only=True)}
         bodies.append(_shortened(body, asked))
-    bodies = _counted(bodies)
+    bodies = _parted(_counted(bodies))
     touched = (a.buffer for body in bodies for do in _dos(body) for a in do.accesses)
     known = {b.name: _barrier(b) for b in program.barriers}
     return Program(
@@ -132,7 +137,7 @@ def erase(program: Program) -> Program:
         _NOTHING,
         tuple(dict.fromkeys((*touched, _NOWHERE))),
         _parameters(program, bodies),
-        (),
+        tuple(Axis(a.var, Constant(1)) for a in program.grid if a.var in _mentioned(bodies)),
         tuple(
             Role(r.name, _crowd(int(r.threads), body), body, int(r.copies), r.copy)
             for r, body in zip(program.roles, bodies, strict=True)
@@ -141,6 +146,17 @@ def erase(program: Program) -> Program:
         cluster=tuple((name, int(extent)) for name, extent in program.cluster),
         persistent=bool(program.persistent),
     )
+
+
+def _mentioned(bodies: Sequence[Body]) -> set[str]:
+    """Return the names in indices and guards."""
+    found: set[str] = set()
+    for body in bodies:
+        for s in body:
+            found |= {name for form in indices_of(s) for name, _ in form.terms}
+            if isinstance(s, Block):
+                found |= _mentioned([s.body])
+    return found
 
 
 def _crowd(threads: int, body: Body) -> int:
@@ -270,7 +286,7 @@ def _footprint(
     origin = tuple(normal(o) for o in write.origin)
     named = {name for o in origin for name, _ in o.terms}
     around = tuple(loop for loop in loops if loop[0] in named)
-    part, own, over = _cells(
+    part, own, over, bits = _cells(
         write.buffer.level == "registers",
         tuple(map(int, write.buffer.shape)),
         origin,
@@ -288,7 +304,7 @@ def _footprint(
         part = min(Fraction(1), cells / wanted.get(write.buffer.name, 1))
     return Footprint(
         _buffer(write.buffer), index=normal(write.index), part=part, own=own, family=family,
-        along=tuple(loop[0] for loop in around),
+        along=tuple(loop[0] for loop in around), cells=bits,
     )  # fmt: skip
 
 
@@ -309,7 +325,7 @@ def _fragments(program: Program) -> dict[str, int]:
                 shape = tuple(map(int, access.buffer.shape))
                 values = (access.value, tuple(map(int, statement.values)))
                 moving = tuple(loop for loop in loops if loop[0] in named)
-                part, _, _ = _cells(True, shape, origin, values, ((), ()), None, 1, moving)
+                part, *_ = _cells(True, shape, origin, values, ((), ()), None, 1, moving)
                 turns = prod(max(0, stop - start) for _, start, stop, _ in moving)
                 cells = int(part * prod(shape) * turns)
                 found[access.buffer.name] = max(found.get(access.buffer.name, 1), cells)
@@ -329,15 +345,16 @@ def _cells(
     lanes: tuple[int, int, int] | None,
     count: int,
     loops: tuple[Loop, ...],
-) -> tuple[Fraction, bool, bool]:
+) -> tuple[Fraction, bool, bool, bytes]:
     """Return the part of a stage that an iteration fills, and whether threads' cells are apart.
 
-    That is so in one iteration, and in all of ``loops``, which move the origin.
+    That is so in one iteration, and in all of ``loops``, which move the origin.  Last a bit for
+    each cell that all of them fill, if they are known.
     """
     nothing = Fraction(0)
     moving = any(any(steps) for steps in threads[0])
     if private and (moving or lanes is not None):
-        return nothing, True, True  # threads differ in what they write
+        return nothing, True, True, b""  # threads differ in what they write
     number = np.arange(1 if private else count)
     if lanes is not None:
         number = number[(number // lanes[0]) % lanes[1] == lanes[2]]
@@ -356,7 +373,7 @@ def _cells(
                     at = at + factor * (moves[i] + start)
         places.append(box[d][:, :, None] + at)
     if not shape or not places[0].size:
-        return Fraction(int(not shape)), True, True
+        return Fraction(int(not shape)), True, True, b""
     cells = np.zeros_like(places[0])
     for at, extent in zip(places, shape, strict=True):
         low, high = int(at.min()), int(at.max())
@@ -370,8 +387,39 @@ def _cells(
     owner, over = _owners(cells, thread * turns + other, reach)
     _, own = _owners(cells[:, :, :1], thread, reach)
     total = int((owner >= 0).sum())
-    part = Fraction(total, prod(shape) * turns) if inside else nothing
-    return part, own, over
+    if not inside:
+        return nothing, own, over, b""
+    filled = np.zeros(shape, bool)
+    filled[tuple(places)] = True
+    return Fraction(total, prod(shape) * turns), own, over, np.packbits(filled).tobytes()
+
+
+def _parted(bodies: Sequence[Body]) -> list[Body]:
+    """Say of each statement that fills a part whether its cells are no other one's."""
+    filling: dict[str, list[Do]] = {}
+    for body in bodies:
+        for do in _dos(body):
+            if isinstance(do.write, Footprint) and do.write.part < 1:
+                filling.setdefault(do.write.buffer.name, []).append(do)
+    shared: set[int] = set()
+    for several in filling.values():
+        cells = [np.frombuffer(do.write.cells, np.uint8) for do in several]  # type: ignore[attr-defined]
+        for i, one in enumerate(cells):
+            others = (other for j, other in enumerate(cells) if j != i)
+            if any(not one.size or not other.size or (one & other).any() for other in others):
+                shared.add(id(several[i]))
+
+    def said(body: Body) -> Body:
+        out: list[Statement] = []
+        for s in body:
+            if isinstance(s, Block):
+                s = replace(s, body=said(s.body))
+            elif isinstance(s, Do) and isinstance(s.write, Footprint):
+                s = replace(s, write=replace(s.write, apart=id(s) not in shared, cells=b""))
+            out.append(s)
+        return tuple(out)
+
+    return [said(body) for body in bodies]
 
 
 def _owners(

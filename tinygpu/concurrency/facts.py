@@ -23,7 +23,7 @@ Facts that nobody asks about are left out, and those that all who may ask know; 
 which is known wherever the other one is and asked nowhere else, only the other is kept.  Facts have
 no names in what is written: a fact is the set of places that ask about it or know it.
 
-Source: C. Fidge and F. Mattern on vector clocks; ``docs/one-judge.md``.
+Source: C. Fidge and F. Mattern on vector clocks; ``docs/model-concurrency.md``.
 """
 
 from __future__ import annotations

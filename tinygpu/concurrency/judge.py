@@ -22,7 +22,7 @@ legal: every trips, in 5 states
 >>> got.fault.second
 'all: st.shared of smem_a@(kt) at kt=1'
 
-Source: ``docs/one-judge.md``.
+Source: ``docs/model-concurrency.md``.
 """
 
 from __future__ import annotations

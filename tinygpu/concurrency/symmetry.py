@@ -15,7 +15,7 @@ CTA that is s further on, everything is s further back: ``moved(mask, s)``.
 >>> bin(two.moved(0b_010_001, 1))                 # n is 1 further on: 0 becomes 2, 1 becomes 0
 '0b1100'
 
-Source: ``docs/one-judge.md``, section "CTAs that are alike".
+Source: ``docs/model-concurrency.md``, section "CTAs that are alike".
 """
 
 from __future__ import annotations
