@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.cluster import Agent, Cta, Mbarrier, Registers, Shared, Use
+from tinygpu.cluster import Agent, Cta, Mbarrier, Registers
 from tinygpu.errors import ProgramError
+from tinygpu.execution import TOGETHER, claim, place_of, stage_of, stale, tile_of, who_of
 from tinygpu.program import Access, Arrive, Do
-from tinygpu.race import UNWRITTEN, Integers
-from tinygpu.tile_access import along, cells_of, claim, home_of, mbarrier_of, narrowed, stale
+from tinygpu.race import UNWRITTEN, Integers, Shared, Use
 
 __all__ = [
     "Commitment",
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 Values = NDArray[np.float64]
+End = tuple[Shared | Registers, int, Integers, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,30 +61,31 @@ class Multiplication:
         """Multiply and add in every CTA of the pair."""
         agent, do, algebra = self.agent, self.do, self.agent.cta.cluster.run.algebra
         agent.queue.pop(0)
-        ctas = along(agent.cta, do.multicast)
+        ctas = agent.cta.along(do.multicast)
         x, y = do.reads[:2]
         second = np.concatenate([self._factor(cta, y) for cta in ctas])
         write = do.write
-        cells = cells_of(agent, narrowed(agent, do, write), write, self.env)[0][:, 0]
-        index = write.index.evaluate(self.env)
+        cells = tile_of(agent, do, write, self.env)[0].cell[:, 0]
+        stage, index = stage_of(write, self.env), write.index.evaluate(self.env)
         anew = do.fresh is not None and do.fresh.evaluate(self.env) == 0
         for cta in ctas:
             total = algebra.contract(np.matmul, self._factor(cta, x), second.T).reshape(-1)
             memory = cta.memory(agent, write.buffer)
+            values, indices = memory.value[stage], memory.index[stage]
             if not anew:
-                stale(agent, do, write.buffer.name, cells, memory.index[cells], index)
-                total = algebra.operators["add"](total, memory.value[cells])
-            memory.value[cells] = algebra.round(write.buffer.type, total)
-            memory.index[cells] = index
+                stale(agent, do, write.buffer.name, cells, indices[cells], index)
+                total = algebra.operators["add"](total, values[cells])
+            values[cells], indices[cells] = algebra.round(write.buffer.type, total), index
 
     def _factor(self, cta: Cta, read: object) -> Values:
         """Return a factor's tile in a CTA, (rows or columns, k)."""
         assert isinstance(read, Access)
-        narrow = narrowed(self.agent, self.do, read)
-        cells, taken = cells_of(self.agent, narrow, read, self.env)
-        held, index = cta.memory(self.agent, read.buffer), read.index.evaluate(self.env)
-        stale(self.agent, self.do, read.buffer.name, cells[taken], held.index[cells[taken]], index)
-        values = np.where(taken, held.value[cells], np.nan)
+        place, narrow = tile_of(self.agent, self.do, read, self.env)
+        cells, taken, stage = place.cell, place.taken, stage_of(read, self.env)
+        memory, index = cta.memory(self.agent, read.buffer), read.index.evaluate(self.env)
+        found = memory.index[stage][cells[taken]]
+        stale(self.agent, self.do, read.buffer.name, cells[taken], found, index)
+        values = np.where(taken, memory.value[stage][cells], np.nan)
         return np.asarray(values.reshape(-1, int(narrow.values[0])))
 
 
@@ -102,13 +104,13 @@ class Copying:
         assert isinstance(read, Access)
         agent.queue.remove(self)
         source, target = (agent.cta.memory(agent, a.buffer) for a in (read, write))
-        cells = cells_of(agent, do, read, self.env)[0]
-        places = cells_of(agent, do, write, self.env)[0]
+        cells, places = (place_of(agent, do, a, self.env, TOGETHER).cell for a in (read, write))
+        at, to = stage_of(read, self.env), stage_of(write, self.env)
         index = read.index.evaluate(self.env)
-        stale(agent, do, read.buffer.name, cells, source.index[cells], index)
+        stale(agent, do, read.buffer.name, cells, source.index[at][cells], index)
         algebra = agent.cta.cluster.run.algebra
-        target.value[places] = algebra.round(write.buffer.type, source.value[cells])
-        target.index[places] = write.index.evaluate(self.env)
+        target.value[to][places] = algebra.round(write.buffer.type, source.value[at][cells])
+        target.index[to][places] = write.index.evaluate(self.env)
 
 
 @dataclass(slots=True, eq=False)
@@ -144,40 +146,41 @@ class Commitment:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A tcgen05.ld or st by an agent's threads, between registers and tensor memory."""
+    """A tcgen05.ld or st by an agent's threads, between registers and tensor memory.
+
+    An end is a memory, its stage, its cells and the index that it is asked for, or written at.
+    """
 
     agent: Agent
     do: Do
-    shared: Shared
-    cells: Integers
     name: str
-    registers: Integers
-    indices: tuple[int, int]  # of what it reads, of what it writes
+    registers: End
+    memory: End
     uses: tuple[Use, ...]
     may_land: bool = True
 
-    def holds(self, name: str, cells: Integers, *, writes: bool) -> bool:
+    def holds(self, name: str, stage: int, cells: Integers, *, writes: bool) -> bool:
         """Whether it uses these registers: writes them, or is in the way of who does."""
         loads = self.do.write.buffer.level == "registers"
-        mine = name == self.name and (loads or writes)
-        return mine and bool(np.isin(cells, self.registers).any())
+        _, mine, held, _ = self.registers
+        same = name == self.name and stage == mine and (loads or writes)
+        return same and bool(np.isin(cells, held).any())
 
     def land(self) -> None:
         """Move the values."""
-        held = self.agent.team.registers[self.name]
-        ends: list[tuple[Shared | Registers, Integers]]
-        ends = [(self.shared, self.cells), (held, self.registers)]
+        source, target = self.memory, self.registers
         if self.do.write.buffer.level == "tmem":
-            ends.reverse()
-        (source, cells), (target, places) = ends
-        read, written = self.indices
-        stale(self.agent, self.do, source.buffer.name, cells, source.index[cells], read)
-        target.value[places], target.index[places] = source.value[cells], written
+            source, target = target, source
+        memory, at, cells, index = source
+        stale(self.agent, self.do, memory.buffer.name, cells, memory.index[at][cells], index)
+        values = memory.value[at][cells]
+        memory, to, places, index = target
+        memory.value[to][places], memory.index[to][places] = values, index
 
 
 def multiply(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     """Issue a tcgen05.mma.  Raises ProgramError where its factors are no tiles."""
-    ctas = along(agent.cta, do.multicast)
+    ctas = agent.cta.along(do.multicast)
     if int(do.values[3]) != len(ctas):
         raise ProgramError(f"{do}: columns of {do.values[3]} CTAs, and {len(ctas)} multiply")
     product = Multiplication(agent, do, env)
@@ -185,17 +188,14 @@ def multiply(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     for access in (*do.reads[:2], do.write):
         if not isinstance(access, Access):
             raise ProgramError(f"{do}: a product's factors are tiles; name buffers")
-        cells, taken = cells_of(agent, narrowed(agent, do, access), access, env)
-        index = access.index.evaluate(env)
-        stage = index % int(access.buffer.stages)
-        place = (index, *(o.evaluate(env) for o in access.origin))
+        cells, stage = tile_of(agent, do, access, env)[0].cells, stage_of(access, env)
+        at = (access.index.evaluate(env), *(o.evaluate(env) for o in access.origin))
         for cta in ctas:
-            memory = cta.memory(agent, access.buffer)
-            writes = access is do.write
-            use = Use(do, cells[taken], agent.number, writes, False, [], pipe=agent)
-            key = (id(memory), id(access), place)
+            memory, writes = cta.memory(agent, access.buffer), access is do.write
+            use = Use(do, agent, cells, None, writes, plain=False, pipe=agent)
+            key = (id(memory), id(access), at)
             keep = key not in agent.opened
-            claim(agent, memory, stage, use, keep=keep)
+            claim(memory, stage, use, keep=keep)
             if keep:
                 agent.opened[key] = use
     agent.cta.cluster.launch(product)
@@ -206,11 +206,10 @@ def copy(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     for access in (*do.reads, do.write):
         if not isinstance(access, Access):
             raise ProgramError(f"{do}: it copies a tile of shared memory; name a buffer")
-        cells, taken = cells_of(agent, do, access, env)
         memory, writes = agent.cta.memory(agent, access.buffer), access is do.write
-        stage = access.index.evaluate(env) % int(access.buffer.stages)
-        use = Use(do, cells[taken], agent.number, writes, False, [], pipe=agent, copies=True)
-        claim(agent, memory, stage, use)
+        cells = place_of(agent, do, access, env, TOGETHER).cells
+        use = Use(do, agent, cells, None, writes, plain=False, pipe=agent, copies=True)
+        claim(memory, stage_of(access, env), use)
         agent.opened[id(memory), id(access), id(use)] = use
     flight = Copying(agent, do, env)
     agent.queue.append(flight)
@@ -220,14 +219,13 @@ def copy(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
 def commit(agent: Agent, arrive: Arrive, env: Mapping[str, int]) -> None:
     """Issue a tcgen05.commit."""
     cluster = agent.cta.cluster
-    ctas = cluster.ctas if arrive.to == "cluster" else along(agent.cta, arrive.to)
-    homes = [home_of(cta, arrive.barrier) for cta in ctas]
-    targets = [(cta, mbarrier_of(cta, arrive.barrier, arrive.index, env)) for cta in homes]
+    homes = agent.cta.reached(arrive)
+    targets = [(cta, cta.mbarrier(arrive.barrier, arrive.index, env)) for cta in homes]
     agent.issued_uses += agent.opened.values()
     agent.opened = {}
     known = cluster.known.shape[1]
     agent.issued_uses = agent.issued_uses[-_REMEMBERED * known :]
-    flight = Commitment(agent, arrive, targets, list(agent.issued_uses), agent.clock.copy())
+    flight = Commitment(agent, arrive, targets, list(agent.issued_uses), agent.says)
     agent.queue.append(flight)
     cluster.launch(flight)
 
@@ -242,27 +240,27 @@ def transfer(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
         raise ProgramError(f"{do}: it moves between registers and tensor memory; name buffers")
     loads = do.write.buffer.level == "registers"
     held, other = (do.write, source) if loads else (source, do.write)
-    mine, taken = cells_of(agent, do, held, env)
-    registers = agent.team.registers[held.buffer.name]
-    cells, there = cells_of(agent, do, other, env)
+    who, registers = who_of(agent, do, env), agent.registers[held.buffer.name]
     if registers.owner is None:
         raise ProgramError(f"{do}: {held.buffer.name} is no fragment; rows lie in one")
-    owner = registers.owner[mine % int(held.buffer.stage_elements)]
-    own = taken & there & ((owner == 0) == agent.leader)
-    mine, cells = mine[own], cells[own]
-    index, at = held.index.evaluate(env), other.index.evaluate(env)
-    memory, stage = agent.cta.memory(agent, other.buffer), at % int(other.buffer.stages)
-    use = Use(do, cells, agent.number, not loads, False, [], tensor=True)
-    claim(agent, memory, stage, use)
+    mine, there = (place_of(agent, do, a, env, who) for a in (held, other))
+    own = (mine.taken & there.taken)[:, 0]
+    whose, cells = mine.cell[own, 0], there.cell[own, 0]
+    at, to = stage_of(held, env), stage_of(other, env)
+    memory = agent.cta.memory(agent, other.buffer)
+    use = Use(do, agent, there.cells, there.threads, not loads, plain=False, tensor=True)
+    claim(memory, to, use)
     for flight in [f for g in ("tcgen05.ld", "tcgen05.st") for f in agent.under_way(g)]:
-        if flight.holds(held.buffer.name, mine, writes=loads):
+        if flight.holds(held.buffer.name, at, whose, writes=loads):
             text = f"touches {held.buffer.name} while {flight.do} may be under way; tcgen05.wait"
             agent.cta.cluster.find("unwaited", agent, do, text, held.buffer.name, str(flight.do))
-    into: Shared | Registers = registers if loads else memory
-    places = mine if loads else cells
-    into.value[places], into.index[places] = np.nan, UNWRITTEN
-    indices = (at, index) if loads else (index, at)
-    flight = Transfer(agent, do, memory, cells, held.buffer.name, mine, indices, (use,))
+    ends: tuple[End, End] = (
+        (registers, at, whose, held.index.evaluate(env)),
+        (memory, to, cells, other.index.evaluate(env)),
+    )
+    into, stage, places, _ = ends[0] if loads else ends[1]
+    into.value[stage][places], into.index[stage][places] = np.nan, UNWRITTEN
+    flight = Transfer(agent, do, held.buffer.name, *ends, (use,))
     agent.open["tcgen05.ld" if loads else "tcgen05.st"].append(flight)
     agent.cta.cluster.launch(flight)
 
@@ -272,8 +270,8 @@ def released(agent: Agent) -> None:
     for (name, _), memory in agent.cta.shared.items():
         if memory.buffer.level != "tmem":
             continue
-        for use in (u for stage in memory.uses for u in stage):
-            if not use.known(agent.clock):
+        for use in memory.uses():
+            if not (use.known(agent.clock.tolist()) or (agent.alone and use.done_for(agent))):
                 text = f"may be under way in {name} when that is released; let all come to a"
                 text += " barrier of the CTA or the cluster at the end"
                 agent.cta.cluster.find("exited", agent, use.do, text, name)

@@ -1,8 +1,8 @@
 """Asynchronous operations at work: TMA loads and stores, products of tiles.
 
 What is under way lands when the scheduler lets it.  A TMA load writes its stage then, which is NaN
-before; a store reads its stage and later writes global memory; a product is issued by each agent of
-a team, starts when both have, in order, reads its stages and adds up.  Its sums are rounded to
+before; a store reads its stage and later writes global memory; a product is issued when all agents
+of a team have come to it, starts in order, reads its stages and adds up.  Its sums are rounded to
 their type after each instruction (16 steps of k).
 
 Source: PTX ISA 9, 9.7.9 (data movement), 9.7.15 (wgmma).
@@ -17,37 +17,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.cluster import Agent, Cta, Mbarrier, Registers, Shared, Use
+from tinygpu.cluster import Agent, Cta, Mbarrier, Registers
 from tinygpu.errors import ProgramError
-from tinygpu.plain import execute_plain
-from tinygpu.program import Access, Do
-from tinygpu.race import UNWRITTEN, Integers
-from tinygpu.tensor_transfers import copy, multiply, transfer
-from tinygpu.tile_access import (
-    along,
-    cells_of,
+from tinygpu.execution import (
+    TOGETHER,
     claim,
+    execute,
     from_gmem,
-    gmem_of,
-    home_of,
-    mbarrier_of,
-    narrowed,
+    place_of,
+    stage_of,
     stale,
+    tile_of,
     to_gmem,
+    touched_of,
 )
+from tinygpu.program import Access, Do
+from tinygpu.race import UNWRITTEN, Integers, Shared, Use
+from tinygpu.tensor_transfers import copy, multiply, transfer
 from tinygpu.touched import extent
 
-__all__ = ["Delivery", "Load", "Product", "Store", "execute"]
+__all__ = ["Delivery", "Load", "Product", "Store", "start"]
 
 Values = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 
 
-def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
-    """Execute or issue a Do by an agent, at the variables' values ``env``.
-
-    Raises ProgramError for a statement that no asynchronous program can have.
-    """
+def start(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
+    """Execute a Do by an agent, or issue it, at the variables' values ``env``."""
     match do.instruction.completion:
         case "mbarrier":
             _load(agent, do, env)
@@ -62,9 +58,7 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
         case "wgmma_group":
             _multiply(agent, do, env)
         case _:
-            if do.across or do.instruction.unit in ("barrier", "shuffle"):
-                raise ProgramError(f"{do}: agents of asynchronous programs cannot; use simt")
-            execute_plain(agent, do, env)
+            execute(agent, do, env)
 
 
 @dataclass(slots=True, eq=False)
@@ -84,8 +78,8 @@ class Delivery:
         """Arrive."""
         cluster, text = self.agent.cta.cluster, f"in CTA {self.target.rank}"
         if self.target.exited:
-            text += ", which has exited; keep it there by barrier.cluster"
-            cluster.find("exited", self.agent, self.statement, text)
+            left = f"{text}, which has exited; keep it there by barrier.cluster"
+            cluster.find("exited", self.agent, self.statement, left)
         if not self.barrier.arrive(self.count, self.bytes, self.clock):
             text += f" is more than the {self.barrier.arrivals} that its phase takes; count them"
             cluster.find("unbalanced", self.agent, self.statement, text)
@@ -98,7 +92,8 @@ class Load:
     agent: Agent
     do: Do
     target: Cta
-    shared: Shared
+    memory: Shared
+    stage: int
     use: Use
     values: Values
     index: int
@@ -112,8 +107,8 @@ class Load:
         if self.target.exited:
             text = f"lands in CTA {self.target.rank}, which has exited; wait for it there"
             self.target.cluster.find("exited", self.agent, self.do, text)
-        cells = self.use.cells
-        self.shared.value[cells], self.shared.index[cells] = self.values, self.index
+        self.memory.value[self.stage][self.use.cells] = self.values
+        self.memory.index[self.stage][self.use.cells] = self.index
         self.use.done.append((self.barrier.column, self.barrier.phase + 1))
         self.barrier.land(self.bytes, self.clock)
 
@@ -124,7 +119,8 @@ class Store:
 
     agent: Agent
     do: Do
-    shared: Shared
+    memory: Shared
+    stage: int
     cells: Integers
     index: int
     addresses: Integers
@@ -136,16 +132,15 @@ class Store:
     def read(self) -> Values:
         """Read the stage, if that is still to do."""
         if self.values is None:
-            self.values = self.shared.value[self.cells]
-            found = self.shared.index[self.cells]
-            stale(self.agent, self.do, self.shared.buffer.name, self.cells, found, self.index)
+            self.values = self.memory.value[self.stage][self.cells]
+            found = self.memory.index[self.stage][self.cells]
+            stale(self.agent, self.do, self.memory.buffer.name, self.cells, found, self.index)
         return self.values
 
     def land(self) -> None:
         """Write global memory."""
         values, address = self.read()[self.inside], self.addresses[self.inside]
-        threads = np.full(address.size, self.agent.first_in_grid)
-        to_gmem(self.agent, self.do, address, values, threads)
+        to_gmem(self.agent, self.do, address, values, np.zeros(address.size, np.int64))
 
 
 @dataclass(slots=True, eq=False)
@@ -155,8 +150,13 @@ class Product:
     agent: Agent
     do: Do
     env: Mapping[str, int]
-    uses: list[Use] = field(default_factory=list)
+    reads: list[tuple[Shared, int, Use]] = field(default_factory=list)
     joined: int = 0
+
+    @property
+    def uses(self) -> list[Use]:
+        """Its uses of shared memory."""
+        return [use for _, _, use in self.reads]
 
     @property
     def issued(self) -> bool:
@@ -168,12 +168,13 @@ class Product:
         """Whether it may start: products of a team go in order."""
         return self.issued and self.agent.team.products[0] is self
 
-    def holds(self, name: str, cells: Integers, *, writes: bool) -> bool:
+    def holds(self, name: str, stage: int, cells: Integers, *, writes: bool) -> bool:
         """Whether it uses these registers: writes them, or is in the way of who does."""
         accesses = self.do.accesses if writes else (self.do.write,)
         return any(
             a.buffer.name == name
-            and bool(np.isin(cells, cells_of(self.agent, self.do, a, self.env)[0]).any())
+            and stage_of(a, self.env) == stage
+            and bool(np.isin(cells, tile_of(self.agent, self.do, a, self.env)[0].cell).any())
             for a in accesses
             if a.buffer.level == "registers"
         )
@@ -190,29 +191,28 @@ class Product:
             product = flat.reshape(-1, *b.shape[1:3])
         else:
             product = algebra.contract(lambda x, y: (x * y).sum(axis=3), a, b)
-        registers = agent.team.registers[write.buffer.name]
-        cells = cells_of(agent, narrowed(agent, do, write), write, env)[0][:, 0]
-        index = write.index.evaluate(env)
+        registers = agent.registers[write.buffer.name]
+        cells = tile_of(agent, do, write, env)[0].cell[:, 0]
         total = np.broadcast_to(product, shape).reshape(-1)
         if do.fresh is None or do.fresh.evaluate(env) != 0:
             before = _factor(agent, do, do.reads[2], env).reshape(-1)
             total = algebra.operators["add"](total, before)
-        registers.value[cells] = algebra.round(write.buffer.type, total)
-        registers.index[cells] = index
+        stage = stage_of(write, env)
+        registers.value[stage][cells] = algebra.round(write.buffer.type, total)
+        registers.index[stage][cells] = write.index.evaluate(env)
 
 
 def _factor(agent: Agent, do: Do, read: Any, env: Mapping[str, int]) -> Values:
     """Return a factor as (m, n_outer, n_inner, k), length 1 where it does not depend on a mode."""
-    narrow = narrowed(agent, do, read)
-    cells, taken = cells_of(agent, narrow, read, env)
-    held: Shared | Registers
-    if read.buffer.level == "smem":
-        held = agent.cta.memory(agent, read.buffer)
-    else:
-        held = agent.team.registers[read.buffer.name]
-    index = read.index.evaluate(env)
-    stale(agent, do, read.buffer.name, cells[taken], held.index[cells[taken]], index)
-    values: Values = np.where(taken, held.value[cells], np.nan)
+    place, narrow = tile_of(agent, do, read, env)
+    name, held = read.buffer.name, agent.registers
+    memory: Shared | Registers = (
+        held[name] if name in held else agent.cta.memory(agent, read.buffer)
+    )
+    stage, cells, taken = stage_of(read, env), place.cell, place.taken
+    found = memory.index[stage][cells[taken]]
+    stale(agent, do, name, cells[taken], found, read.index.evaluate(env))
+    values: Values = np.where(taken, memory.value[stage][cells], np.nan)
     return values.reshape(tuple(int(v) for v in narrow.values[::-1]))
 
 
@@ -221,20 +221,20 @@ def _load(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     cta, write, source = agent.cta, do.write, do.reads[0]
     if do.signal is None or not isinstance(source, Access):
         raise ProgramError(f"{do}: a TMA load reads global memory and signals; name both")
-    touched = gmem_of(agent, do, source, env)
+    touched = touched_of(agent, do, source, env, TOGETHER)
     values = from_gmem(agent, do, source, touched.cell, touched.taken)
     values = np.where(touched.left, np.nan, values)
-    cells, taken = cells_of(agent, do, write, env)
-    index = write.index.evaluate(env)
+    place = place_of(agent, do, write, env, TOGETHER)
+    index, stage = write.index.evaluate(env), stage_of(write, env)
     size = extent(do.values) * write.buffer.type.bytes * agent.threads.size
-    for target in along(cta, do.multicast):
-        shared = target.memory(agent, write.buffer)
-        use = Use(do, cells[taken], agent.number, True, False, [])
-        claim(agent, shared, index % int(write.buffer.stages), use)
-        shared.value[use.cells], shared.index[use.cells] = np.nan, UNWRITTEN
-        home, clock = home_of(target, do.signal[0]), agent.clock.copy()
-        barrier = mbarrier_of(home, *do.signal, env)
-        load = Load(agent, do, target, shared, use, values[taken], index, barrier, size, clock)
+    for target in cta.along(do.multicast):
+        memory = target.memory(agent, write.buffer)
+        use = Use(do, agent, place.cells, None, writes=True, plain=False)
+        claim(memory, stage, use)
+        memory.value[stage][use.cells], memory.index[stage][use.cells] = np.nan, UNWRITTEN
+        barrier = target.home(do.signal[0]).mbarrier(*do.signal, env)
+        load = Load(agent, do, target, memory, stage, use, values[place.taken], index, barrier,
+                    size, agent.says)  # fmt: skip
         cta.cluster.launch(load)
 
 
@@ -243,43 +243,44 @@ def _store(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     source = do.reads[0]
     if not isinstance(source, Access):
         raise ProgramError(f"{do}: a TMA store reads shared memory; name a buffer")
-    shared = agent.cta.memory(agent, source.buffer)
-    cells, taken = cells_of(agent, do, source, env)
-    index = source.index.evaluate(env)
-    use = Use(do, cells[taken], agent.number, False, False, [])
-    claim(agent, shared, index % int(source.buffer.stages), use)
-    touched = gmem_of(agent, do, do.write, env)
-    inside = touched.taken[:, 0]
-    store = Store(agent, do, shared, cells[:, 0], index, touched.cell[:, 0], inside, (use,))
+    memory, stage = agent.cta.memory(agent, source.buffer), stage_of(source, env)
+    place = place_of(agent, do, source, env, TOGETHER)
+    use = Use(do, agent, place.cells, None, writes=False, plain=False)
+    claim(memory, stage, use)
+    touched = touched_of(agent, do, do.write, env, TOGETHER)
+    store = Store(agent, do, memory, stage, place.cell[:, 0], source.index.evaluate(env),
+                  touched.cell[:, 0], touched.taken[:, 0], (use,))  # fmt: skip
     agent.open["bulk"].append(store)
     agent.cta.cluster.launch(store)
 
 
 def _multiply(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
-    """Issue a product, or join in the one that the team's other agent has issued."""
+    """Issue a product, or join in the one that others of the team have issued."""
     team, cluster, write = agent.team, agent.cta.cluster, do.write
-    if write.buffer.name not in agent.fenced:
+    if write.buffer.name not in agent.ready:
         text = f"adds to {write.buffer.name}, touched since the last wgmma.fence; put one between"
         cluster.find("unfenced", agent, do, text, write.buffer.name)
     if agent.issued == len(team.issued):
-        team.issued.append(Product(agent, do, env))
-        team.products.append(team.issued[-1])
-        cluster.flying.append(team.issued[-1])
-    product: Product = team.issued[agent.issued]
+        product = Product(agent, do, env)
+        team.issued.append(product)
+        team.products.append(product)
+        cluster.flying[id(product)] = product
+        for read in do.reads[:2]:
+            if not isinstance(read, Access):
+                raise ProgramError(f"{do}: a product's factors are tiles; name buffers")
+            if read.buffer.level == "smem":
+                cells = tile_of(agent, do, read, env)[0].cells
+                use = Use(do, agent, cells, None, writes=False, plain=False)
+                memory = agent.cta.memory(agent, read.buffer)
+                product.reads.append((memory, stage_of(read, env), use))
+    product = team.issued[agent.issued]
     agent.issued += 1
     product.joined += 1
-    first = product.joined == 1
-    for read in do.reads[:2]:
-        if not isinstance(read, Access):
-            raise ProgramError(f"{do}: a product's factors are tiles; name buffers")
-        if read.buffer.level == "smem":
-            cells, taken = cells_of(agent, narrowed(agent, do, read), read, env)
-            use = Use(do, cells[taken], agent.number, False, False, [])
-            shared = agent.cta.memory(agent, read.buffer)
-            claim(
-                agent, shared, read.index.evaluate(env) % int(read.buffer.stages), use, keep=first
-            )
-            if first:
-                product.uses.append(use)
+    for memory, stage, use in product.reads:
+        if product.joined == 1:
+            claim(memory, stage, use)
+        else:
+            mine = Use(do, agent, use.cells, None, writes=False, plain=False)
+            claim(memory, stage, mine, keep=False)
     agent.open["wgmma"].append(product)
     cluster.hurry()
