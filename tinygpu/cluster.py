@@ -24,10 +24,11 @@ Source: PTX ISA 9, 9.7.13.15 (mbarrier) and 8 (memory consistency, proxies).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Literal, Protocol, assert_never
+from typing import Any, Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +61,7 @@ from tinygpu.program import (
     When,
     buffers_of,
 )
-from tinygpu.race import UNWRITTEN, Finding, GlobalArray, Integers, Kind, Party, Shared, Use
+from tinygpu.race import Finding, GlobalArray, Integers, Kind, Party, Ring, Shared, Use
 from tinygpu.synchronization import Group
 from tinygpu.touched import Toucher
 
@@ -87,7 +88,6 @@ Values = NDArray[np.float64]
 Tiles = list[tuple[int, ...]]
 _WARP = 32
 _MOST_AGENTS = 8
-_GROUPS: tuple[Group, ...] = ("cp.async", "wgmma", "bulk", "tcgen05.ld", "tcgen05.st")
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +166,7 @@ class Mbarrier:
             self.gathered[:] = 0
 
 
-class Registers:
+class Registers(Ring):
     """Registers by stage: of a tile if the buffer is a fragment, else each of ``threads`` its own.
 
     ``owner``: the thread that holds each cell of a fragment.
@@ -187,8 +187,7 @@ class Registers:
             self.owner = _owners(buffer)
         else:
             shape += (threads,)
-        self.value = np.full(shape, np.nan)
-        self.index = np.full(shape, UNWRITTEN)
+        super().__init__(shape)
 
     def keep(self, alive: NDArray[np.bool_]) -> None:
         """Let the other threads leave."""
@@ -206,15 +205,51 @@ def _owners(buffer: Buffer) -> Integers:
     return owner
 
 
-class Flight(Protocol):
-    """An asynchronous operation under way: it may land now, or has to wait for another."""
+@dataclass(slots=True, eq=False)
+class Flight:
+    """An asynchronous operation under way: ``act`` is what it does when it lands.
+
+    ``uses`` are those of memory on chip; ``held`` its registers: name, stage, cells, whether it
+    writes them.  ``queue``: what has been issued with it; it is done after all before it there, if
+    it is ``ordered``.  ``missing``: agents that have not come to it yet.  ``alone``: it lands even
+    if nobody waits for it.  ``read``: the first half of a store.  ``threads``: whose copies it has.
+    """
+
+    do: Statement
+    act: Callable[[], object]
+    uses: Sequence[Use] = ()
+    held: Sequence[tuple[str, int, Integers, bool]] = ()
+    queue: list[Flight] | None = None
+    ordered: bool = True
+    missing: int = 0
+    alone: bool = False
+    read: Callable[[], None] | None = None
+    threads: Integers | None = None
+
+    def __post_init__(self) -> None:
+        """Stand in the queue."""
+        if self.queue is not None:
+            self.queue.append(self)
 
     @property
     def may_land(self) -> bool:
         """Whether it may be done now."""
+        return not self.missing and (
+            self.queue is None or not self.ordered or self.queue[0] is self
+        )
 
     def land(self) -> None:
         """Do it."""
+        if self.queue is not None:
+            self.queue.remove(self)
+        self.act()
+
+    def holds(self, name: str, stage: int, cells: Integers, *, writes: bool) -> bool:
+        """Whether it uses these registers: writes them, or is in the way of who does."""
+        return any(
+            (name, stage) == (own, at) and (writes or writing) and bool(np.isin(cells, mine).any())
+            for own, at, mine, writing in self.held
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -232,8 +267,8 @@ class Team:
     late: bool
     tiles: dict[str, Registers]
     agents: list[Agent] = field(default_factory=list)
-    issued: list[Any] = field(default_factory=list)
-    products: list[Any] = field(default_factory=list)
+    issued: list[Flight] = field(default_factory=list)
+    products: list[Flight] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -253,11 +288,11 @@ class Agent(Party):
     time: int = 0
     key: int = 0
     issued: int = 0
-    open: dict[Group, list[Any]] = field(default_factory=lambda: {g: [] for g in _GROUPS})
-    groups: dict[Group, list[list[Any]]] = field(default_factory=lambda: {g: [] for g in _GROUPS})
+    open: dict[Group, list[Flight]] = field(default_factory=lambda: defaultdict(list))
+    groups: dict[Group, list[list[Flight]]] = field(default_factory=lambda: defaultdict(list))
     sent: list[Flight] = field(default_factory=list)
     ready: set[str] = field(default_factory=set)
-    queue: list[Any] = field(default_factory=list)  # its tcgen05.mma, cp and commits
+    queue: list[Flight] = field(default_factory=list)  # its tcgen05.mma, cp and commits
     opened: dict[object, Use] = field(default_factory=dict)  # uses that no commit covers
     issued_uses: list[Use] = field(default_factory=list)
 
@@ -319,7 +354,7 @@ class Agent(Party):
         if self.threads.size == 1:
             self.cta.cluster.known[self.number, self.number] = self.time
 
-    def under_way(self, group: Group) -> list[Any]:
+    def under_way(self, group: Group) -> list[Flight]:
         """Its operations of a kind of group that no wait has covered."""
         return [f for g in (*self.groups[group], self.open[group]) for f in g]
 
@@ -542,24 +577,27 @@ def divided(
     return [p for p in ([np.arange(1)] * first + parts) if p.size]
 
 
+def _each(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    for s in body:
+        yield s
+        if isinstance(s, Block):
+            yield from _each(s.body)
+
+
 def _elects(body: tuple[Statement, ...]) -> bool:
     """Whether one thread does something alone."""
     return any(
         isinstance(s, Elect)
         or (isinstance(s, Do) and s.instruction.issuer == "one")
         or (isinstance(s, Arrive) and bool(s.after))
-        or (isinstance(s, Block) and _elects(s.body))
-        for s in body
+        for s in _each(body)
     )
 
 
 def _is_late(body: tuple[Statement, ...]) -> bool:
     """Whether there are instructions that use registers after they were issued."""
-    return any(
-        (isinstance(s, Do) and s.instruction.completion in ("wgmma_group", "tcgen05_wait"))
-        or (isinstance(s, Block) and _is_late(s.body))
-        for s in body
-    )
+    late = ("wgmma_group", "tcgen05_wait")
+    return any(isinstance(s, Do) and s.instruction.completion in late for s in _each(body))
 
 
 def place_of(program: Program, tile: tuple[int, ...]) -> dict[str, int]:

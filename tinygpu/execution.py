@@ -24,7 +24,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.cluster import Agent, Registers, Run
+from tinygpu.cluster import Agent, Flight, Registers, Run
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Do
 from tinygpu.race import UNWRITTEN, Integers, Kind, Shared, Use
@@ -81,26 +81,6 @@ class Place:
     cells: Integers
     threads: Integers
     faults: tuple[Fault, ...]
-
-
-@dataclass(slots=True, eq=False)
-class Copy:
-    """A cp.async under way."""
-
-    do: Do
-    memory: Shared
-    stage: int
-    values: Values
-    index: int
-    threads: Integers
-    uses: tuple[Use, ...]
-    may_land: bool = True
-
-    def land(self) -> None:
-        """Write what was read."""
-        cells = self.uses[0].cells
-        self.memory.value[self.stage][cells] = self.values
-        self.memory.index[self.stage][cells] = self.index
 
 
 # Where an access is
@@ -241,19 +221,29 @@ def claim(memory: Shared, stage: int, use: Use, *, keep: bool = True) -> None:
 def stale(
     agent: Agent,
     do: Do,
-    name: str,
-    cells: Integers,
-    found: Integers,
+    memory: Shared | Registers,
+    stage: int,
+    at: Any,
     want: int,
+    *,
+    cells: Integers | None = None,
     threads: Any = None,
+    taken: Booleans | None = None,
 ) -> None:
-    """Find a cell whose ring index ``found`` is not the one that is asked for."""
+    """Find what was not written at the index that is asked for, ``at`` these places of a stage.
+
+    ``cells``, ``threads``: what the places are called and whose they are; ``taken``: which count.
+    """
+    found = memory.index[stage][at]
     bad = found != want
+    if taken is not None:
+        bad = bad & taken
     if not bad.any():
         return
-    at = int(bad.argmax())
-    cell, index = f"{name}[{int(cells.flat[at])}]", int(found.flat[at])
-    thread = None if threads is None else int(threads.flat[at])
+    where = int(bad.argmax())
+    number = np.broadcast_to(at if cells is None else cells, bad.shape).flat[where]
+    thread = None if threads is None else int(np.broadcast_to(threads, bad.shape).flat[where])
+    cell, index = f"{memory.buffer.name}[{number}]", int(found.flat[where])
     kind: Kind = "stale"
     text = f"reads {cell} at index {want}, but there is {index}; add a stage or wait"
     if index == UNWRITTEN:
@@ -437,37 +427,35 @@ def _read(agent: Agent, do: Do, spot: _Spot, low: int, high: int) -> Values:
     if spot.memory is None:
         threads = spot.threads(low, high)
         return from_gmem(agent, do, spot.access, place.cell[low:high], taken, threads)
-    at = spot.at(low, high)
+    at, some = spot.at(low, high), None if place.every else taken
+    stale(agent, do, spot.memory, spot.stage, at, spot.wanted, cells=place.cell[low:high],
+          threads=spot.threads(low, high), taken=some)  # fmt: skip
     values: Values = spot.memory.value[spot.stage][at]
-    found = spot.memory.index[spot.stage][at]
-    wrong = found != spot.wanted
-    if not place.every:
-        wrong, values = wrong & taken, np.where(taken, values, np.nan)
-    if wrong.any():
-        cells, threads = np.broadcast_arrays(place.cell[low:high], spot.threads(low, high))
-        stale(agent, do, spot.access.buffer.name, cells[wrong], found[wrong], spot.wanted,
-              threads[wrong])  # fmt: skip
-    return values
+    return values if some is None else np.where(some, values, np.nan)
 
 
 def _write(
     agent: Agent, do: Do, spot: _Spot, values: Values, low: int, high: int, use: Use | None
 ) -> None:
-    place, memory, stage = spot.place, spot.memory, spot.stage
+    place, memory, stage, index = spot.place, spot.memory, spot.stage, spot.wanted
     if memory is None:
         to_gmem(agent, do, place.cells, values[place.taken], place.threads)
-    elif isinstance(memory, Shared) and use is not None and not use.done:
-        memory.value[stage][use.cells] = np.nan
-        copy = Copy(do, memory, stage, values[place.taken], spot.wanted, place.threads, (use,))
+    elif use is not None and not use.done:
+        kept = values[place.taken]
+        memory.value[stage][place.cells] = np.nan
+        copy = Flight(
+            do,
+            lambda: memory.put(stage, place.cells, kept, index),
+            [use],
+            threads=place.threads,
+        )
         agent.open["cp.async"].append(copy)
         agent.cta.cluster.launch(copy)
+    elif place.every:
+        memory.put(stage, spot.at(low, high), values, index)
     else:
-        at = spot.at(low, high)
-        if not place.every and isinstance(memory, Shared):
-            taken = place.taken[low:high]
-            at, values = at[taken], values[taken]
-        memory.value[stage][at] = values
-        memory.index[stage][at] = spot.wanted
+        taken = place.taken[low:high]
+        memory.put(stage, place.cell[low:high][taken], values[taken], index)
 
 
 def _shuffled(agent: Agent, do: Do, numbers: Integers, values: Values) -> Values:

@@ -47,30 +47,17 @@ __all__ = [
     "Integers",
     "Kind",
     "Party",
+    "Ring",
     "Shared",
     "Use",
 ]
 
 Integers = NDArray[np.int64]
 Kind = Literal[
-    "race",
-    "deadlock",
-    "stale",
-    "unwritten_read",
-    "unwritten",
-    "out_of_bounds",
-    "written_twice",
-    "written_input",
-    "red_not_zeroed",
-    "shuffle",
-    "unwaited",
-    "misaligned",
-    "wrong_result",
-    "unfenced",
-    "aliased",
-    "unbalanced",
-    "exited",
-]
+    "race", "deadlock", "stale", "unwritten_read", "unwritten", "out_of_bounds", "written_twice",
+    "written_input", "red_not_zeroed", "shuffle", "unwaited", "misaligned", "wrong_result",
+    "unfenced", "aliased", "unbalanced", "exited",
+]  # fmt: skip
 UNWRITTEN = np.iinfo(np.int64).min
 _MANY_USES = 24
 
@@ -151,8 +138,21 @@ class Use:
         return not (self.plain and self.writes) or self.fenced(self.agent.fences, clock)
 
 
-class Shared:
-    """A ring in shared or tensor memory of one CTA (of one copy): values, ring indices, uses.
+class Ring:
+    """Stages on chip: of each cell the value, and the ring index at which it was written."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        """Poison every cell."""
+        self.value = np.full(shape, np.nan)
+        self.index = np.full(shape, UNWRITTEN)
+
+    def put(self, stage: int, at: Any, values: Any, index: int) -> None:
+        """Write cells of a stage, at a ring index."""
+        self.value[stage][at], self.index[stage][at] = values, index
+
+
+class Shared(Ring):
+    """A ring in shared or tensor memory of one CTA (of one copy), with the uses of each stage.
 
     ``overlaps`` remembers which arrays of cells meet; rings of one program may share it.
     """
@@ -161,8 +161,7 @@ class Shared:
         """Poison every cell."""
         self.buffer = buffer
         shape = (int(buffer.stages), int(buffer.stage_elements))
-        self.value = np.full(shape, np.nan)
-        self.index = np.full(shape, UNWRITTEN)
+        super().__init__(shape)
         self._overlaps = overlaps
         self._writes: list[dict[Any, Use]] = [{} for _ in range(shape[0])]
         self._reads: list[dict[Any, Use]] = [{} for _ in range(shape[0])]

@@ -23,20 +23,15 @@ from numpy.typing import NDArray
 
 from tinygpu.cluster import Agent, Cluster, Flight, Run, Tiles, start_cluster
 from tinygpu.errors import ProgramError
-from tinygpu.execution import Copy
 from tinygpu.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
 from tinygpu.race import Finding, Integers
-from tinygpu.tensor_transfers import Commitment, Copying, Multiplication, commit, released
-from tinygpu.transfers import Delivery, Load, Product, Store, start
+from tinygpu.transfers import arrive, released, start
 
 __all__ = ["STRATEGIES", "Strategy", "Turns", "raster_of", "run_grid"]
 
 Strategy = Literal["starve", "others", "leaders", "any"]
 STRATEGIES: tuple[Strategy, ...] = ("starve", "others", "leaders", "any")
 _LANDS_NEXT = 0.3
-_LANDING = (
-    Load | Delivery | Multiplication | Copying | Commitment
-)  # what lands when nobody can go on
 _MOST_NAMED = 6
 _MOST_CLUSTERS = 3
 
@@ -89,7 +84,7 @@ class Turns:
                 self._land(cluster.landing())
             if agent := self._following():
                 self._step(agent)
-            elif not self._land([f for f in cluster.landing() if isinstance(f, _LANDING)]):
+            elif not self._land([f for f in cluster.landing() if f.alone]):
                 break
         if stuck := [a for a in cluster.agents if not a.done]:
             self._deadlock(stuck)
@@ -118,7 +113,7 @@ class Turns:
                 return agent.cta.mbarrier(barrier, index, env).passes(phase)
             case WaitGroup(pending, "wgmma"):
                 groups = agent.groups["wgmma"]
-                return all(p.issued for g in groups[: _covered(groups, pending)] for p in g)
+                return all(not p.missing for g in groups[: _covered(groups, pending)] for p in g)
             case _:
                 return True
 
@@ -143,10 +138,8 @@ class Turns:
                 self._wait_group(agent, statement)
             case Wait():
                 self._wait(agent, statement, env)
-            case Arrive(after="tcgen05"):
-                commit(agent, statement, env)
             case Arrive():
-                self._arrive(agent, statement, env)
+                arrive(agent, statement, env)
             case Fence("tcgen05.after"):
                 agent.seen = agent.clock.tolist()
             case Fence("tcgen05.before"):
@@ -173,11 +166,11 @@ class Turns:
 
     def _unwaited(self, agent: Agent, leaving: Integers) -> None:
         """Find what is under way of threads that leave."""
-        for kind in agent.groups:
+        for kind in dict.fromkeys((*agent.groups, *agent.open)):
             for flight in agent.under_way(kind):
-                if isinstance(flight, Store) and flight.uses[0].done:
-                    continue
-                whose = flight.threads if isinstance(flight, Copy) else leaving
+                if flight.read and flight.uses[0].done:
+                    continue  # a store may go on
+                whose = leaving if flight.threads is None else flight.threads
                 lost = np.isin(whose, leaving)
                 if lost.any():
                     text = "is under way when its thread leaves; commit and wait for it"
@@ -233,12 +226,11 @@ class Turns:
             agent.open[wait.group] = []
         covered = _covered(groups, wait.pending)
         for flight in [f for g in groups[:covered] for f in g]:
-            if isinstance(flight, Store) and wait.read:
+            if flight.read and wait.read:
                 flight.read()
-            elif isinstance(flight, Product):
-                while any(p is flight for p in agent.team.products):
-                    self.cluster.land(agent.team.products[0])
             else:
+                while flight.queue and not flight.may_land and flight in flight.queue:
+                    self.cluster.land(flight.queue[0])
                 self.cluster.land(flight)
             for use in flight.uses:
                 agent.complete(use)
@@ -253,18 +245,6 @@ class Turns:
             text += " for the phase before first"
             self.cluster.find("aliased", agent, wait, text)
         np.maximum(agent.clock, barrier.clock, out=agent.clock)
-
-    def _arrive(self, agent: Agent, arrive: Arrive, env: Mapping[str, int]) -> None:
-        count, clock = agent.threads.size, agent.says
-        for cta in agent.cta.reached(arrive):
-            barrier = cta.mbarrier(arrive.barrier, arrive.index, env)
-            expected = int(arrive.bytes) * count
-            delivery = Delivery(agent, arrive, cta, barrier, count, expected, clock)
-            if cta is agent.cta:
-                delivery.land()
-            else:
-                agent.sent.append(delivery)
-                self.cluster.launch(delivery)
 
     def _deadlock(self, stuck: list[Agent]) -> None:
         """Say who waits for what."""
@@ -301,7 +281,7 @@ class Turns:
                 for stage, barrier in enumerate(ring):
                     if barrier.bytes:
                         text = (
-                            f"{program.name}, cluster {cluster.number}, CTA {cta.rank}: {name}, "
+                            f"{program.name}, cluster {cluster.place}, CTA {cta.rank}: {name}, "
                             f"stage {stage}, ends with {barrier.bytes} B expected that have not "
                             "landed (below 0: not expected); expect what is loaded"
                         )
