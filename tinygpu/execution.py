@@ -196,20 +196,17 @@ def claim(memory: Shared, stage: int, use: Use, *, keep: bool = True) -> None:
         return
     cluster, clock, name = agent.cta.cluster, agent.clock.tolist(), memory.buffer.name
     for other, found, missing in memory.conflicts(stage, use, clock):
-        cell, kind = f"{name}[{found}]", "race"
-        text = (
-            f"touches {cell}, and nothing says that this is done there: {other.do}; put a barrier"
-        )
-        text += " or a wait between"
+        cell = f"{name}[{found}]"
+        kind: Kind = "race"
+        thread, whose = use.thread_at(found), other.thread_at(found)
+        text = f"touches {cell}, and nothing says that this is done there: {other.do}; put a"
+        text += " barrier between, or wait"
         if missing:
             kind, text = "unfenced", f"touches {cell}, used by {other.do}; put {missing}"
-        elif other.agent is agent and other.plain and not other.done:
+        elif other.agent is agent and not other.done and whose is not None and whose == thread:
             kind = "unwaited"
             text = f"touches {cell}, where its own copy may be in flight: {other.do}; wait for it"
-        thread = None
-        if use.threads is not None:
-            thread = int(use.threads[(use.cells == found).argmax()])
-        cluster.find(kind, agent, use.do, text, cell, str(other.do), thread=thread)  # type: ignore[arg-type]
+        cluster.find(kind, agent, use.do, text, cell, str(other.do), thread=thread)
     if use.writes and (twice := memory.twice(use)) is not None:
         cell = f"{name}[{twice}]"
         text = f"writes {cell} twice; give each value a cell of its own"

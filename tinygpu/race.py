@@ -127,6 +127,10 @@ class Use:
         """Whether an agent has seen the end of it itself."""
         return any(column == agent.number for column, _ in self.done)
 
+    def thread_at(self, cell: int) -> int | None:
+        """Return a thread that touches a cell; None if they do it together."""
+        return None if self.threads is None else int(self.threads[(self.cells == cell).argmax()])
+
     def fenced(self, fences: list[int], clock: Sequence[int]) -> bool:
         """Whether who has this clock knows of a fence that the agent has made after it."""
         end = next((t for column, t in self.done if column == self.agent.number), None)

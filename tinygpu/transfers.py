@@ -145,6 +145,7 @@ def arrive(agent: Agent, statement: Arrive, env: Env) -> None:
     """Arrive at mbarriers: now at the own CTA's, later at another's or after a tcgen05.commit."""
     cluster, clock, after = agent.cta.cluster, agent.says, bool(statement.after)
     count = 1 if after else agent.threads.size
+    expected = 0 if after else int(statement.bytes) * count
     uses = _committed(agent) if after else []
 
     def land_at(cta: Cta, barrier: Mbarrier) -> None:
@@ -155,7 +156,7 @@ def arrive(agent: Agent, statement: Arrive, env: Env) -> None:
         for use in uses:
             if not any(column == barrier.column for column, _ in use.done):
                 use.done.append((barrier.column, barrier.phase + 1))
-        if not barrier.arrive(count, int(statement.bytes) * count, clock):
+        if not barrier.arrive(count, expected, clock):
             text += f" is more than the {barrier.arrivals} that its phase takes; count them"
             cluster.find("unbalanced", agent, statement, text)
 
