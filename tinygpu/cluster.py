@@ -254,7 +254,7 @@ class Flight:
 
 @dataclass(slots=True, eq=False)
 class Team:
-    """A role's copy: the registers of its tiles, its products in order of issue, its agents.
+    """A role's copy: its products in order of issue, its agents.
 
     ``first``: its first thread in the CTA.  ``elects``: one thread does something alone.  ``late``:
     registers may be in use by what is under way.
@@ -265,7 +265,6 @@ class Team:
     first: int
     elects: bool
     late: bool
-    tiles: dict[str, Registers]
     agents: list[Agent] = field(default_factory=list)
     issued: list[Flight] = field(default_factory=list)
     products: list[Flight] = field(default_factory=list)
@@ -533,7 +532,7 @@ def _add_agents(cta: Cta, tiles: Tiles) -> None:
         held = [b for b in buffers_of(role.body) if b.level == "registers"]
         for copy in range(int(role.copies)):
             shared = {b.name: Registers(b, int(role.threads)) for b in held if b.fragment}
-            team = Team(role, copy, first, _elects(role.body), _is_late(role.body), shared)
+            team = Team(role, copy, first, _elects(role.body), _is_late(role.body))
             env = {**around, role.copy: copy} if role.copy else around
             for mine in next(parts):
                 own = {b.name: Registers(b, mine.size) for b in held if not b.fragment}

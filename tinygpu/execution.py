@@ -34,8 +34,6 @@ from tinygpu.warp_matrix import products
 
 __all__ = [
     "TOGETHER",
-    "Place",
-    "Who",
     "claim",
     "execute",
     "from_gmem",
@@ -45,7 +43,6 @@ __all__ = [
     "stale",
     "tile_of",
     "to_gmem",
-    "touched_of",
     "who_of",
 ]
 
@@ -73,7 +70,10 @@ class Who:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """What an access touches of a stage: (values, threads); ``cells``, ``threads``: in one row."""
+    """What an access touches of a stage, or of an operand: (values, threads).
+
+    ``cells``, ``threads``: what is ``taken``, in one row.  ``left``: lines that are not loaded.
+    """
 
     cell: Integers
     taken: Booleans
@@ -81,6 +81,7 @@ class Place:
     cells: Integers
     threads: Integers
     faults: tuple[Fault, ...]
+    left: Booleans | bool = False
 
 
 # Where an access is
@@ -115,7 +116,7 @@ def who_of(agent: Agent, do: Do, env: Mapping[str, int]) -> Who:
         for access in held:
             owner = agent.registers[access.buffer.name].owner
             assert owner is not None
-            owners.append(owner[_touched(agent, do, access, env, TOGETHER).cell[:, 0]])
+            owners.append(owner[place_of(agent, do, access, env, TOGETHER).cell[:, 0]])
         if any(np.any(owner != owners[0]) for owner in owners[1:]):
             text = "moves values between threads: their fragments differ there; align the tiles"
             agent.cta.cluster.find("shuffle", agent, do, text)
@@ -126,24 +127,33 @@ def who_of(agent: Agent, do: Do, env: Mapping[str, int]) -> Who:
 
 
 def place_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who) -> Place:
-    """Return what an access touches of a stage on chip."""
-    origin = tuple(o.evaluate(env) for o in access.origin)
-    key, known = (id(do), id(access), who.key, origin), agent.cta.cluster.run.known
-    if key not in known:
-        known[key] = _placed(_touched(agent, do, access, env, who), who)
-    place: Place = known[key]
-    _faults(agent, do, place.faults)
+    """Return what an access touches of a stage on chip, or of an operand."""
+    run, asked = agent.cta.cluster.run, "tile" if who.numbers is _ONE else who.key
+    if access.buffer.level == "gmem":
+        place = _placed(run.touch.gmem(do, access, who.numbers, asked, env), who)
+    else:
+        key = (id(do), id(access), who.key, *(o.evaluate(env) for o in access.origin))
+        if key not in run.known:
+            buffer = access.buffer
+            if asked == "tile" and buffer.level == "registers" and not buffer.fragment:
+                raise ProgramError(f"{do}: {buffer.name} is no fragment; tiles lie in fragments")
+            touched = run.touch.on_chip(do, access, who.numbers, asked, env)
+            run.known[key] = _placed(touched, who)
+        place = cast("Place", run.known[key])
+    for fault in place.faults:
+        thread = None if asked == "tile" else fault.thread
+        agent.cta.cluster.find(fault.kind, agent, do, fault.text, fault.cell, thread=thread)
     return place
 
 
 def _placed(touched: Touched, who: Who) -> Place:
-    cell, taken = touched.cell, touched.taken
+    cell, taken, left = touched.cell, touched.taken, touched.left
     if who.rows is not None:
         cell, taken = cell[who.rows], taken[who.rows]
     if cell.shape[1] < who.threads.shape[1]:  # registers: each thread's are like the first's
         return Place(cell, taken, True, _ONE[:0], _ONE[:0], touched.faults)
     threads = np.broadcast_to(who.threads, taken.shape)
-    return Place(cell, taken, bool(taken.all()), cell[taken], threads[taken], touched.faults)
+    return Place(cell, taken, bool(taken.all()), cell[taken], threads[taken], touched.faults, left)
 
 
 def tile_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int]) -> tuple[Place, Do]:
@@ -155,34 +165,10 @@ def tile_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int]) -> tup
     return place_of(agent, known[key], access, env, TOGETHER), known[key]
 
 
-def touched_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who) -> Touched:
-    """Return the elements of an operand that an access touches; of a tile, all of it."""
-    touched = agent.cta.cluster.run.touch.gmem(do, access, who.numbers, _key(who), env)
-    _faults(agent, do, touched.faults)
-    return touched
-
-
 def stage_of(access: Access, env: Mapping[str, int]) -> int:
     """Return the stage of a ring that an access means."""
     stage: int = access.index.evaluate(env) % int(access.buffer.stages)
     return stage
-
-
-def _touched(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who) -> Touched:
-    own = access.buffer.level == "registers" and not access.buffer.fragment
-    if own and is_tile(do):
-        raise ProgramError(f"{do}: {access.buffer.name} is no fragment; tiles lie in fragments")
-    return agent.cta.cluster.run.touch.on_chip(do, access, who.numbers, _key(who), env)
-
-
-def _key(who: Who) -> object:
-    return TOGETHER.key if who.rows is not None else who.key
-
-
-def _faults(agent: Agent, do: Do, faults: tuple[Fault, ...]) -> None:
-    for fault in faults:
-        thread = None if is_tile(do) else fault.thread
-        agent.cta.cluster.find(fault.kind, agent, do, fault.text, fault.cell, thread=thread)
 
 
 # What is found there
@@ -358,10 +344,9 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
 
 
 def _spot(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who) -> _Spot:
-    buffer = access.buffer
+    buffer, place = access.buffer, place_of(agent, do, access, env, who)
     if buffer.level == "gmem":
-        touched = touched_of(agent, do, access, env, who)
-        return _Spot(access, _placed(touched, who), None, 0, 0, who)
+        return _Spot(access, place, None, 0, 0, who)
     index: int = access.index.evaluate(env)
     memory: Shared | Registers
     if buffer.level == "registers":
@@ -369,7 +354,6 @@ def _spot(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who
     else:
         cta = agent.cta.home(buffer) if access is do.write else agent.cta
         memory = cta.memory(agent, buffer)
-    place = place_of(agent, do, access, env, who)
     return _Spot(access, place, memory, index % int(buffer.stages), index, who)
 
 

@@ -37,7 +37,6 @@ from tinygpu.execution import (
     stale,
     tile_of,
     to_gmem,
-    touched_of,
     who_of,
 )
 from tinygpu.program import Access, Arrive, Do
@@ -89,9 +88,9 @@ def _load(agent: Agent, do: Do, env: Env) -> None:
         place_of(agent, do, write, env, TOGETHER),
         stage_of(write, env),
     )
-    touched = touched_of(agent, do, source, env, TOGETHER)
-    values = from_gmem(agent, do, source, touched.cell, touched.taken)
-    values = np.where(touched.left, np.nan, values)[place.taken]
+    given = place_of(agent, do, source, env, TOGETHER)
+    values = from_gmem(agent, do, source, given.cell, given.taken)
+    values = np.where(given.left, np.nan, values)[place.taken]
     size = extent(do.values) * write.buffer.type.bytes * agent.threads.size
     clock, index = agent.says, write.index.evaluate(env)
 
@@ -123,7 +122,7 @@ def _store(agent: Agent, do: Do, env: Env) -> None:
     place = place_of(agent, do, source, env, TOGETHER)
     use = Use(do, agent, place.cells, None, writes=False, plain=False)
     claim(memory, stage, use)
-    touched, index = touched_of(agent, do, target, env, TOGETHER), source.index.evaluate(env)
+    into, index = place_of(agent, do, target, env, TOGETHER), source.index.evaluate(env)
     found: list[Values] = []
 
     def read() -> None:
@@ -133,8 +132,7 @@ def _store(agent: Agent, do: Do, env: Env) -> None:
 
     def land() -> None:
         read()
-        address = touched.cell[touched.taken]
-        to_gmem(agent, do, address, found[0][touched.taken], np.zeros(address.size, np.int64))
+        to_gmem(agent, do, into.cells, found[0][into.taken], into.threads)
 
     store = Flight(do, land, [use], read=read)
     agent.open["bulk"].append(store)
