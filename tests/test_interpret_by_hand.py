@@ -168,6 +168,10 @@ WRONG: dict[str, tuple[set[str], Callable[[], Program]]] = {
     ),
     "no wait": ({"unwaited"}, lambda: program(ASYNC_PUT, Commit(), GET, LOAD, STORE)),
     "never committed": ({"unwaited"}, lambda: program(ASYNC_PUT, WaitGroup(0), LOAD, STORE)),
+    "waited for as another group": (
+        {"unwaited"},
+        lambda: program(ASYNC_PUT, Commit("bulk"), WaitGroup(0, "bulk"), GET, STORE),
+    ),
     "read in the epoch of the wait": (
         {"race"},
         lambda: program(ASYNC_PUT, Commit(), WaitGroup(0), HALF, LOAD, STORE),
