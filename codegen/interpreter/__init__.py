@@ -21,7 +21,7 @@ memory, scopes of acquire and release, L1 and the constant cache, time.
 Source: PTX ISA 9.0.
 """
 
-from tinygpu.codegen.interpreter.instructions import FAMILIES, entry
+from tinygpu.codegen.interpreter.instructions import FAMILIES
 from tinygpu.codegen.interpreter.launching import Module, launch
 from tinygpu.codegen.interpreter.memory import Memory
 from tinygpu.codegen.interpreter.report import Finding, Report
@@ -34,6 +34,5 @@ __all__ = [
     "Module",
     "Report",
     "TensorMap",
-    "entry",
     "launch",
 ]

@@ -394,4 +394,4 @@ TABLE: Mapping[str, Builder] = {
     "cvt": _cvt,
     "mul24": _mul24,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

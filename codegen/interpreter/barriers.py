@@ -345,6 +345,8 @@ TABLE: Mapping[str, Builder] = {
     "mbarrier.try_wait": _wait,
     "mbarrier.test_wait": _wait,
     "fence": _fence,
+    "fence.proxy": _fence,
+    "membar.proxy": _fence,
     "membar": _fence,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

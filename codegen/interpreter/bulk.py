@@ -349,9 +349,12 @@ def _prefetch(d: Decoder, i: Instruction) -> Action:
 
 TABLE: Mapping[str, Builder] = {
     "cp.async.bulk": _bulk,
+    "cp.async.bulk.tensor": _bulk,
     "cp.async.bulk.prefetch": _prefetch,
+    "cp.async.bulk.prefetch.tensor": _prefetch,
     "cp.async.bulk.commit_group": _bulk_commit,
     "cp.async.bulk.wait_group": _bulk_wait,
     "cp.reduce.async.bulk": _bulk,
+    "cp.reduce.async.bulk.tensor": _bulk,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -303,14 +303,8 @@ TABLE: Mapping[str, Builder] = {
     "ret": _ret,
     "exit": _ret,
     "trap": _trap,
-    "bar.sync": _bar,
-    "bar.arrive": _bar,
-    "bar.red": _bar,
-    "bar.cta": _bar,
-    "barrier.sync": _bar,
-    "barrier.arrive": _bar,
-    "barrier.red": _bar,
-    "barrier.cta": _bar,
+    "bar": _bar,
+    "barrier": _bar,
     "barrier.cluster": _cluster,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -187,4 +187,4 @@ TABLE: Mapping[str, Builder] = {
     "cp.async.wait_all": _wait_group,
     "cp.async.mbarrier.arrive": _copy_arrive,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -1,7 +1,7 @@
 """Decoding: a kernel's instructions as functions of the run's state, made once.
 
-A *builder* takes the decoder and an instruction and returns the function that executes it for a
-group; of the names in the families' tables the longest that begins an opcode wins.  A *control*
+A *builder* takes the decoder and an instruction, which has one of the forms of ``forms.py``, and
+returns the function that executes it for a group.  A *control*
 function returns the group that goes on with the next instruction (or None); it may let threads
 wait, jump or end.
 
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.codegen.interpreter.group import Group
+from tinygpu.codegen.interpreter.operands import form_of
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
@@ -252,7 +253,8 @@ def decode(
     instructions = (*kernel.instructions, Instruction(last, "ret", ()))
     for pc, instruction in enumerate(instructions):
         decoder.instruction = instruction
-        built = _builder(instruction, table)(decoder, instruction)
+        form = form_of(instruction, kernel.registers, parsed.version, parsed.target)
+        built = table[form.entry](decoder, instruction)
         guard = decoder.register(instruction.guard) if instruction.guard else -1
         if isinstance(built, Control):
             leader = pc in leaders or built.unit > 1
@@ -307,12 +309,3 @@ def _watched_control(control: ControlAction, registers: tuple[int, ...]) -> Cont
         return control(run, group)
 
     return act
-
-
-def _builder(instruction: Instruction, table: Mapping[str, Builder]) -> Builder:
-    parts = instruction.parts
-    for n in range(len(parts), 0, -1):
-        found = table.get(".".join(parts[:n]))
-        if found is not None:
-            return found
-    raise ProgramError(f"PTX {instruction}: the instruction {instruction.opcode} is not run")

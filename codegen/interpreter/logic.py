@@ -298,4 +298,4 @@ TABLE: Mapping[str, Builder] = {
     "bfind": _bfind,
     "brev": _brev,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

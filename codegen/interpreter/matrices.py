@@ -159,4 +159,4 @@ TABLE: Mapping[str, Builder] = {
     "ldmatrix": _ldmatrix,
     "stmatrix": _stmatrix,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -244,6 +244,8 @@ TABLE: Mapping[str, Builder] = {
     "applypriority": _hint,
     "nanosleep": _hint,
     "griddepcontrol": _hint,
-    "createpolicy": _policy,
+    "createpolicy.fractional": _policy,
+    "createpolicy.range": _policy,
+    "createpolicy.cvt": _policy,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -96,6 +96,7 @@ class Kernel:
 class Parsed:
     """A module: kernels by name, and the variables that they share."""
 
+    version: tuple[int, int]
     target: str
     kernels: dict[str, Kernel]
     variables: tuple[Variable, ...]
@@ -192,11 +193,13 @@ class _Reader:
         raise self.error(f"no {mark!r} ends {self.text[start : start + 40].split(chr(10))[0]!r}")
 
     def module(self) -> Parsed:
-        target, kernels, variables = "", {}, []
+        version, target, kernels, variables = (99, 0), "", {}, []
         while self.skip():
-            if found := self.match(r"\.target\s+(\w+)[^\n]*"):
+            if found := self.match(r"\.target\s+(\w+)(?:\s*,\s*\w+)*"):
                 target = found.group(1)
-            elif self.match(r"\.(?:version|address_size|file|loc)\b[^\n]*"):
+            elif found := self.match(r"\.version\s+(\d+)\.(\d+)"):
+                version = (int(found.group(1)), int(found.group(2)))
+            elif self.match(r"\.address_size\s+\d+|\.(?:file|loc)\b[^\n]*"):
                 pass
             elif self.match(r"\.section\b[^{]*\{"):
                 self.until("}")
@@ -211,7 +214,7 @@ class _Reader:
                 variables.append(self.variable(self.until(";")))
         if not kernels:
             raise ProgramError("PTX: no .entry in the text; give a whole module")
-        return Parsed(target, kernels, tuple(variables))
+        return Parsed(version, target, kernels, tuple(variables))
 
     def variable(self, text: str) -> Variable:
         found = _VARIABLE.match(text.strip())

@@ -322,4 +322,4 @@ TABLE: Mapping[str, Builder] = {
     "tcgen05.cp": _cp,
     "tcgen05.commit": _commit,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

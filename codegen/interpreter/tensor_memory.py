@@ -359,4 +359,4 @@ TABLE: Mapping[str, Builder] = {
     "tcgen05.fence::before_thread_sync": _fence,
     "tcgen05.fence::after_thread_sync": _fence,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -213,10 +213,11 @@ def _bar_warp(d: Decoder, i: Instruction) -> Control:
 TABLE: Mapping[str, Builder] = {
     "shfl.sync": _shfl,
     "vote.sync": _vote,
-    "match": _match,
+    "match.any": _match,
+    "match.all": _match,
     "redux.sync": _redux,
     "elect.sync": _elect,
     "activemask": _activemask,
     "bar.warp.sync": _bar_warp,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -329,4 +329,4 @@ TABLE: Mapping[str, Builder] = {
     "wgmma.mma_async": _mma,
     "setmaxnreg": _setmaxnreg,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -162,5 +162,9 @@ def _mma(d: Decoder, i: Instruction) -> Control:
     return Control(multiply, WARP)
 
 
-TABLE: Mapping[str, Builder] = {"wmma.load": _load, "wmma.store": _store, "wmma.mma": _mma}
-"""This family's builders by the beginning of their opcodes."""
+TABLE: Mapping[str, Builder] = {
+    **{f"wmma.load.{which}": _load for which in "abc"},
+    "wmma.store.d": _store,
+    "wmma.mma": _mma,
+}
+"""This family's builders by entry."""
