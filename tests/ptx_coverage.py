@@ -14,7 +14,8 @@ from benchmarks.interpreter_speed import POINTS, SIZES
 from tests.ptx_runs import term_of
 from tests.test_ptx_kernels import VARIANTS
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.interpreter import FAMILIES, entry
+from tinygpu.codegen.interpreter import FAMILIES
+from tinygpu.codegen.interpreter.forms import find
 from tinygpu.codegen.interpreter.parser import parse
 from tinygpu.machine import Chosen
 from tinygpu.machines import MACHINES
@@ -51,7 +52,7 @@ def counts(column: str) -> Mapping[str, int]:
     for text in _texts(column):
         for kernel in parse(text).kernels.values():
             found[""] += 1
-            for name in {entry(i.opcode) for i in kernel.instructions}:
+            for name in {find(i.opcode)[0].entry for i in kernel.instructions}:
                 found[name] = found.get(name, 0) + 1
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ptx_coverage import COLUMNS, PAGE, counts, in_unit_tests, page, table
-from tinygpu.codegen.interpreter import FAMILIES, entry
+from tinygpu.codegen.interpreter import FAMILIES
 
 
 def test_the_page_is_fresh() -> None:

@@ -75,6 +75,7 @@ class Run:
     shared: Array = field(init=False)
     local: Array = field(init=False)
     live: Array = field(init=False)
+    carry: Array = field(init=False)
     clocks: Clocks = field(init=False)
     choices: int = 0
 
@@ -91,6 +92,7 @@ class Run:
         self.shared = np.full(self.ctas * size, 0xFF, np.uint8)
         self.shared_bytes = size
         self.local = np.full((total, max(16, self.code.local_bytes)), 0xFF, np.uint8)
+        self.carry = np.zeros(total, bool)
         self.live = np.zeros((self.ctas, self.threads_per_cta), bool)
         self.live[:, :threads] = True
         self.live = self.live.reshape(-1)
