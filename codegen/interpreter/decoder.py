@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.codegen.interpreter.group import Group
+from tinygpu.codegen.interpreter.memory import FRAME
 from tinygpu.codegen.interpreter.operands import form_of
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.interpreter.report import Array
@@ -69,6 +70,8 @@ class Code:
     local_bytes: int
     parameter_at: Mapping[str, int]
     parameter_bytes: int
+    frame_bytes: int
+    fences: bool
 
 
 def _nothing(run: Run, group: Group) -> None:
@@ -93,17 +96,18 @@ class Decoder:
             self.symbols[parameter.name] = ("param", at)
             at += parameter.bytes
         self.parameter_bytes = at
-        ends = {"shared": 0, "local": 0}
+        ends = {"shared": 0, "local": 0, "param": 0}
         variables = (*parsed.variables, *kernel.variables)
         for v in sorted(variables, key=lambda v: v.bytes == 0):  # what the launch sizes comes last
             if v.space in ends:
                 start = -(-ends[v.space] // v.align) * v.align
-                first = FIRST_SHARED if v.space == "shared" else 0
+                first = {"shared": FIRST_SHARED, "param": FRAME}.get(v.space, 0)
                 self.symbols[v.name] = (v.space, start + first)
                 ends[v.space] = start + v.bytes
             elif v.name in globals_at:
                 self.symbols[v.name] = (v.space, globals_at[v.name])
         self.static_bytes, self.local_bytes = ends["shared"], ends["local"]
+        self.frame_bytes = ends["param"]
         self.instruction = Instruction(0, "", ())
 
     def error(self, what: str) -> ProgramError:
@@ -139,7 +143,8 @@ class Decoder:
         if text in self.numbers:
             return self._held(self.numbers[text], dtype)
         if text in CLOCKS:
-            return lambda run, group: np.array(run.choices * TICK).astype(dtype)[()]
+            shift = CLOCKS[text]
+            return lambda run, group: np.array(run.choices * TICK >> shift).astype(dtype)[()]
         if text in SPECIAL:
             name = text
 
@@ -272,6 +277,8 @@ def decode(
         decoder.local_bytes,
         decoder.parameter_at,
         decoder.parameter_bytes,
+        decoder.frame_bytes,
+        any(i.parts[0] in ("fence", "membar") for i in instructions),
     )
 
 

@@ -19,9 +19,10 @@ import numpy as np
 
 from tinygpu.codegen.interpreter import barriers, bulk, parser, tensor_memory, wgmma
 from tinygpu.codegen.interpreter.decoder import Code, decode
+from tinygpu.codegen.interpreter.group import WARP
 from tinygpu.codegen.interpreter.instructions import TABLE
 from tinygpu.codegen.interpreter.memory import Memory
-from tinygpu.codegen.interpreter.report import Array, Finding, Report
+from tinygpu.codegen.interpreter.report import Array, Finding, Report, gathered
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.tensor_map import TensorMap
 from tinygpu.codegen.interpreter.values import TYPES, immediate
@@ -32,6 +33,10 @@ __all__ = ["Module", "launch"]
 _RESIDENT_THREADS = 8192
 _RESIDENT_BYTES = 1 << 23
 _COMPLETIONS = ("late", "early", "random")
+LANES_AT_MOST = 256
+_SHARED_MOST = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448,
+                101: 232_448, 103: 232_448, 110: 232_448, 120: 101_376, 121: 101_376}  # fmt: skip
+_CLUSTER_MOST = 16  # spec: 8, or 16 where the kernel allows a size that is not portable
 
 
 @dataclass(slots=True)
@@ -86,34 +91,42 @@ def launch(
     arguments: Sequence[object],
     memory: Memory,
     *,
-    cluster: int = 1,
+    cluster: Extent = 1,
     seed: int = 0,
     completion: str = "late",
     smem_bytes: int = 0,
-    limit: int = 50_000_000,
+    limit: int = 5_000_000,
+    lanes: bool | None = None,
 ) -> Report:
     """Run a kernel; what it writes is in the arrays of ``memory``.
 
-    ``grid`` counts CTAs, ``block`` threads, ``cluster`` CTAs along x; ``arguments`` are numbers and
-    TensorMap objects, one a parameter; ``smem_bytes`` are the dynamic ones; ``limit`` bounds the
-    instructions of all groups.  ``completion`` says when asynchronous operations are performed.
+    ``grid`` counts CTAs, ``block`` threads, ``cluster`` CTAs of a cluster; ``arguments`` are
+    numbers and TensorMap objects, one a parameter; ``smem_bytes`` are the dynamic ones; ``limit``
+    bounds the instructions of all groups: a run beyond it ends with a finding.  ``completion`` says
+    when asynchronous operations are performed.  With ``lanes`` each thread is an agent of its own,
+    so that races inside a warp are found; it is the default where a cluster has at most
+    ``LANES_AT_MOST`` threads.
 
     Raises LaunchError for arguments that the kernel cannot take, ProgramError for an instruction
-    that is not run and for a run beyond ``limit``.
+    that is not run.
     """
     code = module.code(kernel_name, memory)
     kernel = module.parsed.kernels[kernel_name]
     grid3, block3 = _three(grid), _three(block)
-    cluster = kernel.directives.get("reqnctapercluster", (cluster,))[0]
-    _check(kernel, grid3, block3, cluster, completion)
+    shape = _three(kernel.directives.get("reqnctapercluster", cluster))
+    shared = code.static_bytes + smem_bytes
+    _check(kernel, grid3, block3, shape, completion)
+    _check_chip(module.parsed.target, shape, shared)
     parameters, maps = _parameters(kernel, code, arguments)
     findings: dict[tuple[str, int, int], Finding] = {}
     counts, budget = [0] * len(code.steps), [limit]
     total, done = int(np.prod(grid3)), 0
     threads = -(-int(np.prod(block3)) // 128) * 128
-    shared = code.static_bytes + smem_bytes
+    size = int(np.prod(shape))
+    if lanes is None:
+        lanes = size * int(np.prod(block3)) <= LANES_AT_MOST
     room = min(_RESIDENT_THREADS // threads, _RESIDENT_BYTES // max(1, shared))
-    batch = max(1, room // cluster) * cluster
+    batch = max(1, room // size) * size
     with np.errstate(all="ignore"):
         while done < total:
             run = Run(
@@ -121,7 +134,8 @@ def launch(
                 memory=memory,
                 grid=grid3,
                 block=block3,
-                cluster=cluster,
+                cluster=size,
+                cluster_shape=shape,
                 first_cta=done,
                 ctas=min(batch, total - done),
                 parameters=parameters,
@@ -133,6 +147,7 @@ def launch(
                 findings=findings,
                 counts=counts,
                 budget=budget,
+                unit=1 if lanes else WARP,
                 watch=wgmma.watch,
             )
             run.run()
@@ -141,13 +156,13 @@ def launch(
                 bulk.unfinished(run)
                 tensor_memory.unfinished(run)
             done += batch
-            if any(f.kind == "deadlock" for f in findings.values()):
+            if any(f.kind in ("deadlock", "limit") for f in findings.values()):
                 break
     issued: dict[str, int] = {}
     for instruction, count in zip(code.instructions, counts, strict=True):
         if count:
             issued[instruction.opcode] = issued.get(instruction.opcode, 0) + count
-    return Report(tuple(findings.values()), issued)
+    return Report(gathered(findings.values()), issued)
 
 
 def _three(extent: Extent) -> tuple[int, int, int]:
@@ -160,13 +175,15 @@ def _check(
     kernel: parser.Kernel,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
-    cluster: int,
+    cluster: tuple[int, int, int],
     completion: str,
 ) -> None:
     if completion not in _COMPLETIONS:
         raise LaunchError(f"completion: {completion!r}; known are {', '.join(_COMPLETIONS)}")
-    if grid[0] % cluster:
-        raise LaunchError(f"grid: {grid[0]} CTAs are no multiple of the cluster's {cluster}")
+    if min(*grid, *block, *cluster) < 1:
+        raise LaunchError(f"grid {grid}, block {block}, cluster {cluster}: at least 1 each")
+    if any(g % c for g, c in zip(grid, cluster, strict=True)):
+        raise LaunchError(f"grid: {grid} CTAs are no multiple of the cluster's {cluster}")
     threads = int(np.prod(block))
     if required := kernel.directives.get("reqntid"):
         want = _three(required)
@@ -175,8 +192,20 @@ def _check(
     most = kernel.directives.get("maxntid")
     if most and threads > int(np.prod(most)):
         raise LaunchError(f"block: {threads} threads, the kernel allows {most} (.maxntid)")
-    if min(*grid, *block) < 1 or threads > 1024:
-        raise LaunchError(f"grid {grid}, block {block}: at least 1 each, and 1024 threads at most")
+    if threads > 1024:
+        raise LaunchError(f"block: {block} are {threads} threads; a CTA has 1024 at most")
+
+
+def _check_chip(target: str, cluster: tuple[int, int, int], shared: int) -> None:
+    """Raise LaunchError for more shared memory or larger clusters than the target has."""
+    found = re.match(r"sm_(\d+)", target)
+    number = int(found.group(1)) if found else 90
+    most = _SHARED_MOST.get(number, 65_536 if number < 80 else 232_448)
+    if shared > most:
+        raise LaunchError(f"shared memory: {shared} B; sm_{number} has {most} B for a CTA")
+    ctas, allowed = int(np.prod(cluster)), _CLUSTER_MOST if number >= 90 else 1
+    if ctas > allowed:
+        raise LaunchError(f"cluster: {ctas} CTAs; sm_{number} has {allowed} at most")
 
 
 def _parameters(

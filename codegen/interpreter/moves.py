@@ -6,7 +6,8 @@ Source: PTX ISA 9.0, section 9.7.9 (data movement) and 9.7.13 (atom, red).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +15,12 @@ from tinygpu.codegen.interpreter import spaces
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.memory import LOCAL, PARAM, SHARED
+from tinygpu.codegen.interpreter.ordering import semantics
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "decreased", "increased", "space_of"]
 
 _WINDOWS = {"shared": SHARED, "local": LOCAL, "param": PARAM, "global": 0, "const": 0}
 
@@ -85,9 +87,10 @@ def _ld(d: Decoder, i: Instruction) -> Action:
     space, kind = space_of(d, i), i.parts[-1]
     lanes, dtype = _shape(d, i, space), d.kind(kind)
     at, targets = d.address(i.operands[1]), d.targets(i.operands[0], kind)
+    how = semantics(i)
 
     def load(run: Run, group: Group) -> None:
-        for here, values in spaces.read(run, space, group, at(run, group), dtype, lanes):
+        for here, values in spaces.read(run, space, group, at(run, group), dtype, lanes, how):
             for n, write in enumerate(targets):
                 write(run, here, values[:, n])
 
@@ -98,21 +101,22 @@ def _st(d: Decoder, i: Instruction) -> Action:
     space, kind = space_of(d, i), i.parts[-1]
     lanes, dtype = _shape(d, i, space), d.kind(kind)
     at, sources = d.address(i.operands[0]), d.sources(i.operands[1], kind)
+    how = semantics(i)
 
     def store(run: Run, group: Group) -> None:
         values = np.empty((group.size, lanes), dtype)
         for n, read in enumerate(sources):
             values[:, n] = read(run, group)
-        spaces.write(run, space, group, at(run, group), values)
+        spaces.write(run, space, group, at(run, group), values, None, how)
 
     return store
 
 
-def _increase(old: Array, new: Array) -> Array:
+def increased(old: Array, new: Array) -> Array:
     return np.where(old >= new, 0, old + 1)
 
 
-def _decrease(old: Array, new: Array) -> Array:
+def decreased(old: Array, new: Array) -> Array:
     return np.where((old == 0) | (old > new), new, old - 1)
 
 
@@ -124,9 +128,45 @@ _UPDATES: Mapping[str, Callable[[Array, Array], Array]] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "exch": lambda old, new: new,
-    "inc": _increase,
-    "dec": _decrease,
+    "inc": increased,
+    "dec": decreased,
 }
+
+
+_RUNNING: Mapping[str, Any] = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
+    "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
+def _in_turn(data: Array, addresses: Array, place: Array, new: Array, name: str) -> Array:
+    """Update ``data`` by one thread after the other; returns what each found.
+
+    Threads of one address are one running sum (minimum, ...), each from what the one before left.
+    """
+    order = np.argsort(place, kind="stable")
+    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
+    found = np.empty_like(new)
+    for start, end, address in zip(starts, [*starts[1:], len(order)], addresses, strict=True):
+        mine = order[start:end]
+        running = _RUNNING[name].accumulate(np.concatenate([data[address : address + 1], new[mine]]))
+        found[mine] = running[:-1]
+        data[address] = running[-1]
+    return found
+
+
+def _rounds(place: Array, times: int) -> Iterator[Any]:
+    """Yield threads in rounds, each of an address at most once, in thread order."""
+    if times == 1:
+        yield slice(None)
+        return
+    order = np.argsort(place, kind="stable")
+    sorted_places = place[order]
+    first = np.searchsorted(sorted_places, sorted_places, "left")
+    turn = np.empty(len(place), np.int64)
+    turn[order] = np.arange(len(place)) - first
+    for n in range(times):
+        yield np.flatnonzero(turn == n)
 
 
 def _atom(d: Decoder, i: Instruction) -> Action:
@@ -144,6 +184,7 @@ def _atom(d: Decoder, i: Instruction) -> Action:
     targets = d.targets(i.operands[0], kind) if returns else []
     at = d.address(i.operands[returns])
     given = [d.sources(o, kind) for o in i.operands[1 + returns :][: 1 + (operation == "cas")]]
+    how = semantics(i)
 
     def apply(run: Run, group: Group) -> None:
         values = [np.empty((group.size, lanes), dtype) for _ in given]
@@ -157,12 +198,11 @@ def _atom(d: Decoder, i: Instruction) -> Action:
             here = slice(turn[0], turn[0] + len(index))
             turn[0] += len(index)
             other = values[1][here] if operation == "cas" else new
-            unique = len(np.unique(index)) == index.size
-            rows = [slice(None)] if unique else [slice(r, r + 1) for r in range(len(index))]
-            if not unique and not returns and operation == "add" and packed is dtype:
-                np.add.at(data, index, new)
+            addresses, place, times = np.unique(index[:, 0], return_inverse=True, return_counts=True)
+            if lanes == 1 and operation in _RUNNING and packed is dtype and times.max() > 1:
+                olds[here, 0] = _in_turn(data, addresses, place, new[:, 0], operation)
                 return
-            for row in rows:
+            for row in _rounds(place, int(times.max())):
                 before = data[index[row]]
                 olds[here][row] = before
                 if operation == "cas":
@@ -171,7 +211,7 @@ def _atom(d: Decoder, i: Instruction) -> Action:
                     after = _UPDATES[operation](before.view(packed), new[row].view(packed))
                     data[index[row]] = after.astype(packed).view(dtype)
 
-        spaces.write(run, space, group, at(run, group), values[0], update)
+        spaces.write(run, space, group, at(run, group), values[0], update, how)
         for n, write in enumerate(targets):
             write(run, group, olds[:, n])
 

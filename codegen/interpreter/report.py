@@ -6,12 +6,13 @@ line 7: race: ld.shared.f32 %f0, [%r1]: warp 0 of CTA 0 reads what warp 1 wrote
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Finding", "Report"]
+__all__ = ["Array", "Finding", "Report", "gathered"]
 
 Array = NDArray[Any]
 
@@ -26,6 +27,9 @@ class Finding:
     asynchronous operation still holds), divergence (a warp's lanes apart where they have to be
     together), descriptor, tensor memory, exit (left with something unfinished), deadlock.
     ``other_line`` and ``other_text`` are the second party of a race (0 and empty if there is none).
+    ``cta`` and ``thread`` (in its CTA) say who, ``address`` where (-1: nobody, nowhere); ``count``
+    how often it was found, ``lines`` where else by what seems to be one cause.  A ``severity`` of
+    warning does no harm by itself: equal values stored at once, a value that may be unused.
     """
 
     kind: str
@@ -34,12 +38,53 @@ class Finding:
     message: str
     other_line: int = 0
     other_text: str = ""
+    cta: int = -1
+    thread: int = -1
+    address: int = -1
+    severity: str = "error"
+    count: int = field(default=1, compare=False)
+    lines: tuple[int, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         other = (
             f"; the other is line {self.other_line}: {self.other_text}" if self.other_line else ""
         )
-        return f"line {self.line}: {self.kind}: {self.text}: {self.message}{other}"
+        also = f"; so are lines {', '.join(map(str, self.lines[:8]))}" if self.lines else ""
+        kind = self.kind if self.severity == "error" else f"{self.kind} ({self.severity})"
+        return f"line {self.line}: {kind}: {self.text}: {self.message}{other}{also}"
+
+
+def gathered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return one finding for each cause, the first: pairs of one kind that share a line have one.
+
+    A wait that is missing in an unrolled loop shows at every pair of a store and a load.
+
+    >>> pairs = [Finding("race", a, "ld", "", b, "st") for a in (7, 8) for b in (3, 4)]
+    >>> [(f.line, f.count, f.lines) for f in gathered([*pairs, Finding("race", 3, "st", "", 7)])]
+    [(7, 4, (8,)), (3, 1, ())]
+    """
+    causes: list[tuple[Finding, list[Finding], set[object]]] = []
+    for finding in findings:
+        sides: set[object] = {(finding.kind, finding.severity, "here", finding.line)}
+        if finding.other_line:
+            sides.add((finding.kind, finding.severity, "there", finding.other_line))
+        shared = [cause for cause in causes if cause[2] & sides]
+        if not shared:
+            causes.append((finding, [finding], sides))
+            continue
+        first = shared[0]
+        first[1].append(finding)
+        first[2].update(sides)
+        for cause in shared[1:]:
+            first[1].extend(cause[1])
+            first[2].update(cause[2])
+            causes.remove(cause)
+    result = []
+    for first_of_all, members, _ in causes:
+        lines = dict.fromkeys(f.line for f in members if f.line != first_of_all.line)
+        count = sum(f.count for f in members)
+        result.append(replace(first_of_all, count=count, lines=tuple(lines)))
+    return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)

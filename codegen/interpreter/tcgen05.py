@@ -77,12 +77,7 @@ def _shape(run: Run, kind: str, bits: int, pair: bool) -> _Shape | None:
 
 def _queue(run: Run, thread: int) -> tuple[tuple[str, int], int]:
     """Return a thread's queue, and its channel."""
-    key = ("tcgen05", thread)
-    if key not in run.state:
-        domain, _ = run.agents_of(np.array([thread // WARP]))
-        name = f"tcgen05 operations of {run.warp_name(thread)}"
-        run.state[key] = run.clocks.channel(int(domain[0]), name, asynchronous=True)
-    return key, run.state[key]
+    return ("tcgen05", thread), run.channel("tcgen05 operations", thread, thread)
 
 
 def _ctas(run: Run, thread: int, pair: bool) -> list[int]:
@@ -181,7 +176,7 @@ def _issue(
         if from_tensor:
             access(run, cta, quarters, (a & 0xFFFF, _A_COLUMNS), rows, channel, writes=False)
         held.append(access(run, cta, quarters, span, rows, channel, writes=True))
-    run.state["tcgen05 last", thread] = held[-1]
+    run.state.tensor_last[thread] = held[-1]
     taken = (a & 0xFFFF) + _A_COLUMNS if from_tensor else 0
     if max(column + span[1], taken) > COLUMNS:
         return  # which access has reported
@@ -260,7 +255,7 @@ def _cp(d: Decoder, i: Instruction) -> Action:
                 step = access(
                     run, cta, quarters, (column, words), rows, channel, writes=True, own=False
                 )
-                run.state["tcgen05 last", thread] = step
+                run.state.tensor_last[thread] = step
                 if column + words <= COLUMNS:  # else access has reported it
                     run.issue(_copied(run, cta, at, column), key)
 
@@ -299,12 +294,12 @@ def _commit(d: Decoder, i: Instruction) -> Action:
             ctas = [first + rank if run.cluster > 1 else own]
             if masks is not None:
                 ctas = [first + r for r in range(run.cluster) if int(masks[n]) >> r & 1]
-            domain, agents = run.agents_of(np.array([thread // WARP]))
-            clock = run.clocks.snapshot(int(domain[0]), agents.tolist(), -1)  # what they built on
-            clock[ORDER, channel] = run.state.get(("tcgen05 last", thread), -1)
+            one = Group(np.array([thread]))
+            clock = run.clocks.snapshot(*run.members(one), -1)  # what they built on
+            clock[ORDER, channel] = run.state.tensor_last.get(thread, -1)
             for cta in ctas:
                 barrier = at_barrier(
-                    run, cta * run.shared_bytes + offset, thread, "commits to", proxy=True
+                    run, cta * run.shared_bytes + offset, one, "commits to", proxy=True
                 )
                 if barrier is not None:
                     run.remote(cta, thread, channel, int(clock[ORDER, channel]))
