@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.barriers import at_barrier, complete_bytes
+from tinygpu.codegen.interpreter.barriers import Mbarrier, at_barrier, complete_bytes
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, Source
 from tinygpu.codegen.interpreter.group import Group, Pending
-from tinygpu.codegen.interpreter.memory import PARAM
+from tinygpu.codegen.interpreter.memory import PARAM, SHARED
 from tinygpu.codegen.interpreter.moves import decreased, increased
 from tinygpu.codegen.interpreter.parser import Instruction, split
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
-from tinygpu.codegen.interpreter.spaces import granules
+from tinygpu.codegen.interpreter.spaces import check_write, granules, shared_at
 from tinygpu.codegen.interpreter.tensor_map import SWIZZLES, TensorMap, swizzled
 
 __all__ = ["TABLE", "BulkGroups", "unfinished"]
@@ -274,6 +274,87 @@ def _hold(run: Run, thread: int, flat: Array, channel: int, does: str) -> int:
     return step
 
 
+def _st_async(d: Decoder, i: Instruction) -> Action:
+    """Build st.async and red.async: a few bytes to a CTA's shared memory, counted on a barrier."""
+    kind = i.parts[-1]
+    to, bar = d.address(i.operands[0]), d.address(i.operands[2])
+    sources = d.sources(i.operands[1], kind)
+    lanes, dtype = len(sources), d.kind(kind)
+    total = lanes * dtype.itemsize
+    reduction = next((p for p in i.parts if p in _REDUCTIONS), "")
+    d.touch(min(total, 8))
+    generic = SHARED if "shared::cluster" not in i.parts else 0
+
+    def store(run: Run, group: Group) -> None:
+        values = np.empty((group.size, lanes), dtype)
+        for n, read in enumerate(sources):
+            values[:, n] = read(run, group)
+        found = shared_at(run, group, to(run, group) - generic, total, remote=True)
+        if found is None:
+            return
+        bars = shared_at(run, group, bar(run, group) - generic, 8, remote=True)
+        if bars is None:
+            return
+        mine, places = dict(zip(*(x.tolist() for x in (bars[0].threads, bars[1])), strict=True)), []
+        for thread, flat in zip(found[0].threads.tolist(), found[1].tolist(), strict=True):
+            one = Group(np.array([thread]))
+            barrier = at_barrier(run, mine.get(thread, -1), one, "stores onto", proxy=False)
+            if barrier is None:
+                continue
+            if barrier.cta != flat // run.shared_bytes:
+                run.find("barrier", "the barrier is in another CTA than the bytes", thread=thread)
+            step, at = run.tick(), granules(run, np.array([flat]), total)
+            issuer = run.clocks.snapshot(*run.members(one), step)
+            conflict = run.clocks.write(
+                at, run.rows(one)[:, None], step, agent=barrier.channel, strong=bool(reduction)
+            )
+            run.conflict(conflict, "stores to")
+            run.remote(barrier.cta, thread, barrier.channel, step)
+            value = values[np.searchsorted(group.threads, thread)]
+            places.append((barrier, flat, value, step, issuer))
+        for barrier, flat, value, step, issuer in places:
+            run.issue(_landing(run, (barrier, flat, value, step, issuer), reduction))
+
+    return store
+
+
+def _landing(
+    run: Run, store: tuple[Mbarrier, int, Array, int, Array], reduction: str
+) -> Callable[[], None]:
+    barrier, flat, value, step, issuer = store
+
+    def land() -> None:
+        held = run.shared[flat : flat + value.nbytes].view(value.dtype)
+        held[:] = _REDUCTIONS[reduction](held, value) if reduction else value
+        complete_bytes(run, barrier, value.nbytes, step, issuer)
+
+    return land
+
+
+def _st_bulk(d: Decoder, i: Instruction) -> Action:
+    """Build st.bulk: zeros."""
+    at, size = d.address(i.operands[0]), d.source(i.operands[1], "u64")
+    start = 0 if "shared::cta" in i.parts else SHARED
+    if i.operands[2] != "0":
+        raise d.error("the value that st.bulk stores is 0")
+    d.touch(8)
+
+    def store(run: Run, group: Group) -> None:
+        sizes = np.broadcast_to(size(run, group), (group.size,))
+        addresses = at(run, group) - start
+        for n, total in enumerate(sizes.tolist()):
+            one = group.where(np.arange(group.size) == n)
+            if total % 8 or total < 1:
+                run.find("alignment", f"{total} B: a multiple of 8", thread=int(one.threads[0]))
+                continue
+            found = shared_at(run, one, addresses[n : n + 1], int(total), align=8)
+            if found is not None:
+                check_write(run, one, found[1], int(total))
+                run.shared[int(found[1][0]) :][: int(total)] = 0
+
+    return store
+
+
 _REDUCTIONS: Mapping[str, Any] = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
     "or": np.bitwise_or, "xor": np.bitwise_xor, "inc": increased, "dec": decreased,
@@ -366,6 +447,9 @@ TABLE: Mapping[str, Builder] = {
     "cp.async.bulk.commit_group": _bulk_commit,
     "cp.async.bulk.wait_group": _bulk_wait,
     "cp.reduce.async.bulk": _bulk,
+    "st.async": _st_async,
+    "red.async": _st_async,
+    "st.bulk": _st_bulk,
     "cp.reduce.async.bulk.tensor": _bulk,
 }
 """This family's builders by entry."""

@@ -18,7 +18,7 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 
-__all__ = ["TABLE", "ClusterBarrier", "NamedBarrier"]
+__all__ = ["TABLE", "ClusterBarrier", "NamedBarrier", "ended"]
 
 _NAMED = 16
 
@@ -32,10 +32,31 @@ def _bra(d: Decoder, i: Instruction) -> Control:
     return Control(jump)
 
 
-def _ret(d: Decoder, i: Instruction) -> Control:
+def _brx(d: Decoder, i: Instruction) -> Control:
+    """Branch by an index into a list of labels."""
+    index, name = d.source(i.operands[0], "u32"), i.operands[1]
+    if name not in d.kernel.targets:
+        raise d.error(f"no list of labels (.branchtargets) is called {name}")
+    to = [d.target_of_branch(label) for label in d.kernel.targets[name]]
+
+    def jump(run: Run, group: Group) -> None:
+        chosen = np.broadcast_to(index(run, group), (group.size,))
+        for n in np.unique(chosen).tolist():
+            here = group.where(chosen == n)
+            if n < len(to):
+                run.push(to[n], here)
+                continue
+            run.find("address", f"index {n} into a list of {len(to)} labels")
+            run.exit(here)
+            ended(run, here)
+
+    return Control(jump)
+
+
+def _exit(d: Decoder, i: Instruction) -> Control:
     def end(run: Run, group: Group) -> None:
         run.exit(group)
-        _after_exit(run, group)
+        ended(run, group)
 
     return Control(end)
 
@@ -45,7 +66,7 @@ def _trap(d: Decoder, i: Instruction) -> Control:
         thread = int(group.threads[0])
         run.find("trap", f"{run.warp_name(thread)} gave up", thread=thread)
         run.exit(group)
-        _after_exit(run, group)
+        ended(run, group)
 
     return Control(end)
 
@@ -196,7 +217,7 @@ def _release(run: Run, barrier: NamedBarrier) -> None:
         run.wake(id(waiter))
 
 
-def _after_exit(run: Run, group: Group) -> None:
+def ended(run: Run, group: Group) -> None:
     """Let barriers of all threads go on without those that have ended."""
     each = run.threads_per_cta
     for cta in np.unique(run.cta_of(group.threads)).tolist():
@@ -321,9 +342,10 @@ def _cluster_turn(run: Run, domain: int, state: ClusterBarrier) -> None:
 
 TABLE: Mapping[str, Builder] = {
     "bra": _bra,
-    "ret": _ret,
-    "exit": _ret,
+    "brx.idx": _brx,
+    "exit": _exit,
     "trap": _trap,
+    "brkpt": _trap,
     "bar": _bar,
     "barrier": _bar,
     "barrier.cluster": _cluster,

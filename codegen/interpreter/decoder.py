@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.codegen.interpreter.functions import Linked, address_of, link
 from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.memory import FRAME
 from tinygpu.codegen.interpreter.operands import form_of
@@ -25,7 +26,7 @@ from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 from tinygpu.codegen.interpreter.special import CLOCKS, SPECIAL, TICK, special
 from tinygpu.codegen.interpreter.values import TYPES, immediate
-from tinygpu.errors import ProgramError
+from tinygpu.errors import ProgramError, TinyGpuError
 
 __all__ = ["Action", "Builder", "Code", "Control", "Decoder", "Source", "Step", "Target", "decode"]
 
@@ -81,8 +82,12 @@ def _nothing(run: Run, group: Group) -> None:
 class Decoder:
     """Names of one kernel: registers by number, symbols by address, labels by instruction."""
 
-    def __init__(self, parsed: Parsed, kernel: Kernel, globals_at: Mapping[str, int]) -> None:
-        self.kernel = kernel
+    def __init__(self, parsed: Parsed, linked: Linked, globals_at: Mapping[str, int]) -> None:
+        self.linked, self.kernel = linked, linked.kernel
+        kernel = self.kernel
+        self.pc = 0
+        self.returns: dict[tuple[int, str], Callable[[Run, Group, int], None]] = {}
+        self.frame = {v.name: v.bytes for v in kernel.variables if v.space == "param"}
         self.numbers = {name: i for i, name in enumerate(kernel.registers)}
         self.widths = [0 if k == "pred" else width_of(k) for k in kernel.registers.values()]
         self.granule = 16
@@ -106,6 +111,8 @@ class Decoder:
                 ends[v.space] = start + v.bytes
             elif v.name in globals_at:
                 self.symbols[v.name] = (v.space, globals_at[v.name])
+        for name in linked.functions:
+            self.symbols.setdefault(name, ("function", address_of(linked.functions, name)))
         self.static_bytes, self.local_bytes = ends["shared"], ends["local"]
         self.frame_bytes = ends["param"]
         self.instruction = Instruction(0, "", ())
@@ -251,15 +258,22 @@ def decode(
     parsed: Parsed, kernel: Kernel, table: Mapping[str, Builder], globals_at: Mapping[str, int]
 ) -> Code:
     """Decode a kernel.  Raises ProgramError that names an instruction that is not run."""
-    decoder = Decoder(parsed, kernel, globals_at)
-    leaders = set(kernel.labels.values())
+    linked = link(parsed, kernel)
+    kernel = linked.kernel
+    decoder = Decoder(parsed, linked, globals_at)
+    leaders = {*kernel.labels.values(), *(f.start for f in linked.functions.values())}
+    leaders |= {pc + 1 for pc, i in enumerate(kernel.instructions) if i.parts[0] == "call"}
     steps = []
-    last = kernel.instructions[-1].line if kernel.instructions else 0
-    instructions = (*kernel.instructions, Instruction(last, "ret", ()))
+    instructions = kernel.instructions
     for pc, instruction in enumerate(instructions):
-        decoder.instruction = instruction
+        decoder.instruction, decoder.pc = instruction, pc
         form = form_of(instruction, kernel.registers, parsed.version, parsed.target)
-        built = table[form.entry](decoder, instruction)
+        try:
+            built = table[form.entry](decoder, instruction)
+        except TinyGpuError:
+            raise
+        except Exception as error:  # one boundary: no instruction fails without its line
+            raise decoder.error(f"cannot be read ({type(error).__name__}: {error})") from error
         guard = decoder.register(instruction.guard) if instruction.guard else -1
         if isinstance(built, Control):
             leader = pc in leaders or built.unit > 1

@@ -154,9 +154,26 @@ def _stmatrix(d: Decoder, i: Instruction) -> Control:
     return Control(store, WARP)
 
 
+def _movmatrix(d: Decoder, i: Instruction) -> Control:
+    """Turn an 8 x 8 matrix of 16-bit elements, two a lane."""
+    read, write = d.source(i.operands[1], "b32"), d.target(i.operands[0], "b32")
+
+    def move(run: Run, group: Group) -> Group | None:
+        here = run.together(group, WARP)
+        if here is None:
+            return None
+        words = np.broadcast_to(read(run, here), (here.size,))
+        halves = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 8, 8).swapaxes(1, 2)
+        write(run, here, np.ascontiguousarray(halves).view(np.uint32).reshape(-1))
+        return here
+
+    return Control(move, WARP)
+
+
 TABLE: Mapping[str, Builder] = {
     "mma.sync": _mma,
     "ldmatrix": _ldmatrix,
     "stmatrix": _stmatrix,
+    "movmatrix": _movmatrix,
 }
 """This family's builders by entry."""

@@ -263,6 +263,19 @@ def _mapa(d: Decoder, i: Instruction) -> Action:
     return translate
 
 
+def _rank(d: Decoder, i: Instruction) -> Action:
+    """Return the CTA in whose shared memory an address lies: getctarank."""
+    kind = i.parts[-1]
+    start = SHARED if "shared::cluster" not in i.parts else 0
+    read, write = d.source(i.operands[1], kind), d.target(i.operands[0], "u32")
+
+    def rank(run: Run, group: Group) -> None:
+        at = np.broadcast_to(read(run, group), (group.size,)).astype(np.int64) - start
+        write(run, group, at >> 24 if run.cluster > 1 else run.cta_of(group.threads) * 0)
+
+    return rank
+
+
 def _policy(d: Decoder, i: Instruction) -> Action:
     write = d.target(i.operands[0], "b64")
     return lambda run, group: write(run, group, np.uint64(0))
@@ -278,6 +291,7 @@ TABLE: Mapping[str, Builder] = {
     "cvta": _cvta,
     "isspacep": _isspacep,
     "mapa": _mapa,
+    "getctarank": _rank,
     "prefetch": _hint,
     "prefetchu": _hint,
     "discard": _hint,

@@ -17,18 +17,20 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tinygpu.codegen.interpreter.constants import constant
 from tinygpu.errors import ProgramError
 
 __all__ = ["Instruction", "Kernel", "Parsed", "Variable", "parse", "split"]
 
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 _NAME = r"[\w$%]+"
+_LINKAGE = r"(?:\.(?:visible|weak|extern|common)\s+)*"
 _PARAMETER = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
+    r"\.(param|reg)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
     r"(?:\.ptr(?:\s+\.(?:global|shared|const|local))?(?:\s+\.align\s+\d+)?\s+)?"
-    rf"({_NAME})\s*(?:\[(\d+)\])?"
+    rf"({_NAME})\s*(?:\[(\d*)\])?"
 )
 _VARIABLE = re.compile(
     r"((?:\.(?:extern|visible|weak|common)\s+)*)\.(shared|global|const|local|param)\b"
@@ -36,9 +38,11 @@ _VARIABLE = re.compile(
     rf"\s*\.(\w+)\s+({_NAME})((?:\s*\[\s*\d*\s*\])*)\s*(?:=\s*(.*))?$",
     re.DOTALL,
 )
+_ATTRIBUTE = r"(?:\.attribute\s*\([^)]*\)\s*)?"
+_DEBUG = r"\.(?:file\s+\d+\s+\"[^\"\n]*\"[^\n]*|loc\b[^\n]*)"
 _DIRECTIVE = re.compile(
     r"\.(maxntid|reqntid|minnctapersm|maxnctapersm|maxnreg|reqnctapercluster|explicitcluster"
-    r"|maxclusterrank|noreturn|pragma|blocksareclusters)\b([^.{;]*)"
+    r"|maxclusterrank|noreturn|pragma|blocksareclusters|abi_preserve\w*)\b([^.{;]*)"
 )
 
 
@@ -81,24 +85,27 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One ``.entry``."""
+    """One ``.entry``, or a ``.func``: ``returns`` are what it gives back, ``callees`` by call."""
 
     name: str
+    returns: tuple[Variable, ...]
     parameters: tuple[Variable, ...]
     directives: dict[str, tuple[int, ...]]
     registers: dict[str, str]
     variables: tuple[Variable, ...]
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
+    targets: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A module: kernels by name, and the variables that they share."""
+    """A module: kernels and functions by name, and the variables that they share."""
 
     version: tuple[int, int]
     target: str
     kernels: dict[str, Kernel]
+    functions: dict[str, Kernel]
     variables: tuple[Variable, ...]
 
 
@@ -127,8 +134,8 @@ def width_of(kind: str) -> int:
     """Return the bytes of a type: 4 of ``f32``."""
     if kind == "pred":
         return 1
-    if kind in ("f16x2", "bf16x2"):
-        return 4
+    if kind.endswith("x2"):
+        return 2 if kind[0] == "e" else 2 * width_of(kind[:-2])
     found = re.search(r"\d+", kind)
     return _WIDTHS[found.group()] if found and found.group() in _WIDTHS else 8
 
@@ -145,6 +152,7 @@ class _Body:
     variables: list[Variable] = field(default_factory=list)
     instructions: list[tuple[Instruction, tuple[int, ...]]] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
+    targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     names: dict[tuple[int, str], str] = field(default_factory=dict)
     scopes: list[int] = field(default_factory=lambda: [0])
     made: int = 0
@@ -160,6 +168,7 @@ class _Reader:
     """Reads one text from left to right."""
 
     def __init__(self, text: str) -> None:
+        text = text.removeprefix("\ufeff")
         self.text = re.sub(r"/\*.*?\*/|//[^\n]*", _blank, text, flags=re.DOTALL)
         self.ends = [m.start() for m in re.finditer("\n", self.text)]
         self.at = 0
@@ -194,27 +203,40 @@ class _Reader:
 
     def module(self) -> Parsed:
         version, target, kernels, variables = (99, 0), "", {}, []
+        functions: dict[str, Kernel] = {}
         while self.skip():
             if found := self.match(r"\.target\s+(\w+)(?:\s*,\s*\w+)*"):
                 target = found.group(1)
             elif found := self.match(r"\.version\s+(\d+)\.(\d+)"):
                 version = (int(found.group(1)), int(found.group(2)))
-            elif self.match(r"\.address_size\s+\d+|\.(?:file|loc)\b[^\n]*"):
+            elif self.match(r"\.address_size\s+\d+|" + _DEBUG):
                 pass
             elif self.match(r"\.section\b[^{]*\{"):
                 self.until("}")
             elif self.match(r"\.pragma\b"):
                 self.until(";")
-            elif found := self.match(r"(?:\.(?:visible|weak|extern)\s+)*\.entry\s+([\w$%]+)\s*"):
-                kernel = self.kernel(found.group(1))
-                kernels[kernel.name] = kernel
-            elif self.match(r"(?:\.(?:visible|weak|extern)\s+)*\.func\b"):
-                raise self.error("functions (.func) are not run; inline them")
+            elif found := self.match(_LINKAGE + r"\.entry\s+([\w$%]+)\s*"):
+                kernel = self.kernel(found.group(1), ())
+                if kernel is not None:
+                    kernels[kernel.name] = kernel
+            elif self.match(_LINKAGE + r"\.func\b\s*" + _ATTRIBUTE):
+                function = self.function()
+                if function is not None:
+                    functions[function.name] = function
+            elif self.match(_LINKAGE + r"\.alias\b"):
+                raise self.error(".alias is not run")
             else:
-                variables.append(self.variable(self.until(";")))
+                variables += self.variables(self.until(";"))
         if not kernels:
             raise ProgramError("PTX: no .entry in the text; give a whole module")
-        return Parsed(version, target, kernels, tuple(variables))
+        return Parsed(version, target, kernels, functions, tuple(variables))
+
+    def variables(self, text: str) -> list[Variable]:
+        """Read a declaration of one variable, or of several without values."""
+        first, *more = split(text) if "=" not in text else (text,)
+        found = re.match(rf"(.*?)({_NAME})\s*(?:\[[^]]*\]\s*)*(?:=.*)?$", first.strip(), re.DOTALL)
+        start = found.group(1) if found else ""
+        return [self.variable(first), *(self.variable(start + each) for each in more)]
 
     def variable(self, text: str) -> Variable:
         found = _VARIABLE.match(text.strip())
@@ -226,8 +248,11 @@ class _Reader:
             width *= int(vector.group(1))
         align = re.search(r"\.align\s+(\d+)", how)
         total = width
-        for extent in re.findall(r"\[\s*(\d*)\s*\]", extents):
-            total *= int(extent or 0)
+        for extent in re.findall(r"\[([^]]*)\]", extents):
+            count = constant(extent) if extent.strip() else 0
+            if count is None:
+                raise self.error(f"cannot read the extent {extent!r}")
+            total *= count
         return Variable(
             name,
             space,
@@ -237,39 +262,55 @@ class _Reader:
             (values or "").strip(),
         )
 
-    def kernel(self, name: str) -> Kernel:
-        parameters = []
-        if self.match(r"\("):
-            for each in split(self.until(")")):
-                found = _PARAMETER.match(each)
-                if not found:
-                    raise self.error(f"cannot read the parameter {each!r}")
-                align, kind, parameter, extent = found.groups()
-                width = width_of(kind)
-                parameters.append(
-                    Variable(
-                        parameter, "param", kind, width * int(extent or 1), int(align or width)
-                    )
-                )
+    def parameters(self) -> tuple[Variable, ...]:
+        """Read a list of parameters, if there is one."""
+        if not self.match(r"\s*\("):
+            return ()
+        found = []
+        for each in split(self.until(")")):
+            one = _PARAMETER.match(each)
+            if not one:
+                raise self.error(f"cannot read the parameter {each!r}")
+            space, align, kind, name, extent = one.groups()
+            width = width_of(kind)
+            size = width * int(extent or 1)
+            found.append(Variable(name, space, kind, size, int(align or width)))
+        return tuple(found)
+
+    def function(self) -> Kernel | None:
+        """Read a function; a declaration alone is none."""
+        returns = self.parameters()
+        name = self.match(rf"\s*({_NAME})\s*")
+        if not name:
+            raise self.error("a function without a name")
+        return self.kernel(name.group(1), returns)
+
+    def kernel(self, name: str, returns: tuple[Variable, ...]) -> Kernel | None:
+        parameters = self.parameters()
         directives = {}
         while self.skip() and not self.match(r"\{"):
+            if self.match(r";"):
+                return None
             found = _DIRECTIVE.match(self.text, self.at)
             if not found:
                 raise self.error(f"cannot read {self.text[self.at : self.at + 30]!r}")
             self.at = found.end()
             directives[found.group(1)] = tuple(map(int, re.findall(r"\d+", found.group(2))))
-            self.match(r"\s*;")
+            if found.group(1) == "pragma":
+                self.match(r"\s*;")
         body = _Body()
         while self.statement(body):
             pass
         return Kernel(
             name,
-            tuple(parameters),
+            returns,
+            parameters,
             directives,
             body.registers,
             tuple(body.variables),
             tuple(_resolved(body)),
             body.labels,
+            body.targets,
         )
 
     def statement(self, body: _Body) -> bool:
@@ -284,20 +325,19 @@ class _Reader:
             return bool(body.scopes)
         elif self.match(r";"):
             pass
+        elif found := self.match(r"([\w$]+)\s*:\s*\.branchtargets\b"):
+            body.targets[found.group(1)] = split(self.until(";"))
+        elif self.match(r"[\w$]+\s*:\s*\.callprototype\b|\.pragma\b"):
+            self.until(";")
         elif found := self.match(r"([\w$]+)\s*:(?!:)"):
             body.labels[body.declare(found.group(1))] = len(body.instructions)
         elif self.match(r"\.reg\b\s*"):
             self.registers(body, self.until(";"))
-        elif self.match(r"\.loc\b[^\n]*"):
+        elif self.match(_DEBUG):
             pass
-        elif self.match(r"\.pragma\b"):
-            self.until(";")
         elif self.text[self.at] == ".":
-            variable = self.variable(self.until(";"))
-            name = body.declare(variable.name)
-            body.variables.append(
-                Variable(name, variable.space, variable.type, variable.bytes, variable.align)
-            )
+            for variable in self.variables(self.until(";")):
+                body.variables.append(replace(variable, name=body.declare(variable.name)))
         else:
             self.instruction(body)
         return True
@@ -317,7 +357,7 @@ class _Reader:
     def instruction(self, body: _Body) -> None:
         line = self.line()
         text = " ".join(self.until(";").split())
-        found = re.match(r"(?:@(!?)([\w$%]+)\s+)?([a-z][\w.:]*)\s*(.*)", text)
+        found = re.match(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([a-z][\w.:]*)\s*(.*)", text)
         if not found:
             raise ProgramError(f"PTX line {line}: cannot read {text!r}")
         negated, guard, opcode, operands = found.groups()

@@ -32,6 +32,7 @@ from tinygpu.errors import ProgramError, TinyGpuError
 
 if TYPE_CHECKING:
     from tinygpu.codegen.interpreter.decoder import Code
+    from tinygpu.codegen.interpreter.functions import Stack
     from tinygpu.codegen.interpreter.memory import Memory
 
 __all__ = ["FIRST_SHARED", "Run"]
@@ -74,6 +75,7 @@ class Run:
     state: State = field(default_factory=State)
     polls: list[Callable[[], bool]] = field(default_factory=list)
     pc: int = 0
+    stack: Stack | None = None
     watch: Callable[[Run, Group, tuple[int, ...]], None] | None = None
     shared: Array = field(init=False)
     local: Array = field(init=False)

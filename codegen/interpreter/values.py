@@ -18,6 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tinygpu.codegen.interpreter.constants import constant
 from tinygpu.codegen.interpreter.report import Array
 
 __all__ = ["PACKED", "TYPES", "fma", "flushed", "immediate", "narrowed", "products", "rounded"]
@@ -53,12 +54,13 @@ def immediate(text: str, kind: str) -> Any:
         return number.view(dtype) if dtype.itemsize == 4 else number.astype(dtype)
     if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
         return np.uint64(int(text[2:], 16)).view(np.float64 if dtype.kind == "f" else dtype)
-    if re.fullmatch(r"-?\d+\.\d*(?:[eE][+-]?\d+)?", text):
+    if re.fullmatch(r"[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?", text):
+        if dtype.kind in "iu":
+            raise ValueError(f"{text} is no integer")
         return dtype.type(float(text))
-    if text == "WARP_SZ":
-        text = "32"
-    body = text.rstrip("U")
-    value = int(body, 8) if re.fullmatch(r"-?0[0-7]+", body) else int(body, 0)
+    value = constant(text)
+    if value is None:
+        raise ValueError(f"{text} is no constant")
     if dtype.kind == "b":
         return np.bool_(value)
     if dtype.kind in "iu":
