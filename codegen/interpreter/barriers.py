@@ -268,7 +268,8 @@ def _arrive_as(
     known = run.clocks.clocks[[ORDER, LIFE], domain].max(0)
     for thread in group.threads.tolist():
         agent = run.agent_of(thread)[1]
-        again = barrier.last.get(thread) == barrier.phase - 1
+        own = thread // run.threads_per_cta == barrier.cta  # others may know by a barrier there
+        again = own and barrier.last.get(thread) == barrier.phase - 1
         if again and any(known[agent, a] < s for a, s in barrier.before.items() if a != agent):
             run.find(
                 "barrier",

@@ -34,8 +34,8 @@ _RESIDENT_THREADS = 8192
 _RESIDENT_BYTES = 1 << 23
 _COMPLETIONS = ("late", "early", "random")
 LANES_AT_MOST = 256
-_SHARED_MOST = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448,
-                101: 232_448, 103: 232_448, 110: 232_448, 120: 101_376, 121: 101_376}  # fmt: skip
+_SHARED_MOST = {"sm_120a": 101_376, "sm_120f": 101_376, "sm_121a": 101_376}
+_MOST_BYTES = 232_448  # spec: of sm_90 and later, which PTX for older ones runs on too
 _CLUSTER_MOST = 16  # spec: 8, or 16 where the kernel allows a size that is not portable
 
 
@@ -198,14 +198,12 @@ def _check(
 
 def _check_chip(target: str, cluster: tuple[int, int, int], shared: int) -> None:
     """Raise LaunchError for more shared memory or larger clusters than the target has."""
-    found = re.match(r"sm_(\d+)", target)
-    number = int(found.group(1)) if found else 90
-    most = _SHARED_MOST.get(number, 65_536 if number < 80 else 232_448)
+    most = _SHARED_MOST.get(target, _MOST_BYTES)
     if shared > most:
-        raise LaunchError(f"shared memory: {shared} B; sm_{number} has {most} B for a CTA")
-    ctas, allowed = int(np.prod(cluster)), _CLUSTER_MOST if number >= 90 else 1
-    if ctas > allowed:
-        raise LaunchError(f"cluster: {ctas} CTAs; sm_{number} has {allowed} at most")
+        raise LaunchError(f"shared memory: {shared} B; a CTA of {target or 'any'} has {most} B")
+    ctas = int(np.prod(cluster))
+    if ctas > _CLUSTER_MOST:
+        raise LaunchError(f"cluster: {ctas} CTAs; {_CLUSTER_MOST} are the most")
 
 
 def _parameters(

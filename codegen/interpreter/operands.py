@@ -12,8 +12,10 @@ Source: PTX ISA 9.0, sections 6 (operands) and 9.4 (type checking).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tinygpu.codegen.interpreter.forms import MODIFIERS, Form, find, runs_on, why_not
 from tinygpu.codegen.interpreter.parser import Instruction, split, width_of
@@ -22,6 +24,7 @@ from tinygpu.errors import ProgramError
 __all__ = ["form_of"]
 
 _UNTYPED = {"tf32", "f16x2", "bf16x2", "f32x2", "u16x2", "s16x2", "e4m3x2", "e5m2x2", "b"}
+_LISTS = ("mov", "ldmatrix", "stmatrix", "tcgen05")
 _TYPE = re.compile(r"(?:[busf]|bf|tf)\d+(?:x2)?|pred|e\dm\dx2")
 
 
@@ -49,29 +52,61 @@ def form_of(
     return chosen
 
 
-def _fault(i: Instruction, form: Form, registers: Mapping[str, str]) -> str:
-    """Return what is wrong with the operands, or nothing."""
-    roles = [r for r in form.operands if r != "h" or "L2::cache_hint" in i.parts]
-    spare = len(i.operands) - sum(not r.endswith("?") for r in roles)
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """What an operand has to be: its role in the table, its type, whether it may be wider."""
+
+    base: str
+    kind: str
+    wider: bool
+
+
+@functools.lru_cache(4096)
+def _roles(form: Form, opcode: str, given: int) -> tuple[_Role, ...] | str:
+    """Return the roles of so many operands, or what is wrong with their number."""
+    parts = opcode.split(".")
+    roles = [r for r in form.operands if r != "h" or "L2::cache_hint" in parts]
+    spare = given - sum(not r.endswith("?") for r in roles)
     chosen = []
     for role in roles:
         if role.endswith("?"):
             spare -= 1
             if spare < 0:
                 continue
-        chosen.append(role.rstrip("?"))
-    if len(chosen) != len(i.operands):
-        takes = " ".join(roles) or "none"
-        return f"{len(i.operands)} operands; {form} takes {takes}"
-    for role, text in zip(chosen, i.operands, strict=True):
+        name, _, kind = role.rstrip("?").partition(":")
+        chosen.append(_Role(name.rstrip("+"), _kind(kind, parts), name.endswith("+")))
+    if len(chosen) == given:
+        return tuple(chosen)
+    return f"{given} operands; {form} takes {' '.join(roles) or 'none'}"
+
+
+def _kind(kind: str, parts: list[str]) -> str:
+    kinds = [p for p in parts if _TYPE.fullmatch(p)]
+    if kind == "1":
+        return kinds[-2]
+    if kind == "w":
+        return f"{kinds[-1][0]}{2 * int(kinds[-1][1:])}"
+    return kind or (kinds[-1] if kinds else "x")
+
+
+def _fault(i: Instruction, form: Form, registers: Mapping[str, str]) -> str:
+    """Return what is wrong with the operands, or nothing."""
+    roles = _roles(form, i.opcode, len(i.operands))
+    if isinstance(roles, str):
+        return roles
+    for role, text in zip(roles, i.operands, strict=True):
+        have = registers.get(text)
+        if have is not None and role.base in ("d", "a", "b", "c"):  # most are plain registers
+            fault = _mismatch(have, role.kind, role.wider) or (_count(i.opcode) and role.base in "db")
+            if not fault:
+                continue
         if fault := _operand(role, text, i, registers):
             return fault
     return ""
 
 
-def _operand(role: str, text: str, i: Instruction, registers: Mapping[str, str]) -> str:
-    name, _, kind = role.partition(":")
-    base = name.rstrip("+")
+def _operand(role: _Role, text: str, i: Instruction, registers: Mapping[str, str]) -> str:
+    base = role.base
     if base in ("*", "L"):
         return ""
     if base in ("_", "{}"):
@@ -85,65 +120,57 @@ def _operand(role: str, text: str, i: Instruction, registers: Mapping[str, str])
         return f"{text} is an address, and a value is needed"
     if base in ("dp", "pq", "p"):
         names = text.split("|") if base == "pq" else [text]
-        faults = (_typed(n.strip().lstrip("!"), "pred", registers, wider=False) for n in names)
-        return next(filter(None, faults), "")
+        return next(filter(None, (_typed(n.strip(), "pred", registers) for n in names)), "")
     if base == "h":
-        return _typed(text, "b64", registers, wider=False)
-    kind = _kind(kind, i)
+        return _typed(text, "b64", registers)
     first, bar, second = (part.strip() for part in text.partition("|"))
-    if bar and (base not in ("dq", "e") or _typed(second, "pred", registers, wider=False)):
+    if bar and (base not in ("dq", "e") or _typed(second, "pred", registers)):
         return f"{text} stands where {base} does"
     if base == "e" and not bar:
         return f"{text}: d|p is needed"
     if base[0] in "de" and first not in registers and not first.startswith(("_", "{")):
-        return f"{first} is no register"
+        return f"{first} is no register of the kernel"
     parts = split(first[1:-1]) if first.startswith("{") else (first,)
-    if first.startswith("{") and not _vector(i, len(parts)):
+    count = _count(i.opcode)
+    if first.startswith("{") and count != len(parts) and i.parts[0] not in _LISTS:
         return f"{len(parts)} registers in braces for {i.opcode}"
-    if _count(i) and len(parts) != _count(i):
-        return f"{len(parts)} operands for a vector of {_count(i)}" if base in "db" else ""
+    if count and base in "db" and len(parts) != count:
+        return f"{len(parts)} operands for a vector of {count}"
     if first.startswith("{") and i.parts[0] == "mov":
         return ""
-    wider = name.endswith("+")
-    return next(filter(None, (_typed(p, kind, registers, wider=wider) for p in parts)), "")
+    faults = (_typed(p, role.kind, registers, wider=role.wider) for p in parts)
+    return next(filter(None, faults), "")
 
 
-def _count(i: Instruction) -> int:
+@functools.lru_cache(1024)
+def _count(opcode: str) -> int:
     """Return how many registers a vector has, 0 if there is none."""
-    found = next((p for p in i.parts if re.fullmatch(r"[vx]\d+", p)), "v0")
-    return int(found[1:]) if i.parts[0] in ("ld", "ldu", "st", "atom", "red") else 0
+    name, *parts = opcode.split(".")
+    found = next((p for p in parts if re.fullmatch(r"v\d+", p)), "v0")
+    return int(found[1:]) if name in ("ld", "ldu", "st", "atom", "red") else 0
 
 
-def _vector(i: Instruction, parts: int) -> bool:
-    return _count(i) == parts or i.parts[0] in ("mov", "ldmatrix", "stmatrix", "tcgen05")
-
-
-def _kind(kind: str, i: Instruction) -> str:
-    kinds = [p for p in i.parts if _TYPE.fullmatch(p)]
-    if kind == "1":
-        return kinds[-2]
-    if kind == "w":
-        return f"{kinds[-1][0]}{2 * int(kinds[-1][1:])}"
-    return kind or (kinds[-1] if kinds else "x")
-
-
-def _typed(text: str, kind: str, registers: Mapping[str, str], *, wider: bool) -> str:
+def _typed(text: str, kind: str, registers: Mapping[str, str], *, wider: bool = False) -> str:
     """Say why an operand is not of a type; what is no register is read later."""
     text = text.lstrip("!") if kind == "pred" else text
     have = registers.get(text)
-    if have is None or kind == "x":
+    if have is None:
         return ""
-    if (have == "pred") != (kind == "pred"):
-        return f"{text} is a .{have}, it takes .{kind}"
-    if kind == "pred":
-        return ""
+    return f"{text} is a .{have}, it takes .{kind}" if _mismatch(have, kind, wider) else ""
+
+
+@functools.lru_cache(4096)
+def _mismatch(have: str, kind: str, wider: bool) -> bool:
+    """Whether a register of type ``have`` cannot stand where ``kind`` is needed."""
+    if kind == "x":
+        return False
+    if have == "pred" or kind == "pred":
+        return have != kind
     own, needed = width_of(have), width_of(kind)
     if own < needed or (own > needed and not wider):
-        return f"{text} is a .{have}, it takes .{kind}"
+        return True
     classes = {_class(have), _class(kind)}
-    if len(classes) > 1 and "b" not in classes and not (wider and own > needed):
-        return f"{text} is a .{have}, it takes .{kind}"
-    return ""
+    return len(classes) > 1 and "b" not in classes and not (wider and own > needed)
 
 
 def _class(kind: str) -> str:

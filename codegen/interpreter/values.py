@@ -109,7 +109,10 @@ def narrowed(wide: Array, dtype: np.dtype[Any]) -> Array:
     if dtype.kind != "V" and dtype.itemsize > 1:
         return wide.astype(dtype)
     near = wide.astype(np.float32)
-    return _odd(near, np.where(np.isfinite(near), wide - near, 0)).astype(dtype)
+    error = wide - near
+    if error.any():  # not finite counts too
+        near = _odd(near, np.where(np.isfinite(error), error, 0))
+    return near.astype(dtype)
 
 
 def flushed(values: Any, part: np.dtype[Any]) -> Any:
