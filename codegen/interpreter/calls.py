@@ -95,7 +95,7 @@ def _call(d: Decoder, i: Instruction) -> Control:
     choices: dict[int, tuple[Function, list[tuple[tuple[Read, Write], tuple[Read, Write]]]]] = {}
     for each in names:
         callee = d.linked.functions[each]
-        choices[address_of(d.linked.functions, each)] = (
+        choices[address_of(d.parsed, each)] = (
             callee, _pairs(d, callee.parameters, given, each)
         )  # fmt: skip
         results = _pairs(d, callee.returns, to, each)

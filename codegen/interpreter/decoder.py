@@ -83,7 +83,7 @@ class Decoder:
     """Names of one kernel: registers by number, symbols by address, labels by instruction."""
 
     def __init__(self, parsed: Parsed, linked: Linked, globals_at: Mapping[str, int]) -> None:
-        self.linked, self.kernel = linked, linked.kernel
+        self.parsed, self.linked, self.kernel = parsed, linked, linked.kernel
         kernel = self.kernel
         self.pc = 0
         self.returns: dict[tuple[int, str], Callable[[Run, Group, int], None]] = {}
@@ -112,7 +112,7 @@ class Decoder:
             elif v.name in globals_at:
                 self.symbols[v.name] = (v.space, globals_at[v.name])
         for name in linked.functions:
-            self.symbols.setdefault(name, ("function", address_of(linked.functions, name)))
+            self.symbols.setdefault(name, ("function", address_of(parsed, name)))
         self.static_bytes, self.local_bytes = ends["shared"], ends["local"]
         self.frame_bytes = ends["param"]
         self.instruction = Instruction(0, "", ())

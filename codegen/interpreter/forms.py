@@ -116,6 +116,9 @@ atom .SEM? .SCOPE? .GS? .exch .HINT? .b32|b64 : d [a] b h
 atom .SEM? .SCOPE? .GS? .cas .b16|b32|b64 : d [a] b c
 atom .SEM? .SCOPE? .GS? .exch .b128 : * * * @ 8.3 90
 atom .SEM? .SCOPE? .GS? .cas .b128 : * * * * @ 8.3 90
+atom .exch .SEM .SCOPE .b32|b64 : d [a] b
+atom .cas .SEM .SCOPE .b32|b64 : d [a] b c
+atom .add .SEM .SCOPE .u32|s32|u64|f32|f64 : d [a] b
 atom .SEM? .SCOPE? .GS? .BOOL .HINT? .b32|b64 : d [a] b h
 atom .SEM? .SCOPE? .GS? .add .HINT? .u32|s32|u64|f32|f64 : d [a] b h
 atom .SEM? .SCOPE? .GS? .inc|dec .HINT? .u32 : d [a] b h
@@ -276,7 +279,7 @@ slct .ftz? .b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64 .f32 : d:1 a:1 b:1 c
 # Control flow, barriers of threads
 bra .uni? : L
 brx.idx .uni? : a:u32 L
-call .uni? : *
+call .uni? : * *? *? *?
 ret .uni? :
 exit|trap|brkpt :
 bar .cta? .sync : a:u32 b:u32?

@@ -23,7 +23,7 @@ from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.errors import ProgramError
 
-__all__ = ["BUILTINS", "DEEPEST", "Function", "Linked", "link", "parts_of_call"]
+__all__ = ["BUILTINS", "DEEPEST", "Function", "Linked", "address_of", "link", "parts_of_call"]
 
 DEEPEST = 64
 """How many calls deep a thread may be: a recursion beyond it is a finding."""
@@ -63,6 +63,8 @@ def parts_of_call(i: Instruction) -> tuple[tuple[str, ...], str, tuple[str, ...]
 
 
 def _callees(kernel: Kernel, parsed: Parsed) -> Iterator[str]:
+    for variable in parsed.variables:  # tables of functions
+        yield from re.findall(r"[\w$]+", variable.values)
     for i in kernel.instructions:
         if i.opcode in ("call", "call.uni") and i.operands:
             yield parts_of_call(i)[1]
@@ -230,6 +232,6 @@ BUILTINS: Mapping[str, Callable[[Run, Group, list[Array]], Any]] = {
 """What the system gives: printf prints nothing here, and free keeps what it is given."""
 
 
-def address_of(functions: Mapping[str, Function], name: str) -> int:
+def address_of(parsed: Parsed, name: str) -> int:
     """Return a function's address."""
-    return FUNCTION + 16 * functions[name].start
+    return FUNCTION + 16 * (1 + [*parsed.functions].index(name))

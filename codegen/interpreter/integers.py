@@ -1,7 +1,7 @@
 """Integer arithmetic beyond one register: carries, dot products of bytes, fields of bits.
 
-Each thread has one carry flag; an addition with ``.cc`` sets it to the carry out, a subtraction to
-the borrow, and ``addc``, ``subc`` and ``madc`` take it in.
+Each thread has one carry flag.  An addition with ``.cc`` sets it to the carry out, a subtraction to
+that of ``a + ~b + 1``, so that 1 is no borrow: nvcc's 128-bit division adds after it subtracts.
 
 Source: PTX ISA 9.0, sections 9.7.1 (dp4a, dp2a, bmsk, szext, fns) and 9.7.2 (extended precision).
 """
@@ -38,7 +38,8 @@ def with_carry(d: Decoder, i: Instruction) -> Action:
             wide = values[0].astype(object) * values[1].astype(object)
             values = [(wide >> half & ones).astype(raw), values[2]]
         a, b = (v.astype(raw) for v in values)
-        taken = run.carry[group.index].astype(raw) if takes else raw.type(0)
+        carried = run.carry[group.index] if takes else np.bool_(subtracts)
+        taken = (carried != subtracts).astype(raw)
         if subtracts:
             result = a - b - taken
             out = (a < b) | ((a == b) & (taken > 0))
@@ -46,7 +47,7 @@ def with_carry(d: Decoder, i: Instruction) -> Action:
             result = a + b + taken
             out = (result < a) | ((result == a) & (taken > 0))
         if sets:
-            run.carry[group.index] = out
+            run.carry[group.index] = out != subtracts
         write(run, group, result.view(d.kind(kind)))
 
     return act

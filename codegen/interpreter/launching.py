@@ -19,6 +19,7 @@ import numpy as np
 
 from tinygpu.codegen.interpreter import barriers, bulk, parser, tensor_memory, wgmma
 from tinygpu.codegen.interpreter.decoder import Code, decode
+from tinygpu.codegen.interpreter.functions import address_of
 from tinygpu.codegen.interpreter.group import WARP
 from tinygpu.codegen.interpreter.instructions import TABLE
 from tinygpu.codegen.interpreter.memory import Memory
@@ -26,7 +27,7 @@ from tinygpu.codegen.interpreter.report import Array, Finding, Report, gathered
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.tensor_map import TensorMap
 from tinygpu.codegen.interpreter.values import TYPES, immediate
-from tinygpu.errors import LaunchError
+from tinygpu.errors import LaunchError, ProgramError
 
 __all__ = ["Module", "launch"]
 
@@ -63,21 +64,37 @@ class Module:
         owner = memory if held else None  # else one decoding serves all memories
         key = (name, id(owner))
         if key not in self._codes:
-            places = {v.name: memory.allocate(_initial(v), v.name) for v in held}
+            bytes_of = {v.name: np.zeros(max(1, v.bytes), np.uint8) for v in held}
+            places = {name: memory.allocate(raw, name) for name, raw in bytes_of.items()}
+            for variable in held:
+                _fill(self.parsed, variable, bytes_of[variable.name], places)
             self._codes[key] = (owner, decode(self.parsed, kernel, TABLE, places))
         return self._codes[key][1]
 
 
-def _initial(variable: parser.Variable) -> Array:
-    """Return the bytes that a global variable begins with."""
-    held = np.zeros(max(1, variable.bytes), np.uint8)
-    numbers = [n for n in re.split(r"[{},\s]+", variable.values) if n]
-    if numbers:
-        kind = variable.type if variable.type in TYPES else "b8"
-        from_text = [immediate(n, kind) for n in numbers]
-        raw = np.array(from_text, TYPES[kind]).view(np.uint8)
-        held[: len(raw)] = raw
-    return held
+def _fill(
+    parsed: parser.Parsed, variable: parser.Variable, held: Array, places: dict[str, int]
+) -> None:
+    """Write what a variable begins with: numbers, and addresses of variables and functions."""
+    kind = variable.type if variable.type in TYPES else "b8"
+    dtype = TYPES[kind]
+    for n, text in enumerate(t for t in re.split(r"[{},\s]+", variable.values) if t):
+        name, _, offset = re.sub(r"generic\((.*)\)", r"\1", text).partition("+")
+        value: Any
+        if name in places:
+            value = np.array(places[name] + int(offset or 0)).astype(dtype)
+        elif name in parsed.functions:
+            value = np.array(address_of(parsed, name)).astype(dtype)
+        else:
+            try:
+                value = immediate(text, kind)
+            except ValueError:
+                message = f"PTX variable {variable.name}: cannot read the value {text!r}"
+                raise ProgramError(message) from None
+        raw = np.array(value, dtype).reshape(1).view(np.uint8)
+        if (n + 1) * len(raw) > len(held):
+            raise ProgramError(f"PTX variable {variable.name}: more values than its {len(held)} B")
+        held[n * len(raw) : (n + 1) * len(raw)] = raw
 
 
 Extent = int | tuple[int, ...]
@@ -126,7 +143,9 @@ def launch(
     if lanes is None:
         lanes = size * int(np.prod(block3)) <= LANES_AT_MOST
     room = min(_RESIDENT_THREADS // threads, _RESIDENT_BYTES // max(1, shared))
-    batch = max(1, room // size) * size
+    cooperative = any("%envreg" in o for i in code.instructions for o in i.operands)
+    batch = total if cooperative else max(1, room // size) * size  # such CTAs wait for all others
+    workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
     with np.errstate(all="ignore"):
         while done < total:
             run = Run(
@@ -147,6 +166,7 @@ def launch(
                 findings=findings,
                 counts=counts,
                 budget=budget,
+                workspace=workspace,
                 unit=1 if lanes else WARP,
                 watch=wgmma.watch,
             )

@@ -64,6 +64,7 @@ class Run:
     counts: list[int]
     budget: list[int]
     unit: int
+    workspace: int = 0
     threads_per_cta: int = 0
     registers: list[Array] = field(default_factory=list)
     special: dict[str, Array] = field(default_factory=dict)

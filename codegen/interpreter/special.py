@@ -94,7 +94,9 @@ SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     "%reserved_smem_offset_begin": _fixed(lambda run: 0),
     "%reserved_smem_offset_end": _fixed(lambda run: FIRST_SHARED),
     "%current_graph_exec": _fixed(lambda run: 0),
-    **{f"%envreg{n}": _fixed(lambda run: 0) for n in range(32)},
+    **{f"%envreg{n}": _fixed(lambda run: 0) for n in (0, *range(3, 32))},
+    "%envreg1": _fixed(lambda run: run.workspace >> 32),  # what grid.sync of nvcc counts in
+    "%envreg2": _fixed(lambda run: run.workspace & 0xFFFFFFFF),
     "%lanemask_eq": lambda run: _ONE_MASK << _lane(run).astype(np.uint64),
     "%lanemask_lt": lambda run: (_ONE_MASK << _lane(run).astype(np.uint64)) - _ONE_MASK,
     "%lanemask_le": lambda run: (_ONE_MASK << _lane(run).astype(np.uint64) + _ONE_MASK) - _ONE_MASK,
