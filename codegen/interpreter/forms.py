@@ -93,7 +93,6 @@ SETS: Mapping[str, str] = {
 _FORMS = """
 # Data movement
 mov .pred|b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64 : d a
-mov .b128 : * * @ 8.3 70
 ld .weak? .SS? .ca|cg|cs|lu|cv? .E1? .HINT? .L2P? .v2|v4|v8? .T : d+ [a] h
 ld .weak? .global? .E1? .E2 .HINT? .L2P? .v8.b32|v4.b64 : d [a] h @ 8.8 100
 st .weak? .global? .E1? .E2 .HINT? .v8.b32|v4.b64 : [a] b h @ 8.8 100
@@ -114,8 +113,6 @@ red.async .relaxed.cluster .shared::cluster? .TX .add .u32|s32|u64 : [a] b [c] @
 red.async .relaxed.cluster .shared::cluster? .TX .BOOL .b32 : [a] b [c] @ 8.1 90
 atom .SEM? .SCOPE? .GS? .exch .HINT? .b32|b64 : d [a] b h
 atom .SEM? .SCOPE? .GS? .cas .b16|b32|b64 : d [a] b c
-atom .SEM? .SCOPE? .GS? .exch .b128 : * * * @ 8.3 90
-atom .SEM? .SCOPE? .GS? .cas .b128 : * * * * @ 8.3 90
 atom .exch .SEM .SCOPE .b32|b64 : d [a] b
 atom .cas .SEM .SCOPE .b32|b64 : d [a] b c
 atom .add .SEM .SCOPE .u32|s32|u64|f32|f64 : d [a] b
@@ -370,7 +367,7 @@ mma.sync .aligned .m16n8k4|m16n8k8 .row .col .f32 .tf32 .tf32 .f32 : {} {} {} {}
 mma.sync .aligned .m16n8k16|m16n8k32 .row .col .f32 .F8 .F8 .f32 : {} {} {} {} @ 8.4 89
 mma.sync .aligned .m16n8k16|m16n8k32 .row .col .f16 .F8 .F8 .f16 : {} {} {} {} @ 8.4 89
 mma.sync .aligned .m8n8k16|m16n8k16|m16n8k32 .row .col .satfinite? .s32 .S8 .S8 .s32 : {} {} {} {} @ 6.5 0
-mma.sync .aligned .m8n8k4|m16n8k4|m16n8k8|m16n8k16 .row .col .RND? .f64 .f64 .f64 .f64 : {} {} {} {} @ 7.0 80
+mma.sync .aligned .m8n8k4|m16n8k4|m16n8k8|m16n8k16 .row .col .rn? .f64 .f64 .f64 .f64 : {} {} {} {} @ 7.0 80
 wmma.load.a|wmma.load.b .sync .aligned .LAYOUT .WMMA .SS? .f16|bf16|u8|s8 : {} [a] b:u32?
 wmma.load.c .sync .aligned .LAYOUT .WMMA .SS? .f16|f32|s32 : {} [a] b:u32?
 wmma.load.a|wmma.load.b .sync .aligned .LAYOUT .m16n16k8 .SS? .tf32 : {} [a] b:u32?
@@ -383,7 +380,7 @@ wmma.mma .sync .aligned .LAYOUT .LAYOUT .WMMA .f16|f32 .f16|f32 : {} {} {} {}
 wmma.mma .sync .aligned .LAYOUT .LAYOUT .WMMA .s32 .S8 .S8 .s32 .satfinite? : {} {} {} {}
 wmma.mma .sync .aligned .LAYOUT .LAYOUT .WMMA .f32 .bf16 .bf16 .f32 : {} {} {} {}
 wmma.mma .sync .aligned .LAYOUT .LAYOUT .m16n16k8 .f32 .tf32 .tf32 .f32 : {} {} {} {}
-wmma.mma .sync .aligned .LAYOUT .LAYOUT .m8n8k4 .RND? .f64 .f64 .f64 .f64 : {} {} {} {}
+wmma.mma .sync .aligned .LAYOUT .LAYOUT .m8n8k4 .rn? .f64 .f64 .f64 .f64 : {} {} {} {}
 # Matrices of a warpgroup
 wgmma.fence|wgmma.commit_group .sync .aligned : @ 8.0 90a
 wgmma.wait_group .sync .aligned : # @ 8.0 90a
@@ -391,21 +388,18 @@ wgmma.mma_async .sync .aligned .WGN .f16|f32 .f16 .f16 : {} * b:b64 p # # *? *? 
 wgmma.mma_async .sync .aligned .WGN .f32 .bf16 .bf16 : {} * b:b64 p # # *? *? @ 8.0 90a
 wgmma.mma_async .sync .aligned .WGN8 .f32 .tf32 .tf32 : {} * b:b64 p # # @ 8.0 90a
 wgmma.mma_async .sync .aligned .WGN32 .f16|f32 .F8 .F8 : {} * b:b64 p # # @ 8.0 90a
-wgmma.mma_async .sync .aligned .WGNI .satfinite? .s32 .S8 .S8 : {} * b:b64 p @ 8.0 90a
+wgmma.mma_async .sync .aligned .WGNI .s32 .S8 .S8 : {} * b:b64 p @ 8.0 90a
 setmaxnreg .inc|dec .sync .aligned .u32 : # @ 8.0 90+a
 # Tensor memory
 tcgen05.alloc .GROUP .sync .aligned .shared::cta? .b32 : [a] b @ 8.6 100a
 tcgen05.dealloc .GROUP .sync .aligned .b32 : a b @ 8.6 100a
 tcgen05.relinquish_alloc_permit .GROUP .sync .aligned : @ 8.6 100a
-tcgen05.ld .sync .aligned .SHAPE .TIMES .pack::16b? .b32 : d [a] @ 8.6 100a
-tcgen05.ld .sync .aligned .16x32bx2 .TIMES .pack::16b? .b32 : d [a] # @ 8.6 100a
-tcgen05.st .sync .aligned .SHAPE .TIMES .unpack::16b? .b32 : [a] b @ 8.6 100a
-tcgen05.st .sync .aligned .16x32bx2 .TIMES .unpack::16b? .b32 : [a] # b @ 8.6 100a
+tcgen05.ld .sync .aligned .SHAPE .TIMES .b32 : d [a] @ 8.6 100a
+tcgen05.st .sync .aligned .SHAPE .TIMES .b32 : [a] b @ 8.6 100a
 tcgen05.wait::ld|tcgen05.wait::st .sync .aligned : @ 8.6 100a
 tcgen05.fence::before_thread_sync|tcgen05.fence::after_thread_sync : @ 8.6 100a
 tcgen05.mma .GROUP .KIND .COLLECT? : [a] * b:b64 c:b32 p @ 8.6 100a
 tcgen05.cp .GROUP .128x256b|4x256b|128x128b : [a] b:b64 @ 8.6 100a
-tcgen05.cp .GROUP .64x128b .warpx2::02_13|warpx2::01_23 : [a] b:b64 @ 8.6 100a
 tcgen05.cp .GROUP .32x128b .warpx4 : [a] b:b64 @ 8.6 100a
 tcgen05.commit .GROUP .ARRIVE .shared::cluster? .b64 : [a] @ 8.6 100a
 tcgen05.commit .GROUP .ARRIVE .shared::cluster? .MULTI .b64 : [a] b:b16 @ 8.6 100a

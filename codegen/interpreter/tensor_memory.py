@@ -138,10 +138,8 @@ def _warp(warp: int) -> Group:
 
 def _ld_st(d: Decoder, i: Instruction) -> Control:
     loads = i.parts[1] == "ld"
-    shape = next((p for p in i.parts if p in ("32x32b", "16x64b", "16x128b", "16x256b")), "")
-    times = int(next((p for p in i.parts if re.fullmatch(r"x\d+", p)), "x1")[1:])
-    if not shape or any("pack::" in p for p in i.parts):
-        raise d.error("this shape or packing is not run")
+    shape = next(p for p in i.parts if p in ("32x32b", "16x64b", "16x128b", "16x256b"))
+    times = int(next(p for p in i.parts if re.fullmatch(r"x\d+", p))[1:])
     lanes, columns = _cells(shape, times)
     at = d.address(i.operands[1 if loads else 0])
     listed = d.listed(i.operands[0 if loads else 1])
