@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.codegen.interpreter.constants import constant
 from tinygpu.codegen.interpreter.functions import Linked, address_of, link
 from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.memory import FRAME
@@ -29,6 +30,8 @@ from tinygpu.codegen.interpreter.values import TYPES, immediate
 from tinygpu.errors import ProgramError, TinyGpuError
 
 __all__ = ["Action", "Builder", "Code", "Control", "Decoder", "Source", "Step", "Target", "decode"]
+
+_MOST_BYTES = 1 << 24  # what a thread's local memory may have; the machine has less
 
 Source = Callable[[Run, Group], Any]
 Target = Callable[[Run, Group, Any], None]
@@ -90,6 +93,9 @@ class Decoder:
         self.frame = {v.name: v.bytes for v in kernel.variables if v.space == "param"}
         self.numbers = {name: i for i, name in enumerate(kernel.registers)}
         self.widths = [0 if k == "pred" else width_of(k) for k in kernel.registers.values()]
+        self.instruction = Instruction(0, "", ())
+        if wide := [n for n, k in kernel.registers.items() if width_of(k) > 8]:
+            raise self.error(f"registers of 128 bits are not run: {wide[0]}")
         self.granule = 16
         self.symbols: dict[str, tuple[str, int]] = {}
         self.parameter_at: dict[str, int] = {}
@@ -114,8 +120,9 @@ class Decoder:
         for name in linked.functions:
             self.symbols.setdefault(name, ("function", address_of(parsed, name)))
         self.static_bytes, self.local_bytes = ends["shared"], ends["local"]
+        if max(ends.values()) > _MOST_BYTES:
+            raise self.error(f"variables of {max(ends.values())} B; {_MOST_BYTES} are the most")
         self.frame_bytes = ends["param"]
-        self.instruction = Instruction(0, "", ())
 
     def error(self, what: str) -> ProgramError:
         """Return an error that names the instruction and its line."""
@@ -232,10 +239,11 @@ class Decoder:
 
     def address(self, text: str) -> Source:
         """Return the function that reads ``[base + offset]``: int64 addresses, one a thread."""
-        found = re.fullmatch(r"\[\s*([^\s+\]]+?)\s*(?:\+\s*(-?\s*\w+))?\s*\]", text)
-        if not found:
+        found = re.fullmatch(r"\[\s*([^\s+\-\]]+?)\s*(?:([+-])\s*([^\]]+?)\s*)?\]", text)
+        more = constant(found.group(3)) if found and found.group(3) else 0
+        if not found or more is None:
             raise self.error(f"cannot read the address {text!r}")
-        base, offset = found.group(1), int((found.group(2) or "0").replace(" ", ""), 0)
+        base, offset = found.group(1), -more if found.group(2) == "-" else more
         if base in self.numbers:
             number, wide = self.numbers[base], self.widths[self.numbers[base]] == 8
 

@@ -9,6 +9,7 @@ Source: PTX ISA 9.0, sections 3 and 5.1.6 (kernel parameters).
 
 from __future__ import annotations
 
+import numbers
 import random
 import re
 from collections.abc import Sequence
@@ -244,7 +245,9 @@ def _parameters(
         if isinstance(argument, np.ndarray | bytes):
             raw = np.frombuffer(bytes(argument), np.uint8)
         else:
-            dtype = TYPES[parameter.type]
+            dtype = TYPES.get(parameter.type, np.dtype(np.void))
+            if parameter.bytes != dtype.itemsize or not isinstance(argument, numbers.Number):
+                raise LaunchError(f"{parameter.name}: {argument!r} for its {parameter.bytes} B")
             number: Any = argument
             if dtype.kind in "iu":
                 mask = (1 << 8 * dtype.itemsize) - 1

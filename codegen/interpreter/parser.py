@@ -15,16 +15,18 @@ Source: PTX ISA 9.0, sections 4 (syntax), 5 (state spaces, types and variables) 
 from __future__ import annotations
 
 import bisect
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from tinygpu.codegen.interpreter.constants import constant
-from tinygpu.errors import ProgramError
+from tinygpu.errors import ProgramError, TinyGpuError
 
 __all__ = ["Instruction", "Kernel", "Parsed", "Variable", "parse", "split"]
 
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
+_MOST_REGISTERS = 1 << 16  # of one name; nvcc declares as many as it uses
 _NAME = r"[\w$%]+"
 _LINKAGE = r"(?:\.(?:visible|weak|extern|common)\s+)*"
 _PARAMETER = re.compile(
@@ -127,9 +129,16 @@ def split(text: str) -> tuple[str, ...]:
 
 def parse(text: str) -> Parsed:
     """Read a module.  Raises ProgramError with the line of what is not PTX."""
-    return _Reader(text).module()
+    reader = _Reader(text)
+    try:
+        return reader.module()
+    except TinyGpuError:
+        raise
+    except Exception as error:  # one boundary: nothing fails without its line
+        raise reader.error(f"cannot be read ({type(error).__name__}: {error})") from error
 
 
+@functools.cache
 def width_of(kind: str) -> int:
     """Return the bytes of a type: 4 of ``f32``."""
     if kind == "pred":
@@ -233,7 +242,7 @@ class _Reader:
 
     def variables(self, text: str) -> list[Variable]:
         """Read a declaration of one variable, or of several without values."""
-        first, *more = split(text) if "=" not in text else (text,)
+        first, *more = (split(text) if "=" not in text else ()) or (text,)
         found = re.match(rf"(.*?)({_NAME})\s*(?:\[[^]]*\]\s*)*(?:=.*)?$", first.strip(), re.DOTALL)
         start = found.group(1) if found else ""
         return [self.variable(first), *(self.variable(start + each) for each in more)]
@@ -348,6 +357,8 @@ class _Reader:
             raise self.error(f"cannot read the registers {text.strip()!r}")
         for name in found.group(3).split(","):
             ranged = re.match(r"([\w$%]+)\s*<\s*(\d+)\s*>", name.strip())
+            if ranged and int(ranged.group(2)) > _MOST_REGISTERS:
+                raise self.error(f"{name.strip()}: {_MOST_REGISTERS} registers are the most")
             if ranged:
                 for i in range(int(ranged.group(2))):
                     body.registers[body.declare(f"{ranged.group(1)}{i}")] = found.group(2)
