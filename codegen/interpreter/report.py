@@ -54,8 +54,17 @@ class Finding:
         return f"line {self.line}: {kind}: {self.text}: {self.message}{other}{also}"
 
 
+@dataclass(slots=True)
+class _Cause:
+    """Findings that something at one place between ``low`` and ``high`` would mend."""
+
+    low: int
+    high: int
+    members: list[Finding]
+
+
 def gathered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return one finding for each cause, the first: pairs of one kind that share a line have one.
+    """Return one finding for each cause, the first: pairs of lines that one place lies between.
 
     A wait that is missing in an unrolled loop shows at every pair of a store and a load.
 
@@ -63,27 +72,24 @@ def gathered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     >>> [(f.line, f.count, f.lines) for f in gathered([*pairs, Finding("race", 3, "st", "", 7)])]
     [(7, 4, (8,)), (3, 1, ())]
     """
-    causes: list[tuple[Finding, list[Finding], set[object]]] = []
-    for finding in findings:
-        sides: set[object] = {(finding.kind, finding.severity, "here", finding.line)}
-        if finding.other_line:
-            sides.add((finding.kind, finding.severity, "there", finding.other_line))
-        shared = [cause for cause in causes if cause[2] & sides]
-        if not shared:
-            causes.append((finding, [finding], sides))
-            continue
-        first = shared[0]
-        first[1].append(finding)
-        first[2].update(sides)
-        for cause in shared[1:]:
-            first[1].extend(cause[1])
-            first[2].update(cause[2])
-            causes.remove(cause)
+    causes: dict[tuple[object, ...], list[_Cause]] = {}
+    for f in findings:
+        low, high = sorted((f.line, f.other_line)) if f.other_line else (f.line - 1, f.line)
+        same = causes.setdefault((f.kind, f.severity, f.other_line > f.line), [])
+        for cause in same:
+            if max(low, cause.low) < min(high, cause.high):
+                cause.low, cause.high = max(low, cause.low), min(high, cause.high)
+                cause.members.append(f)
+                break
+        else:
+            same.append(_Cause(low, high, [f]))
     result = []
-    for first_of_all, members, _ in causes:
-        lines = dict.fromkeys(f.line for f in members if f.line != first_of_all.line)
-        count = sum(f.count for f in members)
-        result.append(replace(first_of_all, count=count, lines=tuple(lines)))
+    for cause in (c for same in causes.values() for c in same):
+        first = cause.members[0]
+        lines = dict.fromkeys(line for f in cause.members for line in (f.line, *f.lines))
+        lines.pop(first.line)
+        count = sum(f.count for f in cause.members)
+        result.append(replace(first, count=count, lines=tuple(lines)))
     return tuple(result)
 
 
