@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tinygpu.codegen.assemble import find_ptxas
 from tinygpu.codegen.interpreter.forms import SETS, Form
 
 __all__ = ["instances", "kernel", "rejected"]
@@ -109,7 +110,7 @@ def rejected(instructions: list[str], version: str, target: str) -> dict[str, st
         path = Path(folder) / "k.ptx"
         path.write_text(kernel(instructions, version, target), encoding="utf-8")
         done = subprocess.run(
-            ["ptxas", f"-arch={target}", "-o", f"{folder}/k.cubin", str(path)],
+            [find_ptxas(), f"-arch={target}", "-o", f"{folder}/k.cubin", str(path)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     found = {}

@@ -132,10 +132,12 @@ red .RSEM? .SCOPE? .GS? .add .noftz .HINT? .H : [a] b h
 red .RSEM? .SCOPE? .global? .add .HINT? .v2|v4 .f32 : [a] b h @ 8.1 90
 red .RSEM? .SCOPE? .global? .add|min|max .noftz .HINT? .v2|v4|v8 .f16|bf16 : [a] b h @ 8.1 90
 red .RSEM? .SCOPE? .global? .add|min|max .noftz .HINT? .v2|v4 .f16x2|bf16x2 : [a] b h @ 8.1 90
-cvta .to? .ANY .u32|u64 : d a
+cvta .to? .ANY .u64 : d a
 isspacep .const|global|local|shared|shared::cta|shared::cluster|param|param::entry : dp a:x
-mapa .shared::cluster? .u32|u64 : d a b:u32 @ 7.8 90
-getctarank .shared::cluster? .u32|u64 : d:u32 a @ 7.8 90
+mapa .shared::cluster .u32|u64 : d a b:u32 @ 7.8 90
+mapa .u64 : d a b:u32 @ 7.8 90
+getctarank .shared::cluster .u32|u64 : d:u32 a @ 7.8 90
+getctarank .u64 : d:u32 a @ 7.8 90
 prefetch .global|local? .L1|L2 : [a]
 prefetch .global .L2::evict_last|L2::evict_normal : [a] @ 7.4 80
 prefetch .const|param? .tensormap : [a] @ 8.0 90

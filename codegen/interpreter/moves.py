@@ -220,8 +220,7 @@ def _atom(d: Decoder, i: Instruction) -> Action:
 
 def _cvta(d: Decoder, i: Instruction) -> Action:
     space = next(p for p in i.parts if p.split("::")[0] in _WINDOWS).split("::")[0]
-    kind = i.parts[-1]
-    start = np.uint64(_WINDOWS[space]) if kind == "u64" else np.uint32(0)
+    kind, start = i.parts[-1], np.uint64(_WINDOWS[space])
     read, write = d.source(i.operands[1], kind), d.target(i.operands[0], kind)
     back = "to" in i.parts
 

@@ -124,6 +124,8 @@ def _operand(role: _Role, text: str, i: Instruction, registers: Mapping[str, str
     if base == "h":
         return _typed(text, "b64", registers)
     first, bar, second = (part.strip() for part in text.partition("|"))
+    if base[0] in "abc":
+        first, bar = text, ""
     if bar and (base not in ("dq", "e") or _typed(second, "pred", registers)):
         return f"{text} stands where {base} does"
     if base == "e" and not bar:
