@@ -79,7 +79,7 @@ def _operand(text: str, opcode: str, n: int) -> str | None:
     vector = re.search(r"\.[vx](\d+)(?=\.)", opcode)
     if role == "e":
         return f"{_register(kind, n)}|%pred_{n}"
-    if not vector or role not in "db" or "L2::cache_hint" == kind:
+    if not vector or role not in "db" or kind == "L2::cache_hint":
         return _register(kind, n)
     count = int(vector.group(1))
     return "{" + ", ".join(_register(kind, m) for m in range(count)) + "}"
@@ -113,7 +113,7 @@ def rejected(instructions: list[str], version: str, target: str) -> dict[str, st
             [find_ptxas(), f"-arch={target}", "-o", f"{folder}/k.cubin", str(path)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-    found = {}
+    found: dict[str, str] = {}
     for line, what in re.findall(r"line (\d+); (?:error|fatal)\s*: (.*)", done.stderr):
         index = int(line) - 6
         if 0 <= index < len(instructions):

@@ -8,9 +8,41 @@ import re
 __all__ = ["mutated"]
 
 _TOKEN = re.compile(r"\s+|[\w$%.:]+|.", re.DOTALL)
-_ODD = ("0", "-1", "4294967295", "0x7fffffffffffffff", "3.5", "%nosuch", "{", "}", "[", "]", ";",
-        ",", "@", ".sat", ".v4", ".b128", "_", "|", "0f7FC00000", "(", ")", "bra", "7000000000000",
-        ".shared", "!", "1 << 70", "%tid.x", "%clock64", "ret", "\ufeff", "\x00", "é", ".func")
+_ODD = (
+    "0",
+    "-1",
+    "4294967295",
+    "0x7fffffffffffffff",
+    "3.5",
+    "%nosuch",
+    "{",
+    "}",
+    "[",
+    "]",
+    ";",
+    ",",
+    "@",
+    ".sat",
+    ".v4",
+    ".b128",
+    "_",
+    "|",
+    "0f7FC00000",
+    "(",
+    ")",
+    "bra",
+    "7000000000000",
+    ".shared",
+    "!",
+    "1 << 70",
+    "%tid.x",
+    "%clock64",
+    "ret",
+    "\ufeff",
+    "\x00",
+    "é",
+    ".func",
+)
 
 
 def mutated(text: str, seed: int) -> str:

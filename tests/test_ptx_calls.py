@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def switched(v: int) -> int:
     ]
 
 
-INTEGERS = {
+INTEGERS: dict[str, Callable[[int], int]] = {
     "rec": lambda v: math.factorial(v % 8) + fibonacci(v % 9),
     "indirect": lambda v: (v + 1, v * 3, v - 7)[v % 3],
     "sw": switched,

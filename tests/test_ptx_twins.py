@@ -1,6 +1,6 @@
 """Faulty kernels and their correct twins: each fault is found at its line, no twin is accused.
 
-A line of a kernel that begins with ``!`` is in the faulty one only, with ``=`` in the twin only, and
+A line of a kernel that begins with ``!`` is in the faulty one only, with ``=`` in the twin only;
 ``<<`` marks where the fault has to be found.
 """
 
@@ -141,7 +141,8 @@ TWINS = {
         =mov.u32 %r1, 64;
         fence.proxy.async.shared::cta;
         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r11], %r1;
-        @%p0 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%s], [%d0], %r1, [%r11]; <<
+        @%p0 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes <<
+          [%s], [%d0], %r1, [%r11];
         =W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r11], 0; @!%p2 bra W;
         =ld.shared.u32 %r9, [%s];""", "alignment"),
     "a flag without release and acquire": Twins("""
@@ -259,14 +260,13 @@ def test_the_limit_keeps_what_was_found() -> None:
     """A loop that polls for ever ends with a finding, and those before it stay."""
     body = "ld.shared.u32 %r1, [%s];\nL: ld.volatile.shared.u32 %r2, [%s+64];\nbra L;"
     report, _ = run(START + body + END, 32, limit=20_000)
-    assert [f.kind for f in report.findings][0] == "uninitialised"
+    assert next(f.kind for f in report.findings) == "uninitialised"
     assert report.kinds == {"uninitialised", "limit"}
     assert "raise limit" in str(report.findings[-1])
 
 
 def test_cluster_of_two_dimensions() -> None:
     """Ranks count x first, and a CTA keeps its place in the grid."""
-    text = START.replace(" {\n", " .reqnctapercluster 2,2,1 {\n", 1).replace(") {", ") ", 1)
     text = START.replace("u64 y) {", "u64 y) .explicitcluster .reqnctapercluster 2,2,1 {")
     body = """mov.u32 %r1, %cluster_ctarank; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ctaid.y;
       mad.lo.u32 %r4, %r3, 4, %r2; mul.wide.u32 %d4, %r4, 4; add.u64 %d2, %d1, %d4;

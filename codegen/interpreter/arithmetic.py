@@ -18,7 +18,7 @@ from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, Source
 from tinygpu.codegen.interpreter.integers import with_carry
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.values import PACKED, fma, flushed, narrowed, rounded
+from tinygpu.codegen.interpreter.values import PACKED, flushed, fma, narrowed, rounded
 
 __all__ = ["TABLE", "apply", "packed", "read"]
 

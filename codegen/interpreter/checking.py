@@ -6,7 +6,8 @@ once, with the orders that made it.
 >>> text = '''.visible .entry half(.param .u64 x) { .reg .u64 %a<3>; .reg .u32 %t; .reg .f32 %f;
 ... ld.param.u64 %a0, [x]; mov.u32 %t, %tid.x; mad.wide.u32 %a1, %t, 4, %a0;
 ... ld.global.f32 %f, [%a1]; mul.f32 %f, %f, 0f3F000000; st.global.f32 [%a1], %f; ret; }'''
->>> checked = check(text, "half", 1, 5, {"x": np.ones(4, np.float32)}, orders=orders("late,random:2"))
+>>> arrays = {"x": np.ones(4, np.float32)}
+>>> checked = check(text, "half", 1, 5, arrays, orders=orders("late,random:2"))
 >>> checked.status, [str(f)[:15] for f in checked.findings], checked.results["x"][0]
 (1, ['line 3: address'], np.float32(0.5))
 

@@ -37,9 +37,7 @@ class Copy:
 def _channels(run: Run, group: Group) -> Array:
     """Return the channel of each thread's copies, one an agent."""
     units = run.units(group)
-    made = [
-        run.channel("cp.async", t // run.unit, t, asynchronous=False) for t in units.tolist()
-    ]
+    made = [run.channel("cp.async", t // run.unit, t, asynchronous=False) for t in units.tolist()]
     if run.unit == 1:
         return np.array(made)
     return np.array(made)[np.searchsorted(units // WARP, group.threads // WARP)]

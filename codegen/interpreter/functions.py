@@ -89,7 +89,10 @@ def link(parsed: Parsed, kernel: Kernel) -> Linked:
             again |= not more <= known
             known |= more
     end = Instruction(kernel.instructions[-1].line if kernel.instructions else 0, "ret", ())
-    instructions, owners = [*kernel.instructions, end], [kernel.name] * (len(kernel.instructions) + 1)
+    instructions, owners = (
+        [*kernel.instructions, end],
+        [kernel.name] * (len(kernel.instructions) + 1),
+    )
     registers, variables = dict(kernel.registers), list(kernel.variables)
     labels, targets, functions = dict(kernel.labels), dict(kernel.targets), {}
     for name in sorted(reach.keys() - {kernel.name}):

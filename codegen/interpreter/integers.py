@@ -60,7 +60,9 @@ def dot(d: Decoder, i: Instruction) -> Action:
     four, upper = i.parts[0] == "dp4a", "hi" in i.parts
     if not four:
         from_a = np.dtype(f"{from_a.kind}2")
-    reads = [d.source(text, k) for text, k in zip(i.operands[1:], ("u32", "u32", kind), strict=True)]
+    reads = [
+        d.source(text, k) for text, k in zip(i.operands[1:], ("u32", "u32", kind), strict=True)
+    ]
     write = d.target(i.operands[0], kind)
 
     def act(run: Run, group: Group) -> None:
@@ -111,7 +113,8 @@ def sign_extend(d: Decoder, i: Instruction) -> Action:
         if kind == "u32":
             return field
         top = (field >> np.maximum(width - 1, 0) & 1) * (width > 0)
-        return field - (top << width)
+        extended: Array = field - (top << width)
+        return extended
 
     return _integers(d, i, extend, (kind, "u32"), kind)
 

@@ -13,9 +13,9 @@ import numpy as np
 from tinygpu.codegen.interpreter.arithmetic import apply, packed, read
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.group import Group
+from tinygpu.codegen.interpreter.integers import bit_field_mask, dot, find_nth, sign_extend
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.integers import bit_field_mask, dot, find_nth, sign_extend
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.values import PACKED
 
@@ -82,6 +82,7 @@ def _setp_of_halves(d: Decoder, i: Instruction, test: Callable[[Array, Array], A
     reads = [read(d, i, o, kind) for o in i.operands[1:3]]
     third = d.source(i.operands[3], "pred") if len(i.operands) > 3 else None
     writes = [d.target(o.strip(), "pred") for o in i.operands[0].split("|")]
+
     def compare(run: Run, group: Group) -> None:
         words = [np.broadcast_to(read(run, group), (group.size,)) for read in reads]
         halves = [np.ascontiguousarray(w).view(part).reshape(-1, 2) for w in words]

@@ -26,6 +26,7 @@ from tinygpu.codegen.interpreter.values import TYPES
 
 __all__ = ["TABLE"]
 
+
 @functools.cache
 def _places(rows: int, registers: tuple[int, int], each: int) -> tuple[Array, ...]:
     """Return rows and columns of A's registers, then rows and columns of B's."""
@@ -71,7 +72,7 @@ def _mma(d: Decoder, i: Instruction) -> Control:
         lane, n = np.arange(WARP)[:, None], np.arange(rows // 4)[None]
         values = product[:, lane // 4 + 8 * (n // 2), 2 * (lane % 4) + n % 2].reshape(here.size, -1)
         held = np.stack([run.registers[r][here.index] for r in c], 1)
-        total = values + np.ascontiguousarray(held).view(dtype).astype(np.float64)
+        total: Array = values + np.ascontiguousarray(held).view(dtype).astype(np.float64)
         if dtype.kind == "i":
             limits = np.iinfo(dtype)
             whole = total.astype(np.int64)

@@ -149,7 +149,9 @@ def _in_turn(data: Array, addresses: Array, place: Array, new: Array, name: str)
     found = np.empty_like(new)
     for start, end, address in zip(starts, [*starts[1:], len(order)], addresses, strict=True):
         mine = order[start:end]
-        running = _RUNNING[name].accumulate(np.concatenate([data[address : address + 1], new[mine]]))
+        running = _RUNNING[name].accumulate(
+            np.concatenate([data[address : address + 1], new[mine]])
+        )
         found[mine] = running[:-1]
         data[address] = running[-1]
     return found
@@ -198,7 +200,9 @@ def _atom(d: Decoder, i: Instruction) -> Action:
             here = slice(turn[0], turn[0] + len(index))
             turn[0] += len(index)
             other = values[1][here] if operation == "cas" else new
-            addresses, place, times = np.unique(index[:, 0], return_inverse=True, return_counts=True)
+            addresses, place, times = np.unique(
+                index[:, 0], return_inverse=True, return_counts=True
+            )
             if lanes == 1 and operation in _RUNNING and packed is dtype and times.max() > 1:
                 olds[here, 0] = _in_turn(data, addresses, place, new[:, 0], operation)
                 return

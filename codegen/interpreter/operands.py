@@ -97,8 +97,8 @@ def _fault(i: Instruction, form: Form, registers: Mapping[str, str]) -> str:
     for role, text in zip(roles, i.operands, strict=True):
         have = registers.get(text)
         if have is not None and role.base in ("d", "a", "b", "c"):  # most are plain registers
-            fault = _mismatch(have, role.kind, role.wider) or (_count(i.opcode) and role.base in "db")
-            if not fault:
+            vector = role.base in "db" and _count(i.opcode)
+            if not vector and not _mismatch(have, role.kind, role.wider):
                 continue
         if fault := _operand(role, text, i, registers):
             return fault
@@ -177,6 +177,6 @@ def _mismatch(have: str, kind: str, wider: bool) -> bool:
 
 def _class(kind: str) -> str:
     """Return b for bits, i for integers, f for floating point."""
-    if kind in _UNTYPED or kind.startswith("b") and not kind.startswith("bf"):
+    if kind in _UNTYPED or (kind.startswith("b") and not kind.startswith("bf")):
         return "b"
     return "i" if kind[0] in "us" else "f"

@@ -112,7 +112,8 @@ class Run:
         self.clocks = Clocks(
             domains=self.ctas // self.cluster,
             units=self.cluster * self.threads_per_cta // self.unit,
-            granules=self.ctas * (self.shared_bytes // self.code.granule + self.code.tensor_granules),
+            granules=self.ctas
+            * (self.shared_bytes // self.code.granule + self.code.tensor_granules),
         )
         self.fragments[0] = Group(np.flatnonzero(self.live))
 
@@ -189,7 +190,9 @@ class Run:
         """Return %ctaid of CTAs, numbered cluster by cluster: (3, n)."""
         shape = np.array(self.cluster_shape)[:, None]
         clusters = np.array(self.grid)[:, None] // shape
-        return _split(ctas // self.cluster, clusters) * shape + _split(ctas % self.cluster, shape)
+        first = _split(ctas // self.cluster, clusters) * shape
+        places: Array = first + _split(ctas % self.cluster, shape)
+        return places
 
     # Findings.
 

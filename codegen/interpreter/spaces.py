@@ -232,9 +232,7 @@ def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
             run.find("exit", message, thread=thread)
 
 
-def check_read(
-    run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK
-) -> None:
+def check_read(run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK) -> None:
     """Hold generic reads of shared memory against the clocks."""
     at, rows, step = granules(run, flat, width), run.rows(group)[:, None], run.tick()
     _remotely(run, group, flat, step)

@@ -21,7 +21,7 @@ import numpy as np
 from tinygpu.codegen.interpreter.constants import constant
 from tinygpu.codegen.interpreter.report import Array
 
-__all__ = ["PACKED", "TYPES", "fma", "flushed", "immediate", "narrowed", "products", "rounded"]
+__all__ = ["PACKED", "TYPES", "flushed", "fma", "immediate", "narrowed", "products", "rounded"]
 
 TYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(kind)

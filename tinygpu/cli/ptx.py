@@ -44,7 +44,9 @@ def ptx(
     ] = "late,early,random",
     lanes: Annotated[
         bool | None,
-        typer.Option(help="Threads as agents, which finds races inside a warp; small CTAs have it."),
+        typer.Option(
+            help="Threads as agents, which finds races inside a warp; small CTAs have it."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(help="Instructions of groups that a run may have.")] = (
         5_000_000
