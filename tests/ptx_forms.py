@@ -26,8 +26,7 @@ TYPES = ("pred", "b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", 
 
 
 def _alternatives(modifier: str) -> list[str]:
-    named = "|".join(SETS.get(m, m) for m in modifier.rstrip("?").split("|")).split("|")
-    return named
+    return "|".join(SETS.get(m, m) for m in modifier.rstrip("?").split("|")).split("|")
 
 
 def _opcodes(form: Form) -> Iterator[str]:

@@ -137,7 +137,7 @@ def hand(call: str) -> tuple[Report, Array]:
 
 
 def test_calls_by_hand() -> None:
-    """Parameters in registers; a recursion without end is stopped; who is called has to be there."""
+    """Parameters in registers; a recursion without end is stopped; the callee has to be there."""
     report, y = hand("call (%r1), twice, (%r0);")
     assert report.findings == ()
     assert y[0] == 14

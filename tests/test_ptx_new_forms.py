@@ -105,7 +105,8 @@ def test_participants_that_leave() -> None:
 def test_reductions_of_boxes() -> None:
     """cp.reduce of a tensor's box adds to what is there; a prefetch of it does nothing."""
     text = START.replace(".param .u64 x", ".param .align 64 .b8 map[128], .param .u64 x")
-    text += """mov.u64 %d4, map; cvta.param.u64 %d4, %d4; st.shared.u32 [%own], %t; fence.proxy.async.shared::cta;
+    text += """mov.u64 %d4, map; cvta.param.u64 %d4, %d4;
+      st.shared.u32 [%own], %t; fence.proxy.async.shared::cta;
       bar.sync 0; @!%p0 bra E;
       cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%d4, {%r9}];
       cp.reduce.async.bulk.tensor.1d.global.shared::cta.add.tile.bulk_group [%d4, {%r9}], [%s];

@@ -120,7 +120,8 @@ def _limited(i: Instruction, dtype: np.dtype[Any], plain: Any) -> Callable[[Arra
 
     def limited(a: Array, b: Array) -> Array:
         wide = plain(a.astype(np.int64), b.astype(np.int64))
-        return np.clip(wide, limits.min, limits.max).astype(dtype)
+        kept: Array = np.clip(wide, limits.min, limits.max).astype(dtype)
+        return kept
 
     return limited
 

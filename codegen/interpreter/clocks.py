@@ -1,9 +1,10 @@
 """Happens-before: who may touch which bytes of shared memory, and through which proxy.
 
 *Agents* are warps (or single threads) and *channels*: a channel is a queue of asynchronous
-operations that complete in order (the loads onto one mbarrier, one warpgroup's products, one thread's bulk stores).  Whatever
-touches shared memory or synchronises has a step, a number that only grows.  A clock says for each
-agent up to which of its steps everything is ordered before what its holder does next; release and
+operations that complete in order (the loads onto one mbarrier, one warpgroup's products, one
+thread's bulk stores).  Whatever touches shared memory or synchronises has a step, a number that
+only grows.  A clock says for each agent up to
+which of its steps everything is ordered before what its holder does next; release and
 acquire join clocks.  An access is free of races if the last write of each granule (and, for a
 write, each agent's last read) is within the clock of whoever accesses it.
 
@@ -203,9 +204,7 @@ class Clocks:
         if not len(who):
             return None
         flat = self.clocks[by].reshape(-1, self.agents)
-        few = rows.size < len(
-            flat
-        )  # the least that each row knows of all readers is enough, mostly
+        few = rows.size < len(flat)  # what each row knows of all readers is enough, mostly
         floor = flat[rows][..., who].min(-1) if few else flat[:, who].min(1)[rows]
         if not (self._read_last[at] - 1 > floor).any():
             return None

@@ -1,8 +1,8 @@
 """The instructions that are run: every form, its operands, the least PTX version and target.
 
-The table is ``forms.txt``.  A line is ``entry modifiers : operands @ version target``.  A modifier ``.a|b`` is one of several,
-``?`` means that it may be left out, capitals name a set of ``SETS``.  An operand is its role, then
-``+`` (a register may be wider), ``:type`` (else the last modifier's; ``1`` that of the modifier
+The table is ``forms.txt``.  A line is ``entry modifiers : operands @ version target``.  A modifier
+``.a|b`` is one of several, ``?`` means that it may be left out, capitals name a set of ``SETS``.
+An operand is its role, then ``+`` (a register may be wider), ``:type`` (else the last modifier's; ``1`` that of the modifier
 before, ``w`` twice as wide, ``x`` any), ``?``.  Roles: ``d`` is written, ``dq`` as well with a
 predicate (``d|p``) or not, ``e`` as ``d|p``, ``dp`` a predicate, ``pq`` as ``p`` or ``p|q``, ``_``
 the sink; ``a`` to ``c`` are read, ``p`` is a predicate, ``[a]`` an address, ``#`` a number, ``L`` a

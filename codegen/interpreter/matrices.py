@@ -1,9 +1,9 @@
 """A warp's small matrices: mma.sync, ldmatrix, stmatrix.
 
 With g = lane / 4, q = lane % 4 and E elements a register: register i of A holds row g + 8 (i % 2),
-columns E q + 4 E (i / 2) on (of eight rows: row g, columns E q + 4 E i on); register i of B holds column g, rows E q + 4 E i on; value i of C and
-D is at row g + 8 (i / 2), column 2 q + i % 2.  Row r of matrix i in shared memory, 8 x 8, is 16
-bytes at the address that lane 8 i + r gives.
+columns E q + 4 E (i / 2) on (of eight rows: row g, columns E q + 4 E i on); register i of B holds
+column g, rows E q + 4 E i on; value i of C and D is at row g + 8 (i / 2), column 2 q + i % 2.  Row
+r of matrix i in shared memory, 8 x 8, is 16 bytes at the address that lane 8 i + r gives.
 
 Source: PTX ISA 9.0, section 9.7.14 (mma.sync, ldmatrix, stmatrix).
 """

@@ -113,10 +113,12 @@ def _st(d: Decoder, i: Instruction) -> Action:
 
 
 def increased(old: Array, new: Array) -> Array:
+    """Return what atom.inc leaves."""
     return np.where(old >= new, 0, old + 1)
 
 
 def decreased(old: Array, new: Array) -> Array:
+    """Return what atom.dec leaves."""
     return np.where((old == 0) | (old > new), new, old - 1)
 
 

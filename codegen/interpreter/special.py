@@ -110,7 +110,8 @@ SPECIAL: Mapping[str, Callable[[Run], Array]] = {
 """Each special register's value for every thread of a run, but for those that change."""
 CLOCKS = {"%clock": 0, "%clock64": 0, "%globaltimer": 0, "%globaltimer_lo": 0, "%clock_hi": 32,
           "%globaltimer_hi": 32, **{f"%pm{n}": 0 for n in range(8)}}  # fmt: skip
-"""Registers that only grow, shifted by so many bits: they count the scheduler's choices, ``TICK`` each, and tell no time."""
+"""Registers that only grow, and by how many bits they are shifted: they count the scheduler's
+choices, ``TICK`` each, and tell no time."""
 TICK = 64
 
 
