@@ -161,3 +161,24 @@ def test_products(shape: str, kind: str, k: int, registers: tuple[int, int, int]
     exact = a @ b
     for n in range(registers[2]):
         np.testing.assert_array_equal(result[:, n], exact[g + 8 * (n // 2), 2 * q + n % 2])
+
+
+def test_wmma_of_doubles() -> None:
+    """D = A B + C: C is loaded by columns, D stored by rows."""
+    rng = np.random.default_rng(3)
+    a, b, c = (rng.integers(-9, 9, s).astype(np.float64) for s in ((8, 4), (4, 8), (8, 8)))
+    names = [f"{n}{i}" for n in "abcd" for i in range(1)]
+    text = """.version 8.0\n.target sm_90\n.address_size 64
+    .visible .entry k(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d) {
+      .reg .u64 %p<4>; .reg .f64 %a, %b, %c<2>, %d<2>;
+      ld.param.u64 %p0, [a]; ld.param.u64 %p1, [b]; ld.param.u64 %p2, [c]; ld.param.u64 %p3, [d];
+      wmma.load.a.sync.aligned.row.m8n8k4.global.f64 {%a}, [%p0], 4;
+      wmma.load.b.sync.aligned.row.m8n8k4.global.f64 {%b}, [%p1], 8;
+      wmma.load.c.sync.aligned.col.m8n8k4.global.f64 {%c0, %c1}, [%p2], 8;
+      wmma.mma.sync.aligned.row.row.m8n8k4.rn.f64.f64.f64.f64 {%d0, %d1}, {%a}, {%b}, {%c0, %c1};
+      wmma.store.d.sync.aligned.row.m8n8k4.global.f64 [%p3], {%d0, %d1}, 8;
+      ret; }"""
+    memory, d = Memory(), np.zeros((8, 8))
+    arguments = [memory.allocate(v, n) for v, n in zip((a, b, c, d), names, strict=True)]
+    assert launch(Module.parse(text), "k", 1, 32, arguments, memory).findings == ()
+    np.testing.assert_array_equal(d, a @ b + c.T)

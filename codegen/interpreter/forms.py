@@ -2,12 +2,12 @@
 
 The table is ``forms.txt``.  A line is ``entry modifiers : operands @ version target``.  A modifier
 ``.a|b`` is one of several, ``?`` means that it may be left out, capitals name a set of ``SETS``.
-An operand is its role, then ``+`` (a register may be wider), ``:type`` (else the last modifier's; ``1`` that of the modifier
-before, ``w`` twice as wide, ``x`` any), ``?``.  Roles: ``d`` is written, ``dq`` as well with a
-predicate (``d|p``) or not, ``e`` as ``d|p``, ``dp`` a predicate, ``pq`` as ``p`` or ``p|q``, ``_``
-the sink; ``a`` to ``c`` are read, ``p`` is a predicate, ``[a]`` an address, ``#`` a number, ``L`` a
-name, ``h`` a policy (there with ``.L2::cache_hint`` only), ``{}`` registers in braces, ``*``
-whatever the builder reads.
+An operand is its role, then ``+`` (a register may be wider), ``:type`` (else the last modifier's;
+``1`` that of the modifier before, ``w`` twice as wide, ``x`` any), ``?``.  Roles: ``d`` is written,
+``dq`` as well with a predicate (``d|p``) or not, ``e`` as ``d|p``, ``dp`` a predicate, ``pq`` as
+``p`` or ``p|q``, ``_`` the sink; ``a`` to ``c`` are read, ``p`` is a predicate, ``[a]`` an address,
+``#`` a number, ``L`` a name, ``h`` a policy (there with ``.L2::cache_hint`` only), ``{}`` registers
+in braces, ``*`` whatever the builder reads.
 
 >>> [form] = find("mul.wide.u32")
 >>> form.entry, form.operands, find("mul.lo.frob.u32")
@@ -169,6 +169,11 @@ MODIFIERS: Mapping[str, tuple[tuple[int, int], str]] = {
     "shared::cluster": ((7, 8), "90"),
     "cluster": ((7, 8), "90"),
     "L2::cache_hint": ((7, 4), "80"),
+    "L2::256B": ((7, 4), "80"),
+    "bf16": ((7, 0), "80"),
+    "bf16x2": ((7, 0), "80"),
+    "relu": ((7, 0), "80"),
+    "NaN": ((7, 0), "80"),
 }
 """Modifiers that ask for a version and a target wherever they stand."""
 
