@@ -182,3 +182,50 @@ def test_wmma_of_doubles() -> None:
     arguments = [memory.allocate(v, n) for v, n in zip((a, b, c, d), names, strict=True)]
     assert launch(Module.parse(text), "k", 1, 32, arguments, memory).findings == ()
     np.testing.assert_array_equal(d, a @ b + c.T)
+
+
+def test_special_registers() -> None:
+    """Clocks only grow, in both halves; registers of the environment are 0 but for grid.sync's."""
+    body = """mov.u32 %r1, %clock_hi; mov.u32 %r2, %globaltimer_lo; mov.u32 %r3, %envreg3;
+      mov.u32 %r4, %nwarpid; mov.u32 %r5, %aggr_smem_size; mov.u32 %r6, %total_smem_size;
+      sub.u32 %r5, %r5, %r6; or.b32 %r9, %r1, %r3; or.b32 %r9, %r9, %r5;"""
+    report, y = run(body)
+    assert report.findings == ()
+    assert not y.any()
+
+
+def test_addresses_in_tables() -> None:
+    """generic(symbol), a symbol with an offset, and functions stand in variables."""
+    text = """.version 8.0\n.target sm_90\n.address_size 64
+    .global .u32 words[2] = {5, (1 << 4) + 1};
+    .global .u64 table[3] = {generic(words), words+4, twice};
+    .func (.reg .u32 r) twice(.reg .u32 a) { add.u32 r, a, a; ret; }
+    .visible .entry k(.param .u64 y) {
+      .reg .u64 %d<4>; .reg .u32 %r<4>; ld.param.u64 %d0, [y]; mov.u64 %d1, table;
+      ld.global.u64 %d2, [%d1]; ld.u32 %r0, [%d2]; ld.global.u64 %d2, [%d1+8];
+      ld.global.u32 %r1, [%d2]; ld.global.u64 %d2, [%d1+16];
+      P: .callprototype (.reg .u32 _) _ (.reg .u32 _);
+      call (%r2), %d2, (%r1), P; st.global.v2.u32 [%d0], {%r0, %r2}; ret; }"""
+    memory, y = Memory(), np.zeros(2, np.uint32)
+    assert launch(Module.parse(text), "k", 1, 1, [memory.allocate(y)], memory).findings == ()
+    assert y.tolist() == [5, 34]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("ld.param.u64 %d4, [y+8];", "address"),
+        ("mov.u32 %r1, stack; ld.local.u32 %r9, [%r1-4];", "address"),
+        ("mbarrier.init.shared::cta.b64 [%r11], 0;", "barrier"),
+        ("bar.sync 16;", "barrier"),
+        ("setp.eq.u32 %p2, %t, 0; @%p2 trap;", "trap"),
+        ("st.shared.u32 [%s+4096], %t;", "address"),
+        ("ld.global.u64 %d4, [%d0+4];", "alignment"),
+        ("cp.async.ca.shared.global [%own], [%d3+511], 4;", "alignment"),
+    ],
+)
+def test_faults_that_were_exceptions(body: str, kind: str) -> None:
+    """Each is a finding with its line, not a traceback."""
+    report, _ = run(body, 1)
+    assert kind in report.kinds
+    assert all(f.line >= START.count("\n") for f in report.findings)

@@ -79,8 +79,9 @@ def _fill(
     """Write what a variable begins with: numbers, and addresses of variables and functions."""
     kind = variable.type if variable.type in TYPES else "b8"
     dtype = TYPES[kind]
-    for n, text in enumerate(t for t in re.split(r"[{},\s]+", variable.values) if t):
-        name, _, offset = re.sub(r"generic\((.*)\)", r"\1", text).partition("+")
+    for n, text in enumerate(filter(None, map(str.strip, re.split("[{},]", variable.values)))):
+        plain = re.sub(r"generic\((.*)\)", r"\1", text)
+        name, _, offset = (part.strip() for part in plain.partition("+"))
         value: Any
         if name in places:
             value = np.array(places[name] + int(offset or 0)).astype(dtype)
