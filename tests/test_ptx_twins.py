@@ -136,6 +136,25 @@ TWINS = {
         =@%p0 st.shared.u32 [%s], 0;
         bar.sync 0;
         atom.shared.add.u32 %r9, [%s], 1; <<""", "uninitialised"),
+    "a flag that is not set to 0 in time": Twins(
+        """
+        @%p0 st.relaxed.cta.shared.u32 [%s], 0;
+        =bar.sync 0;
+        setp.lt.u32 %p2, %t, 32; @!%p2 bra C;
+        @%p0 st.release.cta.shared.u32 [%s], 1;
+        bra E;
+        C: ld.acquire.cta.shared.u32 %r2, [%s]; <<
+        setp.eq.u32 %p2, %r2, 0; @%p2 bra C;
+        E:""",
+        "uninitialised",
+    ),
+    "a counter that is not set to 0 in time": Twins(
+        """
+        @%p0 st.shared.u32 [%s], 0;
+        =bar.sync 0;
+        atom.shared.add.u32 %r9, [%s], 1; <<""",
+        "uninitialised",
+    ),
     "the size of a bulk copy": Twins(INIT.format(n=1) + """
         !mov.u32 %r1, 60;
         =mov.u32 %r1, 64;

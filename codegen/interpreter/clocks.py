@@ -70,6 +70,7 @@ class Clocks:
         self.asynchronous = np.zeros((domains, self.agents), bool)
         self.write_step = np.full(granules, -1, np.int32)
         self.write_agent = np.zeros(granules, np.int32)
+        self.first_step, self.first_agent = self.write_step.copy(), self.write_agent.copy()
         self._read_after = np.zeros((self.agents, granules), np.int32)  # the step + 1, or 0
         self._read_last = np.zeros(granules, np.int32)
         self._readers = np.zeros(self.agents, bool)
@@ -257,6 +258,9 @@ class Clocks:
         if conflict is None:
             conflict = self._after_reads(at, rows, by)
         mine = rows % self.agents if agent is None else np.asarray(agent)
+        first = self.first_step[at] < 0
+        self.first_agent[at] = np.where(first, mine, self.first_agent[at])
+        self.first_step[at] = np.where(first, step, self.first_step[at])
         self.write_agent[at] = mine
         self.write_step[at] = step
         if strong and self._strong is None:
@@ -276,3 +280,9 @@ class Clocks:
         """Return which granules nobody has written."""
         unwritten: Array = self.write_step[at] < 0
         return unwritten
+
+    def unsure(self, at: Array, rows: Array) -> Array:
+        """Return which granules nothing orders the first write of before accesses by ``rows``."""
+        flat = self.clocks[ORDER].reshape(-1, self.agents)
+        unordered: Array = self.first_step[at] > flat[rows, self.first_agent[at]]
+        return unordered | (self.first_step[at] < 0)

@@ -239,19 +239,24 @@ def check_read(run: Run, group: Group, flat: Array, width: int, how: Semantics =
     if how.strong:
         channels = _strong(run, group)
         conflict = run.clocks.read(at, rows, step, agent=channels[:, None], strong=True)
-        transfer(run, group, flat, step, how, writes=False)
     else:
         conflict = run.clocks.read(at, rows, step)
     run.conflict(conflict, "reads")
-    _fresh(run, group, flat, at)
+    _fresh(run, group, flat, at, how)
+    if how.strong:
+        transfer(run, group, flat, step, how, writes=False)
 
 
-def _fresh(run: Run, group: Group, flat: Array, at: Array) -> None:
-    fresh = run.clocks.fresh(at)
+def _fresh(run: Run, group: Group, flat: Array, at: Array, how: Semantics) -> None:
+    """Report reads of what nobody wrote; strong ones also of what was first written unordered."""
+    clocks = run.clocks
+    fresh = clocks.unsure(at, run.rows(group)[:, None]) if how.strong else clocks.fresh(at)
     if fresh.any():
         i = int(np.argmax(fresh.any(1)))
         offset, thread = int(flat[i]) % run.shared_bytes, int(group.threads[i])
-        message = f"{run.warp_name(thread)} reads shared byte {offset}, which nobody wrote"
+        never = clocks.fresh(at[i]).any()
+        why = "which nobody wrote" if never else "and nothing orders its first write before"
+        message = f"{run.warp_name(thread)} reads shared byte {offset}, {why}"
         run.find("uninitialised", message, thread=thread, address=offset)
 
 
@@ -275,7 +280,7 @@ def check_write(
             run.conflict(conflict, "writes", equal=equal)
         return
     if how.updates:
-        _fresh(run, group, flat, at)
+        _fresh(run, group, flat, at, how)
     channels = _strong(run, group)
     order = run.clocks.clocks[ORDER].reshape(-1, run.clocks.agents)
     before = order[rows[:, 0], channels]
