@@ -259,8 +259,9 @@ class Clocks:
             conflict = self._after_reads(at, rows, by)
         mine = rows % self.agents if agent is None else np.asarray(agent)
         first = self.first_step[at] < 0
-        self.first_agent[at] = np.where(first, mine, self.first_agent[at])
-        self.first_step[at] = np.where(first, step, self.first_step[at])
+        if first.any():
+            self.first_agent[at] = np.where(first, mine, self.first_agent[at])
+            self.first_step[at] = np.where(first, step, self.first_step[at])
         self.write_agent[at] = mine
         self.write_step[at] = step
         if strong and self._strong is None:

@@ -256,6 +256,8 @@ class _Reader:
         if vector := re.search(r"\.v([24])", how):
             width *= int(vector.group(1))
         align = re.search(r"\.align\s+(\d+)", how)
+        if align and int(align.group(1)).bit_count() != 1:
+            raise self.error(f"an alignment of {align.group(1)} is no power of two")
         total = width
         for extent in re.findall(r"\[([^]]*)\]", extents):
             count = constant(extent) if extent.strip() else 0
@@ -281,6 +283,8 @@ class _Reader:
             if not one:
                 raise self.error(f"cannot read the parameter {each!r}")
             space, align, kind, name, extent = one.groups()
+            if align and int(align).bit_count() != 1:
+                raise self.error(f"an alignment of {align} is no power of two")
             width = width_of(kind)
             size = width * int(extent or 1)
             found.append(Variable(name, space, kind, size, int(align or width)))
