@@ -209,6 +209,12 @@ def _atom(d: Decoder, i: Instruction) -> Action:
             here = slice(turn[0], turn[0] + len(index))
             turn[0] += len(index)
             other = values[1][here] if operation == "cas" else new
+            before = data[index]
+            if (
+                operation == "cas" and not (before == new).any()
+            ):  # who polls in vain changes nothing
+                olds[here] = before
+                return
             addresses, place, times = np.unique(
                 index[:, 0], return_inverse=True, return_counts=True
             )
