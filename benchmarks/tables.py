@@ -31,7 +31,8 @@ from tinygpu.cli.console import time_text
 __all__ = ["PAGES", "TABLES", "main", "renewed"]
 
 ROOT = Path(__file__).parent.parent
-PAGES = tuple(ROOT / page for page in ("README.md", "docs/results.md", "docs/measuring.md"))
+_NAMES = ("README.md", "docs/results.md", "docs/measuring.md", "docs/model-concurrency.md")
+PAGES = tuple(ROOT / page for page in _NAMES)
 """The pages that have such tables."""
 _PLACE = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -395,6 +396,19 @@ def _held_out() -> str:
     return _markdown(columns, rows)
 
 
+def _judged() -> str:
+    """Return what the judge says of random schedules, and how long it takes."""
+    tree = json.loads((FOLDER.parent / "judged.json").read_text(encoding="utf-8"))
+    columns = ("machine", "#schedules", "#proved", "#skeletons", "#mean", "#slowest")
+    rows = []
+    for name in dict.fromkeys(row["machine"] for row in tree["rows"]):
+        mine = [row for row in tree["rows"] if row["machine"] == name]
+        counts = [sum(row[c] for row in mine) for c in ("schedules", "proved", "skeletons")]
+        took = sum(row["milliseconds"] * row["schedules"] for row in mine) / counts[0]
+        rows.append((name, *counts, f"{took:.1f} ms", f"{max(r['slowest'] for r in mine):.0f} ms"))
+    return f"{_markdown(columns, rows)}\n\nMade on {tree['provenance']['date'][:10]}, on a CPU."
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "agreement": _agreement,
     "ampere": _ampere,
@@ -409,6 +423,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "hopper beside": lambda: _beside("hopper_matmul"),
     "hopper summary": _summary,
     "host": _host,
+    "judged": _judged,
     "simt": lambda: _simt(ladder=False),
     "simt ladder": lambda: _simt(ladder=True),
     "slow": _slow,

@@ -118,11 +118,12 @@ def execute(
     clusters: int = 0,
     seed: int = 0,
     completion: str = "late",
+    lanes: bool = False,
 ) -> Report:
     """Run a term's code on arrays by operand, each of its operand's shape; the output is written.
 
     A persistent term gets ``clusters`` clusters, else half as many as it has tiles for them, so
-    that some do several.  Raises LaunchError, ProgramError.
+    that some do several; ``lanes`` as for ``launch``.  Raises LaunchError, ProgramError.
     """
     memory = Memory()
     places = {o.name: memory.allocate(arrays[o.name], o.name) for o in program.operation.operands}
@@ -151,4 +152,5 @@ def execute(
         smem_bytes=smem_plan(program).total_bytes,
         seed=seed,
         completion=completion,
+        lanes=lanes,
     )

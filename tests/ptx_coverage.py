@@ -14,7 +14,8 @@ from benchmarks.interpreter_speed import POINTS, SIZES
 from tests.ptx_runs import term_of
 from tests.test_ptx_kernels import VARIANTS
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.interpreter import FAMILIES, entry
+from tinygpu.codegen.interpreter import FAMILIES
+from tinygpu.codegen.interpreter.forms import FORMS, SETS, find
 from tinygpu.codegen.interpreter.parser import parse
 from tinygpu.machine import Chosen
 from tinygpu.machines import MACHINES
@@ -51,7 +52,7 @@ def counts(column: str) -> Mapping[str, int]:
     for text in _texts(column):
         for kernel in parse(text).kernels.values():
             found[""] += 1
-            for name in {entry(i.opcode) for i in kernel.instructions}:
+            for name in {find(i.opcode)[0].entry for i in kernel.instructions}:
                 found[name] = found.get(name, 0) + 1
     return found
 
@@ -85,7 +86,23 @@ def table() -> str:
             lines.append(
                 _row(f"`{name}`", [str(n or "") for n in numbers] if any(numbers) else alone)
             )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n\n" + forms() + "\n"
+
+
+def forms() -> str:
+    """Return every form that is run, by family, in the spelling of the table."""
+    lines = ["A set in capitals stands for its alternatives:", ""]
+    shown = (
+        (n, s if len(s) < 120 else f"{s[:100].rpartition('|')[0]}|...") for n, s in SETS.items()
+    )
+    lines += ["```text", *(f"{name} = {text}" for name, text in shown), "```", ""]
+    for family in FAMILIES:
+        mine = [f for f in FORMS if f.family == family]
+        needs = [f"  @ {f.version[0]}.{f.version[1]} sm_{f.target}" for f in mine]
+        needs = [n if f.version > (1, 0) else "" for n, f in zip(needs, mine, strict=True)]
+        listed = (f"{f} {' '.join(f.operands)}{n}" for f, n in zip(mine, needs, strict=True))
+        lines += [f"{family}:", "", "```text", *listed, "```", ""]
+    return "\n".join(lines)
 
 
 def page(text: str) -> str:

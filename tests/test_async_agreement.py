@@ -79,9 +79,9 @@ def test_the_judge_tells_outcomes_apart() -> None:
 
 
 def test_a_judge_that_accepts_all_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the graph's conditions there are misses: the corpus has faults."""
+    """Without the judge's conditions there are misses: the corpus has faults."""
     case = next(c for c in CASES if c.name == "chain 2 2 True")
-    monkeypatch.setattr("benchmarks.async_corpus.hazards", lambda *_: ())
+    monkeypatch.setattr("benchmarks.async_corpus.verdict_at", lambda *_: None)
     row = row_of("", [(n, case.of(p)) for n, p in changed(case)][:40])
     assert row["missed"] > 10
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.ptx_coverage import COLUMNS, PAGE, counts, in_unit_tests, page, table
-from tinygpu.codegen.interpreter import FAMILIES, entry
+from tinygpu.codegen.interpreter import FAMILIES
+from tinygpu.codegen.interpreter.forms import FORMS
 
 
 def test_the_page_is_fresh() -> None:
@@ -32,7 +33,6 @@ def test_kernels_have_only_known_instructions(column: str) -> None:
     assert counts(column)["ld"] == counts(column)[""] > 3
 
 
-def test_the_longest_entry_wins() -> None:
-    assert entry("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group") == "cp.async.bulk"
-    assert entry("cp.async.ca.shared.global") == "cp.async"
-    assert entry("cp") == entry("mad24.lo.s32") == ""
+def test_the_page_has_every_form() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert all(str(form) in text for form in FORMS)

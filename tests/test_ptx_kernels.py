@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.interpreter_speed import POINTS
 from tests.ptx_runs import run_matmul, term_of
 from tinygpu.machines.hopper import STARTS
 from tinygpu.machines.simt import LADDER
@@ -93,3 +94,26 @@ def test_speed(machine: str) -> None:
     outcome = run_matmul(program, {"m": 256, "n": 256, "k": 256})
     assert outcome.right
     assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "layout", "arch"),
+    [
+        ("simt", "f32", "nn", "sm_90a"),
+        ("ampere", "bf16", "nt", "sm_80"),
+        ("hopper", "bf16", "nt", "sm_90a"),
+        ("blackwell", "bf16", "nt", "sm_100a"),
+    ],
+)
+def test_threads_as_agents(machine: str, dtype: str, layout: str, arch: str) -> None:
+    """A quarter of the named points is right, and not accused, where each lane is an agent."""
+    points = POINTS[machine][0]
+    for name in sorted(points)[::4]:
+        if points[name].get("combine") == "red":
+            continue
+        program = term_of(machine, points[name], dtype, layout)
+        outcome = run_matmul(
+            program, {"m": 72, "n": 136, "k": 72}, arch=arch, clusters=1, lanes=True
+        )
+        assert outcome.report.findings == (), name
+        assert outcome.right, name

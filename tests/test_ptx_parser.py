@@ -148,7 +148,7 @@ def test_same_seed_same_run() -> None:
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2), st.booleans()), max_size=30))
 def test_clocks_agree_with_a_graph(actions: list[tuple[int, int, bool]]) -> None:
     """A read conflicts exactly if no path of program order and barriers leads to it."""
-    clocks = Clocks(domains=1, warps=3, granules=3)
+    clocks = Clocks(domains=1, units=3, granules=3)
     after: dict[int, set[int]] = {w: set() for w in (1, 2, 3)}  # what each warp's next comes after
     writer: dict[int, tuple[int, int]] = {}
     for step, (warp, granule, writes) in enumerate(actions):
@@ -174,7 +174,7 @@ def test_clocks_agree_with_a_graph(actions: list[tuple[int, int, bool]]) -> None
 def test_a_fence_is_carried_by_barriers() -> None:
     """Fenced before the barrier: known to the asynchronous proxy; after it, by whoever fences."""
     for who, when, proxied in ((1, "before", True), (2, "after", True), (1, "after", False)):
-        clocks = Clocks(domains=1, warps=2, granules=1)
+        clocks = Clocks(domains=1, units=2, granules=1)
         clocks.write(np.array([0]), clocks.rows(0, np.array([1])), 0)
         if when == "before":
             clocks.fence_proxy(0, [who], 1)
@@ -189,7 +189,7 @@ def test_a_fence_is_carried_by_barriers() -> None:
 
 def test_reads_are_kept_when_channels_come() -> None:
     """Room for more agents does not forget who read what."""
-    clocks = Clocks(domains=1, warps=2, granules=4)
+    clocks = Clocks(domains=1, units=2, granules=4)
     assert clocks.read(np.array([3]), clocks.rows(0, np.array([1])), 5) is None
     for n in range(100):
         clocks.channel(0, f"queue {n}", asynchronous=True)

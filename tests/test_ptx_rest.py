@@ -167,7 +167,6 @@ def test_packed_predicates() -> None:
     [
         "tex.2d.v4.f32.s32 {%f0, %f1, %f2, %f3}, [%a0, {%s0, %s1}]",
         "call.uni g, (%u0)",
-        "min.xorsign.abs.f32 %f0, %f1, %f2",
         "wmma.mma.sync.aligned.row.col.m8n8k32.s32.s4.s4.s32 {%u0, %u1}, {%u2}, {%u3}, {%u4, %u5}",
     ],
 )

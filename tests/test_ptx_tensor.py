@@ -114,7 +114,7 @@ def test_ldmatrix_and_stmatrix(count: int, turned: str) -> None:
       ldmatrix.sync.aligned.m8n8.x{count}{turned}.shared.b16 {listed}, [%r6];
       bar.warp.sync -1; add.u32 %r7, %r6, {128 * count};
       stmatrix.sync.aligned.m8n8.x{count}{turned}.shared.b16 [%r7], {listed};
-      {store(registers)} add.s64 %rd9, %rd1, {128 * count};
+      bar.warp.sync -1; {store(registers)} add.s64 %rd9, %rd1, {128 * count};
       mov.u32 %r8, 0; LOOP: mad.lo.u32 %r9, %r8, 32, %r0; mad.lo.u32 %r10, %r9, 4, %r1;
       ld.shared.u32 %r11, [%r10+{128 * count}]; mad.wide.u32 %rd10, %r9, 4, %rd9;
       st.global.u32 [%rd10], %r11; add.u32 %r8, %r8, 1; setp.lt.u32 %p2, %r8, {count};

@@ -15,13 +15,15 @@ warp 0 of CTA 0: 4 B at 0 B past the end of x, which has 16 B
 
 It shares nothing with the emitter: each is the other's test.  Asynchronous operations complete as
 late, as early or as randomly as the documented order allows; accesses of shared memory are held
-against a happens-before relation with proxies (``clocks.py``).  Not modelled: races on global
-memory, scopes of acquire and release, L1 and the constant cache, time.
+against a happens-before relation with proxies (``clocks.py``), of warps or of single threads.  What
+has no form in the table of ``forms.py`` is an error.  Not modelled: races on global memory, scopes
+of acquire and release, L1 and the constant cache, time.
 
 Source: PTX ISA 9.0.
 """
 
-from tinygpu.codegen.interpreter.instructions import FAMILIES, entry
+from tinygpu.codegen.interpreter.checking import Checked, Order, check
+from tinygpu.codegen.interpreter.instructions import FAMILIES
 from tinygpu.codegen.interpreter.launching import Module, launch
 from tinygpu.codegen.interpreter.memory import Memory
 from tinygpu.codegen.interpreter.report import Finding, Report
@@ -29,11 +31,13 @@ from tinygpu.codegen.interpreter.tensor_map import TensorMap
 
 __all__ = [
     "FAMILIES",
+    "Checked",
     "Finding",
     "Memory",
     "Module",
+    "Order",
     "Report",
     "TensorMap",
-    "entry",
+    "check",
     "launch",
 ]

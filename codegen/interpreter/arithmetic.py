@@ -1,50 +1,68 @@
 """Arithmetic, comparison, conversion and logic of registers: one NumPy expression each.
 
 Single-precision results are rounded once (``fma`` through float64, mended where that rounds twice);
-``.approx`` functions are computed exactly, then rounded.  ``.ftz`` flushes nothing.
+``.approx`` functions are computed exactly, then rounded.
 
 Source: PTX ISA 9.0, sections 9.7.1 to 9.7.8.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
+from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, Source
+from tinygpu.codegen.interpreter.integers import with_carry
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.values import fma, rounded
+from tinygpu.codegen.interpreter.values import PACKED, flushed, fma, narrowed, rounded
 
-__all__ = ["PACKED", "TABLE", "apply", "packed"]
+__all__ = ["TABLE", "apply", "packed", "read"]
 
 _MODES = ("rn", "rz", "rm", "rp")
-PACKED = {"f16x2": "f16", "bf16x2": "bf16"}
 
 
 def apply(
     d: Decoder, i: Instruction, function: Callable[..., Any], kinds: str | list[str], to: str
 ) -> Action:
-    """Return the action ``first operand = function(the others)``."""
+    """Return the action ``first operand = function(the others)``; ``.ftz`` is of all of them."""
     given = i.operands[1:]
     each = [kinds] * len(given) if isinstance(kinds, str) else kinds
-    reads = [d.source(text, kind) for text, kind in zip(given, each, strict=True)]
+    reads = [read(d, i, text, kind) for text, kind in zip(given, each, strict=True)]
     write = d.target(i.operands[0], to)
+    if _flushes(i, to):
+        plain, part = function, d.kind(PACKED.get(to, to))
+        function = lambda *given: flushed(plain(*given), part)  # noqa: E731 (a closure)
     if len(reads) == 2:
         first, second = reads
         return lambda run, group: write(run, group, function(first(run, group), second(run, group)))
     return lambda run, group: write(run, group, function(*(read(run, group) for read in reads)))
 
 
+def _flushes(i: Instruction, kind: str) -> bool:
+    return "ftz" in i.parts and PACKED.get(kind, kind) in ("f32", "f16")
+
+
+def read(d: Decoder, i: Instruction, text: str, kind: str) -> Source:
+    """Return the function that reads an operand, subnormal numbers as zero with ``.ftz``."""
+    source = d.source(text, kind)
+    if not _flushes(i, kind):
+        return source
+    part = d.kind(PACKED.get(kind, kind))
+    return lambda run, group: flushed(source(run, group), part)
+
+
 def packed(function: Callable[..., Array], part: np.dtype[Any]) -> Callable[..., Array]:
     """Apply a function to both halves of packed registers."""
+    whole = np.dtype(f"u{2 * part.itemsize}")
 
     def both(*given: Array) -> Array:
         wide = np.broadcast_arrays(*given)
         halves = [np.ascontiguousarray(w).view(part) for w in wide]
-        return np.ascontiguousarray(function(*halves)).view(np.uint32)
+        return np.ascontiguousarray(function(*halves)).astype(part).view(whole)
 
     return both
 
@@ -59,44 +77,53 @@ def _saturated(i: Instruction, function: Callable[..., Array]) -> Callable[..., 
     return lambda *given: np.clip(np.nan_to_num(function(*given), nan=0.0), 0, 1)
 
 
+def _halves_or_whole(
+    d: Decoder, i: Instruction, function: Callable[..., Array], kind: str
+) -> Action:
+    """Apply a function of one number to registers that hold one, or two."""
+    if kind in PACKED:
+        function = packed(function, d.kind(PACKED[kind]))
+    return apply(d, i, function, kind, kind)
+
+
 def _binary(name: str) -> Callable[[Decoder, Instruction], Action]:
     plain = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
 
     def build(d: Decoder, i: Instruction) -> Action:
         kind, mode = i.parts[-1], _mode(i)
-        if kind in PACKED:
-            part = d.kind(PACKED[kind])
-            inner = _saturated(i, lambda a, b: plain(a, b).astype(part))
-            return apply(d, i, packed(inner, part), kind, kind)
-        dtype = d.kind(kind)
-        if dtype.kind != "f" and kind != "bf16":
+        part = PACKED.get(kind, kind)
+        dtype = d.kind(part)
+        if "cc" in i.parts:
+            return with_carry(d, i)
+        if dtype.kind in "iu":
             if name == "mul":
                 return _multiply(d, i)
-            if "sat" in i.parts:
-                limits = np.iinfo(dtype)
-                return apply(
-                    d,
-                    i,
-                    lambda a, b: np.clip(
-                        plain(a.astype(np.int64), b.astype(np.int64)), limits.min, limits.max
-                    ),
-                    kind,
-                    kind,
-                )
-            return apply(d, i, plain, kind, kind)
-        if mode == "rn":
-            return apply(d, i, _saturated(i, plain), kind, kind)
+            return _halves_or_whole(d, i, _limited(i, dtype, plain), kind)
         sign = -1.0 if name == "sub" else 1.0
 
         def directed(a: Array, b: Array) -> Array:
             x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
             if name == "mul":
-                return fma(x, y, np.zeros_like(x), mode, kind)
-            return fma(y, np.full_like(y, sign), x, mode, kind)
+                return fma(x, y, np.zeros_like(x), mode, part)
+            return fma(y, np.full_like(y, sign), x, mode, part)
 
-        return apply(d, i, _saturated(i, directed), kind, kind)
+        return _halves_or_whole(d, i, _saturated(i, plain if mode == "rn" else directed), kind)
 
     return build
+
+
+def _limited(i: Instruction, dtype: np.dtype[Any], plain: Any) -> Callable[[Array, Array], Array]:
+    """Return integer addition or subtraction, with ``.sat`` kept to the type's limits."""
+    if "sat" not in i.parts:
+        return lambda a, b: plain(a, b)
+    limits = np.iinfo(dtype)
+
+    def limited(a: Array, b: Array) -> Array:
+        wide = plain(a.astype(np.int64), b.astype(np.int64))
+        kept: Array = np.clip(wide, limits.min, limits.max).astype(dtype)
+        return kept
+
+    return limited
 
 
 def _wide(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
@@ -137,7 +164,17 @@ def _multiply(d: Decoder, i: Instruction) -> Action:
     return apply(d, i, product, kind, to)
 
 
+def _mad24(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    product, plus = _product24(d, i), _limited(i, d.kind(kind), np.add)
+    return apply(d, i, lambda a, b, c: plus(product(a, b), c), kind, kind)
+
+
 def _mul24(d: Decoder, i: Instruction) -> Action:
+    return apply(d, i, _product24(d, i), i.parts[-1], i.parts[-1])
+
+
+def _product24(d: Decoder, i: Instruction) -> Callable[[Array, Array], Array]:
     """Multiply the lower 24 bits; ``.lo`` are the lower 32 of the 48 bits, ``.hi`` the upper."""
     kind, shift = i.parts[-1], 16 if "hi" in i.parts else 0
     dtype = d.kind(kind)
@@ -148,14 +185,17 @@ def _mul24(d: Decoder, i: Instruction) -> Action:
             x, y = (v - ((v & 0x800000) << 1) for v in (x, y))
         return (x * y >> shift).astype(dtype)
 
-    return apply(d, i, product, kind, kind)
+    return product
 
 
 def _mad(d: Decoder, i: Instruction) -> Action:
     if d.kind(i.parts[-1]).kind == "f":
         return _fma(d, i)
+    if "cc" in i.parts:
+        return with_carry(d, i)
     product, kind, to = _product(d, i)
-    return apply(d, i, lambda a, b, c: product(a, b) + c, [kind, kind, to], to)
+    plus = _limited(i, d.kind(to), np.add)
+    return apply(d, i, lambda a, b, c: plus(product(a, b), c), [kind, kind, to], to)
 
 
 def _fma(d: Decoder, i: Instruction) -> Action:
@@ -167,9 +207,7 @@ def _fma(d: Decoder, i: Instruction) -> Action:
         return np.maximum(result, part_type.type(0)) if "relu" in i.parts else result
 
     part_type = d.kind(part)
-    if kind in PACKED:
-        return apply(d, i, packed(once, part_type), kind, kind)
-    return apply(d, i, _saturated(i, once), kind, kind)
+    return _halves_or_whole(d, i, _saturated(i, once), kind)
 
 
 def _divided(a: Array, b: Array) -> Array:
@@ -190,13 +228,27 @@ def _div(d: Decoder, i: Instruction) -> Action:
     mode = _mode(i)
     if mode == "rn":
         return apply(d, i, np.divide, kind, kind)
+    return apply(d, i, lambda a, b: _quotient(a, b, mode, kind), kind, kind)
 
-    def directed(a: Array, b: Array) -> Array:
-        x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        quotient = x / y
-        return rounded(np.atleast_1d(quotient), x - quotient * y, mode, kind)
 
-    return apply(d, i, directed, kind, kind)
+def _left(a: Array, b: Array, c: Array) -> Array:
+    """Return ``a - b * c``, rounded once, 0 where something is not finite."""
+    left = fma(-b, c, a, "rn", "f64")
+    return np.where(np.isfinite(left), left, 0)
+
+
+def _quotient(a: Array, b: Array, mode: str, kind: str) -> Array:
+    x, y = (np.atleast_1d(np.asarray(v, np.float64)) for v in (a, b))
+    x, y = np.broadcast_arrays(x, y)
+    quotient = x / y
+    error = _left(x, quotient, y) * np.where(np.signbit(y), -1.0, 1.0)
+    return rounded(quotient, error, mode, kind)
+
+
+def _root(a: Array, mode: str, kind: str) -> Array:
+    x = np.atleast_1d(np.asarray(a, np.float64))
+    root = np.sqrt(x)
+    return rounded(root, _left(x, root, root), mode, kind)
 
 
 def _rem(d: Decoder, i: Instruction) -> Action:
@@ -205,28 +257,39 @@ def _rem(d: Decoder, i: Instruction) -> Action:
 
 
 def _least(name: str) -> Callable[[Decoder, Instruction], Action]:
+    quiet = {"min": np.fmin, "max": np.fmax}[name]
+    loud = {"min": np.minimum, "max": np.maximum}[name]
+    zero = {"min": np.bitwise_or, "max": np.bitwise_and}[name]
+
     def build(d: Decoder, i: Instruction) -> Action:
         kind = i.parts[-1]
-        if "xorsign" in i.parts:
-            raise d.error(".xorsign is not run")
-        quiet = {"min": np.fmin, "max": np.fmax}[name]
-        loud = {"min": np.minimum, "max": np.maximum}[name]
         part = d.kind(PACKED.get(kind, kind))
-        floating = part.kind == "f" or PACKED.get(kind, kind) == "bf16"
-        plain = quiet if floating and "NaN" not in i.parts else loud
-        function = _of_three(plain) if len(i.operands) == 4 else plain
-        if kind in PACKED:
-            function = packed(function, part)
-        if "relu" in i.parts and not floating:
-            inner = function
-            return apply(d, i, lambda *given: np.maximum(inner(*given), 0), kind, kind)
-        return apply(d, i, function, kind, kind)
+        if part.kind in "iu":
+            if "relu" in i.parts:
+                return _halves_or_whole(d, i, lambda a, b: np.maximum(loud(a, b), 0), kind)
+            return _halves_or_whole(d, i, loud, kind)
+        plain = loud if "NaN" in i.parts else quiet
+        bits = np.dtype(f"u{part.itemsize}")
+
+        def two(a: Array, b: Array) -> Array:
+            result = np.atleast_1d(plain(a, b))
+            nothing = (result == 0) & (a == b)
+            if nothing.any():  # -0 is less than +0
+                signed = zero(*(np.broadcast_to(v, result.shape).copy().view(bits) for v in (a, b)))
+                result = np.where(nothing, signed.view(part), result)
+            return result
+
+        def several(*given: Array) -> Array:
+            numbers = [np.abs(v) for v in given] if "abs" in i.parts else given
+            result = functools.reduce(two, numbers)
+            if "xorsign" in i.parts:
+                negative = np.signbit(given[0]) ^ np.signbit(given[1])
+                return np.where(negative, -result, result)
+            return result
+
+        return _halves_or_whole(d, i, several, kind)
 
     return build
-
-
-def _of_three(function: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda a, b, c: function(function(a, b), c)
 
 
 _UNARY: Mapping[str, Callable[[Array], Array]] = {
@@ -252,12 +315,21 @@ def _unary(name: str) -> Callable[[Decoder, Instruction], Action]:
         kind = i.parts[-1]
         part = d.kind(PACKED.get(kind, kind))
         if name in ("abs", "neg", "not", "cnot"):
-            return apply(d, i, packed(plain, part) if kind in PACKED else plain, kind, kind)
+            return _halves_or_whole(d, i, plain, kind)
+        if name in ("sqrt", "rcp") and "approx" not in i.parts:
+            mode, one = _mode(i), np.ones(1)
+            if name == "sqrt":
+                return apply(d, i, lambda a: _root(a, mode, kind), kind, kind)
+            return apply(d, i, lambda a: _quotient(one, a, mode, kind), kind, kind)
 
         def through(a: Array) -> Array:
-            return plain(np.asarray(a, np.float64)).astype(part)
+            result = plain(np.asarray(a, np.float64))
+            if kind == "f64":  # .approx has the upper half of the bits
+                bits = np.atleast_1d(result).view(np.uint64) & np.uint64(0xFFFFFFFF << 32)
+                return bits.view(np.float64)
+            return narrowed(result, part)
 
-        return apply(d, i, packed(through, part) if kind in PACKED else through, kind, kind)
+        return _halves_or_whole(d, i, through, kind)
 
     return build
 
@@ -317,26 +389,28 @@ def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array]
             if integral:
                 wide = _TO_INTEGER[integral](wide)
             if to == "tf32":
-                return _to_tf32(wide.astype(np.float32))
+                return _to_tf32(i, wide.astype(np.float32))
             if "satfinite" in i.parts:
                 most = {"e4m3": 448.0, "e5m2": 57344.0}.get(to) or float(np.finfo(target).max)
                 wide = np.clip(wide, -most, most)
-            result = rounded(wide, np.zeros(1), mode, to) if mode != "rn" else wide.astype(target)
+            result = rounded(wide, np.zeros(1), mode, to)
             if "relu" in i.parts:
-                result = np.where(result > 0, result, target.type(0))
+                result = np.where(result < 0, target.type(0), result)
             return _saturated(i, lambda x: x)(result)
 
         return to_float
     if to in floats:
-        if mode == "rn":
-            return lambda a: a.astype(target)
+        if mode == "rn" and target.kind == "f" and target.itemsize > 2:
+            return _saturated(i, lambda a: a.astype(target))
 
         def integer_to_float(a: Array) -> Array:
-            wide = np.atleast_1d(a.astype(np.float64))
-            lost = (np.atleast_1d(a) - wide.astype(source)).astype(np.float64)
-            return rounded(wide, lost, mode, to)
+            whole = np.atleast_1d(a)
+            high = whole >> 32 << 32 if source.itemsize == 8 else whole * 0
+            top, low = high.astype(np.float64), (whole - high).astype(np.float64)
+            wide = top + low
+            return rounded(wide, low - (wide - top), mode, to)
 
-        return integer_to_float
+        return _saturated(i, integer_to_float)
     if "sat" in i.parts:
         limits = np.iinfo(target)
         low, high = max(limits.min, np.iinfo(source).min), min(limits.max, np.iinfo(source).max)
@@ -344,10 +418,22 @@ def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array]
     return lambda a: a.astype(target)
 
 
-def _to_tf32(a: Array) -> Array:
-    """Round to ten bits of fraction, ties away from zero."""
+def _to_tf32(i: Instruction, a: Array) -> Array:
+    """Round to ten bits of fraction: ``rna`` ties away from zero, ``rn`` to even, ``rz`` none."""
+    if "relu" in i.parts:
+        a = np.where(a < 0, np.float32(0), a)
     bits = a.view(np.uint32)
-    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    more = {"rna": 0x1000, "rz": 0}.get(_tf32_mode(i))
+    step = np.uint32(more) if more is not None else np.uint32(0xFFF) + (bits >> 13 & 1)
+    result = np.where(np.isfinite(a), bits + step, bits) & np.uint32(0xFFFFE000)
+    if "satfinite" in i.parts:
+        over = (result & 0x7FFFFFFF) == 0x7F800000
+        result = np.where(over, (result & 0x80000000) | 0x7F7FE000, result).astype(np.uint32)
+    return result.view(np.float32)
+
+
+def _tf32_mode(i: Instruction) -> str:
+    return next(m for m in ("rna", "rn", "rz") if m in i.parts)
 
 
 def _cvt(d: Decoder, i: Instruction) -> Action:
@@ -355,11 +441,9 @@ def _cvt(d: Decoder, i: Instruction) -> Action:
     if to in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2"):
         part = to[:-2]
         dtype, whole = d.kind(part), d.kind(to)
-        if of in PACKED:
-            convert = _converted(d, i, PACKED[of], part)
-            return apply(
-                d, i, lambda a: _halves(a, d.kind(PACKED[of]), convert, dtype, whole), of, to
-            )
+        if of.endswith("x2"):
+            convert, inner = _converted(d, i, of[:-2], part), d.kind(of[:-2])
+            return apply(d, i, lambda a: _halves(a, inner, convert, dtype, whole), of, to)
         convert = _converted(d, i, of, part)
 
         def pack(high: Array, low: Array) -> Array:
@@ -367,8 +451,6 @@ def _cvt(d: Decoder, i: Instruction) -> Action:
             return np.stack(parts, -1).astype(dtype).view(whole)[..., 0]
 
         return apply(d, i, pack, of, to)
-    if of in ("e4m3x2", "e5m2x2"):
-        raise d.error("this conversion is not run")
     return apply(d, i, _converted(d, i, of, to), of, to)
 
 
@@ -393,5 +475,9 @@ TABLE: Mapping[str, Builder] = {
     "testp": _testp,
     "cvt": _cvt,
     "mul24": _mul24,
+    "mad24": _mad24,
+    "addc": with_carry,
+    "subc": with_carry,
+    "madc": with_carry,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.clocks import INITS, ORDER, PROXIED, RESERVED
+from tinygpu.codegen.interpreter.clocks import INITS, LIFE, ORDER, PROXIED, RESERVED
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Control, Decoder
-from tinygpu.codegen.interpreter.group import WARP, Group, Waiter
+from tinygpu.codegen.interpreter.group import Group, Waiter
 from tinygpu.codegen.interpreter.memory import SHARED
 from tinygpu.codegen.interpreter.moves import space_of
+from tinygpu.codegen.interpreter.ordering import fence as order
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
@@ -45,6 +46,13 @@ class Mbarrier:
     pending: int = 0
     bytes: int = 0
     phase: int = 0
+    last: dict[int, int] = field(default_factory=dict)
+    """The phase in which each thread arrived last."""
+    marks: dict[int, int] = field(default_factory=dict)
+    """The steps of this phase's arrivals, by agent."""
+    before: dict[int, int] = field(default_factory=dict)
+    """Those of the phase before, with the line of each thread's arrival."""
+    lines: dict[int, int] = field(default_factory=dict)
     waiters: list[tuple[int, Waiter, Callable[[], None]]] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -54,33 +62,33 @@ class Mbarrier:
         )
 
 
-def key_of(run: Run, flat: int) -> tuple[str, int]:
-    """Return where the state keeps the barrier at an offset in ``run.shared``."""
-    return ("mbarrier", flat)
-
-
-def at_barrier(run: Run, flat: int, thread: int, does: str, *, proxy: bool = False) -> (
-    Mbarrier | None
-):  # fmt: skip
-    """Return the live barrier there, its initialisation known to the thread; else report."""
-    barrier = run.state.get(key_of(run, flat))
-    if not isinstance(barrier, Mbarrier):
-        at = flat % run.shared_bytes
+def at_barrier(
+    run: Run, flat: int, group: Group, does: str, *, proxy: bool = False
+) -> Mbarrier | None:
+    """Return the live barrier there, its initialisation known to all of the group; else report."""
+    barrier = run.state.mbarriers.get(flat)
+    if barrier is None:
+        at, thread = flat % run.shared_bytes, int(group.threads[0])
         run.find(
-            "barrier", f"{run.warp_name(thread)} {does} shared byte {at}: no mbarrier is there"
-        )
+            "barrier", f"{run.warp_name(thread)} {does} shared byte {at}: no mbarrier is there",
+            thread=thread, address=at,
+        )  # fmt: skip
         return None
-    domain, agent = (int(v[0]) for v in run.agents_of(np.array([thread // 32])))
-    clocks = run.clocks.clocks[:, domain, agent, barrier.made_by]
-    known = max(clocks[PROXIED if proxy else ORDER], clocks[INITS])
-    if known < barrier.made_at:
+    units = run.units(group)
+    domains, agents = run.agents_of(units)
+    clocks = run.clocks.clocks[:, domains, agents, barrier.made_by]
+    unknown = np.maximum(clocks[PROXIED if proxy else ORDER], clocks[INITS]) < barrier.made_at
+    if unknown.any():
         need = (
             "a fence of its initialisation" if proxy else "anything that orders its initialisation"
         )
+        first = int(np.argmax(unknown))
         run.find(
             "proxy" if proxy else "race",
-            f"{run.warp_name(thread)} {does} {barrier} without {need}",
+            f"{run.name(int(domains[first]), int(agents[first]))} {does} {barrier} without {need}",
             other=run.log[barrier.made_at],
+            thread=int(units[first]),
+            address=barrier.offset,
         )
     return barrier
 
@@ -116,12 +124,13 @@ def _init(d: Decoder, i: Instruction) -> Action:
         step = run.tick()
         for flat, here in each_barrier(run, group, at(run, group), remote=remote):
             thread = int(here.threads[0])
-            if key_of(run, flat) in run.state or here.size > 1:
-                run.find("barrier", f"{run.state.get(key_of(run, flat), 'mbarrier')} is made again")
+            if flat in run.state.mbarriers or here.size > 1:
+                made = run.state.mbarriers.get(flat, "mbarrier")
+                run.find("barrier", f"{made} is made again", thread=thread)
             expected = int(counts[group.threads == thread][0])
             if not 1 <= expected <= _MOST_BYTES:
                 run.find("barrier", f"an mbarrier of {expected} arrivals; 1 to {_MOST_BYTES} are")
-            domain, agent = (int(v[0]) for v in run.agents_of(np.array([thread // 32])))
+            domain, agent = run.agent_of(thread)
             cta, offset = divmod(flat, run.shared_bytes)
             name = f"the loads onto the mbarrier at shared byte {offset}"
             at_granules = granules(run, np.array([flat]), _BYTES)
@@ -131,7 +140,7 @@ def _init(d: Decoder, i: Instruction) -> Action:
             run.clocks.write_step[at_granules] = step
             channel = run.clocks.channel(domain, name, asynchronous=True)
             nothing = run.clocks.nothing
-            run.state[key_of(run, flat)] = Mbarrier(
+            run.state.mbarriers[flat] = Mbarrier(
                 cta, offset, expected, channel, agent, step, nothing(), nothing(), expected
             )
 
@@ -144,11 +153,10 @@ def _inval(d: Decoder, i: Instruction) -> Action:
     def invalidate(run: Run, group: Group) -> None:
         step = run.tick()
         for flat, here in each_barrier(run, group, at(run, group), remote=remote):
-            if at_barrier(run, flat, int(here.threads[0]), "invalidates") is not None:
-                del run.state[key_of(run, flat)]
+            if at_barrier(run, flat, here, "invalidates") is not None:
+                del run.state.mbarriers[flat]
                 cells = granules(run, np.array([flat]), _BYTES)
-                _, agents = run.agents_of(here.threads[:1] // 32)
-                run.clocks.write_agent[cells] = int(agents[0])
+                run.clocks.write_agent[cells] = run.agent_of(int(here.threads[0]))[1]
                 run.clocks.write_step[cells] = step
 
     return invalidate
@@ -167,9 +175,13 @@ def arrive(run: Run, barrier: Mbarrier, count: int, clock: Array) -> None:
         _turn(run, barrier)
 
 
-def complete_bytes(run: Run, barrier: Mbarrier, number: int, step: int) -> None:
-    """Take the bytes of a load that was issued at ``step``."""
+def complete_bytes(
+    run: Run, barrier: Mbarrier, number: int, step: int, issuer: Array | None = None
+) -> None:
+    """Take the bytes of a load that was issued at ``step``, when its issuer knew that."""
     channel = run.clocks.nothing()
+    if issuer is not None:  # that it has come tells of what let it be issued, and orders nothing
+        channel[LIFE, : issuer.shape[1]] = issuer[LIFE]
     channel[ORDER, barrier.channel] = step
     barrier.clock = run.clocks.join(barrier.clock, channel)
     barrier.bytes -= number
@@ -180,6 +192,7 @@ def _turn(run: Run, barrier: Mbarrier) -> None:
     if barrier.pending or barrier.bytes:
         return
     barrier.phase += 1
+    barrier.before, barrier.marks = barrier.marks, {}
     barrier.pending = barrier.expected
     barrier.released = run.clocks.join(barrier.released, barrier.clock)
     barrier.clock = run.clocks.nothing()
@@ -199,7 +212,8 @@ def _passed(barrier: Mbarrier, parity: int) -> bool:
 def _arrive(d: Decoder, i: Instruction) -> Action:
     """Arrive, with or without a count, and with bytes to expect; expect_tx alone too."""
     parts = i.parts
-    arrives, expects = "arrive" in parts, "expect_tx" in parts
+    arrives = parts[1].startswith("arrive")
+    expects, drops = "expect_tx" in parts, "arrive_drop" in parts
     operands = list(i.operands)
     state = (
         d.target(operands.pop(0), "b64") if arrives and not operands[0].startswith("[") else None
@@ -212,30 +226,64 @@ def _arrive(d: Decoder, i: Instruction) -> Action:
         numbers = np.broadcast_to(number(run, group) if number else 1, (group.size,))
         step = run.tick()
         for flat, here in each_barrier(run, group, at(run, group), remote=remote):
-            barrier = at_barrier(run, flat, int(here.threads[0]), "arrives at")
+            barrier = at_barrier(run, flat, here, "arrives at")
             if barrier is None:
                 continue
             _gone(run, barrier)
-            for thread in here.threads[:1].tolist():
-                agent = int(run.agents_of(np.array([thread // 32]))[1][0])
-                run.remote(barrier.cta, thread, agent, step)
+            for thread in run.units(here).tolist():
+                run.remote(barrier.cta, thread, run.agent_of(thread)[1], step)
             mine = numbers[np.isin(group.threads, here.threads)]
             total = int(mine.sum())
             if state is not None:
                 state(run, here, _tokens(barrier, np.ones_like(mine) if expects else mine))
+            if "complete_tx" in parts:
+                barrier.bytes -= total
+                _turn(run, barrier)
+                continue
             if expects:
                 barrier.bytes += total
                 if abs(barrier.bytes) > _MOST_BYTES:
                     run.find("barrier", f"{barrier}: at most {_MOST_BYTES} B are counted")
             if not arrives:
                 continue
-            for warp in here.warp_numbers.tolist():  # each with what it knows itself
-                domain, agents = run.agents_of(np.array([warp]))
-                clock = run.released(int(domain[0]), agents.tolist(), step, relaxed=relaxed)
-                own = here.threads // WARP == warp
-                arrive(run, barrier, int(own.sum() if expects else mine[own].sum()), clock)
+            counts = np.ones_like(mine) if expects else mine
+            if "noComplete" in parts and counts.sum() >= barrier.pending:
+                run.find("barrier", f"arrivals with .noComplete complete the {barrier}")
+            barrier.expected -= int(counts.sum()) if drops else 0
+            if counts.sum() <= barrier.pending:  # all in one phase: together
+                _arrive_as(run, barrier, here, counts, step, relaxed=relaxed)
+                continue
+            for thread in run.units(here).tolist():  # each with what it knows itself
+                own = here.threads // run.unit == thread // run.unit
+                _arrive_as(run, barrier, here.where(own), counts[own], step, relaxed=relaxed)
 
     return act
+
+
+def _arrive_as(
+    run: Run, barrier: Mbarrier, group: Group, counts: Array, step: int, *, relaxed: bool
+) -> None:
+    """Let a group arrive, and note when a thread does so twice with no wait between."""
+    domain, agents = run.members(group)
+    known = run.clocks.clocks[[ORDER, LIFE], domain].max(0)
+    for thread in group.threads.tolist():
+        agent = run.agent_of(thread)[1]
+        own = thread // run.threads_per_cta == barrier.cta  # others may know by a barrier there
+        again = own and barrier.last.get(thread) == barrier.phase - 1
+        if again and any(known[agent, a] < s for a, s in barrier.before.items() if a != agent):
+            run.find(
+                "barrier",
+                f"{run.warp_name(thread)} arrives again at the {barrier}, and has not seen the "
+                "phase complete in which it arrived before: both may count in one",
+                other=barrier.lines[thread],
+                thread=thread,
+                address=barrier.offset,
+            )
+        barrier.last[thread] = barrier.phase
+        barrier.lines[thread] = run.pc
+    barrier.marks.update(dict.fromkeys(agents, step))
+    clock = run.released(domain, agents, step, relaxed=relaxed)
+    arrive(run, barrier, int(counts.sum()), clock)
 
 
 def _tokens(barrier: Mbarrier, numbers: Array) -> Array:
@@ -262,6 +310,7 @@ def _wait(d: Decoder, i: Instruction) -> Control:
     write = d.target(i.operands[0], "pred")
     at, remote = _where(d, i.operands[1], i)
     parity = d.source(i.operands[2], "u32" if "parity" in i.parts else "u64")
+    relaxed = "relaxed" in i.parts
 
     def wait(run: Run, group: Group) -> Group | None:
         parities = np.broadcast_to(parity(run, group), (group.size,))
@@ -270,17 +319,17 @@ def _wait(d: Decoder, i: Instruction) -> Control:
             mine = parities[np.isin(group.threads, there.threads)] & 1
             for bit in np.unique(mine).tolist():
                 here = there.where(mine == bit)
-                barrier = at_barrier(run, flat, int(here.threads[0]), "waits at")
+                barrier = at_barrier(run, flat, here, "waits at")
                 if barrier is None:
                     write(run, here, np.ones(here.size, bool))
                     going.append(here.threads)
                     continue
                 own = run.cta_of(here.threads)
                 if (own != barrier.cta).any():
-                    run.find(
-                        "barrier", f"{run.warp_name(int(here.threads[0]))} waits at a remote one"
-                    )
-                resume = _resume(run, barrier, here, write)
+                    thread = int(here.threads[0])
+                    run.find("barrier", f"{run.warp_name(thread)} waits at a remote one",
+                             thread=thread)  # fmt: skip
+                resume = _resume(run, barrier, here, write, relaxed)
                 if _passed(barrier, bit):
                     resume()
                     going.append(here.threads)
@@ -297,12 +346,16 @@ def _wait(d: Decoder, i: Instruction) -> Control:
 
 
 def _resume(
-    run: Run, barrier: Mbarrier, group: Group, write: Callable[[Run, Group, Array], None]
-) -> Callable[[], None]:
+    run: Run, barrier: Mbarrier, group: Group, write: Callable[[Run, Group, Array], None],
+    relaxed: bool,
+) -> Callable[[], None]:  # fmt: skip
     def resume() -> None:
         write(run, group, np.ones(group.size, bool))
-        domain, agents = run.agents_of(group.warp_numbers)
-        run.clocks.acquire(int(domain[0]), agents.tolist(), barrier.released)
+        clock = barrier.released
+        if relaxed:
+            clock = clock.copy()
+            clock[[ORDER, PROXIED]] = -1
+        run.clocks.acquire(*run.members(group), clock)
 
     return resume
 
@@ -313,7 +366,7 @@ def _says(barrier: Mbarrier, parity: int) -> Callable[[], str]:
 
 def _fence(d: Decoder, i: Instruction) -> Action:
     """Fences: of proxies, of barriers' initialisation, or of all, for relaxed arrivals after it."""
-    proxy = "proxy" in i.parts and "async" in "".join(i.parts)
+    proxy = "proxy" in i.parts and any(p.startswith("async") for p in i.parts)
     inits = "mbarrier_init" in i.parts
 
     def fence(run: Run, group: Group) -> None:
@@ -323,16 +376,15 @@ def _fence(d: Decoder, i: Instruction) -> Action:
                 run.clocks.fence_proxy(domain, agents, step)
             if inits:
                 run.clocks.fence_inits(domain, agents, step)
-            if "proxy" not in i.parts and not inits:
-                for agent in agents:
-                    run.state["fenced", domain, agent] = run.clocks.snapshot(domain, [agent], step)
+        if "proxy" not in i.parts and not inits:
+            order(run, group, step)
 
     return fence
 
 
 def unfinished(run: Run) -> None:
     """Report barriers that still expect bytes when all threads have ended."""
-    for barrier in [b for b in run.state.values() if isinstance(b, Mbarrier)]:
+    for barrier in list(run.state.mbarriers.values()):
         if barrier.bytes:
             run.find("exit", f"{run.cta_name(barrier.cta)} ended with its {barrier}")
 
@@ -341,10 +393,14 @@ TABLE: Mapping[str, Builder] = {
     "mbarrier.init": _init,
     "mbarrier.inval": _inval,
     "mbarrier.arrive": _arrive,
+    "mbarrier.arrive_drop": _arrive,
+    "mbarrier.complete_tx": _arrive,
     "mbarrier.expect_tx": _arrive,
     "mbarrier.try_wait": _wait,
     "mbarrier.test_wait": _wait,
     "fence": _fence,
+    "fence.proxy": _fence,
+    "membar.proxy": _fence,
     "membar": _fence,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

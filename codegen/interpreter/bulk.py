@@ -16,21 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.barriers import at_barrier, complete_bytes
+from tinygpu.codegen.interpreter.barriers import Mbarrier, at_barrier, complete_bytes
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, Source
-from tinygpu.codegen.interpreter.group import WARP, Group, Pending
-from tinygpu.codegen.interpreter.memory import PARAM
+from tinygpu.codegen.interpreter.group import Group, Pending
+from tinygpu.codegen.interpreter.memory import PARAM, SHARED
+from tinygpu.codegen.interpreter.moves import decreased, increased
 from tinygpu.codegen.interpreter.parser import Instruction, split
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
-from tinygpu.codegen.interpreter.spaces import granules
+from tinygpu.codegen.interpreter.spaces import check_write, granules, shared_at
 from tinygpu.codegen.interpreter.tensor_map import SWIZZLES, TensorMap, swizzled
 
-__all__ = ["TABLE", "unfinished"]
+__all__ = ["TABLE", "BulkGroups", "unfinished"]
 
 
 @dataclass(slots=True, eq=False)
-class _Groups:
+class BulkGroups:
     """One thread's bulk groups: ``last`` is the step of each group's last copy."""
 
     channel: int
@@ -38,16 +39,10 @@ class _Groups:
     groups: deque[list[tuple[Pending, int]]] = field(default_factory=deque)
 
 
-def _groups(run: Run, thread: int) -> _Groups:
-    key = ("bulk", thread)
-    if key not in run.state:
-        domain, _ = run.agents_of(np.array([thread // WARP]))
-        name = f"bulk stores of {run.warp_name(thread)}"
-        channel = run.clocks.channel(int(domain[0]), name, asynchronous=True)
-        run.state[key] = _Groups(channel)
-    found = run.state[key]
-    assert isinstance(found, _Groups)
-    return found
+def _groups(run: Run, thread: int) -> BulkGroups:
+    if thread not in run.state.bulk:
+        run.state.bulk[thread] = BulkGroups(run.channel("bulk stores", thread, thread))
+    return run.state.bulk[thread]
 
 
 def _bulk_commit(d: Decoder, i: Instruction) -> Action:
@@ -70,8 +65,8 @@ def _bulk_wait(d: Decoder, i: Instruction) -> Action:
             while len(mine.groups) > pending:
                 for copy, step in mine.groups.popleft():
                     run.finish(copy)
-                    domain, agents = run.agents_of(np.array([thread // WARP]))
-                    run.clocks.completed(int(domain[0]), agents.tolist(), mine.channel, step)
+                    domain, agent = run.agent_of(thread)
+                    run.clocks.completed(domain, [agent], mine.channel, step)
 
     return wait
 
@@ -159,6 +154,8 @@ def _load(d: Decoder, i: Instruction) -> Action:
                 assert sizes is not None
                 assert starts is not None
                 total, how = int(sizes[n]), 0
+                if not _sixteens(run, thread, total, int(starts[n])):
+                    continue
                 fetch = _fetch_bytes(run, thread, int(starts[n]), total, from_shared)
             for cta, offset in _targets(run, thread, int(addresses[n]), chosen):
                 barrier_at = int(bars[n]) & 0xFFFFFF
@@ -182,6 +179,17 @@ def _load(d: Decoder, i: Instruction) -> Action:
     return load
 
 
+def _sixteens(run: Run, thread: int, total: int, start: int) -> bool:
+    """Whether a plain copy's size and address are multiples of 16; else report."""
+    if total % 16 == 0 and start % 16 == 0:
+        return True
+    run.find(
+        "alignment", f"{total} B at {start:#x}: multiples of 16 are copied",
+        thread=thread, address=start,
+    )  # fmt: skip
+    return False
+
+
 def _fetch_box(run: Run, tensor_map: TensorMap, coordinates: list[int]) -> Callable[[], Array]:
     return lambda: tensor_map.load(run.memory, coordinates)
 
@@ -189,8 +197,6 @@ def _fetch_box(run: Run, tensor_map: TensorMap, coordinates: list[int]) -> Calla
 def _fetch_bytes(
     run: Run, thread: int, start: int, total: int, from_shared: bool
 ) -> Callable[[], Array]:
-    if total % 16 or start % 16:
-        run.find("alignment", f"{total} B at {start:#x}: multiples of 16 are copied")
     if from_shared:
         flat = thread // run.threads_per_cta * run.shared_bytes + (start & 0xFFFFFF) - FIRST_SHARED
         _hold(run, thread, flat + np.arange(0, total, 16), _groups(run, thread).channel, "copies")
@@ -213,14 +219,16 @@ def _fill(
     who = run.warp_name(thread)
     if not _fits(run, cta, offset, total, how):
         return
-    barrier = at_barrier(run, barrier_at, thread, "loads onto", proxy=True)
+    one = Group(np.array([thread]))
+    barrier = at_barrier(run, barrier_at, one, "loads onto", proxy=True)
     if barrier is None:
         return
     chunks = cta * run.shared_bytes + offset + np.arange(0, total, 16)
     flat = _swizzle(run, chunks, how)
     step = run.tick()
-    rows = run.rows(Group(np.array([thread])))
+    rows = run.rows(one)
     at = granules(run, flat, 16).reshape(-1)
+    issuer = run.clocks.snapshot(*run.members(one), step)
     # what another CTA's barrier releases is known to whoever waits there
     conflict = run.clocks.write(at, rows, step, proxy=True, agent=barrier.channel)
     run.conflict(conflict, "loads into")
@@ -231,7 +239,7 @@ def _fill(
         if not run.live[cta * each : (cta + 1) * each].any():
             run.find("exit", f"a load of {who} lands in {run.cta_name(cta)}, which has ended")
         run.shared.reshape(-1, 16)[flat // 16] = fetch().reshape(-1, 16)
-        complete_bytes(run, barrier, total, step)
+        complete_bytes(run, barrier, total, step, issuer)
 
     run.issue(land)
 
@@ -266,9 +274,90 @@ def _hold(run: Run, thread: int, flat: Array, channel: int, does: str) -> int:
     return step
 
 
+def _st_async(d: Decoder, i: Instruction) -> Action:
+    """Build st.async and red.async: a few bytes to a CTA's shared memory, counted on a barrier."""
+    kind = i.parts[-1]
+    to, bar = d.address(i.operands[0]), d.address(i.operands[2])
+    sources = d.sources(i.operands[1], kind)
+    lanes, dtype = len(sources), d.kind(kind)
+    total = lanes * dtype.itemsize
+    reduction = next((p for p in i.parts if p in _REDUCTIONS), "")
+    d.touch(min(total, 8))
+    generic = SHARED if "shared::cluster" not in i.parts else 0
+
+    def store(run: Run, group: Group) -> None:
+        values = np.empty((group.size, lanes), dtype)
+        for n, read in enumerate(sources):
+            values[:, n] = read(run, group)
+        found = shared_at(run, group, to(run, group) - generic, total, remote=True)
+        if found is None:
+            return
+        bars = shared_at(run, group, bar(run, group) - generic, 8, remote=True)
+        if bars is None:
+            return
+        mine, places = dict(zip(*(x.tolist() for x in (bars[0].threads, bars[1])), strict=True)), []
+        for thread, flat in zip(found[0].threads.tolist(), found[1].tolist(), strict=True):
+            one = Group(np.array([thread]))
+            barrier = at_barrier(run, mine.get(thread, -1), one, "stores onto", proxy=False)
+            if barrier is None:
+                continue
+            if barrier.cta != flat // run.shared_bytes:
+                run.find("barrier", "the barrier is in another CTA than the bytes", thread=thread)
+            step, at = run.tick(), granules(run, np.array([flat]), total)
+            issuer = run.clocks.snapshot(*run.members(one), step)
+            conflict = run.clocks.write(
+                at, run.rows(one)[:, None], step, agent=barrier.channel, strong=bool(reduction)
+            )
+            run.conflict(conflict, "stores to")
+            run.remote(barrier.cta, thread, barrier.channel, step)
+            value = values[np.searchsorted(group.threads, thread)]
+            places.append((barrier, flat, value, step, issuer))
+        for barrier, flat, value, step, issuer in places:
+            run.issue(_landing(run, (barrier, flat, value, step, issuer), reduction))
+
+    return store
+
+
+def _landing(
+    run: Run, store: tuple[Mbarrier, int, Array, int, Array], reduction: str
+) -> Callable[[], None]:
+    barrier, flat, value, step, issuer = store
+
+    def land() -> None:
+        held = run.shared[flat : flat + value.nbytes].view(value.dtype)
+        held[:] = _REDUCTIONS[reduction](held, value) if reduction else value
+        complete_bytes(run, barrier, value.nbytes, step, issuer)
+
+    return land
+
+
+def _st_bulk(d: Decoder, i: Instruction) -> Action:
+    """Build st.bulk: zeros."""
+    at, size = d.address(i.operands[0]), d.source(i.operands[1], "u64")
+    start = 0 if "shared::cta" in i.parts else SHARED
+    if i.operands[2] != "0":
+        raise d.error("the value that st.bulk stores is 0")
+    d.touch(8)
+
+    def store(run: Run, group: Group) -> None:
+        sizes = np.broadcast_to(size(run, group), (group.size,))
+        addresses = at(run, group) - start
+        for n, total in enumerate(sizes.tolist()):
+            one = group.where(np.arange(group.size) == n)
+            if total % 8 or total < 1:
+                run.find("alignment", f"{total} B: a multiple of 8", thread=int(one.threads[0]))
+                continue
+            found = shared_at(run, one, addresses[n : n + 1], int(total), align=8)
+            if found is not None:
+                check_write(run, one, found[1], int(total))
+                run.shared[int(found[1][0]) :][: int(total)] = 0
+
+    return store
+
+
 _REDUCTIONS: Mapping[str, Any] = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "or": np.bitwise_or, "xor": np.bitwise_xor, "inc": increased, "dec": decreased,
 }  # fmt: skip
 
 
@@ -296,12 +385,14 @@ def _store(d: Decoder, i: Instruction) -> Action:
                     continue
                 total, how, dtype = tensor_map.box_bytes, tensor_map.swizzle, tensor_map.dtype
                 if min(coordinates) < 0:
-                    run.find("address", f"a store begins at {coordinates}")
+                    run.find("address", f"a store begins at {coordinates}", thread=thread)
                 addresses, inside = tensor_map.places(coordinates)
             else:
                 assert sizes is not None
                 assert starts is not None
                 total, how, dtype = int(sizes[n]), 0, kind
+                if not _sixteens(run, thread, total, int(starts[n])):
+                    continue
                 width = d.kind(dtype).itemsize
                 addresses = int(starts[n]) + np.arange(0, total, width)
                 inside = np.ones(len(addresses), bool)
@@ -338,9 +429,10 @@ def _put(
 
 def unfinished(run: Run) -> None:
     """Report bulk stores that still read shared memory when their thread has ended."""
-    for key, mine in list(run.state.items()):
-        if isinstance(mine, _Groups) and (mine.open or any(mine.groups)):
-            run.find("exit", f"{run.warp_name(key[1])} ended without waiting for its bulk stores")
+    for thread, mine in run.state.bulk.items():
+        if mine.open or any(mine.groups):
+            message = f"{run.warp_name(thread)} ended without waiting for its bulk stores"
+            run.find("exit", message, thread=thread)
 
 
 def _prefetch(d: Decoder, i: Instruction) -> Action:
@@ -349,9 +441,15 @@ def _prefetch(d: Decoder, i: Instruction) -> Action:
 
 TABLE: Mapping[str, Builder] = {
     "cp.async.bulk": _bulk,
+    "cp.async.bulk.tensor": _bulk,
     "cp.async.bulk.prefetch": _prefetch,
+    "cp.async.bulk.prefetch.tensor": _prefetch,
     "cp.async.bulk.commit_group": _bulk_commit,
     "cp.async.bulk.wait_group": _bulk_wait,
     "cp.reduce.async.bulk": _bulk,
+    "st.async": _st_async,
+    "red.async": _st_async,
+    "st.bulk": _st_bulk,
+    "cp.reduce.async.bulk.tensor": _bulk,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -1,9 +1,10 @@
 """Happens-before: who may touch which bytes of shared memory, and through which proxy.
 
-*Agents* are warps and *channels*: a channel is a queue of asynchronous operations that complete in
-order (the loads onto one mbarrier, one warpgroup's products, one thread's bulk stores).  Whatever
-touches shared memory or synchronises has a step, a number that only grows.  A clock says for each
-agent up to which of its steps everything is ordered before what its holder does next; release and
+*Agents* are warps (or single threads) and *channels*: a channel is a queue of asynchronous
+operations that complete in order (the loads onto one mbarrier, one warpgroup's products, one
+thread's bulk stores).  Whatever touches shared memory or synchronises has a step, a number that
+only grows.  A clock says for each agent up to
+which of its steps everything is ordered before what its holder does next; release and
 acquire join clocks.  An access is free of races if the last write of each granule (and, for a
 write, each agent's last read) is within the clock of whoever accesses it.
 
@@ -12,9 +13,9 @@ an access through the asynchronous proxy may know of generic writes; ``INITS``, 
 fence.mbarrier_init has published of barriers' initialisation; ``TENSOR``, see tensor_memory.py;
 ``LIFE``, what even relaxed barriers tell of, which is enough to end.
 
->>> clocks = Clocks(domains=1, warps=2, granules=4)
+>>> clocks = Clocks(domains=1, units=2, granules=4)
 >>> rows = clocks.rows(0, np.array([1]))
->>> clocks.write(np.array([3]), rows, 5) is None  # warp 1 (agents count from 1) writes granule 3
+>>> clocks.write(np.array([3]), rows, 5) is None  # unit 1 (agents count from 1) writes granule 3
 True
 >>> clocks.read(np.array([3]), clocks.rows(0, np.array([2])), 6).other_step
 5
@@ -59,18 +60,21 @@ class Conflict:
 class Clocks:
     """Clocks of all agents of each domain (a cluster), and the last accesses of each granule."""
 
-    def __init__(self, *, domains: int, warps: int, granules: int) -> None:
-        self.domains, self.warps = domains, warps
-        self.agents = 1 + warps + _SPARE
-        self.used = [1 + warps] * domains
+    def __init__(self, *, domains: int, units: int, granules: int) -> None:
+        self.domains, self.units = domains, units
+        self.agents = 1 + units + _SPARE
+        self.used = [1 + units] * domains
         self.names: dict[tuple[int, int], str] = {}
         self.clocks = np.full((5, domains, self.agents, self.agents), -1, np.int32)
         self._own()
         self.asynchronous = np.zeros((domains, self.agents), bool)
         self.write_step = np.full(granules, -1, np.int32)
         self.write_agent = np.zeros(granules, np.int32)
+        self.first_step, self.first_agent = self.write_step.copy(), self.write_agent.copy()
         self._read_after = np.zeros((self.agents, granules), np.int32)  # the step + 1, or 0
+        self._read_last = np.zeros(granules, np.int32)
         self._readers = np.zeros(self.agents, bool)
+        self._strong: Array | None = None  # which last writes were strong, once one was
 
     def _own(self) -> None:
         """Whatever an agent did itself is ordered before what it does next."""
@@ -148,7 +152,9 @@ class Clocks:
         known: Array = self.clocks[:, domain, agents].max(1)[[ORDER, LIFE]].max(0)
         return known
 
-    def completed(self, domain: int, agents: Sequence[int], channel: int, step: int) -> None:
+    def completed(
+        self, domain: Array | int, agents: Array | Sequence[int], channel: Array | int, step: int
+    ) -> None:
         """Let agents know that a channel is done up to ``step``."""
         known = self.clocks[ORDER, domain, agents, channel]
         self.clocks[ORDER, domain, agents, channel] = np.maximum(known, step)
@@ -176,9 +182,13 @@ class Clocks:
             known = np.where(generic, np.minimum(known, fenced), known)
         return known
 
-    def _after_writes(self, at: Array, rows: Array, proxy: bool, by: int) -> Conflict | None:
+    def _after_writes(
+        self, at: Array, rows: Array, proxy: bool, by: int, strong: bool
+    ) -> Conflict | None:
         others, steps = self.write_agent[at], self.write_step[at]
         bad = steps > self._known(rows, others, proxy, by)
+        if strong and self._strong is not None:
+            bad &= ~self._strong[at]
         if not bad.any():
             return None
         i = tuple(np.argwhere(bad)[0])
@@ -192,8 +202,15 @@ class Clocks:
 
     def _after_reads(self, at: Array, rows: Array, by: int) -> Conflict | None:
         who = np.flatnonzero(self._readers)
+        if not len(who):
+            return None
+        flat = self.clocks[by].reshape(-1, self.agents)
+        few = rows.size < len(flat)  # what each row knows of all readers is enough, mostly
+        floor = flat[rows][..., who].min(-1) if few else flat[:, who].min(1)[rows]
+        if not (self._read_last[at] - 1 > floor).any():
+            return None
         reads = self._read_after[who.reshape(-1, *(1,) * at.ndim), at] - 1
-        known = np.moveaxis(self.clocks[by].reshape(-1, self.agents)[rows][..., who], -1, 0)
+        known = np.moveaxis(flat[rows][..., who], -1, 0)
         bad = reads > known
         if not bad.any():
             return None
@@ -210,13 +227,15 @@ class Clocks:
         step: int,
         *,
         proxy: bool = False,
-        agent: int | None = None,
+        agent: Array | int | None = None,
         by: int = ORDER,
+        strong: bool = False,
     ) -> Conflict | None:
         """Note reads of granules ``at`` by agents (``rows``), or by a channel in their name."""
-        conflict = self._after_writes(at, rows, proxy, by)
+        conflict = self._after_writes(at, rows, proxy, by, strong)
         who = rows % self.agents if agent is None else agent
         self._read_after[who, at] = step + 1
+        self._read_last[at] = step + 1
         self._readers[who] = True
         return conflict
 
@@ -229,15 +248,27 @@ class Clocks:
         proxy: bool = False,
         agent: Array | int | None = None,
         by: int = ORDER,
+        strong: bool = False,
     ) -> Conflict | None:
-        """Note writes of granules ``at``; two agents that write one at once are a race too."""
-        conflict = self._after_writes(at, rows, proxy, by)
+        """Note writes of granules ``at``; two agents that write one at once are a race too.
+
+        Strong ones do not race with each other.
+        """
+        conflict = self._after_writes(at, rows, proxy, by, strong)
         if conflict is None:
             conflict = self._after_reads(at, rows, by)
         mine = rows % self.agents if agent is None else np.asarray(agent)
+        first = self.first_step[at] < 0
+        if first.any():
+            self.first_agent[at] = np.where(first, mine, self.first_agent[at])
+            self.first_step[at] = np.where(first, step, self.first_step[at])
         self.write_agent[at] = mine
         self.write_step[at] = step
-        if agent is None and conflict is None:
+        if strong and self._strong is None:
+            self._strong = np.zeros(len(self.write_step), bool)
+        if self._strong is not None:
+            self._strong[at] = strong
+        if agent is None and conflict is None and not strong:
             twice = self.write_agent[at] != mine
             if twice.any():
                 i = tuple(np.argwhere(twice)[0])
@@ -250,3 +281,9 @@ class Clocks:
         """Return which granules nobody has written."""
         unwritten: Array = self.write_step[at] < 0
         return unwritten
+
+    def unsure(self, at: Array, rows: Array) -> Array:
+        """Return which granules nothing orders the first write of before accesses by ``rows``."""
+        flat = self.clocks[ORDER].reshape(-1, self.agents)
+        unordered: Array = self.first_step[at] > flat[rows, self.first_agent[at]]
+        return unordered | (self.first_step[at] < 0)

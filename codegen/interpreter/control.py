@@ -7,7 +7,7 @@ Source: PTX ISA 9.0, sections 9.7.12 (control flow) and 9.7.13.1 to 9.7.13.4 (ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "ClusterBarrier", "NamedBarrier", "ended"]
 
 _NAMED = 16
 
@@ -32,25 +32,47 @@ def _bra(d: Decoder, i: Instruction) -> Control:
     return Control(jump)
 
 
-def _ret(d: Decoder, i: Instruction) -> Control:
+def _brx(d: Decoder, i: Instruction) -> Control:
+    """Branch by an index into a list of labels."""
+    index, name = d.source(i.operands[0], "u32"), i.operands[1]
+    if name not in d.kernel.targets:
+        raise d.error(f"no list of labels (.branchtargets) is called {name}")
+    to = [d.target_of_branch(label) for label in d.kernel.targets[name]]
+
+    def jump(run: Run, group: Group) -> None:
+        chosen = np.broadcast_to(index(run, group), (group.size,))
+        for n in np.unique(chosen).tolist():
+            here = group.where(chosen == n)
+            if n < len(to):
+                run.push(to[n], here)
+                continue
+            run.find("address", f"index {n} into a list of {len(to)} labels")
+            run.exit(here)
+            ended(run, here)
+
+    return Control(jump)
+
+
+def _exit(d: Decoder, i: Instruction) -> Control:
     def end(run: Run, group: Group) -> None:
         run.exit(group)
-        _after_exit(run, group)
+        ended(run, group)
 
     return Control(end)
 
 
 def _trap(d: Decoder, i: Instruction) -> Control:
     def end(run: Run, group: Group) -> None:
-        run.find("trap", f"{run.warp_name(int(group.threads[0]))} gave up")
+        thread = int(group.threads[0])
+        run.find("trap", f"{run.warp_name(thread)} gave up", thread=thread)
         run.exit(group)
-        _after_exit(run, group)
+        ended(run, group)
 
     return Control(end)
 
 
 @dataclass(slots=True)
-class _Barrier:
+class NamedBarrier:
     """One named barrier of a CTA between two completions."""
 
     arrived: int = 0
@@ -89,41 +111,65 @@ def _bar(d: Decoder, i: Instruction) -> Control:
         if numbers.max() >= _NAMED:
             run.find("barrier", f"barrier {numbers.max()}; a CTA has 0 to {_NAMED - 1}")
             return complete
+        if (counts % WARP).any():
+            run.find("barrier", f"a count of {counts.max()} threads is no multiple of {WARP}")
         if not arrives and not reduces and _all_at_once(run, complete, numbers, counts, step):
             return complete
         ballot = vote(run, complete) if reduces else None
-        keys = run.cta_of(complete.threads) * 64 + numbers
-        going = None
-        for key in np.unique(keys).tolist():
-            mask = keys == key
-            here = complete.where(mask)
-            waiter = Waiter(pc + 1, here, _describe(run, key))
-            barrier = run.state.setdefault(("bar", key), _Barrier())
+        going: list[Array] = []
+        for here in _parts(run, complete, numbers, counts, aligned=aligned):
+            mask = np.isin(complete.threads, here.threads)
+            cta, which = int(run.cta_of(here.threads[:1])[0]), int(numbers[mask][0])
+            waiter = Waiter(pc + 1, here, _describe(run, cta, which))
+            barrier = run.state.named.setdefault((cta, which), NamedBarrier())
             _arrive(run, barrier, here, int(counts[mask][0]), step)
-            if aligned and (twice := barrier.joined & set(here.warp_numbers.tolist())):
-                run.find("barrier", f"warp {min(twice)} arrives twice before it completes")
-            barrier.joined |= set(here.warp_numbers.tolist())
+            warps = set(here.warp_numbers.tolist())
+            if aligned and barrier.joined & warps:
+                run.find(
+                    "barrier",
+                    f"{run.warp_name(int(here.threads[0]))} arrives twice before it completes",
+                    thread=int(here.threads[0]),
+                )
+            barrier.joined |= warps
             barrier.arrived += here.warps * WARP if aligned and barrier.counted else here.size
             if arrives:
-                going = here if going is None else Group(np.union1d(going.threads, here.threads))
+                going.append(here.threads)
             else:
                 barrier.waiters.append(waiter)
                 run.wait(waiter)
             if ballot is not None:
                 barrier.votes.append((waiter, np.broadcast_to(ballot, (complete.size,))[mask]))
+            if barrier.arrived > barrier.expected:
+                run.find(
+                    "barrier",
+                    f"{barrier.arrived} threads are at barrier {which}, which expects "
+                    f"{barrier.expected}",
+                    thread=int(here.threads[0]),
+                )
             if barrier.arrived >= barrier.expected:
                 if reduces:
                     _reduce(run, barrier, reduces, write)
-                _release(run, key // 64, run.state.pop(("bar", key)))
-        return going
+                _release(run, run.state.named.pop((cta, which)))
+        return Group(np.sort(np.concatenate(going))) if going else None
 
     return Control(sync, WARP)
 
 
-def _describe(run: Run, key: int) -> Callable[[], str]:
+def _parts(
+    run: Run, group: Group, numbers: Array, counts: Array, *, aligned: bool
+) -> Iterator[Group]:
+    """Split those who arrive by CTA and barrier, and by warp where a barrier counts them."""
+    keys = run.cta_of(group.threads) * _NAMED + numbers
+    if counts.any() and aligned:
+        keys = keys * len(run.live) + group.threads // WARP
+    for key in np.unique(keys).tolist():
+        yield group.where(keys == key)
+
+
+def _describe(run: Run, cta: int, which: int) -> Callable[[], str]:
     def say() -> str:
-        barrier = run.state[("bar", key)]
-        return f"at barrier {key % 64}, where {barrier.arrived} of {barrier.expected} arrived"
+        barrier = run.state.named[cta, which]
+        return f"at barrier {which}, where {barrier.arrived} of {barrier.expected} arrived"
 
     return say
 
@@ -137,19 +183,18 @@ def _all_at_once(run: Run, group: Group, numbers: Array, counts: Array, step: in
         return False
     if counts[0] and not (live.sum(1) == counts[0]).all():
         return False
-    if any(("bar", int(cta) * 64 + int(numbers[0])) in run.state for cta in ctas):
+    if any((int(cta), int(numbers[0])) in run.state.named for cta in ctas):
         return False
     if not (live == live[0]).all():
         return False
-    warps = np.flatnonzero(live[0].reshape(-1, WARP).any(1))
-    run.clocks.barrier(ctas, warps + 1, step)
+    units = np.flatnonzero(live[0].reshape(-1, run.unit).any(1))
+    run.clocks.barrier(ctas, units + 1, step)
     return True
 
 
-def _arrive(run: Run, barrier: _Barrier, group: Group, expected: int, step: int) -> None:
+def _arrive(run: Run, barrier: NamedBarrier, group: Group, expected: int, step: int) -> None:
     """Take the clocks of those who arrive, and how many are expected (0: all of the CTA)."""
-    domain, agents = run.agents_of(group.warp_numbers)
-    clock = run.clocks.snapshot(int(domain[0]), agents.tolist(), step)
+    clock = run.clocks.snapshot(*run.members(group), step)
     barrier.clock = clock if barrier.clock is None else run.clocks.join(barrier.clock, clock)
     if barrier.expected and expected and barrier.expected != expected:
         run.find("barrier", f"barrier with counts {barrier.expected} and {expected}")
@@ -158,22 +203,21 @@ def _arrive(run: Run, barrier: _Barrier, group: Group, expected: int, step: int)
     barrier.expected, barrier.counted = expected or everyone, bool(expected)
 
 
-def _reduce(run: Run, barrier: _Barrier, how: str, write: Result) -> None:
+def _reduce(run: Run, barrier: NamedBarrier, how: str, write: Result) -> None:
     ballots = np.concatenate([ballot for _, ballot in barrier.votes])
     result = {"popc": ballots.sum(), "and": ballots.all(), "or": ballots.any()}[how]
     for waiter, _ in barrier.votes:
         write(run, waiter.group, np.full(waiter.group.size, result))
 
 
-def _release(run: Run, cta: int, barrier: _Barrier) -> None:
+def _release(run: Run, barrier: NamedBarrier) -> None:
     for waiter in barrier.waiters:
-        domain, agents = run.agents_of(waiter.group.warp_numbers)
         assert barrier.clock is not None
-        run.clocks.acquire(int(domain[0]), agents.tolist(), barrier.clock)
+        run.clocks.acquire(*run.members(waiter.group), barrier.clock)
         run.wake(id(waiter))
 
 
-def _after_exit(run: Run, group: Group) -> None:
+def ended(run: Run, group: Group) -> None:
     """Let barriers of all threads go on without those that have ended."""
     each = run.threads_per_cta
     for cta in np.unique(run.cta_of(group.threads)).tolist():
@@ -181,31 +225,31 @@ def _after_exit(run: Run, group: Group) -> None:
         if not everyone and run.cluster > 1:
             _check_exit(run, cta)
         domain = cta // run.cluster
-        if ("cluster", domain) in run.state:
+        if domain in run.state.clusters:
             _cluster_turn(run, domain, _cluster_state(run, domain))
-        for key in [k for k in run.state if k[0] == "bar" and k[1] // 64 == cta]:
-            barrier = run.state[key]
+        for key in [k for k in run.state.named if k[0] == cta]:
+            barrier = run.state.named[key]
             if barrier.arrived >= everyone > 0 and barrier.waiters and not barrier.counted:
-                _release(run, cta, run.state.pop(key))
+                _release(run, run.state.named.pop(key))
 
 
 def _check_exit(run: Run, cta: int) -> None:
     """Report what other CTAs may still do to the shared memory of one that ends."""
-    warps = cta * run.threads_per_cta // WARP + np.arange(run.threads_per_cta // WARP)
-    domain, agents = run.agents_of(warps)
-    known = run.clocks.knows(int(domain[0]), agents.tolist())
-    for agent, step in run.state.get(("remote", cta), {}).items():
+    each = run.threads_per_cta
+    domain, agents = run.members(Group(np.arange(cta * each, (cta + 1) * each)))
+    known = run.clocks.knows(domain, agents)
+    for agent, step in run.state.remote.get(cta, {}).items():
         if known[agent] < step:
             run.find(
                 "exit",
-                f"{run.cta_name(cta)} ends, and nothing says that {run.name(int(domain[0]), agent)}"
-                " is done with its shared memory",
+                f"{run.cta_name(cta)} ends, and nothing says that {run.name(domain, agent)} is "
+                "done with its shared memory",
                 other=run.log[step],
             )
 
 
 @dataclass(slots=True)
-class _ClusterBarrier:
+class ClusterBarrier:
     """``owed``: threads that have arrived, and not waited since."""
 
     arrived: Array
@@ -215,17 +259,14 @@ class _ClusterBarrier:
     waiters: list[Waiter] = field(default_factory=list)
 
 
-def _cluster_state(run: Run, domain: int) -> _ClusterBarrier:
-    key = ("cluster", domain)
-    if key not in run.state:
+def _cluster_state(run: Run, domain: int) -> ClusterBarrier:
+    if domain not in run.state.clusters:
         threads = run.cluster * run.threads_per_cta
-        run.state[key] = _ClusterBarrier(
+        run.state.clusters[domain] = ClusterBarrier(
             np.zeros(threads, bool), np.zeros(threads, bool), run.clocks.nothing(),
             run.clocks.nothing(),
         )  # fmt: skip
-    found = run.state[key]
-    assert isinstance(found, _ClusterBarrier)
-    return found
+    return run.state.clusters[domain]
 
 
 def _cluster(d: Decoder, i: Instruction) -> Control:
@@ -241,7 +282,7 @@ def _cluster(d: Decoder, i: Instruction) -> Control:
         for domain in np.unique(domains).tolist():
             state = _cluster_state(run, domain)
             here = complete.where(domains == domain)
-            _, agents = run.agents_of(here.warp_numbers)
+            _, agents = run.members(here)
             _in_turn(run, state.owed, here, here.threads - domain * each, waits=waits)
             if waits:
                 if state.arrived[here.threads - domain * each].any():
@@ -249,11 +290,11 @@ def _cluster(d: Decoder, i: Instruction) -> Control:
                     run.wait(waiter)
                     state.waiters.append(waiter)
                 else:
-                    run.clocks.acquire(domain, agents.tolist(), state.released)
+                    run.clocks.acquire(domain, agents, state.released)
                     going.append(here.threads)
                 continue
             relaxed = "relaxed" in i.parts
-            clock = run.released(domain, agents.tolist(), step, relaxed=relaxed)
+            clock = run.released(domain, agents, step, relaxed=relaxed)
             state.arrived[here.threads - domain * each] = True
             state.clock = run.clocks.join(state.clock, clock)
             _cluster_turn(run, domain, state)
@@ -268,8 +309,10 @@ def _in_turn(run: Run, owed: Array, group: Group, at: Array, *, waits: bool) -> 
     """Threads arrive, then wait: who waits has to have arrived, as it waits for itself too."""
     if (owed[at] != waits).any():
         does = "waits, and has not arrived" if waits else "arrives again, and has not waited"
-        who = run.warp_name(int(group.threads[(owed[at] != waits).argmax()]))
-        run.find("barrier", f"{who} {does} at the cluster's barrier")
+        thread = int(group.threads[(owed[at] != waits).argmax()])
+        run.find(
+            "barrier", f"{run.warp_name(thread)} {does} at the cluster's barrier", thread=thread
+        )
     owed[at] = not waits
 
 
@@ -283,7 +326,7 @@ def _cluster_says(run: Run, domain: int) -> Callable[[], str]:
     return say
 
 
-def _cluster_turn(run: Run, domain: int, state: _ClusterBarrier) -> None:
+def _cluster_turn(run: Run, domain: int, state: ClusterBarrier) -> None:
     """Let the phase complete when all threads that live have arrived."""
     each = run.cluster * run.threads_per_cta
     live = run.live[domain * each : (domain + 1) * each]
@@ -292,25 +335,19 @@ def _cluster_turn(run: Run, domain: int, state: _ClusterBarrier) -> None:
     state.arrived[:] = False
     state.released = run.clocks.join(state.released, state.clock)
     for waiter in state.waiters:
-        _, agents = run.agents_of(waiter.group.warp_numbers)
-        run.clocks.acquire(domain, agents.tolist(), state.released)
+        run.clocks.acquire(*run.members(waiter.group), state.released)
         run.wake(id(waiter))
     state.waiters = []
 
 
 TABLE: Mapping[str, Builder] = {
     "bra": _bra,
-    "ret": _ret,
-    "exit": _ret,
+    "brx.idx": _brx,
+    "exit": _exit,
     "trap": _trap,
-    "bar.sync": _bar,
-    "bar.arrive": _bar,
-    "bar.red": _bar,
-    "bar.cta": _bar,
-    "barrier.sync": _bar,
-    "barrier.arrive": _bar,
-    "barrier.red": _bar,
-    "barrier.cta": _bar,
+    "brkpt": _trap,
+    "bar": _bar,
+    "barrier": _bar,
     "barrier.cluster": _cluster,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

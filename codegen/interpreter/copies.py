@@ -20,11 +20,11 @@ from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules, shared_at
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "Copy"]
 
 
 @dataclass(slots=True, eq=False)
-class _Copy:
+class Copy:
     """One cp.async of some threads: which group of each thread it belongs to."""
 
     group: Group
@@ -34,26 +34,13 @@ class _Copy:
     left: Array
 
 
-def _copies(run: Run) -> tuple[list[_Copy], Array]:
-    """Return the copies in flight, and how many groups each thread has committed."""
-    if "cp.async" not in run.state:
-        run.state["cp.async"] = ([], np.zeros(len(run.live), np.int64))
-    found: tuple[list[_Copy], Array] = run.state["cp.async"]
-    return found
-
-
 def _channels(run: Run, group: Group) -> Array:
-    """Return the channel of each thread's warp."""
-    warps = group.threads // WARP
-    result = np.zeros(group.size, np.int64)
-    for warp in group.warp_numbers.tolist():
-        key = ("cp.async", warp)
-        if key not in run.state:
-            domain, _ = run.agents_of(np.array([warp]))
-            name = f"cp.async of {run.warp_name(warp * WARP)}"
-            run.state[key] = run.clocks.channel(int(domain[0]), name, asynchronous=False)
-        result[warps == warp] = run.state[key]
-    return result
+    """Return the channel of each thread's copies, one an agent."""
+    units = run.units(group)
+    made = [run.channel("cp.async", t // run.unit, t, asynchronous=False) for t in units.tolist()]
+    if run.unit == 1:
+        return np.array(made)
+    return np.array(made)[np.searchsorted(units // WARP, group.threads // WARP)]
 
 
 def _cp_async(d: Decoder, i: Instruction) -> Action:
@@ -89,11 +76,10 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
             data = run.memory.gather(source[which, None] + index, np.uint8, inside)
             run.shared[flat[which, None] + index] = data
 
-        copies, committed = _copies(run)
-        number = committed[here.threads]
+        number = run.committed[here.threads]
         if run.completion == "early":
             move(np.arange(here.size))
-        copies.append(_Copy(here, number, step, move, np.ones(here.size, bool)))
+        run.state.copies.append(Copy(here, number, step, move, np.ones(here.size, bool)))
 
     return copy
 
@@ -110,14 +96,14 @@ def _check_source(run: Run, group: Group, addresses: Array, count: Array) -> Non
 
 def _commit(d: Decoder, i: Instruction) -> Action:
     def commit(run: Run, group: Group) -> None:
-        _copies(run)[1][group.index] += 1
+        run.committed[group.index] += 1
 
     return commit
 
 
-def _land(run: Run, group: Group, done: Callable[[_Copy], Array]) -> int:
+def _land(run: Run, group: Group, done: Callable[[Copy], Array]) -> int:
     """Perform the group's copies for which ``done`` holds; returns the last one's step."""
-    copies, _ = _copies(run)
+    copies = run.state.copies
     mine = np.zeros(len(run.live), bool)
     mine[group.index] = True
     last = -1
@@ -131,11 +117,8 @@ def _land(run: Run, group: Group, done: Callable[[_Copy], Array]) -> int:
         copy.left &= ~which
         here = copy.group.where(which)
         channels = _channels(run, here)
-        for domain, agents in run.by_domain(here):
-            for warp_agent in agents:
-                numbers = run.agents_of(here.threads // WARP)
-                chosen = channels[(numbers[0] == domain) & (numbers[1] == warp_agent)]
-                run.clocks.completed(domain, [warp_agent], int(chosen[0]), copy.step)
+        domains, agents = run.agents_of(here.threads)
+        run.clocks.completed(domains, agents, channels, copy.step)
         if not copy.left.any():
             copies.remove(copy)
     return last
@@ -146,7 +129,7 @@ def _wait_group(d: Decoder, i: Instruction) -> Action:
 
     def wait(run: Run, group: Group) -> None:
         run.tick()
-        committed = _copies(run)[1]
+        committed = run.committed
         if pending < 0:
             _land(run, group, lambda copy: np.ones(copy.group.size, bool))
         else:
@@ -163,7 +146,7 @@ def _copy_arrive(d: Decoder, i: Instruction) -> Action:
     def signal(run: Run, group: Group) -> None:
         step = run.tick()
         for flat, here in each_barrier(run, group, at(run, group), remote=False):
-            barrier = at_barrier(run, flat, int(here.threads[0]), "arrives at")
+            barrier = at_barrier(run, flat, here, "arrives at")
             if barrier is None:
                 continue
             if not counted:
@@ -171,8 +154,7 @@ def _copy_arrive(d: Decoder, i: Instruction) -> Action:
 
             def land(here: Group = here, barrier: Mbarrier = barrier) -> None:
                 _land(run, here, lambda copy: np.full(copy.group.size, copy.step < step))
-                domain, agents = run.agents_of(here.warp_numbers)
-                clock = run.clocks.snapshot(int(domain[0]), agents.tolist(), step)
+                clock = run.clocks.snapshot(*run.members(here), step)
                 arrive(run, barrier, here.size, clock)
 
             run.issue(land)
@@ -187,4 +169,4 @@ TABLE: Mapping[str, Builder] = {
     "cp.async.wait_all": _wait_group,
     "cp.async.mbarrier.arrive": _copy_arrive,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

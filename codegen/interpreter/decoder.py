@@ -1,7 +1,7 @@
 """Decoding: a kernel's instructions as functions of the run's state, made once.
 
-A *builder* takes the decoder and an instruction and returns the function that executes it for a
-group; of the names in the families' tables the longest that begins an opcode wins.  A *control*
+A *builder* takes the decoder and an instruction, which has one of the forms of ``forms.py``, and
+returns the function that executes it for a group.  A *control*
 function returns the group that goes on with the next instruction (or None); it may let threads
 wait, jump or end.
 
@@ -17,15 +17,21 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.codegen.interpreter.constants import constant
+from tinygpu.codegen.interpreter.functions import Linked, address_of, link
 from tinygpu.codegen.interpreter.group import Group
+from tinygpu.codegen.interpreter.memory import FRAME
+from tinygpu.codegen.interpreter.operands import form_of
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 from tinygpu.codegen.interpreter.special import CLOCKS, SPECIAL, TICK, special
 from tinygpu.codegen.interpreter.values import TYPES, immediate
-from tinygpu.errors import ProgramError
+from tinygpu.errors import ProgramError, TinyGpuError
 
 __all__ = ["Action", "Builder", "Code", "Control", "Decoder", "Source", "Step", "Target", "decode"]
+
+_MOST_BYTES = 1 << 24  # what a thread's local memory may have; the machine has less
 
 Source = Callable[[Run, Group], Any]
 Target = Callable[[Run, Group, Any], None]
@@ -68,6 +74,8 @@ class Code:
     local_bytes: int
     parameter_at: Mapping[str, int]
     parameter_bytes: int
+    frame_bytes: int
+    fences: bool
 
 
 def _nothing(run: Run, group: Group) -> None:
@@ -77,10 +85,17 @@ def _nothing(run: Run, group: Group) -> None:
 class Decoder:
     """Names of one kernel: registers by number, symbols by address, labels by instruction."""
 
-    def __init__(self, parsed: Parsed, kernel: Kernel, globals_at: Mapping[str, int]) -> None:
-        self.kernel = kernel
+    def __init__(self, parsed: Parsed, linked: Linked, globals_at: Mapping[str, int]) -> None:
+        self.parsed, self.linked, self.kernel = parsed, linked, linked.kernel
+        kernel = self.kernel
+        self.pc = 0
+        self.returns: dict[tuple[int, str], Callable[[Run, Group, int], None]] = {}
+        self.frame = {v.name: v.bytes for v in kernel.variables if v.space == "param"}
         self.numbers = {name: i for i, name in enumerate(kernel.registers)}
         self.widths = [0 if k == "pred" else width_of(k) for k in kernel.registers.values()]
+        self.instruction = Instruction(0, "", ())
+        if wide := [n for n, k in kernel.registers.items() if width_of(k) > 8]:
+            raise self.error(f"registers of 128 bits are not run: {wide[0]}")
         self.granule = 16
         self.symbols: dict[str, tuple[str, int]] = {}
         self.parameter_at: dict[str, int] = {}
@@ -92,18 +107,22 @@ class Decoder:
             self.symbols[parameter.name] = ("param", at)
             at += parameter.bytes
         self.parameter_bytes = at
-        ends = {"shared": 0, "local": 0}
+        ends = {"shared": 0, "local": 0, "param": 0}
         variables = (*parsed.variables, *kernel.variables)
         for v in sorted(variables, key=lambda v: v.bytes == 0):  # what the launch sizes comes last
             if v.space in ends:
                 start = -(-ends[v.space] // v.align) * v.align
-                first = FIRST_SHARED if v.space == "shared" else 0
+                first = {"shared": FIRST_SHARED, "param": FRAME}.get(v.space, 0)
                 self.symbols[v.name] = (v.space, start + first)
                 ends[v.space] = start + v.bytes
             elif v.name in globals_at:
                 self.symbols[v.name] = (v.space, globals_at[v.name])
+        for name in linked.functions:
+            self.symbols.setdefault(name, ("function", address_of(parsed, name)))
         self.static_bytes, self.local_bytes = ends["shared"], ends["local"]
-        self.instruction = Instruction(0, "", ())
+        if max(ends.values()) > _MOST_BYTES:
+            raise self.error(f"variables of {max(ends.values())} B; {_MOST_BYTES} are the most")
+        self.frame_bytes = ends["param"]
 
     def error(self, what: str) -> ProgramError:
         """Return an error that names the instruction and its line."""
@@ -138,7 +157,8 @@ class Decoder:
         if text in self.numbers:
             return self._held(self.numbers[text], dtype)
         if text in CLOCKS:
-            return lambda run, group: np.array(run.choices * TICK).astype(dtype)[()]
+            shift = CLOCKS[text]
+            return lambda run, group: np.array(run.choices * TICK >> shift).astype(dtype)[()]
         if text in SPECIAL:
             name = text
 
@@ -219,10 +239,11 @@ class Decoder:
 
     def address(self, text: str) -> Source:
         """Return the function that reads ``[base + offset]``: int64 addresses, one a thread."""
-        found = re.fullmatch(r"\[\s*([^\s+\]]+?)\s*(?:\+\s*(-?\s*\w+))?\s*\]", text)
-        if not found:
+        found = re.fullmatch(r"\[\s*([^\s+\-\]]+?)\s*(?:([+-])\s*([^\]]+?)\s*)?\]", text)
+        more = constant(found.group(3)) if found and found.group(3) else 0
+        if not found or more is None:
             raise self.error(f"cannot read the address {text!r}")
-        base, offset = found.group(1), int((found.group(2) or "0").replace(" ", ""), 0)
+        base, offset = found.group(1), -more if found.group(2) == "-" else more
         if base in self.numbers:
             number, wide = self.numbers[base], self.widths[self.numbers[base]] == 8
 
@@ -245,14 +266,22 @@ def decode(
     parsed: Parsed, kernel: Kernel, table: Mapping[str, Builder], globals_at: Mapping[str, int]
 ) -> Code:
     """Decode a kernel.  Raises ProgramError that names an instruction that is not run."""
-    decoder = Decoder(parsed, kernel, globals_at)
-    leaders = set(kernel.labels.values())
+    linked = link(parsed, kernel)
+    kernel = linked.kernel
+    decoder = Decoder(parsed, linked, globals_at)
+    leaders = {*kernel.labels.values(), *(f.start for f in linked.functions.values())}
+    leaders |= {pc + 1 for pc, i in enumerate(kernel.instructions) if i.parts[0] == "call"}
     steps = []
-    last = kernel.instructions[-1].line if kernel.instructions else 0
-    instructions = (*kernel.instructions, Instruction(last, "ret", ()))
+    instructions = kernel.instructions
     for pc, instruction in enumerate(instructions):
-        decoder.instruction = instruction
-        built = _builder(instruction, table)(decoder, instruction)
+        decoder.instruction, decoder.pc = instruction, pc
+        form = form_of(instruction, kernel.registers, parsed.version, parsed.target)
+        try:
+            built = table[form.entry](decoder, instruction)
+        except TinyGpuError:
+            raise
+        except Exception as error:  # one boundary: no instruction fails without its line
+            raise decoder.error(f"cannot be read ({type(error).__name__}: {error})") from error
         guard = decoder.register(instruction.guard) if instruction.guard else -1
         if isinstance(built, Control):
             leader = pc in leaders or built.unit > 1
@@ -270,6 +299,8 @@ def decode(
         decoder.local_bytes,
         decoder.parameter_at,
         decoder.parameter_bytes,
+        decoder.frame_bytes,
+        any(i.parts[0] in ("fence", "membar") for i in instructions),
     )
 
 
@@ -307,12 +338,3 @@ def _watched_control(control: ControlAction, registers: tuple[int, ...]) -> Cont
         return control(run, group)
 
     return act
-
-
-def _builder(instruction: Instruction, table: Mapping[str, Builder]) -> Builder:
-    parts = instruction.parts
-    for n in range(len(parts), 0, -1):
-        found = table.get(".".join(parts[:n]))
-        if found is not None:
-            return found
-    raise ProgramError(f"PTX {instruction}: the instruction {instruction.opcode} is not run")

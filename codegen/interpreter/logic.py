@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.arithmetic import PACKED, apply, packed
+from tinygpu.codegen.interpreter.arithmetic import apply, packed, read
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.group import Group
+from tinygpu.codegen.interpreter.integers import bit_field_mask, dot, find_nth, sign_extend
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
+from tinygpu.codegen.interpreter.values import PACKED
 
 __all__ = ["TABLE"]
 
@@ -55,7 +57,7 @@ def _setp(d: Decoder, i: Instruction) -> Action:
     if kind in PACKED:
         return _setp_of_halves(d, i, test)
     to, *more = i.operands[0].split("|")
-    reads = [d.source(o, kind) for o in i.operands[1:3]]
+    reads = [read(d, i, o, kind) for o in i.operands[1:3]]
     write = d.target(to.strip(), "pred")
     other = d.target(more[0].strip(), "pred") if more else None
     join = _LOGIC.get(i.parts[2])
@@ -77,17 +79,17 @@ def _setp(d: Decoder, i: Instruction) -> Action:
 def _setp_of_halves(d: Decoder, i: Instruction, test: Callable[[Array, Array], Array]) -> Action:
     """Compare lower halves into the first predicate, upper ones into the second."""
     part, kind = d.kind(PACKED[i.parts[-1]]), i.parts[-1]
-    reads = [d.source(o, kind) for o in i.operands[1:3]]
+    reads = [read(d, i, o, kind) for o in i.operands[1:3]]
+    third = d.source(i.operands[3], "pred") if len(i.operands) > 3 else None
     writes = [d.target(o.strip(), "pred") for o in i.operands[0].split("|")]
-    if len(i.operands) > 3:
-        raise d.error("packed halves with a third predicate are not run")
 
     def compare(run: Run, group: Group) -> None:
         words = [np.broadcast_to(read(run, group), (group.size,)) for read in reads]
         halves = [np.ascontiguousarray(w).view(part).reshape(-1, 2) for w in words]
         holds = test(*halves)
         for n, write in enumerate(writes):
-            write(run, group, holds[:, n])
+            held = holds[:, n]
+            write(run, group, _LOGIC[i.parts[2]](held, third(run, group)) if third else held)
 
     return compare
 
@@ -100,8 +102,12 @@ def _set(d: Decoder, i: Instruction) -> Action:
         halves = packed(lambda a, b: np.where(compare(a, b), true, part.type(0)), part)
         return apply(d, i, halves, of, to)
     test, dtype = _test(d, i), d.kind(to)
-    yes = dtype.type(1.0) if dtype.kind == "f" else np.array(-1).astype(dtype)[()]
-    return apply(d, i, lambda a, b: np.where(test(a, b), yes, dtype.type(0)), of, to)
+    yes = np.array(-1).astype(dtype)[()] if dtype.kind in "iu" else dtype.type(1.0)
+    join, no = _LOGIC.get(i.parts[2]), dtype.type(0)
+    if join is None:
+        return apply(d, i, lambda a, b: np.where(test(a, b), yes, no), of, to)
+    joined = lambda a, b, p: np.where(join(test(a, b), p), yes, no)  # noqa: E731 (a closure)
+    return apply(d, i, joined, [of, of, "pred"], to)
 
 
 def _selp(d: Decoder, i: Instruction) -> Action:
@@ -297,5 +303,10 @@ TABLE: Mapping[str, Builder] = {
     "clz": _clz,
     "bfind": _bfind,
     "brev": _brev,
+    "bmsk": bit_field_mask,
+    "szext": sign_extend,
+    "fns": find_nth,
+    "dp4a": dot,
+    "dp2a": dot,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

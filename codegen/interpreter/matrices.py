@@ -1,9 +1,9 @@
 """A warp's small matrices: mma.sync, ldmatrix, stmatrix.
 
 With g = lane / 4, q = lane % 4 and E elements a register: register i of A holds row g + 8 (i % 2),
-columns E q + 4 E (i / 2) on; register i of B holds column g, rows E q + 4 E i on; value i of C and
-D is at row g + 8 (i / 2), column 2 q + i % 2.  Row r of matrix i in shared memory, 8 x 8, is 16
-bytes at the address that lane 8 i + r gives.
+columns E q + 4 E (i / 2) on (of eight rows: row g, columns E q + 4 E i on); register i of B holds
+column g, rows E q + 4 E i on; value i of C and D is at row g + 8 (i / 2), column 2 q + i % 2.  Row
+r of matrix i in shared memory, 8 x 8, is 16 bytes at the address that lane 8 i + r gives.
 
 Source: PTX ISA 9.0, section 9.7.14 (mma.sync, ldmatrix, stmatrix).
 """
@@ -26,19 +26,17 @@ from tinygpu.codegen.interpreter.values import TYPES
 
 __all__ = ["TABLE"]
 
-_SHAPES = {"m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32"}
-
 
 @functools.cache
-def _places(registers: int, each: int) -> tuple[Array, Array, Array, Array]:
-    """Return rows and columns of A's registers, then columns and rows of B's half of them."""
+def _places(rows: int, registers: tuple[int, int], each: int) -> tuple[Array, ...]:
+    """Return rows and columns of A's registers, then rows and columns of B's."""
     lane = np.arange(WARP)[:, None, None]
-    i, e = np.arange(registers)[None, :, None], np.arange(each)[None, None]
+    i, j = (np.arange(n)[None, :, None] for n in registers)
+    e = np.arange(each)[None, None]
     g, q = lane // 4, lane % 4
-    a_row = g + 8 * (i % 2) + 0 * e
-    a_column = each * q + e + 4 * each * (i // 2)
-    j = i[:, : registers // 2]
-    return a_row, a_column, g + 0 * j + 0 * e, each * q + e + 4 * each * j
+    down, along = (i % 2, i // 2) if rows == 16 else (0 * i, i)
+    a = (g + 8 * down + 0 * e, each * q + e + 4 * each * along)
+    return (*a, each * q + e + 4 * each * j, g + 0 * j + 0 * e)
 
 
 def _gathered(run: Run, group: Group, registers: list[int], kind: str) -> Array:
@@ -47,40 +45,39 @@ def _gathered(run: Run, group: Group, registers: list[int], kind: str) -> Array:
     if kind == "tf32":
         held = held & np.uint32(0xFFFFE000)
     values = np.ascontiguousarray(held).view(TYPES[kind]).astype(np.float64)
-    return values.reshape(-1, WARP, len(registers), 4 // TYPES[kind].itemsize)
+    return values.reshape(-1, WARP, len(registers), max(1, 4 // TYPES[kind].itemsize))
 
 
 def _mma(d: Decoder, i: Instruction) -> Control:
-    parts = i.parts
-    shape = next((p for p in parts if p in _SHAPES), "")
-    if not shape or "row" not in parts or "col" not in parts:
-        raise d.error(f"this shape is not run; {', '.join(sorted(_SHAPES))} (row.col) are")
-    to, a_kind, b_kind, c_kind = (("b8" if p == "u8" else p) for p in parts[-4:])
-    a_kind, b_kind = (k.replace("b8", "u8") for k in (a_kind, b_kind))
-    depth = int(re.findall(r"k(\d+)", shape)[0])
-    each = 4 // d.kind(a_kind).itemsize
+    rows, _, depth = map(int, re.findall(r"\.m(\d+)n(\d+)k(\d+)", i.opcode)[0])
+    to, a_kind, b_kind, _ = i.parts[-4:]
+    each = max(1, 4 // d.kind(a_kind).itemsize)
     result, a, b, c = ([d.register(r) for r in d.listed(o)] for o in i.operands[:4])
-    if len(a) != 4 * depth // (8 * each) or len(b) * 2 != len(a):
-        raise d.error(f"{len(a)} and {len(b)} registers hold no {shape} of {a_kind}")
-    if to not in ("f32", "s32", "f16") or c_kind != to:
-        raise d.error(f"results of type {to} are not run")
+    needs = (rows * depth // (WARP * each), 8 * depth // (WARP * each))
+    sums = rows * 8 * d.kind(to).itemsize // (WARP * d.widths[c[0]])
+    if (len(a), len(b)) != needs or len(c) != sums or len(result) != sums:
+        raise d.error(f"{len(a)}, {len(b)} and {len(c)} registers; {needs[0]}, {needs[1]}, {sums}")
+    dtype, word = d.kind(to), np.dtype(f"u{d.widths[c[0]]}")
 
     def multiply(run: Run, group: Group) -> Group | None:
         here = run.together(group, WARP)
         if here is None:
             return None
-        a_row, a_column, b_column, b_row = _places(len(a), each)
+        a_row, a_column, b_row, b_column = _places(rows, needs, each)
         warps = here.size // WARP
-        left, right = np.zeros((warps, 16, depth)), np.zeros((warps, depth, 8))
+        left, right = np.zeros((warps, rows, depth)), np.zeros((warps, depth, 8))
         left[:, a_row, a_column] = _gathered(run, here, a, a_kind)
         right[:, b_row, b_column] = _gathered(run, here, b, b_kind)
         product = left @ right
-        lane, n = np.arange(WARP)[:, None], np.arange(4)[None]
-        values = product[:, lane // 4 + 8 * (n // 2), 2 * (lane % 4) + n % 2].reshape(-1, 4)
-        dtype = {"f32": np.float32, "s32": np.int32, "f16": np.float16}[to]
+        lane, n = np.arange(WARP)[:, None], np.arange(rows // 4)[None]
+        values = product[:, lane // 4 + 8 * (n // 2), 2 * (lane % 4) + n % 2].reshape(here.size, -1)
         held = np.stack([run.registers[r][here.index] for r in c], 1)
-        total = values + np.ascontiguousarray(held).view(dtype).astype(np.float64)
-        bits = np.ascontiguousarray(total.astype(dtype)).view(np.uint32)
+        total: Array = values + np.ascontiguousarray(held).view(dtype).astype(np.float64)
+        if dtype.kind == "i":
+            limits = np.iinfo(dtype)
+            whole = total.astype(np.int64)
+            total = np.clip(whole, limits.min, limits.max) if "satfinite" in i.parts else whole
+        bits = np.ascontiguousarray(total.astype(dtype)).view(word)
         for n_register, register in enumerate(result):
             run.registers[register][here.index] = bits[:, n_register]
         return here
@@ -154,9 +151,26 @@ def _stmatrix(d: Decoder, i: Instruction) -> Control:
     return Control(store, WARP)
 
 
+def _movmatrix(d: Decoder, i: Instruction) -> Control:
+    """Turn an 8 x 8 matrix of 16-bit elements, two a lane."""
+    read, write = d.source(i.operands[1], "b32"), d.target(i.operands[0], "b32")
+
+    def move(run: Run, group: Group) -> Group | None:
+        here = run.together(group, WARP)
+        if here is None:
+            return None
+        words = np.broadcast_to(read(run, here), (here.size,))
+        halves = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 8, 8).swapaxes(1, 2)
+        write(run, here, np.ascontiguousarray(halves).view(np.uint32).reshape(-1))
+        return here
+
+    return Control(move, WARP)
+
+
 TABLE: Mapping[str, Builder] = {
     "mma.sync": _mma,
     "ldmatrix": _ldmatrix,
     "stmatrix": _stmatrix,
+    "movmatrix": _movmatrix,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

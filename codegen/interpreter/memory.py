@@ -26,10 +26,12 @@ from numpy.typing import DTypeLike
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.errors import LaunchError
 
-__all__ = ["LOCAL", "PARAM", "SHARED", "Memory", "Part"]
+__all__ = ["FRAME", "FUNCTION", "LOCAL", "PARAM", "SHARED", "Memory", "Part"]
 
-PARAM, LOCAL, SHARED = 0x7B << 40, 0x7C << 40, 0x7D << 40
+FUNCTION, PARAM, LOCAL, SHARED = 0x7A << 40, 0x7B << 40, 0x7C << 40, 0x7D << 40
 """Where generic addresses of these spaces begin; each window spans 2^32 bytes."""
+FRAME = 1 << 24
+"""Where the parameters of functions begin, behind those of the kernel."""
 _FIRST = 0x7F << 40
 _APART = 1 << 16
 _ALIGN = 256  # what cudaMalloc gives

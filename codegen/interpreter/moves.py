@@ -6,7 +6,8 @@ Source: PTX ISA 9.0, section 9.7.9 (data movement) and 9.7.13 (atom, red).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +15,12 @@ from tinygpu.codegen.interpreter import spaces
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.memory import LOCAL, PARAM, SHARED
+from tinygpu.codegen.interpreter.ordering import semantics
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "decreased", "increased", "space_of"]
 
 _WINDOWS = {"shared": SHARED, "local": LOCAL, "param": PARAM, "global": 0, "const": 0}
 
@@ -85,9 +87,10 @@ def _ld(d: Decoder, i: Instruction) -> Action:
     space, kind = space_of(d, i), i.parts[-1]
     lanes, dtype = _shape(d, i, space), d.kind(kind)
     at, targets = d.address(i.operands[1]), d.targets(i.operands[0], kind)
+    how = semantics(i)
 
     def load(run: Run, group: Group) -> None:
-        for here, values in spaces.read(run, space, group, at(run, group), dtype, lanes):
+        for here, values in spaces.read(run, space, group, at(run, group), dtype, lanes, how):
             for n, write in enumerate(targets):
                 write(run, here, values[:, n])
 
@@ -98,21 +101,24 @@ def _st(d: Decoder, i: Instruction) -> Action:
     space, kind = space_of(d, i), i.parts[-1]
     lanes, dtype = _shape(d, i, space), d.kind(kind)
     at, sources = d.address(i.operands[0]), d.sources(i.operands[1], kind)
+    how = semantics(i)
 
     def store(run: Run, group: Group) -> None:
         values = np.empty((group.size, lanes), dtype)
         for n, read in enumerate(sources):
             values[:, n] = read(run, group)
-        spaces.write(run, space, group, at(run, group), values)
+        spaces.write(run, space, group, at(run, group), values, None, how)
 
     return store
 
 
-def _increase(old: Array, new: Array) -> Array:
+def increased(old: Array, new: Array) -> Array:
+    """Return what atom.inc leaves."""
     return np.where(old >= new, 0, old + 1)
 
 
-def _decrease(old: Array, new: Array) -> Array:
+def decreased(old: Array, new: Array) -> Array:
+    """Return what atom.dec leaves."""
     return np.where((old == 0) | (old > new), new, old - 1)
 
 
@@ -124,9 +130,54 @@ _UPDATES: Mapping[str, Callable[[Array, Array], Array]] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "exch": lambda old, new: new,
-    "inc": _increase,
-    "dec": _decrease,
+    "inc": increased,
+    "dec": decreased,
 }
+
+
+_RUNNING: Mapping[str, Any] = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
+    "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
+def _in_turn(data: Array, addresses: Array, place: Array, new: Array, name: str) -> Array:
+    """Update ``data`` by one thread after the other; returns what each found.
+
+    Threads of one address are one running sum (minimum, ...), each from what the one before left.
+    """
+    order = np.argsort(place, kind="stable")
+    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
+    found = np.empty_like(new)
+    if name == "add" and new.dtype.kind in "iu":  # exact, so all sums are one
+        sums = np.cumsum(new[order], dtype=new.dtype)
+        before = sums - new[order]
+        counts = np.diff(np.append(starts, len(order)))
+        found[order] = before - np.repeat(before[starts], counts) + data[addresses][place[order]]
+        data[addresses] += sums[starts + counts - 1] - before[starts]
+        return found
+    for start, end, address in zip(starts, [*starts[1:], len(order)], addresses, strict=True):
+        mine = order[start:end]
+        running = _RUNNING[name].accumulate(
+            np.concatenate([data[address : address + 1], new[mine]])
+        )
+        found[mine] = running[:-1]
+        data[address] = running[-1]
+    return found
+
+
+def _rounds(place: Array, times: int) -> Iterator[Any]:
+    """Yield threads in rounds, each of an address at most once, in thread order."""
+    if times == 1:
+        yield slice(None)
+        return
+    order = np.argsort(place, kind="stable")
+    sorted_places = place[order]
+    first = np.searchsorted(sorted_places, sorted_places, "left")
+    turn = np.empty(len(place), np.int64)
+    turn[order] = np.arange(len(place)) - first
+    for n in range(times):
+        yield np.flatnonzero(turn == n)
 
 
 def _atom(d: Decoder, i: Instruction) -> Action:
@@ -144,6 +195,7 @@ def _atom(d: Decoder, i: Instruction) -> Action:
     targets = d.targets(i.operands[0], kind) if returns else []
     at = d.address(i.operands[returns])
     given = [d.sources(o, kind) for o in i.operands[1 + returns :][: 1 + (operation == "cas")]]
+    how = semantics(i)
 
     def apply(run: Run, group: Group) -> None:
         values = [np.empty((group.size, lanes), dtype) for _ in given]
@@ -157,12 +209,19 @@ def _atom(d: Decoder, i: Instruction) -> Action:
             here = slice(turn[0], turn[0] + len(index))
             turn[0] += len(index)
             other = values[1][here] if operation == "cas" else new
-            unique = len(np.unique(index)) == index.size
-            rows = [slice(None)] if unique else [slice(r, r + 1) for r in range(len(index))]
-            if not unique and not returns and operation == "add" and packed is dtype:
-                np.add.at(data, index, new)
+            before = data[index]
+            if (
+                operation == "cas" and not (before == new).any()
+            ):  # who polls in vain changes nothing
+                olds[here] = before
                 return
-            for row in rows:
+            addresses, place, times = np.unique(
+                index[:, 0], return_inverse=True, return_counts=True
+            )
+            if lanes == 1 and operation in _RUNNING and packed is dtype and times.max() > 1:
+                olds[here, 0] = _in_turn(data, addresses, place, new[:, 0], operation)
+                return
+            for row in _rounds(place, int(times.max())):
                 before = data[index[row]]
                 olds[here][row] = before
                 if operation == "cas":
@@ -171,7 +230,7 @@ def _atom(d: Decoder, i: Instruction) -> Action:
                     after = _UPDATES[operation](before.view(packed), new[row].view(packed))
                     data[index[row]] = after.astype(packed).view(dtype)
 
-        spaces.write(run, space, group, at(run, group), values[0], update)
+        spaces.write(run, space, group, at(run, group), values[0], update, how)
         for n, write in enumerate(targets):
             write(run, group, olds[:, n])
 
@@ -180,8 +239,7 @@ def _atom(d: Decoder, i: Instruction) -> Action:
 
 def _cvta(d: Decoder, i: Instruction) -> Action:
     space = next(p for p in i.parts if p.split("::")[0] in _WINDOWS).split("::")[0]
-    kind = i.parts[-1]
-    start = np.uint64(_WINDOWS[space]) if kind == "u64" else np.uint32(0)
+    kind, start = i.parts[-1], np.uint64(_WINDOWS[space])
     read, write = d.source(i.operands[1], kind), d.target(i.operands[0], kind)
     back = "to" in i.parts
 
@@ -223,6 +281,19 @@ def _mapa(d: Decoder, i: Instruction) -> Action:
     return translate
 
 
+def _rank(d: Decoder, i: Instruction) -> Action:
+    """Return the CTA in whose shared memory an address lies: getctarank."""
+    kind = i.parts[-1]
+    start = SHARED if "shared::cluster" not in i.parts else 0
+    read, write = d.source(i.operands[1], kind), d.target(i.operands[0], "u32")
+
+    def rank(run: Run, group: Group) -> None:
+        at = np.broadcast_to(read(run, group), (group.size,)).astype(np.int64) - start
+        write(run, group, at >> 24 if run.cluster > 1 else run.cta_of(group.threads) * 0)
+
+    return rank
+
+
 def _policy(d: Decoder, i: Instruction) -> Action:
     write = d.target(i.operands[0], "b64")
     return lambda run, group: write(run, group, np.uint64(0))
@@ -238,12 +309,15 @@ TABLE: Mapping[str, Builder] = {
     "cvta": _cvta,
     "isspacep": _isspacep,
     "mapa": _mapa,
+    "getctarank": _rank,
     "prefetch": _hint,
     "prefetchu": _hint,
     "discard": _hint,
     "applypriority": _hint,
     "nanosleep": _hint,
     "griddepcontrol": _hint,
-    "createpolicy": _policy,
+    "createpolicy.fractional": _policy,
+    "createpolicy.range": _policy,
+    "createpolicy.cvt": _policy,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -15,20 +15,24 @@ Source: PTX ISA 9.0, sections 4 (syntax), 5 (state spaces, types and variables) 
 from __future__ import annotations
 
 import bisect
+import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tinygpu.errors import ProgramError
+from tinygpu.codegen.interpreter.constants import constant
+from tinygpu.errors import ProgramError, TinyGpuError
 
 __all__ = ["Instruction", "Kernel", "Parsed", "Variable", "parse", "split"]
 
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
+_MOST_REGISTERS = 1 << 16  # of one name; nvcc declares as many as it uses
 _NAME = r"[\w$%]+"
+_LINKAGE = r"(?:\.(?:visible|weak|extern|common)\s+)*"
 _PARAMETER = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
+    r"\.(param|reg)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
     r"(?:\.ptr(?:\s+\.(?:global|shared|const|local))?(?:\s+\.align\s+\d+)?\s+)?"
-    rf"({_NAME})\s*(?:\[(\d+)\])?"
+    rf"({_NAME})\s*(?:\[(\d*)\])?"
 )
 _VARIABLE = re.compile(
     r"((?:\.(?:extern|visible|weak|common)\s+)*)\.(shared|global|const|local|param)\b"
@@ -36,9 +40,11 @@ _VARIABLE = re.compile(
     rf"\s*\.(\w+)\s+({_NAME})((?:\s*\[\s*\d*\s*\])*)\s*(?:=\s*(.*))?$",
     re.DOTALL,
 )
+_ATTRIBUTE = r"(?:\.attribute\s*\([^)]*\)\s*)?"
+_DEBUG = r"\.(?:file\s+\d+\s+\"[^\"\n]*\"[^\n]*|loc\b[^\n]*)"
 _DIRECTIVE = re.compile(
     r"\.(maxntid|reqntid|minnctapersm|maxnctapersm|maxnreg|reqnctapercluster|explicitcluster"
-    r"|maxclusterrank|noreturn|pragma|blocksareclusters)\b([^.{;]*)"
+    r"|maxclusterrank|noreturn|pragma|blocksareclusters|abi_preserve\w*)\b([^.{;]*)"
 )
 
 
@@ -81,23 +87,27 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One ``.entry``."""
+    """One ``.entry``, or a ``.func``: ``returns`` are what it gives back, ``callees`` by call."""
 
     name: str
+    returns: tuple[Variable, ...]
     parameters: tuple[Variable, ...]
     directives: dict[str, tuple[int, ...]]
     registers: dict[str, str]
     variables: tuple[Variable, ...]
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
+    targets: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A module: kernels by name, and the variables that they share."""
+    """A module: kernels and functions by name, and the variables that they share."""
 
+    version: tuple[int, int]
     target: str
     kernels: dict[str, Kernel]
+    functions: dict[str, Kernel]
     variables: tuple[Variable, ...]
 
 
@@ -119,15 +129,22 @@ def split(text: str) -> tuple[str, ...]:
 
 def parse(text: str) -> Parsed:
     """Read a module.  Raises ProgramError with the line of what is not PTX."""
-    return _Reader(text).module()
+    reader = _Reader(text)
+    try:
+        return reader.module()
+    except TinyGpuError:
+        raise
+    except Exception as error:  # one boundary: nothing fails without its line
+        raise reader.error(f"cannot be read ({type(error).__name__}: {error})") from error
 
 
+@functools.cache
 def width_of(kind: str) -> int:
     """Return the bytes of a type: 4 of ``f32``."""
     if kind == "pred":
         return 1
-    if kind in ("f16x2", "bf16x2"):
-        return 4
+    if kind.endswith("x2"):
+        return 2 if kind[0] == "e" else 2 * width_of(kind[:-2])
     found = re.search(r"\d+", kind)
     return _WIDTHS[found.group()] if found and found.group() in _WIDTHS else 8
 
@@ -144,6 +161,7 @@ class _Body:
     variables: list[Variable] = field(default_factory=list)
     instructions: list[tuple[Instruction, tuple[int, ...]]] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
+    targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     names: dict[tuple[int, str], str] = field(default_factory=dict)
     scopes: list[int] = field(default_factory=lambda: [0])
     made: int = 0
@@ -159,6 +177,7 @@ class _Reader:
     """Reads one text from left to right."""
 
     def __init__(self, text: str) -> None:
+        text = text.removeprefix("\ufeff")
         self.text = re.sub(r"/\*.*?\*/|//[^\n]*", _blank, text, flags=re.DOTALL)
         self.ends = [m.start() for m in re.finditer("\n", self.text)]
         self.at = 0
@@ -192,26 +211,41 @@ class _Reader:
         raise self.error(f"no {mark!r} ends {self.text[start : start + 40].split(chr(10))[0]!r}")
 
     def module(self) -> Parsed:
-        target, kernels, variables = "", {}, []
+        version, target, kernels, variables = (99, 0), "", {}, []
+        functions: dict[str, Kernel] = {}
         while self.skip():
-            if found := self.match(r"\.target\s+(\w+)[^\n]*"):
+            if found := self.match(r"\.target\s+(\w+)(?:\s*,\s*\w+)*"):
                 target = found.group(1)
-            elif self.match(r"\.(?:version|address_size|file|loc)\b[^\n]*"):
+            elif found := self.match(r"\.version\s+(\d+)\.(\d+)"):
+                version = (int(found.group(1)), int(found.group(2)))
+            elif self.match(r"\.address_size\s+\d+|" + _DEBUG):
                 pass
             elif self.match(r"\.section\b[^{]*\{"):
                 self.until("}")
             elif self.match(r"\.pragma\b"):
                 self.until(";")
-            elif found := self.match(r"(?:\.(?:visible|weak|extern)\s+)*\.entry\s+([\w$%]+)\s*"):
-                kernel = self.kernel(found.group(1))
-                kernels[kernel.name] = kernel
-            elif self.match(r"(?:\.(?:visible|weak|extern)\s+)*\.func\b"):
-                raise self.error("functions (.func) are not run; inline them")
+            elif found := self.match(_LINKAGE + r"\.entry\s+([\w$%]+)\s*"):
+                kernel = self.kernel(found.group(1), ())
+                if kernel is not None:
+                    kernels[kernel.name] = kernel
+            elif self.match(_LINKAGE + r"\.func\b\s*" + _ATTRIBUTE):
+                function = self.function()
+                if function is not None:
+                    functions[function.name] = function
+            elif self.match(_LINKAGE + r"\.alias\b"):
+                raise self.error(".alias is not run")
             else:
-                variables.append(self.variable(self.until(";")))
+                variables += self.variables(self.until(";"))
         if not kernels:
             raise ProgramError("PTX: no .entry in the text; give a whole module")
-        return Parsed(target, kernels, tuple(variables))
+        return Parsed(version, target, kernels, functions, tuple(variables))
+
+    def variables(self, text: str) -> list[Variable]:
+        """Read a declaration of one variable, or of several without values."""
+        first, *more = (split(text) if "=" not in text else ()) or (text,)
+        found = re.match(rf"(.*?)({_NAME})\s*(?:\[[^]]*\]\s*)*(?:=.*)?$", first.strip(), re.DOTALL)
+        start = found.group(1) if found else ""
+        return [self.variable(first), *(self.variable(start + each) for each in more)]
 
     def variable(self, text: str) -> Variable:
         found = _VARIABLE.match(text.strip())
@@ -222,9 +256,14 @@ class _Reader:
         if vector := re.search(r"\.v([24])", how):
             width *= int(vector.group(1))
         align = re.search(r"\.align\s+(\d+)", how)
+        if align and int(align.group(1)).bit_count() != 1:
+            raise self.error(f"an alignment of {align.group(1)} is no power of two")
         total = width
-        for extent in re.findall(r"\[\s*(\d*)\s*\]", extents):
-            total *= int(extent or 0)
+        for extent in re.findall(r"\[([^]]*)\]", extents):
+            count = constant(extent) if extent.strip() else 0
+            if count is None:
+                raise self.error(f"cannot read the extent {extent!r}")
+            total *= count
         return Variable(
             name,
             space,
@@ -234,39 +273,57 @@ class _Reader:
             (values or "").strip(),
         )
 
-    def kernel(self, name: str) -> Kernel:
-        parameters = []
-        if self.match(r"\("):
-            for each in split(self.until(")")):
-                found = _PARAMETER.match(each)
-                if not found:
-                    raise self.error(f"cannot read the parameter {each!r}")
-                align, kind, parameter, extent = found.groups()
-                width = width_of(kind)
-                parameters.append(
-                    Variable(
-                        parameter, "param", kind, width * int(extent or 1), int(align or width)
-                    )
-                )
+    def parameters(self) -> tuple[Variable, ...]:
+        """Read a list of parameters, if there is one."""
+        if not self.match(r"\s*\("):
+            return ()
+        found = []
+        for each in split(self.until(")")):
+            one = _PARAMETER.match(each)
+            if not one:
+                raise self.error(f"cannot read the parameter {each!r}")
+            space, align, kind, name, extent = one.groups()
+            if align and int(align).bit_count() != 1:
+                raise self.error(f"an alignment of {align} is no power of two")
+            width = width_of(kind)
+            size = width * int(extent or 1)
+            found.append(Variable(name, space, kind, size, int(align or width)))
+        return tuple(found)
+
+    def function(self) -> Kernel | None:
+        """Read a function; a declaration alone is none."""
+        returns = self.parameters()
+        name = self.match(rf"\s*({_NAME})\s*")
+        if not name:
+            raise self.error("a function without a name")
+        return self.kernel(name.group(1), returns)
+
+    def kernel(self, name: str, returns: tuple[Variable, ...]) -> Kernel | None:
+        parameters = self.parameters()
         directives = {}
         while self.skip() and not self.match(r"\{"):
+            if self.match(r";"):
+                return None
             found = _DIRECTIVE.match(self.text, self.at)
             if not found:
                 raise self.error(f"cannot read {self.text[self.at : self.at + 30]!r}")
             self.at = found.end()
             directives[found.group(1)] = tuple(map(int, re.findall(r"\d+", found.group(2))))
-            self.match(r"\s*;")
+            if found.group(1) == "pragma":
+                self.match(r"\s*;")
         body = _Body()
         while self.statement(body):
             pass
         return Kernel(
             name,
-            tuple(parameters),
+            returns,
+            parameters,
             directives,
             body.registers,
             tuple(body.variables),
             tuple(_resolved(body)),
             body.labels,
+            body.targets,
         )
 
     def statement(self, body: _Body) -> bool:
@@ -281,20 +338,19 @@ class _Reader:
             return bool(body.scopes)
         elif self.match(r";"):
             pass
+        elif found := self.match(r"([\w$]+)\s*:\s*\.branchtargets\b"):
+            body.targets[found.group(1)] = split(self.until(";"))
+        elif self.match(r"[\w$]+\s*:\s*\.callprototype\b|\.pragma\b"):
+            self.until(";")
         elif found := self.match(r"([\w$]+)\s*:(?!:)"):
             body.labels[body.declare(found.group(1))] = len(body.instructions)
         elif self.match(r"\.reg\b\s*"):
             self.registers(body, self.until(";"))
-        elif self.match(r"\.loc\b[^\n]*"):
+        elif self.match(_DEBUG):
             pass
-        elif self.match(r"\.pragma\b"):
-            self.until(";")
         elif self.text[self.at] == ".":
-            variable = self.variable(self.until(";"))
-            name = body.declare(variable.name)
-            body.variables.append(
-                Variable(name, variable.space, variable.type, variable.bytes, variable.align)
-            )
+            for variable in self.variables(self.until(";")):
+                body.variables.append(replace(variable, name=body.declare(variable.name)))
         else:
             self.instruction(body)
         return True
@@ -305,6 +361,8 @@ class _Reader:
             raise self.error(f"cannot read the registers {text.strip()!r}")
         for name in found.group(3).split(","):
             ranged = re.match(r"([\w$%]+)\s*<\s*(\d+)\s*>", name.strip())
+            if ranged and int(ranged.group(2)) > _MOST_REGISTERS:
+                raise self.error(f"{name.strip()}: {_MOST_REGISTERS} registers are the most")
             if ranged:
                 for i in range(int(ranged.group(2))):
                     body.registers[body.declare(f"{ranged.group(1)}{i}")] = found.group(2)
@@ -314,7 +372,7 @@ class _Reader:
     def instruction(self, body: _Body) -> None:
         line = self.line()
         text = " ".join(self.until(";").split())
-        found = re.match(r"(?:@(!?)([\w$%]+)\s+)?([a-z][\w.:]*)\s*(.*)", text)
+        found = re.match(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([a-z][\w.:]*)\s*(.*)", text)
         if not found:
             raise ProgramError(f"PTX line {line}: cannot read {text!r}")
         negated, guard, opcode, operands = found.groups()

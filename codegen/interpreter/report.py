@@ -6,12 +6,13 @@ line 7: race: ld.shared.f32 %f0, [%r1]: warp 0 of CTA 0 reads what warp 1 wrote
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Finding", "Report"]
+__all__ = ["Array", "Finding", "Report", "gathered"]
 
 Array = NDArray[Any]
 
@@ -26,6 +27,9 @@ class Finding:
     asynchronous operation still holds), divergence (a warp's lanes apart where they have to be
     together), descriptor, tensor memory, exit (left with something unfinished), deadlock.
     ``other_line`` and ``other_text`` are the second party of a race (0 and empty if there is none).
+    ``cta`` and ``thread`` (in its CTA) say who, ``address`` where (-1: nobody, nowhere); ``count``
+    how often it was found, ``lines`` where else by what seems to be one cause.  A ``severity`` of
+    warning does no harm by itself: equal values stored at once, a value that may be unused.
     """
 
     kind: str
@@ -34,12 +38,59 @@ class Finding:
     message: str
     other_line: int = 0
     other_text: str = ""
+    cta: int = -1
+    thread: int = -1
+    address: int = -1
+    severity: str = "error"
+    count: int = field(default=1, compare=False)
+    lines: tuple[int, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         other = (
             f"; the other is line {self.other_line}: {self.other_text}" if self.other_line else ""
         )
-        return f"line {self.line}: {self.kind}: {self.text}: {self.message}{other}"
+        also = f"; so are lines {', '.join(map(str, self.lines[:8]))}" if self.lines else ""
+        kind = self.kind if self.severity == "error" else f"{self.kind} ({self.severity})"
+        return f"line {self.line}: {kind}: {self.text}: {self.message}{other}{also}"
+
+
+@dataclass(slots=True)
+class _Cause:
+    """Findings that something at one place between ``low`` and ``high`` would mend."""
+
+    low: int
+    high: int
+    members: list[Finding]
+
+
+def gathered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return one finding for each cause, the first: pairs of lines that one place lies between.
+
+    A wait that is missing in an unrolled loop shows at every pair of a store and a load.
+
+    >>> pairs = [Finding("race", a, "ld", "", b, "st") for a in (7, 8) for b in (3, 4)]
+    >>> [(f.line, f.count, f.lines) for f in gathered([*pairs, Finding("race", 3, "st", "", 7)])]
+    [(7, 4, (8,)), (3, 1, ())]
+    """
+    causes: dict[tuple[object, ...], list[_Cause]] = {}
+    for f in findings:
+        low, high = sorted((f.line, f.other_line)) if f.other_line else (f.line - 1, f.line)
+        same = causes.setdefault((f.kind, f.severity, f.other_line > f.line), [])
+        for cause in same:
+            if max(low, cause.low) < min(high, cause.high):
+                cause.low, cause.high = max(low, cause.low), min(high, cause.high)
+                cause.members.append(f)
+                break
+        else:
+            same.append(_Cause(low, high, [f]))
+    result = []
+    for cause in (c for same in causes.values() for c in same):
+        first = cause.members[0]
+        lines = dict.fromkeys(line for f in cause.members for line in (f.line, *f.lines))
+        lines.pop(first.line)
+        count = sum(f.count for f in cause.members)
+        result.append(replace(first, count=count, lines=tuple(lines)))
+    return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)

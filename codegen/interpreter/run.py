@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,10 +27,12 @@ import numpy as np
 from tinygpu.codegen.interpreter.clocks import ORDER, PROXIED, Clocks, Conflict
 from tinygpu.codegen.interpreter.group import WARP, WARPGROUP, Group, Pending, Waiter
 from tinygpu.codegen.interpreter.report import Array, Finding
-from tinygpu.errors import ProgramError
+from tinygpu.codegen.interpreter.state import State
+from tinygpu.errors import ProgramError, TinyGpuError
 
 if TYPE_CHECKING:
     from tinygpu.codegen.interpreter.decoder import Code
+    from tinygpu.codegen.interpreter.functions import Stack
     from tinygpu.codegen.interpreter.memory import Memory
 
 __all__ = ["FIRST_SHARED", "Run"]
@@ -49,6 +51,7 @@ class Run:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: int
+    cluster_shape: tuple[int, int, int]
     first_cta: int
     ctas: int
     parameters: Array
@@ -60,6 +63,8 @@ class Run:
     findings: dict[tuple[str, int, int], Finding]
     counts: list[int]
     budget: list[int]
+    unit: int
+    workspace: int = 0
     threads_per_cta: int = 0
     registers: list[Array] = field(default_factory=list)
     special: dict[str, Array] = field(default_factory=dict)
@@ -68,13 +73,18 @@ class Run:
     waiting: dict[int, Waiter] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
     log: list[int] = field(default_factory=list)
-    state: dict[Any, Any] = field(default_factory=dict)
+    state: State = field(default_factory=State)
     polls: list[Callable[[], bool]] = field(default_factory=list)
     pc: int = 0
+    stack: Stack | None = None
     watch: Callable[[Run, Group, tuple[int, ...]], None] | None = None
     shared: Array = field(init=False)
     local: Array = field(init=False)
+    local_written: Array = field(init=False)
+    committed: Array = field(init=False)
+    frame: Array = field(init=False)
     live: Array = field(init=False)
+    carry: Array = field(init=False)
     clocks: Clocks = field(init=False)
     choices: int = 0
 
@@ -90,14 +100,20 @@ class Run:
         size = -(-max(self.shared_bytes, 16) // 16) * 16
         self.shared = np.full(self.ctas * size, 0xFF, np.uint8)
         self.shared_bytes = size
-        self.local = np.full((total, max(16, self.code.local_bytes)), 0xFF, np.uint8)
+        size = -(-self.code.local_bytes // 16) * 16
+        self.local = np.full((total, size), 0xFF, np.uint8)
+        self.local_written = np.zeros((total, size), bool)
+        self.frame = np.full((total, self.code.frame_bytes), 0xFF, np.uint8)
+        self.committed = np.zeros(total, np.int64)
+        self.carry = np.zeros(total, bool)
         self.live = np.zeros((self.ctas, self.threads_per_cta), bool)
         self.live[:, :threads] = True
         self.live = self.live.reshape(-1)
         self.clocks = Clocks(
             domains=self.ctas // self.cluster,
-            warps=self.cluster * self.threads_per_cta // WARP,
-            granules=self.ctas * (size // self.code.granule + self.code.tensor_granules),
+            units=self.cluster * self.threads_per_cta // self.unit,
+            granules=self.ctas
+            * (self.shared_bytes // self.code.granule + self.code.tensor_granules),
         )
         self.fragments[0] = Group(np.flatnonzero(self.live))
 
@@ -107,35 +123,76 @@ class Run:
         """Return the CTA (in the batch) of each thread."""
         return threads // self.threads_per_cta
 
-    def agents_of(self, warps: Array) -> tuple[Array, Array]:
-        """Return the domain of each warp (by its number in the batch), and its agent there."""
-        each = self.cluster * self.threads_per_cta // WARP
-        return warps // each, warps % each + 1
+    def agents_of(self, threads: Array) -> tuple[Array, Array]:
+        """Return the domain of each thread, and the agent there that it is, or is part of."""
+        units, each = threads // self.unit, self.cluster * self.threads_per_cta // self.unit
+        return units // each, units % each + 1
+
+    def agent_of(self, thread: int) -> tuple[int, int]:
+        """Return the domain and the agent of one thread."""
+        each = self.cluster * self.threads_per_cta // self.unit
+        domain, agent = divmod(thread // self.unit, each)
+        return domain, agent + 1
 
     def rows(self, group: Group) -> Array:
         """Return the clock rows of the group's threads."""
-        domains, agents = self.agents_of(group.threads // WARP)
+        domains, agents = self.agents_of(group.threads)
         return self.clocks.rows(domains, agents)
 
+    def units(self, group: Group) -> Array:
+        """Return a thread of each agent that the group has a thread of."""
+        if self.unit == 1:
+            return group.threads
+        return np.asarray(group.warp_numbers * WARP)
+
     def by_domain(self, group: Group) -> Iterator[tuple[int, list[int]]]:
-        """Yield each domain that the group has threads in, and the agents of its warps there."""
-        domains, agents = self.agents_of(group.warp_numbers)
+        """Yield each domain that the group has threads in, and its agents there."""
+        domains, agents = self.agents_of(self.units(group))
         for domain in np.unique(domains).tolist():
             yield domain, agents[domains == domain].tolist()
 
+    def members(self, group: Group) -> tuple[int, list[int]]:
+        """Return the domain of a group that has no other, and its agents there."""
+        domains, agents = self.agents_of(self.units(group))
+        return int(domains[0]), agents.tolist()
+
+    def channel(self, does: str, owner: int, thread: int, *, asynchronous: bool = True) -> int:
+        """Return the agent of an owner's operations, which a thread issues; made when needed."""
+        domain = thread // self.threads_per_cta // self.cluster
+        key = (does, owner, domain)
+        if key not in self.state.channels:
+            name = f"{does} of {self.warp_name(thread)}"
+            made = self.clocks.channel(domain, name, asynchronous=asynchronous)
+            self.state.channels[key] = made
+        return self.state.channels[key]
+
     def name(self, domain: int, agent: int) -> str:
         """Return how findings call an agent."""
-        each = self.threads_per_cta // WARP
+        each = self.threads_per_cta // self.unit
         if agent == 0:
             return "the mbarrier there"
         if agent > each * self.cluster:
             return self.clocks.names[domain, agent]
-        cta = domain * self.cluster + (agent - 1) // each
-        return f"warp {(agent - 1) % each} of CTA {self.first_cta + cta}"
+        thread = domain * self.cluster * self.threads_per_cta + (agent - 1) * self.unit
+        lane = f"lane {thread % WARP} of " if self.unit == 1 else ""
+        return f"{lane}{self.warp_name(thread)}"
 
     def cta_name(self, cta: int) -> str:
         """Return how findings call a CTA of the batch."""
-        return f"CTA {self.first_cta + cta}"
+        return f"CTA {self.number(cta)}"
+
+    def number(self, cta: int) -> int:
+        """Return a CTA's number in the grid."""
+        x, y, z = (int(v) for v in self.place(np.array([self.first_cta + cta]))[:, 0])
+        return x + self.grid[0] * (y + self.grid[1] * z)
+
+    def place(self, ctas: Array) -> Array:
+        """Return %ctaid of CTAs, numbered cluster by cluster: (3, n)."""
+        shape = np.array(self.cluster_shape)[:, None]
+        clusters = np.array(self.grid)[:, None] // shape
+        first = _split(ctas // self.cluster, clusters) * shape
+        places: Array = first + _split(ctas % self.cluster, shape)
+        return places
 
     # Findings.
 
@@ -144,21 +201,32 @@ class Run:
         self.log.append(self.pc)
         return len(self.log) - 1
 
-    def find(self, kind: str, message: str, *, pc: int | None = None, other: int = -1) -> None:
-        """Note a fault at an instruction, once for each pair of instructions."""
+    def find(
+        self, kind: str, message: str, *, pc: int | None = None, other: int = -1,
+        thread: int = -1, address: int = -1, severity: str = "error",
+    ) -> None:  # fmt: skip
+        """Note a fault at an instruction, once for each pair of instructions.
+
+        ``thread`` is one of the batch, ``other`` the second instruction.
+        """
         pc = self.pc if pc is None else pc
-        if (kind, pc, other) in self.findings:
+        key = (kind + severity, pc, other)
+        if key in self.findings:
+            found = self.findings[key]
+            self.findings[key] = replace(found, count=found.count + 1)
             return
         here = self.code.instructions[pc]
+        finding = Finding(kind, here.line, here.text, message, severity=severity, address=address)
         if other >= 0:
             there = self.code.instructions[other]
-            finding = Finding(kind, here.line, here.text, message, there.line, there.text)
-        else:
-            finding = Finding(kind, here.line, here.text, message)
-        self.findings[kind, pc, other] = finding
+            finding = replace(finding, other_line=there.line, other_text=there.text)
+        if thread >= 0:
+            cta, inside = divmod(thread, self.threads_per_cta)
+            finding = replace(finding, cta=self.number(cta), thread=inside)
+        self.findings[key] = finding
 
-    def conflict(self, found: Conflict | None, does: str) -> None:
-        """Note a conflict on shared memory, if there is one."""
+    def conflict(self, found: Conflict | None, does: str, *, equal: bool = False) -> None:
+        """Note a conflict on shared memory, if there is one; of ``equal`` values it only warns."""
         if found is None:
             return
         granules = self.shared_bytes // self.code.granule
@@ -166,6 +234,7 @@ class Run:
         cta = found.granule // granules
         domain, agent = divmod(found.row, self.clocks.agents)
         other = self.name(domain, found.other)
+        equal = equal and found.kind == "race" and found.what == "wrote"
         why = {
             "race": f"which {other} {found.what} and nothing orders before",
             "proxy": f"which {other} {found.what} with no fence.proxy.async since",
@@ -173,8 +242,12 @@ class Run:
         }[found.kind]
         self.find(
             found.kind,
-            f"{self.name(domain, agent)} {does} shared byte {at} of {self.cta_name(cta)}, {why}",
+            f"{self.name(domain, agent)} {does} shared byte {at} of {self.cta_name(cta)}, {why}"
+            + ", though with the same value" * equal,
             other=self.log[found.other_step],
+            thread=domain * self.cluster * self.threads_per_cta + (agent - 1) * self.unit,
+            address=at,
+            severity="warning" if equal else "error",
         )
 
     def released(self, domain: int, agents: list[int], step: int, *, relaxed: bool) -> Array:
@@ -183,14 +256,14 @@ class Run:
         if relaxed:
             clock[[ORDER, PROXIED]] = -1
             for agent in agents:
-                fenced = self.state.get(("fenced", domain, agent))
+                fenced = self.state.fenced.get((domain, agent))
                 clock = clock if fenced is None else self.clocks.join(clock, fenced)
         return clock
 
     def remote(self, cta: int, thread: int, agent: int, step: int) -> None:
         """Note that an agent, in a thread's name, touches the shared memory of a CTA."""
         if thread // self.threads_per_cta != cta:
-            self.state.setdefault(("remote", cta), {})[agent] = step
+            self.state.remote.setdefault(cta, {})[agent] = step
 
     def warp_name(self, thread: int) -> str:
         """Return how findings call the warp of a thread."""
@@ -283,20 +356,52 @@ class Run:
     # The loop.
 
     def run(self) -> None:
-        """Run until all threads have ended, or none can go on."""
+        """Run until all threads have ended, none can go on, or the limit is reached.
+
+        Raises ProgramError, with the line, for what the interpreter cannot do.
+        """
+        try:
+            self._loop()
+        except TinyGpuError:
+            raise
+        except Exception as error:  # one boundary: no instruction fails without its line
+            where = self.code.instructions[self.pc]
+            what = f"{type(error).__name__}: {error}"
+            raise ProgramError(f"PTX {where}: cannot be run ({what})") from error
+
+    def _loop(self) -> None:
         chance = self.completion == "random"
         while True:
             while self.fragments:
                 if chance and self.pending and self.random.random() < 0.2:
                     self.perform_one()
                 pc = self._choose(chance)
-                self._execute(pc, self.fragments.pop(pc))
+                group = self.fragments.pop(pc)
+                if chance and group.warps > 1 and self.random.random() < 0.25:
+                    group = self._part(pc, group)
+                self._execute(pc, group)
+                if self.budget[0] < 0:
+                    self.find(
+                        "limit",
+                        "still running after the launch's limit of instructions; raise limit, or "
+                        "look for a loop that never ends",
+                        thread=int(group.threads[0]),
+                    )
+                    return
             if self.perform_one():
                 continue
             if not any(poll() for poll in self.polls):
                 break
         if self.live.any():
             self._deadlock()
+
+    def _part(self, pc: int, group: Group) -> Group:
+        """Return some warps of a group; the others stay where they are."""
+        warps = group.warp_numbers
+        kept = self.random.sample(warps.tolist(), self.random.randrange(1, len(warps)))
+        mask = np.isin(group.threads // WARP, kept)
+        self.fragments[pc] = group.where(~mask)
+        return group.where(mask)
 
     def _choose(self, chance: bool) -> int:
         self.choices += 1
@@ -311,6 +416,9 @@ class Run:
         return min(self.fragments)
 
     def _execute(self, pc: int, group: Group) -> None:
+        if pc in self.parked:
+            parked = self.parked.pop(pc)
+            group = Group(np.sort(np.concatenate([parked.threads, group.threads])))
         steps, counts, first = self.code.steps, self.counts, pc
         while True:
             step = steps[pc]
@@ -352,11 +460,6 @@ class Run:
 
     def _spend(self, instructions: int) -> None:
         self.budget[0] -= instructions
-        if self.budget[0] < 0:
-            raise ProgramError(
-                f"{self.code.instructions[self.pc]}: still running after the launch's limit of "
-                "instructions; raise limit, or look for a loop that never ends"
-            )
 
     def _deadlock(self) -> None:
         lines = []
@@ -365,10 +468,16 @@ class Run:
         lines += [(w.pc, f"{self._who(w.group)}: {w.describe()}") for w in self.waiting.values()]
         for pc, text in sorted(lines)[:16]:
             at = pc if pc in self.parked else pc - 1
-            self.find("deadlock", text, pc=at, other=-1)
+            self.find("deadlock", text, pc=at)
 
     def _who(self, group: Group) -> str:
         warps = group.warp_numbers
         each = self.threads_per_cta // WARP
         named = [f"{w % each} of {self.cta_name(w // each)}" for w in warps[:4].tolist()]
         return f"warp {', '.join(named)}{', ...' * (len(warps) > 4)}"
+
+
+def _split(numbers: Array, shape: Array) -> Array:
+    """Return the coordinates of numbers that count x first: (3, n)."""
+    x, y = int(shape[0, 0]), int(shape[1, 0])
+    return np.stack([numbers % x, numbers // x % y, numbers // (x * y)])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import Run
+from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 
 __all__ = ["CLOCKS", "SPECIAL", "TICK", "special"]
 
@@ -20,7 +20,12 @@ def _inside(run: Run) -> Array:
 
 
 def _cta(run: Run) -> Array:
+    """Return every thread's CTA, numbered cluster by cluster."""
     return np.arange(run.ctas * run.threads_per_cta) // run.threads_per_cta + run.first_cta
+
+
+def _ctaid(d: int) -> Callable[[Run], Array]:
+    return lambda run: run.place(_cta(run))[d]
 
 
 def _fixed(value: Callable[[Run], int]) -> Callable[[Run], Array]:
@@ -43,7 +48,8 @@ def _part(whole: Callable[[Run], Array], of: Callable[[Run], tuple[int, int, int
 
 
 def _clusters(run: Run) -> tuple[int, int, int]:
-    return (run.grid[0] // run.cluster, run.grid[1], run.grid[2])
+    x, y, z = (g // c for g, c in zip(run.grid, run.cluster_shape, strict=True))
+    return x, y, z
 
 
 def _cluster(run: Run) -> Array:
@@ -66,17 +72,16 @@ def _window(run: Run) -> Array:
 _ONE_MASK = np.uint64(1)
 SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     **{f"%tid.{c}": _part(_inside, lambda run: run.block, d) for d, c in enumerate("xyz")},
-    **{f"%ctaid.{c}": _part(_cta, lambda run: run.grid, d) for d, c in enumerate("xyz")},
+    **{f"%ctaid.{c}": _ctaid(d) for d, c in enumerate("xyz")},
     **{f"%clusterid.{c}": _part(_cluster, _clusters, d) for d, c in enumerate("xyz")},
     **{f"%ntid.{c}": _extent(lambda run: run.block, d) for d, c in enumerate("xyz")},
     **{f"%nctaid.{c}": _extent(lambda run: run.grid, d) for d, c in enumerate("xyz")},
     **{f"%nclusterid.{c}": _extent(_clusters, d) for d, c in enumerate("xyz")},
-    "%cluster_ctaid.x": _rank,
-    "%cluster_ctaid.y": _fixed(lambda run: 0),
-    "%cluster_ctaid.z": _fixed(lambda run: 0),
-    "%cluster_nctaid.x": _fixed(lambda run: run.cluster),
-    "%cluster_nctaid.y": _fixed(lambda run: 1),
-    "%cluster_nctaid.z": _fixed(lambda run: 1),
+    **{f"%cluster_ctaid.{c}": _part(_rank, lambda run: run.cluster_shape, d)
+       for d, c in enumerate("xyz")},
+    **{f"%cluster_nctaid.{c}": _extent(lambda run: run.cluster_shape, d)
+       for d, c in enumerate("xyz")},
+    "%is_explicit_cluster": _fixed(lambda run: run.cluster > 1),
     "%cluster_ctarank": _rank,
     "%cluster_nctarank": _fixed(lambda run: run.cluster),
     "%laneid": _lane,
@@ -85,6 +90,13 @@ SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     "%smid": _cta,
     "%nsmid": _fixed(lambda run: run.grid[0] * run.grid[1] * run.grid[2]),
     "%gridid": _fixed(lambda run: 0),
+    "%aggr_smem_size": _fixed(lambda run: run.shared_bytes),
+    "%reserved_smem_offset_begin": _fixed(lambda run: 0),
+    "%reserved_smem_offset_end": _fixed(lambda run: FIRST_SHARED),
+    "%current_graph_exec": _fixed(lambda run: 0),
+    **{f"%envreg{n}": _fixed(lambda run: 0) for n in (0, *range(3, 32))},
+    "%envreg1": _fixed(lambda run: run.workspace >> 32),  # what grid.sync of nvcc counts in
+    "%envreg2": _fixed(lambda run: run.workspace & 0xFFFFFFFF),
     "%lanemask_eq": lambda run: _ONE_MASK << _lane(run).astype(np.uint64),
     "%lanemask_lt": lambda run: (_ONE_MASK << _lane(run).astype(np.uint64)) - _ONE_MASK,
     "%lanemask_le": lambda run: (_ONE_MASK << _lane(run).astype(np.uint64) + _ONE_MASK) - _ONE_MASK,
@@ -96,8 +108,10 @@ SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     "smem window": _window,
 }  # fmt: skip
 """Each special register's value for every thread of a run, but for those that change."""
-CLOCKS = ("%clock", "%clock64", "%globaltimer")
-"""Registers that only grow: they count the scheduler's choices, ``TICK`` each, and tell no time."""
+CLOCKS = {"%clock": 0, "%clock64": 0, "%globaltimer": 0, "%globaltimer_lo": 0, "%clock_hi": 32,
+          "%globaltimer_hi": 32, **{f"%pm{n}": 0 for n in range(8)}}  # fmt: skip
+"""Registers that only grow, and by how many bits they are shifted: they count the scheduler's
+choices, ``TICK`` each, and tell no time."""
 TICK = 64
 
 

@@ -10,7 +10,6 @@ Source: PTX ISA 9.0, sections 9.7.16.9 (mma), 9.7.16.10 (cp) and 9.7.16.12 (comm
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -77,12 +76,7 @@ def _shape(run: Run, kind: str, bits: int, pair: bool) -> _Shape | None:
 
 def _queue(run: Run, thread: int) -> tuple[tuple[str, int], int]:
     """Return a thread's queue, and its channel."""
-    key = ("tcgen05", thread)
-    if key not in run.state:
-        domain, _ = run.agents_of(np.array([thread // WARP]))
-        name = f"tcgen05 operations of {run.warp_name(thread)}"
-        run.state[key] = run.clocks.channel(int(domain[0]), name, asynchronous=True)
-    return key, run.state[key]
+    return ("tcgen05", thread), run.channel("tcgen05 operations", thread, thread)
 
 
 def _ctas(run: Run, thread: int, pair: bool) -> list[int]:
@@ -112,9 +106,7 @@ def _places(shape: _Shape, ctas: int, lane: int) -> list[tuple[Array, Array]]:
 
 
 def _mma(d: Decoder, i: Instruction) -> Action:
-    kind = next((p.split("::")[1] for p in i.parts if p.startswith("kind::")), "")
-    if kind not in _KINDS or "ws" in i.parts or "sp" in i.parts or "block_scale" in i.parts:
-        raise d.error(f"kind {kind} in this form is not run; {', '.join(_KINDS)} are")
+    kind = next(p.split("::")[1] for p in i.parts if p.startswith("kind::"))
     pair = "cta_group::2" in i.parts
     to = d.address(i.operands[0])
     from_tensor = i.operands[1].startswith("[")
@@ -181,7 +173,7 @@ def _issue(
         if from_tensor:
             access(run, cta, quarters, (a & 0xFFFF, _A_COLUMNS), rows, channel, writes=False)
         held.append(access(run, cta, quarters, span, rows, channel, writes=True))
-    run.state["tcgen05 last", thread] = held[-1]
+    run.state.tensor_last[thread] = held[-1]
     taken = (a & 0xFFFF) + _A_COLUMNS if from_tensor else 0
     if max(column + span[1], taken) > COLUMNS:
         return  # which access has reported
@@ -234,9 +226,7 @@ _COPIES = {"128x256b": (128, 8), "128x128b": (128, 4), "4x256b": (4, 8), "32x128
 
 
 def _cp(d: Decoder, i: Instruction) -> Action:
-    shape = next((p for p in i.parts if p in _COPIES), "")
-    if not shape or any("b8x16" in p for p in i.parts):
-        raise d.error(f"this shape is not run; {', '.join(_COPIES)} are")
+    shape = next(p for p in i.parts if p in _COPIES)
     rows_of, words = _COPIES[shape]
     pair = "cta_group::2" in i.parts
     to, of = d.address(i.operands[0]), d.source(i.operands[1], "u64")
@@ -260,7 +250,7 @@ def _cp(d: Decoder, i: Instruction) -> Action:
                 step = access(
                     run, cta, quarters, (column, words), rows, channel, writes=True, own=False
                 )
-                run.state["tcgen05 last", thread] = step
+                run.state.tensor_last[thread] = step
                 if column + words <= COLUMNS:  # else access has reported it
                     run.issue(_copied(run, cta, at, column), key)
 
@@ -284,8 +274,6 @@ def _commit(d: Decoder, i: Instruction) -> Action:
     mask = d.source(i.operands[1], "u16") if multicast else None
     generic = SHARED if space_of(d, i) == "generic" else 0
     d.touch(8)
-    if not re.search(r"mbarrier::arrive::one", i.opcode):
-        raise d.error("commits arrive once at an mbarrier")
 
     def commit(run: Run, group: Group) -> None:
         addresses = at(run, group) - generic
@@ -299,12 +287,12 @@ def _commit(d: Decoder, i: Instruction) -> Action:
             ctas = [first + rank if run.cluster > 1 else own]
             if masks is not None:
                 ctas = [first + r for r in range(run.cluster) if int(masks[n]) >> r & 1]
-            domain, agents = run.agents_of(np.array([thread // WARP]))
-            clock = run.clocks.snapshot(int(domain[0]), agents.tolist(), -1)  # what they built on
-            clock[ORDER, channel] = run.state.get(("tcgen05 last", thread), -1)
+            one = Group(np.array([thread]))
+            clock = run.clocks.snapshot(*run.members(one), -1)  # what they built on
+            clock[ORDER, channel] = run.state.tensor_last.get(thread, -1)
             for cta in ctas:
                 barrier = at_barrier(
-                    run, cta * run.shared_bytes + offset, thread, "commits to", proxy=True
+                    run, cta * run.shared_bytes + offset, one, "commits to", proxy=True
                 )
                 if barrier is not None:
                     run.remote(cta, thread, channel, int(clock[ORDER, channel]))
@@ -322,4 +310,4 @@ TABLE: Mapping[str, Builder] = {
     "tcgen05.cp": _cp,
     "tcgen05.commit": _commit,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -5,7 +5,7 @@ is held by the clocks of shared memory, one granule a column of 32 lanes: ``TENS
 thread knew when it last executed tcgen05.fence::after_thread_sync, and that is what its accesses
 may build on.  That a warp's own loads and stores are done, tcgen05.wait tells the warp alone; its
 next fence::before_thread_sync lets it tell others.  Registers that a load fills belong to it until
-the wait: ``LOADING`` says which.
+the wait.
 
 Source: PTX ISA 9.0, sections 9.7.16.1 to 9.7.16.8 (tcgen05: tensor memory, ld, st, alloc).
 """
@@ -27,11 +27,9 @@ from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import check_write, shared_at
 
-__all__ = ["COLUMNS", "LANES", "LOADING", "TABLE", "TensorMemory", "access", "tensor_memory"]
+__all__ = ["COLUMNS", "LANES", "TABLE", "TensorMemory", "access", "tensor_memory"]
 
 LANES, COLUMNS = 128, 512
-LOADING = "tcgen05.ld registers"
-"""With a warp's number, the state's key of its registers under way, by the loads' pc."""
 _QUARTERS = 4
 
 
@@ -60,9 +58,7 @@ class TensorMemory:
 
 def tensor_memory(run: Run, cta: int) -> TensorMemory:
     """Return the tensor memory of a CTA of the batch."""
-    found = run.state.setdefault(("tmem", cta), TensorMemory())
-    assert isinstance(found, TensorMemory)
-    return found
+    return run.state.tensor.setdefault(cta, TensorMemory())
 
 
 def access(
@@ -90,7 +86,7 @@ def access(
     if own:
         flat[rows, channel] = np.iinfo(np.int32).max
     note = clocks.write if writes else clocks.read
-    found = note(at.reshape(-1), rows[:1], step, agent=channel, by=TENSOR)
+    found = note(at.reshape(1, -1), rows[:, None], step, agent=channel, by=TENSOR)
     flat[rows, channel] = before
     if found is not None:
         _report(run, cta, found, who, "writes" if writes else "reads")
@@ -128,26 +124,22 @@ def _cells(shape: str, times: int) -> tuple[Array, Array]:
 
 
 def _channel(run: Run, warp: int, loads: bool) -> int:
-    key = ("tcgen05.ld" if loads else "tcgen05.st", warp)
-    if key not in run.state:
-        domain, _ = run.agents_of(np.array([warp]))
-        name = f"{key[0]} of {run.warp_name(warp * WARP)}"
-        run.state[key] = run.clocks.channel(int(domain[0]), name, asynchronous=True)
-    found: int = run.state[key]
-    return found
+    return run.channel("tcgen05.ld" if loads else "tcgen05.st", warp, warp * WARP)
 
 
 def _own(run: Run, warp: int) -> list[bool]:
     """Say of loads and of stores, which the warp has issued."""
-    return [loads for loads in (True, False) if ("tcgen05 step", warp, loads) in run.state]
+    return [loads for loads in (True, False) if (warp, loads) in run.state.tensor_steps]
+
+
+def _warp(warp: int) -> Group:
+    return Group(np.arange(warp * WARP, (warp + 1) * WARP))
 
 
 def _ld_st(d: Decoder, i: Instruction) -> Control:
     loads = i.parts[1] == "ld"
-    shape = next((p for p in i.parts if p in ("32x32b", "16x64b", "16x128b", "16x256b")), "")
-    times = int(next((p for p in i.parts if re.fullmatch(r"x\d+", p)), "x1")[1:])
-    if not shape or any("pack::" in p for p in i.parts):
-        raise d.error("this shape or packing is not run")
+    shape = next(p for p in i.parts if p in ("32x32b", "16x64b", "16x128b", "16x256b"))
+    times = int(next(p for p in i.parts if re.fullmatch(r"x\d+", p))[1:])
     lanes, columns = _cells(shape, times)
     at = d.address(i.operands[1 if loads else 0])
     listed = d.listed(i.operands[0 if loads else 1])
@@ -177,15 +169,15 @@ def _ld_st(d: Decoder, i: Instruction) -> Control:
                 )
                 continue
             channel = _channel(run, warp, loads)  # before rows, which count agents as they are
-            rows = run.rows(Group(np.arange(threads.start, threads.start + 1)))
+            rows = run.rows(_warp(warp))[:: run.unit]
             span = (column, int(columns.max()) + 1)
             step = access(
                 run, cta, np.array([quarter]), span, rows, channel, writes=not loads, own=not loads
             )
-            run.state["tcgen05 step", warp, loads] = step
+            run.state.tensor_steps[warp, loads] = step
             cells = tensor_memory(run, cta).cells
             if loads:
-                filled = run.state.setdefault((LOADING, warp), {})
+                filled = run.state.loading.setdefault(warp, {})
                 filled.update(dict.fromkeys(registers, run.pc))
                 values = cells[lane + lanes, column + columns]
                 for n, register in enumerate(registers):
@@ -207,13 +199,13 @@ def _wait(d: Decoder, i: Instruction) -> Control:
             return None
         run.tick()
         for warp in here.warp_numbers.tolist():
-            step = run.state.get(("tcgen05 step", warp, loads), -1)
-            domain, agents = run.agents_of(np.array([warp]))
+            step = run.state.tensor_steps.get((warp, loads), -1)
             channel = _channel(run, warp, loads)
-            known = run.clocks.clocks[TENSOR, int(domain[0]), agents, channel]
-            run.clocks.clocks[TENSOR, int(domain[0]), agents, channel] = np.maximum(known, step)
+            domain, agents = run.members(_warp(warp))
+            known = run.clocks.clocks[TENSOR, domain, agents, channel]
+            run.clocks.clocks[TENSOR, domain, agents, channel] = np.maximum(known, step)
             if loads:
-                run.state.pop((LOADING, warp), None)
+                run.state.loading.pop(warp, None)
         return here
 
     return Control(wait, WARP)
@@ -307,7 +299,7 @@ def _dealloc(d: Decoder, i: Instruction) -> Control:
                 )
                 continue
             channel = _channel(run, thread // WARP, False)  # before rows, as above
-            rows = run.rows(Group(np.array([thread])))
+            rows = run.rows(_warp(thread // WARP))[:: run.unit]
             span = (start, int(columns))
             access(run, cta, np.arange(_QUARTERS), span, rows, channel, writes=True)
             del memory.allocated[start]
@@ -328,23 +320,25 @@ def _fence(d: Decoder, i: Instruction) -> Action:
     after = "fence::after_thread_sync" in i.parts
 
     def fence(run: Run, group: Group) -> None:
-        for warp in group.warp_numbers.tolist():
-            domains, agents = run.agents_of(np.array([warp]))
-            known = run.clocks.clocks[:, int(domains[0]), int(agents[0])]
+        for thread in run.units(group).tolist():
+            domain, agent = run.agent_of(thread)
             if after:
+                known = run.clocks.clocks[:, domain, agent]
                 np.maximum(known[ORDER], known[TENSOR], out=known[TENSOR])
                 continue
-            for channel in (_channel(run, warp, loads) for loads in _own(run, warp)):
-                known[ORDER, channel] = known[TENSOR, channel]
+            warp = thread // WARP
+            channels = [_channel(run, warp, loads) for loads in _own(run, warp)]
+            known = run.clocks.clocks[:, domain, agent]  # after channels, which may make it anew
+            known[ORDER, channels] = known[TENSOR, channels]
 
     return fence
 
 
 def unfinished(run: Run) -> None:
     """Report tensor memory that is still allocated when all threads have ended."""
-    for key, held in list(run.state.items()):
-        if isinstance(held, TensorMemory) and held.allocated:
-            name = run.cta_name(key[1])
+    for cta, held in run.state.tensor.items():
+        if held.allocated:
+            name = run.cta_name(cta)
             run.find("tensor memory", f"{name} ended with columns {held.allocated} allocated")
 
 
@@ -359,4 +353,4 @@ TABLE: Mapping[str, Builder] = {
     "tcgen05.fence::before_thread_sync": _fence,
     "tcgen05.fence::after_thread_sync": _fence,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

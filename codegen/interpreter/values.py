@@ -18,9 +18,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tinygpu.codegen.interpreter.constants import constant
 from tinygpu.codegen.interpreter.report import Array
 
-__all__ = ["TYPES", "fma", "immediate", "products", "rounded"]
+__all__ = ["PACKED", "TYPES", "flushed", "fma", "immediate", "narrowed", "products", "rounded"]
 
 TYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(kind)
@@ -29,12 +30,15 @@ TYPES: Mapping[str, np.dtype[Any]] = {
         **{f"{p}{w}": f"{k}{w // 8}" for p, k in (("u", "u"), ("b", "u"), ("s", "i"))
            for w in (8, 16, 32, 64)},
         "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64,
-        "tf32": np.float32, "f16x2": np.uint32, "bf16x2": np.uint32,
+        "tf32": np.float32, "f16x2": np.uint32, "bf16x2": np.uint32, "f32x2": np.uint64,
+        "u16x2": np.uint32, "s16x2": np.uint32,
         "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
         "e4m3x2": np.uint16, "e5m2x2": np.uint16,
     }.items()
 }  # fmt: skip
 """The NumPy type of each PTX type."""
+PACKED = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32", "u16x2": "u16", "s16x2": "s16"}
+"""What each half of a packed type is."""
 
 _TINY = float(np.finfo(np.float32).tiny)
 _TIE = np.uint64(1 << 28)
@@ -50,12 +54,13 @@ def immediate(text: str, kind: str) -> Any:
         return number.view(dtype) if dtype.itemsize == 4 else number.astype(dtype)
     if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
         return np.uint64(int(text[2:], 16)).view(np.float64 if dtype.kind == "f" else dtype)
-    if re.fullmatch(r"-?\d+\.\d*(?:[eE][+-]?\d+)?", text):
+    if re.fullmatch(r"[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?", text):
+        if dtype.kind in "iu":
+            raise ValueError(f"{text} is no integer")
         return dtype.type(float(text))
-    if text == "WARP_SZ":
-        text = "32"
-    body = text.rstrip("U")
-    value = int(body, 8) if re.fullmatch(r"-?0[0-7]+", body) else int(body, 0)
+    value = constant(text)
+    if value is None:
+        raise ValueError(f"{text} is no constant")
     if dtype.kind == "b":
         return np.bool_(value)
     if dtype.kind in "iu":
@@ -70,9 +75,13 @@ def rounded(exact: Array, error: Array, mode: str, kind: str) -> Array:
     ``rn`` to nearest, ties to even; ``rz`` towards zero; ``rm`` and ``rp`` down and up.
     """
     dtype = TYPES[kind]
-    near = exact.astype(dtype)
     if mode == "rn":
-        return _nearest(exact, error, near) if dtype == np.float32 else near
+        if dtype == np.float64:
+            return exact
+        if np.any(error):
+            exact = _odd(exact, error)
+        return narrowed(exact, dtype)
+    near = narrowed(exact, dtype)
     back = near.astype(np.float64)
     above = (back > exact) | ((back == exact) & (error < 0))
     below = (back < exact) | ((back == exact) & (error > 0))
@@ -83,14 +92,37 @@ def rounded(exact: Array, error: Array, mode: str, kind: str) -> Array:
     return chosen
 
 
-def _nearest(exact: Array, error: Array, near: Array) -> Array:
-    """Mend the few results that were rounded twice: those halfway between two floats."""
-    bits = exact.view(np.uint64) & _BELOW
-    odd = ((bits == _TIE) | (np.abs(exact) < _TINY)) & (error != 0)
-    if odd.any():
-        toward = np.where(error > 0, np.inf, -np.inf)
-        near = np.where(odd, np.nextafter(exact, toward).astype(np.float32), near)
-    return near
+def _odd(near: Array, error: Array) -> Array:
+    """Return of the two numbers around ``near + error`` the one whose last bit is 1.
+
+    A later rounding to fewer bits is then as if it were the only one.
+    """
+    bits = np.ascontiguousarray(near).view(f"u{near.dtype.itemsize}")
+    even = (error != 0) & (bits & 1 == 0) & np.isfinite(near)
+    toward = np.where(error > 0, np.inf, -np.inf).astype(near.dtype)
+    result: Array = np.where(even, np.nextafter(near, toward), near)
+    return result
+
+
+def narrowed(wide: Array, dtype: np.dtype[Any]) -> Array:
+    """Round float64 to nearest, once: the types of ml_dtypes go through float32 by themselves."""
+    if dtype.kind != "V" and dtype.itemsize > 1:
+        return wide.astype(dtype)
+    near = wide.astype(np.float32)
+    error = wide - near
+    if error.any():  # not finite counts too
+        near = _odd(near, np.where(np.isfinite(error), error, 0))
+    return near.astype(dtype)
+
+
+def flushed(values: Any, part: np.dtype[Any]) -> Any:
+    """Return the values with subnormal ones as zeros of their sign, as ``.ftz`` does."""
+    held = np.ascontiguousarray(values)
+    halves = held.view(part) if held.dtype != part else held
+    small = np.abs(halves) < np.finfo(part).tiny
+    if not small.any():
+        return values
+    return np.where(small, np.copysign(part.type(0), halves), halves).view(held.dtype)
 
 
 def fma(a: Array, b: Array, c: Array, mode: str, kind: str) -> Array:
@@ -111,8 +143,11 @@ def fma(a: Array, b: Array, c: Array, mode: str, kind: str) -> Array:
     total = product + c
     part = total - product
     error = (product - (total - part)) + (c - part) + low
-    result: Array = np.where(np.isfinite(error), total + error, total)
-    return result
+    near = np.where(np.isfinite(error), total + error, total)
+    if mode == "rn":
+        return near
+    left = np.where(np.isfinite(error), (total - near) + error, 0)
+    return rounded(np.atleast_1d(near), left, mode, kind)
 
 
 def products(a: Array, b: Array) -> Array:

@@ -64,7 +64,7 @@ def _shfl(d: Decoder, i: Instruction) -> Control:
         if here is None:
             return None
         held = np.broadcast_to(value(run, here), (here.size,))
-        spread, _, rows = lanes(here, held)
+        spread, present, rows = lanes(here, held)
         lane = here.threads % WARP
         distance = np.broadcast_to(by(run, here), (here.size,)).astype(np.int64) & 31
         c = np.broadcast_to(clamp(run, here), (here.size,)).astype(np.int64)
@@ -80,7 +80,18 @@ def _shfl(d: Decoder, i: Instruction) -> Control:
             source = (lane & segment) | (distance & ~segment)
             inside = source <= most
         source = np.where(inside, source, lane)
-        write(run, here, spread[rows, source])
+        given = np.broadcast_to(np.asarray(mask(run, here), np.uint32), (here.size,))
+        absent = ~present[rows, source] | (given >> source.astype(np.uint32) & 1 == 0)
+        if absent.any():
+            n = int(np.argmax(absent))
+            run.find(
+                "shuffle",
+                f"lane {lane[n]} of {run.warp_name(int(here.threads[n]))} reads lane {source[n]}, "
+                "which takes no part: the value is undefined",
+                thread=int(here.threads[n]),
+                severity="warning",
+            )
+        write(run, here, np.where(absent, np.uint32(_FULL), spread[rows, source]))
         if valid is not None:
             valid(run, here, inside)
         return here
@@ -160,9 +171,11 @@ def _match(d: Decoder, i: Instruction) -> Control:
 def _redux(d: Decoder, i: Instruction) -> Control:
     kind, name = i.parts[-1], i.parts[2]
     dtype = d.kind(kind)
+    if dtype.kind == "f":
+        return _redux_float(d, i)
     plain = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
              "or": np.bitwise_or, "xor": np.bitwise_xor}[name]  # fmt: skip
-    limits = np.iinfo(dtype) if dtype.kind != "f" else np.finfo(dtype)
+    limits = np.iinfo(dtype)
     neutral = {"min": limits.max, "max": limits.min, "and": -1}.get(name, 0)
     start = np.array(neutral).astype(dtype)
 
@@ -170,6 +183,22 @@ def _redux(d: Decoder, i: Instruction) -> Control:
         return plain.reduce(np.where(present, values, start), axis=1, dtype=dtype)
 
     return _over_warp(d, i, (kind, kind), reduce)
+
+
+def _redux_float(d: Decoder, i: Instruction) -> Control:
+    """Reduce by minimum or maximum; a NaN is left out, but with ``.NaN`` is the result."""
+    least, loud = i.parts[2] == "min", "NaN" in i.parts
+    neutral = np.float32(np.inf if least else -np.inf)
+    quiet = (np.fmin, np.fmax)[not least]
+    plain = (np.minimum, np.maximum)[not least] if loud else quiet
+
+    def reduce(values: Array, present: Array) -> Any:
+        given = np.abs(values) if "abs" in i.parts else values
+        held = np.where(present, given, neutral)
+        lost = (np.isnan(given) | ~present).all(1) & ~np.bool_(loud)
+        return np.where(lost, np.float32(np.nan), plain.reduce(held, axis=1))
+
+    return _over_warp(d, i, ("f32", "f32"), reduce)
 
 
 def _elect(d: Decoder, i: Instruction) -> Control:
@@ -205,18 +234,31 @@ def _bar_warp(d: Decoder, i: Instruction) -> Control:
     mask = d.source(i.operands[0], "b32")
 
     def sync(run: Run, group: Group) -> Group | None:
-        return members(run, group, mask(run, group))
+        here = members(run, group, mask(run, group))
+        if here is not None and run.unit == 1:
+            masks = np.broadcast_to(np.asarray(mask(run, here), np.uint32), (here.size,))
+            _together(run, here, here.threads // WARP * (1 << 32) + masks)
+        return here
 
     return Control(sync, WARP)
+
+
+def _together(run: Run, group: Group, keys: Array) -> None:
+    """Let the threads of each key know what all of them know."""
+    step = run.tick()
+    for key in np.unique(keys).tolist():
+        domain, agents = run.members(group.where(keys == key))
+        run.clocks.acquire(domain, agents, run.clocks.snapshot(domain, agents, step))
 
 
 TABLE: Mapping[str, Builder] = {
     "shfl.sync": _shfl,
     "vote.sync": _vote,
-    "match": _match,
+    "match.any": _match,
+    "match.all": _match,
     "redux.sync": _redux,
     "elect.sync": _elect,
     "activemask": _activemask,
     "bar.warp.sync": _bar_warp,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

@@ -23,7 +23,6 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules
-from tinygpu.codegen.interpreter.tensor_memory import LOADING
 from tinygpu.codegen.interpreter.values import TYPES
 from tinygpu.codegen.interpreter.values import products as multiplied
 
@@ -33,13 +32,23 @@ _SM_REGISTERS = 65536
 _ROWS = 64
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Issued:
+    """One product: where and at which step it was issued, and the registers that it owns."""
+
+    pending: Pending
+    pc: int
+    step: int
+    registers: tuple[int, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Products:
     """One warpgroup's products: ``held`` says which registers which product owns, by its pc."""
 
     channel: int
-    open: list[tuple[Pending, int, tuple[int, ...]]] = field(default_factory=list)
-    groups: deque[list[tuple[Pending, int, tuple[int, ...]]]] = field(default_factory=deque)
+    open: list[Issued] = field(default_factory=list)
+    groups: deque[list[Issued]] = field(default_factory=deque)
     held: dict[int, int] = field(default_factory=dict)
     touched: dict[int, int] = field(default_factory=dict)
     fenced: bool = False
@@ -48,21 +57,17 @@ class Products:
         """Count again which registers are owned."""
         held = {}
         for group in (*self.groups, self.open):
-            for _, pc, registers in group:
-                held.update(dict.fromkeys(registers, pc))
+            for product in group:
+                held.update(dict.fromkeys(product.registers, product.pc))
         self.held = held
 
 
 def products(run: Run, warpgroup: int) -> Products:
     """Return the state of a warpgroup, by its number in the batch."""
-    key = ("wgmma", warpgroup)
-    if key not in run.state:
-        domain, _ = run.agents_of(np.array([warpgroup * 4]))
-        name = f"wgmma of the warpgroup of {run.warp_name(warpgroup * WARPGROUP)}"
-        run.state[key] = Products(run.clocks.channel(int(domain[0]), name, asynchronous=True))
-    found = run.state[key]
-    assert isinstance(found, Products)
-    return found
+    if warpgroup not in run.state.products:
+        channel = run.channel("wgmma", warpgroup, warpgroup * WARPGROUP)
+        run.state.products[warpgroup] = Products(channel)
+    return run.state.products[warpgroup]
 
 
 @functools.cache
@@ -112,12 +117,11 @@ def _wait(d: Decoder, i: Instruction) -> Control:
 
     def wait(run: Run, group: Group, number: int, state: Products) -> None:
         run.tick()
-        domain, agents = run.agents_of(group.warp_numbers)
+        domain, agents = run.members(group)
         while len(state.groups) > pending:
-            for product, _, _ in state.groups.popleft():
-                run.finish(product)
-                step = run.state["wgmma step", product]
-                run.clocks.completed(int(domain[0]), agents.tolist(), state.channel, step)
+            for product in state.groups.popleft():
+                run.finish(product.pending)
+                run.clocks.completed(domain, agents, state.channel, product.step)
         state.release()
 
     return _each(wait)
@@ -127,11 +131,13 @@ def _mma(d: Decoder, i: Instruction) -> Control:
     parts = i.parts
     shape = next(p for p in parts if re.fullmatch(r"m64n\d+k\d+", p))
     columns, depth = (int(x) for x in re.findall(r"\d+", shape)[1:])
-    to, a_kind, b_kind = parts[parts.index(shape) + 1 :][:3]
+    to, a_kind, b_kind = parts[-3:]
     if to not in ("f32", "f16", "s32"):
         raise d.error(f"a result of type {to} is not run")
     if depth * d.kind(a_kind).itemsize != 32 or columns % 8 or not 8 <= columns <= 256:
         raise d.error(f"shape {shape} is none of .{a_kind}'s")
+    if "satfinite" in parts:
+        raise d.error("wgmma with .satfinite is not run")
     results = tuple(d.register(r) for r in d.listed(i.operands[0]))
     if len(results) != columns // (4 if to == "f16" else 2):
         raise d.error(f"{len(results)} registers hold no 64 x {columns} of {to}")
@@ -164,7 +170,7 @@ def _mma(d: Decoder, i: Instruction) -> Control:
             return
         read = [x.reshape(-1) for x in (a_addresses, b_addresses) if x is not None]
         at = np.unique(granules(run, np.concatenate(read), 1))
-        rows = run.rows(group)[::32, None]
+        rows = run.rows(group)[:: run.unit, None]
         conflict = run.clocks.read(at[None], rows, step, proxy=True, agent=state.channel)
         run.conflict(conflict, "multiplies")
 
@@ -178,8 +184,7 @@ def _mma(d: Decoder, i: Instruction) -> Control:
             _add(run, group, results, product, to, bool(accumulate))
 
         pending = run.issue(perform, ("wgmma", number))
-        run.state["wgmma step", pending] = step
-        state.open.append((pending, pc, used))
+        state.open.append(Issued(pending, pc, step, used))
         state.held.update(dict.fromkeys(used, pc))
 
     return _each(mma)
@@ -237,7 +242,7 @@ def _add(
 def watch(run: Run, group: Group, registers: tuple[int, ...]) -> None:
     """Report an ordinary instruction that touches registers that a product or a load owns."""
     for warp in group.warp_numbers.tolist():
-        filled = run.state.get((LOADING, warp), {})
+        filled = run.state.loading.get(warp, {})
         for register in filled.keys() & set(registers):
             run.find(
                 "register",
@@ -246,8 +251,8 @@ def watch(run: Run, group: Group, registers: tuple[int, ...]) -> None:
                 other=filled[register],
             )
     for number in np.unique(group.threads // WARPGROUP).tolist():
-        state = run.state.get(("wgmma", number))
-        if not isinstance(state, Products):
+        state = run.state.products.get(number)
+        if state is None:
             continue
         for register in registers:
             state.touched[register] = run.pc
@@ -278,10 +283,9 @@ def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
         pc, going = run.pc, []
         for first in here.threads[::WARPGROUP].tolist():
             cta = first // run.threads_per_cta
-            pool = run.state.setdefault(
-                ("registers", cta), [_SM_REGISTERS // ctas - entry * threads]
-            )
-            mine = run.state.setdefault(("registers of", first), [entry])
+            pools = run.state.pools
+            pool = pools.setdefault(cta, [_SM_REGISTERS // ctas - entry * threads])
+            mine = pools.setdefault(-1 - first // WARPGROUP, [entry])
             part = Group(np.arange(first, first + WARPGROUP))
             if increases != (number >= mine[0]):
                 way = "inc" if increases else "dec"
@@ -329,4 +333,4 @@ TABLE: Mapping[str, Builder] = {
     "wgmma.mma_async": _mma,
     "setmaxnreg": _setmaxnreg,
 }
-"""This family's builders by the beginning of their opcodes."""
+"""This family's builders by entry."""

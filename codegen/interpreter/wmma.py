@@ -132,9 +132,7 @@ def _store(d: Decoder, i: Instruction) -> Control:
 
 def _mma(d: Decoder, i: Instruction) -> Control:
     shape = next((n for n, p in enumerate(i.parts) if re.fullmatch(r"m\d+n\d+k\d+", p)), 0)
-    kinds = i.parts[shape + 1 :]
-    if kinds[-1] == "satfinite":
-        raise d.error("wmma with .satfinite is not run")
+    kinds = tuple(p for p in i.parts[shape + 1 :] if p not in ("rn", "satfinite"))
     if len(kinds) == 2:  # halves, whose types only the sums name
         kinds = (kinds[0], "f16", "f16", kinds[1])
     operands = [
@@ -152,7 +150,12 @@ def _mma(d: Decoder, i: Instruction) -> Control:
         left, right, sums = (
             m.values(run, here, read) for m, read in zip((a, b, c), reads[1:], strict=True)
         )
-        total = (left @ right + sums).astype(result.dtype)
+        exact = left @ right + sums
+        if result.dtype.kind == "i":
+            limits = np.iinfo(result.dtype)
+            number = exact.astype(np.int64)
+            exact = np.clip(number, limits.min, limits.max) if "satfinite" in i.parts else number
+        total = exact.astype(result.dtype)
         whole = np.ascontiguousarray(total).reshape(here.size, result.held)
         words = whole.view(f"u{result.each * result.dtype.itemsize}")
         for n, write in enumerate(targets):
@@ -162,5 +165,9 @@ def _mma(d: Decoder, i: Instruction) -> Control:
     return Control(multiply, WARP)
 
 
-TABLE: Mapping[str, Builder] = {"wmma.load": _load, "wmma.store": _store, "wmma.mma": _mma}
-"""This family's builders by the beginning of their opcodes."""
+TABLE: Mapping[str, Builder] = {
+    **{f"wmma.load.{which}": _load for which in "abc"},
+    "wmma.store.d": _store,
+    "wmma.mma": _mma,
+}
+"""This family's builders by entry."""

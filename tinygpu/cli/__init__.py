@@ -5,10 +5,10 @@ CuPy) is loaded by the command that needs it.  A mistake of the user's is one li
 error, ``error: subject, law, got, allowed, way out``, and a status:
 
     0    done
-    1    ``check``: the schedule is illegal; ``run``: the kernel is wrong; ``ask``: no schedule is
-         left; ``prove``: there is a counterexample
+    1    ``check``: the schedule is illegal; ``run`` and ``ptx``: the kernel is wrong; ``ask``: no
+         schedule is left; ``prove``: there is a counterexample
     2    an error that the user can mend
-    3    ``ask`` and ``prove``: unknown
+    3    ``ask`` and ``prove``: unknown; ``ptx``: warnings alone
     130  interrupted; what was found is kept
 """
 
@@ -21,7 +21,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from tinygpu.cli import ask, code, demo, dispatch, look, plot, reporting, search, which
+from tinygpu.cli import ask, code, demo, dispatch, look, plot, ptx, reporting, search, which
 from tinygpu.cli.console import complain, say
 from tinygpu.cli.machine_file import fault_in_machine
 from tinygpu.errors import TinyGpuError
@@ -117,6 +117,6 @@ def _main(
     """Search schedules under a formal model of a GPU, and write the PTX that it predicts."""
 
 
-for part in (look, search, ask, code, dispatch, which, demo, reporting):
+for part in (look, search, ask, code, ptx, dispatch, which, demo, reporting):
     part.add_to(app)
 app.add_typer(plot.app, name="plot")

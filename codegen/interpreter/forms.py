@@ -1,0 +1,224 @@
+"""The instructions that are run: every form, its operands, the least PTX version and target.
+
+The table is ``forms.txt``.  A line is ``entry modifiers : operands @ version target``.  A modifier
+``.a|b`` is one of several, ``?`` means that it may be left out, capitals name a set of ``SETS``.
+An operand is its role, then ``+`` (a register may be wider), ``:type`` (else the last modifier's;
+``1`` that of the modifier before, ``w`` twice as wide, ``x`` any), ``?``.  Roles: ``d`` is written,
+``dq`` as well with a predicate (``d|p``) or not, ``e`` as ``d|p``, ``dp`` a predicate, ``pq`` as
+``p`` or ``p|q``, ``_`` the sink; ``a`` to ``c`` are read, ``p`` is a predicate, ``[a]`` an address,
+``#`` a number, ``L`` a name, ``h`` a policy (there with ``.L2::cache_hint`` only), ``{}`` registers
+in braces, ``*`` whatever the builder reads.
+
+>>> [form] = find("mul.wide.u32")
+>>> form.entry, form.operands, find("mul.lo.frob.u32")
+('mul', ('d:w', 'a', 'b'), ())
+>>> print(why_not("mul.lo.frob.u32"))
+.frob is not what follows mul.lo; forms: mul.hi|lo.I
+
+Source: PTX ISA 9.0, section 9.7; versions and targets as ptxas 13.0 takes them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["FORMS", "MODIFIERS", "SETS", "Form", "find", "runs_on", "why_not"]
+
+SETS: Mapping[str, str] = {
+    "I": "u16|u32|u64|s16|s32|s64",
+    "I8": "u8|u16|u32|u64|s8|s16|s32|s64",
+    "B": "b16|b32|b64",
+    "T": "b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64",
+    "U2": "u16|u32|u64",
+    "S2": "s16|s32|s64",
+    "F": "f32|f64",
+    "H": "f16|f16x2|bf16|bf16x2",
+    "RND": "rn|rz|rm|rp",
+    "RNI": "rni|rzi|rmi|rpi",
+    "BOOL": "and|or|xor",
+    "EQ": "eq|ne",
+    "CMP": "eq|ne|lt|le|gt|ge",
+    "CMPU": "eq|ne|lt|le|gt|ge|lo|ls|hi|hs",
+    "CMPF": "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan",
+    "SS": "const|global|local|param|param::entry|param::func|shared|shared::cta|shared::cluster",
+    "SW": "global|local|param|param::func|shared|shared::cta|shared::cluster",
+    "GS": "global|shared|shared::cta|shared::cluster",
+    "SH": "shared|shared::cta",
+    "SC": "shared|shared::cta|shared::cluster",
+    "ANY": "const|global|local|shared|shared::cta|shared::cluster|param|param::entry",
+    "SCOPE": "cta|cluster|gpu|sys",
+    "E1": "L1::evict_normal|L1::evict_unchanged|L1::evict_first|L1::evict_last|L1::no_allocate",
+    "E2": "L2::evict_normal|L2::evict_first|L2::evict_last",
+    "VS": "global|shared|shared::cta|shared::cluster",
+    "ACQ": "acquire.cta|acquire.cluster",
+    "REL": "release.cta|release.cluster",
+    "RLX": "relaxed.cta|relaxed.cluster",
+    "HINT": "L2::cache_hint",
+    "L2P": "L2::64B|L2::128B|L2::256B",
+    "TX": "mbarrier::complete_tx::bytes",
+    "LAYOUT": "row|col",
+    "DIM": "1d|2d|3d|4d|5d",
+    "REDUCE": "add|min|max|inc|dec|and|or|xor",
+    "SEM": "relaxed|acquire|release|acq_rel",
+    "RSEM": "relaxed|release",
+    "EVICT": "L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged",
+    "EVICT2": "L2::evict_first|L2::evict_unchanged",
+    "AFTER": "acquire.sync_restrict::shared::cluster|release.sync_restrict::shared::cta",
+    "MULTI": "multicast::cluster",
+    "SHC": "shared::cta|shared::cluster",
+    "TOGLOBAL": "global.shared::cta",
+    "U4": "u32|s32|u64|s64",
+    "CL": "shared::cluster",
+    "ARRIVE": "mbarrier::arrive::one",
+    "KIND": "kind::f16|kind::tf32|kind::f8f6f4|kind::i8",
+    "COLLECT": "|".join(f"collector::a::{how}" for how in ("fill", "use", "lastuse", "discard")),
+    "SHAPE": "32x32b|16x64b|16x128b|16x256b",
+    "S8": "u8|s8",
+    "WGN": "|".join(f"m64n{n}k16" for n in range(8, 257, 8)),
+    "WGN8": "|".join(f"m64n{n}k8" for n in range(8, 257, 8)),
+    "WGN32": "|".join(f"m64n{n}k32" for n in range(8, 257, 8)),
+    "WGNI": "|".join(f"m64n{n}k32" for n in (8, 16, 24, *range(32, 257, 16))),
+    "WMMA": "m16n16k16|m8n32k16|m32n8k16",
+    "F8": "e4m3|e5m2",
+    "GROUP": "cta_group::1|cta_group::2",
+    "TIMES": "x1|x2|x4|x8|x16|x32|x64|x128",
+}
+"""Alternatives by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One line of the table: its opcode's modifiers and its operands as it spells them."""
+
+    family: str
+    entry: str
+    modifiers: tuple[str, ...]
+    operands: tuple[str, ...]
+    version: tuple[int, int]
+    target: str
+    pattern: str
+
+    def __str__(self) -> str:
+        return self.entry + "".join(
+            f"{{.{m[:-1]}}}" if m.endswith("?") else f".{m}" for m in self.modifiers
+        )
+
+
+def _choice(modifier: str) -> str:
+    """Return a modifier's alternatives, the sets among them spelt out."""
+    return "|".join(SETS.get(part, part) for part in modifier.rstrip("?").split("|"))
+
+
+def _read(table: str) -> Iterator[Form]:
+    family = ""
+    for line in table.splitlines():
+        if line.startswith("#"):
+            family = line[2:]
+        if not line or family == line[2:]:
+            continue
+        form, _, least = line.partition(" @ ")
+        opcode, _, operands = (form + " ").partition(" : ")
+        entries, *modifiers = opcode.split()
+        version, target = (*least.split(), "1.0", "0")[:2] if least else ("1.0", "0")
+        major, minor = map(int, version.split("."))
+        for entry in entries.split("|"):
+            pattern = re.escape(entry)
+            for modifier in modifiers:
+                choice = "|".join(map(re.escape, _choice(modifier[1:]).split("|")))
+                pattern += rf"(?:\.(?:{choice})){'?' * modifier.endswith('?')}"
+            yield Form(
+                family,
+                entry,
+                tuple(m[1:] for m in modifiers),
+                tuple(operands.split()),
+                (major, minor),
+                target,
+                pattern,
+            )
+
+
+FORMS: tuple[Form, ...] = tuple(
+    _read(Path(__file__).with_name("forms.txt").read_text(encoding="utf-8"))
+)
+"""All of them."""
+_BY_ENTRY: dict[str, list[Form]] = {}
+for _form in FORMS:
+    _BY_ENTRY.setdefault(_form.entry, []).append(_form)
+
+
+def _starts(opcode: str) -> list[str]:
+    parts = opcode.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
+@functools.lru_cache(4096)
+def find(opcode: str) -> tuple[Form, ...]:
+    """Return the forms that an opcode has: more than one where their operands tell them apart."""
+    for start in _starts(opcode):
+        if found := tuple(f for f in _BY_ENTRY.get(start, ()) if re.fullmatch(f.pattern, opcode)):
+            return found
+    return ()
+
+
+MODIFIERS: Mapping[str, tuple[tuple[int, int], str]] = {
+    "shared::cta": ((7, 8), "0"),
+    "shared::cluster": ((7, 8), "90"),
+    "cluster": ((7, 8), "90"),
+    "L2::cache_hint": ((7, 4), "80"),
+    "L2::256B": ((7, 4), "80"),
+    "bf16": ((7, 0), "80"),
+    "bf16x2": ((7, 0), "80"),
+    "relu": ((7, 0), "80"),
+    "NaN": ((7, 0), "80"),
+}
+"""Modifiers that ask for a version and a target wherever they stand."""
+
+
+def runs_on(needs: str, target: str) -> bool:
+    """Whether a target has what a form needs: ``90`` or later, ``90a`` alone, ``90+a``."""
+    have = re.fullmatch(r"sm_(\d+)([af]?)", target)
+    least = re.fullmatch(r"(\d+)(\+?)([af]?)", needs)
+    if have is None or least is None:
+        return have is not None
+    number, exact = int(have.group(1)), least.group(3)
+    if not exact or least.group(2):
+        return number >= int(least.group(1)) and (not exact or bool(have.group(2)))
+    family = {"100": (100, 101, 103, 110)}.get(least.group(1), (int(least.group(1)),))
+    return number in family and bool(have.group(2))
+
+
+def why_not(opcode: str) -> str:
+    """Say where an opcode leaves all forms, and which forms come nearest."""
+    best = -1
+    near: list[str] = []
+    for start in _starts(opcode):
+        for form in _BY_ENTRY.get(start, ()):
+            fits = _fits(form, opcode.split("."))
+            if fits > best:
+                best, near = fits, []
+            if fits == best:
+                near.append(str(form))
+    if not near:
+        return f"the instruction {opcode} is not run"
+    parts = opcode.split(".")
+    forms = f"forms: {', '.join(near[:4])}"
+    if best == len(parts):
+        return f"a modifier is missing after {opcode}; {forms}"
+    return f".{parts[best]} is not what follows {'.'.join(parts[:best])}; {forms}"
+
+
+def _fits(form: Form, parts: list[str]) -> int:
+    """Return how many of an opcode's parts the form takes, from the left."""
+    at = form.entry.count(".") + 1
+    for modifier in form.modifiers:
+        choices = _choice(modifier).split("|")
+        width = choices[0].count(".") + 1
+        if ".".join(parts[at : at + width]) in choices:
+            at += width
+        elif not modifier.endswith("?"):
+            break
+    return at
