@@ -1,12 +1,12 @@
 """A cluster at work: its CTAs, who acts in them, shared memory, mbarriers, registers.
 
-Each copy of a role is cut into *agents*, threads that run in step: its first thread alone, if there
-is something that one thread does, and warps (of more than 8 in a CTA, sets of them).  Nothing
-orders agents, nor threads of one agent, but what the term says.  What each knows is a vector clock
-(``tinygpu.race``): a row for each agent, a column for each agent and each mbarrier.  Waiting passes
-knowledge on: an arrival leaves what its agent knows at the mbarrier, which hands it to whoever
-passes a wait once the phase is over.  A term without mbarriers has none of their columns; its
-agents meet at bar.sync, and know everything that was done before.
+Each copy of a role is cut into *agents*, threads that run in step: its first thread alone, if
+something is done by one thread or the role uses mbarriers, and warps (of more than 8 in a CTA, sets
+of them).  Nothing orders agents, nor threads of one agent, but what the term says.  What each knows
+is a vector clock (``tinygpu.race``): a row for each agent, a column for each agent and each
+mbarrier.  Waiting passes knowledge on: an arrival leaves what its agent knows at the mbarrier,
+which hands it to whoever passes a wait once the phase is over.  A term without mbarriers has none
+of their columns; its agents meet at bar.sync, and know everything that was done before.
 
 An mbarrier is the hardware's: arrivals that are pending, a count of bytes, which may be below 0 for
 a while, and one bit of the phase.
@@ -256,7 +256,7 @@ class Flight:
 class Team:
     """A role's copy: its products in order of issue, its agents.
 
-    ``first``: its first thread in the CTA.  ``elects``: one thread does something alone.  ``late``:
+    ``first``: its first thread in the CTA.  ``elects``: the first thread is an agent.  ``late``:
     registers may be in use by what is under way.
     """
 
@@ -584,11 +584,10 @@ def _each(body: tuple[Statement, ...]) -> Iterator[Statement]:
 
 
 def _elects(body: tuple[Statement, ...]) -> bool:
-    """Whether one thread does something alone."""
+    """Whether one thread does something alone, or mbarriers let one thread lag behind."""
     return any(
-        isinstance(s, Elect)
+        isinstance(s, Elect | Arrive | Wait)
         or (isinstance(s, Do) and s.instruction.issuer == "one")
-        or (isinstance(s, Arrive) and bool(s.after))
         for s in _each(body)
     )
 

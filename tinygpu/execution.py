@@ -189,7 +189,7 @@ def claim(memory: Shared, stage: int, use: Use, *, keep: bool = True) -> None:
         text += " barrier between, or wait"
         if missing:
             kind, text = "unfenced", f"touches {cell}, used by {other.do}; put {missing}"
-        elif other.agent is agent and not other.done and whose is not None and whose == thread:
+        elif other.agent is agent and other.plain and not other.done and whose == thread:
             kind = "unwaited"
             text = f"touches {cell}, where its own copy may be in flight: {other.do}; wait for it"
         cluster.find(kind, agent, use.do, text, cell, str(other.do), thread=thread)

@@ -1,11 +1,11 @@
 """The meaning of a term: it is executed, thread by thread, on NumPy arrays.
 
 ``interpret`` runs every CTA of the grid.  *Agents* are threads of a role that run in step: the
-first thread, where that acts alone, and warps (of more than 8 in a CTA, sets of them).  They take
-turns between barriers as a *seed* says, copies in flight land as late as they may, at once or at
-random, and CTAs come in any order.  A correct term gives the operation's result whatever the seed;
-whatever is wrong on the way is a *finding*, the first of each kind.  Values that nobody wrote are
-NaN, so they cannot pass for results.
+first thread, where one acts alone or waits at mbarriers, and warps (of more than 8 in a CTA, sets
+of them).  They take turns between barriers as a *seed* says, copies in flight land as late as they
+may, at once or at random, and CTAs come in any order.  A correct term gives the operation's result
+whatever the seed; whatever is wrong on the way is a *finding*, the first of each kind.  Values that
+nobody wrote are NaN, so they cannot pass for results.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER, Simt
