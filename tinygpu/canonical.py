@@ -37,9 +37,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.algebra import Algebra
-from tinygpu.asynchronous import is_asynchronous, raster_of
+from tinygpu.cluster import Run
 from tinygpu.errors import TinyGpuError
-from tinygpu.execution import Run
+from tinygpu.execution import is_tile
 from tinygpu.fragment import FRAGMENTS
 from tinygpu.interpret import unwritten
 from tinygpu.memory import DTYPES
@@ -67,8 +67,8 @@ from tinygpu.program import (
     walk,
 )
 from tinygpu.race import Finding, GlobalArray, Integers, Kind
-from tinygpu.tile_access import is_tile
 from tinygpu.touched import Touched, Toucher, coordinates, extent
+from tinygpu.turns import raster_of
 from tinygpu.warp_matrix import products
 
 __all__ = ["NotCanonicalError", "canonical_run"]
@@ -138,7 +138,6 @@ class _Grid:
     tiles: Mapping[str, Integers]
     clusters: int
     count: Integers
-    asynchronous: bool
     persistent: bool
 
     def along(self, axis: str) -> list[Integers]:
@@ -153,12 +152,8 @@ class _Grid:
 
 def _grid_of(program: Program, sizes: Mapping[str, int]) -> _Grid:
     """Launch every CTA; of a persistent term so few that each has two tiles or more, if it can."""
-    asynchronous = is_asynchronous(program)
     extents = program.grid_extents(sizes)
-    if asynchronous:
-        tiles = raster_of(extents, int(program.raster))
-    else:
-        tiles = list(product(*(range(n) for n in extents)))
+    tiles = raster_of(extents, int(program.raster))
     steps = [int(s.step) for s, _ in walk(program) if isinstance(s, ForTile)]
     persistent = bool(program.persistent)
     clusters = max(1, len(tiles) // (2 * max(steps, default=1))) if persistent else len(tiles)
@@ -176,14 +171,13 @@ def _grid_of(program: Program, sizes: Mapping[str, int]) -> _Grid:
         tiles=by_name,
         clusters=clusters,
         count=(len(tiles) - cluster + clusters - 1) // clusters,
-        asynchronous=asynchronous,
         persistent=persistent,
     )
 
 
 def _in_order(program: Program) -> list[Role]:
     """Return the roles, each after those that write what it reads."""
-    if len(program.roles) > 1 and not is_asynchronous(program):
+    if len(program.roles) > 1 and not program.barriers:
         raise NotCanonicalError(f"{program.name}: several roles, ordered by bar.sync")
     writes, reads = {}, {}
     for role in program.roles:
@@ -381,7 +375,7 @@ class _Work:
 
     def plain(self, do: Do, group: _Group) -> None:
         """Read, compute, round and write, by all threads, on all values."""
-        tile = self.grid.asynchronous and is_tile(do)
+        tile = is_tile(do)
         mine = self.mine(do, group, tile)
         if not mine.size:
             return
@@ -509,7 +503,7 @@ class _Work:
             shape = (int(buffer.stage_elements), self.instances)
             if not buffer.fragment:
                 shape = (shape[0], self.threads, shape[1])
-        if not self.grid.asynchronous:
+        if len(self.run.program.roles) == 1:  # else others read them later
             held.pop((buffer.name, index - int(buffer.stages)), None)
         held[key] = np.full(shape, np.nan)
         return held[key]

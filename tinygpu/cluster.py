@@ -1,17 +1,12 @@
-"""A cluster at work: who knows what is done, shared memory, mbarriers, registers of a tile.
+"""A cluster at work: its CTAs, who acts in them, shared memory, mbarriers, registers.
 
-Each copy of a role is two *agents*: its first thread, the *leader*, and the others.  Nothing orders
-them but what the term says.  Knowledge is a vector clock: a row for each agent, a column for each
-agent and each mbarrier.  Agent g knows of what agent h did at h's time u if ``known[g, h] >= u``,
-and of bytes that landed at mbarrier b in phase p if ``known[g, b] > p``.  Waiting passes knowledge
-on: an arrival leaves what its agent knows at the mbarrier, which hands it to whoever passes a wait
-once the phase is over.
-
-A *use* of shared memory is done when its ``done`` says so: at once for a plain instruction, at the
-``wait_group`` of an agent for a product, a store or a cp.async, when the phase that its bytes
-belong to is over for a TMA load.  Two uses of a cell, not both reads, of which the second is
-issued by an agent that does not know that the first is done, are a race, whatever came first in
-this execution.  The asynchronous proxy, besides, needs to know of the writer's fence.
+Each copy of a role is cut into *agents*, threads that run in step: its first thread alone, if
+something is done by one thread or the role uses mbarriers, and warps (of more than 8 in a CTA, sets
+of them).  Nothing orders agents, nor threads of one agent, but what the term says.  What each knows
+is a vector clock (``tinygpu.race``): a row for each agent, a column for each agent and each
+mbarrier.  Waiting passes knowledge on: an arrival leaves what its agent knows at the mbarrier,
+which hands it to whoever passes a wait once the phase is over.  A term without mbarriers has none
+of their columns; its agents meet at bar.sync, and know everything that was done before.
 
 An mbarrier is the hardware's: arrivals that are pending, a count of bytes, which may be below 0 for
 a while, and one bit of the phase.
@@ -29,48 +24,101 @@ Source: PTX ISA 9, 9.7.13.15 (mbarrier) and 8 (memory consistency, proxies).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import product
+from typing import Any, Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.algebra import FLOATS, Algebra
 from tinygpu.errors import ProgramError
-from tinygpu.execution import Run
 from tinygpu.fragment import FRAGMENTS
+from tinygpu.memory import DType
 from tinygpu.program import (
+    Affine,
     Arrive,
+    Barrier,
+    Block,
     Buffer,
     Commit,
     Do,
+    Elect,
     Exit,
     Fence,
+    For,
+    ForTile,
+    Immediate,
+    Program,
     Role,
+    Scalar,
     Statement,
     Sync,
     Wait,
     WaitGroup,
+    When,
+    buffers_of,
 )
-from tinygpu.race import UNWRITTEN, Finding, Integers, Kind
+from tinygpu.race import Finding, GlobalArray, Integers, Kind, Party, Ring, Shared, Use
 from tinygpu.synchronization import Group
+from tinygpu.touched import Toucher
 
 __all__ = [
     "Agent",
     "Cluster",
     "Cta",
     "Flight",
+    "Landing",
     "Mbarrier",
     "Registers",
-    "Shared",
+    "Run",
     "Step",
     "Team",
-    "Use",
+    "Tiles",
+    "divided",
+    "place_of",
+    "start_cluster",
 ]
 
+Landing = Literal["late", "random", "early"]
 Step = tuple[Do | Exit | Sync | Commit | WaitGroup | Wait | Arrive | Fence, Mapping[str, int]]
-_MANY_USES = 24
-_GROUPS: tuple[Group, ...] = ("cp.async", "wgmma", "bulk", "tcgen05.ld", "tcgen05.st")
+Values = NDArray[np.float64]
+Tiles = list[tuple[int, ...]]
+_WARP = 32
+_MOST_AGENTS = 8
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One interpretation: the program, its arrays, what was found, and what recurs."""
+
+    program: Program
+    values: Mapping[str, int]
+    scalars: Mapping[str, float]
+    arrays: Mapping[str, GlobalArray]
+    touch: Toucher
+    random: np.random.Generator
+    landing: Landing
+    algebra: Algebra = FLOATS
+    found: dict[Kind, Finding] = field(default_factory=dict)
+    known: dict[Any, Any] = field(default_factory=dict)
+    overlaps: dict[Any, Any] = field(default_factory=dict)
+
+    def given(self, source: Immediate | Scalar, dtype: DType) -> Values:
+        """Return a constant or an argument of the kernel, as it is in a register of a type."""
+        match source:
+            case Immediate(number):
+                element = self.algebra.number(number)
+            case Scalar(name, True):
+                element = self.algebra.number(self.values[name])
+            case Scalar(name):
+                element = self.scalars[name]
+            case _:
+                assert_never(source)
+        rounded: Values = self.algebra.round(dtype, np.array(element)).astype(np.float64)
+        return rounded
 
 
 @dataclass(slots=True, eq=False)
@@ -118,86 +166,17 @@ class Mbarrier:
             self.gathered[:] = 0
 
 
-@dataclass(slots=True, eq=False)
-class Use:
-    """A use of shared memory: ``done`` are columns and the times from which they know of it.
+class Registers(Ring):
+    """Registers by stage: of a tile if the buffer is a fragment, else each of ``threads`` its own.
 
-    ``pipe``: the agent whose tcgen05.mma or, if it ``copies``, cp it is; products are done after
-    what that has issued before, copies are not.  ``tensor``: it is of a tcgen05.ld or st.
+    ``owner``: the thread that holds each cell of a fragment.
     """
 
-    do: Do
-    cells: Integers
-    agent: int
-    writes: bool
-    plain: bool
-    done: list[tuple[int, int]]
-    fenced: int | None = None
-    pipe: Agent | None = None
-    copies: bool = False
-    tensor: bool = False
-
-    def known(self, clock: Integers) -> bool:
-        """Whether an agent with this clock knows that it is done."""
-        return any(clock[column] >= time for column, time in self.done)
-
-    def visible(self, clock: Integers) -> bool:
-        """Whether the asynchronous proxy sees it."""
-        if not (self.plain and self.writes):
-            return True
-        return self.fenced is not None and bool(clock[self.agent] >= self.fenced)
-
-
-class Shared:
-    """A ring in shared or tensor memory of one CTA (of one copy): values, ring indices, uses."""
-
-    def __init__(self, buffer: Buffer) -> None:
-        """Poison every cell."""
-        self.buffer = buffer
-        self.value = np.full(int(buffer.elements), np.nan)
-        self.index = np.full(int(buffer.elements), UNWRITTEN)
-        self.uses: list[list[Use]] = [[] for _ in range(int(buffer.stages))]
-        self._mark = np.zeros(int(buffer.elements), np.bool_)
-
-    def common(self, one: Integers, other: Integers) -> int | None:
-        """Return a cell of both, or None."""
-        self._mark[one] = True
-        hit = self._mark[other]
-        self._mark[one] = False
-        return int(other[hit.argmax()]) if hit.any() else None
-
-    def twice(self, cells: Integers) -> bool:
-        """Whether a cell occurs twice."""
-        self._mark[cells] = True
-        different = int(np.count_nonzero(self._mark))
-        self._mark[cells] = False
-        return different < cells.size
-
-    def remember(self, stage: int, use: Use, clock: Integers, live: Integers) -> None:
-        """Add a use; forget those that nobody can be in a race with any more.
-
-        ``live``: what every agent at work knows.
-        """
-        uses = self.uses[stage]
-        whole = use.writes and use.cells.size == int(self.buffer.stage_elements)
-        if whole or len(uses) >= _MANY_USES:
-            uses = [
-                u
-                for u in uses
-                if not ((whole and u.known(clock)) or (u.known(live) and u.visible(live)))
-            ]
-        uses.append(use)
-        self.uses[stage] = uses
-
-
-class Registers:
-    """Registers of a copy: of a tile if the buffer is a fragment, else of each thread."""
-
     def __init__(self, buffer: Buffer, threads: int) -> None:
-        """Poison every register; ``owner``: the thread that holds each cell of a fragment."""
+        """Poison every register."""
         self.buffer = buffer
         self.owner: Integers | None = None
-        self.size = int(buffer.elements)
+        shape: tuple[int, ...] = (int(buffer.stages), int(buffer.stage_elements))
         if buffer.fragment:
             if FRAGMENTS[buffer.fragment].threads != threads:
                 raise ProgramError(
@@ -207,9 +186,13 @@ class Registers:
                 )
             self.owner = _owners(buffer)
         else:
-            self.size *= threads
-        self.value = np.full(self.size, np.nan)
-        self.index = np.full(self.size, UNWRITTEN)
+            shape += (threads,)
+        super().__init__(shape)
+
+    def keep(self, alive: NDArray[np.bool_]) -> None:
+        """Let the other threads leave."""
+        if self.owner is None:
+            self.value, self.index = self.value[..., alive], self.index[..., alive]
 
 
 def _owners(buffer: Buffer) -> Integers:
@@ -222,64 +205,116 @@ def _owners(buffer: Buffer) -> Integers:
     return owner
 
 
-class Flight(Protocol):
-    """An asynchronous operation under way: it may land now, or has to wait for another."""
+@dataclass(slots=True, eq=False)
+class Flight:
+    """An asynchronous operation under way: ``act`` is what it does when it lands.
+
+    ``uses`` are those of memory on chip; ``held`` its registers: name, stage, cells, whether it
+    writes them.  ``queue``: what has been issued with it; it is done after all before it there, if
+    it is ``ordered``.  ``missing``: agents that have not come to it yet.  ``alone``: it lands even
+    if nobody waits for it.  ``read``: the first half of a store.  ``threads``: whose copies it has.
+    """
+
+    do: Statement
+    act: Callable[[], object]
+    uses: Sequence[Use] = ()
+    held: Sequence[tuple[str, int, Integers, bool]] = ()
+    queue: list[Flight] | None = None
+    ordered: bool = True
+    missing: int = 0
+    alone: bool = False
+    read: Callable[[], None] | None = None
+    threads: Integers | None = None
+
+    def __post_init__(self) -> None:
+        """Stand in the queue."""
+        if self.queue is not None:
+            self.queue.append(self)
 
     @property
     def may_land(self) -> bool:
         """Whether it may be done now."""
+        return not self.missing and (
+            self.queue is None or not self.ordered or self.queue[0] is self
+        )
 
     def land(self) -> None:
         """Do it."""
+        if self.queue is not None:
+            self.queue.remove(self)
+        self.act()
+
+    def holds(self, name: str, stage: int, cells: Integers, *, writes: bool) -> bool:
+        """Whether it uses these registers: writes them, or is in the way of who does."""
+        return any(
+            (name, stage) == (own, at) and (writes or writing) and bool(np.isin(cells, mine).any())
+            for own, at, mine, writing in self.held
+        )
 
 
 @dataclass(slots=True, eq=False)
 class Team:
-    """A role's copy: its registers, its products in order of issue, and its agents."""
+    """A role's copy: its products in order of issue, its agents.
+
+    ``first``: its first thread in the CTA.  ``elects``: the first thread is an agent.  ``late``:
+    registers may be in use by what is under way.
+    """
 
     role: Role
     copy: int
     first: int
-    registers: dict[str, Registers]
+    elects: bool
+    late: bool
     agents: list[Agent] = field(default_factory=list)
-    issued: list[Any] = field(default_factory=list)
-    products: list[Any] = field(default_factory=list)
+    issued: list[Flight] = field(default_factory=list)
+    products: list[Flight] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
-class Agent:
-    """The leader of a team, or the others; ``threads`` are their numbers in the copy."""
+class Agent(Party):
+    """Threads that run in step; ``threads`` are their numbers in the copy, ``key`` stands for them.
 
-    number: int
-    cta: Cta
-    team: Team
-    leader: bool
-    threads: Integers
-    steps: Iterator[Step]
+    ``ready``: registers that it has not touched since its last wgmma.fence.
+    """
+
+    cta: Cta = field(kw_only=True)
+    team: Team = field(kw_only=True)
+    threads: Integers = field(kw_only=True)
+    registers: dict[str, Registers] = field(kw_only=True)
+    steps: Iterator[Step] = field(default_factory=lambda: iter(()))
     next: Step | None = None
     at: Sync | None = None
+    time: int = 0
+    key: int = 0
     issued: int = 0
-    open: dict[Group, list[Any]] = field(default_factory=lambda: {g: [] for g in _GROUPS})
-    groups: dict[Group, list[list[Any]]] = field(default_factory=lambda: {g: [] for g in _GROUPS})
+    open: dict[Group, list[Flight]] = field(default_factory=lambda: defaultdict(list))
+    groups: dict[Group, list[list[Flight]]] = field(default_factory=lambda: defaultdict(list))
     sent: list[Flight] = field(default_factory=list)
-    fenced: set[str] = field(default_factory=set)
-    unfenced: list[Use] = field(default_factory=list)
-    queue: list[Any] = field(default_factory=list)  # its tcgen05.mma, cp and commits
+    ready: set[str] = field(default_factory=set)
+    queue: list[Flight] = field(default_factory=list)  # its tcgen05.mma, cp and commits
     opened: dict[object, Use] = field(default_factory=dict)  # uses that no commit covers
     issued_uses: list[Use] = field(default_factory=list)
-    untold: list[Use] = field(default_factory=list)  # done, and no tcgen05.fence since
-    seen: Integers | None = None  # what it knew at its last tcgen05.fence
+
+    def __post_init__(self) -> None:
+        """Name the set of threads."""
+        self._rename()
+
+    def _rename(self) -> None:
+        known = self.cta.cluster.run.known
+        self.key = known.setdefault((self.team.role.name, self.threads.tobytes()), len(known))
 
     @property
     def clock(self) -> Integers:
-        """What it knows."""
+        """What its threads have been told."""
         row: Integers = self.cta.cluster.known[self.number]
         return row
 
     @property
-    def time(self) -> int:
-        """How many statements it has executed."""
-        return int(self.clock[self.number])
+    def says(self) -> Integers:
+        """What those know whom it tells: what it was told, and what it has done."""
+        clock: Integers = self.clock.copy()
+        clock[self.number] = self.time
+        return clock
 
     @property
     def first_in_grid(self) -> int:
@@ -288,19 +323,15 @@ class Agent:
         cta = cluster.number * len(cluster.ctas) + self.cta.rank
         return cta * cluster.run.program.threads + self.team.first
 
-    def under_way(self, group: Group) -> list[Any]:
-        """Its operations of a kind of group that no wait has covered."""
-        return [f for g in (*self.groups[group], self.open[group]) for f in g]
+    @property
+    def leads(self) -> bool:
+        """Whether its copy's first thread is one of it."""
+        return bool(self.threads.size) and int(self.threads[0]) == 0
 
-    def complete(self, use: Use) -> None:
-        """Note that a use is done for this agent from now on; a plain write wants a fence."""
-        if any(column == self.number for column, _ in use.done):
-            return
-        use.done.append((self.number, self.time))
-        if use.writes and use.plain:
-            self.unfenced.append(use)
-        if use.tensor:
-            self.untold.append(use)
+    @property
+    def alone(self) -> bool:
+        """Whether it is the first thread, which acts alone."""
+        return self.team.elects and self.leads
 
     @property
     def done(self) -> bool:
@@ -311,7 +342,32 @@ class Agent:
     def name(self) -> str:
         """Say who it is."""
         copy = f" {self.team.copy}" if int(self.team.role.copies) > 1 else ""
-        return f"{self.team.role.name}{copy}" + ("'s first thread" if self.leader else "'s others")
+        name = f"{self.team.role.name}{copy}"
+        if self.alone or not self.threads.size:
+            return f"{name}'s first thread"
+        return f"{name}'s threads from {self.threads[0]} to {self.threads[-1]}"
+
+    def tick(self) -> None:
+        """Begin a statement."""
+        self.time += 1
+        if self.threads.size == 1:
+            self.cta.cluster.known[self.number, self.number] = self.time
+
+    def under_way(self, group: Group) -> list[Flight]:
+        """Its operations of a kind of group that no wait has covered."""
+        return [f for g in (*self.groups[group], self.open[group]) for f in g]
+
+    def complete(self, use: Use) -> None:
+        """Note that a use is done for this agent from now on."""
+        if not use.done_for(self):
+            use.done.append((self.number, self.time))
+
+    def keep(self, alive: NDArray[np.bool_]) -> None:
+        """Let the other threads leave."""
+        self.threads = self.threads[alive]
+        self._rename()
+        for held in self.registers.values():
+            held.keep(alive)
 
 
 @dataclass(slots=True, eq=False)
@@ -334,53 +390,249 @@ class Cta:
         """Return the instance of a shared buffer that an agent uses."""
         return self.shared[buffer.name, agent.team.copy if int(buffer.copies) > 1 else 0]
 
+    def mbarrier(self, barrier: Barrier, index: Affine, env: Mapping[str, int]) -> Mbarrier:
+        """Return the mbarrier of a ring that an index means."""
+        ring = self.barriers[barrier.name]
+        stage: int = index.evaluate(env) % len(ring)
+        return ring[stage]
+
+    def along(self, axis: str) -> list[Cta]:
+        """Return the CTAs of its cluster along an axis, or several; itself, if it is no axis."""
+        if not axis or len(self.cluster.ctas) == 1:
+            return [self]
+        free = axis.split()
+        return [
+            other
+            for other in self.cluster.ctas
+            if all(other.ranks[v] == r for v, r in self.ranks.items() if v not in free)
+        ]
+
+    def home(self, place: Barrier | Buffer) -> Cta:
+        """Return the CTA whose mbarrier counts what it tells, whose memory has what it writes."""
+        return self.along(place.home)[0]
+
+    def reached(self, arrive: Arrive) -> list[Cta]:
+        """Return the CTAs at whose mbarriers an arrival counts."""
+        ctas = self.cluster.ctas if arrive.to == "cluster" else self.along(arrive.to)
+        return [cta.home(arrive.barrier) for cta in ctas]
+
 
 @dataclass(slots=True, eq=False)
 class Cluster:
-    """The CTAs of a cluster, what their agents know, and what is under way."""
+    """The CTAs of a cluster, what their agents know, and what is under way.
+
+    ``place``: the tile's place in the grid; of a persistent program the cluster's number.
+    """
 
     run: Run
     number: int
+    place: tuple[int, ...]
     known: NDArray[np.int64]
-    narrowed: dict[tuple[int, int], Do]
     ctas: list[Cta] = field(default_factory=list)
-    flying: list[Flight] = field(default_factory=list)
+    flying: dict[int, Flight] = field(default_factory=dict)
 
     @property
     def agents(self) -> list[Agent]:
         """The agents of all CTAs."""
         return [a for cta in self.ctas for a in cta.agents]
 
-    @property
-    def live(self) -> Integers:
-        """What every agent at work knows."""
+    def live(self) -> list[int]:
+        """Return what every agent at work knows."""
         rows = [a.number for a in self.agents if not a.done]
-        least: Integers = self.known[rows].min(axis=0)
+        least: list[int] = self.known[rows].min(axis=0).tolist()
         return least
 
     def launch(self, flight: Flight) -> None:
         """Let an operation go."""
-        self.flying.append(flight)
+        self.flying[id(flight)] = flight
         self.hurry()
 
     def hurry(self) -> None:
         """Land all that may, if operations land early."""
-        while self.run.landing == "early" and (ready := [f for f in self.flying if f.may_land]):
+        while self.run.landing == "early" and (ready := self.landing()):
             for flight in ready:
                 self.land(flight)
 
+    def landing(self) -> list[Flight]:
+        """Return what may land now."""
+        return [f for f in self.flying.values() if f.may_land]
+
     def land(self, flight: Flight) -> None:
         """Land one, unless it has landed."""
-        if any(flight is f for f in self.flying):
-            self.flying = [f for f in self.flying if f is not flight]
+        if self.flying.pop(id(flight), None) is not None:
             flight.land()
 
     def find(
-        self, kind: Kind, agent: Agent, s: Statement, text: str, cell: str = "", other: str = ""
+        self,
+        kind: Kind,
+        agent: Agent,
+        s: Statement,
+        text: str,
+        cell: str = "",
+        other: str = "",
+        *,
+        thread: int | None = None,
     ) -> None:
-        """Record a finding unless there is one of this kind."""
-        cta, team = (self.number, agent.cta.rank), agent.team
-        head = f"{self.run.program.name}, cluster {cta[0]}, CTA {cta[1]}, {agent.name}: {s}"
-        thread = team.first + int(agent.threads[0])
-        finding = Finding(kind, str(s), f"{head} {text}", cta, (thread,), cell, other)
-        self.run.found.setdefault(kind, finding)
+        """Record a finding unless there is one of this kind; ``thread``: which of the copy's."""
+        if kind in self.run.found:
+            return
+        if thread is None:
+            thread = int(agent.threads[0]) if agent.threads.size else 0
+        many = len(self.ctas) > 1
+        cta = (*self.place, agent.cta.rank) if many else self.place
+        where = f"cluster {self.place}, CTA {agent.cta.rank}" if many else f"CTA {self.place}"
+        who = agent.team.first + thread
+        message = f"{self.run.program.name}, {where}, thread {who}, {agent.name}: {s} {text}"
+        self.run.found[kind] = Finding(kind, str(s), message, cta, (who,), cell, other)
+
+
+# The start of a cluster
+
+
+def start_cluster(run: Run, number: int, tiles: Tiles) -> Cluster:
+    """Start the CTAs of a cluster: poisoned memory, fresh mbarriers, agents at their first step."""
+    program = run.program
+    names, extents = [v for v, _ in program.cluster], [int(n) for _, n in program.cluster]
+    ranks = [dict(zip(names, r[::-1], strict=True))
+             for r in product(*(range(n) for n in extents[::-1]))]  # fmt: skip
+    agents = sum(map(len, _partition(run)))
+    stages = sum(int(b.stages) for b in program.barriers)
+    known = np.zeros((agents * len(ranks), (agents + stages) * len(ranks)), np.int64)
+    cluster = Cluster(run, number, (number,) if program.persistent else tiles[0], known)
+    column = len(known)
+    for rank, own in enumerate(ranks):
+        shared = {
+            (b.name, copy): Shared(b, run.overlaps)
+            for b in program.buffers
+            if b.level in ("smem", "tmem")
+            for copy in range(int(b.copies))
+        }
+        cta = Cta(cluster, rank, own, shared, {})
+        for b in program.barriers:
+            fresh = np.zeros(known.shape[1], np.int64)
+            cta.barriers[b.name] = [
+                Mbarrier(int(b.arrivals), fresh.copy(), column + s) for s in range(int(b.stages))
+            ]
+            column += int(b.stages)
+        cluster.ctas.append(cta)
+    for cta in cluster.ctas:
+        _add_agents(cta, tiles)
+    return cluster
+
+
+def _add_agents(cta: Cta, tiles: Tiles) -> None:
+    """Add the agents of each copy of each role."""
+    cluster, run = cta.cluster, cta.cluster.run
+    program, first = run.program, 0
+    parts, number = iter(_partition(run)), len(cluster.agents)
+    around = {**run.values, **cta.ranks}
+    if not program.persistent:
+        around |= place_of(program, tiles[0])
+    for role in program.roles:
+        held = [b for b in buffers_of(role.body) if b.level == "registers"]
+        for copy in range(int(role.copies)):
+            shared = {b.name: Registers(b, int(role.threads)) for b in held if b.fragment}
+            team = Team(role, copy, first, _elects(role.body), _is_late(role.body))
+            env = {**around, role.copy: copy} if role.copy else around
+            for mine in next(parts):
+                own = {b.name: Registers(b, mine.size) for b in held if not b.fragment}
+                agent = Agent(number, cta=cta, team=team, threads=mine, registers={**shared, **own})
+                agent.steps = _unfold(role.body, env, tiles, program, leads=agent.leads)
+                number += 1
+                team.agents.append(agent)
+                cta.agents.append(agent)
+            first += int(role.threads)
+    for agent in cta.agents:
+        agent.next = next(agent.steps, None)
+
+
+def _partition(run: Run) -> list[list[Integers]]:
+    """Return the agents' threads, for each copy of each role; the same in every CTA of a run."""
+    if "partition" not in run.known:
+        roles = run.program.roles
+        warps = sum(-(-int(r.threads) // _WARP) * int(r.copies) for r in roles)
+        run.known["partition"] = [
+            divided(int(r.threads), warps, run.random, first=_elects(r.body))
+            for r in roles
+            for _ in range(int(r.copies))
+        ]
+    found: list[list[Integers]] = run.known["partition"]
+    return found
+
+
+def divided(
+    threads: int, warps: int, random: np.random.Generator, *, first: bool
+) -> list[Integers]:
+    """Divide a copy's threads into its first one, if that acts alone, and warps or sets of warps.
+
+    ``warps`` are the CTA's: of more than 8 in all, a copy has sets in proportion.
+    """
+    own = -(-threads // _WARP)
+    sets = own if warps <= _MOST_AGENTS else max(1, _MOST_AGENTS * own // warps)
+    drawn = random.permutation(own) if sets < own else np.arange(own)
+    lanes = np.arange(_WARP)
+    parts = [(np.sort(s)[:, None] * _WARP + lanes).ravel() for s in np.array_split(drawn, sets)]
+    parts = sorted((p[(p < threads) & (p >= first)] for p in parts), key=lambda p: p[:1].sum())
+    return [p for p in ([np.arange(1)] * first + parts) if p.size]
+
+
+def _each(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    for s in body:
+        yield s
+        if isinstance(s, Block):
+            yield from _each(s.body)
+
+
+def _elects(body: tuple[Statement, ...]) -> bool:
+    """Whether one thread does something alone, or mbarriers let one thread lag behind."""
+    return any(
+        isinstance(s, Elect | Arrive | Wait)
+        or (isinstance(s, Do) and s.instruction.issuer == "one")
+        for s in _each(body)
+    )
+
+
+def _is_late(body: tuple[Statement, ...]) -> bool:
+    """Whether there are instructions that use registers after they were issued."""
+    late = ("wgmma_group", "tcgen05_wait")
+    return any(isinstance(s, Do) and s.instruction.completion in late for s in _each(body))
+
+
+def place_of(program: Program, tile: tuple[int, ...]) -> dict[str, int]:
+    """Return the grid's variables at a tile."""
+    return {a.var: p for a, p in zip(program.grid, tile, strict=True)}
+
+
+def _unfold(
+    body: tuple[Statement, ...],
+    env: Mapping[str, int],
+    tiles: Tiles,
+    program: Program,
+    *,
+    leads: bool,
+) -> Iterator[Step]:
+    """Yield the statements of an agent in program order, with the variables' values."""
+    for s in body:
+        inner: list[Mapping[str, int]] = []
+        match s:
+            case For(var, trips, _, _, start):
+                end = env[trips] if isinstance(trips, str) else int(trips)
+                inner = [{**env, var: i} for i in range(start, end)]
+            case ForTile(tile, turn, _, start, step):
+                begin = start if isinstance(start, int) else start.evaluate(env)
+                inner = [
+                    {**env, tile: t, turn: i, **place_of(program, tiles[t])}
+                    for i, t in enumerate(range(int(begin), len(tiles), int(step)))
+                ]
+            case When(index, bound):
+                if index.evaluate(env) < (env[bound] if isinstance(bound, str) else int(bound)):
+                    inner = [env]
+            case Elect():
+                inner = [env] if leads else []
+            case Do() | Exit() | Sync() | Commit() | WaitGroup() | Wait() | Arrive() | Fence():
+                yield s, env
+                continue
+            case _:
+                assert_never(s)
+        for here in inner:
+            yield from _unfold(s.body, here, tiles, program, leads=leads)

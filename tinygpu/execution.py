@@ -1,9 +1,9 @@
-"""One statement at work: a ``Do`` by some threads of a CTA, on NumPy arrays.
+"""One statement at work: a ``Do`` by the threads of an agent, on NumPy arrays.
 
-An *agent* is one warp or more that run in step: a set of threads, their registers, their copies in
-flight and the statements that they have still to do.  NumPy works on all threads and values of a
-``Do`` at once, shape (values, threads); where a value reads a register that an earlier one writes,
-the statement is cut there, since values are taken in order.
+NumPy works on all threads and values of a ``Do`` at once, shape (values, threads).  Of a tile,
+whose registers a fragment shares out, an agent has the values that its threads hold, shape
+(values, 1).  Where a value reads a register that an earlier one writes, the statement is cut there,
+since values are taken in order.
 
 Every cell on chip holds, beside its value, the ring index at which it was written.  What a read
 finds there is compared with the index that it asks for: another one is *stale*, none is unwritten.
@@ -11,402 +11,441 @@ Numbers are held in float64 and rounded to the type of the buffer after every in
 
 A ``cp.async`` reads at its issue and lands at once, at the wait that covers it, or in between.
 
-Source: ``docs/model.md``, section "Terms"; PTX ISA 9.0, 9.7.9.25 (cp.async), 9.7.13 (bar.sync).
+Source: ``docs/model.md``, section "Terms"; PTX ISA 9, 9.7.9.25 (cp.async).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, assert_never
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.algebra import FLOATS, Algebra
-from tinygpu.memory import DType
-from tinygpu.program import (
-    Access,
-    Buffer,
-    Commit,
-    Do,
-    Exit,
-    Immediate,
-    Program,
-    Scalar,
-    Statement,
-    Sync,
-    WaitGroup,
-)
-from tinygpu.race import UNWRITTEN, Cells, Conflict, Finding, GlobalArray, Integers, Kind
-from tinygpu.touched import Touched, Toucher, extent
+from tinygpu.cluster import Agent, Flight, Registers, Run
+from tinygpu.errors import ProgramError
+from tinygpu.program import Access, Do
+from tinygpu.race import UNWRITTEN, Integers, Kind, Shared, Use
+from tinygpu.synchronization import Group
+from tinygpu.touched import Fault, Touched, extent
 from tinygpu.warp_matrix import products
 
-__all__ = ["Agent", "Copy", "Cta", "Landing", "Run", "Step", "execute"]
+__all__ = [
+    "TOGETHER",
+    "claim",
+    "execute",
+    "from_gmem",
+    "is_tile",
+    "place_of",
+    "stage_of",
+    "stale",
+    "tile_of",
+    "to_gmem",
+    "who_of",
+]
 
-Landing = Literal["late", "random", "early"]
-Step = tuple[Do | Exit | Sync | Commit | WaitGroup, Mapping[str, int]]
 Values = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+_ONE = np.zeros(1, np.int64)
+_LATE: tuple[Group, ...] = ("wgmma", "tcgen05.ld", "tcgen05.st")
 
 
-@dataclass(slots=True, eq=False)
-class Run:
-    """One interpretation: the program, its arrays, and what was found, first of each kind."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Who:
+    """Which threads of an agent execute a Do, and on which values of a tile.
 
-    program: Program
-    values: Mapping[str, int]
-    scalars: Mapping[str, float]
-    arrays: Mapping[str, GlobalArray]
-    touch: Toucher
-    random: np.random.Generator
-    landing: Landing
-    algebra: Algebra = FLOATS
-    found: dict[Kind, Finding] = field(default_factory=dict)
-    statements: list[Do] = field(default_factory=list)
-    numbers: dict[int, int] = field(default_factory=dict)
-    cuts: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
+    ``numbers`` are the threads whose coordinates are asked for, ``key`` stands for them.
+    ``threads``: whose each value is.  ``rows``: the values of a tile that the agent's threads hold.
+    ``mine``: positions of the threads among the agent's, if they are not all.
+    """
 
-    def number(self, do: Do) -> int:
-        """Return a statement's number: what cells remember of who touched them."""
-        if id(do) not in self.numbers:
-            self.numbers[id(do)] = len(self.statements)
-            self.statements.append(do)
-        return self.numbers[id(do)]
-
-    def given(self, source: Immediate | Scalar, dtype: DType) -> Values:
-        """Return a constant or an argument of the kernel, as it is in a register of a type."""
-        match source:
-            case Immediate(number):
-                element = self.algebra.number(number)
-            case Scalar(name, True):
-                element = self.algebra.number(self.values[name])
-            case Scalar(name):
-                element = self.scalars[name]
-            case _:
-                assert_never(source)
-        rounded: Values = self.algebra.round(dtype, np.array(element)).astype(np.float64)
-        return rounded
-
-
-@dataclass(slots=True, eq=False)
-class Copy:
-    """A cp.async in flight: flat cells, threads and values."""
-
-    do: Do
-    cells: Cells
-    offset: Integers
-    thread: Integers
-    value: Values
-    index: int
-    landed: bool = False
-
-    def land(self) -> None:
-        """Write what was read."""
-        if not self.landed:
-            self.cells.value[self.offset], self.cells.index[self.offset] = self.value, self.index
-            self.landed = True
-
-
-@dataclass(slots=True, eq=False)
-class Agent:
-    """Threads that run in step; ``start`` is their role's first thread."""
-
+    numbers: Integers
+    key: object
     threads: Integers
-    start: int
-    steps: Iterator[Step]
-    held: dict[str, Values]
-    index: dict[str, Integers]
-    copies: list[Copy] = field(default_factory=list)
-    groups: list[list[Copy]] = field(default_factory=list)
-    at: Sync | None = None
-    done: bool = False
-    key: bytes = b""
-
-    def __post_init__(self) -> None:
-        """Name the set of threads."""
-        self.key = self.threads.tobytes()
-
-    def keep(self, alive: NDArray[np.bool_]) -> None:
-        """Let the other threads leave."""
-        self.threads = self.threads[alive]
-        self.key = self.threads.tobytes()
-        self.held = {n: a[:, alive] for n, a in self.held.items()}
-        self.index = {n: a[:, alive] for n, a in self.index.items()}
+    rows: Integers | None = None
+    mine: Integers | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Cta:
-    """A CTA: its place in the grid, its shared memory, its agents, the barriers it has passed."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """What an access touches of a stage, or of an operand: (values, threads).
 
-    run: Run
-    place: tuple[int, ...]
-    first_thread: int
-    smem: dict[str, Cells]
-    agents: list[Agent]
-    epoch: int = 0
+    ``cells``, ``threads``: what is ``taken``, in one row.  ``left``: lines that are not loaded.
+    """
 
-    def find(
-        self, kind: Kind, s: Statement, thread: int, text: str, cell: str = "", other: str = ""
-    ) -> None:
-        """Record a finding unless there is one of this kind."""
-        head = f"{self.run.program.name}, CTA {self.place}, thread {thread}: {s}"
-        finding = Finding(kind, str(s), f"{head} {text}", self.place, (thread,), cell, other)
-        self.run.found.setdefault(kind, finding)
-
-
-def execute(cta: Cta, agent: Agent, do: Do, env: Mapping[str, int]) -> None:
-    """Execute a Do by an agent's threads, at the loop variables' values ``env``."""
-    threads, mine, key = agent.threads, np.arange(agent.threads.size), agent.key
-    if do.lanes is not None:
-        below, period, residue = do.lanes
-        mine = np.flatnonzero((threads - agent.start) // below % period == residue)
-        threads = threads[mine]
-        key += bytes(str(do.lanes), "ascii")
-    if threads.size and extent(do.values):
-        part = _Part(cta, agent, do, env, threads, mine, key)
-        for low, high in pairwise(part.cuts()):
-            part.execute(low, high)
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    """A Do by some threads of an agent: ``mine`` are their positions in it."""
-
-    cta: Cta
-    agent: Agent
-    do: Do
-    env: Mapping[str, int]
+    cell: Integers
+    taken: Booleans
+    every: bool
+    cells: Integers
     threads: Integers
-    mine: Integers
-    key: bytes
+    faults: tuple[Fault, ...]
+    left: Booleans | bool = False
 
-    def cuts(self) -> list[int]:
-        """Return where the values have to be cut: before a read of what the same part writes."""
-        do, size = self.do, extent(self.do.values)
-        same = [
-            r
-            for r in do.reads
-            if isinstance(r, Access)
-            and r.buffer.level == "registers"
-            and r.buffer.name == do.write.buffer.name
-        ]
-        together = do.instruction.name == "mma.sync"
-        if not same or do.write.buffer.level != "registers" or together:
-            return [0, size]
-        columns = [self._columns(access) for access in (do.write, *same)]
-        known = (id(do), *(tuple(c[[0, -1]].tolist()) for c in columns))
-        if known not in self.cta.run.cuts:
-            edges, written = [0], set[int]()
-            for v, (target, *sources) in enumerate(
-                zip(*(c.tolist() for c in columns), strict=True)
-            ):
-                if not written.isdisjoint(sources):
-                    edges.append(v)
-                    written = set()
-                written.add(target)
-            self.cta.run.cuts[known] = [*edges, size]
-        return self.cta.run.cuts[known]
 
-    def execute(self, low: int, high: int) -> None:
-        """Read, compute, round and write the values from ``low`` to ``high``."""
-        do, algebra = self.do, self.cta.run.algebra
-        arguments = [self._read(r, low, high) for r in do.reads]
-        if do.instruction.name == "mma.sync":
-            each = 4 // do.accesses[0].buffer.type.bytes
-            result = products(do.values, *arguments, each=each, algebra=algebra)
-        else:
-            name = do.variant or do.instruction.name
-            result = do.instruction.semantics(name, *arguments, algebra=algebra)
-        rounded = algebra.round(do.write.buffer.type, np.asarray(result)).astype(np.float64)
-        if do.instruction.unit == "shuffle":
-            rounded = self._shuffled(rounded)
-        self._write(np.broadcast_to(rounded, (high - low, self.threads.size)), low, high)
+# Where an access is
 
-    def _read(self, source: Access | Immediate | Scalar, low: int, high: int) -> Any:
-        match source:
-            case Immediate() | Scalar():
-                return self.cta.run.given(source, self.do.write.buffer.type)
-            case Access():
-                if source.buffer.level == "registers":
-                    return self._from_registers(source, low, high)
-                if source.buffer.level == "smem":
-                    return self._from_smem(source)
-                return self._from_gmem(source)
-            case _:
-                assert_never(source)
 
-    def _columns(self, access: Access) -> Integers:
-        """Return the register of each value."""
-        numbers = self.threads - self.agent.start
-        touched = self.cta.run.touch.on_chip(self.do, access, numbers, self.key, self.env)
-        self._faults(touched)
-        stage = access.index.evaluate(self.env) % int(access.buffer.stages)
-        columns: Integers = touched.cell[:, 0] + stage * int(access.buffer.stage_elements)
-        return columns
+def is_tile(do: Do) -> bool:
+    """Whether the values are those of a tile, and not of each thread."""
+    together = do.instruction.issuer in ("warpgroup", "one")
+    return together or any(a.buffer.fragment for a in do.accesses)
 
-    def _from_registers(self, access: Access, low: int, high: int) -> Values:
-        columns, name = self._columns(access)[low:high], access.buffer.name
-        whole = self.mine.size == self.agent.threads.size
-        where: Any = columns if whole else np.ix_(columns, self.mine)
-        index = self.agent.index[name][where]
-        bad = index != access.index.evaluate(self.env)
-        if bad.any():
-            value, thread = np.unravel_index(int(bad.argmax()), bad.shape)
-            self._stale(access, int(index[value, thread]), int(columns[value]), int(thread))
-        held: Values = self.agent.held[name][where]
-        return held
 
-    def _from_smem(self, access: Access) -> Values:
-        touched, cells, thread = self._smem(access)
-        offset = self._offset(access, touched)
-        self._race(access, cells.read(offset, thread, self.cta.epoch, self._node()), offset, thread)
-        index = cells.index[offset]
-        bad = index != access.index.evaluate(self.env)
-        if bad.any():
-            at = int(bad.argmax())
-            position = int(np.searchsorted(self.threads, thread[at]))
-            self._stale(access, int(index[at]), int(offset[at]), position)
-        return _scatter(cells.value[offset], touched, np.nan)
+TOGETHER = Who(_ONE, "tile", _ONE[:, None])
 
-    def _from_gmem(self, access: Access) -> Values:
-        touched, array = self._gmem(access), self.cta.run.arrays[access.buffer.name]
-        address = touched.cell[touched.taken]
-        if array.output and (seen := array.unseen(address, self._grid_threads(touched))):
+
+def who_of(agent: Agent, do: Do, env: Mapping[str, int]) -> Who:
+    """Return which threads execute a Do, and on which values."""
+    known = agent.cta.cluster.run.known
+    if not is_tile(do):
+        key: object = (agent.key, do.lanes)
+        if key not in known:
+            mine, numbers = None, agent.threads
+            if do.lanes is not None:
+                below, period, residue = do.lanes
+                mine = np.flatnonzero(numbers // below % period == residue)
+                numbers = numbers[mine]
+            known[key] = Who(numbers, key, numbers[None, :], mine=mine)
+        return cast("Who", known[key])
+    held = [a for a in do.accesses if a.buffer.fragment]
+    key = (id(do), agent.key, *(tuple(o.evaluate(env) for o in a.origin) for a in held))
+    if key not in known:
+        owners = []
+        for access in held:
+            owner = agent.registers[access.buffer.name].owner
+            assert owner is not None
+            owners.append(owner[place_of(agent, do, access, env, TOGETHER).cell[:, 0]])
+        if any(np.any(owner != owners[0]) for owner in owners[1:]):
+            text = "moves values between threads: their fragments differ there; align the tiles"
+            agent.cta.cluster.find("shuffle", agent, do, text)
+        owner = owners[0] if owners else np.zeros(extent(do.values), np.int64)
+        rows = np.flatnonzero(np.isin(owner, agent.threads))
+        known[key] = Who(_ONE, key, owner[rows][:, None], rows)
+    return cast("Who", known[key])
+
+
+def place_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who) -> Place:
+    """Return what an access touches of a stage on chip, or of an operand."""
+    run, asked = agent.cta.cluster.run, "tile" if who.numbers is _ONE else who.key
+    if access.buffer.level == "gmem":
+        place = _placed(run.touch.gmem(do, access, who.numbers, asked, env), who)
+    else:
+        key = (id(do), id(access), who.key, *(o.evaluate(env) for o in access.origin))
+        if key not in run.known:
+            buffer = access.buffer
+            if asked == "tile" and buffer.level == "registers" and not buffer.fragment:
+                raise ProgramError(f"{do}: {buffer.name} is no fragment; tiles lie in fragments")
+            touched = run.touch.on_chip(do, access, who.numbers, asked, env)
+            run.known[key] = _placed(touched, who)
+        place = cast("Place", run.known[key])
+    for fault in place.faults:
+        thread = None if asked == "tile" else fault.thread
+        agent.cta.cluster.find(fault.kind, agent, do, fault.text, fault.cell, thread=thread)
+    return place
+
+
+def _placed(touched: Touched, who: Who) -> Place:
+    cell, taken, left = touched.cell, touched.taken, touched.left
+    if who.rows is not None:
+        cell, taken = cell[who.rows], taken[who.rows]
+    if cell.shape[1] < who.threads.shape[1]:  # registers: each thread's are like the first's
+        return Place(cell, taken, True, _ONE[:0], _ONE[:0], touched.faults)
+    threads = np.broadcast_to(who.threads, taken.shape)
+    return Place(cell, taken, bool(taken.all()), cell[taken], threads[taken], touched.faults, left)
+
+
+def tile_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int]) -> tuple[Place, Do]:
+    """Return the tile of an access, by threads together, and the Do on the modes it moves along."""
+    key, known = (id(do), id(access), "narrow"), agent.cta.cluster.run.known
+    if key not in known:
+        modes = zip(do.values, access.value, strict=True)
+        known[key] = replace(do, values=tuple(v if any(steps) else 1 for v, steps in modes))
+    return place_of(agent, known[key], access, env, TOGETHER), known[key]
+
+
+def stage_of(access: Access, env: Mapping[str, int]) -> int:
+    """Return the stage of a ring that an access means."""
+    stage: int = access.index.evaluate(env) % int(access.buffer.stages)
+    return stage
+
+
+# What is found there
+
+
+def claim(memory: Shared, stage: int, use: Use, *, keep: bool = True) -> None:
+    """Find who else may be using these cells now; remember the use (``keep``)."""
+    agent = use.agent
+    assert isinstance(agent, Agent)
+    if not use.cells.size:
+        return
+    cluster, clock, name = agent.cta.cluster, agent.clock.tolist(), memory.buffer.name
+    for other, found, missing in memory.conflicts(stage, use, clock):
+        cell = f"{name}[{found}]"
+        kind: Kind = "race"
+        thread, whose = use.thread_at(found), other.thread_at(found)
+        text = f"touches {cell}, and nothing says that this is done there: {other.do}; put a"
+        text += " barrier between, or wait"
+        if missing:
+            kind, text = "unfenced", f"touches {cell}, used by {other.do}; put {missing}"
+        elif other.agent is agent and other.plain and not other.done and whose == thread:
+            kind = "unwaited"
+            text = f"touches {cell}, where its own copy may be in flight: {other.do}; wait for it"
+        cluster.find(kind, agent, use.do, text, cell, str(other.do), thread=thread)
+    if use.writes and (twice := memory.twice(use)) is not None:
+        cell = f"{name}[{twice}]"
+        text = f"writes {cell} twice; give each value a cell of its own"
+        cluster.find("race", agent, use.do, text, cell, str(use.do))
+    if keep:
+        memory.remember(stage, use, clock, cluster.live)
+
+
+def stale(
+    agent: Agent,
+    do: Do,
+    memory: Shared | Registers,
+    stage: int,
+    at: Any,
+    want: int,
+    *,
+    cells: Integers | None = None,
+    threads: Any = None,
+    taken: Booleans | None = None,
+) -> None:
+    """Find what was not written at the index that is asked for, ``at`` these places of a stage.
+
+    ``cells``, ``threads``: what the places are called and whose they are; ``taken``: which count.
+    """
+    found = memory.index[stage][at]
+    bad = found != want
+    if taken is not None:
+        bad = bad & taken
+    if not bad.any():
+        return
+    where = int(bad.argmax())
+    number = np.broadcast_to(at if cells is None else cells, bad.shape).flat[where]
+    thread = None if threads is None else int(np.broadcast_to(threads, bad.shape).flat[where])
+    cell, index = f"{memory.buffer.name}[{number}]", int(found.flat[where])
+    kind: Kind = "stale"
+    text = f"reads {cell} at index {want}, but there is {index}; add a stage or wait"
+    if index == UNWRITTEN:
+        kind = "unwritten_read"
+        text = f"reads {cell} at index {want}, which nobody has written; write it before"
+    agent.cta.cluster.find(kind, agent, do, text, cell, thread=thread)
+
+
+def from_gmem(
+    agent: Agent, do: Do, access: Access, cell: Integers, taken: Booleans, threads: Any = 0
+) -> Values:
+    """Return elements of an operand, ``outside`` for those that a guard takes away."""
+    run, name = agent.cta.cluster.run, access.buffer.name
+    array = run.arrays[name]
+    if array.output and taken.any():
+        address = cell[taken]
+        mine = np.broadcast_to(threads, cell.shape)[taken]
+        if seen := array.unseen(address, mine + agent.first_in_grid):
             kind, at = seen
             text = "reads of the output what another thread writes, or none; keep it in registers"
-            thread = int(self._threads_of(touched)[at])
-            self.cta.find(kind, self.do, thread, text, f"{access.buffer.name}[{address[at]}]")
-        outside = self.cta.run.algebra.number(access.outside)
-        return _scatter(array.flat[address], touched, outside)
+            where = f"{name}[{address[at]}]"
+            agent.cta.cluster.find(kind, agent, do, text, where, thread=int(mine[at]))
+    outside = run.algebra.number(access.outside)
+    return np.where(taken, array.flat[np.where(taken, cell, 0)], outside)
 
-    def _write(self, values: Values, low: int, high: int) -> None:
-        access = self.do.write
-        index = access.index.evaluate(self.env)
-        if access.buffer.level == "registers":
-            columns = self._columns(access)[low:high]
-            where = np.ix_(columns, self.mine)
-            if self.mine.size == self.agent.threads.size:
-                self.agent.held[access.buffer.name][columns] = values
-                self.agent.index[access.buffer.name][columns] = index
-            else:
-                self.agent.held[access.buffer.name][where] = values
-                self.agent.index[access.buffer.name][where] = index
-        elif access.buffer.level == "smem":
-            self._to_smem(access, values, index)
+
+def to_gmem(agent: Agent, do: Do, address: Integers, values: Values, threads: Integers) -> None:
+    """Store or add elements of the output, by these threads of the copy."""
+    cluster, name = agent.cta.cluster, do.write.buffer.name
+    array = cluster.run.arrays[name]
+    if not address.size:
+        return
+    thread = int(threads[0])
+    if not array.output:
+        text = f"writes the input {name}; write the output"
+        cluster.find("written_input", agent, do, text, thread=thread)
+        return
+    numbers = threads + agent.first_in_grid
+    if do.instruction.atomic:
+        if not array.zeroed:
+            text = "adds to an output that nobody cleared; set zeroed"
+            cluster.find("red_not_zeroed", agent, do, text, thread=thread)
+        again = array.add(address, values, numbers)
+    else:
+        again = array.store(address, values, numbers)
+    if again is not None:
+        cell = f"{name}[{address[again]}]"
+        text = f"writes {cell}, which is written already; let one thread store it, or all add"
+        cluster.find("written_twice", agent, do, text, cell, thread=int(threads[again]))
+
+
+# The statement
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spot:
+    """An access at work: where it is, what holds it; ``wanted``: the index that it asks for."""
+
+    access: Access
+    place: Place
+    memory: Shared | Registers | None
+    stage: int
+    wanted: int
+    who: Who
+
+    def threads(self, low: int, high: int) -> Integers:
+        """Return whose each value is."""
+        return self.who.threads if self.who.rows is None else self.who.threads[low:high]
+
+    def at(self, low: int, high: int) -> Any:
+        """Return where values are in a stage."""
+        cell = self.place.cell[low:high]
+        if isinstance(self.memory, Registers) and self.memory.owner is None:
+            return cell[:, 0] if self.who.mine is None else np.ix_(cell[:, 0], self.who.mine)
+        return cell
+
+
+def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
+    """Execute a Do by an agent's threads: read, compute, round, write.
+
+    Raises ProgramError for what a warp does together where one of its threads acts alone.
+    """
+    run, instruction = agent.cta.cluster.run, do.instruction
+    if agent.team.elects and (
+        do.across or instruction.issuer == "warp" or instruction.unit in ("barrier", "shuffle")
+    ):
+        raise ProgramError(f"{do}: a role with a thread that acts alone cannot; use another role")
+    who = who_of(agent, do, env)
+    if not who.threads.size or not extent(do.values):
+        return
+    spots = [_spot(agent, do, access, env, who) for access in do.accesses]
+    use = None
+    for spot in spots:
+        use = _touch(agent, do, spot, writes=spot is spots[-1])
+    cuts = _cuts(run, do, spots, len(who.threads) if who.rows is not None else extent(do.values))
+    for low, high in pairwise(cuts):
+        reads = iter(spots)
+        arguments = [
+            _read(agent, do, next(reads), low, high)
+            if isinstance(source, Access)
+            else run.given(source, do.write.buffer.type)
+            for source in do.reads
+        ]
+        if instruction.name == "mma.sync":
+            each = 4 // do.accesses[0].buffer.type.bytes
+            result = products(do.values, *arguments, each=each, algebra=run.algebra)
         else:
-            self._to_gmem(access, values)
-
-    def _to_smem(self, access: Access, values: Values, index: int) -> None:
-        touched, cells, thread = self._smem(access)
-        offset, kept = self._offset(access, touched), values[touched.taken]
-        if self.do.instruction.completion == "commit_group":
-            conflict = cells.issue(offset, thread, self.cta.epoch, self._node())
-            copy = Copy(self.do, cells, offset, thread, kept, index)
-            if self.cta.run.landing == "early":
-                copy.land()
-            self.agent.copies.append(copy)
-        else:
-            conflict = cells.write(offset, thread, self.cta.epoch, self._node())
-            cells.value[offset], cells.index[offset] = kept, index
-        self._race(access, conflict, offset, thread)
-
-    def _to_gmem(self, access: Access, values: Values) -> None:
-        touched, array = self._gmem(access), self.cta.run.arrays[access.buffer.name]
-        address, kept = touched.cell[touched.taken], values[touched.taken]
-        if not address.size:
-            return
-        threads = self._threads_of(touched)
-        if not array.output:
-            text = f"writes the input {access.buffer.name}; write the output"
-            self.cta.find("written_input", self.do, int(threads[0]), text)
-            return
-        numbers = self._grid_threads(touched)
-        if self.do.instruction.atomic:
-            if not array.zeroed:
-                text = "adds to an output that nobody cleared; set zeroed"
-                self.cta.find("red_not_zeroed", self.do, int(threads[0]), text)
-            again = array.add(address, kept, numbers)
-        else:
-            again = array.store(address, kept, numbers)
-        if again is not None:
-            cell = f"{access.buffer.name}[{address[again]}]"
-            text = f"writes {cell}, which is written already; let one thread store it, or all add"
-            self.cta.find("written_twice", self.do, int(threads[again]), text, cell)
-
-    def _shuffled(self, values: Values) -> Values:
-        """Return the values of the lanes whose number differs by ``across``."""
-        partner = self.threads ^ int(self.do.across)
-        at = np.searchsorted(self.threads, partner).clip(0, self.threads.size - 1)
-        lost = (self.threads[at] != partner) | (partner // 32 != self.threads // 32)
-        if lost.any():
-            thread, other = (int(x[lost.argmax()]) for x in (self.threads, partner))
-            text = f"reads thread {other}, which is not there; let all lanes of a warp take part"
-            self.cta.find("shuffle", self.do, thread, text)
-        return np.where(lost, np.nan, np.broadcast_to(values, (len(values), at.size))[:, at])
-
-    def _node(self) -> int:
-        return self.cta.run.number(self.do)
-
-    def _smem(self, access: Access) -> tuple[Touched, Cells, Integers]:
-        numbers = self.threads - self.agent.start
-        touched = self.cta.run.touch.on_chip(self.do, access, numbers, self.key, self.env)
-        self._faults(touched)
-        return touched, self.cta.smem[access.buffer.name], self._threads_of(touched)
-
-    def _gmem(self, access: Access) -> Touched:
-        numbers = self.threads - self.agent.start
-        touched = self.cta.run.touch.gmem(self.do, access, numbers, self.key, self.env)
-        self._faults(touched)
-        return touched
-
-    def _offset(self, access: Access, touched: Touched) -> Integers:
-        buffer: Buffer = access.buffer
-        stage = access.index.evaluate(self.env) % int(buffer.stages)
-        offset: Integers = touched.cell[touched.taken] + stage * int(buffer.stage_elements)
-        return offset
-
-    def _threads_of(self, touched: Touched) -> Integers:
-        threads: Integers = np.broadcast_to(self.threads, touched.cell.shape)[touched.taken]
-        return threads
-
-    def _grid_threads(self, touched: Touched) -> Integers:
-        return self._threads_of(touched) + self.cta.first_thread
-
-    def _faults(self, touched: Touched) -> None:
-        for fault in touched.faults:
-            thread = fault.thread + self.agent.start
-            self.cta.find(fault.kind, self.do, thread, fault.text, fault.cell)
-
-    def _stale(self, access: Access, found: int, cell: int, position: int) -> None:
-        want, name = access.index.evaluate(self.env), f"{access.buffer.name}[{cell}]"
-        thread = int(self.threads[position])
-        if found == UNWRITTEN:
-            text = f"reads {name} at index {want}, which nobody has written; write it before"
-            self.cta.find("unwritten_read", self.do, thread, text, name)
-        else:
-            text = f"reads {name} at index {want}, but there is {found}; add a stage or wait"
-            self.cta.find("stale", self.do, thread, text, name)
-
-    def _race(
-        self, access: Access, conflict: Conflict | None, offset: Integers, thread: Integers
-    ) -> None:
-        if conflict is None:
-            return
-        mine, other = int(thread[conflict.position]), self.cta.run.statements[conflict.node]
-        cell = f"{access.buffer.name}[{int(offset[conflict.position])}]"
-        kind: Kind = "race"
-        text = f"touches {cell}, as thread {conflict.thread} does: {other}; put bar.sync between"
-        if mine == conflict.thread and other.instruction.completion == "commit_group":
-            kind = "unwaited"
-            text = f"touches {cell}, where its own copy may be in flight: {other}; wait for it"
-        self.cta.find(kind, self.do, mine, text, cell, str(other))
+            name = do.variant or instruction.name
+            result = instruction.semantics(name, *arguments, algebra=run.algebra)
+        rounded = run.algebra.round(do.write.buffer.type, np.asarray(result)).astype(np.float64)
+        if instruction.unit == "shuffle":
+            rounded = _shuffled(agent, do, who.numbers, rounded)
+        rounded = np.broadcast_to(rounded, (high - low, who.threads.shape[1]))
+        _write(agent, do, spots[-1], rounded, low, high, use)
 
 
-def _scatter(values: Values, touched: Touched, default: float) -> Values:
-    """Put values where they were taken."""
-    if touched.every:
-        return values.reshape(touched.cell.shape)
-    result = np.full(touched.cell.shape, default)
-    result[touched.taken] = values
-    return result
+def _spot(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who) -> _Spot:
+    buffer, place = access.buffer, place_of(agent, do, access, env, who)
+    if buffer.level == "gmem":
+        return _Spot(access, place, None, 0, 0, who)
+    index: int = access.index.evaluate(env)
+    memory: Shared | Registers
+    if buffer.level == "registers":
+        memory = agent.registers[buffer.name]
+    else:
+        cta = agent.cta.home(buffer) if access is do.write else agent.cta
+        memory = cta.memory(agent, buffer)
+    return _Spot(access, place, memory, index % int(buffer.stages), index, who)
+
+
+def _touch(agent: Agent, do: Do, spot: _Spot, *, writes: bool) -> Use | None:
+    """Note that the agent uses these cells, and find who else does; return the use of smem."""
+    buffer, cluster = spot.access.buffer, agent.cta.cluster
+    if isinstance(spot.memory, Registers):
+        agent.ready.discard(buffer.name)
+        for flight in (f for g in _LATE if agent.team.late for f in agent.under_way(g)):
+            if flight.holds(buffer.name, spot.stage, spot.place.cell, writes=writes):
+                text = f"touches {buffer.name} while {flight.do} may be under way; wait for it"
+                cluster.find("unwaited", agent, do, text, buffer.name, str(flight.do))
+                spot.memory.value[spot.stage][spot.at(0, len(spot.place.cell))] = np.nan
+                break
+    if not isinstance(spot.memory, Shared):
+        return None
+    home = agent.cta.home(buffer)
+    if writes and home is not agent.cta and home.exited:
+        text = f"writes into CTA {home.rank}, which has exited; keep it there by barrier.cluster"
+        cluster.find("exited", agent, do, text, buffer.name)
+    use = Use(do, agent, spot.place.cells, spot.place.threads, writes)
+    if not writes or do.instruction.completion != "commit_group":
+        agent.complete(use)
+    claim(spot.memory, spot.stage, use)
+    return use
+
+
+def _cuts(run: Run, do: Do, spots: list[_Spot], size: int) -> list[int]:
+    """Return where the values have to be cut: before a read of what the same part writes."""
+    *sources, target = spots
+    same = [s for s in sources if s.memory is target.memory and s.stage == target.stage]
+    if not isinstance(target.memory, Registers) or not same or do.instruction.name == "mma.sync":
+        return [0, size]
+    cells = [s.place.cell for s in (target, *same)]
+    key = ("cuts", *map(id, cells))  # which places keep
+    if key not in run.known:
+        edges, written = [0], set[int]()
+        for v, (into, *others) in enumerate(zip(*(c[:, 0].tolist() for c in cells), strict=True)):
+            if not written.isdisjoint(others):
+                edges.append(v)
+                written = set()
+            written.add(into)
+        run.known[key] = [*edges, size]
+    found: list[int] = run.known[key]
+    return found
+
+
+def _read(agent: Agent, do: Do, spot: _Spot, low: int, high: int) -> Values:
+    """Return the values of a part, NaN or what stands outside where there are none."""
+    place = spot.place
+    taken = place.taken[low:high]
+    if spot.memory is None:
+        threads = spot.threads(low, high)
+        return from_gmem(agent, do, spot.access, place.cell[low:high], taken, threads)
+    at, some = spot.at(low, high), None if place.every else taken
+    stale(agent, do, spot.memory, spot.stage, at, spot.wanted, cells=place.cell[low:high],
+          threads=spot.threads(low, high), taken=some)  # fmt: skip
+    values: Values = spot.memory.value[spot.stage][at]
+    return values if some is None else np.where(some, values, np.nan)
+
+
+def _write(
+    agent: Agent, do: Do, spot: _Spot, values: Values, low: int, high: int, use: Use | None
+) -> None:
+    place, memory, stage, index = spot.place, spot.memory, spot.stage, spot.wanted
+    if memory is None:
+        to_gmem(agent, do, place.cells, values[place.taken], place.threads)
+    elif use is not None and not use.done:
+        kept = values[place.taken]
+        memory.value[stage][place.cells] = np.nan
+        copy = Flight(
+            do,
+            lambda: memory.put(stage, place.cells, kept, index),
+            [use],
+            threads=place.threads,
+        )
+        agent.open["cp.async"].append(copy)
+        agent.cta.cluster.launch(copy)
+    elif place.every:
+        memory.put(stage, spot.at(low, high), values, index)
+    else:
+        taken = place.taken[low:high]
+        memory.put(stage, place.cell[low:high][taken], values[taken], index)
+
+
+def _shuffled(agent: Agent, do: Do, numbers: Integers, values: Values) -> Values:
+    """Return the values of the lanes whose number differs by ``across``."""
+    partner = numbers ^ int(do.across)
+    at = np.searchsorted(numbers, partner).clip(0, numbers.size - 1)
+    lost = (numbers[at] != partner) | (partner // 32 != numbers // 32)
+    if lost.any():
+        thread, other = (int(x[lost.argmax()]) for x in (numbers, partner))
+        text = f"reads thread {other}, which is not there; let all lanes of a warp take part"
+        agent.cta.cluster.find("shuffle", agent, do, text, thread=thread)
+    return np.where(lost, np.nan, np.broadcast_to(values, (len(values), at.size))[:, at])

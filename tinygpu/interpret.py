@@ -1,10 +1,11 @@
 """The meaning of a term: it is executed, thread by thread, on NumPy arrays.
 
-``interpret`` runs every CTA of the grid.  Agents (warps; of more than 8 in a CTA, sets of them)
-take turns between barriers as a *seed* says, copies in flight land as late as they may, at once or
-at random, and CTAs come in any order.  A correct term gives the operation's result whatever the
-seed; whatever is wrong on the way is a *finding*, the first of each kind.  Values that nobody wrote
-are NaN, so they cannot pass for results.
+``interpret`` runs every CTA of the grid.  *Agents* are threads of a role that run in step: the
+first thread, where one acts alone or waits at mbarriers, and warps (of more than 8 in a CTA, sets
+of them).  They take turns between barriers as a *seed* says, copies in flight land as late as they
+may, at once or at random, and CTAs come in any order.  A correct term gives the operation's result
+whatever the seed; whatever is wrong on the way is a *finding*, the first of each kind.  Values that
+nobody wrote are NaN, so they cannot pass for results.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER, Simt
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 from math import lcm, prod
 from typing import Any
 
@@ -28,17 +28,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.algebra import FLOATS, Algebra
-from tinygpu.asynchronous import is_asynchronous, run_clusters
+from tinygpu.cluster import Landing, Run
 from tinygpu.errors import OperationError, ProgramError, nearest
-from tinygpu.execution import Landing, Run
 from tinygpu.expression import OPERATORS
-from tinygpu.interleaving import Strategy, run_cta, start_cta
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem
 from tinygpu.program import Access, Do, Exit, For, Program, WaitGroup, When, walk
-from tinygpu.race import Finding, GlobalArray, Integers
+from tinygpu.race import Finding, GlobalArray
 from tinygpu.tolerance import error_ratio, roundoff
 from tinygpu.touched import Toucher
+from tinygpu.turns import run_grid
 
 __all__ = [
     "Finding",
@@ -52,9 +51,6 @@ __all__ = [
     "wrong_result",
 ]
 
-_WARP = 32
-_MOST_AGENTS = 8
-_STRATEGIES: tuple[Strategy, ...] = ("first", "switch", "last")
 _LANDINGS: tuple[Landing, ...] = ("late", "random", "early")
 _SCALAR = 0.5
 _TMA_BYTES = 16  # spec: the strides of a tensor map are multiples of them
@@ -93,25 +89,13 @@ def interpret(
     landing = _LANDINGS[(seed + seed // len(_LANDINGS)) % len(_LANDINGS)]
     run = Run(program, values, given, arrays, Toucher(values), random, landing, algebra)
     with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers
-        if is_asynchronous(program):
-            run_clusters(run, seed)
-        else:
-            _run_ctas(run, sizes, seed)
+        run_grid(run, seed)
     output = arrays[operation.output.name]
     result = algebra.round(output.dtype, output.flat).reshape(output.shape)
     findings = [*run.found.values(), *unwritten(program, output)]
     exact = {o.name: arrays[o.name].flat.reshape(arrays[o.name].shape) for o in operation.inputs}
     findings += wrong_result(program, sizes, exact, given, result, algebra)
     return Result({operation.output.name: result}, tuple(findings))
-
-
-def _run_ctas(run: Run, sizes: Mapping[str, int], seed: int) -> None:
-    """Run every CTA of the grid, in random order."""
-    groups = _agents(run.program.threads, run.random)
-    places = list(product(*(range(n) for n in run.program.grid_extents(sizes))))
-    for number in run.random.permutation(len(places)).tolist():
-        cta = start_cta(run, places[number], number, groups)
-        run_cta(cta, _STRATEGIES[seed % len(_STRATEGIES)])
 
 
 def check(
@@ -227,16 +211,6 @@ def _arrays(
         empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
     )
     return arrays
-
-
-def _agents(threads: int, random: np.random.Generator) -> list[Integers]:
-    """Divide the threads of a CTA into warps; many warps into sets of them."""
-    warps = -(-threads // _WARP)
-    drawn = random.permutation(warps) if warps > _MOST_AGENTS else np.arange(warps)
-    sets = np.array_split(drawn, min(warps, _MOST_AGENTS))
-    lanes = np.arange(_WARP)
-    numbers = [(np.sort(s)[:, None] * _WARP + lanes).ravel() for s in sets]
-    return [n[n < threads] for n in numbers]
 
 
 def unwritten(program: Program, output: GlobalArray) -> list[Finding]:

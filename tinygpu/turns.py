@@ -1,32 +1,67 @@
-"""Agents of a cluster take turns, as adversely as the term allows; what is under way lands.
+"""Clusters of a grid at work: one after another, their agents in turn; what is under way lands.
 
-Source: ``tinygpu.asynchronous``; PTX ISA 9, 9.7.13 (barriers), 9.7.9.25 (groups).
+Between the points that the term orders, hardware may do anything in any order.  A *strategy* picks
+which agent is next: leaders first, the others first, any, or one agent starved for as long as the
+rest can go on.  What is under way lands as early as it may, as late as it may (when nobody can go
+on, or at the wait that covers it), or at random, out of order unless it is ordered.  When nobody
+can go on and nothing is under way, those that wait do so for ever: a deadlock.
+
+A bar.sync counts threads that have left as missing, barrier.cluster does not (PTX).  Of a
+persistent program one to three clusters are launched, by the seed.
+
+Source: ``docs/model.md``, section "Meaning"; PTX ISA 9, 9.7.13 (barriers), 9.7.9.25 (groups).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Literal, assert_never
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tinygpu.cluster import Agent, Cluster, Flight
+from tinygpu.cluster import Agent, Cluster, Flight, Run, Tiles, start_cluster
 from tinygpu.errors import ProgramError
 from tinygpu.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
-from tinygpu.race import Finding
-from tinygpu.tensor_transfers import Commitment, Copying, Multiplication, commit, released
-from tinygpu.tile_access import along, home_of, mbarrier_of
-from tinygpu.transfers import Delivery, Load, Product, Store, execute
+from tinygpu.race import Finding, Integers
+from tinygpu.transfers import arrive, released, start
 
-__all__ = ["STRATEGIES", "Strategy", "Turns"]
+__all__ = ["STRATEGIES", "Strategy", "Turns", "raster_of", "run_grid"]
 
 Strategy = Literal["starve", "others", "leaders", "any"]
 STRATEGIES: tuple[Strategy, ...] = ("starve", "others", "leaders", "any")
 _LANDS_NEXT = 0.3
-_LANDING = (
-    Load | Delivery | Multiplication | Copying | Commitment
-)  # what lands when nobody can go on
 _MOST_NAMED = 6
+_MOST_CLUSTERS = 3
+
+
+def run_grid(run: Run, seed: int) -> None:
+    """Run every cluster of the grid, in random order; stop at a deadlock."""
+    program = run.program
+    sizes = {a: run.values[a] for a in program.operation.axes}
+    tiles = raster_of(program.grid_extents(sizes), int(program.raster))
+    clusters = len(tiles)
+    if program.persistent:
+        clusters = min(clusters, 1 + seed % _MOST_CLUSTERS)
+    strategy = STRATEGIES[seed % len(STRATEGIES)]
+    for number in run.random.permutation(clusters).tolist():
+        Turns(start_cluster(run, number, tiles[number::clusters]), strategy).run()
+        if "deadlock" in run.found:
+            return
+
+
+def raster_of(extents: tuple[int, ...], raster: int) -> Tiles:
+    """Return the grid's places in the order in which it is walked."""
+    *outer, rows, columns = (1,) * (2 - len(extents)) + extents
+    inner = [
+        (row, column)
+        for first in range(0, rows, raster)
+        for column in range(columns)
+        for row in range(first, min(first + raster, rows))
+    ]
+    places = [(*o, *i) for o in product(*(range(n) for n in outer)) for i in inner]
+    return [p[-len(extents) :] for p in places] if extents else [()]
 
 
 class Turns:
@@ -37,20 +72,19 @@ class Turns:
         self.cluster, self.strategy, self.random = cluster, strategy, cluster.run.random
         order = self.random.permutation(len(cluster.agents)).tolist()
         self.ranked = [cluster.agents[i] for i in order]
-        if strategy in ("leaders", "others"):
-            self.ranked.sort(key=lambda a: a.leader == (strategy == "others"))
+        if strategy in ("leaders", "others"):  # first threads first, or last
+            last = strategy == "others"
+            self.ranked.sort(key=lambda a: int(a.threads[0]), reverse=last)
 
     def run(self) -> None:
         """Run to the end, or until nobody can go on."""
         cluster = self.cluster
         while True:
             if cluster.run.landing == "random" and self.random.random() < _LANDS_NEXT:
-                self._land([f for f in cluster.flying if f.may_land])
+                self._land(cluster.landing())
             if agent := self._following():
                 self._step(agent)
-            elif not self._land(
-                [f for f in cluster.flying if isinstance(f, _LANDING) and f.may_land]
-            ):
+            elif not self._land([f for f in cluster.landing() if f.alone]):
                 break
         if stuck := [a for a in cluster.agents if not a.done]:
             self._deadlock(stuck)
@@ -76,10 +110,10 @@ class Turns:
         match statement:
             case Wait(barrier, index):
                 phase = index.evaluate(env) // int(barrier.stages)
-                return mbarrier_of(agent.cta, barrier, index, env).passes(phase)
+                return agent.cta.mbarrier(barrier, index, env).passes(phase)
             case WaitGroup(pending, "wgmma"):
                 groups = agent.groups["wgmma"]
-                return all(p.issued for g in groups[: _covered(groups, pending)] for p in g)
+                return all(not p.missing for g in groups[: _covered(groups, pending)] for p in g)
             case _:
                 return True
 
@@ -87,12 +121,12 @@ class Turns:
         """Execute the agent's next statement."""
         assert agent.next is not None
         statement, env = agent.next
-        agent.clock[agent.number] += 1
+        agent.tick()
         match statement:
             case Do():
-                execute(agent, statement, env)
+                start(agent, statement, env)
             case Exit():
-                raise ProgramError(f"{statement}: threads of a role's copy leave together; guard")
+                self._exit(agent, statement, env)
             case Sync():
                 agent.at = statement
                 self._meet(agent)
@@ -104,35 +138,50 @@ class Turns:
                 self._wait_group(agent, statement)
             case Wait():
                 self._wait(agent, statement, env)
-            case Arrive(after="tcgen05"):
-                commit(agent, statement, env)
             case Arrive():
-                self._arrive(agent, statement, env)
+                arrive(agent, statement, env)
             case Fence("tcgen05.after"):
-                agent.seen = agent.clock.copy()
+                agent.seen = agent.clock.tolist()
             case Fence("tcgen05.before"):
-                for use in agent.untold:
-                    use.fenced = agent.time
-                agent.untold = []
+                agent.before.append(agent.time)
             case Fence("wgmma"):
-                agent.fenced = set(agent.team.registers)
+                agent.ready = set(agent.registers)
             case Fence():
-                for use in agent.unfenced:
-                    use.fenced = agent.time
-                agent.unfenced = []
+                agent.fences.append(agent.time)
             case _:
                 assert_never(statement)
         self._advance(agent)
+
+    def _exit(self, agent: Agent, leave: Exit, env: Mapping[str, int]) -> None:
+        """Let threads leave of which no element is inside."""
+        run = self.cluster.run
+        if run.program.barriers:
+            raise ProgramError(f"{leave}: threads of a role's copy leave together; guard")
+        touched = run.touch.gmem(leave, leave.access, agent.threads, agent.key, env)
+        inside: NDArray[np.bool_] = np.asarray(touched.taken.any(axis=0))
+        if not inside.all():
+            self._unwaited(agent, agent.threads[~inside])
+            agent.keep(inside)
+            agent.steps = agent.steps if inside.any() else iter(())
+
+    def _unwaited(self, agent: Agent, leaving: Integers) -> None:
+        """Find what is under way of threads that leave."""
+        for kind in dict.fromkeys((*agent.groups, *agent.open)):
+            for flight in agent.under_way(kind):
+                if flight.read and flight.uses[0].done:
+                    continue  # a store may go on
+                whose = leaving if flight.threads is None else flight.threads
+                lost = np.isin(whose, leaving)
+                if lost.any():
+                    text = "is under way when its thread leaves; commit and wait for it"
+                    thread = int(whose[lost.argmax()])
+                    self.cluster.find("unwaited", agent, flight.do, text, thread=thread)
 
     def _advance(self, agent: Agent) -> None:
         agent.at, agent.next = None, next(agent.steps, None)
         if agent.next is not None:
             return
-        for kind in agent.groups:
-            for flight in agent.under_way(kind):
-                if not (isinstance(flight, Store) and flight.uses[0].done):
-                    text = "is under way when its thread leaves; commit and wait for it"
-                    self.cluster.find("unwaited", agent, flight.do, text)
+        self._unwaited(agent, agent.threads)
         if agent is agent.cta.agents[0]:
             released(agent)
         waiting = [a for a in self.cluster.agents if a.at is not None and a.at.scope == "cluster"]
@@ -150,7 +199,7 @@ class Turns:
                     self.cluster.land(flight)
                 other.sent = []
         rows = [a.number for a in here]
-        self.cluster.known[rows] = self.cluster.known[rows].max(axis=0)
+        self.cluster.known[rows] = np.max([a.says for a in here], axis=0)
         for other in here:
             other.at = None
         for other in here:
@@ -177,12 +226,11 @@ class Turns:
             agent.open[wait.group] = []
         covered = _covered(groups, wait.pending)
         for flight in [f for g in groups[:covered] for f in g]:
-            if isinstance(flight, Store) and wait.read:
+            if flight.read and wait.read:
                 flight.read()
-            elif isinstance(flight, Product):
-                while any(p is flight for p in agent.team.products):
-                    self.cluster.land(agent.team.products[0])
             else:
+                while flight.queue and not flight.may_land and flight in flight.queue:
+                    self.cluster.land(flight.queue[0])
                 self.cluster.land(flight)
             for use in flight.uses:
                 agent.complete(use)
@@ -190,26 +238,13 @@ class Turns:
             del groups[:covered]
 
     def _wait(self, agent: Agent, wait: Wait, env: Mapping[str, int]) -> None:
-        barrier = mbarrier_of(agent.cta, wait.barrier, wait.index, env)
+        barrier = agent.cta.mbarrier(wait.barrier, wait.index, env)
         phase = wait.index.evaluate(env) // int(wait.barrier.stages)
         if barrier.phase <= phase:
             text = f"passes for phase {phase} in phase {barrier.phase}, of the other parity; wait"
             text += " for the phase before first"
             self.cluster.find("aliased", agent, wait, text)
         np.maximum(agent.clock, barrier.clock, out=agent.clock)
-
-    def _arrive(self, agent: Agent, arrive: Arrive, env: Mapping[str, int]) -> None:
-        count, clock = agent.threads.size, agent.clock.copy()
-        ctas = self.cluster.ctas if arrive.to == "cluster" else along(agent.cta, arrive.to)
-        for cta in (home_of(c, arrive.barrier) for c in ctas):
-            barrier = mbarrier_of(cta, arrive.barrier, arrive.index, env)
-            expected = int(arrive.bytes) * count
-            delivery = Delivery(agent, arrive, cta, barrier, count, expected, clock)
-            if cta is agent.cta:
-                delivery.land()
-            else:
-                agent.sent.append(delivery)
-                self.cluster.launch(delivery)
 
     def _deadlock(self, stuck: list[Agent]) -> None:
         """Say who waits for what."""
@@ -224,7 +259,7 @@ class Turns:
         assert agent.next is not None
         statement, env = agent.next
         if isinstance(statement, Wait):
-            barrier = mbarrier_of(agent.cta, statement.barrier, statement.index, env)
+            barrier = agent.cta.mbarrier(statement.barrier, statement.index, env)
             index, stages = statement.index.evaluate(env), int(statement.barrier.stages)
             return (
                 f"{statement} is phase {index // stages} of stage {index % stages}, which is in "
@@ -239,18 +274,18 @@ class Turns:
     def _finish(self) -> None:
         """Land what is left, and look at the mbarriers."""
         cluster, program = self.cluster, self.cluster.run.program
-        while flights := [f for f in cluster.flying if f.may_land]:
+        while flights := cluster.landing():
             self._land(flights)
         for cta in cluster.ctas:
             for name, ring in cta.barriers.items():
                 for stage, barrier in enumerate(ring):
                     if barrier.bytes:
                         text = (
-                            f"{program.name}, cluster {cluster.number}, CTA {cta.rank}: {name}, "
+                            f"{program.name}, cluster {cluster.place}, CTA {cta.rank}: {name}, "
                             f"stage {stage}, ends with {barrier.bytes} B expected that have not "
                             "landed (below 0: not expected); expect what is loaded"
                         )
-                        place = (cluster.number, cta.rank)
+                        place = (*cluster.place, cta.rank)
                         finding = Finding("unbalanced", name, text, place)
                         cluster.run.found.setdefault("unbalanced", finding)
 
