@@ -77,7 +77,10 @@ def served(part: str, one: Dispatch, out: Path, seconds: float, most: int) -> di
     one.find(seconds, _BUNDLE[part], most)
     one.time()
     jobs = [
-        one.job(shape, schedules=tuple(one.schedules), anew=True, peers=tuple(timed.peers))
+        replace(
+            one.job(shape, schedules=tuple(one.schedules), peers=tuple(timed.peers)),
+            store=out / "dispatch again.db",
+        )
         for shape, timed in zip(shapes, one.timed, strict=True)
     ]
     with bar(f"{part}: measure again") as progress:

@@ -51,8 +51,8 @@ TYPES: Mapping[str, tuple[tuple[str, str | None], ...]] = {
     "simt": (("f32", None), ("f16", None), ("bf16", None), ("f16", "f32"), ("bf16", "f32"),
              ("f64", None)),
     "ampere": (("bf16", None), ("f16", None), ("tf32", None), ("bf16", "f32"), ("f16", "f32")),
-    "hopper": (("bf16", None), ("f16", None), ("tf32", None), ("e4m3", None), ("e5m2", None),
-               ("bf16", "f32"), ("f16", "f32")),
+    "hopper": (("bf16", None), ("f16", None), ("e4m3", None), ("bf16", "f32"), ("f16", "f32"),
+               ("e4m3", "f16"), ("e4m3", "f32")),
 }  # fmt: skip
 EPILOGUES: tuple[Mapping[str, Any], ...] = (
     {}, {"scaled": True}, {"bias": True}, {"bias": True, "activation": "relu"},
@@ -60,6 +60,8 @@ EPILOGUES: tuple[Mapping[str, Any], ...] = (
 )  # fmt: skip
 FUSING = ("hopper",)
 """The machines that take a batch and an epilogue."""
+K_MAJOR = ("e4m3",)
+"""The types of which wgmma takes inputs with k contiguous alone."""
 OPTIONS = Options(rounds=1, burst_seconds=0.001, limit_seconds=30.0, batch=EACH)
 _TRIES = 40
 _ROW_BYTES = {"simt": (1, 16), "ampere": (4, 16), "hopper": (16, 16)}
@@ -78,8 +80,9 @@ def words_of(machine: str, number: int) -> dict[str, Any]:
     rest, at = divmod(number, len(types))
     dtype, output = types[at]
     fuses = machine in FUSING
-    every = list(product(EPILOGUES if fuses else ({},), LAYOUTS, (False, True)[: 1 + fuses]))
-    epilogue, layout, batched = every[7 * rest % len(every)]  # 7 divides neither 4 nor 48: all come
+    layouts = ("nt",) if fuses and dtype in K_MAJOR else LAYOUTS
+    every = list(product(EPILOGUES if fuses else ({},), layouts, (False, True)[: 1 + fuses]))
+    epilogue, layout, batched = every[7 * rest % len(every)]  # 7 divides no such length: all come
     return {"dtype": dtype, "output": output, "layout": layout, "batched": batched, **epilogue}
 
 
