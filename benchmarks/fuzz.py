@@ -11,7 +11,7 @@ is not proved is written down as such and not run.
 *Run* builds each, and validates it under a watchdog against the float64 reference: an error is
 right where it is at most 1, what rounding allows.  Many processes share the GPU.  It writes
 ``fuzz.json``: a row for each problem, with what was wrong.  A run that was stopped goes on: rows
-that are there, of this emitter, are left out.
+that are there, of this emitter and all right, are left out.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from tinygpu.concurrency.judge import verdict
 from tinygpu.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.memory import DTYPES
-from tinygpu.operation import LAYOUTS, Problem, matmul
+from tinygpu.operation import LAYOUTS, Operation, Problem, matmul
+from tinygpu.program import Program
 from tinygpu.schedule import Schedule
 from tinygpu.space import Space
 
-__all__ = ["drawn", "main", "problem_of", "run", "summary", "words_of"]
+__all__ = ["asked_of", "drawn", "layout_of", "main", "problem_of", "run", "summary", "words_of"]
 
 COUNT, EACH, SEED = 20_000, 100, 2611
 MACHINES = ("simt", "ampere", "hopper")
@@ -132,14 +133,29 @@ def drawn(name: str, number: int, count: int, seed: int) -> Case:
 _crew: Crew | None = None
 
 
+def asked_of(case: Case) -> tuple[Problem, dict[Schedule, Program]]:
+    """Return a case's problem, and its schedules with their terms."""
+    machine, operation = machine_named(case["machine"]), matmul(**case["words"])
+    schedules = [Schedule.of(machine, d) for d in case["schedules"]]
+    problem = Problem.of(operation, **case["sizes"])
+    return problem, {s: s.program(machine, operation) for s in schedules}
+
+
+def layout_of(operation: Operation) -> str:
+    """Return how the inputs of a matmul lie.
+
+    >>> layout_of(matmul("bf16", layout="tn"))
+    'tn'
+    """
+    a, b = (operation.operand(name).axes[-1] == "k" for name in "ab")
+    return ("n" if a else "t") + ("t" if b else "n")
+
+
 def run(case: Case) -> Case:
     """Build and validate a case's schedules, in a process that keeps its worker."""
     global _crew
     _crew = _crew or Crew(jobs=1)
-    machine = machine_named(case["machine"])
-    problem = Problem.of(matmul(**case["words"]), **case["sizes"])
-    schedules = [Schedule.of(machine, d) for d in case["schedules"]]
-    programs = {s: s.program(machine, problem.operation) for s in schedules}
+    problem, programs = asked_of(case)
     with Campaign(problem, options=OPTIONS, crew=_crew) as campaign:
         found = campaign.measure(programs)
     errors = [m.error for m in found if not m.reason]
@@ -205,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     path = given.out / "fuzz.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    rows = [row for row in rows if row["emitter"] == EMITTER_VERSION]
+    rows = [row for row in rows if row["emitter"] == EMITTER_VERSION and not row["wrong"]]
     known = {(row["machine"], row["number"]) for row in rows}
     cases = [json.loads(line) for line in given.cases.read_text(encoding="utf-8").splitlines()]
     wanted = [(c,) for c in cases if (c["machine"], c["number"]) not in known]

@@ -1,6 +1,6 @@
 """Random schedules under NVIDIA's sanitizer: ``python -m benchmarks.hopper_sanitizer [--out DIR]``.
 
-One schedule of each of the first ``COUNT`` shapes of ``hopper_fuzz`` (``--schedules FILE``, else
+One schedule of each of the first ``COUNT`` problems of ``benchmarks.fuzz`` (``--cases FILE``, else
 drawn) is validated on the GPU under each of ``TOOLS``, in a process of its own with a time limit.
 A row says what the tool said: "clean"; "faults", with its first line; or "refused", where the tool
 does not work on this machine.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import json
 import pickle
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hopper_fuzz import draw, layout_of, load_cases
+from benchmarks.fuzz import SEED, asked_of, drawn, layout_of
 from benchmarks.peers import FOLDER, write_results
 from tests.async_mutants import mutants
 from tinygpu.codegen.provenance import provenance
@@ -103,11 +104,15 @@ def _one() -> None:
     sys.stdout.write(f"error {validate(Kernel(program), problem, 0)}\n")
 
 
-def _jobs(schedules: Path | None) -> Iterator[_Job]:
-    cases = load_cases(schedules) if schedules else draw()
-    for number, (problem, few) in enumerate(cases[:COUNT]):
-        schedule = few[0]
-        program = schedule.program(Hopper(), problem.operation)
+def _jobs(path: Path | None) -> Iterator[_Job]:
+    if path is None:
+        cases = [drawn("hopper", number, 1, SEED) for number in range(COUNT)]
+    else:
+        every = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        cases = [case for case in every if case["machine"] == "hopper"][:COUNT]
+    for number, case in enumerate(cases):
+        problem, programs = asked_of(case)
+        schedule, program = next(iter(programs.items()))
         for tool in TOOLS:
             yield tool, f"shape {number}", program, problem, dict(schedule.decisions)
     yield from controls()
@@ -117,14 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run every schedule under every tool; write ``hopper_sanitizer.json``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hopper_sanitizer")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
-    parser.add_argument("--schedules", type=Path, metavar="FILE", help="what hopper_fuzz drew")
+    parser.add_argument("--cases", type=Path, metavar="FILE", help="what benchmarks.fuzz drew")
     given = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     if shutil.which("compute-sanitizer") is None:
         sys.exit("compute-sanitizer: not on PATH; it comes with the CUDA toolkit")
     record = provenance(" ".join(("python -m benchmarks.hopper_sanitizer", *words)))
     try:
-        jobs, rows = list(_jobs(given.schedules)), []
+        jobs, rows = list(_jobs(given.cases)), []
         with ThreadPoolExecutor(JOBS) as pool:
             for job, (outcome, reason) in zip(jobs, pool.map(_run, jobs), strict=True):
                 tool, case, _, problem, schedule = job

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.agreement_cases import CASES, MACHINES, Case, draw, load_cases
-from benchmarks.hopper_fuzz import layout_of
+from benchmarks.fuzz import layout_of
 from benchmarks.peers import FOLDER, load_rows, write_results
 from benchmarks.simt_fuzz import save_cases
 from tinygpu.codegen.assemble import assemble

@@ -359,7 +359,7 @@ def _slow() -> str:
 
 def _agreement() -> str:
     """Return how often two judges of a kernel were compared, and disagreed."""
-    fuzz = [(name, _tree(name)["summary"]) for name in ("hopper_fuzz", "simt_fuzz")]
+    fuzz = [(name, _tree(name)["summary"]) for name in ("fuzz", "simt_fuzz")]
     rows: list[Sequence[object]] = [
         (f"a GPU, float64 (`{name}.json`)", "random legal schedules", s["schedules"], s["wrong"])
         for name, s in fuzz

@@ -67,6 +67,15 @@ def test_rounding_is_bounded(expression: Expression, seed: int) -> None:
         assert abs(float(narrow(expression)) - float(exact)) <= 2 * 2.0**-24 * float(scale) + 1e-44
 
 
+@given(st.floats(-1, 1), st.floats(-1, 1), st.floats(0, 0.25), st.sampled_from(["max", "min"]))
+def test_another_argument_may_win(x: float, off: float, u: float, operator: str) -> None:
+    """What is off by as much as it is large may cross the other argument of a maximum."""
+    relu = apply(operator, value("x"), 0.0)
+    exact, scale = relu.rounded({"x": x}, {"x": abs(off)})
+    moved = relu.evaluate({"x": x + u * off})
+    assert abs(moved - exact) <= u * scale + 1e-15
+
+
 def test_the_bound_sees_cancellation() -> None:
     """A difference of near numbers is off by more than its size tells."""
     a, b = value("a"), value("b")

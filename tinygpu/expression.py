@@ -123,7 +123,8 @@ class Expression:
         """Return its value and S: to first order, rounding by u moves it by at most u S.
 
         Each operator rounds its result, and passes on what its arguments are off by; ``errors``
-        says that of the values (0 for those that it does not name).
+        says that of the values (0 for those that it does not name).  The slope says how much of
+        it, but for a maximum or minimum: another argument may win where they are off.
 
         >>> x = value("x")
         >>> value, error = (x * x - 3.0).rounded({"x": 2.0}, {})
@@ -142,6 +143,9 @@ class Expression:
                 with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
                     result = function(*given)
                     error = np.abs(result)
+                    if operator in ("max", "min"):
+                        error = error + np.maximum(*(off for _, off in pairs))
+                        pairs = []
                     for i, (here, off) in enumerate(pairs):
                         if np.ndim(off) or off:
                             moved = function(*given[:i], here + _STEP * off, *given[i + 1 :])
