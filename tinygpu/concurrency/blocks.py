@@ -252,6 +252,7 @@ class Plan:
     reached: dict[tuple[int, int, str, str], tuple[tuple[Place, int], ...]]
     envs: list[dict[str, int]]  # ranks and copies, by agent
     bodies: list[Nodes]
+    ops: dict[tuple[object, ...], Op] = field(default_factory=dict)  # of blocks, by agent and node
 
     def doubt(self, text: str) -> None:
         """Note an assumption that does not hold."""
@@ -772,7 +773,7 @@ def expanded(plan: Plan, section: Section, agent: int, at: At) -> tuple[Op, ...]
         )
 
     out: list[Op] = []
-    _Walk(plan, agent, passes, offset, fresh, out).visit(body, plan.envs[agent], ())
+    _Walk(plan, agent, passes, offset, fresh, out, known=plan.ops).visit(body, plan.envs[agent], ())
     return tuple(out)
 
 
@@ -836,7 +837,10 @@ def _parted(form: Affine, scope: Scope, env: Env) -> tuple[int, str, int]:
 
 @dataclass(slots=True)
 class _Walk:
-    """Executes an agent's loops and guards, and notes its operations."""
+    """Executes an agent's loops and guards, and notes its operations.
+
+    ``known``: operations that do not depend on how far the loops of unknown length are.
+    """
 
     plan: Plan
     agent: int
@@ -845,6 +849,7 @@ class _Walk:
     fresh: Callable[[Affine, Env], bool]
     out: list[Op]
     tiles: Sequence[Mapping[str, int]] = ()
+    known: dict[tuple[object, ...], Op] | None = None
 
     def visit(self, body: Nodes, env: Env, values: Values, turns: Values = ()) -> None:
         """Visit a body; ``turns`` are the values of loops of unknown length."""
@@ -865,8 +870,15 @@ class _Walk:
                 case When(index, bound):
                     if self.passes(index, bound, env):
                         self.visit(node.body, env, values, turns)
-                case _:
-                    self.out.append(self.op(node, env, values, turns))
+                case s:
+                    fresh = isinstance(s, Do) and s.fresh is not None and self.fresh(s.fresh, env)
+                    key = (self.agent, id(node), values, fresh)
+                    op = self.known.get(key) if self.known is not None else None
+                    if op is None:
+                        op = self.op(node, env, values, turns, fresh=fresh)
+                        if self.known is not None:
+                            self.known[key] = op
+                    self.out.append(op)
 
     def touches(
         self, ring: Buffer | Barrier, form: Affine, how: str, s: Statement, env: Env
@@ -880,7 +892,7 @@ class _Walk:
             for (place, shift), after in zip(found, late, strict=True)
         )
 
-    def op(self, node: Node, env: Env, values: Values, turns: Values) -> Op:
+    def op(self, node: Node, env: Env, values: Values, turns: Values, *, fresh: bool) -> Op:
         """Return a statement as an operation."""
         s, a = node.node, self.plan.agents[self.agent]
         match s:
@@ -906,7 +918,6 @@ class _Walk:
                         for t in self.touches(write.buffer, write.index, "write", s, env)
                     )
                 told = self.touches(*s.signal, "tell", s, env) if s.signal else ()
-                fresh = s.fresh is not None and self.fresh(s.fresh, env)
                 return Op(s, kind_of(s), values, reads, writes, told, fresh, s.values[0])
             case Wait(barrier, index):
                 return Op(s, "wait", values, told=self.touches(barrier, index, "wait", s, env))

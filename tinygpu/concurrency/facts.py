@@ -65,18 +65,16 @@ class Facts:
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
-        self._most: list[int] = []
+        self._others: list[int] = []  # of each that is kept what it lacks
 
     def added(self, facts: Iterable[int]) -> tuple[int, ...]:
         """Add facts; return those that are new."""
-        new = []
-        for fact in facts:
-            if fact in self._seen:
-                continue
-            self._seen.add(fact)
-            if all(fact & ~one for one in self._most):
-                new.append(fact)
-        self._most = [one for one in self._most if all(one & ~fact for fact in new)] + new
+        fresh = [fact for fact in facts if fact not in self._seen]
+        self._seen.update(fresh)
+        new = [fact for fact in fresh if 0 not in map(fact.__and__, self._others)]
+        lacking = [~fact for fact in new]
+        kept = [one for one in self._others if 0 not in map((~one).__and__, lacking)]
+        self._others = kept + lacking
         return tuple(new)
 
 
