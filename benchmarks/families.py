@@ -152,10 +152,9 @@ def row_of(name: str) -> dict[str, Any]:
     families: dict[str, Counter[str]] = {}
     told: dict[str, list[str]] = {"missed": [], "false alarm": []}
     alarms: Counter[str] = Counter()
-    for family, text, mutant in [
-        ("itself", "", partial(replace, program)),
-        *_mutants(name, program),
-    ]:
+    every: list[tuple[str, str, Callable[[], Program]]] = [("itself", "", make)]
+    every += _mutants(name, program)
+    for family, text, mutant in every:
         word, law, found = outcome(mutant, sizes, device)
         families.setdefault(family, Counter())[word] += 1
         if word in told:
