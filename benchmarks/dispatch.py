@@ -37,7 +37,7 @@ from tinygpu.cli.shapes import LAYERS, Shape, sampled
 from tinygpu.codegen.bundle import bundle_parts, write_bundle
 from tinygpu.codegen.provenance import provenance
 from tinygpu.device import label, load_device
-from tinygpu.errors import TinyGpuError
+from tinygpu.errors import ScheduleError, TinyGpuError
 from tinygpu.operation import matmul
 from tinygpu.search.selection import choose, intervals, served_by
 
@@ -104,7 +104,8 @@ def served(part: str, one: Dispatch, out: Path, seconds: float, most: int) -> di
 
     oracle = [int(j) for j in one.times.argmin(axis=1)]
     rows = [row("oracle", one.times.shape[1], oracle, None)]
-    for count in (*COUNTS, *((16,) if part == "llama" else ())):
+    fewest = next(n for n in range(1, len(one.schedules) + 1) if _serve_all(one.times, n))
+    for count in (n for n in (*COUNTS, *((16,) if part == "llama" else ())) if n >= fewest):
         for aim in ("mean", "worst"):
             one.choose(count, aim, refined=False)
             own = one.times[:, one.kernels]
@@ -136,6 +137,15 @@ def served(part: str, one: Dispatch, out: Path, seconds: float, most: int) -> di
             "peers": [{k.rpartition(":")[2]: t for k, t in a.peers.items()} for a in again],
         },
     }
+
+
+def _serve_all(times: Times, count: int) -> bool:
+    """Whether so many of the kernels can serve every shape."""
+    try:
+        choose(times, count)
+    except ScheduleError:
+        return False
+    return True
 
 
 def hints(part: str, one: Dispatch) -> dict[str, Any]:
