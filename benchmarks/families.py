@@ -64,10 +64,8 @@ def _hopper(start: str, **changes: int) -> Program:
     return hopper_terms.term(start, "nt", None, stages=2, **changes)
 
 
-_RAGGED: Sizes = {"m": 70, "n": 40, "k": 40}
+_RAGGED: Sizes = {"m": 40, "n": 36, "k": 20}
 TERMS: Mapping[str, tuple[Callable[[], Program], str, tuple[Sizes, ...]]] = {
-    **{f"simt {point}": (partial(_simt, point), "h200", (_RAGGED,)) for point in LADDER},
-    "simt shared tt f16": (partial(_simt, "shared", "tt", "f16"), "h200", (_RAGGED,)),
     **{
         f"ampere {start}": (
             partial(ampere_terms.term, start), "h200", ({"m": 144, "n": 136, "k": 200},)
@@ -91,6 +89,8 @@ TERMS: Mapping[str, tuple[Callable[[], Program], str, tuple[Sizes, ...]]] = {
         )
         for start in BLACKWELL
     },
+    **{f"simt {point}": (partial(_simt, point), "h200", (_RAGGED,)) for point in LADDER},
+    "simt shared tt f16": (partial(_simt, "shared", "tt", "f16"), "h200", (_RAGGED,)),
 }  # fmt: skip
 """Terms by name: how they are made, their device, the sizes at which they are interpreted."""
 
