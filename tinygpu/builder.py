@@ -67,6 +67,7 @@ from tinygpu.program import (
     Exit,
     Fence,
     For,
+    ForTile,
     Immediate,
     Program,
     Role,
@@ -83,7 +84,18 @@ from tinygpu.program import (
 )
 from tinygpu.synchronization import Group, Scope
 
-__all__ = ["Array", "Condition", "Held", "Index", "Kernel", "Number", "Part", "Ring", "Use", "trace"]
+__all__ = [
+    "Array",
+    "Condition",
+    "Held",
+    "Index",
+    "Kernel",
+    "Number",
+    "Part",
+    "Ring",
+    "Use",
+    "trace",
+]
 
 Number = Any
 """An int, or while a space is scored an array over its schedules: compute with it, no branches."""
@@ -165,7 +177,7 @@ class Part:
     stage: Index | None = None
 
     def __getitem__(self, pattern: str) -> Part:
-        return replace(self, equations=self.array.kernel.equations(pattern))
+        return replace(self, equations=self.array.kernel.equations(pattern, self.array.axes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +210,7 @@ class Array:
 
     def __getitem__(self, at: str | Index) -> Part:
         if isinstance(at, str):
-            return Part(self, self.kernel.equations(at))
+            return Part(self, self.kernel.equations(at, self.axes))
         self.kernel.in_scope(at)
         if isinstance(self.buffer.stages, int) and self.buffer.stages == 1:
             raise self.kernel.error(f"{self.name} has no stages; give k.smem its stages", self.name)
@@ -428,9 +440,7 @@ class Kernel:
                 raise self.error(f"{text} {array.name} has it", part.array.name)
         origin, _, _ = self._split(part, place, ())
         steps = ((0, 1), (1, 0), (0, array.slab))
-        there = Access(
-            part.array.buffer, steps, origin=origin, guard=(True, True), trimmed=True
-        )
+        there = Access(part.array.buffer, steps, origin=origin, guard=(True, True), trimmed=True)
         inside = Access(array.buffer, ((0, 1, 0), (1, 0, 0), (0, 0, 1)), index=self._stage(tile))
         values = (array.slab, self._extent(row), self._extent(column) // array.slab)
         copy = INSTRUCTIONS["cp.async.bulk.tensor"]
@@ -522,9 +532,7 @@ class Kernel:
         wide = self._extent(columns)
         within, at = var("slice", step), var("slab")
         row = var("block", _BLOCK)
-        total = Access(
-            sums.buffer, ((0, 0), (0, 1), (0, wide), (1, 0)), origin=(row, Affine())
-        )
+        total = Access(sums.buffer, ((0, 0), (0, 1), (0, wide), (1, 0)), origin=(row, Affine()))
         left = Access(
             x.array.buffer, ((0, 1, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0)),
             origin=(row, within, at), index=self._stage(x),
@@ -581,7 +589,12 @@ class Kernel:
             raise self.error(text, name)
         self._role_threads = count
         yield
-        self._roles.append(Role(name, count, tuple(self._body)))
+        match self._body:
+            case [Elect(body=body)]:
+                tiles: Statement = Elect((ForTile("tile", "turn", body),))
+            case body:
+                tiles = ForTile("tile", "turn", tuple(body))
+        self._roles.append(Role(name, count, (tiles,)))
         self._role_threads, self._body = 0, []
 
     @contextmanager
@@ -616,26 +629,30 @@ class Kernel:
 
     # patterns
 
-    def equations(self, pattern: str) -> dict[str, tuple[str, ...]]:
-        """Read a pattern.  Raises ProgramError for what is none and for unknown names."""
+    def equations(self, pattern: str, axes: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Read a pattern for an array of some axes.  Raises ProgramError for unknown names."""
         found: dict[str, tuple[str, ...]] = {}
+        tiles = [n for n, d in self._digits.items() if d.by == "a tile"]
         for text in pattern.split(","):
             match = _EQUATION.fullmatch(text)
             if match is None:
                 text = text.strip()
                 raise self.error(f"{text!r} is no equation as i = (block thread v)", text)
             axis, many, one = match.groups()
-            tiles = [n for n, d in self._digits.items() if d.by == "a tile"]
             if axis not in self.op.axes and axis not in tiles:
                 known = nearest(axis, (*self.op.axes, *tiles))
                 raise self.error(f"axis {axis}: there is none; {known}", axis)
             if axis in found:
                 raise self.error(f"axis {axis}: has two equations in one pattern", axis)
             found[axis] = tuple((many or one).split())
-        for digit in (d for digits in found.values() for d in digits):
-            self._known(digit)
-            if self._digits[digit].by == "a loop" and digit not in self._open_loops:
-                raise self.error(f"digit {digit}: its loop has ended; use it inside", digit)
+        for axis in axes:
+            for digit in self._expanded(found, axis) if axis in found else ():
+                self._known(digit)
+                if self._digits[digit].by == "a loop" and digit not in self._open_loops:
+                    raise self.error(f"digit {digit}: its loop has ended; use it inside", digit)
+        for axis in found:
+            if axis in tiles:
+                self._counts_all(axis, self._expanded(found, axis))
         return found
 
     def in_scope(self, index: Index) -> None:
@@ -653,7 +670,6 @@ class Kernel:
         for digit in equations[axis]:
             if digit in equations:
                 found += self._expanded(equations, digit, (*inside, axis))
-                self._counts_all(digit, equations[digit])
             else:
                 found.append(digit)
         return tuple(found)
@@ -690,10 +706,7 @@ class Kernel:
                     raise self.error(text, digit)
                 self._cover(digit, axis, step)
             is_open = bool(digits) and self._digits[digits[0]].extent is None
-            if array.buffer.level != "gmem":
-                if axis in part.equations:
-                    self._counts_all(axis, digits)
-            elif not is_open and axis not in self._bounds:
+            if array.buffer.level == "gmem" and not is_open and axis not in self._bounds:
                 self._bounds[axis] = step
             exact.append((is_open and len(digits) == 1) or self._inside.get(axis) == digits)
             last = digits[-1] if digits else ""
@@ -728,7 +741,9 @@ class Kernel:
         origin, values, threads = self._split(part, place, modes)
         buffer = part.array.buffer
         if part.array.slab:
-            raise self.error(f"{part.array.name}: a swizzled tile is TMA's and wgmma's", buffer.name)
+            raise self.error(
+                f"{part.array.name}: a swizzled tile is TMA's and wgmma's", buffer.name
+            )
         guard = tuple(not e for e in place.exact) if buffer.level == "gmem" else ()
         index = self._stage(part)
         return Access(buffer, values, threads, origin, index, guard, outside)
@@ -882,7 +897,9 @@ class Kernel:
     def _warpgroup(self, what: str) -> None:
         if self._role_threads != _WARPGROUP or self._elected:
             who = "one thread" if self._elected else f"{self._role_threads or 'the CTA'}'s threads"
-            who = f"{self._role_threads} threads" if self._role_threads and not self._elected else who
+            who = (
+                f"{self._role_threads} threads" if self._role_threads and not self._elected else who
+            )
             text = f"{what}: is issued by a warpgroup, and stands in the body of {who}"
             raise self.error(f"{text}; write it in k.role(.., warpgroups=1)", what)
 
@@ -905,7 +922,9 @@ class Kernel:
         message = f"{file.rpartition('/')[2]}:{number}: {text}"
         if source := linecache.getline(file, number).strip():
             message += f"\n    {source}"
-            words = [m.start() for m in re.finditer(rf"\b{re.escape(word)}\b", source)] if word else []
+            words = (
+                [m.start() for m in re.finditer(rf"\b{re.escape(word)}\b", source)] if word else []
+            )
             if words:
                 message += f"\n    {' ' * words[-1]}{'^' * len(word)}"
         return ProgramError(message)
