@@ -27,10 +27,11 @@ coordinate is the number in mixed radix.  Slowest first too are keywords of decl
 ...     at = "i = (block thread v)"
 ...     held = {x.name: k.load(x[at]) for x in k.inputs}
 ...     k.store(k.output[at], k.compute(k.op.combine, held))
->>> print(str(trace("scale", forward, elementwise("a*x"))).partition("threads\\n")[2])
-    x_held = ld.global(x[512*block]) x 4 by 4
-    result = mul(a, x_held) x 4
-    y[512*block] = st.global(result) x 4 by 4
+>>> for statement in trace("scale", forward, elementwise("a*x")).roles[0].body:
+...     print(statement)
+x_held = ld.global(x[512*block]) x 4 by 4
+result = fma.mul(a, x_held) x 4
+y[512*block] = st.global(result) x 4 by 4
 
 Source: einops (A. Rogozhnikov, 2022) for patterns; ``docs/tutorial/builder.md``.
 """
@@ -135,7 +136,8 @@ class Index:
     @property
     def affine(self) -> Affine:
         """Its affine form."""
-        return var(self.loop) + self.offset
+        form: Affine = var(self.loop) + self.offset
+        return form
 
     @property
     def first(self) -> Index:
@@ -146,7 +148,7 @@ class Index:
         return Index(self.loop, self.offset + number)
 
     def __sub__(self, number: Number) -> Index:
-        return self + -1 * number
+        return Index(self.loop, self.offset + -1 * number)
 
     def __lt__(self, bound: Number) -> Condition:
         return Condition(self.affine, bound)
@@ -559,16 +561,19 @@ class Kernel:
 
     def sync(self, scope: Scope = "cta") -> None:
         """Let all threads of the CTA (or the role) wait for each other."""
-        if self._elected:
-            raise self.error("sync: one thread would wait for all; leave k.elect() first", "sync")
+        if self._elected or self._only:
+            text = "sync: some threads would wait for all"
+            raise self.error(f"{text}; leave k.elect() or k.only(..) first", "sync")
         self._body.append(Sync(1, scope) if scope == "role" else Sync(scope=scope))
 
     def wait(self, use: Use) -> None:
         """Wait until a use is complete."""
+        self._in_role("wait")
         self._body.append(Wait(use.barrier, use.index))
 
     def arrive(self, use: Use, *, expect: Number = 0) -> None:
         """Arrive at a use; it then is complete when ``expect`` bytes have landed, too."""
+        self._in_role("arrive")
         self._body.append(Arrive(use.barrier, use.index, expect))
 
     def wait_group(self, group: Group, pending: Number, *, read: bool = False) -> None:
@@ -599,17 +604,20 @@ class Kernel:
 
     @contextmanager
     def elect(self) -> Iterator[None]:
-        """The role's first thread alone."""
-        around, self._body, before = self._body, [], self._elected
+        """Give the body to the first thread of the role alone."""
+        self._in_role("elect")
+        if self._elected:
+            raise self.error("elect: one thread is elected already", "elect")
+        around, self._body = self._body, []
         self._elected = True
         yield
-        self._elected = before
+        self._elected = False
         around.append(Elect(tuple(self._body)))
         self._body = around
 
     @contextmanager
     def when(self, condition: Condition) -> Iterator[None]:
-        """The body where the condition holds."""
+        """Do the body where the condition holds."""
         if not isinstance(condition, Condition):
             raise self.error(f"when: {condition} is no condition on a loop's variable", "when")
         around, self._body = self._body, []
@@ -619,7 +627,7 @@ class Kernel:
 
     @contextmanager
     def only(self, **digits: int) -> Iterator[None]:
-        """The stores of the body by threads with one value of a digit alone, as lane=0."""
+        """Let only threads with one value of a digit do the body's stores, as lane=0."""
         if len(digits) != 1:
             raise self.error("only: takes one digit, as lane=0", "only")
         (name, residue), *_ = digits.items()
@@ -769,8 +777,9 @@ class Kernel:
 
     def _modes(self, place: _Place) -> tuple[str, ...]:
         """Return the digits that each thread counts, fastest first; the vector's before them."""
-        modes = self._ordered(d for d in place.steps if self._digits[d].by in ("values", "a tile"))
-        return tuple(sorted(modes[::-1], key=lambda digit: digit != place.last))
+        own = [d for d in place.steps if self._digits[d].by in ("values", "a tile")]
+        modes = self._ordered(own)[::-1]
+        return (*(d for d in modes if d == place.last), *(d for d in modes if d != place.last))
 
     def _vector(self, part: Part, place: _Place, vector: Number | None) -> Number:
         if vector is not None:
@@ -887,21 +896,23 @@ class Kernel:
         return part.array.buffer.level == "gmem"
 
     def _each_thread(self, what: str) -> None:
-        if self._role_threads or self._elected:
-            where = "one thread" if self._elected else "a role's warps"
-            text = f"{what} of each thread's values stands in the body of {where}"
+        if self._role_threads:
+            text = f"{what} of each thread's values stands in the body of a role"
             raise self.error(f"{text}; declare k.threads, without roles", "")
+        if self._only and what != "a store":
+            raise self.error(f"{what}: k.only is for stores; move it out", "")
         if not self._threads():
             raise self.error(f"{what}: nobody declared the CTA's threads; write k.threads", "")
 
     def _warpgroup(self, what: str) -> None:
         if self._role_threads != _WARPGROUP or self._elected:
-            who = "one thread" if self._elected else f"{self._role_threads or 'the CTA'}'s threads"
-            who = (
-                f"{self._role_threads} threads" if self._role_threads and not self._elected else who
-            )
+            who = "one thread" if self._elected else f"{self._role_threads or 'all'} threads"
             text = f"{what}: is issued by a warpgroup, and stands in the body of {who}"
             raise self.error(f"{text}; write it in k.role(.., warpgroups=1)", what)
+
+    def _in_role(self, what: str) -> None:
+        if not self._role_threads:
+            raise self.error(f"{what}: stands outside of a role; write it in k.role(..)", what)
 
     # lines
 
@@ -933,16 +944,15 @@ class Kernel:
         """Return the term that was traced.  Raises ProgramError for what is not finished."""
         if self._broken:
             raise self._broken
+        if self._roles and self._body:
+            text = f"machine {self.name}: {self._body[0]} stands outside of its roles"
+            raise ProgramError(f"{text}; write it in one")
         roles = tuple(sorted(self._roles, key=lambda role: -role.threads))
         if not roles:
             roles = (Role("all", math.prod(self._thread_extents()), tuple(self._body)),)
-        grid = []
-        for digit in self._digits.values():
-            if digit.by == "the grid":
-                grid.append(Axis(digit.name, self._trips(digit)))
-        trips = tuple(
-            (f"{d.name}_trips", self._trips(d)) for d in self._digits.values() if d.by == "a loop"
-        )
+        digits = self._digits.values()
+        grid = tuple(Axis(d.name, self._trips(d)) for d in digits if d.by == "the grid")
+        trips = tuple((f"{d.name}_trips", self._trips(d)) for d in digits if d.by == "a loop")
         used = buffers_of(tuple(s for role in roles for s in role.body))
         arrays = [a.buffer for a in self.arrays if any(a.buffer is b for b in used)]
         held = [b for b in used if b.level == "registers"]
@@ -950,7 +960,7 @@ class Kernel:
         at_most = tuple((a, n) for a, n in self._bounds.items() if a not in covered)
         return Program(
             self.name, self.op, (*arrays, *self._on_chip, *held), (*self._pitches, *trips),
-            tuple(grid), roles, at_most=at_most, barriers=tuple(self._barriers),
+            grid, roles, at_most=at_most, barriers=tuple(self._barriers),
         )  # fmt: skip
 
     def _trips(self, digit: Digit) -> Expression:
