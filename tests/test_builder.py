@@ -412,6 +412,32 @@ def too_few(k: Kernel) -> None:
     k.load(tile["tm = (w row)"])
 
 
+def no_stage(k: Kernel) -> None:
+    k.threads(lane=32)
+    x = k.smem("x", "f32", rows=32, stages=2)
+    k.load(x["rows = lane"])
+
+
+def a_part(k: Kernel) -> None:
+    x, _, full = tiles(k)
+    with k.role("producer", warps=1), k.elect():
+        for step in k.loop("step", over="k", by=64):
+            at = "m = (bm tm), k = (step tk)"
+            k.tma(x[step]["tm = tm"], k.inputs[0][at], signal=full[step])
+
+
+def no_role(k: Kernel) -> None:
+    with k.elect():
+        pass
+
+
+def late_exit(k: Kernel) -> None:
+    k.grid("bm", "bn")
+    k.threads(lane=32)
+    for _ in k.loop("step", over="k"):
+        k.leave_outside(k.output["m = bm, n = (bn lane)"])
+
+
 def two_lengths(k: Kernel) -> None:
     k.smem("x", "f32", tk=64)
     k.smem("y", "f32", tk=32)
@@ -458,6 +484,13 @@ MISTAKES: list[tuple[Callable[[Kernel], None], str, str]] = [
     (a_load, ("a load of each thread's values stands in the body of a role; declare k.threads, "
      "without roles"), 'k.load(k.inputs[0]["m = bm, k = bm"])'),
     (too_few, "tm has 64 elements, the digits count 63", 'k.load(tile["tm = (w row)"])'),
+    (no_stage, "x is a ring of stages; say which, as x[step]",
+     'k.load(x["rows = lane"])'),
+    (a_part, "axis tm: stands in its own equation",
+     'k.tma(x[step]["tm = tm"], k.inputs[0][at], signal=full[step])'),
+    (no_role, "elect: stands outside of a role; write it in k.role(..)", "with k.elect():"),
+    (late_exit, "leave_outside: stands in a loop; write it before",
+     'k.leave_outside(k.output["m = bm, n = (bn lane)"])'),
     (two_lengths, "digit tk: has 64 elements in another tile, here 32",
      'k.smem("y", "f32", tk=32)'),
     (two_ways, "digit step: covers k in steps of 64, and k in steps of 32; give it one way",
@@ -504,3 +537,13 @@ def test_decisions_are_values_while_a_term_is_traced_and_choices_else() -> None:
     machine = Elementwise()
     built("elementwise")
     assert machine.threads is Elementwise.threads
+
+
+def test_a_branch_on_a_loops_variable_is_refused() -> None:
+    def forward(k: Kernel) -> None:
+        for step in k.loop("step", over="i"):
+            if step < 2:
+                k.sync()
+
+    with pytest.raises(ProgramError, match=r"ask its variable by k\.when, not by if"):
+        trace("wrong", forward, elementwise("x"))

@@ -154,7 +154,7 @@ def test_measurements_of_ones_own_machine_are_drawn(own: tuple[Path, str], tmp_p
 MISTAKES = {
     "nothing.py:Axpb": "no Python file 'nothing.py'",
     f"{OWN}:Axbp": "did you mean Axpb?",
-    f"{OWN}:Any": "is no class derived from tinygpu.Machine",
+    f"{OWN}:Kernel": "is no class derived from tinygpu.Machine",
     f"{OWN}": "give FILE.py:Class; known are Axpb",
     "bad.py:Shipped": "simt is the name of a shipped machine",
     "bad.py:Spaced": "its name is 'a b'",

@@ -49,40 +49,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tinygpu import program as term
+from tinygpu.access_map import Operand
 from tinygpu.arithmetic import compute
 from tinygpu.errors import ProgramError, nearest
 from tinygpu.expression import Constant, Expression, apply, value
 from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.memory import DTYPES
 from tinygpu.operation import REDUCERS, Operation
-from tinygpu.program import (
-    Access,
-    Affine,
-    Arrive,
-    Axis,
-    Barrier,
-    Buffer,
-    Commit,
-    Do,
-    Elect,
-    Exit,
-    Fence,
-    For,
-    ForTile,
-    Immediate,
-    Program,
-    Role,
-    Scalar,
-    Statement,
-    Sync,
-    Wait,
-    WaitGroup,
-    When,
-    buffers_of,
-    registers,
-    select,
-    var,
-)
+from tinygpu.program import Access, Affine, Buffer, Program, Statement, registers, select, var
 from tinygpu.synchronization import Group, Scope
 
 __all__ = [
@@ -104,6 +79,7 @@ Number = Any
 _VECTOR_BYTES = 16  # spec: PTX ISA, "ld"
 _SLICE_BYTES, _BLOCK = 32, 64  # spec: PTX ISA, wgmma's k in bytes, and its rows
 _WARP, _WARPGROUP = 32, 128
+_SPACES = {"gmem": "global", "smem": "shared"}
 _EQUATION = re.compile(r"\s*(\w+)\s*=\s*(?:\(([\w\s]+)\)|(\w+))\s*")
 
 Counter = Literal["the grid", "threads", "values", "a loop", "a tile"]
@@ -124,6 +100,9 @@ class Condition:
 
     index: Affine
     bound: Number
+
+    def __bool__(self) -> bool:
+        raise ProgramError("a loop is traced once: ask its variable by k.when, not by if")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +202,7 @@ class Array:
 class Use:
     """Use number ``index`` of a ring of barriers."""
 
-    barrier: Barrier
+    barrier: term.Barrier
     index: Affine
 
 
@@ -232,7 +211,7 @@ class Ring:
     """A ring of mbarriers: ``ring[step]`` is a use, and uses before the first one are over."""
 
     kernel: Kernel
-    barrier: Barrier
+    barrier: term.Barrier
 
     def __getitem__(self, index: Index) -> Use:
         self.kernel.in_scope(index)
@@ -272,8 +251,8 @@ class Kernel:
         self._inside: dict[str, tuple[str, ...]] = {}  # equations that an Exit keeps inside
         self._open_loops: list[str] = []
         self._on_chip: list[Buffer] = []
-        self._barriers: list[Barrier] = []
-        self._roles: list[Role] = []
+        self._barriers: list[term.Barrier] = []
+        self._roles: list[term.Role] = []
         self._body: list[Statement] = []
         self._names: dict[str, int] = {}
         self._scratch: dict[tuple[str, tuple[str, ...]], Held] = {}
@@ -307,8 +286,9 @@ class Kernel:
             self._declare(name, "a loop", None)
         elif self._digits[name].by != "a loop" or name in self._open_loops:
             raise self.error(f"digit {name}: {self._digits[name].by} counts it already", name)
+        if over and over not in self.op.axes:
+            raise self.error(f"axis {over}: there is none; {nearest(over, self.op.axes)}", over)
         if over:
-            self._axis(over)
             self._cover(name, over, by)
         return self._loop(name, self._where())
 
@@ -326,7 +306,7 @@ class Kernel:
             text = f"loop {name}: no pattern says how far it goes; give it over=, an axis, and by="
             raise self._error_at(where, text, name)
         body, self._body = tuple(self._body), around
-        self._body.append(For(name, f"{name}_trips", body))
+        self._body.append(term.For(name, f"{name}_trips", body))
 
     # memory
 
@@ -369,7 +349,7 @@ class Kernel:
 
     def mbarriers(self, name: str, stages: Number, *, arrivals: Number) -> Ring:
         """Declare a ring of mbarriers, each use of which ``arrivals`` complete."""
-        barrier = Barrier(self._free(name), stages, arrivals)
+        barrier = term.Barrier(self._free(name), stages, arrivals)
         self._barriers.append(barrier)
         return Ring(self, barrier)
 
@@ -381,7 +361,7 @@ class Kernel:
         for digit in digits:
             self._known(digit)
         ordered = digits if fragment else self._ordered(digits)
-        if wrong := [d for d in ordered if self._digits[d].by not in ("values", "a tile")]:
+        if wrong := [d for d in ordered if not self._counted(d)]:
             by = self._digits[wrong[0]].by
             raise self.error(f"digit {wrong[0]}: {by} counts it, not each thread", wrong[0])
         shape = tuple(self._digits[d].extent for d in ordered) or (1,)
@@ -396,7 +376,7 @@ class Kernel:
         place = self._place(part)
         modes = self._modes(place)
         held = self.registers(f"{part.array.name}_held", part.array.dtype, *modes)
-        name = "ld.global" if self._is_global(part) else "ld.shared"
+        name = f"ld.{_SPACES[part.array.buffer.level]}"
         there = self._access(part, place, modes, outside)
         wide = self._vector(part, place, vector)
         self._do(name, self._own(held, modes), (there,), modes, vector=wide)
@@ -414,7 +394,7 @@ class Kernel:
             text = f"{held.name} has a value for each {extra[0]}, and {part.array.name} one for all"
             raise self.error(text, extra[0])
         held = self.cast(held, part.array.dtype)
-        name = "st.global" if self._is_global(part) else "st.shared"
+        name = f"st.{_SPACES[part.array.buffer.level]}"
         wide = self._vector(part, place, vector)
         there = self._access(part, place, modes)
         self._do(name, there, (self._own(held, modes),), modes, vector=wide, lanes=self._only)
@@ -422,11 +402,16 @@ class Kernel:
     def leave_outside(self, part: Part) -> None:
         """Let threads leave whose elements are outside; the others' accesses need no guard."""
         self._each_thread("an exit")
+        if self._open_loops:
+            raise self.error("leave_outside: stands in a loop; write it before", "leave_outside")
         place = self._place(part)
         modes = self._modes(place)
         access = replace(self._access(part, place, modes), guard=(True,) * len(part.array.axes))
-        self._body.append(Exit(access, self._extents(modes), self._thread_extents()))
-        self._inside |= {a: self._expanded(part.equations, a) for a in part.array.axes}
+        self._body.append(term.Exit(access, self._extents(modes), self._thread_extents()))
+        for axis in part.array.axes:  # a thread with several elements may have one outside
+            digits = self._expanded(part.equations, axis)
+            if all(self._digits[d].by in ("the grid", "threads") for d in digits):
+                self._inside[axis] = digits
 
     def tma(self, tile: Part, part: Part, *, signal: Use) -> None:
         """Copy a tile from global memory by TMA; its bytes land at the barrier ``signal``."""
@@ -437,17 +422,19 @@ class Kernel:
             raise self.error(f"tma: {array.name} is no tile with swizzle=128", array.name)
         row, column = array.axes
         for axis, digit in zip(part.array.axes, array.axes, strict=True):
-            if self._expanded(part.equations, axis)[-1:] != (digit,):
+            *others, last = self._expanded(part.equations, axis)
+            if last != digit or any(self._counted(d) for d in others):
                 text = f"tma: {part.array.name}'s axis {axis} has to end in {digit}, as the tile"
                 raise self.error(f"{text} {array.name} has it", part.array.name)
-        origin, _, _ = self._split(part, place, ())
         steps = ((0, 1), (1, 0), (0, array.slab))
-        there = Access(part.array.buffer, steps, origin=origin, guard=(True, True), trimmed=True)
-        inside = Access(array.buffer, ((0, 1, 0), (1, 0, 0), (0, 0, 1)), index=self._stage(tile))
+        access = self._access(part, place, ())
+        there = replace(access, value=steps, guard=(True, True), trimmed=True)
+        within, index = ((0, 1, 0), (1, 0, 0), (0, 0, 1)), self._whole(tile)
+        inside = Access(array.buffer, within, index=index)
         values = (array.slab, self._extent(row), self._extent(column) // array.slab)
         copy = INSTRUCTIONS["cp.async.bulk.tensor"]
         landing = (signal.barrier, signal.index)
-        self._body.append(Do(copy, inside, (there,), values, signal=landing))
+        self._body.append(term.Do(copy, inside, (there,), values, signal=landing))
 
     # arithmetic
 
@@ -489,7 +476,10 @@ class Kernel:
         apart, lanes = self._thread(over)
         if not isinstance(lanes, int) or not isinstance(apart, int) or lanes * apart > _WARP:
             raise self.error(f"butterfly: {over} counts threads of more than one warp", over)
-        far = self._scratch_like(held)
+        key = (held.buffer.dtype, held.digits)  # what it holds dies with the next shuffle
+        if key not in self._scratch:
+            self._scratch[key] = self.registers("far", *key[:1], *held.digits)
+        far = self._scratch[key]
         modes = held.digits[::-1]
         mask = lanes // 2
         while mask:
@@ -516,7 +506,7 @@ class Kernel:
         rounded = self.registers(f"{held.name}_rounded", dtype, *held.digits, fragment=fragment)
         modes = held.digits[::-1]
         read, write = self._own(held, modes, ()), self._own(rounded, modes, ())
-        self._body.append(Do(INSTRUCTIONS["cvt"], write, (read,), self._extents(modes)))
+        self._body.append(term.Do(INSTRUCTIONS["cvt"], write, (read,), self._extents(modes)))
         return rounded
 
     def wgmma(self, sums: Held, x: Part, y: Part, *, fresh: Index) -> None:
@@ -537,14 +527,14 @@ class Kernel:
         total = Access(sums.buffer, ((0, 0), (0, 1), (0, wide), (1, 0)), origin=(row, Affine()))
         left = Access(
             x.array.buffer, ((0, 1, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0)),
-            origin=(row, within, at), index=self._stage(x),
+            origin=(row, within, at), index=self._whole(x),
         )  # fmt: skip
         right = Access(
             y.array.buffer, ((0, 1, 0), (1, 0, 0), (wide, 0, 0), (0, 0, 0)),
-            origin=(Affine(), within, at), index=self._stage(y),
+            origin=(Affine(), within, at), index=self._whole(y),
         )  # fmt: skip
         anew = fresh.affine + at + var("slice")
-        body: Statement = Do(
+        body: Statement = term.Do(
             INSTRUCTIONS["wgmma"], total, (left, right, total), (step, wide, 1, _BLOCK),
             variant="fma", fresh=anew,
         )  # fmt: skip
@@ -554,8 +544,8 @@ class Kernel:
             ("slab", self._extent(depth) // slab),
         )
         for name, count in trips:
-            body = For(name, count, (body,), unrolled=True)
-        self._body += [Fence("wgmma"), body, Commit("wgmma")]
+            body = term.For(name, count, (body,), unrolled=True)
+        self._body += [term.Fence("wgmma"), body, term.Commit("wgmma")]
 
     # order
 
@@ -564,21 +554,21 @@ class Kernel:
         if self._elected or self._only:
             text = "sync: some threads would wait for all"
             raise self.error(f"{text}; leave k.elect() or k.only(..) first", "sync")
-        self._body.append(Sync(1, scope) if scope == "role" else Sync(scope=scope))
+        self._body.append(term.Sync(1, scope) if scope == "role" else term.Sync(scope=scope))
 
     def wait(self, use: Use) -> None:
         """Wait until a use is complete."""
         self._in_role("wait")
-        self._body.append(Wait(use.barrier, use.index))
+        self._body.append(term.Wait(use.barrier, use.index))
 
     def arrive(self, use: Use, *, expect: Number = 0) -> None:
         """Arrive at a use; it then is complete when ``expect`` bytes have landed, too."""
         self._in_role("arrive")
-        self._body.append(Arrive(use.barrier, use.index, expect))
+        self._body.append(term.Arrive(use.barrier, use.index, expect))
 
     def wait_group(self, group: Group, pending: Number, *, read: bool = False) -> None:
         """Wait until all but the newest ``pending`` groups are done."""
-        self._body.append(WaitGroup(pending, group, read))
+        self._body.append(term.WaitGroup(pending, group, read))
 
     # who acts
 
@@ -595,11 +585,11 @@ class Kernel:
         self._role_threads = count
         yield
         match self._body:
-            case [Elect(body=body)]:
-                tiles: Statement = Elect((ForTile("tile", "turn", body),))
+            case [term.Elect(body=body)]:
+                tiles: Statement = term.Elect((term.ForTile("tile", "turn", body),))
             case body:
-                tiles = ForTile("tile", "turn", tuple(body))
-        self._roles.append(Role(name, count, (tiles,)))
+                tiles = term.ForTile("tile", "turn", tuple(body))
+        self._roles.append(term.Role(name, count, (tiles,)))
         self._role_threads, self._body = 0, []
 
     @contextmanager
@@ -612,7 +602,7 @@ class Kernel:
         self._elected = True
         yield
         self._elected = False
-        around.append(Elect(tuple(self._body)))
+        around.append(term.Elect(tuple(self._body)))
         self._body = around
 
     @contextmanager
@@ -622,7 +612,7 @@ class Kernel:
             raise self.error(f"when: {condition} is no condition on a loop's variable", "when")
         around, self._body = self._body, []
         yield
-        around.append(When(condition.index, condition.bound, tuple(self._body)))
+        around.append(term.When(condition.index, condition.bound, tuple(self._body)))
         self._body = around
 
     @contextmanager
@@ -714,8 +704,9 @@ class Kernel:
                     raise self.error(text, digit)
                 self._cover(digit, axis, step)
             is_open = bool(digits) and self._digits[digits[0]].extent is None
-            if array.buffer.level == "gmem" and not is_open and axis not in self._bounds:
-                self._bounds[axis] = step
+            if array.buffer.level == "gmem" and not is_open:
+                known = self._bounds.get(axis, step)
+                self._bounds[axis] = select(known < step, known, step)
             exact.append((is_open and len(digits) == 1) or self._inside.get(axis) == digits)
             last = digits[-1] if digits else ""
         return _Place({d: tuple(s) for d, s in steps.items()}, last, tuple(exact))
@@ -729,11 +720,13 @@ class Kernel:
             text = f"digit {digit}: covers {axis} in steps of {step}, and {other} in steps of"
             raise self.error(f"{text} {before}; give it one way", digit)
 
-    def _split(
-        self, part: Part, place: _Place, modes: tuple[str, ...]
-    ) -> tuple[tuple[Affine, ...], tuple[tuple[Number, ...], ...], tuple[tuple[Number, ...], ...]]:
-        """Return the origin, the steps of values and those of threads."""
-        zero = (0,) * len(part.array.axes)
+    def _access(
+        self, part: Part, place: _Place, modes: tuple[str, ...], outside: float = 0.0
+    ) -> Access:
+        """Return the access by threads and by the values of ``modes``."""
+        buffer, zero = part.array.buffer, (0,) * len(part.array.axes)
+        if part.array.slab:
+            raise self.error(f"{buffer.name}: a swizzled tile is TMA's and wgmma's", buffer.name)
         origin = [Affine() for _ in zero]
         for digit, steps in place.steps.items():
             if self._digits[digit].by in ("the grid", "a loop"):
@@ -741,20 +734,10 @@ class Kernel:
                     if not isinstance(step, int) or step:
                         origin[dimension] = origin[dimension] + var(digit, step)
         threads = tuple(place.steps.get(d, zero) for d in self._threads())
-        return tuple(origin), tuple(place.steps[d] for d in modes), threads
-
-    def _access(
-        self, part: Part, place: _Place, modes: tuple[str, ...], outside: float = 0.0
-    ) -> Access:
-        origin, values, threads = self._split(part, place, modes)
-        buffer = part.array.buffer
-        if part.array.slab:
-            raise self.error(
-                f"{part.array.name}: a swizzled tile is TMA's and wgmma's", buffer.name
-            )
+        values = tuple(place.steps[d] for d in modes)
         guard = tuple(not e for e in place.exact) if buffer.level == "gmem" else ()
         index = self._stage(part)
-        return Access(buffer, values, threads, origin, index, guard, outside)
+        return Access(buffer, values, threads, tuple(origin), index, guard, outside)
 
     def _store_tile(self, part: Part, sums: Held) -> None:
         """Store a warpgroup's tile: neighbouring columns go in pairs, as a thread holds them."""
@@ -762,29 +745,44 @@ class Kernel:
         rows, columns = sums.digits
         place = self._place(part)
         modes = (columns, rows)
-        for digit in modes:
-            if digit not in place.steps:
-                text = f"{part.array.name}: its pattern lacks {digit}, which {sums.name} has"
-                raise self.error(text, part.array.name)
+        if {d for d in place.steps if self._counted(d)} != {*modes}:
+            text = f"{part.array.name}: its pattern has to have {rows} and {columns}, as"
+            raise self.error(f"{text} {sums.name}, and no other values", part.array.name)
         rounded = self.cast(sums, part.array.dtype)
         there = self._access(part, place, modes)
         vector = 2 if place.last == columns else 1
         store, held = INSTRUCTIONS["st.global"], self._own(rounded, modes, ())
-        self._body.append(Do(store, there, (held,), self._extents(modes), vector=vector))
+        self._body.append(term.Do(store, there, (held,), self._extents(modes), vector=vector))
 
     def _stage(self, part: Part) -> Affine:
-        return part.stage.affine if part.stage else Affine()
+        """Return which use of a ring of tiles is meant."""
+        if part.stage:
+            return part.stage.affine
+        name, stages = part.array.name, part.array.buffer.stages
+        if not isinstance(stages, int) or stages > 1:
+            raise self.error(f"{name} is a ring of stages; say which, as {name}[step]", name)
+        return Affine()
+
+    def _whole(self, tile: Part) -> Affine:
+        """Return the use of a tile that is taken as a whole."""
+        if tile.equations:
+            name = tile.array.name
+            raise self.error(f"{name}: TMA and wgmma take whole tiles; drop the pattern", name)
+        return self._stage(tile)
+
+    def _counted(self, digit: str) -> bool:
+        """Say whether each thread, or an instruction, counts it."""
+        return self._digits[digit].by in ("values", "a tile")
 
     def _modes(self, place: _Place) -> tuple[str, ...]:
         """Return the digits that each thread counts, fastest first; the vector's before them."""
-        own = [d for d in place.steps if self._digits[d].by in ("values", "a tile")]
-        modes = self._ordered(own)[::-1]
+        modes = self._ordered(filter(self._counted, place.steps))[::-1]
         return (*(d for d in modes if d == place.last), *(d for d in modes if d != place.last))
 
     def _vector(self, part: Part, place: _Place, vector: Number | None) -> Number:
         if vector is not None:
             return vector
-        if self._digits[place.last].by not in ("values", "a tile"):
+        if not self._counted(place.last):
             return 1
         most = _VECTOR_BYTES // DTYPES[part.array.dtype].bytes
         extent = self._extent(place.last)
@@ -806,10 +804,6 @@ class Kernel:
     def _known(self, name: str) -> None:
         if name not in self._digits:
             raise self.error(f"digit {name}: nobody counts it; {nearest(name, self._digits)}", name)
-
-    def _axis(self, name: str) -> None:
-        if name not in self.op.axes:
-            raise self.error(f"axis {name}: there is none; {nearest(name, self.op.axes)}", name)
 
     def _ordered(self, digits: Iterable[str]) -> tuple[str, ...]:
         wanted = set(digits)
@@ -847,7 +841,7 @@ class Kernel:
         **more: Any,
     ) -> None:  # fmt: skip
         values, threads = self._extents(modes), self._thread_extents()
-        self._body.append(Do(INSTRUCTIONS[name], write, reads, values, threads, **more))
+        self._body.append(term.Do(INSTRUCTIONS[name], write, reads, values, threads, **more))
 
     def _own(
         self, held: Held, modes: tuple[str, ...], threads: tuple[str, ...] | None = None
@@ -873,27 +867,18 @@ class Kernel:
     ) -> None:
         self._each_thread("arithmetic")
         modes = tuple(digits)[::-1]
-        sources: dict[str, Access | Immediate | Scalar] = {
-            name: Scalar(name, size=name in self.op.axes)
+        sources: dict[str, Operand] = {
+            name: term.Scalar(name, size=name in self.op.axes)
             for name in (*self.op.axes, *self.op.scalars)
         }
         sources |= {name: self._own(held, modes, ()) for name, held in reads.items()}
         to, values = self._own(write, modes, ()), self._extents(modes)
         self._body += compute(expression, sources, to, values=values, name=self._free("t") + "_")
 
-    def _scratch_like(self, held: Held) -> Held:
-        key = (held.buffer.dtype, held.digits)
-        if key not in self._scratch:
-            self._scratch[key] = self.registers("far", *key[:1], *held.digits)
-        return self._scratch[key]
-
     def _free(self, name: str) -> str:
         """Return the name, or one made of it that nothing has yet."""
         count = self._names[name] = self._names.get(name, 0) + 1
         return name if count == 1 else self._free(f"{name}{count}")
-
-    def _is_global(self, part: Part) -> bool:
-        return part.array.buffer.level == "gmem"
 
     def _each_thread(self, what: str) -> None:
         if self._role_threads:
@@ -933,11 +918,9 @@ class Kernel:
         message = f"{file.rpartition('/')[2]}:{number}: {text}"
         if source := linecache.getline(file, number).strip():
             message += f"\n    {source}"
-            words = (
-                [m.start() for m in re.finditer(rf"\b{re.escape(word)}\b", source)] if word else []
-            )
-            if words:
-                message += f"\n    {' ' * words[-1]}{'^' * len(word)}"
+            places = [m.start() for m in re.finditer(rf"\b{re.escape(word)}\b", source)]
+            if word and places:
+                message += f"\n    {' ' * places[-1]}{'^' * len(word)}"
         return ProgramError(message)
 
     def program(self) -> Program:
@@ -949,15 +932,14 @@ class Kernel:
             raise ProgramError(f"{text}; write it in one")
         roles = tuple(sorted(self._roles, key=lambda role: -role.threads))
         if not roles:
-            roles = (Role("all", math.prod(self._thread_extents()), tuple(self._body)),)
+            roles = (term.Role("all", math.prod(self._thread_extents()), tuple(self._body)),)
         digits = self._digits.values()
-        grid = tuple(Axis(d.name, self._trips(d)) for d in digits if d.by == "the grid")
+        grid = tuple(term.Axis(d.name, self._trips(d)) for d in digits if d.by == "the grid")
         trips = tuple((f"{d.name}_trips", self._trips(d)) for d in digits if d.by == "a loop")
-        used = buffers_of(tuple(s for role in roles for s in role.body))
+        used = term.buffers_of(tuple(s for role in roles for s in role.body))
         arrays = [a.buffer for a in self.arrays if any(a.buffer is b for b in used)]
         held = [b for b in used if b.level == "registers"]
-        covered = {axis for axis, _ in self._covers.values()}
-        at_most = tuple((a, n) for a, n in self._bounds.items() if a not in covered)
+        at_most = tuple(self._bounds.items())
         return Program(
             self.name, self.op, (*arrays, *self._on_chip, *held), (*self._pitches, *trips),
             grid, roles, at_most=at_most, barriers=tuple(self._barriers),
