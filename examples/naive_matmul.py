@@ -1,20 +1,45 @@
 """The first kernel of everyone: a thread an element of c, straight from global memory.
 
-Builds its term for a problem, if the laws allow it, and prints it; executes it on NumPy arrays,
-where it has to give the product; prints its PTX.
+Executed on NumPy arrays it has to give the product; then it prints its PTX.
 """
 
+from tinygpu import Choice, Machine, Problem, Schedule, load_device, matmul
+from tinygpu.builder import Kernel
 from tinygpu.codegen.emit import emit
-from tinygpu.device import load_device
 from tinygpu.interpret import check
 from tinygpu.laws import require_legal
-from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule
+from tinygpu.machine import instructions
+from tinygpu.memory import GMEM, REGISTERS
+
+
+class Naive(Machine):
+    """c = a b: a CTA computes ty x tx elements."""
+
+    name = "naive"
+    operations = ("matmul",)
+    levels = (GMEM, REGISTERS)
+    instructions = instructions("ld.global", "fma", "cvt", "mov", "st.global")
+    numeric = True
+    fuses = False
+    tx = Choice(8, 16, 32, meaning="threads of a CTA along n")
+    ty = Choice(8, 16, 32, meaning="threads of a CTA along m")
+
+    def forward(self, k: Kernel) -> None:
+        """Walk k, add the products."""
+        a, b, c = k.arrays
+        at = "m = (bm y), n = (bn x), k = step"
+        k.grid("bm", "bn")
+        k.threads(y=self.ty, x=self.tx)
+        k.leave_outside(c[at])
+        sums = k.zeros("sums", "f32")
+        for _ in k.loop("step"):
+            k.add(sums, k.op.combine, {"a": k.load(a[at]), "b": k.load(b[at])})
+        k.store(c[at], sums)
+
 
 if __name__ == "__main__":
     problem = Problem.of(matmul("f32"), m=1000, n=1000, k=1000)
-    naive = Schedule.of(Simt(), LADDER["naive"])
-    program = require_legal(naive, Simt(), problem, load_device("h200"))
+    schedule = Schedule.of(Naive(), {"tx": 32, "ty": 8})
+    program = require_legal(schedule, Naive(), problem, load_device("h200"))
     findings = check(program, {"m": 40, "n": 50, "k": 60})
     print(program, f"findings: {findings or 'none'}", emit(program), sep="\n\n")

@@ -154,11 +154,11 @@ def test_measurements_of_ones_own_machine_are_drawn(own: tuple[Path, str], tmp_p
 MISTAKES = {
     "nothing.py:Axpb": "no Python file 'nothing.py'",
     f"{OWN}:Axbp": "did you mean Axpb?",
-    f"{OWN}:Any": "is no class derived from tinygpu.Machine",
+    f"{OWN}:Kernel": "is no class derived from tinygpu.Machine",
     f"{OWN}": "give FILE.py:Class; known are Axpb",
     "bad.py:Shipped": "simt is the name of a shipped machine",
     "bad.py:Spaced": "its name is 'a b'",
-    "bad.py:Abstract": "abstract method",
+    "bad.py:Abstract": "levels is None; give a tuple of Levels",
     "bad.py:Levels": "not one of its levels gmem",
     "bad.py:Nothing": "program() gave None; it has to return a Program",
     "bad.py:Wrong": "bad.py, line 23: AttributeError: 'int' object has no attribute 'axes'",

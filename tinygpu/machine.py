@@ -1,7 +1,7 @@
 """Machines: levels, instructions, decisions, and a ``program`` that builds the term.
 
 A machine is written as one writes a PyTorch module: levels, instructions and decisions are class
-attributes, ``program`` plays the part of ``forward``.
+attributes, and ``forward`` says what the kernel does; ``tinygpu.builder`` traces it into a term.
 
     class Copy(Machine):
         name = "copy"
@@ -10,8 +10,10 @@ attributes, ``program`` plays the part of ``forward``.
         threads = Choice(128, 256)
         vector = Choice(1, 2, 4)
 
-        def program(self, operation, choose):
-            ...  choose.threads, choose.vector ... return Program(...)
+        def forward(self, k):
+            ...  self.threads, self.vector ... k.load(..), k.store(..)
+
+A machine that overrides ``program`` instead builds the term by itself.
 
 A *numeric* decision enters the program only through arithmetic, so a whole axis of them is scored
 at once.  A *structural* one (``structural=True``) may be branched on: it changes which statements
@@ -22,13 +24,15 @@ Source: ``docs/model.md``, section "Machines".
 
 from __future__ import annotations
 
+import copy
 import reprlib
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
+from tinygpu.builder import Kernel, trace
 from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
 from tinygpu.instruction import INSTRUCTIONS, Instruction
 from tinygpu.memory import Level
@@ -93,7 +97,12 @@ class Choice:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, instance: object, owner: type | None = None) -> Choice:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Choice: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Return the decision; while ``forward`` is traced its value hides it in the instance."""
         return self
 
     def require(self, value: object) -> None:
@@ -147,9 +156,15 @@ class Machine(ABC):
     spread: ClassVar[tuple[str, ...]] = ()
     """Decisions in which schedules differ by more than details: tiles, and not rasters."""
 
-    @abstractmethod
+    def forward(self, k: Kernel) -> None:
+        """Say what the kernel does, by calls of ``k``; decisions are attributes of ``self``."""
+        raise MachineError(f"machine {self.name}: says nothing; write forward(self, k)")
+
     def program(self, operation: Operation, choose: Any) -> Program:
         """Build the term of ``operation`` under the decisions ``choose.<name>``."""
+        chosen = copy.copy(self)
+        vars(chosen).update({name: getattr(choose, name) for name in self.decisions()})
+        return trace(self.name, chosen.forward, operation)
 
     def term(self, operation: Operation, choose: Any) -> Program:
         """Build the term, as ``program`` does, of the machine's own instructions.
