@@ -21,7 +21,7 @@ from tinygpu.codegen.interpreter.constants import constant
 from tinygpu.codegen.interpreter.functions import Linked, address_of, link
 from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.memory import FRAME
-from tinygpu.codegen.interpreter.operands import form_of
+from tinygpu.codegen.interpreter.operands import form_of, kinds_of
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
@@ -93,7 +93,7 @@ class Decoder:
         self.frame = {v.name: v.bytes for v in kernel.variables if v.space == "param"}
         self.numbers = {name: i for i, name in enumerate(kernel.registers)}
         self.widths = [0 if k == "pred" else width_of(k) for k in kernel.registers.values()]
-        self.instruction = Instruction(0, "", ())
+        self.instruction, self.kinds = Instruction(0, "", ()), tuple[str, ...]()
         if wide := [n for n, k in kernel.registers.items() if width_of(k) > 8]:
             raise self.error(f"registers of 128 bits are not run: {wide[0]}")
         self.granule = 16
@@ -276,6 +276,7 @@ def decode(
     for pc, instruction in enumerate(instructions):
         decoder.instruction, decoder.pc = instruction, pc
         form = form_of(instruction, kernel.registers, parsed.version, parsed.target)
+        decoder.kinds = kinds_of(form, instruction)
         try:
             built = table[form.entry](decoder, instruction)
         except TinyGpuError:
