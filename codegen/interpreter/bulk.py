@@ -278,17 +278,14 @@ def _st_async(d: Decoder, i: Instruction) -> Action:
     """Build st.async and red.async: a few bytes to a CTA's shared memory, counted on a barrier."""
     kind = i.parts[-1]
     to, bar = d.address(i.operands[0]), d.address(i.operands[2])
-    sources = d.sources(i.operands[1], kind)
-    lanes, dtype = len(sources), d.kind(kind)
-    total = lanes * dtype.itemsize
+    read = d.vector(i.operands[1], kind)
+    total = len(d.listed(i.operands[1])) * d.kind(kind).itemsize
     reduction = next((p for p in i.parts if p in _REDUCTIONS), "")
     d.touch(min(total, 8))
     generic = SHARED if "shared::cluster" not in i.parts else 0
 
     def store(run: Run, group: Group) -> None:
-        values = np.empty((group.size, lanes), dtype)
-        for n, read in enumerate(sources):
-            values[:, n] = read(run, group)
+        values = read(run, group)
         found = shared_at(run, group, to(run, group) - generic, total, remote=True)
         if found is None:
             return

@@ -11,7 +11,7 @@ Source: PTX ISA 9.0, section 6 (instruction operands).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.constants import constant
 from tinygpu.codegen.interpreter.functions import Linked, address_of, link
-from tinygpu.codegen.interpreter.group import Group
+from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.memory import FRAME
 from tinygpu.codegen.interpreter.operands import form_of, kinds_of
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
@@ -29,7 +29,10 @@ from tinygpu.codegen.interpreter.special import CLOCKS, SPECIAL, TICK, special
 from tinygpu.codegen.interpreter.values import TYPES, immediate
 from tinygpu.errors import ProgramError, TinyGpuError
 
-__all__ = ["Action", "Builder", "Code", "Control", "Decoder", "Source", "Step", "Target", "decode"]
+__all__ = [
+    "Action", "Builder", "Code", "Control", "Decoder", "Source", "Step", "Target", "decode",
+    "each_thread", "together",
+]  # fmt: skip
 
 _MOST_BYTES = 1 << 24  # what a thread's local memory may have; the machine has less
 
@@ -48,6 +51,25 @@ class Control:
 
 
 Builder = Callable[["Decoder", Instruction], Action | Control]
+
+
+def together(action: Action, unit: int = WARP) -> Control:
+    """Return what executes an action for whole warps or warpgroups; others wait for theirs."""
+
+    def act(run: Run, group: Group) -> Group | None:
+        here = run.together(group, unit)
+        if here is not None:
+            action(run, here)
+        return here
+
+    return Control(act, unit)
+
+
+def each_thread(run: Run, group: Group, *sources: Source | None) -> Iterator[tuple[int, ...]]:
+    """Yield every thread with its values of some operands (0 where there is none)."""
+    values = (source(run, group) if source else 0 for source in sources)
+    columns = [np.broadcast_to(value, (group.size,)).tolist() for value in values]
+    return zip(group.threads.tolist(), *columns, strict=True)
 
 
 @dataclass(slots=True)
@@ -229,13 +251,27 @@ class Decoder:
         """Return the parts of ``{a, b}``, or the one operand that it is."""
         return split(text[1:-1]) if text.startswith("{") else (text,)
 
-    def sources(self, text: str, kind: str) -> list[Source]:
-        """Return the functions that read each part of a vector."""
-        return [self.source(part, kind) for part in self.listed(text)]
+    def vector(self, text: str, kind: str) -> Source:
+        """Return the function that reads the parts of a vector: (n, parts)."""
+        sources, dtype = [self.source(part, kind) for part in self.listed(text)], self.kind(kind)
 
-    def targets(self, text: str, kind: str) -> list[Target]:
-        """Return the functions that write each part of a vector."""
-        return [self.target(part, kind) for part in self.listed(text)]
+        def read(run: Run, group: Group) -> Array:
+            held = np.empty((group.size, len(sources)), dtype)
+            for n, source in enumerate(sources):
+                held[:, n] = source(run, group)
+            return held
+
+        return read
+
+    def vector_target(self, text: str, kind: str) -> Target:
+        """Return the function that writes the parts of a vector, given as (n, parts)."""
+        targets = [self.target(part, kind) for part in self.listed(text)]
+
+        def write(run: Run, group: Group, values: Array) -> None:
+            for n, target in enumerate(targets):
+                target(run, group, values[:, n])
+
+        return write
 
     def address(self, text: str) -> Source:
         """Return the function that reads ``[base + offset]``: int64 addresses, one a thread."""

@@ -31,11 +31,7 @@ def _mov(d: Decoder, i: Instruction) -> Action:
     if kind not in ("pred", "b128") and (to.startswith("{") or of.startswith("{")):
         return _pack(d, kind, to, of)
     read, write = d.source(of, kind), d.target(to, kind)
-
-    def run_mov(run: Run, group: Group) -> None:
-        write(run, group, read(run, group))
-
-    return run_mov
+    return lambda run, group: write(run, group, read(run, group))
 
 
 def _pack(d: Decoder, kind: str, to: str, of: str) -> Action:
@@ -45,22 +41,13 @@ def _pack(d: Decoder, kind: str, to: str, of: str) -> Action:
     part = f"b{8 * width // len(parts)}"
     small, big = d.kind(part), d.kind(f"b{8 * width}")
     if of.startswith("{"):
-        sources, write = d.sources(of, part), d.target(to, f"b{8 * width}")
-
-        def join(run: Run, group: Group) -> None:
-            held = np.empty((group.size, len(sources)), small)
-            for n, read in enumerate(sources):
-                held[:, n] = read(run, group)
-            write(run, group, held.view(big)[:, 0])
-
-        return join
-    read, targets = d.source(of, f"b{8 * width}"), d.targets(to, part)
+        join, write = d.vector(of, part), d.target(to, f"b{8 * width}")
+        return lambda run, group: write(run, group, join(run, group).view(big)[:, 0])
+    read, writes = d.source(of, f"b{8 * width}"), d.vector_target(to, part)
 
     def unpack(run: Run, group: Group) -> None:
         whole = np.ascontiguousarray(np.broadcast_to(read(run, group), (group.size,)))
-        held = whole.view(small).reshape(group.size, -1)
-        for n, write in enumerate(targets):
-            write(run, group, held[:, n])
+        writes(run, group, whole.view(small).reshape(group.size, -1))
 
     return unpack
 
@@ -86,30 +73,24 @@ def _shape(d: Decoder, i: Instruction, space: str) -> int:
 def _ld(d: Decoder, i: Instruction) -> Action:
     space, kind = space_of(d, i), i.parts[-1]
     lanes, dtype = _shape(d, i, space), d.kind(kind)
-    at, targets = d.address(i.operands[1]), d.targets(i.operands[0], kind)
+    at, write = d.address(i.operands[1]), d.vector_target(i.operands[0], kind)
     how = semantics(i)
 
     def load(run: Run, group: Group) -> None:
         for here, values in spaces.read(run, space, group, at(run, group), dtype, lanes, how):
-            for n, write in enumerate(targets):
-                write(run, here, values[:, n])
+            write(run, here, values)
 
     return load
 
 
 def _st(d: Decoder, i: Instruction) -> Action:
     space, kind = space_of(d, i), i.parts[-1]
-    lanes, dtype = _shape(d, i, space), d.kind(kind)
-    at, sources = d.address(i.operands[0]), d.sources(i.operands[1], kind)
+    _shape(d, i, space)
+    at, read = d.address(i.operands[0]), d.vector(i.operands[1], kind)
     how = semantics(i)
-
-    def store(run: Run, group: Group) -> None:
-        values = np.empty((group.size, lanes), dtype)
-        for n, read in enumerate(sources):
-            values[:, n] = read(run, group)
-        spaces.write(run, space, group, at(run, group), values, None, how)
-
-    return store
+    return lambda run, group: spaces.write(
+        run, space, group, at(run, group), read(run, group), None, how
+    )
 
 
 def increased(old: Array, new: Array) -> Array:
@@ -192,22 +173,17 @@ def _atom(d: Decoder, i: Instruction) -> Action:
     packed = (
         np.dtype(np.float16) if kind == "f16x2" else d.kind("bf16") if kind == "bf16x2" else dtype
     )
-    targets = d.targets(i.operands[0], kind) if returns else []
+    write = d.vector_target(i.operands[0], kind) if returns else None
     at = d.address(i.operands[returns])
-    given = [d.sources(o, kind) for o in i.operands[1 + returns :][: 1 + (operation == "cas")]]
+    given = [d.vector(o, kind) for o in i.operands[1 + returns :][: 1 + (operation == "cas")]]
     how = semantics(i)
 
     def apply(run: Run, group: Group) -> None:
-        values = [np.empty((group.size, lanes), dtype) for _ in given]
-        for held, sources in zip(values, given, strict=True):
-            for n, read in enumerate(sources):
-                held[:, n] = read(run, group)
+        values = [read(run, group) for read in given]
         olds = np.zeros((group.size, lanes), dtype)
-        turn = [0]  # how many of the group came before this allocation or space
 
-        def update(data: Array, index: Array, new: Array) -> None:
-            here = slice(turn[0], turn[0] + len(index))
-            turn[0] += len(index)
+        def update(data: Array, first: Array, here: Any, new: Array) -> None:
+            index = first[:, None] + np.arange(lanes)
             other = values[1][here] if operation == "cas" else new
             before = data[index]
             if (
@@ -221,18 +197,19 @@ def _atom(d: Decoder, i: Instruction) -> Action:
             if lanes == 1 and operation in _RUNNING and packed is dtype and times.max() > 1:
                 olds[here, 0] = _in_turn(data, addresses, place, new[:, 0], operation)
                 return
+            found = np.empty_like(new)
             for row in _rounds(place, int(times.max())):
-                before = data[index[row]]
-                olds[here][row] = before
+                before = found[row] = data[index[row]]
                 if operation == "cas":
                     data[index[row]] = np.where(before == new[row], other[row], before)
                 else:
                     after = _UPDATES[operation](before.view(packed), new[row].view(packed))
                     data[index[row]] = after.astype(packed).view(dtype)
+            olds[here] = found
 
         spaces.write(run, space, group, at(run, group), values[0], update, how)
-        for n, write in enumerate(targets):
-            write(run, group, olds[:, n])
+        if write is not None:
+            write(run, group, olds)
 
     return apply
 

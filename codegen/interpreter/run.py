@@ -103,7 +103,7 @@ class Run:
         size = -(-self.code.local_bytes // 16) * 16
         self.local = np.full((total, size), 0xFF, np.uint8)
         self.local_written = np.zeros((total, size), bool)
-        self.frame = np.full((total, self.code.frame_bytes), 0xFF, np.uint8)
+        self.frame = np.full((total, -(-self.code.frame_bytes // 16) * 16), 0xFF, np.uint8)
         self.committed = np.zeros(total, np.int64)
         self.carry = np.zeros(total, bool)
         self.live = np.zeros((self.ctas, self.threads_per_cta), bool)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tinygpu.codegen.interpreter.clocks import ORDER, TENSOR, Conflict
-from tinygpu.codegen.interpreter.decoder import Action, Builder, Control, Decoder
+from tinygpu.codegen.interpreter.decoder import Action, Builder, Control, Decoder, together
 from tinygpu.codegen.interpreter.group import WARP, Group, Waiter
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
@@ -147,10 +147,7 @@ def _ld_st(d: Decoder, i: Instruction) -> Control:
         raise d.error(f"{len(listed)} registers; {shape}.x{times} has {lanes.shape[1]}")
     registers = [d.register(r) for r in listed]
 
-    def move(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
+    def move(run: Run, here: Group) -> None:
         addresses = at(run, here)
         for first in range(0, here.size, WARP):
             threads = slice(int(here.threads[first]), int(here.threads[first]) + WARP)
@@ -185,18 +182,14 @@ def _ld_st(d: Decoder, i: Instruction) -> Control:
             else:
                 held = np.stack([run.registers[r][threads] for r in registers], 1)
                 cells[lane + lanes, column + columns] = held
-        return here
 
-    return Control(move, WARP)
+    return together(move)
 
 
 def _wait(d: Decoder, i: Instruction) -> Control:
     loads = "wait::ld" in i.parts
 
-    def wait(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
+    def wait(run: Run, here: Group) -> None:
         run.tick()
         for warp in here.warp_numbers.tolist():
             step = run.state.tensor_steps.get((warp, loads), -1)
@@ -206,9 +199,8 @@ def _wait(d: Decoder, i: Instruction) -> Control:
             run.clocks.clocks[TENSOR, domain, agents, channel] = np.maximum(known, step)
             if loads:
                 run.state.loading.pop(warp, None)
-        return here
 
-    return Control(wait, WARP)
+    return together(wait)
 
 
 def _alloc(d: Decoder, i: Instruction) -> Control:
@@ -279,10 +271,7 @@ def _poll(run: Run, waiter: Waiter, take: Callable[[], bool]) -> Callable[[], bo
 def _dealloc(d: Decoder, i: Instruction) -> Control:
     at, number = d.source(i.operands[0], "u32"), d.source(i.operands[1], "u32")
 
-    def free(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
+    def free(run: Run, here: Group) -> None:
         addresses = np.broadcast_to(at(run, here), (here.size,))
         numbers = np.broadcast_to(number(run, here), (here.size,))
         for first in range(0, here.size, WARP):
@@ -303,9 +292,8 @@ def _dealloc(d: Decoder, i: Instruction) -> Control:
             span = (start, int(columns))
             access(run, cta, np.arange(_QUARTERS), span, rows, channel, writes=True)
             del memory.allocated[start]
-        return here
 
-    return Control(free, WARP)
+    return together(free)
 
 
 def _relinquish(d: Decoder, i: Instruction) -> Action:
