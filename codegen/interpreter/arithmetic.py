@@ -146,9 +146,12 @@ def _high64(a: Array, b: Array, signed: bool) -> Array:
     return high
 
 
+_LOW: Callable[[Array, Array], Array] = np.multiply
+
+
 def _product(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
     """Return mul, mul24, mad and mad24 of integers."""
-    shift, product = 8 * dtype.itemsize, np.multiply
+    shift, product = 8 * dtype.itemsize, _LOW
     if i.parts[0].endswith("24"):
         product = _product24(i, dtype)
     elif "wide" in i.parts:

@@ -372,10 +372,8 @@ def _fence(d: Decoder, i: Instruction) -> Action:
     def fence(run: Run, group: Group) -> None:
         step = run.tick()
         for domain, agents in run.by_domain(group):
-            if proxy:
-                run.clocks.fence_proxy(domain, agents, step)
-            if inits:
-                run.clocks.fence_inits(domain, agents, step)
+            for clock in [PROXIED] * proxy + [INITS] * inits:
+                run.clocks.fence(domain, agents, step, clock)
         if "proxy" not in i.parts and not inits:
             order(run, group, step)
 

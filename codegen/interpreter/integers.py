@@ -70,7 +70,8 @@ def dot(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array],
         )
         if not four:
             right = right[:, 2:] if upper else right[:, :2]
-        return np.asarray(c).astype(np.int64) + (left * right).sum(1)
+        total: Array = np.asarray(c).astype(np.int64) + (left * right).sum(1)
+        return total
 
     return products
 
@@ -81,8 +82,8 @@ def bit_field_mask(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Arr
 
     def mask(a: Array, b: Array) -> Array:
         start, width = (np.minimum(v, 32) if clamps else v & 31 for v in _wide(a, b))
-        ones: Array = (1 << width) - 1 << start
-        return ones & 0xFFFFFFFF
+        ones: Array = ((1 << width) - 1 << start) & 0xFFFFFFFF
+        return ones
 
     return mask
 
@@ -102,7 +103,8 @@ def sign_extend(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array]
         if dtype.kind == "u":
             return field
         top = (field >> np.maximum(width - 1, 0) & 1) * (width > 0)
-        return field - (top << width)
+        extended: Array = field - (top << width)
+        return extended
 
     return extend
 

@@ -285,6 +285,22 @@ class Run:
         self.waiting[key] = waiter
         return key
 
+    def poll(self, group: Group, pc: int, take: Callable[[], bool], say: Callable[[], str]) -> bool:
+        """Whether ``take`` succeeds at once; else the threads sleep until it does."""
+        if take():
+            return True
+        waiter = Waiter(pc + 1, group, say)
+        self.wait(waiter)
+
+        def again() -> bool:
+            if id(waiter) not in self.waiting or not take():
+                return False
+            self.wake(id(waiter))
+            return True
+
+        self.polls.append(again)
+        return False
+
     def wake(self, key: int) -> None:
         """Let threads that slept go on."""
         waiter = self.waiting.pop(key)

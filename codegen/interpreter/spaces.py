@@ -278,9 +278,9 @@ def write(
     lanes, dtype = values.shape[1], values.dtype
     width = dtype.itemsize * lanes
     for place in _places(run, space, group, addresses, width, writes=True):
-        here, which = place.group, slice(None)
-        if here.size < group.size:
-            which = np.searchsorted(group.threads, here.threads)
+        here = place.group
+        whole_group = here.size == group.size
+        which: Any = slice(None) if whole_group else np.searchsorted(group.threads, here.threads)
         mine = np.ascontiguousarray(values[which])
         cells, index = place.cells(width)
         if place.space == "shared":

@@ -21,7 +21,7 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.clocks import ORDER, TENSOR, Conflict
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Control, Decoder, together
-from tinygpu.codegen.interpreter.group import WARP, Group, Waiter
+from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
@@ -224,12 +224,9 @@ def _alloc(d: Decoder, i: Instruction) -> Control:
             if memory.closed:
                 run.find("tensor memory", "an allocation after relinquish_alloc_permit")
             take = _take(run, memory, warp, int(addresses[first]), columns, pc)
-            if take():
+            say = f"for {columns} columns of tensor memory, of which {{}} are taken".format
+            if run.poll(warp, pc, take, functools.partial(say, memory.allocated)):
                 going.append(warp.threads)
-                continue
-            waiter = Waiter(pc + 1, warp, _says(memory, columns))
-            run.wait(waiter)
-            run.polls.append(_poll(run, waiter, take))
         return Group(np.concatenate(going)) if going else None
 
     return Control(allocate, WARP)
@@ -252,20 +249,6 @@ def _take(
         return True
 
     return take
-
-
-def _says(memory: TensorMemory, columns: int) -> Callable[[], str]:
-    return lambda: f"for {columns} columns of tensor memory, of which {memory.allocated} are taken"
-
-
-def _poll(run: Run, waiter: Waiter, take: Callable[[], bool]) -> Callable[[], bool]:
-    def poll() -> bool:
-        if id(waiter) not in run.waiting or not take():
-            return False
-        run.wake(id(waiter))
-        return True
-
-    return poll
 
 
 def _dealloc(d: Decoder, i: Instruction) -> Control:

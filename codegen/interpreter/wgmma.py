@@ -8,6 +8,7 @@ Source: PTX ISA 9.0, sections 9.7.15 (wgmma) and 9.7.19.5 (setmaxnreg).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ import numpy as np
 
 from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder, Source, together
 from tinygpu.codegen.interpreter.descriptors import Operand, elements
-from tinygpu.codegen.interpreter.group import WARP, WARPGROUP, Group, Pending, Waiter
+from tinygpu.codegen.interpreter.group import WARP, WARPGROUP, Group, Pending
 from tinygpu.codegen.interpreter.matrices import add, left
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.run import Run
@@ -246,39 +247,22 @@ def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
                 way = "inc" if increases else "dec"
                 run.find("register", f"setmaxnreg.{way} from {mine[0]} to {number}")
             more = (number - mine[0]) * WARPGROUP
-            if more <= pool[0]:
-                pool[0] -= more
-                mine[0] = number
+
+            def take(pool: list[int] = pool, mine: list[int] = mine, more: int = more) -> bool:
+                if more > pool[0]:
+                    return False
+                pool[0], mine[0] = pool[0] - more, number
+                return True
+
+            say = f"for {more} registers of the CTA's pool, which has {{0[0]}}".format
+            if run.poll(part, pc, take, functools.partial(say, pool)):
                 going.append(part.threads)
-                continue
-            waiter = Waiter(pc + 1, part, _says(pool, more))
-            run.wait(waiter)
-            run.polls.append(_poll(run, waiter, pool, mine, number))
         if not increases:
             for poll in run.polls:
                 poll()
         return Group(np.concatenate(going)) if going else None
 
     return Control(change, WARPGROUP)
-
-
-def _says(pool: list[int], more: int) -> Callable[[], str]:
-    return lambda: f"for {more} registers of the CTA's pool, which has {pool[0]}"
-
-
-def _poll(
-    run: Run, waiter: Waiter, pool: list[int], mine: list[int], number: int
-) -> Callable[[], bool]:
-    def poll() -> bool:
-        more = (number - mine[0]) * WARPGROUP
-        if id(waiter) not in run.waiting or more > pool[0]:
-            return False
-        pool[0] -= more
-        mine[0] = number
-        run.wake(id(waiter))
-        return True
-
-    return poll
 
 
 TABLE: Mapping[str, Builder] = {

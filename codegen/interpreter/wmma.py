@@ -47,7 +47,8 @@ class _Matrix:
         """Return the matrices of whole warps, as float64: (warps, rows, columns)."""
         flat = read(run, group).view(self.dtype).reshape(group.size // WARP, -1)
         whole = flat[:, : self.rows * self.columns].astype(np.float64)
-        return whole.reshape(-1, self.rows, self.columns)
+        result: Array = whole.reshape(-1, self.rows, self.columns)
+        return result
 
     def addresses(self, group: Group, start: Array, pitch: Array | int, *, turned: bool) -> Array:
         """Return the addresses of each thread's elements: (threads, held)."""
