@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.codegen.interpreter.atomics import UPDATES
 from tinygpu.codegen.interpreter.barriers import Mbarrier, at_barrier, complete_bytes
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, each_thread
 from tinygpu.codegen.interpreter.group import Group, Pending
 from tinygpu.codegen.interpreter.memory import PARAM, SHARED
-from tinygpu.codegen.interpreter.moves import decreased, increased
 from tinygpu.codegen.interpreter.parser import Instruction, split
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
@@ -276,7 +276,7 @@ def _st_async(d: Decoder, i: Instruction) -> Action:
     to, bar = d.address(i.operands[0]), d.address(i.operands[2])
     read = d.vector(i.operands[1], kind)
     total = len(d.listed(i.operands[1])) * d.kind(kind).itemsize
-    reduction = next((p for p in i.parts if p in _REDUCTIONS), "")
+    reduction = next((p for p in i.parts if p in UPDATES), "")
     d.touch(min(total, 8))
     generic = SHARED if "shared::cluster" not in i.parts else 0
 
@@ -318,7 +318,7 @@ def _landing(
 
     def land() -> None:
         held = run.shared[flat : flat + value.nbytes].view(value.dtype)
-        held[:] = _REDUCTIONS[reduction](held, value) if reduction else value
+        held[:] = UPDATES[reduction](held, value) if reduction else value
         complete_bytes(run, barrier, value.nbytes, step, issuer)
 
     return land
@@ -346,16 +346,10 @@ def _st_bulk(d: Decoder, i: Instruction) -> Action:
     return store
 
 
-_REDUCTIONS: Mapping[str, Any] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor, "inc": increased, "dec": decreased,
-}  # fmt: skip
-
-
 def _store(d: Decoder, i: Instruction) -> Action:
     """Shared to global, plain or reduced: groups of the issuing thread."""
     tensor = "tensor" in i.parts
-    reduction = next((p for p in i.parts if p in _REDUCTIONS), "") if "reduce" in i.parts else ""
+    reduction = next((p for p in i.parts if p in UPDATES), "") if "reduce" in i.parts else ""
     kind = "b8" if tensor or not reduction else i.parts[-1]
     parts = _parts(d, i.operands[0], "" if tensor else i.operands[2], kind)
     of = d.address(i.operands[1])
@@ -392,7 +386,7 @@ def _put(run: Run, flat: Array, part: _Part, reduction: str) -> Callable[[], Non
         for held in run.memory.locate(addresses, dtype.itemsize):
             chosen = values if held.which is None else values[held.which]
             index, data = held.index(dtype.itemsize), held.view(dtype)
-            data[index] = _REDUCTIONS[reduction](data[index], chosen) if reduction else chosen
+            data[index] = UPDATES[reduction](data[index], chosen) if reduction else chosen
             good += len(chosen)
         if good < len(addresses):
             run.find("address", "a bulk store goes outside of all allocations", pc=pc)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.codegen.interpreter.arithmetic import apply, by_type, packed, plain, read
+from tinygpu.codegen.interpreter.atomics import RUNNING
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.integers import bit_field_mask, dot, find_nth, sign_extend
@@ -26,9 +27,7 @@ _TESTS: Mapping[str, Callable[[Array, Array], Array]] = {
     "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater,
     "hs": np.greater_equal,
 }  # fmt: skip
-_LOGIC: Mapping[str, Callable[[Array, Array], Array]] = {
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
+_LOGIC = {name: RUNNING[name] for name in ("and", "or", "xor")}
 
 
 def _test(d: Decoder, i: Instruction) -> Callable[[Array, Array], Array]:

@@ -6,12 +6,13 @@ Source: PTX ISA 9.0, section 9.7.9 (data movement) and 9.7.13 (atom, red).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tinygpu.codegen.interpreter import spaces
+from tinygpu.codegen.interpreter.atomics import RUNNING, UPDATES, in_turn, rounds
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.memory import LOCAL, PARAM, SHARED
@@ -19,8 +20,9 @@ from tinygpu.codegen.interpreter.ordering import semantics
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
+from tinygpu.codegen.interpreter.values import PACKED
 
-__all__ = ["TABLE", "decreased", "increased", "space_of"]
+__all__ = ["TABLE", "space_of"]
 
 _WINDOWS = {"shared": SHARED, "local": LOCAL, "param": PARAM, "global": 0, "const": 0}
 
@@ -93,86 +95,15 @@ def _st(d: Decoder, i: Instruction) -> Action:
     )
 
 
-def increased(old: Array, new: Array) -> Array:
-    """Return what atom.inc leaves."""
-    return np.where(old >= new, 0, old + 1)
-
-
-def decreased(old: Array, new: Array) -> Array:
-    """Return what atom.dec leaves."""
-    return np.where((old == 0) | (old > new), new, old - 1)
-
-
-_UPDATES: Mapping[str, Callable[[Array, Array], Array]] = {
-    "add": lambda old, new: old + new,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "exch": lambda old, new: new,
-    "inc": increased,
-    "dec": decreased,
-}
-
-
-_RUNNING: Mapping[str, Any] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
-
-
-def _in_turn(data: Array, addresses: Array, place: Array, new: Array, name: str) -> Array:
-    """Update ``data`` by one thread after the other; returns what each found.
-
-    Threads of one address are one running sum (minimum, ...), each from what the one before left.
-    """
-    order = np.argsort(place, kind="stable")
-    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
-    found = np.empty_like(new)
-    if name == "add" and new.dtype.kind in "iu":  # exact, so all sums are one
-        sums = np.cumsum(new[order], dtype=new.dtype)
-        before = sums - new[order]
-        counts = np.diff(np.append(starts, len(order)))
-        found[order] = before - np.repeat(before[starts], counts) + data[addresses][place[order]]
-        data[addresses] += sums[starts + counts - 1] - before[starts]
-        return found
-    for start, end, address in zip(starts, [*starts[1:], len(order)], addresses, strict=True):
-        mine = order[start:end]
-        running = _RUNNING[name].accumulate(
-            np.concatenate([data[address : address + 1], new[mine]])
-        )
-        found[mine] = running[:-1]
-        data[address] = running[-1]
-    return found
-
-
-def _rounds(place: Array, times: int) -> Iterator[Any]:
-    """Yield threads in rounds, each of an address at most once, in thread order."""
-    if times == 1:
-        yield slice(None)
-        return
-    order = np.argsort(place, kind="stable")
-    sorted_places = place[order]
-    first = np.searchsorted(sorted_places, sorted_places, "left")
-    turn = np.empty(len(place), np.int64)
-    turn[order] = np.arange(len(place)) - first
-    for n in range(times):
-        yield np.flatnonzero(turn == n)
-
-
 def _atom(d: Decoder, i: Instruction) -> Action:
     """Atom and red: threads that meet at one address come one after the other, in thread order."""
     parts = [p for p in i.parts if p != "noftz"]
     kind, space = parts[-1], space_of(d, i)
     lanes, dtype = _shape(d, i, space), d.kind(kind)
     returns = parts[0] == "atom"
-    operation = next((p for p in parts[1:] if p in _UPDATES or p == "cas"), "")
-    if not operation:
-        raise d.error("this atomic operation is not run")
-    packed = (
-        np.dtype(np.float16) if kind == "f16x2" else d.kind("bf16") if kind == "bf16x2" else dtype
-    )
+    operation = next(p for p in parts[1:] if p in UPDATES or p == "cas")
+    packed = d.kind(PACKED[kind]) if kind in PACKED else dtype
+    each = dtype.itemsize // packed.itemsize
     write = d.vector_target(i.operands[0], kind) if returns else None
     at = d.address(i.operands[returns])
     given = [d.vector(o, kind) for o in i.operands[1 + returns :][: 1 + (operation == "cas")]]
@@ -182,30 +113,21 @@ def _atom(d: Decoder, i: Instruction) -> Action:
         values = [read(run, group) for read in given]
         olds = np.zeros((group.size, lanes), dtype)
 
-        def update(data: Array, first: Array, here: Any, new: Array) -> None:
-            index = first[:, None] + np.arange(lanes)
-            other = values[1][here] if operation == "cas" else new
-            before = data[index]
-            if (
-                operation == "cas" and not (before == new).any()
-            ):  # who polls in vain changes nothing
-                olds[here] = before
-                return
-            addresses, place, times = np.unique(
-                index[:, 0], return_inverse=True, return_counts=True
-            )
-            if lanes == 1 and operation in _RUNNING and packed is dtype and times.max() > 1:
-                olds[here, 0] = _in_turn(data, addresses, place, new[:, 0], operation)
-                return
-            found = np.empty_like(new)
-            for row in _rounds(place, int(times.max())):
-                before = found[row] = data[index[row]]
-                if operation == "cas":
-                    data[index[row]] = np.where(before == new[row], other[row], before)
-                else:
-                    after = _UPDATES[operation](before.view(packed), new[row].view(packed))
+        def update(data: Array, first: Array, which: Any, new: Array) -> None:
+            if not returns and operation in RUNNING:
+                parts = lanes * each
+                index = (first * each)[:, None] + np.arange(parts)
+                RUNNING[operation].at(data.view(packed), index, new.view(packed))
+            elif lanes == 1 and packed is dtype:
+                other = values[1][which, 0] if operation == "cas" else None
+                olds[which, 0] = in_turn(data, first, operation, new[:, 0], other)
+            else:
+                index, found = first[:, None] + np.arange(lanes), np.empty_like(new)
+                for row in rounds(first):
+                    before = found[row] = data[index[row]]
+                    after = UPDATES[operation](before.view(packed), new[row].view(packed))
                     data[index[row]] = after.astype(packed).view(dtype)
-            olds[here] = found
+                olds[which] = found
 
         spaces.write(run, space, group, at(run, group), values[0], update, how)
         if write is not None:

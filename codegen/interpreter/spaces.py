@@ -256,11 +256,10 @@ def _strong(run: Run, group: Group) -> Array:
     """Return the channel of each thread's strong reads, one a domain."""
     each = run.cluster * run.threads_per_cta
     domains = group.threads // each
-    channels = np.zeros(group.size, np.int64)
-    for domain in np.unique(domains).tolist():
-        made = run.channel("strong reads", 0, domain * each, asynchronous=False)
-        channels[domains == domain] = made
-    return channels
+    channels = np.zeros(int(domains[-1]) + 1, np.int64)
+    for domain in domains[np.flatnonzero(np.diff(domains, prepend=-1))].tolist():
+        channels[domain] = run.channel("strong reads", 0, domain * each, asynchronous=False)
+    return np.asarray(channels[domains])
 
 
 Update = Callable[[Array, Array, Any, Array], None]
