@@ -144,6 +144,43 @@ def test_a_kernel(operation: str, kind: str, name: str, space: str) -> None:
         assert report.findings == ()
 
 
+WIDE = """.version 8.4
+.target sm_90
+.visible .entry k(.param .u64 x, .param .u64 w, .param .u64 v, .param .u64 u, .param .u64 y) {{
+  .reg .u64 %a, %b, %at, %l<2>; .reg .u32 %t, %w; .reg .b128 %v, %o, %r;
+  .shared .align 16 .b8 held[1024];
+  mov.u32 %t, %tid.x; ld.param.u64 %a, [w]; mul.wide.u32 %b, %t, 4; add.u64 %a, %a, %b;
+  ld.global.u32 %w, [%a]; mul.wide.u32 %b, %t, 16;
+  ld.param.u64 %a, [v]; add.u64 %a, %a, %b; ld.global.v2.u64 {{%l0, %l1}}, [%a];
+  mov.b128 %v, {{%l0, %l1}};
+  ld.param.u64 %a, [u]; add.u64 %a, %a, %b; ld.global.b128 %o, [%a];
+  mul.wide.u32 %at, %w, 16; ld.param.u64 %a, [x]; add.u64 %at, %at, %a;
+  atom.acq_rel.sys.global.{};
+  ld.param.u64 %a, [y]; add.u64 %a, %a, %b; mov.b128 {{%l0, %l1}}, %r;
+  st.global.v2.u64 [%a], {{%l0, %l1}}; ret; }}"""
+
+
+@pytest.mark.parametrize("operation", ["exch", "cas"])
+@pytest.mark.parametrize("words", [1, 3, THREADS])
+def test_128_bits(operation: str, words: int) -> None:
+    """A word of 128 bits is exchanged whole: both halves tell two words apart."""
+    random = np.random.default_rng(words)
+    held, new, other = random.integers(0, 2, (3, THREADS, 2), np.uint64)
+    places = random.integers(0, words, THREADS).astype(np.uint32)
+    x, y, memory = held.copy(), np.zeros_like(held), Memory()
+    given = [memory.allocate(a) for a in (x, places, new.copy(), other.copy(), y)]
+    text = WIDE.format("exch.b128 %r, [%at], %v" if operation == "exch" else
+                       "cas.b128 %r, [%at], %v, %o")  # fmt: skip
+    assert launch(Module.parse(text), "k", 1, THREADS, given, memory).findings == ()
+    for n, place in enumerate(places):
+        assert (y[n] == held[place]).all()
+        if operation == "exch":
+            held[place] = new[n]
+        elif (held[place] == new[n]).all():
+            held[place] = other[n]
+    np.testing.assert_array_equal(x, held)
+
+
 def test_speed() -> None:
     """Lanes are done at once: ten times what one after the other gives, on a busy machine too."""
     for operation in OPERATIONS:

@@ -116,8 +116,6 @@ class Decoder:
         self.numbers = {name: i for i, name in enumerate(kernel.registers)}
         self.widths = [0 if k == "pred" else width_of(k) for k in kernel.registers.values()]
         self.instruction, self.kinds = Instruction(0, "", ()), tuple[str, ...]()
-        if wide := [n for n, k in kernel.registers.items() if width_of(k) > 8]:
-            raise self.error(f"registers of 128 bits are not run: {wide[0]}")
         self.granule = 16
         self.symbols: dict[str, tuple[str, int]] = {}
         self.parameter_at: dict[str, int] = {}
@@ -233,16 +231,16 @@ class Decoder:
             return mark
         if width < dtype.itemsize:
             raise self.error(f"{text} has {width} B, too few for .{kind}")
-        wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{width}")
-        bits, same = np.dtype(f"u{dtype.itemsize}"), width == dtype.itemsize
-        raw = np.dtype(f"u{width}")
+        same, raw = width == dtype.itemsize, np.dtype(f"u{width}" if width < 16 else "V16")
+        bits = dtype if same or dtype.kind == "i" else np.dtype(f"u{dtype.itemsize}")
+        wide = np.dtype(f"i{width}") if dtype.kind == "i" and not same else raw
 
         def write(run: Run, group: Group, values: Array) -> None:
             values = np.asarray(values)
             if values.dtype != dtype:
                 values = values.astype(dtype)
             if not same:
-                values = (values if dtype.kind == "i" else values.view(bits)).astype(wide)
+                values = values.view(bits).astype(wide)
             run.registers[number][group.index] = values.view(raw)
 
         return write

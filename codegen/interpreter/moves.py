@@ -30,7 +30,7 @@ _WINDOWS = {"shared": SHARED, "local": LOCAL, "param": PARAM, "global": 0, "cons
 def _mov(d: Decoder, i: Instruction) -> Action:
     kind = i.parts[-1]
     to, of = i.operands
-    if kind not in ("pred", "b128") and (to.startswith("{") or of.startswith("{")):
+    if kind != "pred" and (to.startswith("{") or of.startswith("{")):
         return _pack(d, kind, to, of)
     read, write = d.source(of, kind), d.target(to, kind)
     return lambda run, group: write(run, group, read(run, group))
@@ -41,15 +41,16 @@ def _pack(d: Decoder, kind: str, to: str, of: str) -> Action:
     width = d.kind(kind).itemsize
     parts = d.listed(of if of.startswith("{") else to)
     part = f"b{8 * width // len(parts)}"
-    small, big = d.kind(part), d.kind(f"b{8 * width}")
+    whole = f"b{8 * width}"
+    small, big = d.kind(part), d.kind(whole)
     if of.startswith("{"):
-        join, write = d.vector(of, part), d.target(to, f"b{8 * width}")
+        join, write = d.vector(of, part), d.target(to, whole)
         return lambda run, group: write(run, group, join(run, group).view(big)[:, 0])
-    read, writes = d.source(of, f"b{8 * width}"), d.vector_target(to, part)
+    read, writes = d.source(of, whole), d.vector_target(to, part)
 
     def unpack(run: Run, group: Group) -> None:
-        whole = np.ascontiguousarray(np.broadcast_to(read(run, group), (group.size,)))
-        writes(run, group, whole.view(small).reshape(group.size, -1))
+        held = np.ascontiguousarray(np.broadcast_to(read(run, group), (group.size,)))
+        writes(run, group, held.view(small).reshape(group.size, -1))
 
     return unpack
 

@@ -93,10 +93,9 @@ class Run:
         self.threads_per_cta = -(-threads // WARPGROUP) * WARPGROUP
         total = self.ctas * self.threads_per_cta
         for width in self.code.register_bytes:
-            poison = (1 << 8 * width) - 1  # a NaN of every floating-point type
-            self.registers.append(
-                np.full(total, poison, f"u{width}") if width else np.zeros(total, bool)
-            )
+            bits = np.full(total * width, 0xFF, np.uint8)  # a NaN of every floating-point type
+            kind = f"u{width}" if width < 16 else "V16"
+            self.registers.append(bits.view(kind) if width else np.zeros(total, bool))
         size = -(-max(self.shared_bytes, 16) // 16) * 16
         self.shared = np.full(self.ctas * size, 0xFF, np.uint8)
         self.shared_bytes = size
