@@ -334,6 +334,35 @@ def test_tcgen05_mma(kind: str, a_kind: str, m: int, n: int) -> None:
                 assert abs(out[t, r] - exact[row, column]) < 1e-4
 
 
+@pytest.mark.parametrize("split", [0, 4, 9])
+def test_two_halves_of_a_warp(split: int) -> None:
+    """16x32bx2: lane t % 16, whose columns begin ``split`` later for the warp's upper half."""
+    whole, few = ([f"%d{i}" for i in range(n)] for n in (16, 4))
+    fill = "".join(f"mad.lo.u32 {n}, %r0, 100, {i};" for i, n in enumerate(whole))
+    lists = ["{" + ", ".join(names) + "}" for names in (whole, few)]
+    plain, halves = "tcgen05.{}.sync.aligned.32x32b.x16.b32", "tcgen05.{}.sync.aligned.16x32bx2.x4"
+    put = f"{plain.format('st')} [%r22], {lists[0]}; tcgen05.wait::st.sync.aligned;"
+    body = f"""{fill} {put} {halves.format("ld")}.b32 {lists[1]}, [%r22], {split};
+      tcgen05.wait::ld.sync.aligned; {store(few)}"""
+    lane, column = np.meshgrid(np.arange(128), np.arange(4), indexing="ij")
+    there = lane // 32 * 32 + lane % 16, column + split * (lane % 32 >= 16)
+    out = np.zeros((128, 4), np.uint32)
+    text = TENSOR.format(slot=64, bar=72, body=body)
+    assert run(text, np.zeros(4, np.uint32), out, threads=128).findings == ()
+    np.testing.assert_array_equal(out, there[0] * 100 + there[1])
+    if split == 0:
+        return  # both halves would store to the same cells
+    body = f"""{fill} {put} {"".join(f"mad.lo.u32 {n}, %r0, 7, {i};" for i, n in enumerate(few))}
+      {halves.format("st")}.b32 [%r22], {split}, {lists[1]}; tcgen05.wait::st.sync.aligned;
+      {plain.format("ld")} {lists[0]}, [%r22]; tcgen05.wait::ld.sync.aligned; {store(whole)}"""
+    wanted = np.arange(128)[:, None] * 100 + np.arange(16)
+    wanted[there] = lane * 7 + column
+    out = np.zeros((128, 16), np.uint32)
+    text = TENSOR.format(slot=64, bar=72, body=body)
+    assert run(text, np.zeros(4, np.uint32), out, threads=128).findings == ()
+    np.testing.assert_array_equal(out, wanted)
+
+
 def test_tcgen05_cp() -> None:
     """Shared memory to tensor memory: 128 rows of 32 bytes."""
     values = np.arange(128 * 8, dtype=np.uint32).reshape(128, 8)

@@ -107,15 +107,25 @@ def _report(run: Run, cta: int, found: Conflict, who: str, does: str) -> None:
     )
 
 
+_SHAPES = {"32x32b": (1, 1), "16x32bx2": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4),
+           "16x256b": (4, 8)}  # fmt: skip
+"""How many registers of a thread, and how many columns, each repetition has."""
+
+
 @functools.cache
 def _cells(shape: str, times: int) -> tuple[Array, Array]:
-    """Return lane and column of each thread's registers: (32, registers)."""
+    """Return lane and column of each thread's registers: (32, registers).
+
+    Of ``16x32bx2`` the upper half of the warp begins elsewhere, at columns that count from there.
+    """
     t = np.arange(WARP)[:, None]
-    each, wide = {"32x32b": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4), "16x256b": (4, 8)}[shape]
+    each, wide = _SHAPES[shape]
     r = np.arange(each * times)[None]
     part, turn = r % each, r // each
     if shape == "32x32b":
         return t + 0 * r, r + 0 * t
+    if shape == "16x32bx2":
+        return t % 16 + 0 * r, r + 0 * t
     if shape == "16x64b":
         return t // 4 + 8 * (t % 2) + 0 * r, t // 2 % 2 + wide * turn
     if shape == "16x128b":
@@ -138,11 +148,15 @@ def _warp(warp: int) -> Group:
 
 def _ld_st(d: Decoder, i: Instruction) -> Control:
     loads = i.parts[1] == "ld"
-    shape = next(p for p in i.parts if p in ("32x32b", "16x64b", "16x128b", "16x256b"))
+    shape = next(p for p in i.parts if p in _SHAPES)
     times = int(next(p for p in i.parts if re.fullmatch(r"x\d+", p))[1:])
     lanes, columns = _cells(shape, times)
+    wide, starts = int(columns.max()) + 1, [0]
     at = d.address(i.operands[1 if loads else 0])
-    listed = d.listed(i.operands[0 if loads else 1])
+    listed = d.listed(i.operands[0 if loads else -1])
+    if shape == "16x32bx2":
+        starts.append(int(i.operands[2 if loads else 1], 0))
+        columns = columns + starts[1] * (np.arange(WARP)[:, None] >= 16)
     if len(listed) != lanes.shape[1]:
         raise d.error(f"{len(listed)} registers; {shape}.x{times} has {lanes.shape[1]}")
     registers = [d.register(r) for r in listed]
@@ -167,11 +181,13 @@ def _ld_st(d: Decoder, i: Instruction) -> Control:
                 continue
             channel = _channel(run, warp, loads)  # before rows, which count agents as they are
             rows = run.rows(_warp(warp))[:: run.unit]
-            span = (column, int(columns.max()) + 1)
-            step = access(
-                run, cta, np.array([quarter]), span, rows, channel, writes=not loads, own=not loads
-            )
-            run.state.tensor_steps[warp, loads] = step
+            for start in starts:
+                run.state.tensor_steps[warp, loads] = access(
+                    run, cta, np.array([quarter]), (column + start, wide), rows, channel,
+                    writes=not loads, own=not loads,
+                )  # fmt: skip
+            if column + columns.min() < 0 or column + columns.max() >= COLUMNS:
+                continue  # which access has reported
             cells = tensor_memory(run, cta).cells
             if loads:
                 filled = run.state.loading.setdefault(warp, {})
