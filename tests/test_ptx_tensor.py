@@ -284,21 +284,48 @@ def test_tensor_memory_keeps_what_is_stored(shape: str, registers: int) -> None:
     assert "proxy" in run(head + tail, np.zeros(4, np.uint32), out, threads=128).kinds
 
 
+NARROW = {"e2m1": (2, 1), "e2m3": (2, 3), "e3m2": (3, 2)}
+
+
+def narrow(rows: int, kind: str, seed: int) -> tuple[Array, Array]:
+    """Numbers of 4 or 6 bits, 32 a row, and their bytes: each 16 of them packed into 16 bytes."""
+    exponent, fraction = NARROW[kind]
+    size, bias = 1 + exponent + fraction, 2 ** (exponent - 1) - 1
+    codes = np.random.default_rng(seed).integers(0, 1 << size, (rows, 32))
+    values, held = np.zeros((rows, 32)), np.zeros((rows, 32), np.uint8)
+    for row in range(rows):
+        for k, code in enumerate(codes[row].tolist()):
+            e, f = code >> fraction & (1 << exponent) - 1, (code & (1 << fraction) - 1)
+            number = f * 2.0 ** (1 - bias) if e == 0 else (f + (1 << fraction)) * 2.0 ** (e - bias)
+            values[row, k] = (-1) ** (code >> size - 1) * number / (1 << fraction)
+        for block in (0, 16):
+            word = sum(int(c) << size * n for n, c in enumerate(codes[row, block : block + 16]))
+            held[row, block : block + 16] = list(word.to_bytes(16, "little"))
+    return values, held
+
+
 @pytest.mark.parametrize(
     ("kind", "a_kind", "m", "n"),
     [("f16", "bf16", 128, 64), ("f16", "f16", 64, 32), ("tf32", "tf32", 128, 16),
-     ("f8f6f4", "e5m2", 128, 48), ("i8", "s8", 128, 32)],
+     ("f8f6f4", "e5m2", 128, 48), ("i8", "s8", 128, 32), ("f8f6f4", "e2m1", 128, 32),
+     ("f8f6f4", "e2m3", 64, 32), ("f8f6f4", "e3m2", 128, 16)],
 )  # fmt: skip
 def test_tcgen05_mma(kind: str, a_kind: str, m: int, n: int) -> None:
     """One product of each kind; with 64 rows each warp has 16 of them."""
-    depth = 32 // TYPES[a_kind].itemsize
-    a, b = numbers((m, depth), a_kind, 7), numbers((n, depth), a_kind, 8)
-    (a_bytes, *a_steps), (b_bytes, *b_steps) = (arranged(v, 1, False) for v in (a, b))
+    if a_kind in NARROW:
+        (a, a_held), (b, b_held) = narrow(m, a_kind, 7), narrow(n, a_kind, 8)
+    else:
+        depth = 32 // TYPES[a_kind].itemsize
+        a_held = a = numbers((m, depth), a_kind, 7)
+        b_held = b = numbers((n, depth), a_kind, 8)
+    (a_bytes, *a_steps), (b_bytes, *b_steps) = (arranged(v, 1, False) for v in (a_held, b_held))
     b_at = -(-len(a_bytes) // 1024) * 1024
     end = b_at + len(b_bytes)
     given = np.zeros(end, np.uint8)
     given[: len(a_bytes)], given[b_at:] = a_bytes, b_bytes
-    code = {"bf16": 1, "f16": 0, "tf32": 2, "e5m2": 1, "s8": 1}[a_kind]
+    code = {"bf16": 1, "tf32": 2, "e5m2": 1, "s8": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5}.get(
+        a_kind, 0
+    )
     bits = (2 if kind == "i8" else 1) << 4 | code << 7 | code << 10 | n >> 3 << 17 | m >> 4 << 24
     mode = hex(6 << 61 | 1 << 46)
     names = [f"%d{i}" for i in range(n if m == 128 else n // 2)]

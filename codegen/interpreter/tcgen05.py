@@ -19,7 +19,7 @@ import numpy as np
 from tinygpu.codegen.interpreter.barriers import arrive, at_barrier
 from tinygpu.codegen.interpreter.clocks import ORDER
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, each_thread
-from tinygpu.codegen.interpreter.descriptors import Operand, elements
+from tinygpu.codegen.interpreter.descriptors import NARROW, Operand, elements
 from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.memory import SHARED
 from tinygpu.codegen.interpreter.moves import space_of
@@ -35,7 +35,7 @@ __all__ = ["TABLE"]
 _KINDS: Mapping[str, dict[int, str]] = {
     "f16": {0: "f16", 1: "bf16"},
     "tf32": {2: "tf32"},
-    "f8f6f4": {0: "e4m3", 1: "e5m2"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
     "i8": {0: "u8", 1: "s8"},
 }
 _A_COLUMNS = 8  # spec: of A in tensor memory, whose elements of 32 B are packed
@@ -56,10 +56,10 @@ class _Shape:
 
     @property
     def depth(self) -> int:
-        return 32 // TYPES[self.a].itemsize
+        return 32 if self.a in NARROW else 32 // TYPES[self.a].itemsize
 
 
-def _shape(run: Run, kind: str, bits: int, pair: bool) -> _Shape | None:
+def _shape(run: Run, kind: str, bits: int, *, pair: bool, from_tensor: bool) -> _Shape | None:
     names = _KINDS[kind]
     a, b, result = names.get(bits >> 7 & 7), names.get(bits >> 10 & 7), _RESULTS.get(bits >> 4 & 3)
     n, m = (bits >> 17 & 63) << 3, (bits >> 24 & 31) << 4
@@ -71,8 +71,12 @@ def _shape(run: Run, kind: str, bits: int, pair: bool) -> _Shape | None:
     if m not in allowed or n % least or not least <= n <= 256:
         run.find("descriptor", f"{bits:#x}: {m} x {n} is no shape of this instruction")
         return None
+    turned = bool(bits >> 15 & 1), bool(bits >> 16 & 1)
+    if (a in NARROW and (turned[0] or from_tensor)) or (b in NARROW and turned[1]):
+        run.find("descriptor", f"{bits:#x}: 4 and 6 bits are run from shared memory, K-major")
+        return None
     signs = (-1 if bits >> 13 & 1 else 1, -1 if bits >> 14 & 1 else 1)
-    return _Shape(m, n, result, a, b, signs, (bool(bits >> 15 & 1), bool(bits >> 16 & 1)))
+    return _Shape(m, n, result, a, b, signs, turned)
 
 
 def _queue(run: Run, thread: int) -> tuple[tuple[str, int], int]:
@@ -124,7 +128,7 @@ def _mma(d: Decoder, i: Instruction) -> Action:
             run.find("divergence", "one thread issues, not several of a warp")
         given = each_thread(run, group, bits, to, a_at, b_at, accumulates)
         for thread, described, target, a, b, adds in given:
-            shape = _shape(run, kind, described, pair)
+            shape = _shape(run, kind, described, pair=pair, from_tensor=from_tensor)
             if shape is not None:
                 _issue(run, thread, shape, (target, a, b), bool(adds), pair, from_tensor)
 
