@@ -296,8 +296,7 @@ def _tokens(barrier: Mbarrier, numbers: Array) -> Array:
 
 def _gone(run: Run, barrier: Mbarrier) -> None:
     """Report the use of a barrier whose CTA has ended."""
-    each = run.threads_per_cta
-    if not run.live[barrier.cta * each : (barrier.cta + 1) * each].any():
+    if not run.live_in(barrier.cta):
         run.find("exit", f"{run.cta_name(barrier.cta)} has ended, and its {barrier} is still used")
 
 

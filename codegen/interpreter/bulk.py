@@ -231,8 +231,7 @@ def _fill(
     run.remote(cta, thread, barrier.channel, step)
 
     def land() -> None:
-        each = run.threads_per_cta
-        if not run.live[cta * each : (cta + 1) * each].any():
+        if not run.live_in(cta):
             run.find("exit", f"a load of {who} lands in {run.cta_name(cta)}, which has ended")
         run.shared.reshape(-1, 16)[flat // 16] = fetch().reshape(-1, 16)
         complete_bytes(run, barrier, total, step, issuer)

@@ -193,7 +193,7 @@ def _arrive(run: Run, barrier: NamedBarrier, group: Group, expected: int, step: 
     if barrier.expected and expected and barrier.expected != expected:
         run.find("barrier", f"barrier with counts {barrier.expected} and {expected}")
     cta = int(run.cta_of(group.threads[:1])[0])
-    everyone = int(run.live.reshape(-1, run.threads_per_cta)[cta].sum())
+    everyone = run.live_in(cta)
     barrier.expected, barrier.counted = expected or everyone, bool(expected)
 
 
@@ -214,9 +214,8 @@ def _release(run: Run, barrier: NamedBarrier) -> None:
 def end(run: Run, group: Group) -> None:
     """End threads; barriers of all threads go on without them."""
     run.exit(group)
-    each = run.threads_per_cta
     for cta in np.unique(run.cta_of(group.threads)).tolist():
-        everyone = int(run.live.reshape(-1, each)[cta].sum())
+        everyone = run.live_in(cta)
         if not everyone and run.cluster > 1:
             _check_exit(run, cta)
         domain = cta // run.cluster

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,7 @@ Source = Callable[[Run, Group], Any]
 Target = Callable[[Run, Group, Any], None]
 Action = Callable[[Run, Group], None]
 ControlAction = Callable[[Run, Group], "Group | None"]
+Watched = TypeVar("Watched", Action, ControlAction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,22 +355,13 @@ def _watch(decoder: Decoder, instructions: tuple[Instruction, ...], steps: list[
         if step.control is None:
             step.action = _watched(step.action, mine)
         else:
-            step.control = _watched_control(step.control, mine)
+            step.control = _watched(step.control, mine)
 
 
-def _watched(action: Action, registers: tuple[int, ...]) -> Action:
-    def act(run: Run, group: Group) -> None:
+def _watched(action: Watched, registers: tuple[int, ...]) -> Watched:
+    def act(run: Run, group: Group) -> Any:
         if run.watch is not None:
             run.watch(run, group, registers)
-        action(run, group)
-
-    return act
-
-
-def _watched_control(control: ControlAction, registers: tuple[int, ...]) -> ControlAction:
-    def act(run: Run, group: Group) -> Group | None:
-        if run.watch is not None:
-            run.watch(run, group, registers)
-        return control(run, group)
+        return action(run, group)
 
     return act

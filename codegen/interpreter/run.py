@@ -122,6 +122,11 @@ class Run:
         """Return the CTA (in the batch) of each thread."""
         return threads // self.threads_per_cta
 
+    def live_in(self, cta: int) -> int:
+        """Return how many threads of a CTA (in the batch) have not ended."""
+        each = self.threads_per_cta
+        return int(np.count_nonzero(self.live[cta * each : (cta + 1) * each]))
+
     def agents_of(self, threads: Array) -> tuple[Array, Array]:
         """Return the domain of each thread, and the agent there that it is, or is part of."""
         units, each = threads // self.unit, self.cluster * self.threads_per_cta // self.unit

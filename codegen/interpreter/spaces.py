@@ -187,8 +187,7 @@ def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
     for n in np.flatnonzero(there != own).tolist() if run.cluster > 1 else ():
         cta, thread = int(there[n]), int(group.threads[n])
         run.remote(cta, thread, run.agent_of(thread)[1], step)
-        each = run.threads_per_cta
-        if not run.live[cta * each : (cta + 1) * each].any():
+        if not run.live_in(cta):
             who = run.warp_name(thread)
             message = f"{who} touches shared memory of {run.cta_name(cta)}, which has ended"
             run.find("exit", message, thread=thread)

@@ -20,7 +20,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tinygpu.codegen.interpreter.clocks import ORDER, TENSOR, Conflict
-from tinygpu.codegen.interpreter.decoder import Action, Builder, Control, Decoder, together
+from tinygpu.codegen.interpreter.decoder import (
+    Action,
+    Builder,
+    Control,
+    Decoder,
+    each_thread,
+    together,
+)
 from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
@@ -227,19 +234,16 @@ def _alloc(d: Decoder, i: Instruction) -> Control:
         here = run.together(group, WARP)
         if here is None:
             return None
-        addresses = at(run, here)
-        numbers = np.broadcast_to(number(run, here), (here.size,))
         going, pc = [], run.pc
-        for first in range(0, here.size, WARP):
-            warp = Group(here.threads[first : first + WARP])
-            cta, columns = int(warp.threads[0]) // run.threads_per_cta, int(numbers[first])
-            memory = tensor_memory(run, cta)
+        leaders = Group(here.threads[::WARP])
+        for thread, address, columns in each_thread(run, leaders, at, number):
+            warp, memory = _warp(thread // WARP), tensor_memory(run, thread // run.threads_per_cta)
             if columns < 32 or columns > COLUMNS or columns & (columns - 1):
                 run.find("tensor memory", f"{columns} columns; a power of two from 32 to 512 is")
                 continue
             if memory.closed:
                 run.find("tensor memory", "an allocation after relinquish_alloc_permit")
-            take = _take(run, memory, warp, int(addresses[first]), columns, pc)
+            take = _take(run, memory, warp, address, columns, pc)
             say = f"for {columns} columns of tensor memory, of which {{}} are taken".format
             if run.poll(warp, pc, take, functools.partial(say, memory.allocated)):
                 going.append(warp.threads)
@@ -271,15 +275,8 @@ def _dealloc(d: Decoder, i: Instruction) -> Control:
     at, number = d.source(i.operands[0], "u32"), d.source(i.operands[1], "u32")
 
     def free(run: Run, here: Group) -> None:
-        addresses = np.broadcast_to(at(run, here), (here.size,))
-        numbers = np.broadcast_to(number(run, here), (here.size,))
-        for first in range(0, here.size, WARP):
-            thread = int(here.threads[first])
-            cta, start, columns = (
-                thread // run.threads_per_cta,
-                int(addresses[first]),
-                numbers[first],
-            )
+        for thread, start, columns in each_thread(run, Group(here.threads[::WARP]), at, number):
+            cta = thread // run.threads_per_cta
             memory = tensor_memory(run, cta)
             if memory.allocated.get(start) != columns:
                 run.find(
@@ -288,7 +285,7 @@ def _dealloc(d: Decoder, i: Instruction) -> Control:
                 continue
             channel = _channel(run, thread // WARP, False)  # before rows, as above
             rows = run.rows(_warp(thread // WARP))[:: run.unit]
-            span = (start, int(columns))
+            span = (start, columns)
             access(run, cta, np.arange(_QUARTERS), span, rows, channel, writes=True)
             del memory.allocated[start]
 
