@@ -18,7 +18,6 @@ _PLAIN = {"tf32": "b32", "f16x2": "b32", "bf16x2": "b32", "e4m3x2": "b16", "e5m2
           "b8": "b16", "u8": "u16", "s8": "s16"}  # fmt: skip
 _WIDER = {"u16": "u32", "u32": "u64", "s16": "s32", "s32": "s64"}
 _SPECIAL = {
-    "mov.b128": ("%q", "{%l0, %l1}"),
     "cp.async.bulk.prefetch.tensor": ("[%l0, {}]",),
     "createpolicy.cvt": ("0x10000000",),
 }
@@ -97,7 +96,8 @@ def instances(form: Form) -> Iterator[str]:
 
 def kernel(instructions: list[str], version: str, target: str) -> str:
     """Return a module with one kernel of these instructions, the first on line 2 + types."""
-    registers = " ".join(f".reg .{t} %{t}_<132>;" for t in TYPES)
+    types = [*TYPES, "b128"] if any("%b128" in i for i in instructions) else TYPES
+    registers = " ".join(f".reg .{t} %{t}_<132>;" for t in types)
     lines = [f".version {version}", f".target {target}", ".address_size 64",
              ".visible .entry k() {", registers, *instructions, "ret; }"]  # fmt: skip
     return "\n".join(lines)

@@ -177,10 +177,10 @@ def test_a_fence_is_carried_by_barriers() -> None:
         clocks = Clocks(domains=1, units=2, granules=1)
         clocks.write(np.array([0]), clocks.rows(0, np.array([1])), 0)
         if when == "before":
-            clocks.fence_proxy(0, [who], 1)
+            clocks.fence(0, [who], 1, PROXIED)
         clocks.acquire(0, [1, 2], clocks.snapshot(0, [1, 2], 2))
         if when == "after":
-            clocks.fence_proxy(0, [who], 3)
+            clocks.fence(0, [who], 3, PROXIED)
         found = clocks.read(np.array([0]), clocks.rows(0, np.array([2])), 4, proxy=True)
         assert (found is None) == proxied
         assert found is None or found.kind == "proxy"

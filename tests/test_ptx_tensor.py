@@ -284,21 +284,48 @@ def test_tensor_memory_keeps_what_is_stored(shape: str, registers: int) -> None:
     assert "proxy" in run(head + tail, np.zeros(4, np.uint32), out, threads=128).kinds
 
 
+NARROW = {"e2m1": (2, 1), "e2m3": (2, 3), "e3m2": (3, 2)}
+
+
+def narrow(rows: int, kind: str, seed: int) -> tuple[Array, Array]:
+    """Numbers of 4 or 6 bits, 32 a row, and their bytes: each 16 of them packed into 16 bytes."""
+    exponent, fraction = NARROW[kind]
+    size, bias = 1 + exponent + fraction, 2 ** (exponent - 1) - 1
+    codes = np.random.default_rng(seed).integers(0, 1 << size, (rows, 32))
+    values, held = np.zeros((rows, 32)), np.zeros((rows, 32), np.uint8)
+    for row in range(rows):
+        for k, code in enumerate(codes[row].tolist()):
+            e, f = code >> fraction & (1 << exponent) - 1, (code & (1 << fraction) - 1)
+            number = f * 2.0 ** (1 - bias) if e == 0 else (f + (1 << fraction)) * 2.0 ** (e - bias)
+            values[row, k] = (-1) ** (code >> size - 1) * number / (1 << fraction)
+        for block in (0, 16):
+            word = sum(int(c) << size * n for n, c in enumerate(codes[row, block : block + 16]))
+            held[row, block : block + 16] = list(word.to_bytes(16, "little"))
+    return values, held
+
+
 @pytest.mark.parametrize(
     ("kind", "a_kind", "m", "n"),
     [("f16", "bf16", 128, 64), ("f16", "f16", 64, 32), ("tf32", "tf32", 128, 16),
-     ("f8f6f4", "e5m2", 128, 48), ("i8", "s8", 128, 32)],
+     ("f8f6f4", "e5m2", 128, 48), ("i8", "s8", 128, 32), ("f8f6f4", "e2m1", 128, 32),
+     ("f8f6f4", "e2m3", 64, 32), ("f8f6f4", "e3m2", 128, 16)],
 )  # fmt: skip
 def test_tcgen05_mma(kind: str, a_kind: str, m: int, n: int) -> None:
     """One product of each kind; with 64 rows each warp has 16 of them."""
-    depth = 32 // TYPES[a_kind].itemsize
-    a, b = numbers((m, depth), a_kind, 7), numbers((n, depth), a_kind, 8)
-    (a_bytes, *a_steps), (b_bytes, *b_steps) = (arranged(v, 1, False) for v in (a, b))
+    if a_kind in NARROW:
+        (a, a_held), (b, b_held) = narrow(m, a_kind, 7), narrow(n, a_kind, 8)
+    else:
+        depth = 32 // TYPES[a_kind].itemsize
+        a_held = a = numbers((m, depth), a_kind, 7)
+        b_held = b = numbers((n, depth), a_kind, 8)
+    (a_bytes, *a_steps), (b_bytes, *b_steps) = (arranged(v, 1, False) for v in (a_held, b_held))
     b_at = -(-len(a_bytes) // 1024) * 1024
     end = b_at + len(b_bytes)
     given = np.zeros(end, np.uint8)
     given[: len(a_bytes)], given[b_at:] = a_bytes, b_bytes
-    code = {"bf16": 1, "f16": 0, "tf32": 2, "e5m2": 1, "s8": 1}[a_kind]
+    code = {"bf16": 1, "tf32": 2, "e5m2": 1, "s8": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5}.get(
+        a_kind, 0
+    )
     bits = (2 if kind == "i8" else 1) << 4 | code << 7 | code << 10 | n >> 3 << 17 | m >> 4 << 24
     mode = hex(6 << 61 | 1 << 46)
     names = [f"%d{i}" for i in range(n if m == 128 else n // 2)]
@@ -332,6 +359,35 @@ def test_tcgen05_mma(kind: str, a_kind: str, m: int, n: int) -> None:
                 row = 16 * (t // 32) + t % 32 // 4 + 8 * (r % 4 // 2)
                 column = 8 * (r // 4) + 2 * (t % 4) + r % 2
                 assert abs(out[t, r] - exact[row, column]) < 1e-4
+
+
+@pytest.mark.parametrize("split", [0, 4, 9])
+def test_two_halves_of_a_warp(split: int) -> None:
+    """16x32bx2: lane t % 16, whose columns begin ``split`` later for the warp's upper half."""
+    whole, few = ([f"%d{i}" for i in range(n)] for n in (16, 4))
+    fill = "".join(f"mad.lo.u32 {n}, %r0, 100, {i};" for i, n in enumerate(whole))
+    lists = ["{" + ", ".join(names) + "}" for names in (whole, few)]
+    plain, halves = "tcgen05.{}.sync.aligned.32x32b.x16.b32", "tcgen05.{}.sync.aligned.16x32bx2.x4"
+    put = f"{plain.format('st')} [%r22], {lists[0]}; tcgen05.wait::st.sync.aligned;"
+    body = f"""{fill} {put} {halves.format("ld")}.b32 {lists[1]}, [%r22], {split};
+      tcgen05.wait::ld.sync.aligned; {store(few)}"""
+    lane, column = np.meshgrid(np.arange(128), np.arange(4), indexing="ij")
+    there = lane // 32 * 32 + lane % 16, column + split * (lane % 32 >= 16)
+    out = np.zeros((128, 4), np.uint32)
+    text = TENSOR.format(slot=64, bar=72, body=body)
+    assert run(text, np.zeros(4, np.uint32), out, threads=128).findings == ()
+    np.testing.assert_array_equal(out, there[0] * 100 + there[1])
+    if split == 0:
+        return  # both halves would store to the same cells
+    body = f"""{fill} {put} {"".join(f"mad.lo.u32 {n}, %r0, 7, {i};" for i, n in enumerate(few))}
+      {halves.format("st")}.b32 [%r22], {split}, {lists[1]}; tcgen05.wait::st.sync.aligned;
+      {plain.format("ld")} {lists[0]}, [%r22]; tcgen05.wait::ld.sync.aligned; {store(whole)}"""
+    wanted = np.arange(128)[:, None] * 100 + np.arange(16)
+    wanted[there] = lane * 7 + column
+    out = np.zeros((128, 16), np.uint32)
+    text = TENSOR.format(slot=64, bar=72, body=body)
+    assert run(text, np.zeros(4, np.uint32), out, threads=128).findings == ()
+    np.testing.assert_array_equal(out, wanted)
 
 
 def test_tcgen05_cp() -> None:

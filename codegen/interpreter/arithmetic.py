@@ -20,18 +20,15 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.values import PACKED, flushed, fma, narrowed, rounded
 
-__all__ = ["TABLE", "apply", "packed", "read"]
+__all__ = ["TABLE", "apply", "by_type", "packed", "plain", "read"]
 
 _MODES = ("rn", "rz", "rm", "rp")
 
 
-def apply(
-    d: Decoder, i: Instruction, function: Callable[..., Any], kinds: str | list[str], to: str
-) -> Action:
-    """Return the action ``first operand = function(the others)``; ``.ftz`` is of all of them."""
-    given = i.operands[1:]
-    each = [kinds] * len(given) if isinstance(kinds, str) else kinds
-    reads = [read(d, i, text, kind) for text, kind in zip(given, each, strict=True)]
+def apply(d: Decoder, i: Instruction, function: Callable[..., Any]) -> Action:
+    """Return ``first operand = function(the others)``, in the form's types; ``.ftz`` is of all."""
+    to, *kinds = d.kinds
+    reads = [read(d, i, text, kind) for text, kind in zip(i.operands[1:], kinds, strict=True)]
     write = d.target(i.operands[0], to)
     if _flushes(i, to):
         plain, part = function, d.kind(PACKED.get(to, to))
@@ -40,6 +37,18 @@ def apply(
         first, second = reads
         return lambda run, group: write(run, group, function(first(run, group), second(run, group)))
     return lambda run, group: write(run, group, function(*(read(run, group) for read in reads)))
+
+
+def by_type(make: Callable[[Instruction, np.dtype[Any]], Callable[..., Any]]) -> Builder:
+    """Return the builder of a function that is made for an instruction's type, or its halves."""
+
+    def build(d: Decoder, i: Instruction) -> Action:
+        kind = i.parts[-1]
+        part = d.kind(PACKED.get(kind, kind))
+        function = make(i, part)
+        return apply(d, i, packed(function, part) if kind in PACKED else function)
+
+    return build
 
 
 def _flushes(i: Instruction, kind: str) -> bool:
@@ -77,39 +86,32 @@ def _saturated(i: Instruction, function: Callable[..., Array]) -> Callable[..., 
     return lambda *given: np.clip(np.nan_to_num(function(*given), nan=0.0), 0, 1)
 
 
-def _halves_or_whole(
-    d: Decoder, i: Instruction, function: Callable[..., Array], kind: str
-) -> Action:
-    """Apply a function of one number to registers that hold one, or two."""
-    if kind in PACKED:
-        function = packed(function, d.kind(PACKED[kind]))
-    return apply(d, i, function, kind, kind)
+def _kind(i: Instruction) -> str:
+    """Return the type of a number, or of a half of two."""
+    return PACKED.get(i.parts[-1], i.parts[-1])
 
 
-def _binary(name: str) -> Callable[[Decoder, Instruction], Action]:
+def _binary(name: str) -> Builder:
     plain = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
 
-    def build(d: Decoder, i: Instruction) -> Action:
-        kind, mode = i.parts[-1], _mode(i)
-        part = PACKED.get(kind, kind)
-        dtype = d.kind(part)
-        if "cc" in i.parts:
-            return with_carry(d, i)
+    def make(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Any]:
+        mode, sign = _mode(i), -1.0 if name == "sub" else 1.0
         if dtype.kind in "iu":
-            if name == "mul":
-                return _multiply(d, i)
-            return _halves_or_whole(d, i, _limited(i, dtype, plain), kind)
-        sign = -1.0 if name == "sub" else 1.0
+            return _product(i, dtype) if name == "mul" else _limited(i, dtype, plain)
 
         def directed(a: Array, b: Array) -> Array:
             x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
             if name == "mul":
-                return fma(x, y, np.zeros_like(x), mode, part)
-            return fma(y, np.full_like(y, sign), x, mode, part)
+                return fma(x, y, np.zeros_like(x), mode, _kind(i))
+            return fma(y, np.full_like(y, sign), x, mode, _kind(i))
 
-        return _halves_or_whole(d, i, _saturated(i, plain if mode == "rn" else directed), kind)
+        return _saturated(i, plain if mode == "rn" else directed)
 
-    return build
+    return _carrying(by_type(make))
+
+
+def _carrying(plain: Builder) -> Builder:
+    return lambda d, i: with_carry(d, i) if "cc" in i.parts else plain(d, i)
 
 
 def _limited(i: Instruction, dtype: np.dtype[Any], plain: Any) -> Callable[[Array, Array], Array]:
@@ -144,40 +146,29 @@ def _high64(a: Array, b: Array, signed: bool) -> Array:
     return high
 
 
-def _product(d: Decoder, i: Instruction) -> tuple[Callable[[Array, Array], Array], str, str]:
-    """Return how an integer product is made, its operands' and its result's type."""
-    kind = i.parts[-1]
-    dtype = d.kind(kind)
-    if "wide" in i.parts:
-        to = f"{kind[0]}{16 * dtype.itemsize}"
-        return lambda a, b: _wide(a, b, dtype), kind, to
-    if "hi" in i.parts:
-        if dtype.itemsize == 8:
-            return lambda a, b: _high64(a, b, dtype.kind == "i").view(dtype), kind, kind
-        shift = 8 * dtype.itemsize
-        return lambda a, b: (_wide(a, b, dtype) >> shift).astype(dtype), kind, kind
-    return np.multiply, kind, kind
+_LOW: Callable[[Array, Array], Array] = np.multiply
 
 
-def _multiply(d: Decoder, i: Instruction) -> Action:
-    product, kind, to = _product(d, i)
-    return apply(d, i, product, kind, to)
+def _product(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
+    """Return mul, mul24, mad and mad24 of integers."""
+    shift, product = 8 * dtype.itemsize, _LOW
+    if i.parts[0].endswith("24"):
+        product = _product24(i, dtype)
+    elif "wide" in i.parts:
+        product = lambda a, b: _wide(a, b, dtype)  # noqa: E731 (a closure)
+    elif "hi" in i.parts and dtype.itemsize == 8:
+        product = lambda a, b: _high64(a, b, dtype.kind == "i").view(dtype)  # noqa: E731
+    elif "hi" in i.parts:
+        product = lambda a, b: (_wide(a, b, dtype) >> shift).astype(dtype)  # noqa: E731
+    if i.parts[0].startswith("mul"):
+        return product
+    plus = _limited(i, dtype, np.add)
+    return lambda a, b, c: plus(product(a, b), c)
 
 
-def _mad24(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    product, plus = _product24(d, i), _limited(i, d.kind(kind), np.add)
-    return apply(d, i, lambda a, b, c: plus(product(a, b), c), kind, kind)
-
-
-def _mul24(d: Decoder, i: Instruction) -> Action:
-    return apply(d, i, _product24(d, i), i.parts[-1], i.parts[-1])
-
-
-def _product24(d: Decoder, i: Instruction) -> Callable[[Array, Array], Array]:
+def _product24(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:
     """Multiply the lower 24 bits; ``.lo`` are the lower 32 of the 48 bits, ``.hi`` the upper."""
-    kind, shift = i.parts[-1], 16 if "hi" in i.parts else 0
-    dtype = d.kind(kind)
+    shift = 16 if "hi" in i.parts else 0
 
     def product(a: Array, b: Array) -> Array:
         x, y = (np.asarray(v).astype(np.int64) & 0xFFFFFF for v in (a, b))
@@ -188,26 +179,16 @@ def _product24(d: Decoder, i: Instruction) -> Callable[[Array, Array], Array]:
     return product
 
 
-def _mad(d: Decoder, i: Instruction) -> Action:
-    if d.kind(i.parts[-1]).kind == "f":
-        return _fma(d, i)
-    if "cc" in i.parts:
-        return with_carry(d, i)
-    product, kind, to = _product(d, i)
-    plus = _limited(i, d.kind(to), np.add)
-    return apply(d, i, lambda a, b, c: plus(product(a, b), c), [kind, kind, to], to)
-
-
-def _fma(d: Decoder, i: Instruction) -> Action:
-    kind, mode = i.parts[-1], _mode(i)
-    part = PACKED.get(kind, kind)
+def _fma(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
+    if dtype.kind in "iu":
+        return _product(i, dtype)
+    mode, kind = _mode(i), _kind(i)
 
     def once(a: Array, b: Array, c: Array) -> Array:
-        result = fma(a, b, c, mode, part)
-        return np.maximum(result, part_type.type(0)) if "relu" in i.parts else result
+        result = fma(a, b, c, mode, kind)
+        return np.maximum(result, dtype.type(0)) if "relu" in i.parts else result
 
-    part_type = d.kind(part)
-    return _halves_or_whole(d, i, _saturated(i, once), kind)
+    return _saturated(i, once)
 
 
 def _divided(a: Array, b: Array) -> Array:
@@ -220,15 +201,11 @@ def _divided(a: Array, b: Array) -> Array:
     return np.where(b == 0, -1, np.where((a < 0) != (b < 0), -quotient, quotient))
 
 
-def _div(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    dtype = d.kind(kind)
+def _div(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
     if dtype.kind != "f":
-        return apply(d, i, _divided, kind, kind)
+        return _divided
     mode = _mode(i)
-    if mode == "rn":
-        return apply(d, i, np.divide, kind, kind)
-    return apply(d, i, lambda a, b: _quotient(a, b, mode, kind), kind, kind)
+    return np.divide if mode == "rn" else lambda a, b: _quotient(a, b, mode, i.parts[-1])
 
 
 def _left(a: Array, b: Array, c: Array) -> Array:
@@ -251,23 +228,15 @@ def _root(a: Array, mode: str, kind: str) -> Array:
     return rounded(root, _left(x, root, root), mode, kind)
 
 
-def _rem(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    return apply(d, i, lambda a, b: a - b * _divided(a, b).astype(a.dtype), kind, kind)
+def _least(name: str) -> Builder:
+    quiet, loud, zero = {
+        "min": (np.fmin, np.minimum, np.bitwise_or),
+        "max": (np.fmax, np.maximum, np.bitwise_and),
+    }[name]
 
-
-def _least(name: str) -> Callable[[Decoder, Instruction], Action]:
-    quiet = {"min": np.fmin, "max": np.fmax}[name]
-    loud = {"min": np.minimum, "max": np.maximum}[name]
-    zero = {"min": np.bitwise_or, "max": np.bitwise_and}[name]
-
-    def build(d: Decoder, i: Instruction) -> Action:
-        kind = i.parts[-1]
-        part = d.kind(PACKED.get(kind, kind))
+    def make(i: Instruction, part: np.dtype[Any]) -> Callable[..., Any]:
         if part.kind in "iu":
-            if "relu" in i.parts:
-                return _halves_or_whole(d, i, lambda a, b: np.maximum(loud(a, b), 0), kind)
-            return _halves_or_whole(d, i, loud, kind)
+            return (lambda a, b: np.maximum(loud(a, b), 0)) if "relu" in i.parts else loud
         plain = loud if "NaN" in i.parts else quiet
         bits = np.dtype(f"u{part.itemsize}")
 
@@ -287,9 +256,9 @@ def _least(name: str) -> Callable[[Decoder, Instruction], Action]:
                 return np.where(negative, -result, result)
             return result
 
-        return _halves_or_whole(d, i, several, kind)
+        return several
 
-    return build
+    return by_type(make)
 
 
 _UNARY: Mapping[str, Callable[[Array], Array]] = {
@@ -308,19 +277,18 @@ _UNARY: Mapping[str, Callable[[Array], Array]] = {
 }
 
 
-def _unary(name: str) -> Callable[[Decoder, Instruction], Action]:
+def _unary(name: str) -> Builder:
     plain = _UNARY[name]
 
-    def build(d: Decoder, i: Instruction) -> Action:
+    def make(i: Instruction, part: np.dtype[Any]) -> Callable[..., Any]:
         kind = i.parts[-1]
-        part = d.kind(PACKED.get(kind, kind))
         if name in ("abs", "neg", "not", "cnot"):
-            return _halves_or_whole(d, i, plain, kind)
+            return plain
         if name in ("sqrt", "rcp") and "approx" not in i.parts:
             mode, one = _mode(i), np.ones(1)
             if name == "sqrt":
-                return apply(d, i, lambda a: _root(a, mode, kind), kind, kind)
-            return apply(d, i, lambda a: _quotient(one, a, mode, kind), kind, kind)
+                return lambda a: _root(a, mode, kind)
+            return lambda a: _quotient(one, a, mode, kind)
 
         def through(a: Array) -> Array:
             result = plain(np.asarray(a, np.float64))
@@ -329,19 +297,13 @@ def _unary(name: str) -> Callable[[Decoder, Instruction], Action]:
                 return bits.view(np.float64)
             return narrowed(result, part)
 
-        return _halves_or_whole(d, i, through, kind)
+        return through
 
-    return build
-
-
-def _copysign(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    return apply(d, i, lambda a, b: np.copysign(b, a), kind, kind)
+    return by_type(make)
 
 
-def _testp(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    tiny = np.finfo(d.kind(kind)).tiny
+def _testp(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
+    tiny = np.finfo(dtype).tiny
     tests: Mapping[str, Callable[[Array], Array]] = {
         "finite": np.isfinite,
         "infinite": np.isinf,
@@ -350,14 +312,12 @@ def _testp(d: Decoder, i: Instruction) -> Action:
         "normal": lambda a: np.isfinite(a) & (np.abs(a) >= tiny),
         "subnormal": lambda a: (np.abs(a) < tiny) & (a != 0),
     }
-    return apply(d, i, tests[i.parts[1]], kind, "pred")
+    return tests[i.parts[1]]
 
 
-def _sad(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    return apply(
-        d, i, lambda a, b, c: c + np.where(a < b, b - a, a - b).astype(c.dtype), kind, kind
-    )
+def plain(function: Callable[..., Any]) -> Builder:
+    """Return the builder of ``first operand = function(the others)``."""
+    return lambda d, i: apply(d, i, function)
 
 
 _TO_INTEGER: Mapping[str, Callable[[Array], Array]] = {
@@ -438,46 +398,35 @@ def _tf32_mode(i: Instruction) -> str:
 
 def _cvt(d: Decoder, i: Instruction) -> Action:
     to, of = i.parts[-2:]
-    if to in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2"):
-        part = to[:-2]
-        dtype, whole = d.kind(part), d.kind(to)
-        if of.endswith("x2"):
-            convert, inner = _converted(d, i, of[:-2], part), d.kind(of[:-2])
-            return apply(d, i, lambda a: _halves(a, inner, convert, dtype, whole), of, to)
-        convert = _converted(d, i, of, part)
+    d.kinds = (to, *d.kinds[1:])  # tf32, where the form says its register's b32
+    if to not in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2"):
+        return apply(d, i, _converted(d, i, of, to))
+    part, inner = to[:-2], of.removesuffix("x2")
+    dtype, whole, convert = d.kind(part), d.kind(to), _converted(d, i, inner, part)
 
-        def pack(high: Array, low: Array) -> Array:
-            parts = np.broadcast_arrays(convert(np.atleast_1d(low)), convert(np.atleast_1d(high)))
-            return np.stack(parts, -1).astype(dtype).view(whole)[..., 0]
+    def pack(*given: Array) -> Array:
+        """Convert two halves of one register, or two registers, of which the last is the lower."""
+        parts = [np.ascontiguousarray(np.atleast_1d(v)).view(d.kind(inner)) for v in given]
+        if len(parts) == 2:
+            parts = [np.stack(np.broadcast_arrays(*map(np.atleast_1d, given[::-1])), -1)]
+        return np.ascontiguousarray(convert(parts[0])).astype(dtype).view(whole).reshape(-1)
 
-        return apply(d, i, pack, of, to)
-    return apply(d, i, _converted(d, i, of, to), of, to)
-
-
-def _halves(
-    a: Array, of: np.dtype[Any], convert: Callable[[Array], Array], to: Any, whole: Any
-) -> Array:
-    pairs = np.ascontiguousarray(np.atleast_1d(a)).view(of)
-    converted: Array = np.ascontiguousarray(convert(pairs)).astype(to).view(whole)
-    return converted
+    return apply(d, i, pack)
 
 
 TABLE: Mapping[str, Builder] = {
     **{name: _binary(name) for name in ("add", "sub", "mul")},
     **{name: _least(name) for name in ("min", "max")},
     **{name: _unary(name) for name in _UNARY},
-    "mad": _mad,
-    "fma": _fma,
-    "div": _div,
-    "rem": _rem,
-    "sad": _sad,
-    "copysign": _copysign,
-    "testp": _testp,
+    "mad": _carrying(by_type(_fma)),
+    "fma": by_type(_fma),
+    "div": by_type(_div),
+    "rem": plain(lambda a, b: a - b * _divided(a, b).astype(a.dtype)),
+    "sad": plain(lambda a, b, c: c + np.where(a < b, b - a, a - b).astype(c.dtype)),
+    "copysign": plain(lambda a, b: np.copysign(b, a)),
+    "testp": by_type(_testp),
     "cvt": _cvt,
-    "mul24": _mul24,
-    "mad24": _mad24,
-    "addc": with_carry,
-    "subc": with_carry,
-    "madc": with_carry,
+    **dict.fromkeys(("mul24", "mad24"), by_type(_product)),
+    **dict.fromkeys(("addc", "subc", "madc"), with_carry),
 }
 """This family's builders by entry."""

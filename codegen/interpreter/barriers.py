@@ -296,8 +296,7 @@ def _tokens(barrier: Mbarrier, numbers: Array) -> Array:
 
 def _gone(run: Run, barrier: Mbarrier) -> None:
     """Report the use of a barrier whose CTA has ended."""
-    each = run.threads_per_cta
-    if not run.live[barrier.cta * each : (barrier.cta + 1) * each].any():
+    if not run.live_in(barrier.cta):
         run.find("exit", f"{run.cta_name(barrier.cta)} has ended, and its {barrier} is still used")
 
 
@@ -372,10 +371,8 @@ def _fence(d: Decoder, i: Instruction) -> Action:
     def fence(run: Run, group: Group) -> None:
         step = run.tick()
         for domain, agents in run.by_domain(group):
-            if proxy:
-                run.clocks.fence_proxy(domain, agents, step)
-            if inits:
-                run.clocks.fence_inits(domain, agents, step)
+            for clock in [PROXIED] * proxy + [INITS] * inits:
+                run.clocks.fence(domain, agents, step, clock)
         if "proxy" not in i.parts and not inits:
             order(run, group, step)
 

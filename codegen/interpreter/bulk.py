@@ -8,24 +8,26 @@ Source: PTX ISA 9.0, sections 9.7.9.25 (bulk and tensor copies) and 5.5 (tensors
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from tinygpu.codegen.interpreter.atomics import UPDATES
 from tinygpu.codegen.interpreter.barriers import Mbarrier, at_barrier, complete_bytes
-from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, Source
+from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, each_thread
 from tinygpu.codegen.interpreter.group import Group, Pending
 from tinygpu.codegen.interpreter.memory import PARAM, SHARED
-from tinygpu.codegen.interpreter.moves import decreased, increased
 from tinygpu.codegen.interpreter.parser import Instruction, split
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 from tinygpu.codegen.interpreter.spaces import check_write, granules, shared_at
 from tinygpu.codegen.interpreter.tensor_map import SWIZZLES, TensorMap, swizzled
+from tinygpu.codegen.interpreter.values import TYPES
 
 __all__ = ["TABLE", "BulkGroups", "unfinished"]
 
@@ -72,33 +74,67 @@ def _bulk_wait(d: Decoder, i: Instruction) -> Action:
 
 
 @dataclass(frozen=True, slots=True)
-class _Box:
-    """The tensor operand ``[map, {coordinates}]``."""
+class _Part:
+    """What one thread's copy has in global memory: its elements' addresses, which of them exist."""
 
-    pointer: Source
-    coordinates: tuple[Source, ...]
+    total: int
+    swizzle: int
+    dtype: np.dtype[Any]
+    addresses: Array
+    inside: Array
+    fill: float = 0.0
+    coordinates: tuple[int, ...] = ()
+    start: int = 0
 
-    def of(self, run: Run, group: Group) -> list[tuple[TensorMap | None, list[int]]]:
-        pointers = np.broadcast_to(self.pointer(run, group), (group.size,))
-        columns = [np.broadcast_to(c(run, group), (group.size,)) for c in self.coordinates]
-        found = []
-        for n, pointer in enumerate(pointers.tolist()):
-            held = run.tensor_maps.get(pointer - PARAM)
-            if held is None:
-                run.find("address", f"no tensor map is at {pointer:#x}; it is a .param of 128 B")
-            elif len(columns) != len(held.shape):
-                run.find("descriptor", f"{len(columns)} coordinates for {held}")
-                held = None
-            found.append((held, [int(c[n]) for c in columns]))
-        return found
+    def load(self, run: Run) -> Array:
+        """Return the bytes, with ``fill`` for what does not exist."""
+        bits = np.dtype(f"u{self.dtype.itemsize}")
+        values = run.memory.gather(self.addresses, bits, self.inside)
+        if self.fill:
+            values[~self.inside] = np.full(1, self.fill).astype(self.dtype).view(bits)[0]
+        return values.view(np.uint8)
 
 
-def _box(d: Decoder, text: str) -> _Box:
-    found = re.fullmatch(r"\[\s*([^,\s]+)\s*,\s*(\{.*\})\s*\]", text)
-    if not found:
+def _parts(
+    d: Decoder, text: str, size: str, kind: str
+) -> Callable[[Run, Group], Iterator[_Part | None]]:
+    """Return what reads each thread's part: ``[map, {coordinates}]``, or an address and a size."""
+    if found := re.fullmatch(r"\[\s*([^,\s]+)\s*,\s*(\{.*\})\s*\]", text):
+        pointer = d.source(found.group(1), "u64")
+        coordinates = [d.source(c, "s32") for c in split(found.group(2)[1:-1])]
+        return lambda run, group: (
+            _boxed(run, *given) for given in each_thread(run, group, pointer, *coordinates)
+        )
+    if not size:
         raise d.error(f"cannot read the tensor {text!r}")
-    coordinates = tuple(d.source(c, "s32") for c in split(found.group(2)[1:-1]))
-    return _Box(d.source(found.group(1), "u64"), coordinates)
+    start, count, dtype = d.address(text), d.source(size, "u32"), d.kind(kind)
+    return lambda run, group: (
+        _plain(run, dtype, *given) for given in each_thread(run, group, start, count)
+    )
+
+
+def _boxed(run: Run, thread: int, pointer: int, *coordinates: int) -> _Part | None:
+    held: TensorMap | None = run.tensor_maps.get(pointer - PARAM)
+    if held is None:
+        run.find("address", f"no tensor map is at {pointer:#x}; it is a .param of 128 B")
+        return None
+    if len(coordinates) != len(held.shape):
+        run.find("descriptor", f"{len(coordinates)} coordinates for {held}")
+        return None
+    dtype, places = TYPES[held.dtype], held.places(coordinates)
+    return _Part(held.box_bytes, held.swizzle, dtype, *places, held.fill, coordinates)
+
+
+def _plain(run: Run, dtype: np.dtype[Any], thread: int, start: int, total: int) -> _Part | None:
+    """Return a plain copy's part, whose size and address are multiples of 16; else report."""
+    if total % 16 or start % 16:
+        run.find(
+            "alignment", f"{total} B at {start:#x}: multiples of 16 are copied",
+            thread=thread, address=start,
+        )  # fmt: skip
+        return None
+    addresses = start + np.arange(0, total, dtype.itemsize)
+    return _Part(total, 0, dtype, addresses, np.ones(len(addresses), bool), start=start)
 
 
 def _bulk(d: Decoder, i: Instruction) -> Action:
@@ -126,85 +162,45 @@ def _load(d: Decoder, i: Instruction) -> Action:
     """Global to shared, or shared to a peer's shared: bytes are counted on a barrier."""
     tensor, multicast = "tensor" in i.parts, "multicast::cluster" in i.parts
     operands = list(i.operands)
-    to = d.address(operands[0])
-    box = _box(d, operands[1]) if tensor else None
-    plain = None if tensor else d.address(operands[1])
+    to, size = d.address(operands[0]), "" if tensor else operands.pop(2)
+    parts = _parts(d, operands[1], size, "b8")
     from_shared = sum(p.startswith("shared") for p in i.parts) > 1
-    size = None if tensor else d.source(operands.pop(2), "u32")
     bar = d.address(operands[2])
     mask = d.source(operands[3], "u16") if multicast else None
     pair = "cta_group::2" in i.parts
 
     def load(run: Run, group: Group) -> None:
-        masks = np.broadcast_to(mask(run, group), (group.size,)) if mask else None
-        addresses, bars = to(run, group), bar(run, group)
-        boxes = box.of(run, group) if box else []
-        sizes = np.broadcast_to(size(run, group), (group.size,)) if size else None
-        starts = plain(run, group) if plain else None
-        for n, thread in enumerate(group.threads.tolist()):
-            chosen = None if masks is None else int(masks[n])
-            fetch: Callable[[], Array]
-            if box:
-                tensor_map, coordinates = boxes[n]
-                if tensor_map is None:
-                    continue
-                total, how = tensor_map.box_bytes, tensor_map.swizzle
-                fetch = _fetch_box(run, tensor_map, coordinates)
-            else:
-                assert sizes is not None
-                assert starts is not None
-                total, how = int(sizes[n]), 0
-                if not _sixteens(run, thread, total, int(starts[n])):
-                    continue
-                fetch = _fetch_bytes(run, thread, int(starts[n]), total, from_shared)
-            for cta, offset in _targets(run, thread, int(addresses[n]), chosen):
-                barrier_at = int(bars[n]) & 0xFFFFFF
-                rank = int(bars[n]) >> 24
-                own = thread // run.threads_per_cta
-                there = cta if chosen is not None else own - own % run.cluster + rank
-                if chosen is not None and pair:  # in each pair, the CTA of the barrier's parity
+        given = each_thread(run, group, to, bar, mask)
+        for (thread, address, bar_at, chosen), part in zip(given, parts(run, group), strict=True):
+            if part is None:
+                continue
+            fetch: Callable[[], Array] = functools.partial(part.load, run)
+            if not tensor:
+                fetch = _fetch(run, thread, part, from_shared=from_shared)
+            own, rank = thread // run.threads_per_cta, bar_at >> 24
+            for cta, offset in _targets(run, thread, address, chosen if multicast else None):
+                there = cta if multicast else own - own % run.cluster + rank
+                if multicast and pair:  # in each pair, the CTA of the barrier's parity
                     there = cta - cta % 2 + rank % 2
                 if run.cluster == 1:
                     there = own
                 if there != cta and not pair:
                     run.find("barrier", "the barrier is in another CTA than the bytes")
-                _fill(
-                    run,
-                    thread,
-                    (cta, offset, total, how),
-                    there * run.shared_bytes + barrier_at - FIRST_SHARED,
-                    fetch,
-                )
+                barrier_at = there * run.shared_bytes + (bar_at & 0xFFFFFF) - FIRST_SHARED
+                _fill(run, thread, (cta, offset, part.total, part.swizzle), barrier_at, fetch)
 
     return load
 
 
-def _sixteens(run: Run, thread: int, total: int, start: int) -> bool:
-    """Whether a plain copy's size and address are multiples of 16; else report."""
-    if total % 16 == 0 and start % 16 == 0:
-        return True
-    run.find(
-        "alignment", f"{total} B at {start:#x}: multiples of 16 are copied",
-        thread=thread, address=start,
-    )  # fmt: skip
-    return False
-
-
-def _fetch_box(run: Run, tensor_map: TensorMap, coordinates: list[int]) -> Callable[[], Array]:
-    return lambda: tensor_map.load(run.memory, coordinates)
-
-
-def _fetch_bytes(
-    run: Run, thread: int, start: int, total: int, from_shared: bool
-) -> Callable[[], Array]:
+def _fetch(run: Run, thread: int, part: _Part, *, from_shared: bool) -> Callable[[], Array]:
+    start, total = part.start, part.total
     if from_shared:
         flat = thread // run.threads_per_cta * run.shared_bytes + (start & 0xFFFFFF) - FIRST_SHARED
         _hold(run, thread, flat + np.arange(0, total, 16), _groups(run, thread).channel, "copies")
         return lambda: run.shared[flat : flat + total].copy()
-    addresses = start + np.arange(total)
     if not run.memory.locate(np.array([start]), total):
         run.find("address", f"{total} B at {run.memory.nearest(start)}")
-    return lambda: run.memory.gather(addresses, np.uint8, np.ones(total, bool))
+    return functools.partial(part.load, run)
 
 
 def _fill(
@@ -235,8 +231,7 @@ def _fill(
     run.remote(cta, thread, barrier.channel, step)
 
     def land() -> None:
-        each = run.threads_per_cta
-        if not run.live[cta * each : (cta + 1) * each].any():
+        if not run.live_in(cta):
             run.find("exit", f"a load of {who} lands in {run.cta_name(cta)}, which has ended")
         run.shared.reshape(-1, 16)[flat // 16] = fetch().reshape(-1, 16)
         complete_bytes(run, barrier, total, step, issuer)
@@ -278,17 +273,14 @@ def _st_async(d: Decoder, i: Instruction) -> Action:
     """Build st.async and red.async: a few bytes to a CTA's shared memory, counted on a barrier."""
     kind = i.parts[-1]
     to, bar = d.address(i.operands[0]), d.address(i.operands[2])
-    sources = d.sources(i.operands[1], kind)
-    lanes, dtype = len(sources), d.kind(kind)
-    total = lanes * dtype.itemsize
-    reduction = next((p for p in i.parts if p in _REDUCTIONS), "")
+    read = d.vector(i.operands[1], kind)
+    total = len(d.listed(i.operands[1])) * d.kind(kind).itemsize
+    reduction = next((p for p in i.parts if p in UPDATES), "")
     d.touch(min(total, 8))
     generic = SHARED if "shared::cluster" not in i.parts else 0
 
     def store(run: Run, group: Group) -> None:
-        values = np.empty((group.size, lanes), dtype)
-        for n, read in enumerate(sources):
-            values[:, n] = read(run, group)
+        values = read(run, group)
         found = shared_at(run, group, to(run, group) - generic, total, remote=True)
         if found is None:
             return
@@ -325,7 +317,7 @@ def _landing(
 
     def land() -> None:
         held = run.shared[flat : flat + value.nbytes].view(value.dtype)
-        held[:] = _REDUCTIONS[reduction](held, value) if reduction else value
+        held[:] = UPDATES[reduction](held, value) if reduction else value
         complete_bytes(run, barrier, value.nbytes, step, issuer)
 
     return land
@@ -340,86 +332,60 @@ def _st_bulk(d: Decoder, i: Instruction) -> Action:
     d.touch(8)
 
     def store(run: Run, group: Group) -> None:
-        sizes = np.broadcast_to(size(run, group), (group.size,))
-        addresses = at(run, group) - start
-        for n, total in enumerate(sizes.tolist()):
-            one = group.where(np.arange(group.size) == n)
+        for thread, address, total in each_thread(run, group, at, size):
+            one = Group(np.array([thread]))
             if total % 8 or total < 1:
-                run.find("alignment", f"{total} B: a multiple of 8", thread=int(one.threads[0]))
+                run.find("alignment", f"{total} B: a multiple of 8", thread=thread)
                 continue
-            found = shared_at(run, one, addresses[n : n + 1], int(total), align=8)
+            found = shared_at(run, one, np.array([address - start]), total, align=8)
             if found is not None:
-                check_write(run, one, found[1], int(total))
-                run.shared[int(found[1][0]) :][: int(total)] = 0
+                check_write(run, one, found[1], total)
+                run.shared[int(found[1][0]) :][:total] = 0
 
     return store
-
-
-_REDUCTIONS: Mapping[str, Any] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor, "inc": increased, "dec": decreased,
-}  # fmt: skip
 
 
 def _store(d: Decoder, i: Instruction) -> Action:
     """Shared to global, plain or reduced: groups of the issuing thread."""
     tensor = "tensor" in i.parts
-    box = _box(d, i.operands[0]) if tensor else None
-    plain = None if tensor else d.address(i.operands[0])
-    of = d.address(i.operands[1])
-    size = None if tensor else d.source(i.operands[2], "u32")
-    reduction = next((p for p in i.parts if p in _REDUCTIONS), "") if "reduce" in i.parts else ""
+    reduction = next((p for p in i.parts if p in UPDATES), "") if "reduce" in i.parts else ""
     kind = "b8" if tensor or not reduction else i.parts[-1]
+    parts = _parts(d, i.operands[0], "" if tensor else i.operands[2], kind)
+    of = d.address(i.operands[1])
 
     def store(run: Run, group: Group) -> None:
-        boxes = box.of(run, group) if box else []
-        sources = of(run, group)
-        sizes = np.broadcast_to(size(run, group), (group.size,)) if size else None
-        starts = plain(run, group) if plain else None
-        for n, thread in enumerate(group.threads.tolist()):
+        given = each_thread(run, group, of)
+        for (thread, source), part in zip(given, parts(run, group), strict=True):
+            if part is None:
+                continue
             cta = thread // run.threads_per_cta
-            offset = (int(sources[n]) & 0xFFFFFF) - FIRST_SHARED
-            if box:
-                tensor_map, coordinates = boxes[n]
-                if tensor_map is None:
-                    continue
-                total, how, dtype = tensor_map.box_bytes, tensor_map.swizzle, tensor_map.dtype
-                if min(coordinates) < 0:
-                    run.find("address", f"a store begins at {coordinates}", thread=thread)
-                addresses, inside = tensor_map.places(coordinates)
-            else:
-                assert sizes is not None
-                assert starts is not None
-                total, how, dtype = int(sizes[n]), 0, kind
-                if not _sixteens(run, thread, total, int(starts[n])):
-                    continue
-                width = d.kind(dtype).itemsize
-                addresses = int(starts[n]) + np.arange(0, total, width)
-                inside = np.ones(len(addresses), bool)
-            if not _fits(run, cta, offset, total, how):
+            offset = (source & 0xFFFFFF) - FIRST_SHARED
+            if min(part.coordinates, default=0) < 0:
+                where = list(part.coordinates)
+                run.find("address", f"a store begins at {where}", thread=thread)
+            if not _fits(run, cta, offset, part.total, part.swizzle):
                 continue
             mine = _groups(run, thread)
-            chunks = cta * run.shared_bytes + offset + np.arange(0, total, 16)
-            flat = _swizzle(run, chunks, how)
+            chunks = cta * run.shared_bytes + offset + np.arange(0, part.total, 16)
+            flat = _swizzle(run, chunks, part.swizzle)
             step = _hold(run, thread, flat, mine.channel, "stores from")
-            put = _put(run, flat, addresses[inside], inside, d.kind(dtype), reduction)
+            put = _put(run, flat, part, reduction)
             mine.open.append((run.issue(put), step))
 
     return store
 
 
-def _put(
-    run: Run, flat: Array, addresses: Array, inside: Array, dtype: np.dtype[Any], reduction: str
-) -> Callable[[], None]:
-    pc = run.pc
+def _put(run: Run, flat: Array, part: _Part, reduction: str) -> Callable[[], None]:
+    pc, dtype = run.pc, part.dtype
+    addresses = part.addresses[part.inside]
 
     def put() -> None:
-        values = run.shared.reshape(-1, 16)[flat // 16].reshape(-1).view(dtype)[inside]
+        values = run.shared.reshape(-1, 16)[flat // 16].reshape(-1).view(dtype)[part.inside]
         good = 0
-        for part in run.memory.locate(addresses, dtype.itemsize):
-            chosen = values if part.which is None else values[part.which]
-            index, data = part.index(dtype.itemsize), part.view(dtype)
-            data[index] = _REDUCTIONS[reduction](data[index], chosen) if reduction else chosen
+        for held in run.memory.locate(addresses, dtype.itemsize):
+            chosen = values if held.which is None else values[held.which]
+            index, data = held.index(dtype.itemsize), held.view(dtype)
+            data[index] = UPDATES[reduction](data[index], chosen) if reduction else chosen
             good += len(chosen)
         if good < len(addresses):
             run.find("address", "a bulk store goes outside of all allocations", pc=pc)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.control import ended
+from tinygpu.codegen.interpreter.control import end
 from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder
 from tinygpu.codegen.interpreter.functions import (
     BUILTINS,
@@ -107,14 +107,11 @@ def _call(d: Decoder, i: Instruction) -> Control:
             here = group.where(held == address)
             if address not in choices:
                 run.find("address", f"a call of {address:#x}, where no such function is")
-                run.exit(here)
-                ended(run, here)
+                end(run, here)
                 continue
             callee, pairs = choices[address]
             values = [given_to[0](run, here) for _, given_to in pairs]
-            inside = enter(run, here, pc + 1, keep)
-            if inside is None or inside.size < here.size:
-                ended(run, here)
+            inside = enter(run, here, pc + 1, keep, end)
             if inside is None:
                 continue
             mask = np.isin(here.threads, inside.threads)
@@ -154,8 +151,7 @@ def _builtin(d: Decoder, name: str, to: tuple[str, ...], given: tuple[str, ...])
             narrow = np.ascontiguousarray(result.astype(f"u{result_bytes}"))
             write(run, group, narrow.view(np.uint8).reshape(group.size, result_bytes))
         if name == "__assertfail":
-            run.exit(group)
-            ended(run, group)
+            end(run, group)
             return None
         return group
 
@@ -165,11 +161,6 @@ def _builtin(d: Decoder, name: str, to: tuple[str, ...], given: tuple[str, ...])
 def _ret(d: Decoder, i: Instruction) -> Control:
     owner, returns = d.linked.owners[d.pc], d.returns
     if owner not in d.linked.functions:
-
-        def end(run: Run, group: Group) -> None:
-            run.exit(group)
-            ended(run, group)
-
         return Control(end)
 
     def back(run: Run, group: Group) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,17 +64,13 @@ class Checked:
     @property
     def json(self) -> dict[str, Any]:
         """The outcome as plain data; ``address`` and ``thread`` are -1 where there is none."""
-        fields = [name for name in Finding.__dataclass_fields__ if name != "lines"]
         return {
             "kernel": self.kernel,
             "status": self.status,
             "orders": [str(order) for order in self.orders],
             "instructions": self.instructions,
             "differing": list(self.differing),
-            "findings": [
-                {name: getattr(f, name) for name in fields} | {"lines": list(f.lines)}
-                for f in self.findings
-            ],
+            "findings": [asdict(f) | {"lines": list(f.lines)} for f in self.findings],
         }
 
 

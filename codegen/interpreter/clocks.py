@@ -159,17 +159,11 @@ class Clocks:
         known = self.clocks[ORDER, domain, agents, channel]
         self.clocks[ORDER, domain, agents, channel] = np.maximum(known, step)
 
-    def fence_proxy(self, domain: int, agents: Sequence[int], step: int) -> None:
-        """All that these agents know is behind a fence from here on."""
+    def fence(self, domain: int, agents: Sequence[int], step: int, clock: int) -> None:
+        """Add all that these agents know to one of their clocks: ``PROXIED`` or ``INITS``."""
         known = self.clocks[ORDER, domain, agents].copy()
         known[np.arange(len(agents)), agents] = step
-        self.clocks[PROXIED, domain, agents] = known
-
-    def fence_inits(self, domain: int, agents: Sequence[int], step: int) -> None:
-        """Publish these agents' initialisations of barriers."""
-        known = self.clocks[ORDER, domain, agents].copy()
-        known[np.arange(len(agents)), agents] = step
-        self.clocks[INITS, domain, agents] = np.maximum(self.clocks[INITS, domain, agents], known)
+        self.clocks[clock, domain, agents] = np.maximum(self.clocks[clock, domain, agents], known)
 
     # Accesses of granules.
 

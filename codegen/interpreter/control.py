@@ -18,7 +18,7 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 
-__all__ = ["TABLE", "ClusterBarrier", "NamedBarrier", "ended"]
+__all__ = ["TABLE", "ClusterBarrier", "NamedBarrier", "end"]
 
 _NAMED = 16
 
@@ -47,28 +47,22 @@ def _brx(d: Decoder, i: Instruction) -> Control:
                 run.push(to[n], here)
                 continue
             run.find("address", f"index {n} into a list of {len(to)} labels")
-            run.exit(here)
-            ended(run, here)
+            end(run, here)
 
     return Control(jump)
 
 
 def _exit(d: Decoder, i: Instruction) -> Control:
-    def end(run: Run, group: Group) -> None:
-        run.exit(group)
-        ended(run, group)
-
     return Control(end)
 
 
 def _trap(d: Decoder, i: Instruction) -> Control:
-    def end(run: Run, group: Group) -> None:
+    def trap(run: Run, group: Group) -> None:
         thread = int(group.threads[0])
         run.find("trap", f"{run.warp_name(thread)} gave up", thread=thread)
-        run.exit(group)
-        ended(run, group)
+        end(run, group)
 
-    return Control(end)
+    return Control(trap)
 
 
 @dataclass(slots=True)
@@ -199,7 +193,7 @@ def _arrive(run: Run, barrier: NamedBarrier, group: Group, expected: int, step: 
     if barrier.expected and expected and barrier.expected != expected:
         run.find("barrier", f"barrier with counts {barrier.expected} and {expected}")
     cta = int(run.cta_of(group.threads[:1])[0])
-    everyone = int(run.live.reshape(-1, run.threads_per_cta)[cta].sum())
+    everyone = run.live_in(cta)
     barrier.expected, barrier.counted = expected or everyone, bool(expected)
 
 
@@ -217,11 +211,11 @@ def _release(run: Run, barrier: NamedBarrier) -> None:
         run.wake(id(waiter))
 
 
-def ended(run: Run, group: Group) -> None:
-    """Let barriers of all threads go on without those that have ended."""
-    each = run.threads_per_cta
+def end(run: Run, group: Group) -> None:
+    """End threads; barriers of all threads go on without them."""
+    run.exit(group)
     for cta in np.unique(run.cta_of(group.threads)).tolist():
-        everyone = int(run.live.reshape(-1, each)[cta].sum())
+        everyone = run.live_in(cta)
         if not everyone and run.cluster > 1:
             _check_exit(run, cta)
         domain = cta // run.cluster

@@ -11,17 +11,17 @@ Source: PTX ISA 9.0, section 6 (instruction operands).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tinygpu.codegen.interpreter.constants import constant
 from tinygpu.codegen.interpreter.functions import Linked, address_of, link
-from tinygpu.codegen.interpreter.group import Group
+from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.memory import FRAME
-from tinygpu.codegen.interpreter.operands import form_of
+from tinygpu.codegen.interpreter.operands import form_of, kinds_of
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
@@ -29,7 +29,10 @@ from tinygpu.codegen.interpreter.special import CLOCKS, SPECIAL, TICK, special
 from tinygpu.codegen.interpreter.values import TYPES, immediate
 from tinygpu.errors import ProgramError, TinyGpuError
 
-__all__ = ["Action", "Builder", "Code", "Control", "Decoder", "Source", "Step", "Target", "decode"]
+__all__ = [
+    "Action", "Builder", "Code", "Control", "Decoder", "Source", "Step", "Target", "decode",
+    "each_thread", "together",
+]  # fmt: skip
 
 _MOST_BYTES = 1 << 24  # what a thread's local memory may have; the machine has less
 
@@ -37,6 +40,7 @@ Source = Callable[[Run, Group], Any]
 Target = Callable[[Run, Group, Any], None]
 Action = Callable[[Run, Group], None]
 ControlAction = Callable[[Run, Group], "Group | None"]
+Watched = TypeVar("Watched", Action, ControlAction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,25 @@ class Control:
 
 
 Builder = Callable[["Decoder", Instruction], Action | Control]
+
+
+def together(action: Action, unit: int = WARP) -> Control:
+    """Return what executes an action for whole warps or warpgroups; others wait for theirs."""
+
+    def act(run: Run, group: Group) -> Group | None:
+        here = run.together(group, unit)
+        if here is not None:
+            action(run, here)
+        return here
+
+    return Control(act, unit)
+
+
+def each_thread(run: Run, group: Group, *sources: Source | None) -> Iterator[tuple[int, ...]]:
+    """Yield every thread with its values of some operands (0 where there is none)."""
+    values = (source(run, group) if source else 0 for source in sources)
+    columns = [np.broadcast_to(value, (group.size,)).tolist() for value in values]
+    return zip(group.threads.tolist(), *columns, strict=True)
 
 
 @dataclass(slots=True)
@@ -93,9 +116,7 @@ class Decoder:
         self.frame = {v.name: v.bytes for v in kernel.variables if v.space == "param"}
         self.numbers = {name: i for i, name in enumerate(kernel.registers)}
         self.widths = [0 if k == "pred" else width_of(k) for k in kernel.registers.values()]
-        self.instruction = Instruction(0, "", ())
-        if wide := [n for n, k in kernel.registers.items() if width_of(k) > 8]:
-            raise self.error(f"registers of 128 bits are not run: {wide[0]}")
+        self.instruction, self.kinds = Instruction(0, "", ()), tuple[str, ...]()
         self.granule = 16
         self.symbols: dict[str, tuple[str, int]] = {}
         self.parameter_at: dict[str, int] = {}
@@ -211,16 +232,16 @@ class Decoder:
             return mark
         if width < dtype.itemsize:
             raise self.error(f"{text} has {width} B, too few for .{kind}")
-        wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{width}")
-        bits, same = np.dtype(f"u{dtype.itemsize}"), width == dtype.itemsize
-        raw = np.dtype(f"u{width}")
+        same, raw = width == dtype.itemsize, np.dtype(f"u{width}" if width < 16 else "V16")
+        bits = dtype if same or dtype.kind == "i" else np.dtype(f"u{dtype.itemsize}")
+        wide = np.dtype(f"i{width}") if dtype.kind == "i" and not same else raw
 
         def write(run: Run, group: Group, values: Array) -> None:
             values = np.asarray(values)
             if values.dtype != dtype:
                 values = values.astype(dtype)
             if not same:
-                values = (values if dtype.kind == "i" else values.view(bits)).astype(wide)
+                values = values.view(bits).astype(wide)
             run.registers[number][group.index] = values.view(raw)
 
         return write
@@ -229,13 +250,27 @@ class Decoder:
         """Return the parts of ``{a, b}``, or the one operand that it is."""
         return split(text[1:-1]) if text.startswith("{") else (text,)
 
-    def sources(self, text: str, kind: str) -> list[Source]:
-        """Return the functions that read each part of a vector."""
-        return [self.source(part, kind) for part in self.listed(text)]
+    def vector(self, text: str, kind: str) -> Source:
+        """Return the function that reads the parts of a vector: (n, parts)."""
+        sources, dtype = [self.source(part, kind) for part in self.listed(text)], self.kind(kind)
 
-    def targets(self, text: str, kind: str) -> list[Target]:
-        """Return the functions that write each part of a vector."""
-        return [self.target(part, kind) for part in self.listed(text)]
+        def read(run: Run, group: Group) -> Array:
+            held = np.empty((group.size, len(sources)), dtype)
+            for n, source in enumerate(sources):
+                held[:, n] = source(run, group)
+            return held
+
+        return read
+
+    def vector_target(self, text: str, kind: str) -> Target:
+        """Return the function that writes the parts of a vector, given as (n, parts)."""
+        targets = [self.target(part, kind) for part in self.listed(text)]
+
+        def write(run: Run, group: Group, values: Array) -> None:
+            for n, target in enumerate(targets):
+                target(run, group, values[:, n])
+
+        return write
 
     def address(self, text: str) -> Source:
         """Return the function that reads ``[base + offset]``: int64 addresses, one a thread."""
@@ -276,6 +311,7 @@ def decode(
     for pc, instruction in enumerate(instructions):
         decoder.instruction, decoder.pc = instruction, pc
         form = form_of(instruction, kernel.registers, parsed.version, parsed.target)
+        decoder.kinds = kinds_of(form, instruction)
         try:
             built = table[form.entry](decoder, instruction)
         except TinyGpuError:
@@ -319,22 +355,13 @@ def _watch(decoder: Decoder, instructions: tuple[Instruction, ...], steps: list[
         if step.control is None:
             step.action = _watched(step.action, mine)
         else:
-            step.control = _watched_control(step.control, mine)
+            step.control = _watched(step.control, mine)
 
 
-def _watched(action: Action, registers: tuple[int, ...]) -> Action:
-    def act(run: Run, group: Group) -> None:
+def _watched(action: Watched, registers: tuple[int, ...]) -> Watched:
+    def act(run: Run, group: Group) -> Any:
         if run.watch is not None:
             run.watch(run, group, registers)
-        action(run, group)
-
-    return act
-
-
-def _watched_control(control: ControlAction, registers: tuple[int, ...]) -> ControlAction:
-    def act(run: Run, group: Group) -> Group | None:
-        if run.watch is not None:
-            run.watch(run, group, registers)
-        return control(run, group)
+        return action(run, group)
 
     return act

@@ -7,7 +7,8 @@ The address of element (row, k), T being the elements in 16 B and S those in a s
 - MN-major, plain: cores of 8 k by 16 B; ``SBO`` to the next T rows, ``LBO`` to the next 8 k;
 - MN-major, swizzled: lines of S rows for a k; ``LBO`` to the next S rows, ``SBO`` to the next 8 k;
 
-then the swizzle, an XOR of the address' bits.
+then the swizzle, an XOR of the address' bits.  Sixteen elements of 4 or 6 bits lie packed at the
+beginning of 16 B, the first one lowest, and count as elements of 8 bits.
 
 >>> int(offsets(0, 16, 1024, 3, False, rows=9, columns=16, width=2)[8, 8])
 1040
@@ -20,6 +21,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from tinygpu.codegen.interpreter.report import Array
@@ -27,11 +29,17 @@ from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 from tinygpu.codegen.interpreter.tensor_map import swizzled
 from tinygpu.codegen.interpreter.values import TYPES
 
-__all__ = ["Operand", "elements", "offsets"]
+__all__ = ["NARROW", "Operand", "elements", "offsets"]
 
 _WGMMA = {0: 0, 1: 3, 2: 2, 3: 1}
 _TCGEN05 = {0: 0, 2: 3, 4: 2, 6: 1}
 _WHOLE = 1024
+NARROW = {
+    "e2m1": (4, ml_dtypes.float4_e2m1fn),
+    "e2m3": (6, ml_dtypes.float6_e2m3fn),
+    "e3m2": (6, ml_dtypes.float6_e3m2fn),
+}
+"""Types of less than 8 bits: how many, and NumPy's type of a byte that ends with them."""
 
 
 @functools.lru_cache(256)
@@ -79,7 +87,7 @@ class Operand:
         if self.tcgen05 and bits >> 46 & 7 != 1:
             run.find("descriptor", f"{bits:#x}: bits 46 to 48 are 1 in a descriptor of tcgen05")
         start, lbo, sbo = ((bits >> s & 0x3FFF) << 4 for s in (0, 16, 32))
-        width = TYPES[self.kind].itemsize
+        width = 1 if self.kind in NARROW else TYPES[self.kind].itemsize
         at = offsets(
             start % _WHOLE, lbo, sbo, table[field], self.mn_major,
             rows=self.rows, columns=self.columns, width=width,
@@ -98,6 +106,12 @@ class Operand:
 
 def elements(run: Run, at: Array, kind: str) -> Array:
     """Return the elements at offsets of ``run.shared``, as float64."""
+    if kind in NARROW:
+        size, small = NARROW[kind]
+        blocks = np.unpackbits(run.shared[at].reshape(-1, 16), axis=1, bitorder="little")
+        codes = np.packbits(blocks[:, : 16 * size].reshape(-1, size), axis=1, bitorder="little")
+        narrow: Array = codes.view(small).astype(np.float64).reshape(at.shape)
+        return narrow
     dtype = TYPES[kind]
     bits = run.shared.view(f"u{dtype.itemsize}")[at // dtype.itemsize]
     if kind == "tf32":

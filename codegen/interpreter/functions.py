@@ -169,7 +169,9 @@ def stack_of(run: Run) -> Stack:
     return run.stack
 
 
-def enter(run: Run, group: Group, back: int, keep: tuple[int, ...]) -> Group | None:
+def enter(
+    run: Run, group: Group, back: int, keep: tuple[int, ...], end: Callable[[Run, Group], None]
+) -> Group | None:
     """Note where a group returns to and keep registers; returns who is not too deep."""
     stack = stack_of(run)
     deep = stack.depth[group.index] >= DEEPEST
@@ -177,7 +179,7 @@ def enter(run: Run, group: Group, back: int, keep: tuple[int, ...]) -> Group | N
         thread = int(group.threads[np.argmax(deep)])
         message = f"{run.warp_name(thread)} is {DEEPEST} calls deep"
         run.find("stack", message, thread=thread)
-        run.exit(group.where(deep))
+        end(run, group.where(deep))
         if deep.all():
             return None
         group = group.where(~deep)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.arithmetic import apply, packed, read
+from tinygpu.codegen.interpreter.arithmetic import apply, by_type, packed, plain, read
+from tinygpu.codegen.interpreter.atomics import RUNNING
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.integers import bit_field_mask, dot, find_nth, sign_extend
@@ -26,9 +27,7 @@ _TESTS: Mapping[str, Callable[[Array, Array], Array]] = {
     "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater,
     "hs": np.greater_equal,
 }  # fmt: skip
-_LOGIC: Mapping[str, Callable[[Array, Array], Array]] = {
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
+_LOGIC = {name: RUNNING[name] for name in ("and", "or", "xor")}
 
 
 def _test(d: Decoder, i: Instruction) -> Callable[[Array, Array], Array]:
@@ -100,53 +99,30 @@ def _set(d: Decoder, i: Instruction) -> Action:
         part, compare = d.kind(PACKED[of]), _test(d, i)
         true = part.type(1.0) if to in PACKED else np.uint16(0xFFFF).view(part)
         halves = packed(lambda a, b: np.where(compare(a, b), true, part.type(0)), part)
-        return apply(d, i, halves, of, to)
+        return apply(d, i, halves)
     test, dtype = _test(d, i), d.kind(to)
     yes = np.array(-1).astype(dtype)[()] if dtype.kind in "iu" else dtype.type(1.0)
     join, no = _LOGIC.get(i.parts[2]), dtype.type(0)
     if join is None:
-        return apply(d, i, lambda a, b: np.where(test(a, b), yes, no), of, to)
+        return apply(d, i, lambda a, b: np.where(test(a, b), yes, no))
     joined = lambda a, b, p: np.where(join(test(a, b), p), yes, no)  # noqa: E731 (a closure)
-    return apply(d, i, joined, [of, of, "pred"], to)
+    return apply(d, i, joined)
 
 
-def _selp(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    return apply(d, i, lambda a, b, p: np.where(p, a, b), [kind, kind, "pred"], kind)
+def _shift(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Any]:
+    bits = 8 * dtype.itemsize
+
+    def shift(a: Array, by: Array) -> Any:
+        inside = np.minimum(by, bits - 1).astype(dtype)
+        if i.parts[0] == "shl":
+            return np.where(by < bits, a << inside, 0)
+        moved = a >> inside
+        return moved if dtype.kind == "i" else np.where(by < bits, moved, 0)
+
+    return shift
 
 
-def _slct(d: Decoder, i: Instruction) -> Action:
-    kind, by = i.parts[-2:]
-    return apply(d, i, lambda a, b, c: np.where(c >= 0, a, b), [kind, kind, by], kind)
-
-
-def _logic(name: str) -> Callable[[Decoder, Instruction], Action]:
-    def build(d: Decoder, i: Instruction) -> Action:
-        kind = i.parts[-1]
-        return apply(d, i, _LOGIC[name], kind, kind)
-
-    return build
-
-
-def _shift(name: str) -> Callable[[Decoder, Instruction], Action]:
-    def build(d: Decoder, i: Instruction) -> Action:
-        kind = i.parts[-1]
-        dtype = d.kind(kind)
-        bits = 8 * dtype.itemsize
-
-        def shift(a: Array, by: Array) -> Any:
-            inside = np.minimum(by, bits - 1).astype(dtype)
-            if name == "shl":
-                return np.where(by < bits, a << inside, 0)
-            moved = a >> inside
-            return moved if dtype.kind == "i" else np.where(by < bits, moved, 0)
-
-        return apply(d, i, shift, [kind, "u32"], kind)
-
-    return build
-
-
-def _shf(d: Decoder, i: Instruction) -> Action:
+def _shf(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Any]:
     left, wrap = "l" in i.parts, "wrap" in i.parts
 
     def funnel(low: Array, high: Array, by: Array) -> Any:
@@ -156,7 +132,7 @@ def _shf(d: Decoder, i: Instruction) -> Action:
             return (both >> (np.uint64(32) - n)).astype(np.uint32)
         return (both >> n).astype(np.uint32)
 
-    return apply(d, i, funnel, "u32", "u32")
+    return funnel
 
 
 def _lop3(d: Decoder, i: Instruction) -> Action:
@@ -170,7 +146,7 @@ def _lop3(d: Decoder, i: Instruction) -> Action:
                 result = result | (x & y & z)
         return result
 
-    return apply(d, i, look, "b32", "b32")
+    return apply(d, i, look)
 
 
 def _prmt(d: Decoder, i: Instruction) -> Action:
@@ -199,12 +175,10 @@ def _prmt(d: Decoder, i: Instruction) -> Action:
             result |= byte << np.uint32(8 * n)
         return result
 
-    return apply(d, i, permute, "u32", "u32")
+    return apply(d, i, permute)
 
 
-def _bfe(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    dtype = d.kind(kind)
+def _bfe(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Array]:
     bits = 8 * dtype.itemsize
 
     def extract(a: Array, start: Array, length: Array) -> Array:
@@ -222,12 +196,11 @@ def _bfe(d: Decoder, i: Instruction) -> Action:
             field = np.where((n > 0) & (negative != 0), field | ~mask, field)
         return field.astype(dtype)
 
-    return apply(d, i, extract, [kind, "u32", "u32"], kind)
+    return extract
 
 
-def _bfi(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    bits = 8 * d.kind(kind).itemsize
+def _bfi(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
+    bits = 8 * dtype.itemsize
 
     def insert(a: Array, b: Array, start: Array, length: Array) -> Array:
         at = np.asarray(start & 255).astype(np.uint64)
@@ -235,13 +208,9 @@ def _bfi(d: Decoder, i: Instruction) -> Action:
         ones = np.where(n < 64, (np.uint64(1) << np.minimum(n, 63)), 0).astype(np.uint64)
         mask = np.where(at < 64, (ones - np.uint64(1)) << np.minimum(at, 63), 0).astype(np.uint64)
         put = np.asarray(a).astype(np.uint64) << np.minimum(at, 63)
-        return ((put & mask) | (np.asarray(b).astype(np.uint64) & ~mask)).astype(d.kind(kind))
+        return ((put & mask) | (np.asarray(b).astype(np.uint64) & ~mask)).astype(dtype)
 
-    return apply(d, i, insert, [kind, kind, "u32", "u32"], kind)
-
-
-def _popc(d: Decoder, i: Instruction) -> Action:
-    return apply(d, i, lambda a: np.bitwise_count(a).astype(np.uint32), i.parts[-1], "u32")
+    return insert
 
 
 def _leading(a: Array, bits: int) -> Any:
@@ -252,15 +221,7 @@ def _leading(a: Array, bits: int) -> Any:
     return (bits - np.bitwise_count(wide)).astype(np.uint32)
 
 
-def _clz(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    bits = 8 * d.kind(kind).itemsize
-    return apply(d, i, lambda a: _leading(a, bits), kind, "u32")
-
-
-def _bfind(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    dtype = d.kind(kind)
+def _bfind(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
     bits, shifted = 8 * dtype.itemsize, "shiftamt" in i.parts
 
     def first(a: Array) -> Array:
@@ -268,45 +229,36 @@ def _bfind(d: Decoder, i: Instruction) -> Action:
         before = _leading(raw, bits)
         return np.where(raw == 0, np.uint32(0xFFFFFFFF), before if shifted else bits - 1 - before)
 
-    return apply(d, i, first, kind, "u32")
+    return first
 
 
-def _brev(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    bits = 8 * d.kind(kind).itemsize
-
-    def reverse(a: Array) -> Any:
-        one = a.dtype.type(1)
-        result = a * a.dtype.type(0)
-        for n in range(bits):
-            bit = (a >> a.dtype.type(n)) & one
-            result = result | (bit << a.dtype.type(bits - 1 - n))
-        return result
-
-    return apply(d, i, reverse, kind, kind)
+def _reversed(a: Array) -> Any:
+    result, bits = a * a.dtype.type(0), 8 * a.dtype.itemsize
+    for n in range(bits):
+        bit = (a >> a.dtype.type(n)) & a.dtype.type(1)
+        result = result | (bit << a.dtype.type(bits - 1 - n))
+    return result
 
 
 TABLE: Mapping[str, Builder] = {
-    **{name: _logic(name) for name in _LOGIC},
+    **{name: plain(function) for name, function in _LOGIC.items()},
     "setp": _setp,
     "set": _set,
-    "selp": _selp,
-    "slct": _slct,
-    "shl": _shift("shl"),
-    "shr": _shift("shr"),
-    "shf": _shf,
+    "selp": plain(lambda a, b, p: np.where(p, a, b)),
+    "slct": plain(lambda a, b, c: np.where(c >= 0, a, b)),
+    **dict.fromkeys(("shl", "shr"), by_type(_shift)),
+    "shf": by_type(_shf),
     "lop3": _lop3,
     "prmt": _prmt,
-    "bfe": _bfe,
-    "bfi": _bfi,
-    "popc": _popc,
-    "clz": _clz,
-    "bfind": _bfind,
-    "brev": _brev,
-    "bmsk": bit_field_mask,
-    "szext": sign_extend,
-    "fns": find_nth,
-    "dp4a": dot,
-    "dp2a": dot,
+    "bfe": by_type(_bfe),
+    "bfi": by_type(_bfi),
+    "popc": plain(lambda a: np.bitwise_count(a).astype(np.uint32)),
+    "clz": plain(lambda a: _leading(a, 8 * a.dtype.itemsize)),
+    "bfind": by_type(_bfind),
+    "brev": plain(_reversed),
+    "bmsk": by_type(bit_field_mask),
+    "szext": by_type(sign_extend),
+    "fns": plain(find_nth),
+    **dict.fromkeys(("dp4a", "dp2a"), by_type(dot)),
 }
 """This family's builders by entry."""

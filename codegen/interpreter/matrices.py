@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder
+from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder, together
 from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
@@ -24,7 +25,7 @@ from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import check_read, check_write, shared_at
 from tinygpu.codegen.interpreter.values import TYPES
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "add", "left"]
 
 
 @functools.cache
@@ -39,13 +40,45 @@ def _places(rows: int, registers: tuple[int, int], each: int) -> tuple[Array, ..
     return (*a, each * q + e + 4 * each * j, g + 0 * j + 0 * e)
 
 
-def _gathered(run: Run, group: Group, registers: list[int], kind: str) -> Array:
+def _gathered(run: Run, group: Group, registers: Sequence[int], kind: str) -> Array:
     """Return registers of whole warps as elements: (warps, 32, registers, each)."""
     held = np.stack([run.registers[r][group.index] for r in registers], 1)
     if kind == "tf32":
         held = held & np.uint32(0xFFFFE000)
     values = np.ascontiguousarray(held).view(TYPES[kind]).astype(np.float64)
     return values.reshape(-1, WARP, len(registers), max(1, 4 // TYPES[kind].itemsize))
+
+
+def left(run: Run, group: Group, registers: Sequence[int], kind: str, rows: int = 16) -> Array:
+    """Return A of whole warps, as their registers hold it: (warps, rows, depth)."""
+    each, warps = max(1, 4 // TYPES[kind].itemsize), group.size // WARP
+    result = np.zeros((warps, rows, WARP * each * len(registers) // rows))
+    row, column, *_ = _places(rows, (len(registers), 0), each)
+    result[:, row, column] = _gathered(run, group, registers, kind)
+    return result
+
+
+@functools.cache
+def _sums(rows: int, columns: int) -> tuple[Array, Array]:
+    lane, n = np.arange(WARP)[:, None], np.arange(rows * columns // WARP)[None]
+    return lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
+
+
+def add(
+    run: Run, group: Group, result: Sequence[int], sums: Sequence[int], product: Array,
+    dtype: np.dtype[Any], *, saturates: bool = False,
+) -> None:  # fmt: skip
+    """Write products (warps, rows, columns) into registers, added to those of ``sums`` if any."""
+    values = product[:, *_sums(*product.shape[1:])].reshape(group.size, -1)
+    if sums:
+        held = np.stack([run.registers[r][group.index] for r in sums], 1)
+        values = values + held.view(dtype).astype(np.float64)
+    if dtype.kind == "i":
+        limits, values = np.iinfo(dtype), values.astype(np.int64)
+        values = np.clip(values, limits.min, limits.max) if saturates else values
+    bits = np.ascontiguousarray(values.astype(dtype)).view(run.registers[result[0]].dtype)
+    for n, register in enumerate(result):
+        run.registers[register][group.index] = bits[:, n]
 
 
 def _mma(d: Decoder, i: Instruction) -> Control:
@@ -57,32 +90,15 @@ def _mma(d: Decoder, i: Instruction) -> Control:
     sums = rows * 8 * d.kind(to).itemsize // (WARP * d.widths[c[0]])
     if (len(a), len(b)) != needs or len(c) != sums or len(result) != sums:
         raise d.error(f"{len(a)}, {len(b)} and {len(c)} registers; {needs[0]}, {needs[1]}, {sums}")
-    dtype, word = d.kind(to), np.dtype(f"u{d.widths[c[0]]}")
 
-    def multiply(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
-        a_row, a_column, b_row, b_column = _places(rows, needs, each)
-        warps = here.size // WARP
-        left, right = np.zeros((warps, rows, depth)), np.zeros((warps, depth, 8))
-        left[:, a_row, a_column] = _gathered(run, here, a, a_kind)
-        right[:, b_row, b_column] = _gathered(run, here, b, b_kind)
-        product = left @ right
-        lane, n = np.arange(WARP)[:, None], np.arange(rows // 4)[None]
-        values = product[:, lane // 4 + 8 * (n // 2), 2 * (lane % 4) + n % 2].reshape(here.size, -1)
-        held = np.stack([run.registers[r][here.index] for r in c], 1)
-        total: Array = values + np.ascontiguousarray(held).view(dtype).astype(np.float64)
-        if dtype.kind == "i":
-            limits = np.iinfo(dtype)
-            whole = total.astype(np.int64)
-            total = np.clip(whole, limits.min, limits.max) if "satfinite" in i.parts else whole
-        bits = np.ascontiguousarray(total.astype(dtype)).view(word)
-        for n_register, register in enumerate(result):
-            run.registers[register][here.index] = bits[:, n_register]
-        return here
+    def multiply(run: Run, here: Group) -> None:
+        right = np.zeros((here.size // WARP, depth, 8))
+        _, _, row, column = _places(rows, needs, each)
+        right[:, row, column] = _gathered(run, here, b, b_kind)
+        product = left(run, here, a, a_kind, rows) @ right
+        add(run, here, result, c, product, d.kind(to), saturates="satfinite" in i.parts)
 
-    return Control(multiply, WARP)
+    return together(multiply)
 
 
 def _count(d: Decoder, i: Instruction) -> int:
@@ -104,15 +120,12 @@ def _rows(run: Run, here: Group, addresses: Array, count: int) -> tuple[Group, A
 
 def _ldmatrix(d: Decoder, i: Instruction) -> Control:
     count, turned = _count(d, i), "trans" in i.parts
-    targets, at = d.targets(i.operands[0], "b32"), d.address(i.operands[1])
+    write, at = d.vector_target(i.operands[0], "b32"), d.address(i.operands[1])
 
-    def load(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
+    def load(run: Run, here: Group) -> None:
         found = _rows(run, here, at(run, here), count)
         if found is None:
-            return here
+            return
         lanes, flat = found
         check_read(run, lanes, flat, 16)
         rows = run.shared.reshape(-1, 16)[flat // 16]
@@ -120,51 +133,41 @@ def _ldmatrix(d: Decoder, i: Instruction) -> Control:
             halves = rows.view(np.uint16).reshape(-1, count, 8, 8).swapaxes(2, 3)
             rows = np.ascontiguousarray(halves).view(np.uint8)
         words = np.ascontiguousarray(rows).view(np.uint32).reshape(-1, count, WARP)
-        for n, write in enumerate(targets):
-            write(run, here, words[:, n].reshape(-1))
-        return here
+        write(run, here, words.swapaxes(1, 2).reshape(here.size, count))
 
-    return Control(load, WARP)
+    return together(load)
 
 
 def _stmatrix(d: Decoder, i: Instruction) -> Control:
     count, turned = _count(d, i), "trans" in i.parts
-    at, sources = d.address(i.operands[0]), d.sources(i.operands[1], "b32")
+    at, read = d.address(i.operands[0]), d.vector(i.operands[1], "b32")
 
-    def store(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
+    def store(run: Run, here: Group) -> None:
         found = _rows(run, here, at(run, here), count)
         if found is None:
-            return here
+            return
         lanes, flat = found
         check_write(run, lanes, flat, 16)
-        words = np.stack([s(run, here).reshape(-1, WARP) for s in sources], 1)
+        words = read(run, here).reshape(-1, WARP, count).swapaxes(1, 2)
         rows = np.ascontiguousarray(words).reshape(-1, count, 8, 4)
         if turned:
             halves = rows.view(np.uint16).swapaxes(2, 3)
             rows = np.ascontiguousarray(halves).view(np.uint32)
         run.shared.reshape(-1, 16)[flat // 16] = rows.view(np.uint8).reshape(-1, 16)
-        return here
 
-    return Control(store, WARP)
+    return together(store)
 
 
 def _movmatrix(d: Decoder, i: Instruction) -> Control:
     """Turn an 8 x 8 matrix of 16-bit elements, two a lane."""
     read, write = d.source(i.operands[1], "b32"), d.target(i.operands[0], "b32")
 
-    def move(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
+    def move(run: Run, here: Group) -> None:
         words = np.broadcast_to(read(run, here), (here.size,))
         halves = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 8, 8).swapaxes(1, 2)
         write(run, here, np.ascontiguousarray(halves).view(np.uint32).reshape(-1))
-        return here
 
-    return Control(move, WARP)
+    return together(move)
 
 
 TABLE: Mapping[str, Builder] = {

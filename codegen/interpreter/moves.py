@@ -6,12 +6,13 @@ Source: PTX ISA 9.0, section 9.7.9 (data movement) and 9.7.13 (atom, red).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tinygpu.codegen.interpreter import spaces
+from tinygpu.codegen.interpreter.atomics import RUNNING, UPDATES, in_turn, rounds
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.memory import LOCAL, PARAM, SHARED
@@ -19,8 +20,9 @@ from tinygpu.codegen.interpreter.ordering import semantics
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
+from tinygpu.codegen.interpreter.values import PACKED
 
-__all__ = ["TABLE", "decreased", "increased", "space_of"]
+__all__ = ["TABLE", "space_of"]
 
 _WINDOWS = {"shared": SHARED, "local": LOCAL, "param": PARAM, "global": 0, "const": 0}
 
@@ -28,14 +30,10 @@ _WINDOWS = {"shared": SHARED, "local": LOCAL, "param": PARAM, "global": 0, "cons
 def _mov(d: Decoder, i: Instruction) -> Action:
     kind = i.parts[-1]
     to, of = i.operands
-    if kind not in ("pred", "b128") and (to.startswith("{") or of.startswith("{")):
+    if kind != "pred" and (to.startswith("{") or of.startswith("{")):
         return _pack(d, kind, to, of)
     read, write = d.source(of, kind), d.target(to, kind)
-
-    def run_mov(run: Run, group: Group) -> None:
-        write(run, group, read(run, group))
-
-    return run_mov
+    return lambda run, group: write(run, group, read(run, group))
 
 
 def _pack(d: Decoder, kind: str, to: str, of: str) -> Action:
@@ -43,24 +41,16 @@ def _pack(d: Decoder, kind: str, to: str, of: str) -> Action:
     width = d.kind(kind).itemsize
     parts = d.listed(of if of.startswith("{") else to)
     part = f"b{8 * width // len(parts)}"
-    small, big = d.kind(part), d.kind(f"b{8 * width}")
+    whole = f"b{8 * width}"
+    small, big = d.kind(part), d.kind(whole)
     if of.startswith("{"):
-        sources, write = d.sources(of, part), d.target(to, f"b{8 * width}")
-
-        def join(run: Run, group: Group) -> None:
-            held = np.empty((group.size, len(sources)), small)
-            for n, read in enumerate(sources):
-                held[:, n] = read(run, group)
-            write(run, group, held.view(big)[:, 0])
-
-        return join
-    read, targets = d.source(of, f"b{8 * width}"), d.targets(to, part)
+        join, write = d.vector(of, part), d.target(to, whole)
+        return lambda run, group: write(run, group, join(run, group).view(big)[:, 0])
+    read, writes = d.source(of, whole), d.vector_target(to, part)
 
     def unpack(run: Run, group: Group) -> None:
-        whole = np.ascontiguousarray(np.broadcast_to(read(run, group), (group.size,)))
-        held = whole.view(small).reshape(group.size, -1)
-        for n, write in enumerate(targets):
-            write(run, group, held[:, n])
+        held = np.ascontiguousarray(np.broadcast_to(read(run, group), (group.size,)))
+        writes(run, group, held.view(small).reshape(group.size, -1))
 
     return unpack
 
@@ -86,98 +76,24 @@ def _shape(d: Decoder, i: Instruction, space: str) -> int:
 def _ld(d: Decoder, i: Instruction) -> Action:
     space, kind = space_of(d, i), i.parts[-1]
     lanes, dtype = _shape(d, i, space), d.kind(kind)
-    at, targets = d.address(i.operands[1]), d.targets(i.operands[0], kind)
+    at, write = d.address(i.operands[1]), d.vector_target(i.operands[0], kind)
     how = semantics(i)
 
     def load(run: Run, group: Group) -> None:
         for here, values in spaces.read(run, space, group, at(run, group), dtype, lanes, how):
-            for n, write in enumerate(targets):
-                write(run, here, values[:, n])
+            write(run, here, values)
 
     return load
 
 
 def _st(d: Decoder, i: Instruction) -> Action:
     space, kind = space_of(d, i), i.parts[-1]
-    lanes, dtype = _shape(d, i, space), d.kind(kind)
-    at, sources = d.address(i.operands[0]), d.sources(i.operands[1], kind)
+    _shape(d, i, space)
+    at, read = d.address(i.operands[0]), d.vector(i.operands[1], kind)
     how = semantics(i)
-
-    def store(run: Run, group: Group) -> None:
-        values = np.empty((group.size, lanes), dtype)
-        for n, read in enumerate(sources):
-            values[:, n] = read(run, group)
-        spaces.write(run, space, group, at(run, group), values, None, how)
-
-    return store
-
-
-def increased(old: Array, new: Array) -> Array:
-    """Return what atom.inc leaves."""
-    return np.where(old >= new, 0, old + 1)
-
-
-def decreased(old: Array, new: Array) -> Array:
-    """Return what atom.dec leaves."""
-    return np.where((old == 0) | (old > new), new, old - 1)
-
-
-_UPDATES: Mapping[str, Callable[[Array, Array], Array]] = {
-    "add": lambda old, new: old + new,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "exch": lambda old, new: new,
-    "inc": increased,
-    "dec": decreased,
-}
-
-
-_RUNNING: Mapping[str, Any] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
-
-
-def _in_turn(data: Array, addresses: Array, place: Array, new: Array, name: str) -> Array:
-    """Update ``data`` by one thread after the other; returns what each found.
-
-    Threads of one address are one running sum (minimum, ...), each from what the one before left.
-    """
-    order = np.argsort(place, kind="stable")
-    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
-    found = np.empty_like(new)
-    if name == "add" and new.dtype.kind in "iu":  # exact, so all sums are one
-        sums = np.cumsum(new[order], dtype=new.dtype)
-        before = sums - new[order]
-        counts = np.diff(np.append(starts, len(order)))
-        found[order] = before - np.repeat(before[starts], counts) + data[addresses][place[order]]
-        data[addresses] += sums[starts + counts - 1] - before[starts]
-        return found
-    for start, end, address in zip(starts, [*starts[1:], len(order)], addresses, strict=True):
-        mine = order[start:end]
-        running = _RUNNING[name].accumulate(
-            np.concatenate([data[address : address + 1], new[mine]])
-        )
-        found[mine] = running[:-1]
-        data[address] = running[-1]
-    return found
-
-
-def _rounds(place: Array, times: int) -> Iterator[Any]:
-    """Yield threads in rounds, each of an address at most once, in thread order."""
-    if times == 1:
-        yield slice(None)
-        return
-    order = np.argsort(place, kind="stable")
-    sorted_places = place[order]
-    first = np.searchsorted(sorted_places, sorted_places, "left")
-    turn = np.empty(len(place), np.int64)
-    turn[order] = np.arange(len(place)) - first
-    for n in range(times):
-        yield np.flatnonzero(turn == n)
+    return lambda run, group: spaces.write(
+        run, space, group, at(run, group), read(run, group), None, how
+    )
 
 
 def _atom(d: Decoder, i: Instruction) -> Action:
@@ -186,53 +102,37 @@ def _atom(d: Decoder, i: Instruction) -> Action:
     kind, space = parts[-1], space_of(d, i)
     lanes, dtype = _shape(d, i, space), d.kind(kind)
     returns = parts[0] == "atom"
-    operation = next((p for p in parts[1:] if p in _UPDATES or p == "cas"), "")
-    if not operation:
-        raise d.error("this atomic operation is not run")
-    packed = (
-        np.dtype(np.float16) if kind == "f16x2" else d.kind("bf16") if kind == "bf16x2" else dtype
-    )
-    targets = d.targets(i.operands[0], kind) if returns else []
+    operation = next(p for p in parts[1:] if p in UPDATES or p == "cas")
+    packed = d.kind(PACKED[kind]) if kind in PACKED else dtype
+    each = dtype.itemsize // packed.itemsize
+    write = d.vector_target(i.operands[0], kind) if returns else None
     at = d.address(i.operands[returns])
-    given = [d.sources(o, kind) for o in i.operands[1 + returns :][: 1 + (operation == "cas")]]
+    given = [d.vector(o, kind) for o in i.operands[1 + returns :][: 1 + (operation == "cas")]]
     how = semantics(i)
 
     def apply(run: Run, group: Group) -> None:
-        values = [np.empty((group.size, lanes), dtype) for _ in given]
-        for held, sources in zip(values, given, strict=True):
-            for n, read in enumerate(sources):
-                held[:, n] = read(run, group)
+        values = [read(run, group) for read in given]
         olds = np.zeros((group.size, lanes), dtype)
-        turn = [0]  # how many of the group came before this allocation or space
 
-        def update(data: Array, index: Array, new: Array) -> None:
-            here = slice(turn[0], turn[0] + len(index))
-            turn[0] += len(index)
-            other = values[1][here] if operation == "cas" else new
-            before = data[index]
-            if (
-                operation == "cas" and not (before == new).any()
-            ):  # who polls in vain changes nothing
-                olds[here] = before
-                return
-            addresses, place, times = np.unique(
-                index[:, 0], return_inverse=True, return_counts=True
-            )
-            if lanes == 1 and operation in _RUNNING and packed is dtype and times.max() > 1:
-                olds[here, 0] = _in_turn(data, addresses, place, new[:, 0], operation)
-                return
-            for row in _rounds(place, int(times.max())):
-                before = data[index[row]]
-                olds[here][row] = before
-                if operation == "cas":
-                    data[index[row]] = np.where(before == new[row], other[row], before)
-                else:
-                    after = _UPDATES[operation](before.view(packed), new[row].view(packed))
+        def update(data: Array, first: Array, which: Any, new: Array) -> None:
+            if not returns and operation in RUNNING:
+                parts = lanes * each
+                index = (first * each)[:, None] + np.arange(parts)
+                RUNNING[operation].at(data.view(packed), index, new.view(packed))
+            elif lanes == 1 and packed is dtype:
+                other = values[1][which, 0] if operation == "cas" else None
+                olds[which, 0] = in_turn(data, first, operation, new[:, 0], other)
+            else:
+                index, found = first[:, None] + np.arange(lanes), np.empty_like(new)
+                for row in rounds(first):
+                    before = found[row] = data[index[row]]
+                    after = UPDATES[operation](before.view(packed), new[row].view(packed))
                     data[index[row]] = after.astype(packed).view(dtype)
+                olds[which] = found
 
         spaces.write(run, space, group, at(run, group), values[0], update, how)
-        for n, write in enumerate(targets):
-            write(run, group, olds[:, n])
+        if write is not None:
+            write(run, group, olds)
 
     return apply
 

@@ -21,7 +21,7 @@ from tinygpu.codegen.interpreter.forms import MODIFIERS, Form, find, runs_on, wh
 from tinygpu.codegen.interpreter.parser import Instruction, split, width_of
 from tinygpu.errors import ProgramError
 
-__all__ = ["form_of"]
+__all__ = ["form_of", "kinds_of"]
 
 _UNTYPED = {"tf32", "f16x2", "bf16x2", "f32x2", "u16x2", "s16x2", "e4m3x2", "e5m2x2", "b"}
 _LISTS = ("mov", "ldmatrix", "stmatrix", "tcgen05")
@@ -78,6 +78,13 @@ def _roles(form: Form, opcode: str, given: int) -> tuple[_Role, ...] | str:
     if len(chosen) == given:
         return tuple(chosen)
     return f"{given} operands; {form} takes {' '.join(roles) or 'none'}"
+
+
+def kinds_of(form: Form, i: Instruction) -> tuple[str, ...]:
+    """Return the type of each operand of an instruction of this form."""
+    roles = _roles(form, i.opcode, len(i.operands))
+    assert not isinstance(roles, str)
+    return tuple("pred" if role.base in ("dp", "pq", "p") else role.kind for role in roles)
 
 
 def _kind(kind: str, parts: list[str]) -> str:

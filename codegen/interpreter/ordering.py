@@ -91,5 +91,5 @@ def equal_values(index: Array, values: Array, held: Array, *, at_once: bool) -> 
     """Whether stores that meet have the values that are there, or (at once) the same."""
     if not at_once:
         return bool((held == values).all())
-    _, first, back = np.unique(index[:, 0], return_index=True, return_inverse=True)
+    _, first, back = np.unique(index, return_index=True, return_inverse=True)
     return bool((values == values[first][back]).all())

@@ -93,17 +93,16 @@ class Run:
         self.threads_per_cta = -(-threads // WARPGROUP) * WARPGROUP
         total = self.ctas * self.threads_per_cta
         for width in self.code.register_bytes:
-            poison = (1 << 8 * width) - 1  # a NaN of every floating-point type
-            self.registers.append(
-                np.full(total, poison, f"u{width}") if width else np.zeros(total, bool)
-            )
+            bits = np.full(total * width, 0xFF, np.uint8)  # a NaN of every floating-point type
+            kind = f"u{width}" if width < 16 else "V16"
+            self.registers.append(bits.view(kind) if width else np.zeros(total, bool))
         size = -(-max(self.shared_bytes, 16) // 16) * 16
         self.shared = np.full(self.ctas * size, 0xFF, np.uint8)
         self.shared_bytes = size
         size = -(-self.code.local_bytes // 16) * 16
         self.local = np.full((total, size), 0xFF, np.uint8)
         self.local_written = np.zeros((total, size), bool)
-        self.frame = np.full((total, self.code.frame_bytes), 0xFF, np.uint8)
+        self.frame = np.full((total, -(-self.code.frame_bytes // 16) * 16), 0xFF, np.uint8)
         self.committed = np.zeros(total, np.int64)
         self.carry = np.zeros(total, bool)
         self.live = np.zeros((self.ctas, self.threads_per_cta), bool)
@@ -122,6 +121,11 @@ class Run:
     def cta_of(self, threads: Array) -> Array:
         """Return the CTA (in the batch) of each thread."""
         return threads // self.threads_per_cta
+
+    def live_in(self, cta: int) -> int:
+        """Return how many threads of a CTA (in the batch) have not ended."""
+        each = self.threads_per_cta
+        return int(np.count_nonzero(self.live[cta * each : (cta + 1) * each]))
 
     def agents_of(self, threads: Array) -> tuple[Array, Array]:
         """Return the domain of each thread, and the agent there that it is, or is part of."""
@@ -284,6 +288,22 @@ class Run:
         key = id(waiter)
         self.waiting[key] = waiter
         return key
+
+    def poll(self, group: Group, pc: int, take: Callable[[], bool], say: Callable[[], str]) -> bool:
+        """Whether ``take`` succeeds at once; else the threads sleep until it does."""
+        if take():
+            return True
+        waiter = Waiter(pc + 1, group, say)
+        self.wait(waiter)
+
+        def again() -> bool:
+            if id(waiter) not in self.waiting or not take():
+                return False
+            self.wake(id(waiter))
+            return True
+
+        self.polls.append(again)
+        return False
 
     def wake(self, key: int) -> None:
         """Let threads that slept go on."""

@@ -8,7 +8,8 @@ Source: PTX ISA 9.0, sections 5.1 (state spaces) and 9.7.9 (data movement).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tinygpu.codegen.interpreter.ordering import WEAK, Semantics, equal_values, 
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 
-__all__ = ["granules", "partition", "read", "shared_at", "write"]
+__all__ = ["granules", "read", "shared_at", "write"]
 
 Found = tuple[Group, Array]
 
@@ -32,6 +33,18 @@ def granules(run: Run, flat: Array, width: int) -> Array:
     return first[..., None] + np.arange(pieces)
 
 
+def _without(
+    run: Run, group: Group, at: Array, bad: Array, kind: str, say: Callable[[str, int], str]
+) -> Found | None:
+    """Leave out threads whose accesses are bad; report the first of them."""
+    if not bad.any():
+        return group, at
+    first = int(np.argmax(bad))
+    thread, address = int(group.threads[first]), int(at[first])
+    run.find(kind, say(run.warp_name(thread), address), thread=thread, address=address)
+    return None if bad.all() else (group.where(~bad), at[~bad])
+
+
 def shared_at(
     run: Run, group: Group, addresses: Array, width: int, *, remote: bool = False, align: int = 0
 ) -> Found | None:
@@ -39,8 +52,7 @@ def shared_at(
 
     ``remote`` allows the memory of another CTA of the cluster.  Reports the others.
     """
-    size, each = run.shared_bytes, run.threads_per_cta
-    cta = group.threads // each
+    size, cta = run.shared_bytes, run.cta_of(group.threads)
     inside = addresses - FIRST_SHARED
     if run.cluster > 1:
         rank = addresses >> 24
@@ -50,79 +62,88 @@ def shared_at(
         cta = cta - own + rank
         inside = np.where(stray, -1, inside)
     align = align or width
-    if inside.min() < 0 or inside.max() + width > size or (inside & (align - 1)).any():
-        bad = (inside < 0) | (inside + width > size)
-        if bad.any():
-            at = int(addresses[np.argmax(bad)])
-            run.find(
-                "address",
-                f"shared address {at:#x} of {width} B; the CTA's {size} B begin at "
-                f"{FIRST_SHARED:#x}",
-                thread=int(group.threads[np.argmax(bad)]),
-                address=at,
-            )
-        crooked = ~bad & (inside & (align - 1) != 0)
-        if crooked.any():
-            at = int(addresses[np.argmax(crooked)])
-            run.find(
-                "alignment",
-                f"shared address {at:#x} is no multiple of {align} B",
-                thread=int(group.threads[np.argmax(crooked)]),
-                address=at,
-            )
-        good = ~bad & ~crooked
-        if not good.any():
-            return None
-        group, inside, cta = group.where(good), inside[good], cta[good]
-    return group, cta * size + inside
+    if inside.min() >= 0 and inside.max() + width <= size and not (inside & (align - 1)).any():
+        return group, cta * size + inside
+    begin = f"{width} B; the CTA's {size} B begin at {FIRST_SHARED:#x}"
+    found = _without(
+        run, group, addresses, (inside < 0) | (inside + width > size), "address",
+        lambda _, at: f"shared address {at:#x} of {begin}",
+    )  # fmt: skip
+    if found is not None:
+        found = _without(
+            run, *found, found[1] & (align - 1) != 0, "alignment",
+            lambda _, at: f"shared address {at:#x} is no multiple of {align} B",
+        )  # fmt: skip
+    return found and shared_at(run, *found, width, remote=remote, align=align)
 
 
-def partition(group: Group, addresses: Array) -> list[tuple[str, Group, Array]]:
-    """Split generic addresses by window: shared (of the whole cluster) and local ones change."""
-    window = addresses >> 40
-    found = []
-    for space, start in (("cluster", SHARED), ("local", LOCAL), ("param", PARAM), ("global", 0)):
-        mask = window == start >> 40
-        if space == "global":
-            mask = ~np.isin(window, [SHARED >> 40, LOCAL >> 40, PARAM >> 40])
-        if mask.any():
-            found.append((space, group.where(mask), addresses[mask] - start))
-    return found
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Accesses that are good: whose, and at which bytes of which memory."""
+
+    space: str
+    group: Group
+    memory: Array
+    at: Array
+
+    def cells(self, width: int) -> tuple[Array, Array]:
+        """Return the memory in cells of an access' ``width``, and which ones are accessed."""
+        whole = self.memory[: len(self.memory) // width * width]
+        return whole.view(f"u{width}" if width <= 8 else f"V{width}"), self.at // width
+
+    def values(self, dtype: np.dtype[Any], lanes: int) -> Array:
+        """Return what is there: (n, lanes)."""
+        cells, index = self.cells(dtype.itemsize * lanes)
+        return cells[index].view(dtype).reshape(-1, lanes)
 
 
-def _aligned(run: Run, group: Group, addresses: Array, width: int) -> Found | None:
-    crooked = addresses & (width - 1) != 0
-    if not crooked.any():
-        return group, addresses
-    first = int(np.argmax(crooked))
-    at = int(addresses[first])
-    run.find(
-        "alignment",
-        f"address {at:#x} is no multiple of {width} B",
-        thread=int(group.threads[first]),
-        address=at,
-    )
-    if crooked.all():
-        return None
-    return group.where(~crooked), addresses[~crooked]
-
-
-def _inside(
-    run: Run, group: Group, addresses: Array, width: int, size: int, what: str
-) -> Found | None:
-    """Return the threads whose addresses are within ``size`` bytes.  Reports the others."""
-    bad = (addresses < 0) | (addresses + width > size)
-    if not bad.any():
-        return group, addresses
-    first = int(np.argmax(bad))
-    thread, at = int(group.threads[first]), int(addresses[first])
-    run.find(
-        "address",
-        f"{run.warp_name(thread)}: {width} B at {what} byte {at}, of which there are {size}",
-        thread=thread,
-        address=at,
-    )
-    return None if bad.all() else (group.where(~bad), addresses[~bad])
+def _places(
+    run: Run, space: str, group: Group, addresses: Array, width: int, *, writes: bool
+) -> Iterator[_Place]:
+    """Yield where a group's accesses go; a generic address to the space whose window it is in."""
+    if space == "generic":
+        window = addresses >> 40
+        names = {SHARED >> 40: "cluster", LOCAL >> 40: "local", PARAM >> 40: "param"}
+        known = np.where(np.isin(window, list(names)), window, 0)
+        for number in sorted(set(known.tolist()), key=lambda n: [*names, 0].index(n)):
+            mask, name = known == number, names.get(number, "global")
+            at = addresses[mask] - (number << 40)
+            yield from _places(run, name, group.where(mask), at, width, writes=writes)
+        return
+    if space in ("shared", "cluster"):
+        found = shared_at(run, group, addresses, width, remote=space == "cluster")
+        if found is not None:
+            yield _Place("shared", found[0], run.shared, found[1])
+        return
+    found = _without(
+        run, group, addresses, addresses & (width - 1) != 0, "alignment",
+        lambda _, at: f"address {at:#x} is no multiple of {width} B",
+    )  # fmt: skip
+    if found is None:
+        return
+    here, at = found
+    if space == "global":
+        good = 0
+        for part in run.memory.locate(at, width):
+            which = here if part.which is None else Group(here.threads[part.which])
+            good += which.size
+            yield _Place(space, which, part.data, part.offsets)
+        _outside(run, here, at, width, good)
+        return
+    what, held, size = "local", run.local, run.code.local_bytes
+    if space == "param":
+        what, held, size = "parameter", run.frame, run.code.frame_bytes
+        if writes or (at >= FRAME).all():
+            at = at - FRAME
+        else:
+            held, size = run.parameters[None], run.code.parameter_bytes
+    found = _without(
+        run, here, at, (at < 0) | (at + width > size), "address",
+        lambda who, at: f"{who}: {width} B at {what} byte {at}, of which there are {size}",
+    )  # fmt: skip
+    if found is not None:
+        row = found[0].threads * held.shape[1] if len(held) > 1 else 0
+        yield _Place(space, found[0], held.reshape(-1), row + found[1])
 
 
 def _outside(run: Run, group: Group, addresses: Array, width: int, good: int) -> None:
@@ -140,83 +161,24 @@ def _outside(run: Run, group: Group, addresses: Array, width: int, good: int) ->
 def read(
     run: Run, space: str, group: Group, addresses: Array, dtype: np.dtype[Any], lanes: int,
     how: Semantics = WEAK,
-) -> list[tuple[Group, Array]]:  # fmt: skip
-    """Return the threads that could read, and their values: (n, lanes)."""
-    if space == "generic":
-        parts = partition(group, addresses)
-        return [r for s, g, a in parts for r in read(run, s, g, a, dtype, lanes, how)]
+) -> Iterator[tuple[Group, Array]]:  # fmt: skip
+    """Yield the threads that could read, and their values: (n, lanes)."""
     width = dtype.itemsize * lanes
-    if space in ("shared", "cluster"):
-        return _read_shared(run, group, addresses, dtype, lanes, how, remote=space == "cluster")
-    found = _aligned(run, group, addresses, width)
-    if found is None:
-        return []
-    group, addresses = found
-    if space == "local":
-        return _read_local(run, group, addresses, dtype, lanes)
-    if space == "param":
-        return _read_parameters(run, group, addresses, dtype, width)
-    results, good = [], 0
-    for part in run.memory.locate(addresses, width):
-        here = group if part.which is None else Group(group.threads[part.which])
-        index = part.index(dtype.itemsize, lanes)
-        results.append((here, part.view(dtype)[index].reshape(here.size, lanes)))
-        good += here.size
-    _outside(run, group, addresses, width, good)
-    return results
+    for place in _places(run, space, group, addresses, width, writes=False):
+        if place.space == "shared":
+            check_read(run, place.group, place.at, width, how)
+        elif place.space == "local":
+            _check_local(run, place, width)
+        yield place.group, place.values(dtype, lanes)
 
 
-def _read_local(
-    run: Run, group: Group, addresses: Array, dtype: np.dtype[Any], lanes: int
-) -> list[tuple[Group, Array]]:
-    width = dtype.itemsize * lanes
-    found = _inside(run, group, addresses, width, run.code.local_bytes, "local")
-    if found is None:
-        return []
-    group, addresses = found
-    written = run.local_written[group.threads[:, None], addresses[:, None] + np.arange(width)]
+def _check_local(run: Run, place: _Place, width: int) -> None:
+    written = run.local_written.reshape(-1)[place.at[:, None] + np.arange(width)]
     if not written.all():
         first = int(np.argmin(written.all(1)))
-        thread, at = int(group.threads[first]), int(addresses[first])
-        who = run.warp_name(thread)
-        message = f"{who} reads local byte {at}, which it has not written"
+        thread, at = int(place.group.threads[first]), int(place.at[first]) % run.local.shape[1]
+        message = f"{run.warp_name(thread)} reads local byte {at}, which it has not written"
         run.find("uninitialised", message, thread=thread, address=at)
-    index = (addresses // dtype.itemsize)[:, None] + np.arange(lanes)
-    return [(group, run.local.view(dtype)[group.threads[:, None], index])]
-
-
-def _read_parameters(
-    run: Run, group: Group, addresses: Array, dtype: np.dtype[Any], width: int
-) -> list[tuple[Group, Array]]:
-    held, bytes_of = run.parameters, np.arange(width)
-    if (addresses >= FRAME).all():
-        found = _inside(run, group, addresses - FRAME, width, run.code.frame_bytes, "parameter")
-        if found is None:
-            return []
-        here, at = found
-        raw = run.frame[here.threads[:, None], at[:, None] + bytes_of]
-        return [(here, np.ascontiguousarray(raw).view(dtype))]
-    found = _inside(run, group, addresses, width, run.code.parameter_bytes, "parameter")
-    if found is None:
-        return []
-    here, at = found
-    return [(here, held[at[:, None] + bytes_of].view(dtype))]
-
-
-def _read_shared(
-    run: Run, group: Group, addresses: Array, dtype: np.dtype[Any], lanes: int, how: Semantics, *,
-    remote: bool,
-) -> list[tuple[Group, Array]]:  # fmt: skip
-    width = dtype.itemsize * lanes
-    found = shared_at(run, group, addresses, width, remote=remote)
-    if found is None:
-        return []
-    group, flat = found
-    check_read(run, group, flat, width, how)
-    if lanes == 1:
-        return [(group, run.shared.view(dtype)[flat // width][:, None])]
-    whole = run.shared[: len(run.shared) // width * width].view(dtype).reshape(-1, lanes)
-    return [(group, whole[flat // width])]
 
 
 def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
@@ -225,8 +187,7 @@ def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
     for n in np.flatnonzero(there != own).tolist() if run.cluster > 1 else ():
         cta, thread = int(there[n]), int(group.threads[n])
         run.remote(cta, thread, run.agent_of(thread)[1], step)
-        each = run.threads_per_cta
-        if not run.live[cta * each : (cta + 1) * each].any():
+        if not run.live_in(cta):
             who = run.warp_name(thread)
             message = f"{who} touches shared memory of {run.cta_name(cta)}, which has ended"
             run.find("exit", message, thread=thread)
@@ -266,7 +227,7 @@ def check_write(
 ) -> None:  # fmt: skip
     """Hold generic writes of shared memory against the clocks.
 
-    ``stored`` are the places, what is stored there, and the whole memory: equal values only warn.
+    ``stored`` are the places, what is stored there, and what is there: equal values only warn.
     """
     at, rows, step = granules(run, flat, width), run.rows(group)[:, None], run.tick()
     _remotely(run, group, flat, step)
@@ -275,8 +236,7 @@ def check_write(
         if conflict is not None:
             at_once, equal = conflict.other_step == step, False
             if stored is not None:
-                index, values, data = stored
-                equal = equal_values(index, values, data[index], at_once=at_once)
+                equal = equal_values(*stored, at_once=at_once)
             run.conflict(conflict, "writes", equal=equal)
         return
     if how.updates:
@@ -295,75 +255,39 @@ def _strong(run: Run, group: Group) -> Array:
     """Return the channel of each thread's strong reads, one a domain."""
     each = run.cluster * run.threads_per_cta
     domains = group.threads // each
-    channels = np.zeros(group.size, np.int64)
-    for domain in np.unique(domains).tolist():
-        made = run.channel("strong reads", 0, domain * each, asynchronous=False)
-        channels[domains == domain] = made
-    return channels
+    channels = np.zeros(int(domains[-1]) + 1, np.int64)
+    for domain in domains[np.flatnonzero(np.diff(domains, prepend=-1))].tolist():
+        channels[domain] = run.channel("strong reads", 0, domain * each, asynchronous=False)
+    return np.asarray(channels[domains])
 
 
-Update = Callable[[Array, Array, Array], None]
+Update = Callable[[Array, Array, Any, Array], None]
 
 
 def write(
     run: Run, space: str, group: Group, addresses: Array, values: Array,
     update: Update | None = None, how: Semantics = WEAK,
 ) -> None:  # fmt: skip
-    """Write values (n, lanes); ``update(data, index, values)`` replaces the plain store."""
-    if space == "generic":
-        for name, here, at in partition(group, addresses):
-            chosen = values[np.isin(group.threads, here.threads)]
-            write(run, name, here, at, chosen, update, how)
-        return
+    """Write values (n, lanes).
+
+    Instead of the plain store, ``update(data, first, which, values)`` changes the memory as an
+    array of elements, from the ``first`` one of each thread on; ``which`` are these threads.
+    """
     lanes, dtype = values.shape[1], values.dtype
     width = dtype.itemsize * lanes
-    if space in ("shared", "cluster"):
-        found = shared_at(run, group, addresses, width, remote=space == "cluster")
-        if found is None:
-            return
-        here, flat = found
-        if here.size < group.size:
-            values = values[np.isin(group.threads, here.threads)]
-        index = (flat // dtype.itemsize)[:, None] + np.arange(lanes)
-        data = run.shared.view(dtype)
-        check_write(run, here, flat, width, how, (index, values, data))
-        _put(data, index, values, update)
-        return
-    aligned = _aligned(run, group, addresses, width)
-    if aligned is not None and space == "local":
-        aligned = _inside(run, *aligned, width, run.code.local_bytes, "local")
-    if aligned is not None and space == "param":
-        aligned = _inside(
-            run, aligned[0], aligned[1] - FRAME, width, run.code.frame_bytes, "parameter"
-        )
-    if aligned is None:
-        return
-    here, at = aligned
-    if here.size < group.size:
-        values = values[np.isin(group.threads, here.threads)]
-    if space in ("local", "param"):
-        bytes_of = (here.threads[:, None], at[:, None] + np.arange(width))
-        held = run.local if space == "local" else run.frame
-        if update is not None:
-            index = (at // dtype.itemsize)[:, None] + np.arange(lanes)
-            flat_index = here.threads[:, None] * (held.shape[1] // dtype.itemsize) + index
-            update(held.reshape(-1).view(dtype), flat_index, values)
+    for place in _places(run, space, group, addresses, width, writes=True):
+        here = place.group
+        whole_group = here.size == group.size
+        which: Any = slice(None) if whole_group else np.searchsorted(group.threads, here.threads)
+        mine = np.ascontiguousarray(values[which])
+        cells, index = place.cells(width)
+        if place.space == "shared":
+            held = place.values(dtype, lanes)
+            check_write(run, here, place.at, width, how, (index, mine, held))
+        if update is None:
+            cells[index] = mine.view(cells.dtype)[:, 0]
         else:
-            held[bytes_of] = np.ascontiguousarray(values).view(np.uint8)
-        if space == "local":
-            run.local_written[bytes_of] = True
-        return
-    good = 0
-    for part in run.memory.locate(at, width):
-        chosen = values if part.which is None else values[part.which]
-        index = part.index(dtype.itemsize, lanes).reshape(len(chosen), lanes)
-        _put(part.view(dtype), index, chosen, update)
-        good += len(chosen)
-    _outside(run, here, at, width, good)
-
-
-def _put(data: Array, index: Array, values: Array, update: Update | None) -> None:
-    if update is None:
-        data[index] = values
-    else:
-        update(data, index, values)
+            whole = len(place.memory) // dtype.itemsize * dtype.itemsize
+            update(place.memory[:whole].view(dtype), place.at // dtype.itemsize, which, mine)
+        if place.space == "local":
+            run.local_written.reshape(-1)[place.at[:, None] + np.arange(width)] = True

@@ -10,15 +10,16 @@ Source: PTX ISA 9.0, sections 9.7.16.9 (mma), 9.7.16.10 (cp) and 9.7.16.12 (comm
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.barriers import Mbarrier, arrive, at_barrier
+from tinygpu.codegen.interpreter.barriers import arrive, at_barrier
 from tinygpu.codegen.interpreter.clocks import ORDER
-from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
-from tinygpu.codegen.interpreter.descriptors import Operand, elements
+from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, each_thread
+from tinygpu.codegen.interpreter.descriptors import NARROW, Operand, elements
 from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.memory import SHARED
 from tinygpu.codegen.interpreter.moves import space_of
@@ -34,7 +35,7 @@ __all__ = ["TABLE"]
 _KINDS: Mapping[str, dict[int, str]] = {
     "f16": {0: "f16", 1: "bf16"},
     "tf32": {2: "tf32"},
-    "f8f6f4": {0: "e4m3", 1: "e5m2"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
     "i8": {0: "u8", 1: "s8"},
 }
 _A_COLUMNS = 8  # spec: of A in tensor memory, whose elements of 32 B are packed
@@ -55,10 +56,10 @@ class _Shape:
 
     @property
     def depth(self) -> int:
-        return 32 // TYPES[self.a].itemsize
+        return 32 if self.a in NARROW else 32 // TYPES[self.a].itemsize
 
 
-def _shape(run: Run, kind: str, bits: int, pair: bool) -> _Shape | None:
+def _shape(run: Run, kind: str, bits: int, *, pair: bool, from_tensor: bool) -> _Shape | None:
     names = _KINDS[kind]
     a, b, result = names.get(bits >> 7 & 7), names.get(bits >> 10 & 7), _RESULTS.get(bits >> 4 & 3)
     n, m = (bits >> 17 & 63) << 3, (bits >> 24 & 31) << 4
@@ -70,8 +71,12 @@ def _shape(run: Run, kind: str, bits: int, pair: bool) -> _Shape | None:
     if m not in allowed or n % least or not least <= n <= 256:
         run.find("descriptor", f"{bits:#x}: {m} x {n} is no shape of this instruction")
         return None
+    turned = bool(bits >> 15 & 1), bool(bits >> 16 & 1)
+    if (a in NARROW and (turned[0] or from_tensor)) or (b in NARROW and turned[1]):
+        run.find("descriptor", f"{bits:#x}: 4 and 6 bits are run from shared memory, K-major")
+        return None
     signs = (-1 if bits >> 13 & 1 else 1, -1 if bits >> 14 & 1 else 1)
-    return _Shape(m, n, result, a, b, signs, (bool(bits >> 15 & 1), bool(bits >> 16 & 1)))
+    return _Shape(m, n, result, a, b, signs, turned)
 
 
 def _queue(run: Run, thread: int) -> tuple[tuple[str, int], int]:
@@ -119,19 +124,13 @@ def _mma(d: Decoder, i: Instruction) -> Action:
     d.touch(8)
 
     def mma(run: Run, group: Group) -> None:
-        targets, a_given = to(run, group), np.broadcast_to(a_at(run, group), (group.size,))
-        b_given = np.broadcast_to(b_at(run, group), (group.size,))
-        shapes = np.broadcast_to(bits(run, group), (group.size,))
-        adds = np.broadcast_to(accumulates(run, group), (group.size,))
         if (np.diff(group.threads // WARP) == 0).any():
             run.find("divergence", "one thread issues, not several of a warp")
-        for n, thread in enumerate(group.threads.tolist()):
-            shape = _shape(run, kind, int(shapes[n]), pair)
+        given = each_thread(run, group, bits, to, a_at, b_at, accumulates)
+        for thread, described, target, a, b, adds in given:
+            shape = _shape(run, kind, described, pair=pair, from_tensor=from_tensor)
             if shape is not None:
-                a, b = int(a_given[n]), int(b_given[n])
-                _issue(
-                    run, thread, shape, (int(targets[n]), a, b), bool(adds[n]), pair, from_tensor
-                )
+                _issue(run, thread, shape, (target, a, b), bool(adds), pair, from_tensor)
 
     return mma
 
@@ -233,14 +232,12 @@ def _cp(d: Decoder, i: Instruction) -> Action:
     d.touch(8)
 
     def copy(run: Run, group: Group) -> None:
-        targets = to(run, group)
-        given = np.broadcast_to(of(run, group), (group.size,))
-        for n, thread in enumerate(group.threads.tolist()):
+        for thread, target, given in each_thread(run, group, to, of):
             key, channel = _queue(run, thread)
             rows = run.rows(Group(np.array([thread])))
-            column = int(targets[n]) & 0xFFFF
+            column = target & 0xFFFF
             for cta in _ctas(run, thread, pair):
-                at = Operand(int(given[n]), "b32", rows_of, words, False, True).addresses(run, cta)
+                at = Operand(given, "b32", rows_of, words, False, True).addresses(run, cta)
                 if at is None:
                     continue
                 step, cells = run.tick(), np.unique(granules(run, at.reshape(-1), 1))
@@ -276,33 +273,26 @@ def _commit(d: Decoder, i: Instruction) -> Action:
     d.touch(8)
 
     def commit(run: Run, group: Group) -> None:
-        addresses = at(run, group) - generic
-        masks = np.broadcast_to(mask(run, group), (group.size,)) if mask else None
-        for n, thread in enumerate(group.threads.tolist()):
+        for thread, address, chosen in each_thread(run, group, at, mask):
             run.tick()
             key, channel = _queue(run, thread)
             own = thread // run.threads_per_cta
             first = own - own % run.cluster
-            rank, offset = int(addresses[n]) >> 24, (int(addresses[n]) & 0xFFFFFF) - FIRST_SHARED
+            rank, offset = divmod(address - generic, 1 << 24)
             ctas = [first + rank if run.cluster > 1 else own]
-            if masks is not None:
-                ctas = [first + r for r in range(run.cluster) if int(masks[n]) >> r & 1]
+            if mask is not None:
+                ctas = [first + r for r in range(run.cluster) if chosen >> r & 1]
             one = Group(np.array([thread]))
             clock = run.clocks.snapshot(*run.members(one), -1)  # what they built on
             clock[ORDER, channel] = run.state.tensor_last.get(thread, -1)
             for cta in ctas:
-                barrier = at_barrier(
-                    run, cta * run.shared_bytes + offset, one, "commits to", proxy=True
-                )
+                flat = cta * run.shared_bytes + offset - FIRST_SHARED
+                barrier = at_barrier(run, flat, one, "commits to", proxy=True)
                 if barrier is not None:
                     run.remote(cta, thread, channel, int(clock[ORDER, channel]))
-                    run.issue(_arrival(run, barrier, clock), key)
+                    run.issue(functools.partial(arrive, run, barrier, 1, clock), key)
 
     return commit
-
-
-def _arrival(run: Run, barrier: Mbarrier, clock: Array) -> Callable[[], None]:
-    return lambda: arrive(run, barrier, 1, clock)
 
 
 TABLE: Mapping[str, Builder] = {

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.memory import Memory
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.values import TYPES
 from tinygpu.errors import LaunchError
@@ -91,12 +90,3 @@ class TensorMap:
             addresses += (index * step).reshape(view)
             inside &= ((index >= 0) & (index < self.shape[n])).reshape(view)
         return addresses.reshape(-1), inside.reshape(-1)
-
-    def load(self, memory: Memory, coordinates: Sequence[int]) -> Array:
-        """Return a box's bytes, dense."""
-        addresses, inside = self.places(coordinates)
-        bits = np.dtype(f"u{self.width}")
-        values = memory.gather(addresses, bits, inside)
-        if self.fill:
-            values[~inside] = np.full(1, self.fill).astype(TYPES[self.dtype]).view(bits)[0]
-        return values.view(np.uint8)

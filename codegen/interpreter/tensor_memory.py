@@ -20,8 +20,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tinygpu.codegen.interpreter.clocks import ORDER, TENSOR, Conflict
-from tinygpu.codegen.interpreter.decoder import Action, Builder, Control, Decoder
-from tinygpu.codegen.interpreter.group import WARP, Group, Waiter
+from tinygpu.codegen.interpreter.decoder import (
+    Action,
+    Builder,
+    Control,
+    Decoder,
+    each_thread,
+    together,
+)
+from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
@@ -107,15 +114,25 @@ def _report(run: Run, cta: int, found: Conflict, who: str, does: str) -> None:
     )
 
 
+_SHAPES = {"32x32b": (1, 1), "16x32bx2": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4),
+           "16x256b": (4, 8)}  # fmt: skip
+"""How many registers of a thread, and how many columns, each repetition has."""
+
+
 @functools.cache
 def _cells(shape: str, times: int) -> tuple[Array, Array]:
-    """Return lane and column of each thread's registers: (32, registers)."""
+    """Return lane and column of each thread's registers: (32, registers).
+
+    Of ``16x32bx2`` the upper half of the warp begins elsewhere, at columns that count from there.
+    """
     t = np.arange(WARP)[:, None]
-    each, wide = {"32x32b": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4), "16x256b": (4, 8)}[shape]
+    each, wide = _SHAPES[shape]
     r = np.arange(each * times)[None]
     part, turn = r % each, r // each
     if shape == "32x32b":
         return t + 0 * r, r + 0 * t
+    if shape == "16x32bx2":
+        return t % 16 + 0 * r, r + 0 * t
     if shape == "16x64b":
         return t // 4 + 8 * (t % 2) + 0 * r, t // 2 % 2 + wide * turn
     if shape == "16x128b":
@@ -138,19 +155,20 @@ def _warp(warp: int) -> Group:
 
 def _ld_st(d: Decoder, i: Instruction) -> Control:
     loads = i.parts[1] == "ld"
-    shape = next(p for p in i.parts if p in ("32x32b", "16x64b", "16x128b", "16x256b"))
+    shape = next(p for p in i.parts if p in _SHAPES)
     times = int(next(p for p in i.parts if re.fullmatch(r"x\d+", p))[1:])
     lanes, columns = _cells(shape, times)
+    wide, starts = int(columns.max()) + 1, [0]
     at = d.address(i.operands[1 if loads else 0])
-    listed = d.listed(i.operands[0 if loads else 1])
+    listed = d.listed(i.operands[0 if loads else -1])
+    if shape == "16x32bx2":
+        starts.append(int(i.operands[2 if loads else 1], 0))
+        columns = columns + starts[1] * (np.arange(WARP)[:, None] >= 16)
     if len(listed) != lanes.shape[1]:
         raise d.error(f"{len(listed)} registers; {shape}.x{times} has {lanes.shape[1]}")
     registers = [d.register(r) for r in listed]
 
-    def move(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
+    def move(run: Run, here: Group) -> None:
         addresses = at(run, here)
         for first in range(0, here.size, WARP):
             threads = slice(int(here.threads[first]), int(here.threads[first]) + WARP)
@@ -170,11 +188,13 @@ def _ld_st(d: Decoder, i: Instruction) -> Control:
                 continue
             channel = _channel(run, warp, loads)  # before rows, which count agents as they are
             rows = run.rows(_warp(warp))[:: run.unit]
-            span = (column, int(columns.max()) + 1)
-            step = access(
-                run, cta, np.array([quarter]), span, rows, channel, writes=not loads, own=not loads
-            )
-            run.state.tensor_steps[warp, loads] = step
+            for start in starts:
+                run.state.tensor_steps[warp, loads] = access(
+                    run, cta, np.array([quarter]), (column + start, wide), rows, channel,
+                    writes=not loads, own=not loads,
+                )  # fmt: skip
+            if column + columns.min() < 0 or column + columns.max() >= COLUMNS:
+                continue  # which access has reported
             cells = tensor_memory(run, cta).cells
             if loads:
                 filled = run.state.loading.setdefault(warp, {})
@@ -185,18 +205,14 @@ def _ld_st(d: Decoder, i: Instruction) -> Control:
             else:
                 held = np.stack([run.registers[r][threads] for r in registers], 1)
                 cells[lane + lanes, column + columns] = held
-        return here
 
-    return Control(move, WARP)
+    return together(move)
 
 
 def _wait(d: Decoder, i: Instruction) -> Control:
     loads = "wait::ld" in i.parts
 
-    def wait(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
+    def wait(run: Run, here: Group) -> None:
         run.tick()
         for warp in here.warp_numbers.tolist():
             step = run.state.tensor_steps.get((warp, loads), -1)
@@ -206,9 +222,8 @@ def _wait(d: Decoder, i: Instruction) -> Control:
             run.clocks.clocks[TENSOR, domain, agents, channel] = np.maximum(known, step)
             if loads:
                 run.state.loading.pop(warp, None)
-        return here
 
-    return Control(wait, WARP)
+    return together(wait)
 
 
 def _alloc(d: Decoder, i: Instruction) -> Control:
@@ -219,25 +234,19 @@ def _alloc(d: Decoder, i: Instruction) -> Control:
         here = run.together(group, WARP)
         if here is None:
             return None
-        addresses = at(run, here)
-        numbers = np.broadcast_to(number(run, here), (here.size,))
         going, pc = [], run.pc
-        for first in range(0, here.size, WARP):
-            warp = Group(here.threads[first : first + WARP])
-            cta, columns = int(warp.threads[0]) // run.threads_per_cta, int(numbers[first])
-            memory = tensor_memory(run, cta)
+        leaders = Group(here.threads[::WARP])
+        for thread, address, columns in each_thread(run, leaders, at, number):
+            warp, memory = _warp(thread // WARP), tensor_memory(run, thread // run.threads_per_cta)
             if columns < 32 or columns > COLUMNS or columns & (columns - 1):
                 run.find("tensor memory", f"{columns} columns; a power of two from 32 to 512 is")
                 continue
             if memory.closed:
                 run.find("tensor memory", "an allocation after relinquish_alloc_permit")
-            take = _take(run, memory, warp, int(addresses[first]), columns, pc)
-            if take():
+            take = _take(run, memory, warp, address, columns, pc)
+            say = f"for {columns} columns of tensor memory, of which {{}} are taken".format
+            if run.poll(warp, pc, take, functools.partial(say, memory.allocated)):
                 going.append(warp.threads)
-                continue
-            waiter = Waiter(pc + 1, warp, _says(memory, columns))
-            run.wait(waiter)
-            run.polls.append(_poll(run, waiter, take))
         return Group(np.concatenate(going)) if going else None
 
     return Control(allocate, WARP)
@@ -262,36 +271,12 @@ def _take(
     return take
 
 
-def _says(memory: TensorMemory, columns: int) -> Callable[[], str]:
-    return lambda: f"for {columns} columns of tensor memory, of which {memory.allocated} are taken"
-
-
-def _poll(run: Run, waiter: Waiter, take: Callable[[], bool]) -> Callable[[], bool]:
-    def poll() -> bool:
-        if id(waiter) not in run.waiting or not take():
-            return False
-        run.wake(id(waiter))
-        return True
-
-    return poll
-
-
 def _dealloc(d: Decoder, i: Instruction) -> Control:
     at, number = d.source(i.operands[0], "u32"), d.source(i.operands[1], "u32")
 
-    def free(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
-        addresses = np.broadcast_to(at(run, here), (here.size,))
-        numbers = np.broadcast_to(number(run, here), (here.size,))
-        for first in range(0, here.size, WARP):
-            thread = int(here.threads[first])
-            cta, start, columns = (
-                thread // run.threads_per_cta,
-                int(addresses[first]),
-                numbers[first],
-            )
+    def free(run: Run, here: Group) -> None:
+        for thread, start, columns in each_thread(run, Group(here.threads[::WARP]), at, number):
+            cta = thread // run.threads_per_cta
             memory = tensor_memory(run, cta)
             if memory.allocated.get(start) != columns:
                 run.find(
@@ -300,12 +285,11 @@ def _dealloc(d: Decoder, i: Instruction) -> Control:
                 continue
             channel = _channel(run, thread // WARP, False)  # before rows, as above
             rows = run.rows(_warp(thread // WARP))[:: run.unit]
-            span = (start, int(columns))
+            span = (start, columns)
             access(run, cta, np.arange(_QUARTERS), span, rows, channel, writes=True)
             del memory.allocated[start]
-        return here
 
-    return Control(free, WARP)
+    return together(free)
 
 
 def _relinquish(d: Decoder, i: Instruction) -> Action:

@@ -26,7 +26,7 @@ __all__ = ["PACKED", "TYPES", "flushed", "fma", "immediate", "narrowed", "produc
 TYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(kind)
     for name, kind in {
-        "pred": bool,
+        "pred": bool, "b128": "V16",
         **{f"{p}{w}": f"{k}{w // 8}" for p, k in (("u", "u"), ("b", "u"), ("s", "i"))
            for w in (8, 16, 32, 64)},
         "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64,
@@ -49,6 +49,8 @@ _BELOW = np.uint64((1 << 29) - 1)
 def immediate(text: str, kind: str) -> Any:
     """Return a constant as a NumPy scalar of the type.  Raises ValueError if it is none."""
     dtype = TYPES[kind]
+    if kind == "b128":
+        raise ValueError("128 bits are in registers only")
     if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
         number = np.uint32(int(text[2:], 16)).view(np.float32)
         return number.view(dtype) if dtype.itemsize == 4 else number.astype(dtype)

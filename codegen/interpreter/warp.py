@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.codegen.interpreter.atomics import RUNNING
 from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder
 from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.parser import Instruction
@@ -173,14 +174,12 @@ def _redux(d: Decoder, i: Instruction) -> Control:
     dtype = d.kind(kind)
     if dtype.kind == "f":
         return _redux_float(d, i)
-    plain = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
-             "or": np.bitwise_or, "xor": np.bitwise_xor}[name]  # fmt: skip
     limits = np.iinfo(dtype)
     neutral = {"min": limits.max, "max": limits.min, "and": -1}.get(name, 0)
     start = np.array(neutral).astype(dtype)
 
     def reduce(values: Array, present: Array) -> Any:
-        return plain.reduce(np.where(present, values, start), axis=1, dtype=dtype)
+        return RUNNING[name].reduce(np.where(present, values, start), axis=1, dtype=dtype)
 
     return _over_warp(d, i, (kind, kind), reduce)
 

@@ -16,17 +16,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder, Source
+from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder, Source, together
 from tinygpu.codegen.interpreter.descriptors import Operand, elements
-from tinygpu.codegen.interpreter.group import WARP, WARPGROUP, Group, Pending, Waiter
+from tinygpu.codegen.interpreter.group import WARP, WARPGROUP, Group, Pending
+from tinygpu.codegen.interpreter.matrices import add, left
 from tinygpu.codegen.interpreter.parser import Instruction
-from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules
-from tinygpu.codegen.interpreter.values import TYPES
 from tinygpu.codegen.interpreter.values import products as multiplied
 
-__all__ = ["TABLE", "Products", "fragment", "products"]
+__all__ = ["TABLE", "Products", "products"]
 
 _SM_REGISTERS = 65536
 _ROWS = 64
@@ -70,30 +69,15 @@ def products(run: Run, warpgroup: int) -> Products:
     return run.state.products[warpgroup]
 
 
-@functools.cache
-def fragment(columns: int) -> tuple[Array, Array]:
-    """Return row and column of each thread's values of a 64-row result: (128, columns / 2)."""
-    t, i = np.arange(WARPGROUP)[:, None], np.arange(columns // 2)[None]
-    row = 16 * (t // 32) + t % 32 // 4 + 8 * (i // 2 % 2)
-    column = 8 * (i // 4) + 2 * (t % 4) + i % 2
-    return row, column
-
-
 def _each(action: Callable[[Run, Group, int, Products], None]) -> Control:
     """Return what executes an instruction for each complete warpgroup."""
 
-    def act(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARPGROUP)
-        if here is None:
-            return None
-        numbers = here.threads[::WARPGROUP] // WARPGROUP
-        for n in numbers.tolist():
-            first = n * WARPGROUP
-            threads = Group(np.arange(first, first + WARPGROUP))
+    def act(run: Run, here: Group) -> None:
+        for first in here.threads[::WARPGROUP].tolist():
+            threads, n = Group(np.arange(first, first + WARPGROUP)), first // WARPGROUP
             action(run, threads, n, products(run, n))
-        return here
 
-    return Control(act, WARPGROUP)
+    return together(act, WARPGROUP)
 
 
 def _fence(d: Decoder, i: Instruction) -> Control:
@@ -178,10 +162,10 @@ def _mma(d: Decoder, i: Instruction) -> Control:
             if a_addresses is not None:
                 a = elements(run, a_addresses, a_kind)
             else:
-                a = _from_registers(run, group, given, a_kind)
+                a = left(run, group, given, a_kind).reshape(_ROWS, depth)
             b = elements(run, b_addresses, b_kind)
-            product = multiplied(a * signs[0], b * signs[1])
-            _add(run, group, results, product, to, bool(accumulate))
+            product = multiplied(a * signs[0], b * signs[1]).reshape(4, 16, columns)
+            add(run, group, results, results if accumulate else (), product, d.kind(to))
 
         pending = run.issue(perform, ("wgmma", number))
         state.open.append(Issued(pending, pc, step, used))
@@ -209,34 +193,6 @@ def _uniform(run: Run, group: Group, source: Source) -> int:
     if len(values) > 1:
         run.find("descriptor", "the warpgroup's threads give different operands")
     return int(values[0])
-
-
-def _from_registers(run: Run, group: Group, given: tuple[int, ...], kind: str) -> Array:
-    """Return the 64 rows of A that the warpgroup's registers hold, as float64."""
-    dtype = TYPES[kind]
-    each = 4 // dtype.itemsize
-    held = np.stack([run.registers[r][group.index] for r in given], 1)
-    values = np.ascontiguousarray(held).view(dtype).reshape(WARPGROUP, len(given), each)
-    result = np.zeros((_ROWS, len(given) // 2 * 4 * each))
-    t, n = np.arange(WARPGROUP)[:, None, None], np.arange(len(given))[None, :, None]
-    e = np.arange(each)[None, None]
-    row = 16 * (t // 32) + t % 32 // 4 + 8 * (n % 2)
-    result[row, each * (t % 4) + e + 4 * each * (n // 2)] = values.astype(np.float64)
-    return result
-
-
-def _add(
-    run: Run, group: Group, results: tuple[int, ...], product: Array, to: str, accumulate: bool
-) -> None:
-    row, column = fragment(product.shape[1])
-    values = product[row, column]
-    dtype = {"f32": np.float32, "s32": np.int32, "f16": np.float16}[to]
-    if accumulate:
-        held = np.stack([run.registers[r][group.index] for r in results], 1)
-        values = values + held.view(dtype).astype(np.float64)
-    bits = np.ascontiguousarray(values.astype(dtype)).view(np.uint32)
-    for n, register in enumerate(results):
-        run.registers[register][group.index] = bits[:, n]
 
 
 def watch(run: Run, group: Group, registers: tuple[int, ...]) -> None:
@@ -291,39 +247,22 @@ def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
                 way = "inc" if increases else "dec"
                 run.find("register", f"setmaxnreg.{way} from {mine[0]} to {number}")
             more = (number - mine[0]) * WARPGROUP
-            if more <= pool[0]:
-                pool[0] -= more
-                mine[0] = number
+
+            def take(pool: list[int] = pool, mine: list[int] = mine, more: int = more) -> bool:
+                if more > pool[0]:
+                    return False
+                pool[0], mine[0] = pool[0] - more, number
+                return True
+
+            say = f"for {more} registers of the CTA's pool, which has {{0[0]}}".format
+            if run.poll(part, pc, take, functools.partial(say, pool)):
                 going.append(part.threads)
-                continue
-            waiter = Waiter(pc + 1, part, _says(pool, more))
-            run.wait(waiter)
-            run.polls.append(_poll(run, waiter, pool, mine, number))
         if not increases:
             for poll in run.polls:
                 poll()
         return Group(np.concatenate(going)) if going else None
 
     return Control(change, WARPGROUP)
-
-
-def _says(pool: list[int], more: int) -> Callable[[], str]:
-    return lambda: f"for {more} registers of the CTA's pool, which has {pool[0]}"
-
-
-def _poll(
-    run: Run, waiter: Waiter, pool: list[int], mine: list[int], number: int
-) -> Callable[[], bool]:
-    def poll() -> bool:
-        more = (number - mine[0]) * WARPGROUP
-        if id(waiter) not in run.waiting or more > pool[0]:
-            return False
-        pool[0] -= more
-        mine[0] = number
-        run.wake(id(waiter))
-        return True
-
-    return poll
 
 
 TABLE: Mapping[str, Builder] = {

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.codegen.interpreter import spaces
-from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder, Source
+from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder, Source, together
 from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.moves import space_of
 from tinygpu.codegen.interpreter.parser import Instruction
@@ -43,12 +43,12 @@ class _Matrix:
         """How many elements a lane has."""
         return self.each * len(self.names)
 
-    def values(self, run: Run, group: Group, sources: list[Source]) -> Array:
+    def values(self, run: Run, group: Group, read: Source) -> Array:
         """Return the matrices of whole warps, as float64: (warps, rows, columns)."""
-        held = np.stack([np.asarray(read(run, group)) for read in sources], 1)
-        flat = np.ascontiguousarray(held).view(self.dtype).reshape(group.size // WARP, -1)
+        flat = read(run, group).view(self.dtype).reshape(group.size // WARP, -1)
         whole = flat[:, : self.rows * self.columns].astype(np.float64)
-        return whole.reshape(-1, self.rows, self.columns)
+        result: Array = whole.reshape(-1, self.rows, self.columns)
+        return result
 
     def addresses(self, group: Group, start: Array, pitch: Array | int, *, turned: bool) -> Array:
         """Return the addresses of each thread's elements: (threads, held)."""
@@ -89,45 +89,34 @@ def _load(d: Decoder, i: Instruction) -> Control:
     space = space_of(d, i)
     matrix = _matrix(d, i, i.parts[2], i.parts[-1], i.operands[0])
     at, pitch = d.address(i.operands[1]), _pitch(d, i, matrix)
-    targets = d.targets(i.operands[0], matrix.bits)
+    write = d.vector_target(i.operands[0], matrix.bits)
     d.touch(matrix.dtype.itemsize)
 
-    def load(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
+    def load(run: Run, here: Group) -> None:
         places = matrix.addresses(here, at(run, here), pitch(run, here), turned=_turned(i))
         held = np.zeros((here.size, matrix.held), matrix.dtype)
         for n in range(matrix.held):
             for part, values in spaces.read(run, space, here, places[:, n], matrix.dtype, 1):
                 held[np.isin(here.threads, part.threads), n] = values[:, 0]
-        words = held.view(f"u{matrix.each * matrix.dtype.itemsize}")
-        for n, write in enumerate(targets):
-            write(run, here, words[:, n])
-        return here
+        write(run, here, held.view(f"u{matrix.each * matrix.dtype.itemsize}"))
 
-    return Control(load, WARP)
+    return together(load)
 
 
 def _store(d: Decoder, i: Instruction) -> Control:
     space = space_of(d, i)
     matrix = _matrix(d, i, "d", i.parts[-1], i.operands[1])
     at, pitch = d.address(i.operands[0]), _pitch(d, i, matrix)
-    sources = d.sources(i.operands[1], matrix.bits)
+    read = d.vector(i.operands[1], matrix.bits)
     d.touch(matrix.dtype.itemsize)
 
-    def store(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
+    def store(run: Run, here: Group) -> None:
         places = matrix.addresses(here, at(run, here), pitch(run, here), turned=_turned(i))
-        words = np.stack([np.asarray(read(run, here)) for read in sources], 1)
-        held = np.ascontiguousarray(words).view(matrix.dtype)
+        held = read(run, here).view(matrix.dtype)
         for n in range(matrix.held):
             spaces.write(run, space, here, places[:, n], held[:, n : n + 1])
-        return here
 
-    return Control(store, WARP)
+    return together(store)
 
 
 def _mma(d: Decoder, i: Instruction) -> Control:
@@ -140,13 +129,10 @@ def _mma(d: Decoder, i: Instruction) -> Control:
         for which, kind, text in zip("dabc", kinds, i.operands, strict=True)
     ]
     result, a, b, c = operands
-    reads = [d.sources(o, m.bits) for o, m in zip(i.operands, operands, strict=True)]
-    targets = d.targets(i.operands[0], result.bits)
+    reads = [d.vector(o, m.bits) for o, m in zip(i.operands, operands, strict=True)]
+    write = d.vector_target(i.operands[0], result.bits)
 
-    def multiply(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARP)
-        if here is None:
-            return None
+    def multiply(run: Run, here: Group) -> None:
         left, right, sums = (
             m.values(run, here, read) for m, read in zip((a, b, c), reads[1:], strict=True)
         )
@@ -157,12 +143,9 @@ def _mma(d: Decoder, i: Instruction) -> Control:
             exact = np.clip(number, limits.min, limits.max) if "satfinite" in i.parts else number
         total = exact.astype(result.dtype)
         whole = np.ascontiguousarray(total).reshape(here.size, result.held)
-        words = whole.view(f"u{result.each * result.dtype.itemsize}")
-        for n, write in enumerate(targets):
-            write(run, here, words[:, n])
-        return here
+        write(run, here, whole.view(f"u{result.each * result.dtype.itemsize}"))
 
-    return Control(multiply, WARP)
+    return together(multiply)
 
 
 TABLE: Mapping[str, Builder] = {
