@@ -280,6 +280,17 @@ def test_a_statement_uses_what_is_declared(start: str) -> None:
     assert count > 20
 
 
+@pytest.mark.parametrize("group", ["cp.async", "wgmma", "tcgen05.ld", "bulk"])
+def test_only_bulk_groups_are_waited_for_until_they_are_read(group: Any) -> None:
+    """No other wait_group has .read: the judge would ignore it, the interpreter not wait."""
+    make = partial(small, 1, (ZERO, put(1, 0), Sync(), get(1, 0), WaitGroup(0, group, read=True)))
+    if group == "bulk":
+        make()
+        return
+    with pytest.raises(ProgramError, match="only cp.async.bulk.wait_group has"):
+        make()
+
+
 # 6: storage
 
 

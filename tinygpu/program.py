@@ -309,6 +309,11 @@ class Program:
                                 f"program {self.name}: {statement}: {access.buffer.name} has steps "
                                 f"for {len(steps)} extents, not {len(extents)}; give one for each"
                             )
+            if isinstance(statement, WaitGroup) and statement.read and statement.group != "bulk":
+                raise ProgramError(
+                    f"program {self.name}: {statement}: only cp.async.bulk.wait_group has .read; "
+                    "leave it out"
+                )
             signal = statement.signal if isinstance(statement, Do) else None
             for barrier in (
                 *((statement.barrier,) if isinstance(statement, Wait | Arrive) else ()),
