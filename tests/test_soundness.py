@@ -287,7 +287,7 @@ def test_only_bulk_groups_are_waited_for_until_they_are_read(group: Any) -> None
     if group == "bulk":
         make()
         return
-    with pytest.raises(ProgramError, match="only cp.async.bulk.wait_group has"):
+    with pytest.raises(ProgramError, match="of a bulk copy alone"):
         make()
 
 

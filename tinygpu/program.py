@@ -311,8 +311,7 @@ class Program:
                             )
             if isinstance(statement, WaitGroup) and statement.read and statement.group != "bulk":
                 raise ProgramError(
-                    f"program {self.name}: {statement}: only cp.async.bulk.wait_group has .read; "
-                    "leave it out"
+                    f"program {self.name}: {statement}: .read is of a bulk copy alone; leave it out"
                 )
             signal = statement.signal if isinstance(statement, Do) else None
             for barrier in (
