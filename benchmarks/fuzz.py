@@ -23,6 +23,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,14 +39,24 @@ from tinygpu.codegen.measure import Campaign, Crew, Options
 from tinygpu.codegen.provenance import provenance
 from tinygpu.concurrency.judge import verdict
 from tinygpu.device import load_device
-from tinygpu.errors import TinyGpuError
+from tinygpu.errors import OperationError, TinyGpuError
 from tinygpu.memory import DTYPES
 from tinygpu.operation import LAYOUTS, Operation, Problem, matmul
 from tinygpu.program import Program
 from tinygpu.schedule import Schedule
 from tinygpu.space import Space
 
-__all__ = ["asked_of", "drawn", "layout_of", "main", "problem_of", "run", "summary", "words_of"]
+__all__ = [
+    "accepted",
+    "asked_of",
+    "drawn",
+    "layout_of",
+    "main",
+    "problem_of",
+    "run",
+    "summary",
+    "words_of",
+]
 
 COUNT, EACH, SEED = 20_000, 100, 2611
 MACHINES = ("simt", "ampere", "hopper")
@@ -59,8 +71,6 @@ EPILOGUES: tuple[Mapping[str, Any], ...] = (
     {}, {"scaled": True}, {"bias": True}, {"bias": True, "activation": "relu"},
     {"activation": "gelu"}, {"scaled": True, "bias": True, "activation": "silu"},
 )  # fmt: skip
-FUSING = ("hopper",)
-"""The machines that take a batch and an epilogue."""
 K_MAJOR = ("e4m3",)
 """The types of which wgmma takes inputs with k contiguous alone."""
 OPTIONS = Options(rounds=1, burst_seconds=0.001, limit_seconds=30.0, batch=EACH)
@@ -79,12 +89,21 @@ def words_of(machine: str, number: int) -> dict[str, Any]:
     """
     types = TYPES[machine]
     rest, at = divmod(number, len(types))
-    dtype, output = types[at]
-    fuses = machine in FUSING
-    layouts = ("nt",) if fuses and dtype in K_MAJOR else LAYOUTS
-    every = list(product(EPILOGUES if fuses else ({},), layouts, (False, True)[: 1 + fuses]))
-    epilogue, layout, batched = every[7 * rest % len(every)]  # 7 divides no such length: all come
-    return {"dtype": dtype, "output": output, "layout": layout, "batched": batched, **epilogue}
+    every = accepted(machine, *types[at])
+    return every[7 * rest % len(every)]  # 7 divides no such length: all come
+
+
+@cache
+def accepted(machine: str, dtype: str, output: str | None) -> list[dict[str, Any]]:
+    """Return what ``matmul`` may be called with for a machine: every epilogue that it takes."""
+    found = []
+    layouts = ("nt",) if machine == "hopper" and dtype in K_MAJOR else LAYOUTS
+    for epilogue, layout, batched in product(EPILOGUES, layouts, (False, True)):
+        words = {"dtype": dtype, "output": output, "layout": layout, "batched": batched}
+        with suppress(OperationError):
+            machine_named(machine).check(matmul(**words, **epilogue))
+            found.append({**words, **epilogue})
+    return found
 
 
 def problem_of(machine: str, number: int, rng: np.random.Generator) -> Problem:
@@ -222,9 +241,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = given.out / "fuzz.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
     rows = [row for row in rows if row["emitter"] == EMITTER_VERSION and not row["wrong"]]
-    known = {(row["machine"], row["number"]) for row in rows}
+    known = [(row["machine"], row["number"], row["words"], row["sizes"]) for row in rows]
     cases = [json.loads(line) for line in given.cases.read_text(encoding="utf-8").splitlines()]
-    wanted = [(c,) for c in cases if (c["machine"], c["number"]) not in known]
+    wanted = [
+        (c,) for c in cases if (c["machine"], c["number"], c["words"], c["sizes"]) not in known
+    ]
     for row in _all(run, wanted, given.processes, f"run {len(wanted)} problems"):
         rows.append(row)
         rows.sort(key=lambda r: (r["machine"], r["number"]))
