@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.family_mutants import mutants as family_mutants
 from tests.hopper_terms import rewritten, term
 from tinygpu.cluster import divided
+from tinygpu.errors import ProgramError
 from tinygpu.expression import Constant, value
 from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.interpret import check
@@ -169,3 +171,12 @@ def test_agents_are_a_partition_of_a_copys_threads(threads: int, warps: int, fir
             np.isin(np.arange(max(first, 32 * w), min(threads, 32 * w + 32)), part).all()
             for w in set((part // 32).tolist())
         )
+
+
+@pytest.mark.parametrize("where", ["read 2 value 1 in one place", "write value 1 in one place"])
+def test_sums_that_share_a_cell_are_no_product(where: str) -> None:
+    """A product whose sums lie in fewer cells than it has: one clear error."""
+    program = term("ring", tile_n=64, store_n=32, stages=2)
+    found = [m for _, text, m in family_mutants(program) if f"{where}: sums@(i) = wgmma" in text]
+    with pytest.raises(ProgramError, match="give each its own"):
+        check(found[0](), {"m": 128, "n": 64, "k": 64}, seeds=(0,))

@@ -204,6 +204,10 @@ def _add(
 ) -> None:
     """Add a product to sums, or start them anew; round."""
     algebra, write = agent.cta.cluster.run.algebra, do.write
+    for access in (do.accesses[2], write):
+        held = tile_of(agent, do, access, env)[0].cell.shape[0]
+        if held != product.size:
+            raise ProgramError(f"{do}: {product.size} sums in {held} cells; give each its own")
     if do.fresh is None or do.fresh.evaluate(env) != 0:
         before = _factor(agent, cta, do, do.accesses[2], env)
         product = algebra.operators["add"](product, before.reshape(-1))
