@@ -8,7 +8,7 @@ sizes and seeds.  What the interpreter makes fail must not be legal.
     rejected      it cannot be built
     illegal       a law says no, or that it is unproved, and the interpreter makes it fail
     legal         neither finds anything
-    missed        the interpreter makes it fail, and every law holds: one of the two is wrong
+    missed        the interpreter makes it fail, or refuses it, and every law holds: one is wrong
     false alarm   a law says no, or unproved, and no seed makes it fail
 
 It writes ``families.json``, a row for each term, and goes on where it was cut off.
@@ -22,7 +22,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.fuzz import each_done
 from benchmarks.peers import FOLDER, write_tree
 from tests import ampere_terms, blackwell_terms, family_mutants, hopper_terms
 from tests.meaning_mutants import FAMILIES as MEANING
-from tinygpu.cli.console import bar
 from tinygpu.codegen.provenance import provenance
 from tinygpu.device import load_device
 from tinygpu.errors import ProgramError, TinyGpuError
@@ -121,7 +120,7 @@ def outcome(
             try:
                 found = check(program, here, seeds=seeds)
             except ProgramError as error:
-                return ("illegal" if law else "rejected"), law, str(error)[:80]
+                return ("illegal" if law else "missed"), law, f"refused: {error}"[:240]
             if found:
                 return ("illegal" if law else "missed"), law, str(found[0])[:240]
         if not law:
@@ -195,13 +194,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = given.out / "families.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
     wanted = [name for name in TERMS if name not in {row["term"] for row in rows}]
-    with ProcessPoolExecutor(given.jobs) as pool, bar(f"{len(wanted)} terms") as progress:
-        futures = [pool.submit(row_of, name) for name in wanted]
-        for done, future in enumerate(as_completed(futures), 1):
-            rows.append(future.result())
-            rows.sort(key=lambda row: list(TERMS).index(row["term"]))
-            write_tree(path, {"provenance": record, "summary": summary(rows), "rows": rows})
-            progress(done, len(futures), "")
+    for row in each_done(row_of, [(name,) for name in wanted], given.jobs, f"{len(wanted)} terms"):
+        rows.append({**row, "commit": record["commit"], "date": record["date"]})
+        rows.sort(key=lambda row: list(TERMS).index(row["term"]))
+        write_tree(path, {"provenance": record, "summary": summary(rows), "rows": rows})
     found = summary(rows)
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
     if found["missed"]:

@@ -10,8 +10,8 @@ is not proved is written down as such and not run.
 
 *Run* builds each, and validates it under a watchdog against the float64 reference: an error is
 right where it is at most 1, what rounding allows.  Many processes share the GPU.  It writes
-``fuzz.json``: a row for each problem, with what was wrong.  A run that was stopped goes on: rows
-that are there, of this emitter and all right, are left out.
+``fuzz.json``: a row for each problem, with what was wrong and the commit that ran.  A run that was
+stopped goes on: rows that are there, of this emitter and all right, are left out.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ __all__ = [
     "accepted",
     "asked_of",
     "drawn",
+    "each_done",
     "layout_of",
     "main",
     "problem_of",
@@ -204,7 +205,7 @@ def summary(rows: Sequence[Case]) -> dict[str, Any]:
     }
 
 
-def _all(do: Any, each: Sequence[Any], processes: int, title: str) -> Iterator[Any]:
+def each_done(do: Any, each: Sequence[Any], processes: int, title: str) -> Iterator[Any]:
     """Yield what ``do`` returns of each, in the order in which they end."""
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, spawned) as pool, bar(title) as progress:
@@ -231,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.draw:
         problems = -(-given.count // EACH // len(given.machines))
         each = [(m, n, EACH, SEED) for n in range(problems) for m in given.machines]
-        cases = list(_all(drawn, each, given.processes, f"draw {len(each)} problems"))
+        cases = list(each_done(drawn, each, given.processes, f"draw {len(each)} problems"))
         cases.sort(key=lambda c: (c["machine"], c["number"]))
         lines = [json.dumps(case, separators=(",", ":")) for case in cases]
         given.draw.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -246,8 +247,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = [
         (c,) for c in cases if (c["machine"], c["number"], c["words"], c["sizes"]) not in known
     ]
-    for row in _all(run, wanted, given.processes, f"run {len(wanted)} problems"):
-        rows.append(row)
+    for row in each_done(run, wanted, given.processes, f"run {len(wanted)} problems"):
+        rows.append({**row, "commit": record["commit"], "date": record["date"]})
         rows.sort(key=lambda r: (r["machine"], r["number"]))
         write_tree(path, {"provenance": record, "summary": summary(rows), "rows": rows})
     found = summary(rows)

@@ -62,7 +62,7 @@ def test_runs_go_on_and_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return {**{name: case[name] for name in fields}, **more}
 
     monkeypatch.setattr(fuzz, "run", run)
-    monkeypatch.setattr(fuzz, "_all", lambda do, each, *_: [fuzz.run(*one) for one in each])
+    monkeypatch.setattr(fuzz, "each_done", lambda do, each, *_: [fuzz.run(*one) for one in each])
     words = ["--cases", str(path), "--out", str(tmp_path)]
     with pytest.raises(SystemExit):
         fuzz.main(words)

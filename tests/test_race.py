@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -76,7 +78,7 @@ def test_what_is_forgotten_is_in_no_race_any_more() -> None:
     cell, thread = np.array([0]), np.array([0])
     for now in range(1, 200):
         read = Use("read", one, cell.copy(), thread, writes=False, done=[(0, now)])
-        memory.remember(0, read, [now, 0], lambda now=now: [now - 5, 0])  # type: ignore[misc]
+        memory.remember(0, read, [now, 0], partial(list, [now - 5, 0]))
     assert len(list(memory.uses())) < 60
     write = Use("write", other, cell, thread + 1, writes=True, done=[(1, 1)])
     times = sorted(use.done[0][1] for use, _, _ in memory.conflicts(0, write, [197, 0]))

@@ -457,9 +457,8 @@ class Kernel:
             raise self.error(f"reduction {operator}; {nearest(operator, REDUCERS)}", operator)
         known = dict(reads or {})
         if isinstance(of, Held):
-            known, expression = {".more": of}, value(".more")
-        else:
-            expression = of  # type: ignore[assignment]
+            known = {".more": of}
+        expression: Expression = value(".more") if isinstance(of, Held) else of
         used = self._used(expression, known)
         digits = {*into.digits, *(d for h in used.values() for d in h.digits)}
         both = apply(operator, value(".into"), expression)

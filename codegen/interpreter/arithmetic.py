@@ -134,16 +134,19 @@ def _wide(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
     return product
 
 
-def _high64(a: Array, b: Array, signed: bool) -> Array:
-    """Return the upper 64 bits of a 128-bit product."""
+def _upper(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
+    """Return the upper half of a product."""
+    if dtype.itemsize < 8:
+        upper: Array = (_wide(a, b, dtype) >> 8 * dtype.itemsize).astype(dtype)
+        return upper
     x, y = (np.asarray(v).astype(np.uint64) for v in (a, b))
     low, s = np.uint64(0xFFFFFFFF), np.uint64(32)
     x0, x1, y0, y1 = x & low, x >> s, y & low, y >> s
     middle = (x0 * y0 >> s) + (x1 * y0 & low) + (x0 * y1 & low)
     high: Array = x1 * y1 + (x1 * y0 >> s) + (x0 * y1 >> s) + (middle >> s)
-    if signed:
+    if dtype.kind == "i":
         high = high - np.where(np.asarray(a) < 0, y, 0) - np.where(np.asarray(b) < 0, x, 0)
-    return high
+    return high.view(dtype)
 
 
 _LOW: Callable[[Array, Array], Array] = np.multiply
@@ -151,15 +154,13 @@ _LOW: Callable[[Array, Array], Array] = np.multiply
 
 def _product(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
     """Return mul, mul24, mad and mad24 of integers."""
-    shift, product = 8 * dtype.itemsize, _LOW
+    product = _LOW
     if i.parts[0].endswith("24"):
         product = _product24(i, dtype)
     elif "wide" in i.parts:
-        product = lambda a, b: _wide(a, b, dtype)  # noqa: E731 (a closure)
-    elif "hi" in i.parts and dtype.itemsize == 8:
-        product = lambda a, b: _high64(a, b, dtype.kind == "i").view(dtype)  # noqa: E731
+        product = functools.partial(_wide, dtype=dtype)
     elif "hi" in i.parts:
-        product = lambda a, b: (_wide(a, b, dtype) >> shift).astype(dtype)  # noqa: E731
+        product = functools.partial(_upper, dtype=dtype)
     if i.parts[0].startswith("mul"):
         return product
     plus = _limited(i, dtype, np.add)

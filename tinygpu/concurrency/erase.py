@@ -396,18 +396,18 @@ def _cells(
 
 def _parted(bodies: Sequence[Body]) -> list[Body]:
     """Say of each statement that fills a part whether its cells are no other one's."""
-    filling: dict[str, list[Do]] = {}
+    filling: dict[str, list[tuple[Do, bytes]]] = {}
     for body in bodies:
         for do in _dos(body):
             if isinstance(do.write, Footprint) and do.write.part < 1:
-                filling.setdefault(do.write.buffer.name, []).append(do)
+                filling.setdefault(do.write.buffer.name, []).append((do, do.write.cells))
     shared: set[int] = set()
     for several in filling.values():
-        cells = [np.frombuffer(do.write.cells, np.uint8) for do in several]  # type: ignore[attr-defined]
+        cells = [np.frombuffer(bits, np.uint8) for _, bits in several]
         for i, one in enumerate(cells):
             others = (other for j, other in enumerate(cells) if j != i)
             if any(not one.size or not other.size or (one & other).any() for other in others):
-                shared.add(id(several[i]))
+                shared.add(id(several[i][0]))
 
     def said(body: Body) -> Body:
         out: list[Statement] = []
