@@ -62,14 +62,14 @@ from tinygpu.synchronization import Group, Scope
 
 __all__ = [
     "Array",
+    "BarrierRing",
+    "BarrierUse",
     "Condition",
     "Held",
-    "Index",
     "Kernel",
+    "LoopIndex",
     "Number",
-    "Part",
-    "Ring",
-    "Use",
+    "Piece",
     "trace",
 ]
 
@@ -106,7 +106,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class LoopIndex:
     """A loop's variable, or it plus a number; ``loop`` names the loop, which has to be open."""
 
     loop: str
@@ -119,15 +119,15 @@ class Index:
         return form
 
     @property
-    def first(self) -> Index:
+    def first(self) -> LoopIndex:
         """Whether it is 0, for ``fresh``."""
         return self
 
-    def __add__(self, number: Number) -> Index:
-        return Index(self.loop, self.offset + number)
+    def __add__(self, number: Number) -> LoopIndex:
+        return LoopIndex(self.loop, self.offset + number)
 
-    def __sub__(self, number: Number) -> Index:
-        return Index(self.loop, self.offset + -1 * number)
+    def __sub__(self, number: Number) -> LoopIndex:
+        return LoopIndex(self.loop, self.offset + -1 * number)
 
     def __lt__(self, bound: Number) -> Condition:
         return Condition(self.affine, bound)
@@ -150,14 +150,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Piece:
     """What a pattern picks of an array or of a tile; ``stage`` is the use of a ring of tiles."""
 
     array: Array
     equations: Mapping[str, tuple[str, ...]]
-    stage: Index | None = None
+    stage: LoopIndex | None = None
 
-    def __getitem__(self, pattern: str) -> Part:
+    def __getitem__(self, pattern: str) -> Piece:
         return replace(self, equations=self.array.kernel.equations(pattern, self.array.axes))
 
 
@@ -189,17 +189,17 @@ class Array:
         """The bytes of one tile."""
         return self.buffer.stage_bytes
 
-    def __getitem__(self, at: str | Index) -> Part:
+    def __getitem__(self, at: str | LoopIndex) -> Piece:
         if isinstance(at, str):
-            return Part(self, self.kernel.equations(at, self.axes))
+            return Piece(self, self.kernel.equations(at, self.axes))
         self.kernel.in_scope(at)
         if isinstance(self.buffer.stages, int) and self.buffer.stages == 1:
             raise self.kernel.error(f"{self.name} has no stages; give k.smem its stages", self.name)
-        return Part(self, {}, at)
+        return Piece(self, {}, at)
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class BarrierUse:
     """Use number ``index`` of a ring of barriers."""
 
     barrier: term.Barrier
@@ -207,19 +207,19 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ring:
+class BarrierRing:
     """A ring of mbarriers: ``ring[step]`` is a use, and uses before the first one are over."""
 
     kernel: Kernel
     barrier: term.Barrier
 
-    def __getitem__(self, index: Index) -> Use:
+    def __getitem__(self, index: LoopIndex) -> BarrierUse:
         self.kernel.in_scope(index)
-        return Use(self.barrier, index.affine)
+        return BarrierUse(self.barrier, index.affine)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Steps:
     """Steps of each digit, one a dimension; the last digit of the contiguous one; exact axes."""
 
     steps: Mapping[str, tuple[Number, ...]]
@@ -280,7 +280,7 @@ class Kernel:
         for name, extent in extents.items():
             self._declare(name, "values", extent)
 
-    def loop(self, name: str, *, over: str = "", by: Number = 1) -> Iterator[Index]:
+    def loop(self, name: str, *, over: str = "", by: Number = 1) -> Iterator[LoopIndex]:
         """Trace a loop's body once.  It covers the axis in whose pattern it stands, or ``over``."""
         if name not in self._digits:
             self._declare(name, "a loop", None)
@@ -292,11 +292,11 @@ class Kernel:
             self._cover(name, over, by)
         return self._loop(name, self._where())
 
-    def _loop(self, name: str, where: tuple[str, int]) -> Iterator[Index]:
+    def _loop(self, name: str, where: tuple[str, int]) -> Iterator[LoopIndex]:
         around, self._body = self._body, []
         self._open_loops.append(name)
         try:
-            yield Index(name)
+            yield LoopIndex(name)
         except GeneratorExit:
             text = f"loop {name}: its body left by break or return; it is traced once, use k.when"
             self._broken = self._broken or self._error_at(where, text, "")
@@ -347,11 +347,11 @@ class Kernel:
         self._on_chip.append(buffer)
         return Array(self, buffer, tuple(extents), slab)
 
-    def mbarriers(self, name: str, stages: Number, *, arrivals: Number) -> Ring:
+    def mbarriers(self, name: str, stages: Number, *, arrivals: Number) -> BarrierRing:
         """Declare a ring of mbarriers, each use of which ``arrivals`` complete."""
         barrier = term.Barrier(self._free(name), stages, arrivals)
         self._barriers.append(barrier)
-        return Ring(self, barrier)
+        return BarrierRing(self, barrier)
 
     def registers(self, name: str, dtype: str, *digits: str, fragment: str = "") -> Held:
         """Declare registers with a value for each of the digits, of each thread.
@@ -370,7 +370,7 @@ class Kernel:
 
     # moves
 
-    def load(self, part: Part, *, outside: float = 0.0, vector: Number | None = None) -> Held:
+    def load(self, part: Piece, *, outside: float = 0.0, vector: Number | None = None) -> Held:
         """Load into registers; what lies outside of the array is ``outside``."""
         self._each_thread("a load")
         place = self._place(part)
@@ -382,7 +382,7 @@ class Kernel:
         self._do(name, self._own(held, modes), (there,), modes, vector=wide)
         return held
 
-    def store(self, part: Part, held: Held, *, vector: Number | None = None) -> None:
+    def store(self, part: Piece, held: Held, *, vector: Number | None = None) -> None:
         """Store registers, rounded to the array's type."""
         if held.buffer.fragment:
             self._store_tile(part, held)
@@ -399,7 +399,7 @@ class Kernel:
         there = self._access(part, place, modes)
         self._do(name, there, (self._own(held, modes),), modes, vector=wide, lanes=self._only)
 
-    def leave_outside(self, part: Part) -> None:
+    def leave_outside(self, part: Piece) -> None:
         """Let threads leave whose elements are outside; the others' accesses need no guard."""
         self._each_thread("an exit")
         if self._open_loops:
@@ -413,7 +413,7 @@ class Kernel:
             if all(self._digits[d].by in ("the grid", "threads") for d in digits):
                 self._inside[axis] = digits
 
-    def tma(self, tile: Part, part: Part, *, signal: Use) -> None:
+    def tma(self, tile: Piece, part: Piece, *, signal: BarrierUse) -> None:
         """Copy a tile from global memory by TMA; its bytes land at the barrier ``signal``."""
         if not self._elected:
             raise self.error("tma: every thread would issue it; write `with k.elect():`", "tma")
@@ -508,7 +508,7 @@ class Kernel:
         self._body.append(term.Do(INSTRUCTIONS["cvt"], write, (read,), self._extents(modes)))
         return rounded
 
-    def wgmma(self, sums: Held, x: Part, y: Part, *, fresh: Index) -> None:
+    def wgmma(self, sums: Held, x: Piece, y: Piece, *, fresh: LoopIndex) -> None:
         """Add the product of two tiles, tm tn += tm tk * tn tk; where ``fresh`` is 0, set it."""
         self._warpgroup("wgmma")
         (rows, depth), (columns, other) = x.array.axes, y.array.axes
@@ -555,12 +555,12 @@ class Kernel:
             raise self.error(f"{text}; leave k.elect() or k.only(..) first", "sync")
         self._body.append(term.Sync(1, scope) if scope == "role" else term.Sync(scope=scope))
 
-    def wait(self, use: Use) -> None:
+    def wait(self, use: BarrierUse) -> None:
         """Wait until a use is complete."""
         self._in_role("wait")
         self._body.append(term.Wait(use.barrier, use.index))
 
-    def arrive(self, use: Use, *, expect: Number = 0) -> None:
+    def arrive(self, use: BarrierUse, *, expect: Number = 0) -> None:
         """Arrive at a use; it then is complete when ``expect`` bytes have landed, too."""
         self._in_role("arrive")
         self._body.append(term.Arrive(use.barrier, use.index, expect))
@@ -652,7 +652,7 @@ class Kernel:
                 self._counts_all(axis, self._expanded(found, axis))
         return found
 
-    def in_scope(self, index: Index) -> None:
+    def in_scope(self, index: LoopIndex) -> None:
         """Raise ProgramError if the index is of a loop that has ended."""
         if index.loop not in self._open_loops:
             raise self.error(f"{index.loop}: its loop has ended; use it inside", index.loop)
@@ -678,7 +678,7 @@ class Kernel:
             text = f"{axis} has {extent} elements, the digits count {count}"
             raise self.error(text, axis)
 
-    def _place(self, part: Part) -> _Place:
+    def _place(self, part: Piece) -> _Steps:
         """Return the step of each digit in each dimension."""
         array, rank = part.array, len(part.array.axes)
         steps: dict[str, list[Number]] = {}
@@ -708,7 +708,7 @@ class Kernel:
                 self._bounds[axis] = select(known < step, known, step)
             exact.append((is_open and len(digits) == 1) or self._inside.get(axis) == digits)
             last = digits[-1] if digits else ""
-        return _Place({d: tuple(s) for d, s in steps.items()}, last, tuple(exact))
+        return _Steps({d: tuple(s) for d, s in steps.items()}, last, tuple(exact))
 
     def _cover(self, digit: str, axis: str, step: Number) -> None:
         """Let an open digit go over an axis in steps; it may do so in one way alone."""
@@ -720,7 +720,7 @@ class Kernel:
             raise self.error(f"{text} {before}; give it one way", digit)
 
     def _access(
-        self, part: Part, place: _Place, modes: tuple[str, ...], outside: float = 0.0
+        self, part: Piece, place: _Steps, modes: tuple[str, ...], outside: float = 0.0
     ) -> Access:
         """Return the access by threads and by the values of ``modes``."""
         buffer, zero = part.array.buffer, (0,) * len(part.array.axes)
@@ -738,7 +738,7 @@ class Kernel:
         index = self._stage(part)
         return Access(buffer, values, threads, tuple(origin), index, guard, outside)
 
-    def _store_tile(self, part: Part, sums: Held) -> None:
+    def _store_tile(self, part: Piece, sums: Held) -> None:
         """Store a warpgroup's tile: neighbouring columns go in pairs, as a thread holds them."""
         self._warpgroup("the store of a tile")
         rows, columns = sums.digits
@@ -753,7 +753,7 @@ class Kernel:
         store, held = INSTRUCTIONS["st.global"], self._own(rounded, modes, ())
         self._body.append(term.Do(store, there, (held,), self._extents(modes), vector=vector))
 
-    def _stage(self, part: Part) -> Affine:
+    def _stage(self, part: Piece) -> Affine:
         """Return which use of a ring of tiles is meant."""
         if part.stage:
             return part.stage.affine
@@ -762,7 +762,7 @@ class Kernel:
             raise self.error(f"{name} is a ring of stages; say which, as {name}[step]", name)
         return Affine()
 
-    def _whole(self, tile: Part) -> Affine:
+    def _whole(self, tile: Piece) -> Affine:
         """Return the use of a tile that is taken as a whole."""
         if tile.equations:
             name = tile.array.name
@@ -773,12 +773,12 @@ class Kernel:
         """Say whether each thread, or an instruction, counts it."""
         return self._digits[digit].by in ("values", "a tile")
 
-    def _modes(self, place: _Place) -> tuple[str, ...]:
+    def _modes(self, place: _Steps) -> tuple[str, ...]:
         """Return the digits that each thread counts, fastest first; the vector's before them."""
         modes = self._ordered(filter(self._counted, place.steps))[::-1]
         return (*(d for d in modes if d == place.last), *(d for d in modes if d != place.last))
 
-    def _vector(self, part: Part, place: _Place, vector: Number | None) -> Number:
+    def _vector(self, part: Piece, place: _Steps, vector: Number | None) -> Number:
         if vector is not None:
             return vector
         if not self._counted(place.last):

@@ -61,7 +61,7 @@ from tinygpu.program import (
     When,
     buffers_of,
 )
-from tinygpu.race import Finding, GlobalArray, Integers, Kind, Party, Ring, Shared, Use
+from tinygpu.race import Finding, GlobalArray, Integers, Kind, Party, Shared, Stages, Use
 from tinygpu.synchronization import Group
 from tinygpu.touched import Toucher
 
@@ -166,7 +166,7 @@ class Mbarrier:
             self.gathered[:] = 0
 
 
-class Registers(Ring):
+class Registers(Stages):
     """Registers by stage: of a tile if the buffer is a fragment, else each of ``threads`` its own.
 
     ``owner``: the thread that holds each cell of a fragment.

@@ -69,7 +69,7 @@ class Who:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Selection:
     """What an access touches of a stage, or of an operand: (values, threads).
 
     ``cells``, ``threads``: what is ``taken``, in one row.  ``left``: lines that are not loaded.
@@ -126,7 +126,7 @@ def who_of(agent: Agent, do: Do, env: Mapping[str, int]) -> Who:
     return cast("Who", known[key])
 
 
-def place_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who) -> Place:
+def place_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who) -> Selection:
     """Return what an access touches of a stage on chip, or of an operand."""
     run, asked = agent.cta.cluster.run, "tile" if who.numbers is _ONE else who.key
     if access.buffer.level == "gmem":
@@ -139,24 +139,26 @@ def place_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: 
                 raise ProgramError(f"{do}: {buffer.name} is no fragment; tiles lie in fragments")
             touched = run.touch.on_chip(do, access, who.numbers, asked, env)
             run.known[key] = _placed(touched, who)
-        place = cast("Place", run.known[key])
+        place = cast("Selection", run.known[key])
     for fault in place.faults:
         thread = None if asked == "tile" else fault.thread
         agent.cta.cluster.find(fault.kind, agent, do, fault.text, fault.cell, thread=thread)
     return place
 
 
-def _placed(touched: Touched, who: Who) -> Place:
+def _placed(touched: Touched, who: Who) -> Selection:
     cell, taken, left = touched.cell, touched.taken, touched.left
     if who.rows is not None:
         cell, taken = cell[who.rows], taken[who.rows]
     if cell.shape[1] < who.threads.shape[1]:  # registers: each thread's are like the first's
-        return Place(cell, taken, True, _ONE[:0], _ONE[:0], touched.faults)
+        return Selection(cell, taken, True, _ONE[:0], _ONE[:0], touched.faults)
     threads = np.broadcast_to(who.threads, taken.shape)
-    return Place(cell, taken, bool(taken.all()), cell[taken], threads[taken], touched.faults, left)
+    return Selection(
+        cell, taken, bool(taken.all()), cell[taken], threads[taken], touched.faults, left
+    )
 
 
-def tile_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int]) -> tuple[Place, Do]:
+def tile_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int]) -> tuple[Selection, Do]:
     """Return the tile of an access, by threads together, and the Do on the modes it moves along."""
     key, known = (id(do), id(access), "narrow"), agent.cta.cluster.run.known
     if key not in known:
@@ -286,7 +288,7 @@ class _Spot:
     """An access at work: where it is, what holds it; ``wanted``: the index that it asks for."""
 
     access: Access
-    place: Place
+    place: Selection
     memory: Shared | Registers | None
     stage: int
     wanted: int

@@ -47,8 +47,8 @@ __all__ = [
     "Integers",
     "Kind",
     "Party",
-    "Ring",
     "Shared",
+    "Stages",
     "Use",
 ]
 
@@ -142,7 +142,7 @@ class Use:
         return not (self.plain and self.writes) or self.fenced(self.agent.fences, clock)
 
 
-class Ring:
+class Stages:
     """Stages on chip: of each cell the value, and the ring index at which it was written."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -155,7 +155,7 @@ class Ring:
         self.value[stage][at], self.index[stage][at] = values, index
 
 
-class Shared(Ring):
+class Shared(Stages):
     """A ring in shared or tensor memory of one CTA (of one copy), with the uses of each stage.
 
     ``overlaps`` remembers which arrays of cells meet; rings of one program may share it.
