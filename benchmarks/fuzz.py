@@ -11,7 +11,7 @@ is not proved is written down as such and not run.
 *Run* builds each, and validates it under a watchdog against the float64 reference: an error is
 right where it is at most 1, what rounding allows.  Many processes share the GPU.  It writes
 ``fuzz.json``: a row for each problem, with what was wrong and the commit that ran.  A run that was
-stopped goes on: rows that are there, of this emitter and all right, are left out.
+stopped goes on: rows that are there, of a case in FILE, of this emitter and all right, stay.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ __all__ = [
     "main",
     "problem_of",
     "run",
+    "same",
     "summary",
     "words_of",
 ]
@@ -187,6 +188,11 @@ def run(case: Case) -> Case:
     }
 
 
+def same(one: Case, other: Case) -> bool:
+    """Whether two are of one problem."""
+    return all(one[name] == other[name] for name in ("machine", "number", "words", "sizes"))
+
+
 def summary(rows: Sequence[Case]) -> dict[str, Any]:
     """Count schedules by machine, and those that are not right or were not proved."""
     count: Counter[str] = Counter()
@@ -239,11 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = given.out / "fuzz.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
     rows = [row for row in rows if row["emitter"] == EMITTER_VERSION and not row["wrong"]]
-    known = [(row["machine"], row["number"], row["words"], row["sizes"]) for row in rows]
     cases = [json.loads(line) for line in given.cases.read_text(encoding="utf-8").splitlines()]
-    wanted = [
-        (c,) for c in cases if (c["machine"], c["number"], c["words"], c["sizes"]) not in known
-    ]
+    rows = [row for row in rows if any(same(row, case) for case in cases)]
+    wanted = [(case,) for case in cases if not any(same(row, case) for row in rows)]
     for row in each_done(run, wanted, given.processes, f"run {len(wanted)} problems"):
         rows.append({**row, "commit": record["commit"], "date": record["date"]})
         rows.sort(key=lambda r: (r["machine"], r["number"]))

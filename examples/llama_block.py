@@ -8,7 +8,8 @@ The bundle is what one command makes, on the GPU that it is for:
 It needs PyTorch, CuPy and NumPy, and no tinygpu: the bundle's own loader calls the kernels.  Both
 blocks, on cuBLAS and on the bundle, have the same weights; their outputs are held against a block
 in float64, and both are timed, in turns: prefill of 2,048 and 8,192 tokens, and decoding for 1 to
-64 sequences over 1,024 tokens each, eager and under a CUDA graph.
+64 sequences over 1,024 tokens each, eager and under a CUDA graph.  The four layers are timed alone
+too, under a graph: the rest of a block (attention, norms, sums) is PyTorch's in both.
 
 Source: "The Llama 3 Herd of Models", table 3 (8B: width 4096, 32 heads, 8 of keys and values).
 """
@@ -40,8 +41,8 @@ class Block:
     """One layer of a Llama, whose products ``linear(x, weight)`` computes.
 
     ``x`` is [tokens, width].  Without ``cache`` the tokens are one sequence, which attends to
-    itself; with it (keys and values: [sequences, heads, CONTEXT, HEAD]) each is the next of its
-    own.
+    itself; with it (keys and values: [sequences, heads, CONTEXT, HEAD]) each is the last of its
+    own, and written into it.
     """
 
     def __init__(self, linear: Linear, weights: dict[str, Any]) -> None:
@@ -58,7 +59,9 @@ class Block:
         shape = (1, tokens, -1, HEAD) if cache is None else (tokens, 1, -1, HEAD)
         q, k, v = (y.reshape(shape).transpose(1, 2) for y in (q, k, v))
         if cache is not None:
-            k, v = torch.cat((cache[0], k), 2), torch.cat((cache[1], v), 2)
+            for kept, new in zip(cache, (k, v), strict=True):
+                kept[:, :, -1:] = new
+            k, v = cache
         seen = functional.scaled_dot_product_attention(
             q, k, v, is_causal=cache is None, enable_gqa=True
         )
@@ -66,6 +69,12 @@ class Block:
         h = functional.rms_norm(x, (WIDTH,), w["norm2"], 1e-5)
         gate, up = self.linear(h, w["gate_up"]).chunk(2, dim=1)
         return x + self.linear(functional.silu(gate) * up, w["down"])
+
+    def layers(self, x: Any, wide: Any) -> None:
+        """Call the four layers alone, on [tokens, width] and [tokens, wide]."""
+        for name in ("qkv", "o", "gate_up"):
+            self.linear(x, self.weights[name])
+        self.linear(wide, self.weights["down"])
 
 
 def weights_of(seed: int = 0) -> dict[str, Any]:
@@ -173,23 +182,28 @@ def main() -> None:
     rows = []
     for tokens, decode in (*((t, False) for t in PREFILL), *((t, True) for t in DECODE)):
         arguments = inputs_of(tokens, decode=decode)
-        for how in ("eager", "graph"):
-            runs: dict[str, Any] = {n: partial(b, *arguments) for n, b in blocks.items()}
-            if how == "graph":
-                runs = {name: graphed(run) for name, run in runs.items()}
-            seconds = seconds_of(runs)
+        wide = torch.randn(tokens, WIDE, device="cuda", dtype=torch.bfloat16)
+        runs: dict[str, dict[str, Callable[[], Any]]] = {
+            "eager": {name: partial(block, *arguments) for name, block in blocks.items()},
+            "layers": {n: partial(b.layers, arguments[0], wide) for n, b in blocks.items()},
+        }
+        runs["graph"] = {name: graphed(run) for name, run in runs["eager"].items()}
+        runs["layers"] = {name: graphed(run) for name, run in runs["layers"].items()}
+        for how in ("eager", "graph", "layers"):
+            seconds = seconds_of(runs[how])
             row = {
                 "case": "decode" if decode else "prefill",
                 "tokens": tokens,
                 "how": how,
-                **{f"{name}_tokens_a_second": tokens / s for name, s in seconds.items()},
+                **{f"{name}_seconds": s for name, s in seconds.items()},
                 "speedup": seconds["cuBLAS"] / seconds["bundle"],
             }
             rows.append(row)
-            print(
-                f"{row['case']} {tokens}, {how}: cuBLAS {tokens / seconds['cuBLAS']:,.0f} tokens/s,"
-                f" bundle {tokens / seconds['bundle']:,.0f}, {row['speedup']:.3f} times"
+            each = ", ".join(
+                f"{name} {s * 1e6:,.1f} us ({tokens / s:,.0f} tokens/s)"
+                for name, s in seconds.items()
             )
+            print(f"{row['case']} {tokens}, {how}: {each}, {row['speedup']:.3f} times")
     if given.out:
         device = torch.cuda.get_device_name()
         tree = {"device": device, "torch": torch.__version__, "errors": errors, "rows": rows}
