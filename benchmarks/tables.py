@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks.peers import FOLDER
 from tinygpu.cli.console import time_text
+from tinygpu.cli.shapes import LAYERS
 
 __all__ = ["PAGES", "TABLES", "main", "renewed"]
 
@@ -244,12 +245,13 @@ def _host() -> str:
     return f"{_markdown(columns, rows)}\n\n{told}"
 
 
-_RULES = ("measured", "intervals", "nearest", "model", "first call")
+_RULES = ("measured", "measured, worst", "intervals", "nearest", "model", "first call")
+_UP_TO = (16, 64, 256, 1024, 8192)
 
 
-def _dispatch() -> str:
-    """Return what few kernels cost at N = K = 4096, rule by rule."""
-    rows = {(r["kernels"], r["rule"]): r for r in _rows_of("dispatch", "4096")}
+def _dispatch(part: str) -> str:
+    """Return what few kernels cost on a part's shapes, rule by rule."""
+    rows = {(r["kernels"], r["rule"]): r for r in _rows_of("dispatch", part)}
     counts = sorted({kernels for kernels, rule in rows if rule == "measured"})
     told = [
         (
@@ -265,7 +267,40 @@ def _dispatch() -> str:
     ahead = f"{oracle['geomean_vs_peer']:.3f}"
     told.append((f"all {oracle['kernels']}", noise, *[""] * (len(_RULES) - 1), ahead))
     columns = ("kernels", *(f"#{rule}" for rule in _RULES), "#measured, of cuBLASLt")
-    return f"{_markdown(columns, told)}\n\n{_dispatched_by('4096')}"
+    return f"{_markdown(columns, told)}\n\n{_dispatched_by(part)}"
+
+
+def _by_layer() -> str:
+    """Return where the candidates of the Llama part stand beside cuBLASLt, by layer and m."""
+    measured = json.loads((FOLDER / "dispatch" / "llama.json").read_text(encoding="utf-8"))
+    names = {(n, k): name for name, (_, n, k) in LAYERS.items()}
+    ahead: dict[str, dict[int, list[float]]] = {name: {} for name in names.values()}
+    for (m, n, k), seconds, peers in zip(
+        measured["shapes"], measured["second"], measured["peers"], strict=True
+    ):
+        most = next(most for most in _UP_TO if m <= most)
+        ratio = min(peers.values()) / min(s for s in seconds if s)
+        ahead[names[n, k]].setdefault(most, []).append(ratio)
+    columns = ("layer", *(f"#m to {most}" for most in _UP_TO), "#all")
+    rows = []
+    for name, of in ahead.items():
+        groups = (*(of[most] for most in _UP_TO), [r for each in of.values() for r in each])
+        rows.append((name, *(f"{statistics.geometric_mean(each):.3f}" for each in groups)))
+    return _markdown(columns, rows)
+
+
+def _block() -> str:
+    """Return what the example's Llama block takes on a bundle, beside cuBLAS."""
+    rows = {(r["case"], r["tokens"], r["how"]): r for r in _tree("llama_block")["rows"]}
+    columns = ("tokens", "#cuBLAS, tokens/s", "#bundle, tokens/s", "#eager", "#CUDA graph",
+               "#the four layers alone")  # fmt: skip
+    told = []
+    for case, tokens in dict.fromkeys((case, tokens) for case, tokens, _ in rows):
+        eager, graph, layers = (rows[case, tokens, how] for how in ("eager", "graph", "layers"))
+        rates = (f"{tokens / graph[f'{name}_seconds']:,.0f}" for name in ("cuBLAS", "bundle"))
+        ratios = (f"{row['speedup']:.3f}" for row in (eager, graph, layers))
+        told.append((f"{case} {tokens}", *rates, *ratios))
+    return f"{_markdown(columns, told)}\n\n{_measured_by('llama_block')}"
 
 
 def _hints(part: str) -> str:
@@ -415,15 +450,18 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "ampere beside": lambda: _beside("ampere_matmul"),
     "claim": _claim,
     "demo": _demo,
-    "dispatch": _dispatch,
+    "dispatch": partial(_dispatch, "4096"),
     "dispatch hints bf16": partial(_hints, "hints bf16"),
     "dispatch hints fp32": partial(_hints, "hints fp32"),
+    "dispatch layers": _by_layer,
+    "dispatch llama": partial(_dispatch, "llama"),
     "held out": _held_out,
     "hopper": _hopper,
     "hopper beside": lambda: _beside("hopper_matmul"),
     "hopper summary": _summary,
     "host": _host,
     "judged": _judged,
+    "llama block": _block,
     "simt": lambda: _simt(ladder=False),
     "simt ladder": lambda: _simt(ladder=True),
     "slow": _slow,
