@@ -110,7 +110,7 @@ class Addresses:
     def prepare(self, access: Access, threads: tuple[int, ...], scope: Scope) -> None:
         """Compute here, before a loop, what of an access does not depend on the loop."""
         if access.buffer.level == "smem":
-            self._smem_line(access, threads, scope)
+            self.smem_line(access, threads, scope)
         if access.buffer.level != "gmem":
             return
         for d, guarded in enumerate(access.guard):
@@ -322,7 +322,7 @@ class Addresses:
             (int(at[d]) + scope.split(access.origin[d])[0] if access.origin else int(at[d])) * s
             for d, s in enumerate(strides)
         )
-        line = self._smem_line(access, threads, scope)
+        line = self.smem_line(access, threads, scope)
         start = self.plan.start[buffer.name]
         if not buffer.swizzle[0]:
             base, immediate = line, known * width + start
@@ -330,7 +330,7 @@ class Addresses:
             base = text.once(
                 ("swizzled", line, known),
                 lambda: text.multiply_add(
-                    self._swizzled(buffer, text.add(line, known)), width, "%smem"
+                    self.swizzled(buffer, text.add(line, known)), width, "%smem"
                 ),
             )
             immediate = start
@@ -341,7 +341,7 @@ class Addresses:
             base = text.once(("at", base, slot), lambda: text.add(base, slot))
         return f"[{base}+{immediate}]" if immediate else f"[{base}]"
 
-    def _smem_line(self, access: Access, threads: tuple[int, ...], scope: Scope) -> Scalar:
+    def smem_line(self, access: Access, threads: tuple[int, ...], scope: Scope) -> Scalar:
         """Return the thread's place in a stage: an address, or elements before a swizzle."""
         buffer, text = access.buffer, self.text
         strides = [int(s) for s in buffer.stride]
@@ -361,7 +361,8 @@ class Addresses:
         key = ("smem", buffer.name, threads, weights, terms)
         return text.once(key, line)
 
-    def _swizzled(self, buffer: Buffer, linear: Scalar) -> Scalar:
+    def swizzled(self, buffer: Buffer, linear: Scalar) -> Scalar:
+        """Return where a swizzled buffer has a linear offset, in elements."""
         bits, base, shift = buffer.swizzle
         if isinstance(linear, int):
             return Swizzle(bits, base, shift)(linear)

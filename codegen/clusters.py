@@ -7,17 +7,15 @@ Source: PTX ISA 9, "%cluster_ctarank", ".multicast::cluster".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tinygpu.codegen.kernel import Kernel
 from tinygpu.codegen.ptx import Scalar as Number
+from tinygpu.codegen.scope import Scope
+from tinygpu.program import Affine, Barrier
 
-if TYPE_CHECKING:
-    from tinygpu.codegen.roles import RoleKernel
-
-__all__ = ["home_rank", "ranks_along", "receivers"]
+__all__ = ["home_rank", "ranks_along", "receivers", "signal_at"]
 
 
-def _first(kernel: RoleKernel, axis: str) -> tuple[Number, int]:
+def _first(kernel: Kernel, axis: str) -> tuple[Number, int]:
     """Return the rank of the CTA at 0 along an axis, and how far those along it lie apart."""
     rank: Number = 0
     below, apart = 1, 1
@@ -30,12 +28,12 @@ def _first(kernel: RoleKernel, axis: str) -> tuple[Number, int]:
     return rank, apart
 
 
-def home_rank(kernel: RoleKernel, axis: str) -> Number:
+def home_rank(kernel: Kernel, axis: str) -> Number:
     """Return the rank of the CTA at 0 along an axis."""
     return kernel.text.once(("home", axis), lambda: _first(kernel, axis)[0])
 
 
-def ranks_along(kernel: RoleKernel, axes: str) -> list[Number]:
+def ranks_along(kernel: Kernel, axes: str) -> list[Number]:
     """Return the ranks of the CTAs along some axes, or of the whole cluster, the own one too."""
     text, variables = kernel.text, kernel.addresses.variables
     free = [n for n, _ in kernel.program.cluster] if axes == "cluster" else axes.split()
@@ -50,7 +48,7 @@ def ranks_along(kernel: RoleKernel, axes: str) -> list[Number]:
     return [text.add(base, far) for far in apart]
 
 
-def receivers(kernel: RoleKernel, axis: str) -> str:
+def receivers(kernel: Kernel, axis: str) -> str:
     """Return the register with the mask of the CTAs along an axis; "": this one alone."""
     text, extent = kernel.text, dict(kernel.program.cluster).get(axis, 1)
     if extent == 1:
@@ -67,3 +65,14 @@ def receivers(kernel: RoleKernel, axis: str) -> str:
         return narrow
 
     return str(text.once(("mask", axis), make))
+
+
+def signal_at(kernel: Kernel, barrier: Barrier, index: Affine, scope: Scope) -> str:
+    """Return the address operand of a barrier's stage where it counts: at its home."""
+    base, start, _ = kernel.barrier_at(barrier, index, scope)
+    if not barrier.home:
+        return f"[{base}+{start}]"
+    plain, there = kernel.text.add(base, start), kernel.text.register("u32")
+    home = home_rank(kernel, barrier.home)
+    kernel.text.emit(f"mapa.shared::cluster.u32 {there}, {plain}, {home}")
+    return f"[{there}]"

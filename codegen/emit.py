@@ -1,42 +1,52 @@
 """Code: a program as PTX text.
 
 ``emit(program)`` walks the term once.  Unrolled loops are unrolled here, others become a label and
-a branch; register cells become virtual registers (a ring of registers needs a known index); every
-``Do`` goes through its rule in ``lowering.py``.  The kernel takes the operands' pointers, then
-``signature(program)``: 32-bit integers, absent if the program is specialised, then its scalars.
+a branch; every ``Do`` goes through a rule of the table ``RULES``.  The kernel takes the operands'
+pointers, then ``signature(program)``: 32-bit integers, absent if the program is specialised, then
+its scalars.  Of a program with barriers the CTA's threads branch to their roles.
 
 >>> from tinygpu.machine import Chosen
 >>> from tinygpu.machines import MACHINES
+>>> from tinygpu.machines.hopper import STARTS
 >>> from tinygpu.machines.simt import LADDER
 >>> from tinygpu.operation import matmul
 >>> program = MACHINES["simt"].program(matmul(), Chosen(LADDER["naive"]))
 >>> "fma.rn.f32" in emit(program)
 True
+>>> program = MACHINES["hopper"].program(matmul("bf16", layout="nt"), Chosen(STARTS["cluster"]))
+>>> "wgmma.mma_async.sync.aligned.m64n256k16" in emit(program)
+True
 
-Source: ``docs/model.md``, section "Code"; PTX ISA 9.0.
+Source: ``docs/model.md``, section "Code"; PTX ISA 9.0, "Parallel Synchronization and Communication
+Instructions".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.access_map import Operand
-from tinygpu.codegen.addresses import Addresses
+from tinygpu.codegen.clusters import ranks_along, signal_at
+from tinygpu.codegen.kernel import PTX_VERSION, Kernel, integer_values, signature
 from tinygpu.codegen.loops import instances, rotating_slots, stepped_pointers
-from tinygpu.codegen.lowering import RULES, operand
+from tinygpu.codegen.lowering import THREAD_RULES
 from tinygpu.codegen.ptx import Scalar as Number
-from tinygpu.codegen.ptx import Text
-from tinygpu.codegen.raster import tile_of
-from tinygpu.codegen.scope import Scope, value_coordinates
+from tinygpu.codegen.scope import Scope
+from tinygpu.codegen.tcgen05 import allocate, allocated, commit, release
+from tinygpu.codegen.tensor import TILE_RULES, prepare
+from tinygpu.codegen.trimming import expected_bytes, trim
+from tinygpu.codegen.warps import PAIR_RULES, swizzled_points
 from tinygpu.errors import ProgramError
 from tinygpu.program import (
     Access,
+    Affine,
     Arrive,
+    Barrier,
     Commit,
     Do,
     Elect,
@@ -45,40 +55,35 @@ from tinygpu.program import (
     For,
     ForTile,
     Program,
-    Scalar,
+    Role,
     Statement,
     Sync,
     Wait,
     WaitGroup,
     When,
-    walk,
 )
+from tinygpu.tensor_memory import uses_tensor_memory
 
-__all__ = ["EMITTER_VERSION", "PTX_VERSION", "Kernel", "emit", "signature"]
+__all__ = ["EMITTER_VERSION", "PTX_VERSION", "RULES", "emit", "integer_values", "signature"]
 
 EMITTER_VERSION = 3
-PTX_VERSION = "9.0"  # spec: the newest that ptxas 13.0 takes
+RULES: Mapping[str, Mapping[str, Callable[[Any, Do, Scope], None]]] = {
+    "thread": THREAD_RULES,
+    "pair": PAIR_RULES,
+    "tile": TILE_RULES,
+}
+"""The rule of each instruction, by what it is done on: a thread's values, pairs, a tile."""
 _GROUPS = {"cp.async": "cp.async.{}", "bulk": "cp.async.bulk.{}", "wgmma": "wgmma.{}.sync.aligned"}
 _AS_A_BRANCH = "bar.warp.sync -1"
 """Else ptxas makes a branch around loads a predicate and sinks them to the loop's end."""
-_KIND = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16"}
-
-
-def signature(program: Program) -> tuple[str, ...]:
-    """Return the kernel's integer parameters: the sizes, the term's parameters, the grid."""
-    return (
-        *program.operation.axes,
-        *(name for name, _ in program.parameters),
-        *(f"grid_{axis.var}" for axis in program.grid),
-    )
-
-
-def integer_values(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the value of each integer of ``signature`` at these sizes."""
-    values = program.parameter_values(sizes)
-    extents = program.grid_extents(sizes)
-    values |= {f"grid_{a.var}": n for a, n in zip(program.grid, extents, strict=True)}
-    return {name: int(values[name]) for name in signature(program)}
+_SM_REGISTERS = 65536  # spec: CUDA C++ Programming Guide, "Compute Capabilities"
+_MOST_REGISTERS = 255
+_FENCES = {
+    "proxy.async": "fence.proxy.async.shared::cta",
+    "wgmma": "wgmma.fence.sync.aligned",
+    "tcgen05.before": "tcgen05.fence::before_thread_sync",
+    "tcgen05.after": "tcgen05.fence::after_thread_sync",
+}
 
 
 def emit(program: Program, arch: str = "sm_90a", sizes: Mapping[str, int] | None = None) -> str:
@@ -87,86 +92,123 @@ def emit(program: Program, arch: str = "sm_90a", sizes: Mapping[str, int] | None
     Raises ProgramError for a term that has no code: an unknown instruction, a register ring at an
     index that is not known, a specialised program without sizes.
     """
-    if program.barriers:
-        from tinygpu.codegen.roles import RoleKernel  # which builds on this module
-
-        return RoleKernel(program, sizes).text_of(arch)
-    if any(isinstance(s, Do) and s.instruction.issuer == "warp" for s, _ in walk(program)):
-        from tinygpu.codegen.warps import WarpKernel  # which builds on this module
-
-        return WarpKernel(program, sizes).text_of(arch)
-    return Kernel(program, sizes).text_of(arch)
+    return Emitter(program, sizes).text_of(arch)
 
 
-class Kernel:
-    """One kernel in the making."""
-
-    def __init__(self, program: Program, sizes: Mapping[str, int] | None) -> None:
-        if program.specialised and sizes is None:
-            raise ProgramError(f"program {program.name} is specialised: give the sizes to emit it")
-        self.program = program
-        self.arch = ""  # until the text is made for one
-        self.text = Text()
-        self.constants = integer_values(program, sizes or {}) if program.specialised else {}
-        self._cells: dict[tuple[str, int, int], str] = {}
-        names = () if program.specialised else signature(program)
-        self.parameters = [f"p_{o.name}" for o in program.operation.operands]
-        self.parameters += [f"n_{name}" for name in names]
-        self.parameters += [f"s_{name}" for name in program.operation.scalars]
-        integers: dict[str, Number] = dict(self.constants)
-        integers |= {name: f"%n_{name}" for name in names}
-        pointers = {o.name: f"%p_{o.name}" for o in program.operation.operands}
-        self.addresses = Addresses(program, self.text, integers, pointers)
+class Emitter(Kernel):
+    """The walk over a term that makes its kernel."""
 
     def text_of(self, arch: str) -> str:
         """Return the whole module."""
-        program, self.arch = self.program, arch
-        linear = self.text.register("u32")
-        self.text.emit(f"mov.u32 {linear}, %ctaid.x")
+        program, text, self.arch = self.program, self.text, arch
+        if program.barriers:
+            self._roles()
+            directives = [f".reqntid {program.threads}, 1, 1"]
+            directives.append(f".minnctapersm {program.ctas_per_sm}")
+            if self.ctas > 1:
+                directives.append(f".reqnctapercluster {self.ctas}, 1, 1")
+            return self.module(arch, directives, tuple(self.maps.values()))
+        linear = text.register("u32")
+        text.emit(f"mov.u32 {linear}, %ctaid.x")
         self.grid(linear)
-        for number, role in enumerate(program.roles):
-            if len(program.roles) > 1:
-                raise ProgramError(f"program {program.name}: role {number}: one role is emitted")
-            self.body(role.body, Scope())
-        self.text.emit("ret")
+        if len(program.roles) > 1:
+            raise ProgramError(f"program {program.name}: several roles, and no barriers between them")
+        self.body(program.roles[0].body, Scope())
+        text.emit("ret")
         directives = [f".maxntid {program.threads}, 1, 1"]
         if program.ctas_per_sm > 1:
             directives.append(f".minnctapersm {program.ctas_per_sm}")
         return self.module(arch, directives)
 
-    def module(self, arch: str, directives: list[str], maps: tuple[str, ...] = ()) -> str:
-        """Return the module around the body: parameters, directives, registers."""
-        program = self.program
-        pointers = len(program.operation.operands)
-        scalars = len(program.operation.scalars)
-        integers = self.parameters[pointers : len(self.parameters) - scalars]
-        kinds = ["u64"] * pointers + ["u32"] * len(integers) + ["f32"] * scalars
-        listed = [f"\t.param .align 64 .b8 {name}[128]" for name in maps]
-        listed += [f"\t.param .{k} {p}" for k, p in zip(kinds, self.parameters, strict=True)]
-        lines = [f".version {PTX_VERSION}", f".target {arch}", ".address_size 64"]
-        if self.addresses.plan.total_bytes:
-            align = 1024 if maps else 16
-            lines.append(f".extern .shared .align {align} .b8 smem[];")
-        lines += [f".visible .entry {program.name}(", ",\n".join(listed), ")", *directives]
-        lines += ["{", *self.text.declarations(), "\t.reg .u32 %tid_x, %smem;"]
-        lines += [f"\t.reg .u64 %{p};" for p in (*maps, *self.parameters[:pointers])]
-        lines += [f"\t.reg .u32 %{p};" for p in integers]
-        lines += [f"\t.reg .f32 %{p};" for p in self.parameters[len(self.parameters) - scalars :]]
-        for name in maps:
-            lines += [f"\tmov.b64 %{name}, {name};", f"\tcvta.param.u64 %{name}, %{name};"]
-        for p, kind in zip(self.parameters, kinds, strict=True):
-            lines.append(f"\tld.param.{kind} %{p}, [{p}];")
-            if kind == "u64":
-                lines.append(f"\tcvta.to.global.u64 %{p}, %{p};")
-        lines.append("\tmov.u32 %tid_x, %tid.x;")
-        if self.addresses.plan.total_bytes:
-            lines.append("\tmov.u32 %smem, smem;")
-        return "\n".join([*lines, *self.text.lines, "}", ""])
+    def _roles(self) -> None:
+        """Let the threads branch to their roles."""
+        program, text = self.program, self.text
+        self._ranks()
+        self._initialise()
+        first = 0
+        ends = [text.label("role_end") for _ in program.roles]
+        shared, last = self._last(), text.label("last")
+        for role, end in zip(program.roles, ends, strict=True):
+            after = first + role.threads * role.copies
+            if after < program.threads:
+                other = text.less("%tid_x", after)
+                text.emit(f"@!{other} bra {end}")
+            with text.scope():
+                self._enter(role, first)
+                self.body(role.body[:-1] if shared else role.body, Scope())
+                if not first and uses_tensor_memory(program):
+                    release(self)
+            text.emit(f"bra {last}" if shared else "ret")
+            text.mark(end)
+            first = after
+        if shared:
+            text.mark(last)
+            self.sync(shared)
+        text.emit("ret")
 
-    def grid(self, linear: Number) -> None:
-        """Set the grid's variables from a linear number."""
-        extents = {a.var: self.addresses.integer(f"grid_{a.var}") for a in self.program.grid}
-        self.addresses.variables |= tile_of(self.program, self.text, extents, linear)
+    def _last(self) -> Sync | None:
+        """Return the barrier that ends all roles: one place for it, as synccheck wants it."""
+        ends = [role.body[-1] for role in self.program.roles]
+        first = ends[0]
+        if uses_tensor_memory(self.program) or any(end != first for end in ends):
+            return None
+        return first if isinstance(first, Sync) and first.scope != "role" else None
+
+    def _ranks(self) -> None:
+        """Set the variables of the CTA's rank in its cluster."""
+        text = self.text
+        rest: Number = 0
+        if self.ctas > 1:
+            rest = text.register("u32")
+            text.emit(f"mov.u32 {rest}, %cluster_ctarank")
+        for name, extent in self.program.cluster:
+            self.addresses.variables[name] = text.modulo(rest, extent) if extent > 1 else 0
+            rest = text.divide(rest, extent)
+
+    def _initialise(self) -> None:
+        """Let one thread make the barriers; then let the cluster see them."""
+        text = self.text
+        skip, others = text.label("made"), text.register("pred")
+        text.emit(f"setp.ne.u32 {others}, %tid_x, 0")
+        text.emit(f"@{others} bra {skip}")
+        for name in self.maps.values():
+            text.emit(f"prefetch.tensormap [%{name}]")
+        for barrier in self.program.barriers:
+            for stage in range(barrier.stages):
+                at = f"[%smem+{self.addresses.plan.start[barrier.name] + 8 * stage}]"
+                text.emit(f"mbarrier.init.shared::cta.b64 {at}, {barrier.arrivals}")
+        if self.ctas > 1:
+            text.emit("fence.mbarrier_init.release.cluster")
+        text.emit("fence.proxy.async.shared::cta")
+        text.mark(skip)
+        text.emit("bar.warp.sync -1")
+        if uses_tensor_memory(self.program):
+            allocate(self)
+        if self.ctas > 1:  # the fence has released them, but not the address of tensor memory
+            how = "release" if uses_tensor_memory(self.program) else "relaxed"
+            text.emit(f"barrier.cluster.arrive.{how}.aligned")
+            text.emit("barrier.cluster.wait.aligned")
+        else:
+            text.emit("bar.sync 0")
+        if uses_tensor_memory(self.program):
+            self.tmem = allocated(self)
+        if self.program.early:
+            text.emit("griddepcontrol.wait")
+            text.emit("griddepcontrol.launch_dependents")
+
+    def _enter(self, role: Role, first: int) -> None:
+        """Set a role's thread number and copy, and its share of the registers."""
+        text = self.text
+        self.role = role
+        entry = _SM_REGISTERS // (self.program.threads * self.program.ctas_per_sm) // 8 * 8
+        if role.registers and role.registers != min(entry, _MOST_REGISTERS):
+            way = "inc" if role.registers > entry else "dec"
+            text.emit(f"setmaxnreg.{way}.sync.aligned.u32 {role.registers}")
+        here = text.subtract("%tid_x", first)
+        self.copy = text.divide(here, role.threads) if role.copies > 1 else 0
+        self.local = str(text.modulo(here, role.threads) if role.copies > 1 else here)
+        if role.copy:
+            self.addresses.variables[role.copy] = self.copy
 
     def body(self, body: tuple[Statement, ...], scope: Scope) -> None:
         """Emit statements in order."""
@@ -185,7 +227,7 @@ class Kernel:
                 case Exit():
                     self.exit(statement, scope)
                 case Sync():
-                    self.sync(statement, scope)
+                    self.sync(statement)
                 case Commit():
                     self.text.emit(_GROUPS[statement.group].format("commit_group"))
                 case WaitGroup(group="tcgen05.ld" | "tcgen05.st"):
@@ -194,32 +236,76 @@ class Kernel:
                     how = f"wait_group{'.read' * read}"
                     self.text.emit(f"{_GROUPS[group].format(how)} {pending}")
                 case Elect() | ForTile() | Wait() | Arrive() | Fence():
+                    if not self.program.barriers:
+                        raise ProgramError(
+                            f"program {self.program.name}: {statement} needs barriers and roles"
+                        )
                     self.order(statement, scope)
                 case _:
                     assert_never(statement)
 
-    def sync(self, statement: Sync, scope: Scope) -> None:
-        """Emit a barrier of the CTA."""
-        self.text.emit(f"bar.sync {statement.barrier}")
+    def order(self, statement: Elect | ForTile | Wait | Arrive | Fence, scope: Scope) -> None:
+        """Emit what only a program of several roles has."""
+        match statement:
+            case Elect(body):
+                self._elect(body, scope)
+            case ForTile():
+                self._tiles(statement, scope)
+            case Wait(barrier, index):
+                self._wait(barrier, index, scope)
+            case Arrive():
+                self._arrive(statement, scope)
+            case Fence(kind):
+                self.text.emit(_FENCES[kind])
 
-    def order(self, statement: Statement, scope: Scope) -> None:
-        """Emit a statement that only a program of several roles has."""
-        raise ProgramError(f"program {self.program.name}: {statement} needs barriers and roles")
+    def sync(self, statement: Sync) -> None:
+        """Emit a barrier: of a role's copy, of the CTA, of the cluster."""
+        text = self.text
+        if statement.scope == "cluster" and self.ctas > 1:
+            text.emit("barrier.cluster.arrive.release.aligned")
+            text.emit("barrier.cluster.wait.acquire.aligned")
+        elif statement.scope == "role" and self.program.barriers:
+            number = text.add(self.copy, statement.barrier)
+            text.emit(f"bar.sync {number}, {self.role.threads}")
+        else:
+            text.emit(f"bar.sync {statement.barrier}")
 
     def do(self, do: Do, scope: Scope) -> None:
         """Emit one statement through its rule."""
         self.text.note(str(do))
-        if self.program.guards == "tile" and any(g for a in do.accesses for g in a.guard):
+        form = self.form(do)
+        guarded = any(g for a in do.accesses for g in a.guard)
+        if form != "tile" and self.program.guards == "tile" and guarded:
             self.whole_or_not(do, scope)
         else:
             self.lower(do, scope)
 
+    def form(self, do: Do) -> str:
+        """Return what a statement is done on: a thread's values, pairs of them, a tile.
+
+        Raises ProgramError for one that has no code.
+        """
+        name, registers = do.instruction.name, [
+            a.buffer for a in do.accesses if a.buffer.level == "registers"
+        ]  # fmt: skip
+        held = {a.buffer.fragment for a in do.accesses}
+        if do.write.buffer.home and (name != "st.shared" or "wgmma" not in held):
+            raise ProgramError(f"{do}: only sums of wgmma go to another CTA, by st.shared")
+        form, of = "thread", ""
+        if self.paired:
+            if do.instruction.issuer == "warp" or any(b.type.bytes == 2 for b in registers):
+                form, of = "pair", " on pairs"
+        elif self.program.barriers and (do.instruction.issuer != "thread" or any(held)):
+            each_its_own = do.instruction.unit in ("fma", "alu", "sfu")  # as ``cells`` finds them
+            if name in TILE_RULES or not each_its_own:
+                form, of = "tile", " on a tile"
+        if name not in RULES[form]:
+            raise ProgramError(f"{do}: no lowering rule for {name}{of}")
+        return form
+
     def lower(self, do: Do, scope: Scope) -> None:
         """Emit a statement by the rule of its instruction."""
-        rule = RULES.get(do.instruction.name)
-        if rule is None:
-            raise ProgramError(f"{do}: no lowering rule for {do.instruction.name}")
-        rule(self, do, scope)
+        RULES[self.form(do)][do.instruction.name](self, do, scope)
 
     def whole_or_not(self, do: Do, scope: Scope) -> None:
         """Emit a statement without guards for tiles that are whole, and with them for others."""
@@ -242,39 +328,64 @@ class Kernel:
         text.mark(end)
 
     def loop(self, loop: For, scope: Scope) -> None:
-        """Emit a running loop: bases before it, one step of each at its end."""
-        text, addresses = self.text, self.addresses
-        trips = addresses.integer(loop.trips)
+        """Emit a running loop: positions before it, one step of each at its end."""
+        text = self.text
+        if self.paired:
+            self._fold(loop, scope)
+        trips = self.addresses.integer(loop.trips)
+        if isinstance(trips, int) and trips <= loop.start:
+            return
         counter = text.register("u32")
-        start, end = text.label(f"{loop.var}"), text.label(f"{loop.var}_end")
+        again, end = text.label(loop.var), text.label(f"{loop.var}_end")
         text.emit(f"mov.u32 {counter}, {loop.start}")
         inner = replace(scope, running={**scope.running, loop.var: counter})
         with text.scope():
-            by_pointer = self.program.addressing == "pointer"
-            stepped = stepped_pointers(addresses, loop, inner) if by_pointer else []
-            rings = rotating_slots(addresses, loop, inner)
-            for do, here in instances(loop.body, inner):
-                for access in do.accesses:
-                    addresses.prepare(access, do.threads, here)
+            turns = self._turns(loop, inner)
             skip = text.less(loop.start, trips)
             if skip is not True:
                 text.emit(f"@!{skip} bra {end}")
-            text.mark(start)
+            text.mark(again)
             text.lines.append('\t.pragma "nounroll";')
             with text.scope():
                 self.body(loop.body, inner)
-                for pointer, distance in stepped:
-                    text.emit(f"add.s64 {pointer}, {pointer}, {distance}")
-                for offset, stage_bytes, limit in rings:
-                    again = text.register("pred")
-                    text.emit(f"add.s32 {offset}, {offset}, {stage_bytes}")
-                    text.emit(f"setp.eq.s32 {again}, {offset}, {limit}")
-                    text.emit(f"selp.b32 {offset}, 0, {offset}, {again}")
+                for turn in turns:
+                    turn()
                 more = text.register("pred")
                 text.emit(f"add.s32 {counter}, {counter}, 1")
                 text.emit(f"setp.lt.s32 {more}, {counter}, {trips}")
-                text.emit(f"@{more} bra {start}")
+                text.emit(f"@{more} bra {again}")
             text.mark(end)
+
+    def _turns(self, loop: For, scope: Scope) -> list[Callable[[], None]]:
+        """Set the positions of a loop's accesses; return what moves each one on."""
+        text, addresses = self.text, self.addresses
+        if self.program.barriers:
+            rings = self.rings.turning(loop.body, loop.var, loop.start, scope)
+            return [partial(self.rings.turn, ring) for ring in rings]
+        by_pointer = self.program.addressing == "pointer"
+        stepped = stepped_pointers(addresses, loop, scope) if by_pointer else []
+        slots = rotating_slots(addresses, loop, scope)
+        for do, here in instances(loop.body, scope):
+            for access in do.accesses:
+                addresses.prepare(access, do.threads, here)
+
+        def step(pointer: Number, distance: Number) -> None:
+            text.emit(f"add.s64 {pointer}, {pointer}, {distance}")
+
+        def turn(offset: str, stage_bytes: int, limit: int) -> None:
+            again = text.register("pred")
+            text.emit(f"add.s32 {offset}, {offset}, {stage_bytes}")
+            text.emit(f"setp.eq.s32 {again}, {offset}, {limit}")
+            text.emit(f"selp.b32 {offset}, 0, {offset}, {again}")
+
+        return [*(partial(step, *one) for one in stepped), *(partial(turn, *one) for one in slots)]
+
+    def _fold(self, loop: For, scope: Scope) -> None:
+        """Make the addresses of a loop's accesses in swizzled buffers, before it."""
+        inner = replace(scope, running={**scope.running, loop.var: loop.var})
+        for do, here in instances(loop.body, inner):
+            for access, threads, at in swizzled_points(do):
+                self.folded(access, threads, at, here)
 
     def when(self, when: When, scope: Scope) -> None:
         """Emit a guarded body: nothing, the body, or a branch around it."""
@@ -303,106 +414,105 @@ class Kernel:
         elif inside is not True:
             self.text.emit(f"@!{inside} ret")
 
-    def places(
-        self, access: Access, values: tuple[int, ...], scope: Scope
-    ) -> tuple[int, NDArray[np.int64]]:
-        """Return the stage of a register access, and the cell there of each value."""
-        buffer = access.buffer
-        known, terms = scope.split(access.index)
-        if any(not isinstance(c, int) or c % buffer.stages for _, c in terms):
-            raise ProgramError(
-                f"{access}: a ring of registers needs an index that is known; unroll the loop"
-            )
-        if any(any(steps) for steps in access.thread):
-            raise ProgramError(f"{access}: registers are each thread's own; its steps must be 0")
-        slot = known % buffer.stages
-        origin = np.array([scope.split(o)[0] for o in access.origin] or [0] * len(buffer.shape))
-        places = value_coordinates(access, values) + origin
-        offsets = places @ np.array([int(s) for s in buffer.stride], np.int64)
-        if len(offsets) and not 0 <= int(offsets.max()) < int(buffer.stage_elements):
-            raise ProgramError(f"{access}: value {int(offsets.max())} is outside {buffer}")
-        return slot, offsets
-
-    def cells(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
-        """Return the virtual register of each value of a register access."""
-        slot, offsets = self.places(access, values, scope)
-        buffer = access.buffer
-        kind = self.kind(buffer.dtype)
-        result = []
-        for offset in offsets:
-            key = (buffer.name, slot, int(offset))
-            if key not in self._cells:
-                self._cells[key] = self.text.register(kind)
-            result.append(self._cells[key])
-        return result
-
-    def operands(self, do: Do, scope: Scope) -> Iterator[tuple[str, ...]]:
-        """Yield, for each value of a register statement, its target and sources."""
-        columns = [self.cells(do.write, do.values, scope)]
-        for read in do.reads:
-            if isinstance(read, Access):
-                columns.append(self.cells(read, do.values, scope))
-            else:
-                columns.append([operand(self, read, do.write.buffer.dtype)] * len(columns[0]))
-        return zip(*columns, strict=True)
-
-    def kind(self, dtype: str) -> str:
-        """Return the register type of a data type."""
-        return _KIND[dtype]
-
-    def zero16(self) -> str:
-        """Return a 16-bit register that holds 0."""
+    def _elect(self, body: tuple[Statement, ...], scope: Scope) -> None:
+        text = self.text
 
         def make() -> Number:
-            zero = self.text.register("b16")
-            self.text.emit(f"mov.b16 {zero}, 0")
-            return zero
+            leads = text.register("pred")
+            text.emit(f"setp.eq.u32 {leads}, {self.local}, 0")
+            return leads
 
-        return str(self.text.once("zero16", make))
+        leads, skip = text.once(("leads", self.local), make), text.label("elected")
+        with text.scope():
+            text.emit(f"@!{leads} bra {skip}")
+            self.body(body, scope)
+            text.mark(skip)
+            text.emit("bar.warp.sync -1")
 
-    def scalar(self, read: Scalar, dtype: str) -> str:
-        """Return a floating-point argument, or a size converted to floating point."""
-        if not read.size:
-            return f"%s_{read.name}"
+    def _tiles(self, loop: ForTile, scope: Scope) -> None:
+        """Emit the loop over a cluster's tiles, or the one tile that there is."""
+        text = self.text
+        linear = text.register("u32")
+        text.emit(f"mov.u32 {linear}, {'%clusterid.x' if self.ctas > 1 else '%ctaid.x'}")
+        start = self._value(loop.start, scope) if isinstance(loop.start, Affine) else loop.start
+        if not self.program.persistent:
+            if start != 0:
+                raise ProgramError(f"for each tile from {loop.start}: there is but one, tile 0")
+            self.grid(linear)
+            with text.scope():
+                static = {**scope.static, loop.tile: 0, loop.turn: 0}
+                inner = replace(scope, static=static)
+                prepare(self, loop.body, inner)
+                trim(self, loop.body, inner)
+                self.body(loop.body, inner)
+            return
+        clusters = text.register("u32")
+        text.emit(f"mov.u32 {clusters}, {'%nclusterid.x' if self.ctas > 1 else '%nctaid.x'}")
+        total: Number = 1
+        for axis in self.program.grid:
+            total = text.multiply(total, self.addresses.integer(f"grid_{axis.var}"))
+        tile, turn, at = (text.register("u32") for _ in range(3))
+        text.emit(f"mov.u32 {tile}, {start}")
+        text.emit(f"mov.u32 {turn}, 0")
+        text.emit(f"mov.u32 {at}, {text.multiply_add(start, clusters, linear)}")
+        stride = text.multiply(clusters, loop.step)
+        inner = replace(scope, running={**scope.running, loop.tile: tile, loop.turn: turn})
+        again, end = text.label("tile"), text.label("tile_end")
+        with text.scope():
+            prepare(self, loop.body, inner)
+            more = text.less(at, total)
+            text.emit(f"@!{more} bra {end}")
+            text.mark(again)
+            text.lines.append('\t.pragma "nounroll";')
+            with text.scope():
+                self.grid(at)
+                trim(self, loop.body, inner)
+                self.body(loop.body, inner)
+                text.emit(f"add.s32 {tile}, {tile}, {loop.step}")
+                text.emit(f"add.s32 {turn}, {turn}, 1")
+                text.emit(f"add.s32 {at}, {at}, {stride}")
+                more = text.less(at, total)
+                text.emit(f"@{more} bra {again}")
+            text.mark(end)
 
-        def make() -> Number:
-            result = self.text.register(dtype)
-            self.text.emit(f"cvt.rn.{dtype}.u32 {result}, {self.addresses.integer(read.name)}")
-            return result
+    def _value(self, index: Affine, scope: Scope) -> Number:
+        known, terms = scope.split(index)
+        return self.addresses.sum(terms, scope, known)
 
-        return str(self.text.once(("scalar", read.name, dtype), make))
+    def _wait(self, barrier: Barrier, index: Affine, scope: Scope) -> None:
+        text = self.text
+        base, start, parity = self.barrier_at(barrier, index, scope)
+        again, passed = text.label("wait"), text.register("pred")
+        text.mark(again)
+        text.emit(f"mbarrier.try_wait.parity.shared::cta.b64 {passed}, [{base}+{start}], {parity}")
+        text.emit(f"@!{passed} bra {again}")
 
-    def guard(self, do: Do, access: Access, at: NDArray[np.int64], scope: Scope) -> str | bool:
-        """Return the predicate of a value: inside the array, and done by this thread."""
-        inside = (
-            self.addresses.guard(access, do.threads, at, scope)
-            if access.buffer.level == "gmem"
-            else True
-        )
-        if do.lanes is None or inside is False:
-            return inside
-        below, extent, residue = do.lanes
-
-        def make() -> Number:
-            here = self.text.modulo(self.text.divide("%tid_x", below), extent)
-            mine = self.text.register("pred")
-            self.text.emit(f"setp.eq.s32 {mine}, {here}, {residue}")
-            return mine
-
-        mine = str(self.text.once(("lanes", do.lanes), make))
-        if inside is True:
-            return mine
-        both = self.text.register("pred")
-        self.text.emit(f"and.pred {both}, {mine}, {inside}")
-        return both
-
-    def address(
-        self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope
-    ) -> str:
-        """Return the address operand of a value of a gmem or smem access."""
-        if access.buffer.level == "gmem":
-            return self.addresses.gmem(access, threads, at, scope)
-        return self.addresses.smem(access, threads, at, scope)
+    def _arrive(self, arrive: Arrive, scope: Scope) -> None:
+        text = self.text
+        base, start, _ = self.barrier_at(arrive.barrier, arrive.index, scope)
+        told = arrive.to != "cta" and not arrive.after
+        ranks = ranks_along(self, arrive.to) if told else []
+        many = len(ranks) > 1
+        if many and (arrive.bytes or arrive.barrier.home):
+            raise ProgramError(f"{arrive}: it counts at one barrier alone, its own or its home's")
+        if arrive.after:
+            commit(self, arrive, f"[{base}+{start}]")
+        elif arrive.barrier.home:
+            at = signal_at(self, arrive.barrier, arrive.index, scope)
+            what, more = (".expect_tx", f", {arrive.bytes}") if arrive.bytes else ("", "")
+            text.emit(f"mbarrier.arrive{what}.shared::cluster.b64 _, {at}{more}")
+        elif arrive.bytes:
+            at = f"[{base}+{start}], {expected_bytes(self, arrive, scope)}"
+            text.emit(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, {at}")
+        elif not many:
+            text.emit(f"mbarrier.arrive.shared::cta.b64 _, [{base}+{start}]")
+        else:
+            plain = text.register("u32")
+            text.emit(f"add.u32 {plain}, {base}, {start}")
+            for rank in ranks:
+                there = text.register("u32")
+                text.emit(f"mapa.shared::cluster.u32 {there}, {plain}, {rank}")
+                text.emit(f"mbarrier.arrive.shared::cluster.b64 _, [{there}]")
 
 
 def _unguarded(operand: Operand) -> Any:

@@ -12,28 +12,24 @@ Source: PTX ISA 9: "ld", "st", "mapa", and the register fragments of "wgmma.mma_
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.codegen.clusters import home_rank
 from tinygpu.codegen.descriptors import offset
-from tinygpu.codegen.fragments import cells, smem_stage
+from tinygpu.codegen.fragments import smem_stage
+from tinygpu.codegen.kernel import Kernel
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
 from tinygpu.fragment import FRAGMENTS
 from tinygpu.program import Access, Do
-
-if TYPE_CHECKING:
-    from tinygpu.codegen.roles import RoleKernel
 
 __all__ = ["exchange", "runs"]
 
 _AT_ONCE = (4, 2, 1)  # words of 4 B
 
 
-def exchange(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def exchange(kernel: Kernel, do: Do, scope: Scope) -> None:
     """ld.shared, st.shared, st.shared::cluster: a thread's values of a fragment, in its own order.
 
     Raises ProgramError for what is not fp32, and where threads' values lie otherwise.
@@ -43,7 +39,7 @@ def exchange(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     loads = do.write.buffer.level == "registers"
     memory, held = (source, do.write) if loads else (do.write, source)
     shape, step, places = _places(do, memory, held)
-    registers = cells(kernel, held, (shape[1], shape[0]), scope)
+    registers = kernel.cells(held, (shape[1], shape[0]), scope)
     text = kernel.text
     start = text.add(smem_stage(kernel, memory, scope), offset(kernel, memory, scope))
     known, base = (start, "%smem") if isinstance(start, int) else (0, text.add("%smem", start))
@@ -60,7 +56,7 @@ def exchange(kernel: RoleKernel, do: Do, scope: Scope) -> None:
         text.emit(f"{'ld' if loads else 'st'}.{space}{many}.f32 {ends}")
 
 
-def _mapped(kernel: RoleKernel, address: str, home: str) -> str:
+def _mapped(kernel: Kernel, address: str, home: str) -> str:
     """Return the register with an address in shared memory of the CTA at 0 along an axis."""
     there = kernel.text.register("u32")
     rank = home_rank(kernel, home)

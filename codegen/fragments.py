@@ -8,19 +8,13 @@ Source: PTX ISA 9: "cvt", "stmatrix", "st", and the register fragments of "wgmma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tinygpu.codegen.kernel import Kernel
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.scope import Scope
 from tinygpu.errors import ProgramError
-from tinygpu.fragment import FRAGMENTS
 from tinygpu.program import Access, Do
 
-if TYPE_CHECKING:
-    from tinygpu.codegen.roles import RoleKernel
-
 __all__ = [
-    "cells",
     "convert",
     "ld_global",
     "smem_stage",
@@ -30,37 +24,10 @@ __all__ = [
     "swizzled",
 ]
 
-_REGISTERS = {"f32": "f32", "f16": "b32", "bf16": "b32"}
 _PLAIN, _TURNED = ((0, 1), (1, 0)), ((1, 0), (0, 1))  # columns, then rows, of a tile
 
 
-def cells(kernel: RoleKernel, access: Access, extents: tuple[int, int], scope: Scope) -> list[str]:
-    """Return a thread's registers of a part (columns, rows) of a tile, in fragment order.
-
-    Raises ProgramError for what is no whole fragments, and where the part is not known here.
-    """
-    buffer = access.buffer
-    fragment = FRAGMENTS[buffer.fragment]
-    known = [scope.split(o) for o in access.origin] if access.origin else [(0, ()), (0, ())]
-    if any(terms for _, terms in known):
-        raise ProgramError(f"{access}: a fragment's registers need an origin that is known")
-    (row, _), (column, _) = known
-    (columns, rows), (high, wide) = extents, fragment.base
-    if row % high or column % wide or rows % high or columns % wide:
-        raise ProgramError(f"{access}: no whole parts of the fragment {fragment.name}")
-    if buffer.dtype not in _REGISTERS or buffer.stages != 1:
-        raise ProgramError(f"{access}: no fragment of {buffer.dtype} x {buffer.stages} stages")
-    kind, across = _REGISTERS[buffer.dtype], int(buffer.shape[1]) // wide
-    each = buffer.type.bytes  # four elements of a base: as many registers as an element has bytes
-    return [
-        kernel.cell(buffer.name, (block * across + group) * each + i, kind)
-        for block in range(row // high, (row + rows) // high)
-        for group in range(column // wide, (column + columns) // wide)
-        for i in range(each)
-    ]
-
-
-def smem_stage(kernel: RoleKernel, access: Access, scope: Scope) -> Number:
+def smem_stage(kernel: Kernel, access: Access, scope: Scope) -> Number:
     """Return the bytes from ``%smem`` to the stage (and copy) of an access."""
     buffer, text = access.buffer, kernel.text
     start = kernel.smem_at(buffer.name, buffer.stages, access.index, scope)
@@ -69,12 +36,12 @@ def smem_stage(kernel: RoleKernel, access: Access, scope: Scope) -> Number:
     return start
 
 
-def convert(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def convert(kernel: Kernel, do: Do, scope: Scope) -> None:
     """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register; and the other way."""
     held, shape = _held(kernel, do, scope)
     if tuple(do.write.value) != _PLAIN:
         raise ProgramError(f"{do}: a fragment is converted in place")
-    result, text = cells(kernel, do.write, shape, scope), kernel.text
+    result, text = kernel.cells(do.write, shape, scope), kernel.text
     before, after = do.accesses[0].buffer.dtype, do.write.buffer.dtype
     match before, after:
         case "f32", "f16" | "bf16":
@@ -93,12 +60,12 @@ def convert(kernel: RoleKernel, do: Do, scope: Scope) -> None:
             raise ProgramError(f"{do}: a fragment is converted between f32 and f16 or bf16")
 
 
-def ld_global(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def ld_global(kernel: Kernel, do: Do, scope: Scope) -> None:
     """ld.global: what a tile has beside it, as a bias; what all rows share is loaded once."""
     (source,) = do.reads
     assert isinstance(source, Access)
     columns, rows = (int(v) for v in do.values)
-    held = cells(kernel, do.write, (columns, rows), scope)
+    held = kernel.cells(do.write, (columns, rows), scope)
     text, addresses, width = kernel.text, kernel.addresses, source.buffer.type.bytes
     across, down = (tuple(map(int, s)) for s in source.value)
     row, column = _first(kernel)
@@ -150,7 +117,7 @@ def ld_global(kernel: RoleKernel, do: Do, scope: Scope) -> None:
                     text.emit(f"mov.b32 {targets[0]}, {{{', '.join(halves)}}}")
 
 
-def stmatrix(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def stmatrix(kernel: Kernel, do: Do, scope: Scope) -> None:
     """stmatrix: four (two) 8 x 8 matrices of a warp's 16 rows at once."""
     held, (columns, rows) = _held(kernel, do, scope)
     text, buffer = kernel.text, do.write.buffer
@@ -191,7 +158,7 @@ def stmatrix(kernel: RoleKernel, do: Do, scope: Scope) -> None:
             )
 
 
-def st_shared(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def st_shared(kernel: Kernel, do: Do, scope: Scope) -> None:
     """st.shared.v2.f32: two neighbours of a row."""
     held, (columns, rows) = _held(kernel, do, scope)
     text, buffer = kernel.text, do.write.buffer
@@ -212,7 +179,7 @@ def st_shared(kernel: RoleKernel, do: Do, scope: Scope) -> None:
                 text.emit(f"st.shared.v2.f32 [{at}+{block * 64 * pitch * 4}], {{{pair}}}")
 
 
-def st_global(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def st_global(kernel: Kernel, do: Do, scope: Scope) -> None:
     """st.global: pairs of neighbours, or single elements where c is turned or its rows are odd."""
     held, (columns, rows) = _held(kernel, do, scope)
     text, access, buffer = kernel.text, do.write, do.write.buffer
@@ -284,7 +251,7 @@ def _only(do: Do, steps: tuple[int, ...]) -> int:
     return moved[0]
 
 
-def _held(kernel: RoleKernel, do: Do, scope: Scope) -> tuple[list[str], tuple[int, int]]:
+def _held(kernel: Kernel, do: Do, scope: Scope) -> tuple[list[str], tuple[int, int]]:
     """Return the registers that a statement reads, and how many (columns, rows) they are."""
     (read,) = do.reads
     assert isinstance(read, Access)
@@ -295,10 +262,10 @@ def _held(kernel: RoleKernel, do: Do, scope: Scope) -> tuple[list[str], tuple[in
         )
     if tuple(read.value) != _PLAIN:
         raise ProgramError(f"{do}: {read} has to be read by columns and rows, from left and top")
-    return cells(kernel, read, (columns, rows), scope), (columns, rows)
+    return kernel.cells(read, (columns, rows), scope), (columns, rows)
 
 
-def _lane(kernel: RoleKernel) -> tuple[Number, Number]:
+def _lane(kernel: Kernel) -> tuple[Number, Number]:
     """Return this thread's warp in its role's copy, and its lane."""
     text = kernel.text
     warp = text.once(("warp", kernel.local), lambda: text.divide(kernel.local, 32))
@@ -306,7 +273,7 @@ def _lane(kernel: RoleKernel) -> tuple[Number, Number]:
     return warp, lane
 
 
-def _first(kernel: RoleKernel) -> tuple[Number, Number]:
+def _first(kernel: Kernel) -> tuple[Number, Number]:
     """Return row and column of this thread's first value in a fragment of wgmma."""
     text = kernel.text
     warp, lane = _lane(kernel)
@@ -314,7 +281,7 @@ def _first(kernel: RoleKernel) -> tuple[Number, Number]:
     return row, text.multiply(text.modulo(lane, 4), 2)
 
 
-def swizzled(kernel: RoleKernel, access: Access, line: Number, column: Number) -> Number:
+def swizzled(kernel: Kernel, access: Access, line: Number, column: Number) -> Number:
     """Return the bytes of an element of a row (``line``), ``column`` known to stay inside it.
 
     The row's bits choose which 16 B pieces change places: the result is linear in what is XORed to

@@ -1,8 +1,7 @@
 """Lowering: one rule per instruction, from a ``Do`` to PTX lines.
 
 A rule is given the kernel in the making, the statement and the loop variables, and emits the
-instruction for each value (or vector of values) of one thread.  ``RULES`` is the table: an
-instruction that is not in it cannot be emitted.
+instruction for each value (or vector of values) of one thread.  ``THREAD_RULES`` is the table.
 
 Source: PTX ISA 9.0, section 9.7 (each rule names its instruction).
 """
@@ -10,21 +9,18 @@ Source: PTX ISA 9.0, section 9.7 (each rule names its instruction).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tinygpu.codegen.kernel import Kernel, constant
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.device import adds_vectors
 from tinygpu.errors import ProgramError
-from tinygpu.program import Access, Do, Immediate, Scalar
+from tinygpu.program import Access, Do
 
-if TYPE_CHECKING:
-    from tinygpu.codegen.emit import Kernel
+__all__ = ["THREAD_RULES", "outside"]
 
-__all__ = ["RULES", "outside"]
-
-Rule = Callable[["Kernel", Do, Scope], None]
+Rule = Callable[[Kernel, Do, Scope], None]
 
 _FLOAT = {"f32": "f32", "f64": "f64"}
 
@@ -246,21 +242,7 @@ def _shfl(kernel: Kernel, do: Do, scope: Scope) -> None:
         kernel.text.emit(f"mov.b32 {target}, {b}")
 
 
-def constant(number: float, dtype: str) -> str:
-    """Return a number as PTX spells it exactly."""
-    if dtype == "f64":
-        return f"0d{np.float64(number).view(np.uint64):016X}"
-    return f"0f{np.float32(number).view(np.uint32):08X}"
-
-
-def operand(kernel: Kernel, read: Immediate | Scalar, dtype: str) -> str:
-    """Return a constant or a scalar argument as an operand."""
-    if isinstance(read, Immediate):
-        return constant(read.number, dtype)
-    return kernel.scalar(read, dtype)
-
-
-RULES: Mapping[str, Rule] = {
+THREAD_RULES: Mapping[str, Rule] = {
     "ld.global": _move,
     "ld.shared": _move,
     "st.global": _move,

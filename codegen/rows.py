@@ -10,16 +10,12 @@ Source: PTX ISA 9: "tcgen05.ld", "cvt", "st".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tinygpu.codegen.fragments import smem_stage, swizzled
+from tinygpu.codegen.kernel import Kernel
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.scope import Scope
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Buffer, Do
-
-if TYPE_CHECKING:
-    from tinygpu.codegen.roles import RoleKernel
 
 __all__ = ["convert", "row_registers", "st_global", "st_shared"]
 
@@ -28,7 +24,7 @@ _VECTOR_BYTES = 16
 _LANES = 128
 
 
-def row_registers(kernel: RoleKernel, buffer: Buffer) -> list[str]:
+def row_registers(kernel: Kernel, buffer: Buffer) -> list[str]:
     """Return a thread's registers of a row."""
     if buffer.fragment != "row" or buffer.dtype not in _REGISTERS or int(buffer.stages) != 1:
         raise ProgramError(f"{buffer.name}: rows of f32, f16 or bf16 in one stage are held")
@@ -36,7 +32,7 @@ def row_registers(kernel: RoleKernel, buffer: Buffer) -> list[str]:
     return [kernel.cell(buffer.name, i, _REGISTERS[buffer.dtype]) for i in range(count)]
 
 
-def convert(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def convert(kernel: Kernel, do: Do, scope: Scope) -> None:
     """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register."""
     (source,) = do.reads
     after = do.write.buffer.dtype
@@ -50,7 +46,7 @@ def convert(kernel: RoleKernel, do: Do, scope: Scope) -> None:
         kernel.text.emit(f"cvt.rn.{after}x2.f32 {target}, {wide[2 * i + 1]}, {wide[2 * i]}")
 
 
-def _lane(kernel: RoleKernel, do: Do) -> tuple[list[str], Number, Number, str | bool]:
+def _lane(kernel: Kernel, do: Do) -> tuple[list[str], Number, Number, str | bool]:
     """Return what a store reads, this thread's l and b, and whether it has such a lane."""
     (held,) = do.reads
     assert isinstance(held, Access)
@@ -69,7 +65,7 @@ def _lane(kernel: RoleKernel, do: Do) -> tuple[list[str], Number, Number, str | 
     return row_registers(kernel, held.buffer), inner, block, mine
 
 
-def st_shared(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def st_shared(kernel: Kernel, do: Do, scope: Scope) -> None:
     """st.shared: a row in pieces of 16 B, where the swizzle puts them."""
     held, inner, block, mine = _lane(kernel, do)
     text, access, buffer = kernel.text, do.write, do.write.buffer
@@ -93,7 +89,7 @@ def st_shared(kernel: RoleKernel, do: Do, scope: Scope) -> None:
         text.emit(f"{prefix}st.shared.v4.{kind} [{at}], {{{four}}}")
 
 
-def st_global(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def st_global(kernel: Kernel, do: Do, scope: Scope) -> None:
     """st.global: a row by vectors, those that are inside."""
     held, inner, block, mine = _lane(kernel, do)
     text, access, addresses = kernel.text, do.write, kernel.addresses
@@ -128,7 +124,7 @@ def st_global(kernel: RoleKernel, do: Do, scope: Scope) -> None:
         text.emit(f"@{guard} st.global{many}.{kind} [{pointer}+{column * width}], {listed}")
 
 
-def _halves(kernel: RoleKernel, held: list[str]) -> list[str]:
+def _halves(kernel: Kernel, held: list[str]) -> list[str]:
     """Return 16-bit registers, one an element."""
     found: list[str] = []
     for both in held:

@@ -9,16 +9,14 @@ Source: PTX ISA 9: "cp.async.bulk.tensor", "wgmma.mma_async".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tinygpu.codegen import rows
-from tinygpu.codegen.clusters import receivers
+from tinygpu.codegen.clusters import receivers, signal_at
 from tinygpu.codegen.descriptors import WGMMA_128B, adds, descriptor, offset
 from tinygpu.codegen.exchange import exchange
 from tinygpu.codegen.fragments import (
-    cells,
     convert,
     ld_global,
     smem_stage,
@@ -26,6 +24,7 @@ from tinygpu.codegen.fragments import (
     st_shared,
     stmatrix,
 )
+from tinygpu.codegen.kernel import Kernel
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.codegen.tcgen05 import copy, mma, tmem_load, tmem_store
 from tinygpu.codegen.tensor_map import tensor_map_of
@@ -33,16 +32,13 @@ from tinygpu.codegen.trimming import trimmed_map
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Affine, Block, Do, Statement
 
-if TYPE_CHECKING:
-    from tinygpu.codegen.roles import RoleKernel
-
 __all__ = ["TILE_RULES", "prepare"]
 
-Rule = Callable[["RoleKernel", Do, Scope], None]
+Rule = Callable[[Kernel, Do, Scope], None]
 _TYPES = ("bf16", "f16", "e4m3")
 
 
-def _tma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def _tma(kernel: Kernel, do: Do, scope: Scope) -> None:
     """cp.async.bulk.tensor, either way: one instruction a slab."""
     (read,) = do.reads
     assert isinstance(read, Access)
@@ -59,7 +55,7 @@ def _tma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     base = text.add(smem_stage(kernel, smem, scope), offset(kernel, smem, scope))
     slabs = int(do.values[2]) if len(do.values) > 2 else 1
     mask = receivers(kernel, do.multicast)
-    signal = kernel.signal_at(*do.signal, scope) if do.signal else ""
+    signal = signal_at(kernel, *do.signal, scope) if do.signal else ""
     for slab in range(slabs):
         moved = [int(s) * slab for s in smem.value[2]] if slab else [0] * len(smem.buffer.shape)
         strides = map(int, smem.buffer.stride)
@@ -82,7 +78,7 @@ def _tma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
         )
 
 
-def _coordinate(kernel: RoleKernel, origin: Affine, beyond: int, scope: Scope) -> str:
+def _coordinate(kernel: Kernel, origin: Affine, beyond: int, scope: Scope) -> str:
     """Return a coordinate of gmem, ``beyond`` elements from an origin."""
     known, terms = scope.split(origin)
     known += beyond
@@ -90,7 +86,7 @@ def _coordinate(kernel: RoleKernel, origin: Affine, beyond: int, scope: Scope) -
     return str(kernel.text.once(key, lambda: kernel.addresses.sum(terms, scope, known)))
 
 
-def _wgmma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def _wgmma(kernel: Kernel, do: Do, scope: Scope) -> None:
     """wgmma.mma_async: one m64 n k16 product from shared memory."""
     text = kernel.text
     x, y, sums_before = do.reads
@@ -104,7 +100,7 @@ def _wgmma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     in_order = np.stack((np.arange(64 * columns) // columns, np.arange(64 * columns) % columns), -1)
     if sums_before != do.write or not np.array_equal(places, in_order):
         raise ProgramError(f"{do}: wgmma adds to a tile of sums, column by column")
-    sums = cells(kernel, do.write, (columns, 64), scope)
+    sums = kernel.cells(do.write, (columns, 64), scope)
     left, left_known, left_by_k = descriptor(kernel, do, x, 64, scope, form=WGMMA_128B)
     right, right_known, right_by_k = descriptor(kernel, do, y, columns, scope, form=WGMMA_128B)
     a = text.once(("moved", left, left_known), lambda: text.wide_add(left, left_known >> 4))
@@ -120,7 +116,7 @@ def _wgmma(kernel: RoleKernel, do: Do, scope: Scope) -> None:
     )
 
 
-def prepare(kernel: RoleKernel, body: tuple[Statement, ...], scope: Scope) -> None:
+def prepare(kernel: Kernel, body: tuple[Statement, ...], scope: Scope) -> None:
     """Compute before a loop the masks of the CTAs that its loads are sent to."""
     for statement in body:
         if isinstance(statement, Block):
@@ -129,7 +125,7 @@ def prepare(kernel: RoleKernel, body: tuple[Statement, ...], scope: Scope) -> No
             receivers(kernel, statement.multicast)
 
 
-def _st_shared(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+def _st_shared(kernel: Kernel, do: Do, scope: Scope) -> None:
     """st.shared: rows and columns where the buffer has them, else as the threads hold them."""
     rows_here = len(do.write.buffer.shape) == 2 and not do.write.buffer.home
     (st_shared if rows_here else exchange)(kernel, do, scope)
@@ -138,7 +134,7 @@ def _st_shared(kernel: RoleKernel, do: Do, scope: Scope) -> None:
 def _by_fragment(of_rows: Rule, otherwise: Rule) -> Rule:
     """Return the rule that is one for rows, another for the fragments of wgmma."""
 
-    def rule(kernel: RoleKernel, do: Do, scope: Scope) -> None:
+    def rule(kernel: Kernel, do: Do, scope: Scope) -> None:
         held = any(access.buffer.fragment == "row" for access in do.accesses)
         (of_rows if held else otherwise)(kernel, do, scope)
 

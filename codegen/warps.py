@@ -1,13 +1,8 @@
 """Code of programs in which a warp works together: ldmatrix, mma.sync, registers that hold pairs.
 
 A 16-bit value of a thread stands in half of a 32-bit register, its neighbour in the other half, as
-the instructions take them; one of tf32 in a register of its own.  ``WARP_RULES`` has the rules of
+the instructions take them; one of tf32 in a register of its own.  ``PAIR_RULES`` has the rules of
 pairs and of a warp's instructions; all else goes by the ordinary ones.
-
-An address in a swizzled buffer is ``swizzle(x + y)``, x of the thread and y of the value.  The
-swizzle is linear over GF(2); where x and y have no bit in common it is ``swizzle(x) ^ swizzle(y)``,
-and what of y the XOR doesn't look at may be added later.  So there is one register for each
-different ``swizzle(y)``, made before the loop, and the rest is an immediate.
 
 ldmatrix fetches rows of 16 B: lane r + 8 i has the address of row r of the i-th matrix.
 
@@ -17,154 +12,23 @@ Source: PTX ISA 9, "Warp-level matrix load instruction: ldmatrix", "mma.m16n8k16
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.codegen.emit import Kernel
-from tinygpu.codegen.loops import instances
+from tinygpu.codegen.kernel import Kernel
 from tinygpu.codegen.lowering import outside
-from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
-from tinygpu.layout import Swizzle
-from tinygpu.program import Access, Do, For
+from tinygpu.program import Access, Do
 from tinygpu.warp_matrix import FRAGMENT_VALUES
 
-__all__ = ["WARP_RULES", "WarpKernel", "rows_of"]
+__all__ = ["PAIR_RULES", "rows_of", "swizzled_points"]
 
 Point = tuple[Access, tuple[int, ...], NDArray[np.int64]]
 Steps = tuple[int, ...]
 _ROWS, _LANES = 8, (4, 8)
 _DEPTH = {"bf16": 16, "f16": 16, "tf32": 8}  # spec: k of the mma of a type
-
-
-class WarpKernel(Kernel):
-    """One kernel of warps in the making."""
-
-    def lower(self, do: Do, scope: Scope) -> None:
-        """Emit a statement on pairs through its rule, another one as elsewhere."""
-        narrow = any(
-            a.buffer.level == "registers" and a.buffer.type.bytes == 2 for a in do.accesses
-        )
-        if not narrow and do.instruction.issuer != "warp":
-            super().lower(do, scope)
-            return
-        rule = WARP_RULES.get(do.instruction.name)
-        if rule is None:
-            raise ProgramError(f"{do}: no lowering rule for {do.instruction.name} on pairs")
-        rule(self, do, scope)
-
-    def loop(self, loop: For, scope: Scope) -> None:
-        """Emit a running loop; addresses in swizzled buffers are made before it."""
-        inner = replace(scope, running={**scope.running, loop.var: loop.var})
-        for do, here in instances(loop.body, inner):
-            for access, threads, at in _points(do):
-                if access.buffer.level == "smem" and access.buffer.swizzle[0]:
-                    self._folded(access, threads, at, here)
-        super().loop(loop, scope)
-
-    def kind(self, dtype: str) -> str:
-        """Return the register type of a data type: mma.sync takes tf32 in untyped ones."""
-        return "b32" if dtype == "tf32" else super().kind(dtype)
-
-    def words(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
-        """Return the 32-bit registers of a fragment's values, a pair or one value in each."""
-        if access.buffer.type.bytes == 2:
-            return self.pairs(access, values, scope)
-        return self.cells(access, values, scope)
-
-    def pairs(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
-        """Return the register of each two neighbouring values of a register access.
-
-        Raises ProgramError where two values that follow one another are no pair.
-        """
-        slot, offsets = self.places(access, values, scope)
-        low, high = offsets[::2], offsets[1::2]
-        if len(offsets) % 2 or (low % 2).any() or (high != low + 1).any():
-            raise ProgramError(f"{access}: its values are no pairs; count neighbours first")
-        return [self._pair(access, slot, int(at)) for at in low]
-
-    def _pair(self, access: Access, slot: int, offset: int) -> str:
-        key = (access.buffer.name, slot, offset // 2)
-        if key not in self._cells:
-            self._cells[key] = self.text.register("b32")
-        return self._cells[key]
-
-    def halves(self, access: Access, values: tuple[int, ...], scope: Scope) -> Iterator[str]:
-        """Yield a 16-bit register with each value of a register access."""
-        slot, offsets = self.places(access, values, scope)
-        for offset in offsets.tolist():
-            parts = [self.text.register("b16") for _ in range(2)]
-            pair = self._pair(access, slot, offset)
-            self.text.emit(f"mov.b32 {{{', '.join(parts)}}}, {pair}")
-            yield parts[offset % 2]
-
-    def address(
-        self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope
-    ) -> str:
-        """Return the address operand of a value of a gmem or smem access."""
-        buffer = access.buffer
-        if buffer.level == "smem" and buffer.swizzle[0]:
-            found = self._folded(access, threads, at, scope)
-            if found is not None:
-                base, immediate = found
-                slot = self.addresses.slot(buffer, access.index, scope)
-                immediate += self.addresses.plan.start[buffer.name]
-                if isinstance(slot, int):
-                    immediate += slot
-                else:
-                    there = base
-                    base = self.text.once(("at", base, slot), lambda: self.text.add(there, slot))
-                return f"[{base}+{immediate}]"
-        return super().address(access, threads, at, scope)
-
-    def _folded(
-        self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope
-    ) -> tuple[Number, int] | None:
-        """Return a register and the bytes beyond it, or None where bits meet; see the module."""
-        buffer, text = access.buffer, self.text
-        bits, low, shift = (int(x) for x in buffer.swizzle)
-        strides = [int(s) for s in buffer.stride]
-        origins = [scope.split(o) for o in access.origin] or [(0, ())] * len(strides)
-        known = sum((int(x) + o[0]) * s for x, o, s in zip(at, origins, strides, strict=True))
-        weights = [
-            sum(step * s for step, s in zip(steps, strides, strict=True)) for steps in access.thread
-        ]
-        mask = _mask(threads, weights)
-        pattern = 1 << (low + shift + bits)
-        moved = (c * s for (_, t), s in zip(origins, strides, strict=True) for _, c in t
-                 if not isinstance(c, str))  # fmt: skip
-        named = any(isinstance(c, str) for _, t in origins for _, c in t)
-        within = known % pattern
-        if mask is None or mask & within or named or any(m % pattern for m in moved):
-            return None
-        seen = ((1 << bits) - 1) << low | ((1 << bits) - 1) << (low + shift)
-        turn = int(Swizzle(bits, low, shift)(within & seen))
-        width = buffer.type.bytes
-        line = self.addresses._smem_line(access, threads, scope)
-        plain = text.once(
-            ("swizzled", buffer.swizzle, line), lambda: self.addresses._swizzled(buffer, line)
-        )
-        base = text.once(
-            ("folded", plain, turn, width),
-            lambda: text.multiply_add(text.exclusive_or(plain, turn), width, "%smem"),
-        )
-        return base, (known - (within & seen)) * width
-
-
-def _mask(threads: tuple[int, ...], weights: list[int]) -> int | None:
-    """Return the bits that threads' offsets may have, None unless each mode has bits of its own."""
-    mask = 0
-    for extent, weight in zip(threads, weights, strict=True):
-        if extent == 1 or weight == 0:
-            continue
-        mine = weight * (extent - 1)
-        if weight & (weight - 1) or extent & (extent - 1) or mine & mask:
-            return None
-        mask |= mine
-    return mask
 
 
 def rows_of(do: Do) -> tuple[Access, tuple[int, ...], int]:
@@ -217,7 +81,14 @@ def _points(do: Do) -> Iterator[Point]:
                 yield access, do.threads, at
 
 
-def _ldmatrix(kernel: WarpKernel, do: Do, scope: Scope) -> None:
+def swizzled_points(do: Do) -> Iterator[Point]:
+    """Yield the addresses that a statement makes in swizzled buffers."""
+    for access, threads, at in _points(do):
+        if access.buffer.level == "smem" and access.buffer.swizzle[0]:
+            yield access, threads, at
+
+
+def _ldmatrix(kernel: Kernel, do: Do, scope: Scope) -> None:
     """ldmatrix: up to four matrices of 8 x 16 B at once; .trans where k is not contiguous."""
     held = kernel.words(do.write, do.values, scope)
     _, _, at_once = rows_of(do)
@@ -230,7 +101,7 @@ def _ldmatrix(kernel: WarpKernel, do: Do, scope: Scope) -> None:
         )
 
 
-def _mma(kernel: WarpKernel, do: Do, scope: Scope) -> None:
+def _mma(kernel: Kernel, do: Do, scope: Scope) -> None:
     """mma.sync.m16n8k16 or k8: blocks row by row, every second backwards to share operands."""
     a, b, sums = (r for r in do.reads if isinstance(r, Access))
     columns, rows = (int(v) for v in do.values[3:])
@@ -253,7 +124,7 @@ def _mma(kernel: WarpKernel, do: Do, scope: Scope) -> None:
             )
 
 
-def _convert(kernel: WarpKernel, do: Do, scope: Scope) -> None:
+def _convert(kernel: Kernel, do: Do, scope: Scope) -> None:
     """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register; or halves to f32."""
     (source,) = do.reads
     assert isinstance(source, Access)
@@ -273,7 +144,7 @@ def _convert(kernel: WarpKernel, do: Do, scope: Scope) -> None:
         kernel.text.emit(f"cvt.rn.{kind}x2.f32 {target}, {wide[2 * i + 1]}, {wide[2 * i]}")
 
 
-def _move(kernel: WarpKernel, do: Do, scope: Scope) -> None:
+def _move(kernel: Kernel, do: Do, scope: Scope) -> None:
     """Move whole pairs, or single values where ``vector`` is 1."""
     (source,) = do.reads
     assert isinstance(source, Access)
@@ -309,9 +180,9 @@ def _move(kernel: WarpKernel, do: Do, scope: Scope) -> None:
             kernel.text.emit(f"mov.b32 {pair}, {{{parts[2 * i]}, {parts[2 * i + 1]}}}")
 
 
-Rule = Callable[[WarpKernel, Do, Scope], None]
+Rule = Callable[[Kernel, Do, Scope], None]
 
-WARP_RULES: Mapping[str, Rule] = {
+PAIR_RULES: Mapping[str, Rule] = {
     "ldmatrix": _ldmatrix,
     "mma.sync": _mma,
     "cvt": _convert,

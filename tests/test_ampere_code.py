@@ -11,8 +11,8 @@ import pytest
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
+from tinygpu.codegen.kernel import Kernel
 from tinygpu.codegen.scope import Scope
-from tinygpu.codegen.warps import WarpKernel
 from tinygpu.device import load_device
 from tinygpu.errors import ProgramError
 from tinygpu.machine import Chosen
@@ -126,14 +126,14 @@ def test_a_slice_of_a_loop_that_is_not_unrolled_has_no_registers() -> None:
 
 def test_addresses_are_folded_only_where_no_bits_meet() -> None:
     """Lanes at columns 0, 8, 16, 24: 32 columns on is a XOR of its own, 8 columns on is not."""
-    kernel = WarpKernel(term("plain", "nt", tile_k=64), None)
+    kernel = Kernel(term("plain", "nt", tile_k=64), None)
     (buffer,) = (b for b in kernel.program.buffers if b.name == "smem_a")
     access = Access(buffer, (), ((0, 8), (1, 0)), index=var("kt"))
     here = Scope(running={"kt": "%r0"})
     folded = {
-        column: kernel._folded(access, (4, 8), np.array([row, column]), here) is not None
+        column: kernel.folded(access, (4, 8), np.array([row, column]), here) is not None
         for row, column in ((0, 32), (8, 40), (0, 8))
     }
     assert folded == {32: True, 40: False, 8: False}
     uneven = Access(buffer, (), ((0, 8), (3, 0)), index=var("kt"))
-    assert kernel._folded(uneven, (4, 8), np.array([0, 32]), here) is None
+    assert kernel.folded(uneven, (4, 8), np.array([0, 32]), here) is None

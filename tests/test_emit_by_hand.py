@@ -178,7 +178,7 @@ def test_names_are_resolved_when_a_program_is_built(body: tuple[Statement, ...],
 
 
 def test_several_roles_are_refused() -> None:
-    with pytest.raises(ProgramError, match="one role"):
+    with pytest.raises(ProgramError, match="several roles, and no barriers"):
         emit(hand(roles=(Role("a", 96, (LOAD,)), Role("b", 96, (STORE,)))))
 
 

@@ -2,7 +2,7 @@
 
 An instruction names the levels it reads and writes, how its completion is observed, the unit it
 occupies and what it computes on NumPy arrays.  That is the declaration; the one rule in each walk
-is in ``codegen/lowering.py`` (code), ``search/work.py`` (time: by ``unit``),
+is in ``RULES`` of ``codegen/emit.py`` (code), ``search/work.py`` (time: by ``unit``),
 ``tinygpu/concurrency/erase.py`` (legality: by ``completion``) and ``tinygpu/interpret.py``
 (meaning: by ``completion`` and ``semantics``).
 
