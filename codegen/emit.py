@@ -112,7 +112,7 @@ class Emitter(Kernel):
         text.emit(f"mov.u32 {linear}, %ctaid.x")
         self.grid(linear)
         if len(program.roles) > 1:
-            raise ProgramError(f"program {program.name}: several roles, and no barriers between them")
+            raise ProgramError(f"program {program.name}: several roles, and no barriers")
         self.body(program.roles[0].body, Scope())
         text.emit("ret")
         directives = [f".maxntid {program.threads}, 1, 1"]

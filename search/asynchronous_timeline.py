@@ -42,7 +42,7 @@ from tinygpu.search import asynchronous
 from tinygpu.search.asynchronous import Agent, Node, Repeat
 from tinygpu.search.pipeline import Placed, Stages
 from tinygpu.search.recursion import Run, State
-from tinygpu.search.timeline import Event, Timeline, Use
+from tinygpu.search.spans import Span, StageUse, Timeline
 
 __all__ = ["follow"]
 
@@ -87,9 +87,9 @@ class _Recorder(Run):
     ) -> None:
         super().__init__(agents, share, ring, 1)
         self.depth = depth
-        self.events: list[Event] = []
+        self.events: list[Span] = []
         self.begins: list[tuple[str, float]] = []
-        self.uses: dict[int, Use] = {}
+        self.uses: dict[int, StageUse] = {}
         bodies = [(agent, tuple(_flat(agent.body))) for agent in agents]
         loads = [e for _, body in bodies for e in body if e.kind == "load"]
         self.filled = {load.barrier for load in loads}
@@ -115,7 +115,7 @@ class _Recorder(Run):
         order = [*first, "copy engine", *(f"stage {n}" for n in range(count)), "tensor cores"]
         self.order = {row: n for n, row in enumerate(dict.fromkeys([*order, *rows]))}
 
-    def ordered(self) -> tuple[Event, ...]:
+    def ordered(self) -> tuple[Span, ...]:
         """Return the record row by row."""
         for index in list(self.uses):
             self.close(index)
@@ -128,7 +128,7 @@ class _Recorder(Run):
         begin, until = _number(start), _number(end)
         there = until if ready is None else _number(ready)
         if until > begin or there > until:
-            self.events.append(Event(row, what, where, begin, until, there))
+            self.events.append(Span(row, what, where, begin, until, there))
 
     def of_lanes(
         self, state: State, what: str, where: str, start: tuple[Any, Any], end: tuple[Any, Any]
@@ -168,7 +168,7 @@ class _Recorder(Run):
                 self.close(index - self.depth[event.barrier])
                 landed = _number(self.fill) + _number(event.latency)
                 start = _number(before[0])
-                use = self.uses.setdefault(index, Use(where, start, landed))
+                use = self.uses.setdefault(index, StageUse(where, start, landed))
                 use.landed = max(use.landed, landed)
                 self.note(lane.rows[0], "issue loads", where, start, state.now)
                 busy = np.maximum(engine, state.now)
@@ -232,11 +232,11 @@ def _where(state: State, known: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={known[name]}" for name in names)
 
 
-def _later(use: Use, cycles: float, steps: int) -> Use:
+def _later(use: StageUse, cycles: float, steps: int) -> StageUse:
     """Return the use of the same stage some steps later."""
     loop, _, step = use.where.rpartition("=")
     times = (use.issued, use.landed, use.read, use.done)
-    return Use(f"{loop}={int(step) + steps}", *(time + cycles for time in times))
+    return StageUse(f"{loop}={int(step) + steps}", *(time + cycles for time in times))
 
 
 def _short(lane: _Lane) -> str:

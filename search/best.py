@@ -22,9 +22,11 @@ from tinygpu.batches import waits_at_mbarriers
 from tinygpu.concurrency.judge import Verdict, verdict
 from tinygpu.cores import cores
 from tinygpu.errors import IllegalScheduleError, ScheduleError, nearest
+from tinygpu.questions import require
 from tinygpu.schedule import Schedule
 from tinygpu.search.branch import Entry, Key, Progress, Search
-from tinygpu.search.cost import Breakdown, cost
+from tinygpu.search.breakdown import Breakdown
+from tinygpu.search.cost import cost
 from tinygpu.search.pair import UnshareableError, search_in_two
 from tinygpu.space import Space
 
@@ -86,9 +88,9 @@ def rank(
         with suppress(UnshareableError):  # one process can search it all
             both = search_in_two(space, k, spread, below, progress)
             if not both.legal:
-                space.require()
+                require(space)
             return _ranking(space, k, both.entries, both.legal, both.scored)
-    space.require()
+    require(space)
     search = Search(space, k, spread, below)
     search.start(exact=exact, progress=None if exact else progress)
     if exact:

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 
 from tinygpu.device import Device
 from tinygpu.program import Program
+from tinygpu.search.breakdown import Breakdown
 from tinygpu.search.causes import Cause, Place
-from tinygpu.search.cost import Breakdown, cost
+from tinygpu.search.cost import cost
 from tinygpu.search.pipeline import Stages
 
 __all__ = ["LIMITS", "Timed", "launched", "limits", "shares"]

@@ -29,7 +29,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tinygpu.search.cost import Breakdown, Features, combined, predict
+from tinygpu.search.breakdown import Breakdown
+from tinygpu.search.cost import Features, combined, predict
 from tinygpu.search.mends import KINDS
 from tinygpu.search.view import Kind, Node, PieceMend, View
 from tinygpu.search.work import Piece, Tree

@@ -36,15 +36,15 @@ import numpy as np
 
 from tinygpu.device import Device
 from tinygpu.program import Program, select
-from tinygpu.search.deferred import applied
+from tinygpu.search.breakdown import Breakdown, blend, resolved
 from tinygpu.search.fitted import FITTED
+from tinygpu.search.pipeline import Stages, predict_stages
 from tinygpu.search.traffic import Launch
 from tinygpu.search.work import WARP, Piece, Repeat, Tree, account, mapped
 
-__all__ = ["Breakdown", "Features", "combined", "cost", "features", "pace", "predict"]
+__all__ = ["Features", "combined", "cost", "features", "pace", "predict"]
 
 Numbers = Any
-RESOLUTION = 0.002  # of a time's logarithm: far below the model's error
 INSTRUCTION_BYTES = 16  # spec: since Volta
 
 
@@ -61,25 +61,6 @@ class Features:
         return replace(self, tree=mapped(self.tree, low, high), launch=launch)
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown:
-    """A predicted time in seconds and what it is made of.
-
-    ``parts`` are the seconds that each unit, the path, L2, DRAM, the launch and the clearing of
-    the output before it would take alone; the bottleneck is the largest.  ``floor`` is at most the
-    seconds, and monotone in each feature where they are not (None: they are).
-    """
-
-    seconds: Numbers
-    parts: Mapping[str, Numbers]
-    floor: Numbers | None = None
-
-    @property
-    def bottleneck(self) -> str:
-        """The name of the largest part (of one schedule)."""
-        return max(self.parts, key=lambda name: float(self.parts[name]))
-
-
 def cost(
     program: Program,
     sizes: Mapping[str, int],
@@ -89,8 +70,6 @@ def cost(
 ) -> Breakdown:
     """Predict the time of a program, of whose numbers ``of`` makes what to compute with."""
     if program.barriers:
-        from tinygpu.search.pipeline import Stages, predict_stages  # it needs this module
-
         return predict_stages(Stages.of(program, sizes, device).mapped(of))
     return predict(features(program, sizes, device).mapped(of, of))
 
@@ -136,22 +115,6 @@ def combined(parts: Mapping[str, Numbers]) -> Numbers:
     bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
     seconds = blend(bounds, FITTED["blend_power"])
     return resolved(seconds + parts["spills"] + parts["launch"] + parts["clear"])
-
-
-def resolved(seconds: Numbers) -> Numbers:
-    """Round up to the model's resolution: what it cannot tell apart is equal."""
-    return np.exp(np.ceil(np.log(seconds) / RESOLUTION) * RESOLUTION)
-
-
-def blend(parts: list[Numbers], power: float) -> Numbers:
-    """Return (sum of parts^power)^(1/power)."""
-    return applied(norm, power, *parts)
-
-
-def norm(power: float, *parts: Numbers) -> Numbers:
-    """Return (sum of parts^power)^(1/power); one function, for each part counts more than once."""
-    most = reduce(np.maximum, parts)
-    return most * sum((part / most) ** power for part in parts) ** (1 / power)
 
 
 def total_work(tree: Tree) -> dict[str, Numbers]:

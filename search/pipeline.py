@@ -43,7 +43,7 @@ import numpy as np
 from tinygpu.device import Device
 from tinygpu.program import Program, select
 from tinygpu.search.asynchronous import Agent, Event, Node, Repeat, agents
-from tinygpu.search.cost import Breakdown, blend, resolved
+from tinygpu.search.breakdown import Breakdown, blend, resolved
 from tinygpu.search.deferred import applied
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.fitted_pipeline import PIPELINE

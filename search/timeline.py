@@ -22,7 +22,6 @@ Source: ``docs/model.md``, section "Time"; the trace's form: "Trace Event Format
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,72 +29,13 @@ from typing import Any
 
 from tinygpu.device import Device
 from tinygpu.program import Do, Program
+from tinygpu.search.asynchronous_timeline import follow
 from tinygpu.search.cost import alone, features, pace, together, total_work
 from tinygpu.search.fitted import FITTED
+from tinygpu.search.spans import Span, StageUse, Timeline
 from tinygpu.search.work import WARP, Piece, Repeat
 
-__all__ = ["Event", "Timeline", "Use", "timeline", "trace"]
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One statement once: in cycles since the CTA began, on which row, in which iterations.
-
-    Its unit is busy from ``start_cycles`` to ``end_cycles``; its result is there at
-    ``ready_cycles``.  ``iteration`` names the loops around it, ``kt=1 kk=3``.
-    """
-
-    row: str
-    statement: str
-    iteration: str
-    start_cycles: float
-    end_cycles: float
-    ready_cycles: float
-
-    @property
-    def flies(self) -> bool:
-        """Whether it brings something from global memory that is on its way for a while."""
-        brings = ("global memory", "cp.async", "copy engine")
-        return self.row in brings and self.ready_cycles > self.end_cycles
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """What a CTA does at first; ``whole``: to its end, and not only the first iterations.
-
-    ``begins``: where each iteration of a loop that is not unrolled (with barriers: the first
-    product of each tile) begins, in cycles.
-    """
-
-    events: tuple[Event, ...]
-    begins: tuple[tuple[str, float], ...]
-    cycles: float
-    whole: bool
-
-    @property
-    def rows(self) -> tuple[str, ...]:
-        """The rows that occur, in order of first use."""
-        return tuple(dict.fromkeys(event.row for event in self.events))
-
-
-@dataclass(slots=True)
-class Use:
-    """One use of a ring's stage: filled from ``issued`` to ``landed``, read until ``done``."""
-
-    where: str = ""
-    issued: float = math.inf
-    landed: float = 0.0
-    read: float = math.inf
-    done: float = 0.0
-
-    def events(self, row: str) -> list[Event]:
-        """Return what the stage is, one after the other; what has no end yet is left out."""
-        spans = (
-            ("filling", self.issued, self.landed),
-            ("full", self.landed, self.read),
-            ("read", self.read, self.done),
-        )
-        return [Event(row, what, self.where, a, b, b) for what, a, b in spans if a < b < math.inf]
+__all__ = ["timeline", "trace"]
 
 
 def timeline(
@@ -107,8 +47,6 @@ def timeline(
     ProgramError for sizes that the term does not cover.
     """
     if program.barriers:
-        from tinygpu.search.asynchronous_timeline import follow  # which makes Timelines too
-
         return follow(program, sizes, device, tiles=iterations)
     walker = _Walker(iterations, -(-program.threads // WARP))
     walker.walk(features(program, sizes, device).tree, "")
@@ -156,9 +94,9 @@ def _row(piece: Piece) -> str:
     return piece.unit if piece.statement is not None else "loop"
 
 
-def _with_stages(walker: _Walker, values: Mapping[str, Any]) -> list[Event]:
+def _with_stages(walker: _Walker, values: Mapping[str, Any]) -> list[Span]:
     """Return the events, and after the first that fills a stage what each stage of a ring holds."""
-    uses: dict[tuple[int, int], Use] = {}
+    uses: dict[tuple[int, int], StageUse] = {}
     first = len(walker.events)
     for number, event in enumerate(walker.events, 1):
         if (do := walker.statements.get(event.statement)) is None:
@@ -169,7 +107,7 @@ def _with_stages(walker: _Walker, values: Mapping[str, Any]) -> list[Event]:
             if access.buffer.level != "smem" or access.buffer.stages == 1:
                 continue
             key = int(access.buffer.stages), int(access.index.evaluate(known))
-            use = uses.setdefault(key, Use(event.iteration))
+            use = uses.setdefault(key, StageUse(event.iteration))
             if access is do.write:
                 first = min(first, number)
                 use.issued = min(use.issued, event.start_cycles)
@@ -179,7 +117,7 @@ def _with_stages(walker: _Walker, values: Mapping[str, Any]) -> list[Event]:
                 use.read = min(use.read, event.start_cycles)
                 use.done = max(use.done, event.end_cycles)
     depths = {depth for depth, _ in uses}
-    stages: list[Event] = []
+    stages: list[Span] = []
     for depth, index in sorted(uses, key=lambda key: (key[0], key[1] % key[0], key[1])):
         name = f"stage {index % depth}"
         stages += uses[depth, index].events(f"{name} of {depth}" if len(depths) > 1 else name)
@@ -198,7 +136,7 @@ class _Walker:
     ready: dict[str, float] = field(default_factory=dict)
     flying: float = 0.0
     groups: list[float] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[Span] = field(default_factory=list)
     begins: list[tuple[str, float]] = field(default_factory=list)
     statements: dict[str, Do] = field(default_factory=dict)
     cut: bool = False
@@ -254,7 +192,7 @@ class _Walker:
         text = "loop" if piece.statement is None else str(piece.statement)
         if isinstance(piece.statement, Do):
             self.statements[text] = piece.statement
-        self.events.append(Event(_row(piece), text, where.strip(), start, end, ready))
+        self.events.append(Span(_row(piece), text, where.strip(), start, end, ready))
 
     def rolled(self, loop: Repeat, where: str) -> None:
         """Begin each iteration when the last one has issued; past ``iterations``, stop."""
@@ -271,7 +209,7 @@ class _Walker:
             self.walk(loop.body, here)
             self.warps = warps
             issued, self.last = self.last, self.last + FITTED["turn"]
-            self.events.append(Event("loop", "branch", here.strip(), issued, self.last, self.last))
+            self.events.append(Span("loop", "branch", here.strip(), issued, self.last, self.last))
             if not together(loop):
                 work = total_work(loop.body).values()
                 self.last = max(self.last, start + max(warps * float(c) for c in work))
@@ -309,8 +247,8 @@ class _Walker:
                     clock[name] = end + more
 
 
-def _later(event: Event, cycles: float, iteration: str) -> Event:
-    return Event(
+def _later(event: Span, cycles: float, iteration: str) -> Span:
+    return Span(
         event.row,
         event.statement,
         iteration,

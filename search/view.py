@@ -26,7 +26,8 @@ from typing import Any
 
 from tinygpu.device import Device
 from tinygpu.program import Program
-from tinygpu.search.cost import Breakdown, Features, features, predict
+from tinygpu.search.breakdown import Breakdown
+from tinygpu.search.cost import Features, features, predict
 from tinygpu.search.work import Piece, Tree
 
 __all__ = ["Kind", "LaunchMend", "Node", "PieceMend", "View", "duration"]

@@ -23,7 +23,8 @@ from tinygpu.program import Program
 from tinygpu.search import asynchronous_timeline
 from tinygpu.search.pipeline import Placed, Stages
 from tinygpu.search.recursion import Recursion, numbers
-from tinygpu.search.timeline import Timeline, timeline, trace
+from tinygpu.search.spans import Timeline
+from tinygpu.search.timeline import timeline, trace
 
 H200 = load_device("h200")
 CHIPS = {"hopper": (STARTS, H200), "blackwell": (POINTS, load_device("b200"))}

@@ -20,6 +20,7 @@ from tinygpu.program import Access, Program
 from tinygpu.questions import prove
 from tinygpu.reach import Case, Place
 from tinygpu.schedule import Schedule
+from tinygpu.questions import why_empty
 from tinygpu.space import Space
 
 SMALL = {"m": 200, "n": 136, "k": 72}
@@ -92,7 +93,7 @@ def test_an_empty_space_names_its_law(
 ) -> None:
     problem = Problem.of(operation, **sizes)
     space = Space(Hopper(), problem, load_device(device), fixed=fixed)
-    assert space.explain_empty().endswith(f" keeps {why}")
+    assert why_empty(space).endswith(f" keeps {why}")
 
 
 def test_a_proof_and_the_tables_agree() -> None:

@@ -23,6 +23,7 @@ from tinygpu.operation import Problem, matmul
 from tinygpu.program import Access, Affine, Do, For, Immediate, Program, Role, registers
 from tinygpu.schedule import Schedule
 from tinygpu.signature import numbers_of
+from tinygpu.questions import require, why_empty
 from tinygpu.space import Space
 
 H200 = load_device("h200")
@@ -121,15 +122,15 @@ def test_an_empty_space_says_why_with_no_more_than_is_to_blame() -> None:
     fixed = {**TUNED, "tile_m": 256, "tile_n": 256, "thread_m": 1, "raster": (1, 2)}
     space = Space(Simt(), LARGE, H200, fixed=fixed)
     assert space.count() == 0
-    why = space.explain_empty()
+    why = why_empty(space)
     assert "threads" in why or "warps_m" in why or "chunks" in why
     assert "raster" not in why
     assert "pad_a" not in why
     with pytest.raises(IllegalScheduleError, match="no schedule of simt"):
-        space.require()
-    assert Space(Simt(), LARGE, H200, fixed=TUNED).explain_empty() == ""
+        require(space)
+    assert why_empty(Space(Simt(), LARGE, H200, fixed=TUNED)) == ""
     crowded = Space(Simt(), LARGE, H200, fixed={"tile_m": 256, "tile_n": 256, "thread_m": 1})
-    assert crowded.explain_empty() == (
+    assert why_empty(crowded) == (
         "with tile_m = 256, tile_n = 256, thread_m = 1 no schedule of simt for matmul at "
         "m = 4096, n = 4096, k = 4096 on h200 keeps threads"
     )

@@ -18,7 +18,8 @@ from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import matmul
 from tinygpu.program import Program
 from tinygpu.search.cost import features, path
-from tinygpu.search.timeline import Timeline, timeline, trace
+from tinygpu.search.spans import Timeline
+from tinygpu.search.timeline import timeline, trace
 
 H200 = load_device("h200")
 RING = {**LADDER["multi-stage"], "pipeline": "cp.async", "stages": 3, "a_layout": "mk"}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tinygpu.machine import Choice, Machine
     from tinygpu.machines import MACHINES
     from tinygpu.operation import Operation, Problem, elementwise, matmul
-    from tinygpu.questions import ask, prove
+    from tinygpu.questions import ask, prove, why_empty
     from tinygpu.schedule import Schedule
     from tinygpu.space import Space
 
@@ -42,6 +42,7 @@ __all__ = [
     "matmul",
     "prove",
     "require_legal",
+    "why_empty",
 ]
 
 _HOMES = {
@@ -61,6 +62,7 @@ _HOMES = {
     "matmul": "operation",
     "prove": "questions",
     "require_legal": "laws",
+    "why_empty": "questions",
 }
 
 

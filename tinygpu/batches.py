@@ -15,14 +15,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.concurrency.judge import verdict
+from tinygpu.counting import Sums
+from tinygpu.device import Device
+from tinygpu.errors import ScheduleError, nearest
 from tinygpu.laws import LAWS, Places, check_schedule, judged
-from tinygpu.machine import Chosen, Value
+from tinygpu.machine import Chosen, Machine, Value
+from tinygpu.operation import Problem
 from tinygpu.program import (
     Arrive,
     Commit,
@@ -42,10 +47,7 @@ from tinygpu.schedule import Schedule
 from tinygpu.sharing import Memo, narrowed, share
 from tinygpu.signature import numbers_of
 
-if TYPE_CHECKING:
-    from tinygpu.space import Space
-
-__all__ = ["Batch", "Builder", "Table", "waits_at_mbarriers"]
+__all__ = ["Batch", "Builder", "Choices", "Table", "waits_at_mbarriers"]
 
 _AT_ONCE = ("at_once", "scoreboard", "barrier", "commit_group")
 _PROBES = 64
@@ -117,10 +119,39 @@ class Batch:
     count: int
 
 
+class Choices:
+    """The product of a machine's decisions, for a problem on a device; some are fixed."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        problem: Problem,
+        device: Device,
+        *,
+        fixed: Mapping[str, Value | tuple[Value, ...]] | None = None,
+    ) -> None:
+        """Narrow the decisions; the batches are built on first use."""
+        machine.check(problem.operation)
+        self.machine, self.problem, self.device = machine, problem, device
+        self.fixed = dict(fixed or {})
+        self.values = _narrowed(machine, self.fixed)
+        decisions = machine.decisions()
+        self.structural = tuple(
+            n for n, c in decisions.items() if c.structural or not machine.numeric
+        )
+        self.axes = tuple(n for n in decisions if n not in self.structural)
+        self.sums = Sums(tuple(len(self.values[n]) for n in self.axes))
+
+    @property
+    def raw(self) -> int:
+        """How many schedules there are, legal or not."""
+        return prod(len(v) for v in self.values.values())
+
+
 class Builder:
     """What the batches of a space have in common while they are built."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Choices) -> None:
         """Make the arrays of the space's numeric decisions."""
         self.space = space
         self.memo: Memo = {}
@@ -288,3 +319,24 @@ class Builder:
         for name, choices, i in zip(space.axes, self.values, point, strict=True):
             values[name] = choices[int(i)]
         return verdict(space.machine.term(space.problem.operation, Chosen(values))).legal
+
+
+def _narrowed(
+    machine: Machine, fixed: Mapping[str, Value | tuple[Value, ...]]
+) -> dict[str, tuple[Value, ...]]:
+    """Return the values that each decision may take."""
+    decisions = machine.decisions()
+    values = {n: c.values for n, c in decisions.items()}
+    for name, given in fixed.items():
+        if name not in decisions:
+            raise ScheduleError(
+                f"decision {name}: not one of {machine.name}'s; {nearest(name, decisions)}"
+            )
+        every = given if isinstance(given, tuple) else (given,)
+        if not every:
+            known = ", ".join(map(str, values[name]))
+            raise ScheduleError(f"decision {name}: fixed to no value; give one or more of {known}")
+        for value in every:
+            decisions[name].require(value)
+        values[name] = tuple(dict.fromkeys(every))  # one that is given twice is counted once
+    return values

@@ -496,9 +496,43 @@ class Program:
         return tuple(axis.extent.evaluate(values) for axis in self.grid)
 
     def __str__(self) -> str:
-        from tinygpu.listing import listing  # which reads programs
+        lines = [f"program {self.name}: {self.operation}"]
+        lines += [f"  {b}" for b in (*self.buffers, *self.barriers)]
+        lines += [f"  {name} = {expression}" for name, expression in self.parameters]
+        axes = " x ".join(f"{a.var} < {a.extent}" for a in self.grid)
+        how = ", persistent" * bool(self.persistent) + ", early" * bool(self.early)
+        lines.append(f"  grid {axes}, raster {self.raster}{how}")
+        if self.cluster:
+            lines.append("  cluster " + " x ".join(f"{v} < {n}" for v, n in self.cluster))
+        for role in self.roles:
+            copies = f" x {role.copies} ({role.copy})" if role.copy else ""
+            regs = f", {role.registers} registers each" if role.copy and role.registers else ""
+            lines.append(f"  {role.name}: {role.threads} threads{copies}{regs}")
+            lines += _show(role.body, "    ")
+        return "\n".join(lines)
 
-        return listing(self)
+
+def _show(body: tuple[Statement, ...], indent: str) -> list[str]:
+    lines: list[str] = []
+    for statement in body:
+        match statement:
+            case For(name, trips, inner, unrolled, start):
+                how = " (unrolled)" if unrolled else ""
+                lines.append(f"{indent}for {name} in {start}..{trips}{how}:")
+                lines += _show(inner, indent + "  ")
+            case ForTile(tile, _, inner, start, step):
+                each = "" if str(start) == "0" and str(step) == "1" else f" from {start} by {step}"
+                lines.append(f"{indent}for each tile {tile}{each}:")
+                lines += _show(inner, indent + "  ")
+            case When(index, bound, inner):
+                lines.append(f"{indent}when {index} < {bound}:")
+                lines += _show(inner, indent + "  ")
+            case Elect(inner):
+                lines.append(f"{indent}one thread:")
+                lines += _show(inner, indent + "  ")
+            case _:
+                lines.append(f"{indent}{statement}")
+    return lines
 
 
 def _difference(declared: Buffer | Barrier, used: Buffer | Barrier) -> str:

@@ -30,6 +30,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from tinygpu.errors import IllegalScheduleError
 from tinygpu.laws import LAWS, check_schedule, named
 from tinygpu.machine import Value
 from tinygpu.quantities import named_values
@@ -39,7 +40,7 @@ from tinygpu.solve import RESOURCES, Member, Solver
 from tinygpu.space import Space
 from tinygpu.wishes import Wish, denied, wishes
 
-__all__ = ["Answer", "Reason", "ask", "prove"]
+__all__ = ["Answer", "Reason", "ask", "prove", "require", "why_empty"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def prove(space: Space, claim: str, *, resources: int = RESOURCES) -> Answer:
     against = denied(wishes(claim, space.machine, space.problem))
     found = _asked(space, " ".join(claim.split()), (against,), resources)
     if found.outcome == "excluded":
-        space.require()
+        require(space)
         reasons = tuple(reason for reason in found.reasons if reason.kind != "wish")
         return replace(
             found,
@@ -211,3 +212,24 @@ def _reason(solver: Solver, member: Member, core: tuple[Member, ...]) -> Reason:
                     example = broken.message if broken.message != law.sentence else ""
                     return Reason(kind, name, law.sentence, example, mend)
     return Reason(kind, name, law.sentence, mend=mend)
+
+
+def why_empty(space: Space) -> str:
+    """Say in a sentence which fixed decisions and laws, as few as may be, exclude everything.
+
+    Returns "" if the space is not empty.
+    """
+    return "" if space.count() else ask(space).sentence
+
+
+def require(space: Space) -> None:
+    """Raise IllegalScheduleError, which says why and the way out, if the space is empty."""
+    if space.count():
+        return
+    why, sentences = ask(space), {law.sentence for law in LAWS.values()}
+    ways = [
+        reason.mend if reason.text in sentences else f"{reason.text}: {reason.mend}"
+        for reason in why.reasons
+        if reason.kind == "law"
+    ]
+    raise IllegalScheduleError("; ".join([why.sentence, *ways]))

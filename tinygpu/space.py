@@ -25,61 +25,27 @@ Source: ``docs/model.md``, section "Spaces".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import product as choices_of
-from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.batches import Batch, Builder, Table, waits_at_mbarriers
-from tinygpu.counting import Sums
-from tinygpu.device import Device
-from tinygpu.errors import IllegalScheduleError, ScheduleError, nearest
-from tinygpu.laws import LAWS, check_schedule
-from tinygpu.machine import Chosen, Machine, Value
-from tinygpu.operation import Problem
+from tinygpu.batches import Batch, Builder, Choices, Table, waits_at_mbarriers
+from tinygpu.laws import check_schedule
+from tinygpu.machine import Chosen, Value
 from tinygpu.schedule import Schedule
-
-if TYPE_CHECKING:
-    from tinygpu.questions import Answer
 
 __all__ = ["Batch", "Space", "Table"]
 
 
-class Space:
+class Space(Choices):
     """The legal schedules of a machine for a problem on a device.
 
     ``fixed`` narrows decisions to one value or a tuple of values.  Raises ScheduleError for a
     decision or value that there is not, OperationError if the machine cannot do the operation.
     """
-
-    def __init__(
-        self,
-        machine: Machine,
-        problem: Problem,
-        device: Device,
-        *,
-        fixed: Mapping[str, Value | tuple[Value, ...]] | None = None,
-    ) -> None:
-        """Narrow the decisions; the batches are built on first use."""
-        machine.check(problem.operation)
-        self.machine, self.problem, self.device = machine, problem, device
-        self.fixed = dict(fixed or {})
-        self.values = _narrowed(machine, self.fixed)
-        decisions = machine.decisions()
-        self.structural = tuple(
-            n for n, c in decisions.items() if c.structural or not machine.numeric
-        )
-        self.axes = tuple(n for n in decisions if n not in self.structural)
-        self.sums = Sums(tuple(len(self.values[n]) for n in self.axes))
-
-    @property
-    def raw(self) -> int:
-        """How many schedules there are, legal or not."""
-        return prod(len(v) for v in self.values.values())
 
     def batches(self) -> tuple[Batch, ...]:
         """Return the structural choices that have legal schedules."""
@@ -177,31 +143,6 @@ class Space:
         left = any(waits_at_mbarriers(batch.program) for batch in self._batches if self.axes)
         return ("concurrency",) if left else ()
 
-    def require(self) -> None:
-        """Raise IllegalScheduleError, which says why and the way out, if the space is empty."""
-        if not self.count():
-            why = self._why_empty
-            sentences = {law.sentence for law in LAWS.values()}
-            ways = [
-                reason.mend if reason.text in sentences else f"{reason.text}: {reason.mend}"
-                for reason in why.reasons
-                if reason.kind == "law"
-            ]
-            raise IllegalScheduleError("; ".join([why.sentence, *ways]))
-
-    def explain_empty(self) -> str:
-        """Say in a sentence which fixed decisions and laws, as few as may be, exclude everything.
-
-        Returns "" if the space is not empty.
-        """
-        return "" if self.count() else self._why_empty.sentence
-
-    @cached_property
-    def _why_empty(self) -> Answer:
-        from tinygpu.questions import ask  # which asks about spaces
-
-        return ask(self)
-
     def __str__(self) -> str:
         sizes = ", ".join(f"{a} = {n}" for a, n in self.problem.sizes.items())
         what = f"{self.problem.operation.name} at {sizes}"
@@ -231,24 +172,3 @@ class Space:
                     found.append(batch)
         builder.memo.clear()  # what only the laws asked for: a third of a gigabyte
         return tuple(found)
-
-
-def _narrowed(
-    machine: Machine, fixed: Mapping[str, Value | tuple[Value, ...]]
-) -> dict[str, tuple[Value, ...]]:
-    """Return the values that each decision may take."""
-    decisions = machine.decisions()
-    values = {n: c.values for n, c in decisions.items()}
-    for name, given in fixed.items():
-        if name not in decisions:
-            raise ScheduleError(
-                f"decision {name}: not one of {machine.name}'s; {nearest(name, decisions)}"
-            )
-        every = given if isinstance(given, tuple) else (given,)
-        if not every:
-            known = ", ".join(map(str, values[name]))
-            raise ScheduleError(f"decision {name}: fixed to no value; give one or more of {known}")
-        for value in every:
-            decisions[name].require(value)
-        values[name] = tuple(dict.fromkeys(every))  # one that is given twice is counted once
-    return values

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tinygpu.measurement import Measurement
     from tinygpu.program import Program
     from tinygpu.search.explain import Explanation
-    from tinygpu.search.timeline import Timeline
+    from tinygpu.search.spans import Timeline
 
 __all__ = ["Section", "report_html", "section_tree"]
 

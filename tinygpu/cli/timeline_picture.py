@@ -23,7 +23,7 @@ from tinygpu.cli.pictures import columns_of
 
 if TYPE_CHECKING:
     from tinygpu.device import Device
-    from tinygpu.search.timeline import Event, Timeline
+    from tinygpu.search.spans import Span, Timeline
 
 __all__ = ["asynchronous_figure", "timeline_figure"]
 
@@ -143,7 +143,7 @@ class _Bars:
         look = {"linewidth": 0.4 * (width > 6 * self.least), "zorder": 2, **look}
         self.spans[y, height, tuple(look.items())].append((start, width))
 
-    def stage(self, y: float, event: Event, colour: str) -> None:
+    def stage(self, y: float, event: Span, colour: str) -> None:
         """Note what a stage of the ring is: hatched while filled, pale while full, then read."""
         look: dict[str, Any] = {"height": 0.74, "color": colour, "linewidth": 0}
         if event.statement == "filling":
@@ -203,9 +203,9 @@ def _finished(figure: Figure, handles: list[Artist], title: str, *, device: Devi
     return figure
 
 
-def _joined(events: Sequence[Event], gap_cycles: float) -> list[Event]:
+def _joined(events: Sequence[Span], gap_cycles: float) -> list[Span]:
     """Join bars of one kind, tile and row that would look like one."""
-    found: list[Event] = []
+    found: list[Span] = []
     latest: dict[tuple[str, str, int], int] = {}
     for event in events:
         key = event.row, event.statement, _tile(event)
@@ -231,20 +231,20 @@ def _first(line: Timeline) -> float:
     return freed[rounds - 1] + (_ROUNDS - rounds) * (freed[rounds] - freed[rounds - 1])
 
 
-def _tile(event: Event) -> int:
+def _tile(event: Span) -> int:
     first = event.iteration.partition(" ")[0].partition("=")[2]
     return int(first) if first else 0
 
 
-def _kind(event: Event) -> str:
+def _kind(event: Span) -> str:
     return "more" if event.statement.endswith("more steps") else event.statement.partition(" ")[0]
 
 
-def _of_stage(event: Event) -> bool:
+def _of_stage(event: Span) -> bool:
     return event.statement in ("filling", "full", "read")
 
 
-def _looks(events: Sequence[Event]) -> dict[str, dict[str, Any]]:
+def _looks(events: Sequence[Span]) -> dict[str, dict[str, Any]]:
     """Return how each statement looks: its unit's colour, by turns paler, then hatched."""
     looks: dict[str, dict[str, Any]] = {}
     met: dict[str, int] = defaultdict(int)
