@@ -11,7 +11,7 @@ sizes and seeds.  What the interpreter makes fail must not be legal.
     missed        the interpreter makes it fail, or refuses it, and every law holds: one is wrong
     false alarm   a law says no, or unproved, and no seed makes it fail
 
-It writes ``families.json``, a row for each term, and goes on where it was cut off.
+It writes ``families.json``, a row for each family of a term, and goes on where it was cut off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from tinygpu.operation import matmul
 from tinygpu.program import Program
 from tinygpu.reach import Case
 
-__all__ = ["OUTCOMES", "TERMS", "broken", "main", "outcome", "row_of"]
+__all__ = ["OUTCOMES", "TERMS", "broken", "changed", "main", "outcome", "row_of"]
 
 Sizes = Mapping[str, int]
 OUTCOMES = ("rejected", "illegal", "legal", "missed", "false alarm")
@@ -128,42 +128,38 @@ def outcome(
     return "false alarm", law, ""
 
 
-def _mutants(name: str, program: Program) -> Iterator[tuple[str, str, Callable[[], Program]]]:
-    """Yield the mutants that are taken of a term."""
+def changed(name: str) -> dict[str, list[tuple[str, Callable[[], Program]]]]:
+    """Return a term's mutants that are taken, and itself, by family."""
+    program = TERMS[name][0]()
     every: dict[str, list[tuple[str, Callable[[], Program]]]] = {}
     for family, text, make in family_mutants.mutants(program):
         every.setdefault(family, []).append((text, make))
+    found = {"itself": [("", TERMS[name][0])]}
     for family, changes in every.items():
         drawn = random.Random(f"{name} {family}").sample(changes, min(EACH, len(changes)))
-        for text, make in drawn:
-            yield family, text, make
+        found[family] = drawn
     number = np.random.default_rng(len(name))
     for text, change in MEANING.items():
         other = change(program, number)
         if other is not None and other != program:
-            yield "meaning", text, partial(replace, other)
+            found.setdefault("meaning", []).append((text, partial(replace, other)))
+    return found
 
 
-def row_of(name: str) -> dict[str, Any]:
-    """Ask a term and its mutants; return the counts by family, and what was missed or alarmed."""
-    make, device, sizes = TERMS[name]
-    program = make()
-    families: dict[str, Counter[str]] = {}
+def row_of(name: str, family: str) -> dict[str, Any]:
+    """Ask a family of a term; return counts, and what was missed or alarmed."""
+    _, device, sizes = TERMS[name]
+    count: Counter[str] = Counter()
     told: dict[str, list[str]] = {"missed": [], "false alarm": []}
     alarms: Counter[str] = Counter()
-    every: list[tuple[str, str, Callable[[], Program]]] = [("itself", "", make)]
-    every += _mutants(name, program)
-    for family, text, mutant in every:
+    for text, mutant in changed(name)[family]:
         word, law, found = outcome(mutant, sizes, device)
-        families.setdefault(family, Counter())[word] += 1
+        count[word] += 1
         if word in told:
-            told[word].append(f"{family}: {text}: {law or found}")
+            told[word].append(f"{text}: {law or found}")
         if word == "false alarm":
-            alarms[f"{family}: {law}"] += 1
-    return {
-        "term": name, "families": {f: dict(c) for f, c in families.items()},
-        "alarms": dict(alarms), **told,
-    }  # fmt: skip
+            alarms[law] += 1
+    return {"term": name, "family": family, "counts": dict(count), "alarms": dict(alarms), **told}
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -171,12 +167,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     families: dict[str, Counter[str]] = {}
     alarms: Counter[str] = Counter()
     for row in rows:
-        for family, counts in row["families"].items():
-            families.setdefault(family, Counter()).update(counts)
-        alarms.update(row["alarms"])
+        families.setdefault(row["family"], Counter()).update(row["counts"])
+        alarms.update({f"{row['family']}: {law}": n for law, n in row["alarms"].items()})
     total = sum(families.values(), Counter[str]())
     return {
-        "terms": len(rows),
+        "terms": len({row["term"] for row in rows}),
         "mutants": total.total(),
         **{word: total[word] for word in OUTCOMES},
         "by_family": {f: {w: c[w] for w in OUTCOMES if c[w]} for f, c in sorted(families.items())},
@@ -193,10 +188,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = provenance(" ".join(("python -m benchmarks.families", *(arguments or sys.argv[1:]))))
     path = given.out / "families.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    wanted = [name for name in TERMS if name not in {row["term"] for row in rows}]
-    for row in each_done(row_of, [(name,) for name in wanted], given.jobs, f"{len(wanted)} terms"):
+    known = {(row["term"], row["family"]) for row in rows}
+    each = [(name, family) for name in TERMS for family in changed(name)]
+    wanted = [one for one in each if one not in known]
+    for row in each_done(row_of, wanted, given.jobs, f"{len(wanted)} families of terms"):
         rows.append({**row, "commit": record["commit"], "date": record["date"]})
-        rows.sort(key=lambda row: list(TERMS).index(row["term"]))
+        rows.sort(key=lambda row: each.index((row["term"], row["family"])))
         write_tree(path, {"provenance": record, "summary": summary(rows), "rows": rows})
     found = summary(rows)
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
