@@ -34,6 +34,7 @@ __all__ = ["Row", "diagnose", "how_to_install"]
 _PACKAGES = ("numpy", "ml_dtypes", "networkx", "matplotlib", "rich", "typer", "z3-solver")
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _PTXAS_OLDEST = (13, 0)  # spec: the first that takes PTX 9.0
+_PTXAS_WAITS = (13, 5)  # measured: docs/decisions.md, "ptxas 13.0.88 drops a wait"
 _DRIVER_OLDEST = 580  # spec: CUDA 13's compatibility table, the branch that came with CUDA 13.0
 
 
@@ -113,6 +114,8 @@ def _ptxas() -> Row:
     where = f"{found} ({path})"
     if tuple(map(int, found.split(".")[:2])) < _PTXAS_OLDEST:
         return Row("ptxas", where, "13.0 or newer, which takes PTX 9.0", how)
+    if tuple(map(int, found.split(".")[:2])) < _PTXAS_WAITS:
+        where += "; 13.0.88 drops a wait in few kernels, 13.5.37 does not"
     return Row("ptxas", where)
 
 

@@ -78,4 +78,4 @@ def test_a_summary_counts_by_family() -> None:
     told = families.summary([guard, loop, guard, loop])
     assert (told["mutants"], told["missed"], told["illegal"]) == (12, 2, 6)
     assert told["by_family"]["guard"] == {"legal": 4, "missed": 2}
-    assert told["alarms"] == {"guard: concurrency": 4}
+    assert told["alarms"] == {"guard: concurrency": 2}

@@ -48,6 +48,9 @@ def test_no_ptxas_and_old_ptxas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "13.0" in rows()["ptxas"].missing
     monkeypatch.setattr(doctor, "ptxas_version", lambda _: "13.0.0")
     assert rows()["ptxas"].ok
+    assert "drops a wait" in rows()["ptxas"].found
+    monkeypatch.setattr(doctor, "ptxas_version", lambda _: "13.5.37")
+    assert "drops a wait" not in rows()["ptxas"].found
 
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
