@@ -79,3 +79,11 @@ def test_a_summary_counts_by_family() -> None:
     assert (told["mutants"], told["missed"], told["illegal"]) == (12, 2, 6)
     assert told["by_family"]["guard"] == {"legal": 4, "missed": 2}
     assert told["alarms"] == {"guard: concurrency": 2}
+
+
+def test_a_fragment_in_too_few_cells_is_an_error_of_the_term() -> None:
+    """Not an exception of NumPy, whatever the laws say of it."""
+    make = dict(families.changed("hopper plain")["storage"])["sums a cell less"]
+    word, law, found = families.outcome(make, ({"m": 128, "n": 64, "k": 64},), "h200")
+    assert (word, law) == ("illegal", "storage")
+    assert "has no cell 4095" in found

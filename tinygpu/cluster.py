@@ -201,6 +201,11 @@ def _owners(buffer: Buffer) -> Integers:
     rows, columns = FRAGMENTS[buffer.fragment].places(shape)
     owner = np.full(int(buffer.stage_elements), -1)
     cells = np.asarray(buffer.layout((rows, columns)))
+    if int(cells.max()) >= len(owner):
+        raise ProgramError(
+            f"{buffer.name}: a stage of {len(owner)} cells has no cell {int(cells.max())}; "
+            "give it as many as its layout reaches"
+        )
     owner[cells] = np.arange(len(rows))[:, None]
     return owner
 
