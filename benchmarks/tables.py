@@ -394,11 +394,15 @@ def _slow() -> str:
 
 def _agreement() -> str:
     """Return how often two judges of a kernel were compared, and disagreed."""
-    fuzz = [(name, _tree(name)["summary"]) for name in ("fuzz", "simt_fuzz")]
-    rows: list[Sequence[object]] = [
-        (f"a GPU, float64 (`{name}.json`)", "random legal schedules", s["schedules"], s["wrong"])
-        for name, s in fuzz
-    ]
+    fuzz = {
+        "fuzz": "random legal schedules",
+        "fuzz_ptxas": "two problems of them, by ptxas 13.5.37",
+        "simt_fuzz": "random legal schedules of `simt`",
+    }
+    rows: list[Sequence[object]] = []
+    for name, what in fuzz.items():
+        s = _tree(name)["summary"]
+        rows.append((f"a GPU, float64 (`{name}.json`)", what, s["schedules"], s["wrong"]))
     judges = "PTX interpreter, GPU (`interpreter_agreement.json`)"
     for machine, s in _tree("interpreter_agreement")["summary"].items():
         rows.append((judges, f"random schedules of `{machine}`", s["cases"], s["disagree"]))
@@ -407,6 +411,9 @@ def _agreement() -> str:
         told = told.get("rows", told)
         judges = f"judge, term interpreter (`{name}.json`)"
         rows.append((judges, "programs and mutants", told["programs"], told["missed"]))
+    told = json.loads((FOLDER.parent / "families.json").read_text(encoding="utf-8"))["summary"]
+    judges = "all laws, term interpreter (`families.json`)"
+    rows.append((judges, "mutants by family of fault", told["mutants"], told["missed"]))
     return _markdown(("judges", "cases", "#how many", "#disagreements"), rows)
 
 
