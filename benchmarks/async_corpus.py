@@ -36,7 +36,7 @@ from benchmarks.peers import FOLDER, write_tree
 from tests.async_mutants import moved, mutants
 from tests.async_protocols import TILE, by_hand
 from tinygpu.codegen.provenance import provenance
-from tinygpu.concurrency.cutoff import Run
+from tinygpu.concurrency.cutoff import Witness
 from tinygpu.concurrency.judge import verdict_at
 from tinygpu.errors import TinyGpuError
 from tinygpu.interpret import check
@@ -200,7 +200,7 @@ def judge(case: Case, number: int) -> tuple[Outcome, str]:
     program = case.program
     try:
         once = tuple((name, trips) for name, _ in program.parameters)
-        rejected = verdict_at(program, Run((once,) * tiles if program.persistent else (), once))
+        rejected = verdict_at(program, Witness((once,) * tiles if program.persistent else (), once))
         counted = rejected is not None and rejected.kind == "balance"  # so at every seed
         failed: set[str] = set()
         for seed in case.seeds if rejected is None else SEEDS if counted else MANY:

@@ -25,7 +25,7 @@ from tinygpu.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
-from tinygpu.search.scorer import Scorer, Shared
+from tinygpu.search.scorer import Scorer, SharedScores
 from tinygpu.space import Space
 
 __all__ = ["main", "rates"]
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str], words: IO[str]) -> None:
     scorers: list[Scorer] = []
     _say()
     words.readline()
-    shared = Shared(space)
+    shared = SharedScores(space)
     scorers += [Scorer(batch, space, shared) for batch, _ in drawn]
     for last in (False, True):
         for scorer, (_, points) in zip(scorers, drawn, strict=True):

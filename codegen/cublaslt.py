@@ -41,7 +41,7 @@ from tinygpu.codegen.launch import gpu
 from tinygpu.errors import LaunchError, OperationError
 from tinygpu.operation import ACC, Operation, Problem, matmul
 
-__all__ = ["MOST", "Matrix", "Result", "library", "peers", "view"]
+__all__ = ["MOST", "HeuristicResult", "Matrix", "library", "peers", "view"]
 
 MOST = 32
 WORKSPACE_BYTES = 64 << 20
@@ -59,7 +59,7 @@ _MAX_WORKSPACE = 1  # spec: CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 Run = Callable[[], Any]
 
 
-class Result(ctypes.Structure):
+class HeuristicResult(ctypes.Structure):
     """``cublasLtMatmulHeuristicResult_t``: an algorithm and the workspace that it needs."""
 
     _fields_ = (
@@ -153,12 +153,12 @@ def _made(name: str, *arguments: Any) -> c_void_p:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CublasLtPlan:
     """A problem's descriptors, and its algorithms in the order of the heuristic."""
 
     descriptor: c_void_p
     layouts: tuple[c_void_p, ...]
-    algorithms: tuple[Result, ...]
+    algorithms: tuple[HeuristicResult, ...]
 
 
 def descriptors(problem: Problem) -> tuple[c_void_p, tuple[c_void_p, ...], c_void_p]:
@@ -205,10 +205,10 @@ def _set(kind: str, handle: c_void_p, number: int, held: Any) -> None:
 
 
 @functools.cache
-def plan(problem: Problem) -> Plan:
+def plan(problem: Problem) -> CublasLtPlan:
     """Ask the heuristic.  Raises LaunchError where cuBLASLt refuses or there is no GPU."""
     descriptor, layouts, preference = descriptors(problem)
-    found, returned = (Result * MOST)(), c_int()
+    found, returned = (HeuristicResult * MOST)(), c_int()
     _call(
         "cublasLtMatmulAlgoGetHeuristic",
         _handle(),
@@ -220,7 +220,7 @@ def plan(problem: Problem) -> Plan:
         byref(returned),
     )
     good = tuple(r for r in found[: returned.value] if r.state == 0)
-    return Plan(descriptor, layouts, good)
+    return CublasLtPlan(descriptor, layouts, good)
 
 
 @functools.cache

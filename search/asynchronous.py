@@ -64,7 +64,7 @@ from tinygpu.search.lines import sectors_of_warp, share_inside
 from tinygpu.search.shared import home_cycles, smem_width, touches_smem
 from tinygpu.search.tcgen05 import copy_cycles, product_cycles, row_sectors, transfer_cycles
 
-__all__ = ["Agent", "Event", "Guard", "Node", "Repeat", "agents", "mapped"]
+__all__ = ["Event", "Guard", "Node", "TimedAgent", "TimedLoop", "agents", "mapped"]
 
 Numbers = Any
 Kind = Literal["wait", "arrive", "load", "product", "commit", "group", "store", "work"]
@@ -88,7 +88,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class TimedLoop:
     """An unrolled loop.  ``signals``: there are barriers in it, so each iteration counts."""
 
     var: str
@@ -106,11 +106,11 @@ class Guard:
     body: tuple[Node, ...]
 
 
-Node = Event | Repeat | Guard
+Node = Event | TimedLoop | Guard
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class TimedAgent:
     """A role: the statements around and in its loop over steps, and which tiles are its own.
 
     ``together`` copies do the same at once, on a part of a tile each; with ``step`` above 1 the
@@ -130,7 +130,7 @@ class Agent:
     after: tuple[Node, ...]
 
 
-def agents(program: Program, device: Device, sizes: Mapping[str, int]) -> tuple[Agent, ...]:
+def agents(program: Program, device: Device, sizes: Mapping[str, int]) -> tuple[TimedAgent, ...]:
     """Return the agents of a program, those that load first: a step's loads come before its use.
 
     Raises ProgramError for a role of another form.
@@ -155,7 +155,7 @@ def _mapped(node: Node, of: Callable[[Numbers], Numbers]) -> Node:
                 latency=of(node.latency),
                 fetched_bytes=of(node.fetched_bytes),
             )
-        case Repeat():
+        case TimedLoop():
             return replace(node, trips=of(node.trips), body=mapped(node.body, of))
         case Guard():
             bound = node.bound if isinstance(node.bound, str) else of(node.bound)
@@ -180,7 +180,7 @@ class _Accountant:
         self.extents = dict(program.cluster)
         self.together: Numbers = role.copies
 
-    def agent(self) -> Agent:
+    def agent(self) -> TimedAgent:
         """Find the loop over tiles and the loop over steps."""
         tiles = _only(_opened(self.role.body), ForTile, self.role.name)
         inside = _opened(tiles.body)
@@ -190,7 +190,7 @@ class _Accountant:
         looping = (s for s, _ in walk(self.program) if isinstance(s, For))
         named = next((s.trips for s in looping if isinstance(s.trips, str)), "")
         if not any(isinstance(s, For) and not s.unrolled for s in inside):
-            return Agent(  # it rests while others take steps
+            return TimedAgent(  # it rests while others take steps
                 self.role.name, tiles.tile, tiles.turn, self.role.copy, "", named,
                 self.together, tiles.step if in_turn else 1, (), (), self.tree(inside),
             )  # fmt: skip
@@ -201,7 +201,7 @@ class _Accountant:
                 "model follows a loop to a parameter, as trips is"
             )
         at = inside.index(steps)
-        return Agent(
+        return TimedAgent(
             self.role.name, tiles.tile, tiles.turn, self.role.copy, steps.var, steps.trips,
             self.together, tiles.step if in_turn else 1,
             self.tree(inside[:at]), self.tree(_opened(steps.body), rolled=True),
@@ -220,12 +220,12 @@ class _Accountant:
                     told = tuple(n for n in nodes if isinstance(n, Guard))
                     if told and len(told) < len(nodes):  # what some iteration tells, after all
                         done = tuple(n for n in nodes if not isinstance(n, Guard))
-                        found.append(Repeat(name, count, done, False))
+                        found.append(TimedLoop(name, count, done, False))
                         found += (e for g in told for e in g.body)
                     elif rolled and len(nodes) == 1 and isinstance(nodes[0], Event):
                         found.append(_times(nodes[0], count))
                     else:
-                        found.append(Repeat(name, count, nodes, _signals(nodes)))
+                        found.append(TimedLoop(name, count, nodes, _signals(nodes)))
                 case When(Affine(_, ((rank, _),)), _, inner) if rank in self.extents:
                     found += self.tree(inner)  # what takes some CTAs of the cluster their time
                 case When(index, bound, inner):
@@ -393,7 +393,7 @@ def _loads(nodes: tuple[Node, ...]) -> bool:
 
 def _signals(nodes: tuple[Node, ...]) -> bool:
     return any(
-        _signals(n.body) if isinstance(n, Repeat) else isinstance(n, Guard) or bool(n.barrier)
+        _signals(n.body) if isinstance(n, TimedLoop) else isinstance(n, Guard) or bool(n.barrier)
         for n in nodes
     )
 

@@ -39,9 +39,9 @@ from numpy.typing import NDArray
 from tinygpu.device import Device
 from tinygpu.program import Program
 from tinygpu.search import asynchronous
-from tinygpu.search.asynchronous import Agent, Node, Repeat
+from tinygpu.search.asynchronous import Node, TimedAgent, TimedLoop
 from tinygpu.search.pipeline import Placed, Stages
-from tinygpu.search.recursion import Run, State
+from tinygpu.search.recursion import CopyState, Following
 from tinygpu.search.spans import Span, StageUse, Timeline
 
 __all__ = ["follow"]
@@ -79,11 +79,11 @@ class _Lane:
     begun: int = -1
 
 
-class _Recorder(Run):
+class _Recorder(Following):
     """The recursion for one CTA, with a record."""
 
     def __init__(
-        self, agents: tuple[Agent, ...], share: Any, ring: Any, depth: Mapping[str, int]
+        self, agents: tuple[TimedAgent, ...], share: Any, ring: Any, depth: Mapping[str, int]
     ) -> None:
         super().__init__(agents, share, ring, 1)
         self.depth = depth
@@ -131,7 +131,12 @@ class _Recorder(Run):
             self.events.append(Span(row, what, where, begin, until, there))
 
     def of_lanes(
-        self, state: State, what: str, where: str, start: tuple[Any, Any], end: tuple[Any, Any]
+        self,
+        state: CopyState,
+        what: str,
+        where: str,
+        start: tuple[Any, Any],
+        end: tuple[Any, Any],
     ) -> None:
         """Record what each copy does, between the clocks of the first and of the last."""
         rows = self.lanes[id(state)].rows
@@ -140,17 +145,17 @@ class _Recorder(Run):
             begin, until = (_number(a) + part * (_number(b) - _number(a)) for a, b in (start, end))
             self.note(row, what, where, begin, until)
 
-    def nodes(self, nodes: tuple[Node, ...], state: State, known: dict[str, Any]) -> None:
+    def nodes(self, nodes: tuple[Node, ...], state: CopyState, known: dict[str, Any]) -> None:
         """Follow statements in order; an unrolled loop without barriers is what stores a tile."""
         for node in nodes:
             before = state.now, state.last
             super().nodes((node,), state, known)
-            if isinstance(node, Repeat) and not node.signals:
+            if isinstance(node, TimedLoop) and not node.signals:
                 now = state.now, state.last
                 self.of_lanes(state, "epilogue", _where(state, known), before, now)
 
     def event(
-        self, event: asynchronous.Event, state: State, known: dict[str, Any], mask: Any
+        self, event: asynchronous.Event, state: CopyState, known: dict[str, Any], mask: Any
     ) -> None:
         """Follow one event and record it."""
         before, engine, cores = (state.now, state.last), self.tma, self.tensor
@@ -202,7 +207,7 @@ class _Recorder(Run):
             use.done = max(use.done, self.released(index))
         self.events += use.events(f"stage {index % max(self.depth[name] for name in self.filled)}")
 
-    def jump(self, states: list[State], seen: list[NDArray[np.float64]], more: Any) -> None:
+    def jump(self, states: list[CopyState], seen: list[NDArray[np.float64]], more: Any) -> None:
         """Go on for more steps, recorded as one bar a row; what holds a stage then holds it on."""
         if not _number(more):
             return
@@ -226,7 +231,7 @@ def _flat(nodes: tuple[Node, ...]) -> list[asynchronous.Event]:
     return found
 
 
-def _where(state: State, known: Mapping[str, Any]) -> str:
+def _where(state: CopyState, known: Mapping[str, Any]) -> str:
     agent = state.agent
     names = [agent.tile, *([agent.step_var] if agent.step_var in known else [])]
     return " ".join(f"{name}={known[name]}" for name in names)

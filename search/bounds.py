@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from tinygpu.device import Device
 from tinygpu.program import Program
 from tinygpu.search.breakdown import Breakdown
-from tinygpu.search.causes import Cause, Place
+from tinygpu.search.causes import Cause, CausePlace
 from tinygpu.search.cost import cost
 from tinygpu.search.pipeline import Stages
 
@@ -82,7 +82,7 @@ def limits(timed: Timed) -> tuple[Cause, ...]:
         if saves <= 0:
             continue
         here = ", ".join(f"{field} {value:.4g}" for field, value in values.items())
-        place = Place(device.name, here, "no limit", saves)
+        place = CausePlace(device.name, here, "no limit", saves)
         found.append(Cause(name, part, saves, saves, (place,)))
     return tuple(sorted(found, key=lambda cause: -cause.saves_seconds))
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.schedule import Schedule
-from tinygpu.search.scorer import Points, Scorer, Shared
+from tinygpu.search.scorer import Points, Scorer, SharedScores
 from tinygpu.space import Space
 
 __all__ = ["Entry", "Key", "News", "Progress", "Search"]
@@ -80,7 +80,7 @@ class Search:
         """
         space, found, rng = self.space, self.found, np.random.default_rng(0)
         with np.errstate(all="ignore"):
-            shared = Shared(space)
+            shared = SharedScores(space)
             promises = {}
             for batch in space.batches():
                 scorer = Scorer(batch, space, shared)

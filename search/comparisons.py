@@ -29,7 +29,7 @@ from tinygpu.machine import Machine, Value
 from tinygpu.operation import Problem
 from tinygpu.schedule import Schedule
 from tinygpu.search.explain import Comparison, outlined, seconds_of, walked
-from tinygpu.search.scorer import Scorer, Shared
+from tinygpu.search.scorer import Scorer, SharedScores
 from tinygpu.space import Space
 
 __all__ = ["comparisons"]
@@ -65,7 +65,7 @@ class _Scores:
             for name, choice in machine.decisions().items()
         }
         self.space = Space(machine, problem, device, fixed=occurring)
-        shared = Shared(self.space)
+        shared = SharedScores(self.space)
         self.scorers = {
             tuple(batch.structure.values()): Scorer(batch, self.space, shared)
             for batch in self.space.batches()

@@ -39,8 +39,8 @@ from tinygpu.program import Program, select
 from tinygpu.search.breakdown import Breakdown, blend, resolved
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.pipeline import Stages, predict_stages
-from tinygpu.search.traffic import Launch
-from tinygpu.search.work import WARP, Piece, Repeat, Tree, account, mapped
+from tinygpu.search.traffic import GridLaunch
+from tinygpu.search.work import WARP, Repeat, Tree, Work, account, mapped
 
 __all__ = ["Features", "combined", "cost", "features", "pace", "predict"]
 
@@ -53,7 +53,7 @@ class Features:
     """All that the time depends on; each number depends on few decisions."""
 
     tree: Tree
-    launch: Launch
+    launch: GridLaunch
 
     def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Features:
         """Apply ``low`` to every number that costs time, ``high`` to those that save it."""
@@ -76,7 +76,7 @@ def cost(
 
 def features(program: Program, sizes: Mapping[str, int], device: Device) -> Features:
     """Return what the time depends on, as numbers or factored arrays."""
-    launch = Launch.of(program, sizes, device)
+    launch = GridLaunch.of(program, sizes, device)
     return Features(account(program, launch, sizes), launch)
 
 
@@ -121,7 +121,7 @@ def total_work(tree: Tree) -> dict[str, Numbers]:
     """Return the cycles for which one warp's work keeps each unit busy."""
     found: dict[str, Numbers] = {}
     for node in tree:
-        if isinstance(node, Piece):
+        if isinstance(node, Work):
             here = node.cycles()
         else:
             here = {unit: cycles * node.trips for unit, cycles in total_work(node.body).items()}
@@ -174,7 +174,7 @@ def alone(cycles: Mapping[str, Numbers]) -> Numbers:
 
 def _walk(tree: Tree, clock: _Clock) -> None:
     for node in tree:
-        if isinstance(node, Piece):
+        if isinstance(node, Work):
             _piece(node, clock)
         elif node.rolled:
             _rolled(node, clock)
@@ -182,7 +182,7 @@ def _walk(tree: Tree, clock: _Clock) -> None:
             _unrolled(node, clock)
 
 
-def _piece(piece: Piece, clock: _Clock) -> None:
+def _piece(piece: Work, clock: _Clock) -> None:
     if piece.kind in ("commit", "wait"):
         return  # a wait's cost is its ring's, in _rolled
     if piece.kind == "sync":
@@ -223,7 +223,7 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
         for cycles in total_work(loop.body).values():
             period = np.maximum(period, clock.warps * cycles)
     for i, node in enumerate(loop.body):
-        if isinstance(node, Piece) and node.kind == "wait":
+        if isinstance(node, Work) and node.kind == "wait":
             clock.last = np.maximum(clock.last, clock.landed)
             ring = _Clock(inner.warps, 0.0, 0.0, {}, {}, 0.0)
             _walk((*loop.body[i + 1 :], *loop.body[:i]), ring)
@@ -235,7 +235,7 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
 
 def together(loop: Repeat) -> bool:
     """Whether a barrier in a loop's body keeps the warps of a CTA together."""
-    return any(isinstance(p, Piece) and p.kind == "sync" for p in loop.body)
+    return any(isinstance(p, Work) and p.kind == "sync" for p in loop.body)
 
 
 def pace(loop: Repeat, warps: Numbers) -> Numbers:
@@ -246,7 +246,7 @@ def pace(loop: Repeat, warps: Numbers) -> Numbers:
     work = total_work(loop.body)
     cycles = np.maximum(warps * reduce(np.maximum, work.values(), 0.0), alone(work))
     for piece in loop.body:
-        if isinstance(piece, Piece) and piece.unit == "lsu" and piece.kind == "do":
+        if isinstance(piece, Work) and piece.unit == "lsu" and piece.kind == "do":
             cycles = np.maximum(cycles, piece.latency / FITTED["steps_in_flight"])
     return cycles
 

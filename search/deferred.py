@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from tinygpu.sharing import narrowed
 
-__all__ = ["Deferred", "LookedUp", "Step", "Tables", "applied", "at", "steps_of"]
+__all__ = ["Deferred", "DeferredStep", "LookedUp", "Tables", "applied", "at", "steps_of"]
 
 _MOST = 1 << 15
 """Entries of a table that arithmetic makes: as many as stay in a core's cache beside others."""
@@ -147,7 +147,7 @@ def applied(function: Callable[..., Any], *inputs: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class DeferredStep:
     """Look a table up (its greatest entries, if ``most``), or apply a function.
 
     An argument is the number of an earlier step and None, or -1 and a constant; ``done`` are the
@@ -161,7 +161,7 @@ class Step:
     done: tuple[int, ...] = ()
 
 
-def steps_of(number: Any, *, bounded: bool = False) -> tuple[Step, ...]:
+def steps_of(number: Any, *, bounded: bool = False) -> tuple[DeferredStep, ...]:
     """Return what to do at points for a number, operands first, itself last."""
     found: dict[tuple[int, bool], int] = {}
     steps: list[tuple[Deferred | None, bool, Any, tuple[tuple[int, Any], ...]]] = []
@@ -188,7 +188,7 @@ def steps_of(number: Any, *, bounded: bool = False) -> tuple[Step, ...]:
     done: dict[int, list[int]] = {}
     for i, at_last in last.items():
         done.setdefault(at_last, []).append(i)
-    return tuple(Step(*step, tuple(done.get(i, ()))) for i, step in enumerate(steps))
+    return tuple(DeferredStep(*step, tuple(done.get(i, ()))) for i, step in enumerate(steps))
 
 
 def _grows(x: Deferred) -> tuple[bool, ...]:
@@ -205,7 +205,7 @@ LookedUp = Deferred | NDArray[Any] | float
 
 
 def at(
-    steps: tuple[Step, ...],
+    steps: tuple[DeferredStep, ...],
     columns: NDArray[np.int64],
     looked_up: Callable[[Deferred, bool], LookedUp],
 ) -> Any:

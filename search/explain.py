@@ -53,7 +53,7 @@ from tinygpu.search.explanation import (
     Lever,
 )
 from tinygpu.search.mends import limiter
-from tinygpu.search.view import View
+from tinygpu.search.view import TimeView
 
 __all__ = [
     "Change", "Comparison", "Contribution", "Explanation", "Lever", "compare", "explain",
@@ -70,7 +70,7 @@ def explain(schedule: Schedule, machine: Machine, problem: Problem, device: Devi
     """
     program = require_legal(schedule, machine, problem, device)
     view = _seen(program, problem, device)
-    others: dict[str, list[tuple[Value, View | Timed]]] = {n: [] for n, _ in schedule.decisions}
+    others: dict[str, list[tuple[Value, TimeView | Timed]]] = {n: [] for n, _ in schedule.decisions}
     for name, value in _neighbours(schedule, machine):
         other = schedule.with_(**{name: value})
         if not check_schedule(other, machine, problem, device):
@@ -82,7 +82,7 @@ def explain(schedule: Schedule, machine: Machine, problem: Problem, device: Devi
             continue
         value, best = min(tried, key=lambda pair: pair[1].seconds)
         if best.seconds < view.seconds * (1 - NOTHING):
-            spill = isinstance(best, View) and float(spill_estimate(best.program, device)) > 0
+            spill = isinstance(best, TimeView) and float(spill_estimate(best.program, device)) > 0
             gains.append(Change(name, schedule[name], value, best.seconds, spill))
         if all(abs(v.seconds - view.seconds) < NOTHING * view.seconds for _, v in tried):
             idle.append(name)
@@ -105,23 +105,23 @@ def outlined(schedule: Schedule, machine: Machine, problem: Problem, device: Dev
 
 
 def _outlined(
-    view: View | Timed, machine: Machine, problem: Problem, device: Device
+    view: TimeView | Timed, machine: Machine, problem: Problem, device: Device
 ) -> Explanation:
     parts = {name: float(seconds) for name, seconds in view.time.parts.items()}
     rate, peak, unit = _rate(problem, device, view)
     sizes = ", ".join(f"{axis} = {size}" for axis, size in problem.extents)
     return Explanation(
         title=f"{machine.name}, {problem.operation}; {sizes}; {device.name}",
-        launch=_launch(view) if isinstance(view, View) else launched(view),
+        launch=_launch(view) if isinstance(view, TimeView) else launched(view),
         seconds=view.seconds,
         rate=rate,
         peak=peak,
         unit=unit,
         bottleneck=view.time.bottleneck,
         parts=tuple(sorted(parts.items(), key=lambda part: -part[1])),
-        causes=causes(view) if isinstance(view, View) else limits(view),
+        causes=causes(view) if isinstance(view, TimeView) else limits(view),
         levers={},
-        steps=peel(view) if isinstance(view, View) else (),
+        steps=peel(view) if isinstance(view, TimeView) else (),
         gains=(),
         idle=(),
         stuck=(),
@@ -218,13 +218,13 @@ def _neighbours(schedule: Schedule, machine: Machine) -> Iterator[tuple[str, Val
                 yield name, value
 
 
-def _seen(program: Program, problem: Problem, device: Device) -> View | Timed:
-    of = Timed.of if program.barriers else View.of
+def _seen(program: Program, problem: Problem, device: Device) -> TimeView | Timed:
+    of = Timed.of if program.barriers else TimeView.of
     return of(program, problem.sizes, device)
 
 
 def _levers(
-    view: View | Timed, others: Mapping[str, list[tuple[Value, View | Timed]]]
+    view: TimeView | Timed, others: Mapping[str, list[tuple[Value, TimeView | Timed]]]
 ) -> dict[str, tuple[Lever, ...]]:
     """Return, by cause, the decisions that take a tenth of its excess or more, fastest first."""
     excess = _excesses(view)
@@ -247,12 +247,12 @@ def _levers(
     }
 
 
-def _excesses(view: View | Timed) -> dict[str, float]:
+def _excesses(view: TimeView | Timed) -> dict[str, float]:
     """Return what each cause adds; of a limit, the part that shows it, as the ideal is none."""
-    return excesses(view) if isinstance(view, View) else shares(view)
+    return excesses(view) if isinstance(view, TimeView) else shares(view)
 
 
-def _rate(problem: Problem, device: Device, view: View | Timed) -> tuple[float, float, str]:
+def _rate(problem: Problem, device: Device, view: TimeView | Timed) -> tuple[float, float, str]:
     """Return the rate, its peak and its unit: of what the problem needs longest at the peaks."""
     flops, moved = problem.operation.flops(problem.sizes), problem.operation.bytes(problem.sizes)
     a_cycle, unit = 2 * device.fma_f32_per_cycle_per_sm, "FLOP/s"
@@ -265,7 +265,7 @@ def _rate(problem: Problem, device: Device, view: View | Timed) -> tuple[float, 
     return moved / seconds, device.dram_bytes_per_second, "B/s"
 
 
-def _launch(view: View) -> str:
+def _launch(view: TimeView) -> str:
     launch = view.features.launch
     fits, smem = int(launch.resident()), int(launch.smem_bytes)
     registers = float(launch.registers.registers())

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinygpu.machine import Value
-from tinygpu.search.causes import Cause, Step
+from tinygpu.search.causes import Cause, ChainStep
 from tinygpu.search.view import duration
 
 __all__ = ["NOTHING", "Change", "Comparison", "Contribution", "Explanation", "Lever", "rated"]
@@ -96,7 +96,7 @@ class Explanation:
     parts: tuple[tuple[str, float], ...]
     causes: tuple[Cause, ...]
     levers: Mapping[str, tuple[Lever, ...]]
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     gains: tuple[Change, ...]
     idle: tuple[str, ...]
     stuck: tuple[str, ...]

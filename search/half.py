@@ -17,14 +17,14 @@ from traceback import format_exception
 
 from tinygpu.errors import TinyGpuError
 from tinygpu.search.branch import Search
-from tinygpu.search.pair import Failed, Result
+from tinygpu.search.pair import Failed, HalfResult
 from tinygpu.space import Space
 
 __all__ = ["serve"]
 
 
 def serve(pipe: Connection) -> None:
-    """Do the task that comes, and send what comes of it: News, counts of batches, a Result."""
+    """Do the task that comes, and send what comes of it: News, counts of batches, a HalfResult."""
     inbox: SimpleQueue[bytes] = SimpleQueue()
     Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
     loading = True
@@ -37,7 +37,7 @@ def serve(pipe: Connection) -> None:
         pipe.send(news)
         search.learn(pickle.loads(inbox.get()))
         search.finish(lambda done, _: pipe.send(done))
-        pipe.send(Result(search.entries(), news.legal, search.scored))
+        pipe.send(HalfResult(search.entries(), news.legal, search.scored))
     except Exception as error:  # whatever it is, the first process has to hear of it
         pipe.send(Failed(_told(error), loading))
 

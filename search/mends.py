@@ -11,7 +11,7 @@ each, a mend never costs time.
 >>> from tinygpu.machines.simt import LADDER, Simt
 >>> from tinygpu.operation import matmul
 >>> naive = Simt().program(matmul(), Chosen(LADDER["naive"]))
->>> view = View.of(naive, {"m": 4096, "n": 4096, "k": 4096}, load_device("h200"))
+>>> view = TimeView.of(naive, {"m": 4096, "n": 4096, "k": 4096}, load_device("h200"))
 >>> rule = KINDS["uncoalesced access"].piece
 >>> for node in view.nodes:
 ...     if mended := rule(node, view):
@@ -34,15 +34,15 @@ import numpy as np
 from tinygpu.program import Access, Do
 from tinygpu.search.cost import predict
 from tinygpu.search.pattern import lines, wavefronts
-from tinygpu.search.view import Kind, LaunchMend, Node, PieceMend, View, duration
-from tinygpu.search.work import WARP, Piece, returned
+from tinygpu.search.view import Kind, LaunchMend, PieceMend, TimeView, TreeNode, duration
+from tinygpu.search.work import WARP, Work, returned
 
 __all__ = ["KINDS", "lanes_apart", "limiter"]
 
 WIDEST_BYTES = 16  # spec: PTX ISA, ld and st
 
 
-def _moved(piece: Piece, level: str) -> tuple[Do, Access, int] | None:
+def _moved(piece: Work, level: str) -> tuple[Do, Access, int] | None:
     """Return a move's statement, its access to a level and how many elements move at once."""
     do = piece.statement
     if not isinstance(do, Do) or piece.unit != "lsu" or not float(piece.count):
@@ -65,7 +65,7 @@ def lanes_apart(do: Do, access: Access) -> int:
     return places
 
 
-def _uncoalesced(node: Node, view: View) -> PieceMend | None:
+def _uncoalesced(node: TreeNode, view: TimeView) -> PieceMend | None:
     piece = node.piece
     moved = _moved(piece, "gmem")
     if moved is None:
@@ -75,7 +75,7 @@ def _uncoalesced(node: Node, view: View) -> PieceMend | None:
     return _fewer(piece, "l1", ideal, "cycles of L1 a request")
 
 
-def _conflicts(node: Node, view: View) -> PieceMend | None:
+def _conflicts(node: TreeNode, view: TimeView) -> PieceMend | None:
     piece = node.piece
     moved = _moved(piece, "smem")
     if moved is None:
@@ -88,7 +88,7 @@ def _conflicts(node: Node, view: View) -> PieceMend | None:
     return _fewer(piece, "smem", ideal, "wavefronts a request")
 
 
-def _fewer(piece: Piece, unit: str, ideal: float, words: str) -> PieceMend | None:
+def _fewer(piece: Work, unit: str, ideal: float, words: str) -> PieceMend | None:
     here = float(piece.each[unit])
     if here <= ideal:
         return None
@@ -96,7 +96,7 @@ def _fewer(piece: Piece, unit: str, ideal: float, words: str) -> PieceMend | Non
     return new, f"{here:.4g} {words}", f"{ideal:.4g}"
 
 
-def _narrow(node: Node, view: View) -> PieceMend | None:
+def _narrow(node: TreeNode, view: TimeView) -> PieceMend | None:
     """Several requests of few bytes become one of 16 B: as many lines, fewer instructions."""
     piece = node.piece
     moved = _moved(piece, "gmem") or _moved(piece, "smem")
@@ -112,7 +112,7 @@ def _narrow(node: Node, view: View) -> PieceMend | None:
     return new, f"{bytes_} B a request", f"{bytes_ * factor:.4g} B"
 
 
-def _double(node: Node, view: View) -> PieceMend | None:
+def _double(node: TreeNode, view: TimeView) -> PieceMend | None:
     """Convert nothing, and multiply as fast as in fp32: on units of their own, so never slower."""
     piece, device = node.piece, view.device
     if _converts(piece, wide=True):
@@ -126,23 +126,23 @@ def _double(node: Node, view: View) -> PieceMend | None:
     return new, f"{WARP / here:.4g} fp64 FMAs a cycle and SM", f"{WARP / ideal:.4g}, as in fp32"
 
 
-def _conversion(node: Node, view: View) -> PieceMend | None:
+def _conversion(node: TreeNode, view: TimeView) -> PieceMend | None:
     piece = node.piece
     return _gone(piece, "conversions") if _converts(piece, wide=False) else None
 
 
-def _converts(piece: Piece, *, wide: bool) -> bool:
+def _converts(piece: Work, *, wide: bool) -> bool:
     do = piece.statement
     if not isinstance(do, Do) or piece.unit != "cvt":
         return False
     return any(a.buffer.dtype == "f64" for a in do.accesses) == wide
 
 
-def _gone(piece: Piece, words: str) -> PieceMend | None:
+def _gone(piece: Work, words: str) -> PieceMend | None:
     return replace(piece, count=0.0, latency=0.0), f"{float(piece.count):.4g} {words}", "none"
 
 
-def _index(node: Node, view: View) -> PieceMend | None:
+def _index(node: TreeNode, view: TimeView) -> PieceMend | None:
     piece = node.piece
     extra = float(piece.each.get("int", 0.0)) * view.device.int_per_cycle_per_sm / WARP
     if piece.statement is None or extra <= 0:
@@ -152,12 +152,12 @@ def _index(node: Node, view: View) -> PieceMend | None:
     return replace(piece, each=each), f"{extra:.4g} {words}", "none"
 
 
-def _loop(node: Node, view: View) -> PieceMend | None:
+def _loop(node: TreeNode, view: TimeView) -> PieceMend | None:
     piece = node.piece
     return None if piece.statement is not None else _gone(piece, "instructions a turn")
 
 
-def _operands(node: Node, view: View) -> PieceMend | None:
+def _operands(node: TreeNode, view: TimeView) -> PieceMend | None:
     piece = node.piece
     if "fma" not in piece.each:
         return None
@@ -169,7 +169,7 @@ def _operands(node: Node, view: View) -> PieceMend | None:
     return new, f"{here / ideal:.3g} times an FMA's cycles, reading operands", "1"
 
 
-def _fragment(node: Node, view: View) -> PieceMend | None:
+def _fragment(node: TreeNode, view: TimeView) -> PieceMend | None:
     """Read each operand once for a larger square of sums: a quarter of a thread's registers."""
     piece = node.piece
     moved = _moved(piece, "gmem") or _moved(piece, "smem")
@@ -198,7 +198,7 @@ def _fragment(node: Node, view: View) -> PieceMend | None:
     return new, f"{here:.3g} elements an FMA", f"{ideal:.3g}"
 
 
-def _latency(node: Node, view: View) -> PieceMend | None:
+def _latency(node: TreeNode, view: TimeView) -> PieceMend | None:
     piece = node.piece
     if piece.unit != "lsu" or not float(piece.latency):
         return None
@@ -209,18 +209,18 @@ def _latency(node: Node, view: View) -> PieceMend | None:
     )
 
 
-def _barrier(node: Node, view: View) -> PieceMend | None:
+def _barrier(node: TreeNode, view: TimeView) -> PieceMend | None:
     piece = node.piece
     if piece.kind != "sync":
         return None
     return replace(piece, latency=0.0), f"{float(piece.latency):.0f} cycles a barrier", "0"
 
 
-def _scaled(view: View, factors: Mapping[str, float]) -> dict[str, Any]:
+def _scaled(view: TimeView, factors: Mapping[str, float]) -> dict[str, Any]:
     return {n: seconds * factors.get(n, 1.0) for n, seconds in view.time.parts.items()}
 
 
-def _path(view: View) -> LaunchMend:
+def _path(view: TimeView) -> LaunchMend:
     parts = view.time.parts
     busiest = max(
         (n for n in parts if n not in ("latency", "launch", "clear")), key=lambda n: float(parts[n])
@@ -230,7 +230,7 @@ def _path(view: View) -> LaunchMend:
     return _scaled(view, {"latency": 0.0}), "all statements in sequence", measured, ideal
 
 
-def _occupancy(view: View) -> LaunchMend | None:
+def _occupancy(view: TimeView) -> LaunchMend | None:
     launch = view.features.launch
     free = replace(
         launch, smem_bytes=0.0, registers=replace(launch.registers, least=(1.0,), parts=())
@@ -244,7 +244,7 @@ def _occupancy(view: View) -> LaunchMend | None:
     return time.parts, "the launch", measured, f"{most:.0f} CTAs"
 
 
-def limiter(view: View) -> str:
+def limiter(view: TimeView) -> str:
     """Return what keeps more CTAs from an SM."""
     launch = view.features.launch
     here = float(launch.resident())
@@ -259,7 +259,7 @@ def limiter(view: View) -> str:
     )
 
 
-def _traffic(view: View, part: str, moved: float, words: str) -> LaunchMend | None:
+def _traffic(view: TimeView, part: str, moved: float, words: str) -> LaunchMend | None:
     least = sum(o.bytes for o in view.features.launch.operands)
     if moved <= least * 1.001:
         return None
@@ -268,18 +268,18 @@ def _traffic(view: View, part: str, moved: float, words: str) -> LaunchMend | No
     return parts, words, measured, f"{least / 1e6:.4g} MB"
 
 
-def _dram(view: View) -> LaunchMend | None:
+def _dram(view: TimeView) -> LaunchMend | None:
     launch = view.features.launch
     moved = float(launch.dram_bytes(launch.resident()))
     return _traffic(view, "dram", moved, "between DRAM and L2")
 
 
-def _l2(view: View) -> LaunchMend | None:
+def _l2(view: TimeView) -> LaunchMend | None:
     moved = float(view.features.launch.l2_bytes())
     return _traffic(view, "l2", moved, "between L2 and the SMs")
 
 
-def _tail(view: View) -> LaunchMend | None:
+def _tail(view: TimeView) -> LaunchMend | None:
     """CTAs spread evenly: every SM has the mean of them, every round is full."""
     launch = view.features.launch
     ctas, sms, fits = float(launch.ctas()), view.device.sms, float(launch.resident())
@@ -295,13 +295,13 @@ def _tail(view: View) -> LaunchMend | None:
     return _scaled(view, factors), "the launch", measured, f"{mean:.4g} on each"
 
 
-def _launch(view: View) -> LaunchMend:
+def _launch(view: TimeView) -> LaunchMend:
     seconds = float(view.time.parts["launch"]) + float(view.time.parts["clear"])
     measured = f"{seconds * 1e6:.3g} us to start, and to clear the output where that has to be"
     return _scaled(view, {"launch": 0.0, "clear": 0.0}), "the launch", measured, "none"
 
 
-def _fetch(view: View) -> LaunchMend | None:
+def _fetch(view: TimeView) -> LaunchMend | None:
     if not float(view.time.parts["fetch"]):
         return None
     words = "an unrolled body that outgrows the instruction cache"

@@ -8,7 +8,7 @@ process builds its own.  Few batches are built by both, and dealt.
     start its half                               start its half
     News                                  <->    News
     finish its half                              finish its half, telling each batch that is done
-    take the result                       <-     Result
+    take the result                       <-     HalfResult
 
 The other one shares nothing but a socket, so no thread and no lock is copied into it, and the
 user's script is not run again.  It ends when this process does, however that ends; and this process
@@ -35,7 +35,7 @@ from tinygpu.errors import TinyGpuError
 from tinygpu.search.branch import Entry, News, Progress, Search
 from tinygpu.space import Space
 
-__all__ = ["Failed", "Result", "Task", "UnshareableError", "search_in_two"]
+__all__ = ["Failed", "HalfResult", "Task", "UnshareableError", "search_in_two"]
 
 _FEW = 64
 """Batches that are built in no time: both processes build all, and deal them out evenly."""
@@ -60,7 +60,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class HalfResult:
     """The best of one half or of both, and how many schedules were legal and scored."""
 
     entries: list[Entry]
@@ -82,7 +82,7 @@ def search_in_two(
     spread: tuple[str, ...],
     below: float,
     progress: Progress | None,
-) -> Result:
+) -> HalfResult:
     """Search both halves at once.
 
     Raises UnshareableError if there are no two halves or no other process can be told of this
@@ -124,7 +124,7 @@ def search_in_two(
             other.look(wait=True)
             done(news.batches)
         result = other.result
-    return Result(
+    return HalfResult(
         search.entries() + result.entries,
         news.legal + told.legal,
         search.scored + result.scored,
@@ -149,7 +149,7 @@ class _Other:
         self.process, self.pipe = process, pipe
         self.done = 0
         self.told: News | None = None
-        self.result: Result | None = None
+        self.result: HalfResult | None = None
 
     def send(self, message: object) -> None:
         with suppress(OSError):
@@ -178,7 +178,7 @@ class _Other:
                     self.done = message
                 case News():
                     self.told = message
-                case Result():
+                case HalfResult():
                     self.result = message
                 case Failed(error, loading):
                     raise UnshareableError if loading else error

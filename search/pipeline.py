@@ -42,13 +42,13 @@ import numpy as np
 
 from tinygpu.device import Device
 from tinygpu.program import Program, select
-from tinygpu.search.asynchronous import Agent, Event, Node, Repeat, agents
+from tinygpu.search.asynchronous import Event, Node, TimedAgent, TimedLoop, agents
 from tinygpu.search.breakdown import Breakdown, blend, resolved
 from tinygpu.search.deferred import applied
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.fitted_pipeline import PIPELINE
 from tinygpu.search.recursion import Recursion, numbers, of_agent, span_cycles
-from tinygpu.search.traffic import Operand, fetches, operands_of
+from tinygpu.search.traffic import Fetched, fetches, operands_of
 from tinygpu.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
 
 __all__ = ["Placed", "Stages", "predict_stages"]
@@ -65,7 +65,7 @@ class Stages:
     """
 
     device: Device
-    agents: tuple[Agent, ...]
+    agents: tuple[TimedAgent, ...]
     axes: tuple[str, ...]
     extents: tuple[Numbers, ...]
     cluster: Numbers
@@ -79,7 +79,7 @@ class Stages:
     registers: Numbers
     columns: Numbers
     ctas_wanted: Numbers
-    operands: tuple[Operand, ...]
+    operands: tuple[Fetched, ...]
     output: str
 
     @staticmethod
@@ -164,7 +164,7 @@ class Placed:
     whole launch.
     """
 
-    agents: tuple[Agent, ...]
+    agents: tuple[TimedAgent, ...]
     tiles: Numbers
     waves: Numbers
     share: Numbers
@@ -211,7 +211,7 @@ def predict_stages(s: Stages) -> Breakdown:
     prologue = start * (1 - PIPELINE["early"] * s.early)
     path = rounds * (path + PIPELINE["store_end"]) + (rounds - 1) * PIPELINE["next"] + prologue
 
-    def alone(unit: str, of: tuple[Agent, ...]) -> Numbers:
+    def alone(unit: str, of: tuple[TimedAgent, ...]) -> Numbers:
         cycles = sum((_work(agent, s.steps, unit) for agent in of), 0.0)
         return waves * share * cycles / device.clock_hz
 
@@ -261,7 +261,7 @@ def _rates(device: Device) -> tuple[float, float]:
     return l2, device.dram_bytes_per_second * PIPELINE["dram_share"]
 
 
-def _with_loads(agent: Agent, per_byte: Numbers, latency: Numbers) -> Agent:
+def _with_loads(agent: TimedAgent, per_byte: Numbers, latency: Numbers) -> TimedAgent:
     """Say how long loads take: they come as fast as the slowest part of their way."""
 
     def timed(node: Node) -> Node:
@@ -275,7 +275,7 @@ def _with_loads(agent: Agent, per_byte: Numbers, latency: Numbers) -> Agent:
     return replace(agent, body=tuple(map(timed, agent.body)))
 
 
-def _asked(all_agents: tuple[Agent, ...]) -> Numbers:
+def _asked(all_agents: tuple[TimedAgent, ...]) -> Numbers:
     """Return the bytes that a CTA asks L2 for in a step."""
     total: Numbers = 0.0
     for agent in all_agents:
@@ -285,7 +285,7 @@ def _asked(all_agents: tuple[Agent, ...]) -> Numbers:
     return total
 
 
-def _work(agent: Agent, steps: Numbers, unit: str) -> Numbers:
+def _work(agent: TimedAgent, steps: Numbers, unit: str) -> Numbers:
     """Return the cycles of a unit that one tile takes, all copies' together."""
     return agent.together * (steps * _total(agent.body, unit) + _total(agent.after, unit))
 
@@ -297,7 +297,7 @@ def _total(nodes: tuple[Node, ...], unit: str) -> Numbers:
         if isinstance(node, Event):
             total = total + node.cycles.get(unit, 0.0)
         else:
-            times = node.trips if isinstance(node, Repeat) else 1.0
+            times = node.trips if isinstance(node, TimedLoop) else 1.0
             total = total + times * _total(node.body, unit)
     return total
 

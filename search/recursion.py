@@ -38,9 +38,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.search.asynchronous import Agent, Event, Guard, Node, Repeat, mapped
+from tinygpu.search.asynchronous import Event, Guard, Node, TimedAgent, TimedLoop, mapped
 
-__all__ = ["Recursion", "Run", "State", "numbers", "of_agent", "span_cycles"]
+__all__ = ["CopyState", "Following", "Recursion", "numbers", "of_agent", "span_cycles"]
 
 Numbers = Any
 Times = NDArray[np.float64]
@@ -59,7 +59,7 @@ class Recursion:
     stages of the ring of steps.
     """
 
-    def __init__(self, agents: tuple[Agent, ...]) -> None:
+    def __init__(self, agents: tuple[TimedAgent, ...]) -> None:
         """Remember the form; the numbers of ``agents`` are not used."""
         self.agents = agents
 
@@ -93,13 +93,13 @@ class Recursion:
             at = np.flatnonzero(key == value)
             whole = len(at) == size
             some = [x if whole or not x.ndim else x[at] for x in inputs]
-            run = Run(_filled(self.agents, some[4:]), some[0], some[3], len(at))
+            run = Following(_filled(self.agents, some[4:]), some[0], some[3], len(at))
             first, period = divmod(int(value), _MANY)
             result[at] = run.cycles(some[1], some[2], *divmod(first, _MANY), period)
         return result
 
 
-def numbers(agents: tuple[Agent, ...]) -> list[Numbers]:
+def numbers(agents: tuple[TimedAgent, ...]) -> list[Numbers]:
     """Return every number of the agents in order."""
     found: list[Numbers] = []
 
@@ -112,12 +112,12 @@ def numbers(agents: tuple[Agent, ...]) -> list[Numbers]:
     return found
 
 
-def _filled(agents: tuple[Agent, ...], leaves: Sequence[Numbers]) -> tuple[Agent, ...]:
+def _filled(agents: tuple[TimedAgent, ...], leaves: Sequence[Numbers]) -> tuple[TimedAgent, ...]:
     rest = iter(leaves)
     return tuple(of_agent(agent, lambda _: next(rest)) for agent in agents)
 
 
-def of_agent(agent: Agent, of: Callable[[Numbers], Numbers]) -> Agent:
+def of_agent(agent: TimedAgent, of: Callable[[Numbers], Numbers]) -> TimedAgent:
     """Apply a function to every number of an agent, always in the same order."""
     return replace(
         agent,
@@ -139,7 +139,7 @@ def span_cycles(nodes: tuple[Node, ...]) -> Numbers:
     stages: Numbers = 1
     for node in nodes:
         match node:
-            case Repeat() if not node.signals:
+            case TimedLoop() if not node.signals:
                 serial = serial + node.trips * span_cycles(node.body)
             case Event("store"):
                 serial = serial + node.cycles["serial"]
@@ -152,13 +152,13 @@ def span_cycles(nodes: tuple[Node, ...]) -> Numbers:
 
 
 @dataclass(slots=True)
-class State:
+class CopyState:
     """One copy of an agent, or copies that work together: the clocks of the first and the last.
 
     ``groups`` are the ends of their groups of products.
     """
 
-    agent: Agent
+    agent: TimedAgent
     copy: int
     now: Times
     last: Times
@@ -177,15 +177,20 @@ class State:
         self.last = np.maximum(self.last, last)
 
 
-class Run:
+class Following:
     """The recursion for points that take the same number of tiles and steps."""
 
-    def __init__(self, agents: tuple[Agent, ...], share: Times, stages: Times, size: int) -> None:
+    def __init__(
+        self, agents: tuple[TimedAgent, ...], share: Times, stages: Times, size: int
+    ) -> None:
         self.share, self.size = share, size
         self.tokens = _tokens(agents, stages)
         self.zero = np.zeros(size)
         self.states = [
-            [State(a, copy, self.zero, self.zero) for copy in range(max(1, int(np.max(a.step))))]
+            [
+                CopyState(a, copy, self.zero, self.zero)
+                for copy in range(max(1, int(np.max(a.step))))
+            ]
             for a in agents
         ]
         self.phases: dict[str, Times] = {}
@@ -224,7 +229,7 @@ class Run:
             return np.asarray(ends[-1] + np.maximum(tiles - first_tiles, 0) * period)
         return ends[-1]
 
-    def jump(self, states: list[State], seen: list[Times], more: Times) -> None:
+    def jump(self, states: list[CopyState], seen: list[Times], more: Times) -> None:
         """Go on for more steps at the period: what the steps moved moves along."""
         if len(seen) < 4 or not np.any(more > 0):
             return
@@ -242,7 +247,7 @@ class Run:
             phases = self.phases[barrier]
             phases[_BEFORE:] += np.where(phases[_BEFORE:] > 0, later, 0.0)
 
-    def nodes(self, nodes: tuple[Node, ...], state: State, known: dict[str, Any]) -> None:
+    def nodes(self, nodes: tuple[Node, ...], state: CopyState, known: dict[str, Any]) -> None:
         """Follow statements in order."""
         for node in nodes:
             match node:
@@ -252,7 +257,7 @@ class Run:
                     index = node.index.evaluate(known)
                     bound = known[node.bound] if isinstance(node.bound, str) else node.bound
                     self.guarded(node, state, known, np.asarray(index < bound))
-                case Repeat() if node.signals:
+                case TimedLoop() if node.signals:
                     for i in range(int(np.max(node.trips))):
                         known[node.var] = i
                         inside = np.asarray(i < node.trips)
@@ -262,17 +267,17 @@ class Run:
                                 most = known[bound] if isinstance(bound, str) else bound
                                 mask = inside & (inner.index.evaluate(known) < most)
                                 self.guarded(inner, state, known, mask)
-                case Repeat():
+                case TimedLoop():
                     state.busy(node.trips * span_cycles(node.body))
 
-    def guarded(self, guard: Guard, state: State, known: dict[str, Any], mask: Any) -> None:
+    def guarded(self, guard: Guard, state: CopyState, known: dict[str, Any], mask: Any) -> None:
         """Arrive where the mask holds."""
         for event in guard.body:
             assert isinstance(event, Event)
             if mask.any():
                 self.event(event, state, known, None if mask.all() else mask)
 
-    def event(self, event: Event, state: State, known: dict[str, Any], mask: Any) -> None:
+    def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
         """Follow one event."""
         cycles, share = event.cycles, self.share
         match event.kind:
@@ -311,7 +316,7 @@ class Run:
             case "work" | "store":
                 state.busy(cycles["serial"])
 
-    def newest(self, state: State, pending: Numbers) -> tuple[Times, Times]:
+    def newest(self, state: CopyState, pending: Numbers) -> tuple[Times, Times]:
         """Return the ends of the newest group but ``pending``."""
         found = (self.zero, self.zero)
         for n in range(min(int(np.max(pending)) + 1, len(state.groups))):
@@ -347,7 +352,7 @@ class Run:
         phases[row, columns] = np.maximum(phases[row, columns], at)
 
 
-def _tokens(agents: tuple[Agent, ...], stages: Times) -> Times:
+def _tokens(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
     """Return the tokens of the cycle from a load to the one that may take its stage.
 
     A stage is released when products so many steps later have begun.

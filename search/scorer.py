@@ -19,18 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.search.cost import cost
-from tinygpu.search.deferred import Deferred, LookedUp, Step, Tables, at, steps_of
+from tinygpu.search.deferred import Deferred, DeferredStep, LookedUp, Tables, at, steps_of
 from tinygpu.search.least import Kept, Least
 from tinygpu.space import Batch, Space
 
-__all__ = ["Points", "Scorer", "Shared"]
+__all__ = ["Points", "Scorer", "SharedScores"]
 
 Points = NDArray[np.int64]
 _CHUNK = 16384
 """Points at once: their intermediate results stay in a core's cache."""
 
 
-class Shared:
+class SharedScores:
     """What the batches of a space share: they have most tables in common."""
 
     def __init__(self, space: Space) -> None:
@@ -43,11 +43,11 @@ class Shared:
 class Scorer:
     """The time of one batch's schedules, and where they are legal."""
 
-    def __init__(self, batch: Batch, space: Space, shared: Shared | None = None) -> None:
+    def __init__(self, batch: Batch, space: Space, shared: SharedScores | None = None) -> None:
         """Predict the batch's term; scorers of one space work less if they share."""
         self.batch, self.space = batch, space
         self.lengths = tuple(len(v) for v in batch.values)
-        self.shared = shared or Shared(space)
+        self.shared = shared or SharedScores(space)
         of = self.shared.tables.of
         with np.errstate(all="ignore"):
             sizes, device = space.problem.sizes, space.device
@@ -56,15 +56,15 @@ class Scorer:
         self._least = Least(batch.tables, self.lengths, self.shared.least)
 
     @cached_property
-    def _exact(self) -> tuple[Step, ...]:
+    def _exact(self) -> tuple[DeferredStep, ...]:
         return steps_of(self.time) if self.floor is not None else self._bounded
 
     @cached_property
-    def _bounded(self) -> tuple[Step, ...]:
+    def _bounded(self) -> tuple[DeferredStep, ...]:
         return steps_of(self.time if self.floor is None else self.floor, bounded=True)
 
     @cached_property
-    def _legal(self) -> tuple[Step, ...]:
+    def _legal(self) -> tuple[DeferredStep, ...]:
         return steps_of(self._conjunction())
 
     def seconds(self, points: Points) -> NDArray[np.float64]:
@@ -158,7 +158,7 @@ class Scorer:
 
     def _at(
         self,
-        steps: tuple[Step, ...],
+        steps: tuple[DeferredStep, ...],
         points: Points,
         looked_up: Callable[[Deferred, bool], LookedUp],
     ) -> NDArray[np.float64]:

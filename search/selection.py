@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import ScheduleError
 
-__all__ = ["AIMS", "Selection", "choose", "intervals", "served_by", "slowdowns", "smooth"]
+__all__ = ["AIMS", "KernelSet", "choose", "intervals", "served_by", "slowdowns", "smooth"]
 
 AIMS = ("mean", "worst")
 _ROUNDS = 400
@@ -44,7 +44,7 @@ Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class KernelSet:
     """Kernels that were chosen, and which of them serves each shape.
 
     ``slowdown`` is their aim's value, and no other choice of as many has one below ``bound``.
@@ -83,7 +83,7 @@ def choose(
     *,
     aim: str = "mean",
     always: Sequence[int] = (),
-) -> Selection:
+) -> KernelSet:
     """Choose at most ``count`` kernels, those of ``always`` among them.
 
     Raises ScheduleError where no such choice serves every shape.
@@ -120,7 +120,7 @@ def choose(
     found = value(used)[1]
     if aim == "mean":
         bound = _median_bound(loss, share, count, found)
-    return Selection(used, served, math.exp(found), math.exp(min(bound, found)))
+    return KernelSet(used, served, math.exp(found), math.exp(min(bound, found)))
 
 
 def intervals(
@@ -129,7 +129,7 @@ def intervals(
     weights: Sequence[float] | None = None,
     *,
     aim: str = "mean",
-) -> Selection:
+) -> KernelSet:
     """Cut shapes, which are in order, into at most ``count`` runs of one kernel each: optimally.
 
     Raises ScheduleError where no such cut serves every shape.
@@ -161,7 +161,7 @@ def intervals(
         served[:0] = [int(best[start, end])] * (end - start)
         runs, end = runs - 1, start
     slowdown = math.exp(float(reached[count, shapes]))
-    return Selection(tuple(sorted(set(served))), tuple(served), slowdown, slowdown)
+    return KernelSet(tuple(sorted(set(served))), tuple(served), slowdown, slowdown)
 
 
 def smooth(

@@ -33,7 +33,7 @@ from tinygpu.search.asynchronous_timeline import follow
 from tinygpu.search.cost import alone, features, pace, together, total_work
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.spans import Span, StageUse, Timeline
-from tinygpu.search.work import WARP, Piece, Repeat
+from tinygpu.search.work import WARP, Repeat, Work
 
 __all__ = ["timeline", "trace"]
 
@@ -86,7 +86,7 @@ def trace(line: Timeline, device: Device, *, name: str = "CTA 0") -> dict[str, A
 _ROWS = {"sync": "barrier", "wait": "wait", "async": "cp.async"}
 
 
-def _row(piece: Piece) -> str:
+def _row(piece: Work) -> str:
     if piece.kind in _ROWS:
         return _ROWS[piece.kind]
     if piece.unit == "lsu":
@@ -141,18 +141,18 @@ class _Walker:
     statements: dict[str, Do] = field(default_factory=dict)
     cut: bool = False
 
-    def walk(self, tree: tuple[Piece | Repeat, ...], where: str) -> None:
+    def walk(self, tree: tuple[Work | Repeat, ...], where: str) -> None:
         for node in tree:
             if self.cut:
                 return
-            if isinstance(node, Piece):
+            if isinstance(node, Work):
                 self.piece(node, where)
             elif node.rolled:
                 self.rolled(node, where)
             else:
                 self.unrolled(node, where)
 
-    def piece(self, piece: Piece, where: str) -> None:
+    def piece(self, piece: Work, where: str) -> None:
         if piece.kind == "commit":
             self.groups.append(self.flying)
             self.flying = 0.0
@@ -188,7 +188,7 @@ class _Walker:
         """Return the cycles until all warps have done so much work of each unit, a warp's."""
         return max(float(alone(work)), *(self.warps * float(cycles) for cycles in work.values()))
 
-    def note(self, piece: Piece, where: str, start: float, end: float, ready: float) -> None:
+    def note(self, piece: Work, where: str, start: float, end: float, ready: float) -> None:
         text = "loop" if piece.statement is None else str(piece.statement)
         if isinstance(piece.statement, Do):
             self.statements[text] = piece.statement

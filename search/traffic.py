@@ -29,14 +29,14 @@ from tinygpu.program import Access, Do, For, Program, select, walk
 from tinygpu.registers import RegisterModel
 from tinygpu.search.fitted import FITTED
 
-__all__ = ["Launch", "Operand", "fetches", "latency_of", "operands_of"]
+__all__ = ["Fetched", "GridLaunch", "fetches", "latency_of", "operands_of"]
 
 Numbers = Any
 """A number, or an array of them that broadcasts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class Fetched:
     """An array in global memory: its bytes, the grid axes that index it, if a loop walks it."""
 
     name: str
@@ -46,7 +46,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class GridLaunch:
     """A launch: everything about it that time depends on, beside the work of a CTA.
 
     ``raster`` and ``ctas_wanted`` are given twice: the least and the greatest among the candidates.
@@ -61,17 +61,17 @@ class Launch:
     smem_bytes: Numbers
     registers: RegisterModel
     ctas_wanted: tuple[Numbers, Numbers]
-    operands: tuple[Operand, ...]
+    operands: tuple[Fetched, ...]
     cleared_bytes: float = 0.0
 
     @staticmethod
-    def of(program: Program, sizes: Mapping[str, int], device: Device) -> Launch:
+    def of(program: Program, sizes: Mapping[str, int], device: Device) -> GridLaunch:
         """Account for a launch at these sizes."""
         values = program.parameter_values(sizes)
         operands = operands_of(program, values)
         output = program.operation.output.name
         cleared = sum(o.bytes for o in operands if o.name == output and program.zeroed)
-        return Launch(
+        return GridLaunch(
             device,
             tuple(axis.var for axis in program.grid),
             program.grid_extents(sizes),
@@ -84,7 +84,7 @@ class Launch:
             cleared,
         )
 
-    def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Launch:
+    def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> GridLaunch:
         """Apply ``low`` to what costs time, ``high`` to what saves it."""
         return replace(
             self,
@@ -156,9 +156,9 @@ class Launch:
         return total
 
 
-def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Operand, ...]:
+def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, ...]:
     """Return the arrays that a program touches, at these sizes and parameters."""
-    found: dict[str, Operand] = {}
+    found: dict[str, Fetched] = {}
     grid = {axis.var for axis in program.grid}
     for statement, around in walk(program):
         if not isinstance(statement, Do):
@@ -171,12 +171,12 @@ def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Operand, .
                     size *= float(values[axis] if isinstance(axis, str) else axis)
                 names = {v for o in access.origin for v, _ in o.terms}
                 looped = any(isinstance(outer, For) for outer in around)
-                found[buffer.name] = Operand(buffer.name, size, frozenset(names & grid), looped)
+                found[buffer.name] = Fetched(buffer.name, size, frozenset(names & grid), looped)
     return tuple(found.values())
 
 
 def fetches(
-    operand: Operand,
+    operand: Fetched,
     axes: tuple[str, ...],
     extents: tuple[Numbers, ...],
     *,

@@ -9,7 +9,7 @@ node, or the launch, would be without it (``mends.py`` has them).
 >>> from tinygpu.machines.simt import LADDER, Simt
 >>> from tinygpu.operation import matmul
 >>> naive = Simt().program(matmul(), Chosen(LADDER["naive"]))
->>> view = View.of(naive, {"m": 4096, "n": 4096, "k": 4096}, load_device("h200"))
+>>> view = TimeView.of(naive, {"m": 4096, "n": 4096, "k": 4096}, load_device("h200"))
 >>> sum(node.times for node in view.nodes if node.piece.unit == "fma")
 4096.0
 >>> sorted(view.operands("a_fragment"))
@@ -28,38 +28,38 @@ from tinygpu.device import Device
 from tinygpu.program import Program
 from tinygpu.search.breakdown import Breakdown
 from tinygpu.search.cost import Features, features, predict
-from tinygpu.search.work import Piece, Tree
+from tinygpu.search.work import Tree, Work
 
-__all__ = ["Kind", "LaunchMend", "Node", "PieceMend", "View", "duration"]
+__all__ = ["Kind", "LaunchMend", "PieceMend", "TimeView", "TreeNode", "duration"]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """A piece of work, the text of its statement, how often a thread does it."""
 
-    piece: Piece
+    piece: Work
     text: str
     times: float
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TimeView:
     """A term at given sizes on a device: its features, its time, its pieces of work."""
 
     program: Program
     features: Features
     time: Breakdown
-    nodes: tuple[Node, ...]
+    nodes: tuple[TreeNode, ...]
 
     @staticmethod
-    def of(program: Program, sizes: Mapping[str, int], device: Device) -> View:
+    def of(program: Program, sizes: Mapping[str, int], device: Device) -> TimeView:
         """Account for a term."""
-        return View.seen(program, features(program, sizes, device))
+        return TimeView.seen(program, features(program, sizes, device))
 
     @staticmethod
-    def seen(program: Program, found: Features) -> View:
+    def seen(program: Program, found: Features) -> TimeView:
         """Look at features that may have been mended."""
-        return View(program, found, predict(found), tuple(_nodes(found.tree, "", 1.0)))
+        return TimeView(program, found, predict(found), tuple(_nodes(found.tree, "", 1.0)))
 
     @property
     def device(self) -> Device:
@@ -82,7 +82,7 @@ class View:
         return found | (known & {buffer})
 
 
-PieceMend = tuple[Piece, str, str]
+PieceMend = tuple[Work, str, str]
 """A piece without the waste; what was measured; what is ideal."""
 
 LaunchMend = tuple[Mapping[str, Any], str, str, str]
@@ -95,8 +95,8 @@ class Kind:
 
     name: str
     resource: str
-    piece: Callable[[Node, View], PieceMend | None] | None = None
-    launch: Callable[[View], LaunchMend | None] | None = None
+    piece: Callable[[TreeNode, TimeView], PieceMend | None] | None = None
+    launch: Callable[[TimeView], LaunchMend | None] | None = None
 
 
 def duration(seconds: float) -> str:
@@ -111,10 +111,10 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def _nodes(tree: Tree, loop: str, times: float) -> Iterator[Node]:
+def _nodes(tree: Tree, loop: str, times: float) -> Iterator[TreeNode]:
     for node in tree:
-        if isinstance(node, Piece):
+        if isinstance(node, Work):
             text = f"loop {loop}" if node.statement is None else str(node.statement)
-            yield Node(node, text, times)
+            yield TreeNode(node, text, times)
         else:
             yield from _nodes(node.body, node.var, times * float(node.trips))

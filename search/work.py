@@ -1,7 +1,7 @@
 """Work: what each statement of a term asks of each unit of an SM.
 
 ``account(program, launch, sizes)`` walks the term once and returns a tree of the same shape: a
-``Piece`` for a statement, a ``Repeat`` for a loop.  A piece says for how many cycles of an SM one
+``Work`` for a statement, a ``Repeat`` for a loop.  A piece says for how many cycles of an SM one
 warp's doing of the statement keeps each *unit* busy, and after how many cycles its result can be
 used.  Numbers may be arrays over the decisions of a space; each depends on few of them.
 
@@ -43,10 +43,10 @@ from tinygpu.program import (
 )
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.pattern import lines, wavefronts
-from tinygpu.search.traffic import Launch, latency_of
+from tinygpu.search.traffic import GridLaunch, latency_of
 from tinygpu.search.warps import AT_ONCE, MMA_LATENCY_CYCLES, MMA_VALUES, matrices, mma_cycles
 
-__all__ = ["UNITS", "Piece", "Repeat", "Tree", "account", "mapped", "returned"]
+__all__ = ["UNITS", "Repeat", "Tree", "Work", "account", "mapped", "returned"]
 
 UNITS = ("issue", "fma", "fp64", "int", "cvt", "sfu", "shuffle", "smem", "l1", "tensor")
 Numbers = Any
@@ -55,7 +55,7 @@ RETURNED_BYTES_PER_CYCLE = 256  # fitted: from shared memory to registers of an 
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Work:
     """One statement (None: a loop's end): one warp's cycles of each unit, its result's latency.
 
     ``count`` instructions, each of which takes ``each[unit]`` cycles: their product is kept apart
@@ -83,15 +83,15 @@ class Repeat:
 
     var: str
     trips: Numbers
-    body: tuple[Piece | Repeat, ...]
+    body: tuple[Work | Repeat, ...]
     rolled: bool
     start: Numbers = 0
 
 
-Tree = tuple[Piece | Repeat, ...]
+Tree = tuple[Work | Repeat, ...]
 
 
-def account(program: Program, launch: Launch, sizes: Mapping[str, int]) -> Tree:
+def account(program: Program, launch: GridLaunch, sizes: Mapping[str, int]) -> Tree:
     """Return the work of the first role, statement by statement."""
     return _Accountant(program, launch, sizes).body(program.roles[0].body, ())
 
@@ -106,20 +106,20 @@ def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any]) ->
             latency=low(node.latency),
             pending=high(node.pending),
         )
-        if isinstance(node, Piece)
+        if isinstance(node, Work)
         else replace(node, trips=low(node.trips), body=mapped(node.body, low, high))
         for node in tree
     )
 
 
 class _Accountant:
-    def __init__(self, program: Program, launch: Launch, sizes: Mapping[str, int]) -> None:
+    def __init__(self, program: Program, launch: GridLaunch, sizes: Mapping[str, int]) -> None:
         self.program, self.launch, self.device = program, launch, launch.device
         self.values = program.parameter_values(sizes)
         self.runs: dict[str, tuple[tuple[Numbers, ...], Numbers]] = {}  # of loads to registers
 
     def body(self, body: tuple[Statement, ...], around: tuple[For, ...]) -> Tree:
-        found: list[Piece | Repeat] = []
+        found: list[Work | Repeat] = []
         for statement in body:
             match statement:
                 case Do():
@@ -155,9 +155,9 @@ class _Accountant:
     def number(self, number: int | str) -> Numbers:
         return self.values[number] if isinstance(number, str) else number
 
-    def plain(self, statement: Statement, kind: str) -> Piece:
+    def plain(self, statement: Statement, kind: str) -> Work:
         latency = self.device.barrier_latency_cycles if kind == "sync" else 0
-        return Piece(statement, kind, (), "", "issue", 1, {"issue": self.issue(1)}, latency)
+        return Work(statement, kind, (), "", "issue", 1, {"issue": self.issue(1)}, latency)
 
     def issue(self, instructions: Numbers) -> Numbers:
         """Return the cycles in which the schedulers issue a warp's instructions."""
@@ -165,11 +165,11 @@ class _Accountant:
             self.device.warp_schedulers_per_sm * self.device.issue_per_cycle_per_scheduler
         )
 
-    def loop_end(self, loop: For) -> Piece:
+    def loop_end(self, loop: For) -> Work:
         each = {"issue": self.issue(1), "int": WARP / self.device.int_per_cycle_per_sm}
-        return Piece(None, "do", (), "", "issue", FITTED["loop"], each)
+        return Work(None, "do", (), "", "issue", FITTED["loop"], each)
 
-    def piece(self, do: Do, around: tuple[For, ...]) -> Piece:
+    def piece(self, do: Do, around: tuple[For, ...]) -> Work:
         """Return the work of one statement by its unit: one rule a unit."""
         device = self.device
         count: Numbers = 1
@@ -236,15 +236,15 @@ class _Accountant:
                     lost = lost + select(np.asanyarray(vector) > 1, FITTED["fma_apart"], 0.0)
         return lost
 
-    def finish(self, do: Do, count: Numbers, each: dict[str, Numbers], latency: Numbers) -> Piece:
+    def finish(self, do: Do, count: Numbers, each: dict[str, Numbers], latency: Numbers) -> Work:
         # of a ring in registers another stage is read than is written: nothing waits for that
         waits = (a.buffer for a in do.accesses[:-1])
         reads = tuple(b.name for b in waits if b.level != "registers" or np.all(b.stages == 1))
         kind = "async" if do.instruction.completion == "commit_group" else "do"
         unit = do.instruction.unit
-        return Piece(do, kind, reads, do.write.buffer.name, unit, count, each, latency)
+        return Work(do, kind, reads, do.write.buffer.name, unit, count, each, latency)
 
-    def move(self, do: Do, count: Numbers, around: tuple[For, ...]) -> Piece:
+    def move(self, do: Do, count: Numbers, around: tuple[For, ...]) -> Work:
         """Return the work of a load or store: wavefronts, lines, index arithmetic, guards."""
         device = self.device
         each: dict[str, Numbers] = {}

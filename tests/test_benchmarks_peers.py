@@ -77,19 +77,19 @@ def test_an_algorithm_is_a_peer_by_its_number(monkeypatch: pytest.MonkeyPatch) -
     for name in ("algorithm_", "algorithm_x", "nothing"):
         with pytest.raises(AttributeError, match=name):
             getattr(cublaslt, name)
-    plan = SimpleNamespace(algorithms=(cublaslt.Result(),) * 3)
+    plan = SimpleNamespace(algorithms=(cublaslt.HeuristicResult(),) * 3)
     monkeypatch.setattr(cublaslt, "plan", lambda problem: plan)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     with pytest.raises(LaunchError, match="no algorithm 3; there are 3"):
         cublaslt.algorithm_3(MAIN[0].problem, (), None, {})
-    assert ctypes.sizeof(cublaslt.Result) == 96
+    assert ctypes.sizeof(cublaslt.HeuristicResult) == 96
     with pytest.raises(OperationError, match="give a matmul"):
         cublaslt.view(Problem(replace(matmul(), name="other"), (("m", 1), ("n", 1), ("k", 1))))
 
 
 def test_the_peers_of_a_problem_are_its_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as the heuristic gave, in its order; ``on_gpu.py`` asks each module so."""
-    plan = SimpleNamespace(algorithms=(cublaslt.Result(),) * 3)
+    plan = SimpleNamespace(algorithms=(cublaslt.HeuristicResult(),) * 3)
     monkeypatch.setattr(cublaslt, "plan", lambda problem: plan)
     found = cublaslt.peers(MAIN[0].problem)
     assert found == ("algorithm_0", "algorithm_1", "algorithm_2")

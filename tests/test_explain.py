@@ -24,7 +24,7 @@ from tinygpu.search.causes import Cause, causes, excesses, peel
 from tinygpu.search.cost import cost
 from tinygpu.search.explain import Comparison, Explanation, compare, explain
 from tinygpu.search.mends import KINDS, lanes_apart, limiter
-from tinygpu.search.view import View, duration
+from tinygpu.search.view import TimeView, duration
 
 SIMT, H200 = Simt(), load_device("h200")
 STORY = Problem.of(matmul(), m=4092, n=4092, k=4092)
@@ -49,8 +49,8 @@ def seconds(schedule: Schedule, problem: Problem = STORY) -> float:
     return float(cost(term, problem.sizes, H200).seconds)
 
 
-def look(schedule: Schedule, problem: Problem = STORY, device: Device = H200) -> View:
-    return View.of(schedule.program(SIMT, problem.operation), problem.sizes, device)
+def look(schedule: Schedule, problem: Problem = STORY, device: Device = H200) -> TimeView:
+    return TimeView.of(schedule.program(SIMT, problem.operation), problem.sizes, device)
 
 
 def found(schedule: Schedule, problem: Problem = STORY) -> dict[str, Cause]:
@@ -173,7 +173,7 @@ def test_a_register_tile_ends_where_the_registers_do() -> None:
 def test_lanes_at_one_place_count_once(name: str, order: str, lanes_m: int) -> None:
     """The ideal of an access is of the different places of a warp's lanes, counted one by one."""
     program = rung(name, order=order, lanes_m=lanes_m).program(SIMT, STORY.operation)
-    for node in View.of(program, STORY.sizes, H200).nodes:
+    for node in TimeView.of(program, STORY.sizes, H200).nodes:
         do = node.piece.statement
         if not isinstance(do, Do) or node.piece.unit != "lsu":
             continue
@@ -230,11 +230,11 @@ def test_conversions_of_16_bits_are_not_blamed_on_fp64() -> None:
 def test_what_is_read_once_needs_no_larger_tile() -> None:
     """Of a row norm only the weights are used again; nothing of an elementwise kernel is."""
     rows = Schedule.of(Rows(), ROWS).program(Rows(), NORM.operation)
-    causes_of_rows = {c.name: c for c in causes(View.of(rows, NORM.sizes, H200))}
+    causes_of_rows = {c.name: c for c in causes(TimeView.of(rows, NORM.sizes, H200))}
     tile = causes_of_rows["small register tile"]
     assert [p.subject.split(" = ")[0] for p in tile.places] == ["w_held"]
     term = Schedule.of(Elementwise(), TINY).program(Elementwise(), AXPY.operation)
-    names = {c.name for c in causes(View.of(term, AXPY.sizes, H200))}
+    names = {c.name for c in causes(TimeView.of(term, AXPY.sizes, H200))}
     assert not {"small register tile", "L2 traffic", "DRAM traffic"} & names
 
 

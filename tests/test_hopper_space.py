@@ -17,10 +17,9 @@ from tinygpu.machine import Chosen, Value
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.operation import Operation, Problem, matmul
 from tinygpu.program import Access, Program
-from tinygpu.questions import prove
+from tinygpu.questions import prove, why_empty
 from tinygpu.reach import Case, Place
 from tinygpu.schedule import Schedule
-from tinygpu.questions import why_empty
 from tinygpu.space import Space
 
 SMALL = {"m": 200, "n": 136, "k": 72}

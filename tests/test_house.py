@@ -126,8 +126,7 @@ def test_it_does_not_grow(folder: str) -> None:
 
 
 SHARED = {
-    "Agent", "Fault", "Finding", "Flight", "Function", "Group", "Instruction", "Kernel", "Launch",
-    "Mbarrier", "Node", "Operand", "Piece", "Place", "Plan", "Repeat", "Result", "Run", "Section",
-    "Selection", "Shared", "Stages", "State", "Step", "TensorMap", "Verdict", "View",
+    "Agent", "Finding", "Function", "Group", "Instruction", "Kernel", "Mbarrier", "Operand", "Run",
+    "Shared", "Stages", "State", "TensorMap",
 }  # fmt: skip
 """Names that still stand for several things: mostly of the two interpreters, the judge and time."""

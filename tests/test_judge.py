@@ -20,7 +20,7 @@ from tests.interleavings import faults
 from tests.small_programs import ZERO, copy, get, mine, pipelined, put, small, use
 from tests.test_judge_pipelines import PIPELINES, simt
 from tinygpu.concurrency.blocks import laid_out
-from tinygpu.concurrency.cutoff import Run, replayed, searched
+from tinygpu.concurrency.cutoff import Witness, replayed, searched
 from tinygpu.concurrency.erase import erase
 from tinygpu.concurrency.judge import verdict, verdict_at, verdict_of
 from tinygpu.machines import ampere as ampere_machine
@@ -77,7 +77,7 @@ def test_a_run_has_a_fault_if_an_interleaving_has(program: Program) -> None:
     found = verdict(program)
     any_fault = False
     for trips in range(5):
-        fault = verdict_at(program, Run((), (("trips", trips),)))
+        fault = verdict_at(program, Witness((), (("trips", trips),)))
         assert bool(fault) == bool(faults(program, {"trips": trips})), (trips, str(fault))
         any_fault |= trips > 0 and fault is not None
     assert found.outcome != "unproved"
@@ -91,7 +91,7 @@ def test_the_search_decides_every_trip_count(program: Program) -> None:
     """What the search does not find is not found far beyond it."""
     if verdict(program).legal:
         for trips in (1, 6, 11, 16, 17):
-            assert verdict_at(program, Run((), (("trips", trips),))) is None
+            assert verdict_at(program, Witness((), (("trips", trips),))) is None
 
 
 def test_a_plain_verdict_is_fast() -> None:
@@ -158,17 +158,17 @@ def test_guards_move_the_witness() -> None:
     k = var("kt")
     early = When(k, 7, (Sync(),))  # the first seven iterations have the barrier
     got = verdict(small(1, (ZERO, For("kt", "trips", (early, put(1, k), Sync(), get(1, k))))))
-    assert got.run == Run((), (("trips", 8),))
+    assert got.run == Witness((), (("trips", 8),))
     far = When(k + 9, "trips", (put(1, k),))  # a second write without a barrier
     got = verdict(small(1, (ZERO, For("kt", "trips", (put(1, k), far, Sync(), get(1, k), Sync())))))
-    assert got.run == Run((), (("trips", 10),))
+    assert got.run == Witness((), (("trips", 10),))
 
 
 def test_a_parameter_that_is_no_loops_is_told_apart() -> None:
     late = When(Affine(11), "rows", (use(0),))
     got = verdict(small(1, (ZERO, late)))
     assert got.outcome == "illegal"
-    assert got.run == Run((), (("rows", 12),))
+    assert got.run == Witness((), (("rows", 12),))
 
 
 def test_the_age_of_a_copy_is_part_of_the_state() -> None:
@@ -198,7 +198,7 @@ def test_a_legal_program_has_no_fault_beyond_the_search() -> None:
         if verdict(program).legal:
             plan = laid_out(erase(program))
             for trips in (1, 3, 7, 10):
-                assert replayed(plan, Run((), (("trips", trips),))) is None, (name, trips)
+                assert replayed(plan, Witness((), (("trips", trips),))) is None, (name, trips)
 
 
 def test_a_search_that_forgets_who_knows_finds_less() -> None:

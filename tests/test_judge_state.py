@@ -17,7 +17,7 @@ from tests.hopper_terms import term as hopper
 from tests.small_programs import MANY, ZERO, at, copy, get, put, small
 from tests.test_judge_pipelines import PIPELINES
 from tinygpu.concurrency import facts
-from tinygpu.concurrency.blocks import Place, Plan, laid_out
+from tinygpu.concurrency.blocks import Plan, Spot, laid_out
 from tinygpu.concurrency.cutoff import searched
 from tinygpu.concurrency.erase import erase
 from tinygpu.instruction import INSTRUCTIONS
@@ -150,7 +150,7 @@ def test_what_a_phase_has(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_slot_remembers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     full, asked = whole(), facts._asked
 
-    def fewer(place: Place) -> tuple[str, ...]:
+    def fewer(place: Spot) -> tuple[str, ...]:
         return tuple(n for n in asked(place) if n != name)
 
     monkeypatch.setattr(facts, "_asked", fewer)

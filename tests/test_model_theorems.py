@@ -21,7 +21,7 @@ from tinygpu.operation import matmul
 from tinygpu.reach import exactly_once
 from tinygpu.search.cost import Features, alone, features, path, predict, total_work
 from tinygpu.search.fitted import FITTED
-from tinygpu.search.work import Piece, Repeat, Tree
+from tinygpu.search.work import Repeat, Tree, Work
 
 H200 = load_device("h200")
 ROOT = Path(__file__).parent.parent
@@ -41,17 +41,17 @@ BUFFERS = st.sampled_from("xyz")
 
 
 @st.composite
-def works(draw: st.DrawFn, kind: str = "do") -> Piece:
+def works(draw: st.DrawFn, kind: str = "do") -> Work:
     """One statement's work: cycles of some units, what it reads and writes, a latency."""
     each = {unit: draw(CYCLES) for unit in draw(st.sets(st.sampled_from(("fma", "l1", "int"))))}
     reads = tuple(draw(st.sets(BUFFERS)))
     unit = draw(st.sampled_from(("fma", "lsu")))
     count, latency = draw(st.integers(1, 3)), draw(CYCLES) * (50 if kind == "async" else 5)
-    return Piece(None, kind, reads, draw(BUFFERS), unit, count, {**each, "issue": 1}, latency)
+    return Work(None, kind, reads, draw(BUFFERS), unit, count, {**each, "issue": 1}, latency)
 
 
-def plain(kind: str, latency: int = 0, pending: int = 0) -> Piece:
-    return Piece(None, kind, (), "", "issue", 1, {"issue": 1}, latency, pending)
+def plain(kind: str, latency: int = 0, pending: int = 0) -> Work:
+    return Work(None, kind, (), "", "issue", 1, {"issue": 1}, latency, pending)
 
 
 @st.composite
@@ -84,7 +84,7 @@ def event_graph(body: Tree, warps: int) -> tuple[Edge, ...]:
     unit_of: dict[str, str] = {}
     ready_of: dict[str, tuple[str, float]] = {}
     for i, node in enumerate(body):
-        assert isinstance(node, Piece)
+        assert isinstance(node, Work)
         start, end = f"start {i}", f"end {i}"
         cycles = node.cycles()
         if node.kind == "commit":
@@ -165,18 +165,18 @@ def test_the_period_is_the_largest_cycle_ratio(body: Tree, warps: int) -> None:
 @given(bodies(), st.integers(1, 4))
 def test_the_predicted_period_is_the_ratio(body: Tree, warps: int) -> None:
     """cost's period is the largest ratio; the turn lengthens the path, and no ring."""
-    apart = not any(isinstance(p, Piece) and p.kind == "sync" for p in body)
+    apart = not any(isinstance(p, Work) and p.kind == "sync" for p in body)
     walking = 1 if apart else warps  # without a barrier each warp walks its own chain
     busy = warps * max(total_work(body).values()) if apart else 0.0
     turn = FITTED["turn"]
     ratio, predicted = cycle_ratio(event_graph(body, walking)), slope(body, warps)
-    wait = next((p for p in body if isinstance(p, Piece) and p.kind == "wait"), None)
+    wait = next((p for p in body if isinstance(p, Work) and p.kind == "wait"), None)
     if wait is None:
         assert predicted == pytest.approx(max(ratio + turn, busy), abs=1e-6)
         return
     once = run(event_graph(body, walking), 2)["begin"][1]  # of one iteration, nothing in flight
     copies = [
-        (i, p.latency) for i, p in enumerate(body) if isinstance(p, Piece) and p.kind == "async"
+        (i, p.latency) for i, p in enumerate(body) if isinstance(p, Work) and p.kind == "async"
     ]
     first = run(event_graph(body, walking), 1)
     rings = [(first[f"end {i}"][0] + latency) / (wait.pending + 1) for i, latency in copies]
@@ -193,7 +193,7 @@ def features_of(point: str) -> Features:
 @st.composite
 def trees(draw: st.DrawFn) -> Tree:
     """Some work, then straight work, loops and unrolled loops in turns."""
-    found: list[Piece | Repeat] = [plain("do")]
+    found: list[Work | Repeat] = [plain("do")]
     for i in range(draw(st.integers(1, 3))):
         body = draw(bodies())
         if draw(st.booleans()):

@@ -18,7 +18,7 @@ from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Program
 from tinygpu.schedule import Schedule
-from tinygpu.search.asynchronous import Agent, Event, Node, Repeat, agents
+from tinygpu.search.asynchronous import Event, Node, TimedAgent, TimedLoop, agents
 from tinygpu.search.best import rank
 from tinygpu.search.bounds import Timed, limits
 from tinygpu.search.cost import cost
@@ -40,7 +40,7 @@ def seconds(program: Program, sizes: dict[str, int] = SQUARE, device: Device = H
     return float(cost(program, sizes, device).seconds)
 
 
-def with_latency(found: tuple[Agent, ...], latency: float) -> tuple[Agent, ...]:
+def with_latency(found: tuple[TimedAgent, ...], latency: float) -> tuple[TimedAgent, ...]:
     """Give loads a latency, which the launch decides."""
 
     def late(node: Node) -> Node:
@@ -51,7 +51,7 @@ def with_latency(found: tuple[Agent, ...], latency: float) -> tuple[Agent, ...]:
     return tuple(replace(a, body=tuple(map(late, a.body))) for a in found)
 
 
-def simulated(found: tuple[Agent, ...], tiles: int, steps: int) -> float:
+def simulated(found: tuple[TimedAgent, ...], tiles: int, steps: int) -> float:
     """Follow one CTA by events in order of time: each unit serves whoever comes first.
 
     It knows neither steps in lockstep nor periods: agents are threads of a discrete simulation,
@@ -72,16 +72,16 @@ def simulated(found: tuple[Agent, ...], tiles: int, steps: int) -> float:
         counts[key] = counts.get(key, 0) + 1
         phases[key] = max(phases.get(key, 0.0), at)
 
-    def run(agent: Agent, copy: int) -> Any:
+    def run(agent: TimedAgent, copy: int) -> Any:
         now, groups, done = 0.0, [], 0.0
         first = copy if agent.step > 1 else 0
 
         def nodes(body: tuple[Node, ...], known: dict[str, Any]) -> Any:
             nonlocal now, done
             for node in body:
-                if isinstance(node, Repeat) and not node.signals:
+                if isinstance(node, TimedLoop) and not node.signals:
                     now += float(node.trips * span_cycles(node.body))
-                elif isinstance(node, Repeat):
+                elif isinstance(node, TimedLoop):
                     for i in range(int(node.trips)):
                         yield from nodes(node.body, {**known, node.var: i})
                 elif not isinstance(node, Event):
@@ -187,7 +187,7 @@ def test_more_of_anything_is_not_faster(
     found = with_latency(agents(program, H200, SQUARE), latency)
     late = with_latency(found, 2 * latency)
 
-    def cycles(of: tuple[Agent, ...], share: float, tiles: int, steps: int) -> float:
+    def cycles(of: tuple[TimedAgent, ...], share: float, tiles: int, steps: int) -> float:
         return float(Recursion(of)(share, tiles, steps, stages, *numbers(of)))
 
     here = cycles(found, 1, tiles, steps) * (1 - 1e-9)

@@ -21,9 +21,9 @@ from tinygpu.machine import Chosen, Value
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Access, Affine, Do, For, Immediate, Program, Role, registers
+from tinygpu.questions import require, why_empty
 from tinygpu.schedule import Schedule
 from tinygpu.signature import numbers_of
-from tinygpu.questions import require, why_empty
 from tinygpu.space import Space
 
 H200 = load_device("h200")

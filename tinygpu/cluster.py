@@ -69,7 +69,7 @@ __all__ = [
     "Agent",
     "Cluster",
     "Cta",
-    "Flight",
+    "InFlight",
     "Landing",
     "Mbarrier",
     "Registers",
@@ -211,7 +211,7 @@ def _owners(buffer: Buffer) -> Integers:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlight:
     """An asynchronous operation under way: ``act`` is what it does when it lands.
 
     ``uses`` are those of memory on chip; ``held`` its registers: name, stage, cells, whether it
@@ -224,7 +224,7 @@ class Flight:
     act: Callable[[], object]
     uses: Sequence[Use] = ()
     held: Sequence[tuple[str, int, Integers, bool]] = ()
-    queue: list[Flight] | None = None
+    queue: list[InFlight] | None = None
     ordered: bool = True
     missing: int = 0
     alone: bool = False
@@ -271,8 +271,8 @@ class Team:
     elects: bool
     late: bool
     agents: list[Agent] = field(default_factory=list)
-    issued: list[Flight] = field(default_factory=list)
-    products: list[Flight] = field(default_factory=list)
+    issued: list[InFlight] = field(default_factory=list)
+    products: list[InFlight] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -292,11 +292,11 @@ class Agent(Party):
     time: int = 0
     key: int = 0
     issued: int = 0
-    open: dict[Group, list[Flight]] = field(default_factory=lambda: defaultdict(list))
-    groups: dict[Group, list[list[Flight]]] = field(default_factory=lambda: defaultdict(list))
-    sent: list[Flight] = field(default_factory=list)
+    open: dict[Group, list[InFlight]] = field(default_factory=lambda: defaultdict(list))
+    groups: dict[Group, list[list[InFlight]]] = field(default_factory=lambda: defaultdict(list))
+    sent: list[InFlight] = field(default_factory=list)
     ready: set[str] = field(default_factory=set)
-    queue: list[Flight] = field(default_factory=list)  # its tcgen05.mma, cp and commits
+    queue: list[InFlight] = field(default_factory=list)  # its tcgen05.mma, cp and commits
     opened: dict[object, Use] = field(default_factory=dict)  # uses that no commit covers
     issued_uses: list[Use] = field(default_factory=list)
 
@@ -358,7 +358,7 @@ class Agent(Party):
         if self.threads.size == 1:
             self.cta.cluster.known[self.number, self.number] = self.time
 
-    def under_way(self, group: Group) -> list[Flight]:
+    def under_way(self, group: Group) -> list[InFlight]:
         """Its operations of a kind of group that no wait has covered."""
         return [f for g in (*self.groups[group], self.open[group]) for f in g]
 
@@ -434,7 +434,7 @@ class Cluster:
     place: tuple[int, ...]
     known: NDArray[np.int64]
     ctas: list[Cta] = field(default_factory=list)
-    flying: dict[int, Flight] = field(default_factory=dict)
+    flying: dict[int, InFlight] = field(default_factory=dict)
 
     @property
     def agents(self) -> list[Agent]:
@@ -447,7 +447,7 @@ class Cluster:
         least: list[int] = self.known[rows].min(axis=0).tolist()
         return least
 
-    def launch(self, flight: Flight) -> None:
+    def launch(self, flight: InFlight) -> None:
         """Let an operation go."""
         self.flying[id(flight)] = flight
         self.hurry()
@@ -458,11 +458,11 @@ class Cluster:
             for flight in ready:
                 self.land(flight)
 
-    def landing(self) -> list[Flight]:
+    def landing(self) -> list[InFlight]:
         """Return what may land now."""
         return [f for f in self.flying.values() if f.may_land]
 
-    def land(self, flight: Flight) -> None:
+    def land(self, flight: InFlight) -> None:
         """Land one, unless it has landed."""
         if self.flying.pop(id(flight), None) is not None:
             flight.land()

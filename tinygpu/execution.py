@@ -24,12 +24,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.cluster import Agent, Flight, Registers, Run
+from tinygpu.cluster import Agent, InFlight, Registers, Run
 from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Do
 from tinygpu.race import UNWRITTEN, Integers, Kind, Shared, Use
 from tinygpu.synchronization import Group
-from tinygpu.touched import Fault, Touched, extent
+from tinygpu.touched import CellFault, Touched, extent
 from tinygpu.warp_matrix import products
 
 __all__ = [
@@ -80,7 +80,7 @@ class Selection:
     every: bool
     cells: Integers
     threads: Integers
-    faults: tuple[Fault, ...]
+    faults: tuple[CellFault, ...]
     left: Booleans | bool = False
 
 
@@ -426,7 +426,7 @@ def _write(
     elif use is not None and not use.done:
         kept = values[place.taken]
         memory.value[stage][place.cells] = np.nan
-        copy = Flight(
+        copy = InFlight(
             do,
             lambda: memory.put(stage, place.cells, kept, index),
             [use],

@@ -51,7 +51,7 @@ from tinygpu.wishes import TooWideError, Wish
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["RESOURCES", "Member", "Solver", "Verdict"]
+__all__ = ["RESOURCES", "Decided", "Member", "Solver"]
 
 RESOURCES = 1_000_000
 """z3's steps for one structural choice: some seconds."""
@@ -80,7 +80,7 @@ _CONCURRENCY = Member("law", "concurrency")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Decided:
     """A schedule that keeps some members, or a ``core`` of them that leaves none, or neither.
 
     ``minimal``: each member of the core is needed, for without it there is a schedule.
@@ -166,7 +166,7 @@ class Solver:
         wished = [Member("wish", wish.text) for wish in self.wishes]
         self.members = (*fixed, *wished, *self.laws)
 
-    def check(self, active: Container[Member] | None = None, *, first: bool = False) -> Verdict:
+    def check(self, active: Container[Member] | None = None, *, first: bool = False) -> Decided:
         """Look for a schedule that keeps the active members; all of them, if None are given.
 
         With ``first`` it is the first one: by its structural choice, then by its numbers.
@@ -183,10 +183,10 @@ class Solver:
             core.update(found.core)
             reason = reason or found.reason
         if reason:
-            return Verdict("unknown", reason=reason)
-        return Verdict("unsat", core=tuple(m for m in self.members if m in core))
+            return Decided("unknown", reason=reason)
+        return Decided("unsat", core=tuple(m for m in self.members if m in core))
 
-    def core(self, found: Verdict) -> Verdict:
+    def core(self, found: Decided) -> Decided:
         """Return an ``unsat`` verdict with a core of which no member can be left out.
 
         Laws are tried first, the later ones before the others; then what is fixed, then wishes.
@@ -201,7 +201,7 @@ class Solver:
                 else:
                     left.add(member)
                     minimal = minimal and fewer.outcome == "sat"
-        return Verdict("unsat", core=tuple(m for m in self.members if m in left), minimal=minimal)
+        return Decided("unsat", core=tuple(m for m in self.members if m in left), minimal=minimal)
 
     def _part(self, structure: Mapping[str, Value]) -> _Part:
         """Begin with what needs no term: fixed decisions, the machine's laws, some wishes."""
@@ -246,39 +246,39 @@ class Solver:
                 except TooWideError as error:
                     part.open[member] = str(error)
 
-    def _check(self, part: _Part, active: Container[Member], *, first: bool) -> Verdict:
+    def _check(self, part: _Part, active: Container[Member], *, first: bool) -> Decided:
         """Look for a schedule of a structural choice that keeps the active members."""
         for _ in range(_ASKED_MOST):
             if (excluding := part.excluded_by(active)) is not None:
-                return Verdict("unsat", core=(excluding,))
+                return Decided("unsat", core=(excluding,))
             kept = ((c, m) for m, here in part.clauses.items() if m in active for c in here)
             clauses = {clause: member for clause, member in kept if isinstance(clause, str)}
             known = next((core for core in self._cores if core <= clauses.keys()), None)
             if known is not None:
-                return Verdict("unsat", core=tuple({clauses[c] for c in known}))
+                return Decided("unsat", core=tuple({clauses[c] for c in known}))
             outcome = self._outcome(clauses)
             if outcome == "unsat":
                 self._cores.append(frozenset(map(str, self._solver.unsat_core())))
                 continue
             if outcome == "unknown":
                 reason = f"z3 gave up on a structural choice after {self._resources} steps"
-                return Verdict("unknown", reason=reason)
+                return Decided("unknown", reason=reason)
             if not part.judged:
                 with np.errstate(all="ignore"):
                     self._judge(part)
                 continue
             for member, reason in part.open.items():
                 if member in active:
-                    return Verdict("unknown", reason=reason)
+                    return Decided("unknown", reason=reason)
             at = self._first(clauses) if first else self._model()
             schedule, space = self._schedule(part, at), self.space
             violations = check_schedule(schedule, space.machine, space.problem, space.device)
             broken = [m for v in violations if (m := Member("law", v.law)) in active]
             if not broken:
-                return Verdict("sat", schedule)
+                return Decided("sat", schedule)
             assert broken == [_CONCURRENCY], f"tables allow {schedule}, which breaks {broken}"
             self._learn(part, at)
-        return Verdict("unknown", reason=f"{_ASKED_MOST} schedules broke the law concurrency alone")
+        return Decided("unknown", reason=f"{_ASKED_MOST} schedules broke the law concurrency alone")
 
     def _outcome(self, names: Iterable[str]) -> str:
         """Tell z3 what it has to know, and ask whether all that the names ask for can be."""

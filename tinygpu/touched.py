@@ -28,13 +28,13 @@ from tinygpu.errors import ProgramError
 from tinygpu.program import Access, Do, Exit
 from tinygpu.race import Integers, Kind
 
-__all__ = ["Fault", "Touched", "Toucher", "coordinates", "extent"]
+__all__ = ["CellFault", "Touched", "Toucher", "coordinates", "extent"]
 
 Booleans = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class CellFault:
     """What is wrong with an access: the kind, the thread, the coordinate or cell, in words."""
 
     kind: Kind
@@ -53,7 +53,7 @@ class Touched:
     cell: Integers
     taken: Booleans
     every: bool
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[CellFault, ...] = ()
     left: Booleans | bool = False
 
 
@@ -163,7 +163,7 @@ class Toucher:
         for along, start, stride in zip(places.place, origin, strides, strict=True):
             address += (along + start) * stride
         taken = np.ones(address.shape, np.bool_)
-        faults: tuple[Fault, ...] = ()
+        faults: tuple[CellFault, ...] = ()
         left: Booleans | bool = False
         vector = _vector(do)
         if any(
@@ -219,25 +219,25 @@ def _vector(do: Do | Exit) -> int:
 
 def _outside(
     access: Access, fine: Booleans, place: Integers, numbers: Integers
-) -> tuple[Fault, ...]:
+) -> tuple[CellFault, ...]:
     if fine.all():
         return ()
     value, thread = np.unravel_index(int((~fine).argmax()), fine.shape)
     at = f"{access.buffer.name}[{', '.join(str(p) for p in place[:, value, thread])}]"
     shape = ", ".join(map(str, access.buffer.shape))
     text = f"touches {at}, outside of [{shape}]; guard it, or let sizes be multiples"
-    return (Fault("out_of_bounds", int(numbers[thread]), at, text),)
+    return (CellFault("out_of_bounds", int(numbers[thread]), at, text),)
 
 
 def _vectors(
     access: Access, vector: int, cell: Integers, taken: Booleans, numbers: Integers
-) -> tuple[Fault, ...]:
+) -> tuple[CellFault, ...]:
     """Return the first vector that is no aligned run of cells."""
     if vector == 1 or not len(cell):
         return ()
     if len(cell) % vector:
         text = f"moves {len(cell)} values in vectors of {vector}; choose a vector that divides them"
-        return (Fault("misaligned", int(numbers[0]), access.buffer.name, text),)
+        return (CellFault("misaligned", int(numbers[0]), access.buffer.name, text),)
     split = cell.reshape(-1, vector, cell.shape[1])
     runs = (split == split[:, :1] + np.arange(vector)[None, :, None]).all(axis=1)
     bad = taken[::vector] & ((split[:, 0] % vector != 0) | ~runs)
@@ -247,4 +247,4 @@ def _vectors(
     cells = split[value, :, thread].tolist()
     at = f"{access.buffer.name}[{cells[0]}]"
     text = f"moves a vector of cells {cells}; it has to be a run from a multiple of {vector}"
-    return (Fault("misaligned", int(numbers[thread]), at, text),)
+    return (CellFault("misaligned", int(numbers[thread]), at, text),)

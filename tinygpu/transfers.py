@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.cluster import Agent, Cta, Flight, Mbarrier, Registers
+from tinygpu.cluster import Agent, Cta, InFlight, Mbarrier, Registers
 from tinygpu.errors import ProgramError
 from tinygpu.execution import (
     TOGETHER,
@@ -94,7 +94,7 @@ def _load(agent: Agent, do: Do, env: Env) -> None:
     size = extent(do.values) * write.buffer.type.bytes * agent.threads.size
     clock, index = agent.says, write.index.evaluate(env)
 
-    def send(target: Cta) -> Flight:
+    def send(target: Cta) -> InFlight:
         memory = target.memory(agent, write.buffer)
         use = Use(do, agent, place.cells, None, writes=True, plain=False)
         claim(memory, stage, use)
@@ -109,7 +109,7 @@ def _load(agent: Agent, do: Do, env: Env) -> None:
             use.done.append((barrier.column, barrier.phase + 1))
             barrier.land(size, clock)
 
-        return Flight(do, land, [use], alone=True)
+        return InFlight(do, land, [use], alone=True)
 
     for target in agent.cta.along(do.multicast):
         cluster.launch(send(target))
@@ -134,7 +134,7 @@ def _store(agent: Agent, do: Do, env: Env) -> None:
         read()
         to_gmem(agent, do, into.cells, found[0][into.taken], into.threads)
 
-    store = Flight(do, land, [use], read=read)
+    store = InFlight(do, land, [use], read=read)
     agent.open["bulk"].append(store)
     agent.cta.cluster.launch(store)
 
@@ -166,13 +166,13 @@ def arrive(agent: Agent, statement: Arrive, env: Env) -> None:
             for target in targets:
                 land_at(*target)
 
-        cluster.launch(Flight(statement, land, queue=agent.queue, alone=True))
+        cluster.launch(InFlight(statement, land, queue=agent.queue, alone=True))
         return
     for cta, barrier in targets:
         if cta is agent.cta:
             land_at(cta, barrier)
         else:
-            flight = Flight(statement, partial(land_at, cta, barrier), alone=True)
+            flight = InFlight(statement, partial(land_at, cta, barrier), alone=True)
             agent.sent.append(flight)
             cluster.launch(flight)
 
@@ -250,7 +250,7 @@ def _multiply(agent: Agent, do: Do, env: Env) -> None:
             for a in do.accesses
             if a.buffer.level == "registers"
         ]
-        flight = Flight(do, land, uses, held=held, queue=team.products, missing=len(team.agents))
+        flight = InFlight(do, land, uses, held=held, queue=team.products, missing=len(team.agents))
         team.issued.append(flight)
         cta.cluster.launch(flight)
     flight = team.issued[agent.issued]
@@ -285,7 +285,7 @@ def _multiply_in_tensor_memory(agent: Agent, do: Do, env: Env) -> None:
             product = algebra.contract(np.matmul, rows, columns).reshape(-1)
             _add(agent, cta, cta.memory(agent, do.write.buffer), do, product, env)
 
-    agent.cta.cluster.launch(Flight(do, land, queue=agent.queue, alone=True))
+    agent.cta.cluster.launch(InFlight(do, land, queue=agent.queue, alone=True))
 
 
 # Tensor memory
@@ -310,7 +310,7 @@ def _copy(agent: Agent, do: Do, env: Env) -> None:
         rounded = cluster.run.algebra.round(write.buffer.type, source.value[at][cells])
         target.put(to, places, rounded, written)
 
-    cluster.launch(Flight(do, land, queue=agent.queue, ordered=False, alone=True))
+    cluster.launch(InFlight(do, land, queue=agent.queue, ordered=False, alone=True))
 
 
 def _transfer(agent: Agent, do: Do, env: Env) -> None:
@@ -343,7 +343,7 @@ def _transfer(agent: Agent, do: Do, env: Env) -> None:
         stale(agent, do, giver, given, cells, index)
         taker.put(taken, places, giver.value[given][cells], written)
 
-    flight = Flight(do, land, [use], held=[(name, stage, whose, loads)])
+    flight = InFlight(do, land, [use], held=[(name, stage, whose, loads)])
     agent.open["tcgen05.ld" if loads else "tcgen05.st"].append(flight)
     agent.cta.cluster.launch(flight)
 

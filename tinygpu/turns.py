@@ -21,7 +21,7 @@ from typing import Literal, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.cluster import Agent, Cluster, Flight, Run, Tiles, start_cluster
+from tinygpu.cluster import Agent, Cluster, InFlight, Run, Tiles, start_cluster
 from tinygpu.errors import ProgramError
 from tinygpu.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
 from tinygpu.race import Finding, Integers
@@ -98,7 +98,7 @@ class Turns:
         ready = [a for a in self.ranked if self._ready(a)]
         return ready[int(self.random.integers(len(ready)))] if ready else None
 
-    def _land(self, flights: Sequence[Flight]) -> bool:
+    def _land(self, flights: Sequence[InFlight]) -> bool:
         if flights:
             self.cluster.land(flights[int(self.random.integers(len(flights)))])
         return bool(flights)

@@ -20,7 +20,7 @@ from tinygpu.device import label, load_device
 from tinygpu.schedule import to_json
 
 if TYPE_CHECKING:
-    from tinygpu.cli.report import Section
+    from tinygpu.cli.report import ReportSection
     from tinygpu.codegen.assemble import Cubin
     from tinygpu.codegen.interpretation import Interpretation
     from tinygpu.measurement import Measurement
@@ -215,9 +215,9 @@ def _layer(name: str, space: Space, top: int, out: Path, *, why_not: str) -> Lay
     return done
 
 
-def _section(layer: Layer) -> Section:
+def _section(layer: Layer) -> ReportSection:
     """Return the layer as the report's page takes it."""
-    from tinygpu.cli.report import Section
+    from tinygpu.cli.report import ReportSection
     from tinygpu.cli.search import tree_of
     from tinygpu.codegen.measure import peer_of
 
@@ -233,7 +233,7 @@ def _section(layer: Layer) -> Section:
     )
     faults = "; ".join(layer.faults)
     spilled = cubin.spill_stores_bytes + cubin.spill_loads_bytes
-    return Section(
+    return ReportSection(
         name=layer.name,
         title=layer.title,
         about=layer.what,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tinygpu.search.explain import Explanation
     from tinygpu.search.spans import Timeline
 
-__all__ = ["Section", "report_html", "section_tree"]
+__all__ = ["ReportSection", "report_html", "section_tree"]
 
 STUDIED = 20
 """Schedules of a section, the first, that come with PTX, timeline, layouts and comparisons."""
@@ -39,7 +39,7 @@ ROWS, COLUMNS = 16, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class ReportSection:
     """A search as the page shows it.
 
     ``found`` is the tree of ``search.json``; ``given`` are its schedules in that order, with paths
@@ -76,7 +76,7 @@ def report_html(
     )
 
 
-def section_tree(section: Section) -> dict[str, Any]:
+def section_tree(section: ReportSection) -> dict[str, Any]:
     """Return a section for the page: its search, and what is shown of the studied schedules.
 
     The rows of the search get the numbers that the code has: registers, spills, shared memory.

@@ -41,7 +41,7 @@ def report(
     machine: OWN = "",
 ) -> None:
     """Write report.html: a search's table, plots, timelines and code, in a page to explore."""
-    from tinygpu.cli.report import Section, report_html, section_tree
+    from tinygpu.cli.report import ReportSection, report_html, section_tree
     from tinygpu.codegen.provenance import provenance
     from tinygpu.search.explain import explain
 
@@ -60,7 +60,7 @@ def report(
     machines = " and ".join(dict.fromkeys(one.machine.name for one in given))
     told = f" The last {more} were measured on the way and are no finalists." if more else ""
     with working("writing the report"):
-        section = Section(
+        section = ReportSection(
             name=folder.resolve().name,
             title=f"{first.problem.operation.name} {sizes}",
             about=f"Schedules of {machines}, predicted for {first.device.name}.{told}",

@@ -70,9 +70,9 @@ __all__ = [
     "Agent",
     "At",
     "Op",
-    "Place",
     "Plan",
     "Section",
+    "Spot",
     "Touch",
     "expanded",
     "laid_out",
@@ -109,7 +109,7 @@ class Agent:
 
 
 @dataclass(slots=True)
-class Place:
+class Spot:
     """A ring or a barrier: of an agent (registers), of a copy, of a CTA.
 
     ``pace``: by how much its indices move with each counter.  ``lowest``: its least offset.
@@ -236,7 +236,7 @@ class Plan:
     symmetry: Symmetry
     agents: list[Agent]
     sections: tuple[Section, ...]
-    places: list[Place]
+    places: list[Spot]
     least: dict[str, int]
     near: dict[str, int]  # how far from a loop's start guards tell steps apart
     far: dict[str, int]  # and from its end
@@ -248,8 +248,8 @@ class Plan:
     grouped: list[dict[str, None]]  # of an agent: the kinds of its groups
     shared: list[str]  # bar.sync that two groups of threads share
     tensor: bool
-    known: dict[tuple[object, ...], Place]
-    reached: dict[tuple[int, int, str, str], tuple[tuple[Place, int], ...]]
+    known: dict[tuple[object, ...], Spot]
+    reached: dict[tuple[int, int, str, str], tuple[tuple[Spot, int], ...]]
     envs: list[dict[str, int]]  # ranks and copies, by agent
     bodies: list[Nodes]
     ops: dict[tuple[object, ...], Op] = field(default_factory=dict)  # of blocks, by agent and node
@@ -692,7 +692,7 @@ def _indices(s: Statement) -> Iterator[tuple[Buffer | Barrier, Affine, str]]:
 
 def _places(
     plan: Plan, agent: int, ring: Buffer | Barrier, how: str, s: Statement
-) -> tuple[tuple[Place, int], ...]:
+) -> tuple[tuple[Spot, int], ...]:
     """Return the places that a statement touches, and from which shift it is seen there."""
     asked = (agent, id(s), ring.name, how)
     if asked not in plan.reached:
@@ -702,7 +702,7 @@ def _places(
 
 def _reached(
     plan: Plan, agent: int, ring: Buffer | Barrier, how: str, s: Statement
-) -> Iterator[tuple[Place, int]]:
+) -> Iterator[tuple[Spot, int]]:
     a, symmetry = plan.agents[agent], plan.symmetry
     ctas: Iterable[tuple[int, int]] = [(a.cta, 0)]
     if isinstance(s, Do) and ((kind_of(s) == "load" and how != "read") or kind_of(s) == "mma"):
@@ -714,14 +714,14 @@ def _reached(
         key: tuple[object, ...] = (ring.name, home)
         if isinstance(ring, Barrier):
             key = ("barrier", *key)
-            new = Place(0, ring.name, ring.stages, "barrier", home, arrivals=ring.arrivals)
+            new = Spot(0, ring.name, ring.stages, "barrier", home, arrivals=ring.arrivals)
             new.loaded = False
         elif ring.level == "registers":
             key = (ring.name, "agent", agent)
-            new = Place(0, ring.name, ring.stages, ring.level, a.cta, private=True)
+            new = Spot(0, ring.name, ring.stages, ring.level, a.cta, private=True)
         else:
             key = (*key, a.role, a.copy) if ring.copies > 1 else key
-            new = Place(0, ring.name, ring.stages, ring.level, home)
+            new = Spot(0, ring.name, ring.stages, ring.level, home)
         if key not in plan.known:
             new.number = len(plan.places)
             plan.known[key] = new

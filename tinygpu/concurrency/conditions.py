@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NoReturn
 
-from tinygpu.concurrency.blocks import GROUPS, Op, Place, Plan, Touch
+from tinygpu.concurrency.blocks import GROUPS, Op, Plan, Spot, Touch
 from tinygpu.concurrency.facts import Agent, Flight, Group, Phases, Slot, State
 from tinygpu.program import Arrive, Commit, Exit, Fence, WaitGroup
 
@@ -233,7 +233,7 @@ class Pass:
         if p.arrivals == place.arrivals and p.expected == p.landed:
             self._complete(number, op, place, p)
 
-    def _complete(self, number: int, op: Op, place: Place, p: Phases) -> None:
+    def _complete(self, number: int, op: Op, place: Spot, p: Phases) -> None:
         """End a phase (A): all waits for the one before have to be passed by then."""
         if missed := p.past_passes & ~p.message:
             self.fault("parity", number, op, f"ends {place.ring}@{p.index} while a wait for the "
@@ -473,14 +473,14 @@ class Pass:
         agent.open["wgmma"].join(Group(due=flight.bit, flights=[flight]))
         return flight.bit
 
-    def _seen(self, agent: Agent, op: Op, place: Place) -> int:
+    def _seen(self, agent: Agent, op: Op, place: Spot) -> int:
         """Return what an agent knows of others when it touches shared memory."""
         if op.kind in _TENSOR:
             return agent.after | agent.mine
         return agent.known
 
     def _conflict(
-        self, number: int, op: Op, place: Place, need: int, seen: int, touch: Touch, real: int
+        self, number: int, op: Op, place: Spot, need: int, seen: int, touch: Touch, real: int
     ) -> None:
         """R, F: report what an event does not know."""
         missed = need & ~seen
@@ -494,7 +494,7 @@ class Pass:
                    "bar.sync or a wait between them is missing", other)  # fmt: skip
 
     def _read(
-        self, number: int, agent: Agent, op: Op, place: Place, slot: Slot, touch: Touch, bit: int,
+        self, number: int, agent: Agent, op: Op, place: Spot, slot: Slot, touch: Touch, bit: int,
         fence: int,
     ) -> None:  # fmt: skip
         seen = self.moved(self._seen(agent, op, place), touch.shift)
@@ -512,7 +512,7 @@ class Pass:
         if not (sums and op.fresh):
             self._value(number, op, place, slot, touch)
 
-    def _value(self, number: int, op: Op, place: Place, slot: Slot, touch: Touch) -> None:
+    def _value(self, number: int, op: Op, place: Spot, slot: Slot, touch: Touch) -> None:
         """R: what a slot holds is what the read means."""
         if slot.held == (touch.offset,):
             return
@@ -527,7 +527,7 @@ class Pass:
                    slot.last)  # fmt: skip
 
     def _write(
-        self, number: int, agent: Agent, op: Op, place: Place, slot: Slot, touch: Touch, bit: int,
+        self, number: int, agent: Agent, op: Op, place: Spot, slot: Slot, touch: Touch, bit: int,
         fence: int,
     ) -> None:  # fmt: skip
         me = self.plan.agents[number]
@@ -587,7 +587,14 @@ class Pass:
                 self._give(number, op, told, message | bit, bit, 0, 0, op.amount * threads)
 
     def _register(
-        self, number: int, agent: Agent, op: Op, place: Place, slot: Slot, touch: Touch, bit: int
+        self,
+        number: int,
+        agent: Agent,
+        op: Op,
+        place: Spot,
+        slot: Slot,
+        touch: Touch,
+        bit: int,
     ) -> None:
         """R of registers: each thread's own, and the sums of its copy's products."""
         write = any(touch is w for w in op.writes)
@@ -609,7 +616,7 @@ class Pass:
         if flies:
             slot.writes |= bit
 
-    def _fill(self, place: Place, slot: Slot, touch: Touch) -> None:
+    def _fill(self, place: Spot, slot: Slot, touch: Touch) -> None:
         """Note which indices a slot holds after a write.
 
         Parts of one statement, at all its turns, are of different cells.

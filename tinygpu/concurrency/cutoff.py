@@ -31,7 +31,7 @@ whose tiles are alike, whatever the number is up to which they are told apart.
 >>> found = searched(plan)
 >>> found.run, found.states
 (None, 7)
->>> replayed(plan, Run((), (("trips", 5),))) is None
+>>> replayed(plan, Witness((), (("trips", 5),))) is None
 True
 
 Source: ``docs/model-concurrency.md``.
@@ -48,14 +48,14 @@ from tinygpu.concurrency.blocks import TILES, At, Counter, Op, Plan, Section, ex
 from tinygpu.concurrency.conditions import Fault, FaultError, Pass
 from tinygpu.concurrency.facts import Facts, Frozen, State
 
-__all__ = ["Outcome", "Run", "replayed", "searched"]
+__all__ = ["Outcome", "Witness", "replayed", "searched"]
 
 _MANY = 20_000
 Pairs = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Witness:
     """How often loops run: in each tile, and outside of tiles."""
 
     tiles: tuple[Pairs, ...]
@@ -66,10 +66,10 @@ class Run:
         """Whether all tiles have the same trips."""
         return len(set(self.tiles)) <= 1
 
-    def levelled(self) -> tuple[Run, ...]:
+    def levelled(self) -> tuple[Witness, ...]:
         """Return it, if its tiles are alike, or the runs whose tiles are all like one of them."""
         alike = dict.fromkeys((tile,) * len(self.tiles) for tile in self.tiles)
-        return tuple(Run(tiles, self.once) for tiles in alike) or (self,)
+        return tuple(Witness(tiles, self.once) for tiles in alike) or (self,)
 
     def __str__(self) -> str:
         parts = [f"{name}={n}" for name, n in self.once]
@@ -87,7 +87,7 @@ class Run:
 class Outcome:
     """What a search has found: a run with a fault, or no; why it gave up; the states visited."""
 
-    run: Run | None
+    run: Witness | None
     doubt: str
     states: int
 
@@ -140,7 +140,7 @@ def _moves(plan: Plan, param: str, tile: int) -> dict[Counter, int]:
     return found
 
 
-def replayed(plan: Plan, run: Run) -> Fault | None:
+def replayed(plan: Plan, run: Witness) -> Fault | None:
     """Return the fault of one run, if it has one, found without any assumption."""
     state = State(plan)
     state.names = {}
@@ -323,7 +323,7 @@ class _Search:
     def without(self, pairs: Pairs) -> Pairs:
         return tuple(p for p in pairs if p[0] not in self.inside)
 
-    def witness(self, items: Sequence[_Item], number: int) -> Run:
+    def witness(self, items: Sequence[_Item], number: int) -> Witness:
         """Return the run that led to a state, ended as soon as it may."""
         records: list[tuple[Any, ...]] = []
         while number >= 0:
@@ -355,7 +355,7 @@ class _Search:
             tiles.append(tile())
         elif any(s.param == TILES for s in self.plan.sections):
             tiles.append(tuple((n, self.plan.least.get(n, 0)) for n in self.inside))
-        return Run(tuple(tiles), tuple((n, done[n] + left[n]) for n in self.outside))
+        return Witness(tuple(tiles), tuple((n, done[n] + left[n]) for n in self.outside))
 
 
 def searched(plan: Plan, *, apart: bool = False) -> Outcome:

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.concurrency.blocks import Counter, Op, Place, Plan
+from tinygpu.concurrency.blocks import Counter, Op, Plan, Spot
 
 __all__ = ["Agent", "Facts", "Flight", "Frozen", "Group", "Phases", "Slot", "State"]
 
@@ -368,7 +368,7 @@ _COUNTS = (
 _KNOWN = ("known", "own", "unfenced", "multiplied", "batch", "mine", "untold", "after")
 
 
-def _asked(place: Place) -> tuple[str, ...]:
+def _asked(place: Spot) -> tuple[str, ...]:
     """Return which facts of a stage somebody may ask about."""
     if place.private:
         return ("writes",)

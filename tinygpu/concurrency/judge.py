@@ -36,7 +36,7 @@ from tinygpu.concurrency import cutoff
 from tinygpu.concurrency.assumptions import assumptions
 from tinygpu.concurrency.blocks import TILES, Plan, laid_out
 from tinygpu.concurrency.conditions import Fault
-from tinygpu.concurrency.cutoff import Run, replayed, searched
+from tinygpu.concurrency.cutoff import Witness, replayed, searched
 from tinygpu.concurrency.erase import erase
 from tinygpu.program import Program
 
@@ -56,7 +56,7 @@ class Verdict:
     outcome: Outcome
     by: str = ""
     fault: Fault | None = None
-    run: Run | None = None
+    run: Witness | None = None
     doubts: tuple[str, ...] = ()
     states: int = 0
 
@@ -100,7 +100,7 @@ def verdict_of(program: Program, *, apart: bool = False) -> Verdict:
     plan = laid_out(program)
     if plan.shared:
         text = plan.shared[0]
-        return Verdict("illegal", fault=Fault("deadlock", text, text, text), run=Run(()))
+        return Verdict("illegal", fault=Fault("deadlock", text, text, text), run=Witness(()))
     if plan.failed:
         return _tried(plan, tuple(plan.failed))
     tiled = any(section.param == TILES for section in plan.sections)
@@ -139,7 +139,7 @@ def _found(program: Program, plan: Plan, apart: bool) -> Found:
     return plan, found
 
 
-def verdict_at(program: Program, run: Run) -> Fault | None:
+def verdict_at(program: Program, run: Witness) -> Fault | None:
     """Return the fault of one run, if it has one; no assumption is needed."""
     return replayed(laid_out(erase(program)), run)
 
@@ -154,7 +154,7 @@ def _tried(plan: Plan, doubts: tuple[str, ...]) -> Verdict:
     for values in product(*(range(plan.least[n], plan.least[n] + most + 1) for n in names)):
         once = tuple(zip(names, values, strict=True))
         for tiles in (1, 2, 4) if tiled else (0,):
-            run = Run((once,) * tiles, once)
+            run = Witness((once,) * tiles, once)
             fault = replayed(plan, run)
             if fault is not None:
                 return Verdict("illegal", fault=fault, run=run)
