@@ -102,6 +102,8 @@ def bfe(a: int, at: int, n: int, width: int, signed: bool) -> int:
 
 
 def bfi(a: int, b: int, at: int, n: int, width: int) -> int:
+    if width == 64 and (at & 0xFFFFFFFF) >= width:  # an H200 takes more than 8 bits of it
+        return b
     at, n = at & 255, n & 255
     mask = ((1 << min(n, width)) - 1) << at & (1 << width) - 1
     return b & ~mask | a << at & mask
@@ -309,15 +311,16 @@ def test_fma_at_ties(scale: float, sign: int) -> None:
 
 
 def test_float_to_integer() -> None:
-    """Rounded by the mode, kept inside the type, 0 for NaN."""
+    """Rounded by the mode, kept inside the type; NaN is 0, of 64 bits the uppermost bit."""
     x = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 3.7, -3.7, 1e20, -1e20, np.nan, np.inf], np.float32)
     for mode, turn in {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}.items():
         for kind in ("s32", "u8", "s64"):
             got = compute(f"cvt.{mode}.{kind}.f32 %y, %x0", "f32", [x], "s64" if kind == "s64"
                           else "s32")  # fmt: skip
             limits = np.iinfo(TYPES[kind])
+            nothing = -(1 << 63) if kind == "s64" else 0
             expected = [
-                0 if math.isnan(v) else int(min(max(float(turn(v)), limits.min), limits.max))
+                nothing if math.isnan(v) else int(min(max(float(turn(v)), limits.min), limits.max))
                 if math.isfinite(v) else (limits.max if v > 0 else limits.min) for v in x
             ]  # fmt: skip
             assert got.tolist() == [min(max(e, limits.min), limits.max) for e in expected]

@@ -18,7 +18,16 @@ from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, Source
 from tinygpu.codegen.interpreter.integers import with_carry
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.values import PACKED, flushed, fma, narrowed, rounded
+from tinygpu.codegen.interpreter.values import (
+    PACKED,
+    exactly,
+    flushed,
+    fma,
+    narrowed,
+    quotient_of,
+    root_of,
+    rounded,
+)
 
 __all__ = ["TABLE", "apply", "by_type", "packed", "plain", "read"]
 
@@ -52,7 +61,8 @@ def by_type(make: Callable[[Instruction, np.dtype[Any]], Callable[..., Any]]) ->
 
 
 def _flushes(i: Instruction, kind: str) -> bool:
-    return "ftz" in i.parts and PACKED.get(kind, kind) in ("f32", "f16")
+    flushed = ("f32",) if i.parts[0] == "cvt" else ("f32", "f16")
+    return "ftz" in i.parts and PACKED.get(kind, kind) in flushed
 
 
 def read(d: Decoder, i: Instruction, text: str, kind: str) -> Source:
@@ -83,7 +93,8 @@ def _mode(i: Instruction) -> str:
 def _saturated(i: Instruction, function: Callable[..., Array]) -> Callable[..., Array]:
     if "sat" not in i.parts:
         return function
-    return lambda *given: np.clip(np.nan_to_num(function(*given), nan=0.0), 0, 1)
+    # -0 + 0 is 0
+    return lambda *given: np.clip(np.nan_to_num(function(*given), nan=0.0), 0, 1) + 0
 
 
 def _kind(i: Instruction) -> str:
@@ -102,7 +113,7 @@ def _binary(name: str) -> Builder:
         def directed(a: Array, b: Array) -> Array:
             x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
             if name == "mul":
-                return fma(x, y, np.zeros_like(x), mode, _kind(i))
+                return fma(x, y, np.copysign(0.0, x) * np.copysign(1.0, y), mode, _kind(i))
             return fma(y, np.full_like(y, sign), x, mode, _kind(i))
 
         return _saturated(i, plain if mode == "rn" else directed)
@@ -187,9 +198,14 @@ def _fma(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
 
     def once(a: Array, b: Array, c: Array) -> Array:
         result = fma(a, b, c, mode, kind)
-        return np.maximum(result, dtype.type(0)) if "relu" in i.parts else result
+        return _positive(result) if "relu" in i.parts else result
 
     return _saturated(i, once)
+
+
+def _positive(a: Array) -> Array:
+    """Return what is above 0, and NaN, as it is, and 0 for all else."""
+    return np.where(a <= 0, a.dtype.type(0), a)
 
 
 def _divided(a: Array, b: Array) -> Array:
@@ -218,6 +234,8 @@ def _left(a: Array, b: Array, c: Array) -> Array:
 def _quotient(a: Array, b: Array, mode: str, kind: str) -> Array:
     x, y = (np.atleast_1d(np.asarray(v, np.float64)) for v in (a, b))
     x, y = np.broadcast_arrays(x, y)
+    if kind == "f64" and mode != "rn":
+        return exactly(quotient_of, mode, x, y)
     quotient = x / y
     error = _left(x, quotient, y) * np.where(np.signbit(y), -1.0, 1.0)
     return rounded(quotient, error, mode, kind)
@@ -225,6 +243,8 @@ def _quotient(a: Array, b: Array, mode: str, kind: str) -> Array:
 
 def _root(a: Array, mode: str, kind: str) -> Array:
     x = np.atleast_1d(np.asarray(a, np.float64))
+    if kind == "f64" and mode != "rn":
+        return exactly(root_of, mode, x)
     root = np.sqrt(x)
     return rounded(root, _left(x, root, root), mode, kind)
 
@@ -333,14 +353,17 @@ def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array]
     mode = _mode(i)
     if of in floats and to not in floats:
         limits = np.iinfo(target)
-        turn = _TO_INTEGER[integral or "rzi"]
+        turn, bits = _TO_INTEGER[integral or "rzi"], 8 * target.itemsize
+        nothing = 1 << (bits - 1) if of == "f64" or bits == 64 else 0  # measured on an H200
+        nan = np.array(nothing, f"u{target.itemsize}").view(target)
 
         def to_integer(a: Array) -> Array:
             whole = turn(np.asarray(a, np.float64))
             low, high = float(limits.min), float(limits.max)
             inside = np.clip(np.nan_to_num(whole, nan=0.0), low, high)
             result = np.where(inside >= high, limits.max, inside.astype(target))
-            return np.where(inside <= low, limits.min, result).astype(target)
+            result = np.where(inside <= low, limits.min, result).astype(target)
+            return np.where(np.isnan(whole), nan, result)
 
         return to_integer
     if of in floats:
@@ -356,7 +379,10 @@ def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array]
                 wide = np.clip(wide, -most, most)
             result = rounded(wide, np.zeros(1), mode, to)
             if "relu" in i.parts:
-                result = np.where(result < 0, target.type(0), result)
+                result = _positive(result)
+            if target.itemsize == 1:  # all NaN are one
+                result = np.where(np.isnan(wide), np.uint8(0x7F), result.view(np.uint8))
+                return result.astype(np.uint8).view(target)
             return _saturated(i, lambda x: x)(result)
 
         return to_float
@@ -382,7 +408,7 @@ def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array]
 def _to_tf32(i: Instruction, a: Array) -> Array:
     """Round to ten bits of fraction: ``rna`` ties away from zero, ``rn`` to even, ``rz`` none."""
     if "relu" in i.parts:
-        a = np.where(a < 0, np.float32(0), a)
+        a = _positive(a)
     bits = a.view(np.uint32)
     more = {"rna": 0x1000, "rz": 0}.get(_tf32_mode(i))
     step = np.uint32(more) if more is not None else np.uint32(0xFFF) + (bits >> 13 & 1)

@@ -178,11 +178,19 @@ def _prmt(d: Decoder, i: Instruction) -> Action:
     return apply(d, i, permute)
 
 
+def _place_bits(dtype: np.dtype[Any]) -> np.uint32:
+    """Return which bits of a field's place and length count.
+
+    PTX says 8 of them; of 64-bit fields an H200 takes all.
+    """
+    return np.uint32(0xFF if dtype.itemsize < 8 else 0xFFFFFFFF)
+
+
 def _bfe(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Array]:
-    bits = 8 * dtype.itemsize
+    bits, kept = 8 * dtype.itemsize, _place_bits(dtype)
 
     def extract(a: Array, start: Array, length: Array) -> Array:
-        at, n = (np.asarray(v & 255).astype(np.int64) for v in (start, length))
+        at, n = (np.asarray(v & kept).astype(np.int64) for v in (start, length))
         raw = np.asarray(a).astype(np.int64 if dtype.kind == "i" else np.uint64)
         moved = raw >> np.minimum(at, 63).astype(raw.dtype)
         if dtype.kind == "u":
@@ -200,11 +208,11 @@ def _bfe(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array]
 
 
 def _bfi(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
-    bits = 8 * dtype.itemsize
+    bits, kept = 8 * dtype.itemsize, _place_bits(dtype)
 
     def insert(a: Array, b: Array, start: Array, length: Array) -> Array:
-        at = np.asarray(start & 255).astype(np.uint64)
-        n = np.minimum(np.asarray(length & 255), bits).astype(np.uint64)
+        at = np.asarray(start & kept).astype(np.uint64)
+        n = np.minimum(np.asarray(length & kept), bits).astype(np.uint64)
         ones = np.where(n < 64, (np.uint64(1) << np.minimum(n, 63)), 0).astype(np.uint64)
         mask = np.where(at < 64, (ones - np.uint64(1)) << np.minimum(at, 63), 0).astype(np.uint64)
         put = np.asarray(a).astype(np.uint64) << np.minimum(at, 63)

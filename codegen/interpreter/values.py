@@ -11,8 +11,10 @@ Source: PTX ISA 9.0, sections 4.5 (constants), 5.2 (types), 9.7.3 to 9.7.5 (floa
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +23,10 @@ import numpy as np
 from tinygpu.codegen.interpreter.constants import constant
 from tinygpu.codegen.interpreter.report import Array
 
-__all__ = ["PACKED", "TYPES", "flushed", "fma", "immediate", "narrowed", "products", "rounded"]
+__all__ = [
+    "PACKED", "TYPES", "exactly", "flushed", "fma", "immediate", "narrowed", "products",
+    "quotient_of", "root_of", "rounded",
+]  # fmt: skip
 
 TYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(kind)
@@ -44,6 +49,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 _TIE = np.uint64(1 << 28)
 _ALONE = 1 << 18  # multiplications that OpenBLAS does in one thread
 _BELOW = np.uint64((1 << 29) - 1)
+_BITS = 700  # of the root of the least double there are 160 then
 
 
 def immediate(text: str, kind: str) -> Any:
@@ -128,28 +134,99 @@ def flushed(values: Any, part: np.dtype[Any]) -> Any:
 
 
 def fma(a: Array, b: Array, c: Array, mode: str, kind: str) -> Array:
-    """Return ``a * b + c`` rounded once; in float64 the product is kept in two parts."""
-    if kind != "f64":
-        wide = np.asarray(a, np.float64) * np.asarray(b, np.float64)
-        c = np.asarray(c, np.float64)
-        exact = np.atleast_1d(wide + c)
-        if mode == "rn" and kind == "f32":
-            bits = exact.view(np.uint64) & _BELOW
-            if not ((bits == _TIE) | (np.abs(exact) < _TINY)).any():
-                return exact.astype(np.float32)
-        part = exact - wide
-        error = (wide - (exact - part)) + (c - part)
-        return rounded(exact, np.where(np.isfinite(error), error, 0), mode, kind)
-    product = np.asarray(a * b)
-    low = _low(np.asarray(a), np.asarray(b), product)
-    total = product + c
-    part = total - product
-    error = (product - (total - part)) + (c - part) + low
-    near = np.where(np.isfinite(error), total + error, total)
-    if mode == "rn":
-        return near
-    left = np.where(np.isfinite(error), (total - near) + error, 0)
-    return rounded(np.atleast_1d(near), left, mode, kind)
+    """Return ``a * b + c`` rounded once."""
+    if kind == "f64":
+        x, y, z = np.broadcast_arrays(*map(np.atleast_1d, (a, b, c)))
+        return _fma64(x, y, z, mode)
+    wide = np.asarray(a, np.float64) * np.asarray(b, np.float64)
+    c = np.asarray(c, np.float64)
+    exact = np.atleast_1d(wide + c)
+    if mode == "rn" and kind == "f32":
+        bits = exact.view(np.uint64) & _BELOW
+        if not ((bits == _TIE) | (np.abs(exact) < _TINY)).any():
+            return exact.astype(np.float32)
+    part = exact - wide
+    error = (wide - (exact - part)) + (c - part)
+    result = rounded(exact, np.where(np.isfinite(error), error, 0), mode, kind)
+    if mode == "rm":  # zero of numbers of both signs is negative then
+        result = np.where((exact == 0) & (np.signbit(wide) != np.signbit(c)), -result, result)
+    return np.asarray(result)
+
+
+def _fma64(a: Array, b: Array, c: Array, mode: str) -> Array:
+    """Return it of doubles: of both parts of the product where these are safe, else of ratios.
+
+    Source: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008.
+    """
+    if mode != "rn":
+        return exactly(_fma_of, mode, a, b, c)
+    product = a * b
+    low = _low(a, b, product)
+    near, more = _sum(c, low)
+    total, left = _sum(product, near)
+    both, error = _sum(more, left)
+    result: Array = np.asarray(total + _odd(both, error))
+    size = np.abs(product)
+    safe = (size < 2.0**1000) & (np.abs(c) < 2.0**1000) & (size > 2.0**-900)
+    safe &= (np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990)
+    if not safe.all():
+        result[~safe] = exactly(_fma_of, mode, *(x[~safe] for x in (a, b, c)))
+    return result
+
+
+def _sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return a sum and what its rounding has lost."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def exactly(function: Callable[..., float], mode: str, *given: Array) -> Array:
+    """Apply a function of Python's numbers to the doubles of each lane."""
+    lanes = zip(*(x.tolist() for x in np.broadcast_arrays(*given)), strict=True)
+    return np.array([function(mode, *lane) for lane in lanes], np.float64)
+
+
+def ratio(value: Fraction, mode: str) -> float:
+    """Round a ratio that is not 0 to a double."""
+    try:
+        near = float(value)
+    except OverflowError:
+        near = math.inf if value > 0 else -math.inf
+    toward_zero = "rm" if value > 0 else "rp"
+    toward = toward_zero if mode == "rz" else mode
+    if toward == "rm" and near > value:
+        return math.nextafter(near, -math.inf)
+    return math.nextafter(near, math.inf) if toward == "rp" and near < value else near
+
+
+def _fma_of(mode: str, a: float, b: float, c: float) -> float:
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return a * b + c
+    if not math.isfinite(c):
+        return c
+    if value := Fraction(a) * Fraction(b) + Fraction(c):
+        return ratio(value, mode)
+    signs = math.copysign(1, a) * math.copysign(1, b), math.copysign(1, c)
+    return -0.0 if max(signs) < 0 or (mode == "rm" and min(signs) < 0) else 0.0
+
+
+def quotient_of(mode: str, a: float, b: float) -> float:
+    """Divide, rounded once."""
+    if a and b and math.isfinite(a) and math.isfinite(b):
+        return ratio(Fraction(a) / Fraction(b), mode)
+    return float(np.float64(a) / np.float64(b))
+
+
+def root_of(mode: str, a: float) -> float:
+    """Take the square root, rounded once: of so many bits that only an exact one is a tie."""
+    if not 0 < a < math.inf:
+        return float(np.sqrt(np.float64(a)))
+    top, below = Fraction(a).as_integer_ratio()
+    whole = (top << 2 * _BITS) // below  # below is a power of 4, or 2 of them
+    root = math.isqrt(whole)
+    exact = root * root == whole and (top << 2 * _BITS) % below == 0
+    return ratio(Fraction(2 * root + (not exact), 2 << _BITS), mode)
 
 
 def products(a: Array, b: Array) -> Array:
