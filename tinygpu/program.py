@@ -86,6 +86,7 @@ __all__ = [
     "buffers_of",
     "indices_of",
     "registers",
+    "same_place",
     "select",
     "span",
     "var",
@@ -544,6 +545,15 @@ def _difference(declared: Buffer | Barrier, used: Buffer | Barrier) -> str:
         if not _same(one, other):
             return f"{field.name} {other}, declared with {one}"
     return ""
+
+
+def same_place(one: Access, other: Access) -> bool:
+    """Say whether two accesses begin at one place of one stage of a buffer."""
+    parts = (
+        (a.buffer.name, *((f.constant, f.terms) for f in (*a.origin, a.index)))
+        for a in (one, other)
+    )
+    return one is other or _same(*parts)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -31,7 +31,7 @@ from typing import Any
 from tinygpu.fragment import FRAGMENTS
 from tinygpu.law import Law
 from tinygpu.placement import memory_step
-from tinygpu.program import Access, Buffer, Do, select, span
+from tinygpu.program import Access, Buffer, Do, same_place, select, span
 from tinygpu.reach import Case, Clause, Place, moves, origin_of
 
 __all__ = ["TENSOR_LAWS", "span_bytes", "starts"]
@@ -154,6 +154,8 @@ def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
     yield Clause(holds, "{} multiplies {} by {} into {}", (do, *types))
     held = sums.buffer.fragment == "wgmma" and sums.buffer.name == do.write.buffer.name
     yield Clause(held, "{} adds to no fragment of wgmma's own", (do,))
+    text = "{} adds to {} and writes {}; wgmma has one place for both"
+    yield Clause(same_place(sums, do.write), text, (do, sums, do.write))
     wanted = ((0, 0), (0, 1), (0, inner), (1, 0))
     counted: Any = True
     for access in (sums, do.write):

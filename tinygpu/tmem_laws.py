@@ -37,6 +37,7 @@ from tinygpu.program import (
     Wait,
     WaitGroup,
     When,
+    same_place,
     select,
 )
 from tinygpu.reach import Case, Clause, Place, origin_of
@@ -93,6 +94,8 @@ def shape(case: Case, place: Place) -> Iterator[Clause]:
     yield Clause(holds, "{} multiplies {} by {} into {}, which it cannot", (do, *types))
     own = sums.buffer.level == "tmem" and sums.buffer.name == do.write.buffer.name
     yield Clause(own, "{} adds to no sums of its own in tensor memory", (do,))
+    text = "{} adds to {} and writes {}; tcgen05.mma has one place for both"
+    yield Clause(same_place(sums, do.write), text, (do, sums, do.write))
     small = rows == LANES // 2
     spread = small & (ctas == 1)
     folded = small & (ctas == 2)

@@ -236,7 +236,8 @@ def _multiply(agent: Agent, do: Do, env: Env) -> None:
         algebra = cta.cluster.run.algebra
 
         def land() -> None:
-            a, b = (_factor(agent, cta, do, r, env) for r in do.accesses[:2])
+            factors = (_factor(agent, cta, do, r, env) for r in do.accesses[:2])
+            a, b = (np.broadcast_to(f, (*f.shape[:3], int(do.values[0]))) for f in factors)
             if a.shape[1:3] == (1, 1) and b.shape[0] == 1:
                 flat = algebra.contract(np.matmul, a[:, 0, 0], b.reshape(-1, b.shape[3]).T)
                 product = flat.reshape(-1, *b.shape[1:3])
