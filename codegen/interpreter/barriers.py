@@ -10,7 +10,6 @@ Source: PTX ISA 9.0, section 9.7.13.15 (mbarrier).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,42 +23,12 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules, shared_at
+from tinygpu.codegen.interpreter.state import Mbarrier
 
-__all__ = ["TABLE", "Mbarrier", "arrive", "at_barrier", "complete_bytes", "each_barrier"]
+__all__ = ["TABLE", "arrive", "at_barrier", "complete_bytes", "each_barrier"]
 
 _MOST_BYTES = (1 << 20) - 1  # spec: "Tx-count"
 _BYTES = 8
-
-
-@dataclass(slots=True, eq=False)
-class Mbarrier:
-    """One barrier: ``channel`` is the agent of the loads that complete on it."""
-
-    cta: int
-    offset: int
-    expected: int
-    channel: int
-    made_by: int
-    made_at: int
-    clock: Array
-    released: Array
-    pending: int = 0
-    bytes: int = 0
-    phase: int = 0
-    last: dict[int, int] = field(default_factory=dict)
-    """The phase in which each thread arrived last."""
-    marks: dict[int, int] = field(default_factory=dict)
-    """The steps of this phase's arrivals, by agent."""
-    before: dict[int, int] = field(default_factory=dict)
-    """Those of the phase before, with the line of each thread's arrival."""
-    lines: dict[int, int] = field(default_factory=dict)
-    waiters: list[tuple[int, Waiter, Callable[[], None]]] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return (
-            f"mbarrier at shared byte {self.offset}, phase {self.phase}: {self.pending} of "
-            f"{self.expected} arrivals and {self.bytes} B missing"
-        )
 
 
 def at_barrier(

@@ -10,35 +10,26 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tinygpu.codegen.interpreter.atomics import UPDATES
-from tinygpu.codegen.interpreter.barriers import Mbarrier, at_barrier, complete_bytes
+from tinygpu.codegen.interpreter.barriers import at_barrier, complete_bytes
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, each_thread
-from tinygpu.codegen.interpreter.group import Group, Pending
+from tinygpu.codegen.interpreter.group import Group
 from tinygpu.codegen.interpreter.memory import PARAM, SHARED
 from tinygpu.codegen.interpreter.parser import Instruction, split
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 from tinygpu.codegen.interpreter.spaces import check_write, granules, shared_at
+from tinygpu.codegen.interpreter.state import BulkGroups, Mbarrier
 from tinygpu.codegen.interpreter.tensor_map import SWIZZLES, TensorMap, swizzled
 from tinygpu.codegen.interpreter.values import TYPES
 
-__all__ = ["TABLE", "BulkGroups", "unfinished"]
-
-
-@dataclass(slots=True, eq=False)
-class BulkGroups:
-    """One thread's bulk groups: ``last`` is the step of each group's last copy."""
-
-    channel: int
-    open: list[tuple[Pending, int]] = field(default_factory=list)
-    groups: deque[list[tuple[Pending, int]]] = field(default_factory=deque)
+__all__ = ["TABLE", "unfinished"]
 
 
 def _groups(run: Run, thread: int) -> BulkGroups:

@@ -8,7 +8,6 @@ Source: PTX ISA 9.0, sections 9.7.12 (control flow) and 9.7.13.1 to 9.7.13.4 (ba
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,8 +16,9 @@ from tinygpu.codegen.interpreter.group import WARP, Group, Waiter
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
+from tinygpu.codegen.interpreter.state import ClusterBarrier, NamedBarrier
 
-__all__ = ["TABLE", "ClusterBarrier", "NamedBarrier", "end"]
+__all__ = ["TABLE", "end"]
 
 _NAMED = 16
 
@@ -63,20 +63,6 @@ def _trap(d: Decoder, i: Instruction) -> Control:
         end(run, group)
 
     return Control(trap)
-
-
-@dataclass(slots=True)
-class NamedBarrier:
-    """One named barrier of a CTA between two completions."""
-
-    arrived: int = 0
-    clock: Array | None = None
-    waiting: list[int] = field(default_factory=list)
-    waiters: list[Waiter] = field(default_factory=list)
-    joined: set[int] = field(default_factory=set)
-    expected: int = 0
-    counted: bool = False
-    votes: list[tuple[Waiter, Array]] = field(default_factory=list)
 
 
 Result = Callable[[Run, Group, Array], None]
@@ -240,17 +226,6 @@ def _check_exit(run: Run, cta: int) -> None:
                 "done with its shared memory",
                 other=run.log[step],
             )
-
-
-@dataclass(slots=True)
-class ClusterBarrier:
-    """``owed``: threads that have arrived, and not waited since."""
-
-    arrived: Array
-    owed: Array
-    clock: Array
-    released: Array
-    waiters: list[Waiter] = field(default_factory=list)
 
 
 def _cluster_state(run: Run, domain: int) -> ClusterBarrier:

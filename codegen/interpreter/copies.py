@@ -8,30 +8,19 @@ Source: PTX ISA 9.0, section 9.7.9.25.3 (non-bulk asynchronous copies).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from tinygpu.codegen.interpreter.barriers import Mbarrier, arrive, at_barrier, each_barrier
+from tinygpu.codegen.interpreter.barriers import arrive, at_barrier, each_barrier
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules, shared_at
+from tinygpu.codegen.interpreter.state import Copy, Mbarrier
 
-__all__ = ["TABLE", "Copy"]
-
-
-@dataclass(slots=True, eq=False)
-class Copy:
-    """One cp.async of some threads: which group of each thread it belongs to."""
-
-    group: Group
-    number: Array
-    step: int
-    move: Callable[[Array], None]
-    left: Array
+__all__ = ["TABLE"]
 
 
 def _channels(run: Run, group: Group) -> Array:

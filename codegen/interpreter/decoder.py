@@ -24,7 +24,7 @@ from tinygpu.codegen.interpreter.memory import FRAME
 from tinygpu.codegen.interpreter.operands import form_of, kinds_of
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
+from tinygpu.codegen.interpreter.run import FIRST_SHARED, Action, Code, ControlAction, Run, Step
 from tinygpu.codegen.interpreter.special import CLOCKS, SPECIAL, TICK, special
 from tinygpu.codegen.interpreter.values import TYPES, immediate
 from tinygpu.errors import ProgramError, TinyGpuError
@@ -38,8 +38,6 @@ _MOST_BYTES = 1 << 24  # what a thread's local memory may have; the machine has 
 
 Source = Callable[[Run, Group], Any]
 Target = Callable[[Run, Group, Any], None]
-Action = Callable[[Run, Group], None]
-ControlAction = Callable[[Run, Group], "Group | None"]
 Watched = TypeVar("Watched", Action, ControlAction)
 
 
@@ -71,34 +69,6 @@ def each_thread(run: Run, group: Group, *sources: Source | None) -> Iterator[tup
     values = (source(run, group) if source else 0 for source in sources)
     columns = [np.broadcast_to(value, (group.size,)).tolist() for value in values]
     return zip(group.threads.tolist(), *columns, strict=True)
-
-
-@dataclass(slots=True)
-class Step:
-    """A decoded instruction: exactly one of ``action`` and ``control`` does the work."""
-
-    action: Action
-    control: ControlAction | None
-    guard: int
-    negated: bool
-    leader: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """A decoded kernel; ``granule`` is the least width of an access to shared memory, in bytes."""
-
-    instructions: tuple[Instruction, ...]
-    steps: tuple[Step, ...]
-    register_bytes: tuple[int, ...]
-    granule: int
-    tensor_granules: int
-    static_bytes: int
-    local_bytes: int
-    parameter_at: Mapping[str, int]
-    parameter_bytes: int
-    frame_bytes: int
-    fences: bool
 
 
 def _nothing(run: Run, group: Group) -> None:

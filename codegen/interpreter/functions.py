@@ -21,6 +21,7 @@ from tinygpu.codegen.interpreter.memory import FUNCTION
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, Variable, split
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
+from tinygpu.codegen.interpreter.state import Stack
 from tinygpu.errors import ProgramError
 
 __all__ = ["BUILTINS", "DEEPEST", "Function", "Linked", "address_of", "link", "parts_of_call"]
@@ -150,15 +151,6 @@ def _renamed(function: Kernel) -> Kernel:
             for i in function.instructions
         ),
     )
-
-
-@dataclass(slots=True)
-class Stack:
-    """Where each thread returns to, by depth, and what recursive callers have kept."""
-
-    depth: Array
-    returns: Array
-    kept: dict[tuple[int, int], Array]
 
 
 def stack_of(run: Run) -> Stack:

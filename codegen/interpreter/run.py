@@ -18,28 +18,57 @@ Source: PTX ISA 9.0, section 3 (programming model) and 8.8 (asynchronous operati
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tinygpu.codegen.interpreter.clocks import ORDER, PROXIED, Clocks, Conflict
 from tinygpu.codegen.interpreter.group import WARP, WARPGROUP, Group, Pending, Waiter
+from tinygpu.codegen.interpreter.memory import Memory
+from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array, Finding
-from tinygpu.codegen.interpreter.state import State
+from tinygpu.codegen.interpreter.state import Stack, State
 from tinygpu.errors import ProgramError, TinyGpuError
 
-if TYPE_CHECKING:
-    from tinygpu.codegen.interpreter.decoder import Code
-    from tinygpu.codegen.interpreter.functions import Stack
-    from tinygpu.codegen.interpreter.memory import Memory
-
-__all__ = ["FIRST_SHARED", "Run"]
+__all__ = ["FIRST_SHARED", "Action", "Code", "ControlAction", "Run", "Step"]
 
 FIRST_SHARED = 1024  # spec: the first KiB of a CTA's shared window belongs to the system
 _FAIR = 32
 _PATIENCE = 512
+
+
+Action = Callable[["Run", Group], None]
+ControlAction = Callable[["Run", Group], "Group | None"]
+
+
+@dataclass(slots=True)
+class Step:
+    """A decoded instruction: exactly one of ``action`` and ``control`` does the work."""
+
+    action: Action
+    control: ControlAction | None
+    guard: int
+    negated: bool
+    leader: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A decoded kernel; ``granule`` is the least width of an access to shared memory, in bytes."""
+
+    instructions: tuple[Instruction, ...]
+    steps: tuple[Step, ...]
+    register_bytes: tuple[int, ...]
+    granule: int
+    tensor_granules: int
+    static_bytes: int
+    local_bytes: int
+    parameter_at: Mapping[str, int]
+    parameter_bytes: int
+    frame_bytes: int
+    fences: bool
 
 
 @dataclass(slots=True)

@@ -27,7 +27,8 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Run
 from tinygpu.codegen.interpreter.spaces import granules
-from tinygpu.codegen.interpreter.tensor_memory import COLUMNS, access, tensor_memory
+from tinygpu.codegen.interpreter.state import COLUMNS
+from tinygpu.codegen.interpreter.tensor_memory import access, tensor_memory
 from tinygpu.codegen.interpreter.values import TYPES, products
 
 __all__ = ["TABLE"]

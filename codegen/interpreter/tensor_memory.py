@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,34 +32,11 @@ from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import check_write, shared_at
+from tinygpu.codegen.interpreter.state import COLUMNS, TensorMemory
 
-__all__ = ["COLUMNS", "LANES", "TABLE", "TensorMemory", "access", "tensor_memory"]
+__all__ = ["TABLE", "access", "tensor_memory"]
 
-LANES, COLUMNS = 128, 512
 _QUARTERS = 4
-
-
-@dataclass(slots=True, eq=False)
-class TensorMemory:
-    """One CTA's: the cells, and the columns that each allocation begins with and has."""
-
-    cells: Array = field(default_factory=lambda: np.full((LANES, COLUMNS), 0x7FC00000, np.uint32))
-    allocated: dict[int, int] = field(default_factory=dict)
-    closed: bool = False
-
-    def free(self, columns: int) -> int | None:
-        """Return where so many columns are free."""
-        taken = np.zeros(COLUMNS, bool)
-        for start, number in self.allocated.items():
-            taken[start : start + number] = True
-        for start in range(0, COLUMNS - columns + 1, columns):
-            if not taken[start : start + columns].any():
-                return start
-        return None
-
-    def owns(self, first: int, number: int) -> bool:
-        """Whether these columns are in one allocation."""
-        return any(s <= first and first + number <= s + n for s, n in self.allocated.items())
 
 
 def tensor_memory(run: Run, cta: int) -> TensorMemory:

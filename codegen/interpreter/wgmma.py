@@ -10,55 +10,24 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from tinygpu.codegen.interpreter.decoder import Builder, Control, Decoder, Source, together
 from tinygpu.codegen.interpreter.descriptors import Operand, elements
-from tinygpu.codegen.interpreter.group import WARP, WARPGROUP, Group, Pending
+from tinygpu.codegen.interpreter.group import WARP, WARPGROUP, Group
 from tinygpu.codegen.interpreter.matrices import add, left
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.spaces import granules
+from tinygpu.codegen.interpreter.state import Issued, Products
 from tinygpu.codegen.interpreter.values import products as multiplied
 
-__all__ = ["TABLE", "Products", "products"]
+__all__ = ["TABLE", "products"]
 
 _SM_REGISTERS = 65536
 _ROWS = 64
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Issued:
-    """One product: where and at which step it was issued, and the registers that it owns."""
-
-    pending: Pending
-    pc: int
-    step: int
-    registers: tuple[int, ...]
-
-
-@dataclass(slots=True, eq=False)
-class Products:
-    """One warpgroup's products: ``held`` says which registers which product owns, by its pc."""
-
-    channel: int
-    open: list[Issued] = field(default_factory=list)
-    groups: deque[list[Issued]] = field(default_factory=deque)
-    held: dict[int, int] = field(default_factory=dict)
-    touched: dict[int, int] = field(default_factory=dict)
-    fenced: bool = False
-
-    def release(self) -> None:
-        """Count again which registers are owned."""
-        held = {}
-        for group in (*self.groups, self.open):
-            for product in group:
-                held.update(dict.fromkeys(product.registers, product.pc))
-        self.held = held
 
 
 def products(run: Run, warpgroup: int) -> Products:
