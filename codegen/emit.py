@@ -285,15 +285,14 @@ class Emitter(Kernel):
 
         Raises ProgramError for one that has no code.
         """
-        name, registers = do.instruction.name, [
-            a.buffer for a in do.accesses if a.buffer.level == "registers"
-        ]  # fmt: skip
-        held = {a.buffer.fragment for a in do.accesses}
+        name, buffers = do.instruction.name, [a.buffer for a in do.accesses]
+        held = {b.fragment for b in buffers}
         if do.write.buffer.home and (name != "st.shared" or "wgmma" not in held):
             raise ProgramError(f"{do}: only sums of wgmma go to another CTA, by st.shared")
         form, of = "thread", ""
         if self.paired:
-            if do.instruction.issuer == "warp" or any(b.type.bytes == 2 for b in registers):
+            halves = any(b.level == "registers" and b.type.bytes == 2 for b in buffers)
+            if halves or do.instruction.issuer == "warp":
                 form, of = "pair", " on pairs"
         elif self.program.barriers and (do.instruction.issuer != "thread" or any(held)):
             each_its_own = do.instruction.unit in ("fma", "alu", "sfu")  # as ``cells`` finds them
