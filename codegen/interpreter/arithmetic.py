@@ -18,20 +18,11 @@ from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder, Source
 from tinygpu.codegen.interpreter.integers import with_carry
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
-from tinygpu.codegen.interpreter.values import (
-    PACKED,
-    exactly,
-    flushed,
-    fma,
-    narrowed,
-    quotient_of,
-    root_of,
-    rounded,
-)
+from tinygpu.codegen.interpreter.values import PACKED, flushed, fma, quotient, root, rounded
 
 __all__ = ["TABLE", "apply", "by_type", "packed", "plain", "read"]
 
-_MODES = ("rn", "rz", "rm", "rp")
+_MODES = ("rn", "rz", "rm", "rp", "rna")
 
 
 def apply(d: Decoder, i: Instruction, function: Callable[..., Any]) -> Action:
@@ -61,8 +52,8 @@ def by_type(make: Callable[[Instruction, np.dtype[Any]], Callable[..., Any]]) ->
 
 
 def _flushes(i: Instruction, kind: str) -> bool:
-    flushed = ("f32",) if i.parts[0] == "cvt" else ("f32", "f16")
-    return "ftz" in i.parts and PACKED.get(kind, kind) in flushed
+    flushes = ("f32",) if i.parts[0] == "cvt" else ("f32", "f16")
+    return "ftz" in i.parts and PACKED.get(kind, kind) in flushes
 
 
 def read(d: Decoder, i: Instruction, text: str, kind: str) -> Source:
@@ -90,11 +81,19 @@ def _mode(i: Instruction) -> str:
     return next((m for m in i.parts if m in _MODES), "rn")
 
 
-def _saturated(i: Instruction, function: Callable[..., Array]) -> Callable[..., Array]:
-    if "sat" not in i.parts:
-        return function
-    # -0 + 0 is 0
-    return lambda *given: np.clip(np.nan_to_num(function(*given), nan=0.0), 0, 1) + 0
+def _limited(i: Instruction, function: Callable[..., Array]) -> Callable[..., Array]:
+    """Keep numbers from 0 to 1 with ``.sat``, which makes 0 of NaN, from 0 on with ``.relu``."""
+
+    def limited(*given: Array) -> Array:
+        result = function(*given)
+        zero, one = result.dtype.type(0), result.dtype.type(1)
+        if "relu" in i.parts:
+            result = np.where(result <= 0, zero, result)
+        else:
+            result = np.where(result > 0, np.minimum(result, one), zero)
+        return result
+
+    return limited if {"sat", "relu"} & set(i.parts) else function
 
 
 def _kind(i: Instruction) -> str:
@@ -106,17 +105,15 @@ def _binary(name: str) -> Builder:
     plain = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
 
     def make(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Any]:
-        mode, sign = _mode(i), -1.0 if name == "sub" else 1.0
+        mode = _mode(i)
         if dtype.kind in "iu":
-            return _product(i, dtype) if name == "mul" else _limited(i, dtype, plain)
-
-        def directed(a: Array, b: Array) -> Array:
-            x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-            if name == "mul":
-                return fma(x, y, np.copysign(0.0, x) * np.copysign(1.0, y), mode, _kind(i))
-            return fma(y, np.full_like(y, sign), x, mode, _kind(i))
-
-        return _saturated(i, plain if mode == "rn" else directed)
+            return _product(i, dtype) if name == "mul" else _kept(i, dtype, plain)
+        if mode == "rn" and not (name == "mul" and "ftz" in i.parts):
+            return _limited(i, plain)
+        once, zero, sign = _once(i), 0.0 if mode == "rm" else -0.0, 1.0 if name == "add" else -1.0
+        if name == "mul":  # whose zero has the product's sign
+            return lambda a, b: once(a, b, zero)
+        return lambda a, b: once(b, sign, a)
 
     return _carrying(by_type(make))
 
@@ -125,18 +122,18 @@ def _carrying(plain: Builder) -> Builder:
     return lambda d, i: with_carry(d, i) if "cc" in i.parts else plain(d, i)
 
 
-def _limited(i: Instruction, dtype: np.dtype[Any], plain: Any) -> Callable[[Array, Array], Array]:
+def _kept(i: Instruction, dtype: np.dtype[Any], plain: Any) -> Callable[[Array, Array], Array]:
     """Return integer addition or subtraction, with ``.sat`` kept to the type's limits."""
     if "sat" not in i.parts:
         return lambda a, b: plain(a, b)
     limits = np.iinfo(dtype)
 
-    def limited(a: Array, b: Array) -> Array:
+    def kept(a: Array, b: Array) -> Array:
         wide = plain(a.astype(np.int64), b.astype(np.int64))
-        kept: Array = np.clip(wide, limits.min, limits.max).astype(dtype)
-        return kept
+        inside: Array = np.clip(wide, limits.min, limits.max).astype(dtype)
+        return inside
 
-    return limited
+    return kept
 
 
 def _wide(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
@@ -174,7 +171,7 @@ def _product(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
         product = functools.partial(_upper, dtype=dtype)
     if i.parts[0].startswith("mul"):
         return product
-    plus = _limited(i, dtype, np.add)
+    plus = _kept(i, dtype, np.add)
     return lambda a, b, c: plus(product(a, b), c)
 
 
@@ -194,18 +191,14 @@ def _product24(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array],
 def _fma(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
     if dtype.kind in "iu":
         return _product(i, dtype)
+    return _once(i)
+
+
+def _once(i: Instruction) -> Callable[..., Array]:
+    """Return ``a * b + c``, rounded as an instruction says."""
     mode, kind = _mode(i), _kind(i)
-
-    def once(a: Array, b: Array, c: Array) -> Array:
-        result = fma(a, b, c, mode, kind)
-        return _positive(result) if "relu" in i.parts else result
-
-    return _saturated(i, once)
-
-
-def _positive(a: Array) -> Array:
-    """Return what is above 0, and NaN, as it is, and 0 for all else."""
-    return np.where(a <= 0, a.dtype.type(0), a)
+    flush = _flushes(i, kind)
+    return _limited(i, lambda a, b, c: fma(a, b, c, mode, kind, flush=flush))
 
 
 def _divided(a: Array, b: Array) -> Array:
@@ -222,31 +215,7 @@ def _div(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
     if dtype.kind != "f":
         return _divided
     mode = _mode(i)
-    return np.divide if mode == "rn" else lambda a, b: _quotient(a, b, mode, i.parts[-1])
-
-
-def _left(a: Array, b: Array, c: Array) -> Array:
-    """Return ``a - b * c``, rounded once, 0 where something is not finite."""
-    left = fma(-b, c, a, "rn", "f64")
-    return np.where(np.isfinite(left), left, 0)
-
-
-def _quotient(a: Array, b: Array, mode: str, kind: str) -> Array:
-    x, y = (np.atleast_1d(np.asarray(v, np.float64)) for v in (a, b))
-    x, y = np.broadcast_arrays(x, y)
-    if kind == "f64" and mode != "rn":
-        return exactly(quotient_of, mode, x, y)
-    quotient = x / y
-    error = _left(x, quotient, y) * np.where(np.signbit(y), -1.0, 1.0)
-    return rounded(quotient, error, mode, kind)
-
-
-def _root(a: Array, mode: str, kind: str) -> Array:
-    x = np.atleast_1d(np.asarray(a, np.float64))
-    if kind == "f64" and mode != "rn":
-        return exactly(root_of, mode, x)
-    root = np.sqrt(x)
-    return rounded(root, _left(x, root, root), mode, kind)
+    return np.divide if mode == "rn" else lambda a, b: quotient(a, b, mode, i.parts[-1])
 
 
 def _least(name: str) -> Builder:
@@ -305,18 +274,18 @@ def _unary(name: str) -> Builder:
         kind = i.parts[-1]
         if name in ("abs", "neg", "not", "cnot"):
             return plain
-        if name in ("sqrt", "rcp") and "approx" not in i.parts:
-            mode, one = _mode(i), np.ones(1)
-            if name == "sqrt":
-                return lambda a: _root(a, mode, kind)
-            return lambda a: _quotient(one, a, mode, kind)
+        mode = next((m for m in i.parts if m in _MODES), "")
+        if mode == "rn":
+            return plain
+        if mode:
+            return lambda a: root(a, mode, kind) if name == "sqrt" else quotient(1, a, mode, kind)
 
         def through(a: Array) -> Array:
             result = plain(np.asarray(a, np.float64))
             if kind == "f64":  # .approx has the upper half of the bits
                 bits = np.atleast_1d(result).view(np.uint64) & np.uint64(0xFFFFFFFF << 32)
                 return bits.view(np.float64)
-            return narrowed(result, part)
+            return rounded(result, 0, "rn", kind)
 
         return through
 
@@ -352,43 +321,32 @@ def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array]
     floats = ("f16", "bf16", "f32", "f64", "tf32", "e4m3", "e5m2")
     mode = _mode(i)
     if of in floats and to not in floats:
-        limits = np.iinfo(target)
-        turn, bits = _TO_INTEGER[integral or "rzi"], 8 * target.itemsize
-        nothing = 1 << (bits - 1) if of == "f64" or bits == 64 else 0  # measured on an H200
-        nan = np.array(nothing, f"u{target.itemsize}").view(target)
+        limits, turn = np.iinfo(target), _TO_INTEGER[integral or "rzi"]
+        nothing = np.array(limits.min or limits.max // 2 + 1, target)
+        if of != "f64" and target.itemsize < 8:
+            nothing = target.type(0)
 
         def to_integer(a: Array) -> Array:
             whole = turn(np.asarray(a, np.float64))
-            low, high = float(limits.min), float(limits.max)
-            inside = np.clip(np.nan_to_num(whole, nan=0.0), low, high)
-            result = np.where(inside >= high, limits.max, inside.astype(target))
-            result = np.where(inside <= low, limits.min, result).astype(target)
-            return np.where(np.isnan(whole), nan, result)
+            low, high = target.type(limits.min), target.type(limits.max)
+            inside = np.where(whole >= float(high), high, whole.astype(target))
+            inside = np.where(whole <= float(low), low, inside)
+            return np.where(np.isnan(whole), nothing, inside)
 
         return to_integer
     if of in floats:
+        bounded = "satfinite" in i.parts
 
         def to_float(a: Array) -> Array:
             wide = np.atleast_1d(np.asarray(a, np.float64))
             if integral:
                 wide = _TO_INTEGER[integral](wide)
-            if to == "tf32":
-                return _to_tf32(i, wide.astype(np.float32))
-            if "satfinite" in i.parts:
-                most = {"e4m3": 448.0, "e5m2": 57344.0}.get(to) or float(np.finfo(target).max)
-                wide = np.clip(wide, -most, most)
-            result = rounded(wide, np.zeros(1), mode, to)
-            if "relu" in i.parts:
-                result = _positive(result)
-            if target.itemsize == 1:  # all NaN are one
-                result = np.where(np.isnan(wide), np.uint8(0x7F), result.view(np.uint8))
-                return result.astype(np.uint8).view(target)
-            return _saturated(i, lambda x: x)(result)
+            return rounded(wide, 0, mode, to, bounded=bounded)
 
-        return to_float
+        return _limited(i, to_float)
     if to in floats:
         if mode == "rn" and target.kind == "f" and target.itemsize > 2:
-            return _saturated(i, lambda a: a.astype(target))
+            return _limited(i, lambda a: a.astype(target))
 
         def integer_to_float(a: Array) -> Array:
             whole = np.atleast_1d(a)
@@ -397,30 +355,12 @@ def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array]
             wide = top + low
             return rounded(wide, low - (wide - top), mode, to)
 
-        return _saturated(i, integer_to_float)
+        return _limited(i, integer_to_float)
     if "sat" in i.parts:
         limits = np.iinfo(target)
         low, high = max(limits.min, np.iinfo(source).min), min(limits.max, np.iinfo(source).max)
         return lambda a: np.clip(a, low, high).astype(target)
     return lambda a: a.astype(target)
-
-
-def _to_tf32(i: Instruction, a: Array) -> Array:
-    """Round to ten bits of fraction: ``rna`` ties away from zero, ``rn`` to even, ``rz`` none."""
-    if "relu" in i.parts:
-        a = _positive(a)
-    bits = a.view(np.uint32)
-    more = {"rna": 0x1000, "rz": 0}.get(_tf32_mode(i))
-    step = np.uint32(more) if more is not None else np.uint32(0xFFF) + (bits >> 13 & 1)
-    result = np.where(np.isfinite(a), bits + step, bits) & np.uint32(0xFFFFE000)
-    if "satfinite" in i.parts:
-        over = (result & 0x7FFFFFFF) == 0x7F800000
-        result = np.where(over, (result & 0x80000000) | 0x7F7FE000, result).astype(np.uint32)
-    return result.view(np.float32)
-
-
-def _tf32_mode(i: Instruction) -> str:
-    return next(m for m in ("rna", "rn", "rz") if m in i.parts)
 
 
 def _cvt(d: Decoder, i: Instruction) -> Action:

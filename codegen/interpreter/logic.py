@@ -178,47 +178,33 @@ def _prmt(d: Decoder, i: Instruction) -> Action:
     return apply(d, i, permute)
 
 
-def _place_bits(dtype: np.dtype[Any]) -> np.uint32:
-    """Return which bits of a field's place and length count.
-
-    PTX says 8 of them; of 64-bit fields an H200 takes all.
-    """
-    return np.uint32(0xFF if dtype.itemsize < 8 else 0xFFFFFFFF)
-
-
 def _bfe(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Array]:
-    bits, kept = 8 * dtype.itemsize, _place_bits(dtype)
-
     def extract(a: Array, start: Array, length: Array) -> Array:
-        at, n = (np.asarray(v & kept).astype(np.int64) for v in (start, length))
-        raw = np.asarray(a).astype(np.int64 if dtype.kind == "i" else np.uint64)
-        moved = raw >> np.minimum(at, 63).astype(raw.dtype)
-        if dtype.kind == "u":
-            moved = np.where(at < bits, moved, 0)
-        mask = np.where(n < 64, (np.uint64(1) << np.minimum(n, 63).astype(np.uint64)), 0)
-        mask = mask.astype(np.uint64) - np.uint64(1)
-        field = moved.astype(np.uint64) & mask
-        if dtype.kind == "i":
-            top = np.minimum(at + n - 1, bits - 1)
-            negative = (np.asarray(a).astype(np.int64) >> np.maximum(top, 0)) & 1
-            field = np.where((n > 0) & (negative != 0), field | ~mask, field)
+        at, n = (_place(v, dtype) for v in (start, length))
+        wide = np.asarray(a).astype(f"{dtype.kind}8")
+        spare = (64 - np.minimum(n, 64)).astype(wide.dtype)
+        field: Array = wide >> at.astype(wide.dtype) << spare >> spare
         return field.astype(dtype)
 
     return extract
 
 
 def _bfi(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
-    bits, kept = 8 * dtype.itemsize, _place_bits(dtype)
-
     def insert(a: Array, b: Array, start: Array, length: Array) -> Array:
-        at = np.asarray(start & kept).astype(np.uint64)
-        n = np.minimum(np.asarray(length & kept), bits).astype(np.uint64)
-        ones = np.where(n < 64, (np.uint64(1) << np.minimum(n, 63)), 0).astype(np.uint64)
-        mask = np.where(at < 64, (ones - np.uint64(1)) << np.minimum(at, 63), 0).astype(np.uint64)
-        put = np.asarray(a).astype(np.uint64) << np.minimum(at, 63)
-        return ((put & mask) | (np.asarray(b).astype(np.uint64) & ~mask)).astype(dtype)
+        at, n = (_place(v, dtype).astype(np.uint64) for v in (start, length))
+        mask = ((np.uint64(1) << n) - np.uint64(1)) << at
+        put: Array = (np.asarray(a).astype(np.uint64) << at & mask) | (b & ~mask)
+        return put.astype(dtype)
 
     return insert
+
+
+def _place(given: Array, dtype: np.dtype[Any]) -> Array:
+    """Return a field's place or length.
+
+    PTX restricts it to 0 to 255; sm_90 takes its last 8 bits in 32-bit fields, all in 64-bit ones.
+    """
+    return np.minimum(given, 255) if dtype.itemsize == 8 else np.asarray(given) & 255
 
 
 def _leading(a: Array, bits: int) -> Any:

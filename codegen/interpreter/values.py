@@ -11,10 +11,9 @@ Source: PTX ISA 9.0, sections 4.5 (constants), 5.2 (types), 9.7.3 to 9.7.5 (floa
 
 from __future__ import annotations
 
-import math
+import functools
 import re
-from collections.abc import Callable, Mapping
-from fractions import Fraction
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -24,8 +23,7 @@ from tinygpu.codegen.interpreter.constants import constant
 from tinygpu.codegen.interpreter.report import Array
 
 __all__ = [
-    "PACKED", "TYPES", "exactly", "flushed", "fma", "immediate", "narrowed", "products",
-    "quotient_of", "root_of", "rounded",
+    "PACKED", "TYPES", "flushed", "fma", "immediate", "products", "quotient", "root", "rounded",
 ]  # fmt: skip
 
 TYPES: Mapping[str, np.dtype[Any]] = {
@@ -49,7 +47,8 @@ _TINY = float(np.finfo(np.float32).tiny)
 _TIE = np.uint64(1 << 28)
 _ALONE = 1 << 18  # multiplications that OpenBLAS does in one thread
 _BELOW = np.uint64((1 << 29) - 1)
-_BITS = 700  # of the root of the least double there are 160 then
+_NO = -5000  # zero's exponent
+_APART = 300  # powers of 2 between two numbers of whose lesser only the sign counts
 
 
 def immediate(text: str, kind: str) -> Any:
@@ -77,50 +76,53 @@ def immediate(text: str, kind: str) -> Any:
     return dtype.type(value)
 
 
-def rounded(exact: Array, error: Array, mode: str, kind: str) -> Array:
-    """Round ``exact + error`` (float64, the error far smaller) to ``kind`` by PTX's ``mode``.
+@functools.cache
+def _format(kind: str) -> tuple[int, int, float]:
+    """Return a type's bits of precision, its least number's exponent, and its greatest number."""
+    if kind == "tf32":
+        return 11, -136, float.fromhex("0x1.ffcp127")
+    info: Any = ml_dtypes.finfo(TYPES[kind])  # type: ignore[no-untyped-call]
+    return info.nmant + 1, info.minexp - info.nmant, float(info.max)
 
-    ``rn`` to nearest, ties to even; ``rz`` towards zero; ``rm`` and ``rp`` down and up.
+
+def rounded(
+    exact: Array, error: Any, mode: str, kind: str, scale: Any = 0,
+    *, flush: bool = False, bounded: bool = False,
+) -> Array:  # fmt: skip
+    """Round ``(exact + error) * 2**scale`` to ``kind`` by PTX's ``mode``, once.
+
+    ``exact`` is the number of float64 next to the sum, so that of the error the sign counts alone:
+    it is the last of 62 bits.  ``rn`` rounds to nearest, ties to even, ``rna`` ties away from zero;
+    ``rz`` towards zero; ``rm`` and ``rp`` down and up.  NaN has all bits but its sign.  ``flush``
+    makes zero of what is below the normal numbers once it is rounded to as many bits as they have:
+    so an H200 flushes an fma of f16 that else rounds up to the least normal number.  ``bounded``
+    makes the greatest number of what is greater.
     """
-    dtype = TYPES[kind]
-    if mode == "rn":
-        if dtype == np.float64:
-            return exact
-        if np.any(error):
-            exact = _odd(exact, error)
-        return narrowed(exact, dtype)
-    near = narrowed(exact, dtype)
-    back = near.astype(np.float64)
-    above = (back > exact) | ((back == exact) & (error < 0))
-    below = (back < exact) | ((back == exact) & (error > 0))
-    up, down = np.nextafter(near, dtype.type(np.inf)), np.nextafter(near, dtype.type(-np.inf))
-    toward_zero = np.where(exact > 0, "rm", "rp") if mode == "rz" else mode
-    result = np.where((toward_zero == "rm") & above, down, near)
-    chosen: Array = np.where((toward_zero == "rp") & below, up, result).astype(dtype)
-    return chosen
-
-
-def _odd(near: Array, error: Array) -> Array:
-    """Return of the two numbers around ``near + error`` the one whose last bit is 1.
-
-    A later rounding to fewer bits is then as if it were the only one.
-    """
-    bits = np.ascontiguousarray(near).view(f"u{near.dtype.itemsize}")
-    even = (error != 0) & (bits & 1 == 0) & np.isfinite(near)
-    toward = np.where(error > 0, np.inf, -np.inf).astype(near.dtype)
-    result: Array = np.where(even, np.nextafter(near, toward), near)
-    return result
-
-
-def narrowed(wide: Array, dtype: np.dtype[Any]) -> Array:
-    """Round float64 to nearest, once: the types of ml_dtypes go through float32 by themselves."""
-    if dtype.kind != "V" and dtype.itemsize > 1:
-        return wide.astype(dtype)
-    near = wide.astype(np.float32)
-    error = wide - near
-    if error.any():  # not finite counts too
-        near = _odd(near, np.where(np.isfinite(error), error, 0))
-    return near.astype(dtype)
+    dtype, (precision, least, most) = TYPES[kind], _format(kind)
+    if bounded:
+        exact = np.clip(exact, -most, most)
+    if mode == "rn" and kind != "tf32" and np.ndim(scale) == 0 and not (flush or np.any(error)):
+        narrow = exact if dtype.char in "efd" else exact.astype(np.float32)
+        if (narrow == exact).all():
+            return narrow.astype(dtype)
+    finite, negative = np.isfinite(exact), np.signbit(exact)
+    fraction, exponent = np.frexp(np.where(finite, np.abs(exact), 0))
+    away = np.nan_to_num(np.sign(error) * np.sign(exact)).astype(np.int64)
+    bits = (fraction * 2.0**62).astype(np.int64) + away
+    top = exponent - (bits < 1 << 61) + scale
+    unit = top - precision if flush else np.maximum(top - precision, least)
+    drop = np.minimum(unit - exponent - scale + 62, 63).astype(np.int64)
+    kept, half = bits >> drop, np.int64(1) << (drop - 1)
+    rest = bits - (kept << drop)
+    nearest, out = mode in ("rn", "rna"), {"rm": negative, "rp": ~negative}.get(mode, False)
+    tie = kept & 1 if mode == "rn" else 1
+    size = np.ldexp(kept + (rest + tie > half if nearest else out & (rest > 0)), unit)
+    size = np.where(size > most, np.where(nearest | out, np.inf, most), size)
+    if flush:
+        size = np.where(size < 2.0 ** (least + precision - 1), 0, size)
+    result = np.copysign(np.where(finite, size, np.abs(exact)), exact).astype(dtype)
+    nothing = np.array(np.iinfo(f"i{dtype.itemsize}").max).astype(f"i{dtype.itemsize}").view(dtype)
+    return np.where(np.isnan(exact), nothing, result)
 
 
 def flushed(values: Any, part: np.dtype[Any]) -> Any:
@@ -133,100 +135,47 @@ def flushed(values: Any, part: np.dtype[Any]) -> Any:
     return np.where(small, np.copysign(part.type(0), halves), halves).view(held.dtype)
 
 
-def fma(a: Array, b: Array, c: Array, mode: str, kind: str) -> Array:
-    """Return ``a * b + c`` rounded once."""
+def fma(a: Any, b: Any, c: Any, mode: str, kind: str, *, flush: bool = False) -> Array:
+    """Return ``a * b + c`` rounded once; in float64 of fractions, as their exponents are apart."""
+    x, y, z = (np.atleast_1d(np.asarray(v, np.float64)) for v in (a, b, c))
+    scale: Any = 0
+    low: Any = 0.0
     if kind == "f64":
-        x, y, z = np.broadcast_arrays(*map(np.atleast_1d, (a, b, c)))
-        return _fma64(x, y, z, mode)
-    wide = np.asarray(a, np.float64) * np.asarray(b, np.float64)
-    c = np.asarray(c, np.float64)
-    exact = np.atleast_1d(wide + c)
+        (x, ex), (y, ey), (z, ez) = map(np.frexp, (x, y, z))
+        both, alone = np.where(x * y == 0, _NO, ex + ey), np.where(z == 0, _NO, ez)
+        low = _low(x, y)
+        gap = np.clip(alone - both, -_APART, _APART)
+        z, scale = np.ldexp(z, gap), np.where(gap == _APART, alone - _APART, both)
+    product = x * y
+    plain = product + z
     if mode == "rn" and kind == "f32":
-        bits = exact.view(np.uint64) & _BELOW
-        if not ((bits == _TIE) | (np.abs(exact) < _TINY)).any():
-            return exact.astype(np.float32)
-    part = exact - wide
-    error = (wide - (exact - part)) + (c - part)
-    result = rounded(exact, np.where(np.isfinite(error), error, 0), mode, kind)
-    if mode == "rm":  # zero of numbers of both signs is negative then
-        result = np.where((exact == 0) & (np.signbit(wide) != np.signbit(c)), -result, result)
-    return np.asarray(result)
+        doubtful = plain.view(np.uint64) & _BELOW == _TIE
+        if not (doubtful | (np.abs(plain) < _TINY)).any():
+            return plain.astype(np.float32)
+    if mode == "rm":
+        minus = (plain == 0) & (np.signbit(product) | np.signbit(z))
+        plain = np.where(minus, -0.0, plain)
+    rest, less = _sum(z, low)
+    total, left = _sum(product, rest)
+    total, error = _sum(total, _odd(*_sum(left, less)))
+    usual = np.isfinite(total) & (total != 0)
+    return rounded(np.where(usual, total, plain), error, mode, kind, scale, flush=flush)
 
 
-def _fma64(a: Array, b: Array, c: Array, mode: str) -> Array:
-    """Return it of doubles: of both parts of the product where these are safe, else of ratios.
-
-    Source: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008.
-    """
-    if mode != "rn":
-        return exactly(_fma_of, mode, a, b, c)
-    product = a * b
-    low = _low(a, b, product)
-    near, more = _sum(c, low)
-    total, left = _sum(product, near)
-    both, error = _sum(more, left)
-    result: Array = np.asarray(total + _odd(both, error))
-    size = np.abs(product)
-    safe = (size < 2.0**1000) & (np.abs(c) < 2.0**1000) & (size > 2.0**-900)
-    safe &= (np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990)
-    if not safe.all():
-        result[~safe] = exactly(_fma_of, mode, *(x[~safe] for x in (a, b, c)))
-    return result
+def quotient(a: Any, b: Array, mode: str, kind: str) -> Array:
+    """Return ``a / b`` rounded once."""
+    (x, ex), (y, ey) = (np.frexp(np.atleast_1d(np.asarray(v, np.float64))) for v in (a, b))
+    near = x / y
+    error = fma(-near, y, x, "rn", "f64") * np.where(np.signbit(y), -1, 1)
+    return rounded(near, error, mode, kind, ex - ey)
 
 
-def _sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return a sum and what its rounding has lost."""
-    total = a + b
-    part = total - a
-    return total, (a - (total - part)) + (b - part)
-
-
-def exactly(function: Callable[..., float], mode: str, *given: Array) -> Array:
-    """Apply a function of Python's numbers to the doubles of each lane."""
-    lanes = zip(*(x.tolist() for x in np.broadcast_arrays(*given)), strict=True)
-    return np.array([function(mode, *lane) for lane in lanes], np.float64)
-
-
-def ratio(value: Fraction, mode: str) -> float:
-    """Round a ratio that is not 0 to a double."""
-    try:
-        near = float(value)
-    except OverflowError:
-        near = math.inf if value > 0 else -math.inf
-    toward_zero = "rm" if value > 0 else "rp"
-    toward = toward_zero if mode == "rz" else mode
-    if toward == "rm" and near > value:
-        return math.nextafter(near, -math.inf)
-    return math.nextafter(near, math.inf) if toward == "rp" and near < value else near
-
-
-def _fma_of(mode: str, a: float, b: float, c: float) -> float:
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return a * b + c
-    if not math.isfinite(c):
-        return c
-    if value := Fraction(a) * Fraction(b) + Fraction(c):
-        return ratio(value, mode)
-    signs = math.copysign(1, a) * math.copysign(1, b), math.copysign(1, c)
-    return -0.0 if max(signs) < 0 or (mode == "rm" and min(signs) < 0) else 0.0
-
-
-def quotient_of(mode: str, a: float, b: float) -> float:
-    """Divide, rounded once."""
-    if a and b and math.isfinite(a) and math.isfinite(b):
-        return ratio(Fraction(a) / Fraction(b), mode)
-    return float(np.float64(a) / np.float64(b))
-
-
-def root_of(mode: str, a: float) -> float:
-    """Take the square root, rounded once: of so many bits that only an exact one is a tie."""
-    if not 0 < a < math.inf:
-        return float(np.sqrt(np.float64(a)))
-    top, below = Fraction(a).as_integer_ratio()
-    whole = (top << 2 * _BITS) // below  # below is a power of 4, or 2 of them
-    root = math.isqrt(whole)
-    exact = root * root == whole and (top << 2 * _BITS) % below == 0
-    return ratio(Fraction(2 * root + (not exact), 2 << _BITS), mode)
+def root(a: Array, mode: str, kind: str) -> Array:
+    """Return the square root rounded once."""
+    x, exponent = np.frexp(np.atleast_1d(np.asarray(a, np.float64)))
+    x = np.ldexp(x, exponent & 1)
+    near = np.sqrt(x)
+    return rounded(near, fma(-near, near, x, "rn", "f64"), mode, kind, exponent >> 1)
 
 
 def products(a: Array, b: Array) -> Array:
@@ -242,8 +191,15 @@ def products(a: Array, b: Array) -> Array:
     return result
 
 
-def _low(a: Array, b: Array, product: Array) -> Array:
-    """Return ``a * b - product`` exactly (Dekker), where nothing overflows."""
+def _sum(a: Any, b: Any) -> tuple[Array, Array]:
+    """Return the nearest number to ``a + b`` and what it lacks (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def _low(a: Array, b: Array) -> Array:
+    """Return what ``a * b`` lacks (Dekker), where nothing overflows."""
     factor = 2.0**27 + 1
 
     def halves(x: Array) -> tuple[Array, Array]:
@@ -252,5 +208,17 @@ def _low(a: Array, b: Array, product: Array) -> Array:
         return high, x - high
 
     (a1, a2), (b1, b2) = halves(a), halves(b)
-    low: Array = a2 * b2 - (((product - a1 * b1) - a2 * b1) - a1 * b2)
+    low: Array = a2 * b2 - (((a * b - a1 * b1) - a2 * b1) - a1 * b2)
     return low
+
+
+def _odd(near: Array, error: Array) -> Array:
+    """Return of the two numbers around ``near + error`` the one whose last bit is 1.
+
+    A later rounding to fewer bits is then as if it were the only one (Boldo and Melquiond).
+    """
+    bits = np.ascontiguousarray(near).view(np.int64)
+    even = (error != 0) & (bits & 1 == 0) & np.isfinite(near)
+    toward = np.where(error > 0, np.inf, -np.inf)
+    result: Array = np.where(even, np.nextafter(near, toward), near)
+    return result
