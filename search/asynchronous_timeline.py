@@ -34,14 +34,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.device import Device
 from tinygpu.program import Program
 from tinygpu.search import asynchronous
 from tinygpu.search.asynchronous import Node, TimedAgent, TimedLoop
 from tinygpu.search.pipeline import Placed, Stages
-from tinygpu.search.recursion import CopyState, Following
+from tinygpu.search.recursion import CopyState, Following, Time
 from tinygpu.search.spans import Span, StageUse, Timeline
 
 __all__ = ["follow"]
@@ -63,9 +62,8 @@ def follow(
     first_tiles = min(turns, tiles)
     first_steps = steps if steps <= _STEPS else steps - ring * -(-(steps - _STEPS) // ring)
     depth = {barrier.name: int(barrier.stages) for barrier in program.barriers}
-    run = _Recorder(place.agents, np.full(1, float(place.share)), np.full(1, float(ring)), depth)
-    every = np.full(1, float(steps))
-    cycles = run.cycles(np.full(1, 1.0), every, first_tiles, first_steps, first_tiles)
+    run = _Recorder(place.agents, float(place.share), ring, depth)
+    cycles = run.cycles(first_tiles, steps, first_tiles, first_steps, first_tiles)
     whole = turns <= tiles and first_steps == steps
     return Timeline(run.ordered(), tuple(run.begins), float(np.max(cycles)), whole)
 
@@ -207,7 +205,7 @@ class _Recorder(Following):
             use.done = max(use.done, self.released(index))
         self.events += use.events(f"stage {index % max(self.depth[name] for name in self.filled)}")
 
-    def jump(self, states: list[CopyState], seen: list[NDArray[np.float64]], more: Any) -> None:
+    def jump(self, states: list[CopyState], seen: list[Time], more: Any) -> None:
         """Go on for more steps, recorded as one bar a row; what holds a stage then holds it on."""
         if not _number(more):
             return

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -40,14 +41,14 @@ from numpy.typing import NDArray
 
 from tinygpu.search.asynchronous import Event, Guard, Node, TimedAgent, TimedLoop, mapped
 
-__all__ = ["CopyState", "Following", "Recursion", "numbers", "of_agent", "span_cycles"]
+__all__ = ["CopyState", "Following", "Recursion", "Time", "numbers", "of_agent", "span_cycles"]
 
 Numbers = Any
 Times = NDArray[np.float64]
+Time = Times | float
 _CHUNK = 4096
 """Points at once: their clocks stay in a core's cache."""
 _MANY = 1 << 16
-_NEVER = np.zeros(1)
 _BEFORE = 64
 """Phases before the first that an index may name; they are over from the start."""
 
@@ -91,12 +92,17 @@ class Recursion:
         key = np.broadcast_to((tiles * _MANY + steps) * _MANY + covering, (size,))
         for value in np.unique(key):
             at = np.flatnonzero(key == value)
-            whole = len(at) == size
-            some = [x if whole or not x.ndim else x[at] for x in inputs]
+            some = [_alike(x[at] if x.ndim and len(at) < size else x) for x in inputs]
             run = Following(_filled(self.agents, some[4:]), some[0], some[3], len(at))
             first, period = divmod(int(value), _MANY)
             result[at] = run.cycles(some[1], some[2], *divmod(first, _MANY), period)
         return result
+
+
+def _alike(numbers: Times) -> Numbers:
+    """Return one number for points that all have it: what it makes is then made once."""
+    first = numbers.item(0)
+    return first if numbers.ndim == 0 or (numbers == first).all() else numbers
 
 
 def numbers(agents: tuple[TimedAgent, ...]) -> list[Numbers]:
@@ -160,50 +166,51 @@ class CopyState:
 
     agent: TimedAgent
     copy: int
-    now: Times
-    last: Times
-    groups: list[tuple[Times, Times]] = field(default_factory=list)
-    done: tuple[Times, Times] = (_NEVER, _NEVER)
+    now: Time
+    last: Time
+    done: tuple[Time, Time]
+    groups: list[tuple[Time, Time]] = field(default_factory=list)
     turn: int = 0
 
     def busy(self, cycles: Numbers) -> None:
         """Let both clocks go on."""
+        one = self.now is self.last
         self.now = self.now + cycles
-        self.last = self.last + cycles
-
-    def until(self, first: Times, last: Times) -> None:
-        """Wait for a time each."""
-        self.now = np.maximum(self.now, first)
-        self.last = np.maximum(self.last, last)
+        self.last = self.now if one else self.last + cycles
 
 
 class Following:
-    """The recursion for points that take the same number of tiles and steps."""
+    """The recursion for points that take the same number of tiles and steps.
+
+    Times are arrays over the points; of one point they are floats, and so they may be where all
+    points have the same.
+    """
 
     def __init__(
-        self, agents: tuple[TimedAgent, ...], share: Times, stages: Times, size: int
+        self, agents: tuple[TimedAgent, ...], share: Numbers, stages: Numbers, size: int
     ) -> None:
         self.share, self.size = share, size
         self.tokens = _tokens(agents, stages)
-        self.zero = np.zeros(size)
+        self.later: Callable[[Any, Any], Any] = max if size == 1 else np.maximum
+        self.zero: Time = 0.0 if size == 1 else np.zeros(size)
         self.states = [
             [
-                CopyState(a, copy, self.zero, self.zero)
+                CopyState(a, copy, self.zero, self.zero, (self.zero, self.zero))
                 for copy in range(max(1, int(np.max(a.step))))
             ]
             for a in agents
         ]
-        self.phases: dict[str, Times] = {}
+        self.phases: dict[str, Any] = {}
         self.columns = np.arange(size)
         self.tensor = self.smem = self.fill = self.tma = self.zero
         self.rows = 0
 
     def cycles(
-        self, tiles: Times, steps: Times, first_tiles: int, first_steps: int, window: int
+        self, tiles: Numbers, steps: Numbers, first_tiles: int, first_steps: int, window: int
     ) -> Times:
         """Return the cycles of all tiles: the first ones step by step, then at the period."""
         self.rows = first_tiles * first_steps + 2
-        ends: list[Times] = []
+        ends: list[Time] = []
         for tile in range(first_tiles):
             states = [copies[tile % len(copies)] for copies in self.states]
             values = [
@@ -213,30 +220,33 @@ class Following:
             ]  # fmt: skip
             for state, known in zip(states, values, strict=True):
                 self.nodes(state.agent.before, state, known)
-            seen: list[Times] = []
+            seen: list[Time] = []
             for step in range(first_steps):
                 for state, known in zip(states, values, strict=True):
                     known[state.agent.step_var] = step
                     self.nodes(state.agent.body, state, known)
-                seen.append(np.maximum.reduce([s.last for s in states if s.agent.body]))
+                seen.append(reduce(self.later, [s.last for s in states if s.agent.body]))
             self.jump(states, seen, steps - first_steps)
             for state, known in zip(states, values, strict=True):
                 self.nodes(state.agent.after, state, known)
                 state.turn += 1
-            ends.append(np.maximum.reduce([s.last for c in self.states for s in c]))
+            ends.append(reduce(self.later, [s.last for c in self.states for s in c]))
         if len(ends) > window:
             period = (ends[-1] - ends[-1 - window]) / window
             return np.asarray(ends[-1] + np.maximum(tiles - first_tiles, 0) * period)
-        return ends[-1]
+        return np.asarray(ends[-1])
 
-    def jump(self, states: list[CopyState], seen: list[Times], more: Times) -> None:
+    def jump(self, states: list[CopyState], seen: list[Time], more: Numbers) -> None:
         """Go on for more steps at the period: what the steps moved moves along."""
         if len(seen) < 4 or not np.any(more > 0):
             return
         half = len(seen) // 2  # whole turns of the critical cycle, for a turn may be uneven
         window = np.clip(self.tokens * (half // self.tokens), 1, half).astype(np.int64)
-        before = np.stack(seen)[len(seen) - 1 - window, self.columns]
-        later = np.maximum(more, 0) * (seen[-1] - before) / window
+        ends = np.stack(seen).reshape(len(seen), self.size)
+        before = ends[len(seen) - 1 - window, self.columns]
+        later = np.maximum(more, 0) * (ends[-1] - before) / window
+        if self.size == 1:
+            later = later.item()
         for state in (s for s in states if s.agent.body):
             state.busy(later)
             state.groups = [(first + later, last + later) for first, last in state.groups[-4:]]
@@ -245,111 +255,118 @@ class Following:
         moved = {b for s in states for b in _barriers(s.agent.body)}
         for barrier in moved & self.phases.keys():
             phases = self.phases[barrier]
-            phases[_BEFORE:] += np.where(phases[_BEFORE:] > 0, later, 0.0)
+            if self.size == 1:
+                phases[_BEFORE:] = [at + later if at > 0 else at for at in phases[_BEFORE:]]
+            else:
+                phases[_BEFORE:] += np.where(phases[_BEFORE:] > 0, later, 0.0)
 
     def nodes(self, nodes: tuple[Node, ...], state: CopyState, known: dict[str, Any]) -> None:
         """Follow statements in order."""
         for node in nodes:
             match node:
                 case Event():
-                    self.event(node, state, known, None)
+                    self.event(node, state, known, True)
                 case Guard():
-                    index = node.index.evaluate(known)
-                    bound = known[node.bound] if isinstance(node.bound, str) else node.bound
-                    self.guarded(node, state, known, np.asarray(index < bound))
+                    self.guarded(node, state, known, True)
                 case TimedLoop() if node.signals:
                     for i in range(int(np.max(node.trips))):
                         known[node.var] = i
-                        inside = np.asarray(i < node.trips)
                         for inner in node.body:
                             if isinstance(inner, Guard):
-                                bound = inner.bound
-                                most = known[bound] if isinstance(bound, str) else bound
-                                mask = inside & (inner.index.evaluate(known) < most)
-                                self.guarded(inner, state, known, mask)
+                                self.guarded(inner, state, known, i < node.trips)
                 case TimedLoop():
                     state.busy(node.trips * span_cycles(node.body))
 
     def guarded(self, guard: Guard, state: CopyState, known: dict[str, Any], mask: Any) -> None:
-        """Arrive where the mask holds."""
+        """Arrive where the index is below the bound, and the mask holds."""
+        bound = known[guard.bound] if isinstance(guard.bound, str) else guard.bound
+        mask = mask & (guard.index.evaluate(known) < bound)
+        if isinstance(mask, np.ndarray) and (mask.all() or not mask.any()):
+            mask = bool(mask.all())
+        if mask is False:
+            return
         for event in guard.body:
             assert isinstance(event, Event)
-            if mask.any():
-                self.event(event, state, known, None if mask.all() else mask)
+            self.event(event, state, known, mask)
 
     def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
-        """Follow one event."""
-        cycles, share = event.cycles, self.share
+        """Follow one event; an arrival where the mask (True, or an array) holds."""
+        cycles, share, later = event.cycles, self.share, self.later
         match event.kind:
             case "wait":
                 phase = self.phase(event.barrier, event.index.evaluate(known))
-                state.until(phase, phase)
+                one = state.now is state.last
+                state.now = later(state.now, phase)
+                state.last = state.now if one else later(state.last, phase)
                 state.busy(cycles["serial"])
             case "arrive":
-                state.busy(cycles["serial"] if mask is None else cycles["serial"] * mask)
+                state.busy(cycles["serial"] if mask is True else cycles["serial"] * mask)
                 at = state.last + event.latency
                 if event.group == "tcgen05":  # not now, but when its products are done
-                    at = np.maximum(at, state.done[1])
+                    at = later(at, state.done[1])
                 self.complete(event.barrier, event.index.evaluate(known), at, mask)
             case "load":
                 state.busy(cycles["serial"])
-                start = np.maximum(self.tma, state.now)
+                start = later(self.tma, state.now)
                 self.tma = start + cycles["tma"] * share
-                come = np.maximum(self.fill, start) + cycles["fill"] * share
-                self.fill = np.maximum(come, self.tma)  # rows come while later ones are asked for
+                come = later(self.fill, start) + cycles["fill"] * share
+                self.fill = later(come, self.tma)  # rows come while later ones are asked for
                 self.smem = self.smem + cycles["smem"] * share
                 landed = self.fill + event.latency
-                self.complete(event.barrier, event.index.evaluate(known), landed, None)
+                self.complete(event.barrier, event.index.evaluate(known), landed, True)
             case "product":
                 copies = state.agent.together
-                start = np.maximum(state.now, self.tensor)
-                self.smem = np.maximum(self.smem, start) + cycles["smem"] * copies * share
-                ends = start + cycles["tensor"] * copies * share
-                self.tensor = np.maximum(ends, self.smem)
-                each = (self.tensor - start) / (copies * share)
+                many = copies * share
+                start = later(state.now, self.tensor)
+                self.smem = later(self.smem, start) + cycles["smem"] * many
+                ends = start + cycles["tensor"] * many
+                self.tensor = later(ends, self.smem)
+                each = (self.tensor - start) / many
                 first = start + each + event.latency
                 state.done = first, first + (copies - 1) * each
             case "commit" if event.group == "wgmma":
                 state.groups.append(state.done)
             case "group" if event.group == "wgmma":
-                state.until(*self.newest(state, event.pending))
+                first, last = self.newest(state, event.pending)
+                state.now, state.last = later(state.now, first), later(state.last, last)
             case "work" | "store":
                 state.busy(cycles["serial"])
 
-    def newest(self, state: CopyState, pending: Numbers) -> tuple[Times, Times]:
+    def newest(self, state: CopyState, pending: Numbers) -> tuple[Numbers, Numbers]:
         """Return the ends of the newest group but ``pending``."""
-        found = (self.zero, self.zero)
+        found: tuple[Numbers, Numbers] = (self.zero, self.zero)
         for n in range(min(int(np.max(pending)) + 1, len(state.groups))):
-            first, last = state.groups[-1 - n]
-            here = np.asarray(pending == n)
-            found = np.where(here, first, found[0]), np.where(here, last, found[1])
+            here, group = pending == n, state.groups[-1 - n]
+            if isinstance(here, np.ndarray):
+                first, last = (np.where(here, *ends) for ends in zip(group, found, strict=True))
+                found = first, last
+            elif here:
+                found = group
         return found
 
-    def phase(self, barrier: str, index: Any) -> Times:
+    def phase(self, barrier: str, index: Numbers) -> Numbers:
         """Return when a phase is complete."""
         if barrier not in self.phases:
             return self.zero
-        row = np.asarray(index + _BEFORE).astype(np.int64)
         phases = self.phases[barrier]
-        if row.ndim == 0:
-            return np.asarray(phases[max(int(row), 0)])
-        return np.asarray(phases[np.maximum(row, 0), self.columns])
+        if isinstance(index, np.ndarray):
+            return phases[np.maximum(index.astype(np.int64) + _BEFORE, 0), self.columns]
+        return phases[max(int(index) + _BEFORE, 0)]
 
-    def complete(self, barrier: str, index: Any, at: Times, mask: Any) -> None:
+    def complete(self, barrier: str, index: Numbers, at: Numbers, mask: Any) -> None:
         """Note that a phase is complete no earlier than ``at``, where the mask holds."""
         if barrier not in self.phases:
-            self.phases[barrier] = np.zeros((_BEFORE + self.rows, self.size))
+            many = _BEFORE + self.rows
+            self.phases[barrier] = [0.0] * many if self.size == 1 else np.zeros((many, self.size))
         phases = self.phases[barrier]
-        row = np.asarray(index + _BEFORE).astype(np.int64)
-        if row.ndim == 0 and mask is None:
-            phases[int(row)] = np.maximum(phases[int(row)], at)
+        if mask is True and not isinstance(index, np.ndarray):
+            row = int(index) + _BEFORE
+            phases[row] = self.later(phases[row], at)
             return
-        columns = self.columns
-        row = np.broadcast_to(row, columns.shape)
-        if mask is not None:
-            where = np.flatnonzero(np.broadcast_to(mask, columns.shape))
-            row, columns, at = row[where], columns[where], at[where]
-        phases[row, columns] = np.maximum(phases[row, columns], at)
+        rows = np.asarray(index + _BEFORE, np.int64).clip(0, len(phases) - 1)  # or not of the mask
+        phases[rows, self.columns] = self.later(
+            phases[rows, self.columns], at if mask is True else np.where(mask, at, 0.0)
+        )
 
 
 def _tokens(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
