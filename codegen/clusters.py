@@ -7,7 +7,7 @@ Source: PTX ISA 9, "%cluster_ctarank", ".multicast::cluster".
 
 from __future__ import annotations
 
-from tinygpu.codegen.kernel import Kernel
+from tinygpu.codegen.kernel import KernelCode
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.scope import Scope
 from tinygpu.program import Affine, Barrier
@@ -15,7 +15,7 @@ from tinygpu.program import Affine, Barrier
 __all__ = ["home_rank", "ranks_along", "receivers", "signal_at"]
 
 
-def _first(kernel: Kernel, axis: str) -> tuple[Number, int]:
+def _first(kernel: KernelCode, axis: str) -> tuple[Number, int]:
     """Return the rank of the CTA at 0 along an axis, and how far those along it lie apart."""
     rank: Number = 0
     below, apart = 1, 1
@@ -28,12 +28,12 @@ def _first(kernel: Kernel, axis: str) -> tuple[Number, int]:
     return rank, apart
 
 
-def home_rank(kernel: Kernel, axis: str) -> Number:
+def home_rank(kernel: KernelCode, axis: str) -> Number:
     """Return the rank of the CTA at 0 along an axis."""
     return kernel.text.once(("home", axis), lambda: _first(kernel, axis)[0])
 
 
-def ranks_along(kernel: Kernel, axes: str) -> list[Number]:
+def ranks_along(kernel: KernelCode, axes: str) -> list[Number]:
     """Return the ranks of the CTAs along some axes, or of the whole cluster, the own one too."""
     text, variables = kernel.text, kernel.addresses.variables
     free = [n for n, _ in kernel.program.cluster] if axes == "cluster" else axes.split()
@@ -48,7 +48,7 @@ def ranks_along(kernel: Kernel, axes: str) -> list[Number]:
     return [text.add(base, far) for far in apart]
 
 
-def receivers(kernel: Kernel, axis: str) -> str:
+def receivers(kernel: KernelCode, axis: str) -> str:
     """Return the register with the mask of the CTAs along an axis; "": this one alone."""
     text, extent = kernel.text, dict(kernel.program.cluster).get(axis, 1)
     if extent == 1:
@@ -67,7 +67,7 @@ def receivers(kernel: Kernel, axis: str) -> str:
     return str(text.once(("mask", axis), make))
 
 
-def signal_at(kernel: Kernel, barrier: Barrier, index: Affine, scope: Scope) -> str:
+def signal_at(kernel: KernelCode, barrier: Barrier, index: Affine, scope: Scope) -> str:
     """Return the address operand of a barrier's stage where it counts: at its home."""
     base, start, _ = kernel.barrier_at(barrier, index, scope)
     if not barrier.home:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tinygpu.codegen.kernel import Kernel
+from tinygpu.codegen.kernel import KernelCode
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
@@ -25,7 +25,7 @@ TCGEN05_128B = 1 << 46 | 2 << 61
 """What a descriptor says of the format: rows of 128 B, swizzled as wide."""
 
 
-def offset(kernel: Kernel, access: Access, scope: Scope) -> Number:
+def offset(kernel: KernelCode, access: Access, scope: Scope) -> Number:
     """Return the bytes from a stage's start to the access's origin, not swizzled."""
     text, width = kernel.text, access.buffer.type.bytes
     total: Number = 0
@@ -69,7 +69,7 @@ def _major(do: Do, access: Access, rows: int) -> bool:
 
 
 def descriptor(
-    kernel: Kernel, do: Do, access: Access, rows: int, scope: Scope, *, form: int
+    kernel: KernelCode, do: Do, access: Access, rows: int, scope: Scope, *, form: int
 ) -> tuple[str, int, bool]:
     """Return a descriptor's base register, the bytes to add, and whether k is contiguous.
 
@@ -109,7 +109,7 @@ def descriptor(
     return str(text.once(("descriptor at", base, slot), staged)), known, by_k
 
 
-def _slot(kernel: Kernel, access: Access, scope: Scope) -> Number:
+def _slot(kernel: KernelCode, access: Access, scope: Scope) -> Number:
     """Return the stage's number in a register, or its distance in bytes where it is known."""
     slot, _ = kernel.rings.position(access.buffer.stages, access.index, scope)
     if isinstance(slot, int):
@@ -117,7 +117,7 @@ def _slot(kernel: Kernel, access: Access, scope: Scope) -> Number:
     return slot
 
 
-def adds(kernel: Kernel, do: Do, scope: Scope) -> str:
+def adds(kernel: KernelCode, do: Do, scope: Scope) -> str:
     """Return the predicate that sums are added to, not started."""
     text = kernel.text
     known, terms = scope.split(do.fresh) if do.fresh is not None else (1, ())

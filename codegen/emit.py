@@ -32,7 +32,7 @@ import numpy as np
 
 from tinygpu.access_map import Operand
 from tinygpu.codegen.clusters import ranks_along, signal_at
-from tinygpu.codegen.kernel import PTX_VERSION, Kernel, integer_values, signature
+from tinygpu.codegen.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
 from tinygpu.codegen.loops import instances, rotating_slots, stepped_pointers
 from tinygpu.codegen.lowering import THREAD_RULES
 from tinygpu.codegen.ptx import Scalar as Number
@@ -67,7 +67,7 @@ from tinygpu.tensor_memory import uses_tensor_memory
 __all__ = ["EMITTER_VERSION", "PTX_VERSION", "RULES", "emit", "integer_values", "signature"]
 
 EMITTER_VERSION = 3
-RULES: Mapping[str, Mapping[str, Callable[[Any, Do, Scope], None]]] = {
+RULES: Mapping[str, Mapping[str, Rule]] = {
     "thread": THREAD_RULES,
     "pair": PAIR_RULES,
     "tile": TILE_RULES,
@@ -95,7 +95,7 @@ def emit(program: Program, arch: str = "sm_90a", sizes: Mapping[str, int] | None
     return Emitter(program, sizes).text_of(arch)
 
 
-class Emitter(Kernel):
+class Emitter(KernelCode):
     """The walk over a term that makes its kernel."""
 
     def text_of(self, arch: str) -> str:
@@ -274,11 +274,12 @@ class Emitter(Kernel):
         """Emit one statement through its rule."""
         self.text.note(str(do))
         form = self.form(do)
+        rule = RULES[form][do.instruction.name]
         guarded = any(g for a in do.accesses for g in a.guard)
         if form != "tile" and self.program.guards == "tile" and guarded:
-            self.whole_or_not(do, scope)
+            self.whole_or_not(rule, do, scope)
         else:
-            self.lower(do, scope)
+            rule(self, do, scope)
 
     def form(self, do: Do) -> str:
         """Return what a statement is done on: a thread's values, pairs of them, a tile.
@@ -302,28 +303,24 @@ class Emitter(Kernel):
             raise ProgramError(f"{do}: no lowering rule for {name}{of}")
         return form
 
-    def lower(self, do: Do, scope: Scope) -> None:
-        """Emit a statement by the rule of its instruction."""
-        RULES[self.form(do)][do.instruction.name](self, do, scope)
-
-    def whole_or_not(self, do: Do, scope: Scope) -> None:
+    def whole_or_not(self, rule: Rule, do: Do, scope: Scope) -> None:
         """Emit a statement without guards for tiles that are whole, and with them for others."""
         text = self.text
         plain = replace(do, write=_unguarded(do.write), reads=tuple(map(_unguarded, do.reads)))
         whole = self.addresses.whole(do, scope)
         if not isinstance(whole, str):
-            self.lower(plain if whole else do, scope)
+            rule(self, plain if whole else do, scope)
             return
         partly, end = text.label("partly"), text.label("whole_end")
         text.emit(f"@!{whole} bra {partly}")
         with text.scope():
-            self.lower(plain, scope)
+            rule(self, plain, scope)
             if _plain_load(plain):
                 text.emit(_AS_A_BRANCH)
         text.emit(f"bra {end}")
         text.mark(partly)
         with text.scope():
-            self.lower(do, scope)
+            rule(self, do, scope)
         text.mark(end)
 
     def loop(self, loop: For, scope: Scope) -> None:

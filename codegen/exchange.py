@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tinygpu.codegen.clusters import home_rank
 from tinygpu.codegen.descriptors import offset
 from tinygpu.codegen.fragments import smem_stage
-from tinygpu.codegen.kernel import Kernel
+from tinygpu.codegen.kernel import KernelCode
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
 from tinygpu.fragment import FRAGMENTS
@@ -29,7 +29,7 @@ __all__ = ["exchange", "runs"]
 _AT_ONCE = (4, 2, 1)  # words of 4 B
 
 
-def exchange(kernel: Kernel, do: Do, scope: Scope) -> None:
+def exchange(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """ld.shared, st.shared, st.shared::cluster: a thread's values of a fragment, in its own order.
 
     Raises ProgramError for what is not fp32, and where threads' values lie otherwise.
@@ -56,7 +56,7 @@ def exchange(kernel: Kernel, do: Do, scope: Scope) -> None:
         text.emit(f"{'ld' if loads else 'st'}.{space}{many}.f32 {ends}")
 
 
-def _mapped(kernel: Kernel, address: str, home: str) -> str:
+def _mapped(kernel: KernelCode, address: str, home: str) -> str:
     """Return the register with an address in shared memory of the CTA at 0 along an axis."""
     there = kernel.text.register("u32")
     rank = home_rank(kernel, home)

@@ -8,7 +8,7 @@ Source: PTX ISA 9: "cvt", "stmatrix", "st", and the register fragments of "wgmma
 
 from __future__ import annotations
 
-from tinygpu.codegen.kernel import Kernel
+from tinygpu.codegen.kernel import KernelCode
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.scope import Scope
 from tinygpu.errors import ProgramError
@@ -27,7 +27,7 @@ __all__ = [
 _PLAIN, _TURNED = ((0, 1), (1, 0)), ((1, 0), (0, 1))  # columns, then rows, of a tile
 
 
-def smem_stage(kernel: Kernel, access: Access, scope: Scope) -> Number:
+def smem_stage(kernel: KernelCode, access: Access, scope: Scope) -> Number:
     """Return the bytes from ``%smem`` to the stage (and copy) of an access."""
     buffer, text = access.buffer, kernel.text
     start = kernel.smem_at(buffer.name, buffer.stages, access.index, scope)
@@ -36,7 +36,7 @@ def smem_stage(kernel: Kernel, access: Access, scope: Scope) -> Number:
     return start
 
 
-def convert(kernel: Kernel, do: Do, scope: Scope) -> None:
+def convert(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register; and the other way."""
     held, shape = _held(kernel, do, scope)
     if tuple(do.write.value) != _PLAIN:
@@ -60,7 +60,7 @@ def convert(kernel: Kernel, do: Do, scope: Scope) -> None:
             raise ProgramError(f"{do}: a fragment is converted between f32 and f16 or bf16")
 
 
-def ld_global(kernel: Kernel, do: Do, scope: Scope) -> None:
+def ld_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """ld.global: what a tile has beside it, as a bias; what all rows share is loaded once."""
     (source,) = do.reads
     assert isinstance(source, Access)
@@ -117,7 +117,7 @@ def ld_global(kernel: Kernel, do: Do, scope: Scope) -> None:
                     text.emit(f"mov.b32 {targets[0]}, {{{', '.join(halves)}}}")
 
 
-def stmatrix(kernel: Kernel, do: Do, scope: Scope) -> None:
+def stmatrix(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """stmatrix: four (two) 8 x 8 matrices of a warp's 16 rows at once."""
     held, (columns, rows) = _held(kernel, do, scope)
     text, buffer = kernel.text, do.write.buffer
@@ -158,7 +158,7 @@ def stmatrix(kernel: Kernel, do: Do, scope: Scope) -> None:
             )
 
 
-def st_shared(kernel: Kernel, do: Do, scope: Scope) -> None:
+def st_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """st.shared.v2.f32: two neighbours of a row."""
     held, (columns, rows) = _held(kernel, do, scope)
     text, buffer = kernel.text, do.write.buffer
@@ -179,7 +179,7 @@ def st_shared(kernel: Kernel, do: Do, scope: Scope) -> None:
                 text.emit(f"st.shared.v2.f32 [{at}+{block * 64 * pitch * 4}], {{{pair}}}")
 
 
-def st_global(kernel: Kernel, do: Do, scope: Scope) -> None:
+def st_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """st.global: pairs of neighbours, or single elements where c is turned or its rows are odd."""
     held, (columns, rows) = _held(kernel, do, scope)
     text, access, buffer = kernel.text, do.write, do.write.buffer
@@ -251,7 +251,7 @@ def _only(do: Do, steps: tuple[int, ...]) -> int:
     return moved[0]
 
 
-def _held(kernel: Kernel, do: Do, scope: Scope) -> tuple[list[str], tuple[int, int]]:
+def _held(kernel: KernelCode, do: Do, scope: Scope) -> tuple[list[str], tuple[int, int]]:
     """Return the registers that a statement reads, and how many (columns, rows) they are."""
     (read,) = do.reads
     assert isinstance(read, Access)
@@ -265,7 +265,7 @@ def _held(kernel: Kernel, do: Do, scope: Scope) -> tuple[list[str], tuple[int, i
     return kernel.cells(read, (columns, rows), scope), (columns, rows)
 
 
-def _lane(kernel: Kernel) -> tuple[Number, Number]:
+def _lane(kernel: KernelCode) -> tuple[Number, Number]:
     """Return this thread's warp in its role's copy, and its lane."""
     text = kernel.text
     warp = text.once(("warp", kernel.local), lambda: text.divide(kernel.local, 32))
@@ -273,7 +273,7 @@ def _lane(kernel: Kernel) -> tuple[Number, Number]:
     return warp, lane
 
 
-def _first(kernel: Kernel) -> tuple[Number, Number]:
+def _first(kernel: KernelCode) -> tuple[Number, Number]:
     """Return row and column of this thread's first value in a fragment of wgmma."""
     text = kernel.text
     warp, lane = _lane(kernel)
@@ -281,7 +281,7 @@ def _first(kernel: Kernel) -> tuple[Number, Number]:
     return row, text.multiply(text.modulo(lane, 4), 2)
 
 
-def swizzled(kernel: Kernel, access: Access, line: Number, column: Number) -> Number:
+def swizzled(kernel: KernelCode, access: Access, line: Number, column: Number) -> Number:
     """Return the bytes of an element of a row (``line``), ``column`` known to stay inside it.
 
     The row's bits choose which 16 B pieces change places: the result is linear in what is XORed to

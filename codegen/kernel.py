@@ -19,7 +19,7 @@ Source: ``docs/model.md``, section "Code"; PTX ISA 9.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 
 import numpy as np
@@ -37,11 +37,14 @@ from tinygpu.fragment import FRAGMENTS
 from tinygpu.layout import Swizzle
 from tinygpu.program import Access, Affine, Barrier, Do, Immediate, Program, Scalar, walk
 
-__all__ = ["PTX_VERSION", "Kernel", "constant", "integer_values", "signature"]
+__all__ = [
+    "HELD", "KINDS", "PTX_VERSION", "KernelCode", "Rule", "constant", "integer_values", "signature",
+]  # fmt: skip
 
 PTX_VERSION = "9.0"  # spec: the newest that ptxas 13.0 takes
-_KIND = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16", "tf32": "b32"}
-_HELD = {"f32": "f32", "f16": "b32", "bf16": "b32"}
+KINDS = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16", "tf32": "b32"}
+"""The register of a thread's value."""
+HELD = {"f32": "f32", "f16": "b32", "bf16": "b32"}
 """The register of a fragment's elements, of 16 bits two."""
 
 
@@ -69,7 +72,7 @@ def constant(number: float, dtype: str) -> str:
     return f"0f{np.float32(number).view(np.uint32):08X}"
 
 
-class Kernel:
+class KernelCode:
     """One kernel in the making; see the module's text."""
 
     def __init__(self, program: Program, sizes: Mapping[str, int] | None) -> None:
@@ -98,8 +101,7 @@ class Kernel:
         self.local = "%tid_x"  # this thread's number in its role's copy
         self.copy: Number = 0
         self.tmem: Number = 0  # the address of the columns that are allocated
-        self._cells: dict[tuple[str, int, int], str] = {}
-        self._fragments: dict[tuple[str, int], str] = {}
+        self._registers: dict[tuple[str, int, int], str] = {}
 
     def module(self, arch: str, directives: list[str], maps: tuple[str, ...] = ()) -> str:
         """Return the module around the body: parameters, directives, registers."""
@@ -162,14 +164,8 @@ class Kernel:
             columns, rows = map(int, values)
             return self._of_fragment(access, (columns, rows), scope)
         slot, offsets = self.places(access, values, scope)
-        kind = self.kind(buffer.dtype)
-        result = []
-        for offset in offsets:
-            key = (buffer.name, slot, int(offset))
-            if key not in self._cells:
-                self._cells[key] = self.text.register(kind)
-            result.append(self._cells[key])
-        return result
+        kind = KINDS[buffer.dtype]
+        return [self.cell(buffer.name, int(offset), kind, slot) for offset in offsets]
 
     def _of_fragment(self, access: Access, extents: tuple[int, int], scope: Scope) -> list[str]:
         """Return a thread's registers of a part (columns, rows) of a tile, in fragment order.
@@ -185,9 +181,9 @@ class Kernel:
         (columns, rows), (high, wide) = extents, fragment.base
         if row % high or column % wide or rows % high or columns % wide:
             raise ProgramError(f"{access}: no whole parts of the fragment {fragment.name}")
-        if buffer.dtype not in _HELD or buffer.stages != 1:
+        if buffer.dtype not in HELD or buffer.stages != 1:
             raise ProgramError(f"{access}: no fragment of {buffer.dtype} x {buffer.stages} stages")
-        kind, across = _HELD[buffer.dtype], int(buffer.shape[1]) // wide
+        kind, across = HELD[buffer.dtype], int(buffer.shape[1]) // wide
         each = buffer.type.bytes  # a base has four elements: as many registers as an element bytes
         return [
             self.cell(buffer.name, (block * across + group) * each + i, kind)
@@ -211,20 +207,14 @@ class Kernel:
         low, high = offsets[::2], offsets[1::2]
         if len(offsets) % 2 or (low % 2).any() or (high != low + 1).any():
             raise ProgramError(f"{access}: its values are no pairs; count neighbours first")
-        return [self._pair(access, slot, int(at)) for at in low]
-
-    def _pair(self, access: Access, slot: int, offset: int) -> str:
-        key = (access.buffer.name, slot, offset // 2)
-        if key not in self._cells:
-            self._cells[key] = self.text.register("b32")
-        return self._cells[key]
+        return [self.cell(access.buffer.name, int(at) // 2, "b32", slot) for at in low]
 
     def halves(self, access: Access, values: tuple[int, ...], scope: Scope) -> Iterator[str]:
         """Yield a 16-bit register with each value of a register access."""
         slot, offsets = self.places(access, values, scope)
         for offset in offsets.tolist():
             parts = [self.text.register("b16") for _ in range(2)]
-            pair = self._pair(access, slot, offset)
+            pair = self.cell(access.buffer.name, offset // 2, "b32", slot)
             self.text.emit(f"mov.b32 {{{', '.join(parts)}}}, {pair}")
             yield parts[offset % 2]
 
@@ -243,10 +233,6 @@ class Kernel:
         if isinstance(read, Immediate):
             return constant(read.number, dtype)
         return self.scalar(read, dtype)
-
-    def kind(self, dtype: str) -> str:
-        """Return the register type of a data type."""
-        return _KIND[dtype]
 
     def zero16(self) -> str:
         """Return a 16-bit register that holds 0."""
@@ -358,12 +344,12 @@ class Kernel:
             return "%smem", start + 8 * slot, parity
         return self.text.multiply_add(slot, 8, "%smem"), start, parity
 
-    def cell(self, name: str, number: int, kind: str) -> str:
-        """Return a thread's register of a fragment by its number there."""
-        key = (name, number)
-        if key not in self._fragments:
-            self._fragments[key] = self.text.register(kind)
-        return self._fragments[key]
+    def cell(self, name: str, number: int, kind: str, stage: int = 0) -> str:
+        """Return a thread's register of a buffer by its number in a stage."""
+        key = (name, stage, number)
+        if key not in self._registers:
+            self._registers[key] = self.text.register(kind)
+        return self._registers[key]
 
     def map_at(self, tensor_map: TensorMap) -> str:
         """Return the register that points to a tensor map."""
@@ -377,6 +363,10 @@ class Kernel:
             return known % stages * plan.stage_bytes[name] + plan.start[name]
         slot, _ = self.rings.position(stages, index, scope)
         return self.text.multiply_add(slot, plan.stage_bytes[name], plan.start[name])
+
+
+Rule = Callable[[KernelCode, Do, Scope], None]
+"""Emits a statement."""
 
 
 def _mask(threads: tuple[int, ...], weights: list[int]) -> int | None:

@@ -8,11 +8,11 @@ Source: PTX ISA 9.0, section 9.7 (each rule names its instruction).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from tinygpu.codegen.kernel import Kernel, constant
+from tinygpu.codegen.kernel import KINDS, KernelCode, Rule, constant
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.device import adds_vectors
 from tinygpu.errors import ProgramError
@@ -20,12 +20,11 @@ from tinygpu.program import Access, Do
 
 __all__ = ["THREAD_RULES", "outside"]
 
-Rule = Callable[[Kernel, Do, Scope], None]
 
 _FLOAT = {"f32": "f32", "f64": "f64"}
 
 
-def _move(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _move(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """ld.global, ld.shared, st.global, st.shared: vectors of ``do.vector`` values."""
     source = do.reads[0]
     assert isinstance(source, Access)
@@ -86,7 +85,7 @@ def _word(width: int, vector: int) -> str:
     return "b16" if vector == 1 else "b32"
 
 
-def _red(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _red(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """red.global.add: vectors of ``do.vector`` fp32 values from sm_90 on, else one at a time."""
     source = do.reads[0]
     assert isinstance(source, Access)
@@ -106,7 +105,7 @@ def _red(kernel: Kernel, do: Do, scope: Scope) -> None:
         kernel.text.emit(f"{prefix}red.global.add{how} {at}, {what}")
 
 
-def _cp_async(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _cp_async(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """cp.async: 16 B past L1, 4 and 8 B through it; a guard shrinks the source to nothing."""
     source = do.reads[0]
     assert isinstance(source, Access)
@@ -127,14 +126,14 @@ def _cp_async(kernel: Kernel, do: Do, scope: Scope) -> None:
         kernel.text.emit(f"cp.async.{cache}.shared.global {to}, {at}, {size}{ignored}")
 
 
-def _mov(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _mov(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """mov: a constant, a scalar argument or another register."""
-    kind = kernel.kind(do.write.buffer.dtype)
+    kind = KINDS[do.write.buffer.dtype]
     for target, *sources in kernel.operands(do, scope):
         kernel.text.emit(f"mov.{kind} {target}, {sources[0]}")
 
 
-def _fma(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _fma(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """fma, mul, add, sub: rounded to nearest, never contracted.
 
     Every second run of the first value mode is walked backwards, so that each instruction shares a
@@ -149,7 +148,7 @@ def _fma(kernel: Kernel, do: Do, scope: Scope) -> None:
             kernel.text.emit(f"{do.variant or 'fma'}.rn.{kind} {target}, {', '.join(sources)}")
 
 
-def _alu(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _alu(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """max, min, neg, abs."""
     kind = _arithmetic(do)
     for target, *sources in kernel.operands(do, scope):
@@ -171,7 +170,7 @@ _TWO_LOG2_E = "0f4038AA3B"
 _ONE, _MINUS_TWO = "0f3F800000", "0fC0000000"
 
 
-def _mufu(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _mufu(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """ex2, lg2, rcp, sqrt, rsqrt, div by their instructions; sigmoid and tanh by ex2 and rcp.
 
     sigmoid x is e / (1 + e), e = 2^(x log2 e), held below infinity: for a large negative x it is e,
@@ -205,7 +204,7 @@ def _arithmetic(do: Do) -> str:
     return dtype
 
 
-def _cvt(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _cvt(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """Convert between the floating-point types, through f32 where PTX has no direct form."""
     source = do.reads[0]
     assert isinstance(source, Access)
@@ -224,7 +223,7 @@ def _cvt(kernel: Kernel, do: Do, scope: Scope) -> None:
             text.emit(f"cvt{'.rn' if now == 'f64' else ''}.f32.{now} {step}, {at}")
             at, now = step, "f32"
         if now == wide:
-            text.emit(f"mov.{kernel.kind(wide)} {target}, {at}")
+            text.emit(f"mov.{KINDS[wide]} {target}, {at}")
             continue
         down = ".rn" if _WIDTH[wide] < _WIDTH[now] else ""
         text.emit(f"cvt{down}.{wide}.{now} {target}, {at}")
@@ -233,7 +232,7 @@ def _cvt(kernel: Kernel, do: Do, scope: Scope) -> None:
 _WIDTH = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 
 
-def _shfl(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _shfl(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """shfl.sync.bfly: the value of the lane whose number differs by ``across``."""
     for target, source in kernel.operands(do, scope):
         a, b = kernel.text.register("b32"), kernel.text.register("b32")

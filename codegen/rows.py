@@ -11,7 +11,7 @@ Source: PTX ISA 9: "tcgen05.ld", "cvt", "st".
 from __future__ import annotations
 
 from tinygpu.codegen.fragments import smem_stage, swizzled
-from tinygpu.codegen.kernel import Kernel
+from tinygpu.codegen.kernel import HELD, KernelCode
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.scope import Scope
 from tinygpu.errors import ProgramError
@@ -19,20 +19,19 @@ from tinygpu.program import Access, Buffer, Do
 
 __all__ = ["convert", "row_registers", "st_global", "st_shared"]
 
-_REGISTERS = {"f32": "f32", "f16": "b32", "bf16": "b32"}
 _VECTOR_BYTES = 16
 _LANES = 128
 
 
-def row_registers(kernel: Kernel, buffer: Buffer) -> list[str]:
+def row_registers(kernel: KernelCode, buffer: Buffer) -> list[str]:
     """Return a thread's registers of a row."""
-    if buffer.fragment != "row" or buffer.dtype not in _REGISTERS or int(buffer.stages) != 1:
+    if buffer.fragment != "row" or buffer.dtype not in HELD or int(buffer.stages) != 1:
         raise ProgramError(f"{buffer.name}: rows of f32, f16 or bf16 in one stage are held")
     count = int(buffer.shape[1]) * buffer.type.bytes // 4
-    return [kernel.cell(buffer.name, i, _REGISTERS[buffer.dtype]) for i in range(count)]
+    return [kernel.cell(buffer.name, i, HELD[buffer.dtype]) for i in range(count)]
 
 
-def convert(kernel: Kernel, do: Do, scope: Scope) -> None:
+def convert(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register."""
     (source,) = do.reads
     after = do.write.buffer.dtype
@@ -46,7 +45,7 @@ def convert(kernel: Kernel, do: Do, scope: Scope) -> None:
         kernel.text.emit(f"cvt.rn.{after}x2.f32 {target}, {wide[2 * i + 1]}, {wide[2 * i]}")
 
 
-def _lane(kernel: Kernel, do: Do) -> tuple[list[str], Number, Number, str | bool]:
+def _lane(kernel: KernelCode, do: Do) -> tuple[list[str], Number, Number, str | bool]:
     """Return what a store reads, this thread's l and b, and whether it has such a lane."""
     (held,) = do.reads
     assert isinstance(held, Access)
@@ -65,7 +64,7 @@ def _lane(kernel: Kernel, do: Do) -> tuple[list[str], Number, Number, str | bool
     return row_registers(kernel, held.buffer), inner, block, mine
 
 
-def st_shared(kernel: Kernel, do: Do, scope: Scope) -> None:
+def st_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """st.shared: a row in pieces of 16 B, where the swizzle puts them."""
     held, inner, block, mine = _lane(kernel, do)
     text, access, buffer = kernel.text, do.write, do.write.buffer
@@ -81,7 +80,7 @@ def st_shared(kernel: Kernel, do: Do, scope: Scope) -> None:
     )
     base = text.multiply_add(block, beyond, base)
     first = swizzled(kernel, access, line, 0)
-    kind = _REGISTERS[buffer.dtype]
+    kind = HELD[buffer.dtype]
     prefix = "" if mine is True else f"@{mine} "
     for piece in range(row_bytes // _VECTOR_BYTES):
         at = text.add(base, text.exclusive_or(first, piece * _VECTOR_BYTES))
@@ -89,7 +88,7 @@ def st_shared(kernel: Kernel, do: Do, scope: Scope) -> None:
         text.emit(f"{prefix}st.shared.v4.{kind} [{at}], {{{four}}}")
 
 
-def st_global(kernel: Kernel, do: Do, scope: Scope) -> None:
+def st_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """st.global: a row by vectors, those that are inside."""
     held, inner, block, mine = _lane(kernel, do)
     text, access, addresses = kernel.text, do.write, kernel.addresses
@@ -124,7 +123,7 @@ def st_global(kernel: Kernel, do: Do, scope: Scope) -> None:
         text.emit(f"@{guard} st.global{many}.{kind} [{pointer}+{column * width}], {listed}")
 
 
-def _halves(kernel: Kernel, held: list[str]) -> list[str]:
+def _halves(kernel: KernelCode, held: list[str]) -> list[str]:
     """Return 16-bit registers, one an element."""
     found: list[str] = []
     for both in held:

@@ -24,7 +24,7 @@ import numpy as np
 
 from tinygpu.codegen.clusters import receivers
 from tinygpu.codegen.descriptors import TCGEN05_128B, adds, descriptor
-from tinygpu.codegen.kernel import Kernel
+from tinygpu.codegen.kernel import KernelCode
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.rows import row_registers
 from tinygpu.codegen.scope import Scope, value_coordinates
@@ -77,7 +77,7 @@ def instruction_descriptor(
     return 1 << 4 | kind << 7 | kind << 10 | first << 15 | second << 16 | shape
 
 
-def allocate(kernel: Kernel) -> None:
+def allocate(kernel: KernelCode) -> None:
     """Let the CTA's first warp allocate; the address is in shared memory after a barrier."""
     text, group = kernel.text, cta_group(kernel.program)
     skip, others = text.label("allocated"), text.register("pred")
@@ -91,7 +91,7 @@ def allocate(kernel: Kernel) -> None:
     text.emit("tcgen05.fence::before_thread_sync")
 
 
-def allocated(kernel: Kernel) -> str:
+def allocated(kernel: KernelCode) -> str:
     """Return the register with the allocation's address, read after the barrier."""
     text = kernel.text
     text.emit("tcgen05.fence::after_thread_sync")
@@ -100,7 +100,7 @@ def allocated(kernel: Kernel) -> str:
     return address
 
 
-def release(kernel: Kernel) -> None:
+def release(kernel: KernelCode) -> None:
     """Let the warp that has allocated give the columns back, after the last barrier."""
     text, group = kernel.text, cta_group(kernel.program)
     skip, others = text.label("released"), text.register("pred")
@@ -112,7 +112,7 @@ def release(kernel: Kernel) -> None:
     text.mark(skip)
 
 
-def mma(kernel: Kernel, do: Do, scope: Scope) -> None:
+def mma(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """tcgen05.mma: one product of k = 32 B, of one CTA or of a pair."""
     text = kernel.text
     x, y, before = do.reads
@@ -154,13 +154,13 @@ def mma(kernel: Kernel, do: Do, scope: Scope) -> None:
     text.emit(f"tcgen05.mma.{kind} [{sums}], {a}, {b}, {shown}, {more}")
 
 
-def _moved(kernel: Kernel, base: str, known: int) -> str:
+def _moved(kernel: KernelCode, base: str, known: int) -> str:
     """Return a descriptor so many bytes further on."""
     text = kernel.text
     return str(text.once(("moved", base, known), lambda: text.wide_add(base, known >> 4)))
 
 
-def _first_input(kernel: Kernel, do: Do, x: Access, scope: Scope) -> str:
+def _first_input(kernel: KernelCode, do: Do, x: Access, scope: Scope) -> str:
     """Return the address of a first input in tensor memory: a row a lane, k along the columns."""
     k, _, _, halves, high, blocks = (int(v) for v in do.values)
     row, step = np.indices((high * blocks, k))
@@ -171,7 +171,7 @@ def _first_input(kernel: Kernel, do: Do, x: Access, scope: Scope) -> str:
     return f"[{_address(kernel, x, scope)}]"
 
 
-def copy(kernel: Kernel, do: Do, scope: Scope) -> None:
+def copy(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """tcgen05.cp: tiles of 128 rows by 32 B, which a product could take, to 8 columns each."""
     (source,) = do.reads
     target, modes = do.write, range(2, len(do.values))
@@ -206,7 +206,7 @@ def _shifted(access: Access, columns: int) -> Access:
     return replace(access, origin=(lane, column + columns))
 
 
-def _address(kernel: Kernel, access: Access, scope: Scope, beyond: Number = 0) -> str:
+def _address(kernel: KernelCode, access: Access, scope: Scope, beyond: Number = 0) -> str:
     """Return the address of an access's stage and origin, which may have columns only.
 
     ``beyond`` (lanes) is added to it.  An address is of type .b32 (ptxas takes no .u32).
@@ -234,7 +234,7 @@ def _address(kernel: Kernel, access: Access, scope: Scope, beyond: Number = 0) -
     return str(text.once(("tmem", buffer.name, slot, column, terms, beyond), make))
 
 
-def _taken(kernel: Kernel, do: Do, tmem: Access, scope: Scope) -> tuple[str, str, str]:
+def _taken(kernel: KernelCode, do: Do, tmem: Access, scope: Scope) -> tuple[str, str, str]:
     """Return the shape, the registers and the address of a tcgen05.ld or st."""
     text = kernel.text
     (source,) = do.reads
@@ -249,7 +249,7 @@ def _taken(kernel: Kernel, do: Do, tmem: Access, scope: Scope) -> tuple[str, str
     return f"sync.aligned.32x32b.x{columns}.b32", f"{{{listed}}}", f"[{at}]"
 
 
-def tmem_load(kernel: Kernel, do: Do, scope: Scope) -> None:
+def tmem_load(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """tcgen05.ld: each thread's lane, some columns of it."""
     (source,) = do.reads
     assert isinstance(source, Access)
@@ -257,13 +257,13 @@ def tmem_load(kernel: Kernel, do: Do, scope: Scope) -> None:
     kernel.text.emit(f"tcgen05.ld.{shape} {held}, {at}")
 
 
-def tmem_store(kernel: Kernel, do: Do, scope: Scope) -> None:
+def tmem_store(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """tcgen05.st: the other way."""
     shape, held, at = _taken(kernel, do, do.write, scope)
     kernel.text.emit(f"tcgen05.st.{shape} {at}, {held}")
 
 
-def commit(kernel: Kernel, arrive: Arrive, at: str) -> None:
+def commit(kernel: KernelCode, arrive: Arrive, at: str) -> None:
     """tcgen05.commit: arrive, when this thread's products are done, here or at several CTAs."""
     text, group = kernel.text, cta_group(kernel.program)
     if arrive.bytes or arrive.barrier.home:

@@ -8,7 +8,7 @@ Source: PTX ISA 9: "cp.async.bulk.tensor", "wgmma.mma_async".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from tinygpu.codegen.fragments import (
     st_shared,
     stmatrix,
 )
-from tinygpu.codegen.kernel import Kernel
+from tinygpu.codegen.kernel import KernelCode, Rule
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.codegen.tcgen05 import copy, mma, tmem_load, tmem_store
 from tinygpu.codegen.tensor_map import tensor_map_of
@@ -34,11 +34,10 @@ from tinygpu.program import Access, Affine, Block, Do, Statement
 
 __all__ = ["TILE_RULES", "prepare"]
 
-Rule = Callable[[Kernel, Do, Scope], None]
 _TYPES = ("bf16", "f16", "e4m3")
 
 
-def _tma(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _tma(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """cp.async.bulk.tensor, either way: one instruction a slab."""
     (read,) = do.reads
     assert isinstance(read, Access)
@@ -78,7 +77,7 @@ def _tma(kernel: Kernel, do: Do, scope: Scope) -> None:
         )
 
 
-def _coordinate(kernel: Kernel, origin: Affine, beyond: int, scope: Scope) -> str:
+def _coordinate(kernel: KernelCode, origin: Affine, beyond: int, scope: Scope) -> str:
     """Return a coordinate of gmem, ``beyond`` elements from an origin."""
     known, terms = scope.split(origin)
     known += beyond
@@ -86,7 +85,7 @@ def _coordinate(kernel: Kernel, origin: Affine, beyond: int, scope: Scope) -> st
     return str(kernel.text.once(key, lambda: kernel.addresses.sum(terms, scope, known)))
 
 
-def _wgmma(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _wgmma(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """wgmma.mma_async: one m64 n k16 product from shared memory."""
     text = kernel.text
     x, y, sums_before = do.reads
@@ -116,7 +115,7 @@ def _wgmma(kernel: Kernel, do: Do, scope: Scope) -> None:
     )
 
 
-def prepare(kernel: Kernel, body: tuple[Statement, ...], scope: Scope) -> None:
+def prepare(kernel: KernelCode, body: tuple[Statement, ...], scope: Scope) -> None:
     """Compute before a loop the masks of the CTAs that its loads are sent to."""
     for statement in body:
         if isinstance(statement, Block):
@@ -125,7 +124,7 @@ def prepare(kernel: Kernel, body: tuple[Statement, ...], scope: Scope) -> None:
             receivers(kernel, statement.multicast)
 
 
-def _st_shared(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _st_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """st.shared: rows and columns where the buffer has them, else as the threads hold them."""
     rows_here = len(do.write.buffer.shape) == 2 and not do.write.buffer.home
     (st_shared if rows_here else exchange)(kernel, do, scope)
@@ -134,7 +133,7 @@ def _st_shared(kernel: Kernel, do: Do, scope: Scope) -> None:
 def _by_fragment(of_rows: Rule, otherwise: Rule) -> Rule:
     """Return the rule that is one for rows, another for the fragments of wgmma."""
 
-    def rule(kernel: Kernel, do: Do, scope: Scope) -> None:
+    def rule(kernel: KernelCode, do: Do, scope: Scope) -> None:
         held = any(access.buffer.fragment == "row" for access in do.accesses)
         (of_rows if held else otherwise)(kernel, do, scope)
 

@@ -29,7 +29,7 @@ Source: measured on an H200 (``docs/decisions.md``); PTX ISA 9, "Tensor-map".
 
 from __future__ import annotations
 
-from tinygpu.codegen.kernel import Kernel
+from tinygpu.codegen.kernel import KernelCode
 from tinygpu.codegen.ptx import Scalar as Number
 from tinygpu.codegen.scope import Scope
 from tinygpu.codegen.tensor_map import tensor_map_of
@@ -39,7 +39,7 @@ from tinygpu.program import Access, Affine, Arrive, Block, Do, Statement, walk
 __all__ = ["expected_bytes", "trim", "trimmed_map"]
 
 
-def trim(kernel: Kernel, body: tuple[Statement, ...], scope: Scope) -> None:
+def trim(kernel: KernelCode, body: tuple[Statement, ...], scope: Scope) -> None:
     """Compute for a tile, before its loops, what its loads and barriers need.
 
     Lines that begin where an inner loop says are left to that loop.
@@ -59,7 +59,7 @@ def trim(kernel: Kernel, body: tuple[Statement, ...], scope: Scope) -> None:
             trimmed_map(kernel, statement, scope)
 
 
-def trimmed_map(kernel: Kernel, do: Do, scope: Scope) -> tuple[Number, str]:
+def trimmed_map(kernel: KernelCode, do: Do, scope: Scope) -> tuple[Number, str]:
     """Return the register that points to the map of a trimmed load, and whether it loads at all."""
     text, lines = kernel.text, int(do.values[1])
     whole = tensor_map_of(do)
@@ -75,7 +75,7 @@ def trimmed_map(kernel: Kernel, do: Do, scope: Scope) -> tuple[Number, str]:
     return chosen, str(text.once(("some", left), lambda: str(text.less(0, left))))
 
 
-def expected_bytes(kernel: Kernel, arrive: Arrive, scope: Scope) -> Number:
+def expected_bytes(kernel: KernelCode, arrive: Arrive, scope: Scope) -> Number:
     """Return the bytes that land at the barrier in a phase: of trimmed loads those inside."""
     fixed, loads = int(arrive.bytes), _loads(kernel, arrive)
     if not fixed or not loads:
@@ -102,7 +102,7 @@ def expected_bytes(kernel: Kernel, arrive: Arrive, scope: Scope) -> Number:
     return text.once(("bytes", fixed, tuple(taken)), make)
 
 
-def _loads(kernel: Kernel, arrive: Arrive) -> tuple[Do, ...]:
+def _loads(kernel: KernelCode, arrive: Arrive) -> tuple[Do, ...]:
     """Return the trimmed loads whose bytes a barrier expects."""
     if not arrive.bytes:
         return ()
@@ -125,14 +125,14 @@ def _line(do: Do) -> tuple[Affine, int | str]:
     return source.origin[line], source.buffer.shape[line]
 
 
-def _lines(kernel: Kernel, do: Do) -> tuple[int, int]:
+def _lines(kernel: KernelCode, do: Do) -> tuple[int, int]:
     """Return how many lines of a tile all CTAs that share it load, and the bytes of one."""
     inner, lines, *slabs = map(int, do.values)
     parts = dict(kernel.program.cluster).get(do.multicast, 1)
     return lines * parts, inner * (slabs or [1])[0] * do.write.buffer.type.bytes
 
 
-def _left(kernel: Kernel, do: Do, scope: Scope, *, whole_tile: bool) -> Number:
+def _left(kernel: KernelCode, do: Do, scope: Scope, *, whole_tile: bool) -> Number:
     """Return how many lines there are from the first of the box, or tile; at most 0: it is outside.
 
     A CTA's part of a tile begins at its rank's multiple.

@@ -11,12 +11,12 @@ Source: PTX ISA 9, "Warp-level matrix load instruction: ldmatrix", "mma.m16n8k16
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.codegen.kernel import Kernel
+from tinygpu.codegen.kernel import KernelCode, Rule
 from tinygpu.codegen.lowering import outside
 from tinygpu.codegen.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
@@ -88,7 +88,7 @@ def swizzled_points(do: Do) -> Iterator[Point]:
             yield access, threads, at
 
 
-def _ldmatrix(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _ldmatrix(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """ldmatrix: up to four matrices of 8 x 16 B at once; .trans where k is not contiguous."""
     held = kernel.words(do.write, do.values, scope)
     _, _, at_once = rows_of(do)
@@ -101,7 +101,7 @@ def _ldmatrix(kernel: Kernel, do: Do, scope: Scope) -> None:
         )
 
 
-def _mma(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _mma(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """mma.sync.m16n8k16 or k8: blocks row by row, every second backwards to share operands."""
     a, b, sums = (r for r in do.reads if isinstance(r, Access))
     columns, rows = (int(v) for v in do.values[3:])
@@ -124,7 +124,7 @@ def _mma(kernel: Kernel, do: Do, scope: Scope) -> None:
             )
 
 
-def _convert(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _convert(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register; or halves to f32."""
     (source,) = do.reads
     assert isinstance(source, Access)
@@ -144,7 +144,7 @@ def _convert(kernel: Kernel, do: Do, scope: Scope) -> None:
         kernel.text.emit(f"cvt.rn.{kind}x2.f32 {target}, {wide[2 * i + 1]}, {wide[2 * i]}")
 
 
-def _move(kernel: Kernel, do: Do, scope: Scope) -> None:
+def _move(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """Move whole pairs, or single values where ``vector`` is 1."""
     (source,) = do.reads
     assert isinstance(source, Access)
@@ -179,8 +179,6 @@ def _move(kernel: Kernel, do: Do, scope: Scope) -> None:
         for i, pair in enumerate(whole):
             kernel.text.emit(f"mov.b32 {pair}, {{{parts[2 * i]}, {parts[2 * i + 1]}}}")
 
-
-Rule = Callable[[Kernel, Do, Scope], None]
 
 PAIR_RULES: Mapping[str, Rule] = {
     "ldmatrix": _ldmatrix,

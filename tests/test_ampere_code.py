@@ -11,7 +11,7 @@ import pytest
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.kernel import Kernel
+from tinygpu.codegen.kernel import KernelCode
 from tinygpu.codegen.scope import Scope
 from tinygpu.device import load_device
 from tinygpu.errors import ProgramError
@@ -126,7 +126,7 @@ def test_a_slice_of_a_loop_that_is_not_unrolled_has_no_registers() -> None:
 
 def test_addresses_are_folded_only_where_no_bits_meet() -> None:
     """Lanes at columns 0, 8, 16, 24: 32 columns on is a XOR of its own, 8 columns on is not."""
-    kernel = Kernel(term("plain", "nt", tile_k=64), None)
+    kernel = KernelCode(term("plain", "nt", tile_k=64), None)
     (buffer,) = (b for b in kernel.program.buffers if b.name == "smem_a")
     access = Access(buffer, (), ((0, 8), (1, 0)), index=var("kt"))
     here = Scope(running={"kt": "%r0"})
