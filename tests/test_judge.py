@@ -27,7 +27,7 @@ from tinygpu.machines import ampere as ampere_machine
 from tinygpu.machines import blackwell as blackwell_machine
 from tinygpu.machines import hopper as hopper_machine
 from tinygpu.machines.simt import LADDER
-from tinygpu.program import Affine, For, Program, Role, Sync, WaitGroup, When, var
+from tinygpu.program import Affine, For, Program, Role, Statement, Sync, WaitGroup, When, var
 
 PLAIN = {
     **{name: simt(name) for name in LADDER},
@@ -106,8 +106,8 @@ def test_a_plain_verdict_is_fast() -> None:
 
 
 def test_roles_meet_at_barriers() -> None:
-    def roles(*bodies: tuple[object, ...]) -> Program:
-        named = tuple(Role(f"role{i}", 32, body) for i, body in enumerate(bodies))  # type: ignore[arg-type]
+    def roles(*bodies: tuple[Statement, ...]) -> Program:
+        named = tuple(Role(f"role{i}", 32, body) for i, body in enumerate(bodies))
         return replace(small(2, ()), roles=named)
 
     write, read = (ZERO, put(2, 0)), (get(2, 0),)

@@ -42,7 +42,7 @@ def test_what_differed_is_as_on_the_gpu() -> None:
         cases.setdefault(line, []).append((words, int(gpu, 16)))
     wrong = []
     for line, each in cases.items():
-        kind, result = re.match(r"[\w.:]+ %((\w+?)_\d+)", line).group(2, 1)  # type: ignore[union-attr]
+        ((result, kind),) = re.findall(r"^[\w.:]+ %((\w+?)_\d+)", line)
         words = np.zeros((THREADS, 8), np.uint64)
         for thread, (given_words, _) in enumerate(each):
             for slot, word in given_words.items():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -43,6 +43,7 @@ TYPES: Mapping[str, np.dtype[Any]] = {
 PACKED = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32", "u16x2": "u16", "s16x2": "s16"}
 """What each half of a packed type is."""
 
+_FINFO: Callable[[np.dtype[Any]], Any] = ml_dtypes.finfo
 _TINY = float(np.finfo(np.float32).tiny)
 _TIE = np.uint64(1 << 28)
 _ALONE = 1 << 18  # multiplications that OpenBLAS does in one thread
@@ -81,7 +82,7 @@ def _format(kind: str) -> tuple[int, int, float]:
     """Return a type's bits of precision, its least number's exponent, and its greatest number."""
     if kind == "tf32":
         return 11, -136, float.fromhex("0x1.ffcp127")
-    info: Any = ml_dtypes.finfo(TYPES[kind])  # type: ignore[no-untyped-call]
+    info = _FINFO(TYPES[kind])
     return info.nmant + 1, info.minexp - info.nmant, float(info.max)
 
 

@@ -283,12 +283,13 @@ def _special(
         if not isinstance(s, Block):
             out.append(Node(number, s))
             continue
-        alone = {s.tile: 0, s.turn: 0} if isinstance(s, ForTile) and not persistent else {}
-        inner = _special(s.body, {**env, **alone}, leader, numbers, persistent)
+        if isinstance(s, ForTile) and not persistent:  # one tile, the first
+            inner = _special(s.body, {**env, s.tile: 0, s.turn: 0}, leader, numbers, persistent)
+            out += inner if s.start == Affine() else _shells(inner)
+            continue
+        inner = _special(s.body, env, leader, numbers, persistent)
         if isinstance(s, Elect):
             out += inner if leader else _shells(inner)
-        elif alone:  # one tile, the first
-            out += inner if s.start == Affine() else _shells(inner)  # type: ignore[union-attr]
         elif isinstance(s, When) and not s.index.terms and isinstance(s.bound, int):
             out += inner if s.index.constant < s.bound else _shells(inner)
         else:
