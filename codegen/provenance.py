@@ -28,7 +28,7 @@ from typing import Any
 from tinygpu.codegen.assemble import ptxas_version
 from tinygpu.errors import AssemblyError
 
-__all__ = ["Clock", "clock", "commit", "device_and_driver", "installed", "provenance"]
+__all__ = ["Clock", "clock", "commit", "device_and_driver", "installed", "power", "provenance"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SM_CLOCK = 1  # spec: nvmlClockType_t
@@ -100,6 +100,17 @@ def clock() -> Clock:
     library.nvmlDeviceGetClockInfo(device, _SM_CLOCK, ctypes.byref(sm_mhz))
     library.nvmlDeviceGetCurrentClocksThrottleReasons(device, ctypes.byref(reasons))
     return Clock(sm_mhz.value, bool(reasons.value & _CAPPED))
+
+
+def power() -> float:
+    """Return the watts that the GPU draws at this moment; 0 where NVML does not say."""
+    nvml = _nvml()
+    if nvml is None:
+        return 0.0
+    library, device = nvml
+    milliwatts = ctypes.c_uint()
+    library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts))
+    return milliwatts.value * 1e-3
 
 
 @functools.cache
