@@ -20,7 +20,6 @@ Source: PTX ISA 9, "%clock64", "%globaltimer"; NVML API reference, "nvmlDeviceGe
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import sys
 import time
