@@ -1,9 +1,11 @@
 """Timing: several candidates, side by side, under one clock.
 
 Each candidate's launches are captured in a CUDA graph, long enough that what surrounds it does not
-count.  Rounds go through all candidates, so that a clock that drifts drifts for all of them; the
-first round is thrown away.  A candidate's time is the median over the rounds, its spread the
-interquartile range over that median.  The clock is read while a candidate's graph runs.
+count.  Rounds go through all candidates, so that a clock that drifts drifts for all of them, each
+in an order of its own: a kernel that draws much power leaves the next one a lower clock
+(``docs/measuring.md``).  The first round is thrown away.  A candidate's time is the median over the
+rounds, its spread the interquartile range over that median.  The clock is read while a candidate's
+graph runs.
 
     time_interleaved({"mine": lambda i: mine[i % 3](), "theirs": lambda i: theirs[i % 3]()})
 
@@ -13,6 +15,7 @@ Source: ``docs/measuring.md``; CUDA Programming Guide, "CUDA Graphs".
 from __future__ import annotations
 
 import math
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -99,8 +102,11 @@ def time_interleaved(
                 for _ in range(times):
                     graph.launch(stream)
             stream.synchronize()
+        order, draw = list(graphs), random.Random(0)
         for number in range(rounds + 1):
-            for name, (graph, launches, times) in graphs.items():
+            draw.shuffle(order)
+            for name in order:
+                graph, launches, times = graphs[name]
                 with around(name) if number == rounds else nullcontext():
                     start.record(stream)
                     for _ in range(times):
