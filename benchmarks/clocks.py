@@ -1,9 +1,11 @@
 """Cycles, clock and power of kernels under load: what of a time is work, and what is the clock.
 
-    python -m benchmarks.clocks [--out DIR] [--shapes 8] [--seconds 0.35]
+    python -m benchmarks.clocks [--out DIR] [--seconds 0.3] [--drawn FILE] [--draw FILE]
 
 The kernels are the candidates of ``dispatch/llama.json`` and ``dispatch/4096.json`` (bf16, layout
-nt).  Of each shape all run twice:
+nt) at twelve shapes, or those of FILE, which ``--draw`` writes: of each of ``DRAWN`` shapes the
+``BEST`` schedules that the model thinks fastest, and ``UNIFORM`` of the legal space.  Of each shape
+all run twice:
 
 - *alone*: one kernel for ``--seconds`` without a pause, of which the second half counts, so that
   the clock is the one at which the power cap holds this kernel;
@@ -11,8 +13,8 @@ nt).  Of each shape all run twice:
 
 After each slice a kernel of one thread reads ``%clock64`` and ``%globaltimer`` twice, 100 us apart:
 the clock does not move in that time, so seconds times this clock are the cycles that a launch
-takes, whatever the power cap does.  NVML tells the power.  ``clocks.json``: a row a shape and
-kernel.
+takes, whatever the power cap does.  NVML tells the power.  ``clocks.json`` (of FILE:
+``oracle.json``): a row a shape and kernel.  A run that was stopped goes on with the next shape.
 
 Source: PTX ISA 9, "%clock64", "%globaltimer"; NVML API reference, "nvmlDeviceGetPowerUsage".
 """
@@ -21,10 +23,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +41,15 @@ from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.launch import device_arch, gpu
 from tinygpu.codegen.provenance import power, provenance
+from tinygpu.codegen.runtime.contract import Contract
 from tinygpu.codegen.runtime.function import Function
+from tinygpu.codegen.timing import captured, current_stream
 from tinygpu.codegen.validation import Output, trial
+from tinygpu.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import Hopper
+from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem, matmul
 
 __all__ = ["SHAPES", "decisions", "main"]
@@ -50,7 +59,9 @@ SHAPES = (
     (1024, 28672, 4096), (2107, 6144, 4096), (512, 4096, 14336), (1024, 4096, 4096),
     (3001, 28672, 4096), (256, 28672, 4096), (8192, 8192, 8192), (128, 28672, 4096),
 )  # fmt: skip
-SLICE_SECONDS, ROUNDS = 0.012, 4
+_Replay = tuple[Any, int, int]
+SLICE_SECONDS, ROUNDS = 0.012, 3
+BEST, UNIFORM = 36, 36
 _PROBE = r"""
 extern "C" __global__ void probe(unsigned long long *out) {
   unsigned long long c0, c1, t0, t1;
@@ -73,89 +84,157 @@ def decisions(folder: Path = FOLDER) -> list[dict[str, Any]]:
     return [json.loads(text) for text in found]
 
 
-def _code(chosen: dict[str, Any], arch: str) -> tuple[Any, bytes, int]:
+DRAWN = (
+    (1, 4096, 4096), (1, 14336, 4096), (4, 5120, 5120), (8, 8192, 8192), (13, 28672, 4096),
+    (16, 4096, 14336), (24, 6144, 4096), (32, 11008, 4096), (48, 8192, 8192), (64, 4096, 11008),
+    (77, 12288, 4096),
+    (96, 5120, 5120), (128, 8192, 8192), (160, 4096, 14336), (200, 6144, 4096), (256, 11008, 4096),
+    (320, 5120, 13824), (384, 4096, 4096), (512, 8192, 8192), (700, 4096, 11008), (768, 6144, 4096),
+    (1000, 5120, 5120), (1024, 8192, 8192), (1333, 4096, 4096), (1536, 11008, 4096),
+    (2048, 4096, 4096), (2048, 8192, 8192), (3000, 5120, 5120), (4096, 5120, 13824),
+    (4096, 12288, 4096), (6144, 6144, 6144), (8192, 4096, 4096),
+)  # fmt: skip
+"""The shapes of a drawn file; none is of ``SHAPES`` or of the runs that the model is fitted to."""
+
+
+def draw(seed: int = 0) -> dict[str, Any]:
+    """Draw the schedules: the kernels, each once, and of each shape their numbers."""
+    from tinygpu.search.best import rank  # which needs z3: a machine that measures has none
+    from tinygpu.space import Space
+
+    numbers: dict[str, int] = {}
+    cases, machine, device = [], Hopper(), load_device("h200")
+    for shape in DRAWN:
+        problem = Problem.of(matmul("bf16", layout="nt"), **dict(zip("mnk", shape, strict=True)))
+        space = Space(machine, problem, device)
+        best = [one.schedule for one in rank(space, BEST, spread=machine.spread).best]
+        uniform = space.sample(np.random.default_rng([seed, *shape]), UNIFORM)
+        mine = []
+        for group in (best, uniform):
+            texts = [json.dumps(dict(one.decisions), sort_keys=True) for one in group]
+            mine.append([numbers.setdefault(text, len(numbers)) for text in texts])
+        cases.append({"shape": shape, "best": mine[0], "uniform": mine[1]})
+    return {"kernels": [json.loads(text) for text in numbers], "cases": cases}
+
+
+def _code(chosen: dict[str, Any], arch: str) -> tuple[Contract, bytes]:
     program = Hopper().program(matmul("bf16", layout="nt"), Chosen(chosen))
     cubin = assemble(emit(program, arch), arch)
-    return contract_of(program), cubin.bytes, cubin.registers
+    return contract_of(program), cubin.bytes
 
 
 class _Bench:
-    """Slices of kernels, each with its seconds a launch and the clock after it."""
+    """Slices of kernels on a stream, each with its seconds a launch and the clock after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Any) -> None:
         cupy = gpu()
-        self.cupy = cupy
+        self.cupy, self.stream = cupy, stream
         self.probe = cupy.RawKernel(_PROBE, "probe")
         self.out = cupy.zeros(2, np.uint64)
         self.start, self.stop = cupy.cuda.Event(), cupy.cuda.Event()
 
-    def slice(self, launch: Callable[[], Any], count: int) -> tuple[float, float]:
-        """Run a kernel ``count`` times; return seconds a launch and the clock in Hz."""
-        self.start.record()
-        for _ in range(count):
-            launch()
-        self.stop.record()
-        self.probe((1,), (1,), (self.out,))
+    def slice(self, graph: Any, launches: int, times: int) -> tuple[float, float]:
+        """Replay a graph of launches; return seconds a launch and the clock in Hz."""
+        self.start.record(self.stream)
+        for _ in range(times):
+            graph.launch(self.stream)
+        self.stop.record(self.stream)
+        self.probe((1,), (1,), (self.out,), stream=self.stream)
+        self.stream.synchronize()
         cycles, nanoseconds = self.out.get().tolist()
         elapsed = self.cupy.cuda.get_elapsed_time(self.start, self.stop) * 1e-3
-        return elapsed / count, cycles / nanoseconds * 1e9
+        return elapsed / (launches * times), cycles / nanoseconds * 1e9
+
+    def alone(self, replay: _Replay, seconds: float) -> dict[str, Any]:
+        """Run a kernel alone until its clock is its own."""
+        begun, found, watts = time.monotonic(), [], []
+        while time.monotonic() < begun + seconds:
+            found.append(self.slice(*replay))
+            watts.append(power())
+        late = found[len(found) // 2 :]
+        each, clocks = (float(np.median([f[i] for f in late])) for i in (0, 1))
+        drawn = float(np.median(watts[len(watts) // 2 :]))
+        return {"alone_seconds": each, "alone_hz": clocks, "alone_watts": drawn}
 
 
-def _row(bench: _Bench, launch: Callable[[], Any], seconds: float) -> dict[str, Any]:
-    """Run a kernel alone until its clock is its own."""
-    once, _ = bench.slice(launch, 3)
-    count = max(2, int(SLICE_SECONDS / once))
-    begun, found, watts = time.monotonic(), [], []
-    while time.monotonic() < begun + seconds:
-        found.append(bench.slice(launch, count))
-        watts.append(power())
-    late = found[len(found) // 2 :]
-    each, clocks = (float(np.median([f[i] for f in late])) for i in (0, 1))
-    return {
-        "alone_seconds": each, "alone_hz": clocks,
-        "alone_watts": float(np.median(watts[len(watts) // 2 :])), "launches": count,
-    }  # fmt: skip
+def measured(
+    bench: _Bench, shape: Sequence[int], kernels: Mapping[int, Function], seconds: float
+) -> list[dict[str, Any]]:
+    """Return a row of each kernel that takes this shape."""
+    problem = Problem.of(matmul("bf16", layout="nt"), **dict(zip("mnk", shape, strict=True)))
+    sets = [(trial(problem, seed), Output(problem)) for seed in range(_sets(problem))]
+    found: dict[int, dict[str, Any]] = {}
+    replays: dict[int, _Replay] = {}
+    for number, kernel in kernels.items():
+        with suppress(TinyGpuError):  # it does not take this shape
+            each = [kernel.prepare(*data.inputs, out=output.array) for data, output in sets]
+            launch = partial(_next, each)
+            replays[number] = captured(launch, bench.stream, SLICE_SECONDS, len(sets))
+            found[number] = bench.alone(replays[number], seconds)
+    together: dict[int, list[tuple[float, float]]] = {number: [] for number in found}
+    order = np.random.default_rng(0)
+    for _ in range(ROUNDS):
+        for number in order.permutation(list(found)).tolist():
+            together[number].append(bench.slice(*replays[number]))
+    for number, row in found.items():
+        row["together_seconds"], row["together_hz"] = (
+            float(np.median([f[i] for f in together[number]])) for i in (0, 1)
+        )
+    return [{"shape": list(shape), "kernel": number, **row} for number, row in found.items()]
+
+
+def _sets(problem: Problem) -> int:
+    """Return how many sets of arrays exceed twice the L2."""
+    shapes = problem.operation.shapes(problem.sizes)
+    each = sum(math.prod(shapes[o.name]) * DTYPES[o.dtype].bytes for o in problem.operation.inputs)
+    return max(1, math.ceil(2 * load_device("h200").l2_bytes / each))
+
+
+def _next(each: Sequence[Callable[[], Any]], number: int) -> None:
+    each[number % len(each)]()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write after each shape."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clocks")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
-    parser.add_argument("--shapes", type=int, default=len(SHAPES))
-    parser.add_argument("--seconds", type=float, default=0.35, help="of a kernel alone")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of a kernel alone")
+    parser.add_argument("--draw", type=Path, help="draw schedules to FILE, and measure nothing")
+    parser.add_argument("--drawn", type=Path, help="measure those of FILE")
     given = parser.parse_args(arguments)
+    if given.draw:
+        record = provenance("python -m benchmarks.clocks --draw FILE")
+        write_tree(given.draw, {"provenance": record, **draw()})
+        return
+    if given.drawn:
+        tree = json.loads(given.drawn.read_text(encoding="utf-8"))
+        every, cases = (
+            tree["kernels"],
+            [(c["shape"], c["best"] + c["uniform"]) for c in tree["cases"]],
+        )
+    else:
+        every = decisions()
+        cases = [(list(shape), list(range(len(every)))) for shape in SHAPES]
+    path = given.out / ("oracle.json" if given.drawn else "clocks.json")
     given.out.mkdir(parents=True, exist_ok=True)
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    known = [row["shape"] for row in rows]
     record = provenance(f"python -m benchmarks.clocks --seconds {given.seconds:g}")
-    every, arch = decisions(), device_arch()
+    arch = device_arch()
     with ProcessPoolExecutor() as pool:
-        built = list(pool.map(_code, every, [arch] * len(every)))
-    kernels = [Function(contract, code) for contract, code, _ in built]
-    bench, rows = _Bench(), []
-    for shape in SHAPES[: given.shapes]:
-        sizes = dict(zip("mnk", shape, strict=True))
-        problem = Problem.of(matmul("bf16", layout="nt"), **sizes)
-        data, output = trial(problem, 1), Output(problem)
-        mine: list[tuple[int, Callable[[], Any]]] = []
-        for number, kernel in enumerate(kernels):
-            try:
-                mine.append((number, kernel.prepare(*data.inputs, out=output.array)))
-            except TinyGpuError:
-                continue  # it does not take this shape
-        found = {number: _row(bench, launch, given.seconds) for number, launch in mine}
-        together: dict[int, list[tuple[float, float]]] = {number: [] for number, _ in mine}
-        for _ in range(ROUNDS):
-            for number, launch in mine:
-                together[number].append(bench.slice(launch, found[number]["launches"]))
-        for number, row in found.items():
-            late = together[number][1:]
-            row["together_seconds"], row["together_hz"] = (
-                float(np.median([f[i] for f in late])) for i in (0, 1)
-            )
-            rows.append({"shape": shape, "kernel": number, **row})
-        tree = {"provenance": record, "kernels": every, "rows": rows}
-        write_tree(given.out / "clocks.json", tree)
-        sys.stdout.write(f"{shape}: {len(mine)} kernels\n")
-        sys.stdout.flush()
+        built = list(pool.map(_code, every, [arch] * len(every), chunksize=4))
+    kernels = [Function(contract, code) for contract, code in built]
+    stream = gpu().cuda.Stream(non_blocking=True)
+    with current_stream(stream):
+        bench = _Bench(stream)
+        for shape, numbers in cases:
+            if shape in known:
+                continue
+            mine = {number: kernels[number] for number in numbers}
+            rows += measured(bench, shape, mine, given.seconds)
+            write_tree(path, {"provenance": record, "kernels": every, "rows": rows})
+            sys.stdout.write(f"{shape}: {len(mine)} kernels\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import numpy as np
 from tinygpu.codegen.launch import gpu
 from tinygpu.codegen.provenance import Clock, clock
 
-__all__ = ["Timing", "current_stream", "summary", "time_interleaved"]
+__all__ = ["Timing", "captured", "current_stream", "summary", "time_interleaved"]
 
 _MOST_LAUNCHES = 256
 """Of a graph: capturing more costs the host more than replaying these more often."""
@@ -89,7 +89,7 @@ def time_interleaved(
         graphs: dict[str, tuple[Any, int, int]] = {}
         for name, candidate in candidates.items():
             try:
-                graphs[name] = _graph(candidate, stream, burst_seconds, least_launches)
+                graphs[name] = captured(candidate, stream, burst_seconds, least_launches)
             except Exception as error:  # a library may refuse a capture in any way
                 if failures is None:
                     raise
@@ -121,7 +121,7 @@ def time_interleaved(
     return {name: summary(seconds[name], clocks[name]) for name in graphs}
 
 
-def _graph(
+def captured(
     candidate: Callable[[int], None], stream: Any, burst_seconds: float, least_launches: int
 ) -> tuple[Any, int, int]:
     """Capture launches; return the graph, how many there are, how many replays fill a burst."""

@@ -273,7 +273,7 @@ def test_the_load_comes_before_the_rounds(
     def graph(candidate: Callable[[int], None], *rest: Any) -> tuple[Any, int, int]:
         return SimpleNamespace(launch=lambda s: candidate(0)), 4, 2
 
-    monkeypatch.setattr(timing, "_graph", graph)
+    monkeypatch.setattr(timing, "captured", graph)
     both = {name: lambda i, name=name: stream.noted.append(name) for name in "ab"}
     before = time.monotonic()
     found = timing.time_interleaved(both, rounds=2, warm_seconds=warm_seconds)
@@ -297,7 +297,7 @@ def test_a_graph_fills_a_burst(
 ) -> None:
     """Whole turns through the sets of inputs, up to 256 or so; longer bursts are more replays."""
     asked: list[int] = []
-    graph = timing._graph(asked.append, stream, burst_seconds, least)
+    graph = timing.captured(asked.append, stream, burst_seconds, least)
     assert (graph[1], graph[2]) == (launches, times)
     assert asked == [0, 0, 1, 2, *range(launches)]
 
