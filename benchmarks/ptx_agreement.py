@@ -26,10 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.peers import write_tree
 from tests.ptx_forms import instances, rejected
 from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.interpreter import Memory, Module, launch
 from tinygpu.codegen.interpreter.forms import FORMS, runs_on
+from tinygpu.codegen.provenance import provenance
 
 __all__ = ["THREADS", "kernels", "main"]
 
@@ -255,7 +257,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                "instructions": sum(len(r["instructions"]) for r in rows),
                "seconds": round(time.perf_counter() - start, 1), "arch": given.arch,
                "compared": not given.assemble_only}  # fmt: skip
-    given.out.write_text(json.dumps({"summary": summary, "rows": rows}, indent=1), "utf-8")
+    record = provenance(
+        f"python -m benchmarks.ptx_agreement --kernels {given.kernels} --arch {given.arch}"
+    )
+    write_tree(given.out, {"provenance": record, "summary": summary, "rows": rows})
     print(json.dumps(summary))
     for row in rows:
         for fault in row["faults"][:4]:
