@@ -19,6 +19,7 @@ from tinygpu.machines import MACHINES
 from tinygpu.memory import DTYPES
 from tinygpu.operation import matmul
 from tinygpu.program import Program
+from tinygpu.tolerance import ulp
 
 Array = NDArray[Any]
 
@@ -81,6 +82,5 @@ def run_matmul(
         b = b.T
     exact, size = a @ b, np.abs(a) @ np.abs(b)
     output = arrays[operation.output.name]
-    unit = 2.0 ** -(8 if output.dtype.itemsize == 2 else 24)
-    bound = 4 * 2.0**-24 * math.sqrt(sizes["k"]) * size + 2 * unit * np.abs(exact) + 1e-30
+    bound = 4 * 2.0**-24 * math.sqrt(sizes["k"]) * size + ulp(exact, operation.output.dtype)
     return Outcome(report, output.astype(np.float64), exact, bound)

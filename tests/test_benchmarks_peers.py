@@ -283,7 +283,8 @@ def test_the_load_comes_before_the_rounds(
     assert (len(warm) >= 4) == (warm_seconds > 0)
     assert warm.count("a") == warm.count("b")
     timed = np.reshape(stream.noted[len(warm) :], (3, 2, 4))  # rounds, candidates, 2 replays each
-    assert (timed[..., [0, 3]] == "record").all() and (timed[..., 1] == timed[..., 2]).all()
+    assert (timed[..., [0, 3]] == "record").all()
+    assert (timed[..., 1] == timed[..., 2]).all()
     orders = ["".join(one) for one in timed[..., 1]]
     assert set(orders) == {"ab", "ba"}  # each round in an order of its own
     assert [found[name].seconds for name in "ab"] == [1e-3 / 8] * 2  # of 4 launches each
