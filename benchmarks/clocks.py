@@ -1,11 +1,9 @@
 """Cycles, clock and power of kernels under load: what of a time is work, and what is the clock.
 
-    python -m benchmarks.clocks [--out DIR] [--seconds 0.3] [--drawn FILE] [--draw FILE]
+    python -m benchmarks.clocks [--out DIR] [--seconds 0.3]
 
 The kernels are the candidates of ``dispatch/llama.json`` and ``dispatch/4096.json`` (bf16, layout
-nt) at twelve shapes, or those of FILE, which ``--draw`` writes: of each of ``DRAWN`` shapes the
-``BEST`` schedules that the model thinks fastest, and ``UNIFORM`` of the legal space.  Of each shape
-all run twice:
+nt) at twelve shapes.  Of each shape all run twice:
 
 - *alone*: one kernel for ``--seconds`` without a pause, of which the second half counts, so that
   the clock is the one at which the power cap holds this kernel;
@@ -13,8 +11,8 @@ all run twice:
 
 After each slice a kernel of one thread reads ``%clock64`` and ``%globaltimer`` twice, 100 us apart:
 the clock does not move in that time, so seconds times this clock are the cycles that a launch
-takes, whatever the power cap does.  NVML tells the power.  ``clocks.json`` (of FILE:
-``oracle.json``): a row a shape and kernel.  A run that was stopped goes on with the next shape.
+takes, whatever the power cap does.  NVML tells the power.  ``clocks.json``: a row a shape and
+kernel.  A run that was stopped goes on with the next shape.
 
 Source: PTX ISA 9, "%clock64", "%globaltimer"; NVML API reference, "nvmlDeviceGetPowerUsage".
 """
@@ -44,7 +42,7 @@ from tinygpu.codegen.provenance import power, provenance
 from tinygpu.codegen.runtime.contract import Contract
 from tinygpu.codegen.runtime.function import Function
 from tinygpu.codegen.timing import captured, current_stream
-from tinygpu.codegen.validation import Output, trial
+from tinygpu.codegen.validation import Output, Trial, trial
 from tinygpu.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.machine import Chosen
@@ -52,7 +50,7 @@ from tinygpu.machines.hopper import Hopper
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem, matmul
 
-__all__ = ["SHAPES", "decisions", "main"]
+__all__ = ["SHAPES", "Bench", "argument_sets", "decisions", "main", "turn"]
 
 SHAPES = (
     (4096, 4096, 4096), (8192, 28672, 4096), (6400, 6144, 4096), (4419, 4096, 14336),
@@ -61,7 +59,6 @@ SHAPES = (
 )  # fmt: skip
 _Replay = tuple[Any, int, int]
 SLICE_SECONDS, ROUNDS = 0.012, 3
-BEST, UNIFORM = 36, 36
 _PROBE = r"""
 extern "C" __global__ void probe(unsigned long long *out) {
   unsigned long long c0, c1, t0, t1;
@@ -84,46 +81,13 @@ def decisions(folder: Path = FOLDER) -> list[dict[str, Any]]:
     return [json.loads(text) for text in found]
 
 
-DRAWN = (
-    (1, 4096, 4096), (1, 14336, 4096), (4, 5120, 5120), (8, 8192, 8192), (13, 28672, 4096),
-    (16, 4096, 14336), (24, 6144, 4096), (32, 11008, 4096), (48, 8192, 8192), (64, 4096, 11008),
-    (77, 12288, 4096),
-    (96, 5120, 5120), (128, 8192, 8192), (160, 4096, 14336), (200, 6144, 4096), (256, 11008, 4096),
-    (320, 5120, 13824), (384, 4096, 4096), (512, 8192, 8192), (700, 4096, 11008), (768, 6144, 4096),
-    (1000, 5120, 5120), (1024, 8192, 8192), (1333, 4096, 4096), (1536, 11008, 4096),
-    (2048, 4096, 4096), (2048, 8192, 8192), (3000, 5120, 5120), (4096, 5120, 13824),
-    (4096, 12288, 4096), (6144, 6144, 6144), (8192, 4096, 4096),
-)  # fmt: skip
-"""The shapes of a drawn file; none is of ``SHAPES`` or of the runs that the model is fitted to."""
-
-
-def draw(seed: int = 0) -> dict[str, Any]:
-    """Draw the schedules: the kernels, each once, and of each shape their numbers."""
-    from tinygpu.search.best import rank  # which needs z3: a machine that measures has none
-    from tinygpu.space import Space
-
-    numbers: dict[str, int] = {}
-    cases, machine, device = [], Hopper(), load_device("h200")
-    for shape in DRAWN:
-        problem = Problem.of(matmul("bf16", layout="nt"), **dict(zip("mnk", shape, strict=True)))
-        space = Space(machine, problem, device)
-        best = [one.schedule for one in rank(space, BEST, spread=machine.spread).best]
-        uniform = space.sample(np.random.default_rng([seed, *shape]), UNIFORM)
-        mine = []
-        for group in (best, uniform):
-            texts = [json.dumps(dict(one.decisions), sort_keys=True) for one in group]
-            mine.append([numbers.setdefault(text, len(numbers)) for text in texts])
-        cases.append({"shape": shape, "best": mine[0], "uniform": mine[1]})
-    return {"kernels": [json.loads(text) for text in numbers], "cases": cases}
-
-
 def _code(chosen: dict[str, Any], arch: str) -> tuple[Contract, bytes]:
     program = Hopper().program(matmul("bf16", layout="nt"), Chosen(chosen))
     cubin = assemble(emit(program, arch), arch)
     return contract_of(program), cubin.bytes
 
 
-class _Bench:
+class Bench:
     """Slices of kernels on a stream, each with its seconds a launch and the clock after it."""
 
     def __init__(self, stream: Any) -> None:
@@ -158,17 +122,17 @@ class _Bench:
 
 
 def measured(
-    bench: _Bench, shape: Sequence[int], kernels: Mapping[int, Function], seconds: float
+    bench: Bench, shape: Sequence[int], kernels: Mapping[int, Function], seconds: float
 ) -> list[dict[str, Any]]:
     """Return a row of each kernel that takes this shape."""
     problem = Problem.of(matmul("bf16", layout="nt"), **dict(zip("mnk", shape, strict=True)))
-    sets = [(trial(problem, seed), Output(problem)) for seed in range(_sets(problem))]
+    sets = argument_sets(problem)
     found: dict[int, dict[str, Any]] = {}
     replays: dict[int, _Replay] = {}
     for number, kernel in kernels.items():
         with suppress(TinyGpuError):  # it does not take this shape
             each = [kernel.prepare(*data.inputs, out=output.array) for data, output in sets]
-            launch = partial(_next, each)
+            launch = partial(turn, each)
             replays[number] = captured(launch, bench.stream, SLICE_SECONDS, len(sets))
             found[number] = bench.alone(replays[number], seconds)
     together: dict[int, list[tuple[float, float]]] = {number: [] for number in found}
@@ -183,14 +147,16 @@ def measured(
     return [{"shape": list(shape), "kernel": number, **row} for number, row in found.items()]
 
 
-def _sets(problem: Problem) -> int:
-    """Return how many sets of arrays exceed twice the L2."""
+def argument_sets(problem: Problem) -> list[tuple[Trial, Output]]:
+    """Return sets of arrays that together exceed twice the L2."""
     shapes = problem.operation.shapes(problem.sizes)
     each = sum(math.prod(shapes[o.name]) * DTYPES[o.dtype].bytes for o in problem.operation.inputs)
-    return max(1, math.ceil(2 * load_device("h200").l2_bytes / each))
+    count = max(1, math.ceil(2 * load_device("h200").l2_bytes / each))
+    return [(trial(problem, seed), Output(problem)) for seed in range(count)]
 
 
-def _next(each: Sequence[Callable[[], Any]], number: int) -> None:
+def turn(each: Sequence[Callable[[], Any]], number: int) -> None:
+    """Do the next of several launches, so that no array is in L2 from the time before."""
     each[number % len(each)]()
 
 
@@ -199,23 +165,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clocks")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
     parser.add_argument("--seconds", type=float, default=0.3, help="of a kernel alone")
-    parser.add_argument("--draw", type=Path, help="draw schedules to FILE, and measure nothing")
-    parser.add_argument("--drawn", type=Path, help="measure those of FILE")
     given = parser.parse_args(arguments)
-    if given.draw:
-        record = provenance("python -m benchmarks.clocks --draw FILE")
-        write_tree(given.draw, {"provenance": record, **draw()})
-        return
-    if given.drawn:
-        tree = json.loads(given.drawn.read_text(encoding="utf-8"))
-        every, cases = (
-            tree["kernels"],
-            [(c["shape"], c["best"] + c["uniform"]) for c in tree["cases"]],
-        )
-    else:
-        every = decisions()
-        cases = [(list(shape), list(range(len(every)))) for shape in SHAPES]
-    path = given.out / ("oracle.json" if given.drawn else "clocks.json")
+    every = decisions()
+    cases = [(list(shape), list(range(len(every)))) for shape in SHAPES]
+    path = given.out / "clocks.json"
     given.out.mkdir(parents=True, exist_ok=True)
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
     known = [row["shape"] for row in rows]
@@ -226,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kernels = [Function(contract, code) for contract, code in built]
     stream = gpu().cuda.Stream(non_blocking=True)
     with current_stream(stream):
-        bench = _Bench(stream)
+        bench = Bench(stream)
         for shape, numbers in cases:
             if shape in known:
                 continue

@@ -1,0 +1,166 @@
+"""How far the time model can be trusted: ``python -m benchmarks.time_model [--out DIR]``.
+
+Every schedule of ``h200/oracle`` (``oracle.py``; the model is fitted to none of these shapes) is
+predicted, which needs no GPU, and held against its time: the mean of the two visits.  A row of
+``time_model.json`` is a machine and a shape:
+
+    regret_at_n    the least time among the n schedules that the model thinks fastest, over the
+                   least of all, less 1
+    random_at_n    the same for n schedules of the legal space drawn at random, as expected
+    aa_noise       the same for the schedule whose first visit was fastest, by the second visits:
+                   what is left where times are measured and nothing is predicted
+    kendall_tau    pairs in order less those in disorder, over all, of the schedules that were
+                   drawn uniformly; ``kendall_tau_near``: of all within 1.5 of the fastest
+    median_abs_error, p90_abs_error    of the magnitudes of log(predicted / measured)
+
+``kendall_tau`` and the errors are None where fewer than ``LEAST`` schedules were timed.
+``summaries`` hold geometric means of 1 + regret (less 1) and their 95th percentiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.oracle import CASES, ORACLE, path_of, problem_of
+from benchmarks.peers import FOLDER, write_tree
+from tinygpu.codegen.provenance import provenance
+from tinygpu.device import load_device
+from tinygpu.machine import Chosen
+from tinygpu.machines import MACHINES
+from tinygpu.search.cost import cost
+
+__all__ = ["load", "main", "predicted", "row_of", "summary", "tau"]
+
+COUNTS = (1, 2, 4, 8, 16)
+LEAST, NEAR, FEW_ROWS = 8, 1.5, 64
+Times = NDArray[np.float64]
+
+
+def load(folder: Path = ORACLE) -> list[dict[str, Any]]:
+    """Return the cases that have times."""
+    files = [path_of(case, folder) for case in CASES]
+    trees = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    return [tree for tree in trees if "provenance" in tree]
+
+
+def predicted(tree: Mapping[str, Any]) -> Times:
+    """Return the predicted seconds of a case's schedules."""
+    machine, problem = MACHINES[tree["case"][0]], problem_of(tree["case"])
+    device, found = load_device("h200"), []
+    for row in tree["schedules"]:
+        chosen = Chosen(dict(zip(tree["decisions"], row, strict=True)))
+        program = machine.program(problem.operation, chosen)
+        found.append(float(cost(program, problem.sizes, device).seconds))
+    return np.array(found)
+
+
+def tau(measured: Times, model: Times) -> float | None:
+    """Return Kendall's tau, in which a tie of the model is no pair in order."""
+    if len(measured) < LEAST:
+        return None
+    i, j = np.triu_indices(len(measured), 1)
+    return float((np.sign(measured[i] - measured[j]) * np.sign(model[i] - model[j])).mean())
+
+
+def at_random(measured: Times, count: int) -> float:
+    """Return the expected least of ``count`` of these times (all, if there are fewer)."""
+    times, count = np.sort(measured), min(count, len(measured))
+    total = math.comb(len(times), count)
+    ways = [math.comb(len(times) - 1 - i, count - 1) for i in range(len(times))]
+    return float(sum(t * (way / total) for t, way in zip(times, ways, strict=True)))
+
+
+def row_of(tree: Mapping[str, Any], model: Times) -> dict[str, Any]:
+    """Return the row of a case."""
+    first, second = (
+        np.array([math.nan if t is None else t for t in tree[name]]) for name in ("first", "second")
+    )
+    there = np.isfinite(first) & np.isfinite(second)
+    drawn = (np.arange(len(first)) >= tree["best"])[there]
+    first, second, model = first[there], second[there], model[there]
+    times = np.sqrt(first * second)
+    order, least = np.argsort(model, kind="stable"), times.min()
+    error = np.abs(np.log(model / times))
+    near = times <= NEAR * least
+    machine, dtype, layout, shape = tree["case"]
+    figures = {
+        "seconds": least,
+        "predicted": model[order[0]],
+        **{f"regret_at_{n}": times[order[:n]].min() / least - 1 for n in COUNTS},
+        **{f"random_at_{n}": at_random(times[drawn], n) / least - 1 for n in COUNTS},
+        "aa_noise": second[np.argmin(first)] / second.min() - 1,
+        "kendall_tau": tau(times[drawn], model[drawn]),
+        "kendall_tau_near": tau(times[near], model[near]),
+        "median_abs_error": np.median(error),
+        "p90_abs_error": np.percentile(error, 90),
+    }
+    return {
+        "machine": machine, "dtype": dtype, "layout": layout, "shape": shape, "group": "held_out",
+        "schedules": len(times),
+        **{n: None if v is None else float(f"{v:.4g}") for n, v in figures.items()},
+    }  # fmt: skip
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the means of several rows; empty for none."""
+    if not rows:
+        return {}
+    regrets = [f"{kind}_at_{n}" for kind in ("regret", "random") for n in COUNTS] + ["aa_noise"]
+    means: dict[str, float] = {}
+    for name in regrets:
+        logs = np.log1p([row[name] for row in rows])
+        means[name] = math.expm1(logs.mean())
+        means[f"{name}_p95"] = math.expm1(np.percentile(logs, 95))
+    for name in ("kendall_tau", "kendall_tau_near", "median_abs_error", "p90_abs_error"):
+        known = [row[name] for row in rows if row[name] is not None]
+        means[name] = float(np.mean(known)) if known else math.nan
+    return {"shapes": len(rows), **{name: float(f"{v:.4g}") for name, v in means.items()}}
+
+
+_PARTS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "hopper": lambda row: row["machine"] == "hopper",
+    "hopper, m <= 64": lambda row: row["machine"] == "hopper" and row["shape"][0] <= FEW_ROWS,
+    "hopper, m > 64": lambda row: row["machine"] == "hopper" and row["shape"][0] > FEW_ROWS,
+    "simt": lambda row: row["machine"] == "simt",
+    "ampere": lambda row: row["machine"] == "ampere",
+}
+
+
+def summaries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the summary of each machine, and of few and many rows."""
+    every = list(rows)
+    return {name: summary([row for row in every if of(row)]) for name, of in _PARTS.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Predict what was measured, and write the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.time_model")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    given = parser.parse_args(arguments)
+    rows, runs = [], []
+    for tree in load():
+        if tree["provenance"] not in runs:
+            runs.append(tree["provenance"])
+        row = {**row_of(tree, predicted(tree)), "run": runs.index(tree["provenance"])}
+        rows.append(row)
+        sys.stdout.write(f"{row['machine']} {row['shape']}: regret {row['regret_at_1']:.1%}, of 8 "
+                         f"{row['regret_at_8']:.1%}, A/A {row['aa_noise']:.1%}\n")  # fmt: skip
+        sys.stdout.flush()
+    tree = {
+        "provenance": {**runs[-1], "predicted": provenance("python -m benchmarks.time_model")},
+        "runs": runs, "summaries": summaries(rows), "rows": rows,
+    }  # fmt: skip
+    write_tree(given.out / "time_model.json", tree)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The oracle and the table of how far the time model is right on it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import fit_hopper, time_model
+from benchmarks.oracle import CASES, COLUMNS
+from benchmarks.peers import FOLDER
+from tinygpu.machines import MACHINES
+
+Times = st.lists(st.integers(1, 999), min_size=8, max_size=11, unique=True)
+
+
+def tree(first: list[float], second: list[float], best: int = 2) -> dict[str, Any]:
+    case = ["hopper", "bf16", "nt", [64, 4096, 4096]]
+    return {"case": case, "best": best, "first": first, "second": second}
+
+
+@settings(max_examples=40, deadline=None)
+@given(Times, st.integers(1, 4))
+def test_random_choice_is_the_mean_of_all_choices(times: list[int], count: int) -> None:
+    """What is expected of a draw without putting back is the mean over all draws."""
+    least = [min(some) for some in itertools.combinations(times, count)]
+    found = time_model.at_random(np.array(times, float), count)
+    assert found == pytest.approx(sum(least) / len(least))
+
+
+@settings(max_examples=40, deadline=None)
+@given(Times, st.randoms())
+def test_a_row_knows_right_from_wrong(times: list[int], random: Any) -> None:
+    """A model that is right has no regret, one that is upside down the most, any in between."""
+    first = [t * 1e-6 for t in times]
+    right = time_model.row_of(tree(first, first, best=0), np.array(first))
+    assert [right[f"regret_at_{n}"] for n in time_model.COUNTS] == [0] * 5
+    assert (right["kendall_tau"], right["aa_noise"], right["median_abs_error"]) == (1, 0, 0)
+    worst = time_model.row_of(tree(first, first, best=0), -np.array(first) + 1)
+    assert worst["kendall_tau"] == -1
+    assert worst["regret_at_1"] == pytest.approx(max(times) / min(times) - 1, rel=1e-3)
+    shuffled = random.sample(first, len(first))
+    row = time_model.row_of(tree(first, shuffled), np.array(first))
+    regrets = [row[f"regret_at_{n}"] for n in time_model.COUNTS]
+    assert regrets == sorted(regrets, reverse=True)
+    assert regrets[-1] == 0
+    assert row["aa_noise"] == pytest.approx(
+        shuffled[int(np.argmin(first))] / min(shuffled) - 1, rel=1e-3
+    )
+
+
+def test_what_was_not_timed_does_not_count() -> None:
+    """A schedule that does not take the shape is in no figure, whatever is predicted for it."""
+    some: list[Any] = [3e-6, None, 1e-6, 2e-6]
+    row = time_model.row_of(tree(some, some, best=1), np.array([3.0, 0.1, 1.0, 2.0]) * 1e-6)
+    assert (row["schedules"], row["regret_at_1"], row["kendall_tau"]) == (3, 0, None)
+
+
+def test_the_oracle_is_held_out() -> None:
+    """No number of the model is fitted to a run of its shapes."""
+    banks = [fit_hopper.load_bank(), fit_hopper.load_alone()]
+    banks += [fit_hopper.load_few_rows(part) for part in ("llama", "4096")]
+    fitted = {shape for bank in banks for shape in bank.shapes}
+    assert not fitted & {shape for machine, *_, shape in CASES if machine == "hopper"}
+    runs = json.loads((FOLDER / "fit_runs.json").read_text())["rows"]
+    fitted = {(row["m"], row["n"], row["k"]) for row in runs}
+    assert not fitted & {shape for machine, *_, shape in CASES if machine == "simt"}
+
+
+def test_the_oracle_is_whole() -> None:
+    """Each case has times of nearly all its schedules, each of which decides what there is."""
+    trees = time_model.load()
+    assert len(trees) == len(CASES) == len({json.dumps(t["case"]) for t in trees})
+    for one in trees:
+        rows = [tuple(row) for row in one["schedules"]]
+        assert set(one["decisions"]) == set(MACHINES[one["case"][0]].decisions())
+        assert all(len(one[name]) == len(rows) for name in (*COLUMNS, "registers", "spills"))
+        assert 0 < one["best"] < len(rows)
+        assert sum(t is None for t in one["first"]) <= len(rows) // 4
+        assert one["provenance"].keys() >= {"device", "driver", "commit", "date", "command"}
+
+
+def test_the_table_is_of_this_model() -> None:
+    """Rows are what the model as it is says of the oracle as it is; so is the summary."""
+    table = json.loads((FOLDER / "time_model.json").read_text())
+    trees = time_model.load()
+    assert len(table["rows"]) == len(trees)
+    for one in trees[::12]:
+        row = time_model.row_of(one, time_model.predicted(one))
+        committed = next(
+            r
+            for r in table["rows"]
+            if [r["machine"], r["shape"]] == [one["case"][0], one["case"][3]]
+        )
+        assert {name: committed[name] for name in row} == row
+    assert table["summaries"] == time_model.summaries(table["rows"])
+    assert math.isfinite(table["summaries"]["hopper"]["regret_at_1"])
