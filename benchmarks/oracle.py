@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,12 @@ def _each(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _code(case: Sequence[Any], decisions: dict[str, Any], arch: str) -> tuple[Any, ...]:
     machine = MACHINES[case[0]]
-    program = machine.program(problem_of(case).operation, Chosen(decisions))
-    cubin = assemble(emit(program, arch), arch)
+    problem = problem_of(case)
+    program = machine.program(problem.operation, Chosen(decisions))
+    sizes = problem.sizes if program.specialised else None
+    cubin = assemble(emit(program, arch, sizes), arch)
     spills = cubin.spill_stores_bytes + cubin.spill_loads_bytes
-    return contract_of(program), cubin.bytes, cubin.registers, spills
+    return contract_of(program, sizes), cubin.bytes, cubin.registers, spills
 
 
 def measured(bench: Bench, case: Sequence[Any], codes: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
@@ -124,10 +127,10 @@ def measured(bench: Bench, case: Sequence[Any], codes: Sequence[tuple[Any, ...]]
     problem = problem_of(case)
     seconds = LONG if math.prod(case[3]) >= LARGE else SHORT
     sets = argument_sets(problem)
-    replays: dict[int, Any] = {}
-    for number, (contract, code, *_) in enumerate(codes):
+    kernels = [Function(contract, code) for contract, code, *_ in codes]
+    replays: dict[int, Any] = {}  # graphs, which need the kernels to be loaded still
+    for number, kernel in enumerate(kernels):
         with suppress(TinyGpuError):  # it does not take this shape
-            kernel = Function(contract, code)
             each = [kernel.prepare(*data.inputs, out=output.array) for data, output in sets]
             launch = partial(turn, each)
             replays[number] = captured(launch, bench.stream, SLICE_SECONDS / 2, len(sets))
@@ -166,14 +169,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     every = [json.loads(path_of(case).read_text(encoding="utf-8")) for case in CASES[number::parts]]
     trees = [tree for tree in every if "provenance" not in tree]
     record = provenance("python -m benchmarks.oracle")
-    arch, stream = device_arch(), gpu().cuda.Stream(non_blocking=True)
-    with ProcessPoolExecutor() as pool, current_stream(stream):
-        building = [
-            [pool.submit(_code, tree["case"], d, arch) for d in _each(tree)] for tree in trees
-        ]
+    if not trees:
+        return
+    jobs = [(tree["case"], each) for tree in trees for each in _each(tree)]
+    with ProcessPoolExecutor() as pool:
+        built = iter(
+            list(pool.map(_code, *zip(*jobs, strict=True), repeat(device_arch()), chunksize=4))
+        )
+    stream = gpu().cuda.Stream(non_blocking=True)
+    with current_stream(stream):
         bench = Bench(stream)
-        for tree, codes in zip(trees, building, strict=True):
-            columns = measured(bench, tree["case"], [code.result() for code in codes])
+        for tree in trees:
+            codes = list(islice(built, len(tree["schedules"])))
+            columns = measured(bench, tree["case"], codes)
             path = path_of(tree["case"], given.out)
             write_tree(path, {"provenance": record, **tree, **columns})
             sys.stdout.write(f"{path.stem}: {len(codes)} schedules\n")
