@@ -1,14 +1,7 @@
 """Refit the time of programs with barriers to measured runs: ``python -m benchmarks.fit_hopper``.
 
-The runs, all bf16 of layout nt:
-
-- ``bank``: ``h200/hopper_bank.json``, 865 schedules of ``hopper`` on 25 shapes, 22323 times of
-  short bursts and 472 sustained ones;
-- ``alone``: ``h200/clocks.json``, 61 schedules on 12 shapes, each alone under its own clock;
-- ``few rows``: ``h200/dispatch/llama.json`` and ``4096.json``, 24 and 40 schedules on 24 shapes
-  each where m is at most 64, so that DRAM decides and not the clock.
-
-A burst of 2 ms is over before the power cap
+The runs are ``h200/hopper_bank.json``: 865 schedules of ``hopper`` on 25 shapes (bf16, layout nt),
+22323 times of short bursts and 472 sustained ones.  A burst of 2 ms is over before the power cap
 answers, so its clock is that of the schedules that were timed in the 60 ms before it.  With r the
 rate of a burst in TFLOP/s and q the mean rate of the time before it (weights exp(-t / 60 ms)),
 
@@ -17,15 +10,13 @@ rate of a burst in TFLOP/s and q the mean rate of the time before it (weights ex
 brings the bursts from 9 % to 4.5 % (rms) of the sustained times of the same schedules.
 
 The model's numbers (``search/fitted_pipeline.py``, and those of the device in ``OF_DEVICE``) are
-chosen on what is not held out: of the bank a third of the schedules and a fifth of the shapes, of
-the others a third of the shapes:
+chosen on a part of the schedules and shapes that are not held out, a third and a fifth:
 
     loss = mean over shapes of  sum of w min(|log(predicted / measured)|, 1) / sum of w
     w = exp(-2 log(measured / fastest))
 
-(a shape of ``alone`` counts five times: nothing there rests on an assumed clock) within ``LIMITS``,
-number by number, as ``benchmarks/fit.py`` does (``--rounds``, 2 minutes each on one core).  New
-numbers go to standard output, to be copied; the table of errors too, and with ``--write`` to
+number by number, as ``benchmarks/fit.py`` does (``--rounds``, 40 s each on one core).  New numbers
+go to standard output, to be copied; the table of errors too, and with ``--write`` to
 ``results/hopper_model.json``.
 
 >>> bank = load_bank()
@@ -73,30 +64,14 @@ OF_DEVICE = (
 """Numbers of the device that only these runs determine."""
 NOT_FITTED = ("registers",)
 """Numbers that hardly any of these runs depends on."""
-LIMITS = {
-    "l2_share": (1.0, 2.0),  # L2 sends at most 64 B a cycle to each SM
-    "early": (0.5, 1.0),
-    "smem_share": (0.8, 1.1),
-    "dram_share": (0.8, 1.02),
-    "wgmma": (1.0, 1.14),  # measured by the clock of each kernel: 1.08 to 1.14
-    "multicast": (0.75, 1.1),
-    "store_end": (300.0, 1200.0),
-    "next": (400.0, 1600.0),
-    "product_end": (90.0, 300.0),
-    "tma_outside": (1.0, 9.0),
-    "landing": (0.5, 1.0),
-}
-"""What the numbers may be, by what they mean."""
 FEW = (1, 8, 16)
-_MANY, _FEW_ROWS, _SHAPES = 100, 64, 24
 
 
 @dataclass(frozen=True)
 class Bank:
     """Measured schedules: sustained seconds as logarithms, shape (shapes, schedules); NaN: none.
 
-    ``rows`` are the schedules' values of ``decisions``; ``log_runs`` has each run's own times.  One
-    shape of ``every`` is held out, and a third of the schedules if there are many.
+    ``rows`` are the schedules' values of ``decisions``; ``log_runs`` has each run's own times.
     """
 
     decisions: tuple[str, ...]
@@ -104,19 +79,17 @@ class Bank:
     rows: tuple[tuple[Any, ...], ...]
     log_seconds: Times
     log_runs: tuple[Times, ...]
-    every: int = 5
-    weight: float = 1.0
 
     @cached_property
     def shapes_held_out(self) -> tuple[int, ...]:
-        """Every fifth (third) shape, in order of its work."""
+        """Every fifth shape, in order of its work."""
         work = sorted(range(len(self.shapes)), key=lambda i: (math.prod(self.shapes[i]), i))
-        return tuple(work[self.every // 2 :: self.every])
+        return tuple(work[2::5])
 
     @cached_property
     def schedules_held_out(self) -> NDArray[np.bool_]:
-        """A third of the schedules, drawn once; none of few."""
-        return np.random.default_rng(0).random(len(self.rows)) < (len(self.rows) >= _MANY) / 3
+        """A third of the schedules, drawn once."""
+        return np.random.default_rng(0).random(len(self.rows)) < 1 / 3
 
 
 def load_bank(folder: Path = FOLDER) -> Bank:
@@ -146,39 +119,6 @@ def load_bank(folder: Path = FOLDER) -> Bank:
         return Bank((*tree["decisions"], *newer), shapes, rows, means, tuple(each))
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise StoreError(f"runs {path}: not readable ({error}); it is in the repository") from None
-
-
-def load_alone(folder: Path = FOLDER) -> Bank:
-    """Read the times of kernels alone (``benchmarks/clocks.py``)."""
-    tree = json.loads((folder / "clocks.json").read_text(encoding="utf-8"))
-    shapes = list(dict.fromkeys(tuple(row["shape"]) for row in tree["rows"]))
-    logs = np.full((len(shapes), len(tree["kernels"])), np.nan)
-    for row in tree["rows"]:
-        logs[shapes.index(tuple(row["shape"])), row["kernel"]] = math.log(row["alone_seconds"])
-    return _bank(shapes, tree["kernels"], (logs, logs), weight=5.0)
-
-
-def load_few_rows(part: str, folder: Path = FOLDER) -> Bank:
-    """Read the times of a part of ``benchmarks/dispatch.py`` where few rows are multiplied."""
-    tree = json.loads((folder / "dispatch" / f"{part}.json").read_text(encoding="utf-8"))
-    few = [i for i, (m, _, _) in enumerate(tree["shapes"]) if m <= _FEW_ROWS]
-    few = few[:: max(1, len(few) // _SHAPES)]
-    runs = tuple(
-        np.log([[s or math.nan for s in tree[run][i]] for i in few]) for run in ("first", "second")
-    )
-    kernels = [json.loads(text) for text in tree["kernels"]]
-    return _bank([tuple(tree["shapes"][i]) for i in few], kernels, runs)
-
-
-def _bank(
-    shapes: Sequence[tuple[int, int, int]],
-    kernels: Sequence[Mapping[str, Any]],
-    runs: tuple[Times, ...],
-    weight: float = 1.0,
-) -> Bank:
-    names = tuple(Hopper.decisions())
-    rows = tuple(tuple(kernel[name] for name in names) for kernel in kernels)
-    return Bank(names, tuple(shapes), rows, np.mean(runs, axis=0), runs, 3, weight)
 
 
 def _heat(seconds: Times, shape: tuple[int, int, int]) -> Times:
@@ -275,7 +215,7 @@ def table(bank: Bank, model: Times) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     first, second = bank.log_runs[:2]
     for i in sorted(range(len(bank.shapes)), key=lambda i: math.prod(bank.shapes[i])):
-        parts = {"nothing": ~held, **({"schedules": held} if held.any() else {})}
+        parts = {"nothing": ~held, "schedules": held}
         if i in bank.shapes_held_out:
             parts = {"shape": np.ones(len(held), bool)}
         name = "x".join(map(str, bank.shapes[i]))
@@ -295,30 +235,20 @@ def table(bank: Bank, model: Times) -> list[dict[str, Any]]:
     return [{n: round(v, 4) if isinstance(v, float) else v for n, v in r.items()} for r in rows]
 
 
-def _loss(banks: Sequence[Bank]) -> Callable[[Numbers], float]:
-    """Return the loss of numbers on the shapes and schedules that are not held out."""
-    parts = []
-    for bank in banks:
-        shapes = [i for i in range(len(bank.shapes)) if i not in bank.shapes_held_out]
-        of = ~bank.schedules_held_out
-        measured = bank.log_seconds[shapes][:, of]
-        there = np.isfinite(measured)
-        fastest = np.nanmin(measured, axis=1, keepdims=True)
-        weights = np.where(there, np.exp(-2 * (np.where(there, measured, 0.0) - fastest)), 0.0)
-        weights /= weights.sum(axis=1, keepdims=True) / bank.weight
-        parts.append((terms(bank, of), [bank.shapes[i] for i in shapes], of, measured, weights))
-    whole = sum(float(weights.sum()) for *_, weights in parts)
+def _loss(bank: Bank, shapes: Sequence[int]) -> Callable[[Numbers], float]:
+    """Return the loss of numbers on these shapes and the schedules that are not held out."""
+    of = ~bank.schedules_held_out
+    measured = bank.log_seconds[list(shapes)][:, of]
+    there = np.isfinite(measured)
+    fastest = np.nanmin(measured, axis=1, keepdims=True)
+    weights = np.where(there, np.exp(-2 * (np.where(there, measured, 0.0) - fastest)), 0.0)
+    found, sizes = terms(bank, of), [bank.shapes[i] for i in shapes]
 
     def loss(values: Numbers) -> float:
-        if any(not low <= values[name] <= high for name, (low, high) in LIMITS.items()):
-            return math.inf
-        total = 0.0
         with numbers(values) as device:
-            for found, shapes, of, measured, weights in parts:
-                model = predicted(found, shapes, len(of), device)[:, of]
-                error = np.minimum(np.abs(np.where(weights > 0, model - measured, 0.0)), 1.0)
-                total += float((weights * error).sum())
-        return total / whole
+            model = predicted(found, sizes, len(of), device)[:, of]
+        error = np.minimum(np.abs(np.where(there, model - measured, 0.0)), 1.0)
+        return float(((weights * error).sum(axis=1) / weights.sum(axis=1)).mean())
 
     return loss
 
@@ -333,22 +263,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = load_device("h200")
     values = {**fitted_pipeline.PIPELINE, **{name: getattr(device, name) for name in OF_DEVICE}}
     try:
-        banks = {
-            "bank": load_bank(),
-            "alone": load_alone(),
-            **{f"few rows, {part}": load_few_rows(part) for part in ("llama", "4096")},
-        }
+        bank = load_bank()
         if given.rounds:
+            of = [i for i in range(len(bank.shapes)) if i not in bank.shapes_held_out]
             names = [name for name in values if name not in NOT_FITTED]
-            values = refit(_loss([*banks.values()]), values, names=names, rounds=given.rounds)
+            values = refit(_loss(bank, of), values, names=names, rounds=given.rounds)
         for name, value in values.items():
             sys.stdout.write(f"{name}: {value:.3g}\n")
-        rows = []
         with numbers(values) as tried:
-            for name, bank in banks.items():
-                found = terms(bank, np.ones(len(bank.rows), bool))
-                model = predicted(found, bank.shapes, len(bank.rows), tried)
-                rows += [{"runs": name, **row} for row in table(bank, model)]
+            found = terms(bank, np.ones(len(bank.rows), bool))
+            rows = table(bank, predicted(found, bank.shapes, len(bank.rows), tried))
         for row in rows:
             sys.stdout.write("  ".join(f"{n} {v}" for n, v in row.items()) + "\n")
         if given.write:

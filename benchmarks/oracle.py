@@ -6,6 +6,7 @@
 A case is a machine and a shape; it has a file in ``h200/oracle``.  Its schedules are the ``BEST``
 that the model thinks fastest, spread over the space as the search's finalists are, and ``UNIFORM``
 of the legal space.  The model is fitted to no run at any of these shapes: every case is held out.
+The committed cases were drawn at c21d75adb006, whose time model is not today's (``decisions.md``).
 
 Each schedule is visited twice, each round in an order of its own, drawn anew.  A visit runs one
 kernel for ``LONG`` seconds (``SHORT`` where the work is too small to meet the power cap) without a

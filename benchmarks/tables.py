@@ -420,11 +420,10 @@ def _agreement() -> str:
 def _held_out() -> str:
     """Return the errors of the time model of Hopper, of all shapes together."""
     file = FOLDER.parent / "hopper_model.json"
-    names = {"schedules": "a third of the schedules", "shape": "a fifth or third of the shapes",
-             "a run by another": "(one run by another)"}  # fmt: skip
+    names = {"schedules": "a third of the schedules", "shape": "five shapes",
+             "a run by another": "(one run of bursts by another)"}  # fmt: skip
     rows = [
         (
-            row["runs"],
             names.get(row["held out"], row["held out"]),
             f"{row['median']:.1%}",
             f"{row['p90']:.0%}",
@@ -434,7 +433,7 @@ def _held_out() -> str:
         for row in json.loads(file.read_text(encoding="utf-8"))["rows"]
         if row["shape"] == "all"
     ]
-    columns = ("runs", "held out", "#error, median", "#error, p90", "#Kendall's tau",
+    columns = ("held out", "#error, median", "#error, p90", "#Kendall's tau",
                "#top 1", "#top 8", "#top 16")  # fmt: skip
     return _markdown(columns, rows)
 

@@ -303,7 +303,6 @@ class _Accountant:
                 width = smem_width(do)
                 read = (rows + inner * outer) * k * width / smem
                 busy = count * width / device.tensor_flop_per_cycle_per_sm  # that of 2 B inputs
-                busy = busy * PIPELINE["wgmma"]
                 cycles = {"tensor": np.maximum(busy, read), "smem": read}
                 return Event("product", cycles, latency=end, instruction=name)
             case "tma" if do.write.buffer.level == "smem":

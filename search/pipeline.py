@@ -10,10 +10,10 @@ What one CTA takes is the recursion's affair (``recursion.py``).  Around it:
 - *loads*: a load lands as fast as the slowest of the way into the SM (all that lands), the SM's
   part of L2's rate (what this CTA asks for: multicast asks once) and its part of DRAM's.
 - *early starts* hide the prologue, but CTAs then start apart, and fetch more of what they share;
-- *power* holds the clock down until the cap is met.  At these clocks the voltage is at its least,
-  so a launch's energy is a sum that does not depend on the clock: of each cycle of an SM that has
-  work, and of each byte that L2 sends.  The cap lets it through in p seconds, and the launch takes
-  no less.  Without bytes the clock is ``tensor_clock_hz``.
+- *power* goes with the clock to 1 / g (``power_share`` g = 0.4), and the clock falls until the cap
+  is met: with c seconds at the highest clock, in which energy for p seconds is used, it takes
+  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores, shared memory, L2's and DRAM's
+  bytes; tensor cores alone, without a pause, meet the cap at ``tensor_clock_hz``.
 
 The parts of the breakdown are what each unit would take alone; ``latency`` is what remains of the
 recursion beyond the longest of them: waits that nothing hides.  Without it the time is a bound that
@@ -160,8 +160,8 @@ class Placed:
     """A CTA among the others of the chip.
 
     Its clusters do ``tiles`` in ``waves``; a CTA does ``turns`` of them and has 1 / ``share`` of an
-    SM.  SMs have work for the part ``working`` of the time that the busiest has.  ``agents`` know
-    how long their loads take in the busy chip; the bytes are those of the whole launch.
+    SM.  ``agents`` know how long their loads take in the busy chip; the bytes are those of the
+    whole launch.
     """
 
     agents: tuple[TimedAgent, ...]
@@ -169,7 +169,6 @@ class Placed:
     waves: Numbers
     share: Numbers
     turns: Numbers
-    working: Numbers
     asked_bytes: Numbers
     dram_bytes: Numbers
     stored_bytes: Numbers
@@ -195,7 +194,7 @@ class Placed:
         return Placed(
             tuple(_with_loads(agent, per_byte, latency) for agent in s.agents),
             tiles, waves, share, select(s.persistent == 1, waves, 1.0),
-            tiles * s.cluster / (busiest * device.sms), asked, from_dram, stored,
+            asked, from_dram, stored,
         )  # fmt: skip
 
 
@@ -221,22 +220,39 @@ def predict_stages(s: Stages) -> Breakdown:
     after = reduce(np.maximum, (span_cycles(a.after) / a.step for a in s.agents))
     parts["epilogue"] = waves * after / device.clock_hz
     parts["latency"] = np.maximum(path / device.clock_hz - longest, 0.0)
-    moved = PIPELINE["l2_power"] * asked / device.sms
+    energy = _energy(s, place)
 
-    def powered(seconds: Numbers) -> Numbers:
-        """Return the seconds in which the cap lets the energy through."""
-        return (seconds * place.working * device.clock_hz + moved) / device.tensor_clock_hz
+    def capped(seconds: Numbers) -> Numbers:
+        share = PIPELINE["power_share"]
+        return seconds ** (1 - share) * np.maximum(seconds, energy) ** share
 
-    parts["power"] = powered(longest)
+    parts["power"] = longest ** (1 - PIPELINE["power_share"]) * energy ** PIPELINE["power_share"]
     parts["l2"] = (asked + stored) / (l2_rate * device.clock_hz)
     parts["dram"] = (from_dram + stored) / dram_rate
     parts["launch"] = device.launch_seconds
 
     def together(seconds: Numbers) -> Numbers:
-        bounds = [seconds, powered(seconds), parts["dram"]]
+        bounds = [capped(seconds), parts["dram"]]
         return resolved(blend(bounds, PIPELINE["blend_power"]) + device.launch_seconds)
 
     return Breakdown(together(longest + parts["latency"]), parts, together(longest))
+
+
+def _energy(s: Stages, place: Placed) -> Numbers:
+    """Return the seconds in which the power cap lets the energy through, at the highest clock.
+
+    Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``.
+    """
+    device, share = s.device, PIPELINE["power_share"]
+    tensor, smem = (
+        sum((_work(agent, s.steps, unit) for agent in s.agents), 0.0) for unit in ("tensor", "smem")
+    )
+    cycles = place.tiles * s.cluster * (tensor + PIPELINE["smem_power"] * smem)
+    cycles = cycles + PIPELINE["l2_power"] * place.asked_bytes
+    cycles = cycles + PIPELINE["dram_power"] * (place.dram_bytes + place.stored_bytes)
+    cycles = cycles / device.sms
+    excess = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
+    return cycles * (excess / device.clock_hz)
 
 
 def _rates(device: Device) -> tuple[float, float]:

@@ -91,7 +91,7 @@ class Device:
     ``fill_bytes_per_cycle_per_sm`` comes from L2 to one SM.  ``tma_latency_cycles`` is what TMA
     adds to a load, ``cluster_latency_cycles`` the way to another SM (0: there is none);
     ``clusters_of_4`` how many of 4 CTAs run at once, one on an SM (0: none): one lies in one GPC;
-    ``tensor_clock_hz`` the clock at which SMs that work, without L2's bytes, meet the power cap.
+    ``tensor_clock_hz`` the clock at which tensor cores without a pause meet the power cap.
     """
 
     name: str
