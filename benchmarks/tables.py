@@ -438,6 +438,26 @@ def _held_out() -> str:
     return _markdown(columns, rows)
 
 
+def _oracle() -> str:
+    """Return how far the time model is right on schedules that it is not fitted to."""
+    tree = _tree("time_model")
+    rows = [
+        (
+            name,
+            row["shapes"],
+            *(f"{row[f'{kind}_at_{n}']:.1%}" for kind in ("regret", "random") for n in (1, 8)),
+            f"{row['aa_noise']:.1%}",
+            f"{row['kendall_tau']:.2f}",
+            f"{row['kendall_tau_near']:.2f}",
+            f"{row['median_abs_error']:.0%}",
+        )
+        for name, row in tree["summaries"].items()
+    ]
+    columns = ("machine", "#shapes", "#regret at 1", "#at 8", "#random at 1", "#at 8", "#A/A",
+               "#tau", "#tau near", "#error, median")  # fmt: skip
+    return _markdown(columns, rows)
+
+
 def _judged() -> str:
     """Return what the judge says of random schedules, and how long it takes."""
     tree = json.loads((FOLDER.parent / "judged.json").read_text(encoding="utf-8"))
@@ -469,6 +489,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "host": _host,
     "judged": _judged,
     "llama block": _block,
+    "oracle": _oracle,
     "simt": lambda: _simt(ladder=False),
     "simt ladder": lambda: _simt(ladder=True),
     "slow": _slow,
