@@ -50,7 +50,7 @@ from tinygpu.machines.hopper import Hopper
 from tinygpu.memory import DTYPES
 from tinygpu.operation import Problem, matmul
 
-__all__ = ["SHAPES", "Bench", "argument_sets", "decisions", "main", "turn"]
+__all__ = ["SHAPES", "Bench", "decisions", "main"]
 
 SHAPES = (
     (4096, 4096, 4096), (8192, 28672, 4096), (6400, 6144, 4096), (4419, 4096, 14336),
@@ -97,6 +97,17 @@ class Bench:
         self.out = cupy.zeros(2, np.uint64)
         self.start, self.stop = cupy.cuda.Event(), cupy.cuda.Event()
 
+    def replays(
+        self, problem: Problem, kernels: Mapping[int, Function], seconds: float
+    ) -> dict[int, _Replay]:
+        """Capture slices of kernels, if they take this problem; kernels must stay loaded."""
+        sets, found = _argument_sets(problem), {}
+        for number, kernel in kernels.items():
+            with suppress(TinyGpuError):  # it does not take this shape
+                each = [kernel.prepare(*data.inputs, out=output.array) for data, output in sets]
+                found[number] = captured(partial(_turn, each), self.stream, seconds, len(sets))
+        return found
+
     def slice(self, graph: Any, launches: int, times: int) -> tuple[float, float]:
         """Replay a graph of launches; return seconds a launch and the clock in Hz."""
         self.start.record(self.stream)
@@ -126,15 +137,8 @@ def measured(
 ) -> list[dict[str, Any]]:
     """Return a row of each kernel that takes this shape."""
     problem = Problem.of(matmul("bf16", layout="nt"), **dict(zip("mnk", shape, strict=True)))
-    sets = argument_sets(problem)
-    found: dict[int, dict[str, Any]] = {}
-    replays: dict[int, _Replay] = {}
-    for number, kernel in kernels.items():
-        with suppress(TinyGpuError):  # it does not take this shape
-            each = [kernel.prepare(*data.inputs, out=output.array) for data, output in sets]
-            launch = partial(turn, each)
-            replays[number] = captured(launch, bench.stream, SLICE_SECONDS, len(sets))
-            found[number] = bench.alone(replays[number], seconds)
+    replays = bench.replays(problem, kernels, SLICE_SECONDS)
+    found = {number: bench.alone(replay, seconds) for number, replay in replays.items()}
     together: dict[int, list[tuple[float, float]]] = {number: [] for number in found}
     order = np.random.default_rng(0)
     for _ in range(ROUNDS):
@@ -147,7 +151,7 @@ def measured(
     return [{"shape": list(shape), "kernel": number, **row} for number, row in found.items()]
 
 
-def argument_sets(problem: Problem) -> list[tuple[Trial, Output]]:
+def _argument_sets(problem: Problem) -> list[tuple[Trial, Output]]:
     """Return sets of arrays that together exceed twice the L2."""
     shapes = problem.operation.shapes(problem.sizes)
     each = sum(math.prod(shapes[o.name]) * DTYPES[o.dtype].bytes for o in problem.operation.inputs)
@@ -155,7 +159,7 @@ def argument_sets(problem: Problem) -> list[tuple[Trial, Output]]:
     return [(trial(problem, seed), Output(problem)) for seed in range(count)]
 
 
-def turn(each: Sequence[Callable[[], Any]], number: int) -> None:
+def _turn(each: Sequence[Callable[[], Any]], number: int) -> None:
     """Do the next of several launches, so that no array is in L2 from the time before."""
     each[number % len(each)]()
 

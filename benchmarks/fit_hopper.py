@@ -52,7 +52,7 @@ from tinygpu.program import Program
 from tinygpu.search import fitted_pipeline
 from tinygpu.search.pipeline import Stages, predict_stages
 
-__all__ = ["Bank", "figures", "load_bank", "numbers", "predicted", "table", "terms"]
+__all__ = ["Bank", "figures", "load_bank", "numbers", "predicted", "table", "tau", "terms"]
 
 Times = NDArray[np.float64]
 Numbers = Mapping[str, float]
@@ -182,6 +182,12 @@ def numbers(values: Numbers) -> Iterator[Device]:
         used.update(before)
 
 
+def tau(measured: Times, model: Times) -> float:
+    """Return Kendall's tau: pairs in order, less those in disorder, over all, ties among them."""
+    i, j = np.triu_indices(len(measured), 1)
+    return float((np.sign(measured[i] - measured[j]) * np.sign(model[i] - model[j])).mean())
+
+
 def figures(measured: Times, model: Times) -> dict[str, float]:
     """Return how well one shape's schedules are predicted, both of shape (schedules,), as logs.
 
@@ -192,13 +198,11 @@ def figures(measured: Times, model: Times) -> dict[str, float]:
     there = np.isfinite(measured) & np.isfinite(model)
     measured, model = measured[there], model[there]
     error = np.abs(model - measured)
-    i, j = np.triu_indices(len(measured), 1)
-    signs = np.sign(measured[i] - measured[j]) * np.sign(model[i] - model[j])
     order = np.argsort(model, kind="stable")
     found = {
         "median": float(np.median(error)),
         "p90": float(np.percentile(error, 90)),
-        "tau": float(signs.mean()),
+        "tau": tau(measured, model),
     }
     for n in FEW:
         found[f"top {n}"] = math.exp(measured[order[:n]].min() - measured.min())

@@ -29,15 +29,13 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
-from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.clocks import SLICE_SECONDS, Bench, argument_sets, turn
+from benchmarks.clocks import Bench
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.arguments import contract_of
 from tinygpu.codegen.assemble import assemble
@@ -45,18 +43,17 @@ from tinygpu.codegen.emit import emit
 from tinygpu.codegen.launch import device_arch, gpu
 from tinygpu.codegen.provenance import provenance
 from tinygpu.codegen.runtime.function import Function
-from tinygpu.codegen.timing import captured, current_stream
+from tinygpu.codegen.timing import current_stream
 from tinygpu.device import load_device
-from tinygpu.errors import TinyGpuError
 from tinygpu.machine import Chosen
 from tinygpu.machines import MACHINES
 from tinygpu.operation import Problem, matmul
 
-__all__ = ["CASES", "ORACLE", "draw", "main", "path_of", "problem_of"]
+__all__ = ["CASES", "ORACLE", "decisions_of", "draw", "main", "path_of", "problem_of"]
 
 ORACLE = FOLDER / "oracle"
 BEST, UNIFORM, FEW = 36, 36, 16
-SHORT, LONG, LARGE = 0.06, 0.15, 512 * 4096 * 4096
+SLICE, SHORT, LONG, LARGE = 0.006, 0.06, 0.15, 512 * 4096 * 4096
 COLUMNS = ("first", "second", "hz", "watts")
 
 _HOPPER = (
@@ -108,7 +105,7 @@ def draw(case: Sequence[Any], seed: int = 0) -> dict[str, Any]:
     return {"case": case, "decisions": names, "best": len(best), "schedules": rows}
 
 
-def _each(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+def decisions_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the decisions of a file's schedules."""
     return [dict(zip(tree["decisions"], row, strict=True)) for row in tree["schedules"]]
 
@@ -127,14 +124,8 @@ def measured(bench: Bench, case: Sequence[Any], codes: Sequence[tuple[Any, ...]]
     """Return the columns of a case."""
     problem = problem_of(case)
     seconds = LONG if math.prod(case[3]) >= LARGE else SHORT
-    sets = argument_sets(problem)
-    kernels = [Function(contract, code) for contract, code, *_ in codes]
-    replays: dict[int, Any] = {}  # graphs, which need the kernels to be loaded still
-    for number, kernel in enumerate(kernels):
-        with suppress(TinyGpuError):  # it does not take this shape
-            each = [kernel.prepare(*data.inputs, out=output.array) for data, output in sets]
-            launch = partial(turn, each)
-            replays[number] = captured(launch, bench.stream, SLICE_SECONDS / 2, len(sets))
+    kernels = {i: Function(contract, code) for i, (contract, code, *_) in enumerate(codes)}
+    replays = bench.replays(problem, kernels, SLICE)
     columns: dict[str, list[Any]] = {name: [None] * len(codes) for name in COLUMNS}
     order = np.random.default_rng(0)
     for name in ("first", "second"):
@@ -172,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = provenance("python -m benchmarks.oracle")
     if not trees:
         return
-    jobs = [(tree["case"], each) for tree in trees for each in _each(tree)]
+    jobs = [(tree["case"], each) for tree in trees for each in decisions_of(tree)]
     with ProcessPoolExecutor() as pool:
         built = iter(
             list(pool.map(_code, *zip(*jobs, strict=True), repeat(device_arch()), chunksize=4))

@@ -13,7 +13,7 @@ predicted, which needs no GPU, and held against its time: the mean of the two vi
                    drawn uniformly; ``kendall_tau_near``: of all within 1.5 of the fastest
     median_abs_error, p90_abs_error    of the magnitudes of log(predicted / measured)
 
-``kendall_tau`` and the errors are None where fewer than ``LEAST`` schedules were timed.
+A tau is None where it is of fewer than ``LEAST`` schedules.
 ``summaries`` hold geometric means of 1 + regret (less 1) and their 95th percentiles.
 """
 
@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.oracle import CASES, ORACLE, path_of, problem_of
+from benchmarks.fit_hopper import tau
+from benchmarks.oracle import CASES, ORACLE, decisions_of, path_of, problem_of
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.provenance import provenance
 from tinygpu.device import load_device
@@ -38,7 +39,7 @@ from tinygpu.machine import Chosen
 from tinygpu.machines import MACHINES
 from tinygpu.search.cost import cost
 
-__all__ = ["load", "main", "predicted", "row_of", "summary", "tau"]
+__all__ = ["load", "main", "predicted", "row_of", "summary"]
 
 COUNTS = (1, 2, 4, 8, 16)
 LEAST, NEAR, FEW_ROWS = 8, 1.5, 64
@@ -56,19 +57,10 @@ def predicted(tree: Mapping[str, Any]) -> Times:
     """Return the predicted seconds of a case's schedules."""
     machine, problem = MACHINES[tree["case"][0]], problem_of(tree["case"])
     device, found = load_device("h200"), []
-    for row in tree["schedules"]:
-        chosen = Chosen(dict(zip(tree["decisions"], row, strict=True)))
-        program = machine.program(problem.operation, chosen)
+    for decisions in decisions_of(tree):
+        program = machine.program(problem.operation, Chosen(decisions))
         found.append(float(cost(program, problem.sizes, device).seconds))
     return np.array(found)
-
-
-def tau(measured: Times, model: Times) -> float | None:
-    """Return Kendall's tau, in which a tie of the model is no pair in order."""
-    if len(measured) < LEAST:
-        return None
-    i, j = np.triu_indices(len(measured), 1)
-    return float((np.sign(measured[i] - measured[j]) * np.sign(model[i] - model[j])).mean())
 
 
 def at_random(measured: Times, count: int) -> float:
@@ -98,8 +90,8 @@ def row_of(tree: Mapping[str, Any], model: Times) -> dict[str, Any]:
         **{f"regret_at_{n}": times[order[:n]].min() / least - 1 for n in COUNTS},
         **{f"random_at_{n}": at_random(times[drawn], n) / least - 1 for n in COUNTS},
         "aa_noise": second[np.argmin(first)] / second.min() - 1,
-        "kendall_tau": tau(times[drawn], model[drawn]),
-        "kendall_tau_near": tau(times[near], model[near]),
+        "kendall_tau": tau(times[drawn], model[drawn]) if drawn.sum() >= LEAST else None,
+        "kendall_tau_near": tau(times[near], model[near]) if near.sum() >= LEAST else None,
         "median_abs_error": np.median(error),
         "p90_abs_error": np.percentile(error, 90),
     }
