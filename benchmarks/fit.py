@@ -1,14 +1,17 @@
 """Refit the time model's numbers to measured runs: ``python -m benchmarks.fit [--rounds N]``.
 
-The runs are those that the numbers of ``search/fitted.py`` were chosen on: 308 fp32 matmuls
+The runs are those that the numbers of ``search/fitted.py`` were chosen on: the cases of ``simt``
+and ``ampere`` of ``oracle.py`` that are not held out (those that spill apart), 308 fp32 matmuls
 (``fit_runs.json``: the named ladder, random schedules and fast ones, none of which spills) and the
-variants of ``slow_kernel.json``.  The registers are those that ptxas used, so that the estimate of
-registers is not fitted along.  Clearing an output before reds was not timed with them.
+variants of ``slow_kernel.json``.  Of the last two the registers are those that ptxas used, so that
+the estimate of registers is not fitted along; clearing an output before reds was not timed.
 
-With r the predicted over the measured time of a run and w its weight (a point of the ladder counts
-for 3, a slow kernel for 6), what is made small is
+With r the predicted over the measured time of a run and w its weight, what is made small is
 
-    loss = sum of w min(|log r|, 1) / sum of w
+    loss = sum of w min(|log r|, 1)
+
+A case has the weight 1 in all, over the number of cases; in it a schedule's falls with its time to
+the power of 1.5.  Each other group (ladder, random, fast, slow) has 0.6 over their number in all.
 
 number by number: each is tried a step larger and a step smaller, and the step grows where that
 helps and shrinks where it does not.  Errors before and after go to standard error; to standard
@@ -22,8 +25,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,10 +38,13 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.oracle import FITTING, decisions_of, path_of, problem_of
 from benchmarks.peers import FOLDER, load_rows
 from benchmarks.slow_kernel import PROBLEM, variants
 from tinygpu.device import load_device
 from tinygpu.errors import StoreError
+from tinygpu.machine import Chosen
+from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import Simt
 from tinygpu.operation import matmul
 from tinygpu.program import Program
@@ -45,27 +53,43 @@ from tinygpu.schedule import Schedule
 from tinygpu.search import fitted
 from tinygpu.search.cost import features, predict
 
-__all__ = ["NAMES", "Run", "errors", "fitted_text", "load_runs", "numbers", "refit", "told"]
+__all__ = [
+    "NAMES",
+    "Run",
+    "errors",
+    "fitted_text",
+    "load_cases",
+    "load_runs",
+    "numbers",
+    "refit",
+    "told",
+]
 
 NAMES = (
     *("unit_power", "blend_power", "warp_interval", "turn", "guard", "guard_fixed"),
     *("fma_operands", "swizzle", "index_pointer", "index_i64"),
+    *("loads_in_flight", "last_copy", "l2_rate", "start"),
 )
 """The numbers that these runs determine; the others were measured by themselves."""
-WEIGHTS = {"ladder": 3.0, "slow": 6.0}
+OF_ORACLE, OF_OTHERS, SLOW = 1.0, 0.6, 1.5
 FIRST_STEP, GROWTH, SHRINKAGE = 1.35, 1.1, 0.6
 Numbers = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A measured kernel; ``registers`` are ptxas's, None where the estimate has to do."""
+    """A measured kernel; ``registers`` are ptxas's, None where the estimate has to do.
+
+    ``whole``: a clear before it was timed with it.
+    """
 
     group: str
     program: Program
     sizes: Mapping[str, int]
     registers: int | None
     seconds: float
+    weight: float = 1.0
+    whole: bool = False
 
 
 def load_runs(folder: Path = FOLDER) -> list[Run]:
@@ -83,7 +107,29 @@ def load_runs(folder: Path = FOLDER) -> list[Run]:
         found.append(Run(row["group"], program, sizes, row["registers"], row["seconds"]))
     slow = {row["case"]: row["seconds"] for row in load_rows("slow_kernel", folder)}
     known = [v for v in variants() if slow.get(v.name) is not None]
-    return found + [Run("slow", v.program, PROBLEM.sizes, None, slow[v.name]) for v in known]
+    found += [Run("slow", v.program, PROBLEM.sizes, None, slow[v.name]) for v in known]
+    groups = Counter(run.group for run in found)
+    each = {group: OF_OTHERS / len(groups) / count for group, count in groups.items()}
+    return [replace(run, weight=each[run.group]) for run in found]
+
+
+def load_cases() -> list[Run]:
+    """Read the runs of the oracle's cases that are not held out, those that spill apart."""
+    found: list[Run] = []
+    cases = [case for case in FITTING if case[0] in ("simt", "ampere")]
+    for case in cases:
+        tree = json.loads(path_of(case).read_text(encoding="utf-8"))
+        machine, problem = MACHINES[case[0]], problem_of(case)
+        rows = zip(decisions_of(tree), tree["first"], tree["second"], tree["spills"], strict=True)
+        some = [(d, math.sqrt(a * b)) for d, a, b, spills in rows if a is not None and not spills]
+        total = sum(seconds**-SLOW for _, seconds in some)
+        for decisions, seconds in some:
+            program = machine.program(problem.operation, Chosen(decisions))
+            weight = OF_ORACLE / len(cases) * seconds**-SLOW / total
+            found.append(
+                Run(case[0], program, problem.sizes, None, seconds, weight=weight, whole=True)
+            )
+    return found
 
 
 @contextmanager
@@ -104,7 +150,8 @@ def errors(runs: Sequence[Run], values: Numbers) -> NDArray[np.float64]:
     with numbers(values):
         for run in runs:
             of = features(run.program, run.sizes, device)
-            of = replace(of, launch=replace(of.launch, cleared_bytes=0.0))
+            if not run.whole:
+                of = replace(of, launch=replace(of.launch, cleared_bytes=0.0))
             if run.registers is not None:
                 known = RegisterModel((run.registers,), (run.registers,), ())
                 of = replace(of, launch=replace(of.launch, registers=known))
@@ -162,13 +209,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=4, help="passes over the numbers")
     given = parser.parse_args(arguments)
     try:
-        runs = load_runs()
+        runs = load_runs() + load_cases()
     except StoreError as error:
         sys.exit(str(error))
-    weights = np.array([WEIGHTS.get(run.group, 1.0) for run in runs])
+    weights = np.array([run.weight for run in runs])
 
     def loss(values: Numbers) -> float:
-        return float(weights @ np.minimum(np.abs(errors(runs, values)), 1.0) / weights.sum())
+        return float(weights @ np.minimum(np.abs(errors(runs, values)), 1.0))
 
     def report(when: str, values: Numbers) -> None:
         sys.stderr.write(f"{when}: loss {loss(values):.4f}\n{told(runs, errors(runs, values))}\n")

@@ -43,7 +43,7 @@ from tinygpu.machine import Machine, Value
 from tinygpu.measurement import Measurement, Results
 from tinygpu.operation import Problem, matmul
 from tinygpu.search.best import rank
-from tinygpu.search.climb import Candidate
+from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.store import Store
 from tinygpu.space import Space
 

@@ -5,8 +5,10 @@
 
 A case is a machine and a shape; it has a file in ``h200/oracle``.  Its schedules are the ``BEST``
 that the model thinks fastest, spread over the space as the search's finalists are, and ``UNIFORM``
-of the legal space.  The model is fitted to no run at any of these shapes: every case is held out.
-The committed cases were drawn at c21d75adb006, whose time model is not today's (``decisions.md``).
+of the legal space.  The model's numbers are chosen on ``FITTING``, every second of the first cases
+and all of those that came later; no number is chosen on any run of ``HELD_OUT``.  With ``--again``
+a held-out case that was measured is drawn anew: the best of today's model, the ``KEPT`` that were
+fastest, and the uniform ones that there were.
 
 Each schedule is visited twice, each round in an order of its own, drawn anew.  A visit runs one
 kernel for ``LONG`` seconds (``SHORT`` where the work is too small to meet the power cap) without a
@@ -49,11 +51,22 @@ from tinygpu.machine import Chosen
 from tinygpu.machines import MACHINES
 from tinygpu.operation import Problem, matmul
 
-__all__ = ["CASES", "ORACLE", "decisions_of", "draw", "main", "path_of", "problem_of"]
+__all__ = [
+    "CASES",
+    "FITTING",
+    "HELD_OUT",
+    "ORACLE",
+    "code_of",
+    "decisions_of",
+    "draw",
+    "main",
+    "path_of",
+    "problem_of",
+]
 
 ORACLE = FOLDER / "oracle"
-BEST, UNIFORM, FEW = 36, 36, 16
-SLICE, SHORT, LONG, LARGE = 0.006, 0.06, 0.15, 512 * 4096 * 4096
+BEST, UNIFORM, FEW, KEPT = 36, 36, 16, 8
+SLICE, SHORT, LONG, LARGE = 0.006, 0.08, 0.3, 200 * 4096 * 4096
 COLUMNS = ("first", "second", "hz", "watts")
 
 _HOPPER = (
@@ -70,11 +83,23 @@ _OTHERS = (
     (16, 4096, 4096), (128, 4096, 4096), (512, 512, 512), (777, 1000, 2000), (1000, 1000, 1000),
     (1024, 4096, 1024), (2304, 2304, 2304), (3000, 3000, 3000),
 )  # fmt: skip
-CASES = (
+_MORE = (
+    (8, 8192, 2048), (64, 4096, 4096), (100, 3000, 5000), (256, 2048, 4096), (300, 704, 904),
+    (384, 1536, 1536), (640, 5120, 1280), (768, 768, 768), (1333, 2056, 1032), (1500, 1500, 1504),
+    (2048, 2048, 2048), (4096, 4096, 4096),
+)  # fmt: skip
+_FIRST = (
     *(("hopper", "bf16", "nt", shape) for shape in _HOPPER),
     *(("simt", "f32", "nn", shape) for shape in _OTHERS),
     *(("ampere", "bf16", "nt", shape) for shape in _OTHERS),
 )
+FITTING = (
+    *_FIRST[::2],
+    *(("simt", "f32", "nn", shape) for shape in _MORE),
+    *(("ampere", "bf16", "nt", shape) for shape in _MORE),
+)
+HELD_OUT = _FIRST[1::2]
+CASES = FITTING + HELD_OUT
 """Machine, type of the inputs, layout, (m, n, k)."""
 
 
@@ -89,8 +114,11 @@ def path_of(case: Sequence[Any], folder: Path = ORACLE) -> Path:
     return folder / f"{case[0]}-{'x'.join(map(str, case[3]))}.json"
 
 
-def draw(case: Sequence[Any], seed: int = 0) -> dict[str, Any]:
-    """Draw a case's schedules: values of ``decisions``, the model's best first."""
+def draw(case: Sequence[Any], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Draw a case's schedules: values of ``decisions``, the model's best first.
+
+    ``before`` is the case as it was measured, whose fastest and uniform ones are kept.
+    """
     from tinygpu.search.best import rank  # which needs z3: a machine that measures has none
     from tinygpu.space import Space
 
@@ -98,11 +126,17 @@ def draw(case: Sequence[Any], seed: int = 0) -> dict[str, Any]:
     space = Space(machine, problem_of(case), load_device("h200"))
     share = 1 if case[0] == "hopper" else FEW / BEST
     best = rank(space, round(BEST * share), spread=machine.spread).best
-    rng = np.random.default_rng([seed, *case[3]])
-    both = [one.schedule for one in best] + space.sample(rng, round(UNIFORM * share))
-    names = [name for name, _ in both[0].decisions]
-    rows = [[dict(one.decisions)[name] for name in names] for one in both]
-    return {"case": case, "decisions": names, "best": len(best), "schedules": rows}
+    rng = np.random.default_rng([0, *case[3]])
+    names = [name for name, _ in best[0].schedule.decisions]
+    rows = [[one.schedule[name] for name in names] for one in best]
+    if before is None:
+        drawn = [[one[name] for name in names] for one in space.sample(rng, round(UNIFORM * share))]
+    else:
+        old, drawn = before["schedules"], before["schedules"][before["best"] :]
+        fastest = sorted((t, i) for i, t in enumerate(before["first"]) if t is not None)
+        rows += [old[i] for _, i in fastest[:KEPT] if old[i] not in rows]
+        drawn = [row for row in drawn if row not in rows]
+    return {"case": case, "decisions": names, "best": len(rows), "schedules": rows + drawn}
 
 
 def decisions_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -110,7 +144,8 @@ def decisions_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(tree["decisions"], row, strict=True)) for row in tree["schedules"]]
 
 
-def _code(case: Sequence[Any], decisions: dict[str, Any], arch: str) -> tuple[Any, ...]:
+def code_of(case: Sequence[Any], decisions: dict[str, Any], arch: str) -> tuple[Any, ...]:
+    """Return a schedule's contract, its code, and ptxas's registers and bytes of spills."""
     machine = MACHINES[case[0]]
     problem = problem_of(case)
     program = machine.program(problem.operation, Chosen(decisions))
@@ -147,18 +182,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.oracle")
     parser.add_argument("--out", type=Path, default=ORACLE, help="folder of the results")
     parser.add_argument("--draw", action="store_true", help="draw schedules, and measure nothing")
+    parser.add_argument("--again", action="store_true", help="draw held-out cases that have times")
     parser.add_argument("--part", default="0/1", help="measure the i-th of n parts of the cases")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     number, parts = map(int, given.part.split("/"))
-    if given.draw:
-        for case in CASES[number::parts]:
-            if not path_of(case, given.out).is_file():
-                write_tree(path_of(case, given.out), draw(case))
-                sys.stdout.write(f"{path_of(case).stem}\n")
-                sys.stdout.flush()
+    if given.draw or given.again:
+        for case in (HELD_OUT if given.again else CASES)[number::parts]:
+            path, before = path_of(case, given.out), None
+            if path.is_file():
+                before = json.loads(path.read_text(encoding="utf-8"))
+                if not (given.again and "provenance" in before):
+                    continue
+            write_tree(path, draw(case, before))
+            sys.stdout.write(f"{path.stem}\n")
+            sys.stdout.flush()
         return
-    every = [json.loads(path_of(case).read_text(encoding="utf-8")) for case in CASES[number::parts]]
+    files = [path_of(case, given.out) for case in CASES[number::parts]]
+    every = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
     trees = [tree for tree in every if "provenance" not in tree]
     record = provenance("python -m benchmarks.oracle")
     if not trees:
@@ -166,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     jobs = [(tree["case"], each) for tree in trees for each in decisions_of(tree)]
     with ProcessPoolExecutor() as pool:
         built = iter(
-            list(pool.map(_code, *zip(*jobs, strict=True), repeat(device_arch()), chunksize=4))
+            list(pool.map(code_of, *zip(*jobs, strict=True), repeat(device_arch()), chunksize=4))
         )
     stream = gpu().cuda.Stream(non_blocking=True)
     with current_stream(stream):

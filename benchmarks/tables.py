@@ -445,7 +445,10 @@ def _oracle() -> str:
         (
             name,
             row["shapes"],
-            *(f"{row[f'{kind}_at_{n}']:.1%}" for kind in ("regret", "random") for n in (1, 8)),
+            f"{row['regret_at_1']:.1%}",
+            f"{row['regret_at_1_p95']:.1%}",
+            f"{row['regret_at_8']:.1%}",
+            *(f"{row[f'random_at_{n}']:.1%}" for n in (1, 8)),
             f"{row['aa_noise']:.1%}",
             f"{row['kendall_tau']:.2f}",
             f"{row['kendall_tau_near']:.2f}",
@@ -453,8 +456,26 @@ def _oracle() -> str:
         )
         for name, row in tree["summaries"].items()
     ]
-    columns = ("machine", "#shapes", "#regret at 1", "#at 8", "#random at 1", "#at 8", "#A/A",
-               "#tau", "#tau near", "#error, median")  # fmt: skip
+    columns = ("machine", "#shapes", "#regret at 1", "#p95", "#at 8", "#random at 1", "#at 8",
+               "#A/A", "#tau", "#tau near", "#error, median")  # fmt: skip
+    return _markdown(columns, rows)
+
+
+def _replay() -> str:
+    """Return how soon strategies find the best of complete landscapes."""
+    tree = json.loads((FOLDER.parent / "replay.json").read_text(encoding="utf-8"))
+    rows = [
+        (
+            row["strategy"],
+            row["start"],
+            *("more" if row[n] is None else f"{row[n]:.0f}" for n in ("evaluations", "worst")),
+            f"{row['area']:.3f}",
+            *(f"{ratio:.3f}" for ratio in row["best_at"].values()),
+        )
+        for row in tree["rows"]
+    ]
+    columns = ("strategy", "start", "#to 99 %", "#worst shape", "#area", *(
+        f"#after {n}" for n in ("1", "4", "16", "64")))  # fmt: skip
     return _markdown(columns, rows)
 
 
@@ -490,6 +511,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "judged": _judged,
     "llama block": _block,
     "oracle": _oracle,
+    "replay": _replay,
     "simt": lambda: _simt(ladder=False),
     "simt ladder": lambda: _simt(ladder=True),
     "slow": _slow,

@@ -63,6 +63,7 @@ from tinygpu.search.fitted_pipeline import PIPELINE
 from tinygpu.search.lines import sectors_of_warp, share_inside
 from tinygpu.search.shared import home_cycles, smem_width, touches_smem
 from tinygpu.search.tcgen05 import copy_cycles, product_cycles, row_sectors, transfer_cycles
+from tinygpu.tensor_memory import uses_tensor_memory
 
 __all__ = ["Event", "Guard", "Node", "TimedAgent", "TimedLoop", "agents", "mapped"]
 
@@ -357,7 +358,8 @@ class _Accountant:
         total: Numbers = 0.0
         for each in cycles.values():
             total = total + each
-        serial = PIPELINE["epilogue"] * total * self.together
+        times = "tmem_epilogue" if uses_tensor_memory(self.program) else "epilogue"
+        serial = PIPELINE[times] * total * self.together
         return Event("work", {"serial": serial, **cycles})
 
 

@@ -29,6 +29,7 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,13 +41,13 @@ from tinygpu.program import Program
 from tinygpu.search import asynchronous
 from tinygpu.search.asynchronous import Node, TimedAgent, TimedLoop
 from tinygpu.search.pipeline import Placed, Stages
-from tinygpu.search.recursion import CopyState, Following, Time
+from tinygpu.search.recursion import CopyState, Following, Time, tokens_of
 from tinygpu.search.spans import Span, StageUse, Timeline
 
 __all__ = ["follow"]
 
 _STEPS = 32
-"""Steps of a tile that are followed one by one."""
+"""Steps of a tile that are followed one by one, and those beside whole turns of the ring."""
 
 
 def follow(
@@ -60,7 +61,8 @@ def follow(
     place = Placed.of(stages)
     ring, steps, turns = int(stages.stages), int(stages.steps), int(place.turns)
     first_tiles = min(turns, tiles)
-    first_steps = steps if steps <= _STEPS else steps - ring * -(-(steps - _STEPS) // ring)
+    turn = math.lcm(ring, int(np.max(tokens_of(place.agents, stages.stages))))
+    first_steps = steps if steps <= _STEPS else _STEPS + (steps - _STEPS) % turn
     depth = {barrier.name: int(barrier.stages) for barrier in program.barriers}
     run = _Recorder(place.agents, float(place.share), ring, depth)
     cycles = run.cycles(first_tiles, steps, first_tiles, first_steps, first_tiles)

@@ -42,10 +42,13 @@ from tinygpu.search.pipeline import Stages, predict_stages
 from tinygpu.search.traffic import GridLaunch
 from tinygpu.search.work import WARP, Repeat, Tree, Work, account, mapped
 
-__all__ = ["Features", "combined", "cost", "features", "pace", "predict"]
+__all__ = ["Features", "combined", "cost", "features", "occupied", "pace", "predict"]
 
 Numbers = Any
 INSTRUCTION_BYTES = 16  # spec: since Volta
+SUBCORES = 4  # spec: of an SM, since Volta
+WHOLE = frozenset(("smem", "l1", "shuffle", "fetch"))
+"""Units that all warps of an SM share; every sub-core has its own part of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +95,12 @@ def predict(f: Features) -> Breakdown:
     capacity = launch.resident()
     work = total_work(f.tree)
     work["fetch"] = fetch(f.tree, device)
-    busy = count * warps / device.clock_hz
-    parts: dict[str, Numbers] = {unit: busy * cycles for unit, cycles in work.items()}
+    busy = occupied(work, count * warps)
+    parts: dict[str, Numbers] = {unit: cycles / device.clock_hz for unit, cycles in busy.items()}
     rounds = np.ceil(np.maximum(count / capacity, 1.0))
     parts["latency"] = rounds * path(f.tree, warps) / device.clock_hz
-    parts["l2"] = launch.l2_bytes() / (device.l2_bytes_per_cycle * device.clock_hz)
+    l2_rate = device.l2_bytes_per_cycle * device.clock_hz * FITTED["l2_rate"]
+    parts["l2"] = launch.l2_bytes() / l2_rate
     dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
     parts["dram"] = launch.dram_bytes(capacity) / dram_rate
     parts["spills"] = parts["issue"] * FITTED["spill"] * launch.spilled()
@@ -167,6 +171,15 @@ def path(tree: Tree, warps: Numbers) -> Numbers:
     return clock.last
 
 
+def occupied(cycles: Mapping[str, Numbers], warps: Numbers) -> dict[str, Numbers]:
+    """Return for how many cycles so many warps keep each unit of an SM busy, from one warp's.
+
+    A warp runs on one sub-core, and has no use of the others' parts of a unit.
+    """
+    even = np.ceil(warps / SUBCORES) * SUBCORES
+    return {unit: each * (warps if unit in WHOLE else even) for unit, each in cycles.items()}
+
+
 def alone(cycles: Mapping[str, Numbers]) -> Numbers:
     """Return the cycles in which one warp issues its instructions, whatever the others do."""
     return cycles["issue"] * (4 * FITTED["warp_interval"])
@@ -196,8 +209,8 @@ def _piece(piece: Work, clock: _Clock) -> None:
     for unit in cycles:
         if unit not in ("issue", "int") and unit in clock.units:
             start = np.maximum(start, clock.units[unit])
-    most = reduce(np.maximum, cycles.values())
-    end = start + np.maximum(clock.warps * most, alone(cycles))
+    most = reduce(np.maximum, occupied(cycles, clock.warps).values())
+    end = start + np.maximum(most, alone(cycles))
     for unit in cycles:
         clock.units[unit] = end
     clock.last = np.maximum(clock.last, end)
@@ -220,8 +233,8 @@ def _rolled(loop: Repeat, clock: _Clock) -> None:
     if not together(
         loop
     ):  # warps drift apart: each walks its own chain, while the others use the units
-        for cycles in total_work(loop.body).values():
-            period = np.maximum(period, clock.warps * cycles)
+        for cycles in occupied(total_work(loop.body), clock.warps).values():
+            period = np.maximum(period, cycles)
     for i, node in enumerate(loop.body):
         if isinstance(node, Work) and node.kind == "wait":
             clock.last = np.maximum(clock.last, clock.landed)
@@ -244,17 +257,24 @@ def pace(loop: Repeat, warps: Numbers) -> Numbers:
     Its busiest unit sets it, or its loads: the assembler moves few of them up past earlier steps.
     """
     work = total_work(loop.body)
-    cycles = np.maximum(warps * reduce(np.maximum, work.values(), 0.0), alone(work))
-    for piece in loop.body:
-        if isinstance(piece, Work) and piece.unit == "lsu" and piece.kind == "do":
-            cycles = np.maximum(cycles, piece.latency / FITTED["steps_in_flight"])
-    return cycles
+    cycles = reduce(np.maximum, occupied(work, warps).values(), alone(work))
+    return np.maximum(cycles, waits(loop))
+
+
+def waits(loop: Repeat) -> Numbers:
+    """Return the cycles for which a step waits for its loads from global memory.
+
+    The assembler loads into registers that it has just read, so that few are in flight together.
+    """
+    loads = (p for p in loop.body if isinstance(p, Work) and "l1" in p.each and p.kind == "do")
+    return sum((p.count * p.latency for p in loads), 0.0) / FITTED["loads_in_flight"]
 
 
 def _unrolled(loop: Repeat, clock: _Clock) -> None:
     """Walk an unrolled loop: once through its chain, then at its pace."""
     some = loop.trips > 0
-    more = np.maximum(loop.trips - 1.0, 0.0) * pace(loop, clock.warps)
+    step = pace(loop, clock.warps)
+    more = np.maximum(loop.trips - 1.0, 0.0) * step + waits(loop)
     after = replace(clock, units=dict(clock.units), ready=dict(clock.ready))
     _walk(loop.body, after)
     clock.now = select(some, after.now, clock.now)

@@ -9,7 +9,9 @@ What one CTA takes is the recursion's affair (``recursion.py``).  Around it:
   others do one: the busiest SM ceil(tiles / S) of them, ``share`` at a time.
 - *loads*: a load lands as fast as the slowest of the way into the SM (all that lands), the SM's
   part of L2's rate (what this CTA asks for: multicast asks once) and its part of DRAM's.
-- *early starts* hide the prologue, but CTAs then start apart, and fetch more of what they share;
+- *early starts* hide the prologue, but CTAs then start apart, and fetch more of what they share; a
+  launch that leaves the next one room for a part of its clusters takes longer (``late``);
+- *DRAM* needs bytes in flight: those of all rings, as far as they come from it;
 - *power* goes with the clock to 1 / g (``power_share`` g = 0.4), and the clock falls until the cap
   is met: with c seconds at the highest clock, in which energy for p seconds is used, it takes
   c^(1 - g) max(c, p)^g.  Energy is that of tensor cores, shared memory, L2's and DRAM's
@@ -54,6 +56,8 @@ from tinygpu.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
 __all__ = ["Placed", "Stages", "predict_stages"]
 
 Numbers = Any
+LATE_POWER = 2.0  # fitted: of the room that is left, in what a late start costs
+FLYING_POWER = 4.0  # fitted: how sharply DRAM slows down where too few bytes are in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,11 @@ class Stages:
         """Return how many clusters run at once."""
         return self.spread() * self.resident()
 
+    def left_over(self) -> Numbers:
+        """Return the room that a launch leaves, over its own, if a second one finds too little."""
+        used = np.minimum(self.tiles() / self.clusters(), 1.0)
+        return select(used > 0.5, (1 - used) / used, 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -161,7 +170,7 @@ class Placed:
 
     Its clusters do ``tiles`` in ``waves``; a CTA does ``turns`` of them and has 1 / ``share`` of an
     SM.  ``agents`` know how long their loads take in the busy chip; the bytes are those of the
-    whole launch.
+    whole launch.  ``dram_slow``: how much longer DRAM takes, as too few bytes are in flight.
     """
 
     agents: tuple[TimedAgent, ...]
@@ -172,6 +181,7 @@ class Placed:
     asked_bytes: Numbers
     dram_bytes: Numbers
     stored_bytes: Numbers
+    dram_slow: Numbers
 
     @staticmethod
     def of(s: Stages) -> Placed:
@@ -187,14 +197,17 @@ class Placed:
         asked = s.steps * tiles * s.cluster * _asked(s.agents)
         from_dram, stored = _dram_bytes(s, at_once)
         missed = np.minimum(from_dram / asked, 1.0)
-        per_byte = np.maximum(1 / l2_rate, missed * device.clock_hz / dram_rate) * active
+        flying = s.stages * _asked(s.agents) * np.minimum(tiles, at_once) * s.cluster
+        short = PIPELINE["dram_in_flight"] / (flying * missed)
+        slow = (1 + short**FLYING_POWER) ** (1 / FLYING_POWER)
+        per_byte = np.maximum(1 / l2_rate, missed * device.clock_hz / dram_rate * slow) * active
         latency = device.l2_latency_cycles + device.tma_latency_cycles
         latency = latency + missed * (device.dram_latency_cycles - device.l2_latency_cycles)
         latency = latency * PIPELINE["loaded_latency"]
         return Placed(
             tuple(_with_loads(agent, per_byte, latency) for agent in s.agents),
             tiles, waves, share, select(s.persistent == 1, waves, 1.0),
-            asked, from_dram, stored,
+            asked, from_dram, stored, slow,
         )  # fmt: skip
 
 
@@ -209,6 +222,7 @@ def predict_stages(s: Stages) -> Breakdown:
     path = applied(Recursion(timed), share, turns, s.steps, s.stages, *numbers(timed))
     start = PIPELINE["prologue"] + PIPELINE["cluster_start"] * (s.cluster - 1)
     prologue = start * (1 - PIPELINE["early"] * s.early)
+    prologue = prologue + PIPELINE["cluster_stays"] * np.minimum(s.cluster - 1, 1)
     path = rounds * (path + PIPELINE["store_end"]) + (rounds - 1) * PIPELINE["next"] + prologue
 
     def alone(unit: str, of: tuple[TimedAgent, ...]) -> Numbers:
@@ -216,7 +230,8 @@ def predict_stages(s: Stages) -> Breakdown:
         return waves * share * cycles / device.clock_hz
 
     parts = {unit: alone(unit, s.agents) for unit in ("tensor", "smem", "tma", "fill")}
-    longest = reduce(np.maximum, [*parts.values(), alone("fill", timed)])
+    units, fill = reduce(np.maximum, parts.values()), alone("fill", timed)
+    longest = np.maximum(units, fill)
     after = reduce(np.maximum, (span_cycles(a.after) / a.step for a in s.agents))
     parts["epilogue"] = waves * after / device.clock_hz
     parts["latency"] = np.maximum(path / device.clock_hz - longest, 0.0)
@@ -228,14 +243,19 @@ def predict_stages(s: Stages) -> Breakdown:
 
     parts["power"] = longest ** (1 - PIPELINE["power_share"]) * energy ** PIPELINE["power_share"]
     parts["l2"] = (asked + stored) / (l2_rate * device.clock_hz)
-    parts["dram"] = (from_dram + stored) / dram_rate
+    dram = (from_dram + stored) / dram_rate
+    parts["dram"] = dram * place.dram_slow
     parts["launch"] = device.launch_seconds
 
-    def together(seconds: Numbers) -> Numbers:
-        bounds = [capped(seconds), parts["dram"]]
-        return resolved(blend(bounds, PIPELINE["blend_power"]) + device.launch_seconds)
+    def together(seconds: Numbers, dram: Numbers, late: Numbers) -> Numbers:
+        bounds = [capped(seconds), dram]
+        return resolved(blend(bounds, PIPELINE["blend_power"]) * late + device.launch_seconds)
 
-    return Breakdown(together(longest + parts["latency"]), parts, together(longest))
+    late = 1 + PIPELINE["late"] * s.early * s.left_over() ** LATE_POWER
+    found = together(longest + parts["latency"], parts["dram"], late)
+    # neither of these two is monotone: the bytes in flight save time, and room costs it
+    floor = together(np.maximum(units, fill / place.dram_slow), dram, 1.0)
+    return Breakdown(found, parts, floor)
 
 
 def _energy(s: Stages, place: Placed) -> Numbers:

@@ -11,7 +11,7 @@ unit the time at which it is free, and a phase of a barrier the time of its last
 
 ``together`` copies of a role share the units, ``share`` CTAs an SM.  All maps are maxima of sums,
 so the steps of a tile, and the tiles of a CTA, become periodic: the recursion runs until then
-(three turns of the longest ring, a few tiles) and goes on at the period; agents that rest during a
+(two turns of the longest ring, a few tiles) and goes on at the period; agents that rest during a
 tile's steps keep their clocks.  The epilogue's chunks have a period in closed form: their own
 cycles, or with D stages of the store a (cycles + read) / D.
 
@@ -24,7 +24,7 @@ cycles, or with D stages of the store a (cycles + read) / D.
 >>> found = agents(term, load_device("h200"), {"m": 128, "n": 128, "k": 8192})
 >>> few, many = (Recursion(found)(1, 1, steps, 4, *numbers(found)) for steps in (100, 101))
 >>> round(many - few)        # a step's period: shared memory, 32 KiB in and 48 KiB out
-573
+512
 
 Source: ``docs/model.md``, section "Time"; Baccelli et al., "Synchronization and Linearity", 1992.
 """
@@ -41,7 +41,16 @@ from numpy.typing import NDArray
 
 from tinygpu.search.asynchronous import Event, Guard, Node, TimedAgent, TimedLoop, mapped
 
-__all__ = ["CopyState", "Following", "Recursion", "Time", "numbers", "of_agent", "span_cycles"]
+__all__ = [
+    "CopyState",
+    "Following",
+    "Recursion",
+    "Time",
+    "numbers",
+    "of_agent",
+    "span_cycles",
+    "tokens_of",
+]
 
 Numbers = Any
 Times = NDArray[np.float64]
@@ -88,7 +97,8 @@ class Recursion:
         stages = 2 ** np.ceil(np.log2(np.maximum(inputs[3], 4)))  # few different ones
         covering = turns * np.ceil(stages / np.maximum(most, 1))  # tiles that fill the ring
         tiles = np.minimum(inputs[1], 2 * covering + 1)
-        steps = np.minimum(most, 3 * stages + 2)
+        few = 2 * stages + 4  # and as many more as leave whole turns of the ring
+        steps = np.minimum(most, few + (most - few) % tokens_of(agents, inputs[3]))
         key = np.broadcast_to((tiles * _MANY + steps) * _MANY + covering, (size,))
         for value in np.unique(key):
             at = np.flatnonzero(key == value)
@@ -190,7 +200,8 @@ class Following:
         self, agents: tuple[TimedAgent, ...], share: Numbers, stages: Numbers, size: int
     ) -> None:
         self.share, self.size = share, size
-        self.tokens = _tokens(agents, stages)
+        self.tokens = tokens_of(agents, stages)
+        self.turn = np.lcm(np.asarray(stages, np.int64), np.asarray(self.tokens, np.int64))
         self.later: Callable[[Any, Any], Any] = max if size == 1 else np.maximum
         self.zero: Time = 0.0 if size == 1 else np.zeros(size)
         self.states = [
@@ -241,7 +252,8 @@ class Following:
         if len(seen) < 4 or not np.any(more > 0):
             return
         half = len(seen) // 2  # whole turns of the critical cycle, for a turn may be uneven
-        window = np.clip(self.tokens * (half // self.tokens), 1, half).astype(np.int64)
+        turn = np.where(self.turn <= half, self.turn, self.tokens)
+        window = np.clip(turn * (half // turn), 1, half).astype(np.int64)
         ends = np.stack(seen).reshape(len(seen), self.size)
         before = ends[len(seen) - 1 - window, self.columns]
         later = np.maximum(more, 0) * (ends[-1] - before) / window
@@ -369,7 +381,7 @@ class Following:
         )
 
 
-def _tokens(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
+def tokens_of(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
     """Return the tokens of the cycle from a load to the one that may take its stage.
 
     A stage is released when products so many steps later have begun.

@@ -103,7 +103,13 @@ class Store:
 
         Raises StoreError for a line that is no measurement.
         """
-        rows = [Measurement.from_json(line) for line in file if line.strip()]
+        rows = []
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    rows.append(Measurement.from_json(line))
+                except StoreError as error:
+                    raise StoreError(f"line {number}: {error}") from None
         self._run(lambda: self._db.execute("begin immediate"))
         try:
             for one in rows:

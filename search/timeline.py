@@ -30,7 +30,15 @@ from typing import Any
 from tinygpu.device import Device
 from tinygpu.program import Do, Program
 from tinygpu.search.asynchronous_timeline import follow
-from tinygpu.search.cost import alone, features, pace, together, total_work
+from tinygpu.search.cost import (
+    alone,
+    features,
+    occupied,
+    pace,
+    together,
+    total_work,
+    waits,
+)
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.spans import Span, StageUse, Timeline
 from tinygpu.search.work import WARP, Repeat, Work
@@ -186,7 +194,7 @@ class _Walker:
 
     def busy(self, work: Mapping[str, Any]) -> float:
         """Return the cycles until all warps have done so much work of each unit, a warp's."""
-        return max(float(alone(work)), *(self.warps * float(cycles) for cycles in work.values()))
+        return max(float(alone(work)), *map(float, occupied(work, self.warps).values()))
 
     def note(self, piece: Work, where: str, start: float, end: float, ready: float) -> None:
         text = "loop" if piece.statement is None else str(piece.statement)
@@ -211,8 +219,8 @@ class _Walker:
             issued, self.last = self.last, self.last + FITTED["turn"]
             self.events.append(Span("loop", "branch", here.strip(), issued, self.last, self.last))
             if not together(loop):
-                work = total_work(loop.body).values()
-                self.last = max(self.last, start + max(warps * float(c) for c in work))
+                work = occupied(total_work(loop.body), warps)
+                self.last = max(self.last, start + max(map(float, work.values())))
         self.cut |= trips > self.iterations
         self.now = self.last
         self.units.clear()
@@ -237,7 +245,7 @@ class _Walker:
                 for e in events
             ]
             self.groups += [landing + i * step for landing in groups]
-        more = (trips - 1) * step
+        more = (trips - 1) * step + float(waits(loop))
         self.last += more
         if self.flying != flying:
             self.flying += more

@@ -269,6 +269,8 @@ class _Accountant:
                 extra = extra + self.indices(access)
                 if access is not do.write:
                     latency = latency + latency_of(access, around, device=device)
+                    if do.instruction.completion == "commit_group":
+                        latency = latency * FITTED["last_copy"]
         if do.instruction.atomic:
             each["l1"] = FITTED["red"] * WARP * vector
         if do.write.buffer.level == "registers" and do.write.value:

@@ -24,7 +24,7 @@ from tinygpu.measurement import Measurement, canonical, describe
 from tinygpu.operation import Operation
 from tinygpu.operation import matmul as matmul_of
 from tinygpu.schedule import Schedule
-from tinygpu.search.climb import Candidate
+from tinygpu.search.neighbourhood import Candidate
 from tinygpu.space import Space
 
 ONE = case("main", 256, 256, 256, "f32", "nn")

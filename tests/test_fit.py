@@ -129,6 +129,7 @@ def test_the_command_writes_nothing_but_its_proposal(
     """Errors before and after on standard error; without rounds the text is the file's."""
     few = [RUNS[0], RUNS[20], RUNS[150], RUNS[-1]]
     monkeypatch.setattr(fit, "load_runs", lambda: few)
+    monkeypatch.setattr(fit, "load_cases", list)
     fit.main(["--rounds", "1"])
     printed = capsys.readouterr()
     losses = [float(line.split()[-1]) for line in printed.err.splitlines() if ": loss" in line]

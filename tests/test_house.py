@@ -41,8 +41,11 @@ EDGES = {
 }
 """Which rooms each room may import."""
 
-LINES = {"tinygpu": 27_550, "search": 6_700, "codegen": 17_200}
-"""The most lines of each top folder, today; together they are to become 36,000."""
+LINES = {"tinygpu": 27_640, "search": 6_930, "codegen": 17_030}
+"""The most lines of each top folder, today; together they are to become 36,000.
+
+They grew once since: the strategies, the command ``store`` and four causes of the time model.
+"""
 
 
 @cache

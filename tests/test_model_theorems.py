@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import inf, prod
+from math import ceil, inf, prod
 from pathlib import Path
 
 import networkx as nx
@@ -101,7 +101,7 @@ def event_graph(body: Tree, warps: int) -> tuple[Edge, ...]:
                       for name in node.reads if name in ready_of]  # fmt: skip
             edges += [Edge(unit_of[u], start, 0, 0)
                       for u in cycles if u in unit_of and u not in ("issue", "int")]  # fmt: skip
-            busy = max(warps * max(cycles.values()), alone(cycles))
+            busy = max(alone(cycles), longest(cycles, warps))
             edges.append(Edge(start, end, busy, 0))
             unit_of |= dict.fromkeys(cycles, end)
             if node.kind == "async":
@@ -110,6 +110,12 @@ def event_graph(body: Tree, warps: int) -> tuple[Edge, ...]:
                 ready_of[node.write] = (end if node.unit == "lsu" else start, node.latency)
         ends.append(end)
     return (*edges, *(Edge(end, "begin", 0, 1) for end in ends))
+
+
+def longest(cycles: Mapping[str, float], warps: int) -> float:
+    """The cycles of the busiest unit; those that warps do not all share are one of four each."""
+    whole = ("smem", "l1", "shuffle")
+    return max(cycles[u] * (warps if u in whole else 4 * ceil(warps / 4)) for u in cycles)
 
 
 def run(edges: tuple[Edge, ...], turns: int) -> dict[str, list[float]]:
@@ -167,7 +173,7 @@ def test_the_predicted_period_is_the_ratio(body: Tree, warps: int) -> None:
     """cost's period is the largest ratio; the turn lengthens the path, and no ring."""
     apart = not any(isinstance(p, Work) and p.kind == "sync" for p in body)
     walking = 1 if apart else warps  # without a barrier each warp walks its own chain
-    busy = warps * max(total_work(body).values()) if apart else 0.0
+    busy = longest(total_work(body), warps) if apart else 0.0
     turn = FITTED["turn"]
     ratio, predicted = cycle_ratio(event_graph(body, walking)), slope(body, warps)
     wait = next((p for p in body if isinstance(p, Work) and p.kind == "wait"), None)

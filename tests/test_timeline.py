@@ -37,6 +37,11 @@ def followed(name: str, tiles: int, iterations: int) -> Timeline:
     return timeline(term(name), sizes, H200, iterations=iterations)
 
 
+def cycles_of(program: Program, sizes: dict[str, int]) -> float:
+    """The cycles of one CTA's path, that its time is predicted from."""
+    return float(path(features(program, sizes, H200).tree, program.threads / 32))
+
+
 @given(st.sampled_from(list(LADDER)), st.integers(1, 20))
 def test_a_whole_timeline_ends_when_the_path_does(name: str, tiles: int) -> None:
     """Followed to its end, a CTA takes exactly the cycles that its time is predicted from."""
@@ -44,17 +49,14 @@ def test_a_whole_timeline_ends_when_the_path_does(name: str, tiles: int) -> None
     sizes = {"m": 512, "n": 512, "k": int(LADDER[name]["tile_k"]) * tiles}
     program = term(name)
     assert line.whole
-    assert line.cycles == pytest.approx(
-        float(path(features(program, sizes, H200).tree, program.threads / 32))
-    )
+    assert line.cycles == pytest.approx(cycles_of(program, sizes))
 
 
 def test_a_ring_agrees_in_the_limit() -> None:
     """Which group of the prologue is waited for first is forgotten in many iterations."""
     program, sizes = term("ring"), {"m": 512, "n": 512, "k": 16 * 200}
     line = timeline(program, sizes, H200, iterations=200)
-    predicted = float(path(features(program, sizes, H200).tree, program.threads / 32))
-    assert line.cycles == pytest.approx(predicted, rel=0.01)
+    assert line.cycles == pytest.approx(cycles_of(program, sizes), rel=0.01)
 
 
 def test_it_stops_after_the_first_iterations() -> None:

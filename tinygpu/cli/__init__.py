@@ -21,7 +21,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from tinygpu.cli import ask, code, demo, dispatch, look, plot, ptx, reporting, search, which
+from tinygpu.cli import ask, code, demo, dispatch, look, plot, ptx, reporting, search, stored, which
 from tinygpu.cli.console import complain, say
 from tinygpu.cli.machine_file import fault_in_machine
 from tinygpu.errors import TinyGpuError
@@ -120,3 +120,4 @@ def _main(
 for part in (look, search, ask, code, ptx, dispatch, which, demo, reporting):
     part.add_to(app)
 app.add_typer(plot.app, name="plot")
+app.add_typer(stored.app, name="store")

@@ -216,7 +216,7 @@ def tried_at(job: Job) -> list[Pair]:
 
     Returns those that ran, the fastest first.
     """
-    from tinygpu.search.climb import Candidate
+    from tinygpu.search.neighbourhood import Candidate
     from tinygpu.search.store import Store
     from tinygpu.space import Space
 

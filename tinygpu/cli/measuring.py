@@ -3,9 +3,9 @@
     found = tune(spaces, first, store=store, effort=Effort(seconds=60))
     found.finalists[0]      # the fastest: (schedule, measurement)
 
-``tune`` evaluates schedules that differ in more than details, climbs from the best few by single
-changes (``search/climb.py``), and compares the fastest with the peers round robin under sustained
-load: a short burst ranks kernels that power holds back wrongly, by up to a tenth.  The store knows
+``tune`` evaluates what a strategy asks for (``search/strategies``), and compares the fastest with
+the peers round robin under sustained load: a short burst ranks kernels that power holds back
+wrongly, by up to a tenth.  The store knows
 what was evaluated before, so the same search goes on where it was stopped.
 
 The peers are the algorithms of cuBLASLt's heuristic list, each measured (``codegen/cublaslt.py``).
@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tinygpu.errors import LaunchError
 from tinygpu.machine import Machine
 from tinygpu.schedule import Schedule
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from tinygpu.codegen.measure import Campaign, Crew, Options
     from tinygpu.measurement import Measurement, Results
     from tinygpu.program import Program
-    from tinygpu.search.climb import Candidate
+    from tinygpu.search.neighbourhood import Candidate
     from tinygpu.space import Space
 
 __all__ = ["Effort", "Tuned", "measured", "tune", "why_no_gpu"]
@@ -45,11 +47,16 @@ Told = Callable[[int, int | None, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long to search: seconds of evaluating and how many evaluations, whichever is first."""
+    """How to search: the strategy, and its seconds or evaluations, whichever is first.
+
+    ``seed`` is of what the strategy draws.
+    """
 
     seconds: float = 60.0
     evaluations: int | None = None
     finalists: int = 10
+    strategy: str = "learned"
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,7 @@ class _Tuning:
         effort: Effort,
         tell: Told | None,
     ) -> None:
-        from tinygpu.search.climb import Neighbourhood
+        from tinygpu.search.neighbourhood import Neighbourhood
 
         self.campaign, self.first, self.effort, self.tell = campaign, first, effort, tell
         self.spaces = {space.machine.name: space for space in spaces}
@@ -139,11 +146,13 @@ class _Tuning:
         self.stopped = False
 
     def run(self, modules: Sequence[str]) -> Tuned:
-        """Climb, and compare the fastest."""
-        from tinygpu.search.climb import climb
+        """Walk as the strategy wants, and compare the fastest."""
+        from tinygpu.search.strategies import STRATEGIES, Domain, walk
 
         self.end = time.monotonic() + self.effort.seconds
-        seconds = climb(self.first, self.changes, self.evaluate, go_on=self.go_on, apart=self.apart)
+        domain = Domain(self.first, self.changes, self.drawn, self.apart)
+        steps = STRATEGIES[self.effort.strategy](domain, np.random.default_rng(self.effort.seed))
+        seconds = walk(steps, self.evaluate, go_on=self.go_on)
         right = sorted((s for s in seconds if math.isfinite(seconds[s])), key=seconds.__getitem__)
         if not right:
             reason = next((m.reason for m in self.evaluated.values()), "there was none to try")
@@ -164,6 +173,18 @@ class _Tuning:
         for one in found:
             self.predicted.setdefault(one.schedule, one.predicted_seconds)
         return found
+
+    def drawn(self, rng: np.random.Generator, count: int) -> list[Candidate]:
+        """Draw legal schedules, of a machine drawn for all of them."""
+        from tinygpu.search.cost import cost
+        from tinygpu.search.neighbourhood import Candidate
+
+        space = list(self.spaces.values())[int(rng.integers(len(self.spaces)))]
+        found = [s for s in space.sample(rng, count) if not space.not_asked or space.contains(s)]
+        for schedule, program in self.programs(found).items():
+            seconds = cost(program, space.problem.sizes, space.device).seconds
+            self.predicted.setdefault(schedule, float(seconds))
+        return [Candidate(schedule, self.predicted[schedule]) for schedule in found]
 
     def go_on(self) -> bool:
         """Say whether the budget allows more."""
@@ -207,7 +228,7 @@ class _Tuning:
     ) -> tuple[tuple[tuple[Candidate, Measurement], ...], tuple[Measurement, ...]]:
         """Compare the fastest, one that starts in order among them, with the best peers."""
         from tinygpu.codegen.measure import SUSTAINED, peer_of
-        from tinygpu.search.climb import Candidate
+        from tinygpu.search.neighbourhood import Candidate
 
         in_order = islice(self.in_order(right), 1)
         chosen = list(dict.fromkeys((*right[: self.effort.finalists], *in_order)))

@@ -37,7 +37,7 @@ from tinygpu.cli.console import (
 from tinygpu.cli.given import DEVICE, JSON, MACHINE, SPREAD, fixed_for, machines_for, spread_of
 from tinygpu.cli.measuring import Effort, Tuned, tune, why_no_gpu
 from tinygpu.device import label, load_device
-from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError
+from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
 from tinygpu.schedule import to_json
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ def search(
     evaluations: Annotated[
         int | None, typer.Option(min=1, help="Schedules to measure at most.")
     ] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(help="What is measured next: learned, model, random, descent or evolution."),
+    ] = "learned",
     out: Annotated[Path | None, typer.Option(help="Folder for schedules and measurements.")] = None,
     fix: Annotated[
         list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")
@@ -92,6 +96,7 @@ def search(
 ) -> None:
     """Find the best schedules of an operation: under the model, or measured on this GPU."""
     from tinygpu.meaning import summary
+    from tinygpu.search.strategies import STRATEGIES
     from tinygpu.space import Space
 
     chip, problem = load_device(device), problem_of(asked, machine)
@@ -99,8 +104,14 @@ def search(
     chosen = list(fixed)
     apart = spread_of(chosen, spread)
     spaces = [Space(one, problem, chip, fixed=values) for one, values in fixed.items()]
-    if not measure and (budget or evaluations):
-        raise ScheduleError("--budget, --evaluations: they bound what is measured; give --measure")
+    if not measure and (budget or evaluations or strategy != "learned"):
+        raise ScheduleError(
+            "--budget, --evaluations, --strategy: they are of what is measured; give --measure"
+        )
+    if strategy not in STRATEGIES:
+        raise ScheduleError(
+            f"--strategy {strategy}: there is none; {nearest(strategy, STRATEGIES)}"
+        )
     if measure and out is None:
         raise ScheduleError("--measure: measurements need a folder to be kept in; give --out DIR")
     if measure:
@@ -120,7 +131,9 @@ def search(
             found, meanings = computing(spaces, found)
     if measure and out is not None:
         with resumable(f"measurements are kept in {out / 'store.db'}; the same command goes on"):
-            effort = Effort(seconds=budget or 60.0, evaluations=evaluations, finalists=top)
+            effort = Effort(
+                seconds=budget or 60.0, evaluations=evaluations, finalists=top, strategy=strategy
+            )
             tuned = _tuned(spaces, found, effort, out / "store.db")
         tree = _measured_tree(spaces, found, tuned)
     else:
@@ -230,7 +243,7 @@ def _no_collection() -> Iterator[None]:
 
 def _tuned(spaces: Sequence[Space], found: Ranking, effort: Effort, store: Path) -> Tuned:
     """Search by measuring from the model's best; what the store knows is not measured again."""
-    from tinygpu.search.climb import Candidate
+    from tinygpu.search.neighbourhood import Candidate
     from tinygpu.search.store import Store
 
     first = [Candidate(one.schedule, float(one.seconds)) for one in found.best]

@@ -1,10 +1,11 @@
-"""The climb measures what promises most, nothing twice; single changes are those of brute force."""
+"""It measures what promises most, nothing twice; single changes are those of brute force."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib import import_module
 from itertools import count
 
 import numpy as np
@@ -21,8 +22,10 @@ from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import Problem, elementwise, matmul
 from tinygpu.schedule import Schedule
-from tinygpu.search.climb import Candidate, Neighbourhood, climb
 from tinygpu.search.cost import cost
+from tinygpu.search.neighbourhood import Candidate, Neighbourhood
+from tinygpu.search.strategies import Domain, walk
+from tinygpu.search.strategies.learned import learned
 from tinygpu.space import Space
 
 DEVICE = load_device("h200")
@@ -76,6 +79,22 @@ def always() -> bool:
     return True
 
 
+def climb(
+    first: Sequence[Candidate],
+    near: Callable[[Schedule], Sequence[Candidate]],
+    evaluate: Callable[[Sequence[Schedule]], Sequence[float]],
+    *,
+    go_on: Callable[[], bool],
+    spread: int = 32,
+    apart: Callable[[Schedule], object] = lambda schedule: schedule,
+    batch: int = 16,
+) -> dict[Schedule, float]:
+    """Walk as ``learned`` wants."""
+    rng = np.random.default_rng(0)
+    steps = learned(Domain(first, near, lambda *_: (), apart), rng, spread=spread, batch=batch)
+    return walk(steps, evaluate, go_on=go_on, batch=batch)
+
+
 times = st.lists(st.floats(0.1, 10) | st.just(math.inf), min_size=1, max_size=30)
 
 
@@ -112,7 +131,8 @@ def test_the_climb_ends_where_no_change_promises_more(
 @pytest.fixture
 def widen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Set how many of the best are changed, and how much a change may promise."""
-    return lambda *steps: monkeypatch.setattr("tinygpu.search.climb.WIDER", steps)
+    module = import_module("tinygpu.search.strategies.learned")
+    return lambda *steps: monkeypatch.setattr(module, "WIDER", steps)
 
 
 def test_the_most_promising_change_is_measured_first(widen: Callable[..., None]) -> None:

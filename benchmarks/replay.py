@@ -1,0 +1,201 @@
+"""Strategies compared on complete landscapes, without a GPU: ``python -m benchmarks.replay``.
+
+Every schedule of a box was timed at several shapes (``landscapes.py``).  A strategy walks on such a
+landscape as it would on a GPU, and is told the recorded seconds.  It starts from the time model's
+ranking, or blind: then it sees no prediction, and its first schedules are drawn.  Each walk is
+repeated with ``SEEDS`` seeds.  A row of ``replay.json`` is a strategy, with the model or blind:
+
+    evaluations    after how many a schedule within 1 % of the best was met, the median over all
+                   walks; None where half of them did not meet one within ``BUDGET``
+    worst          the same at the landscape where the median is largest
+    area           the mean over the first ``AREA`` evaluations of the best possible time over the
+                   best so far
+    best_at        this ratio after 1, 4, 16 and 64 evaluations, as geometric means
+
+Two neighbours differ in one decision.  ``model`` has no blind start, and ``random`` no other.
+``--plot`` draws the ratio against the evaluations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.fit_hopper import Bank, predicted, terms
+from benchmarks.landscapes import LANDSCAPES, SHAPES
+from benchmarks.peers import FOLDER, write_tree
+from tinygpu.codegen.provenance import provenance
+from tinygpu.device import load_device
+from tinygpu.schedule import Schedule
+from tinygpu.search.neighbourhood import Candidate
+from tinygpu.search.strategies import STRATEGIES, Domain, walk
+
+__all__ = ["Landscape", "curve", "load", "main", "plot", "row_of"]
+
+SEEDS, BUDGET, AREA, NEAR = 20, 200, 50, 1.01
+MARKS = (1, 4, 16, 64)
+Ratios = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """The seconds of all schedules of a box at a shape, measured and predicted."""
+
+    shape: tuple[int, int, int]
+    seconds: Mapping[Schedule, float]
+    predicted: Mapping[Schedule, float]
+
+    @cached_property
+    def neighbours(self) -> dict[Schedule, list[Schedule]]:
+        """By schedule those that differ from it in one decision."""
+        alike: dict[Any, list[Schedule]] = defaultdict(list)
+        for one in self.seconds:
+            for i in range(len(one.decisions)):
+                alike[i, one.decisions[:i], one.decisions[i + 1 :]].append(one)
+        found: dict[Schedule, list[Schedule]] = {one: [] for one in self.seconds}
+        for group in alike.values():
+            for one in group:
+                found[one] += [other for other in group if other is not one]
+        return found
+
+    def domain(self, blind: bool, seed: int) -> Domain:
+        """Return what a strategy may know of it."""
+        every = list(self.seconds)
+
+        def candidate(schedule: Schedule) -> Candidate:
+            return Candidate(schedule, 1.0 if blind else self.predicted[schedule])
+
+        def near(schedule: Schedule) -> list[Candidate]:
+            return [candidate(one) for one in self.neighbours[schedule]]
+
+        def sample(rng: np.random.Generator, count: int) -> list[Candidate]:
+            return [candidate(every[int(i)]) for i in rng.integers(len(every), size=count)]
+
+        if blind:
+            first = sample(np.random.default_rng([seed, 1]), 8)
+        else:
+            first = [candidate(one) for one in sorted(every, key=self.predicted.__getitem__)]
+        return Domain(first, near, sample)
+
+
+def load(folder: Path = LANDSCAPES) -> list[Landscape]:
+    """Return the landscapes that were measured, with what the model predicts of them."""
+    box = json.loads((folder / "schedules.json").read_text(encoding="utf-8"))
+    rows = tuple(map(tuple, box["schedules"]))
+    schedules = [Schedule("hopper", tuple(zip(box["decisions"], r, strict=True))) for r in rows]
+    bank = Bank(tuple(box["decisions"]), SHAPES, rows, np.zeros((1, 1)), ())
+    model = np.exp(
+        predicted(terms(bank, np.ones(len(rows), bool)), SHAPES, len(rows), load_device("h200"))
+    )
+    found = []
+    for shape, times in zip(SHAPES, model, strict=True):
+        file = folder / f"{'x'.join(map(str, shape))}.json"
+        seconds = json.loads(file.read_text(encoding="utf-8"))["seconds"]
+        known = [i for i, second in enumerate(seconds) if second is not None]
+        found.append(
+            Landscape(
+                shape,
+                {schedules[i]: seconds[i] for i in known},
+                {schedules[i]: float(times[i]) for i in known},
+            )
+        )
+    return found
+
+
+def curve(land: Landscape, name: str, *, blind: bool, seed: int, budget: int = BUDGET) -> Ratios:
+    """Return the best possible time over the best so far, after 1 to ``budget`` evaluations."""
+    met: list[float] = []
+
+    def evaluate(schedules: Sequence[Schedule]) -> list[float]:
+        times = [land.seconds[schedule] for schedule in schedules]
+        met.extend(times)
+        return times
+
+    steps = STRATEGIES[name](land.domain(blind, seed), np.random.default_rng(seed))
+    walk(steps, evaluate, go_on=lambda: len(met) < budget)
+    met += [met[-1]] * (budget - len(met))  # it ended: nothing better comes
+    best = np.minimum.accumulate(met[:budget])
+    return np.asarray(min(land.seconds.values()) / best)
+
+
+def row_of(name: str, blind: bool, curves: Sequence[Ratios]) -> dict[str, Any]:
+    """Return the row of a strategy, of its curves: one array of (seeds, budget) a landscape."""
+    reached = [np.where((c >= 1 / NEAR).any(1), (c >= 1 / NEAR).argmax(1) + 1, math.inf)
+               for c in curves]  # fmt: skip
+    medians = [float(np.median(one)) for one in reached]
+    every = np.concatenate(curves)
+
+    def known(count: float) -> float | None:
+        return count if math.isfinite(count) else None
+
+    return {
+        "strategy": name,
+        "start": "blind" if blind else "model",
+        "evaluations": known(float(np.median(np.concatenate(reached)))),
+        "worst": known(max(medians)),
+        "area": round(float(every[:, :AREA].mean()), 4),
+        "best_at": {n: round(float(np.exp(np.log(every[:, n - 1]).mean())), 4) for n in MARKS},
+    }
+
+
+def plot(curves: Mapping[tuple[str, bool], Sequence[Ratios]], path: Path) -> None:
+    """Draw the mean ratio of each strategy against the evaluations."""
+    from matplotlib import pyplot
+
+    figure, both = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
+    for (name, blind), found in curves.items():
+        mean, color = np.concatenate(found).mean(axis=0), f"C{list(STRATEGIES).index(name)}"
+        both[int(blind)].plot(np.arange(1, len(mean) + 1), mean, label=name, color=color)
+    for axes, title in zip(both, ("from the model's ranking", "blind"), strict=True):
+        axes.set(title=title, xlabel="schedules evaluated", xscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    both[0].set_ylabel("best possible time / best so far")
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def replayed(
+    lands: Sequence[Landscape],
+    seeds: int = SEEDS,
+    told: Callable[[str], object] = lambda line: None,
+) -> dict[tuple[str, bool], list[Ratios]]:
+    """Return the curves of every strategy, with the model and blind."""
+    found: dict[tuple[str, bool], list[Ratios]] = {}
+    for blind in (False, True):
+        for name in (one for one in STRATEGIES if one != ("model" if blind else "random")):
+            found[name, blind] = [
+                np.stack([curve(land, name, blind=blind, seed=seed) for seed in range(seeds)])
+                for land in lands
+            ]
+            told(f"{name}, {'blind' if blind else 'from the model'}\n")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Replay every strategy on every landscape, and write the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay")
+    parser.add_argument("--out", type=Path, default=FOLDER.parent, help="folder of the table")
+    parser.add_argument("--plot", type=Path, help="a file for the picture")
+    given = parser.parse_args(arguments)
+    curves = replayed(load(), told=lambda line: (sys.stderr.write(line), sys.stderr.flush()))
+    rows = [row_of(name, blind, found) for (name, blind), found in curves.items()]
+    record = provenance("python -m benchmarks.replay")
+    write_tree(given.out / "replay.json", {"provenance": record, "rows": rows})
+    if given.plot:
+        plot(curves, given.plot)
+
+
+if __name__ == "__main__":
+    main()

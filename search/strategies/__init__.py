@@ -1,0 +1,28 @@
+"""Strategies: in which order schedules are evaluated, where evaluating is dear.
+
+Each is a generator in a file of its own that asks for schedules and is told their seconds
+(``walk.py``); the model's own order and the search that proves its best are ``search/best.py``.  A
+new one is a file and a line of ``STRATEGIES``.  ``benchmarks/replay.py`` compares them on complete
+landscapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tinygpu.search.strategies.descent import descent
+from tinygpu.search.strategies.evolution import evolution
+from tinygpu.search.strategies.learned import learned
+from tinygpu.search.strategies.uniform import model, uniform
+from tinygpu.search.strategies.walk import Domain, Strategy, walk
+
+__all__ = ["STRATEGIES", "Domain", "Strategy", "walk"]
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "learned": learned,
+    "model": model,
+    "random": uniform,
+    "descent": descent,
+    "evolution": evolution,
+}
+"""By name; the first is the one that a search takes unless it is told another."""

@@ -1,0 +1,101 @@
+"""The commands ``store list | export | import``: the measurements that searches keep."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tinygpu.cli.console import say, say_json, table, time_text
+from tinygpu.cli.given import JSON
+from tinygpu.errors import StoreError
+
+if TYPE_CHECKING:
+    from tinygpu.measurement import Measurement
+    from tinygpu.search.store import Store
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="List, export and import what was measured.")
+STORE = Annotated[Path, typer.Argument(help="The store: store.db in the folder of a search.")]
+
+
+def _opened(path: Path) -> Store:
+    """Open a store that there is."""
+    from tinygpu.search.store import Store
+
+    if not path.is_file():
+        raise StoreError(f"store {path}: there is none; a search with --measure --out DIR makes it")
+    return Store(path)
+
+
+def _what(one: Measurement) -> tuple[str, str, str, str]:
+    """Return an operation's name and types, its sizes, the device and the driver."""
+    operation = json.loads(one.operation)
+    types = dict.fromkeys(dtype for _, _, dtype in operation["inputs"])
+    sizes = " ".join(f"{axis}={size}" for axis, size in json.loads(one.sizes).items())
+    return f"{operation['name']} {' '.join(types)}", sizes, one.device, one.driver
+
+
+@app.command("list")
+def listed(store: STORE, as_json: JSON = False) -> None:
+    """Print what a store has: problems, devices, how many schedules, the best time."""
+    groups: dict[tuple[str, ...], list[Measurement]] = defaultdict(list)
+    with _opened(store) as kept:
+        for one in kept:
+            groups[_what(one)].append(one)
+    rows: list[tuple[Any, ...]] = []
+    for what, found in sorted(groups.items()):
+        times = [one.seconds for one in found if one.seconds is not None]
+        rows.append((*what, len(found), len(found) - len(times), min(times, default=None)))
+    columns = ("operation", "sizes", "device", "driver", "#measured", "#failed", "#best")
+    if as_json:
+        names = (*(name.removeprefix("#") for name in columns[:-1]), "best_seconds")
+        say_json([dict(zip(names, row, strict=True)) for row in rows])
+        return
+    rows = [(*row, time_text(best) if best else "") for *row, best in rows]
+    table(f"{sum(map(len, groups.values()))} measurements", columns, rows)
+
+
+@app.command("export")
+def exported(
+    store: STORE,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="A file to write.")] = None,
+) -> None:
+    """Write all measurements as JSON lines: to a file, or to standard output."""
+    with _opened(store) as kept:
+        if output is None:
+            kept.export_lines(sys.stdout)
+            return
+        try:
+            with output.open("w", encoding="utf-8") as file:
+                count = kept.export_lines(file)
+        except OSError as error:
+            raise StoreError(f"{output}: {error.strerror}; give another file") from None
+    say(f"{output}: {count} measurements")
+
+
+@app.command("import")
+def imported(
+    store: Annotated[Path, typer.Argument(help="The store; it is made if there is none.")],
+    files: Annotated[list[Path], typer.Argument(help="Files of JSON lines, as export writes.")],
+) -> None:
+    """Keep the measurements of exported files: all of a file, or none if a line is wrong."""
+    from tinygpu.search.store import Store
+
+    with Store(store) as kept:
+        for path in files:
+            try:
+                with path.open(encoding="utf-8") as file:
+                    count = kept.import_lines(file)
+            except (OSError, UnicodeDecodeError) as error:
+                why = getattr(error, "strerror", None) or "it is no text"
+                raise StoreError(f"{path}: {why}; give a file that export wrote") from None
+            except StoreError as error:
+                raise StoreError(f"{path}: {error}") from None
+            say(f"{path}: {count} measurements")
+        say(f"{store}: {len(kept)} measurements")
