@@ -44,12 +44,12 @@ import numpy as np
 
 from tinygpu.device import Device
 from tinygpu.program import Program, select
-from tinygpu.search.asynchronous import Event, Node, TimedAgent, TimedLoop, agents
+from tinygpu.search.asynchronous import Event, Node, TimedAgent, agents
 from tinygpu.search.breakdown import Breakdown, blend, resolved
 from tinygpu.search.deferred import applied
 from tinygpu.search.fitted import FITTED
 from tinygpu.search.fitted_pipeline import PIPELINE
-from tinygpu.search.recursion import Recursion, numbers, of_agent, span_cycles
+from tinygpu.search.recursion import Recursion, numbers, of_agent, span_cycles, unit_cycles
 from tinygpu.search.traffic import Fetched, fetches, operands_of
 from tinygpu.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
 
@@ -307,19 +307,7 @@ def _asked(all_agents: tuple[TimedAgent, ...]) -> Numbers:
 
 def _work(agent: TimedAgent, steps: Numbers, unit: str) -> Numbers:
     """Return the cycles of a unit that one tile takes, all copies' together."""
-    return agent.together * (steps * _total(agent.body, unit) + _total(agent.after, unit))
-
-
-def _total(nodes: tuple[Node, ...], unit: str) -> Numbers:
-    """Return the cycles of a unit."""
-    total: Numbers = 0.0
-    for node in nodes:
-        if isinstance(node, Event):
-            total = total + node.cycles.get(unit, 0.0)
-        else:
-            times = node.trips if isinstance(node, TimedLoop) else 1.0
-            total = total + times * _total(node.body, unit)
-    return total
+    return agent.together * (steps * unit_cycles(agent.body, unit) + unit_cycles(agent.after, unit))
 
 
 def _dram_bytes(s: Stages, at_once: Numbers) -> tuple[Numbers, Numbers]:

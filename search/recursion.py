@@ -11,9 +11,9 @@ unit the time at which it is free, and a phase of a barrier the time of its last
 
 ``together`` copies of a role share the units, ``share`` CTAs an SM.  All maps are maxima of sums,
 so the steps of a tile, and the tiles of a CTA, become periodic: the recursion runs until then
-(two turns of the longest ring, a few tiles) and goes on at the period; agents that rest during a
-tile's steps keep their clocks.  The epilogue's chunks have a period in closed form: their own
-cycles, or with D stages of the store a (cycles + read) / D.
+(two turns of the longest ring, or two or four times as many; a few tiles) and goes on at the
+period; agents that rest during a tile's steps keep their clocks.  The epilogue's chunks have a
+period in closed form: their own cycles, or with D stages of the store a (cycles + read) / D.
 
 >>> from tinygpu.device import load_device
 >>> from tinygpu.machine import Chosen
@@ -24,7 +24,7 @@ cycles, or with D stages of the store a (cycles + read) / D.
 >>> found = agents(term, load_device("h200"), {"m": 128, "n": 128, "k": 8192})
 >>> few, many = (Recursion(found)(1, 1, steps, 4, *numbers(found)) for steps in (100, 101))
 >>> round(many - few)        # a step's period: shared memory, 32 KiB in and 48 KiB out
-512
+515
 
 Source: ``docs/model.md``, section "Time"; Baccelli et al., "Synchronization and Linearity", 1992.
 """
@@ -50,14 +50,18 @@ __all__ = [
     "of_agent",
     "span_cycles",
     "tokens_of",
+    "unit_cycles",
 ]
 
 Numbers = Any
 Times = NDArray[np.float64]
+Places = NDArray[np.int64]
 Time = Times | float
 _CHUNK = 4096
 """Points at once: their clocks stay in a core's cache."""
 _MANY = 1 << 16
+_EVEN = 1e-6
+"""Cycles between steps that are alike."""
 _BEFORE = 64
 """Phases before the first that an index may name; they are over from the start."""
 
@@ -82,31 +86,50 @@ class Recursion:
         result = np.empty(count)
         for first in range(0, count, _CHUNK):
             here = slice(first, min(first + _CHUNK, count))
-            result[here] = self._part([x[here] if x.ndim else x for x in flat], here)
+            result[here] = self._part([x[here] if x.ndim else x for x in flat], here.stop - first)
         return result.reshape(shape) if shape else float(result[0])
 
-    def _part(self, inputs: Sequence[Times], here: slice) -> Times:
-        """Group points that take the same number of tiles and steps to become periodic."""
-        size = here.stop - here.start
-        result = np.empty(size)
-        agents = _filled(self.agents, inputs[4:])
-        turns = 1
-        for agent in agents:
-            turns = max(turns, int(np.max(agent.step)))
-        most = inputs[2]
-        stages = 2 ** np.ceil(np.log2(np.maximum(inputs[3], 4)))  # few different ones
-        covering = turns * np.ceil(stages / np.maximum(most, 1))  # tiles that fill the ring
-        tiles = np.minimum(inputs[1], 2 * covering + 1)
-        few = 2 * stages + 4  # and as many more as leave whole turns of the ring
-        steps = np.minimum(most, few + (most - few) % tokens_of(agents, inputs[3]))
-        key = np.broadcast_to((tiles * _MANY + steps) * _MANY + covering, (size,))
-        for value in np.unique(key):
-            at = np.flatnonzero(key == value)
-            some = [_alike(x[at] if x.ndim and len(at) < size else x) for x in inputs]
-            run = Following(_filled(self.agents, some[4:]), some[0], some[3], len(at))
-            first, period = divmod(int(value), _MANY)
-            result[at] = run.cycles(some[1], some[2], *divmod(first, _MANY), period)
+    def _part(self, inputs: Sequence[Times], size: int) -> Times:
+        """Follow one tile until its steps are periodic; where there are more, whole turns of it."""
+        tiles, most, ring = (np.broadcast_to(x, size) for x in inputs[1:4])
+        copies = 1
+        for agent in _filled(self.agents, inputs[4:]):
+            copies = max(copies, int(np.max(agent.step)))
+        stages = 2 ** np.ceil(np.log2(np.maximum(ring, 4)))  # few different ones
+        result, few, turn = np.empty(size), np.zeros(size), np.ones(size)
+        at, one = np.arange(size), np.ones(size)
+        for times in (1, 2, 4):
+            few[at] = np.minimum(times * (2 * stages + 4), most)[at]
+            result[at], turn[at], apart = self._followed(inputs, at, one, few, one)
+            at = at[apart > _EVEN]
+            if not len(at):
+                break
+        at = np.flatnonzero(tiles > 1)
+        if len(at):
+            covering = copies * np.ceil(stages / np.maximum(most, 1))  # tiles that fill the ring
+            tiles = np.minimum(tiles, 2 * covering + 1)
+            steps = few + (most - few) % turn
+            result[at], _, _ = self._followed(inputs, at, tiles, steps, covering)
         return result
+
+    def _followed(
+        self, inputs: Sequence[Times], at: Places, tiles: Times, steps: Times, window: Times
+    ) -> tuple[Times, Times, Times]:
+        """Return the cycles of some points, in groups that follow as many tiles and steps.
+
+        Also the turns of their steps, and by how much these are not periodic.
+        """
+        found = np.empty((3, len(at)))
+        key = ((tiles * _MANY + steps) * _MANY + window)[at]
+        for value in np.unique(key):
+            of = np.flatnonzero(key == value)
+            here = at[of] if len(of) < len(tiles) else slice(None)
+            some = [_alike(x[here] if x.ndim else x) for x in inputs]
+            run = Following(_filled(self.agents, some[4:]), some[0], some[3], len(of))
+            first, period = divmod(int(value), _MANY)
+            found[0, of] = run.cycles(some[1], some[2], *divmod(first, _MANY), period)
+            found[1, of], found[2, of] = run.turn, run.apart
+        return found[0], found[1], found[2]
 
 
 def _alike(numbers: Times) -> Numbers:
@@ -167,6 +190,18 @@ def span_cycles(nodes: tuple[Node, ...]) -> Numbers:
     return np.maximum(serial, (serial + read) / stages)
 
 
+def unit_cycles(nodes: tuple[Node, ...], unit: str) -> Numbers:
+    """Return for how long one copy's statements keep a unit."""
+    total: Numbers = 0.0
+    for node in nodes:
+        if isinstance(node, Event):
+            total = total + node.cycles.get(unit, 0.0)
+        else:
+            times = node.trips if isinstance(node, TimedLoop) else 1.0
+            total = total + times * unit_cycles(node.body, unit)
+    return total
+
+
 @dataclass(slots=True)
 class CopyState:
     """One copy of an agent, or copies that work together: the clocks of the first and the last.
@@ -200,8 +235,9 @@ class Following:
         self, agents: tuple[TimedAgent, ...], share: Numbers, stages: Numbers, size: int
     ) -> None:
         self.share, self.size = share, size
-        self.tokens = tokens_of(agents, stages)
-        self.turn = np.lcm(np.asarray(stages, np.int64), np.asarray(self.tokens, np.int64))
+        self.turns = [np.asarray(n, np.int64) for n in (stages, tokens_of(agents, stages))]
+        self.turn: Numbers = 1
+        self.apart: Numbers = 0.0
         self.later: Callable[[Any, Any], Any] = max if size == 1 else np.maximum
         self.zero: Time = 0.0 if size == 1 else np.zeros(size)
         self.states = [
@@ -251,12 +287,17 @@ class Following:
         """Go on for more steps at the period: what the steps moved moves along."""
         if len(seen) < 4 or not np.any(more > 0):
             return
-        half = len(seen) // 2  # whole turns of the critical cycle, for a turn may be uneven
-        turn = np.where(self.turn <= half, self.turn, self.tokens)
-        window = np.clip(turn * (half // turn), 1, half).astype(np.int64)
         ends = np.stack(seen).reshape(len(seen), self.size)
-        before = ends[len(seen) - 1 - window, self.columns]
-        later = np.maximum(more, 0) * (ends[-1] - before) / window
+        self.turn, self.apart = turn, _ = self.turn_of(np.diff(ends, axis=0))
+        last = len(seen) - 1
+        whole, rest = np.divmod(np.maximum(more, 0), turn)
+        rest = np.asarray(last - turn + rest, np.int64)
+        before = ends[last - turn, self.columns]
+        later = whole * (ends[last] - before) + (ends[rest, self.columns] - before)
+        for unit, free in self.free().items():  # it may fall behind only later
+            spare = np.maximum(ends[last] - free, 0.0)
+            work = sum(s.agent.together * unit_cycles(s.agent.body, unit) for s in states)
+            later = np.maximum(later, np.maximum(more, 0) * self.share * work - spare)
         if self.size == 1:
             later = later.item()
         for state in (s for s in states if s.agent.body):
@@ -271,6 +312,25 @@ class Following:
                 phases[_BEFORE:] = [at + later if at > 0 else at for at in phases[_BEFORE:]]
             else:
                 phases[_BEFORE:] += np.where(phases[_BEFORE:] > 0, later, 0.0)
+
+    def free(self) -> dict[str, Time]:
+        """Return when each unit is free."""
+        return {"tensor": self.tensor, "smem": self.smem, "fill": self.fill, "tma": self.tma}
+
+    def turn_of(self, gaps: Times) -> tuple[Places, Times]:
+        """Return after how many steps the times between steps come again, and how far they do not.
+
+        The critical cycle is a turn of the ring, or from a load to the one that may take its stage.
+        """
+        half = len(gaps) // 2
+        last = len(gaps) - 1 - np.arange(half)[:, None]
+        found, least = np.ones(self.size, np.int64), np.full(self.size, np.inf)
+        for each in (1, *self.turns):
+            turn = np.clip(np.broadcast_to(np.asarray(each), self.size), 1, half)
+            apart = np.abs(gaps[last, self.columns] - gaps[last - turn, self.columns]).max(0)
+            better = apart < least - _EVEN
+            found, least = np.where(better, turn, found), np.where(better, apart, least)
+        return found, least
 
     def nodes(self, nodes: tuple[Node, ...], state: CopyState, known: dict[str, Any]) -> None:
         """Follow statements in order."""

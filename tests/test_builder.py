@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.cluster import Cluster
 from examples.elementwise import Elementwise
 from examples.first_machine import Axpb
 from examples.naive_matmul import Naive
@@ -49,6 +50,8 @@ from tinygpu.program import (
 
 NT = matmul("bf16", layout="nt")
 RING = {"tile_m": 64, "tile_n": 64, "tile_k": 64, "stages": 2, "in_flight": 0}
+CLUSTER = {"tile_m": 128, "tile_n": 64, "tile_k": 64, "stages": 2, "in_flight": 0, "cluster_m": 2,
+           "cluster_n": 1, "store_n": 32, "store_stages": 2, "raster": 1}  # fmt: skip
 ROWS = {"vector": 4, "chunks": 2, "warps": 4, "rows": 2, "teams": 2}
 GATED = elementwise("x * sigmoid(a*x) * z", dtype="bf16")
 
@@ -68,6 +71,7 @@ CASES: dict[str, Case] = {
     "softmax": (Softmax(), softmax("f32"), {"vector": 2, "chunks": 4, "warps": 2},
                 {"i": 5, "j": 202}),
     "ring": (Ring(), NT, RING, {"m": 72, "n": 136, "k": 328}),
+    "cluster": (Cluster(), NT, CLUSTER, {"m": 264, "n": 136, "k": 200}),
     "deep ring": (Ring(), NT, {**RING, "stages": 3, "in_flight": 1}, {"m": 64, "n": 72, "k": 456}),
 }  # fmt: skip
 
@@ -157,12 +161,12 @@ def without(program: Program, number: int) -> Program:
     )
 
 
-ORDER = Sync | Wait | Arrive | WaitGroup | Fence | Commit
+DROPPABLE = Sync | Wait | Arrive | WaitGroup | Fence | Commit
 DROPPED = [
     (name, number)
     for name in ("transpose", "rmsnorm", "ring", "deep ring")
     for number, (statement, _) in enumerate(walk(built(name)))
-    if isinstance(statement, ORDER)
+    if isinstance(statement, DROPPABLE)
 ]
 
 
@@ -179,7 +183,7 @@ def test_without_any_one_wait_or_barrier_it_is_illegal(name: str, number: int) -
 
 
 @pytest.mark.parametrize(
-    "name", ["elementwise", "transpose", "naive", "rmsnorm", "softmax", "ring"]
+    "name", ["elementwise", "transpose", "naive", "rmsnorm", "softmax", "ring", "cluster"]
 )
 def test_a_space_has_the_terms_of_its_schedules(name: str) -> None:
     """Laws over tables of decisions agree with those of one schedule."""

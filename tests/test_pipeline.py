@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tinygpu.device import Device, load_device
@@ -179,6 +179,7 @@ def test_the_recursion_agrees_with_a_simulation() -> None:
     st.integers(4, 8), st.integers(0, 2), st.floats(100.0, 3000.0), st.integers(1, 6),
     st.integers(1, 120),
 )  # fmt: skip
+@example("ring", 4, 1, 540.0, 1, 92)  # a turn of four steps, seen in windows of three
 def test_more_of_anything_is_not_faster(
     name: str, stages: int, in_flight: int, latency: float, tiles: int, steps: int
 ) -> None:
@@ -195,6 +196,19 @@ def test_more_of_anything_is_not_faster(
     assert cycles(found, 2, tiles, steps) >= here
     assert cycles(found, 1, tiles + 1, steps) >= here
     assert cycles(found, 1, tiles, steps + 1) >= here
+
+
+@pytest.mark.parametrize("name", ["ring", "cluster", "pingpong"])
+def test_another_step_is_not_faster(name: str) -> None:
+    """At no step of a long loop, wherever in its turn the recursion stops following it."""
+    steps = np.arange(1, 400)
+    for stages, in_flight in ((4, 0), (4, 1), (5, 2), (8, 1)):
+        found = agents(term(name, stages=stages, in_flight=in_flight), H200, SQUARE)
+        for latency in (300.0, 540.0, 1031.4, 2575.0):
+            late = with_latency(found, latency)
+            for tiles in (1, 4):
+                cycles = Recursion(late)(1, tiles, steps, stages, *numbers(late))
+                assert np.all(np.diff(cycles) >= -1e-9 * cycles[1:])
 
 
 def test_ctas_share_an_sm() -> None:

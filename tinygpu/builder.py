@@ -5,6 +5,8 @@ A *digit* counts from 0.  Its declaration says who counts it, a pattern says whe
     k.grid("bm", "bn")             CTAs          k.threads(warp=8, lane=32)    threads
     k.values(u=4, v=8)             each thread   for step in k.loop("step")    a loop
     k.smem("x", "f32", tm=64, ..)  the dimensions of a tile in shared memory
+    k.cluster(rank_m=2)            the CTAs of a cluster
+    k.role("consumer", .., w=2)    copies of a role
 
 ``x["i = (block thread v)"]`` writes each axis of x in digits, slowest first, as einops does: the
 coordinate is the number in mixed radix.  Slowest first too are keywords of declarations.
@@ -17,7 +19,8 @@ coordinate is the number in mixed radix.  Slowest first too are keywords of decl
 - Registers keep the digits of their load, and arithmetic goes by digits' names.
 - Where the last digit of the contiguous dimension is a thread's own, it moves in vectors of up to
   16 B.
-- ``full[step]`` and ``x[step]`` are *uses*: use n of a ring of s stages has stage n mod s.
+- ``full[step]`` and ``x[step]`` are *uses*: use n of a ring of s stages has stage n mod s.  They go
+  on from tile to tile (``k.tiles``): a ring of all roles by tiles, one of a copy by its own turns.
 
 >>> from tinygpu.operation import elementwise
 >>> def forward(k):
@@ -58,7 +61,7 @@ from tinygpu.instruction import INSTRUCTIONS
 from tinygpu.memory import DTYPES
 from tinygpu.operation import REDUCERS, Operation
 from tinygpu.program import Access, Affine, Buffer, Program, Statement, registers, select, var
-from tinygpu.synchronization import Group, Scope
+from tinygpu.synchronization import FenceKind, Group, Scope
 
 __all__ = [
     "Array",
@@ -82,7 +85,11 @@ _WARP, _WARPGROUP = 32, 128
 _SPACES = {"gmem": "global", "smem": "shared"}
 _EQUATION = re.compile(r"\s*(\w+)\s*=\s*(?:\(([\w\s]+)\)|(\w+))\s*")
 
-Counter = Literal["the grid", "threads", "values", "a loop", "a tile"]
+Counter = Literal[
+    "the grid", "the cluster", "copies of a role", "threads", "values", "a loop", "a tile"
+]
+_MOVING = ("the grid", "the cluster", "copies of a role", "a loop")
+_SHARE = re.compile(r"\s*(\w+) by (\w+)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,46 +114,71 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class LoopIndex:
-    """A loop's variable, or it plus a number; ``loop`` names the loop, which has to be open."""
+    """A loop's variable, or a number that is counted from it; ``loops`` have to be open.
 
-    loop: str
-    offset: Number = 0
+    The loop runs ``count`` times: a parameter's name, or a number.  ``tiles`` are the variables of
+    the tiles around it, all of them and the copy's own.
+    """
 
-    @property
-    def affine(self) -> Affine:
-        """Its affine form."""
-        form: Affine = var(self.loop) + self.offset
-        return form
+    affine: Affine
+    loops: tuple[str, ...]
+    count: Number = 1
+    tiles: tuple[str, str] | None = None
+
+    def use(self, *, own: bool) -> Affine:
+        """Which use of a ring it is; with ``own`` of one that each copy of a role has."""
+        return var(self.tiles[own], self.count) + self.affine if self.tiles else self.affine
 
     @property
     def first(self) -> LoopIndex:
         """Whether it is 0, for ``fresh``."""
         return self
 
-    def __add__(self, number: Number) -> LoopIndex:
-        return LoopIndex(self.loop, self.offset + number)
+    @property
+    def last(self) -> LoopIndex:
+        """The loop's last turn, also when it is over."""
+        named = isinstance(self.count, str)
+        end = var(self.count) + -1 if named else Affine(self.count + -1)
+        return replace(self, affine=end, loops=())
 
-    def __sub__(self, number: Number) -> LoopIndex:
-        return LoopIndex(self.loop, self.offset + -1 * number)
+    def __add__(self, number: Number) -> LoopIndex:
+        return replace(self, affine=self.affine + number)
+
+    def __sub__(self, other: Number | LoopIndex) -> LoopIndex:
+        if not isinstance(other, LoopIndex):
+            return replace(self, affine=self.affine + -1 * other)
+        less: Affine = self.affine + -1 * other.affine
+        return replace(self, affine=less, loops=self.loops + other.loops)
 
     def __lt__(self, bound: Number) -> Condition:
         return Condition(self.affine, bound)
 
     def __ge__(self, bound: Number) -> Condition:
-        return Condition(var(self.loop, -1) + (bound - self.offset), 1)
+        return Condition(-1 * self.affine + bound, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Registers with a value for each of their digits (slowest first), or of a warpgroup's tile."""
+    """Registers with a value for each of their digits (slowest first), or of a warpgroup's tile.
 
+    Of a tile a pattern takes a part, ``sums["tn = (chunk col)"]``, which begins at ``origin``.
+    """
+
+    kernel: Kernel
     buffer: Buffer
     digits: tuple[str, ...]
+    origin: tuple[Affine, ...] = ()
 
     @property
     def name(self) -> str:
         """The name of the registers."""
         return self.buffer.name
+
+    def __getitem__(self, pattern: str) -> Held:
+        equations = self.kernel.equations(pattern, self.digits)
+        parts = [self.kernel.part_of(equations, digit) for digit in self.digits]
+        digits, origin = (tuple(each) for each in zip(*parts, strict=True))
+        return replace(self, digits=digits, origin=origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +205,9 @@ class Array:
     buffer: Buffer
     axes: tuple[str, ...]
     slab: int = 0
+    ring: bool = False
+    own: bool = False
+    """Whether each copy of a role has one of its own."""
 
     @property
     def name(self) -> str:
@@ -193,9 +228,14 @@ class Array:
         if isinstance(at, str):
             return Piece(self, self.kernel.equations(at, self.axes))
         self.kernel.in_scope(at)
-        if isinstance(self.buffer.stages, int) and self.buffer.stages == 1:
+        if not self.ring:
             raise self.kernel.error(f"{self.name} has no stages; give k.smem its stages", self.name)
         return Piece(self, {}, at)
+
+
+def _piece(part: Piece | Array) -> Piece:
+    """Return a part; an array stands for all of it."""
+    return part if isinstance(part, Piece) else Piece(part, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +255,7 @@ class BarrierRing:
 
     def __getitem__(self, index: LoopIndex) -> BarrierUse:
         self.kernel.in_scope(index)
-        return BarrierUse(self.barrier, index.affine)
+        return BarrierUse(self.barrier, index.use(own=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +292,16 @@ class Kernel:
         self._open_loops: list[str] = []
         self._on_chip: list[Buffer] = []
         self._barriers: list[term.Barrier] = []
-        self._roles: list[term.Role] = []
+        self._roles: list[tuple[bool, term.Role]] = []  # those of warpgroups come first
         self._body: list[Statement] = []
         self._names: dict[str, int] = {}
         self._scratch: dict[tuple[str, tuple[str, ...]], Held] = {}
-        self._role_threads: int = 0  # of the role that is being written, 0 outside of one
+        self._role = ""  # that is being written
+        self._role_threads: Number = 0
+        self._copies: Number = 1
+        self._tiles: tuple[str, str] | None = None
+        self._tiled = False  # whether the role says where its tiles begin
+        self._options: dict[str, Number] = {}
         self._elected = False
         self._only: tuple[Number, Number, Number] | None = None
         self._broken: ProgramError | None = None
@@ -269,6 +314,19 @@ class Kernel:
             self._declare(name, "the grid", None)
         for name, extent in fixed.items():
             self._declare(name, "the grid", extent)
+
+    def cluster(self, **extents: Number) -> None:
+        """Declare digits that the CTAs of a cluster count, the first one fastest."""
+        for name, extent in extents.items():
+            self._declare(name, "the cluster", extent)
+
+    def launch(
+        self, *, persistent: Number = 0, raster: Number = 1, ctas_per_sm: Number = 1,
+        early: Number = 0,
+    ) -> None:  # fmt: skip
+        """Say how the kernel is launched; see ``tinygpu.program.Program``."""
+        self._options = {"persistent": persistent, "raster": raster, "ctas_per_sm": ctas_per_sm,
+                         "early": early}  # fmt: skip
 
     def threads(self, **extents: Number) -> None:
         """Declare the digits that the threads of a CTA count, slowest first."""
@@ -290,46 +348,75 @@ class Kernel:
             raise self.error(f"axis {over}: there is none; {nearest(over, self.op.axes)}", over)
         if over:
             self._cover(name, over, by)
-        return self._loop(name, self._where())
+        return self._loop(name, f"{name}_trips", self._where())
 
-    def _loop(self, name: str, where: tuple[str, int]) -> Iterator[LoopIndex]:
+    def unrolled(self, name: str, count: Number) -> Iterator[LoopIndex]:
+        """Trace a body that is written out ``count`` times."""
+        if name in self._open_loops:
+            raise self.error(f"digit {name}: {self._digits[name].by} counts it already", name)
+        self._declare(name, "a loop", count)
+        return self._loop(name, count, self._where())
+
+    def _loop(self, name: str, count: Number, where: tuple[str, int]) -> Iterator[LoopIndex]:
         around, self._body = self._body, []
         self._open_loops.append(name)
         try:
-            yield LoopIndex(name)
+            yield LoopIndex(var(name), (name,), count, self._tiles)
         except GeneratorExit:
             text = f"loop {name}: its body left by break or return; it is traced once, use k.when"
             self._broken = self._broken or self._error_at(where, text, "")
             raise
         self._open_loops.remove(name)
-        if name not in self._covers:
+        unrolled = self._digits[name].extent is not None
+        if name not in self._covers and not unrolled:
             text = f"loop {name}: no pattern says how far it goes; give it over=, an axis, and by="
             raise self._error_at(where, text, name)
         body, self._body = tuple(self._body), around
-        self._body.append(term.For(name, f"{name}_trips", body))
+        self._body.append(term.For(name, count, body, unrolled=unrolled))
+
+    def tiles(self, *, start: str = "", step: Number = 1) -> Iterator[LoopIndex]:
+        """Trace what is done for each tile of a CTA: one, or with ``persistent`` several.
+
+        Copies that take tiles in turn begin at the digit ``start`` and go on by ``step``.
+        """
+        self._in_role("tiles")
+        if self._tiles or self._open_loops:
+            raise self.error("tiles: stands in a loop; the tiles are around all loops", "tiles")
+        if start and (start not in self._digits or self._digits[start].by != "copies of a role"):
+            raise self.error(f"tiles: {start} counts no copies of a role", start)
+        return self._each_tile(var(start) if start else Affine(), step)
+
+    def _each_tile(self, start: Affine, step: Number) -> Iterator[LoopIndex]:
+        around, self._body = self._body, []
+        self._tiles = ("tile", "turn")
+        yield LoopIndex(var("tile"), ())
+        self._tiles, self._tiled = None, True
+        body, self._body = tuple(self._body), around
+        self._body.append(term.ForTile("tile", "turn", body, start, step))
 
     # memory
 
     def smem(
-        self, name: str, dtype: str, *, pad: Number = 0, stages: Number = 1, swizzle: int = 0,
-        **extents: Number,
+        self, name: str, dtype: str, *, pad: Number = 0, stages: Number | None = None,
+        swizzle: int | str = 0, **extents: Number,
     ) -> Array:  # fmt: skip
         """Declare a tile in shared memory, its last dimension contiguous; ``stages`` make a ring.
 
         ``pad`` elements follow each line.  ``swizzle`` = 128: slabs of 128 B, as TMA and wgmma
-        take them.
+        take them; "line": one slab, whose lines have 16 to 128 B.  What is declared in a role each
+        of its copies has for itself.
         """
         if not extents:
             raise self.error(f"tile {name}: no dimensions; give them as tm=64, tk=32", name)
         for digit, extent in extents.items():
             self._declare(digit, "a tile", extent)
         slab = 0
-        if swizzle:
-            if swizzle != 128 or len(extents) != 2:
-                text = f"tile {name}: swizzle {swizzle} of {len(extents)} dimensions"
-                raise self.error(f"{text}; it is 128, of two dimensions", "swizzle")
+        if swizzle and (swizzle not in (128, "line") or len(extents) != 2):
+            text = f"tile {name}: swizzle {swizzle} of {len(extents)} dimensions"
+            raise self.error(f'{text}; it is 128 or "line", of two dimensions', "swizzle")
+        each = DTYPES[dtype].bytes
+        if swizzle == 128:
             lines, wide = extents.values()
-            each = DTYPES[dtype].bytes
             slab = swizzle // each
             shape: tuple[Number, ...] = (lines, slab, wide // slab)
             strides: tuple[Number, ...] = (slab, 1, lines * slab)
@@ -337,15 +424,22 @@ class Kernel:
             pattern = (3, (16 // each).bit_length() - 1, 3)
         else:
             shape, pattern = tuple(extents.values()), (0, 0, 0)
+            if swizzle:
+                span = shape[-1] * each
+                bits = sum(span >= wide for wide in (32, 64, 128))
+                pattern = (bits, (16 // each).bit_length() - 1, 3)
             pitches: list[Number] = [1]
             size = shape[-1] + pad
             for extent in reversed(shape[:-1]):
                 pitches.insert(0, size)
                 size = size * extent
             strides = tuple(pitches)
-        buffer = Buffer(self._free(name), "smem", dtype, shape, strides, stages, size, pattern)
+        buffer = Buffer(
+            self._free(name), "smem", dtype, shape, strides, 1 if stages is None else stages, size,
+            pattern, copies=self._copies,
+        )  # fmt: skip
         self._on_chip.append(buffer)
-        return Array(self, buffer, tuple(extents), slab)
+        return Array(self, buffer, tuple(extents), slab, stages is not None, bool(self._role))
 
     def mbarriers(self, name: str, stages: Number, *, arrivals: Number) -> BarrierRing:
         """Declare a ring of mbarriers, each use of which ``arrivals`` complete."""
@@ -366,12 +460,15 @@ class Kernel:
             raise self.error(f"digit {wrong[0]}: {by} counts it, not each thread", wrong[0])
         shape = tuple(self._digits[d].extent for d in ordered) or (1,)
         buffer = registers(self._free(name), dtype, *shape, fragment=fragment)
-        return Held(buffer, ordered)
+        return Held(self, buffer, ordered)
 
     # moves
 
-    def load(self, part: Piece, *, outside: float = 0.0, vector: Number | None = None) -> Held:
+    def load(
+        self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None
+    ) -> Held:
         """Load into registers; what lies outside of the array is ``outside``."""
+        part = _piece(part)
         self._each_thread("a load")
         place = self._place(part)
         modes = self._modes(place)
@@ -382,8 +479,9 @@ class Kernel:
         self._do(name, self._own(held, modes), (there,), modes, vector=wide)
         return held
 
-    def store(self, part: Piece, held: Held, *, vector: Number | None = None) -> None:
+    def store(self, part: Piece | Array, held: Held, *, vector: Number | None = None) -> None:
         """Store registers, rounded to the array's type."""
+        part = _piece(part)
         if held.buffer.fragment:
             self._store_tile(part, held)
             return
@@ -413,28 +511,65 @@ class Kernel:
             if all(self._digits[d].by in ("the grid", "threads") for d in digits):
                 self._inside[axis] = digits
 
-    def tma(self, tile: Piece, part: Piece, *, signal: BarrierUse) -> None:
-        """Copy a tile from global memory by TMA; its bytes land at the barrier ``signal``."""
-        if not self._elected:
-            raise self.error("tma: every thread would issue it; write `with k.elect():`", "tma")
+    def tma(self, tile: Piece | Array, part: Piece, *, signal: BarrierUse, share: str = "") -> None:
+        """Copy a tile from global memory by TMA; its bytes land at the barrier ``signal``.
+
+        With ``share`` = "tm by rank_n" each of the CTAs that rank_n counts loads a part of tm, and
+        sends it to all of them.
+        """
+        tile = _piece(tile)
         array, place = tile.array, self._place(part)
-        if not array.slab or len(part.array.axes) != 2:
-            raise self.error(f"tma: {array.name} is no tile with swizzle=128", array.name)
+        self._elects("tma", array, part, array.slab)
         row, column = array.axes
+        high, rank = self._extent(row), ""
+        here = Affine()
+        if share:
+            match = _SHARE.fullmatch(share)
+            if not match or match[1] != row or match[2] not in self._digits:
+                raise self.error(f'tma: share {share!r} is not as "{row} by rank"', "share")
+            rank = match[2]
+            if self._digits[rank].by != "the cluster":
+                by = self._digits[rank].by
+                raise self.error(f"tma: {by} counts {rank}, not the cluster", rank)
+            high = high // self._extent(rank)
+            here = var(rank, high)
+        access = self._access(part, place, ())
+        moved = [o + here if i == 0 else o for i, o in enumerate(access.origin)]
+        steps = ((0, 1), (1, 0), (0, array.slab))
+        there = replace(access, value=steps, origin=tuple(moved), guard=(True, True), trimmed=True)
+        within, index = ((0, 1, 0), (1, 0, 0), (0, 0, 1)), self._whole(tile)
+        inside = Access(array.buffer, within, origin=(here, Affine(), Affine()), index=index)
+        values = (array.slab, high, self._extent(column) // array.slab)
+        copy = INSTRUCTIONS["cp.async.bulk.tensor"]
+        landing = (signal.barrier, signal.index)
+        self._body.append(term.Do(copy, inside, (there,), values, signal=landing, multicast=rank))
+
+    def tma_store(self, part: Piece, tile: Piece | Array) -> None:
+        """Copy a tile to global memory by TMA; ``k.commit("bulk")`` ends a group of such."""
+        tile = _piece(tile)
+        array, place = tile.array, self._place(part)
+        self._elects("tma_store", array, part, not array.slab and len(array.axes) == 2)
+        row, column = array.axes
+        plain = ((0, 1), (1, 0))
+        there = replace(self._access(part, place, ()), value=plain, guard=(True, True))
+        read = Access(array.buffer, plain, index=self._whole(tile))
+        send, values = INSTRUCTIONS["cp.async.bulk.tensor.global"], self._extents((column, row))
+        self._body.append(term.Do(send, there, (read,), values))
+
+    def _elects(self, what: str, array: Array, part: Piece, swizzled: object) -> None:
+        """Raise ProgramError unless one thread copies a tile of an array."""
+        if not self._elected:
+            text = f"{what}: every thread would issue it; write `with k.elect():`"
+            raise self.error(text, what)
+        if not swizzled or len(part.array.axes) != 2:
+            raise self.error(
+                f"{what}: {array.name} is no tile with the swizzle it needs", array.name
+            )
         for axis, digit in zip(part.array.axes, array.axes, strict=True):
             *others, last = self._expanded(part.equations, axis)
             if last != digit or any(self._counted(d) for d in others):
-                text = f"tma: {part.array.name}'s axis {axis} has to end in {digit}, as the tile"
+                text = f"{what}: {part.array.name}'s axis {axis} has to end in {digit}, as the tile"
                 raise self.error(f"{text} {array.name} has it", part.array.name)
-        steps = ((0, 1), (1, 0), (0, array.slab))
-        access = self._access(part, place, ())
-        there = replace(access, value=steps, guard=(True, True), trimmed=True)
-        within, index = ((0, 1, 0), (1, 0, 0), (0, 0, 1)), self._whole(tile)
-        inside = Access(array.buffer, within, index=index)
-        values = (array.slab, self._extent(row), self._extent(column) // array.slab)
-        copy = INSTRUCTIONS["cp.async.bulk.tensor"]
-        landing = (signal.barrier, signal.index)
-        self._body.append(term.Do(copy, inside, (there,), values, signal=landing))
 
     # arithmetic
 
@@ -508,10 +643,13 @@ class Kernel:
         self._body.append(term.Do(INSTRUCTIONS["cvt"], write, (read,), self._extents(modes)))
         return rounded
 
-    def wgmma(self, sums: Held, x: Piece, y: Piece, *, fresh: LoopIndex) -> None:
+    def wgmma(self, sums: Held, x: Piece | Array, y: Piece | Array, *, fresh: LoopIndex) -> None:
         """Add the product of two tiles, tm tn += tm tk * tn tk; where ``fresh`` is 0, set it."""
         self._warpgroup("wgmma")
-        (rows, depth), (columns, other) = x.array.axes, y.array.axes
+        x, y = _piece(x), _piece(y)
+        (row_axis, depth), (column_axis, other) = x.array.axes, y.array.axes
+        rows, above = self.part_of(x.equations, row_axis)
+        columns, before = self.part_of(y.equations, column_axis)
         if depth != other or sums.digits != (rows, columns) or sums.buffer.fragment != "wgmma":
             got = f"{' '.join(sums.digits)} += {rows} {depth} * {columns} {other}"
             raise self.error(f"wgmma: {got}; it computes tm tn += tm tk * tn tk", "wgmma")
@@ -523,14 +661,17 @@ class Kernel:
         wide = self._extent(columns)
         within, at = var("slice", step), var("slab")
         row = var("block", _BLOCK)
-        total = Access(sums.buffer, ((0, 0), (0, 1), (0, wide), (1, 0)), origin=(row, Affine()))
+        total = Access(
+            sums.buffer, ((0, 0), (0, 1), (0, wide), (1, 0)), origin=(row, Affine()),
+            index=self._turn(),
+        )  # fmt: skip
         left = Access(
             x.array.buffer, ((0, 1, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0)),
-            origin=(row, within, at), index=self._whole(x),
+            origin=(above + row, within, at), index=self._stage(x),
         )  # fmt: skip
         right = Access(
             y.array.buffer, ((0, 1, 0), (1, 0, 0), (wide, 0, 0), (0, 0, 0)),
-            origin=(Affine(), within, at), index=self._whole(y),
+            origin=(before, within, at), index=self._stage(y),
         )  # fmt: skip
         anew = fresh.affine + at + var("slice")
         body: Statement = term.Do(
@@ -560,10 +701,21 @@ class Kernel:
         self._in_role("wait")
         self._body.append(term.Wait(use.barrier, use.index))
 
-    def arrive(self, use: BarrierUse, *, expect: Number = 0) -> None:
-        """Arrive at a use; it then is complete when ``expect`` bytes have landed, too."""
+    def arrive(self, use: BarrierUse, *, expect: Number = 0, to: str = "cta") -> None:
+        """Arrive at a use; it then is complete when ``expect`` bytes have landed, too.
+
+        ``to`` = "cluster", or digits of it as "rank_m": in each CTA that they count.
+        """
         self._in_role("arrive")
-        self._body.append(term.Arrive(use.barrier, use.index, expect))
+        self._body.append(term.Arrive(use.barrier, use.index, expect, to))
+
+    def fence(self, scope: FenceKind) -> None:
+        """Order what the threads did before what another proxy does."""
+        self._body.append(term.Fence(scope))
+
+    def commit(self, group: Group) -> None:
+        """End a group, for which ``wait_group`` waits."""
+        self._body.append(term.Commit(group))
 
     def wait_group(self, group: Group, pending: Number, *, read: bool = False) -> None:
         """Wait until all but the newest ``pending`` groups are done."""
@@ -572,24 +724,37 @@ class Kernel:
     # who acts
 
     @contextmanager
-    def role(self, name: str, *, warps: int = 0, warpgroups: int = 0) -> Iterator[None]:
-        """Give warps a body of their own.  Roles of warpgroups come first in the CTA."""
+    def role(
+        self, name: str, *, warps: Number = 0, warpgroups: Number = 0, registers: Number = 0,
+        **copies: Number,
+    ) -> Iterator[None]:  # fmt: skip
+        """Give warps a body of their own.  Roles of warpgroups come first in the CTA.
+
+        A digit as ``w=2`` makes copies of it.  ``registers`` of a thread (0: as they come).
+        """
         if any(d.by == "threads" for d in self._digits.values()):
             text = f"role {name}: k.threads has the CTA's threads; write roles, or threads"
             raise self.error(text, name)
         count = warps * _WARP + warpgroups * _WARPGROUP
-        if count <= 0 or self._role_threads or self._body:
+        if np.any(count <= 0) or self._role or self._body or len(copies) > 1:
             text = f"role {name}: needs warps= or warpgroups=, outside of other statements"
             raise self.error(text, name)
-        self._role_threads = count
+        for digit, extent in copies.items():
+            self._declare(digit, "copies of a role", extent)
+            self._copies = extent
+        self._role, self._role_threads, self._tiled = name, count, False
         yield
-        match self._body:
-            case [term.Elect(body=body)]:
-                tiles: Statement = term.Elect((term.ForTile("tile", "turn", body),))
-            case body:
-                tiles = term.ForTile("tile", "turn", tuple(body))
-        self._roles.append(term.Role(name, count, (tiles,)))
-        self._role_threads, self._body = 0, []
+        body = tuple(self._body)
+        match body:
+            case _ if self._tiled:
+                pass
+            case [term.Elect(body=inner)]:
+                body = (term.Elect((term.ForTile("tile", "turn", inner),)),)
+            case _:
+                body = (term.ForTile("tile", "turn", body),)
+        role = term.Role(name, count, body, self._copies, "".join(copies), registers)
+        self._roles.append((bool(np.all(warpgroups > 0)), role))
+        self._role, self._role_threads, self._copies, self._body = "", 0, 1, []
 
     @contextmanager
     def elect(self) -> Iterator[None]:
@@ -654,8 +819,9 @@ class Kernel:
 
     def in_scope(self, index: LoopIndex) -> None:
         """Raise ProgramError if the index is of a loop that has ended."""
-        if index.loop not in self._open_loops:
-            raise self.error(f"{index.loop}: its loop has ended; use it inside", index.loop)
+        for loop in index.loops:
+            if loop not in self._open_loops:
+                raise self.error(f"{loop}: its loop has ended; use it inside", loop)
 
     def _expanded(
         self, equations: Mapping[str, tuple[str, ...]], axis: str, inside: tuple[str, ...] = ()
@@ -670,6 +836,18 @@ class Kernel:
             else:
                 found.append(digit)
         return tuple(found)
+
+    def part_of(self, equations: Mapping[str, tuple[str, ...]], axis: str) -> tuple[str, Affine]:
+        """Return the digit of a tile's part along an axis, and where the part begins."""
+        if axis not in equations:
+            return axis, Affine()
+        *others, last = self._expanded(equations, axis)
+        if not self._counted(last) or any(map(self._counted, others)):
+            raise self.error(f"{axis}: a part is counted by its last digit alone", axis)
+        origin, step = Affine(), self._extent(last)
+        for digit in reversed(others):
+            origin, step = origin + var(digit, step), step * self._extent(digit)
+        return last, origin
 
     def _counts_all(self, axis: str, digits: Iterable[str]) -> None:
         """Raise ProgramError unless the digits count just as far as the tile's dimension."""
@@ -728,7 +906,7 @@ class Kernel:
             raise self.error(f"{buffer.name}: a swizzled tile is TMA's and wgmma's", buffer.name)
         origin = [Affine() for _ in zero]
         for digit, steps in place.steps.items():
-            if self._digits[digit].by in ("the grid", "a loop"):
+            if self._digits[digit].by in _MOVING:
                 for dimension, step in enumerate(steps):
                     if not isinstance(step, int) or step:
                         origin[dimension] = origin[dimension] + var(digit, step)
@@ -742,6 +920,9 @@ class Kernel:
         """Store a warpgroup's tile: neighbouring columns go in pairs, as a thread holds them."""
         self._warpgroup("the store of a tile")
         rows, columns = sums.digits
+        if part.array.buffer.level == "smem":
+            self._stage_tile(part, sums)
+            return
         place = self._place(part)
         modes = (columns, rows)
         if {d for d in place.steps if self._counted(d)} != {*modes}:
@@ -753,12 +934,29 @@ class Kernel:
         store, held = INSTRUCTIONS["st.global"], self._own(rounded, modes, ())
         self._body.append(term.Do(store, there, (held,), self._extents(modes), vector=vector))
 
+    def _stage_tile(self, part: Piece, held: Held) -> None:
+        """Store a warpgroup's tile into shared memory; 16-bit elements go as matrices."""
+        array = part.array
+        if array.axes != held.digits or array.slab:
+            text = f"{array.name} has {' '.join(array.axes)}, {held.name} {' '.join(held.digits)}"
+            raise self.error(f"{text}; they have to be the same, in a tile of one slab", array.name)
+        held = self.cast(held, array.dtype)
+        name = "stmatrix" if DTYPES[array.dtype].bytes == 2 else "st.shared"
+        modes = held.digits[::-1]
+        there = Access(array.buffer, ((0, 1), (1, 0)), index=self._whole(part))
+        read = self._own(held, modes, ())
+        self._body.append(term.Do(INSTRUCTIONS[name], there, (read,), self._extents(modes)))
+
+    def _turn(self) -> Affine:
+        """Return the index of what a copy has once a tile: its turn."""
+        return var(self._tiles[True]) if self._tiles else Affine()
+
     def _stage(self, part: Piece) -> Affine:
         """Return which use of a ring of tiles is meant."""
         if part.stage:
-            return part.stage.affine
-        name, stages = part.array.name, part.array.buffer.stages
-        if not isinstance(stages, int) or stages > 1:
+            return part.stage.use(own=part.array.own)
+        name = part.array.name
+        if part.array.ring:
             raise self.error(f"{name} is a ring of stages; say which, as {name}[step]", name)
         return Affine()
 
@@ -851,7 +1049,8 @@ class Kernel:
             tuple(int(held.digits[i : i + 1] == (digit,)) for i in range(rank)) for digit in modes
         )
         count = len(self._threads() if threads is None else threads)
-        return Access(held.buffer, steps, ((0,) * rank,) * count)
+        index = self._turn() if held.buffer.fragment else Affine()
+        return Access(held.buffer, steps, ((0,) * rank,) * count, held.origin, index)
 
     def _used(self, expression: Expression, reads: Mapping[str, Held]) -> dict[str, Held]:
         """Return the registers that an expression reads.  Raises ProgramError for others."""
@@ -880,7 +1079,7 @@ class Kernel:
         return name if count == 1 else self._free(f"{name}{count}")
 
     def _each_thread(self, what: str) -> None:
-        if self._role_threads:
+        if self._role:
             text = f"{what} of each thread's values stands in the body of a role"
             raise self.error(f"{text}; declare k.threads, without roles", "")
         if self._only and what != "a store":
@@ -889,13 +1088,13 @@ class Kernel:
             raise self.error(f"{what}: nobody declared the CTA's threads; write k.threads", "")
 
     def _warpgroup(self, what: str) -> None:
-        if self._role_threads != _WARPGROUP or self._elected:
+        if np.any(self._role_threads != _WARPGROUP) or self._elected:
             who = "one thread" if self._elected else f"{self._role_threads or 'all'} threads"
             text = f"{what}: is issued by a warpgroup, and stands in the body of {who}"
             raise self.error(f"{text}; write it in k.role(.., warpgroups=1)", what)
 
     def _in_role(self, what: str) -> None:
-        if not self._role_threads:
+        if not self._role:
             raise self.error(f"{what}: stands outside of a role; write it in k.role(..)", what)
 
     # lines
@@ -929,12 +1128,17 @@ class Kernel:
         if self._roles and self._body:
             text = f"machine {self.name}: {self._body[0]} stands outside of its roles"
             raise ProgramError(f"{text}; write it in one")
-        roles = tuple(sorted(self._roles, key=lambda role: -role.threads))
+        if np.any(self._options.get("persistent", 0)) and not self._tiled:
+            text = f"machine {self.name}: persistent CTAs have several tiles"
+            raise ProgramError(f"{text}; write `for tile in k.tiles():` in each role")
+        roles = tuple(role for _, role in sorted(self._roles, key=lambda one: not one[0]))
         if not roles:
             roles = (term.Role("all", math.prod(self._thread_extents()), tuple(self._body)),)
         digits = self._digits.values()
         grid = tuple(term.Axis(d.name, self._trips(d)) for d in digits if d.by == "the grid")
-        trips = tuple((f"{d.name}_trips", self._trips(d)) for d in digits if d.by == "a loop")
+        loops = [d for d in digits if d.by == "a loop" and d.extent is None]
+        trips = tuple((f"{d.name}_trips", self._trips(d)) for d in loops)
+        cluster = tuple((d.name, self._extent(d.name)) for d in digits if d.by == "the cluster")
         used = term.buffers_of(tuple(s for role in roles for s in role.body))
         arrays = [a.buffer for a in self.arrays if any(a.buffer is b for b in used)]
         held = [b for b in used if b.level == "registers"]
@@ -942,6 +1146,7 @@ class Kernel:
         return Program(
             self.name, self.op, (*arrays, *self._on_chip, *held), (*self._pitches, *trips),
             grid, roles, at_most=at_most, barriers=tuple(self._barriers),
+            cluster=cluster, **self._options,
         )  # fmt: skip
 
     def _trips(self, digit: Digit) -> Expression:

@@ -507,7 +507,7 @@ class Program:
             lines.append("  cluster " + " x ".join(f"{v} < {n}" for v, n in self.cluster))
         for role in self.roles:
             copies = f" x {role.copies} ({role.copy})" if role.copy else ""
-            regs = f", {role.registers} registers each" if role.copy and role.registers else ""
+            regs = f", {role.registers} registers each" if role.registers else ""
             lines.append(f"  {role.name}: {role.threads} threads{copies}{regs}")
             lines += _show(role.body, "    ")
         return "\n".join(lines)

@@ -131,6 +131,9 @@ class Arrive:
         return text if str(self.bytes) == "0" else f"{text} expecting {self.bytes} B"
 
 
+FenceKind = Literal["proxy.async", "wgmma", "tcgen05.before", "tcgen05.after"]
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """A fence by each thread.
@@ -141,7 +144,7 @@ class Fence:
     barrier); "tcgen05.after": its tcgen05 instructions from here on come after what it waited for.
     """
 
-    kind: Literal["proxy.async", "wgmma", "tcgen05.before", "tcgen05.after"]
+    kind: FenceKind
 
     def __str__(self) -> str:
         return _FENCES[self.kind]
