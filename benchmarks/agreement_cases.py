@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tinygpu.device import load_device
-from tinygpu.laws import check_schedule
+from tinygpu.devices.device import load_device
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES as ALL
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule, from_json
-from tinygpu.space import Space
+from tinygpu.space.space import Space
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule, from_json
 
 __all__ = ["CASES", "MACHINES", "PARTS", "Case", "draw", "load_cases", "shape"]
 

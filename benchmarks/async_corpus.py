@@ -35,15 +35,15 @@ import numpy as np
 from benchmarks.peers import FOLDER, write_tree
 from tests.async_mutants import moved, mutants
 from tests.async_protocols import TILE, by_hand
-from tinygpu.codegen.provenance import provenance
-from tinygpu.concurrency.cutoff import Witness
-from tinygpu.concurrency.judge import verdict_at
+from tinygpu.codegen.run.provenance import provenance
 from tinygpu.errors import TinyGpuError
-from tinygpu.interpret import check
-from tinygpu.machine import Chosen, Value
+from tinygpu.legality.concurrency.cutoff import Witness
+from tinygpu.legality.concurrency.judge import verdict_at
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import matmul
-from tinygpu.program import Program
+from tinygpu.meaning.interpret import check
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Program
 
 __all__ = [
     "Case",

@@ -34,21 +34,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import FOLDER, write_tree
-from tinygpu.codegen.arguments import contract_of
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.launch import device_arch, gpu
-from tinygpu.codegen.provenance import power, provenance
+from tinygpu.codegen.run.arguments import contract_of
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.launch import device_arch, gpu
+from tinygpu.codegen.run.provenance import power, provenance
+from tinygpu.codegen.run.timing import captured, current_stream
+from tinygpu.codegen.run.validation import Output, Trial, trial
 from tinygpu.codegen.runtime.contract import Contract
 from tinygpu.codegen.runtime.function import Function
-from tinygpu.codegen.timing import captured, current_stream
-from tinygpu.codegen.validation import Output, Trial, trial
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import TinyGpuError
-from tinygpu.machine import Chosen
+from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.hopper import Hopper
-from tinygpu.memory import DTYPES
-from tinygpu.operation import Problem, matmul
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Problem, matmul
 
 __all__ = ["SHAPES", "Bench", "decisions", "main"]
 

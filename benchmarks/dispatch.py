@@ -34,12 +34,12 @@ from tinygpu.cli.console import bar
 from tinygpu.cli.dispatch import Dispatch
 from tinygpu.cli.dispatching import Fleet, Times, ranked_at, served_of, timed_at
 from tinygpu.cli.shapes import LAYERS, Shape, sampled
-from tinygpu.codegen.bundle import bundle_parts, write_bundle
-from tinygpu.codegen.provenance import provenance
-from tinygpu.device import label, load_device
+from tinygpu.codegen.run.bundle import bundle_parts, write_bundle
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import label, load_device
 from tinygpu.errors import ScheduleError, TinyGpuError
-from tinygpu.operation import matmul
 from tinygpu.search.selection import choose, intervals, served_by
+from tinygpu.term.operation import matmul
 
 __all__ = ["PARTS", "main"]
 

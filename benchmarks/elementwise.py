@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.streaming import Case, run, schedules
-from tinygpu.expression import apply, value
+from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.elementwise import Elementwise
-from tinygpu.memory import DTYPES
-from tinygpu.operation import Problem, elementwise
-from tinygpu.schedule import Schedule
+from tinygpu.term.expression import apply, value
+from tinygpu.term.operation import Problem, elementwise
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["candidates", "cases", "main"]
 

@@ -33,18 +33,18 @@ from benchmarks.fuzz import each_done
 from benchmarks.peers import FOLDER, write_tree
 from tests import ampere_terms, blackwell_terms, family_mutants, hopper_terms
 from tests.meaning_mutants import FAMILIES as MEANING
-from tinygpu.codegen.provenance import provenance
-from tinygpu.device import load_device
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError, TinyGpuError
-from tinygpu.interpret import check
-from tinygpu.laws import LAWS
-from tinygpu.machine import Chosen
+from tinygpu.legality.laws import LAWS
+from tinygpu.legality.reach import Case
 from tinygpu.machines.blackwell import STARTS as BLACKWELL
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.meaning import computes
-from tinygpu.operation import matmul
-from tinygpu.program import Program
-from tinygpu.reach import Case
+from tinygpu.meaning.identity import computes
+from tinygpu.meaning.interpret import check
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Program
 
 __all__ = ["OUTCOMES", "TERMS", "broken", "changed", "main", "outcome", "row_of"]
 

@@ -1,10 +1,10 @@
 """Refit the time model's numbers to measured runs: ``python -m benchmarks.fit [--rounds N]``.
 
-The runs are those that the numbers of ``search/fitted.py`` were chosen on: the cases of ``simt``
-and ``ampere`` of ``oracle.py`` that are not held out (those that spill apart), 308 fp32 matmuls
-(``fit_runs.json``: the named ladder, random schedules and fast ones, none of which spills) and the
-variants of ``slow_kernel.json``.  Of the last two the registers are those that ptxas used, so that
-the estimate of registers is not fitted along; clearing an output before reds was not timed.
+The runs are those that the numbers of ``search/time/fitted.py`` were chosen on: the cases of
+``simt`` and ``ampere`` of ``oracle.py`` that are not held out (those that spill apart), 308 fp32
+matmuls (``fit_runs.json``: the named ladder, random schedules and fast ones, none of which spills)
+and the variants of ``slow_kernel.json``.  Of the last two the registers are those that ptxas used,
+so that the estimate of registers is not fitted along; clearing an output before reds was not timed.
 
 With r the predicted over the measured time of a run and w its weight, what is made small is
 
@@ -41,17 +41,17 @@ from numpy.typing import NDArray
 from benchmarks.oracle import FITTING, decisions_of, path_of, problem_of
 from benchmarks.peers import FOLDER, load_rows
 from benchmarks.slow_kernel import PROBLEM, variants
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import StoreError
-from tinygpu.machine import Chosen
 from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import Simt
-from tinygpu.operation import matmul
-from tinygpu.program import Program
-from tinygpu.registers import RegisterModel
-from tinygpu.schedule import Schedule
-from tinygpu.search import fitted
-from tinygpu.search.cost import features, predict
+from tinygpu.search.time import fitted
+from tinygpu.search.time.cost import features, predict
+from tinygpu.search.time.registers import RegisterModel
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
 
 __all__ = [
     "NAMES",
@@ -181,7 +181,7 @@ def refit(
 
 
 def fitted_text(values: Numbers) -> str:
-    """Return the text of ``search/fitted.py`` with other numbers, to three digits."""
+    """Return the text of ``search/time/fitted.py`` with other numbers, to three digits."""
     text = Path(fitted.__file__).read_text(encoding="utf-8")
     for name, value in values.items():
         if value != fitted.FITTED[name]:

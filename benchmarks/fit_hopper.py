@@ -9,10 +9,10 @@ rate of a burst in TFLOP/s and q the mean rate of the time before it (weights ex
 
 brings the bursts from 9 % to 4.5 % (rms) of the sustained times of the same schedules.
 
-The model's numbers (``search/fitted_pipeline.py``, and those of the device in ``OF_DEVICE``) are
-chosen mainly on the cases of ``oracle.py`` that are not held out, whose times are settled, and on a
-part of the bank: every second of its shapes that are not held out (a fifth is), and two thirds of
-the schedules.  With the loss of some shapes
+The model's numbers (``search/time/fitted_pipeline.py``, and those of the device in ``OF_DEVICE``)
+are chosen mainly on the cases of ``oracle.py`` that are not held out, whose times are settled, and
+on a part of the bank: every second of its shapes that are not held out (a fifth is), and two thirds
+of the schedules.  With the loss of some shapes
 
     mean over shapes of  sum of w min(|log(predicted / measured)|, 1) / sum of w
     w = exp(-2 log(measured / fastest))
@@ -48,15 +48,15 @@ from numpy.typing import NDArray
 from benchmarks.fit import refit
 from benchmarks.oracle import FITTING, path_of
 from benchmarks.peers import FOLDER, write_tree
-from tinygpu.codegen.provenance import provenance
-from tinygpu.device import Device, load_device
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import StoreError
-from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import matmul
-from tinygpu.program import Program
-from tinygpu.search import fitted_pipeline
-from tinygpu.search.pipeline import Stages, predict_stages
+from tinygpu.search.time import fitted_pipeline
+from tinygpu.search.time.pipeline import Stages, predict_stages
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Program
 
 __all__ = [
     "SUSTAINED",

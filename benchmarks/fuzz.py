@@ -35,16 +35,16 @@ from benchmarks.peers import FOLDER, write_tree
 from tinygpu.cli.console import bar
 from tinygpu.cli.given import machine_named
 from tinygpu.codegen.emit import EMITTER_VERSION
-from tinygpu.codegen.measure import Campaign, Crew, Options
-from tinygpu.codegen.provenance import provenance
-from tinygpu.concurrency.judge import verdict
-from tinygpu.device import load_device
+from tinygpu.codegen.run.measure import Campaign, Crew, Options
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError, TinyGpuError
-from tinygpu.memory import DTYPES
-from tinygpu.operation import LAYOUTS, Operation, Problem, matmul
-from tinygpu.program import Program
-from tinygpu.schedule import Schedule
-from tinygpu.space import Space
+from tinygpu.isa.memory import DTYPES
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.space.space import Space
+from tinygpu.term.operation import LAYOUTS, Operation, Problem, matmul
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
 
 __all__ = [
     "accepted",

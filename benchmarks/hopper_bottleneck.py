@@ -30,13 +30,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import FOLDER, load_rows, write_results
-from tinygpu.codegen.provenance import provenance
-from tinygpu.device import load_device
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.machines.hopper import Hopper
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule
-from tinygpu.search.explain import explain
+from tinygpu.search.explain.explain import explain
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["COUNTERS", "FIELDS", "SHAPES", "main", "winner"]
 
@@ -80,9 +80,9 @@ def _row(
 
 def _variants(schedule: Schedule, problem: Problem) -> Iterator[dict[str, Any]]:
     """Yield a row for the winner as it is, and for each way of relieving it."""
-    from tinygpu.codegen.launch import Kernel, gpu
-    from tinygpu.codegen.timing import time_interleaved
-    from tinygpu.codegen.validation import Output, roundoff, trial
+    from tinygpu.codegen.run.launch import Kernel, gpu
+    from tinygpu.codegen.run.timing import time_interleaved
+    from tinygpu.codegen.run.validation import Output, roundoff, trial
 
     cupy = gpu()
     said = explain(schedule, Hopper(), problem, load_device("h200"))
@@ -126,8 +126,8 @@ def _variants(schedule: Schedule, problem: Problem) -> Iterator[dict[str, Any]]:
 
 def _reads() -> Iterator[dict[str, Any]]:
     """Yield what the chip reads from DRAM, by size."""
-    from tinygpu.codegen.calibrate import CupyGpu, bytes_per_second
-    from tinygpu.codegen.microkernel import stream_kernel
+    from tinygpu.codegen.run.calibrate import CupyGpu, bytes_per_second
+    from tinygpu.codegen.run.microkernel import stream_kernel
 
     chip = CupyGpu()
     sms = chip.attributes["MultiProcessorCount"]
@@ -185,8 +185,8 @@ def _there() -> list[str]:
 
 def _one(shape: tuple[int, int, int]) -> None:
     """Launch a winner four times, for a profiler."""
-    from tinygpu.codegen.launch import Kernel, gpu
-    from tinygpu.codegen.validation import Output, trial
+    from tinygpu.codegen.run.launch import Kernel, gpu
+    from tinygpu.codegen.run.validation import Output, trial
 
     schedule, problem = winner(shape)
     kernel, data = Kernel(schedule.program(Hopper(), problem.operation)), trial(problem, 0)

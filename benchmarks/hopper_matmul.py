@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from benchmarks import matmul as driver
 from benchmarks.matmul import Case, case
 from tinygpu.machines.hopper import Hopper
-from tinygpu.operation import Problem, matmul
+from tinygpu.term.operation import Problem, matmul
 
 __all__ = ["CASES", "main"]
 

@@ -21,14 +21,14 @@ from typing import Any
 
 from benchmarks.peers import FOLDER, write_results
 from tests.async_mutants import moved, mutants
-from tinygpu.codegen.provenance import provenance
-from tinygpu.codegen.worker import Worker, serve
-from tinygpu.concurrency.judge import verdict
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.codegen.run.worker import Worker, serve
 from tinygpu.errors import TinyGpuError
-from tinygpu.machine import Chosen
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Program
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Program
 
 __all__ = ["CHOSEN", "FIELDS", "chosen", "main"]
 
@@ -74,8 +74,8 @@ def chosen() -> Iterator[tuple[str, str, Program]]:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     """Run a mutant in a worker."""
-    from tinygpu.codegen.launch import Kernel, gpu
-    from tinygpu.codegen.validation import validate
+    from tinygpu.codegen.run.launch import Kernel, gpu
+    from tinygpu.codegen.run.validation import validate
 
     if request["do"] == "hello":
         gpu().zeros(1)

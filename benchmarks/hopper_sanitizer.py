@@ -25,15 +25,15 @@ from typing import Any
 from benchmarks.fuzz import SEED, asked_of, drawn, layout_of
 from benchmarks.peers import FOLDER, write_results
 from tests.async_mutants import mutants
-from tinygpu.codegen.provenance import provenance
+from tinygpu.codegen.run.provenance import provenance
 from tinygpu.errors import TinyGpuError
-from tinygpu.machine import Machine
 from tinygpu.machines.hopper import STARTS as HOPPER
 from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Program
-from tinygpu.schedule import Schedule
+from tinygpu.term.machine import Machine
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["CONTROLS", "FIELDS", "TOOLS", "controls", "main", "said"]
 
@@ -97,8 +97,8 @@ def _run(job: _Job) -> tuple[str, str]:
 
 def _one() -> None:
     """Validate what standard input holds, as a child of this script."""
-    from tinygpu.codegen.launch import Kernel
-    from tinygpu.codegen.validation import validate
+    from tinygpu.codegen.run.launch import Kernel
+    from tinygpu.codegen.run.validation import validate
 
     program, problem = pickle.loads(base64.b64decode(sys.stdin.buffer.read()))
     sys.stdout.write(f"error {validate(Kernel(program), problem, 0)}\n")

@@ -27,19 +27,19 @@ from typing import Any
 
 from benchmarks import peers
 from benchmarks.peers import FOLDER, ROW, tensors, write_results
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import PTX_VERSION
-from tinygpu.codegen.launch import Kernel, device_arch, gpu, load
-from tinygpu.codegen.provenance import provenance
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.launch import Kernel, device_arch, gpu, load
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.codegen.run.validation import Output, Trial, roundoff, trial
 from tinygpu.codegen.runtime.driver import reason, starting
-from tinygpu.codegen.validation import Output, Trial, roundoff, trial
 from tinygpu.errors import LaunchError, TinyGpuError
-from tinygpu.expression import value
-from tinygpu.machine import Machine, Value
 from tinygpu.machines import ampere, hopper, simt
 from tinygpu.machines.elementwise import Elementwise
-from tinygpu.operation import Problem, elementwise, matmul
-from tinygpu.schedule import Schedule
+from tinygpu.term.expression import value
+from tinygpu.term.machine import Machine, Value
+from tinygpu.term.operation import Problem, elementwise, matmul
+from tinygpu.term.schedule import Schedule
 
 __all__ = [
     "Case",

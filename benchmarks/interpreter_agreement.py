@@ -10,8 +10,8 @@ A case's kernel is emitted, assembled and interpreted in one of as many processe
 cores, with its asynchronous operations completing late, early or at random, and with few CTAs where
 CTAs stay.  Then a watched worker runs it on the GPU, on the same inputs, into an output of NaNs
 between margins.  A row has both errors against the float64 reference and the largest difference of
-the two outputs, all over what rounding allows (``tinygpu/tolerance.py``).  They agree if all three
-are at most 1, the text was the same, and the interpreter found no fault.
+the two outputs, all over what rounding allows (``tinygpu/meaning/tolerance.py``).  They agree if
+all three are at most 1, the text was the same, and the interpreter found no fault.
 
 A run that was stopped goes on: rows of this emitter are left out.
 """
@@ -39,18 +39,18 @@ from benchmarks.agreement_cases import CASES, MACHINES, Case, draw, load_cases
 from benchmarks.fuzz import layout_of
 from benchmarks.peers import FOLDER, load_rows, write_results
 from benchmarks.simt_fuzz import save_cases
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import EMITTER_VERSION, emit
-from tinygpu.codegen.interpretation import execute
-from tinygpu.codegen.interpreter import Module, Report
-from tinygpu.codegen.provenance import provenance
-from tinygpu.codegen.worker import Worker, serve
+from tinygpu.codegen.emulator import Module, Report
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.interpretation import execute
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.codegen.run.worker import Worker, serve
 from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.isa.memory import DTYPES
 from tinygpu.machines import MACHINES as ALL
-from tinygpu.memory import DTYPES
-from tinygpu.program import Program
-from tinygpu.schedule import from_json, to_json
-from tinygpu.tolerance import error_ratio, roundoff
+from tinygpu.meaning.tolerance import error_ratio, roundoff
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import from_json, to_json
 
 __all__ = [
     *("FIELDS", "Ask", "Data", "Outcome", "answer_on_gpu", "interpret", "launched", "main", "row"),
@@ -162,8 +162,8 @@ def _digest(text: str) -> str:
 
 def answer_on_gpu(request: dict[str, Any]) -> dict[str, Any]:
     """Run a case in a worker, on a GPU."""
-    from tinygpu.codegen.launch import Kernel, gpu
-    from tinygpu.codegen.validation import Output
+    from tinygpu.codegen.run.launch import Kernel, gpu
+    from tinygpu.codegen.run.validation import Output
 
     cupy = gpu()
     if request["do"] == "hello":

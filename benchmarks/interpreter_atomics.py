@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from tinygpu.codegen.interpreter import Memory, Module, launch
+from tinygpu.codegen.emulator import Memory, Module, launch
 
 __all__ = ["OPERATIONS", "WORDS", "kernel", "main", "rate"]
 

@@ -24,12 +24,12 @@ from typing import Any
 from benchmarks.memory import peak_mib
 from benchmarks.peers import FOLDER, write_tree
 from benchmarks.speed import cpu
-from tinygpu.codegen.interpretation import interpret
-from tinygpu.codegen.provenance import provenance
+from tinygpu.codegen.run.interpretation import interpret
+from tinygpu.codegen.run.provenance import provenance
 from tinygpu.errors import ProgramError, TinyGpuError
-from tinygpu.machine import Chosen
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
-from tinygpu.operation import matmul
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
 
 __all__ = ["POINTS", "SIZES", "main", "measured", "points"]
 

@@ -19,12 +19,12 @@ import numpy as np
 
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.cli.given import machine_named
-from tinygpu.codegen.provenance import provenance
-from tinygpu.concurrency.erase import erase
-from tinygpu.concurrency.judge import verdict, verdict_of
-from tinygpu.device import load_device
-from tinygpu.operation import Operation, Problem, matmul, rmsnorm, softmax
-from tinygpu.space import Space
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
+from tinygpu.legality.concurrency.erase import erase
+from tinygpu.legality.concurrency.judge import verdict, verdict_of
+from tinygpu.space.space import Space
+from tinygpu.term.operation import Operation, Problem, matmul, rmsnorm, softmax
 
 __all__ = ["main", "row_of"]
 

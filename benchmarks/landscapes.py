@@ -28,15 +28,15 @@ import numpy as np
 from benchmarks.clocks import Bench
 from benchmarks.oracle import code_of, decisions_of, problem_of
 from benchmarks.peers import FOLDER, write_tree
-from tinygpu.codegen.launch import device_arch, gpu
-from tinygpu.codegen.provenance import provenance
+from tinygpu.codegen.run.launch import device_arch, gpu
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.codegen.run.timing import current_stream
 from tinygpu.codegen.runtime.function import Function
-from tinygpu.codegen.timing import current_stream
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 
 if TYPE_CHECKING:
-    from tinygpu.space import Space
+    from tinygpu.space.space import Space
 
 __all__ = ["BOX", "LANDSCAPES", "SHAPES", "case_of", "main", "space_of"]
 
@@ -62,7 +62,7 @@ def case_of(shape: Sequence[int]) -> tuple[Any, ...]:
 
 def space_of(shape: Sequence[int]) -> Space:
     """Return the box at a shape."""
-    from tinygpu.space import Space  # which needs z3: a machine that measures has none
+    from tinygpu.space.space import Space  # which needs z3: a machine that measures has none
 
     return Space(MACHINES["hopper"], problem_of(case_of(shape)), load_device("h200"), fixed=BOX)
 

@@ -35,17 +35,17 @@ from typing import Any
 
 from benchmarks.peers import FOLDER, load_rows, load_runs, write_results
 from tinygpu.cli.measuring import CUBLASLT, Effort, Tuned, tune
-from tinygpu.codegen.measure import peer_of
-from tinygpu.codegen.provenance import provenance
-from tinygpu.device import load_device
+from tinygpu.codegen.run.measure import peer_of
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, StoreError, TinyGpuError
-from tinygpu.machine import Machine, Value
-from tinygpu.measurement import Measurement, Results
-from tinygpu.operation import Problem, matmul
-from tinygpu.search.best import rank
+from tinygpu.search.exact.best import rank
 from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.store import Store
-from tinygpu.space import Space
+from tinygpu.space.measurement import Measurement, Results
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Machine, Value
+from tinygpu.term.operation import Problem, matmul
 
 __all__ = ["FIELDS", "Case", "case", "main", "row_of", "run", "summary"]
 

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from tests.meaning_mutants import OPERATIONS, drawn, mutants
-from tinygpu.codegen.provenance import provenance
+from tinygpu.codegen.run.provenance import provenance
 from tinygpu.machines import MACHINES
-from tinygpu.meaning import Meaning, computes
+from tinygpu.meaning.identity import Meaning, computes
 
 __all__ = ["asked_of", "main"]
 

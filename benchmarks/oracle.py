@@ -39,17 +39,17 @@ import numpy as np
 
 from benchmarks.clocks import Bench
 from benchmarks.peers import FOLDER, write_tree
-from tinygpu.codegen.arguments import contract_of
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.launch import device_arch, gpu
-from tinygpu.codegen.provenance import provenance
+from tinygpu.codegen.run.arguments import contract_of
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.launch import device_arch, gpu
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.codegen.run.timing import current_stream
 from tinygpu.codegen.runtime.function import Function
-from tinygpu.codegen.timing import current_stream
-from tinygpu.device import load_device
-from tinygpu.machine import Chosen
+from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
-from tinygpu.operation import Problem, matmul
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Problem, matmul
 
 __all__ = [
     "CASES",
@@ -119,8 +119,8 @@ def draw(case: Sequence[Any], before: Mapping[str, Any] | None = None) -> dict[s
 
     ``before`` is the case as it was measured, whose fastest and uniform ones are kept.
     """
-    from tinygpu.search.best import rank  # which needs z3: a machine that measures has none
-    from tinygpu.space import Space
+    from tinygpu.search.exact.best import rank  # which needs z3: a machine that measures has none
+    from tinygpu.space.space import Space
 
     machine = MACHINES[case[0]]
     space = Space(machine, problem_of(case), load_device("h200"))

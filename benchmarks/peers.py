@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tinygpu.errors import OperationError, StoreError
-from tinygpu.expression import OPERATORS, Apply, Constant, Expression, Value
-from tinygpu.operation import Problem, matmul
+from tinygpu.term.expression import OPERATORS, Apply, Constant, Expression, Value
+from tinygpu.term.operation import Problem, matmul
 
 __all__ = [
     "FOLDER",

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 
 from benchmarks.peers import write_tree
 from tests.ptx_forms import instances, rejected
-from tinygpu.codegen.assemble import assemble
-from tinygpu.codegen.interpreter import Memory, Module, launch
-from tinygpu.codegen.interpreter.forms import FORMS, runs_on
-from tinygpu.codegen.provenance import provenance
+from tinygpu.codegen.emulator import Memory, Module, launch
+from tinygpu.codegen.emulator.forms import FORMS, runs_on
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.provenance import provenance
 
 __all__ = ["THREADS", "kernels", "main"]
 
@@ -172,7 +172,7 @@ def _differs(line: str, mine: Array, other: Array) -> Array:
     name = line.split()[0].split(".")
     result = name[-2] if name[0] in ("cvt", "set") else name[-1]
     wide = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32"}.get(result, result)
-    from tinygpu.codegen.interpreter.values import TYPES
+    from tinygpu.codegen.emulator.values import TYPES
 
     if kind is None or wide not in ("f16", "bf16", "f32", "f64", "tf32"):
         return np.flatnonzero(mine != other)

@@ -43,15 +43,17 @@ from tests import ampere_terms, async_mutants, blackwell_terms, hopper_terms, ho
 from tests.blackwell_mutants import tensor_mutants
 from tests.small_programs import pipelined
 from tinygpu.codegen.emit import emit
-from tinygpu.concurrency.judge import verdict
-from tinygpu.device import Device, load_device
+from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import OperationError, TinyGpuError
-from tinygpu.expression import parse
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Chosen, Value
+from tinygpu.isa.memory import DTYPES
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
-from tinygpu.memory import DTYPES
-from tinygpu.operation import (
+from tinygpu.search.time.cost import cost
+from tinygpu.space.space import Space
+from tinygpu.term.expression import parse
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import (
     ACTIVATIONS,
     OPERATIONS,
     Operand,
@@ -61,10 +63,8 @@ from tinygpu.operation import (
     matmul,
     reduce,
 )
-from tinygpu.program import Program
-from tinygpu.schedule import Schedule
-from tinygpu.search.cost import cost
-from tinygpu.space import Space
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
 
 __all__ = [
     *("COUNTS", "FOLDER", "PARTS", "Lot", "Record", "advice", "differences", "load", "main"),

@@ -1,12 +1,12 @@
-"""How well ``tinygpu.registers`` foresees ptxas: the fit of its weights, and what they are worth.
+"""How well ``search/time/registers.py`` foresees ptxas: the fit of its weights, and their worth.
 
     python -m benchmarks.registers [--ptxas PATH] [--cache FILE]
 
 draws legal schedules of ``simt`` for random shapes (``SAMPLES``), emits and assembles each in two
 processes, fits the weights to them, and holds the spills that they predict against what ptxas
 reports (a spill: any byte in local memory) on the schedules of ``simt_fuzz``, which are not of the
-fit.  It writes ``results/registers.json``, from which ``WEIGHTS`` of ``tinygpu/registers.py`` are
-copied.  Rows are kept in FILE, so that a run that was stopped goes on.
+fit.  It writes ``results/registers.json``, from which ``WEIGHTS`` of ``search/time/registers.py``
+are copied.  Rows are kept in FILE, so that a run that was stopped goes on.
 
 A spill is a comparison of the need with a limit, so the weights of ``need`` are those of a logistic
 regression whose threshold is the limit: each assembly says that its schedule spills under a limit,
@@ -37,17 +37,17 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
-from tinygpu.codegen.assemble import Cubin, assemble, cache_folder, find_ptxas, ptxas_version
 from tinygpu.codegen.emit import EMITTER_VERSION, emit
-from tinygpu.codegen.provenance import provenance
-from tinygpu.device import load_device
+from tinygpu.codegen.run.assemble import Cubin, assemble, cache_folder, find_ptxas, ptxas_version
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Program
-from tinygpu.register_quantities import KINDS, quantities
-from tinygpu.registers import register_estimate, register_limit, used_estimate
-from tinygpu.schedule import Schedule, from_json, to_json
-from tinygpu.space import Space
+from tinygpu.search.time.register_quantities import KINDS, quantities
+from tinygpu.search.time.registers import register_estimate, register_limit, used_estimate
+from tinygpu.space.space import Space
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule, from_json, to_json
 
 __all__ = [
     "Case",

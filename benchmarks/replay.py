@@ -35,11 +35,11 @@ from numpy.typing import NDArray
 from benchmarks.fit_hopper import Bank, predicted, terms
 from benchmarks.landscapes import LANDSCAPES, SHAPES
 from benchmarks.peers import FOLDER, write_tree
-from tinygpu.codegen.provenance import provenance
-from tinygpu.device import load_device
-from tinygpu.schedule import Schedule
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
 from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.strategies import STRATEGIES, Domain, walk
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["Landscape", "curve", "load", "main", "plot", "row_of"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.streaming import Case, run, schedules
+from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.rows import Rows
-from tinygpu.memory import DTYPES
-from tinygpu.operation import Problem, rmsnorm
-from tinygpu.schedule import Schedule
+from tinygpu.term.operation import Problem, rmsnorm
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["candidates", "cases", "main"]
 

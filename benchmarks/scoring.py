@@ -21,12 +21,12 @@ import numpy as np
 
 from benchmarks.memory import peak_mib
 from tinygpu.cores import cores
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.search.scorer import Scorer, SharedScores
-from tinygpu.space import Space
+from tinygpu.search.exact.scorer import Scorer, SharedScores
+from tinygpu.space.space import Space
+from tinygpu.term.operation import Problem, matmul
 
 __all__ = ["main", "rates"]
 

@@ -27,20 +27,20 @@ import numpy as np
 
 from benchmarks.peers import FOLDER, load_rows, write_results, write_tree
 from benchmarks.registers import confusion
-from tinygpu.codegen.assemble import Cubin, assemble_many
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.measure import Options, measure
-from tinygpu.codegen.provenance import provenance
-from tinygpu.device import load_device
+from tinygpu.codegen.run.assemble import Cubin, assemble_many
+from tinygpu.codegen.run.measure import Options, measure
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.machines.simt import Simt
-from tinygpu.measurement import Measurement, Results
-from tinygpu.operation import Problem, matmul
-from tinygpu.registers import predicted_spill, register_estimate
-from tinygpu.schedule import Schedule, from_json, to_json
-from tinygpu.search.cost import cost
 from tinygpu.search.store import Store
-from tinygpu.space import Space
+from tinygpu.search.time.cost import cost
+from tinygpu.search.time.registers import predicted_spill, register_estimate
+from tinygpu.space.measurement import Measurement, Results
+from tinygpu.space.space import Space
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule, from_json, to_json
 
 __all__ = ["FIELDS", "Case", "draw", "load_cases", "main", "rows_of", "save_cases", "summary"]
 

@@ -20,13 +20,13 @@ from benchmarks import matmul as driver
 from benchmarks.matmul import FIELDS, Case, case
 from benchmarks.peers import FOLDER, write_results
 from tinygpu.cli.measuring import measured
-from tinygpu.codegen.measure import SUSTAINED, peer_of
-from tinygpu.codegen.provenance import provenance
-from tinygpu.device import load_device
+from tinygpu.codegen.run.measure import SUSTAINED, peer_of
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.schedule import Schedule
-from tinygpu.search.cost import cost
-from tinygpu.space import Space
+from tinygpu.search.time.cost import cost
+from tinygpu.space.space import Space
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["CASES", "ladder", "main"]
 

@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import FOLDER, write_results
-from tinygpu.codegen.launch import Kernel
-from tinygpu.codegen.provenance import provenance
-from tinygpu.codegen.timing import time_interleaved
-from tinygpu.codegen.validation import Output, roundoff, trial
-from tinygpu.device import Device, load_device
+from tinygpu.codegen.run.launch import Kernel
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.codegen.run.timing import time_interleaved
+from tinygpu.codegen.run.validation import Output, roundoff, trial
+from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import LaunchError
-from tinygpu.expression import Constant
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Access, Affine, Do, Exit, For, Program, Statement, When
-from tinygpu.schedule import Schedule
-from tinygpu.search.cost import cost
+from tinygpu.search.time.cost import cost
+from tinygpu.term.expression import Constant
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Access, Affine, Do, Exit, For, Program, Statement, When
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["PROBLEM", "Variant", "block_as_argument", "main", "published_ratio", "variants"]
 

@@ -34,18 +34,18 @@ from benchmarks.memory import peak_mib
 from benchmarks.peers import FOLDER, write_tree
 from benchmarks.scoring import rates
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.provenance import provenance
-from tinygpu.concurrency.erase import erase
-from tinygpu.concurrency.judge import verdict, verdict_of
+from tinygpu.codegen.run.provenance import provenance
 from tinygpu.cores import cores
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import TinyGpuError
-from tinygpu.machine import Machine
+from tinygpu.legality.concurrency.erase import erase
+from tinygpu.legality.concurrency.judge import verdict, verdict_of
 from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import Simt
-from tinygpu.operation import Operation, Problem, matmul
-from tinygpu.program import Program
-from tinygpu.space import Space
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Machine
+from tinygpu.term.operation import Operation, Problem, matmul
+from tinygpu.term.program import Program
 
 __all__ = ["Row", "child", "cpu", "emitting", "main", "measured", "verdicts"]
 

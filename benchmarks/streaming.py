@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import FOLDER, load_rows, write_results, write_tree
-from tinygpu.codegen.measure import Options, measure
-from tinygpu.codegen.provenance import provenance
-from tinygpu.device import load_device
+from tinygpu.codegen.run.measure import Options, measure
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, StoreError, TinyGpuError
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Machine
-from tinygpu.measurement import Measurement
-from tinygpu.operation import Problem
-from tinygpu.schedule import Schedule
-from tinygpu.search.cost import cost
+from tinygpu.legality.laws import check_schedule
+from tinygpu.search.time.cost import cost
+from tinygpu.space.measurement import Measurement
+from tinygpu.term.machine import Machine
+from tinygpu.term.operation import Problem
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["Case", "compare", "predict_again", "predicted", "run", "schedules"]
 

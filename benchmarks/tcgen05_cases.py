@@ -28,15 +28,15 @@ import numpy as np
 
 from benchmarks.async_corpus import Case, changed
 from tests.blackwell_mutants import tensor_mutants
-from tinygpu.device import load_device
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Chosen, Value
+from tinygpu.devices.device import load_device
+from tinygpu.isa.memory import DTYPES
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.blackwell import STARTS, Blackwell
-from tinygpu.memory import DTYPES
-from tinygpu.operation import Operation, Problem, matmul
-from tinygpu.program import Program
-from tinygpu.schedule import Schedule
-from tinygpu.space import Space
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Operation, Problem, matmul
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
 
 __all__ = [
     "ARCH",

@@ -47,15 +47,15 @@ from benchmarks.tcgen05_reasons import REASONS, of_term, of_text
 from tests.blackwell_terms import broken
 from tests.ptx_runs import Outcome as Ran
 from tests.ptx_runs import run_matmul
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import EMITTER_VERSION, emit
-from tinygpu.codegen.provenance import provenance
-from tinygpu.concurrency.judge import verdict
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.provenance import provenance
 from tinygpu.errors import TinyGpuError
-from tinygpu.interpret import interpret
-from tinygpu.memory import DTYPES
-from tinygpu.program import Program
-from tinygpu.tolerance import error_ratio, roundoff
+from tinygpu.isa.memory import DTYPES
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.meaning.interpret import interpret
+from tinygpu.meaning.tolerance import error_ratio, roundoff
+from tinygpu.term.program import Program
 
 __all__ = ["explained", "judged", "lots", "main", "row_of_drawn", "row_of_text", "summary"]
 

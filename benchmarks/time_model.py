@@ -34,11 +34,11 @@ from numpy.typing import NDArray
 from benchmarks.fit_hopper import tau
 from benchmarks.oracle import CASES, HELD_OUT, ORACLE, decisions_of, path_of, problem_of
 from benchmarks.peers import FOLDER, write_tree
-from tinygpu.codegen.provenance import provenance
-from tinygpu.device import load_device
-from tinygpu.machine import Chosen
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
-from tinygpu.search.cost import cost
+from tinygpu.search.time.cost import cost
+from tinygpu.term.machine import Chosen
 
 __all__ = ["load", "main", "predicted", "row_of", "summary"]
 

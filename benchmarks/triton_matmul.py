@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.peers import tensors
 from tinygpu.errors import OperationError
-from tinygpu.operation import Problem
+from tinygpu.term.operation import Problem
 
 __all__ = ["Configuration", "configurations", "peers"]
 

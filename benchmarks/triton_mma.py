@@ -5,7 +5,7 @@ it compiles; what it made is looked at, and a kernel that has wgmma, or no mma.s
 Tiles come by pointers and cp.async; fp32 numbers are multiplied as tf32.  Names are those of
 ``triton_matmul``, without its last two options.
 
->>> from tinygpu.operation import Problem, matmul
+>>> from tinygpu.term.operation import Problem, matmul
 >>> problem = Problem.of(matmul("bf16", layout="nt"), m=4096, n=4096, k=4096)
 >>> len(configurations(problem)) >= 12
 True
@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.peers import tensors
 from benchmarks.triton_matmul import Configuration
 from tinygpu.errors import OperationError
-from tinygpu.memory import DTYPES
-from tinygpu.operation import Problem
+from tinygpu.isa.memory import DTYPES
+from tinygpu.term.operation import Problem
 
 __all__ = ["configurations", "held_to_mma", "peers"]
 

@@ -5,11 +5,11 @@ a branch; every ``Do`` goes through a rule of the table ``RULES``.  The kernel t
 pointers, then ``signature(program)``: 32-bit integers, absent if the program is specialised, then
 its scalars.  Of a program with barriers the CTA's threads branch to their roles.
 
->>> from tinygpu.machine import Chosen
+>>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines import MACHINES
 >>> from tinygpu.machines.hopper import STARTS
 >>> from tinygpu.machines.simt import LADDER
->>> from tinygpu.operation import matmul
+>>> from tinygpu.term.operation import matmul
 >>> program = MACHINES["simt"].program(matmul(), Chosen(LADDER["naive"]))
 >>> "fma.rn.f32" in emit(program)
 True
@@ -30,19 +30,19 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from tinygpu.access_map import Operand
-from tinygpu.codegen.clusters import ranks_along, signal_at
-from tinygpu.codegen.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
-from tinygpu.codegen.loops import instances, rotating_slots, stepped_pointers
-from tinygpu.codegen.lowering import THREAD_RULES
-from tinygpu.codegen.ptx import Scalar as Number
-from tinygpu.codegen.scope import Scope
-from tinygpu.codegen.tcgen05 import allocate, allocated, commit, release
-from tinygpu.codegen.tensor import TILE_RULES, prepare
-from tinygpu.codegen.trimming import expected_bytes, trim
-from tinygpu.codegen.warps import PAIR_RULES, swizzled_points
+from tinygpu.codegen.kernel.clusters import ranks_along, signal_at
+from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
+from tinygpu.codegen.kernel.loops import instances, rotating_slots, stepped_pointers
+from tinygpu.codegen.kernel.ptx import Scalar as Number
+from tinygpu.codegen.kernel.scope import Scope
+from tinygpu.codegen.kernel.trimming import expected_bytes, trim
+from tinygpu.codegen.rules.lowering import THREAD_RULES
+from tinygpu.codegen.rules.tcgen05 import allocate, allocated, commit, release
+from tinygpu.codegen.rules.tensor import TILE_RULES, prepare
+from tinygpu.codegen.rules.warps import PAIR_RULES, swizzled_points
 from tinygpu.errors import ProgramError
-from tinygpu.program import (
+from tinygpu.term.access_map import Operand
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,
@@ -62,7 +62,7 @@ from tinygpu.program import (
     WaitGroup,
     When,
 )
-from tinygpu.tensor_memory import uses_tensor_memory
+from tinygpu.term.tensor_memory import uses_tensor_memory
 
 __all__ = ["EMITTER_VERSION", "PTX_VERSION", "RULES", "emit", "integer_values", "signature"]
 
@@ -274,7 +274,7 @@ class Emitter(KernelCode):
         """Emit one statement through its rule."""
         self.text.note(str(do))
         form = self.form(do)
-        rule = RULES[form][do.instruction.name]
+        rule = do.instruction.lower or RULES[form][do.instruction.name]
         guarded = any(g for a in do.accesses for g in a.guard)
         if form != "tile" and self.program.guards == "tile" and guarded:
             self.whole_or_not(rule, do, scope)
@@ -299,7 +299,7 @@ class Emitter(KernelCode):
             each_its_own = do.instruction.unit in ("fma", "alu", "sfu")  # as ``cells`` finds them
             if name in TILE_RULES or not each_its_own:
                 form, of = "tile", " on a tile"
-        if name not in RULES[form]:
+        if do.instruction.lower is None and name not in RULES[form]:
             raise ProgramError(f"{do}: no lowering rule for {name}{of}")
         return form
 

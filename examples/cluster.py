@@ -3,12 +3,12 @@
 from typing import Any
 
 from tinygpu import Choice, Machine, Operation, Problem, Schedule, load_device, matmul
-from tinygpu.builder import Kernel
 from tinygpu.codegen.emit import emit
-from tinygpu.concurrency.judge import verdict
-from tinygpu.laws import require_legal
-from tinygpu.machine import Requirement, instructions
-from tinygpu.memory import GMEM, REGISTERS, SMEM
+from tinygpu.isa.memory import GMEM, REGISTERS, SMEM
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import require_legal
+from tinygpu.term.builder import Kernel
+from tinygpu.term.machine import Requirement, instructions
 
 
 class Cluster(Machine):

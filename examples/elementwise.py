@@ -4,11 +4,11 @@ tinygpu search elementwise "x * sigmoid(a*x) * z" --machine examples/elementwise
 """
 
 from tinygpu import Choice, Machine, Problem, Space, elementwise, load_device
-from tinygpu.builder import Kernel
 from tinygpu.codegen.emit import emit
-from tinygpu.machine import instructions
-from tinygpu.memory import GMEM, REGISTERS
-from tinygpu.search.best import rank
+from tinygpu.isa.memory import GMEM, REGISTERS
+from tinygpu.search.exact.best import rank
+from tinygpu.term.builder import Kernel
+from tinygpu.term.machine import instructions
 
 
 class Elementwise(Machine):

@@ -4,12 +4,12 @@ tinygpu search elementwise "a*x + b" --machine examples/first_machine.py:Axpb
 """
 
 from tinygpu import Choice, Machine, Problem, Space, elementwise, load_device
-from tinygpu.builder import Kernel
 from tinygpu.codegen.emit import emit
-from tinygpu.interpret import check
-from tinygpu.machine import instructions
-from tinygpu.memory import GMEM, REGISTERS
-from tinygpu.search.best import rank
+from tinygpu.isa.memory import GMEM, REGISTERS
+from tinygpu.meaning.interpret import check
+from tinygpu.search.exact.best import rank
+from tinygpu.term.builder import Kernel
+from tinygpu.term.machine import instructions
 
 
 class Axpb(Machine):

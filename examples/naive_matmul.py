@@ -4,12 +4,12 @@ Executed on NumPy arrays it has to give the product; then it prints its PTX.
 """
 
 from tinygpu import Choice, Machine, Problem, Schedule, load_device, matmul
-from tinygpu.builder import Kernel
 from tinygpu.codegen.emit import emit
-from tinygpu.interpret import check
-from tinygpu.laws import require_legal
-from tinygpu.machine import instructions
-from tinygpu.memory import GMEM, REGISTERS
+from tinygpu.isa.memory import GMEM, REGISTERS
+from tinygpu.legality.laws import require_legal
+from tinygpu.meaning.interpret import check
+from tinygpu.term.builder import Kernel
+from tinygpu.term.machine import instructions
 
 
 class Naive(Machine):

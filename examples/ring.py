@@ -1,12 +1,12 @@
 """A matmul on Hopper: a producer fills a ring of stages by TMA, a warpgroup multiplies from it."""
 
 from tinygpu import Choice, Machine, Problem, Schedule, load_device, matmul
-from tinygpu.builder import Kernel
 from tinygpu.codegen.emit import emit
-from tinygpu.concurrency.judge import verdict
-from tinygpu.laws import require_legal
-from tinygpu.machine import instructions
-from tinygpu.memory import GMEM, REGISTERS, SMEM
+from tinygpu.isa.memory import GMEM, REGISTERS, SMEM
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import require_legal
+from tinygpu.term.builder import Kernel
+from tinygpu.term.machine import instructions
 
 
 class Ring(Machine):

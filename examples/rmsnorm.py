@@ -1,12 +1,12 @@
 """RMSNorm: a row in the registers of some warps, summed by shuffles and through shared memory."""
 
 from tinygpu import Choice, Machine, Problem, Space, load_device
-from tinygpu.builder import Kernel
 from tinygpu.codegen.emit import emit
-from tinygpu.machine import instructions
-from tinygpu.memory import GMEM, REGISTERS, SMEM
-from tinygpu.operation import rmsnorm
-from tinygpu.search.best import rank
+from tinygpu.isa.memory import GMEM, REGISTERS, SMEM
+from tinygpu.search.exact.best import rank
+from tinygpu.term.builder import Kernel
+from tinygpu.term.machine import instructions
+from tinygpu.term.operation import rmsnorm
 
 
 class RMSNorm(Machine):

@@ -5,9 +5,9 @@ RMSNorm and softmax are operations that ship: ``tinygpu search softmax -i 16384 
 
 from tinygpu import MACHINES, Problem, Space, load_device
 from tinygpu.codegen.emit import emit
-from tinygpu.expression import parse
-from tinygpu.operation import Operand, reduce
-from tinygpu.search.best import rank
+from tinygpu.search.exact.best import rank
+from tinygpu.term.expression import parse
+from tinygpu.term.operation import Operand, reduce
 
 if __name__ == "__main__":
     x, y = (Operand(name, ("i", "j"), "f32") for name in "xy")

@@ -3,12 +3,12 @@
 import math
 
 from tinygpu import Choice, Machine, Problem, Space, load_device
-from tinygpu.builder import Kernel
 from tinygpu.codegen.emit import emit
-from tinygpu.machine import instructions
-from tinygpu.memory import GMEM, REGISTERS
-from tinygpu.operation import softmax
-from tinygpu.search.best import rank
+from tinygpu.isa.memory import GMEM, REGISTERS
+from tinygpu.search.exact.best import rank
+from tinygpu.term.builder import Kernel
+from tinygpu.term.machine import instructions
+from tinygpu.term.operation import softmax
 
 
 class Softmax(Machine):

@@ -4,13 +4,13 @@ Both arrays are read and written by whole lines; the pad keeps a column of the t
 """
 
 from tinygpu import Choice, Machine, Problem, Space, load_device
-from tinygpu.builder import Kernel
 from tinygpu.codegen.emit import emit
-from tinygpu.expression import value
-from tinygpu.machine import instructions
-from tinygpu.memory import GMEM, REGISTERS, SMEM
-from tinygpu.operation import Operand, Operation
-from tinygpu.search.best import rank
+from tinygpu.isa.memory import GMEM, REGISTERS, SMEM
+from tinygpu.search.exact.best import rank
+from tinygpu.term.builder import Kernel
+from tinygpu.term.expression import value
+from tinygpu.term.machine import instructions
+from tinygpu.term.operation import Operand, Operation
 
 TRANSPOSE = Operation(
     "transpose", ("i", "j"), (Operand("x", ("j", "i"), "f32"),), Operand("y", ("i", "j"), "f32"),

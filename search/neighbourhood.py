@@ -3,9 +3,9 @@
 A *single change* gives one decision another value.  Where that alone is illegal, the fewest further
 decisions change with it, the model's choice among equals: a wider tile with a stage less.
 
->>> from tinygpu.device import load_device
+>>> from tinygpu.devices.device import load_device
 >>> from tinygpu.machines.simt import LADDER, Simt
->>> from tinygpu.operation import Problem, matmul
+>>> from tinygpu.term.operation import Problem, matmul
 >>> problem = Problem.of(matmul(), m=256, n=256, k=256)
 >>> fixed = {**LADDER["tuned"], "raster": (4, 8), "vector_c": (2, 4)}
 >>> near = Neighbourhood(Space(Simt(), problem, load_device("h200"), fixed=fixed))
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.machine import Value
-from tinygpu.schedule import Schedule
-from tinygpu.search.scorer import Points, Scorer
-from tinygpu.space import Space
+from tinygpu.search.exact.scorer import Points, Scorer
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Value
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["Candidate", "Neighbourhood"]
 

@@ -1,14 +1,14 @@
 """The store: every measurement, in one SQLite file.
 
-A measurement is kept under its key (``tinygpu/measurement.py``): measured once, it is not measured
-again, so a search that was stopped goes on where it was.  The file is in WAL mode and every ``put``
-is one transaction that reaches the disk before it returns: several processes may write at once, and
-one that is killed loses at most the measurement that it was about to write.  ``export_lines`` and
-``import_lines`` carry measurements between stores as JSON lines, for replay on a machine without a
-GPU.
+A measurement is kept under its key (``tinygpu/space/measurement.py``): measured once, it is not
+measured again, so a search that was stopped goes on where it was.  The file is in WAL mode and
+every ``put`` is one transaction that reaches the disk before it returns: several processes may
+write at once, and one that is killed loses at most the measurement that it was about to write.
+``export_lines`` and ``import_lines`` carry measurements between stores as JSON lines, for replay on
+a machine without a GPU.
 
 >>> import tempfile
->>> from tinygpu.measurement import Measurement
+>>> from tinygpu.space.measurement import Measurement
 >>> one = Measurement(operation="{}", sizes="{}", schedule="{}", device="H200", driver="580",
 ...                   emitter=1, seconds=1e-3)
 >>> with tempfile.TemporaryDirectory() as folder, Store(Path(folder, "store.db")) as store:
@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import TextIO, TypeVar
 
 from tinygpu.errors import StoreError
-from tinygpu.measurement import Key, Measurement
+from tinygpu.space.measurement import Key, Measurement
 
 __all__ = ["FORMAT", "Store"]
 

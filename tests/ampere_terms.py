@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tinygpu.machine import Chosen, Value
 from tinygpu.machines.ampere import STARTS, Ampere
-from tinygpu.operation import matmul
-from tinygpu.program import Access, Do, Program, walk
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Access, Do, Program, walk
 
 
 def term(name: str, layout: str = "nt", dtype: str = "bf16", **changes: Value) -> Program:

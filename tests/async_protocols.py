@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from tinygpu.expression import Constant, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.operation import elementwise
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.term.expression import Constant, value
+from tinygpu.term.operation import elementwise
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

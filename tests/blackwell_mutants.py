@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tests.async_mutants import with_barrier, with_buffer
-from tinygpu.program import (
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

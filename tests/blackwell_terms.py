@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tinygpu.device import load_device
-from tinygpu.laws import LAWS
-from tinygpu.machine import Chosen, Value
+from tinygpu.devices.device import load_device
+from tinygpu.legality.laws import LAWS
+from tinygpu.legality.reach import Case
 from tinygpu.machines.blackwell import STARTS, Blackwell
-from tinygpu.operation import matmul
-from tinygpu.program import Program
-from tinygpu.reach import Case
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Program
 
 B200 = load_device("b200")
 LARGE = {"m": 4096, "n": 4096, "k": 4096}

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from tinygpu.codegen.emit import signature
-from tinygpu.codegen.launch import Kernel
+from tinygpu.codegen.kernel.tensor_map import tensor_maps
+from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime import driver, function
-from tinygpu.codegen.tensor_map import tensor_maps
 
 SIDE = 4242  # the handle of the stream on which graphs are captured
 

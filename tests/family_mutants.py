@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, get_args, get_type_hints
 
 from tests.async_mutants import with_barrier, with_buffer
-from tinygpu.program import (
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

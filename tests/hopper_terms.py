@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tinygpu.device import load_device
-from tinygpu.laws import LAWS
-from tinygpu.machine import Chosen, Value
+from tinygpu.devices.device import load_device
+from tinygpu.legality.laws import LAWS
+from tinygpu.legality.reach import Case
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import matmul
-from tinygpu.program import Access, Block, Buffer, Do, Program, Statement
-from tinygpu.reach import Case
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Access, Block, Buffer, Do, Program, Statement
 
 H200 = load_device("h200")
 LARGE = {"m": 4096, "n": 4096, "k": 4096}

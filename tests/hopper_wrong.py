@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.hopper_terms import dos, rebuffered, rewritten, role, term
-from tinygpu.program import (
+from tinygpu.term.program import (
     Access,
     Arrive,
     Commit,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tinygpu.program import (
+from tinygpu.term.program import (
     Access,
     Commit,
     Do,

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from tests.hopper_terms import rebuffered, rewritten
-from tinygpu.device import load_device
-from tinygpu.expression import Apply, Constant, Expression, value
+from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
-from tinygpu.operation import (
+from tinygpu.space.space import Space
+from tinygpu.term.expression import Apply, Constant, Expression, value
+from tinygpu.term.operation import (
     ACC,
     ACTIVATIONS,
     Operation,
@@ -27,9 +28,8 @@ from tinygpu.operation import (
     rmsnorm,
     softmax,
 )
-from tinygpu.program import Access, Affine, Do, For, Program, Statement
-from tinygpu.schedule import Schedule
-from tinygpu.space import Space
+from tinygpu.term.program import Access, Affine, Do, For, Program, Statement
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["FAMILIES", "OPERATIONS", "drawn", "mutants"]
 

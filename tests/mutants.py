@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tinygpu.program import (
+from tinygpu.term.program import (
     Access,
     Buffer,
     Commit,

@@ -14,12 +14,12 @@ from benchmarks.interpreter_speed import POINTS, SIZES
 from tests.ptx_runs import term_of
 from tests.test_ptx_kernels import VARIANTS
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.interpreter import FAMILIES
-from tinygpu.codegen.interpreter.forms import FORMS, SETS, find
-from tinygpu.codegen.interpreter.parser import parse
-from tinygpu.machine import Chosen
+from tinygpu.codegen.emulator import FAMILIES
+from tinygpu.codegen.emulator.forms import FORMS, SETS, find
+from tinygpu.codegen.emulator.parser import parse
 from tinygpu.machines import MACHINES
-from tinygpu.operation import matmul
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
 
 __all__ = ["COLUMNS", "PAGE", "counts", "in_unit_tests", "page", "table"]
 

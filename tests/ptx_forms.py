@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tinygpu.codegen.assemble import find_ptxas
-from tinygpu.codegen.interpreter.forms import SETS, Form
+from tinygpu.codegen.emulator.forms import SETS, Form
+from tinygpu.codegen.run.assemble import find_ptxas
 
 __all__ = ["instances", "kernel", "rejected"]
 

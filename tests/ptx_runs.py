@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.interpretation import execute
-from tinygpu.codegen.interpreter import Module, Report
-from tinygpu.machine import Chosen
+from tinygpu.codegen.emulator import Module, Report
+from tinygpu.codegen.run.interpretation import execute
+from tinygpu.isa.memory import DTYPES
 from tinygpu.machines import MACHINES
-from tinygpu.memory import DTYPES
-from tinygpu.operation import matmul
-from tinygpu.program import Program
-from tinygpu.tolerance import ulp
+from tinygpu.meaning.tolerance import ulp
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Program
 
 Array = NDArray[Any]
 

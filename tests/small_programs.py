@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from tinygpu.expression import Constant, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.operation import matmul
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.term.expression import Constant, value
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import (
     Access,
     Affine,
     Axis,

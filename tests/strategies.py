@@ -7,7 +7,7 @@ from math import prod
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from tinygpu.layout import IntTuple, Layout, Swizzle, coalesce
+from tinygpu.term.layout import IntTuple, Layout, Swizzle, coalesce
 
 __all__ = [
     "compact_layouts",

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from tests.ptx_threads import SMEM, Event, of_rank, run
 from tinygpu.codegen.emit import integer_values
+from tinygpu.codegen.kernel.scope import value_coordinates
+from tinygpu.codegen.kernel.smem import smem_plan
+from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.codegen.runtime.maps import TensorMap
-from tinygpu.codegen.scope import value_coordinates
-from tinygpu.codegen.smem import smem_plan
-from tinygpu.codegen.tensor_map import tensor_maps
-from tinygpu.program import (
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import gf2_layouts, layouts
-from tinygpu.access import INACTIVE, bank_wavefronts, sectors, widest_vector
-from tinygpu.layout import Layout, LayoutError, Swizzle, column_major, compose, row_major
+from tinygpu.term.access import INACTIVE, bank_wavefronts, sectors, widest_vector
+from tinygpu.term.layout import Layout, LayoutError, Swizzle, column_major, compose, row_major
 
 LANES = np.arange(32)
 WIDTHS = st.sampled_from((1, 2, 4, 8, 16))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tinygpu.concurrency.judge import verdict
-from tinygpu.machine import Chosen
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Problem, matmul
 
-interpret: Any = pytest.importorskip("tinygpu.interpret")
+interpret: Any = pytest.importorskip("tinygpu.meaning.interpret")
 mutation: Any = pytest.importorskip("tests.mutants")
 
 AMONG_THREADS = {"race", "deadlock", "stale", "unwaited"}

@@ -13,31 +13,31 @@ import pytest
 from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, dos
 from tests.mutants import mutants
-from tinygpu.access import bank_wavefronts
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.warps import rows_of
-from tinygpu.concurrency.judge import verdict
-from tinygpu.device import load_device
+from tinygpu.codegen.rules.warps import rows_of
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
-from tinygpu.fragment import FRAGMENTS
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.interpret import check
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Chosen
+from tinygpu.isa.fragment import FRAGMENTS
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.warp_matrix import products
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import check_schedule
+from tinygpu.legality.warp_laws import WARP_LAWS
 from tinygpu.machines.ampere import STARTS, Ampere
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Access, Do
-from tinygpu.questions import prove
-from tinygpu.registers import predicted_spill, register_estimate, register_limit
-from tinygpu.schedule import Schedule
-from tinygpu.search.best import rank
-from tinygpu.search.cost import cost
-from tinygpu.search.warps import matrices
-from tinygpu.space import Space
-from tinygpu.touched import coordinates
-from tinygpu.warp_laws import WARP_LAWS
-from tinygpu.warp_matrix import products
+from tinygpu.meaning.interpret import check
+from tinygpu.meaning.touched import coordinates
+from tinygpu.search.exact.best import rank
+from tinygpu.search.time.cost import cost
+from tinygpu.search.time.registers import predicted_spill, register_estimate, register_limit
+from tinygpu.search.time.warps import matrices
+from tinygpu.space.questions import prove
+from tinygpu.space.space import Space
+from tinygpu.term.access import bank_wavefronts
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Access, Do
+from tinygpu.term.schedule import Schedule
 
 RAGGED = {"m": 72, "n": 88, "k": 176}
 NARROW: dict[str, dict[str, Any]] = {

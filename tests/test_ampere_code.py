@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from tests.ptx_runs import run_matmul
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.kernel import KernelCode
-from tinygpu.codegen.scope import Scope
-from tinygpu.device import load_device
+from tinygpu.codegen.kernel.kernel import KernelCode
+from tinygpu.codegen.kernel.scope import Scope
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
-from tinygpu.machine import Chosen
 from tinygpu.machines.ampere import STARTS, Ampere
-from tinygpu.operation import matmul
-from tinygpu.program import Access, Do, For, Program, var, walk
-from tinygpu.search.cost import cost
+from tinygpu.search.time.cost import cost
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Access, Do, For, Program, var, walk
 
 SMALL = {"tile_m": 64, "tile_n": 64, "warps_m": 2, "warps_n": 2}
 LAYOUTS = ("nt", "nn", "tn", "tt")

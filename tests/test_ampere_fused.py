@@ -11,19 +11,19 @@ import pytest
 
 from benchmarks.interpreter_agreement import Data, run
 from tests.hopper_terms import H200, LARGE, broken
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
-from tinygpu.concurrency.judge import verdict
+from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import OperationError
-from tinygpu.interpret import check
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Chosen
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.ampere import STARTS, Ampere
-from tinygpu.operation import Operation, Problem, matmul
-from tinygpu.program import Do, For, Program
-from tinygpu.schedule import Schedule
-from tinygpu.search.cost import cost
-from tinygpu.space import Space
+from tinygpu.meaning.interpret import check
+from tinygpu.search.time.cost import cost
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Operation, Problem, matmul
+from tinygpu.term.program import Do, For, Program
+from tinygpu.term.schedule import Schedule
 
 SMALL: dict[str, Any] = {"tile_m": 64, "tile_n": 64, "warps_m": 2, "warps_n": 2}
 FUSED: dict[str, dict[str, Any]] = {

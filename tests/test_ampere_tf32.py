@@ -13,17 +13,17 @@ from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import LARGE, LAYOUTS, broken, dos
 from tests.mutants import rewritten
 from tests.ptx_runs import run_matmul
-from tinygpu.access import bank_wavefronts
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
-from tinygpu.device import load_device
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError
-from tinygpu.machine import Chosen
 from tinygpu.machines.ampere import STARTS, Ampere
-from tinygpu.operation import matmul
-from tinygpu.program import Access, Do, Program
-from tinygpu.search.cost import cost
-from tinygpu.touched import coordinates
+from tinygpu.meaning.touched import coordinates
+from tinygpu.search.time.cost import cost
+from tinygpu.term.access import bank_wavefronts
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Access, Do, Program
 
 SMALL: dict[str, Any] = {"tile_m": 64, "tile_n": 64, "warps_m": 2, "warps_n": 2}
 

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tinygpu.codegen.arguments import contract_of, dense, vector_of
+from tinygpu.codegen.run.arguments import contract_of, dense, vector_of
 from tinygpu.codegen.runtime import contract
 from tinygpu.codegen.runtime.views import View, view
 from tinygpu.errors import LaunchError
-from tinygpu.machine import Chosen, Value
 from tinygpu.machines.blackwell import STARTS, Blackwell
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Program
-from tinygpu.schedule import Schedule
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
 
 SIZES = st.integers(1, 300)
 

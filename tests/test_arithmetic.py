@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpu.arithmetic import compute
 from tinygpu.errors import ProgramError
-from tinygpu.expression import Constant, Expression, apply, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.interpret import interpret
-from tinygpu.operation import Operand, Operation
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.meaning.interpret import interpret
+from tinygpu.term.arithmetic import compute
+from tinygpu.term.expression import Constant, Expression, apply, value
+from tinygpu.term.operation import Operand, Operation
+from tinygpu.term.program import (
     Access,
     Axis,
     Buffer,

@@ -14,10 +14,10 @@ from tinygpu.errors import WishError
 from tinygpu.machines import MACHINES
 from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.quantities import QUANTITIES
-from tinygpu.schedule import from_json
-from tinygpu.wishes import wishes
+from tinygpu.space.quantities import QUANTITIES
+from tinygpu.space.wishes import wishes
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import from_json
 
 ROOT = Path(__file__).parent.parent
 PROBLEM = Problem.of(matmul(), m=64, n=64, k=64)

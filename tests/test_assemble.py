@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tinygpu.codegen import assemble as module
-from tinygpu.codegen.assemble import (
+from tinygpu.codegen.emit import emit
+from tinygpu.codegen.run import assemble as module
+from tinygpu.codegen.run.assemble import (
     assemble,
     assemble_many,
     cache_folder,
@@ -15,11 +16,10 @@ from tinygpu.codegen.assemble import (
     parse,
     ptxas_version,
 )
-from tinygpu.codegen.emit import emit
 from tinygpu.errors import AssemblyError
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import matmul
-from tinygpu.schedule import Schedule
+from tinygpu.term.operation import matmul
+from tinygpu.term.schedule import Schedule
 
 EMPTY = """.version 9.0
 .target sm_90a

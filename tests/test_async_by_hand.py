@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpu.cluster import Mbarrier
 from tinygpu.errors import ProgramError
-from tinygpu.expression import Constant, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.interpret import check, interpret
-from tinygpu.operation import elementwise
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.meaning.cluster import Mbarrier
+from tinygpu.meaning.interpret import check, interpret
+from tinygpu.term.expression import Constant, value
+from tinygpu.term.operation import elementwise
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tinygpu.interpret import check, interpret, reduced
-from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Block, Fence, Program, Statement
+from tinygpu.meaning.interpret import check, interpret, reduced
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Block, Fence, Program, Statement
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SMALL: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 
 from tests.async_mutants import mutants
 from tests.test_async_interpret import CLUSTER, TURNS, hopper
-from tinygpu.interpret import check
+from tinygpu.meaning.interpret import check
 
 HARMLESS = (
     "double wait ",

@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinygpu.cli.timeline_picture import asynchronous_figure
-from tinygpu.device import load_device
-from tinygpu.machine import Chosen
+from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 from tinygpu.machines.blackwell import STARTS as POINTS
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import matmul
-from tinygpu.program import Program
-from tinygpu.search import asynchronous_timeline
-from tinygpu.search.pipeline import Placed, Stages
-from tinygpu.search.recursion import Recursion, numbers
-from tinygpu.search.spans import Timeline
-from tinygpu.search.timeline import timeline, trace
+from tinygpu.search.time import asynchronous_timeline
+from tinygpu.search.time.pipeline import Placed, Stages
+from tinygpu.search.time.recursion import Recursion, numbers
+from tinygpu.search.time.spans import Timeline
+from tinygpu.search.time.timeline import timeline, trace
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Program
 
 H200 = load_device("h200")
 CHIPS = {"hopper": (STARTS, H200), "blackwell": (POINTS, load_device("b200"))}

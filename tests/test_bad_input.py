@@ -23,19 +23,19 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tinygpu.cli import app
-from tinygpu.codegen.doctor import how_to_install
-from tinygpu.device import DEVICES, load_device
+from tinygpu.codegen.run.doctor import how_to_install
+from tinygpu.devices.device import DEVICES, load_device
 from tinygpu.errors import DeviceError, ScheduleError, StoreError
-from tinygpu.laws import check_schedule
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.measurement import Measurement, describe
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule, from_json, to_json
-from tinygpu.search.cost import cost
-from tinygpu.search.explain import explain
+from tinygpu.search.explain.explain import explain
 from tinygpu.search.store import Store
+from tinygpu.search.time.cost import cost
+from tinygpu.space.measurement import Measurement, describe
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule, from_json, to_json
 
 PROBLEM = Problem.of(matmul(), m=64, n=64, k=64)
 SIMT = Schedule.of(Simt(), LADDER["multi-stage"])
@@ -726,7 +726,7 @@ main()
         ("tinygpu.machines.hopper_term", "'machines'"),
         ("tinygpu.cli.demo", "'machines'"),
         ("rich.table", "'machines'"),
-        ("tinygpu.space", "'search', 'matmul', '-m', '8'"),
+        ("tinygpu.space.space", "'search', 'matmul', '-m', '8'"),
     ],
 )
 def test_ctrl_c_at_the_start(module: str, words: str) -> None:

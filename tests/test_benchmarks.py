@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from benchmarks import elementwise, peers, scoring, simt_fuzz, speed, streaming
-from tinygpu.codegen.measure import Options
-from tinygpu.device import load_device
+from tinygpu.codegen.run.measure import Options
+from tinygpu.devices.device import load_device
 from tinygpu.errors import StoreError, TinyGpuError
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Value
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.measurement import Measurement, Results, describe
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule
-from tinygpu.space import Space
+from tinygpu.space.measurement import Measurement, Results, describe
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Value
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule
 
 NARROW: dict[str, Any] = {
     n: v for n, v in LADDER["shared"].items() if n not in ("tile_k", "raster", "split_k", "combine")

@@ -20,12 +20,12 @@ from benchmarks.agreement_cases import CASES, MACHINES, PARTS, draw, load_cases
 from benchmarks.interpreter_agreement import FIELDS, interpret
 from benchmarks.peers import ROW, load_rows, write_results
 from tinygpu.codegen.emit import emit
-from tinygpu.device import load_device
-from tinygpu.laws import check_schedule
+from tinygpu.devices.device import load_device
+from tinygpu.isa.memory import DTYPES
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES as ALL
-from tinygpu.memory import DTYPES
-from tinygpu.program import Program
-from tinygpu.schedule import from_json
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import from_json
 
 KEPT = load_cases()
 FEW = [
@@ -217,9 +217,9 @@ def test_a_worker_runs_a_case(wild: bool, monkeypatch: pytest.MonkeyPatch) -> No
     library = SimpleNamespace(
         asarray=np.asarray, asnumpy=np.asarray, empty=np.empty, zeros=np.zeros
     )
-    monkeypatch.setattr("tinygpu.codegen.launch.gpu", lambda: library)
-    monkeypatch.setattr("tinygpu.codegen.launch.Kernel", Kernel)
-    monkeypatch.setattr("tinygpu.codegen.validation.gpu", lambda: library)
+    monkeypatch.setattr("tinygpu.codegen.run.launch.gpu", lambda: library)
+    monkeypatch.setattr("tinygpu.codegen.run.launch.Kernel", Kernel)
+    monkeypatch.setattr("tinygpu.codegen.run.validation.gpu", lambda: library)
     asked: list[Any] = []
 
     def ask(request: Mapping[str, Any], limit_seconds: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import triton_mma
 from benchmarks.ampere_matmul import CASES
 from tinygpu.errors import OperationError
-from tinygpu.operation import Problem, matmul
+from tinygpu.term.operation import Problem, matmul
 
 LARGE = next(case for case in CASES if case.part == "4096")
 

@@ -7,12 +7,12 @@ import pytest
 from benchmarks.hopper_bottleneck import SHAPES, winner
 from benchmarks.hopper_sanitizer import CONTROLS, TOOLS, controls, said
 from benchmarks.peers import FOLDER, load_rows
-from tinygpu.concurrency.judge import verdict
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.hopper import Hopper
-from tinygpu.operation import matmul
-from tinygpu.schedule import Schedule
-from tinygpu.search.cost import cost
+from tinygpu.search.time.cost import cost
+from tinygpu.term.operation import matmul
+from tinygpu.term.schedule import Schedule
 
 
 @pytest.mark.parametrize(

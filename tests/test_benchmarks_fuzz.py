@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from benchmarks import fuzz
 from tinygpu.codegen.emit import EMITTER_VERSION
-from tinygpu.memory import DTYPES
-from tinygpu.operation import LAYOUTS, matmul
+from tinygpu.isa.memory import DTYPES
+from tinygpu.term.operation import LAYOUTS, matmul
 
 
 @given(st.sampled_from(fuzz.MACHINES), st.integers(0, 400), st.integers(0, 2**32))

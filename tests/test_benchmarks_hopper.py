@@ -12,14 +12,14 @@ import pytest
 
 from benchmarks import hopper_matmul, triton_matmul
 from tinygpu.codegen.emit import EMITTER_VERSION
-from tinygpu.codegen.measure import Options
-from tinygpu.device import load_device
-from tinygpu.laws import LAWS
+from tinygpu.codegen.run.measure import Options
+from tinygpu.devices.device import load_device
+from tinygpu.legality.laws import LAWS
+from tinygpu.legality.reach import Case as LawCase
 from tinygpu.machines.hopper import Hopper
-from tinygpu.measurement import Measurement, Results, describe
-from tinygpu.operation import Problem
-from tinygpu.reach import Case as LawCase
-from tinygpu.schedule import Schedule
+from tinygpu.space.measurement import Measurement, Results, describe
+from tinygpu.term.operation import Problem
+from tinygpu.term.schedule import Schedule
 
 
 def broken(schedule: Schedule, problem: Problem) -> set[str]:

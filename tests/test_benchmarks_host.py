@@ -15,11 +15,11 @@ from benchmarks import host_overhead
 from benchmarks.host_overhead import BURST, CALLS, SAMPLES, Case, Run, cases, host_seconds, rows_of
 from benchmarks.peers import load_rows
 from tests.fake_gpu import CupyArray, installed
-from tinygpu.codegen import validation
-from tinygpu.codegen.launch import Kernel
-from tinygpu.device import load_device
-from tinygpu.laws import check_schedule
-from tinygpu.operation import Problem
+from tinygpu.codegen.run import validation
+from tinygpu.codegen.run.launch import Kernel
+from tinygpu.devices.device import load_device
+from tinygpu.legality.laws import check_schedule
+from tinygpu.term.operation import Problem
 
 CASES = cases()
 SMALL = [

@@ -16,16 +16,16 @@ from benchmarks.peers import ROW
 from tinygpu.cli.measuring import CUBLASLT, Effort, Tuned
 from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.errors import LaunchError
-from tinygpu.machine import Value
 from tinygpu.machines.ampere import Ampere
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.measurement import Measurement, canonical, describe
-from tinygpu.operation import Operation
-from tinygpu.operation import matmul as matmul_of
-from tinygpu.schedule import Schedule
 from tinygpu.search.neighbourhood import Candidate
-from tinygpu.space import Space
+from tinygpu.space.measurement import Measurement, canonical, describe
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Value
+from tinygpu.term.operation import Operation
+from tinygpu.term.operation import matmul as matmul_of
+from tinygpu.term.schedule import Schedule
 
 ONE = case("main", 256, 256, 256, "f32", "nn")
 OTHER = case("main", 512, 256, 256, "f32", "nn")

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from benchmarks import peers, triton_matmul
 from benchmarks.hopper_matmul import CASES
 from benchmarks.triton_matmul import Configuration
-from tinygpu.codegen import cublaslt, timing
-from tinygpu.codegen.provenance import Clock
+from tinygpu.codegen.run import cublaslt, timing
+from tinygpu.codegen.run.provenance import Clock
 from tinygpu.errors import LaunchError, OperationError
-from tinygpu.operation import Problem, matmul, softmax
+from tinygpu.term.operation import Problem, matmul, softmax
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SMEM_BYTES = 232448

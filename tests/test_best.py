@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.search.best import rank
-from tinygpu.search.branch import Search
-from tinygpu.search.cost import cost
-from tinygpu.search.scorer import Scorer
-from tinygpu.space import Space
+from tinygpu.search.exact.best import rank
+from tinygpu.search.exact.branch import Search
+from tinygpu.search.exact.scorer import Scorer
+from tinygpu.search.time.cost import cost
+from tinygpu.space.space import Space
+from tinygpu.term.operation import Problem, matmul
 
 DEVICE = load_device("h200")
 SPACES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [

@@ -20,14 +20,14 @@ from tests.test_best import DEVICE, space_of
 from tinygpu.errors import IllegalScheduleError, ProgramError, TinyGpuError
 from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Operation, Problem, matmul
-from tinygpu.program import Program
-from tinygpu.search import best, branch, pair
-from tinygpu.search.best import Ranking, rank
-from tinygpu.search.branch import Search
-from tinygpu.space import Space
+from tinygpu.search.exact import best, branch, pair
+from tinygpu.search.exact.best import Ranking, rank
+from tinygpu.search.exact.branch import Search
+from tinygpu.space.space import Space
+from tinygpu.term.operation import Operation, Problem, matmul
+from tinygpu.term.program import Program
 
-IN_HALF = getattr(sys.modules["__main__"].__spec__, "name", "") == "tinygpu.search.half"
+IN_HALF = getattr(sys.modules["__main__"].__spec__, "name", "") == "tinygpu.search.exact.half"
 PROBLEM = Problem.of(matmul(), m=512, n=384, k=256)
 WIDE: dict[str, Any] = {
     **LADDER["tuned"], "tile_m": (64, 128), "tile_k": (8, 16), "pipeline": ("none", "register"),
@@ -267,7 +267,7 @@ def test_a_machine_that_only_this_process_has(
 
 def test_the_second_process_loads_little() -> None:
     """Neither what prints nor what solves: it has to begin at once."""
-    code = "import json, sys, tinygpu.search.half; print(json.dumps(sorted(sys.modules)))"
+    code = "import json, sys, tinygpu.search.exact.half; print(json.dumps(sorted(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"typer", "rich", "z3", "matplotlib", "cupy"} & set(json.loads(run.stdout))
 

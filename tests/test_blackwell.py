@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from tests.blackwell_terms import B200, LAYOUTS, small, term
 from tests.hopper_terms import dos, rebuffered
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.scope import value_coordinates
-from tinygpu.codegen.tcgen05 import cta_group, instruction_descriptor
+from tinygpu.codegen.kernel.scope import value_coordinates
+from tinygpu.codegen.rules.tcgen05 import cta_group, instruction_descriptor
+from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import ProgramError
-from tinygpu.machine import Chosen, Value
 from tinygpu.machines.blackwell import STARTS, Blackwell
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Access, Do, Program, walk
-from tinygpu.space import Space
-from tinygpu.tensor_memory import LANES, allocated_columns, placement, used_columns
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Access, Do, Program, walk
+from tinygpu.term.tensor_memory import LANES, allocated_columns, placement, used_columns
 
 
 def _mma(program: Program) -> Do:

@@ -14,21 +14,21 @@ import pytest
 from tests.blackwell_terms import B200, LARGE, broken, small, term
 from tests.hopper_terms import dos, rebuffered
 from tests.ptx_runs import run_matmul
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
+from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import ProgramError
-from tinygpu.interpret import check
-from tinygpu.machine import Chosen, Value
 from tinygpu.machines.blackwell import STARTS, Blackwell
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import (
+from tinygpu.meaning.interpret import check
+from tinygpu.search.time.asynchronous import Event, agents
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import (
     Access,
     Do,
     Program,
 )
-from tinygpu.search.asynchronous import Event, agents
-from tinygpu.space import Space
-from tinygpu.tensor_memory import allocated_columns, first_columns, used_columns
+from tinygpu.term.tensor_memory import allocated_columns, first_columns, used_columns
 
 SIZES = {"m": 200, "n": 72, "k": 200}
 CP, MMA = "tcgen05.cp", "tcgen05.mma"

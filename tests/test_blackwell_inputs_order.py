@@ -18,9 +18,9 @@ from tests.blackwell_mutants import tensor_mutants
 from tests.blackwell_terms import broken, small
 from tests.hopper_terms import dos, rebuffered, rewritten
 from tests.ptx_runs import run_matmul
-from tinygpu.concurrency.judge import verdict
-from tinygpu.interpret import check
-from tinygpu.program import (
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.meaning.interpret import check
+from tinygpu.term.program import (
     Access,
     Arrive,
     Barrier,

@@ -9,14 +9,16 @@ import pytest
 
 from tests.blackwell_terms import FORMS, LARGE, broken, term
 from tests.hopper_terms import dos, rebuffered, rewritten, role
-from tinygpu.device import load_device
-from tinygpu.laws import LAWS
-from tinygpu.machine import Chosen
+from tinygpu.devices.device import load_device
+from tinygpu.legality.laws import LAWS
+from tinygpu.legality.reach import Case
+from tinygpu.legality.tmem_laws import TMEM_LAWS
 from tinygpu.machines.blackwell import STARTS, Blackwell
 from tinygpu.machines.hopper import STARTS as HOPPER
 from tinygpu.machines.hopper import Hopper
-from tinygpu.operation import matmul
-from tinygpu.program import (
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,
@@ -29,8 +31,6 @@ from tinygpu.program import (
     When,
     var,
 )
-from tinygpu.reach import Case
-from tinygpu.tmem_laws import TMEM_LAWS
 
 MMA, LD, CP = "tcgen05.mma", "tcgen05.ld", "tcgen05.cp"
 

@@ -13,10 +13,10 @@ import pytest
 from tests.async_mutants import mutants
 from tests.blackwell_terms import LAYOUTS, built, small, term
 from tests.hopper_terms import dos, rebuffered, rewritten
-from tinygpu.concurrency.judge import verdict
-from tinygpu.interpret import check
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.blackwell import STARTS
-from tinygpu.program import (
+from tinygpu.meaning.interpret import check
+from tinygpu.term.program import (
     Arrive,
     Do,
     Fence,

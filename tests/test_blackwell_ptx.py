@@ -16,12 +16,12 @@ from tests.blackwell_terms import B200, LAYOUTS, broken, built, small
 from tests.hopper_terms import rewritten
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
-from tinygpu.interpret import check
-from tinygpu.machine import Chosen, Value
 from tinygpu.machines.blackwell import STARTS, Blackwell
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Fence, Program, Statement, WaitGroup
-from tinygpu.space import Space
+from tinygpu.meaning.interpret import check
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Fence, Program, Statement, WaitGroup
 
 SIZES = {"m": 200, "n": 72, "k": 136}
 

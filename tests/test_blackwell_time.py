@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.blackwell_terms import B200, term
-from tinygpu.machine import Value
 from tinygpu.machines.blackwell import Blackwell
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Program
-from tinygpu.search.asynchronous import Event, agents
-from tinygpu.search.best import rank
-from tinygpu.search.pipeline import Stages, predict_stages
-from tinygpu.space import Space
+from tinygpu.search.exact.best import rank
+from tinygpu.search.time.asynchronous import Event, agents
+from tinygpu.search.time.pipeline import Stages, predict_stages
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Value
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Program
 
 LARGE = {"m": 8192, "n": 8192, "k": 8192}
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from tinygpu.codegen import build
-from tinygpu.codegen.assemble import assemble
-from tinygpu.codegen.build import Built, build_many
 from tinygpu.codegen.emit import emit
+from tinygpu.codegen.run import build
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.build import Built, build_many
 from tinygpu.errors import TinyGpuError
-from tinygpu.machine import Chosen
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import matmul
-from tinygpu.program import Program
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Program
 
 ARCH = "sm_90a"
 

@@ -22,17 +22,17 @@ from examples.rmsnorm import RMSNorm
 from examples.softmax import Softmax
 from examples.transpose import TRANSPOSE, Transpose
 from tinygpu import MACHINES, Machine, Operation, Problem, Schedule, Space, load_device
-from tinygpu.builder import Kernel, trace
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.interpretation import interpret
-from tinygpu.concurrency.judge import verdict
+from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.errors import MachineError, ProgramError
-from tinygpu.interpret import check
-from tinygpu.laws import check_schedule
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.hopper import STARTS
-from tinygpu.meaning import computes
-from tinygpu.operation import elementwise, matmul, rmsnorm, softmax
-from tinygpu.program import (
+from tinygpu.meaning.identity import computes
+from tinygpu.meaning.interpret import check
+from tinygpu.term.builder import Kernel, trace
+from tinygpu.term.operation import elementwise, matmul, rmsnorm, softmax
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

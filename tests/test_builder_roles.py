@@ -13,17 +13,17 @@ import pytest
 from examples.cluster import Cluster
 from tests.test_builder import CLUSTER, DROPPABLE, same_code, without
 from tinygpu import MACHINES, Choice, Machine, Schedule, load_device
-from tinygpu.builder import Kernel, trace
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.interpretation import interpret
-from tinygpu.concurrency.judge import verdict
+from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.errors import ProgramError
-from tinygpu.interpret import check
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.hopper import STARTS
-from tinygpu.meaning import computes
-from tinygpu.operation import matmul
-from tinygpu.program import Program, walk
-from tinygpu.search.cost import cost
+from tinygpu.meaning.identity import computes
+from tinygpu.meaning.interpret import check
+from tinygpu.search.time.cost import cost
+from tinygpu.term.builder import Kernel, trace
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Program, walk
 
 NT = matmul("bf16", layout="nt")
 HOPPER = MACHINES["hopper"]

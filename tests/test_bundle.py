@@ -29,10 +29,10 @@ from hypothesis import strategies as st
 
 from tests.fake_gpu import Array, CupyArray, Gpu, installed
 from tests.test_bad_input import JSON, mutated
-from tinygpu.codegen import bundle as writing
-from tinygpu.codegen.arguments import contract_of
-from tinygpu.codegen.build import Built, build_many
-from tinygpu.codegen.bundle import (
+from tinygpu.codegen.run import bundle as writing
+from tinygpu.codegen.run.arguments import contract_of
+from tinygpu.codegen.run.build import Built, build_many
+from tinygpu.codegen.run.bundle import (
     BundledKernel,
     bundle_parts,
     loader_text,
@@ -42,15 +42,15 @@ from tinygpu.codegen.bundle import (
 from tinygpu.codegen.runtime import bundle as runtime
 from tinygpu.codegen.runtime.bundle import BUNDLE_FORMAT, FIRST_CALL, Bundle, load_bundle, sealed
 from tinygpu.codegen.runtime.contract import Contract
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, StoreError
-from tinygpu.machine import Chosen, Machine
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Operation, Problem, elementwise, matmul, rmsnorm, softmax
-from tinygpu.program import Program
-from tinygpu.space import Space
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen, Machine
+from tinygpu.term.operation import Operation, Problem, elementwise, matmul, rmsnorm, softmax
+from tinygpu.term.program import Program
 
 OPERATION = matmul("f16", layout="nt")
 THREADS = (1024, 160, 384)  # of a CTA of each kernel: so a launch says which kernel it is of

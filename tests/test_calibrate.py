@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpu.codegen.assemble import assemble
-from tinygpu.codegen.calibrate import (
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.calibrate import (
     CupyGpu,
     Readings,
     bytes_per_second,
@@ -19,8 +19,8 @@ from tinygpu.codegen.calibrate import (
     measure_device,
     per_cycle,
 )
-from tinygpu.codegen.microkernel import MICROKERNELS, Microkernel, chain_kernel, stream_kernel
-from tinygpu.device import NUMBERS, Device, load_device
+from tinygpu.codegen.run.microkernel import MICROKERNELS, Microkernel, chain_kernel, stream_kernel
+from tinygpu.devices.device import NUMBERS, Device, load_device
 
 ALL = {
     **MICROKERNELS,

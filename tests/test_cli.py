@@ -21,8 +21,8 @@ from tinygpu.cli.console import write
 from tinygpu.errors import AssemblyError, LaunchError
 from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule, from_json, to_json
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule, from_json, to_json
 
 PROBLEM = Problem.of(matmul(), m=256, n=256, k=256)
 OPEN = ("raster", "pad_a", "issue")
@@ -284,7 +284,7 @@ def test_no_ptxas(legal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def none() -> NoReturn:
         raise AssemblyError("ptxas: found neither in the wheel nor on PATH; pip install it")
 
-    monkeypatch.setattr("tinygpu.codegen.assemble.find_ptxas", none)
+    monkeypatch.setattr("tinygpu.codegen.run.assemble.find_ptxas", none)
     assert tinygpu("emit", legal, "-o", tmp_path / "k.ptx").exit_code == 0
     words = ("emit", legal, "-o", tmp_path / "k.ptx", "--cubin", tmp_path / "k.cubin")
     assert "pip install" in complaint(tinygpu(*words))
@@ -304,7 +304,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def never(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError("it searched")
 
-    monkeypatch.setattr("tinygpu.search.best.rank", never)
+    monkeypatch.setattr("tinygpu.search.exact.best.rank", never)
     (tmp_path / "file").write_text("")
     assert "choose another folder" in complaint(tinygpu(*SEARCH, "--out", tmp_path / "file" / "x"))
 
@@ -342,8 +342,8 @@ def test_a_gpu_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert tinygpu(*SEARCH, "--out", tmp_path).exit_code == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
-    monkeypatch.setattr("tinygpu.codegen.measure.Campaign.__enter__", failing)
+    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
+    monkeypatch.setattr("tinygpu.codegen.run.measure.Campaign.__enter__", failing)
     line = complaint(tinygpu(*SEARCH, "--measure", "--out", tmp_path))
     assert "out of memory" in line
     assert {name: (tmp_path / name).read_bytes() for name in before} == before

@@ -15,8 +15,8 @@ from tinygpu.machines.ampere import Ampere
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule, to_json
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule, to_json
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_hopper_takes_tensor_core_types_and_a_layout() -> None:
 def test_gpus_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """wgmma and tcgen05 run on their architecture alone, the others on any."""
     for arch, fits in (("sm_80", ""), ("sm_90a", "hopper"), ("sm_100a", "blackwell")):
-        monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda arch=arch: arch)
+        monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda arch=arch: arch)
         assert why_no_gpu(Simt()) == why_no_gpu(Ampere()) == ""
         for machine in (Hopper(), Blackwell()):
             told = why_no_gpu(machine)
@@ -85,5 +85,5 @@ def test_gpus_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> NoReturn:
         raise LaunchError("no GPU here")
 
-    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", none)
+    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", none)
     assert why_no_gpu(Simt()) == "no GPU here"

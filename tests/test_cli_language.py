@@ -15,12 +15,12 @@ from typer.testing import CliRunner, Result
 
 from tinygpu.cli import app
 from tinygpu.cli.given import machine_named
-from tinygpu.device import DEVICES, load_device, save
-from tinygpu.machine import Value
+from tinygpu.devices.device import DEVICES, load_device, save
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper
 from tinygpu.machines.simt import LADDER
-from tinygpu.operation import Problem, elementwise
-from tinygpu.schedule import Schedule, device_in, from_json, to_json
+from tinygpu.term.machine import Value
+from tinygpu.term.operation import Problem, elementwise
+from tinygpu.term.schedule import Schedule, device_in, from_json, to_json
 
 VECTORS = {"vector": 2, "unroll": 2, "threads": 128, "ctas": 0}
 ROWS = {"vector": 2, "chunks": 1, "warps": 2, "rows": 1, "teams": 1, "ctas": 0}
@@ -133,8 +133,8 @@ def test_a_machine_of_ones_own_goes_through_every_command(own: tuple[Path, str])
 
 def test_measurements_of_ones_own_machine_are_drawn(own: tuple[Path, str], tmp_path: Path) -> None:
     from tinygpu.cli.given import machine_named
-    from tinygpu.measurement import Measurement, describe
     from tinygpu.search.store import Store
+    from tinygpu.space.measurement import Measurement, describe
 
     path, machine = own
     one = machine_named(machine)
@@ -169,8 +169,8 @@ MISTAKES = {
     "smt": "known are simt, ampere, hopper, blackwell, elementwise, rows; did you mean simt?",
 }
 BAD = """
-from tinygpu.machine import Choice, Machine, instructions
-from tinygpu.memory import GMEM, REGISTERS
+from tinygpu.term.machine import Choice, Machine, instructions
+from tinygpu.isa.memory import GMEM, REGISTERS
 class Shipped(Machine):
     name = "simt"
     levels = (GMEM, REGISTERS)
@@ -310,7 +310,7 @@ def test_scalars_that_make_no_sense(own: tuple[Path, str], scalar: str, told: st
 
 def test_scalars_reach_the_kernel(own: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's inputs have them: a kernel that is given others is wrong."""
-    from tinygpu.codegen import interpretation
+    from tinygpu.codegen.run import interpretation
 
     path, machine = own
     words = ("run", path, "--machine", machine, "--backend", "interpreter", "--scalar", "a=3")
@@ -328,7 +328,7 @@ def test_scalars_reach_the_kernel(own: tuple[Path, str], monkeypatch: pytest.Mon
 WRONG = '''
 from dataclasses import replace
 from tinygpu.machines.elementwise import Elementwise
-from tinygpu.operation import elementwise
+from tinygpu.term.operation import elementwise
 
 class Wrong(Elementwise):
     """Computes the difference, whatever is asked."""

@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tinygpu.cli import app
-from tinygpu.codegen import interpretation
 from tinygpu.codegen.emit import emit
+from tinygpu.codegen.run import interpretation
 from tinygpu.errors import LaunchError
-from tinygpu.machine import Value
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule, to_json
+from tinygpu.term.machine import Value
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule, to_json
 
 POINTS: dict[str, tuple[Mapping[str, Value], str, str, str]] = {
     "simt": (simt.LADDER["multi-stage"], "f32", "nn", "h200"),
@@ -35,7 +35,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
     def none() -> NoReturn:
         raise LaunchError("GPU: this machine has none")
 
-    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", none)
+    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", none)
 
     def call(machine: str, *words: object) -> Result:
         point, dtype, layout, device = POINTS[machine]
@@ -112,7 +112,7 @@ def test_a_gpu_that_cannot(run: Callable[..., Result], monkeypatch: pytest.Monke
     result = run("simt", "--backend", "gpu")
     assert result.exit_code == 2
     assert "this machine has none; give --backend interpreter" in result.stderr
-    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
+    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
     result = run("blackwell", "--backend", "gpu")
     assert result.exit_code == 2
     assert "sm_90a, and kernels of blackwell need tcgen05.alloc, which" in result.stderr
@@ -129,7 +129,7 @@ def test_a_gpu_that_can_is_taken(
         asked.append((given.problem.sizes["m"], seed))
         return {"right": True, "text": "measured"}
 
-    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
+    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
     monkeypatch.setattr("tinygpu.cli.code._on_gpu", measured)
     assert run("hopper", "--seed", 2).stdout.startswith("measured\n")
     assert run("hopper", "--backend", "gpu", "-m", 512).stdout.startswith("measured\n")

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.search import deferred
-from tinygpu.search.cost import features
-from tinygpu.search.deferred import Deferred, Tables, applied, at, steps_of
-from tinygpu.space import Space
+from tinygpu.search.time import deferred
+from tinygpu.search.time.cost import features
+from tinygpu.search.time.deferred import Deferred, Tables, applied, at, steps_of
+from tinygpu.space.space import Space
+from tinygpu.term.operation import Problem, matmul
 
 LENGTHS = (3, 1, 4, 2)
 

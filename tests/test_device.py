@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpu.device import DEVICES, NUMBERS, Device, Number, load_device, save
+from tinygpu.devices.device import DEVICES, NUMBERS, Device, Number, load_device, save
 from tinygpu.errors import DeviceError
 
-FOLDER = Path(load_device.__code__.co_filename).parent / "devices"
+FOLDER = Path(load_device.__code__.co_filename).parent
 
 
 @pytest.mark.parametrize("name", DEVICES)

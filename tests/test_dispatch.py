@@ -38,14 +38,14 @@ from tinygpu.cli.dispatching import (
     tables_of,
 )
 from tinygpu.cli.shapes import Shape, sampled
-from tinygpu.codegen.bundle import write_bundle
+from tinygpu.codegen.run.bundle import write_bundle
 from tinygpu.codegen.runtime.bundle import load_bundle
-from tinygpu.machine import Choice, Machine, Value
 from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import matmul
-from tinygpu.schedule import Schedule, from_json
 from tinygpu.search.selection import AIMS, choose, intervals, smooth
+from tinygpu.term.machine import Choice, Machine, Value
+from tinygpu.term.operation import matmul
+from tinygpu.term.schedule import Schedule, from_json
 
 OPEN: dict[str, tuple[Value, ...]] = {
     "tile_m": (32, 64, 128),
@@ -57,7 +57,7 @@ OPEN: dict[str, tuple[Value, ...]] = {
 }
 FIXED = {name: (value,) for name, value in LADDER["multi-stage"].items()}
 MINE = f"""
-from tinygpu.machine import Choice
+from tinygpu.term.machine import Choice
 from tinygpu.machines.simt import Simt
 
 class Mine(Simt):
@@ -438,8 +438,8 @@ def test_shapes_that_nothing_serves(folder: Path) -> None:
         "tinygpu.cli.dispatching.ranked_at",
         "tinygpu.cli.dispatching.predicted_at",
         "tinygpu.search.selection.choose",
-        "tinygpu.codegen.build.build_many",
-        "tinygpu.codegen.bundle.bundle_parts",
+        "tinygpu.codegen.run.build.build_many",
+        "tinygpu.codegen.run.bundle.bundle_parts",
         "pathlib.Path.write_bytes",
         "pathlib.Path.rename",
     ],

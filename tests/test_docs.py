@@ -126,8 +126,8 @@ def test_wrong_blocks_are_seen(tmp_path: Path) -> None:
     marked = "<!-- gpu -->\n```console\n$ tinygpu run a.json --quick\n```\n"
     assert "--quick" in pages.faults(marked)[0]
     assert pages.true_page(marked, tmp_path) == marked
-    marked = "<!-- gpu -->\n```python\nfrom tinygpu.space import Spice\n```\n"
-    assert pages.faults(marked) == ["tinygpu.space has no Spice"]
+    marked = "<!-- gpu -->\n```python\nfrom tinygpu.space.space import Spice\n```\n"
+    assert pages.faults(marked) == ["tinygpu.space.space has no Spice"]
     assert pages.faults("```sh\nmake dmeo\n```\n") == ["make dmeo: no such target"]
     with pytest.raises(AssertionError, match="title"):
         pages.true_page("```python\nprint(1)\n```\nno output\n", tmp_path)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tinygpu.codegen import doctor
-from tinygpu.codegen.doctor import Row, diagnose
+from tinygpu.codegen.run import doctor
+from tinygpu.codegen.run.doctor import Row, diagnose
 from tinygpu.errors import AssemblyError
 
 
@@ -93,7 +93,7 @@ def test_store_places(tmp_path: Path) -> None:
 def test_nothing_slow_is_loaded() -> None:
     """diagnose loads neither z3 nor CuPy nor matplotlib."""
     code = (
-        "import sys; from tinygpu.codegen.doctor import diagnose; diagnose(); "
+        "import sys; from tinygpu.codegen.run.doctor import diagnose; diagnose(); "
         "print(sorted({'z3', 'cupy', 'matplotlib', 'torch'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

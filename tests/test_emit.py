@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit, signature
-from tinygpu.concurrency.judge import verdict
-from tinygpu.device import load_device
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
-from tinygpu.interpret import check
-from tinygpu.machine import Chosen
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Commit, Do, Exit, For, Program, Statement, Sync, WaitGroup, When
-from tinygpu.space import Space
+from tinygpu.meaning.interpret import check
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Commit, Do, Exit, For, Program, Statement, Sync, WaitGroup, When
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_120")
 SMALL: dict[str, Any] = {

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
+from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import ProgramError
-from tinygpu.expression import Constant, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.operation import elementwise
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.term.expression import Constant, value
+from tinygpu.term.operation import elementwise
+from tinygpu.term.program import (
     Access,
     Affine,
     Axis,

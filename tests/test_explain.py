@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpu.device import Device, load_device
+from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError
-from tinygpu.expression import value
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Machine, Value
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.rows import Rows
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, elementwise, matmul, rmsnorm
-from tinygpu.program import Do
-from tinygpu.schedule import Schedule
-from tinygpu.search.causes import Cause, causes, excesses, peel
-from tinygpu.search.cost import cost
-from tinygpu.search.explain import Comparison, Explanation, compare, explain
-from tinygpu.search.mends import KINDS, lanes_apart, limiter
-from tinygpu.search.view import TimeView, duration
+from tinygpu.search.explain.causes import Cause, causes, excesses, peel
+from tinygpu.search.explain.explain import Comparison, Explanation, compare, explain
+from tinygpu.search.explain.mends import KINDS, lanes_apart, limiter
+from tinygpu.search.time.cost import cost
+from tinygpu.search.time.view import TimeView, duration
+from tinygpu.term.expression import value
+from tinygpu.term.machine import Machine, Value
+from tinygpu.term.operation import Problem, elementwise, matmul, rmsnorm
+from tinygpu.term.program import Do
+from tinygpu.term.schedule import Schedule
 
 SIMT, H200 = Simt(), load_device("h200")
 STORY = Problem.of(matmul(), m=4092, n=4092, k=4092)

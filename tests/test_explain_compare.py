@@ -16,11 +16,11 @@ from tests.test_explain import (
     seconds,
     walked,
 )
-from tinygpu.laws import check_schedule
-from tinygpu.search.causes import excesses
-from tinygpu.search.comparisons import comparisons
-from tinygpu.search.explain import compare
-from tinygpu.search.view import duration
+from tinygpu.legality.laws import check_schedule
+from tinygpu.search.explain.causes import excesses
+from tinygpu.search.explain.comparisons import comparisons
+from tinygpu.search.explain.explain import compare
+from tinygpu.search.time.view import duration
 
 
 @pytest.mark.parametrize(

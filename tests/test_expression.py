@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinygpu.errors import OperationError
-from tinygpu.expression import OPERATORS, Apply, Constant, Expression, Value, apply, parse, value
+from tinygpu.term.expression import (
+    OPERATORS,
+    Apply,
+    Constant,
+    Expression,
+    Value,
+    apply,
+    parse,
+    value,
+)
 
 LEAVES = st.one_of(
     st.sampled_from([Value(name) for name in "abx"]),

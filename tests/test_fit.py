@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from benchmarks import fit
 from benchmarks.peers import FOLDER, load_rows
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import StoreError
-from tinygpu.machine import Chosen
 from tinygpu.machines.ampere import STARTS, Ampere
 from tinygpu.machines.simt import Simt
-from tinygpu.operation import matmul
-from tinygpu.schedule import Schedule
-from tinygpu.search.cost import cost
-from tinygpu.search.fitted import FITTED
+from tinygpu.search.time.cost import cost
+from tinygpu.search.time.fitted import FITTED
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.schedule import Schedule
 
 H200 = load_device("h200")
 RUNS = fit.load_runs()
@@ -116,7 +116,7 @@ def test_the_search_finds_a_minimum_and_never_gets_worse(x: float, y: float) -> 
 
 def test_the_proposed_text_has_the_numbers() -> None:
     """Unchanged numbers give the file itself; changed ones are in it, to three digits."""
-    path = Path(fit.__file__).parent.parent / "search" / "fitted.py"
+    path = Path(fit.__file__).parent.parent / "search" / "time" / "fitted.py"
     assert fit.fitted_text(FITTED) == path.read_text()
     space: dict[str, dict[str, float]] = {}
     exec(fit.fitted_text({**FITTED, "turn": 31.4159, "guard": 2e-5}), space)

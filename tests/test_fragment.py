@@ -17,9 +17,9 @@ from tests.ptx_threads import Event
 from tests.term_threads import C, Thread, tiles_of
 from tinygpu.codegen.emit import emit
 from tinygpu.errors import ProgramError
-from tinygpu.fragment import FRAGMENTS
-from tinygpu.machine import Value
-from tinygpu.program import Block, Do, For, Program, walk
+from tinygpu.isa.fragment import FRAGMENTS
+from tinygpu.term.machine import Value
+from tinygpu.term.program import Block, Do, For, Program, walk
 
 Element = tuple[int, int]
 _SYNC = "bar.sync"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import gf2_layouts, layouts, swizzles
-from tinygpu.access import bank_wavefronts, sectors, widest_vector
-from tinygpu.gf2 import (
+from tinygpu.term.access import bank_wavefronts, sectors, widest_vector
+from tinygpu.term.gf2 import (
     Gf2Matrix,
     gf2_bank_wavefronts,
     gf2_sectors,
@@ -17,7 +17,7 @@ from tinygpu.gf2 import (
     rank,
     to_gf2,
 )
-from tinygpu.layout import (
+from tinygpu.term.layout import (
     Layout,
     LayoutError,
     Swizzle,

@@ -12,26 +12,26 @@ import numpy as np
 import pytest
 
 from benchmarks.host_overhead import Run, captured, host_seconds
-from tinygpu.codegen.assemble import assemble
-from tinygpu.codegen.launch import Kernel, device_arch, gpu, load
-from tinygpu.codegen.measure import Options, measure, validate
-from tinygpu.codegen.provenance import clock, device_and_driver
-from tinygpu.codegen.timing import time_interleaved
-from tinygpu.codegen.worker import Worker
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.launch import Kernel, device_arch, gpu, load
+from tinygpu.codegen.run.measure import Options, measure, validate
+from tinygpu.codegen.run.provenance import clock, device_and_driver
+from tinygpu.codegen.run.timing import time_interleaved
+from tinygpu.codegen.run.worker import Worker
 from tinygpu.errors import LaunchError
-from tinygpu.machine import Value
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule
 from tinygpu.search.store import Store
+from tinygpu.term.machine import Value
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule
 
 pytestmark = pytest.mark.gpu
 
 HANGING = """
 import sys
-from tinygpu.codegen.assemble import assemble
-from tinygpu.codegen.launch import device_arch, gpu, load
-from tinygpu.codegen.worker import serve
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.launch import device_arch, gpu, load
+from tinygpu.codegen.run.worker import serve
 
 BODY = {
     "hang": "$again: bra $again;",

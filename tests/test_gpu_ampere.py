@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from tests.hopper_terms import H200, LAYOUTS
-from tinygpu.codegen.launch import Kernel, gpu
-from tinygpu.codegen.measure import validate
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Value
+from tinygpu.codegen.run.launch import Kernel, gpu
+from tinygpu.codegen.run.measure import validate
+from tinygpu.isa.memory import DTYPES
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.ampere import STARTS, Ampere
-from tinygpu.memory import DTYPES
-from tinygpu.operation import Operation, Problem, matmul
-from tinygpu.schedule import Schedule
+from tinygpu.term.machine import Value
+from tinygpu.term.operation import Operation, Problem, matmul
+from tinygpu.term.schedule import Schedule
 
 TYPES = (("bf16", None, LAYOUTS), ("tf32", None, LAYOUTS), ("f16", None, ("nt",)),
          ("bf16", "f32", ("nt",)))  # fmt: skip

@@ -12,13 +12,13 @@ import pytest
 
 from benchmarks.host_overhead import Run, captured
 from tests.hopper_terms import LAYOUTS, broken
-from tinygpu.codegen.launch import Kernel, gpu
-from tinygpu.codegen.measure import validate
+from tinygpu.codegen.run.launch import Kernel, gpu
+from tinygpu.codegen.run.measure import validate
 from tinygpu.errors import LaunchError
-from tinygpu.machine import Chosen, Value
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import Operation, Problem, matmul
-from tinygpu.program import Program
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Operation, Problem, matmul
+from tinygpu.term.program import Program
 
 Changes = Mapping[str, Value]
 on_gpu = pytest.mark.gpu

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tinygpu.codegen.launch import Kernel
+from tinygpu.codegen.run.launch import Kernel
 from tinygpu.errors import LaunchError
-from tinygpu.machine import Chosen
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import matmul
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
 
 SERVER = """
-from tinygpu.codegen.worker import serve
+from tinygpu.codegen.run.worker import serve
 
 class OutOfMemoryError(Exception):
     pass

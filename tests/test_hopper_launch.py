@@ -9,13 +9,13 @@ import pytest
 
 from tests.fake_gpu import Array, Gpu, installed
 from tinygpu.codegen.emit import integer_values
-from tinygpu.codegen.launch import Kernel
+from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime.driver import active_clusters
 from tinygpu.codegen.runtime.maps import TensorMap, encode
 from tinygpu.errors import LaunchError
-from tinygpu.machine import Chosen, Value
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import matmul
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import matmul
 
 SMS, CLUSTERS = 132, 60
 HALF = np.float16

@@ -9,17 +9,17 @@ import pytest
 
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, term
 from tests.hopper_wrong import RIGHT, WRONG
-from tinygpu.device import load_device
-from tinygpu.laws import LAWS, check_schedule, serves
-from tinygpu.machine import Chosen
+from tinygpu.devices.device import load_device
+from tinygpu.legality.laws import LAWS, check_schedule, serves
+from tinygpu.legality.reach import Case
+from tinygpu.legality.role_laws import ROLE_LAWS, entry_registers
+from tinygpu.legality.tensor_laws import TENSOR_LAWS
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Program
-from tinygpu.reach import Case
-from tinygpu.role_laws import ROLE_LAWS, entry_registers
-from tinygpu.schedule import Schedule
-from tinygpu.tensor_laws import TENSOR_LAWS
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
 
 
 @pytest.mark.parametrize(("law", "program"), RIGHT)

@@ -16,15 +16,15 @@ from tests.async_mutants import mutants
 from tests.hopper_terms import broken, dos, rebuffered, rewritten
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.exchange import runs
-from tinygpu.concurrency.judge import verdict
+from tinygpu.codegen.rules.exchange import runs
 from tinygpu.errors import MachineError, ProgramError, ScheduleError
-from tinygpu.interpret import check, interpret
-from tinygpu.machine import Choice, Chosen
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import matmul
-from tinygpu.program import Access, Do, Fence, For, Program, Statement, Sync, When
-from tinygpu.schedule import Schedule
+from tinygpu.meaning.interpret import check, interpret
+from tinygpu.term.machine import Choice, Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Access, Do, Fence, For, Program, Statement, Sync, When
+from tinygpu.term.schedule import Schedule
 
 SMALL: dict[str, Any] = {
     **STARTS["shared k"], "tile_n": 16, "stages": 2, "in_flight": 0, "store_n": 16,

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken
-from tinygpu.device import load_device
-from tinygpu.machine import Chosen, Value
+from tinygpu.devices.device import load_device
+from tinygpu.legality.reach import Case, Place
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import Operation, Problem, matmul
-from tinygpu.program import Access, Program
-from tinygpu.questions import prove, why_empty
-from tinygpu.reach import Case, Place
-from tinygpu.schedule import Schedule
-from tinygpu.space import Space
+from tinygpu.space.questions import prove, why_empty
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Operation, Problem, matmul
+from tinygpu.term.program import Access, Program
+from tinygpu.term.schedule import Schedule
 
 SMALL = {"m": 200, "n": 136, "k": 72}
 NARROW: dict[str, dict[str, Any]] = {

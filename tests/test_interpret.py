@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.mutants import mutants
 from tinygpu.errors import OperationError
-from tinygpu.interpret import check, interpret, reduced
-from tinygpu.machine import Chosen
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import (
+from tinygpu.meaning.interpret import check, interpret, reduced
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import (
     Do,
     For,
     Program,

@@ -11,12 +11,13 @@ import pytest
 
 from tests.mutants import rewritten
 from tinygpu.errors import OperationError, ProgramError
-from tinygpu.expression import Constant, apply, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.interpret import check, interpret
-from tinygpu.memory import DTYPES
-from tinygpu.operation import Operand, Operation, elementwise, reduce
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.memory import DTYPES
+from tinygpu.meaning.interpret import check, interpret
+from tinygpu.meaning.race import GlobalArray
+from tinygpu.term.expression import Constant, apply, value
+from tinygpu.term.operation import Operand, Operation, elementwise, reduce
+from tinygpu.term.program import (
     Access,
     Affine,
     Axis,
@@ -34,7 +35,6 @@ from tinygpu.program import (
     registers,
     var,
 )
-from tinygpu.race import GlobalArray
 
 
 def kinds(program: Program, seeds: tuple[int, ...] = (0, 1, 2), **sizes: int) -> set[str]:

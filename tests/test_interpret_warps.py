@@ -11,13 +11,13 @@ import pytest
 
 from tests.family_mutants import mutants as family_mutants
 from tests.hopper_terms import rewritten, term
-from tinygpu.cluster import divided
 from tinygpu.errors import ProgramError
-from tinygpu.expression import Constant, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.interpret import check
-from tinygpu.operation import elementwise
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.meaning.cluster import divided
+from tinygpu.meaning.interpret import check
+from tinygpu.term.expression import Constant, value
+from tinygpu.term.operation import elementwise
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

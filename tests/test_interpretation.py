@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.interpretation import execute, interpret
-from tinygpu.codegen.interpreter import Module
-from tinygpu.machine import Chosen
+from tinygpu.codegen.emulator import Module
+from tinygpu.codegen.run.interpretation import execute, interpret
+from tinygpu.isa.memory import DTYPES
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
-from tinygpu.memory import DTYPES
-from tinygpu.operation import Operation, matmul
-from tinygpu.program import Program
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Operation, matmul
+from tinygpu.term.program import Program
 
 RED = {**simt.LADDER["shared"], "split_k": 2, "combine": "red", "vector_c": 1}
 TF32 = {**blackwell.STARTS["small"], "tile_k": 32, "stages": 2, "tile_n": 32, "store_n": 16}

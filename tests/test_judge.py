@@ -19,15 +19,15 @@ from tests.hopper_terms import term as hopper
 from tests.interleavings import faults
 from tests.small_programs import ZERO, copy, get, mine, pipelined, put, small, use
 from tests.test_judge_pipelines import PIPELINES, simt
-from tinygpu.concurrency.blocks import laid_out
-from tinygpu.concurrency.cutoff import Witness, replayed, searched
-from tinygpu.concurrency.erase import erase
-from tinygpu.concurrency.judge import verdict, verdict_at, verdict_of
+from tinygpu.legality.concurrency.blocks import laid_out
+from tinygpu.legality.concurrency.cutoff import Witness, replayed, searched
+from tinygpu.legality.concurrency.erase import erase
+from tinygpu.legality.concurrency.judge import verdict, verdict_at, verdict_of
 from tinygpu.machines import ampere as ampere_machine
 from tinygpu.machines import blackwell as blackwell_machine
 from tinygpu.machines import hopper as hopper_machine
 from tinygpu.machines.simt import LADDER
-from tinygpu.program import Affine, For, Program, Role, Statement, Sync, WaitGroup, When, var
+from tinygpu.term.program import Affine, For, Program, Role, Statement, Sync, WaitGroup, When, var
 
 PLAIN = {
     **{name: simt(name) for name in LADDER},

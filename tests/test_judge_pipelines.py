@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tinygpu.concurrency.erase import erase
-from tinygpu.concurrency.judge import verdict, verdict_at, verdict_of
-from tinygpu.machine import Chosen
+from tinygpu.legality.concurrency.erase import erase
+from tinygpu.legality.concurrency.judge import verdict, verdict_at, verdict_of
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import matmul
-from tinygpu.program import (
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import (
     Access,
     Buffer,
     Commit,

@@ -15,11 +15,11 @@ from tests.async_protocols import TILE, _load, _program, _ring
 from tests.blackwell_terms import small as blackwell
 from tests.hopper_terms import rebuffered, rewritten, term
 from tests.small_programs import MANY, ZERO, at, get, mine, put, small
-from tinygpu.concurrency.judge import Verdict, verdict
 from tinygpu.errors import ProgramError
-from tinygpu.expression import Constant, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.legality.concurrency.judge import Verdict, verdict
+from tinygpu.term.expression import Constant, value
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

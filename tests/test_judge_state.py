@@ -16,12 +16,12 @@ from tests.hopper_terms import rewritten
 from tests.hopper_terms import term as hopper
 from tests.small_programs import MANY, ZERO, at, copy, get, put, small
 from tests.test_judge_pipelines import PIPELINES
-from tinygpu.concurrency import facts
-from tinygpu.concurrency.blocks import Plan, Spot, laid_out
-from tinygpu.concurrency.cutoff import searched
-from tinygpu.concurrency.erase import erase
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.legality.concurrency import facts
+from tinygpu.legality.concurrency.blocks import Plan, Spot, laid_out
+from tinygpu.legality.concurrency.cutoff import searched
+from tinygpu.legality.concurrency.erase import erase
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

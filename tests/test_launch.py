@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from tests.fake_gpu import Array, Gpu, Stream, installed
-from tinygpu.codegen import launch
 from tinygpu.codegen.emit import integer_values
-from tinygpu.codegen.launch import Kernel
+from tinygpu.codegen.kernel.smem import smem_plan
+from tinygpu.codegen.run import launch
+from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime import function
 from tinygpu.codegen.runtime.contract import check
-from tinygpu.codegen.smem import smem_plan
 from tinygpu.errors import LaunchError
-from tinygpu.expression import value
-from tinygpu.machine import Value
 from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import elementwise, matmul
-from tinygpu.schedule import Schedule
+from tinygpu.term.expression import value
+from tinygpu.term.machine import Value
+from tinygpu.term.operation import elementwise, matmul
+from tinygpu.term.schedule import Schedule
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from tests.fake_gpu import Array, CupyArray, Gpu, Launched, Tensor, installed
 from tests.test_launch import kernel_of, saxpb
-from tinygpu.codegen.launch import Kernel
+from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime import driver, function
 from tinygpu.codegen.runtime.driver import clearing, starting
 from tinygpu.codegen.runtime.views import reader, view
 from tinygpu.errors import LaunchError
-from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import matmul
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
 
 A, B, C = (1 << 40, 1 << 41, 1 << 42)
 

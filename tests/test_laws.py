@@ -9,21 +9,21 @@ from dataclasses import replace
 import pytest
 
 from tests.mutants import rewritten
-from tinygpu.device import Device, load_device
+from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.laws import LAWS, Law, check_schedule, named, require_legal, serves
-from tinygpu.machine import Chosen, Value
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.legality.laws import LAWS, Law, check_schedule, named, require_legal, serves
+from tinygpu.legality.reach import Case, Clause, exactly_once
+from tinygpu.legality.role_laws import ROLE_LAWS
+from tinygpu.legality.tensor_laws import TENSOR_LAWS
+from tinygpu.legality.tmem_laws import TMEM_LAWS
+from tinygpu.legality.warp_laws import WARP_LAWS
 from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Access, Do, Program, Role, Sync, registers, var
-from tinygpu.reach import Case, exactly_once
-from tinygpu.role_laws import ROLE_LAWS
-from tinygpu.schedule import Schedule
-from tinygpu.tensor_laws import TENSOR_LAWS
-from tinygpu.tmem_laws import TMEM_LAWS
-from tinygpu.warp_laws import WARP_LAWS
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Access, Do, Program, Role, Statement, Sync, registers, var
+from tinygpu.term.schedule import Schedule
 
 H200 = load_device("h200")
 LARGE = Problem.of(matmul(), m=4096, n=4096, k=4096)
@@ -61,12 +61,20 @@ TERMS: dict[str, Callable[[Program], Program]] = {
         p, p.buffers[-1], replace(p.buffers[-1], stage_elements=p.buffers[-1].stage_elements - 1)
     ),
     "barrier_ids": lambda p: _with(p, Sync(16)),
+    "instruction": lambda p: _with(p, _of_no_use(p)),
 }
 
 
-def _with(program: Program, statement: Sync) -> Program:
+def _with(program: Program, statement: Statement) -> Program:
     (role,) = program.roles
     return replace(program, roles=(replace(role, body=(*role.body, statement)),))
+
+
+def _of_no_use(program: Program) -> Do:
+    """Return a statement of an instruction whose own law nothing keeps."""
+    last = next(s for s in reversed(program.roles[0].body) if isinstance(s, Do))
+    law = lambda case, place: iter((Clause(False, "never"),))  # noqa: E731
+    return replace(last, instruction=replace(last.instruction, laws=(law,)))
 
 
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in OTHERS])

@@ -17,7 +17,7 @@ from tests.strategies import (
     swizzles,
     tilings,
 )
-from tinygpu.layout import (
+from tinygpu.term.layout import (
     IntTuple,
     Layout,
     LayoutError,

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpu.device import load_device
-from tinygpu.expression import value
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Value
+from tinygpu.devices.device import load_device
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, elementwise, matmul
-from tinygpu.schedule import Schedule
-from tinygpu.search.cost import cost
 from tinygpu.search.neighbourhood import Candidate, Neighbourhood
 from tinygpu.search.strategies import Domain, walk
 from tinygpu.search.strategies.learned import learned
-from tinygpu.space import Space
+from tinygpu.search.time.cost import cost
+from tinygpu.space.space import Space
+from tinygpu.term.expression import value
+from tinygpu.term.machine import Value
+from tinygpu.term.operation import Problem, elementwise, matmul
+from tinygpu.term.schedule import Schedule
 
 DEVICE = load_device("h200")
 OPEN: dict[str, tuple[Value, ...]] = {

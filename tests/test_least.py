@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tinygpu.search import least as module
-from tinygpu.search.deferred import Deferred, Tables
-from tinygpu.search.least import Kept, Least
-from tinygpu.space import Table
+from tinygpu.search.exact import least as module
+from tinygpu.search.exact.least import Kept, Least
+from tinygpu.search.time.deferred import Deferred, Tables
+from tinygpu.space.space import Table
 
 LENGTHS = (3, 2, 4, 2)
 ORDERS = st.permutations(range(len(LENGTHS))).map(tuple)

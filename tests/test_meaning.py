@@ -17,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.hopper_terms import rebuffered, rewritten
-from tinygpu.algebra import FLOATS
-from tinygpu.expression import Apply, Constant, Expression, apply, value
-from tinygpu.interpret import check
-from tinygpu.machine import Chosen
+from tinygpu.isa.algebra import FLOATS
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
-from tinygpu.meaning import Meaning, computes, instances
-from tinygpu.operation import (
+from tinygpu.meaning.identity import Meaning, computes, instances
+from tinygpu.meaning.interpret import check
+from tinygpu.meaning.prime_field import P, prime_field
+from tinygpu.term.expression import Apply, Constant, Expression, apply, value
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import (
     ACC,
     ACTIVATIONS,
     Operation,
@@ -32,8 +33,7 @@ from tinygpu.operation import (
     rmsnorm,
     softmax,
 )
-from tinygpu.prime_field import P, prime_field
-from tinygpu.program import Access, Affine, Do, For, Program, Statement
+from tinygpu.term.program import Access, Affine, Do, For, Program, Statement
 
 NT, RED = matmul("bf16", layout="nt"), matmul("bf16", "f32", "nt")
 SCALED = matmul("bf16", layout="nt", scaled=True, bias=True, activation="silu")

@@ -15,17 +15,17 @@ import pytest
 from tests.meaning_mutants import drawn, mutants
 from tests.test_cli import tinygpu
 from tests.test_meaning import BASES, made
-from tinygpu.canonical import canonical_run
 from tinygpu.errors import OperationError
-from tinygpu.expression import value
-from tinygpu.interpret import interpret
 from tinygpu.machines import MACHINES, simt
-from tinygpu.meaning import computes, instances, summary
-from tinygpu.meaning_laws import ASSUMPTIONS, ends, unproved, window
-from tinygpu.operation import Operation, Problem, matmul
-from tinygpu.prime_field import P, prime_field
-from tinygpu.program import Access, Affine, Do, For, Program, When
-from tinygpu.schedule import Schedule, to_json
+from tinygpu.meaning.assumptions import ASSUMPTIONS, ends, unproved, window
+from tinygpu.meaning.canonical import canonical_run
+from tinygpu.meaning.identity import computes, instances, summary
+from tinygpu.meaning.interpret import interpret
+from tinygpu.meaning.prime_field import P, prime_field
+from tinygpu.term.expression import value
+from tinygpu.term.operation import Operation, Problem, matmul
+from tinygpu.term.program import Access, Affine, Do, For, Program, When
+from tinygpu.term.schedule import Schedule, to_json
 
 
 @pytest.mark.parametrize("machine", ["simt", "ampere", "hopper", "blackwell"])

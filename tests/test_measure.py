@@ -11,26 +11,26 @@ import numpy as np
 import pytest
 
 from benchmarks import peers
-from tinygpu.codegen import validation
-from tinygpu.codegen.measure import Campaign, Options, measure, peer_of
-from tinygpu.codegen.provenance import Clock, commit, provenance
-from tinygpu.codegen.timing import summary
-from tinygpu.codegen.worker import Worker
+from tinygpu.codegen.run import validation
+from tinygpu.codegen.run.measure import Campaign, Options, measure, peer_of
+from tinygpu.codegen.run.provenance import Clock, commit, provenance
+from tinygpu.codegen.run.timing import summary
+from tinygpu.codegen.run.worker import Worker
 from tinygpu.errors import LaunchError, StoreError
-from tinygpu.machine import Value
+from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.measurement import Key, Measurement
-from tinygpu.memory import DTYPES
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Program
-from tinygpu.schedule import Schedule
 from tinygpu.search.store import Store
+from tinygpu.space.measurement import Key, Measurement
+from tinygpu.term.machine import Value
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
 
 PROBLEM = Problem.of(matmul(), m=64, n=64, k=64)
 FAKE = """
 import json, os, sys, time
-import tinygpu.program  # now: what it takes to load is not the first candidate's time
-from tinygpu.codegen.worker import serve
+import tinygpu.term.program  # now: what it takes to load is not the first candidate's time
+from tinygpu.codegen.run.worker import serve
 from tinygpu.errors import LaunchError, StoreError
 
 SECONDS = {32: 3e-3, 64: 2e-3, 128: 1e-3}

@@ -19,15 +19,13 @@ from typer.testing import CliRunner, Result
 
 from tinygpu.cli import app, measuring
 from tinygpu.cli.measuring import CUBLASLT, Effort, Tuned, measured, tune
-from tinygpu.codegen import measure
-from tinygpu.codegen.assemble import Cubin
-from tinygpu.codegen.build import Builders, Built
-from tinygpu.codegen.measure import COARSE, SUSTAINED, Options, peer_of
-from tinygpu.device import load_device
+from tinygpu.codegen.run import measure
+from tinygpu.codegen.run.assemble import Cubin
+from tinygpu.codegen.run.build import Builders, Built
+from tinygpu.codegen.run.measure import COARSE, SUSTAINED, Options, peer_of
+from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError
-from tinygpu.expression import value
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Machine, Value
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES
 from tinygpu.machines.ampere import STARTS as AMPERE
 from tinygpu.machines.ampere import Ampere
@@ -35,21 +33,23 @@ from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.hopper import STARTS as HOPPER
 from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.measurement import describe
-from tinygpu.operation import Problem, elementwise, matmul
-from tinygpu.schedule import Schedule, from_json
-from tinygpu.search.best import rank
+from tinygpu.search.exact.best import rank
 from tinygpu.search.neighbourhood import Candidate, Neighbourhood
 from tinygpu.search.store import Store
-from tinygpu.space import Space
+from tinygpu.space.measurement import describe
+from tinygpu.space.space import Space
+from tinygpu.term.expression import value
+from tinygpu.term.machine import Machine, Value
+from tinygpu.term.operation import Problem, elementwise, matmul
+from tinygpu.term.schedule import Schedule, from_json
 
 FAKE = """
 import base64, hashlib, json, pickle, time
-from tinygpu.codegen.worker import serve
-from tinygpu.device import load_device
+from tinygpu.codegen.run.worker import serve
+from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
-from tinygpu.schedule import Schedule
-from tinygpu.search.cost import cost
+from tinygpu.term.schedule import Schedule
+from tinygpu.search.time.cost import cost
 
 DEVICE = load_device("h200")
 
@@ -147,7 +147,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     one = Fake(tmp_path / "worker")
     monkeypatch.setattr(measure, "Builders", Nothing)
     monkeypatch.setattr(measure, "COARSE", one.options)
-    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
+    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
     return one
 
 
@@ -458,7 +458,7 @@ def test_an_interrupt_leaves_the_earlier_search(
         return called
 
     target, allowed = {
-        "ranking": ("tinygpu.search.best.rank", 0),
+        "ranking": ("tinygpu.search.exact.best.rank", 0),
         "climbing": ("tinygpu.cli.measuring._Tuning.evaluate", 1),
         "finals": ("tinygpu.cli.measuring._Tuning.final", 0),
     }[when]

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tinygpu.device import load_device
-from tinygpu.machine import Chosen
+from tinygpu.devices.device import load_device
+from tinygpu.legality.reach import exactly_once
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import matmul
-from tinygpu.reach import exactly_once
-from tinygpu.search.cost import Features, alone, features, path, predict, total_work
-from tinygpu.search.fitted import FITTED
-from tinygpu.search.work import Repeat, Tree, Work
+from tinygpu.search.time.cost import Features, alone, features, path, predict, total_work
+from tinygpu.search.time.fitted import FITTED
+from tinygpu.search.time.work import Repeat, Tree, Work
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
 
 H200 = load_device("h200")
 ROOT = Path(__file__).parent.parent

@@ -30,16 +30,16 @@ from tinygpu.cli.machine_file import machine_in
 from tinygpu.cli.palette import COLOURS, COMPONENTS
 from tinygpu.cli.pictures import Point, encoded, measured_figure, times_figure
 from tinygpu.cli.plot import drawn_timeline
-from tinygpu.device import DEVICES, load_device, names_gpu
+from tinygpu.devices.device import DEVICES, load_device, names_gpu
 from tinygpu.errors import ScheduleError
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
-from tinygpu.measurement import Measurement, canonical, describe
-from tinygpu.operation import Operation, Problem, elementwise, matmul, rmsnorm, softmax
-from tinygpu.schedule import Schedule, to_json
-from tinygpu.search.best import Ranked
-from tinygpu.search.cost import cost
+from tinygpu.search.exact.best import Ranked
 from tinygpu.search.store import Store
-from tinygpu.search.timeline import timeline
+from tinygpu.search.time.cost import cost
+from tinygpu.search.time.timeline import timeline
+from tinygpu.space.measurement import Measurement, canonical, describe
+from tinygpu.term.operation import Operation, Problem, elementwise, matmul, rmsnorm, softmax
+from tinygpu.term.schedule import Schedule, to_json
 
 POINTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "simt": simt.LADDER,
@@ -425,7 +425,7 @@ def measurement(
 
 
 PEERS = (
-    *("tinygpu.codegen.cublaslt:algorithm_0", "tinygpu.codegen.cublaslt:algorithm_1"),
+    *("tinygpu.codegen.run.cublaslt:algorithm_0", "tinygpu.codegen.run.cublaslt:algorithm_1"),
     *("benchmarks.peers:torch_matmul", "mine:other"),
 )
 

@@ -11,22 +11,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tinygpu.device import Device, load_device
+from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import ProgramError
-from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Program
-from tinygpu.schedule import Schedule
-from tinygpu.search.asynchronous import Event, Node, TimedAgent, TimedLoop, agents
-from tinygpu.search.best import rank
-from tinygpu.search.bounds import Timed, limits
-from tinygpu.search.cost import cost
-from tinygpu.search.explain import explain
-from tinygpu.search.pipeline import Placed, Stages
-from tinygpu.search.recursion import Recursion, numbers, span_cycles
-from tinygpu.search.scorer import Scorer
-from tinygpu.space import Space
+from tinygpu.search.exact.best import rank
+from tinygpu.search.exact.scorer import Scorer
+from tinygpu.search.explain.bounds import Timed, limits
+from tinygpu.search.explain.explain import explain
+from tinygpu.search.time.asynchronous import Event, Node, TimedAgent, TimedLoop, agents
+from tinygpu.search.time.cost import cost
+from tinygpu.search.time.pipeline import Placed, Stages
+from tinygpu.search.time.recursion import Recursion, numbers, span_cycles
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
 
 H200 = load_device("h200")
 SQUARE = {"m": 4096, "n": 4096, "k": 4096}

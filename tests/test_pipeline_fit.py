@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.fit_hopper import Bank, figures, load_bank, numbers, predicted, table, terms
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import StoreError
-from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import matmul
-from tinygpu.program import Program
-from tinygpu.search.cost import cost
+from tinygpu.search.time.cost import cost
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Program
 
 H200 = load_device("h200")
 

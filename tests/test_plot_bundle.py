@@ -21,12 +21,12 @@ from tests.test_pictures import require_legible
 from tinygpu.cli.bundle_picture import MOST_PANELS, bundle_figure, panels_of, seen_in, spaced
 from tinygpu.cli.console import json_text
 from tinygpu.cli.shapes import LAYERS, Shape, sampled
-from tinygpu.codegen.arguments import contract_of
+from tinygpu.codegen.run.arguments import contract_of
 from tinygpu.codegen.runtime.bundle import BUNDLE_FORMAT, Bundle, digest, load_bundle, sealed
 from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER
-from tinygpu.operation import matmul
-from tinygpu.schedule import Schedule
+from tinygpu.term.operation import matmul
+from tinygpu.term.schedule import Schedule
 
 FOUR = tuple((name, n, k) for name, (_, n, k) in LAYERS.items())
 ONE = (("", 4096, 4096),)

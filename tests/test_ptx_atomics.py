@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.interpreter_atomics import OPERATIONS, rate
-from tinygpu.codegen.interpreter import Memory, Module, launch
-from tinygpu.codegen.interpreter.atomics import in_turn
+from tinygpu.codegen.emulator import Memory, Module, launch
+from tinygpu.codegen.emulator.atomics import in_turn
 
 THREADS = 64
 KINDS = {

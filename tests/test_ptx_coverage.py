@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.ptx_coverage import COLUMNS, PAGE, counts, in_unit_tests, page, table
-from tinygpu.codegen.interpreter import FAMILIES
-from tinygpu.codegen.interpreter.forms import FORMS
+from tinygpu.codegen.emulator import FAMILIES
+from tinygpu.codegen.emulator.forms import FORMS
 
 
 def test_the_page_is_fresh() -> None:

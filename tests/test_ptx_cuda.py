@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tinygpu.codegen.interpreter import Memory, Module, Report, launch
+from tinygpu.codegen.emulator import Memory, Module, Report, launch
 
 Array = NDArray[Any]
 MODULE = Module.parse((Path(__file__).parent / "ptx" / "cuda.ptx").read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tinygpu.codegen.interpreter import Memory, Module, Report, launch
+from tinygpu.codegen.emulator import Memory, Module, Report, launch
 
 Array = NDArray[Any]
 TEXT = (Path(__file__).parent / "ptx" / "cuda_more.ptx").read_text(encoding="utf-8")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.ptx_forms import instances, kernel, rejected
-from tinygpu.codegen.interpreter import Memory, Module, launch
-from tinygpu.codegen.interpreter.forms import FORMS, MODIFIERS, SETS, find, runs_on, why_not
-from tinygpu.codegen.interpreter.instructions import TABLE
-from tinygpu.codegen.interpreter.operands import form_of
-from tinygpu.codegen.interpreter.parser import Instruction, split
-from tinygpu.codegen.interpreter.values import TYPES
+from tinygpu.codegen.emulator import Memory, Module, launch
+from tinygpu.codegen.emulator.forms import FORMS, MODIFIERS, SETS, find, runs_on, why_not
+from tinygpu.codegen.emulator.instructions import TABLE
+from tinygpu.codegen.emulator.operands import form_of
+from tinygpu.codegen.emulator.parser import Instruction, split
+from tinygpu.codegen.emulator.values import TYPES
 from tinygpu.errors import ProgramError
 
 ALL = [i for form in FORMS for i in instances(form)]

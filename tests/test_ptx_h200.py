@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.ptx_agreement import THREADS, _differs, _interpreted, _text
-from tinygpu.codegen.interpreter.values import TYPES, fma, quotient, root, rounded
+from tinygpu.codegen.emulator.values import TYPES, fma, quotient, root, rounded
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "ptx_h200.json").read_text())
 DOUBLES = st.floats(allow_nan=False, allow_infinity=False)

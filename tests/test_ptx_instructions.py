@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tinygpu.codegen.interpreter import Memory, Module, launch
-from tinygpu.codegen.interpreter.values import TYPES
+from tinygpu.codegen.emulator import Memory, Module, launch
+from tinygpu.codegen.emulator.values import TYPES
 
 Array = NDArray[Any]
 BITS = {"s": "i", "u": "u", "b": "u", "f": "f"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tinygpu.codegen.interpreter import Memory, Module, Report, TensorMap, launch
+from tinygpu.codegen.emulator import Memory, Module, Report, TensorMap, launch
 from tinygpu.errors import LaunchError, ProgramError
 
 Array = NDArray[Any]

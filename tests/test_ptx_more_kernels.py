@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.ptx_runs import run_matmul, term_of
-from tinygpu.codegen.interpreter import Memory, Module, Report, TensorMap, launch
+from tinygpu.codegen.emulator import Memory, Module, Report, TensorMap, launch
 from tinygpu.machines import ampere, blackwell
 
 COMPLETIONS = ("late", "early", "random")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.test_ptx_twins import END, INIT, START
-from tinygpu.codegen.interpreter import Memory, Module, Report, TensorMap, launch
+from tinygpu.codegen.emulator import Memory, Module, Report, TensorMap, launch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tinygpu.codegen.interpreter
+import tinygpu.codegen.emulator
 from tests.ptx_runs import run_matmul, term_of
 from tests.test_ptx_kernels import SMALL
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.interpreter import Memory, Module, launch
-from tinygpu.codegen.interpreter.clocks import ORDER, PROXIED, Clocks
-from tinygpu.codegen.interpreter.parser import parse, split
+from tinygpu.codegen.emulator import Memory, Module, launch
+from tinygpu.codegen.emulator.clocks import ORDER, PROXIED, Clocks
+from tinygpu.codegen.emulator.parser import parse, split
 from tinygpu.errors import ProgramError
 from tinygpu.machines.hopper import STARTS
 
@@ -52,8 +52,8 @@ $L_1:
 
 def test_it_shares_nothing_with_what_it_checks() -> None:
     """The interpreter knows PTX and NumPy: no emitter, no machine, no other interpreter."""
-    allowed = ("tinygpu.errors", "tinygpu.codegen.interpreter")
-    files = sorted(Path(tinygpu.codegen.interpreter.__file__).parent.glob("*.py"))
+    allowed = ("tinygpu.errors", "tinygpu.codegen.emulator")
+    files = sorted(Path(tinygpu.codegen.emulator.__file__).parent.glob("*.py"))
     assert len(files) > 20
     for path in files:
         for name in re.findall(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tinygpu.codegen.interpreter import Memory, Module, Report, launch
+from tinygpu.codegen.emulator import Memory, Module, Report, launch
 from tinygpu.errors import ProgramError
 
 Array = NDArray[Any]

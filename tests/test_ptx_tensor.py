@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tinygpu.codegen.interpreter import Memory, Module, Report, launch
-from tinygpu.codegen.interpreter.values import TYPES
+from tinygpu.codegen.emulator import Memory, Module, Report, launch
+from tinygpu.codegen.emulator.values import TYPES
 
 Array = NDArray[Any]
 HEAD = """

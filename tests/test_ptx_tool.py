@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from tests.ptx_fuzz import mutated
 from tests.test_ptx_twins import TWINS
 from tinygpu.cli import app
-from tinygpu.codegen.interpreter import Memory, Module, check, launch
-from tinygpu.codegen.interpreter.checking import Order, argument, orders, sarif
+from tinygpu.codegen.emulator import Memory, Module, check, launch
+from tinygpu.codegen.emulator.checking import Order, argument, orders, sarif
 from tinygpu.errors import LaunchError, TinyGpuError
 
 RACE, LINE = TWINS["no barrier between warps"].text(faulty=True)
@@ -124,13 +124,13 @@ def test_the_package_stands_alone() -> None:
 import sys
 class Alone:
     def find_spec(self, name, path=None, target=None):
-        allowed = ("tinygpu.codegen.interpreter", "tinygpu.errors", "tinygpu.codegen", "tinygpu")
+        allowed = ("tinygpu.codegen.emulator", "tinygpu.errors", "tinygpu.codegen", "tinygpu")
         ours = name.startswith("tinygpu") and not (
-            name in allowed or name.startswith("tinygpu.codegen.interpreter."))
+            name in allowed or name.startswith("tinygpu.codegen.emulator."))
         if ours or name.split(".")[0] in ("z3", "typer", "rich", "matplotlib", "networkx"):
             raise ImportError(name)
 sys.meta_path.insert(0, Alone())
-from tinygpu.codegen.interpreter import check
+from tinygpu.codegen.emulator import check
 print(check(open(0).read(), "k", 1, 64, {"x": __import__("numpy").zeros(128, "u4"),
       "y": __import__("numpy").zeros(128, "u4")}).status)
 """

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tinygpu.codegen.interpreter import Memory, Module, Report, TensorMap, launch
+from tinygpu.codegen.emulator import Memory, Module, Report, TensorMap, launch
 
 Array = NDArray[Any]
 BF16 = ml_dtypes.bfloat16

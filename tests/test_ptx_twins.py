@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinygpu.codegen.interpreter import Memory, Module, Report, launch
+from tinygpu.codegen.emulator import Memory, Module, Report, launch
 
 START = """.version 8.7
 .target sm_100a

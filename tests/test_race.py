@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tinygpu.program import Buffer
-from tinygpu.race import Party, Shared, Use
+from tinygpu.meaning.race import Party, Shared, Use
+from tinygpu.term.program import Buffer
 
 THREADS = 4
 OPERATIONS = st.tuples(

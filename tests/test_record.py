@@ -24,7 +24,7 @@ from benchmarks.record import (
     verdict_lots,
 )
 from tinygpu.machines import MACHINES
-from tinygpu.operation import OPERATIONS
+from tinygpu.term.operation import OPERATIONS
 
 SAMPLES = {"ptx": (12, 1), "verdicts": (10, 6), "times": (40, 1)}
 """Of how many lots how many entries are made anew."""

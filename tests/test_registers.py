@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.registers import Case, case_of, confusion, draw, fitted, program_of, truth
-from tinygpu.device import load_device
-from tinygpu.machine import Chosen
+from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import matmul
-from tinygpu.register_quantities import KINDS, quantities
-from tinygpu.registers import (
+from tinygpu.search.time.register_quantities import KINDS, quantities
+from tinygpu.search.time.registers import (
     WEIGHTS,
     predicted_spill,
     register_estimate,
@@ -23,7 +21,9 @@ from tinygpu.registers import (
     spill_estimate,
     used_estimate,
 )
-from tinygpu.schedule import to_json
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.schedule import to_json
 
 H200 = load_device("h200")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "registers.json"

@@ -14,22 +14,22 @@ from matplotlib.patches import Rectangle
 from typer.testing import CliRunner
 
 from tests.test_cli import FIX, tinygpu
-from tinygpu.access import BANKS, bank_wavefronts
 from tinygpu.cli import app
 from tinygpu.cli.layout_picture import layout_figure
 from tinygpu.cli.pictures import measured_figure, png, times_figure
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import ScheduleError
-from tinygpu.machine import Chosen, Machine
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.measurement import Measurement, describe
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Program
-from tinygpu.schedule import Schedule, to_json
-from tinygpu.search.best import Ranked
-from tinygpu.search.cost import cost
+from tinygpu.search.exact.best import Ranked
 from tinygpu.search.store import Store
+from tinygpu.search.time.cost import cost
+from tinygpu.space.measurement import Measurement, describe
+from tinygpu.term.access import BANKS, bank_wavefronts
+from tinygpu.term.machine import Chosen, Machine
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule, to_json
 
 H200 = load_device("h200")
 PROBLEM = Problem.of(matmul(), m=512, n=512, k=512)

@@ -19,10 +19,10 @@ from tinygpu.cli.console import count_text, time_text
 from tinygpu.cli.given import read_schedule
 from tinygpu.cli.report import _measured_on, report_html
 from tinygpu.machines import MACHINES
-from tinygpu.measurement import Measurement, canonical, describe
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule, from_json
 from tinygpu.search.store import Store
+from tinygpu.space.measurement import Measurement, canonical, describe
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule, from_json
 
 PROBLEM = Problem.of(matmul(), m=512, n=512, k=512)
 SHORT = ["demo", "--tokens", "128", "--layer", "o", "--top", "2", "--no-measure"]
@@ -92,7 +92,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
             reason = "" if seconds else f"it hangs {HOSTILE}"
             kept.put(timed(describe(one.problem, one.schedule)[2], seconds, reason))
         kept.put(timed(describe(given[0].problem, other)[2], 4e-5))
-        kept.put(timed(canonical({"peer": "tinygpu.codegen.cublaslt:best"}), 2.5e-5))
+        kept.put(timed(canonical({"peer": "tinygpu.codegen.run.cublaslt:best"}), 2.5e-5))
     result = tinygpu("report", folder)
     assert result.exit_code == 0, result.output
     return folder
@@ -215,7 +215,7 @@ def test_hostile_texts_stay_texts(searched: Path) -> None:
 def test_an_interrupted_demo_keeps_its_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinygpu.search import best
+    from tinygpu.search.exact import best
 
     real, calls = best.rank, [0]
 
@@ -238,10 +238,10 @@ def test_an_interrupted_demo_keeps_its_layers(
 
 def test_a_wrong_kernel_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A finding of the interpreter is in the report and in the status."""
-    from tinygpu.race import Finding
+    from tinygpu.meaning.race import Finding
 
     found = (Finding("race", "st", "a <race> in smem_a"),)
-    monkeypatch.setattr("tinygpu.interpret.check", lambda *_, **__: found)
+    monkeypatch.setattr("tinygpu.meaning.interpret.check", lambda *_, **__: found)
     result = tinygpu(*SIMT, "--out", tmp_path)
     assert result.exit_code == 1
     assert "WRONG: a <race>" in result.stdout
@@ -263,7 +263,7 @@ def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyP
             for n, _ in enumerate(schedules)
         ]  # fmt: skip
 
-    monkeypatch.setattr("tinygpu.codegen.launch.device_arch", lambda: "sm_90a")
+    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
     monkeypatch.setattr("tinygpu.cli.demo.measured", timed)
     words = [word for word in HOPPER if word != "--no-measure"]
     result = tinygpu(*words, "--out", tmp_path)

@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from tests.hopper_terms import H200, LARGE, LAYOUTS, term
 from tests.ptx_threads import run
 from tests.term_threads import Thread, once, parameters_of, seen
-from tinygpu.codegen.assemble import Cubin, assemble, assemble_many
 from tinygpu.codegen.emit import emit, signature
-from tinygpu.codegen.smem import smem_plan
+from tinygpu.codegen.kernel.smem import smem_plan
+from tinygpu.codegen.run.assemble import Cubin, assemble, assemble_many
 from tinygpu.errors import ProgramError
-from tinygpu.expression import value
-from tinygpu.machine import Chosen
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.operation import Operation, Problem, matmul
-from tinygpu.program import (
+from tinygpu.space.space import Space
+from tinygpu.term.expression import value
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Operation, Problem, matmul
+from tinygpu.term.program import (
     Affine,
     Arrive,
     Axis,
@@ -39,7 +40,6 @@ from tinygpu.program import (
     Wait,
     var,
 )
-from tinygpu.space import Space
 
 SIZES = {"m": 300, "n": 520, "k": 136}
 POINTS = [

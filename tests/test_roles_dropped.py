@@ -12,7 +12,7 @@ import pytest
 
 from tests.hopper_terms import term
 from tinygpu.codegen.emit import emit
-from tinygpu.program import (
+from tinygpu.term.program import (
     Arrive,
     Block,
     Commit,

@@ -10,19 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinygpu.codegen.assemble import assemble
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.interpretation import interpret
-from tinygpu.concurrency.judge import verdict
-from tinygpu.device import load_device
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.interpretation import interpret
+from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError, ProgramError
-from tinygpu.expression import apply, parse, value
-from tinygpu.interpret import check
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Chosen, Machine
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.rows import Rows
-from tinygpu.operation import (
+from tinygpu.meaning.interpret import check
+from tinygpu.search.exact.best import rank
+from tinygpu.space.space import Space
+from tinygpu.term.expression import apply, parse, value
+from tinygpu.term.machine import Chosen, Machine
+from tinygpu.term.operation import (
     Operand,
     Operation,
     Problem,
@@ -33,10 +35,8 @@ from tinygpu.operation import (
     rmsnorm,
     softmax,
 )
-from tinygpu.program import Access, Do, For, Statement, Sync, buffers_of
-from tinygpu.schedule import Schedule
-from tinygpu.search.best import rank
-from tinygpu.space import Space
+from tinygpu.term.program import Access, Do, For, Statement, Sync, buffers_of
+from tinygpu.term.schedule import Schedule
 
 SCREEN_LINES = 80
 X, Z, A, B = (value(n) for n in "xzab")

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinygpu.errors import OperationError, ScheduleError
-from tinygpu.expression import value
-from tinygpu.machine import Machine
 from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Operation, Problem, elementwise, matmul
-from tinygpu.program import Program
-from tinygpu.schedule import Schedule, from_json, to_json
+from tinygpu.term.expression import value
+from tinygpu.term.machine import Machine
+from tinygpu.term.operation import Operation, Problem, elementwise, matmul
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule, from_json, to_json
 
 SIMT = Simt()
 NAIVE = Schedule.of(SIMT, LADDER["naive"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.test_bad_input import JSON
 from tinygpu.cli.shapes import LAYERS, Shape, sampled, shapes_in, shapes_of
 from tinygpu.errors import OperationError
-from tinygpu.operation import LARGEST_SIZE
+from tinygpu.term.operation import LARGEST_SIZE
 
 SIZE = st.integers(1, LARGEST_SIZE)
 

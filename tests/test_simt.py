@@ -11,17 +11,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.interpretation import interpret
-from tinygpu.device import load_device
+from tinygpu.codegen.run.interpretation import interpret
+from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError
-from tinygpu.interpret import check
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Chosen
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Do, For, walk
-from tinygpu.schedule import Schedule
-from tinygpu.search.cost import cost
+from tinygpu.meaning.interpret import check
+from tinygpu.search.time.cost import cost
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Do, For, walk
+from tinygpu.term.schedule import Schedule
 
 DECISIONS = Simt.decisions()
 NUMERIC = tuple(name for name, choice in DECISIONS.items() if not choice.structural)

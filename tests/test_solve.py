@@ -15,24 +15,24 @@ from hypothesis import strategies as st
 
 from tests.hopper_terms import rewritten
 from tinygpu import ask, prove
-from tinygpu.batches import Builder
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError
-from tinygpu.expression import value
-from tinygpu.laws import check_schedule, judged
-from tinygpu.machine import Choice, Chosen, Machine, Value
+from tinygpu.legality.laws import check_schedule, judged
+from tinygpu.legality.reach import Case
 from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Operation, Problem, elementwise, matmul
-from tinygpu.program import Program, Wait
-from tinygpu.quantities import QUANTITIES, named_values
-from tinygpu.questions import Answer
-from tinygpu.reach import Case
-from tinygpu.schedule import Schedule
-from tinygpu.solve import Solver
-from tinygpu.space import Space
-from tinygpu.wishes import wishes
+from tinygpu.space.batches import Builder
+from tinygpu.space.quantities import QUANTITIES, named_values
+from tinygpu.space.questions import Answer
+from tinygpu.space.solve import Solver
+from tinygpu.space.space import Space
+from tinygpu.space.wishes import wishes
+from tinygpu.term.expression import value
+from tinygpu.term.machine import Choice, Chosen, Machine, Value
+from tinygpu.term.operation import Operation, Problem, elementwise, matmul
+from tinygpu.term.program import Program, Wait
+from tinygpu.term.schedule import Schedule
 
 H200 = load_device("h200")
 LARGE = Problem.of(matmul(), m=4096, n=4096, k=4096)

@@ -27,23 +27,27 @@ from tests.hopper_terms import rewritten, term
 from tests.mutants import rewritten as with_buffer
 from tests.small_programs import LEAVE, ZERO, at, get, put, small
 from tinygpu.cli import app
-from tinygpu.concurrency.blocks import TILES
-from tinygpu.concurrency.judge import verdict
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError, MachineError, ProgramError, TinyGpuError
-from tinygpu.expression import Apply, Constant, Expression, bounds, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.interpret import check
-from tinygpu.laws import LAWS, check_schedule, serves
-from tinygpu.layout import Layout
-from tinygpu.machine import Chosen, Machine, used_instructions
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.legality.concurrency.blocks import TILES
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import LAWS, check_schedule, serves
+from tinygpu.legality.reach import Case
+from tinygpu.legality.storage_laws import STORAGE_LAWS
 from tinygpu.machines import MACHINES
 from tinygpu.machines.ampere import STARTS as AMPERE
 from tinygpu.machines.hopper import STARTS as HOPPER
 from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import ACTIVATIONS, Problem, matmul, rmsnorm, softmax
-from tinygpu.program import (
+from tinygpu.meaning.interpret import check
+from tinygpu.search.exact.best import rank
+from tinygpu.space.space import Space
+from tinygpu.term.expression import Apply, Constant, Expression, bounds, value
+from tinygpu.term.layout import Layout
+from tinygpu.term.machine import Chosen, Machine, used_instructions
+from tinygpu.term.operation import ACTIVATIONS, Problem, matmul, rmsnorm, softmax
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,
@@ -67,11 +71,7 @@ from tinygpu.program import (
     var,
     walk,
 )
-from tinygpu.reach import Case
-from tinygpu.schedule import Schedule, to_json
-from tinygpu.search.best import rank
-from tinygpu.space import Space
-from tinygpu.storage_laws import STORAGE_LAWS
+from tinygpu.term.schedule import Schedule, to_json
 
 H200, B200 = load_device("h200"), load_device("b200")
 K = var("k")
@@ -607,7 +607,7 @@ def test_the_grids_variable_in_an_index_is_unproved() -> None:
 OWN = """
 from dataclasses import replace
 from tinygpu.machines.simt import Simt
-from tinygpu.program import For, Sync
+from tinygpu.term.program import For, Sync
 
 class Again(Simt):
     name = "again"

@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpu.concurrency.erase import erase
-from tinygpu.concurrency.judge import verdict
-from tinygpu.counting import Factor, Sums
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError, ScheduleError
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.laws import check_schedule
-from tinygpu.machine import Chosen, Value
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.legality.concurrency.erase import erase
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import Problem, matmul
-from tinygpu.program import Access, Affine, Do, For, Immediate, Program, Role, registers
-from tinygpu.questions import require, why_empty
-from tinygpu.schedule import Schedule
-from tinygpu.signature import numbers_of
-from tinygpu.space import Space
+from tinygpu.space.counting import Factor, Sums
+from tinygpu.space.questions import require, why_empty
+from tinygpu.space.signature import numbers_of
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Access, Affine, Do, For, Immediate, Program, Role, registers
+from tinygpu.term.schedule import Schedule
 
 H200 = load_device("h200")
 LARGE = Problem.of(matmul(), m=4096, n=4096, k=4096)

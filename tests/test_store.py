@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from tinygpu.errors import StoreError
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.measurement import Measurement, describe
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule
 from tinygpu.search import store as stored
 from tinygpu.search.store import Store
+from tinygpu.space.measurement import Measurement, describe
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule
 
 text = st.text(max_size=8)
 measurements = st.builds(
@@ -38,7 +38,7 @@ measurements = st.builds(
 )
 WRITER = """
 import sys
-from tinygpu.measurement import Measurement
+from tinygpu.space.measurement import Measurement
 from tinygpu.search import store as stored
 from tinygpu.search.store import Store
 with Store(sys.argv[1]) as store:

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from tinygpu.__main__ import main
 from tinygpu.cli import app
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.measurement import Measurement, describe
-from tinygpu.operation import Problem, matmul
-from tinygpu.schedule import Schedule
 from tinygpu.search.store import Store
+from tinygpu.space.measurement import Measurement, describe
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule
 
 
 def run(*words: object) -> str:

@@ -30,9 +30,9 @@ from benchmarks.tcgen05_corpus import explained, judged, lots, main, row_of_draw
 from benchmarks.tcgen05_reasons import REASONS, UNEXPLAINED, of_term, of_text
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
-from tinygpu.laws import check_schedule
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.blackwell import Blackwell
-from tinygpu.operation import Problem
+from tinygpu.term.operation import Problem
 
 CASES = tuple(cases())
 RESULTS = FOLDER.parent / "tcgen05_corpus.json"

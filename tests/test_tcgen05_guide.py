@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tinygpu.instruction import INSTRUCTIONS
+from tinygpu.isa.instruction import INSTRUCTIONS
 
 GUIDE = Path(__file__).parent.parent / "docs" / "tcgen05.md"
 
@@ -19,7 +19,7 @@ def test_the_guide_runs() -> None:
 
 
 def test_the_guide_names_every_law_of_tensor_memory() -> None:
-    from tinygpu.tmem_laws import TMEM_LAWS
+    from tinygpu.legality.tmem_laws import TMEM_LAWS
 
     text = GUIDE.read_text(encoding="utf-8")
     assert [law for law in TMEM_LAWS if f"`{law}`" not in text] == []

@@ -14,13 +14,13 @@ from tests.fake_gpu import Gpu, installed
 from tests.hopper_terms import dos, rebuffered, term
 from tests.term_threads import Thread, once, seen
 from tinygpu.codegen.emit import emit
+from tinygpu.codegen.kernel.tensor_map import tensor_map_of, tensor_maps
 from tinygpu.codegen.runtime.maps import TensorMap, encode
-from tinygpu.codegen.tensor_map import tensor_map_of, tensor_maps
 from tinygpu.errors import LaunchError, ProgramError
-from tinygpu.expression import value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.operation import matmul
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.term.expression import value
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import (
     Access,
     Affine,
     Axis,

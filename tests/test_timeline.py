@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpu.device import load_device
-from tinygpu.machine import Chosen
+from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 from tinygpu.machines.ampere import STARTS
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.operation import matmul
-from tinygpu.program import Program
-from tinygpu.search.cost import features, path
-from tinygpu.search.spans import Timeline
-from tinygpu.search.timeline import timeline, trace
+from tinygpu.search.time.cost import features, path
+from tinygpu.search.time.spans import Timeline
+from tinygpu.search.time.timeline import timeline, trace
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Program
 
 H200 = load_device("h200")
 RING = {**LADDER["multi-stage"], "pipeline": "cp.async", "stages": 3, "a_layout": "mk"}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpu.machine import Chosen
+from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.memory import DTYPES
-from tinygpu.operation import matmul
-from tinygpu.tolerance import error_ratio, roundoff, ulp
+from tinygpu.meaning.tolerance import error_ratio, roundoff, ulp
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
 
 FINITE = st.floats(-1e30, 1e30)
 

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from tests.ptx_runs import run_matmul, term_of
 from tinygpu.codegen.emit import emit
+from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.codegen.runtime.maps import box_of
-from tinygpu.codegen.tensor_map import tensor_maps
-from tinygpu.device import load_device
-from tinygpu.interpret import check
-from tinygpu.machine import Chosen
+from tinygpu.devices.device import load_device
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.meaning import computes
-from tinygpu.operation import matmul
-from tinygpu.program import Access, Block, Do, Program, Statement, walk
-from tinygpu.search.cost import cost
+from tinygpu.meaning.identity import computes
+from tinygpu.meaning.interpret import check
+from tinygpu.search.time.cost import cost
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Access, Block, Do, Program, Statement, walk
 
 
 def changed(program: Program, of: Any) -> Program:

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tinygpu.codegen.validation import _narrow, _widen
-from tinygpu.memory import DTYPES
+from tinygpu.codegen.run.validation import _narrow, _widen
+from tinygpu.isa.memory import DTYPES
 
 
 @example([0x7F800001])  # a signalling NaN: NumPy reads it, and says that it is invalid

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpu.schedule import Schedule
 from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.strategies import STRATEGIES, Domain, Strategy, walk
+from tinygpu.term.schedule import Schedule
 
 
 def pair(x: int, y: int) -> Schedule:

@@ -15,20 +15,28 @@ TYPE_CHECKING = False  # type checkers know the name; to import typing would tak
 if TYPE_CHECKING:
     from typing import Any
 
-    from tinygpu.device import Device, load_device
+    from tinygpu.codegen.emit import emit
+    from tinygpu.devices.device import Device, load_device
     from tinygpu.errors import TinyGpuError
-    from tinygpu.laws import check_schedule, require_legal
-    from tinygpu.machine import Choice, Machine
+    from tinygpu.legality.concurrency.judge import verdict
+    from tinygpu.legality.laws import check_schedule, require_legal
     from tinygpu.machines import MACHINES
-    from tinygpu.operation import Operation, Problem, elementwise, matmul
-    from tinygpu.questions import ask, prove, why_empty
-    from tinygpu.schedule import Schedule
-    from tinygpu.space import Space
+    from tinygpu.meaning.identity import computes
+    from tinygpu.meaning.interpret import check, reduced
+    from tinygpu.search.exact.best import rank
+    from tinygpu.search.explain.explain import explain
+    from tinygpu.space.questions import ask, prove, why_empty
+    from tinygpu.space.space import Space
+    from tinygpu.term.builder import Kernel
+    from tinygpu.term.machine import Choice, Machine
+    from tinygpu.term.operation import Operation, Problem, elementwise, matmul
+    from tinygpu.term.schedule import Schedule
 
 __all__ = [
     "MACHINES",
     "Choice",
     "Device",
+    "Kernel",
     "Machine",
     "Operation",
     "Problem",
@@ -36,33 +44,48 @@ __all__ = [
     "Space",
     "TinyGpuError",
     "ask",
+    "check",
     "check_schedule",
+    "computes",
     "elementwise",
+    "emit",
+    "explain",
     "load_device",
     "matmul",
     "prove",
+    "rank",
+    "reduced",
     "require_legal",
+    "verdict",
     "why_empty",
 ]
 
 _HOMES = {
-    "Choice": "machine",
-    "Device": "device",
+    "Choice": "term.machine",
+    "Device": "devices.device",
+    "Kernel": "term.builder",
     "MACHINES": "machines",
-    "Machine": "machine",
-    "Operation": "operation",
-    "Problem": "operation",
-    "Schedule": "schedule",
-    "Space": "space",
+    "Machine": "term.machine",
+    "Operation": "term.operation",
+    "Problem": "term.operation",
+    "Schedule": "term.schedule",
+    "Space": "space.space",
     "TinyGpuError": "errors",
-    "ask": "questions",
-    "check_schedule": "laws",
-    "elementwise": "operation",
-    "load_device": "device",
-    "matmul": "operation",
-    "prove": "questions",
-    "require_legal": "laws",
-    "why_empty": "questions",
+    "ask": "space.questions",
+    "check": "meaning.interpret",
+    "check_schedule": "legality.laws",
+    "computes": "meaning.identity",
+    "elementwise": "term.operation",
+    "emit": "codegen.emit",
+    "explain": "search.explain.explain",
+    "load_device": "devices.device",
+    "matmul": "term.operation",
+    "prove": "space.questions",
+    "rank": "search.exact.best",
+    "reduced": "meaning.interpret",
+    "require_legal": "legality.laws",
+    "verdict": "legality.concurrency.judge",
+    "why_empty": "space.questions",
 }
 
 

@@ -1,9 +1,9 @@
 """Strategies: in which order schedules are evaluated, where evaluating is dear.
 
 Each is a generator in a file of its own that asks for schedules and is told their seconds
-(``walk.py``); the model's own order and the search that proves its best are ``search/best.py``.  A
-new one is a file and a line of ``STRATEGIES``.  ``benchmarks/replay.py`` compares them on complete
-landscapes.
+(``walk.py``); the model's own order and the search that proves its best are
+``search/exact/best.py``.  A new one is a file and a line of ``STRATEGIES``.
+``benchmarks/replay.py`` compares them on complete landscapes.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tinygpu.schedule import Schedule
 from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.strategies.walk import Domain, Steps
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["descent", "starts"]
 

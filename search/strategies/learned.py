@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.schedule import Schedule
 from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.strategies.walk import Domain, Steps
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["WIDER", "learned"]
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinygpu.schedule import Schedule
 from tinygpu.search.neighbourhood import Candidate
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["Domain", "Steps", "Strategy", "walk"]
 

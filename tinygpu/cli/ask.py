@@ -11,13 +11,13 @@ import typer
 from tinygpu.cli.asked import Asked, asking, problem_of
 from tinygpu.cli.console import say, say_json, working, write
 from tinygpu.cli.given import DEVICE, JSON, MACHINE, fixed_values, machines_for
-from tinygpu.device import label, load_device
+from tinygpu.devices.device import label, load_device
 from tinygpu.errors import MachineError
-from tinygpu.schedule import to_json
+from tinygpu.term.schedule import to_json
 
 if TYPE_CHECKING:
-    from tinygpu.questions import Answer
-    from tinygpu.space import Space
+    from tinygpu.space.questions import Answer
+    from tinygpu.space.space import Space
 
 __all__ = ["add_to"]
 
@@ -42,7 +42,7 @@ def ask(
     as_json: JSON = False,
 ) -> None:
     """Find a legal schedule with a wish; else say what excludes it (status 1)."""
-    from tinygpu.questions import ask as answered
+    from tinygpu.space.questions import ask as answered
 
     space, wish = _space(asked, wish, machine, device, fix)
     with working("looking for a schedule"):
@@ -61,7 +61,7 @@ def prove(
     as_json: JSON = False,
 ) -> None:
     """Prove a claim of every legal schedule; else give a counterexample (status 1)."""
-    from tinygpu.questions import prove as proved
+    from tinygpu.space.questions import prove as proved
 
     space, claim = _space(asked, claim, machine, device, fix)
     with working("looking for a counterexample"):
@@ -73,7 +73,7 @@ def _space(
     asked: Asked, wish: str, machine: str, device: str, fix: list[str] | None
 ) -> tuple[Space, str]:
     """Return the space that is asked about, and the wish: the first text, if there is one text."""
-    from tinygpu.space import Space
+    from tinygpu.space.space import Space
 
     if asked.operation != "elementwise" and not wish:
         asked, wish = replace(asked, expression=""), asked.expression

@@ -5,8 +5,9 @@
     rmsnorm, softmax        -i -j
 
 In an EXPRESSION, as "a*x + b", the names u, v, w, x and z are arrays, or those that --inputs lists;
-every other name is a scalar, and the result is y.  Functions are those of ``tinygpu.expression``.
-A command that is ``asking`` has all these options, and gets them as one ``Asked``.
+every other name is a scalar, and the result is y.  Functions are those of
+``tinygpu.term.expression``. A command that is ``asking`` has all these options, and gets them as
+one ``Asked``.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import typer
 
 from tinygpu.cli.given import DTYPE, LAYOUT, machine_named
 from tinygpu.errors import OperationError, nearest
-from tinygpu.memory import DTYPES
-from tinygpu.operation import OPERATIONS, Operation, Problem, elementwise, matmul
+from tinygpu.isa.memory import DTYPES
+from tinygpu.term.operation import OPERATIONS, Operation, Problem, elementwise, matmul
 
 __all__ = ["BATCH", "Asked", "I", "J", "K", "M", "N", "asking", "problem_of"]
 

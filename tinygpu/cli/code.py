@@ -25,10 +25,10 @@ from tinygpu.errors import (
     TinyGpuError,
     nearest,
 )
-from tinygpu.operation import Operation, Problem
+from tinygpu.term.operation import Operation, Problem
 
 if TYPE_CHECKING:
-    from tinygpu.codegen.interpretation import Interpretation
+    from tinygpu.codegen.run.interpretation import Interpretation
 
 __all__ = ["add_to", "interpreted_text"]
 
@@ -53,8 +53,8 @@ def emit(
     machine: OWN = "",
 ) -> None:
     """Write a schedule's PTX; of several, in parallel, PTX and cubins into a folder."""
-    from tinygpu.codegen.assemble import assemble
     from tinygpu.codegen.emit import emit as emitted
+    from tinygpu.codegen.run.assemble import assemble
 
     if len(schedules) > 1:
         if output is None or cubin is not None:
@@ -87,8 +87,8 @@ def emit(
 
 def _emit_all(schedules: Sequence[Given], folder: Path, arch: str) -> None:
     """Build each schedule file into ``folder``; say what ptxas said of each."""
-    from tinygpu.codegen.build import build_many
-    from tinygpu.meaning import summary
+    from tinygpu.codegen.run.build import build_many
+    from tinygpu.meaning.identity import summary
 
     given = {one.path.stem: one.for_arch(arch) for one in schedules}
     if len(given) < len(schedules):
@@ -206,8 +206,8 @@ def _interpreted(
     given: Given, asked: Mapping[str, int], seed: int, scalars: Mapping[str, float]
 ) -> dict[str, Any]:
     """Run the PTX on arrays, at the sizes that were asked for and small ones for the rest."""
-    from tinygpu.codegen.interpretation import interpret
-    from tinygpu.interpret import reduced
+    from tinygpu.codegen.run.interpretation import interpret
+    from tinygpu.meaning.interpret import reduced
 
     program = given.program()
     sizes = {**reduced(given.problem, program), **asked}
@@ -252,9 +252,9 @@ def interpreted_text(found: Interpretation) -> str:
 
 def _on_gpu(given: Given, seed: int, scalars: Mapping[str, float]) -> dict[str, Any]:
     """Validate and time it on the GPU beside cuBLAS."""
-    from tinygpu.codegen.measure import Options
-    from tinygpu.search.cost import cost
-    from tinygpu.space import Space
+    from tinygpu.codegen.run.measure import Options
+    from tinygpu.search.time.cost import cost
+    from tinygpu.space.space import Space
 
     problem = given.problem
     space = Space(given.machine, problem, given.device)
@@ -291,9 +291,9 @@ def calibrate(
     name: Annotated[str, typer.Option(help="The device's name; else the driver's.")] = "",
 ) -> None:
     """Measure this GPU's clocks, rates, latencies and bandwidths, and write a device file."""
-    from tinygpu.codegen import calibrate as calibrating
-    from tinygpu.codegen.launch import gpu
-    from tinygpu.device import to_json
+    from tinygpu.codegen.run import calibrate as calibrating
+    from tinygpu.codegen.run.launch import gpu
+    from tinygpu.devices.device import to_json
 
     gpu()  # to know first that there is one, and then that the file can be written
     if output.is_dir() or output.suffix != ".json":
@@ -306,7 +306,7 @@ def calibrate(
 
 def doctor(as_json: JSON = False) -> None:
     """Say what is installed, what GPU there is, what is missing and how to get it."""
-    from tinygpu.codegen.doctor import diagnose
+    from tinygpu.codegen.run.doctor import diagnose
 
     rows = diagnose()
     if as_json:

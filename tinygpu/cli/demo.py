@@ -16,18 +16,18 @@ from tinygpu.cli.given import DEVICE, DTYPE, LAYOUT, MACHINE, Given, fixed_value
 from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.cli.plot import drawn_timeline, shape_text
 from tinygpu.cli.shapes import LAYERS
-from tinygpu.device import label, load_device
-from tinygpu.schedule import to_json
+from tinygpu.devices.device import label, load_device
+from tinygpu.term.schedule import to_json
 
 if TYPE_CHECKING:
     from tinygpu.cli.report import ReportSection
-    from tinygpu.codegen.assemble import Cubin
-    from tinygpu.codegen.interpretation import Interpretation
-    from tinygpu.measurement import Measurement
-    from tinygpu.program import Buffer, Program
-    from tinygpu.search.best import Ranking
-    from tinygpu.search.explain import Explanation
-    from tinygpu.space import Space
+    from tinygpu.codegen.run.assemble import Cubin
+    from tinygpu.codegen.run.interpretation import Interpretation
+    from tinygpu.search.exact.best import Ranking
+    from tinygpu.search.explain.explain import Explanation
+    from tinygpu.space.measurement import Measurement
+    from tinygpu.space.space import Space
+    from tinygpu.term.program import Buffer, Program
 
 __all__ = ["Layer", "add_to"]
 
@@ -113,10 +113,10 @@ def demo(
 ) -> None:
     """Search, explain, emit and check kernels for an 8B Llama's linear layers; write a report."""
     from tinygpu.cli.report import report_html, section_tree
-    from tinygpu.codegen.assemble import find_ptxas
-    from tinygpu.codegen.provenance import provenance
+    from tinygpu.codegen.run.assemble import find_ptxas
+    from tinygpu.codegen.run.provenance import provenance
     from tinygpu.errors import OperationError, nearest
-    from tinygpu.space import Space
+    from tinygpu.space.space import Space
 
     chosen, chip = machine_named(machine), load_device(device)
     fixed = fixed_values(chosen, fix or ())
@@ -161,11 +161,11 @@ def _layer(name: str, space: Space, top: int, out: Path, *, why_not: str) -> Lay
     """Do the whole job for one layer and write its files."""
     from tinygpu.cli.look import proof_text
     from tinygpu.cli.search import ranked
-    from tinygpu.codegen.assemble import assemble
     from tinygpu.codegen.emit import emit
-    from tinygpu.codegen.interpretation import interpret
-    from tinygpu.interpret import check, reduced
-    from tinygpu.search.explain import explain
+    from tinygpu.codegen.run.assemble import assemble
+    from tinygpu.codegen.run.interpretation import interpret
+    from tinygpu.meaning.interpret import check, reduced
+    from tinygpu.search.explain.explain import explain
     from tinygpu.search.store import Store
 
     problem, chip = space.problem, space.device
@@ -219,7 +219,7 @@ def _section(layer: Layer) -> ReportSection:
     """Return the layer as the report's page takes it."""
     from tinygpu.cli.report import ReportSection
     from tinygpu.cli.search import tree_of
-    from tinygpu.codegen.measure import peer_of
+    from tinygpu.codegen.run.measure import peer_of
 
     peers = [
         {"name": peer_of(one).rpartition(".")[2], "seconds": one.seconds}
@@ -288,7 +288,7 @@ def _draw(layer: Layer, out: Path) -> None:
     """Draw the layer's plots and write them, and the trace of the timeline."""
     from tinygpu.cli.layout_picture import layout_figure, shared_buffers
     from tinygpu.cli.pictures import measured_figure, png, times_figure
-    from tinygpu.search.timeline import timeline, trace
+    from tinygpu.search.time.timeline import timeline, trace
 
     space, best = layer.space, layer.found.best
     given = Given(Path(), space.machine, space.problem, best[0].schedule, space.device)

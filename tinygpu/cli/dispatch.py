@@ -22,14 +22,14 @@ from tinygpu.cli.console import bar, resumable, say, say_json, table, time_text
 from tinygpu.cli.given import DEVICE, DTYPE, JSON, LAYOUT, machine_named, machines_for
 from tinygpu.cli.measuring import why_no_gpu
 from tinygpu.cli.shapes import Shape, shapes_of
-from tinygpu.device import label, load_device
+from tinygpu.devices.device import label, load_device
 from tinygpu.errors import IllegalScheduleError, LaunchError, OperationError, ScheduleError, nearest
-from tinygpu.schedule import Schedule, to_json
+from tinygpu.term.schedule import Schedule, to_json
 
 if TYPE_CHECKING:
     from tinygpu.cli.dispatching import Job, ShapeTimes, Times
-    from tinygpu.codegen.bundle import BundledKernel
-    from tinygpu.operation import Operation
+    from tinygpu.codegen.run.bundle import BundledKernel
+    from tinygpu.term.operation import Operation
 
 __all__ = ["Dispatch", "add_to"]
 
@@ -84,9 +84,9 @@ def dispatch(
 ) -> None:
     """Choose a few kernels that serve every shape, and the rule; write them as a bundle."""
     from tinygpu.cli.dispatching import RULES
-    from tinygpu.codegen.assemble import find_ptxas
-    from tinygpu.codegen.bundle import bundle_parts, refuse_other, write_bundle
-    from tinygpu.codegen.provenance import provenance
+    from tinygpu.codegen.run.assemble import find_ptxas
+    from tinygpu.codegen.run.bundle import bundle_parts, refuse_other, write_bundle
+    from tinygpu.codegen.run.provenance import provenance
     from tinygpu.search.selection import AIMS
 
     if operation != "matmul":
@@ -224,9 +224,9 @@ class Dispatch(ExitStack):
 
     def _why_none(self) -> str:
         """Return why no machine has a legal schedule of the first shape."""
-        from tinygpu.operation import Problem
-        from tinygpu.search.best import rank
-        from tinygpu.space import Space
+        from tinygpu.search.exact.best import rank
+        from tinygpu.space.space import Space
+        from tinygpu.term.operation import Problem
 
         problem, found = Problem.of(self.operation, **self.shapes[0].sizes), []
         for machine in self.machines.values():
@@ -303,15 +303,15 @@ class Dispatch(ExitStack):
 
     def members(self, arch: str, device: str) -> list[BundledKernel]:
         """Build the kernels.  Raises AssemblyError, ProgramError."""
-        from tinygpu.codegen.arguments import contract_of
-        from tinygpu.codegen.build import build_many
-        from tinygpu.codegen.bundle import BundledKernel
+        from tinygpu.codegen.run.arguments import contract_of
+        from tinygpu.codegen.run.build import build_many
+        from tinygpu.codegen.run.bundle import BundledKernel
         from tinygpu.errors import TinyGpuError
-        from tinygpu.meaning import require_computes
-        from tinygpu.operation import Problem
+        from tinygpu.meaning.identity import require_computes
+        from tinygpu.term.operation import Problem
 
         if self.gpus:
-            from tinygpu.codegen.launch import device_arch
+            from tinygpu.codegen.run.launch import device_arch
 
             arch = device_arch()
         mine = [self.schedules[j] for j in self.kernels]
@@ -340,7 +340,7 @@ class Dispatch(ExitStack):
     def tree(self, device: str, rule: str, aim: str) -> dict[str, Any]:
         """Return the manifest, but for the kernels."""
         from tinygpu.cli.dispatching import served_of
-        from tinygpu.search.cost import cost
+        from tinygpu.search.time.cost import cost
 
         chip = load_device(self.device)
         own = self.times[:, self.kernels]

@@ -34,15 +34,15 @@ from tinygpu.cli.given import machine_named
 from tinygpu.cli.measuring import CUBLASLT, Effort, tune
 from tinygpu.cli.shapes import Shape
 from tinygpu.cores import cores
-from tinygpu.device import Device, load_device
+from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError, LaunchError
-from tinygpu.machine import Machine, Value
-from tinygpu.operation import Operation, Problem
-from tinygpu.program import Program
-from tinygpu.schedule import Schedule
+from tinygpu.term.machine import Machine, Value
+from tinygpu.term.operation import Operation, Problem
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
 
 if TYPE_CHECKING:
-    from tinygpu.codegen.measure import Crew
+    from tinygpu.codegen.run.measure import Crew
 
 __all__ = [
     "RULES",
@@ -179,7 +179,7 @@ def _began(numbers: Any, jobs: int) -> None:
 
 def _own_crew() -> Crew:
     global _crew
-    from tinygpu.codegen.measure import Crew
+    from tinygpu.codegen.run.measure import Crew
 
     _crew = _crew or Crew(jobs=_jobs)
     return _crew
@@ -197,8 +197,8 @@ def anchors_of(shapes: Sequence[Shape], most: int) -> list[Shape]:
 
 def ranked_at(job: Job) -> list[Pair]:
     """Return the model's best of every spread at a shape, with their time; none if nothing fits."""
-    from tinygpu.search.best import rank
-    from tinygpu.space import Space
+    from tinygpu.search.exact.best import rank
+    from tinygpu.space.space import Space
 
     chip, found = load_device(job.device), []
     for machine in map(machine_named, job.machines):
@@ -218,7 +218,7 @@ def tried_at(job: Job) -> list[Pair]:
     """
     from tinygpu.search.neighbourhood import Candidate
     from tinygpu.search.store import Store
-    from tinygpu.space import Space
+    from tinygpu.space.space import Space
 
     assert job.store is not None
     if job.first and job.seconds:
@@ -245,7 +245,7 @@ def _one_for_all(machine: Machine) -> dict[str, Value]:
 
 def timed_at(job: Job) -> ShapeTimes:
     """Measure schedules at a shape, and the best of cuBLASLt's algorithms."""
-    from tinygpu.codegen.measure import COARSE, Campaign, peer_of
+    from tinygpu.codegen.run.measure import COARSE, Campaign, peer_of
     from tinygpu.search.store import Store
 
     machines = {m.name: m for m in map(machine_named, job.machines)}
@@ -274,15 +274,15 @@ class Predictor:
 
     def __init__(self, program: Program, device: Device) -> None:
         """Derive the term's contract, once."""
-        from tinygpu.codegen.arguments import contract_of
+        from tinygpu.codegen.run.arguments import contract_of
 
         self.program, self.device, self.contract = program, device, contract_of(program)
 
     def __call__(self, shape: Shape) -> float:
         """Return the seconds at a shape."""
-        from tinygpu.codegen.arguments import dense
+        from tinygpu.codegen.run.arguments import dense
         from tinygpu.codegen.runtime.contract import check
-        from tinygpu.search.cost import cost
+        from tinygpu.search.time.cost import cost
 
         try:
             check(self.contract, dense(Problem.of(self.program.operation, **shape.sizes)))

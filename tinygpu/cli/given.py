@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinygpu.cli.machine_file import is_file, machine_in
-from tinygpu.device import DEVICES, Device, load_device
+from tinygpu.devices.device import DEVICES, Device, load_device
 from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
-from tinygpu.machine import Machine, Value
 from tinygpu.machines import MACHINES
-from tinygpu.operation import Operation, Problem
-from tinygpu.program import Program
-from tinygpu.schedule import Schedule, device_in, from_json
+from tinygpu.term.machine import Machine, Value
+from tinygpu.term.operation import Operation, Problem
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule, device_in, from_json
 
 if TYPE_CHECKING:
-    from tinygpu.meaning import Meaning
+    from tinygpu.meaning.identity import Meaning
 
 __all__ = [
     "DEVICE",
@@ -88,7 +88,7 @@ class Given:
 
     def program(self) -> Program:
         """Return the term.  Raises IllegalScheduleError if it is illegal on the device."""
-        from tinygpu.laws import require_legal
+        from tinygpu.legality.laws import require_legal
 
         return require_legal(self.schedule, self.machine, self.problem, self.device)
 
@@ -97,7 +97,7 @@ class Given:
 
         Raises IllegalScheduleError if it is illegal on the device or computes something else.
         """
-        from tinygpu.meaning import require_computes
+        from tinygpu.meaning.identity import require_computes
 
         return require_computes(self.program())
 

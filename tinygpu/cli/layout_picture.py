@@ -16,10 +16,10 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from tinygpu.access import BANK_BYTES, BANKS, WARP_LANES, bank_wavefronts
 from tinygpu.cli.palette import COLOURS, pale
 from tinygpu.errors import ScheduleError, nearest
-from tinygpu.program import Access, Buffer, Do, Program, walk
+from tinygpu.term.access import BANK_BYTES, BANKS, WARP_LANES, bank_wavefronts
+from tinygpu.term.program import Access, Buffer, Do, Program, walk
 
 __all__ = ["layout_figure", "layout_panels", "shared_buffers"]
 

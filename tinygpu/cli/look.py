@@ -10,7 +10,7 @@ import typer
 
 from tinygpu.cli.console import say, say_json, table, working
 from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, machine_named, read_schedule
-from tinygpu.device import DEVICES, NUMBERS, Device, load_device, to_json
+from tinygpu.devices.device import DEVICES, NUMBERS, Device, load_device, to_json
 from tinygpu.errors import ScheduleError
 from tinygpu.machines import MACHINES
 
@@ -116,7 +116,7 @@ def explain(
             f"explain: {schedule} and {other} are for different problems or machines; "
             "give two schedules of one search"
         )
-    from tinygpu.search import explain as explaining
+    from tinygpu.search.explain import explain as explaining
 
     found: explaining.Explanation | explaining.Comparison
     where = (one.machine, one.problem, one.device)
@@ -135,8 +135,8 @@ def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON 
 
     A term that does not compute its operation at small sizes, in a prime field, is illegal too.
     """
-    from tinygpu.laws import Violation, check_schedule
-    from tinygpu.meaning import computes
+    from tinygpu.legality.laws import Violation, check_schedule
+    from tinygpu.meaning.identity import computes
 
     given = read_schedule(schedule, device, machine=machine)
     with working("judging"):
@@ -177,7 +177,7 @@ def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON 
 
 def proof_text(program: Any) -> str:
     """Return the judge's verdict on a term in words; only what is proved is called so."""
-    from tinygpu.concurrency.judge import verdict
+    from tinygpu.legality.concurrency.judge import verdict
 
     found = verdict(program)
     if not found.legal:

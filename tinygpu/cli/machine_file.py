@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 from tinygpu.errors import MachineError, nearest
-from tinygpu.instruction import Instruction
-from tinygpu.machine import Machine
+from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.memory import Level
 from tinygpu.machines import MACHINES
-from tinygpu.memory import Level
+from tinygpu.term.machine import Machine
 
 __all__ = ["fault_in_machine", "is_file", "machine_in"]
 

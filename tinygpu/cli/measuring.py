@@ -8,7 +8,8 @@ the peers round robin under sustained load: a short burst ranks kernels that pow
 wrongly, by up to a tenth.  The store knows
 what was evaluated before, so the same search goes on where it was stopped.
 
-The peers are the algorithms of cuBLASLt's heuristic list, each measured (``codegen/cublaslt.py``).
+The peers are the algorithms of cuBLASLt's heuristic list, each measured
+(``codegen/run/cublaslt.py``).
 
 Source: ``docs/measuring.md``.
 """
@@ -25,19 +26,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tinygpu.errors import LaunchError
-from tinygpu.machine import Machine
-from tinygpu.schedule import Schedule
+from tinygpu.term.machine import Machine
+from tinygpu.term.schedule import Schedule
 
 if TYPE_CHECKING:
-    from tinygpu.codegen.measure import Campaign, Crew, Options
-    from tinygpu.measurement import Measurement, Results
-    from tinygpu.program import Program
+    from tinygpu.codegen.run.measure import Campaign, Crew, Options
     from tinygpu.search.neighbourhood import Candidate
-    from tinygpu.space import Space
+    from tinygpu.space.measurement import Measurement, Results
+    from tinygpu.space.space import Space
+    from tinygpu.term.program import Program
 
 __all__ = ["Effort", "Tuned", "measured", "tune", "why_no_gpu"]
 
-CUBLASLT = "tinygpu.codegen.cublaslt"
+CUBLASLT = "tinygpu.codegen.run.cublaslt"
 _PEERS, _BEST_PEERS = 8, 2
 """Algorithms of cuBLASLt that are measured, and that reach the final."""
 
@@ -84,7 +85,7 @@ def measured(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Measurement]:
     """Measure schedules, and then the fastest of cuBLASLt's algorithms if it has one that runs."""
-    from tinygpu.codegen.measure import Campaign, Options
+    from tinygpu.codegen.run.measure import Campaign, Options
 
     operation = space.problem.operation
     programs = {s: s.program(space.machine, operation) for s in schedules}
@@ -113,7 +114,7 @@ def tune(
     ``peers`` are modules of peers, of each of which the first ``most_peers`` are measured.  Raises
     LaunchError if no worker can use a GPU, or if no schedule runs.
     """
-    from tinygpu.codegen.measure import COARSE, Campaign
+    from tinygpu.codegen.run.measure import COARSE, Campaign
 
     problem = spaces[0].problem
     with Campaign(problem, store=store, options=options or COARSE, crew=crew) as campaign:
@@ -176,8 +177,8 @@ class _Tuning:
 
     def drawn(self, rng: np.random.Generator, count: int) -> list[Candidate]:
         """Draw legal schedules, of a machine drawn for all of them."""
-        from tinygpu.search.cost import cost
         from tinygpu.search.neighbourhood import Candidate
+        from tinygpu.search.time.cost import cost
 
         space = list(self.spaces.values())[int(rng.integers(len(self.spaces)))]
         found = [s for s in space.sample(rng, count) if not space.not_asked or space.contains(s)]
@@ -227,7 +228,7 @@ class _Tuning:
         self, right: Sequence[Schedule], modules: Sequence[str]
     ) -> tuple[tuple[tuple[Candidate, Measurement], ...], tuple[Measurement, ...]]:
         """Compare the fastest, one that starts in order among them, with the best peers."""
-        from tinygpu.codegen.measure import SUSTAINED, peer_of
+        from tinygpu.codegen.run.measure import SUSTAINED, peer_of
         from tinygpu.search.neighbourhood import Candidate
 
         in_order = islice(self.in_order(right), 1)
@@ -254,7 +255,7 @@ def _ran(measurements: Sequence[Measurement]) -> list[Measurement]:
 
 def why_no_gpu(machine: Machine) -> str:
     """Return why no kernel of a machine can run here, or ""."""
-    from tinygpu.codegen.launch import device_arch
+    from tinygpu.codegen.run.launch import device_arch
 
     try:
         arch = device_arch()

@@ -26,8 +26,8 @@ from tinygpu.cli.console import time_text
 from tinygpu.cli.palette import COLOURS, COMPONENTS, MARKS
 
 if TYPE_CHECKING:
-    from tinygpu.schedule import Schedule
-    from tinygpu.search.best import Ranked
+    from tinygpu.search.exact.best import Ranked
+    from tinygpu.term.schedule import Schedule
 
 __all__ = [
     "Point",

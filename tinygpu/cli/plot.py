@@ -13,7 +13,7 @@ import typer
 from tinygpu.cli.console import json_text, say, write
 from tinygpu.cli.given import DEVICE, ON, OWN, SCHEDULE, Given, machines_with, read_schedule
 from tinygpu.cli.which import BUNDLE, read_bundle
-from tinygpu.device import DEVICES, Device, label, load_device, names_gpu
+from tinygpu.devices.device import DEVICES, Device, label, load_device, names_gpu
 from tinygpu.document import parsed
 from tinygpu.errors import ScheduleError, StoreError
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from tinygpu.cli.pictures import Point
-    from tinygpu.machine import Machine
-    from tinygpu.measurement import Measurement
-    from tinygpu.operation import Problem
-    from tinygpu.program import Program
-    from tinygpu.search.spans import Timeline
+    from tinygpu.search.time.spans import Timeline
+    from tinygpu.space.measurement import Measurement
+    from tinygpu.term.machine import Machine
+    from tinygpu.term.operation import Problem
+    from tinygpu.term.program import Program
 
 __all__ = ["app", "drawn_timeline", "shape_text"]
 
@@ -89,7 +89,7 @@ def timeline(
     machine: OWN = "",
 ) -> None:
     """Draw when each unit works in the first iterations of one CTA, and what its ring holds."""
-    from tinygpu.search import timeline as timelines
+    from tinygpu.search.time import timeline as timelines
 
     given = read_schedule(schedule, device, machine=machine)
     program = given.program()
@@ -120,8 +120,8 @@ def times(
 ) -> None:
     """Draw the predicted times of schedules by component."""
     from tinygpu.cli.pictures import times_figure
-    from tinygpu.search.best import Ranked
-    from tinygpu.search.cost import cost
+    from tinygpu.search.exact.best import Ranked
+    from tinygpu.search.time.cost import cost
 
     every = [read_schedule(path, device, machine=machine) for path in schedules]
     for path, one in zip(schedules, every, strict=True):
@@ -196,8 +196,8 @@ def _shown(
 ) -> tuple[list[Point], list[tuple[str, str, float]], Counter[str]]:
     """Return the points of schedules, the times of peers, and why others are left out."""
     from tinygpu.cli.pictures import Point
-    from tinygpu.schedule import VERSION, from_json
-    from tinygpu.search.cost import cost
+    from tinygpu.search.time.cost import cost
+    from tinygpu.term.schedule import VERSION, from_json
 
     problems: dict[tuple[str, str], Problem] = {}
     drawn: list[tuple[tuple[str, str], Point]] = []

@@ -58,7 +58,7 @@ def ptx(
 
     Exits with 0 if nothing is found, 1 for errors, 3 for warnings alone.
     """
-    from tinygpu.codegen.interpreter import checking
+    from tinygpu.codegen.emulator import checking
 
     given = dict(_pair(text, "--arg") for text in arg or ())
     checked = checking.check(

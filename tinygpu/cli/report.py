@@ -20,11 +20,11 @@ from tinygpu.errors import TinyGpuError
 
 if TYPE_CHECKING:
     from tinygpu.cli.given import Given
-    from tinygpu.codegen.build import Built
-    from tinygpu.measurement import Measurement
-    from tinygpu.program import Program
-    from tinygpu.search.explain import Explanation
-    from tinygpu.search.spans import Timeline
+    from tinygpu.codegen.run.build import Built
+    from tinygpu.search.explain.explain import Explanation
+    from tinygpu.search.time.spans import Timeline
+    from tinygpu.space.measurement import Measurement
+    from tinygpu.term.program import Program
 
 __all__ = ["ReportSection", "report_html", "section_tree"]
 
@@ -129,7 +129,7 @@ def _studied(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 def _built(
     given: Sequence[Given], programs: Mapping[int, Program]
 ) -> tuple[Built | TinyGpuError, ...]:
-    from tinygpu.codegen.build import build_many
+    from tinygpu.codegen.run.build import build_many
 
     return build_many(
         [(term, given[i].device.arch, given[i].problem.sizes) for i, term in programs.items()]
@@ -138,7 +138,7 @@ def _built(
 
 def _words(given: Sequence[Given], studied: Sequence[int]) -> dict[str, str]:
     """Return what ``tinygpu explain`` says of each two schedules of one machine, by "i j"."""
-    from tinygpu.search.comparisons import comparisons
+    from tinygpu.search.explain.comparisons import comparisons
 
     found: dict[str, str] = {}
     for machine in {given[i].machine.name: given[i].machine for i in studied}.values():
@@ -162,7 +162,7 @@ def _measured_on(timed: Sequence[Measurement | None]) -> str:
 
 
 def _timeline(given: Given, program: Program) -> Timeline:
-    from tinygpu.search.timeline import timeline
+    from tinygpu.search.time.timeline import timeline
 
     return timeline(program, given.problem.sizes, given.device, iterations=3)
 

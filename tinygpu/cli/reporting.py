@@ -20,9 +20,9 @@ from tinygpu.document import parsed
 from tinygpu.errors import DocumentError, ScheduleError, TinyGpuError
 
 if TYPE_CHECKING:
-    from tinygpu.device import Device
-    from tinygpu.machine import Machine
-    from tinygpu.measurement import Measurement
+    from tinygpu.devices.device import Device
+    from tinygpu.space.measurement import Measurement
+    from tinygpu.term.machine import Machine
 
 __all__ = ["add_to"]
 
@@ -42,8 +42,8 @@ def report(
 ) -> None:
     """Write report.html: a search's table, plots, timelines and code, in a page to explore."""
     from tinygpu.cli.report import ReportSection, report_html, section_tree
-    from tinygpu.codegen.provenance import provenance
-    from tinygpu.search.explain import explain
+    from tinygpu.codegen.run.provenance import provenance
+    from tinygpu.search.explain.explain import explain
 
     tree = _search(folder)
     given = [_listed(folder, row, device, machine) for row in tree["best"]]
@@ -118,9 +118,9 @@ def _measured(
     They are of the device, driver and emitter of which there are most.  Rows without a time get
     theirs; schedules that are in the store alone come as further rows, with the model's times.
     """
-    from tinygpu.codegen.measure import peer_of
-    from tinygpu.measurement import describe
+    from tinygpu.codegen.run.measure import peer_of
     from tinygpu.search.store import Store
+    from tinygpu.space.measurement import describe
 
     if not (folder / "store.db").is_file():
         return []
@@ -167,7 +167,7 @@ def _where(one: Measurement) -> tuple[str, str, int]:
 
 def _stored(one: Measurement, device: Device, machines: Mapping[str, Machine]) -> Given:
     """Return what a measurement is of.  Raises ScheduleError if it is no schedule any more."""
-    from tinygpu.schedule import VERSION, from_json
+    from tinygpu.term.schedule import VERSION, from_json
 
     tree = {
         "format": "tinygpu schedule",
@@ -181,7 +181,7 @@ def _stored(one: Measurement, device: Device, machines: Mapping[str, Machine]) -
 
 def _predicted(given: Given, rank: int) -> dict[str, Any]:
     """Return a row as search.json has them.  Raises IllegalScheduleError."""
-    from tinygpu.search.cost import cost
+    from tinygpu.search.time.cost import cost
 
     problem = given.problem
     found = cost(given.program(), problem.sizes, given.device)

@@ -36,16 +36,16 @@ from tinygpu.cli.console import (
 )
 from tinygpu.cli.given import DEVICE, JSON, MACHINE, SPREAD, fixed_for, machines_for, spread_of
 from tinygpu.cli.measuring import Effort, Tuned, tune, why_no_gpu
-from tinygpu.device import label, load_device
+from tinygpu.devices.device import label, load_device
 from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
-from tinygpu.schedule import to_json
+from tinygpu.term.schedule import to_json
 
 if TYPE_CHECKING:
-    from tinygpu.meaning import Meaning
-    from tinygpu.measurement import Measurement
-    from tinygpu.schedule import Schedule
-    from tinygpu.search.best import Ranked, Ranking
-    from tinygpu.space import Space
+    from tinygpu.meaning.identity import Meaning
+    from tinygpu.search.exact.best import Ranked, Ranking
+    from tinygpu.space.measurement import Measurement
+    from tinygpu.space.space import Space
+    from tinygpu.term.schedule import Schedule
 
 __all__ = ["add_to", "computing", "ranked", "tree_of"]
 
@@ -95,9 +95,9 @@ def search(
     as_json: JSON = False,
 ) -> None:
     """Find the best schedules of an operation: under the model, or measured on this GPU."""
-    from tinygpu.meaning import summary
+    from tinygpu.meaning.identity import summary
     from tinygpu.search.strategies import STRATEGIES
-    from tinygpu.space import Space
+    from tinygpu.space.space import Space
 
     chip, problem = load_device(device), problem_of(asked, machine)
     fixed = fixed_for(machines_for(problem.operation, chip, machine), fix or ())
@@ -163,7 +163,7 @@ def ranked(
     No two are of one machine and alike in its ``spreads``, if it has some.  Raises
     IllegalScheduleError, which says why, if all spaces are empty.
     """
-    from tinygpu.search.best import Ranking, rank
+    from tinygpu.search.exact.best import Ranking, rank
 
     found: list[Ranking] = []
     empty: list[IllegalScheduleError] = []
@@ -202,7 +202,7 @@ def computing(spaces: Sequence[Space], found: Ranking) -> tuple[Ranking, tuple[M
 
     Raises IllegalScheduleError if none does.
     """
-    from tinygpu.meaning import computes
+    from tinygpu.meaning.identity import computes
 
     machines = {space.machine.name: space.machine for space in spaces}
     operation = spaces[0].problem.operation
@@ -310,10 +310,10 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
 
     ``place`` is the place of a schedule's spread in the model's ranking, if it is among the first.
     """
-    from tinygpu.codegen.measure import peer_of
-    from tinygpu.meaning import computes, summary
-    from tinygpu.search.best import Ranked
-    from tinygpu.search.cost import cost
+    from tinygpu.codegen.run.measure import peer_of
+    from tinygpu.meaning.identity import computes, summary
+    from tinygpu.search.exact.best import Ranked
+    from tinygpu.search.time.cost import cost
 
     problem, device = spaces[0].problem, spaces[0].device
     flops = problem.operation.flops(problem.sizes)
@@ -366,8 +366,8 @@ def _written(out: Path, space: Space, tree: dict[str, Any]) -> list[Path]:
 
     The schedules come first and the summary last, so that a summary tells of files that are there.
     """
-    from tinygpu.codegen.provenance import provenance
-    from tinygpu.schedule import Schedule
+    from tinygpu.codegen.run.provenance import provenance
+    from tinygpu.term.schedule import Schedule
 
     files = []
     for row in tree["best"]:

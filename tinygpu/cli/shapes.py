@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tinygpu.errors import OperationError, nearest
-from tinygpu.operation import LARGEST_SIZE
+from tinygpu.term.operation import LARGEST_SIZE
 
 __all__ = ["LAYERS", "Shape", "sampled", "shapes_in", "shapes_of"]
 

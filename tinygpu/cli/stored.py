@@ -15,8 +15,8 @@ from tinygpu.cli.given import JSON
 from tinygpu.errors import StoreError
 
 if TYPE_CHECKING:
-    from tinygpu.measurement import Measurement
     from tinygpu.search.store import Store
+    from tinygpu.space.measurement import Measurement
 
 __all__ = ["app"]
 

@@ -22,8 +22,8 @@ from tinygpu.cli.palette import COMPONENTS, pale
 from tinygpu.cli.pictures import columns_of
 
 if TYPE_CHECKING:
-    from tinygpu.device import Device
-    from tinygpu.search.spans import Span, Timeline
+    from tinygpu.devices.device import Device
+    from tinygpu.search.time.spans import Span, Timeline
 
 __all__ = ["asynchronous_figure", "timeline_figure"]
 

@@ -14,13 +14,13 @@ import typer
 
 from tinygpu.cli.console import say, say_json, table, time_text
 from tinygpu.cli.given import JSON
-from tinygpu.device import load_device
+from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, nearest
 from tinygpu.machines import MACHINES
 
 if TYPE_CHECKING:
     from tinygpu.codegen.runtime.bundle import Bundle
-    from tinygpu.operation import Operation
+    from tinygpu.term.operation import Operation
 
 __all__ = ["BUNDLE", "add_to", "choices_tree", "read_bundle"]
 
@@ -60,7 +60,7 @@ def which(
     if ptx or sass:
         text = opened.code[kernel["ptx"]].decode()
         if sass:
-            from tinygpu.codegen.assemble import sass as machine_code
+            from tinygpu.codegen.run.assemble import sass as machine_code
 
             text = machine_code(opened.code[kernel["cubin"]])
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
@@ -96,8 +96,8 @@ def choices_tree(bundle: Bundle, sizes: Mapping[str, int]) -> dict[str, Any]:
     Predicted times are of these sizes; measured ones of the nearest shapes below and above.
     """
     from tinygpu.codegen.runtime.contract import Contract
-    from tinygpu.schedule import from_json
-    from tinygpu.search.cost import cost
+    from tinygpu.search.time.cost import cost
+    from tinygpu.term.schedule import from_json
 
     told = bundle.which(**sizes)
     rows = []
@@ -127,9 +127,9 @@ def choices_tree(bundle: Bundle, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 def _refused(contract: Any, operation: Operation, sizes: Mapping[str, int]) -> str:
     """Return why a kernel cannot take arrays of these sizes, or ""."""
-    from tinygpu.codegen.arguments import dense
+    from tinygpu.codegen.run.arguments import dense
     from tinygpu.codegen.runtime.contract import check
-    from tinygpu.operation import Problem
+    from tinygpu.term.operation import Problem
 
     try:
         check(contract, dense(Problem.of(operation, **sizes)))

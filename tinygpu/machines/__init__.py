@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tinygpu.machine import Machine
 from tinygpu.machines.ampere import Ampere
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.rows import Rows
 from tinygpu.machines.simt import Simt
+from tinygpu.term.machine import Machine
 
 __all__ = ["MACHINES"]
 

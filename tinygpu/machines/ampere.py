@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 from tinygpu.errors import OperationError
-from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.isa.memory import DTYPES, GMEM, L1, L2, REGISTERS, SMEM
 from tinygpu.machines.ampere_term import SLICE_BYTES, AmpereTerm
-from tinygpu.memory import DTYPES, GMEM, L1, L2, REGISTERS, SMEM
-from tinygpu.operation import ACC, Operation
-from tinygpu.program import Program
+from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.operation import ACC, Operation
+from tinygpu.term.program import Program
 
 __all__ = ["STARTS", "Ampere"]
 

@@ -9,17 +9,17 @@ of 16 steps of k (8 of tf32) from there into registers, one slice ahead of the p
     leave    round and store, straight from the fragments or through shared memory
 
 Everything is said thread by thread.  Lane l = q + 4 g of a warp holds what the fragments of
-mma.m16n8k16 give it (``tinygpu.fragment``), so thread modes are (q, g, warps along n, warps along
-m) and value modes (pair, half, half of k, blocks): an access to shared or global memory is a
+mma.m16n8k16 give it (``tinygpu.isa.fragment``), so thread modes are (q, g, warps along n, warps
+along m) and value modes (pair, half, half of k, blocks): an access to shared or global memory is a
 fragment's thread-value layout.  Blocks of 16 rows are dealt out to the warps in turn, so that one
 block of each warp is a run of the tile's rows.
 
 A register holds a pair of 16-bit elements, or one of tf32, whose "pairs" have one element.  What of
 tf32 does not run along k is no matrix that ldmatrix could turn: each lane loads its own elements.
 
->>> from tinygpu.machine import Chosen
+>>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.ampere import STARTS
->>> from tinygpu.operation import matmul
+>>> from tinygpu.term.operation import matmul
 >>> term = AmpereTerm(matmul("bf16", layout="nt"), Chosen(STARTS["plain"]))
 >>> print(term.multiply(var("s")))
 sums = mma.sync.fma(a_fragment@(2*kt + s), b_fragment@(2*kt + s), sums) x 2*2*2*4*2
@@ -31,12 +31,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinygpu.arithmetic import compute
-from tinygpu.expression import Constant, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.memory import DTYPES
-from tinygpu.operation import ACC, Operand, Operation
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.memory import DTYPES
+from tinygpu.term.arithmetic import compute
+from tinygpu.term.expression import Constant, value
+from tinygpu.term.operation import ACC, Operand, Operation
+from tinygpu.term.program import (
     Access,
     Affine,
     Axis,

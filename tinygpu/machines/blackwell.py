@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from tinygpu.errors import OperationError
-from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM, TMEM
 from tinygpu.machines.blackwell_term import BlackwellTerm
 from tinygpu.machines.tensor_term import ROW_BYTES, tile_requirements
-from tinygpu.memory import DTYPES, GMEM, L2, REGISTERS, SMEM, TMEM
-from tinygpu.operation import ACC, Operation
-from tinygpu.program import Program, select
+from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.operation import ACC, Operation
+from tinygpu.term.program import Program, select
 
 __all__ = ["STARTS", "Blackwell"]
 

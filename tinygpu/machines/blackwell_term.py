@@ -23,9 +23,9 @@ A *pair* of CTAs multiplies one tile: each has half its rows of x, and half (0 o
 of y; the first CTA's multiplier issues for both, waits for what both have loaded (barriers whose
 ``home`` is the pair) and tells both when it is done.
 
->>> from tinygpu.machine import Chosen
+>>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.blackwell import STARTS
->>> from tinygpu.operation import matmul
+>>> from tinygpu.term.operation import matmul
 >>> term = BlackwellTerm(matmul("bf16", layout="nt"), Chosen(STARTS["pair"])).program()
 >>> print(*term.barriers, sep="\n")
 full     mbarrier  2 arrivals x 4 stages, at pair 0
@@ -40,10 +40,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinygpu.instruction import INSTRUCTIONS
+from tinygpu.isa.instruction import INSTRUCTIONS
 from tinygpu.machines.tensor_term import TensorTerm, swizzle_of, width
-from tinygpu.operation import Operation
-from tinygpu.program import (
+from tinygpu.term.operation import Operation
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

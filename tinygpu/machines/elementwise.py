@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinygpu import program as term
-from tinygpu.arithmetic import compute
-from tinygpu.expression import Constant, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.machine import Choice, Machine, instructions
-from tinygpu.memory import GMEM, L1, L2, REGISTERS
-from tinygpu.operation import Operation
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS
+from tinygpu.term import program as term
+from tinygpu.term.arithmetic import compute
+from tinygpu.term.expression import Constant, value
+from tinygpu.term.machine import Choice, Machine, instructions
+from tinygpu.term.operation import Operation
 
 __all__ = ["Elementwise"]
 

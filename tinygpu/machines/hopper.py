@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.machines.hopper_term import HopperTerm
 from tinygpu.machines.tensor_term import ROW_BYTES, tile_requirements
-from tinygpu.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
-from tinygpu.operation import Operation
-from tinygpu.program import Program, select
+from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.operation import Operation
+from tinygpu.term.program import Program, select
 
 __all__ = ["STARTS", "Hopper"]
 

@@ -13,7 +13,7 @@ dimensions are the digits of rows and columns in a fragment of wgmma:
     warp     4 warps of 16 rows                       group   8 columns
     block    64 rows
 
->>> from tinygpu.machine import Chosen
+>>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS
 >>> parts = parts_buffer(64, 16, Chosen(STARTS["shared k"]))
 >>> parts.shape, parts.stride, parts.home
@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.term.program import (
     Access,
     Affine,
     Buffer,

@@ -11,9 +11,9 @@ Consumers share a tile's rows ("cooperative") or take tiles in turn ("pingpong")
 multiplies while the other stores.  Loading is what ``tensor_term.py`` says.  With ``cluster_k``
 above 1 CTAs share a tile's k: ``hopper_parts.py``.
 
->>> from tinygpu.machine import Chosen
+>>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS
->>> from tinygpu.operation import matmul
+>>> from tinygpu.term.operation import matmul
 >>> HopperTerm(matmul("bf16", layout="nt"), Chosen(STARTS["plain"])).program().barriers[0].name
 'full'
 
@@ -24,13 +24,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinygpu.arithmetic import compute
-from tinygpu.expression import Constant, Expression, value
-from tinygpu.instruction import INSTRUCTIONS
+from tinygpu.isa.instruction import INSTRUCTIONS
 from tinygpu.machines.hopper_parts import add_parts
 from tinygpu.machines.tensor_term import ROW_BYTES, TensorTerm, swizzle_of, width
-from tinygpu.operation import ACC, Operation
-from tinygpu.program import (
+from tinygpu.term.arithmetic import compute
+from tinygpu.term.expression import Constant, Expression, value
+from tinygpu.term.operation import ACC, Operation
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

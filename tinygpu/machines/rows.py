@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu import program as term
-from tinygpu.arithmetic import compute
 from tinygpu.errors import OperationError
-from tinygpu.expression import Constant, apply, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.machine import Choice, Machine, instructions
-from tinygpu.memory import GMEM, L1, L2, REGISTERS, SMEM
-from tinygpu.operation import REDUCERS, Operation
-from tinygpu.program import Access, Affine, Buffer, Do, Scalar, registers
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
+from tinygpu.term import program as term
+from tinygpu.term.arithmetic import compute
+from tinygpu.term.expression import Constant, apply, value
+from tinygpu.term.machine import Choice, Machine, instructions
+from tinygpu.term.operation import REDUCERS, Operation
+from tinygpu.term.program import Access, Affine, Buffer, Do, Scalar, registers
 
 __all__ = ["Rows"]
 

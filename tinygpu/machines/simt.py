@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tinygpu.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
 from tinygpu.machines.simt_term import SimtTerm, turned
-from tinygpu.memory import GMEM, L1, L2, REGISTERS, SMEM
-from tinygpu.operation import Operation
-from tinygpu.program import Program
+from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.operation import Operation
+from tinygpu.term.program import Program
 
 __all__ = ["LADDER", "Simt"]
 

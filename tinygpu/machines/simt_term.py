@@ -7,9 +7,9 @@ a tile's ``fragment`` is read and its products added; ``load`` and ``deposit`` m
 Threads count along four modes: the two of a warp's lanes, warps along n, warps along m.  Values
 count along columns or rows within a chunk, then from chunk to chunk.
 
->>> from tinygpu.machine import Chosen
+>>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER
->>> from tinygpu.operation import matmul
+>>> from tinygpu.term.operation import matmul
 >>> print(*map(str, SimtTerm(matmul(), Chosen(LADDER["naive"])).enter()), sep="; ")
 exit if c[32*bm, 32*bn] is outside; sums = mov(0.0) x 1*1
 
@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinygpu.expression import Constant, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.operation import Operand, Operation
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.term.expression import Constant, value
+from tinygpu.term.operation import Operand, Operation
+from tinygpu.term.program import (
     Access,
     Affine,
     Axis,

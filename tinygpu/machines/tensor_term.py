@@ -19,12 +19,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tinygpu.expression import Constant, Expression, value
-from tinygpu.instruction import INSTRUCTIONS
-from tinygpu.machine import Requirement
-from tinygpu.memory import DTYPES
-from tinygpu.operation import Operand, Operation
-from tinygpu.program import (
+from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.memory import DTYPES
+from tinygpu.term.expression import Constant, Expression, value
+from tinygpu.term.machine import Requirement
+from tinygpu.term.operation import Operand, Operation
+from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,

@@ -1,0 +1,43 @@
+"""A PTX interpreter: what the text of a kernel does, on NumPy arrays, and what is wrong with it.
+
+>>> import numpy as np
+>>> text = '''.visible .entry double(.param .u64 p) {
+...   .reg .u64 %a<2>; .reg .u32 %t; .reg .f32 %x;
+...   ld.param.u64 %a0, [p]; mov.u32 %t, %tid.x; mad.wide.u32 %a1, %t, 4, %a0;
+...   ld.global.f32 %x, [%a1]; add.f32 %x, %x, %x; st.global.f32 [%a1], %x; ret; }'''
+>>> memory, numbers = Memory(), np.arange(4, dtype=np.float32)
+>>> report = launch(Module.parse(text), "double", 1, 4, [memory.allocate(numbers)], memory)
+>>> numbers, report.findings
+(array([0., 2., 4., 6.], dtype=float32), ())
+>>> report = launch(Module.parse(text), "double", 1, 5, [memory.allocate(numbers, "x")], memory)
+>>> print(report.findings[0].message)
+warp 0 of CTA 0: 4 B at 0 B past the end of x, which has 16 B
+
+It shares nothing with the emitter: each is the other's test.  Asynchronous operations complete as
+late, as early or as randomly as the documented order allows; accesses of shared memory are held
+against a happens-before relation with proxies (``clocks.py``), of warps or of single threads.  What
+has no form in the table of ``forms.py`` is an error.  Not modelled: races on global memory, scopes
+of acquire and release, L1 and the constant cache, time.
+
+Source: PTX ISA 9.0.
+"""
+
+from tinygpu.codegen.emulator.checking import Checked, Order, check
+from tinygpu.codegen.emulator.instructions import FAMILIES
+from tinygpu.codegen.emulator.launching import Module, launch
+from tinygpu.codegen.emulator.memory import Memory
+from tinygpu.codegen.emulator.report import Finding, Report
+from tinygpu.codegen.emulator.tensor_map import TensorMap
+
+__all__ = [
+    "FAMILIES",
+    "Checked",
+    "Finding",
+    "Memory",
+    "Module",
+    "Order",
+    "Report",
+    "TensorMap",
+    "check",
+    "launch",
+]

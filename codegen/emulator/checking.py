@@ -1,0 +1,198 @@
+"""Checking a kernel in several orders: what ``tinygpu ptx`` does, as values.
+
+Every order has its own copy of the arrays, so that their results can be compared; a finding is told
+once, with the orders that made it.
+
+>>> text = '''.visible .entry half(.param .u64 x) { .reg .u64 %a<3>; .reg .u32 %t; .reg .f32 %f;
+... ld.param.u64 %a0, [x]; mov.u32 %t, %tid.x; mad.wide.u32 %a1, %t, 4, %a0;
+... ld.global.f32 %f, [%a1]; mul.f32 %f, %f, 0f3F000000; st.global.f32 [%a1], %f; ret; }'''
+>>> arrays = {"x": np.ones(4, np.float32)}
+>>> checked = check(text, "half", 1, 5, arrays, orders=orders("late,random:2"))
+>>> checked.status, [str(f)[:15] for f in checked.findings], checked.results["x"][0]
+(1, ['line 3: address'], np.float32(0.5))
+
+Source: SARIF 2.1.0 (OASIS) for editors and CI.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.emulator.launching import Extent, Module, launch
+from tinygpu.codegen.emulator.memory import Memory
+from tinygpu.codegen.emulator.report import Array, Finding, gathered
+from tinygpu.codegen.emulator.values import TYPES
+from tinygpu.errors import LaunchError
+
+__all__ = ["Checked", "Order", "argument", "check", "orders", "sarif"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """When asynchronous operations complete: ``late``, ``early`` or ``random`` with a seed."""
+
+    completion: str
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"random:{self.seed}" if self.completion == "random" else self.completion
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of it: findings, the first order's results, arrays that other orders changed."""
+
+    kernel: str
+    orders: tuple[Order, ...]
+    findings: tuple[Finding, ...]
+    results: Mapping[str, Array]
+    differing: tuple[str, ...]
+    instructions: int
+
+    @property
+    def status(self) -> int:
+        """0 if nothing was found, 1 for an error, 3 for warnings alone."""
+        if any(f.severity == "error" for f in self.findings):
+            return 1
+        return 3 if self.findings or self.differing else 0
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The outcome as plain data; ``address`` and ``thread`` are -1 where there is none."""
+        return {
+            "kernel": self.kernel,
+            "status": self.status,
+            "orders": [str(order) for order in self.orders],
+            "instructions": self.instructions,
+            "differing": list(self.differing),
+            "findings": [asdict(f) | {"lines": list(f.lines)} for f in self.findings],
+        }
+
+
+def orders(text: str) -> tuple[Order, ...]:
+    """Read ``early,late,random:20``.  Raises LaunchError for what it does not know."""
+    found: list[Order] = []
+    for part in text.split(","):
+        name, _, count = part.strip().partition(":")
+        if name in ("early", "late") and not count:
+            found.append(Order(name))
+        elif name == "random" and re.fullmatch(r"[1-9]\d{0,3}", count or "1"):
+            found += [Order("random", seed) for seed in range(int(count or 1))]
+        else:
+            raise LaunchError(f"order: {part!r}; late, early and random:20 are known")
+    return tuple(found)
+
+
+def argument(text: str) -> Array | float | int:
+    """Read a number, ``f32[1024]`` (zeros of that type) or the path of a ``.npy`` file.
+
+    Raises LaunchError for anything else.
+    """
+    if found := re.fullmatch(r"(\w+)\[(\d+)\]", text):
+        kind, size = found.groups()
+        if kind not in TYPES or int(size) > 1 << 30:
+            raise LaunchError(f"argument: {text!r}; a type of PTX with a size, as f32[1024]")
+        return np.zeros(int(size), TYPES[kind])
+    if text.endswith(".npy"):
+        try:
+            return np.ascontiguousarray(np.load(text, allow_pickle=False))
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"argument: {text!r} cannot be read: {error}") from None
+    for number in (lambda t: int(t, 0), float):
+        try:
+            read: float | int = number(text)
+        except ValueError:
+            continue
+        return read
+    raise LaunchError(f"argument: {text!r}; a number, f32[1024] or a .npy file are known")
+
+
+def check(
+    text: str,
+    kernel: str,
+    grid: Extent,
+    block: Extent,
+    arguments: Mapping[str, object],
+    *,
+    cluster: Extent = 1,
+    smem_bytes: int = 0,
+    orders: Sequence[Order] = (Order("late"), Order("early"), Order("random")),
+    lanes: bool | None = None,
+    limit: int = 5_000_000,
+) -> Checked:
+    """Run a kernel in every order; arrays among the arguments are copied before each.
+
+    Arguments are taken by name if all names are the kernel's parameters, else in order.
+    Raises ProgramError and LaunchError as ``launch`` does.
+    """
+    module = Module.parse(text)
+    kernel = kernel or next(iter(module.parsed.kernels))
+    entry = module.parsed.kernels.get(kernel)
+    names = [p.name for p in entry.parameters] if entry else []
+    given = list(arguments.values())
+    if arguments and set(arguments) == set(names):
+        given = [arguments[name] for name in names]
+    labels = names if set(arguments) == set(names) else list(arguments)
+    first: dict[str, Array] = {}
+    differing: dict[str, None] = {}
+    found: dict[Finding, Finding] = {}
+    instructions = 0
+    for n, order in enumerate(orders):
+        memory, held = Memory(), dict[str, Array]()
+        passed: list[object] = []
+        for name, value in zip(labels, given, strict=True):
+            if isinstance(value, np.ndarray):
+                held[name] = value.copy()
+                passed.append(memory.allocate(held[name], name))
+            else:
+                passed.append(value)
+        report = launch(
+            module, kernel, grid, block, passed, memory, cluster=cluster, seed=order.seed,
+            completion=order.completion, smem_bytes=smem_bytes, limit=limit, lanes=lanes,
+        )  # fmt: skip
+        instructions = instructions or sum(report.instruction_counts.values())
+        for finding in report.findings:
+            same = found.get(finding)
+            total = finding.count + (same.count if same else 0)
+            found[finding] = replace(same or finding, count=total)
+        for name, array in held.items():
+            if n and not np.array_equal(array.view(np.uint8), first[name].view(np.uint8)):
+                differing[name] = None
+        first = first or held
+    return Checked(
+        kernel, tuple(orders), gathered(found.values()), first, tuple(differing), instructions
+    )
+
+
+def sarif(checked: Checked, path: str) -> dict[str, Any]:
+    """Return the findings as SARIF, each at its line of the file at ``path``."""
+
+    def place(line: int) -> dict[str, Any]:
+        region = {"startLine": max(1, line)}
+        return {"physicalLocation": {"artifactLocation": {"uri": path}, "region": region}}
+
+    results = []
+    for f in checked.findings:
+        result: dict[str, Any] = {
+            "ruleId": f.kind,
+            "level": f.severity,
+            "message": {"text": f"{f.message} ({f.text})"},
+            "locations": [place(f.line)],
+            "occurrenceCount": f.count,
+        }
+        others = [line for line in (f.other_line, *f.lines) if line]
+        if others:
+            result["relatedLocations"] = [place(line) for line in others]
+        results.append(result)
+    rules = [{"id": kind} for kind in sorted({f.kind for f in checked.findings})]
+    driver = {"name": "tinygpu ptx", "rules": rules}
+    return {
+        "version": "2.1.0",
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }

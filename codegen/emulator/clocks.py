@@ -1,0 +1,283 @@
+"""Happens-before: who may touch which bytes of shared memory, and through which proxy.
+
+*Agents* are warps (or single threads) and *channels*: a channel is a queue of asynchronous
+operations that complete in order (the loads onto one mbarrier, one warpgroup's products, one
+thread's bulk stores).  Whatever touches shared memory or synchronises has a step, a number that
+only grows.  A clock says for each agent up to
+which of its steps everything is ordered before what its holder does next; release and
+acquire join clocks.  An access is free of races if the last write of each granule (and, for a
+write, each agent's last read) is within the clock of whoever accesses it.
+
+There are five clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
+an access through the asynchronous proxy may know of generic writes; ``INITS``, what a
+fence.mbarrier_init has published of barriers' initialisation; ``TENSOR``, see tensor_memory.py;
+``LIFE``, what even relaxed barriers tell of, which is enough to end.
+
+>>> clocks = Clocks(domains=1, units=2, granules=4)
+>>> rows = clocks.rows(0, np.array([1]))
+>>> clocks.write(np.array([3]), rows, 5) is None  # unit 1 (agents count from 1) writes granule 3
+True
+>>> clocks.read(np.array([3]), clocks.rows(0, np.array([2])), 6).other_step
+5
+>>> clocks.acquire(0, [2], clocks.snapshot(0, [1], 7))  # a barrier
+>>> clocks.read(np.array([3]), clocks.rows(0, np.array([2])), 8) is None
+True
+
+Source: PTX ISA 9.0, section 8 (memory consistency model: causality order, proxies); Flanagan and
+Freund, "FastTrack", PLDI 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tinygpu.codegen.emulator.report import Array
+
+__all__ = ["INITS", "LIFE", "ORDER", "PROXIED", "RESERVED", "TENSOR", "Clocks", "Conflict"]
+
+ORDER, PROXIED, INITS, TENSOR, LIFE = range(5)
+RESERVED = 0
+"""The agent that owns live mbarriers: nobody's clock ever knows it."""
+_ALWAYS = np.iinfo(np.int32).max
+_SPARE = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two accesses in no order: ``kind`` is race, proxy or barrier; the other ``what``."""
+
+    kind: str
+    granule: int
+    row: int
+    other: int
+    other_step: int
+    what: str
+
+
+class Clocks:
+    """Clocks of all agents of each domain (a cluster), and the last accesses of each granule."""
+
+    def __init__(self, *, domains: int, units: int, granules: int) -> None:
+        self.domains, self.units = domains, units
+        self.agents = 1 + units + _SPARE
+        self.used = [1 + units] * domains
+        self.names: dict[tuple[int, int], str] = {}
+        self.clocks = np.full((5, domains, self.agents, self.agents), -1, np.int32)
+        self._own()
+        self.asynchronous = np.zeros((domains, self.agents), bool)
+        self.write_step = np.full(granules, -1, np.int32)
+        self.write_agent = np.zeros(granules, np.int32)
+        self.first_step, self.first_agent = self.write_step.copy(), self.write_agent.copy()
+        self._read_after = np.zeros((self.agents, granules), np.int32)  # the step + 1, or 0
+        self._read_last = np.zeros(granules, np.int32)
+        self._readers = np.zeros(self.agents, bool)
+        self._strong: Array | None = None  # which last writes were strong, once one was
+
+    def _own(self) -> None:
+        """Whatever an agent did itself is ordered before what it does next."""
+        i = np.arange(self.agents)
+        self.clocks[ORDER, :, i, i] = _ALWAYS
+
+    def rows(self, domain: Array | int, agent: Array) -> Array:
+        """Return the rows that ``read`` and ``write`` take for accesses of these agents."""
+        rows: Array = domain * self.agents + agent
+        return rows
+
+    def channel(self, domain: int, name: str, *, asynchronous: bool) -> int:
+        """Return a new agent."""
+        if self.used[domain] == self.agents:
+            self._grow(self.agents)
+        agent = self.used[domain]
+        self.used[domain] += 1
+        self.names[domain, agent] = name
+        self.asynchronous[domain, agent] = asynchronous
+        return agent
+
+    def _grow(self, more: int) -> None:
+        self.clocks = np.pad(
+            self.clocks, ((0, 0), (0, 0), (0, more), (0, more)), constant_values=-1
+        )
+        self.asynchronous = np.pad(self.asynchronous, ((0, 0), (0, more)))
+        who = np.flatnonzero(self._readers)  # other rows are untouched, and take no memory
+        old, self._read_after = (
+            self._read_after,
+            np.zeros((self.agents + more, self._read_after.shape[1]), np.int32),
+        )
+        self._read_after[who] = old[who]
+        self._readers = np.pad(self._readers, (0, more))
+        self.agents += more
+        self._own()
+
+    # Clocks move between agents and barriers.
+
+    def nothing(self) -> Array:
+        """Return a clock that knows nothing: (5, agents)."""
+        return np.full((5, self.agents), -1, np.int32)
+
+    def snapshot(self, domain: int, agents: Sequence[int], step: int) -> Array:
+        """Return what these agents know together, their own steps so far included."""
+        known: Array = self.clocks[:, domain, agents].max(1)
+        known[ORDER, agents] = step
+        known[TENSOR] = -1  # each thread's own
+        known[LIFE] = np.maximum(known[LIFE], known[ORDER])
+        return known
+
+    def join(self, into: Array, clock: Array) -> Array:
+        """Return the union of two clocks, which may be older than the last channel."""
+        if into.shape[1] < clock.shape[1]:
+            into, clock = clock.copy(), into
+        np.maximum(into[:, : clock.shape[1]], clock, out=into[:, : clock.shape[1]])
+        return into
+
+    def acquire(self, domain: int, agents: Sequence[int], clock: Array) -> None:
+        """Let agents know what a clock knows."""
+        known = self.clocks[:, domain, agents, : clock.shape[1]]
+        self.clocks[:, domain, agents, : clock.shape[1]] = np.maximum(known, clock[:, None])
+        self.clocks[ORDER, domain, agents, agents] = _ALWAYS
+
+    def barrier(self, domains: Array, agents: Array, step: int) -> None:
+        """Join the clocks of agents (n of each of ``domains``, the same) at a barrier of all."""
+        block = np.ix_(np.array([ORDER, PROXIED, INITS, LIFE]), domains, agents)
+        known = self.clocks[block].max(2)
+        known[ORDER][:, agents] = step
+        self.clocks[block] = known[:, :, None]
+        self.clocks[ORDER][np.ix_(domains, agents, agents)] = step
+        self.clocks[ORDER][domains[:, None], agents, agents] = _ALWAYS
+
+    def knows(self, domain: int, agents: Sequence[int]) -> Array:
+        """Return up to which step of each agent these agents together know that it is past."""
+        known: Array = self.clocks[:, domain, agents].max(1)[[ORDER, LIFE]].max(0)
+        return known
+
+    def completed(
+        self, domain: Array | int, agents: Array | Sequence[int], channel: Array | int, step: int
+    ) -> None:
+        """Let agents know that a channel is done up to ``step``."""
+        known = self.clocks[ORDER, domain, agents, channel]
+        self.clocks[ORDER, domain, agents, channel] = np.maximum(known, step)
+
+    def fence(self, domain: int, agents: Sequence[int], step: int, clock: int) -> None:
+        """Add all that these agents know to one of their clocks: ``PROXIED`` or ``INITS``."""
+        known = self.clocks[ORDER, domain, agents].copy()
+        known[np.arange(len(agents)), agents] = step
+        self.clocks[clock, domain, agents] = np.maximum(self.clocks[clock, domain, agents], known)
+
+    # Accesses of granules.
+
+    def _known(self, rows: Array, others: Array, proxy: bool, by: int) -> Array:
+        flat = self.clocks[by].reshape(-1, self.agents)
+        known: Array = flat[rows, others]
+        if proxy:
+            generic = ~self.asynchronous.reshape(-1)[rows // self.agents * self.agents + others]
+            fenced = self.clocks[PROXIED].reshape(-1, self.agents)[rows, others]
+            known = np.where(generic, np.minimum(known, fenced), known)
+        return known
+
+    def _after_writes(
+        self, at: Array, rows: Array, proxy: bool, by: int, strong: bool
+    ) -> Conflict | None:
+        others, steps = self.write_agent[at], self.write_step[at]
+        bad = steps > self._known(rows, others, proxy, by)
+        if strong and self._strong is not None:
+            bad &= ~self._strong[at]
+        if not bad.any():
+            return None
+        i = tuple(np.argwhere(bad)[0])
+        other, step = int(others[i]), int(steps[i])
+        row = np.broadcast_to(rows, bad.shape)[i]
+        ordered = step <= self.clocks[ORDER].reshape(-1, self.agents)[row, other]
+        kind = "proxy" if ordered else "race" if other != RESERVED else "barrier"
+        return Conflict(
+            kind, int(np.broadcast_to(at, bad.shape)[i]), int(row), other, step, "wrote"
+        )
+
+    def _after_reads(self, at: Array, rows: Array, by: int) -> Conflict | None:
+        who = np.flatnonzero(self._readers)
+        if not len(who):
+            return None
+        flat = self.clocks[by].reshape(-1, self.agents)
+        few = rows.size < len(flat)  # what each row knows of all readers is enough, mostly
+        floor = flat[rows][..., who].min(-1) if few else flat[:, who].min(1)[rows]
+        if not (self._read_last[at] - 1 > floor).any():
+            return None
+        reads = self._read_after[who.reshape(-1, *(1,) * at.ndim), at] - 1
+        known = np.moveaxis(flat[rows][..., who], -1, 0)
+        bad = reads > known
+        if not bad.any():
+            return None
+        first, *where = (int(x) for x in np.argwhere(bad)[0])
+        here, shape = tuple(where), bad.shape[1:]
+        granule, row = (int(np.broadcast_to(x, shape)[here]) for x in (at, rows))
+        step = int(np.broadcast_to(reads, bad.shape)[(first, *here)])
+        return Conflict("race", granule, row, int(who[first]), step, "read")
+
+    def read(
+        self,
+        at: Array,
+        rows: Array,
+        step: int,
+        *,
+        proxy: bool = False,
+        agent: Array | int | None = None,
+        by: int = ORDER,
+        strong: bool = False,
+    ) -> Conflict | None:
+        """Note reads of granules ``at`` by agents (``rows``), or by a channel in their name."""
+        conflict = self._after_writes(at, rows, proxy, by, strong)
+        who = rows % self.agents if agent is None else agent
+        self._read_after[who, at] = step + 1
+        self._read_last[at] = step + 1
+        self._readers[who] = True
+        return conflict
+
+    def write(
+        self,
+        at: Array,
+        rows: Array,
+        step: Array | int,
+        *,
+        proxy: bool = False,
+        agent: Array | int | None = None,
+        by: int = ORDER,
+        strong: bool = False,
+    ) -> Conflict | None:
+        """Note writes of granules ``at``; two agents that write one at once are a race too.
+
+        Strong ones do not race with each other.
+        """
+        conflict = self._after_writes(at, rows, proxy, by, strong)
+        if conflict is None:
+            conflict = self._after_reads(at, rows, by)
+        mine = rows % self.agents if agent is None else np.asarray(agent)
+        first = self.first_step[at] < 0
+        if first.any():
+            self.first_agent[at] = np.where(first, mine, self.first_agent[at])
+            self.first_step[at] = np.where(first, step, self.first_step[at])
+        self.write_agent[at] = mine
+        self.write_step[at] = step
+        if strong and self._strong is None:
+            self._strong = np.zeros(len(self.write_step), bool)
+        if self._strong is not None:
+            self._strong[at] = strong
+        if agent is None and conflict is None and not strong:
+            twice = self.write_agent[at] != mine
+            if twice.any():
+                i = tuple(np.argwhere(twice)[0])
+                granule, row = (int(np.broadcast_to(x, twice.shape)[i]) for x in (at, rows))
+                other = int(self.write_agent[granule])
+                conflict = Conflict("race", granule, row, other, int(step), "wrote")
+        return conflict
+
+    def fresh(self, at: Array) -> Array:
+        """Return which granules nobody has written."""
+        unwritten: Array = self.write_step[at] < 0
+        return unwritten
+
+    def unsure(self, at: Array, rows: Array) -> Array:
+        """Return which granules nothing orders the first write of before accesses by ``rows``."""
+        flat = self.clocks[ORDER].reshape(-1, self.agents)
+        unordered: Array = self.first_step[at] > flat[rows, self.first_agent[at]]
+        return unordered | (self.first_step[at] < 0)

@@ -1,0 +1,337 @@
+"""Decoding: a kernel's instructions as functions of the run's state, made once.
+
+A *builder* takes the decoder and an instruction, which has one of the forms of ``forms.py``, and
+returns the function that executes it for a group.  A *control*
+function returns the group that goes on with the next instruction (or None); it may let threads
+wait, jump or end.
+
+Source: PTX ISA 9.0, section 6 (instruction operands).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tinygpu.codegen.emulator.constants import constant
+from tinygpu.codegen.emulator.functions import Linked, address_of, link
+from tinygpu.codegen.emulator.group import WARP, Group
+from tinygpu.codegen.emulator.memory import FRAME
+from tinygpu.codegen.emulator.operands import form_of, kinds_of
+from tinygpu.codegen.emulator.parser import Instruction, Kernel, Parsed, split, width_of
+from tinygpu.codegen.emulator.report import Array
+from tinygpu.codegen.emulator.run import FIRST_SHARED, Action, Code, ControlAction, Run, Step
+from tinygpu.codegen.emulator.special import CLOCKS, SPECIAL, TICK, special
+from tinygpu.codegen.emulator.values import TYPES, immediate
+from tinygpu.errors import ProgramError, TinyGpuError
+
+__all__ = [
+    "Action", "Builder", "Code", "Control", "Decoder", "Source", "Step", "Target", "decode",
+    "each_thread", "together",
+]  # fmt: skip
+
+_MOST_BYTES = 1 << 24  # what a thread's local memory may have; the machine has less
+
+Source = Callable[[Run, Group], Any]
+Target = Callable[[Run, Group, Any], None]
+Watched = TypeVar("Watched", Action, ControlAction)
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What a builder returns for an instruction that may stop threads; ``unit`` issue it."""
+
+    action: ControlAction
+    unit: int = 1
+
+
+Builder = Callable[["Decoder", Instruction], Action | Control]
+
+
+def together(action: Action, unit: int = WARP) -> Control:
+    """Return what executes an action for whole warps or warpgroups; others wait for theirs."""
+
+    def act(run: Run, group: Group) -> Group | None:
+        here = run.together(group, unit)
+        if here is not None:
+            action(run, here)
+        return here
+
+    return Control(act, unit)
+
+
+def each_thread(run: Run, group: Group, *sources: Source | None) -> Iterator[tuple[int, ...]]:
+    """Yield every thread with its values of some operands (0 where there is none)."""
+    values = (source(run, group) if source else 0 for source in sources)
+    columns = [np.broadcast_to(value, (group.size,)).tolist() for value in values]
+    return zip(group.threads.tolist(), *columns, strict=True)
+
+
+def _nothing(run: Run, group: Group) -> None:
+    """Do nothing: the action of a step that has a control."""
+
+
+class Decoder:
+    """Names of one kernel: registers by number, symbols by address, labels by instruction."""
+
+    def __init__(self, parsed: Parsed, linked: Linked, globals_at: Mapping[str, int]) -> None:
+        self.parsed, self.linked, self.kernel = parsed, linked, linked.kernel
+        kernel = self.kernel
+        self.pc = 0
+        self.returns: dict[tuple[int, str], Callable[[Run, Group, int], None]] = {}
+        self.frame = {v.name: v.bytes for v in kernel.variables if v.space == "param"}
+        self.numbers = {name: i for i, name in enumerate(kernel.registers)}
+        self.widths = [0 if k == "pred" else width_of(k) for k in kernel.registers.values()]
+        self.instruction, self.kinds = Instruction(0, "", ()), tuple[str, ...]()
+        self.granule = 16
+        self.symbols: dict[str, tuple[str, int]] = {}
+        self.parameter_at: dict[str, int] = {}
+        self.globals_at = globals_at
+        at = 0
+        for parameter in kernel.parameters:
+            at = -(-at // parameter.align) * parameter.align
+            self.parameter_at[parameter.name] = at
+            self.symbols[parameter.name] = ("param", at)
+            at += parameter.bytes
+        self.parameter_bytes = at
+        ends = {"shared": 0, "local": 0, "param": 0}
+        variables = (*parsed.variables, *kernel.variables)
+        for v in sorted(variables, key=lambda v: v.bytes == 0):  # what the launch sizes comes last
+            if v.space in ends:
+                start = -(-ends[v.space] // v.align) * v.align
+                first = {"shared": FIRST_SHARED, "param": FRAME}.get(v.space, 0)
+                self.symbols[v.name] = (v.space, start + first)
+                ends[v.space] = start + v.bytes
+            elif v.name in globals_at:
+                self.symbols[v.name] = (v.space, globals_at[v.name])
+        for name in linked.functions:
+            self.symbols.setdefault(name, ("function", address_of(parsed, name)))
+        self.static_bytes, self.local_bytes = ends["shared"], ends["local"]
+        if max(ends.values()) > _MOST_BYTES:
+            raise self.error(f"variables of {max(ends.values())} B; {_MOST_BYTES} are the most")
+        self.frame_bytes = ends["param"]
+
+    def error(self, what: str) -> ProgramError:
+        """Return an error that names the instruction and its line."""
+        return ProgramError(f"PTX {self.instruction}: {what}")
+
+    def touch(self, width: int) -> None:
+        """Note that the kernel touches shared memory in pieces of ``width`` bytes."""
+        self.granule = min(self.granule, width)
+
+    def register(self, name: str) -> int:
+        """Return a register's number."""
+        if name not in self.numbers:
+            raise self.error(f"{name} is no register of {self.kernel.name}")
+        return self.numbers[name]
+
+    def is_predicate(self, name: str) -> bool:
+        """Whether an operand is a predicate register."""
+        return name in self.numbers and self.widths[self.numbers[name]] == 0
+
+    def kind(self, kind: str) -> np.dtype[Any]:
+        """Return the NumPy type of a PTX type."""
+        if kind not in TYPES:
+            raise self.error(f"type .{kind} is not run; known are {', '.join(TYPES)}")
+        return TYPES[kind]
+
+    def source(self, text: str, kind: str) -> Source:
+        """Return the function that reads an operand: an array of a value a thread, or a scalar."""
+        dtype = self.kind(kind)
+        if text.startswith("!"):
+            inner = self.source(text[1:], "pred")
+            return lambda run, group: ~inner(run, group)
+        if text in self.numbers:
+            return self._held(self.numbers[text], dtype)
+        if text in CLOCKS:
+            shift = CLOCKS[text]
+            return lambda run, group: np.array(run.choices * TICK >> shift).astype(dtype)[()]
+        if text in SPECIAL:
+            name = text
+
+            def read(run: Run, group: Group) -> Any:
+                value = special(run, name)[group.index]
+                return value if value.dtype == dtype else value.astype(dtype)
+
+            return read
+        symbol = re.fullmatch(r"([\w$#]+?)(?:\s*\+\s*(\d+))?", text)
+        if symbol and symbol.group(1) in self.symbols:
+            return self._symbol(symbol.group(1), int(symbol.group(2) or 0), dtype)
+        try:
+            constant = immediate(text, kind)
+        except ValueError:
+            raise self.error(f"cannot read the operand {text!r}") from None
+        return lambda run, group: constant
+
+    def _held(self, number: int, dtype: np.dtype[Any]) -> Source:
+        width = self.widths[number]
+        if width == 0 or (dtype.kind == "b"):
+            return lambda run, group: run.registers[number][group.index]
+        if width == dtype.itemsize:
+            return lambda run, group: run.registers[number][group.index].view(dtype)
+        bits = np.dtype(f"u{dtype.itemsize}")
+        return lambda run, group: run.registers[number][group.index].astype(bits).view(dtype)
+
+    def _symbol(self, name: str, offset: int, dtype: np.dtype[Any]) -> Source:
+        space, at = self.symbols[name]
+        value = np.array(at + offset, np.uint64)
+        if space != "shared":
+            constant = value.astype(dtype)[()]
+            return lambda run, group: constant
+
+        def read(run: Run, group: Group) -> Any:
+            return (special(run, "smem window")[group.index] + value).astype(dtype)
+
+        return read
+
+    def target(self, text: str, kind: str) -> Target:
+        """Return the function that writes an operand, widened to its register (``_`` is nobody)."""
+        if text == "_":
+            return lambda run, group, values: None
+        dtype, number = self.kind(kind), self.register(text)
+        width = self.widths[number]
+        if width == 0:
+
+            def mark(run: Run, group: Group, values: Array) -> None:
+                run.registers[number][group.index] = values
+
+            return mark
+        if width < dtype.itemsize:
+            raise self.error(f"{text} has {width} B, too few for .{kind}")
+        same, raw = width == dtype.itemsize, np.dtype(f"u{width}" if width < 16 else "V16")
+        bits = dtype if same or dtype.kind == "i" else np.dtype(f"u{dtype.itemsize}")
+        wide = np.dtype(f"i{width}") if dtype.kind == "i" and not same else raw
+
+        def write(run: Run, group: Group, values: Array) -> None:
+            values = np.asarray(values)
+            if values.dtype != dtype:
+                values = values.astype(dtype)
+            if not same:
+                values = values.view(bits).astype(wide)
+            run.registers[number][group.index] = values.view(raw)
+
+        return write
+
+    def listed(self, text: str) -> tuple[str, ...]:
+        """Return the parts of ``{a, b}``, or the one operand that it is."""
+        return split(text[1:-1]) if text.startswith("{") else (text,)
+
+    def vector(self, text: str, kind: str) -> Source:
+        """Return the function that reads the parts of a vector: (n, parts)."""
+        sources, dtype = [self.source(part, kind) for part in self.listed(text)], self.kind(kind)
+
+        def read(run: Run, group: Group) -> Array:
+            held = np.empty((group.size, len(sources)), dtype)
+            for n, source in enumerate(sources):
+                held[:, n] = source(run, group)
+            return held
+
+        return read
+
+    def vector_target(self, text: str, kind: str) -> Target:
+        """Return the function that writes the parts of a vector, given as (n, parts)."""
+        targets = [self.target(part, kind) for part in self.listed(text)]
+
+        def write(run: Run, group: Group, values: Array) -> None:
+            for n, target in enumerate(targets):
+                target(run, group, values[:, n])
+
+        return write
+
+    def address(self, text: str) -> Source:
+        """Return the function that reads ``[base + offset]``: int64 addresses, one a thread."""
+        found = re.fullmatch(r"\[\s*([^\s+\-\]]+?)\s*(?:([+-])\s*([^\]]+?)\s*)?\]", text)
+        more = constant(found.group(3)) if found and found.group(3) else 0
+        if not found or more is None:
+            raise self.error(f"cannot read the address {text!r}")
+        base, offset = found.group(1), -more if found.group(2) == "-" else more
+        if base in self.numbers:
+            number, wide = self.numbers[base], self.widths[self.numbers[base]] == 8
+
+            def read(run: Run, group: Group) -> Any:
+                held = run.registers[number][group.index]
+                return (held.view(np.int64) if wide else held.astype(np.int64)) + offset
+
+            return read
+        plain = self.source(base, "s64")
+        return lambda run, group: np.full(group.size, 0, np.int64) + plain(run, group) + offset
+
+    def target_of_branch(self, name: str) -> int:
+        """Return the instruction that a label stands before."""
+        if name not in self.kernel.labels:
+            raise self.error(f"no label {name}")
+        return self.kernel.labels[name]
+
+
+def decode(
+    parsed: Parsed, kernel: Kernel, table: Mapping[str, Builder], globals_at: Mapping[str, int]
+) -> Code:
+    """Decode a kernel.  Raises ProgramError that names an instruction that is not run."""
+    linked = link(parsed, kernel)
+    kernel = linked.kernel
+    decoder = Decoder(parsed, linked, globals_at)
+    leaders = {*kernel.labels.values(), *(f.start for f in linked.functions.values())}
+    leaders |= {pc + 1 for pc, i in enumerate(kernel.instructions) if i.parts[0] == "call"}
+    steps = []
+    instructions = kernel.instructions
+    for pc, instruction in enumerate(instructions):
+        decoder.instruction, decoder.pc = instruction, pc
+        form = form_of(instruction, kernel.registers, parsed.version, parsed.target)
+        decoder.kinds = kinds_of(form, instruction)
+        try:
+            built = table[form.entry](decoder, instruction)
+        except TinyGpuError:
+            raise
+        except Exception as error:  # one boundary: no instruction fails without its line
+            raise decoder.error(f"cannot be read ({type(error).__name__}: {error})") from error
+        guard = decoder.register(instruction.guard) if instruction.guard else -1
+        if isinstance(built, Control):
+            leader = pc in leaders or built.unit > 1
+            steps.append(Step(_nothing, built.action, guard, instruction.negated, leader))
+        else:
+            steps.append(Step(built, None, guard, instruction.negated, pc in leaders))
+    _watch(decoder, instructions, steps)
+    return Code(
+        instructions,
+        tuple(steps),
+        tuple(decoder.widths),
+        decoder.granule,
+        2048 if any(i.opcode.startswith("tcgen05") for i in instructions) else 0,
+        decoder.static_bytes,
+        decoder.local_bytes,
+        decoder.parameter_at,
+        decoder.parameter_bytes,
+        decoder.frame_bytes,
+        any(i.parts[0] in ("fence", "membar") for i in instructions),
+    )
+
+
+def _watch(decoder: Decoder, instructions: tuple[Instruction, ...], steps: list[Step]) -> None:
+    """Let ordinary instructions on registers of wgmma or tcgen05.ld look whether one owns them."""
+    names = [set(re.findall(r"[A-Za-z_$%][\w$#]*", " ".join(i.operands))) for i in instructions]
+    products = [i.opcode.startswith(("wgmma.mma_async", "tcgen05.ld.")) for i in instructions]
+    owned: set[str] = set()
+    for i, here in zip(instructions, products, strict=True):
+        if here:
+            owned |= set(re.findall(r"%?[\w$#]+", " ".join(o for o in i.operands if "{" in o)))
+    for pc, step in enumerate(steps):
+        mine = tuple(decoder.numbers[n] for n in sorted(names[pc] & owned) if n in decoder.numbers)
+        if not mine or products[pc]:
+            continue
+        if step.control is None:
+            step.action = _watched(step.action, mine)
+        else:
+            step.control = _watched(step.control, mine)
+
+
+def _watched(action: Watched, registers: tuple[int, ...]) -> Watched:
+    def act(run: Run, group: Group) -> Any:
+        if run.watch is not None:
+            run.watch(run, group, registers)
+        return action(run, group)
+
+    return act

@@ -1,0 +1,120 @@
+"""Matrices in shared memory as wgmma and tcgen05 find them: through a 64-bit descriptor.
+
+The address of element (row, k), T being the elements in 16 B and S those in a swizzled line:
+
+- K-major, plain: cores of 8 rows by 16 B; ``LBO`` to the next along k, ``SBO`` to the next 8 rows;
+- K-major, swizzled: lines of S along k; ``SBO`` from 8 rows to the next 8;
+- MN-major, plain: cores of 8 k by 16 B; ``SBO`` to the next T rows, ``LBO`` to the next 8 k;
+- MN-major, swizzled: lines of S rows for a k; ``LBO`` to the next S rows, ``SBO`` to the next 8 k;
+
+then the swizzle, an XOR of the address' bits.  Sixteen elements of 4 or 6 bits lie packed at the
+beginning of 16 B, the first one lowest, and count as elements of 8 bits.
+
+>>> int(offsets(0, 16, 1024, 3, False, rows=9, columns=16, width=2)[8, 8])
+1040
+
+Source: PTX ISA 9.0, sections 9.7.15.5 (wgmma matrix descriptor) and 9.7.16.4 (tcgen05's).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from tinygpu.codegen.emulator.report import Array
+from tinygpu.codegen.emulator.run import FIRST_SHARED, Run
+from tinygpu.codegen.emulator.tensor_map import swizzled
+from tinygpu.codegen.emulator.values import TYPES
+
+__all__ = ["NARROW", "Operand", "elements", "offsets"]
+
+_WGMMA = {0: 0, 1: 3, 2: 2, 3: 1}
+_TCGEN05 = {0: 0, 2: 3, 4: 2, 6: 1}
+_WHOLE = 1024
+NARROW = {
+    "e2m1": (4, ml_dtypes.float4_e2m1fn),
+    "e2m3": (6, ml_dtypes.float6_e2m3fn),
+    "e3m2": (6, ml_dtypes.float6_e3m2fn),
+}
+"""Types of less than 8 bits: how many, and NumPy's type of a byte that ends with them."""
+
+
+@functools.lru_cache(256)
+def offsets(
+    start: int, lbo: int, sbo: int, swizzle: int, mn_major: bool, *, rows: int, columns: int,
+    width: int,
+) -> Array:  # fmt: skip
+    """Return the byte address of each element, ``start`` being below 1024: (rows, columns)."""
+    r, k = np.arange(rows)[:, None], np.arange(columns)[None]
+    line = 16 << swizzle
+    if not mn_major:
+        along = k * width
+        if swizzle:
+            at = r % 8 * line + r // 8 * sbo + along
+        else:
+            at = r % 8 * 16 + r // 8 * sbo + along // 16 * lbo + along % 16
+    else:
+        held = line // width
+        inner = k % 8 * line + r % held * width
+        far, near = (lbo, sbo) if swizzle else (sbo, lbo)
+        at = r // held * far + k // 8 * near + inner
+    result: Array = swizzled(start + at, swizzle)
+    result.setflags(write=False)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A matrix operand: (rows, columns) of a type, and how its descriptor's bits are read."""
+
+    descriptor: int
+    kind: str
+    rows: int
+    columns: int
+    mn_major: bool = False
+    tcgen05: bool = False
+
+    def addresses(self, run: Run, cta: int) -> Array | None:
+        """Return each element's offset in ``run.shared``; reports what is outside."""
+        bits = self.descriptor
+        table, field = (_TCGEN05, bits >> 61) if self.tcgen05 else (_WGMMA, bits >> 62)
+        if field not in table or bits >> 49 & 7:
+            run.find("descriptor", f"{bits:#x}: this swizzle or base offset is not run")
+            return None
+        if self.tcgen05 and bits >> 46 & 7 != 1:
+            run.find("descriptor", f"{bits:#x}: bits 46 to 48 are 1 in a descriptor of tcgen05")
+        start, lbo, sbo = ((bits >> s & 0x3FFF) << 4 for s in (0, 16, 32))
+        width = 1 if self.kind in NARROW else TYPES[self.kind].itemsize
+        at = offsets(
+            start % _WHOLE, lbo, sbo, table[field], self.mn_major,
+            rows=self.rows, columns=self.columns, width=width,
+        )  # fmt: skip
+        inside = at + (start - start % _WHOLE - FIRST_SHARED)
+        if inside.min() < 0 or inside.max() + width > run.shared_bytes:
+            run.find(
+                "descriptor",
+                f"{bits:#x} reaches shared bytes {inside.min()} to {inside.max()} of "
+                f"{run.shared_bytes}",
+            )
+            return None
+        result: Array = inside + cta * run.shared_bytes
+        return result
+
+
+def elements(run: Run, at: Array, kind: str) -> Array:
+    """Return the elements at offsets of ``run.shared``, as float64."""
+    if kind in NARROW:
+        size, small = NARROW[kind]
+        blocks = np.unpackbits(run.shared[at].reshape(-1, 16), axis=1, bitorder="little")
+        codes = np.packbits(blocks[:, : 16 * size].reshape(-1, size), axis=1, bitorder="little")
+        narrow: Array = codes.view(small).astype(np.float64).reshape(at.shape)
+        return narrow
+    dtype = TYPES[kind]
+    bits = run.shared.view(f"u{dtype.itemsize}")[at // dtype.itemsize]
+    if kind == "tf32":
+        bits = bits & np.uint32(0xFFFFE000)
+    values: Array = bits.view(dtype).astype(np.float64)
+    return values

@@ -1,0 +1,261 @@
+"""A launch: arguments become parameters, the grid becomes batches of resident clusters.
+
+Clusters of one batch run together, as many as fit ``_RESIDENT_THREADS`` and ``_RESIDENT_BYTES``;
+batches follow each other, so a kernel whose CTAs wait for CTAs far away in the grid cannot end
+here.
+
+Source: PTX ISA 9.0, sections 3 and 5.1.6 (kernel parameters).
+"""
+
+from __future__ import annotations
+
+import numbers
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.emulator import barriers, bulk, parser, tensor_memory, wgmma
+from tinygpu.codegen.emulator.decoder import Code, decode
+from tinygpu.codegen.emulator.functions import address_of
+from tinygpu.codegen.emulator.group import WARP
+from tinygpu.codegen.emulator.instructions import TABLE
+from tinygpu.codegen.emulator.memory import Memory
+from tinygpu.codegen.emulator.report import Array, Finding, Report, gathered
+from tinygpu.codegen.emulator.run import Run
+from tinygpu.codegen.emulator.tensor_map import TensorMap
+from tinygpu.codegen.emulator.values import TYPES, immediate
+from tinygpu.errors import LaunchError, ProgramError
+
+__all__ = ["Module", "launch"]
+
+_RESIDENT_THREADS = 8192
+_RESIDENT_BYTES = 1 << 23
+_COMPLETIONS = ("late", "early", "random")
+LANES_AT_MOST = 256
+_SHARED_MOST = {"sm_120a": 101_376, "sm_120f": 101_376, "sm_121a": 101_376}
+_MOST_BYTES = 232_448  # spec: of sm_90 and later, which PTX for older ones runs on too
+_CLUSTER_MOST = 16  # spec: 8, or 16 where the kernel allows a size that is not portable
+
+
+@dataclass(slots=True)
+class Module:
+    """Parsed PTX; kernels are decoded when they are first launched."""
+
+    parsed: parser.Parsed
+    _codes: dict[tuple[str, int], tuple[Memory | None, Code]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Module:
+        """Read PTX.  Raises ProgramError with the line of what cannot be read."""
+        return cls(parser.parse(text))
+
+    def code(self, name: str, memory: Memory) -> Code:
+        """Return a decoded kernel, its global variables allocated in ``memory``.
+
+        Raises LaunchError for an unknown kernel, ProgramError for an instruction that is not run.
+        """
+        kernel = self.parsed.kernels.get(name)
+        if kernel is None:
+            raise LaunchError(f"kernel {name}: the module has {', '.join(self.parsed.kernels)}")
+        held = [v for v in self.parsed.variables if v.space in ("global", "const")]
+        owner = memory if held else None  # else one decoding serves all memories
+        key = (name, id(owner))
+        if key not in self._codes:
+            bytes_of = {v.name: np.zeros(max(1, v.bytes), np.uint8) for v in held}
+            places = {name: memory.allocate(raw, name) for name, raw in bytes_of.items()}
+            for variable in held:
+                _fill(self.parsed, variable, bytes_of[variable.name], places)
+            self._codes[key] = (owner, decode(self.parsed, kernel, TABLE, places))
+        return self._codes[key][1]
+
+
+def _fill(
+    parsed: parser.Parsed, variable: parser.Variable, held: Array, places: dict[str, int]
+) -> None:
+    """Write what a variable begins with: numbers, and addresses of variables and functions."""
+    kind = variable.type if variable.type in TYPES else "b8"
+    dtype = TYPES[kind]
+    for n, text in enumerate(filter(None, map(str.strip, re.split("[{},]", variable.values)))):
+        plain = re.sub(r"generic\((.*)\)", r"\1", text)
+        name, _, offset = (part.strip() for part in plain.partition("+"))
+        value: Any
+        if name in places:
+            value = np.array(places[name] + int(offset or 0)).astype(dtype)
+        elif name in parsed.functions:
+            value = np.array(address_of(parsed, name)).astype(dtype)
+        else:
+            try:
+                value = immediate(text, kind)
+            except ValueError:
+                message = f"PTX variable {variable.name}: cannot read the value {text!r}"
+                raise ProgramError(message) from None
+        raw = np.array(value, dtype).reshape(1).view(np.uint8)
+        if (n + 1) * len(raw) > len(held):
+            raise ProgramError(f"PTX variable {variable.name}: more values than its {len(held)} B")
+        held[n * len(raw) : (n + 1) * len(raw)] = raw
+
+
+Extent = int | tuple[int, ...]
+
+
+def launch(
+    module: Module,
+    kernel_name: str,
+    grid: Extent,
+    block: Extent,
+    arguments: Sequence[object],
+    memory: Memory,
+    *,
+    cluster: Extent = 1,
+    seed: int = 0,
+    completion: str = "late",
+    smem_bytes: int = 0,
+    limit: int = 5_000_000,
+    lanes: bool | None = None,
+) -> Report:
+    """Run a kernel; what it writes is in the arrays of ``memory``.
+
+    ``grid`` counts CTAs, ``block`` threads, ``cluster`` CTAs of a cluster; ``arguments`` are
+    numbers and TensorMap objects, one a parameter; ``smem_bytes`` are the dynamic ones; ``limit``
+    bounds the instructions of all groups: a run beyond it ends with a finding.  ``completion`` says
+    when asynchronous operations are performed.  With ``lanes`` each thread is an agent of its own,
+    so that races inside a warp are found; it is the default where a cluster has at most
+    ``LANES_AT_MOST`` threads.
+
+    Raises LaunchError for arguments that the kernel cannot take, ProgramError for an instruction
+    that is not run.
+    """
+    code = module.code(kernel_name, memory)
+    kernel = module.parsed.kernels[kernel_name]
+    grid3, block3 = _three(grid), _three(block)
+    shape = _three(kernel.directives.get("reqnctapercluster", cluster))
+    shared = code.static_bytes + smem_bytes
+    _check(kernel, grid3, block3, shape, completion)
+    _check_chip(module.parsed.target, shape, shared)
+    parameters, maps = _parameters(kernel, code, arguments)
+    findings: dict[tuple[str, int, int], Finding] = {}
+    counts, budget = [0] * len(code.steps), [limit]
+    total, done = int(np.prod(grid3)), 0
+    threads = -(-int(np.prod(block3)) // 128) * 128
+    size = int(np.prod(shape))
+    if lanes is None:
+        lanes = size * int(np.prod(block3)) <= LANES_AT_MOST
+    room = min(_RESIDENT_THREADS // threads, _RESIDENT_BYTES // max(1, shared))
+    cooperative = any("%envreg" in o for i in code.instructions for o in i.operands)
+    batch = total if cooperative else max(1, room // size) * size  # such CTAs wait for all others
+    workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
+    with np.errstate(all="ignore"):
+        while done < total:
+            run = Run(
+                code=code,
+                memory=memory,
+                grid=grid3,
+                block=block3,
+                cluster=size,
+                cluster_shape=shape,
+                first_cta=done,
+                ctas=min(batch, total - done),
+                parameters=parameters,
+                tensor_maps=maps,
+                shared_bytes=shared,
+                dynamic_bytes=smem_bytes,
+                completion=completion,
+                random=random.Random(f"{seed}.{done}"),
+                findings=findings,
+                counts=counts,
+                budget=budget,
+                workspace=workspace,
+                unit=1 if lanes else WARP,
+                watch=wgmma.watch,
+            )
+            run.run()
+            if not run.live.any():
+                barriers.unfinished(run)
+                bulk.unfinished(run)
+                tensor_memory.unfinished(run)
+            done += batch
+            if any(f.kind in ("deadlock", "limit") for f in findings.values()):
+                break
+    issued: dict[str, int] = {}
+    for instruction, count in zip(code.instructions, counts, strict=True):
+        if count:
+            issued[instruction.opcode] = issued.get(instruction.opcode, 0) + count
+    return Report(gathered(findings.values()), issued)
+
+
+def _three(extent: Extent) -> tuple[int, int, int]:
+    given = (extent,) if isinstance(extent, int) else tuple(extent)
+    x, y, z = (*given, 1, 1)[:3]
+    return x, y, z
+
+
+def _check(
+    kernel: parser.Kernel,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    cluster: tuple[int, int, int],
+    completion: str,
+) -> None:
+    if completion not in _COMPLETIONS:
+        raise LaunchError(f"completion: {completion!r}; known are {', '.join(_COMPLETIONS)}")
+    if min(*grid, *block, *cluster) < 1:
+        raise LaunchError(f"grid {grid}, block {block}, cluster {cluster}: at least 1 each")
+    if any(g % c for g, c in zip(grid, cluster, strict=True)):
+        raise LaunchError(f"grid: {grid} CTAs are no multiple of the cluster's {cluster}")
+    threads = int(np.prod(block))
+    if required := kernel.directives.get("reqntid"):
+        want = _three(required)
+        if want != block:
+            raise LaunchError(f"block: {block}, the kernel requires {want} (.reqntid)")
+    most = kernel.directives.get("maxntid")
+    if most and threads > int(np.prod(most)):
+        raise LaunchError(f"block: {threads} threads, the kernel allows {most} (.maxntid)")
+    if threads > 1024:
+        raise LaunchError(f"block: {block} are {threads} threads; a CTA has 1024 at most")
+
+
+def _check_chip(target: str, cluster: tuple[int, int, int], shared: int) -> None:
+    """Raise LaunchError for more shared memory or larger clusters than the target has."""
+    most = _SHARED_MOST.get(target, _MOST_BYTES)
+    if shared > most:
+        raise LaunchError(f"shared memory: {shared} B; a CTA of {target or 'any'} has {most} B")
+    ctas = int(np.prod(cluster))
+    if ctas > _CLUSTER_MOST:
+        raise LaunchError(f"cluster: {ctas} CTAs; {_CLUSTER_MOST} are the most")
+
+
+def _parameters(
+    kernel: parser.Kernel, code: Code, arguments: Sequence[object]
+) -> tuple[Array, dict[int, TensorMap]]:
+    """Return the bytes of the parameters, and the tensor maps by their offset."""
+    if len(arguments) != len(kernel.parameters):
+        names = ", ".join(p.name for p in kernel.parameters)
+        raise LaunchError(f"{kernel.name}: {len(arguments)} arguments for its parameters: {names}")
+    held, maps = np.zeros(max(1, code.parameter_bytes), np.uint8), {}
+    for parameter, argument in zip(kernel.parameters, arguments, strict=True):
+        at = code.parameter_at[parameter.name]
+        if isinstance(argument, TensorMap):
+            if parameter.bytes != 128:
+                raise LaunchError(f"{parameter.name}: {parameter.bytes} B, a tensor map has 128")
+            maps[at] = argument
+            continue
+        if isinstance(argument, np.ndarray | bytes):
+            raw = np.frombuffer(bytes(argument), np.uint8)
+        else:
+            dtype = TYPES.get(parameter.type, np.dtype(np.void))
+            if parameter.bytes != dtype.itemsize or not isinstance(argument, numbers.Number):
+                raise LaunchError(f"{parameter.name}: {argument!r} for its {parameter.bytes} B")
+            number: Any = argument
+            if dtype.kind in "iu":
+                mask = (1 << 8 * dtype.itemsize) - 1
+                raw = np.array([int(number) & mask], f"u{dtype.itemsize}").view(np.uint8)
+            else:
+                raw = np.array([number]).astype(dtype).view(np.uint8)
+        if len(raw) != parameter.bytes:
+            raise LaunchError(f"{parameter.name}: {len(raw)} B given, it has {parameter.bytes}")
+        held[at : at + len(raw)] = raw
+    return held, maps

@@ -1,0 +1,258 @@
+"""Comparison, selection and bits of integers.
+
+Source: PTX ISA 9.0, sections 9.7.1 (bfe, bfi, popc, ...), 9.7.6 (comparison) and 9.7.8 (logic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.emulator.arithmetic import apply, by_type, packed, plain, read
+from tinygpu.codegen.emulator.atomics import RUNNING
+from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder
+from tinygpu.codegen.emulator.group import Group
+from tinygpu.codegen.emulator.integers import bit_field_mask, dot, find_nth, sign_extend
+from tinygpu.codegen.emulator.parser import Instruction
+from tinygpu.codegen.emulator.report import Array
+from tinygpu.codegen.emulator.run import Run
+from tinygpu.codegen.emulator.values import PACKED
+
+__all__ = ["TABLE"]
+
+_TESTS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater,
+    "hs": np.greater_equal,
+}  # fmt: skip
+_LOGIC = {name: RUNNING[name] for name in ("and", "or", "xor")}
+
+
+def _test(d: Decoder, i: Instruction) -> Callable[[Array, Array], Array]:
+    """Return the comparison: with a ``u`` at its end it holds for NaN too, else ``ne`` does not.
+
+    Packed types compare what their halves are.
+    """
+    name, kind = i.parts[1], PACKED.get(i.parts[-1], i.parts[-1])
+    floating = d.kind(kind).kind == "f" or kind == "bf16"
+    if name in ("num", "nan"):
+        ordered = name == "num"
+        return lambda a, b: (np.isnan(a) | np.isnan(b)) != ordered
+    if name in _TESTS:
+        plain = _TESTS[name]
+        if floating and name == "ne":
+            return lambda a, b: (a != b) & ~np.isnan(a) & ~np.isnan(b)
+        return plain
+    if floating and name[:-1] in _TESTS:
+        inner = _TESTS[name[:-1]]
+        return lambda a, b: inner(a, b) | np.isnan(a) | np.isnan(b)
+    raise d.error(f"the comparison {name} is not run")
+
+
+def _setp(d: Decoder, i: Instruction) -> Action:
+    kind, test = i.parts[-1], _test(d, i)
+    if kind in PACKED:
+        return _setp_of_halves(d, i, test)
+    to, *more = i.operands[0].split("|")
+    reads = [read(d, i, o, kind) for o in i.operands[1:3]]
+    write = d.target(to.strip(), "pred")
+    other = d.target(more[0].strip(), "pred") if more else None
+    join = _LOGIC.get(i.parts[2])
+    third = d.source(i.operands[3], "pred") if join else None
+
+    def compare(run: Run, group: Group) -> None:
+        holds = test(reads[0](run, group), reads[1](run, group))
+        fails = ~holds
+        if join is not None and third is not None:
+            also = third(run, group)
+            holds, fails = join(holds, also), join(fails, also)
+        write(run, group, holds)
+        if other is not None:
+            other(run, group, fails)
+
+    return compare
+
+
+def _setp_of_halves(d: Decoder, i: Instruction, test: Callable[[Array, Array], Array]) -> Action:
+    """Compare lower halves into the first predicate, upper ones into the second."""
+    part, kind = d.kind(PACKED[i.parts[-1]]), i.parts[-1]
+    reads = [read(d, i, o, kind) for o in i.operands[1:3]]
+    third = d.source(i.operands[3], "pred") if len(i.operands) > 3 else None
+    writes = [d.target(o.strip(), "pred") for o in i.operands[0].split("|")]
+
+    def compare(run: Run, group: Group) -> None:
+        words = [np.broadcast_to(read(run, group), (group.size,)) for read in reads]
+        halves = [np.ascontiguousarray(w).view(part).reshape(-1, 2) for w in words]
+        holds = test(*halves)
+        for n, write in enumerate(writes):
+            held = holds[:, n]
+            write(run, group, _LOGIC[i.parts[2]](held, third(run, group)) if third else held)
+
+    return compare
+
+
+def _set(d: Decoder, i: Instruction) -> Action:
+    to, of = i.parts[-2:]
+    if of in PACKED:
+        part, compare = d.kind(PACKED[of]), _test(d, i)
+        true = part.type(1.0) if to in PACKED else np.uint16(0xFFFF).view(part)
+        halves = packed(lambda a, b: np.where(compare(a, b), true, part.type(0)), part)
+        return apply(d, i, halves)
+    test, dtype = _test(d, i), d.kind(to)
+    yes = np.array(-1).astype(dtype)[()] if dtype.kind in "iu" else dtype.type(1.0)
+    join, no = _LOGIC.get(i.parts[2]), dtype.type(0)
+    if join is None:
+        return apply(d, i, lambda a, b: np.where(test(a, b), yes, no))
+    joined = lambda a, b, p: np.where(join(test(a, b), p), yes, no)  # noqa: E731 (a closure)
+    return apply(d, i, joined)
+
+
+def _shift(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Any]:
+    bits = 8 * dtype.itemsize
+
+    def shift(a: Array, by: Array) -> Any:
+        inside = np.minimum(by, bits - 1).astype(dtype)
+        if i.parts[0] == "shl":
+            return np.where(by < bits, a << inside, 0)
+        moved = a >> inside
+        return moved if dtype.kind == "i" else np.where(by < bits, moved, 0)
+
+    return shift
+
+
+def _shf(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Any]:
+    left, wrap = "l" in i.parts, "wrap" in i.parts
+
+    def funnel(low: Array, high: Array, by: Array) -> Any:
+        n = ((by & 31) if wrap else np.minimum(by, 32)).astype(np.uint64)
+        both = (np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low)
+        if left:
+            return (both >> (np.uint64(32) - n)).astype(np.uint32)
+        return (both >> n).astype(np.uint32)
+
+    return funnel
+
+
+def _lop3(d: Decoder, i: Instruction) -> Action:
+    table = int(i.operands[4], 0)
+
+    def look(a: Array, b: Array, c: Array, _: Array) -> Array:
+        result = np.zeros_like(np.broadcast_arrays(a, b, c)[0])
+        for n in range(8):
+            if table >> n & 1:
+                x, y, z = (v if n >> s & 1 else ~v for v, s in ((a, 2), (b, 1), (c, 0)))
+                result = result | (x & y & z)
+        return result
+
+    return apply(d, i, look)
+
+
+def _prmt(d: Decoder, i: Instruction) -> Action:
+    modes: Mapping[str, list[list[int]]] = {
+        "f4e": [[3, 2, 1, 0], [4, 3, 2, 1], [5, 4, 3, 2], [6, 5, 4, 3]],
+        "b4e": [[5, 6, 7, 0], [6, 7, 0, 1], [7, 0, 1, 2], [0, 1, 2, 3]],
+        "rc8": [[0] * 4, [1] * 4, [2] * 4, [3] * 4],
+        "ecl": [[3, 2, 1, 0], [3, 2, 1, 1], [3, 2, 2, 2], [3, 3, 3, 3]],
+        "ecr": [[0, 0, 0, 0], [1, 1, 1, 0], [2, 2, 1, 0], [3, 2, 1, 0]],
+        "rc16": [[1, 0, 1, 0], [3, 2, 3, 2], [1, 0, 1, 0], [3, 2, 3, 2]],
+    }
+    mode = next((m for m in modes if m in i.parts), "")
+
+    def permute(a: Array, b: Array, control: Array) -> Array:
+        both = (np.asarray(b).astype(np.uint64) << np.uint64(32)) | np.asarray(a)
+        result = np.zeros(np.broadcast_shapes(np.shape(both), np.shape(control)), np.uint32)
+        for n in range(4):
+            if mode:  # the table's rows list bytes from the highest
+                pick = np.array([row[3 - n] for row in modes[mode]])[control & 3].astype(np.uint64)
+                sign = np.zeros_like(pick)
+            else:
+                nibble = (control >> np.uint32(4 * n)) & 15
+                pick, sign = (nibble & 7).astype(np.uint64), nibble >> 3
+            byte = (both >> (np.uint64(8) * pick)) & np.uint64(255)
+            byte = np.where(sign != 0, np.where(byte > 127, 255, 0), byte).astype(np.uint32)
+            result |= byte << np.uint32(8 * n)
+        return result
+
+    return apply(d, i, permute)
+
+
+def _bfe(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Array]:
+    def extract(a: Array, start: Array, length: Array) -> Array:
+        at, n = (_place(v, dtype) for v in (start, length))
+        wide = np.asarray(a).astype(f"{dtype.kind}8")
+        spare = (64 - np.minimum(n, 64)).astype(wide.dtype)
+        field: Array = wide >> at.astype(wide.dtype) << spare >> spare
+        return field.astype(dtype)
+
+    return extract
+
+
+def _bfi(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
+    def insert(a: Array, b: Array, start: Array, length: Array) -> Array:
+        at, n = (_place(v, dtype).astype(np.uint64) for v in (start, length))
+        mask = ((np.uint64(1) << n) - np.uint64(1)) << at
+        put: Array = (np.asarray(a).astype(np.uint64) << at & mask) | (b & ~mask)
+        return put.astype(dtype)
+
+    return insert
+
+
+def _place(given: Array, dtype: np.dtype[Any]) -> Array:
+    """Return a field's place or length.
+
+    PTX restricts it to 0 to 255; sm_90 takes its last 8 bits in 32-bit fields, all in 64-bit ones.
+    """
+    return np.minimum(given, 255) if dtype.itemsize == 8 else np.asarray(given) & 255
+
+
+def _leading(a: Array, bits: int) -> Any:
+    """How many zeros stand before the first one."""
+    wide = np.asarray(a).astype(np.uint64)
+    for shift in (1, 2, 4, 8, 16, 32):
+        wide = wide | (wide >> np.uint64(shift))
+    return (bits - np.bitwise_count(wide)).astype(np.uint32)
+
+
+def _bfind(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
+    bits, shifted = 8 * dtype.itemsize, "shiftamt" in i.parts
+
+    def first(a: Array) -> Array:
+        raw = np.where(a < 0, ~a, a).astype(f"u{dtype.itemsize}")
+        before = _leading(raw, bits)
+        return np.where(raw == 0, np.uint32(0xFFFFFFFF), before if shifted else bits - 1 - before)
+
+    return first
+
+
+def _reversed(a: Array) -> Any:
+    result, bits = a * a.dtype.type(0), 8 * a.dtype.itemsize
+    for n in range(bits):
+        bit = (a >> a.dtype.type(n)) & a.dtype.type(1)
+        result = result | (bit << a.dtype.type(bits - 1 - n))
+    return result
+
+
+TABLE: Mapping[str, Builder] = {
+    **{name: plain(function) for name, function in _LOGIC.items()},
+    "setp": _setp,
+    "set": _set,
+    "selp": plain(lambda a, b, p: np.where(p, a, b)),
+    "slct": plain(lambda a, b, c: np.where(c >= 0, a, b)),
+    **dict.fromkeys(("shl", "shr"), by_type(_shift)),
+    "shf": by_type(_shf),
+    "lop3": _lop3,
+    "prmt": _prmt,
+    "bfe": by_type(_bfe),
+    "bfi": by_type(_bfi),
+    "popc": plain(lambda a: np.bitwise_count(a).astype(np.uint32)),
+    "clz": plain(lambda a: _leading(a, 8 * a.dtype.itemsize)),
+    "bfind": by_type(_bfind),
+    "brev": plain(_reversed),
+    "bmsk": by_type(bit_field_mask),
+    "szext": by_type(sign_extend),
+    "fns": plain(find_nth),
+    **dict.fromkeys(("dp4a", "dp2a"), by_type(dot)),
+}
+"""This family's builders by entry."""

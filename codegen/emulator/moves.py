@@ -1,0 +1,223 @@
+"""Data movement: mov, ld, st, atom, red, cvta, selp and what only hints.
+
+Source: PTX ISA 9.0, section 9.7.9 (data movement) and 9.7.13 (atom, red).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.emulator import spaces
+from tinygpu.codegen.emulator.atomics import RUNNING, UPDATES, in_turn, rounds
+from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder
+from tinygpu.codegen.emulator.group import Group
+from tinygpu.codegen.emulator.memory import LOCAL, PARAM, SHARED
+from tinygpu.codegen.emulator.ordering import semantics
+from tinygpu.codegen.emulator.parser import Instruction
+from tinygpu.codegen.emulator.report import Array
+from tinygpu.codegen.emulator.run import Run
+from tinygpu.codegen.emulator.values import PACKED
+
+__all__ = ["TABLE", "space_of"]
+
+_WINDOWS = {"shared": SHARED, "local": LOCAL, "param": PARAM, "global": 0, "const": 0}
+
+
+def _mov(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    to, of = i.operands
+    if kind != "pred" and (to.startswith("{") or of.startswith("{")):
+        return _pack(d, kind, to, of)
+    read, write = d.source(of, kind), d.target(to, kind)
+    return lambda run, group: write(run, group, read(run, group))
+
+
+def _pack(d: Decoder, kind: str, to: str, of: str) -> Action:
+    """``mov.b32 {a, b}, c`` and back: the first part is the lowest."""
+    width = d.kind(kind).itemsize
+    parts = d.listed(of if of.startswith("{") else to)
+    part = f"b{8 * width // len(parts)}"
+    whole = f"b{8 * width}"
+    small, big = d.kind(part), d.kind(whole)
+    if of.startswith("{"):
+        join, write = d.vector(of, part), d.target(to, whole)
+        return lambda run, group: write(run, group, join(run, group).view(big)[:, 0])
+    read, writes = d.source(of, whole), d.vector_target(to, part)
+
+    def unpack(run: Run, group: Group) -> None:
+        held = np.ascontiguousarray(np.broadcast_to(read(run, group), (group.size,)))
+        writes(run, group, held.view(small).reshape(group.size, -1))
+
+    return unpack
+
+
+def space_of(d: Decoder, i: Instruction) -> str:
+    """Return the space that an instruction names, else generic; notes the width it touches."""
+    parts = i.parts
+    if "shared::cluster" in parts:
+        return "cluster"
+    for name in ("shared", "global", "local", "param"):
+        if name in parts or f"{name}::cta" in parts or f"{name}::entry" in parts:
+            return name
+    return "global" if "const" in parts else "generic"
+
+
+def _shape(d: Decoder, i: Instruction, space: str) -> int:
+    lanes = next((int(p[1:]) for p in i.parts if re.fullmatch(r"v[248]", p)), 1)
+    if space in ("shared", "cluster", "generic"):
+        d.touch(lanes * d.kind(i.parts[-1]).itemsize)
+    return lanes
+
+
+def _ld(d: Decoder, i: Instruction) -> Action:
+    space, kind = space_of(d, i), i.parts[-1]
+    lanes, dtype = _shape(d, i, space), d.kind(kind)
+    at, write = d.address(i.operands[1]), d.vector_target(i.operands[0], kind)
+    how = semantics(i)
+
+    def load(run: Run, group: Group) -> None:
+        for here, values in spaces.read(run, space, group, at(run, group), dtype, lanes, how):
+            write(run, here, values)
+
+    return load
+
+
+def _st(d: Decoder, i: Instruction) -> Action:
+    space, kind = space_of(d, i), i.parts[-1]
+    _shape(d, i, space)
+    at, read = d.address(i.operands[0]), d.vector(i.operands[1], kind)
+    how = semantics(i)
+    return lambda run, group: spaces.write(
+        run, space, group, at(run, group), read(run, group), None, how
+    )
+
+
+def _atom(d: Decoder, i: Instruction) -> Action:
+    """Atom and red: threads that meet at one address come one after the other, in thread order."""
+    parts = [p for p in i.parts if p != "noftz"]
+    kind, space = parts[-1], space_of(d, i)
+    lanes, dtype = _shape(d, i, space), d.kind(kind)
+    returns = parts[0] == "atom"
+    operation = next(p for p in parts[1:] if p in UPDATES or p == "cas")
+    packed = d.kind(PACKED[kind]) if kind in PACKED else dtype
+    each = dtype.itemsize // packed.itemsize
+    write = d.vector_target(i.operands[0], kind) if returns else None
+    at = d.address(i.operands[returns])
+    given = [d.vector(o, kind) for o in i.operands[1 + returns :][: 1 + (operation == "cas")]]
+    how = semantics(i)
+
+    def apply(run: Run, group: Group) -> None:
+        values = [read(run, group) for read in given]
+        olds = np.zeros((group.size, lanes), dtype)
+
+        def update(data: Array, first: Array, which: Any, new: Array) -> None:
+            if not returns and operation in RUNNING:
+                parts = lanes * each
+                index = (first * each)[:, None] + np.arange(parts)
+                RUNNING[operation].at(data.view(packed), index, new.view(packed))
+            elif lanes == 1 and packed is dtype:
+                other = values[1][which, 0] if operation == "cas" else None
+                olds[which, 0] = in_turn(data, first, operation, new[:, 0], other)
+            else:
+                index, found = first[:, None] + np.arange(lanes), np.empty_like(new)
+                for row in rounds(first):
+                    before = found[row] = data[index[row]]
+                    after = UPDATES[operation](before.view(packed), new[row].view(packed))
+                    data[index[row]] = after.astype(packed).view(dtype)
+                olds[which] = found
+
+        spaces.write(run, space, group, at(run, group), values[0], update, how)
+        if write is not None:
+            write(run, group, olds)
+
+    return apply
+
+
+def _cvta(d: Decoder, i: Instruction) -> Action:
+    space = next(p for p in i.parts if p.split("::")[0] in _WINDOWS).split("::")[0]
+    kind, start = i.parts[-1], np.uint64(_WINDOWS[space])
+    read, write = d.source(i.operands[1], kind), d.target(i.operands[0], kind)
+    back = "to" in i.parts
+
+    def convert(run: Run, group: Group) -> None:
+        held = read(run, group)
+        write(run, group, held - start if back else held + start)
+
+    return convert
+
+
+def _isspacep(d: Decoder, i: Instruction) -> Action:
+    start = _WINDOWS[i.parts[1].split("::")[0]] >> 40
+    known = [w >> 40 for w in (SHARED, LOCAL, PARAM)]
+    read, write = d.source(i.operands[1], "u64"), d.target(i.operands[0], "pred")
+
+    def test(run: Run, group: Group) -> None:
+        window = read(run, group) >> np.uint64(40)
+        write(run, group, window == start if start else ~np.isin(window, known))
+
+    return test
+
+
+def _hint(d: Decoder, i: Instruction) -> Action:
+    return lambda run, group: None
+
+
+def _mapa(d: Decoder, i: Instruction) -> Action:
+    kind = i.parts[-1]
+    read, rank = d.source(i.operands[1], kind), d.source(i.operands[2], "u32")
+    write = d.target(i.operands[0], kind)
+    dtype = d.kind(kind)
+    generic = dtype.type(SHARED if "shared::cluster" not in i.parts else 0)
+
+    def translate(run: Run, group: Group) -> None:
+        other = rank(run, group).astype(dtype)
+        inside = (read(run, group) - generic) & dtype.type(0xFFFFFF)
+        write(run, group, inside | (other << dtype.type(24)) | generic)
+
+    return translate
+
+
+def _rank(d: Decoder, i: Instruction) -> Action:
+    """Return the CTA in whose shared memory an address lies: getctarank."""
+    kind = i.parts[-1]
+    start = SHARED if "shared::cluster" not in i.parts else 0
+    read, write = d.source(i.operands[1], kind), d.target(i.operands[0], "u32")
+
+    def rank(run: Run, group: Group) -> None:
+        at = np.broadcast_to(read(run, group), (group.size,)).astype(np.int64) - start
+        write(run, group, at >> 24 if run.cluster > 1 else run.cta_of(group.threads) * 0)
+
+    return rank
+
+
+def _policy(d: Decoder, i: Instruction) -> Action:
+    write = d.target(i.operands[0], "b64")
+    return lambda run, group: write(run, group, np.uint64(0))
+
+
+TABLE: Mapping[str, Builder] = {
+    "mov": _mov,
+    "ld": _ld,
+    "ldu": _ld,
+    "st": _st,
+    "atom": _atom,
+    "red": _atom,
+    "cvta": _cvta,
+    "isspacep": _isspacep,
+    "mapa": _mapa,
+    "getctarank": _rank,
+    "prefetch": _hint,
+    "prefetchu": _hint,
+    "discard": _hint,
+    "applypriority": _hint,
+    "nanosleep": _hint,
+    "griddepcontrol": _hint,
+    "createpolicy.fractional": _policy,
+    "createpolicy.range": _policy,
+    "createpolicy.cvt": _policy,
+}
+"""This family's builders by entry."""

@@ -1,0 +1,123 @@
+"""Special registers: what a thread may ask of itself and of the launch.
+
+Source: PTX ISA 9.0, section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tinygpu.codegen.emulator.report import Array
+from tinygpu.codegen.emulator.run import FIRST_SHARED, Run
+
+__all__ = ["CLOCKS", "SPECIAL", "TICK", "special"]
+
+
+def _inside(run: Run) -> Array:
+    return np.arange(run.ctas * run.threads_per_cta) % run.threads_per_cta
+
+
+def _cta(run: Run) -> Array:
+    """Return every thread's CTA, numbered cluster by cluster."""
+    return np.arange(run.ctas * run.threads_per_cta) // run.threads_per_cta + run.first_cta
+
+
+def _ctaid(d: int) -> Callable[[Run], Array]:
+    return lambda run: run.place(_cta(run))[d]
+
+
+def _fixed(value: Callable[[Run], int]) -> Callable[[Run], Array]:
+    return lambda run: np.full(run.ctas * run.threads_per_cta, value(run), np.uint64)
+
+
+def _extent(of: Callable[[Run], tuple[int, int, int]], d: int) -> Callable[[Run], Array]:
+    return _fixed(lambda run: of(run)[d])
+
+
+def _part(whole: Callable[[Run], Array], of: Callable[[Run], tuple[int, int, int]], d: int) -> (
+    Callable[[Run], Array]
+):  # fmt: skip
+    def read(run: Run) -> Array:
+        x, y, _ = of(run)
+        linear = whole(run)
+        return (linear % x, linear // x % y, linear // (x * y))[d]
+
+    return read
+
+
+def _clusters(run: Run) -> tuple[int, int, int]:
+    x, y, z = (g // c for g, c in zip(run.grid, run.cluster_shape, strict=True))
+    return x, y, z
+
+
+def _cluster(run: Run) -> Array:
+    return _cta(run) // run.cluster
+
+
+def _rank(run: Run) -> Array:
+    return _cta(run) % run.cluster
+
+
+def _lane(run: Run) -> Array:
+    return _inside(run) % 32
+
+
+def _window(run: Run) -> Array:
+    """Return where shared memory begins: in a cluster, addresses have the CTA's rank on top."""
+    return _rank(run) << 24 if run.cluster > 1 else _rank(run) * 0
+
+
+_ONE_MASK = np.uint64(1)
+SPECIAL: Mapping[str, Callable[[Run], Array]] = {
+    **{f"%tid.{c}": _part(_inside, lambda run: run.block, d) for d, c in enumerate("xyz")},
+    **{f"%ctaid.{c}": _ctaid(d) for d, c in enumerate("xyz")},
+    **{f"%clusterid.{c}": _part(_cluster, _clusters, d) for d, c in enumerate("xyz")},
+    **{f"%ntid.{c}": _extent(lambda run: run.block, d) for d, c in enumerate("xyz")},
+    **{f"%nctaid.{c}": _extent(lambda run: run.grid, d) for d, c in enumerate("xyz")},
+    **{f"%nclusterid.{c}": _extent(_clusters, d) for d, c in enumerate("xyz")},
+    **{f"%cluster_ctaid.{c}": _part(_rank, lambda run: run.cluster_shape, d)
+       for d, c in enumerate("xyz")},
+    **{f"%cluster_nctaid.{c}": _extent(lambda run: run.cluster_shape, d)
+       for d, c in enumerate("xyz")},
+    "%is_explicit_cluster": _fixed(lambda run: run.cluster > 1),
+    "%cluster_ctarank": _rank,
+    "%cluster_nctarank": _fixed(lambda run: run.cluster),
+    "%laneid": _lane,
+    "%warpid": lambda run: _inside(run) // 32,
+    "%nwarpid": _fixed(lambda run: run.threads_per_cta // 32),
+    "%smid": _cta,
+    "%nsmid": _fixed(lambda run: run.grid[0] * run.grid[1] * run.grid[2]),
+    "%gridid": _fixed(lambda run: 0),
+    "%aggr_smem_size": _fixed(lambda run: run.shared_bytes),
+    "%reserved_smem_offset_begin": _fixed(lambda run: 0),
+    "%reserved_smem_offset_end": _fixed(lambda run: FIRST_SHARED),
+    "%current_graph_exec": _fixed(lambda run: 0),
+    **{f"%envreg{n}": _fixed(lambda run: 0) for n in (0, *range(3, 32))},
+    "%envreg1": _fixed(lambda run: run.workspace >> 32),  # what grid.sync of nvcc counts in
+    "%envreg2": _fixed(lambda run: run.workspace & 0xFFFFFFFF),
+    "%lanemask_eq": lambda run: _ONE_MASK << _lane(run).astype(np.uint64),
+    "%lanemask_lt": lambda run: (_ONE_MASK << _lane(run).astype(np.uint64)) - _ONE_MASK,
+    "%lanemask_le": lambda run: (_ONE_MASK << _lane(run).astype(np.uint64) + _ONE_MASK) - _ONE_MASK,
+    "%lanemask_gt": lambda run: ~((_ONE_MASK << _lane(run).astype(np.uint64) + _ONE_MASK)
+                                  - _ONE_MASK),
+    "%lanemask_ge": lambda run: ~((_ONE_MASK << _lane(run).astype(np.uint64)) - _ONE_MASK),
+    "%dynamic_smem_size": _fixed(lambda run: run.dynamic_bytes),
+    "%total_smem_size": _fixed(lambda run: run.shared_bytes),
+    "smem window": _window,
+}  # fmt: skip
+"""Each special register's value for every thread of a run, but for those that change."""
+CLOCKS = {"%clock": 0, "%clock64": 0, "%globaltimer": 0, "%globaltimer_lo": 0, "%clock_hi": 32,
+          "%globaltimer_hi": 32, **{f"%pm{n}": 0 for n in range(8)}}  # fmt: skip
+"""Registers that only grow, and by how many bits they are shifted: they count the scheduler's
+choices, ``TICK`` each, and tell no time."""
+TICK = 64
+
+
+def special(run: Run, name: str) -> Array:
+    """Return a special register of all threads, as 64-bit integers."""
+    found = run.special.get(name)
+    if found is None:
+        found = run.special[name] = SPECIAL[name](run).astype(np.uint64)
+    return found

@@ -1,0 +1,263 @@
+"""Instructions of a whole warp: shuffles, votes, matches, reductions, election.
+
+Lanes that have ended, or that the mask leaves out, take no part.
+
+Source: PTX ISA 9.0, sections 9.7.9.6 (shfl.sync) and 9.7.13.5 to 9.7.13.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.emulator.atomics import RUNNING
+from tinygpu.codegen.emulator.decoder import Builder, Control, Decoder
+from tinygpu.codegen.emulator.group import WARP, Group
+from tinygpu.codegen.emulator.parser import Instruction
+from tinygpu.codegen.emulator.report import Array
+from tinygpu.codegen.emulator.run import Run
+
+__all__ = ["TABLE"]
+
+_FULL = 0xFFFFFFFF
+
+
+def members(run: Run, group: Group, mask: Array | int) -> Group | None:
+    """Return the part of the group whose lanes of ``mask`` are all there; the others wait."""
+    bits = np.broadcast_to(np.asarray(mask, np.uint32), (group.size,))
+    if (bits == _FULL).all():
+        return run.together(group, WARP)
+    lanes = group.threads % WARP
+    if not (bits >> lanes.astype(np.uint32) & 1).all():
+        run.find("divergence", "a thread outside of its own member mask")
+    warps = group.threads // WARP
+    here = np.zeros(len(run.live) // WARP, np.uint32)
+    np.bitwise_or.at(here, warps, np.uint32(1) << lanes.astype(np.uint32))
+    live = run.live.reshape(-1, WARP)[warps] @ (1 << np.arange(WARP))
+    ready = (bits & live & ~here[warps]) == 0
+    if not ready.all():
+        run.parked[run.pc] = group.where(~ready)
+    return group.where(ready) if ready.any() else None
+
+
+def lanes(group: Group, values: Array) -> tuple[Array, Array, Array]:
+    """Spread values over whole warps: (warps, 32) values, which are there, each thread's row."""
+    warps = group.threads // WARP
+    numbers, rows = np.unique(warps, return_inverse=True)
+    spread = np.zeros((len(numbers), WARP), values.dtype)
+    present = np.zeros((len(numbers), WARP), bool)
+    spread[rows, group.threads % WARP] = values
+    present[rows, group.threads % WARP] = True
+    return spread, present, rows
+
+
+def _shfl(d: Decoder, i: Instruction) -> Control:
+    mode = i.parts[2]
+    to, *more = (o.strip() for o in i.operands[0].split("|"))
+    write = d.target(to, "b32")
+    valid = d.target(more[0], "pred") if more else None
+    value, by, clamp, mask = (d.source(o, "b32") for o in i.operands[1:5])
+
+    def shuffle(run: Run, group: Group) -> Group | None:
+        here = members(run, group, mask(run, group))
+        if here is None:
+            return None
+        held = np.broadcast_to(value(run, here), (here.size,))
+        spread, present, rows = lanes(here, held)
+        lane = here.threads % WARP
+        distance = np.broadcast_to(by(run, here), (here.size,)).astype(np.int64) & 31
+        c = np.broadcast_to(clamp(run, here), (here.size,)).astype(np.int64)
+        segment, limit = c >> 8 & 31, c & 31
+        most = (lane & segment) | (limit & ~segment)
+        if mode == "up":
+            source, inside = lane - distance, lane - distance >= most
+        elif mode == "down":
+            source, inside = lane + distance, lane + distance <= most
+        elif mode == "bfly":
+            source, inside = lane ^ distance, (lane ^ distance) <= most
+        else:
+            source = (lane & segment) | (distance & ~segment)
+            inside = source <= most
+        source = np.where(inside, source, lane)
+        given = np.broadcast_to(np.asarray(mask(run, here), np.uint32), (here.size,))
+        absent = ~present[rows, source] | (given >> source.astype(np.uint32) & 1 == 0)
+        if absent.any():
+            n = int(np.argmax(absent))
+            run.find(
+                "shuffle",
+                f"lane {lane[n]} of {run.warp_name(int(here.threads[n]))} reads lane {source[n]}, "
+                "which takes no part: the value is undefined",
+                thread=int(here.threads[n]),
+                severity="warning",
+            )
+        write(run, here, np.where(absent, np.uint32(_FULL), spread[rows, source]))
+        if valid is not None:
+            valid(run, here, inside)
+        return here
+
+    return Control(shuffle, WARP)
+
+
+def _over_warp(
+    d: Decoder,
+    i: Instruction,
+    kinds: tuple[str, str],
+    function: Callable[[Array, Array], Any],
+    *,
+    also: str = "",
+) -> Control:
+    """Build a result from all lanes: ``function(values, present)`` gives one a warp or lane.
+
+    The predicate ``also`` says whether the result is not zero.
+    """
+    negated = len(i.operands) > 1 and i.operands[1].startswith("!")
+    of, to = kinds
+    value = d.source(i.operands[1].lstrip("!"), of)
+    mask = d.source(i.operands[2], "b32") if len(i.operands) > 2 else None
+    write = d.target(i.operands[0].split("|")[0].strip(), to)
+    mark = d.target(also, "pred") if also else None
+
+    def collect(run: Run, group: Group) -> Group | None:
+        here = members(run, group, mask(run, group)) if mask else run.together(group, WARP)
+        if here is None:
+            return None
+        held = np.broadcast_to(value(run, here), (here.size,))
+        spread, present, rows = lanes(here, ~held if negated else held)
+        result = function(spread, present)
+        mine = result[rows] if result.ndim == 1 else result[rows, here.threads % WARP]
+        write(run, here, mine)
+        if mark is not None:
+            mark(run, here, mine != 0)
+        return here
+
+    return Control(collect, WARP)
+
+
+_BITS = (np.uint64(1) << np.arange(WARP, dtype=np.uint64)).astype(np.uint64)
+
+
+def _ballot(values: Array, present: Array) -> Any:
+    return ((values & present) * _BITS).sum(1).astype(np.uint32)
+
+
+def _vote(d: Decoder, i: Instruction) -> Control:
+    mode = next(p for p in i.parts if p in ("all", "any", "uni", "ballot"))
+    functions: Mapping[str, Callable[[Array, Array], Any]] = {
+        "all": lambda v, p: (v | ~p).all(1),
+        "any": lambda v, p: (v & p).any(1),
+        "uni": lambda v, p: (v | ~p).all(1) | ~(v & p).any(1),
+        "ballot": _ballot,
+    }
+    return _over_warp(d, i, ("pred", "b32" if mode == "ballot" else "pred"), functions[mode])
+
+
+def _match(d: Decoder, i: Instruction) -> Control:
+    kind = i.parts[-1]
+
+    def equal(values: Array, present: Array) -> Any:
+        same = (values[:, :, None] == values[:, None, :]) & present[:, None, :]
+        return (same * _BITS).sum(2).astype(np.uint32)
+
+    def every(values: Array, present: Array) -> Any:
+        same = equal(values, present)
+        whole = (present * _BITS).sum(1).astype(np.uint32)
+        return np.where(same == whole[:, None], same, 0)
+
+    also = i.operands[0].partition("|")[2].strip()
+    return _over_warp(d, i, (kind, "b32"), every if "all" in i.parts else equal, also=also)
+
+
+def _redux(d: Decoder, i: Instruction) -> Control:
+    kind, name = i.parts[-1], i.parts[2]
+    dtype = d.kind(kind)
+    if dtype.kind == "f":
+        return _redux_float(d, i)
+    limits = np.iinfo(dtype)
+    neutral = {"min": limits.max, "max": limits.min, "and": -1}.get(name, 0)
+    start = np.array(neutral).astype(dtype)
+
+    def reduce(values: Array, present: Array) -> Any:
+        return RUNNING[name].reduce(np.where(present, values, start), axis=1, dtype=dtype)
+
+    return _over_warp(d, i, (kind, kind), reduce)
+
+
+def _redux_float(d: Decoder, i: Instruction) -> Control:
+    """Reduce by minimum or maximum; a NaN is left out, but with ``.NaN`` is the result."""
+    least, loud = i.parts[2] == "min", "NaN" in i.parts
+    neutral = np.float32(np.inf if least else -np.inf)
+    quiet = (np.fmin, np.fmax)[not least]
+    plain = (np.minimum, np.maximum)[not least] if loud else quiet
+
+    def reduce(values: Array, present: Array) -> Any:
+        given = np.abs(values) if "abs" in i.parts else values
+        held = np.where(present, given, neutral)
+        lost = (np.isnan(given) | ~present).all(1) & ~np.bool_(loud)
+        return np.where(lost, np.float32(np.nan), plain.reduce(held, axis=1))
+
+    return _over_warp(d, i, ("f32", "f32"), reduce)
+
+
+def _elect(d: Decoder, i: Instruction) -> Control:
+    to, leads = (o.strip() for o in i.operands[0].split("|"))
+    write, mark = d.target(to, "b32"), d.target(leads, "pred")
+    mask = d.source(i.operands[1], "b32")
+
+    def elect(run: Run, group: Group) -> Group | None:
+        here = members(run, group, mask(run, group))
+        if here is None:
+            return None
+        _, present, rows = lanes(here, np.zeros(here.size, bool))
+        first = present.argmax(1)[rows]
+        write(run, here, first.astype(np.uint32))
+        mark(run, here, here.threads % WARP == first)
+        return here
+
+    return Control(elect, WARP)
+
+
+def _activemask(d: Decoder, i: Instruction) -> Control:
+    write = d.target(i.operands[0], "b32")
+
+    def active(run: Run, group: Group) -> Group | None:
+        _, present, rows = lanes(group, np.zeros(group.size, bool))
+        write(run, group, _ballot(present, present)[rows])
+        return group
+
+    return Control(active)
+
+
+def _bar_warp(d: Decoder, i: Instruction) -> Control:
+    mask = d.source(i.operands[0], "b32")
+
+    def sync(run: Run, group: Group) -> Group | None:
+        here = members(run, group, mask(run, group))
+        if here is not None and run.unit == 1:
+            masks = np.broadcast_to(np.asarray(mask(run, here), np.uint32), (here.size,))
+            _together(run, here, here.threads // WARP * (1 << 32) + masks)
+        return here
+
+    return Control(sync, WARP)
+
+
+def _together(run: Run, group: Group, keys: Array) -> None:
+    """Let the threads of each key know what all of them know."""
+    step = run.tick()
+    for key in np.unique(keys).tolist():
+        domain, agents = run.members(group.where(keys == key))
+        run.clocks.acquire(domain, agents, run.clocks.snapshot(domain, agents, step))
+
+
+TABLE: Mapping[str, Builder] = {
+    "shfl.sync": _shfl,
+    "vote.sync": _vote,
+    "match.any": _match,
+    "match.all": _match,
+    "redux.sync": _redux,
+    "elect.sync": _elect,
+    "activemask": _activemask,
+    "bar.warp.sync": _bar_warp,
+}
+"""This family's builders by entry."""

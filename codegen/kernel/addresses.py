@@ -1,0 +1,390 @@
+"""Addresses and guards: from (thread, value) coordinates to registers and immediates.
+
+For one access, what depends on the thread, the CTA and the loop becomes a base register; what
+depends on the value alone becomes an immediate offset, wherever the distance from the base is the
+same for all threads.  In gmem a coordinate times a leading dimension known only at launch is a
+*row*: rows beyond the first cost one multiply-add each.  In a swizzled smem buffer values fall into
+classes of one base each.
+
+"pointer" addressing keeps a base in a register and steps it at the end of every iteration; "i32"
+and "i64" compute the offset anew at each access, as plain index arithmetic in source code does.
+
+Source: ``docs/model.md``, section "Code".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.codegen.kernel.ptx import Scalar, Text
+from tinygpu.codegen.kernel.scope import Scope, Terms
+from tinygpu.codegen.kernel.smem import smem_plan
+from tinygpu.term.layout import Swizzle
+from tinygpu.term.program import Access, Affine, Buffer, Do, Exit, Program, span
+
+__all__ = ["Addresses"]
+
+
+class Addresses:
+    """Address arithmetic of one kernel."""
+
+    def __init__(
+        self, program: Program, text: Text, integers: dict[str, Scalar], pointers: dict[str, str]
+    ) -> None:
+        self.program, self.text = program, text
+        self.integers, self.pointers = integers, pointers
+        self.plan = smem_plan(program)
+        self.variables: dict[str, Scalar] = {}
+
+    def integer(self, number: int | str) -> Scalar:
+        """Return a parameter's value, or the number itself."""
+        return number if not isinstance(number, str) else self.integers[number]
+
+    def variable(self, name: str, scope: Scope) -> Scalar:
+        """Return a grid or loop variable, or a parameter."""
+        if name in scope.running:
+            return scope.running[name]
+        if name in scope.static:
+            return scope.static[name]
+        if name in self.variables:
+            return self.variables[name]
+        return self.integers[name]
+
+    def sum(self, terms: Terms, scope: Scope, start: Scalar = 0) -> Scalar:
+        """Return the value of affine terms."""
+        total = start
+        for name, coefficient in terms:
+            total = self.text.multiply_add(
+                self.variable(name, scope), self.integer(coefficient), total
+            )
+        return total
+
+    def thread_coordinate(self, threads: tuple[int, ...], i: int) -> Scalar:
+        """Return the i-th coordinate of this thread among the thread modes."""
+        text = self.text
+        below = int(np.prod(threads[:i]))
+        above = int(np.prod(threads[i + 1 :]))
+
+        def make() -> Scalar:
+            shifted = text.divide("%tid_x", below)
+            return shifted if above == 1 else text.modulo(shifted, threads[i])
+
+        return text.once(("thread", below, threads[i], above == 1), make)
+
+    def thread_sum(self, threads: tuple[int, ...], weights: tuple[int, ...]) -> Scalar:
+        """Return the thread's part: coordinates times weights."""
+
+        def make() -> Scalar:
+            total: Scalar = 0
+            for i, weight in enumerate(weights):
+                if weight and threads[i] > 1:
+                    total = self.text.multiply_add(
+                        self.thread_coordinate(threads, i), weight, total
+                    )
+            return total
+
+        return self.text.once(("thread sum", threads, weights), make)
+
+    def coordinate(
+        self,
+        access: Access,
+        threads: tuple[int, ...],
+        d: int,
+        scope: Scope,
+        *,
+        fixed_only: bool = False,
+    ) -> Scalar:
+        """Return the coordinate of value 0 in dimension d, without the known part of the origin."""
+        _, terms = scope.split(access.origin[d])
+        weights = tuple(steps[d] for steps in access.thread)
+        here = self.thread_sum(threads, weights)
+        looped = tuple(t for t in terms if t[0] in scope.running)
+        fixed = tuple(t for t in terms if t[0] not in scope.running)
+        key = ("coordinate", threads, weights, fixed)
+        start = self.text.once(key, lambda: self.sum(fixed, scope, here))
+        if not looped or fixed_only:
+            return start
+        return self.text.once((*key, looped), lambda: self.sum(looped, scope, start))
+
+    def prepare(self, access: Access, threads: tuple[int, ...], scope: Scope) -> None:
+        """Compute here, before a loop, what of an access does not depend on the loop."""
+        if access.buffer.level == "smem":
+            self.smem_line(access, threads, scope)
+        if access.buffer.level != "gmem":
+            return
+        for d, guarded in enumerate(access.guard):
+            if guarded:
+                looped = any(t[0] in scope.running for t in scope.split(access.origin[d])[1])
+                if looped:
+                    self.coordinate(access, threads, d, scope, fixed_only=True)
+                else:
+                    self.left(access, threads, d, scope)
+
+    def left(self, access: Access, threads: tuple[int, ...], d: int, scope: Scope) -> Scalar:
+        """Return how far value 0 is from the end of dimension d, known part of the origin apart."""
+        _, terms = scope.split(access.origin[d])
+        weights = tuple(steps[d] for steps in access.thread)
+        size = self.integer(access.buffer.shape[d])
+        return self.text.once(
+            ("left", access.buffer.shape[d], threads, weights, terms),
+            lambda: self.text.subtract(size, self.coordinate(access, threads, d, scope)),
+        )
+
+    def rest(self, access: Access, d: int, scope: Scope) -> Scalar:
+        """Return how far a CTA's tile is from the end of dimension d, known part apart."""
+        _, terms = scope.split(access.origin[d])
+        size = self.integer(access.buffer.shape[d])
+        return self.text.once(
+            ("rest", size, terms), lambda: self.text.subtract(size, self.sum(terms, scope))
+        )
+
+    def whole(self, do: Do, scope: Scope) -> str | bool:
+        """Return the predicate that no thread's values are outside: the same for a whole CTA."""
+        inside: str | bool = True
+        for access in do.accesses:
+            for d, guarded in enumerate(access.guard):
+                if not guarded:
+                    continue
+                known, _ = scope.split(access.origin[d])
+                last = known + span(access, do.values, do.threads, d) - 1
+                rest = self.rest(access, d, scope)
+                inside = self.text.less(last, rest, inside if isinstance(inside, str) else None)
+                if inside is False:
+                    return False
+        return inside
+
+    def guard(
+        self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope
+    ) -> str | bool:
+        """Return the predicate that the value at ``at`` is inside (True: nothing to ask)."""
+        inside: str | bool = True
+        for d, guarded in enumerate(access.guard):
+            if not guarded:
+                continue
+            known, _ = scope.split(access.origin[d])
+            rest = self.left(access, threads, d, scope)
+            also = inside if isinstance(inside, str) else None
+            key = ("inside", rest, int(at[d]) + known, also)
+            found = self.text.known(key)
+            if found is None:
+                predicate = self.text.less(int(at[d]) + known, rest, also)
+                if isinstance(predicate, bool):
+                    if not predicate:
+                        return False
+                    continue
+                self.text.remember(key, predicate)
+                found = predicate
+            inside = str(found)
+        return inside
+
+    def gmem(
+        self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope
+    ) -> str:
+        """Return the operand ``[register+immediate]`` of a value of a gmem access."""
+        buffer = access.buffer
+        width = buffer.type.bytes
+        strides = [self.integer(s) for s in buffer.stride]
+        known = [int(at[d]) + scope.split(access.origin[d])[0] for d in range(len(strides))]
+        if self.program.addressing != "pointer":
+            return self._recomputed(access, threads, known, strides, scope)
+        base, rows = self.base(access, threads, scope)
+        immediate = 0
+        for k, stride, row in zip(known, strides, rows, strict=True):
+            if isinstance(stride, int):
+                immediate += k * stride * width
+            elif k != row:
+                pitch = self._pitch(stride, width)
+                base = self._row(base, pitch, k - row)
+        return f"[{base}+{immediate}]" if immediate else f"[{base}]"
+
+    def _row(self, base: Scalar, pitch: Scalar, rows: int) -> Scalar:
+        """Return a pointer that is some rows beyond a base."""
+        key = ("row", base, pitch, rows)
+        return self.text.once(key, lambda: self.text.wide_multiply_add(pitch, rows, base))
+
+    def _pitch(self, stride: Scalar, width: int) -> Scalar:
+        return self.text.once(("pitch", stride, width), lambda: self.text.multiply(stride, width))
+
+    def key(self, access: Access, threads: tuple[int, ...], scope: Scope) -> tuple[object, ...]:
+        """Return what two accesses have in common that can share a pointer."""
+        terms = tuple(scope.split(o)[1] for o in access.origin)
+        return ("base", access.buffer.name, threads, access.thread, terms)
+
+    def base(
+        self, access: Access, threads: tuple[int, ...], scope: Scope, rows: tuple[int, ...] = ()
+    ) -> tuple[Scalar, tuple[int, ...]]:
+        """Return the pointer of an access and, for each dimension, the row that it stands at."""
+        key = self.key(access, threads, scope)
+        found = self.text.known((*key, "rows"))
+        if found is None:
+            first = rows or tuple(scope.split(o)[0] for o in access.origin)
+            self.text.remember((*key, "rows"), ",".join(map(str, first)))
+            self.text.remember(key, self.pointer(access, threads, first, scope))
+            found = self.text.known((*key, "rows"))
+        pointer = self.text.known(key)
+        assert pointer is not None
+        return pointer, tuple(int(r) for r in str(found).split(","))
+
+    def pointer(
+        self, access: Access, threads: tuple[int, ...], rows: tuple[int, ...], scope: Scope
+    ) -> Scalar:
+        """Return a new pointer, to value 0 of an access at the given rows."""
+        text, buffer = self.text, access.buffer
+        pointer: Scalar = self.pointers[buffer.name]
+        for d, name in enumerate(buffer.stride):
+            stride = self.integer(name)
+            here = self.coordinate(access, threads, d, scope)
+            if isinstance(stride, int):
+                pointer = text.wide_multiply_add(here, stride * buffer.type.bytes, pointer)
+            else:
+                here = text.add(here, rows[d])
+                pitch = self._pitch(stride, buffer.type.bytes)
+                pointer = text.wide_multiply_add(here, pitch, pointer)
+        return pointer
+
+    def _recomputed(
+        self,
+        access: Access,
+        threads: tuple[int, ...],
+        known: list[int],
+        strides: list[Scalar],
+        scope: Scope,
+    ) -> str:
+        text, buffer = self.text, access.buffer
+        offset: Scalar = 0
+        immediate = 0
+        wide = self.program.addressing == "i64"
+        for d, stride in enumerate(strides):
+            here = self.coordinate(access, threads, d, scope)
+            if isinstance(stride, int):
+                immediate += known[d] * stride * buffer.type.bytes
+            else:
+                here = text.add(here, known[d])
+            if not wide:
+                offset = text.multiply_add(here, stride, offset)
+            elif isinstance(here, int):
+                offset = text.wide_add(here * int(stride), offset)
+            else:
+                long = text.register("u64")
+                text.emit(f"cvt.s64.s32 {long}, {here}")
+                if stride != 1:
+                    pitch = self._long(stride)
+                    product = text.register("u64")
+                    text.emit(f"mul.lo.s64 {product}, {long}, {pitch}")
+                    long = product
+                offset = text.wide_add(long, offset)
+        base = self.pointers[buffer.name]
+        if wide and not isinstance(offset, int):
+            scaled = text.register("u64")
+            text.emit(f"mul.lo.s64 {scaled}, {offset}, {buffer.type.bytes}")
+            address = text.wide_add(scaled, base)
+        else:
+            address = text.wide_multiply_add(offset, buffer.type.bytes, base)
+        return f"[{address}+{immediate}]" if immediate else f"[{address}]"
+
+    def _long(self, stride: Scalar) -> Scalar:
+        """Return a stride in 64 bits."""
+        if isinstance(stride, int):
+            return stride
+
+        def make() -> Scalar:
+            long = self.text.register("u64")
+            self.text.emit(f"cvt.s64.s32 {long}, {stride}")
+            return long
+
+        return self.text.once(("long", stride), make)
+
+    def steps(self, do: Do | Exit, access: Access, name: str, scope: Scope) -> Scalar:
+        """Return by how many bytes the pointer of an access moves in a step of a loop variable."""
+        text, total = self.text, 0
+        result: Scalar = 0
+        for d, stride_name in enumerate(access.buffer.stride):
+            stride = self.integer(stride_name)
+            for variable, coefficient in scope.split(access.origin[d])[1]:
+                if variable != name:
+                    continue
+                factor = self.integer(coefficient)
+                if isinstance(stride, int) and isinstance(factor, int):
+                    total += factor * stride * access.buffer.type.bytes
+                else:
+                    pitch = self._pitch(stride, access.buffer.type.bytes)
+                    result = text.wide_multiply_add(factor, pitch, result)
+        return text.wide_add(result, total)
+
+    def smem(
+        self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope
+    ) -> str:
+        """Return the operand ``[register+immediate]`` of a value of an smem access."""
+        buffer, text = access.buffer, self.text
+        width, strides = buffer.type.bytes, [int(s) for s in buffer.stride]
+        known = sum(
+            (int(at[d]) + scope.split(access.origin[d])[0] if access.origin else int(at[d])) * s
+            for d, s in enumerate(strides)
+        )
+        line = self.smem_line(access, threads, scope)
+        start = self.plan.start[buffer.name]
+        if not buffer.swizzle[0]:
+            base, immediate = line, known * width + start
+        else:
+            base = text.once(
+                ("swizzled", line, known),
+                lambda: text.multiply_add(
+                    self.swizzled(buffer, text.add(line, known)), width, "%smem"
+                ),
+            )
+            immediate = start
+        slot = self.slot(buffer, access.index, scope)
+        if isinstance(slot, int):
+            immediate += slot
+        else:
+            base = text.once(("at", base, slot), lambda: text.add(base, slot))
+        return f"[{base}+{immediate}]" if immediate else f"[{base}]"
+
+    def smem_line(self, access: Access, threads: tuple[int, ...], scope: Scope) -> Scalar:
+        """Return the thread's place in a stage: an address, or elements before a swizzle."""
+        buffer, text = access.buffer, self.text
+        strides = [int(s) for s in buffer.stride]
+        terms = tuple(scope.split(o)[1] for o in access.origin)
+        weights = tuple(
+            sum(step * s for step, s in zip(steps, strides, strict=True)) for steps in access.thread
+        )
+
+        def line() -> Scalar:
+            here = self.thread_sum(threads, weights)
+            for d, rest in enumerate(terms):
+                here = text.multiply_add(self.sum(rest, scope), strides[d], here)
+            if buffer.swizzle[0]:
+                return here
+            return text.multiply_add(here, buffer.type.bytes, "%smem")
+
+        key = ("smem", buffer.name, threads, weights, terms)
+        return text.once(key, line)
+
+    def swizzled(self, buffer: Buffer, linear: Scalar) -> Scalar:
+        """Return where a swizzled buffer has a linear offset, in elements."""
+        bits, base, shift = buffer.swizzle
+        if isinstance(linear, int):
+            return Swizzle(bits, base, shift)(linear)
+        text = self.text
+        masked = text.register("u32")
+        text.emit(f"and.b32 {masked}, {linear}, {((1 << bits) - 1) << (base + shift)}")
+        return text.exclusive_or(linear, text.divide(masked, 1 << shift))
+
+    def slot(self, buffer: Buffer, index: Affine, scope: Scope) -> Scalar:
+        """Return the offset in bytes of the stage of a ring index."""
+        if buffer.stages == 1:
+            return 0
+        known, terms = scope.split(index)
+        stage_bytes = self.plan.stage_bytes[buffer.name]
+        if not terms:
+            return known % buffer.stages * stage_bytes
+        rotating = self.text.known(("slot", buffer.stages, stage_bytes, known, terms))
+        if rotating is not None:
+            return rotating
+
+        def make() -> Scalar:
+            here = self.sum(terms, scope, known)
+            return self.text.multiply(self.text.modulo(here, buffer.stages), stage_bytes)
+
+        return self.text.once(("slot", buffer.stages, stage_bytes, known, terms), make)

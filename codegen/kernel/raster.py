@@ -1,0 +1,56 @@
+"""The raster: which tile a CTA does, from its number in the launch.
+
+Axes count as digits do, the last one fastest; the last two are walked in groups of ``raster`` rows,
+down each column of the group, so that CTAs that run together share what they read.
+
+>>> from tinygpu.term.operation import matmul
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> program = Simt().program(matmul(), Chosen(LADDER["naive"]))
+>>> text = Text()
+>>> tile_of(program, text, {"bz": 1, "bm": 4, "bn": 8}, 13)
+{'bz': 0, 'bm': 1, 'bn': 5}
+
+Source: ``docs/model.md``, section "Code"; Triton, tutorials, "Matrix Multiplication".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tinygpu.codegen.kernel.ptx import Scalar, Text
+from tinygpu.term.program import Program
+
+__all__ = ["tile_of"]
+
+
+def tile_of(
+    program: Program, text: Text, extents: Mapping[str, Scalar], linear: Scalar
+) -> dict[str, Scalar]:
+    """Return the grid's variables of a linear number; ``extents`` are those of its axes."""
+    axes = [axis.var for axis in program.grid]
+    if len(axes) < 2:
+        return dict.fromkeys(axes, linear)
+    rest, found = linear, dict[str, Scalar]()
+    for i, name in enumerate(axes[:-2]):
+        inner = extents[axes[i + 1]]
+        for faster in axes[i + 2 :]:
+            inner = text.multiply(inner, extents[faster])
+        if extents[name] == 1:
+            found[name] = 0
+            continue
+        found[name] = text.divide(rest, inner)
+        rest = text.subtract(rest, text.multiply(found[name], inner))
+    rows, columns = (extents[name] for name in axes[-2:])
+    if program.raster == 1:
+        row = text.divide(rest, columns)
+        column = text.subtract(rest, text.multiply(row, columns))
+    else:
+        group_ctas = text.multiply(columns, program.raster)
+        group = text.divide(rest, group_ctas)
+        first = text.multiply(group, program.raster)
+        here = text.minimum(text.subtract(rows, first), program.raster)
+        inside = text.subtract(rest, text.multiply(group, group_ctas))
+        column = text.divide(inside, here)
+        row = text.add(first, text.subtract(inside, text.multiply(column, here)))
+    return found | {axes[-2]: row, axes[-1]: column}

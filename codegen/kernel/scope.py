@@ -1,0 +1,52 @@
+"""What is known of an index while emitting: the values of unrolled loops, and of each value mode.
+
+A *scope* has the loop variables around a statement.  It splits an affine index into a number, from
+the constants and the unrolled loops, and the terms that only the running kernel knows.
+
+>>> from tinygpu.term.program import var
+>>> Scope(static={"kk": 2}, running={"kt": "%r0"}).split(var("kt", 8) + var("kk", 4) + 1)
+(9, (('kt', 8),))
+
+Source: ``docs/model.md``, section "Code".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.term.program import Access, Affine
+
+__all__ = ["Scope", "Terms", "value_coordinates"]
+
+Terms = tuple[tuple[str, int | str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Loop variables: unrolled ones are known, the others live in registers."""
+
+    static: dict[str, int] = field(default_factory=dict)
+    running: dict[str, str] = field(default_factory=dict)
+
+    def split(self, affine: Affine) -> tuple[int, Terms]:
+        """Return the known part of an affine index and what is left of its terms."""
+        known, terms = affine.constant, []
+        for name, coefficient in affine.terms:
+            if name in self.static and isinstance(coefficient, int):
+                known += coefficient * self.static[name]
+            elif coefficient != 0:
+                terms.append((name, coefficient))
+        return known, tuple(sorted(terms, key=str))
+
+
+def value_coordinates(access: Access, values: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return each value's coordinates, apart from origin and thread: (values, dimensions)."""
+    rank = len(access.buffer.shape)
+    result = np.zeros((1, rank), np.int64)
+    for extent, steps in zip(values, access.value, strict=True):
+        mode = np.arange(extent)[:, None] * np.array(steps, np.int64)
+        result = (mode[:, None, :] + result[None]).reshape(-1, rank)
+    return result

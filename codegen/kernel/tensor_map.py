@@ -1,0 +1,74 @@
+"""Tensor maps: what TMA has to know of an array, derived from the term.
+
+A statement that moves a tile between gmem and shared memory moves it in *boxes*: one for each value
+of its last value mode (the slabs), each of (contiguous extent) x (lines).  Box, swizzle and array
+make a tensor map, which ``runtime/maps.py`` encodes and the kernel takes as a parameter.  A load
+that leaves out lines has a second map, for the last lines (``trimming.py``).
+
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.hopper import STARTS, Hopper
+>>> from tinygpu.term.operation import matmul
+>>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["persistent"]))
+>>> for tensor_map in tensor_maps(term):
+...     print(tensor_map)
+c: boxes of 64 x 64, 128B swizzle
+a: boxes of 64 x 128, 128B swizzle
+a: the rest of boxes of 64 x 128, 128B swizzle
+b: boxes of 64 x 256, 128B swizzle
+b: the rest of boxes of 64 x 256, 128B swizzle
+
+Source: CUDA Driver API, "Tensor Map Object Management" (cuTensorMapEncodeTiled).
+"""
+
+from __future__ import annotations
+
+from tinygpu.codegen.runtime.maps import TensorMap
+from tinygpu.errors import ProgramError
+from tinygpu.term.program import Access, Do, Program, walk
+
+__all__ = ["TensorMap", "tensor_map_of", "tensor_maps"]
+
+
+def tensor_map_of(do: Do) -> TensorMap:
+    """Return the map that a TMA statement needs.  Raises ProgramError where no box fits it."""
+    (source,) = do.reads
+    assert isinstance(source, Access)
+    gmem, smem = (source, do.write) if source.buffer.level == "gmem" else (do.write, source)
+    extents = [int(v) for v in do.values[:2]]
+    for access in (gmem, smem):
+        first, second = (list(map(int, s)) for s in access.value[:2])
+        strides = [s if isinstance(s, int) else 0 for s in access.buffer.stride]
+        along = [i for i, s in enumerate(first) if s]
+        if len(extents) != 2 or along != [strides.index(1)] or first[along[0]] != 1:
+            raise ProgramError(f"{do}: value mode 0 has to run along the contiguous dimension")
+        if sum(map(abs, second)) != 1 or second[along[0]]:
+            raise ProgramError(f"{do}: value mode 1 has to run along another dimension, by 1")
+    width = smem.buffer.type.bytes
+    bits, base, shift = (int(x) for x in smem.buffer.swizzle)
+    pitch = smem.buffer.stride[[int(s) for s in smem.value[1]].index(1)]
+    if int(pitch) != extents[0]:
+        raise ProgramError(f"{do}: rows of {extents[0]} elements land {pitch} apart")
+    if bits and (16 << bits != extents[0] * width or (base, shift) != (_log2(16 // width), 3)):
+        raise ProgramError(f"{do}: swizzle {smem.buffer.swizzle} is none of TMA's for its rows")
+    box = [1] * len(gmem.buffer.shape)
+    for extent, steps in zip(extents, gmem.value, strict=False):
+        box[[bool(s) for s in steps].index(True)] = extent
+    if do.trimmed and gmem.value[1][len(box) - 2] != 1:
+        raise ProgramError(f"{do}: only lines along the last dimension but one can be left out")
+    return TensorMap(gmem.buffer.name, gmem.buffer.dtype, tuple(box[::-1]), bits)
+
+
+def tensor_maps(program: Program) -> tuple[TensorMap, ...]:
+    """Return the program's maps, in order of first use: the order of the kernel's parameters."""
+    found: dict[TensorMap, None] = {}
+    for s, _ in walk(program):
+        if isinstance(s, Do) and s.instruction.unit == "tma":
+            one = tensor_map_of(s)
+            found[one] = None
+            if s.trimmed:
+                found[one._replace(rest=True)] = None
+    return tuple(found)
+
+
+def _log2(number: int) -> int:
+    return number.bit_length() - 1

@@ -1,0 +1,138 @@
+"""Descriptors: how tensor cores are told where a tile lies in shared memory.
+
+A *matrix descriptor* has 64 bits: where the tile starts (bits 0 to 13), how far slabs (16 to 29)
+and eight rows (32 to 45) lie apart, all in units of 16 B, and the swizzle (wgmma 62 and 63,
+tcgen05 61 to 63, with bit 46 set).  K-major tiles of one slab do not use the distance of slabs.
+
+Source: PTX ISA 9: "Matrix Descriptor Format" (wgmma), "Shared Memory Descriptor" (tcgen05).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tinygpu.codegen.kernel.kernel import KernelCode
+from tinygpu.codegen.kernel.ptx import Scalar as Number
+from tinygpu.codegen.kernel.scope import Scope, value_coordinates
+from tinygpu.errors import ProgramError
+from tinygpu.term.program import Access, Affine, Do
+
+__all__ = ["TCGEN05_128B", "WGMMA_128B", "adds", "descriptor", "offset"]
+
+_ATOM_BYTES = 1024  # spec: eight rows of 128 B, the period of the widest swizzle
+WGMMA_128B = 1 << 62
+TCGEN05_128B = 1 << 46 | 2 << 61
+"""What a descriptor says of the format: rows of 128 B, swizzled as wide."""
+
+
+def offset(kernel: KernelCode, access: Access, scope: Scope) -> Number:
+    """Return the bytes from a stage's start to the access's origin, not swizzled."""
+    text, width = kernel.text, access.buffer.type.bytes
+    total: Number = 0
+    known = 0
+    origins = access.origin or (Affine(),) * len(access.buffer.shape)
+    for origin, stride in zip(origins, map(int, access.buffer.stride), strict=True):
+        here, terms = scope.split(origin)
+        known += here * stride * width
+        for name, coefficient in terms:
+            step = kernel.addresses.integer(coefficient)
+            total = text.multiply_add(
+                kernel.addresses.variable(name, scope), text.multiply(step, stride * width), total
+            )
+    return text.add(total, known)
+
+
+def _major(do: Do, access: Access, rows: int) -> bool:
+    """Return whether an operand lies along k; check that its descriptor describes it.
+
+    The canonical layouts: rows of 128 B, 128B-swizzled, in slabs.  Along k, eight rows (an atom)
+    follow one another; along m or n, a slab has a row for each k.
+    """
+    buffer, width = access.buffer, access.buffer.type.bytes
+    inner = 128 // width
+    want = ((inner, 1, int(buffer.shape[0]) * inner), (3, (16 // width).bit_length() - 1, 3))
+    got = (tuple(map(int, buffer.stride)), tuple(map(int, buffer.swizzle)))
+    if got != want or buffer.stage_bytes % _ATOM_BYTES:
+        raise ProgramError(f"{do}: {buffer} is no tile of 128 B rows that tensor cores can read")
+    along_k = tuple(map(int, access.value[0]))
+    by_k = along_k == (0, 1, 0)
+    if not by_k and along_k != (1, 0, 0):
+        raise ProgramError(f"{do}: {buffer.name}: k has to run along a row or from row to row")
+    modes = zip(do.values[1:], access.value[1:], strict=True)
+    values = (1, *(int(extent) if any(steps) else 1 for extent, steps in modes))
+    row = np.arange(rows)
+    zero = np.zeros_like(row)
+    places = (row, zero, zero) if by_k else (zero, row % inner, row // inner)
+    if not np.array_equal(value_coordinates(access, values), np.stack(places, axis=-1)):
+        raise ProgramError(f"{do}: {buffer.name}: its rows have to be {rows} neighbours")
+    return by_k
+
+
+def descriptor(
+    kernel: KernelCode, do: Do, access: Access, rows: int, scope: Scope, *, form: int
+) -> tuple[str, int, bool]:
+    """Return a descriptor's base register, the bytes to add, and whether k is contiguous.
+
+    ``form`` is one of the formats above.  Raises ProgramError for what no descriptor can say.
+    """
+    text, buffer = kernel.text, access.buffer
+    by_k = _major(do, access, rows)
+    leading = 1 if by_k else int(buffer.stride[2]) * buffer.type.bytes >> 4
+    fixed = form | (_ATOM_BYTES >> 4) << 32 | leading << 16
+    moving = [scope.split(o) for o in access.origin] if access.origin else []
+    known = sum(
+        here * int(s) * buffer.type.bytes
+        for (here, _), s in zip(moving, buffer.stride, strict=False)
+    )
+    terms = tuple(t for _, t in moving)
+
+    def start() -> Number:
+        bytes_there = text.subtract(offset(kernel, access, scope), known)
+        at = text.add("%smem", text.add(bytes_there, kernel.addresses.plan.start[buffer.name]))
+        low, wide = text.register("u32"), text.register("u64")
+        text.emit(f"and.b32 {low}, {at}, 0x3ffff")  # an address of a cluster has the rank above
+        text.emit(f"shr.u32 {low}, {low}, 4")
+        text.emit(f"cvt.u64.u32 {wide}, {low}")
+        text.emit(f"or.b64 {wide}, {wide}, {fixed:#x}")
+        return wide
+
+    base = text.once(("descriptor", buffer.name, terms), start)
+    slot = _slot(kernel, access, scope)
+    if isinstance(slot, int):
+        return str(base), known + slot, by_k
+
+    def staged() -> Number:
+        return text.wide_multiply_add(
+            slot, kernel.addresses.plan.stage_bytes[buffer.name] >> 4, base
+        )
+
+    return str(text.once(("descriptor at", base, slot), staged)), known, by_k
+
+
+def _slot(kernel: KernelCode, access: Access, scope: Scope) -> Number:
+    """Return the stage's number in a register, or its distance in bytes where it is known."""
+    slot, _ = kernel.rings.position(access.buffer.stages, access.index, scope)
+    if isinstance(slot, int):
+        return slot * kernel.addresses.plan.stage_bytes[access.buffer.name]
+    return slot
+
+
+def adds(kernel: KernelCode, do: Do, scope: Scope) -> str:
+    """Return the predicate that sums are added to, not started."""
+    text = kernel.text
+    known, terms = scope.split(do.fresh) if do.fresh is not None else (1, ())
+    if known > 0:
+        terms = ()
+
+    def make() -> Number:
+        adds = text.register("pred")
+        here = kernel.addresses.sum(terms, scope, known) if terms else known
+        if isinstance(here, int):
+            text.emit(
+                f"setp.{'ne' if here else 'eq'}.u32 {adds}, {1 if here else 0}, {0 if here else 1}"
+            )
+        else:
+            text.emit(f"setp.ne.u32 {adds}, {here}, 0")
+        return adds
+
+    return str(text.once(("adds", terms, bool(known)), make))

@@ -1,0 +1,160 @@
+"""A term's contract: which arrays its kernel takes, derived from its accesses.
+
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import matmul
+>>> term = Simt().program(matmul("f32"), Chosen(LADDER["vectorised"]))
+>>> for argument in contract_of(term).arguments:
+...     print(argument.name, argument.dtype, argument.axes, argument.stride, argument.vector)
+a f32 ('m', 'k') ('ld_a', 1) 4
+b f32 ('k', 'n') ('ld_b', 1) 4
+c f32 ('m', 'n') ('ld_c', 1) 4
+
+Source: ``runtime/contract.py``, which checks arrays against it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from tinygpu.codegen.emit import signature
+from tinygpu.codegen.kernel.smem import smem_plan
+from tinygpu.codegen.kernel.tensor_map import tensor_maps
+from tinygpu.codegen.runtime.contract import FORMULAS, Argument, Contract, Formula, Reach
+from tinygpu.codegen.runtime.views import View
+from tinygpu.errors import ProgramError
+from tinygpu.isa.memory import DTYPES
+from tinygpu.term.expression import Apply, Constant, Expression, Value
+from tinygpu.term.operation import Problem
+from tinygpu.term.program import Access, Block, Do, Exit, For, Program, When, span, walk
+
+__all__ = ["contract_of", "dense", "vector_of"]
+
+
+def contract_of(program: Program, sizes: Mapping[str, int] | None = None) -> Contract:
+    """Return the contract of a term's kernel; a specialised one is for ``sizes``."""
+    operation, specialised = program.operation, program.specialised
+    vectors, guarded = vector_of(program), _guarded(program)
+    buffers = {b.name: b for b in program.buffers}
+    copies = [(role.copy, role.copies - 1) for role in program.roles if role.copy]
+    return Contract(
+        name=program.name,
+        operation=operation.name,
+        arguments=tuple(
+            Argument(
+                name=o.name,
+                dtype=o.dtype,
+                width=DTYPES[o.dtype].bytes,
+                axes=o.axes,
+                shape=buffers[o.name].shape if o.name in buffers else o.axes,
+                stride=buffers[o.name].stride if o.name in buffers else (),
+                vector=vectors.get(o.name, 1),
+                guarded=o.name in guarded,
+            )
+            for o in operation.operands
+        ),
+        scalars=operation.scalars,
+        parameters=tuple((name, _formula(e)) for name, e in program.parameters),
+        grid=tuple((axis.var, _formula(axis.extent)) for axis in program.grid),
+        integers=() if specialised else signature(program),
+        specialised=specialised,
+        sizes=tuple(sizes.items()) if specialised and sizes else (),
+        at_most=program.at_most,
+        variables=(*((name, extent - 1) for name, extent in program.cluster), *copies),
+        reaches=tuple(dict.fromkeys(_reaches(program))),
+        maps=tensor_maps(program),
+        threads=program.threads,
+        smem_bytes=smem_plan(program).total_bytes,
+        cluster=math.prod(extent for _, extent in program.cluster),
+        ctas_per_sm=program.ctas_per_sm,
+        persistent=program.persistent,
+        early=program.early,
+        zeroed=program.zeroed,
+        in_place=not operation.reduced,
+        addressing=program.addressing,
+    )
+
+
+def dense(problem: Problem) -> list[View]:
+    """Return views of arrays as an allocator gives them: aligned and without gaps."""
+    views = []
+    for operand in problem.operation.operands:
+        shape = problem.operation.shapes(problem.sizes)[operand.name]
+        strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        views.append(View(0, operand.dtype, shape, strides))
+    return views
+
+
+def vector_of(program: Program) -> dict[str, int]:
+    """Return for each gmem buffer the widest vector (in elements) that a statement moves.
+
+    TMA wants addresses and leading dimensions that are multiples of 16 B.
+    """
+    widest: dict[str, int] = {}
+    for statement, _ in walk(program):
+        if isinstance(statement, Do):
+            for access in _global(statement):
+                name, tma = access.buffer.name, statement.instruction.unit == "tma"
+                vector = 16 // access.buffer.type.bytes if tma else int(statement.vector)
+                widest[name] = max(widest.get(name, 1), vector)
+    return widest
+
+
+def _global(statement: Do | Exit) -> Iterator[Access]:
+    return (a for a in statement.accesses if a.buffer.level == "gmem")
+
+
+def _guarded(program: Program) -> set[str]:
+    """Return the arrays whose last extent is asked for by the vector."""
+    return {
+        a.buffer.name
+        for s, _ in walk(program)
+        if isinstance(s, Do) and s.instruction.unit != "tma"
+        for a in _global(s)
+        if a.guard and bool(a.guard[-1])
+    }
+
+
+def _formula(expression: Expression) -> Formula:
+    match expression:
+        case Constant(number) if number == int(number):
+            return int(number)
+        case Value(name):
+            return name
+        case Apply(operator, arguments) if operator in FORMULAS:
+            return (operator, *map(_formula, arguments))
+    raise ProgramError(f"parameter {expression}: sizes are whole; write it with {[*FORMULAS]}")
+
+
+def _reaches(program: Program) -> Iterator[Reach]:
+    """Yield how far each access to gmem counts, along each axis."""
+    left: set[str] = set()  # variables of threads that left where they are outside
+    for statement, around in walk(program):
+        if isinstance(statement, Exit):
+            left |= {v for o in statement.access.origin for v, _ in o.terms}
+        if not isinstance(statement, Do):
+            continue
+        for access in _global(statement):
+            for d, axis in enumerate(access.buffer.shape):
+                origin = access.origin[d] if access.origin else None
+                names = {v for v, _ in origin.terms} if origin else set()
+                yield Reach(
+                    access=str(access),
+                    axis=axis,
+                    origin=(origin.constant, *origin.terms) if origin else (0,),
+                    span=int(span(access, statement.values, statement.threads, d)),
+                    guarded=bool(access.guard and access.guard[d]) or bool(names & left),
+                    around=_around(around),
+                )
+
+
+def _around(blocks: tuple[Block, ...]) -> tuple[tuple[str, str, int, int | str], ...]:
+    """Return the loops and guards that bound variables, as ``Reach`` has them."""
+    found: list[tuple[str, str, int, int | str]] = []
+    for block in blocks:
+        if isinstance(block, For):
+            found.append(("for", block.var, block.start, block.trips))
+        elif isinstance(block, When) and [c for _, c in block.index.terms] == [1]:
+            found.append(("when", block.index.terms[0][0], block.index.constant, block.bound))
+    return tuple(found)

@@ -1,0 +1,139 @@
+"""Building: the PTX and cubins of many terms, made in parallel processes.
+
+Emission is Python's work and assembly that of ptxas, so that each of ``jobs`` worker processes
+takes the next term, emits and assembles it; the cubin comes to the caller through the cache of
+``assemble.py``.  Few terms are built here, where no process has to start.
+
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import matmul
+>>> term = Simt().program(matmul("f32"), Chosen(LADDER["naive"]))
+>>> (built,) = build_many([(term, "sm_90a", None)])
+>>> built.arch, built.ptx.count("fma.rn.f32") > 0
+('sm_90a', True)
+
+Source: ``worker.py``, whose processes these are.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from tinygpu.codegen.emit import emit
+from tinygpu.codegen.run.assemble import Cubin, assemble, find_ptxas
+from tinygpu.codegen.run.worker import Worker, serve
+from tinygpu.cores import cores
+from tinygpu.errors import AssemblyError, ProgramError, TinyGpuError
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.term.program import Program
+
+__all__ = ["Builders", "Built", "build_many"]
+
+_COMMAND = (sys.executable, "-m", "tinygpu.codegen.run.build")
+_FEW = 4
+_LIMIT_SECONDS = 600.0
+
+Progress = Callable[[int, int], None]
+Wanted = tuple[Program, str, Mapping[str, int] | None]  # a term, an architecture, sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A term's PTX text for ``arch``, and its cubin."""
+
+    arch: str
+    ptx: str
+    cubin: Cubin
+
+
+def build_many(
+    wanted: Sequence[Wanted],
+    *,
+    jobs: int | None = None,
+    progress: Progress = lambda _done, _every: None,
+) -> tuple[Built | TinyGpuError, ...]:
+    """Emit and assemble (term, architecture, sizes); one that fails gives its error in its place.
+
+    Only terms that are specialised need sizes.  ``progress(done, all)`` is called after each.
+    Raises AssemblyError where there is no ptxas.
+    """
+    built: list[Built | TinyGpuError] = []
+    with Builders(jobs) as builders:
+        for one in builders.each(wanted):
+            built.append(one)
+            progress(len(built), len(wanted))
+    return tuple(built)
+
+
+class Builders(ExitStack):
+    """Up to ``jobs`` processes that build, started as they are needed; a context manager.
+
+    With ``judging`` a term is built only if the judge finds no deadlock and no race in it.
+    """
+
+    def __init__(self, jobs: int | None = None, *, judging: bool = False) -> None:
+        """Start none yet.  Raises AssemblyError where there is no ptxas."""
+        super().__init__()
+        find_ptxas()
+        self._judging = judging
+        self._workers = [self.enter_context(Worker(_COMMAND)) for _ in range(jobs or cores())]
+
+    def each(self, wanted: Sequence[Wanted]) -> Iterator[Built | TinyGpuError]:
+        """Yield what ``build_many`` returns, in order, each as soon as it is there."""
+        jobs = min(len(self._workers), len(wanted))
+        if jobs <= 1 or len(wanted) <= _FEW:
+            for one in wanted:
+                try:
+                    yield _built(*one, judging=self._judging)
+                except TinyGpuError as error:
+                    yield error
+            return
+        free, lock = self._workers[:jobs], Lock()
+
+        def ask(one: Wanted) -> Built | TinyGpuError:
+            job = {"job": base64.b64encode(pickle.dumps(one)).decode(), "judging": self._judging}
+            with lock:
+                worker = free.pop()
+            answer = worker.ask({"do": "build", **job}, _LIMIT_SECONDS)
+            with lock:
+                free.append(worker)
+            said = answer.get("failed") or answer.get("error")
+            if said:
+                return AssemblyError(str(said))
+            return Built(one[1], answer["ptx"], assemble(answer["ptx"], one[1]))
+
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            yield from pool.map(ask, wanted)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _built(program: Program, arch: str, sizes: Mapping[str, int] | None, *, judging: bool) -> Built:
+    if judging and not (found := verdict(program)).legal:
+        raise ProgramError(f"concurrency: {found.outcome}: {found.reason}; choose another schedule")
+    ptx = emit(program, arch, sizes)
+    return Built(arch, ptx, assemble(ptx, arch))
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Build a term in a worker; the cubin goes into the cache."""
+    if request["do"] == "hello":
+        return {}
+    job = pickle.loads(base64.b64decode(request["job"]))
+    try:
+        return {"ptx": _built(*job, judging=request["judging"]).ptx}
+    except TinyGpuError as error:
+        return {"error": str(error)}
+
+
+if __name__ == "__main__":
+    serve(_answer)

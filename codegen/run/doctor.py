@@ -1,0 +1,170 @@
+"""What this machine has, what it lacks, and how to get it.
+
+``diagnose()`` looks at Python, the packages, the assembler, the GPU and the folders, and returns a
+row for each; it never raises, and loads neither CuPy nor z3 (it reads their versions from the
+installed metadata and asks the driver itself).  A row that is not ``needed`` is about something
+that only a part of the work wants: without a GPU one can still model, search and emit.
+
+>>> python = diagnose()[0]
+>>> python.what, python.ok
+('Python', True)
+
+Source: ``README.md``, section "Install".
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import tinygpu as package
+from tinygpu.codegen.run.assemble import cache_folder, find_ptxas, ptxas_version
+from tinygpu.codegen.run.provenance import device_and_driver
+from tinygpu.devices.device import DEVICES, load_device, names_gpu
+from tinygpu.errors import TinyGpuError
+
+__all__ = ["Row", "diagnose", "how_to_install"]
+
+_PACKAGES = ("numpy", "ml_dtypes", "networkx", "matplotlib", "rich", "typer", "z3-solver")
+_CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+_PTXAS_OLDEST = (13, 0)  # spec: the first that takes PTX 9.0
+_PTXAS_WAITS = (13, 5)  # measured: docs/decisions.md, "ptxas 13.0.88 drops a wait"
+_DRIVER_OLDEST = 580  # spec: CUDA 13's compatibility table, the branch that came with CUDA 13.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing: what was found ("" for nothing), what is missing of it ("" for nothing), the way.
+
+    ``needed`` says whether everything needs it, or only launching on a GPU.
+    """
+
+    what: str
+    found: str
+    missing: str = ""
+    how: str = ""
+    needed: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.missing
+
+    def __str__(self) -> str:
+        """One line."""
+        text = f"{'ok     ' if self.ok else 'missing'} {self.what:12} {self.found}".rstrip()
+        return text if self.ok else f"{text} ({self.missing}); {self.how}"
+
+
+def diagnose(stores: Sequence[Path] = ()) -> tuple[Row, ...]:
+    """Look at this machine; ``stores`` are files that have to be writable, beside the cache."""
+    return (
+        Row("Python", f"{platform.python_version()} ({sys.executable})"),
+        *map(_package, _PACKAGES),
+        _ptxas(),
+        _disassembler(),
+        _cupy(),
+        *_gpu(*device_and_driver()),
+        *(_writable("cache" if p == cache_folder() else "store", p) for p in
+          (cache_folder(), *stores)),
+    )  # fmt: skip
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that adds an extra: no index has this package.
+
+    >>> how_to_install("gpu").startswith("pip install ")
+    True
+    """
+    root = Path(package.__file__).resolve().parent.parent
+    if (root / "pyproject.toml").is_file():
+        return f'pip install ".[{extra}]" in {root}'
+    wheel = f"tinygpu-{_installed('tinygpu')}-py3-none-any.whl"
+    return f'pip install "{wheel}[{extra}]" in the folder of that wheel'
+
+
+def _installed(*names: str) -> str:
+    """Return the version of the first of these distributions that is installed, or ""."""
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
+def _package(name: str) -> Row:
+    found = _installed(name)
+    return Row(name, found) if found else Row(name, "", "not installed", f"pip install {name}")
+
+
+def _ptxas() -> Row:
+    how = "pip install nvidia-cuda-nvcc, or put the CUDA toolkit's bin folder on PATH"
+    try:
+        path = find_ptxas()
+        found = ptxas_version(path)
+    except TinyGpuError as error:
+        return Row("ptxas", "", str(error).partition("; ")[0], how)
+    where = f"{found} ({path})"
+    if tuple(map(int, found.split(".")[:2])) < _PTXAS_OLDEST:
+        return Row("ptxas", where, "13.0 or newer, which takes PTX 9.0", how)
+    if tuple(map(int, found.split(".")[:2])) < _PTXAS_WAITS:
+        where += "; 13.0.88 drops a wait in few kernels, 13.5.37 does not"
+    return Row("ptxas", where)
+
+
+def _disassembler() -> Row:
+    found = next(filter(None, map(shutil.which, ("nvdisasm", "cuobjdump"))), "")
+    if found:
+        return Row("nvdisasm", found, needed=False)
+    how = "pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit"
+    return Row("nvdisasm", "", "needed to look at SASS only", how, needed=False)
+
+
+def _cupy() -> Row:
+    found = _installed(*_CUPY)
+    if found:
+        return Row("CuPy", found, needed=False)
+    return Row("CuPy", "", "needed to launch", how_to_install("gpu"), needed=False)
+
+
+def _gpu(name: str, driver: str) -> tuple[Row, ...]:
+    """Return the rows of the driver, the GPU and its device file."""
+    if name == "none":
+        lost = "none answers"
+        how = "on a machine with an NVIDIA GPU, see what nvidia-smi says; else nothing to do"
+        return (Row("GPU", "", lost, how, needed=False),)
+    rows = [Row("GPU", name, needed=False)]
+    major = driver.partition(".")[0]
+    if major.isdecimal() and int(major) < _DRIVER_OLDEST:
+        lost, how = f"{_DRIVER_OLDEST} or newer, which CUDA 13 needs", "update the driver"
+        rows.insert(0, Row("driver", driver, lost, how, needed=False))
+    else:
+        rows.insert(0, Row("driver", driver, needed=False))
+    known = [d for d in DEVICES if names_gpu(d, name)]
+    if not known:
+        how = "tinygpu calibrate"
+        return (*rows, Row("device file", "", f"none for {name}", how, needed=False))
+    device = load_device(known[0])
+    measured = sum(n.source.startswith("tinygpu calibrate") for _, n in device.numbers)
+    return (*rows, Row("device file", f"{device.name} ({device.arch}), {measured} numbers measured "
+                                      "by tinygpu calibrate", needed=False))  # fmt: skip
+
+
+def _writable(what: str, path: Path) -> Row:
+    """Look whether a file could be written at this path, without writing anything."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if os.access(place, os.W_OK) and (place == path or place.is_dir()):
+        return Row(what, str(path))
+    how = "choose another path, or make it writable"
+    if what == "cache":
+        how = "set XDG_CACHE_HOME to a folder that you may write; without it nothing is cached"
+    return Row(what, str(path), f"{place} is not writable", how, needed=what != "cache")

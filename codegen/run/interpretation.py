@@ -1,0 +1,156 @@
+"""A term's code, interpreted: its PTX is run on NumPy arrays and held against float64.
+
+The text that would go to the driver is executed by ``tinygpu.codegen.emulator``, in one order of
+its asynchronous operations or several; the output is right by the rule of
+``tinygpu/meaning/tolerance.py``. Nothing here tells how long a kernel takes.
+
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import matmul
+>>> term = Simt().program(matmul("f32"), Chosen(LADDER["naive"]))
+>>> found = interpret(term, {"m": 20, "n": 12, "k": 8}, arch="sm_90a", completions=("late",))
+>>> found.right, found.findings, found.error < 1
+(True, (), True)
+
+Source: ``docs/ptx-interpreter.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from tinygpu.codegen.emit import emit, integer_values
+from tinygpu.codegen.emulator import Finding, Memory, Module, Report, TensorMap, launch
+from tinygpu.codegen.emulator.report import Array
+from tinygpu.codegen.kernel.smem import smem_plan
+from tinygpu.codegen.kernel.tensor_map import tensor_maps
+from tinygpu.codegen.runtime.maps import box_of, pitches_bytes
+from tinygpu.isa.memory import DTYPES
+from tinygpu.meaning.tolerance import error_ratio, roundoff
+from tinygpu.term.program import Program
+
+__all__ = ["COMPLETIONS", "Interpretation", "execute", "interpret"]
+
+COMPLETIONS = ("late", "early", "random")
+_SCALAR = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Interpretation:
+    """What came of it: the worst error over what is allowed, warps' instructions in one order."""
+
+    sizes: Mapping[str, int]
+    seed: int
+    completions: tuple[str, ...]
+    error: float
+    instructions: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def right(self) -> bool:
+        """Whether every order gave the right output without a finding."""
+        return self.error <= 1 and not self.findings
+
+
+def interpret(
+    program: Program,
+    sizes: Mapping[str, int],
+    *,
+    arch: str,
+    seed: int = 0,
+    completions: Sequence[str] = COMPLETIONS,
+    text: str = "",
+    scalars: Mapping[str, float] = MappingProxyType({}),
+) -> Interpretation:
+    """Emit a term for ``arch``, run the PTX (or another ``text``) on random inputs, and check it.
+
+    Inputs are normal, scalars 0.5 unless they are given, the output is NaN before (0 if the term
+    adds to it).  Raises ProgramError for a term without code and for PTX that is not run.
+    """
+    operation, rng = program.operation, np.random.default_rng(seed)
+    module = Module.parse(text or emit(program, arch, sizes))
+    shapes = operation.shapes(sizes)
+    inputs = {
+        o.name: DTYPES[o.dtype].round(rng.standard_normal(shapes[o.name])) for o in operation.inputs
+    }
+    scalars = {**dict.fromkeys(operation.scalars, _SCALAR), **scalars}
+    exact = {name: values.astype(np.float64) for name, values in inputs.items()}
+    name = operation.output.name
+    with np.errstate(over="ignore", under="ignore"):  # far tails of activations
+        wanted = operation.reference(exact, scalars)
+    dtype = operation.output.dtype
+    errors, findings, issued = [0.0], dict[Finding, None](), 0
+    for completion in completions:
+        output = np.empty(shapes[name], DTYPES[dtype].numpy)
+        output.reshape(-1).view(np.uint8)[:] = 0 if program.zeroed else 0xFF
+        report = execute(
+            program, sizes, inputs | {name: output}, module, scalars=scalars, seed=seed,
+            completion=completion,
+        )  # fmt: skip
+        ratio = error_ratio(
+            output,
+            wanted[name],
+            wanted["scale"],
+            depth=math.prod(sizes[axis] for axis in operation.reduced),
+            roundoff=roundoff(program),
+            dtype=dtype,
+        )
+        errors.append(float(ratio.max()))
+        findings |= dict.fromkeys(report.findings)
+        issued = sum(report.instruction_counts.values())
+    return Interpretation(
+        dict(sizes), seed, tuple(completions), max(errors), issued, tuple(findings)
+    )
+
+
+def execute(
+    program: Program,
+    sizes: Mapping[str, int],
+    arrays: Mapping[str, Array],
+    module: Module,
+    *,
+    scalars: Mapping[str, float] | None = None,
+    clusters: int = 0,
+    seed: int = 0,
+    completion: str = "late",
+    lanes: bool = False,
+) -> Report:
+    """Run a term's code on arrays by operand, each of its operand's shape; the output is written.
+
+    A persistent term gets ``clusters`` clusters, else half as many as it has tiles for them, so
+    that some do several; ``lanes`` as for ``launch``.  Raises LaunchError, ProgramError.
+    """
+    memory = Memory()
+    places = {o.name: memory.allocate(arrays[o.name], o.name) for o in program.operation.operands}
+    maps = [
+        TensorMap(
+            places[m.buffer], m.dtype, held.shape[::-1],
+            tuple(pitches_bytes(held.itemsize, held.shape, held.strides)),
+            box_of(m, held.shape), m.swizzle,
+        )
+        for m in tensor_maps(program)
+        for held in [arrays[m.buffer]]
+    ]  # fmt: skip
+    integers = () if program.specialised else integer_values(program, sizes).values()
+    cluster = math.prod(extent for _, extent in program.cluster)
+    count = math.prod(program.grid_extents(sizes))
+    if program.persistent:
+        count = min(count, clusters or max(1, count // 2))
+    given = scalars or {}
+    return launch(
+        module,
+        program.name,
+        count * cluster,
+        program.threads,
+        [*maps, *places.values(), *integers, *(given[s] for s in program.operation.scalars)],
+        memory,
+        smem_bytes=smem_plan(program).total_bytes,
+        seed=seed,
+        completion=completion,
+        lanes=lanes,
+    )

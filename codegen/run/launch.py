@@ -1,0 +1,51 @@
+"""Launch: a term as a function of GPU arrays.
+
+    kernel = Kernel(program)
+    c = kernel(a, b)
+
+A kernel is emitted and assembled when it is made, and loaded on a device at its first call there.
+What a call does says ``runtime/function.py``; one whose arrays are known costs the host a few
+microseconds, and ``prepare`` spares what is left of the looking up:
+
+    launch = kernel.prepare(a, b, out=c)
+    launch()
+
+Arrays are CuPy arrays, PyTorch tensors, or have ``__cuda_array_interface__``; the result is of the
+kind of the first.  The launch goes to the caller's current stream (of PyTorch if a tensor is among
+the arrays, of CuPy otherwise) and returns before the kernel is done.  A stream that is captured
+into a CUDA graph may be one; the kernel has to be loaded then: call or prepare it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tinygpu.codegen.emit import emit
+from tinygpu.codegen.run.arguments import contract_of
+from tinygpu.codegen.run.assemble import Cubin, assemble
+from tinygpu.codegen.runtime.function import Function, Launch, device_arch, gpu, load
+from tinygpu.term.program import Program
+
+__all__ = ["Kernel", "Launch", "device_arch", "gpu", "load"]
+
+
+class Kernel(Function):
+    """A term that runs; see the module's text.  ``ptx`` and ``cubin`` are its code."""
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        arch: str | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        """Emit and assemble, for the current device unless ``arch`` names another.
+
+        ``sizes`` are needed by a specialised program.  Raises ProgramError, AssemblyError, and
+        LaunchError if no ``arch`` is given and there is no GPU.
+        """
+        self.program = program
+        self.arch = arch or device_arch()
+        self.ptx: str = emit(program, self.arch, sizes)
+        self.cubin: Cubin = assemble(self.ptx, self.arch)
+        super().__init__(contract_of(program, sizes), self.cubin.bytes)

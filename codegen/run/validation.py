@@ -1,0 +1,178 @@
+"""Validation: whether a kernel computes on a GPU what its operation says.
+
+A *trial* is a problem's inputs, drawn from the normal distribution, and the operation's reference
+in float64, all on the GPU.  A kernel writes into a *poisoned* output: every element is NaN before,
+and so are margins on both sides, which have to stay untouched.  The kernel is right if its worst
+error ratio (``tinygpu/meaning/tolerance.py``) is at most 1.  The unit roundoff there is that of the
+narrowest type in which the term does arithmetic: fp32 products in fp64 sums count as fp32, and so
+are sums that meet by ``red`` in fp32.
+
+bf16 and 8-bit arrays are kept as their bits (uint16, uint8), which any CuPy can hold; inputs in
+tf32 are rounded to it, so that leaving out the low bits of fp32 changes none.
+
+Source: ``docs/measuring.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tinygpu.codegen.run.launch import Kernel, gpu
+from tinygpu.isa.memory import DTYPES
+from tinygpu.meaning.tolerance import error_ratio, roundoff
+from tinygpu.term.operation import Problem
+
+__all__ = ["Output", "Trial", "roundoff", "scalars_of", "trial", "validate"]
+
+_MARGIN_ELEMENTS = 1024
+_SCALAR = 0.5
+_EIGHT_BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}  # spec: bits of mantissa, least exponent
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A problem's inputs, scalars, reference and scale, on the GPU."""
+
+    problem: Problem
+    inputs: tuple[Any, ...]
+    scalars: Mapping[str, float]
+    wanted: Any
+    scale: Any
+
+    def worst(self, output: Output, unit_roundoff: float) -> float:
+        """Return the worst error ratio of an output; infinite if a margin was touched."""
+        operation, sizes = self.problem.operation, self.problem.sizes
+        dtype = operation.output.dtype
+        ratio = error_ratio(
+            _widen(output.array, dtype),
+            self.wanted,
+            self.scale,
+            depth=math.prod(sizes[axis] for axis in operation.reduced),
+            roundoff=unit_roundoff,
+            dtype=dtype,
+        )
+        worst = float(ratio.max())
+        return worst if worst >= 0 and output.untouched() else math.inf
+
+
+class Output:
+    """An output array between two margins."""
+
+    def __init__(self, problem: Problem) -> None:
+        """Allocate and poison it."""
+        operand = problem.operation.output
+        shape = tuple(problem.sizes[axis] for axis in operand.axes)
+        bits = np.dtype(f"u{DTYPES[operand.dtype].bytes}")
+        elements = math.prod(shape)
+        self._nan = np.iinfo(bits).max  # all bits set: a NaN of every type
+        self._all = gpu().empty(elements + 2 * _MARGIN_ELEMENTS, bits)
+        inside = self._all[_MARGIN_ELEMENTS : _MARGIN_ELEMENTS + elements]
+        self.array = inside.view(_held(operand.dtype)).reshape(shape)
+        self.poison()
+
+    def poison(self) -> None:
+        """Set every element, and the margins, to NaN."""
+        self._all.fill(self._nan)
+
+    def untouched(self) -> bool:
+        """Whether the margins are as they were."""
+        margins = (self._all[:_MARGIN_ELEMENTS], self._all[-_MARGIN_ELEMENTS:])
+        return all(bool((margin == self._nan).all()) for margin in margins)
+
+
+def validate(
+    kernel: Kernel, problem: Problem, seed: int, *, scalars: Mapping[str, float] | None = None
+) -> float:
+    """Run a kernel once on fresh data; return its worst error ratio (right where at most 1).
+
+    Raises LaunchError if the kernel cannot take the problem's arrays or the launch fails.
+    """
+    data = trial(problem, seed, scalars=scalars)
+    output = Output(problem)
+    kernel(*data.inputs, out=output.array, **data.scalars)
+    return data.worst(output, roundoff(kernel.program))
+
+
+def trial(problem: Problem, seed: int, *, scalars: Mapping[str, float] | None = None) -> Trial:
+    """Draw a trial; the scalars that are not given are 0.5."""
+    cupy, operation = gpu(), problem.operation
+    random = cupy.random.default_rng(seed)
+    given = scalars_of(problem, scalars)
+    inputs, exact = [], {}
+    for operand in operation.inputs:
+        shape = operation.shapes(problem.sizes)[operand.name]
+        drawn = random.standard_normal(math.prod(shape), dtype=np.float32)
+        held = _narrow(drawn, operand.dtype).reshape(shape)
+        inputs.append(held)
+        exact[operand.name] = _widen(held, operand.dtype)
+    reference = operation.reference(exact, given)
+    name = operation.output.name
+    return Trial(problem, tuple(inputs), given, reference[name], reference["scale"])
+
+
+def scalars_of(problem: Problem, given: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the scalars to run with, those given, else 0.5, as the fp32 that they become."""
+    names = problem.operation.scalars
+    return {name: float(np.float32((given or {}).get(name, _SCALAR))) for name in names}
+
+
+def _held(dtype: str) -> np.dtype[Any]:
+    if dtype in ("bf16", *_EIGHT_BITS):
+        return np.dtype(f"u{DTYPES[dtype].bytes}")
+    return DTYPES[dtype].numpy
+
+
+def _narrow(values: Any, dtype: str) -> Any:
+    """Round fp32 values to a type (to nearest, ties to even)."""
+    if dtype in _EIGHT_BITS:
+        return _narrow_to_8(values, *_EIGHT_BITS[dtype])
+    if dtype not in ("bf16", "tf32"):
+        return values.astype(_held(dtype))
+    bits = values.view(np.uint32)
+    if dtype == "tf32":
+        rounded = bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
+        return (rounded & np.uint32(0xFFFFE000)).view(np.float32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def _narrow_to_8(values: Any, mantissa: int, least: int) -> Any:
+    """Return the bits of fp32 values that do not overflow: sign, exponent, ``mantissa`` bits.
+
+    A number is a whole multiple of its binade's step, that of the ``least`` exponent at the least;
+    counted from 0, the positive numbers are in order, so many steps to a binade.
+    """
+    library = np if isinstance(values, np.ndarray) else gpu()
+    size = library.abs(values)
+    exponent = library.where(size < 2.0**least, least, library.frexp(size)[1] - 1)
+    steps = library.rint(library.ldexp(size, mantissa - exponent)).astype(np.int32)
+    bits = steps + (exponent - least) * 2**mantissa  # a carry is the next binade
+    return (bits + 128 * library.signbit(values)).astype(np.uint8)
+
+
+def _widen(values: Any, dtype: str) -> Any:
+    """Return the float64 values of an array."""
+    if dtype == "bf16":
+        return _widen_f32(values.astype(np.uint32) << np.uint32(16))
+    if dtype in ("f32", "tf32"):
+        return _widen_f32(values.view(np.uint32))
+    if dtype in _EIGHT_BITS:
+        table = np.arange(256, dtype=np.uint8).view(DTYPES[dtype].numpy).astype(np.float64)
+        return (table if isinstance(values, np.ndarray) else gpu().asarray(table))[values]
+    return values.astype(np.float64)
+
+
+def _widen_f32(bits: Any) -> Any:
+    """Return the float64 values of fp32 bits; CuPy's own conversion would clear the subnormal."""
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        wide = bits.view(np.float32).astype(np.float64)
+    mantissa = bits & np.uint32(0x7FFFFF)
+    sign = 1.0 - 2.0 * (bits >> np.uint32(31)).astype(np.float64)
+    subnormal = (bits & np.uint32(0x7F800000)) == 0
+    library = np if isinstance(bits, np.ndarray) else gpu()
+    return library.where(subnormal, sign * mantissa.astype(np.float64) * 2.0**-149, wide)

@@ -1,0 +1,139 @@
+"""The exact best k of a whole legal space under the time model, and scores of many schedules.
+
+The space is a union of batches, one a structural choice, and a batch a product of numeric decisions
+cut down by tables.  The search is branch and bound (``branch.py``), all vectorised: a set of
+schedules is left out if a lower bound of their times is not below the k-th best time known.  The
+time is monotone in its features, so the bound that takes the least of each holds, and the result is
+that of scoring every schedule.
+
+A large space is searched by two processes, each of which builds and searches a half (``pair.py``).
+
+Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programming Problems", 1960.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tinygpu.cores import cores
+from tinygpu.errors import IllegalScheduleError, ScheduleError, nearest
+from tinygpu.legality.concurrency.judge import Verdict, verdict
+from tinygpu.search.exact.branch import Entry, Key, Progress, Search
+from tinygpu.search.exact.pair import UnshareableError, search_in_two
+from tinygpu.search.time.breakdown import Breakdown
+from tinygpu.search.time.cost import cost
+from tinygpu.space.batches import waits_at_mbarriers
+from tinygpu.space.questions import require
+from tinygpu.space.space import Space
+from tinygpu.term.schedule import Schedule
+
+__all__ = ["Ranked", "Ranking", "rank"]
+
+_LARGE = 10**8
+"""Schedules, legal or not, from which on a second process is worth its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A schedule with its predicted seconds and their breakdown."""
+
+    seconds: float
+    schedule: Schedule
+    breakdown: Breakdown
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The best schedules, fastest first, and how many there were: in all, legal, scored.
+
+    ``scored`` counts what was given a time, or a bound if partly chosen; ``proven``: that no other
+    is faster under the model.
+    """
+
+    best: tuple[Ranked, ...]
+    raw: int
+    legal: int
+    scored: int
+    proven: bool = True
+
+
+def rank(
+    space: Space,
+    k: int = 20,
+    *,
+    spread: tuple[str, ...] = (),
+    exact: bool = True,
+    below: float = math.inf,
+    progress: Progress | None = None,
+) -> Ranking:
+    """Return the k legal schedules with the least predicted time, in a fixed order.
+
+    With a ``spread`` over some decisions, return only the best for each combination of their
+    values: schedules that differ in more than details.  Without ``exact``, return the best met by
+    improving random schedules of each batch: quick, and not proven.  Those of ``below`` seconds or
+    more are left out.  ``progress(done, all)`` counts batches.  Raises IllegalScheduleError if
+    nothing is legal, ScheduleError for a decision of the spread that there is not.
+    """
+    if unknown := [name for name in spread if name not in space.values]:
+        raise ScheduleError(
+            f"spread over {unknown[0]}: it is no decision of {space.machine.name}; "
+            f"{nearest(unknown[0], space.values)}"
+        )
+    if k < 1:
+        raise ScheduleError(f"rank: the best {k}; ask for 1 or more")
+    if exact and space.raw >= _LARGE and cores() > 1:
+        with suppress(UnshareableError):  # one process can search it all
+            both = search_in_two(space, k, spread, below, progress)
+            if not both.legal:
+                require(space)
+            return _ranking(space, k, both.entries, both.legal, both.scored)
+    require(space)
+    search = Search(space, k, spread, below)
+    search.start(exact=exact, progress=None if exact else progress)
+    if exact:
+        search.finish(progress)
+    return _ranking(space, k, search.entries(), space.count(), search.scored, proven=exact)
+
+
+def _ranking(
+    space: Space,
+    k: int,
+    entries: Sequence[Entry],
+    legal: int,
+    scored: int,
+    *,
+    proven: bool = True,
+) -> Ranking:
+    """Predict the k best of the entries; ties stand in the order of the decisions' values.
+
+    Terms with mbarriers are asked for the verdict here.  What is illegal or unproved is left out,
+    and then others than the entries might be among the best.
+    """
+    found: dict[Key, tuple[float, Schedule]] = {}
+    for key, seconds, schedule in sorted(entries, key=lambda e: (e[1], _place(space, e[2]))):
+        found.setdefault(key, (seconds, schedule))
+    best: list[Ranked] = []
+    refused: Verdict | None = None
+    for _, schedule in found.values():
+        if len(best) == k:
+            break
+        program = schedule.program(space.machine, space.problem.operation)
+        if waits_at_mbarriers(program) and not (judged := verdict(program)).legal:
+            refused, proven = judged, False
+            continue
+        breakdown = cost(program, space.problem.sizes, space.device)
+        best.append(Ranked(float(breakdown.seconds), schedule, breakdown))
+    if refused and not best:
+        raise IllegalScheduleError(
+            f"concurrency: {refused.outcome}: {refused.reason}; so are all that the search met: "
+            "fix other decisions, or mend the machine"
+        )
+    best.sort(key=lambda r: (r.seconds, _place(space, r.schedule)))
+    return Ranking(tuple(best), space.raw, legal, scored, proven)
+
+
+def _place(space: Space, schedule: Schedule) -> tuple[int, ...]:
+    return tuple(values.index(schedule[name]) for name, values in space.values.items())

@@ -1,0 +1,278 @@
+"""Branch and bound over the batches of a space, or of a part of it.
+
+A node assigns the first j decisions of an order; its bound is at most the time of each schedule
+below it.  A node is dropped if a table excludes it, or if its bound is not below the k-th best time
+known.  Before, some random schedules are improved step by step, so that the limit is low from the
+start: ``Search.start``, then ``Search.finish``.
+
+Between the two, searches of disjoint parts of one space tell each other their ``News``: the times
+that they know make the limit of each, wherever they are.  Of the k best of the whole space each is
+then among the k best of its part and of what the part was told; so the k best of all parts' results
+are those of the space.
+
+Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programming Problems", 1960.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.search.exact.scorer import Points, Scorer, SharedScores
+from tinygpu.space.space import Space
+from tinygpu.term.schedule import Schedule
+
+__all__ = ["Entry", "Key", "News", "Progress", "Search"]
+
+Key = tuple[tuple[Any, ...], bytes]
+"""What tells schedules apart: structural values, and the numeric decisions' indices."""
+Entry = tuple[Key, float, Schedule]
+Progress = Callable[[int, int], None]
+
+_PART = 8192
+_FEW = 1024
+"""Nodes whose bounds take less time than the steps to them: decide more before looking."""
+_PATIENCE = 100_000
+_SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 3, 16, 10
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a search knows after its start: times in seconds, and how loose decisions make bounds.
+
+    ``loose`` has a ``Scorer.looseness`` a batch.  ``legal`` schedules stand in ``batches``.
+    """
+
+    known: Mapping[Key, float]
+    loose: Sequence[NDArray[np.float64]]
+    legal: int
+    batches: int
+
+
+class Search:
+    """The search for the k best of a space, no two alike in ``spread`` (if none: in all decisions).
+
+    ``scored`` counts what was given a time, or a bound if partly chosen.
+    """
+
+    def __init__(
+        self, space: Space, k: int, spread: tuple[str, ...], below: float = np.inf
+    ) -> None:
+        """Know nothing yet; what takes ``below`` seconds or more is of no interest."""
+        self.space = space
+        self.found = _Best(k, spread, below)
+        self.scorers: list[Scorer] = []
+        self.loose: dict[Scorer, NDArray[np.float64]] = {}
+        self.told: Sequence[NDArray[np.float64]] = ()
+        self.scored = 0
+
+    def start(
+        self, *, exact: bool = True, deal: int | None = None, progress: Progress | None = None
+    ) -> News:
+        """Draw from every batch, and climb in the most promising ones (without exact, in all).
+
+        ``deal`` 0 or 1: keep every second batch, in the order of their promise.
+        """
+        space, found, rng = self.space, self.found, np.random.default_rng(0)
+        with np.errstate(all="ignore"):
+            shared = SharedScores(space)
+            promises = {}
+            for batch in space.batches():
+                scorer = Scorer(batch, space, shared)
+                points = space.points(batch, rng, _SAMPLE)
+                promises[scorer] = found.add(scorer, points, scorer.seconds(points))
+                self.scored += len(points)
+            self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
+            if deal is not None:
+                self.scorers = self.scorers[deal::2]
+            for done, scorer in enumerate(self.scorers[: _CLIMBS if exact else None], 1):
+                scored, ends = _climb(scorer, found, rng)
+                self.scored += scored
+                if exact:
+                    self.loose[scorer] = scorer.looseness(ends[:4])
+                if progress:
+                    progress(done, len(self.scorers))
+        known = {key: seconds for key, (seconds, _, _) in found.found.items()}
+        legal = sum(scorer.batch.count for scorer in self.scorers)
+        return News(known, tuple(self.loose.values()), legal, len(self.scorers))
+
+    def learn(self, news: News) -> None:
+        """Take over what the search of another part knows."""
+        self.told = news.loose
+        self.found.learn(news.known)
+
+    def finish(self, progress: Progress | None = None) -> None:
+        """Search every batch."""
+        with np.errstate(all="ignore"):
+            for done, scorer in enumerate(self.scorers, 1):
+                self._search(scorer)
+                if progress:
+                    progress(done, len(self.scorers))
+
+    def entries(self) -> list[Entry]:
+        """Return this part's schedules among the best known."""
+        return [
+            (key, seconds, self.space.schedule(scorer.batch, point))
+            for key, (seconds, scorer, point) in self.found.found.items()
+            if scorer is not None
+        ]
+
+    def _search(self, scorer: Scorer) -> None:
+        """Add a batch's schedules that belong to the best.
+
+        Where the common order proves to be a poor one, go on with one made for this batch, from the
+        ends of climbs in it; either may be poor, so they take turns, with more patience each time.
+        """
+        nothing = np.zeros((1, len(scorer.lengths)), np.int64)
+        orders = [scorer.order([*self.loose.values(), *self.told])]
+        for turn in count():
+            descent = _Descent(scorer, self.found, orders[turn % 2], _PATIENCE * 2**turn)
+            ended = descent.below(nothing, 0)
+            self.scored += descent.scored
+            if ended:
+                break
+            if scorer not in self.loose:
+                climbed, ends = _climb(scorer, self.found, np.random.default_rng(0))
+                self.scored += climbed
+                self.loose[scorer] = scorer.looseness(ends[:4])
+            orders.append(scorer.order([self.loose[scorer]]))
+
+
+class _Best:
+    """The k fastest points met so far, no two alike in ``spread`` (if none: in all decisions)."""
+
+    def __init__(self, k: int, spread: tuple[str, ...], below: float) -> None:
+        self.k, self.spread = k, spread
+        self.found: dict[Key, tuple[float, Scorer | None, Points]] = {}  # None: another part's
+        self.limit = below  # what a schedule has to beat
+
+    def add(self, scorer: Scorer, points: Points, seconds: NDArray[np.float64]) -> float:
+        """Add points; return the least seconds of all."""
+        order = np.argsort(seconds, kind="stable")
+        order = order[seconds[order] < self.limit]
+        of_points, of_structure = _key(scorer, self.spread)
+        _, first = np.unique(points[order][:, of_points], axis=0, return_index=True)
+        for i in order[np.sort(first)][: self.k]:
+            key = (of_structure, points[i, of_points].tobytes())
+            if key not in self.found or seconds[i] < self.found[key][0]:
+                self.found[key] = float(seconds[i]), scorer, points[i].copy()
+        self._keep()
+        return float(seconds.min(initial=np.inf))
+
+    def learn(self, known: Mapping[Key, float]) -> None:
+        """Add times of schedules of another part."""
+        for key, seconds in known.items():
+            if key not in self.found or seconds < self.found[key][0]:
+                self.found[key] = seconds, None, np.zeros(0, np.int64)
+        self._keep()
+
+    def _keep(self) -> None:
+        kept = sorted(self.found.items(), key=lambda item: item[1][0])[: self.k]
+        self.found = dict(kept)
+        if len(kept) == self.k:
+            self.limit = kept[-1][1][0]
+
+    def limits(self, scorer: Scorer, nodes: Points, chosen: frozenset[int]) -> Any:
+        """Return what each node has to beat: the limit, or what is known of its combination."""
+        axes, structure = _key(scorer, self.spread)
+        if not self.spread or not chosen.issuperset(a for a in axes if scorer.lengths[a] > 1):
+            return self.limit
+        rows, where = np.unique(nodes[:, axes], axis=0, return_inverse=True)
+        known = [self.found.get((structure, row.tobytes()), (np.inf,))[0] for row in rows]
+        return np.minimum(np.array(known)[where.reshape(-1)], self.limit)
+
+    def sorted(self) -> list[tuple[float, Scorer | None, Points]]:
+        """Return (seconds, scorer, point), fastest first."""
+        return sorted(self.found.values(), key=lambda item: item[0])
+
+
+def _key(scorer: Scorer, spread: tuple[str, ...]) -> tuple[list[int], tuple[Any, ...]]:
+    """Return the positions of the numeric decisions of ``spread``, the values of its others."""
+    batch = scorer.batch
+    structure = tuple(v for n, v in batch.structure.items() if not spread or n in spread)
+    axes = [i for i, n in enumerate(batch.axes) if not spread or n in spread]
+    return axes, structure
+
+
+def _climb(scorer: Scorer, found: _Best, rng: np.random.Generator) -> tuple[int, Points]:
+    """Improve random schedules by single changes, to know early what a schedule has to beat.
+
+    Return how many were scored, and the ends of the climbs, fastest first.
+    """
+    points = scorer.space.points(scorer.batch, rng, 8 * _SAMPLE)
+    seconds = scorer.seconds(points)
+    found.add(scorer, points, seconds)
+    scored = len(points)
+    points = points[np.argsort(seconds, kind="stable")[:_CLIMBERS]]
+    moves = np.array([(a, v) for a, n in enumerate(scorer.lengths) for v in range(n)])
+    ends = points[:0]
+    for _ in range(_STEPS if len(moves) else 0):
+        near = np.repeat(points, len(moves), axis=0)
+        near[np.arange(len(near)), np.tile(moves[:, 0], len(points))] = np.tile(
+            moves[:, 1], len(points)
+        )
+        legal = scorer.legal(near)
+        seconds = np.full(len(near), np.inf)
+        seconds[legal] = scorer.seconds(near[legal])
+        scored += int(legal.sum())
+        found.add(scorer, near[legal], seconds[legal])
+        best = seconds.reshape(len(points), len(moves)).argmin(axis=1)
+        moved = near[best + np.arange(len(points)) * len(moves)]
+        ended = (moved == points).all(axis=1)
+        ends = np.concatenate([ends, points[ended]])
+        points = np.unique(moved[~ended], axis=0)
+        if not len(points):
+            break
+    ends = np.unique(np.concatenate([ends, points]), axis=0)
+    return scored, ends[np.argsort(scorer.seconds(ends), kind="stable")]
+
+
+@dataclass(slots=True)
+class _Descent:
+    """Branch and bound in one batch: an order of its decisions, the nodes scored and allowed."""
+
+    scorer: Scorer
+    found: _Best
+    order: Sequence[int]
+    most: int
+    scored: int = 0
+
+    def below(self, nodes: Points, level: int) -> bool:
+        """Branch on the next decision, best nodes first and in parts of bounded size.
+
+        Return False if more nodes were scored than a good order needs.
+        """
+        scorer, found, order = self.scorer, self.found, self.order
+        bounds = np.zeros(len(nodes)) if order else scorer.seconds(nodes)
+        while level < len(order) and len(nodes):
+            before = len(nodes)
+            while level < len(order) and len(nodes):
+                axis = order[level]
+                count = scorer.lengths[axis]
+                if len(nodes) > before and len(nodes) * count > _FEW:
+                    break
+                nodes = np.repeat(nodes, count, axis=0)
+                nodes[:, axis] = np.tile(np.arange(count), len(nodes) // count)
+                level += 1
+                chosen = frozenset(order[:level])
+                nodes = nodes[scorer.allows(nodes, chosen, axis)]
+            bounds = scorer.bound(nodes, order, level)
+            self.scored += len(nodes)
+            if self.scored > self.most:
+                return False
+            keep = np.flatnonzero(bounds < found.limits(scorer, nodes, chosen))
+            keep = keep[np.argsort(bounds[keep], kind="stable")]
+            nodes, bounds = nodes[keep], bounds[keep]
+            if len(nodes) > 2 * _PART and level < len(order):  # better limits, less memory
+                for first in range(0, len(nodes), _PART):
+                    here = slice(first, first + _PART)
+                    if not self.below(nodes[here][bounds[here] < found.limit], level):
+                        return False
+                return True
+        found.add(scorer, nodes, bounds)
+        return True

@@ -1,0 +1,187 @@
+"""Scores: the predicted seconds of many schedules of one batch, and bounds of partly chosen ones.
+
+A *point* is an index along each numeric decision of the batch.  Its time is exact: that of the
+schedule's own program.  The *bound* of a point's first decisions of an order is at most the time
+of every legal schedule that agrees with it in them: each table is reduced to its least entry
+(greatest, where more is faster) over the decisions that are open, illegal entries left out.
+
+Source: ``docs/model.md``, theorem "monotone, so branch and bound is exact".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, reduce
+from operator import and_
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.search.exact.least import Kept, Least
+from tinygpu.search.time.cost import cost
+from tinygpu.search.time.deferred import Deferred, DeferredStep, LookedUp, Tables, at, steps_of
+from tinygpu.space.space import Batch, Space
+
+__all__ = ["Points", "Scorer", "SharedScores"]
+
+Points = NDArray[np.int64]
+_CHUNK = 16384
+"""Points at once: their intermediate results stay in a core's cache."""
+
+
+class SharedScores:
+    """What the batches of a space share: they have most tables in common."""
+
+    def __init__(self, space: Space) -> None:
+        """Start with nothing."""
+        self.tables = Tables(space.sums.lengths)
+        self.least = Kept()
+        self.allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
+
+
+class Scorer:
+    """The time of one batch's schedules, and where they are legal."""
+
+    def __init__(self, batch: Batch, space: Space, shared: SharedScores | None = None) -> None:
+        """Predict the batch's term; scorers of one space work less if they share."""
+        self.batch, self.space = batch, space
+        self.lengths = tuple(len(v) for v in batch.values)
+        self.shared = shared or SharedScores(space)
+        of = self.shared.tables.of
+        with np.errstate(all="ignore"):
+            sizes, device = space.problem.sizes, space.device
+            predicted = cost(batch.program, sizes, device, of=of)
+        self.time, self.floor = predicted.seconds, predicted.floor
+        self._least = Least(batch.tables, self.lengths, self.shared.least)
+
+    @cached_property
+    def _exact(self) -> tuple[DeferredStep, ...]:
+        return steps_of(self.time) if self.floor is not None else self._bounded
+
+    @cached_property
+    def _bounded(self) -> tuple[DeferredStep, ...]:
+        return steps_of(self.time if self.floor is None else self.floor, bounded=True)
+
+    @cached_property
+    def _legal(self) -> tuple[DeferredStep, ...]:
+        return steps_of(self._conjunction())
+
+    def seconds(self, points: Points) -> NDArray[np.float64]:
+        """Return the predicted seconds at points, (n, decisions) indices of legal schedules."""
+        with np.errstate(all="ignore"):
+            return self._at(self._exact, points, _itself)
+
+    def bound(self, points: Points, order: Sequence[int], count: int) -> NDArray[np.float64]:
+        """Return a lower bound of the seconds, given the first ``count`` decisions of the order."""
+        if self.floor is not None and count == len(order):
+            return self.seconds(points)
+        chosen = frozenset(order[:count])
+
+        def reduced(table: Deferred, most: bool) -> Deferred | float:
+            return self._least.of(table, most, order, chosen)
+
+        return self._at(self._bounded, points, reduced)
+
+    def legal(self, points: Points) -> NDArray[np.bool_]:
+        """Say which points no table excludes."""
+        if not self._legal:
+            return np.ones(len(points), bool)
+        columns = np.ascontiguousarray(points.T)
+        return np.asarray(at(self._legal, columns, _itself))
+
+    def allows(self, points: Points, chosen: frozenset[int], last: int) -> NDArray[np.bool_]:
+        """Say which points no table excludes, whatever the open decisions; ``last`` is new."""
+        inside = np.ones(len(points), bool)
+        for table in self.batch.tables:
+            if last not in table.axes:
+                continue
+            key = id(table), chosen & frozenset(table.axes)
+            if key not in self.shared.allowed:
+                drop = tuple(i for i, a in enumerate(table.axes) if a not in chosen)
+                kept = tuple(a for a in table.axes if a in chosen)
+                self.shared.allowed[key] = kept, table.holds.view(np.ndarray).any(axis=drop)
+            kept, allowed = self.shared.allowed[key]
+            inside &= allowed[tuple(points[:, a] for a in kept)]
+        return inside
+
+    def order(self, loose: Sequence[NDArray[np.float64]]) -> list[int]:
+        """Order the decisions: first those that loosen the bound most, where they are open."""
+        mean = np.ma.masked_invalid(loose).mean(axis=0).filled(1.0)
+        axes = [axis for axis, length in enumerate(self.lengths) if length > 1]
+        return sorted(axes, key=lambda axis: float(mean[axis]))
+
+    def looseness(self, points: Points) -> NDArray[np.float64]:
+        """Return by which factor the bound falls where a decision is open; NaN: none is.
+
+        No single change improves ``points``, so how far the bound falls is looseness alone.
+        """
+        exact, found = self.seconds(points), np.full(len(self.lengths), np.nan)
+        for axis in range(len(self.lengths)):
+            if self.values_left(axis) > 1:
+                found[axis] = np.mean(self.beside(points, axis) / exact)
+        return found
+
+    def values_left(self, axis: int) -> int:
+        """Return how many values of a decision no table alone excludes."""
+        points = np.zeros((self.lengths[axis], len(self.lengths)), np.int64)
+        points[:, axis] = np.arange(self.lengths[axis])
+        return int(self.allows(points, frozenset({axis}), axis).sum())
+
+    def beside(self, points: Points, axis: int) -> NDArray[np.float64]:
+        """Return the bounds of points of which one decision is open.
+
+        Few entries are looked at, where ``bound`` reduces whole tables.
+        """
+        columns = np.ascontiguousarray(points.T)
+        legal: dict[tuple[int, ...], NDArray[np.bool_]] = {}
+
+        def along(axes: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
+            """Return indices of (points, values of the open decision)."""
+            every = np.arange(self.lengths[axis])[None, :]
+            return tuple(every if a == axis else columns[a][:, None] for a in axes)
+
+        def reduced(table: Deferred, most: bool) -> Deferred | NDArray[np.float64]:
+            if axis not in table.axes:
+                return table
+            assert table.table is not None
+            if table.axes not in legal:
+                tables = self._least.over(table.axes)
+                here = [t.holds.view(np.ndarray)[along(t.axes)] for t in tables]
+                legal[table.axes] = reduce(and_, here, np.ones((len(points), 1), bool))
+            values = table.table[along(table.axes)]
+            never = -np.inf if most else np.inf
+            entries = np.where(legal[table.axes], values, never)
+            return np.asarray((np.fmax if most else np.fmin).reduce(entries, axis=1, initial=never))
+
+        return np.asarray(at(self._bounded, columns, reduced))
+
+    def _at(
+        self,
+        steps: tuple[DeferredStep, ...],
+        points: Points,
+        looked_up: Callable[[Deferred, bool], LookedUp],
+    ) -> NDArray[np.float64]:
+        result = np.empty(len(points))
+        for first in range(0, len(points), _CHUNK):
+            columns = np.ascontiguousarray(points[first : first + _CHUNK].T)
+            result[first : first + _CHUNK] = at(steps, columns, looked_up)
+        return result
+
+    def _conjunction(self) -> Any:
+        """Join the batch's tables, to few that are as large as tables get."""
+        groups: list[Deferred] = []
+        for table in sorted(self.batch.tables, key=lambda t: t.axes):
+            one = self.shared.tables.over(table.axes, table.holds)
+            for i, group in enumerate(groups):
+                both = group & one
+                if both.table is not None:
+                    groups[i] = both
+                    break
+            else:
+                groups.append(one)
+        return reduce(and_, groups, True)
+
+
+def _itself(table: Deferred, most: bool) -> Deferred:
+    return table

@@ -1,0 +1,461 @@
+"""Time of programs with barriers: the (max, +) recursion over tiles and steps.
+
+The agents of a CTA (``asynchronous.py``) advance together, step by step.  An agent has a clock, a
+unit the time at which it is free, and a phase of a barrier the time of its last arrival or byte:
+
+    wait      clock = max(clock, phase) + its cost
+    load      in order through issue, the copy engine and the way from L2; lands a latency later
+    product   start = max(clock, tensor cores free, shared memory free); ends its cycles later
+    group     clock = max(clock, end of the newest group but N)
+    arrive    phase = max(phase, clock)
+
+``together`` copies of a role share the units, ``share`` CTAs an SM.  All maps are maxima of sums,
+so the steps of a tile, and the tiles of a CTA, become periodic: the recursion runs until then
+(two turns of the longest ring, or two or four times as many; a few tiles) and goes on at the
+period; agents that rest during a tile's steps keep their clocks.  The epilogue's chunks have a
+period in closed form: their own cycles, or with D stages of the store a (cycles + read) / D.
+
+>>> from tinygpu.devices.device import load_device
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.hopper import STARTS, Hopper
+>>> from tinygpu.term.operation import matmul
+>>> from tinygpu.search.time.asynchronous import agents
+>>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["ring"]))
+>>> found = agents(term, load_device("h200"), {"m": 128, "n": 128, "k": 8192})
+>>> few, many = (Recursion(found)(1, 1, steps, 4, *numbers(found)) for steps in (100, 101))
+>>> round(many - few)        # a step's period: shared memory, 32 KiB in and 48 KiB out
+515
+
+Source: ``docs/model.md``, section "Time"; Baccelli et al., "Synchronization and Linearity", 1992.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.search.time.asynchronous import Event, Guard, Node, TimedAgent, TimedLoop, mapped
+
+__all__ = [
+    "CopyState",
+    "Following",
+    "Recursion",
+    "Time",
+    "numbers",
+    "of_agent",
+    "span_cycles",
+    "tokens_of",
+    "unit_cycles",
+]
+
+Numbers = Any
+Times = NDArray[np.float64]
+Places = NDArray[np.int64]
+Time = Times | float
+_CHUNK = 4096
+"""Points at once: their clocks stay in a core's cache."""
+_MANY = 1 << 16
+_EVEN = 1e-6
+"""Cycles between steps that are alike."""
+_BEFORE = 64
+"""Phases before the first that an index may name; they are over from the start."""
+
+
+class Recursion:
+    """Cycles of a CTA's tiles, from the numbers of its agents, in one flat order.
+
+    ``numbers(agents)`` gives the order; before them come ``share``, the tiles, the steps and the
+    stages of the ring of steps.
+    """
+
+    def __init__(self, agents: tuple[TimedAgent, ...]) -> None:
+        """Remember the form; the numbers of ``agents`` are not used."""
+        self.agents = agents
+
+    def __call__(self, share: Any, tiles: Any, steps: Any, stages: Any, *leaves: Any) -> Any:
+        """Return the cycles from the first load to the last store: elementwise on arrays."""
+        inputs = [np.asarray(x, np.float64) for x in (share, tiles, steps, stages, *leaves)]
+        shape = np.broadcast_shapes(*(x.shape for x in inputs))
+        flat = [np.broadcast_to(x, shape).reshape(-1) if x.ndim else x for x in inputs]
+        count = int(np.prod(shape))
+        result = np.empty(count)
+        for first in range(0, count, _CHUNK):
+            here = slice(first, min(first + _CHUNK, count))
+            result[here] = self._part([x[here] if x.ndim else x for x in flat], here.stop - first)
+        return result.reshape(shape) if shape else float(result[0])
+
+    def _part(self, inputs: Sequence[Times], size: int) -> Times:
+        """Follow one tile until its steps are periodic; where there are more, whole turns of it."""
+        tiles, most, ring = (np.broadcast_to(x, size) for x in inputs[1:4])
+        copies = 1
+        for agent in _filled(self.agents, inputs[4:]):
+            copies = max(copies, int(np.max(agent.step)))
+        stages = 2 ** np.ceil(np.log2(np.maximum(ring, 4)))  # few different ones
+        result, few, turn = np.empty(size), np.zeros(size), np.ones(size)
+        at, one = np.arange(size), np.ones(size)
+        for times in (1, 2, 4):
+            few[at] = np.minimum(times * (2 * stages + 4), most)[at]
+            result[at], turn[at], apart = self._followed(inputs, at, one, few, one)
+            at = at[apart > _EVEN]
+            if not len(at):
+                break
+        at = np.flatnonzero(tiles > 1)
+        if len(at):
+            covering = copies * np.ceil(stages / np.maximum(most, 1))  # tiles that fill the ring
+            tiles = np.minimum(tiles, 2 * covering + 1)
+            steps = few + (most - few) % turn
+            result[at], _, _ = self._followed(inputs, at, tiles, steps, covering)
+        return result
+
+    def _followed(
+        self, inputs: Sequence[Times], at: Places, tiles: Times, steps: Times, window: Times
+    ) -> tuple[Times, Times, Times]:
+        """Return the cycles of some points, in groups that follow as many tiles and steps.
+
+        Also the turns of their steps, and by how much these are not periodic.
+        """
+        found = np.empty((3, len(at)))
+        key = ((tiles * _MANY + steps) * _MANY + window)[at]
+        for value in np.unique(key):
+            of = np.flatnonzero(key == value)
+            here = at[of] if len(of) < len(tiles) else slice(None)
+            some = [_alike(x[here] if x.ndim else x) for x in inputs]
+            run = Following(_filled(self.agents, some[4:]), some[0], some[3], len(of))
+            first, period = divmod(int(value), _MANY)
+            found[0, of] = run.cycles(some[1], some[2], *divmod(first, _MANY), period)
+            found[1, of], found[2, of] = run.turn, run.apart
+        return found[0], found[1], found[2]
+
+
+def _alike(numbers: Times) -> Numbers:
+    """Return one number for points that all have it: what it makes is then made once."""
+    first = numbers.item(0)
+    return first if numbers.ndim == 0 or (numbers == first).all() else numbers
+
+
+def numbers(agents: tuple[TimedAgent, ...]) -> list[Numbers]:
+    """Return every number of the agents in order."""
+    found: list[Numbers] = []
+
+    def note(number: Numbers) -> Numbers:
+        found.append(number)
+        return number
+
+    for agent in agents:
+        of_agent(agent, note)
+    return found
+
+
+def _filled(agents: tuple[TimedAgent, ...], leaves: Sequence[Numbers]) -> tuple[TimedAgent, ...]:
+    rest = iter(leaves)
+    return tuple(of_agent(agent, lambda _: next(rest)) for agent in agents)
+
+
+def of_agent(agent: TimedAgent, of: Callable[[Numbers], Numbers]) -> TimedAgent:
+    """Apply a function to every number of an agent, always in the same order."""
+    return replace(
+        agent,
+        together=of(agent.together),
+        step=of(agent.step),
+        before=mapped(agent.before, of),
+        body=mapped(agent.body, of),
+        after=mapped(agent.after, of),
+    )
+
+
+def span_cycles(nodes: tuple[Node, ...]) -> Numbers:
+    """Return how long a copy's warps take for statements that wait for no barrier.
+
+    Chunks that are stored from a ring go at its period.
+    """
+    serial: Numbers = 0.0
+    read: Numbers = 0.0
+    stages: Numbers = 1
+    for node in nodes:
+        match node:
+            case TimedLoop() if not node.signals:
+                serial = serial + node.trips * span_cycles(node.body)
+            case Event("store"):
+                serial = serial + node.cycles["serial"]
+                read = read + node.latency + np.maximum(node.cycles["smem"], node.cycles["tma"])
+            case Event("work"):
+                serial = serial + node.cycles["serial"]
+            case Event("group") if node.group == "bulk.read":
+                stages = node.pending + 1
+    return np.maximum(serial, (serial + read) / stages)
+
+
+def unit_cycles(nodes: tuple[Node, ...], unit: str) -> Numbers:
+    """Return for how long one copy's statements keep a unit."""
+    total: Numbers = 0.0
+    for node in nodes:
+        if isinstance(node, Event):
+            total = total + node.cycles.get(unit, 0.0)
+        else:
+            times = node.trips if isinstance(node, TimedLoop) else 1.0
+            total = total + times * unit_cycles(node.body, unit)
+    return total
+
+
+@dataclass(slots=True)
+class CopyState:
+    """One copy of an agent, or copies that work together: the clocks of the first and the last.
+
+    ``groups`` are the ends of their groups of products.
+    """
+
+    agent: TimedAgent
+    copy: int
+    now: Time
+    last: Time
+    done: tuple[Time, Time]
+    groups: list[tuple[Time, Time]] = field(default_factory=list)
+    turn: int = 0
+
+    def busy(self, cycles: Numbers) -> None:
+        """Let both clocks go on."""
+        one = self.now is self.last
+        self.now = self.now + cycles
+        self.last = self.now if one else self.last + cycles
+
+
+class Following:
+    """The recursion for points that take the same number of tiles and steps.
+
+    Times are arrays over the points; of one point they are floats, and so they may be where all
+    points have the same.
+    """
+
+    def __init__(
+        self, agents: tuple[TimedAgent, ...], share: Numbers, stages: Numbers, size: int
+    ) -> None:
+        self.share, self.size = share, size
+        self.turns = [np.asarray(n, np.int64) for n in (stages, tokens_of(agents, stages))]
+        self.turn: Numbers = 1
+        self.apart: Numbers = 0.0
+        self.later: Callable[[Any, Any], Any] = max if size == 1 else np.maximum
+        self.zero: Time = 0.0 if size == 1 else np.zeros(size)
+        self.states = [
+            [
+                CopyState(a, copy, self.zero, self.zero, (self.zero, self.zero))
+                for copy in range(max(1, int(np.max(a.step))))
+            ]
+            for a in agents
+        ]
+        self.phases: dict[str, Any] = {}
+        self.columns = np.arange(size)
+        self.tensor = self.smem = self.fill = self.tma = self.zero
+        self.rows = 0
+
+    def cycles(
+        self, tiles: Numbers, steps: Numbers, first_tiles: int, first_steps: int, window: int
+    ) -> Times:
+        """Return the cycles of all tiles: the first ones step by step, then at the period."""
+        self.rows = first_tiles * first_steps + 2
+        ends: list[Time] = []
+        for tile in range(first_tiles):
+            states = [copies[tile % len(copies)] for copies in self.states]
+            values = [
+                {s.agent.tile: tile, s.agent.turn: s.turn, s.agent.copy: s.copy,
+                 s.agent.steps: first_steps}
+                for s in states
+            ]  # fmt: skip
+            for state, known in zip(states, values, strict=True):
+                self.nodes(state.agent.before, state, known)
+            seen: list[Time] = []
+            for step in range(first_steps):
+                for state, known in zip(states, values, strict=True):
+                    known[state.agent.step_var] = step
+                    self.nodes(state.agent.body, state, known)
+                seen.append(reduce(self.later, [s.last for s in states if s.agent.body]))
+            self.jump(states, seen, steps - first_steps)
+            for state, known in zip(states, values, strict=True):
+                self.nodes(state.agent.after, state, known)
+                state.turn += 1
+            ends.append(reduce(self.later, [s.last for c in self.states for s in c]))
+        if len(ends) > window:
+            period = (ends[-1] - ends[-1 - window]) / window
+            return np.asarray(ends[-1] + np.maximum(tiles - first_tiles, 0) * period)
+        return np.asarray(ends[-1])
+
+    def jump(self, states: list[CopyState], seen: list[Time], more: Numbers) -> None:
+        """Go on for more steps at the period: what the steps moved moves along."""
+        if len(seen) < 4 or not np.any(more > 0):
+            return
+        ends = np.stack(seen).reshape(len(seen), self.size)
+        self.turn, self.apart = turn, _ = self.turn_of(np.diff(ends, axis=0))
+        last = len(seen) - 1
+        whole, rest = np.divmod(np.maximum(more, 0), turn)
+        rest = np.asarray(last - turn + rest, np.int64)
+        before = ends[last - turn, self.columns]
+        later = whole * (ends[last] - before) + (ends[rest, self.columns] - before)
+        for unit, free in self.free().items():  # it may fall behind only later
+            spare = np.maximum(ends[last] - free, 0.0)
+            work = sum(s.agent.together * unit_cycles(s.agent.body, unit) for s in states)
+            later = np.maximum(later, np.maximum(more, 0) * self.share * work - spare)
+        if self.size == 1:
+            later = later.item()
+        for state in (s for s in states if s.agent.body):
+            state.busy(later)
+            state.groups = [(first + later, last + later) for first, last in state.groups[-4:]]
+        self.tensor, self.smem = self.tensor + later, self.smem + later
+        self.fill, self.tma = self.fill + later, self.tma + later
+        moved = {b for s in states for b in _barriers(s.agent.body)}
+        for barrier in moved & self.phases.keys():
+            phases = self.phases[barrier]
+            if self.size == 1:
+                phases[_BEFORE:] = [at + later if at > 0 else at for at in phases[_BEFORE:]]
+            else:
+                phases[_BEFORE:] += np.where(phases[_BEFORE:] > 0, later, 0.0)
+
+    def free(self) -> dict[str, Time]:
+        """Return when each unit is free."""
+        return {"tensor": self.tensor, "smem": self.smem, "fill": self.fill, "tma": self.tma}
+
+    def turn_of(self, gaps: Times) -> tuple[Places, Times]:
+        """Return after how many steps the times between steps come again, and how far they do not.
+
+        The critical cycle is a turn of the ring, or from a load to the one that may take its stage.
+        """
+        half = len(gaps) // 2
+        last = len(gaps) - 1 - np.arange(half)[:, None]
+        found, least = np.ones(self.size, np.int64), np.full(self.size, np.inf)
+        for each in (1, *self.turns):
+            turn = np.clip(np.broadcast_to(np.asarray(each), self.size), 1, half)
+            apart = np.abs(gaps[last, self.columns] - gaps[last - turn, self.columns]).max(0)
+            better = apart < least - _EVEN
+            found, least = np.where(better, turn, found), np.where(better, apart, least)
+        return found, least
+
+    def nodes(self, nodes: tuple[Node, ...], state: CopyState, known: dict[str, Any]) -> None:
+        """Follow statements in order."""
+        for node in nodes:
+            match node:
+                case Event():
+                    self.event(node, state, known, True)
+                case Guard():
+                    self.guarded(node, state, known, True)
+                case TimedLoop() if node.signals:
+                    for i in range(int(np.max(node.trips))):
+                        known[node.var] = i
+                        for inner in node.body:
+                            if isinstance(inner, Guard):
+                                self.guarded(inner, state, known, i < node.trips)
+                case TimedLoop():
+                    state.busy(node.trips * span_cycles(node.body))
+
+    def guarded(self, guard: Guard, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+        """Arrive where the index is below the bound, and the mask holds."""
+        bound = known[guard.bound] if isinstance(guard.bound, str) else guard.bound
+        mask = mask & (guard.index.evaluate(known) < bound)
+        if isinstance(mask, np.ndarray) and (mask.all() or not mask.any()):
+            mask = bool(mask.all())
+        if mask is False:
+            return
+        for event in guard.body:
+            assert isinstance(event, Event)
+            self.event(event, state, known, mask)
+
+    def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+        """Follow one event; an arrival where the mask (True, or an array) holds."""
+        cycles, share, later = event.cycles, self.share, self.later
+        match event.kind:
+            case "wait":
+                phase = self.phase(event.barrier, event.index.evaluate(known))
+                one = state.now is state.last
+                state.now = later(state.now, phase)
+                state.last = state.now if one else later(state.last, phase)
+                state.busy(cycles["serial"])
+            case "arrive":
+                state.busy(cycles["serial"] if mask is True else cycles["serial"] * mask)
+                at = state.last + event.latency
+                if event.group == "tcgen05":  # not now, but when its products are done
+                    at = later(at, state.done[1])
+                self.complete(event.barrier, event.index.evaluate(known), at, mask)
+            case "load":
+                state.busy(cycles["serial"])
+                start = later(self.tma, state.now)
+                self.tma = start + cycles["tma"] * share
+                come = later(self.fill, start) + cycles["fill"] * share
+                self.fill = later(come, self.tma)  # rows come while later ones are asked for
+                self.smem = self.smem + cycles["smem"] * share
+                landed = self.fill + event.latency
+                self.complete(event.barrier, event.index.evaluate(known), landed, True)
+            case "product":
+                copies = state.agent.together
+                many = copies * share
+                start = later(state.now, self.tensor)
+                self.smem = later(self.smem, start) + cycles["smem"] * many
+                ends = start + cycles["tensor"] * many
+                self.tensor = later(ends, self.smem)
+                each = (self.tensor - start) / many
+                first = start + each + event.latency
+                state.done = first, first + (copies - 1) * each
+            case "commit" if event.group == "wgmma":
+                state.groups.append(state.done)
+            case "group" if event.group == "wgmma":
+                first, last = self.newest(state, event.pending)
+                state.now, state.last = later(state.now, first), later(state.last, last)
+            case "work" | "store":
+                state.busy(cycles["serial"])
+
+    def newest(self, state: CopyState, pending: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the ends of the newest group but ``pending``."""
+        found: tuple[Numbers, Numbers] = (self.zero, self.zero)
+        for n in range(min(int(np.max(pending)) + 1, len(state.groups))):
+            here, group = pending == n, state.groups[-1 - n]
+            if isinstance(here, np.ndarray):
+                first, last = (np.where(here, *ends) for ends in zip(group, found, strict=True))
+                found = first, last
+            elif here:
+                found = group
+        return found
+
+    def phase(self, barrier: str, index: Numbers) -> Numbers:
+        """Return when a phase is complete."""
+        if barrier not in self.phases:
+            return self.zero
+        phases = self.phases[barrier]
+        if isinstance(index, np.ndarray):
+            return phases[np.maximum(index.astype(np.int64) + _BEFORE, 0), self.columns]
+        return phases[max(int(index) + _BEFORE, 0)]
+
+    def complete(self, barrier: str, index: Numbers, at: Numbers, mask: Any) -> None:
+        """Note that a phase is complete no earlier than ``at``, where the mask holds."""
+        if barrier not in self.phases:
+            many = _BEFORE + self.rows
+            self.phases[barrier] = [0.0] * many if self.size == 1 else np.zeros((many, self.size))
+        phases = self.phases[barrier]
+        if mask is True and not isinstance(index, np.ndarray):
+            row = int(index) + _BEFORE
+            phases[row] = self.later(phases[row], at)
+            return
+        rows = np.asarray(index + _BEFORE, np.int64).clip(0, len(phases) - 1)  # or not of the mask
+        phases[rows, self.columns] = self.later(
+            phases[rows, self.columns], at if mask is True else np.where(mask, at, 0.0)
+        )
+
+
+def tokens_of(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
+    """Return the tokens of the cycle from a load to the one that may take its stage.
+
+    A stage is released when products so many steps later have begun.
+    """
+    tokens = stages
+    for agent in agents:
+        for node in agent.body:
+            if isinstance(node, Event) and node.group == "wgmma":
+                tokens = np.minimum(tokens, stages - node.pending)
+    return np.maximum(tokens, 1)
+
+
+def _barriers(nodes: tuple[Node, ...]) -> set[str]:
+    found: set[str] = set()
+    for node in nodes:
+        found |= {node.barrier} - {""} if isinstance(node, Event) else _barriers(node.body)
+    return found

@@ -1,0 +1,331 @@
+"""Quantities: what of a term decides how many registers its threads need.
+
+Each is a number (or an array, over a space) that ``tinygpu.search.time.registers`` weighs; they are
+listed and explained there.  An amount is the sum of its addends, each of few decisions, or a tuple
+of factors of even fewer.  Some are cut into pieces at *bends*, so that each piece has a slope of
+its own:
+
+>>> [int(piece) for piece in bent("body", 100.0).values()]
+[32, 64, 4, 0, 0]
+
+Source: ``docs/model.md``, section "Time".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tinygpu.term.program import Access, Block, Buffer, Do, For, Program, select, walk
+
+__all__ = [
+    "BENDS",
+    "ENDLESS",
+    "KINDS",
+    "amounts",
+    "arithmetic",
+    "bent",
+    "fragment_registers",
+    "is_true",
+    "piece",
+    "piece_name",
+    "quantities",
+    "worth",
+]
+
+KINDS = ("f32", "f64", "f32+f64")
+ENDLESS = 1 << 30
+_JOINED_BYTES = 16
+
+
+def quantities(program: Program) -> dict[str, Any]:
+    """Return what the estimate is affine in; see the module's text."""
+    found: dict[str, Any] = {}
+    for name, addends in amounts(program).items():
+        amount = sum(map(worth, addends), 0.0)
+        found |= bent(name, amount) if name in BENDS else {name: amount}
+    return found
+
+
+BENDS: Mapping[str, tuple[int, ...]] = {
+    "body": (32, 96, 256, 1280, ENDLESS),
+    "products": (64, 256, 1024, ENDLESS),
+    "direct": (16, 64, 256, ENDLESS),
+}
+
+
+def amounts(program: Program) -> dict[str, tuple[Any, ...]]:
+    """Return the addends of each quantity, before it is cut at its bends."""
+    kept = _kept(program)
+    names = {s.instruction.name for s, _ in walk(program) if isinstance(s, Do)}
+    found: dict[str, tuple[Any, ...]] = {
+        "one": (1.0,),
+        "kept": tuple(_words(program, name) for name in kept) or (0.0,),
+        "alone": (select(is_true(program.ctas_per_sm == 1), 1.0, 0.0),),
+        "i32": (select(_equal(program.addressing, "i32"), 1.0, 0.0),),
+        "i64": (select(_equal(program.addressing, "i64"), 1.0, 0.0),),
+        "specialised": (select(is_true(program.specialised), 1.0, 0.0),),
+        "asynchronous": (float("cp.async" in names),),
+        "red": (float("red.global" in names),),
+        **_operands(program, kept),
+        **dict.fromkeys(_MOVES, ()),
+    }
+    for name, amount in (*_loads_and_stores(program, kept), *_swizzled(program)):
+        found[name] += (amount,)
+    return found
+
+
+_MOVES = (
+    "ahead", "waiting", "moved_vectors", "moved_guards", "moved_lines", "direct", "direct_vectors",
+    "direct_lines", "direct_guards", "pointer_rows", "i32_rows", "i64_rows", "stored",
+    "store_lines", "swizzled_reads", "swizzled_writes",
+)  # fmt: skip
+
+
+def _equal(text: Any, word: str) -> Any:
+    same = np.asanyarray(text) == word
+    return bool(same) if same.ndim == 0 else same
+
+
+def piece(amount: Any, low: Any, high: Any) -> Any:
+    """Return the part of an amount between two bends."""
+    return np.minimum(np.maximum(amount - low, 0), high - low)
+
+
+def piece_name(name: str, bend: int) -> str:
+    """Return the name of the piece that ends at a bend."""
+    return f"{name}_{bend}" if bend < ENDLESS else f"{name}_more"
+
+
+def worth(addend: Any) -> Any:
+    """Return an addend: itself, or the product of its factors."""
+    return prod(addend) if isinstance(addend, tuple) else addend
+
+
+def bent(name: str, amount: Any) -> dict[str, Any]:
+    """Cut an amount into the pieces between bends, so that each has a slope of its own."""
+    low, pieces = 0, {}
+    for high in BENDS[name]:
+        pieces[piece_name(name, high)] = piece(amount, low, high)
+        low = high
+    return pieces
+
+
+def _words(program: Program, name: str) -> Any:
+    """Return a buffer's size in 32-bit registers; two 16-bit values share one."""
+    return next(b.bytes for b in program.buffers if b.name == name) / 4
+
+
+def _kept(program: Program) -> tuple[str, ...]:
+    """Return the register buffers whose value crosses the start or the end of a loop."""
+    epoch, written, found = 0, dict[str, int](), dict[str, None]()
+    path: tuple[int, ...] = ()
+    for statement, around in walk(program):
+        here = tuple(id(a) for a in around if isinstance(a, For))
+        epoch += here != path
+        path = here
+        if not isinstance(statement, Do):
+            continue
+        for read in statement.reads:
+            if isinstance(read, Access) and read.buffer.level == "registers":
+                name = read.buffer.name
+                if written.get(name, epoch) != epoch:
+                    found[name] = None
+        if statement.write.buffer.level == "registers":
+            written[statement.write.buffer.name] = epoch
+    return tuple(found)
+
+
+def _operands(program: Program, kept: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """Return the quantities of the multiply-add's operands that are not kept."""
+    steps: dict[str, Any] = {}
+    body: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
+    products: Any = 0.0
+    joined = _joined(program)
+    for statement, around in walk(program):
+        if not isinstance(statement, Do) or statement.variant not in ("fma", "mul") or not around:
+            continue
+        reads = [r.buffer for r in statement.reads if isinstance(r, Access)]
+        fresh = [b for b in reads if b.name not in kept]
+        products = _count(statement.values) * _unrolled(around)
+        for buffer in fresh if len(fresh) > 1 else ():
+            steps[buffer.name] = buffer.bytes / 4
+            body[buffer.name] = buffer.bytes / 4 * _unrolled(around)
+            merged[buffer.name] = buffer.bytes / 4 * (joined.get(buffer.name, 1.0) - 1)
+    total: Any = sum(steps.values(), 0.0)
+    narrow: Any = total
+    for words in steps.values():
+        narrow = np.minimum(narrow, words)
+    return {
+        "narrow": (narrow,),
+        "wide": (total - narrow,),
+        "merged": tuple(merged.values()),
+        "body": tuple(body.values()),
+        "products": (products,),
+    }
+
+
+def _joined(program: Program) -> dict[str, Any]:
+    """Return how many times its size each fragment is, if reads along unrolled loops are joined."""
+    found: dict[str, Any] = {}
+    for statement, around in walk(program):
+        source = statement.reads[0] if isinstance(statement, Do) and statement.reads else None
+        if not isinstance(statement, Do) or not isinstance(source, Access):
+            continue
+        target, buffer = statement.write.buffer, source.buffer
+        if source.buffer.name in found and statement.instruction.name == "cvt":
+            found[target.name] = found[buffer.name]
+        if buffer.level != "smem" or target.level != "registers" or not source.origin:
+            continue
+        along = next((d for d, s in enumerate(buffer.stride) if _is_one(s)), None)
+        if along is None:
+            continue
+        step: dict[str, Any] = dict(source.origin[along].terms)
+        for outer in around:
+            if isinstance(outer, For) and outer.unrolled and outer.var in step:
+                others: list[Any] = [s for d, s in enumerate(buffer.stride) if d != along]
+                trips: Any = outer.trips
+                most: Any = _JOINED_BYTES // buffer.type.bytes
+                for stride in others:
+                    most = np.minimum(most, stride & -stride)
+                most = np.minimum(most, trips * step[outer.var])
+                times = np.maximum(most / step[outer.var], 1.0)
+                found[target.name] = select(is_true(buffer.swizzle[0] > 0), 1.0, times)
+    return found
+
+
+def _is_one(stride: Any) -> bool:
+    return isinstance(stride, int) and stride == 1
+
+
+def _count(values: tuple[Any, ...]) -> Any:
+    total: Any = 1
+    for extent in values:
+        total = total * extent
+    return total
+
+
+def _unrolled(around: tuple[Block, ...]) -> Any:
+    """Return to how many steps the unrolled loops around a statement go.
+
+    A loop whose first steps stand in a loop of their own (before loads that are issued between)
+    counts them: its end is that of both.
+    """
+    times: Any = 1
+    for outer in around:
+        if isinstance(outer, For) and outer.unrolled and not isinstance(outer.trips, str):
+            times = times * np.maximum(outer.trips, 1)
+    return times
+
+
+def _loads_and_stores(program: Program, kept: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield the quantities of each operand in gmem: its last access stands for all."""
+    last: dict[str, tuple[Do, Access, tuple[Block, ...]]] = {}
+    stored: set[str] = set()
+    for statement, around in walk(program):
+        if isinstance(statement, Do):
+            for access in statement.accesses:
+                if access.buffer.level == "gmem":
+                    last[access.buffer.name] = (statement, access, around)
+                elif statement.write.buffer.level == "smem":
+                    stored.add(access.buffer.name)
+    for do, access, around in last.values():
+        target = do.write.buffer
+        staged = target.level == "smem" or target.name in stored
+        where = "stored" if target.level == "gmem" else "moved" if staged else "direct"
+        rows, columns = _rows_and_columns(do, access, around if where == "direct" else ())
+        vectors, both = rows * columns, bool(access.guard)
+        lines: Any = 0.0
+        for d, guarded in enumerate(access.guard):
+            along = rows if not _is_one(access.buffer.stride[d]) else columns
+            lines = lines + select(is_true(guarded), along, 0.0)
+            both = both & is_true(guarded)
+        if where == "stored":
+            yield "stored", vectors
+            yield "store_lines", lines
+            continue
+        yield f"{where}_vectors", vectors
+        yield f"{where}_lines", lines
+        yield f"{where}_guards", select(both, vectors, 0.0)
+        for name in ("pointer", "i32", "i64"):
+            here = _equal(program.addressing, name) & (is_true(program.specialised) ^ True)
+            yield f"{name}_rows", (rows, select(here, 1.0, 0.0))
+        if where == "direct":
+            yield "direct", target.bytes / 4 * _unrolled(around)
+        elif target.name in kept:
+            yield "ahead", 1.0
+        elif target.level == "registers":
+            yield "waiting", target.bytes / 4
+
+
+def _swizzled(program: Program) -> Iterator[tuple[str, Any]]:
+    """Yield how many vectors move to and from each swizzled buffer, as factors."""
+    found: dict[tuple[str, bool], tuple[Do, Buffer, tuple[Block, ...]]] = {}
+    for statement, around in walk(program):
+        if isinstance(statement, Do):
+            for access in statement.accesses:
+                if access.buffer.level == "smem":
+                    written = access is statement.write
+                    found[access.buffer.name, written] = (statement, access.buffer, around)
+    for (_, written), (do, buffer, around) in found.items():
+        here = is_true(buffer.swizzle[0] > 0)
+        if np.any(here):
+            vectors = _count(do.values) / do.vector
+            factors = (vectors, _unrolled(around), select(here, 1.0, 0.0))
+            yield "swizzled_writes" if written else "swizzled_reads", factors
+
+
+def fragment_registers(program: Program) -> tuple[Any, ...]:
+    """Return the registers of each of mma.sync's operands and sums; none if there is no mma.sync.
+
+    What is made of the sums takes their place.
+    """
+    operands: dict[str, Any] = {}
+    for statement, _ in walk(program):
+        if isinstance(statement, Do) and statement.instruction.name == "mma.sync":
+            operands |= {a.buffer.name: a.buffer.bytes / 4 for a in statement.accesses}
+    return tuple(operands.values())
+
+
+def is_true(flag: Any) -> Any:
+    """Return a flag, 0 or 1, as a bool, or an array of bools, one for equal flags of a space."""
+    return bool(flag) if np.ndim(flag) == 0 else np.not_equal(flag, 0)
+
+
+def _rows_and_columns(do: Do, access: Access, around: tuple[Block, ...]) -> tuple[Any, Any]:
+    """Return how many rows of a gmem operand a thread touches, and how many vectors in each.
+
+    A row is a value of the coordinates whose stride is known only at launch; a loop that is
+    unrolled multiplies what its variable moves along.
+    """
+    rows: Any = 1
+    columns: Any = 1
+    pitched = [d for d, stride in enumerate(access.buffer.stride) if stride != 1]
+    for extent, steps in zip(do.values, access.value, strict=True):
+        moves = sum((abs(steps[d]) for d in pitched), 0)
+        rows = rows * select(is_true(moves != 0), extent, 1)
+        columns = columns * select(is_true(moves != 0), 1, extent)
+    columns = np.maximum(columns / do.vector, 1)
+    for outer in around:
+        if not isinstance(outer, For) or not outer.unrolled or isinstance(outer.trips, str):
+            continue
+        names = [{v for v, _ in origin.terms} for origin in access.origin]
+        if any(outer.var in names[d] for d in pitched):
+            rows = rows * np.maximum(outer.trips, 1)
+        elif any(outer.var in found for found in names):
+            columns = columns * np.maximum(outer.trips, 1)
+    return rows, columns
+
+
+def arithmetic(program: Program) -> str:
+    """Return the kind of arithmetic: "f32", "f64", or "f32+f64" for both."""
+    types = {
+        s.write.buffer.dtype
+        for s, _ in walk(program)
+        if isinstance(s, Do) and s.instruction.unit == "fma"
+    }
+    return "+".join(sorted(types & {"f32", "f64"})) or "f32"

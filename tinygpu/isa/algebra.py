@@ -1,0 +1,92 @@
+"""Algebras: the arithmetic in which a term is executed and its operation is evaluated.
+
+An algebra has a meaning for each operator, for a constant, for the rounding to a type, for sums of
+products and for the reductions.  In ``FLOATS`` these are the hardware's; in a prime field
+(``tinygpu.meaning.prime_field``) sums and products are exact, so that two formulas agree only where
+they are the same function.
+
+>>> float(FLOATS.operators["fma"](2.0, 3.0, 1.0))
+7.0
+>>> FLOATS.contract(np.matmul, np.ones((1, 3)), np.ones((3, 1))).tolist()
+[[3.0]]
+
+Source: ``docs/model.md``, section "Meaning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tinygpu.isa.memory import DType
+
+__all__ = ["FLOATS", "OPERATORS", "Algebra"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Algebra:
+    """Operators by name, and what is made of numbers, of types and of many values.
+
+    ``number``: the element that a constant or a size means.  ``round(dtype, array)``.
+    ``contract(form, a, b)``: ``form(a, b)``, where ``form`` gives sums of products of an element of
+    a and one of b.  ``total(operator, array, axes)``: the reduction by "add" or "max" over axes,
+    whose length becomes 1.  ``exact``: results are equal or wrong.
+    """
+
+    operators: Mapping[str, Callable[..., Any]]
+    number: Callable[[float], Any]
+    round: Callable[[DType, Any], Any]
+    contract: Callable[[Callable[[Any, Any], Any], Any, Any], Any]
+    total: Callable[[str, Any, tuple[int, ...]], Any]
+    exact: bool
+
+
+def _ceildiv(a: Any, b: Any) -> Any:
+    return -(-a // b)
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "fma": lambda a, b, c: a * b + c,
+    "max": np.maximum,
+    "min": np.minimum,
+    "ceildiv": _ceildiv,
+    "neg": lambda a: -a,
+    "abs": np.abs,
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "rcp": lambda a: 1.0 / a,
+    "ex2.ftz": np.exp2,  # subnormal results may be zero; they cost an instruction, not five
+    "rcp.ftz": lambda a: 1.0 / a,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1.0 / np.sqrt(a),
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+}
+"""Operators by name: their meaning on NumPy arrays, PTX's names where PTX has them."""
+
+
+def _total(operator: str, array: Any, axes: tuple[int, ...]) -> Any:
+    over: Any = np.sum if operator == "add" else np.max
+    return over(array, axis=axes, keepdims=True)
+
+
+FLOATS = Algebra(
+    OPERATORS,
+    number=lambda x: x,
+    round=lambda dtype, array: dtype.round(array),
+    contract=lambda form, a, b: form(a, b),
+    total=_total,
+    exact=False,
+)
+"""float64, rounded to each type; CuPy's arrays as well as NumPy's."""

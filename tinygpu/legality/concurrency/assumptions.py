@@ -1,0 +1,42 @@
+"""Assumptions: what the cutoff theorem needs of a program, a law for each.
+
+Names and declarations are checked when a Program is built.  Most of the rest is read while the
+program is laid out (``blocks``): loops of unknown length can be laid beside one another; guards are
+distances to a loop's ends; indices of a ring move alike and forwards; tiles are taken in turn.  One
+is read here, from the program as it was written, before its maps are erased:
+
+    storage    a stage of a buffer holds its whole layout, no two elements at one place
+
+>>> from dataclasses import replace
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import matmul
+>>> program = Simt().program(matmul("f32"), Chosen(LADDER["shared"]))
+>>> assumptions(program)
+()
+>>> buffers = tuple(replace(b, stage_elements=0) for b in program.buffers)
+>>> print(_stored(buffers)[0])
+storage: sums reaches over 1 elements, and a stage of it has 0
+
+Source: ``docs/model-concurrency.md``; ``tinygpu.legality.storage_laws``, which is the law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tinygpu.legality.storage_laws import cells
+from tinygpu.term.program import Buffer, Program
+
+__all__ = ["assumptions"]
+
+
+def assumptions(program: Program) -> tuple[str, ...]:
+    """Return what does not hold, of what is read from the program as it was written."""
+    return _stored(program.buffers)
+
+
+def _stored(buffers: Iterable[Buffer]) -> tuple[str, ...]:
+    """State that a stage holds its layout, and that the layout gives each element a place."""
+    on_chip = (b for b in buffers if b.level != "gmem")
+    return tuple(f"storage: {c}" for b in on_chip for c in cells(b) if not c.holds)

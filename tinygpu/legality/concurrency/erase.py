@@ -1,0 +1,655 @@
+"""Erasing: from a program to the program that concurrency depends on.
+
+``erase(program)`` is a rewrite from programs to programs, and the ordinary printer prints what it
+returns.  It takes away sizes, thread maps, global memory, names of operands, and whatever no
+condition asks about.  What stays of a write is a *footprint*:
+
+    part     how much of a stage the statement fills (1: all of it); 0 if that is not known
+    own      no two threads of the statement write one cell
+    family   the loops of constant trips, copies and ranks along which ``own`` still holds
+    along    those that move the cells; ``part`` is of one iteration
+    apart    no other statement that fills a part of the ring writes a cell of it
+
+Five rewrites make programs smaller, and none hides a fault:
+
+* A read of registers that follows, in the same block, a whole write at the same index sees that
+  write.  It is dropped, and so are registers that nothing else reads.
+* A statement that is done at once and touches nothing on chip is dropped.
+* A loop of constant trips that only touches, at indices without its variable and one a ring,
+  touches the same again in each iteration: one is enough.  Its writes then fill what all did.
+* The bytes that loads land at a barrier are counted in their common divisor.
+* A role whose threads no barrier counts has three: one, and two that do the same.
+
+A parameter becomes ``s + c`` with a size s >= 1: any number from the least that is proved of it.
+
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import matmul
+>>> program = Simt().program(matmul("f32"), Chosen(LADDER["shared"]))
+>>> for line in str(erase(program)).splitlines()[-9:-1]:
+...     print(line[4:])
+for kt in 0..trips:
+  smem_a@(kt) = st.shared() x 1
+  smem_b@(kt) = st.shared() x 1
+  bar.sync 0
+  nowhere[] = ld.shared(smem_a@(kt)) x 1
+  nowhere[] = ld.shared(smem_b@(kt)) x 1
+  sums = fma(sums) x 1
+  bar.sync 0
+
+Source: ``docs/model-concurrency.md``, section "Skeleton".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from math import gcd, prod
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.term.expression import Constant, Expression, value
+from tinygpu.term.operation import Operand, Operation
+from tinygpu.term.program import (
+    Access,
+    Affine,
+    Arrive,
+    Axis,
+    Barrier,
+    Block,
+    Buffer,
+    Do,
+    Elect,
+    Exit,
+    For,
+    ForTile,
+    Program,
+    Role,
+    Statement,
+    Sync,
+    Wait,
+    WaitGroup,
+    When,
+    indices_of,
+    walk,
+)
+
+__all__ = ["Footprint", "Kind", "erase", "given", "kind_of", "settled"]
+
+Kind = Literal["plain", "copy", "load", "product", "store", "mma", "cp", "take", "put"]
+Body = tuple[Statement, ...]
+Loop = tuple[str, int, int, bool]  # a variable, from where to where, and if by other threads
+
+_SIZE = "size_of_nothing"
+_NOTHING = Operation(
+    "nothing", (_SIZE,), (Operand("anything", (_SIZE,), "f32"),),
+    Operand("nowhere", (_SIZE,), "f32"), value("anything"),
+)  # fmt: skip
+_NOWHERE = Buffer("nowhere", "gmem", "f32", (_SIZE,), (1,))
+_KINDS: dict[str, Kind] = {
+    "commit_group": "copy", "mbarrier": "load", "wgmma_group": "product", "bulk_group": "store",
+    "tcgen05_commit": "mma",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint(Access):
+    """An access without a map: what is known of a write's cells."""
+
+    part: Fraction = Fraction(1)
+    own: bool = True
+    family: tuple[str, ...] = ()
+    along: tuple[str, ...] = ()
+    apart: bool = True
+    cells: bytes = b""  # a bit for each cell of a stage, while erasing
+
+
+def kind_of(do: Do) -> Kind:
+    """Return when a statement is done: at once ("plain"), or observed by what comes later."""
+    completion = do.instruction.completion
+    if completion == "tcgen05_wait":
+        return "put" if do.write.buffer.level == "tmem" else "take"
+    kind = _KINDS.get(completion, "plain")
+    return "cp" if kind == "mma" and do.instruction.unit == "tmem" else kind
+
+
+def erase(program: Program) -> Program:
+    """Return what a program's concurrency depends on.  Its numbers have to be ints."""
+    ranks = tuple((name, 0, int(extent), True) for name, extent in program.cluster)
+    wanted = _fragments(program)
+    bodies = []
+    for role in program.roles:
+        copies = ((role.copy, 0, int(role.copies), True),) if role.copy else ()
+        body = _lowered(role.body, int(role.threads), (*ranks, *copies), wanted)
+        flying = {b.name for do in _dos(body) if kind_of(do) != "plain" for b in _private(do)}
+        body = _answered(body, flying)
+        asked = flying | {b.name for do in _dos(body) for b in _private(do, reads_only=True)}
+        bodies.append(_shortened(body, asked))
+    bodies = _parted(_counted(bodies))
+    touched = (a.buffer for body in bodies for do in _dos(body) for a in do.accesses)
+    known = {b.name: _barrier(b) for b in program.barriers}
+    return Program(
+        program.name,
+        _NOTHING,
+        tuple(dict.fromkeys((*touched, _NOWHERE))),
+        _parameters(program, bodies),
+        tuple(Axis(a.var, Constant(1)) for a in program.grid if a.var in _mentioned(bodies)),
+        tuple(
+            Role(r.name, _crowd(int(r.threads), body), body, int(r.copies), r.copy)
+            for r, body in zip(program.roles, bodies, strict=True)
+        ),
+        barriers=tuple(known.values()),
+        cluster=tuple((name, int(extent)) for name, extent in program.cluster),
+        persistent=bool(program.persistent),
+    )
+
+
+def _mentioned(bodies: Sequence[Body]) -> set[str]:
+    """Return the names in indices and guards."""
+    found: set[str] = set()
+    for body in bodies:
+        for s in body:
+            found |= {name for form in indices_of(s) for name, _ in form.terms}
+            if isinstance(s, Block):
+                found |= _mentioned([s.body])
+    return found
+
+
+def _crowd(threads: int, body: Body) -> int:
+    """Return how many threads a role needs to have: 3 do as well as more, if nobody counts them."""
+    return threads if any(_counting(body)) else min(threads, 3)
+
+
+def _counting(body: Body) -> Iterator[bool]:
+    """Yield of what all threads do at a barrier that it counts them."""
+    for s in body:
+        yield isinstance(s, Arrive) or (isinstance(s, Do) and s.signal is not None)
+        if isinstance(s, Block) and not isinstance(s, Elect):
+            yield from _counting(s.body)
+
+
+@lru_cache(4096)
+def normal(index: Affine) -> Affine:
+    """Return the form with each variable once, sorted, none of them zero."""
+    whole: dict[str, int] = {}
+    scaled: list[tuple[str, int | str]] = []
+    for name, coefficient in index.terms:
+        if isinstance(coefficient, str):
+            scaled.append((name, coefficient))
+        else:
+            whole[name] = whole.get(name, 0) + int(coefficient)
+    terms: list[tuple[str, int | str]] = [(n, c) for n, c in sorted(whole.items()) if c]
+    return Affine(int(index.constant), (*terms, *sorted(scaled)))
+
+
+def _dos(body: Body) -> Iterator[Do]:
+    for s in body:
+        if isinstance(s, Block):
+            yield from _dos(s.body)
+        elif isinstance(s, Do):
+            yield s
+
+
+def _private(do: Do, *, reads_only: bool = False) -> Iterator[Buffer]:
+    """Yield the register buffers that a statement touches."""
+    for access in do.accesses if not reads_only else do.reads:
+        if isinstance(access, Access) and access.buffer.level == "registers":
+            yield access.buffer
+
+
+def _lowered(body: Body, threads: int, loops: tuple[Loop, ...], wanted: Mapping[str, int]) -> Body:
+    """Return statements without maps and numbers that order nothing."""
+    out: list[Statement] = []
+    for s in body:
+        match s:
+            case For(var, trips, inner, _, start):
+                stop = trips if isinstance(trips, str) else int(trips)
+                more = () if isinstance(stop, str) else ((var, int(start), stop, False),)
+                inside = _lowered(inner, threads, (*loops, *more), wanted)
+                out.append(For(var, stop, inside, start=int(start)))
+            case When(index, bound, inner):
+                limit = bound if isinstance(bound, str) else int(bound)
+                out.append(When(normal(index), limit, _lowered(inner, threads, loops, wanted)))
+            case Elect(inner):
+                out.append(Elect(_lowered(inner, threads, loops, wanted)))
+            case ForTile(tile, turn, inner, start, step):
+                first = normal(start if isinstance(start, Affine) else Affine(int(start)))
+                inside = _lowered(inner, threads, loops, wanted)
+                out.append(ForTile(tile, turn, inside, first, int(step)))
+            case Do():
+                out.append(_bare(s, threads, loops, wanted))
+            case Exit(access, _, extents):
+                moved = zip(extents, access.thread, strict=True)
+                divides = any(int(n) > 1 and any(map(int, steps)) for n, steps in moved)
+                out.append(Exit(Access(_NOWHERE, thread=((1,),)), (), (2 if divides else 1,)))
+            case Sync(number, scope):
+                out.append(Sync(0 if scope == "cluster" else int(number), scope))
+            case WaitGroup(pending, group, read):
+                out.append(WaitGroup(int(pending), group, read))
+            case Wait(barrier, index):
+                out.append(Wait(_barrier(barrier), normal(index)))
+            case Arrive(barrier, index, count, to, after):
+                out.append(Arrive(_barrier(barrier), normal(index), int(count), to, after))
+            case _:
+                out.append(s)
+    return tuple(out)
+
+
+def _barrier(barrier: Barrier) -> Barrier:
+    return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals), barrier.home)
+
+
+def _bare(do: Do, threads: int, loops: tuple[Loop, ...], wanted: Mapping[str, int]) -> Do:
+    """Return a statement with footprints in the place of maps."""
+    reads = tuple(
+        dict.fromkeys(
+            Access(_buffer(r.buffer), index=normal(r.index))
+            for r in do.reads
+            if isinstance(r, Access) and r.buffer.level != "gmem"
+        )
+    )
+    landed = prod(map(int, do.values)) * do.write.buffer.type.bytes if do.signal else 1
+    return Do(
+        do.instruction,
+        _footprint(do, threads, loops, wanted),
+        reads,
+        (landed,),
+        signal=(_barrier(do.signal[0]), normal(do.signal[1])) if do.signal else None,
+        multicast=do.multicast,
+        fresh=None if do.fresh is None else normal(do.fresh),
+    )
+
+
+@lru_cache(4096)
+def _buffer(buffer: Buffer) -> Buffer:
+    copies = 2 if int(buffer.copies) > 1 else 1
+    return Buffer(
+        buffer.name, buffer.level, "f32", (), (), int(buffer.stages), copies=copies,
+        home=buffer.home,
+    )  # fmt: skip
+
+
+def _footprint(
+    do: Do, threads: int, loops: tuple[Loop, ...], wanted: Mapping[str, int]
+) -> Footprint:
+    """Return what a statement's write fills."""
+    write = do.write
+    if write.buffer.level == "gmem":
+        return Footprint(_NOWHERE)
+    together = do.instruction.issuer != "thread" or write.buffer.fragment != "" or any(
+        a.buffer.fragment for a in do.accesses
+    )  # fmt: skip
+    origin = tuple(normal(o) for o in write.origin)
+    named = {name for o in origin for name, _ in o.terms}
+    around = tuple(loop for loop in loops if loop[0] in named)
+    part, own, over, bits = _cells(
+        write.buffer.level == "registers",
+        tuple(map(int, write.buffer.shape)),
+        origin,
+        (write.value, tuple(map(int, do.values))),
+        ((), ()) if together else (write.thread, tuple(map(int, do.threads))),
+        do.lanes,
+        1 if together else threads,
+        around,
+    )
+    family = tuple(name for name, _, _, others in loops if (over if name in named else not others))
+    if write.buffer.level == "tmem":
+        part = Fraction(1)  # which lanes and columns are another law's matter
+    elif write.buffer.fragment:  # what nobody reads need not be written
+        cells = part * prod(map(int, write.buffer.shape))
+        part = min(Fraction(1), cells / wanted.get(write.buffer.name, 1))
+    return Footprint(
+        _buffer(write.buffer), index=normal(write.index), part=part, own=own, family=family,
+        along=tuple(loop[0] for loop in around), cells=bits,
+    )  # fmt: skip
+
+
+def _fragments(program: Program) -> dict[str, int]:
+    """Return of each tile in registers the most cells that one statement reads."""
+    found: dict[str, int] = {}
+    for statement, around in walk(program):
+        if not isinstance(statement, Do):
+            continue
+        loops = tuple(
+            (s.var, int(s.start), int(s.trips), False)
+            for s in around if isinstance(s, For) and not isinstance(s.trips, str)
+        )  # fmt: skip
+        for access in statement.reads:
+            if isinstance(access, Access) and access.buffer.fragment:
+                origin = tuple(normal(o) for o in access.origin)
+                named = {name for o in origin for name, _ in o.terms}
+                shape = tuple(map(int, access.buffer.shape))
+                values = (access.value, tuple(map(int, statement.values)))
+                moving = tuple(loop for loop in loops if loop[0] in named)
+                part, *_ = _cells(True, shape, origin, values, ((), ()), None, 1, moving)
+                turns = prod(max(0, stop - start) for _, start, stop, _ in moving)
+                cells = int(part * prod(shape) * turns)
+                found[access.buffer.name] = max(found.get(access.buffer.name, 1), cells)
+    return found
+
+
+Modes = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+
+
+@lru_cache(8192)
+def _cells(
+    private: bool,
+    shape: tuple[int, ...],
+    origin: tuple[Affine, ...],
+    values: Modes,
+    threads: Modes,
+    lanes: tuple[int, int, int] | None,
+    count: int,
+    loops: tuple[Loop, ...],
+) -> tuple[Fraction, bool, bool, bytes]:
+    """Return the part of a stage that an iteration fills, and whether threads' cells are apart.
+
+    That is so in one iteration, and in all of ``loops``, which move the origin.  Last a bit for
+    each cell that all of them fill, if they are known.
+    """
+    nothing = Fraction(0)
+    moving = any(any(steps) for steps in threads[0])
+    if private and (moving or lanes is not None):
+        return nothing, True, True, b""  # threads differ in what they write
+    number = np.arange(1 if private else count)
+    if lanes is not None:
+        number = number[(number // lanes[0]) % lanes[1] == lanes[2]]
+    known = {loop[0] for loop in loops}
+    inside = all(n in known and isinstance(c, int) for o in origin for n, c in o.terms)
+    box = _box(shape, number, values, threads)
+    extents = [max(0, stop - start) for _, start, stop, _ in loops]
+    turns = prod(extents)
+    moves = np.indices(extents).reshape(len(extents), turns)
+    places = []
+    for d, o in enumerate(origin or (Affine(),) * len(shape)):
+        at = np.full(turns, o.constant, np.int64)
+        for i, (name, start, _, _) in enumerate(loops):
+            for n, factor in o.terms:
+                if n == name and isinstance(factor, int):
+                    at = at + factor * (moves[i] + start)
+        places.append(box[d][:, :, None] + at)
+    if not shape or not places[0].size:
+        return Fraction(int(not shape)), True, True, b""
+    cells = np.zeros_like(places[0])
+    for at, extent in zip(places, shape, strict=True):
+        low, high = int(at.min()), int(at.max())
+        inside = inside and low >= 0 and high < extent
+        cells = cells * (high - low + 1) + (at - low)
+    reach = int(cells.max()) + 1
+    thread = np.arange(len(number))[:, None, None]
+    other = np.zeros(turns, np.int64)  # copies and CTAs are other threads
+    for (_, _, _, others), extent, move in zip(loops, extents, moves, strict=True):
+        other = other * extent + move if others else other
+    owner, over = _owners(cells, thread * turns + other, reach)
+    _, own = _owners(cells[:, :, :1], thread, reach)
+    total = int((owner >= 0).sum())
+    if not inside:
+        return nothing, own, over, b""
+    filled = np.zeros(shape, bool)
+    filled[tuple(places)] = True
+    return Fraction(total, prod(shape) * turns), own, over, np.packbits(filled).tobytes()
+
+
+def _parted(bodies: Sequence[Body]) -> list[Body]:
+    """Say of each statement that fills a part whether its cells are no other one's."""
+    filling: dict[str, list[tuple[Do, bytes]]] = {}
+    for body in bodies:
+        for do in _dos(body):
+            if isinstance(do.write, Footprint) and do.write.part < 1:
+                filling.setdefault(do.write.buffer.name, []).append((do, do.write.cells))
+    shared: set[int] = set()
+    for several in filling.values():
+        cells = [np.frombuffer(bits, np.uint8) for _, bits in several]
+        for i, one in enumerate(cells):
+            others = (other for j, other in enumerate(cells) if j != i)
+            if any(not one.size or not other.size or (one & other).any() for other in others):
+                shared.add(id(several[i][0]))
+
+    def said(body: Body) -> Body:
+        out: list[Statement] = []
+        for s in body:
+            if isinstance(s, Block):
+                s = replace(s, body=said(s.body))
+            elif isinstance(s, Do) and isinstance(s.write, Footprint):
+                s = replace(s, write=replace(s.write, apart=id(s) not in shared, cells=b""))
+            out.append(s)
+        return tuple(out)
+
+    return [said(body) for body in bodies]
+
+
+def _owners(
+    cells: NDArray[np.int64], who: NDArray[np.int64], reach: int
+) -> tuple[NDArray[np.int64], bool]:
+    """Return who writes each cell last, and whether nobody else writes it."""
+    owner = np.full(reach, -1, np.int64)
+    owner[cells] = np.broadcast_to(who, cells.shape)
+    return owner, bool((owner[cells] == who).all())
+
+
+def _box(
+    shape: tuple[int, ...], number: NDArray[np.int64], values: Modes, threads: Modes
+) -> list[NDArray[np.int64]]:
+    """Return each dimension's coordinate of each (thread, value), without the origin."""
+    digits = []
+    rest = number
+    for extent in threads[1][:-1]:
+        digits.append(rest % extent)
+        rest = rest // extent
+    digits.append(rest)
+    steps = [(s, n) for s, n in zip(values[0], values[1], strict=True) if any(s)]
+    spread = np.indices([n for _, n in steps]).reshape(len(steps), prod(n for _, n in steps))
+    found = []
+    for d in range(len(shape)):
+        by_thread = np.zeros(len(number), np.int64)
+        for digit, step in zip(digits, threads[0], strict=False):
+            by_thread = by_thread + digit * step[d]
+        by_value = np.zeros(spread.shape[1], np.int64)
+        for i, (step, _) in enumerate(steps):
+            by_value = by_value + spread[i] * step[d]
+        found.append(by_thread[:, None] + by_value[None, :])
+    return found
+
+
+def _answered(body: Body, flying: set[str]) -> Body:
+    """Drop the register reads that a whole write of the same block answers."""
+    known: dict[str, Affine] = {}
+    out: list[Statement] = []
+    for s in body:
+        if isinstance(s, Block):
+            s = replace(s, body=_answered(s.body, flying))
+            known.clear()
+        elif isinstance(s, Do):
+            reads = tuple(
+                r for r in s.reads
+                if isinstance(r, Access) and (
+                    r.buffer.level != "registers" or r.buffer.name in flying
+                    or known.get(r.buffer.name) != r.index)
+            )  # fmt: skip
+            s = replace(s, reads=reads)
+            name = s.write.buffer.name
+            known.pop(name, None)
+            if isinstance(s.write, Footprint) and s.write.part == 1:
+                known[name] = s.write.index
+        out.append(s)
+    return tuple(out)
+
+
+def _shortened(body: Body, asked: set[str]) -> Body:
+    """Drop what nobody asks about, and iterations that do again what the first did."""
+    out: list[Statement] = []
+    for s in body:
+        match s:
+            case Do():
+                write = s.write
+                if write.buffer.level == "registers" and write.buffer.name not in asked:
+                    s = replace(s, write=Footprint(_NOWHERE))
+                if s.reads or s.write.buffer.level != "gmem" or kind_of(s) != "plain":
+                    out.append(s)
+            case For(var, int(stop), _, _, start):
+                inner = _shortened(s.body, asked)
+                if stop <= start or not inner:
+                    continue
+                if stop == start + 1 or _repeats(inner, var):
+                    out += (_placed(t, var, start, stop - start) for t in inner)
+                else:
+                    out.append(replace(s, body=inner))
+            case For() | When() | Elect() | ForTile():
+                if inner := _shortened(s.body, asked):
+                    out.append(replace(s, body=inner))
+            case _:
+                out.append(s)
+    return tuple(out)
+
+
+def _repeats(body: Body, var: str) -> bool:
+    """Say whether every iteration does again what the first did."""
+    indices: dict[str, Affine] = {}
+    for s in body:
+        if not isinstance(s, Do) or s.signal or kind_of(s) not in ("plain", "product", "mma"):
+            return False
+        for access in s.accesses:
+            if any(var in term for term in access.index.terms):
+                return False
+            if indices.setdefault(access.buffer.name, access.index) != access.index:
+                return False
+        write = s.write
+        if not isinstance(write, Footprint):
+            return False
+        if write.buffer.level != "gmem" and var not in write.family:
+            return False
+    return True
+
+
+def given(form: Affine, env: Mapping[str, int]) -> Affine:
+    """Return a form with the values of some variables in their places.
+
+    A parameter times a variable is the parameter, that many times.
+    """
+    constant = form.constant
+    terms: list[tuple[str, int | str]] = []
+    for name, factor in form.terms:
+        if name not in env:
+            terms.append((name, factor))
+        elif isinstance(factor, str):
+            terms.append((factor, env[name]))
+        else:
+            constant += factor * env[name]
+    return normal(Affine(constant, tuple(terms)))
+
+
+def settled(s: Statement, env: Mapping[str, int]) -> Statement:
+    """Return a statement, but for its body, with the values of some variables in their places."""
+    match s:
+        case Do():
+            return replace(
+                s,
+                write=replace(s.write, index=given(s.write.index, env)),
+                reads=tuple(
+                    replace(r, index=given(r.index, env)) if isinstance(r, Access) else r
+                    for r in s.reads
+                ),
+                signal=(s.signal[0], given(s.signal[1], env)) if s.signal else None,
+                fresh=None if s.fresh is None else given(s.fresh, env),
+            )
+        case Wait() | Arrive() | When():
+            return replace(s, index=given(s.index, env))
+        case ForTile(start=start):
+            return replace(
+                s, start=given(start if isinstance(start, Affine) else Affine(start), env)
+            )
+        case _:
+            return s
+
+
+def _placed(statement: Statement, var: str, number: int, times: int) -> Statement:
+    """Return a statement with a variable's value in its place; writes fill ``times`` as much."""
+    statement = settled(statement, {var: number})
+    if isinstance(statement, Block):
+        return replace(
+            statement, body=tuple(_placed(s, var, number, times) for s in statement.body)
+        )
+    if isinstance(statement, Do) and isinstance(write := statement.write, Footprint):
+        write = replace(
+            write,
+            part=write.part * (times if var in write.along else 1),
+            family=tuple(n for n in write.family if n != var),
+            along=tuple(n for n in write.along if n != var),
+        )
+        return replace(statement, write=write)
+    return statement
+
+
+def _mapped(body: Body, change: Callable[[Statement], Statement]) -> Body:
+    return tuple(
+        replace(s, body=_mapped(s.body, change)) if isinstance(s, Block) else change(s)
+        for s in body
+    )
+
+
+def _counted(bodies: Sequence[Body]) -> list[Body]:
+    """Count the bytes of each barrier in their greatest common divisor."""
+    unit: dict[str, int] = {}
+
+    def look(s: Statement) -> Statement:
+        if isinstance(s, Arrive) and s.bytes:
+            unit[s.barrier.name] = gcd(unit.get(s.barrier.name, 0), s.bytes)
+        elif isinstance(s, Do) and s.signal:
+            unit[s.signal[0].name] = gcd(unit.get(s.signal[0].name, 0), s.values[0])
+        return s
+
+    def change(s: Statement) -> Statement:
+        if isinstance(s, Arrive) and s.bytes:
+            return replace(s, bytes=s.bytes // unit[s.barrier.name])
+        if isinstance(s, Do) and s.signal and (one := unit[s.signal[0].name]):
+            return replace(s, values=(s.values[0] // one,))
+        return s
+
+    for body in bodies:
+        _mapped(body, look)
+    return [_mapped(body, change) for body in bodies]
+
+
+def _parameters(program: Program, bodies: Sequence[Body]) -> tuple[tuple[str, Expression], ...]:
+    """Return the parameters and sizes that bodies name, each with its least value."""
+    ends = program.least_values()
+    names = sorted(set().union(*map(_named, bodies)) & set(ends))
+    least = {name: max(int(low), -1) for name, low in ends.items()}
+    return tuple((n, value(_SIZE) + Constant(least[n] - 1)) for n in names)
+
+
+def _named(body: Body, bound: frozenset[str] = frozenset()) -> set[str]:
+    """Return the names that statements do not bind: of sizes, parameters, ranks and copies."""
+    found: set[str] = set()
+
+    def note(form: Affine) -> None:
+        found.update({n for n, _ in form.terms} - bound)
+        found.update(c for _, c in form.terms if isinstance(c, str))
+
+    for s in body:
+        inner = bound
+        match s:
+            case For(var, trips):
+                found |= {trips} if isinstance(trips, str) else set()
+                inner = bound | {var}
+            case When(index, limit):
+                found |= {limit} if isinstance(limit, str) else set()
+                note(index)
+            case Wait(index=index) | Arrive(index=index):
+                note(index)
+            case ForTile(tile, turn, _, start):
+                note(start if isinstance(start, Affine) else Affine())
+                inner = bound | {tile, turn}
+            case Do():
+                for form in (*(a.index for a in s.accesses), *(s.signal or ())[1:], s.fresh):
+                    if isinstance(form, Affine):
+                        note(form)
+            case _:
+                pass
+        if isinstance(s, Block):
+            found |= _named(s.body, inner)
+    return found

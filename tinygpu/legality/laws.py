@@ -1,0 +1,427 @@
+"""Laws: what a term has to obey to be launched, each one named object.
+
+A law states a condition on a *case* (a term, sizes, a device) as clauses; the term is legal if
+every clause of every law holds.  A law is written once, in arithmetic and ``select``: on an
+ordinary term its clauses are bools; on the term of a whole space they are arrays over just the
+decisions that matter, from which counts, searches and proofs (``tinygpu.space.solve``) are made.
+
+>>> from tinygpu.devices.device import load_device
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import Problem, matmul
+>>> from tinygpu.term.schedule import Schedule
+>>> problem = Problem.of(matmul(), m=4096, n=4096, k=4096)
+>>> tuned = Schedule.of(Simt(), LADDER["tuned"])
+>>> check_schedule(tuned, Simt(), problem, load_device("h200"))
+()
+>>> deep = tuned.with_(pipeline="cp.async", stages=4, tile_k=64, a_layout="mk", pad_a=8,
+...     vector_shared=1, vector_c=1, ctas_per_sm=1)
+>>> for violation in check_schedule(deep, Simt(), problem, load_device("h200")):
+...     print(violation.law, violation.message, violation.mend, sep=" | ")
+smem_per_cta | smem_a, smem_b, 4 stages, need 278528 B; h200 allows 232448 B per CTA | \
+keep less in shared memory (stages 4, tile_k 64, tile_m 128, tile_n 128)
+smem_per_sm | 1 CTAs per SM need 279552 B of shared memory; h200 has 233472 B per SM | \
+keep less in shared memory (ctas_per_sm 1, stages 4, tile_k 64)
+
+Source: each law's ``source``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tinygpu.devices.device import Device
+from tinygpu.errors import IllegalScheduleError
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.law import Law
+from tinygpu.legality.placement import (
+    aligned_vectors,
+    contiguous_vectors,
+    exit_last,
+    fill_tiles,
+    inside,
+    legal_widths,
+    store_once,
+    stored,
+    whole_extents,
+)
+from tinygpu.legality.reach import Case, Clause, Place
+from tinygpu.legality.resources import (
+    barrier_ids,
+    covered_sizes,
+    device_memory,
+    early,
+    index_width,
+    integers,
+    registers,
+    residency,
+    smem_per_cta,
+    smem_per_sm,
+    threads,
+)
+from tinygpu.legality.role_laws import ROLE_LAWS
+from tinygpu.legality.storage_laws import STORAGE_LAWS
+from tinygpu.legality.tensor_laws import TENSOR_LAWS
+from tinygpu.legality.tmem_laws import TMEM_LAWS
+from tinygpu.legality.warp_laws import WARP_LAWS
+from tinygpu.term.machine import Chosen, Machine, Requirement
+from tinygpu.term.operation import Problem
+from tinygpu.term.program import Do, Program
+from tinygpu.term.schedule import Schedule
+
+__all__ = [
+    "LAWS",
+    "Law",
+    "Places",
+    "Violation",
+    "check_schedule",
+    "judged",
+    "named",
+    "require_legal",
+    "serves",
+]
+
+Places = dict[Any, tuple[tuple[tuple[str, Any], ...], Any]]
+"""The clauses of statements by their keys; what a key identifies is kept with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A law that a schedule breaks: the subject with what it got and what is allowed, the mend.
+
+    ``unproved``: it is not known to break the law, but not proved to keep it either.
+    """
+
+    law: str
+    message: str
+    mend: str
+    unproved: bool = False
+
+    def __str__(self) -> str:
+        """Return it in one line."""
+        return f"{self.law}: {self.message}; {self.mend}"
+
+
+def _concurrency(case: Case) -> Iterator[Clause]:
+    """Yield the judge's verdict."""
+    found = verdict(case.program)
+    if found.outcome == "unproved":
+        yield Clause(False, "unproved: {}", (found.reason,), unproved=True)
+    elif not found.legal:
+        yield Clause(False, "{}", (found.reason,))
+
+
+def _own_laws(case: Case, place: Place) -> Iterator[Clause]:
+    """Yield the clauses of an instruction's own laws."""
+    for law in place.do.instruction.laws if isinstance(place.do, Do) else ():
+        yield from law(case, place)
+
+
+_GUIDE = "CUDA C++ Programming Guide, Compute Capabilities"
+_PTX = "PTX ISA 9, "
+_VECTORS = "(vector, vector_a, vector_b, vector_shared, vector_c)"
+
+LAWS: Mapping[str, Law] = {
+    law.name: law
+    for law in (
+        Law(
+            "covered_sizes",
+            "States that the term covers each size that it is used for.",
+            "the term's own bound (Program.at_most)",
+            "choose a schedule that covers more",
+            of_case=covered_sizes,
+            of_sizes=True,
+        ),
+        Law(
+            "whole_extents",
+            "States that tiles are cut into whole parts: every extent is at least 1.",
+            "docs/model.md, Terms",
+            "choose tiles, threads and vectors that divide one another",
+            of_place=whole_extents,
+        ),
+        Law(
+            "threads",
+            "States that a CTA is whole warps, no more than it may have, and each of them busy.",
+            _GUIDE,
+            "choose whole warps (threads, warps, teams, tile_m, tile_n, thread_m, thread_n) "
+            "and vectors that divide the tile among them",
+            of_case=threads,
+        ),
+        Law(
+            "residency",
+            "States that ctas_per_sm CTAs fit the thread and CTA slots of an SM.",
+            _GUIDE,
+            "ask for fewer CTAs on an SM (ctas_per_sm), or for fewer threads",
+            of_case=residency,
+        ),
+        Law(
+            "smem_per_cta",
+            "States that the buffers in shared memory, all stages, fit a CTA's share.",
+            _GUIDE,
+            "keep less in shared memory (stages, tile_k, tile_m, tile_n)",
+            of_case=smem_per_cta,
+        ),
+        Law(
+            "smem_per_sm",
+            "States that the shared memory of ctas_per_sm CTAs fits an SM.",
+            _GUIDE,
+            "keep less in shared memory (ctas_per_sm, stages, tile_k)",
+            of_case=smem_per_sm,
+        ),
+        Law(
+            "registers",
+            "States that what a statement and the sums hold at once fits a thread's registers, "
+            "and the sums of ctas_per_sm CTAs an SM's.",
+            _GUIDE,
+            "hold fewer values at once (vector, unroll, chunks, rows, thread_m, thread_n, tile_k, "
+            "ctas_per_sm)",
+            of_case=registers,
+        ),
+        Law(
+            "exit_last",
+            "States that no barrier comes after an exit: threads that have left do not arrive.",
+            _PTX + "bar (all threads of the barrier take part)",
+            'keep the threads (edges "guard"), or take inputs from gmem without barriers',
+            of_case=exit_last,
+        ),
+        Law(
+            "barrier_ids",
+            "States that barriers are among the 16 of a CTA.",
+            _PTX + "bar",
+            "use fewer barriers",
+            of_case=barrier_ids,
+        ),
+        Law(
+            "vector_width",
+            "States that an instruction moves 1, 2, 4, 8 or 16 B; cp.async 4, 8 or 16 B.",
+            _PTX + "ld, st, cp.async",
+            "move another number of elements at once " + _VECTORS,
+            of_place=legal_widths,
+        ),
+        Law(
+            "vector_contiguous",
+            "States that a vector's elements are neighbours in memory and that it divides them.",
+            _PTX + "Vector Data Types",
+            "move fewer elements at once " + _VECTORS,
+            of_place=contiguous_vectors,
+        ),
+        Law(
+            "vector_aligned",
+            "States that a vector starts at a multiple of its width and does not straddle an edge.",
+            _PTX + "Addresses as Operands",
+            "move fewer elements at once "
+            + _VECTORS
+            + ", pad by multiples, or use a machine that moves single elements, as simt",
+            of_place=aligned_vectors,
+            of_sizes=True,
+        ),
+        Law(
+            "inside",
+            "States that a dimension without a guard is never left.",
+            "docs/model.md, Terms",
+            'guard it (edges "guard"), or choose tiles that divide the size',
+            of_place=inside,
+            of_sizes=True,
+        ),
+        Law(
+            "fill_tiles",
+            "States that a write to shared memory meets each element of a stage exactly once.",
+            "docs/model.md, Terms",
+            "choose vectors and threads whose product divides the tile",
+            of_place=fill_tiles,
+        ),
+        Law(
+            "store_once",
+            "States that each element of the output is stored once, or added to a cleared one.",
+            "docs/model.md, Terms",
+            "make tiles the product of their threads and values",
+            of_case=stored,
+            of_place=store_once,
+            of_sizes=True,
+        ),
+        Law(
+            "index_width",
+            "States that offsets made in 32 bits stay below 2^31 elements.",
+            _PTX + "Integer Arithmetic Instructions",
+            'make offsets in 64 bits (addressing "pointer" or "i64")',
+            of_case=index_width,
+            of_sizes=True,
+        ),
+        Law(
+            "integers",
+            "States that sizes and parameters are below 2^31: kernels take them in 32 bits.",
+            "docs/model.md, Terms; the emitter's parameters are .u32",
+            "split the problem, or put an axis that is larger into two",
+            of_case=integers,
+            of_sizes=True,
+        ),
+        Law(
+            "device_memory",
+            "States that the arrays fit the device's memory together.",
+            "the device's dram_bytes",
+            "split the problem, choose a smaller type, or a device with more memory",
+            of_case=device_memory,
+        ),
+        Law(
+            "early",
+            "States that a term that may start early waits for the kernel before it.",
+            _PTX + "griddepcontrol; CUDA C++ Programming Guide, Programmatic Dependent Launch",
+            "start it when the kernel before it has ended (early), or use a term with mbarriers",
+            of_case=early,
+        ),
+        *STORAGE_LAWS.values(),
+        *ROLE_LAWS.values(),
+        *TENSOR_LAWS.values(),
+        *WARP_LAWS.values(),
+        *TMEM_LAWS.values(),
+        Law(
+            "instruction",
+            "States that each instruction that brings laws of its own is used as they say.",
+            "Instruction.laws",
+            "see the law of the instruction in its own file",
+            of_place=_own_laws,
+        ),
+        Law(
+            "concurrency",
+            "States that no interleaving races, reads a stale value or waits forever, and that "
+            "this is proved for all sizes.",
+            "docs/model-concurrency.md",
+            "order what meets by a barrier or a wait (pipeline, stages, issue)",
+            of_case=_concurrency,
+            numeric=False,
+        ),
+    )
+}
+"""Every law of terms, cheapest and most telling first; a machine's own are its requirements."""
+
+
+def check_schedule(
+    schedule: Schedule, machine: Machine, problem: Problem, device: Device
+) -> tuple[Violation, ...]:
+    """Return every law that the schedule breaks, one violation a law; none if it is legal.
+
+    A machine's own requirements come first: where one fails, there is no term to judge.
+    Raises ScheduleError or OperationError if it is no schedule of the machine at all.
+    """
+    machine.check(problem.operation)
+    values = dict(Schedule.of(machine, dict(schedule.decisions)).decisions)
+    numeric = [law for law in LAWS.values() if law.numeric]
+    with np.errstate(all="ignore"):
+        failed = _failed(machine.requires(problem.operation, Chosen(_numbers(machine, values))))
+        if failed:
+            return tuple(Violation(r.name, r.sentence, named(r.mend, values)) for r in failed)
+        try:
+            program = machine.term(problem.operation, Chosen(_numbers(machine, values)))
+            found = _violations(program, problem.sizes, device, numeric, values)
+        except ZeroDivisionError:
+            law = LAWS["whole_extents"]
+            return (Violation(law.name, "a tile is cut into no part", named(law.mend, values)),)
+    if found:
+        return found
+    ordinary = machine.term(problem.operation, Chosen(values))
+    return _violations(ordinary, problem.sizes, device, (LAWS["concurrency"],), values)
+
+
+def judged(case: Case, places: Places) -> Iterator[tuple[str, Any]]:
+    """Yield each clause of the laws that numbers decide: the law's name, and whether it holds.
+
+    ``places`` remembers statements of equal numbers: those of other terms of a space, too.
+    """
+    for law in LAWS.values():
+        if law.of_case is not None and law.numeric:
+            for clause in law.of_case(case):
+                yield law.name, clause.holds
+    for place in case.places:
+        key = place.key
+        if key not in places:
+            clauses = tuple(
+                (law.name, clause.holds)
+                for law in LAWS.values()
+                if law.of_place is not None
+                for clause in law.of_place(case, place)
+            )
+            places[key] = clauses, (place, case)
+        yield from places[key][0]
+
+
+def require_legal(
+    schedule: Schedule, machine: Machine, problem: Problem, device: Device
+) -> Program:
+    """Return the schedule's term.
+
+    Raises IllegalScheduleError, with the first law that it breaks, if it is not legal.
+    """
+    violations = check_schedule(schedule, machine, problem, device)
+    if violations:
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        raise IllegalScheduleError(f"{violations[0]}{more}")
+    return schedule.program(machine, problem.operation)
+
+
+def serves(program: Program, sizes: Mapping[str, int]) -> tuple[Violation, ...]:
+    """Return the laws that a term breaks at other sizes than those it was chosen for."""
+    laws = [law for law in LAWS.values() if law.of_sizes]
+    return _violations(program, sizes, None, laws, {})
+
+
+def _violations(
+    program: Program,
+    sizes: Mapping[str, int],
+    device: Device | None,
+    laws: Iterable[Law],
+    values: Mapping[str, Any],
+) -> tuple[Violation, ...]:
+    case = Case.of(program, sizes, device)
+    found = []
+    for law in laws:
+        for clause in law.clauses(case):
+            if not clause.holds:
+                mend = named(law.mend, values)
+                found.append(Violation(law.name, str(clause), mend, clause.unproved))
+                break
+    return tuple(found)
+
+
+def _failed(requirements: Iterable[Requirement]) -> list[Requirement]:
+    return [r for r in requirements if not r.holds]
+
+
+def _numbers(machine: Machine, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Let a numeric machine divide by zero, as it does over a space: the laws then say why."""
+    if not machine.numeric:
+        return dict(values)
+    choices = machine.decisions()
+    return {
+        n: np.int64(v) if isinstance(v, int) and not choices[n].structural else v
+        for n, v in values.items()
+    }
+
+
+_DECISION = r'\w+(?: "[^(),]*)?'
+
+
+def named(mend: str, values: Mapping[str, Any]) -> str:
+    """Put each decision's value behind its name, if it has one; parentheses keep decisions alone.
+
+    >>> named('guard it (edges "guard", stages), or lower tile_m', {"stages": 4, "tile_m": 64})
+    'guard it (stages 4), or lower tile_m (64)'
+    >>> named("keep less in shared memory (stages)", {})
+    'keep less in shared memory'
+    """
+    listed: set[str] = set()
+
+    def group(found: re.Match[str]) -> str:
+        parts = [part for part in found[1].split(", ") if part.split(" ")[0] in values]
+        listed.update(part.split(" ")[0] for part in parts)
+        shown = (p if " " in p or values[p] is None else f"{p} {values[p]}" for p in parts)
+        return f" ({', '.join(shown)})" if parts else ""
+
+    head = re.sub(rf" \(({_DECISION}(?:, {_DECISION})*)\)", group, mend)
+    bare = [re.escape(n) for n in values if n not in listed and values[n] is not None]
+    if not bare:
+        return head
+    return re.sub(rf"\b({'|'.join(bare)})\b", lambda m: f"{m[1]} ({values[m[1]]})", head)

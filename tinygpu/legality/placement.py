@@ -1,0 +1,310 @@
+"""Where a term's accesses fall: inside their arrays, whole vectors, each element exactly once.
+
+Each function yields the clauses of one law on one statement (``tinygpu.legality.laws.LAWS`` holds
+the law's sentence and source).  They ask ``tinygpu.legality.reach`` about one dimension at a time,
+so that over a space each clause depends on few decisions.
+
+>>> from tinygpu.devices.device import load_device
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import matmul
+>>> program = Simt().program(matmul(), Chosen(LADDER["tuned"]))
+>>> case = Case.of(program, {"m": 64, "n": 64, "k": 37}, load_device("h200"))
+>>> clauses = (clause for place in case.places for clause in aligned_vectors(case, place))
+>>> print(next(clause for clause in clauses if not clause.holds))
+a[128*bm, chunk*bz + 16*kt] by vectors of 4: rows of a have 37 elements
+
+Source: PTX ISA, "Addresses as Operands" (alignment); CUTLASS, "Predicated tile iterators".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tinygpu.legality.reach import (
+    Case,
+    Clause,
+    Place,
+    exactly_once,
+    first_origin,
+    last_origin,
+    moves,
+    origin_of,
+)
+from tinygpu.term.program import Access, Affine, Exit, select
+
+__all__ = [
+    "aligned_vectors",
+    "contiguous_vectors",
+    "exit_last",
+    "fill_tiles",
+    "inside",
+    "legal_widths",
+    "memory_step",
+    "store_once",
+    "stored",
+    "whole_extents",
+]
+
+_WIDTHS_BYTES = (1, 2, 4, 8, 16)
+_ASYNC_WIDTHS_BYTES = (4, 8, 16)
+
+
+def _vectors(place: Place) -> Iterator[tuple[Access, Any]]:
+    """Yield the accesses to memory that vectors move, and the vector."""
+    for access in place.do.accesses:
+        if access.buffer.level != "registers":
+            yield access, place.do.vector
+
+
+def whole_extents(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that every extent is at least one: the decisions divide one another."""
+    for extent in (*place.do.values, *place.do.threads):
+        text = "{} has an extent {}; a tile is cut into whole parts"
+        yield Clause(extent >= 1, text, (place.do, extent))
+
+
+def legal_widths(case: Case, place: Place) -> Iterator[Clause]:
+    """Check the bytes that one instruction moves."""
+    for access, vector in _vectors(place):
+        asynchronous = place.do.instruction.completion == "commit_group"
+        widths = _ASYNC_WIDTHS_BYTES if asynchronous else _WIDTHS_BYTES
+        got = vector * access.buffer.type.bytes
+        holds: Any = False
+        for width in widths:
+            holds = holds | (got == width)
+        allowed = ", ".join(map(str, widths))
+        name = place.do.instruction.name
+        yield Clause(holds, "{} of {} moves {} B; allowed are {}", (name, access, got, allowed))
+
+
+def memory_step(access: Access, steps: tuple[Any, ...]) -> Any:
+    """Return how far steps move in memory, in elements; in gmem along its contiguous dimension."""
+    total: Any = 0
+    for step, stride in zip(steps, access.buffer.stride, strict=True):
+        if moves(step) and not isinstance(stride, str):
+            total = total + step * stride
+    return total
+
+
+def contiguous_vectors(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that a vector's elements follow one another in memory, and vectors fill the mode."""
+    for access, vector in _vectors(place):
+        if not place.do.values:
+            continue
+        single = vector == 1
+        steps = access.value[0]
+        strides = zip(steps, access.buffer.stride, strict=True)
+        pitched = [step for step, stride in strides if isinstance(stride, str) and moves(step)]
+        holds = memory_step(access, steps) == 1
+        for step in pitched:
+            holds = holds & (step == 0)
+        text = "{} by vectors of {}: its first values are not neighbours in memory"
+        yield Clause(single | holds, text, (access, vector))
+        text = "{} by vectors of {}: {} values are no whole vectors"
+        values = (access, vector, place.do.values[0])
+        yield Clause(single | (place.do.values[0] % vector == 0), text, values)
+
+
+def aligned_vectors(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that every vector starts at a multiple of its width and lies on one side of an edge."""
+    for access, vector in _vectors(place):
+        do, buffer = place.do, access.buffer
+        single = vector == 1
+        modes = [
+            *zip(do.values[1:], access.value[1:], strict=True),
+            *zip(do.threads, access.thread, strict=bool(access.thread)),
+        ]
+        text = "{} by vectors of {}: a step of {} elements lies between two of them"
+        for extent, steps in modes:
+            step = memory_step(access, steps)
+            if moves(step):
+                holds = single | (step % vector == 0) | (extent == 1)
+                yield Clause(holds, text, (access, vector, step))
+        for dimension, stride in enumerate(buffer.stride):
+            if isinstance(stride, str) or not access.origin:
+                continue
+            constant, terms = origin_of(case, access, dimension)
+            for factor in (constant, *(c for name, c in terms if name in place.ranges)):
+                step = factor * stride
+                if moves(step):
+                    yield Clause(single | (step % vector == 0), text, (access, vector, step))
+            if buffer.level == "gmem":
+                size = case.size(access, dimension)
+                row = "{} by vectors of {}: rows of {} have {} elements"
+                values = (access, vector, buffer.name, size)
+                yield Clause(single | (size % vector == 0), row, values)
+        bits, base, _ = buffer.swizzle
+        if moves(bits):
+            text = "{} by vectors of {}: its swizzle moves {} elements as one"
+            holds = (bits == 0) | (vector <= 2**base)
+            yield Clause(holds, text, (access, vector, 2**base))
+
+
+def inside(case: Case, place: Place) -> Iterator[Clause]:
+    """Check each dimension that nobody guards.
+
+    Where a loop or the grid moves the access along, its smallest step is taken as the tile: threads
+    and values have to stay within it, and the last one within the size.
+    """
+    for access in place.do.accesses:
+        for dimension in range(len(access.buffer.shape)):
+            guard = access.guard[dimension] if access.guard else False
+            if isinstance(guard, bool) and guard:
+                continue
+            left: Any = guard
+            for leave in place.exits:
+                left = left | _left(case, place, access, dimension, leave)
+            lowest = first_origin(case, place, access, dimension)
+            for extent, steps in zip(
+                (*place.do.values, *place.do.threads), (*access.value, *access.thread), strict=False
+            ):
+                if np.any(np.asarray(steps[dimension]) < 0):
+                    lowest = lowest + (extent - 1) * steps[dimension]
+            if np.any(np.asarray(lowest) < 0):
+                text = "{}: dimension {} starts at {}; coordinates count from 0"
+                yield Clause(left | (lowest >= 0), text, (access, dimension, lowest))
+            size = case.size(access, dimension)
+            reach = _reach(access, (*place.do.values, *place.do.threads), dimension)
+            far, step = last_origin(case, place, access, dimension)
+            if step is None:
+                holds = far + reach <= size
+            else:
+                text = "{}: threads and values reach over {} along dimension {} in steps of {}"
+                yield Clause(left | (reach <= step), text, (access, reach, dimension, step))
+                holds, reach = far + step <= size, step
+            text = "{}: dimension {} reaches {}, and its size is {}"
+            yield Clause(left | holds, text, (access, dimension, far + reach - 1, size))
+
+
+def _left(case: Case, place: Place, access: Access, dimension: int, leave: Exit) -> Any:
+    """Say whether the threads whose coordinates would lie outside have left at an Exit.
+
+    They have if the Exit sees the same origin and thread steps, and a thread's own values never lie
+    on both sides of the edge: they fit between two multiples of a divisor of the size.
+    """
+    shape = leave.access.buffer.shape
+    if access.buffer.level != "gmem" or access.buffer.shape[dimension] not in shape:
+        return False
+    other = shape.index(access.buffer.shape[dimension])
+    if len(place.do.threads) != len(leave.threads):
+        return False
+    first, terms = origin_of(case, access, dimension)
+    its_first, its_terms = origin_of(case, leave.access, other)
+    if [n for n, _ in terms] != [n for n, _ in its_terms]:
+        return False
+    room = _reach(access, place.do.values, dimension)
+    holds = (first == its_first) & (first % room == 0)
+    holds = holds & (_reach(leave.access, leave.values, other) == room)
+    for (_, step), (_, its_step) in zip(terms, its_terms, strict=True):
+        holds = holds & (step == its_step) & (step % room == 0)
+    threads = zip(place.do.threads, access.thread, leave.threads, leave.access.thread, strict=True)
+    for extent, steps, its_extent, its_steps in threads:
+        step, its_step = steps[dimension], its_steps[other]
+        holds = holds & (extent == its_extent) & (step == its_step) & (step % room == 0)
+    return holds & (case.size(access, dimension) % room == 0)
+
+
+def _reach(access: Access, extents: tuple[Any, ...], dimension: int) -> Any:
+    """Return how far coordinates reach over the first modes, values and then threads."""
+    reach: Any = 1
+    for extent, steps in zip(extents, (*access.value, *access.thread), strict=False):
+        if moves(steps[dimension]):
+            reach = reach + (extent - 1) * steps[dimension]
+    return reach
+
+
+def fill_tiles(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that a write to shared memory meets each element of a stage exactly once."""
+    access = place.do.write
+    if access.buffer.level == "smem":
+        yield from _once(case, place, access, whole=True)
+
+
+def store_once(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that the output's elements are each stored exactly once, or added to a cleared one."""
+    output = case.program.operation.output.name
+    access, adds = place.do.write, place.do.instruction.atomic
+    if access.buffer.name != output:
+        return
+    yield from _once(case, place, access, whole=False)
+    if adds:
+        yield Clause(case.program.zeroed, "{} is added to, but not cleared first", (output,))
+    rank = len(access.buffer.shape)
+    used = {name for d in range(rank) for name, _ in origin_of(case, access, d)[1]}
+    for tiles in place.tiles:
+        start = tiles.start if isinstance(tiles.start, Affine) else Affine(tiles.start)
+        copies: Any = 1
+        for name, step in start.terms:
+            mine = name == place.role.copy
+            copies = copies * select(mine & (step == 1), place.role.copies, 0)
+        text = "{} is stored for tiles from {} by {}; {} copies of {} take each tile once"
+        values = (output, start, tiles.step, place.role.copies, place.role.name)
+        yield Clause((start.constant == 0) & (tiles.step == copies), text, values)
+    for name in (*case.grid, *place.loops):
+        if name not in used and not adds:
+            times = place.ranges[name].last - place.ranges[name].first + 1
+            text = "{} is stored {} times, once for each {}"
+            yield Clause(times <= 1, text, (output, times, name))
+
+
+def exit_last(case: Case) -> Iterator[Clause]:
+    """Check that no barrier waits for threads that an Exit has removed."""
+    late = case.waits_after_exit
+    yield Clause(
+        not late, "role {}: bar.sync after some of its threads left", (" and ".join(late),)
+    )
+
+
+def stored(case: Case) -> Iterator[Clause]:
+    """Check that some statement writes the output."""
+    output = case.program.operation.output.name
+    writes = [p for p in case.places if p.do.write.buffer.name == output]
+    yield Clause(len(writes) > 0, "{} is never stored", (output,))
+
+
+def _once(case: Case, place: Place, access: Access, *, whole: bool) -> Iterator[Clause]:
+    """Yield the clauses that the modes of an access cover its buffer exactly once."""
+    rank = len(access.buffer.shape)
+    do = place.do
+    threads = _chosen_threads(do)
+    pairs = [
+        *zip(do.values, access.value, strict=True),
+        *zip(threads, access.thread, strict=bool(access.thread)),
+    ]
+    for extent, steps in pairs:
+        directions: Any = 0
+        for step in steps:
+            directions = directions + (step > 0) * 1
+        text = "{}: {} values or threads move along {} dimensions, not along one"
+        holds = (extent == 1) | (directions == 1)
+        yield Clause(holds, text, (access, extent, directions))
+    for dimension in range(rank):
+        modes = [(e, s[dimension]) for e, s in pairs if moves(s[dimension])]
+        for name, coefficient in origin_of(case, access, dimension)[1]:
+            if name in place.ranges:
+                span = place.ranges[name]
+                modes.append((span.last - span.first + 1, coefficient))
+        holds, count = exactly_once(modes)
+        size = case.size(access, dimension)
+        text = "{}: threads and values meet dimension {} with gaps or overlaps"
+        yield Clause(holds, text, (access, dimension))
+        text = "{}: {} elements along dimension {} of {}"
+        holds = (count == size) if whole else (count >= size)
+        yield Clause(holds, text, (access, count, dimension, size))
+
+
+def _chosen_threads(do: Any) -> tuple[Any, ...]:
+    """Return the thread extents, 1 for the mode that ``lanes`` pins to one value."""
+    if do.lanes is None:
+        return tuple(do.threads)
+    divisor, extent, _ = do.lanes
+    found, below = list(do.threads), 1
+    for i, mode in enumerate(do.threads):
+        if below == divisor and mode == extent:
+            found[i] = 1
+        below = below * mode
+    return tuple(found)

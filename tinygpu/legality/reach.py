@@ -1,0 +1,341 @@
+"""Reach: which coordinates an access touches, over its values, threads, loops and the grid.
+
+An access is a sum of *modes*: along dimension d its coordinate is
+
+    origin + sum over modes of i * step,    0 <= i < extent
+
+with one mode for each value extent, thread extent, loop around it, grid axis, rank in the cluster
+and copy of the role.  Two facts decide everything that laws ask:
+
+* the last coordinate is the origin plus ``(extent - 1) * step`` summed;
+* the modes meet each of 0 .. N-1 exactly once if and only if, sorted by step, every step is the
+  product of the extents before it (a mixed radix), and N is the product of all.
+
+>>> exactly_once([(4, 1), (8, 16), (4, 4)])          # 4 * 4 = 16: digits of a mixed radix
+(True, 128)
+>>> exactly_once([(4, 1), (8, 8)])                   # leaves gaps
+(False, 32)
+
+Numbers are ints, or arrays over a space: nothing branches on them.
+
+Source: mixed radix numerals; CuTe's "complement" of a layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinygpu.devices.device import Device
+from tinygpu.errors import ProgramError
+from tinygpu.term.program import (
+    Access,
+    Affine,
+    Block,
+    Buffer,
+    Do,
+    Elect,
+    Exit,
+    For,
+    ForTile,
+    Program,
+    Role,
+    Statement,
+    Sync,
+    When,
+    select,
+    walk,
+)
+
+__all__ = [
+    "Case",
+    "Clause",
+    "Place",
+    "Range",
+    "exactly_once",
+    "first_origin",
+    "identity",
+    "last_origin",
+    "moves",
+    "origin_of",
+    "product",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values ``first .. last`` of a variable; ``exact`` unless a guard was not understood."""
+
+    first: Any
+    last: Any
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A statement where it stands: the variables' ranges there, its role.
+
+    ``loops`` name what repeats it for one tile: loops, ranks of the cluster, and copies of the role
+    that take no tiles of their own.  ``tiles`` are the loops over tiles around it, ``elected`` says
+    that one thread of the copy executes it.
+    """
+
+    do: Do
+    ranges: Mapping[str, Range]
+    loops: tuple[str, ...]
+    role: Role
+    exits: tuple[Exit, ...]
+    tiles: tuple[ForTile, ...] = ()
+    elected: bool = False
+
+    @property
+    def threads(self) -> Any:
+        """The threads of one copy of its role."""
+        return self.role.threads
+
+    @property
+    def key(self) -> Any:
+        """What decides its clauses: equal for statements of equal numbers (arrays by identity)."""
+        ranges = [(n, *map(identity, (r.first, r.last, r.exact))) for n, r in self.ranges.items()]
+        who = (self.role.copy, self.role.copies, self.role.threads, self.elected)
+        tiles = tuple((t.start, t.step) for t in self.tiles)
+        around = identity((who, tiles, self.exits))
+        return identity(self.do), tuple(ranges), self.loops, around
+
+
+def identity(value: Any) -> Any:
+    """Return a hashable stand-in for a part of a term; an array stands for itself alone."""
+    match value:
+        case int() | str() | float() | None:
+            return value
+        case tuple():
+            return tuple(map(identity, value))
+        case Affine(constant, terms):
+            return identity(constant), identity(terms)
+        case Buffer():
+            numbers = (value.shape, value.stride, value.swizzle)
+            return value.name, value.dtype, value.fragment, identity(numbers)
+        case Access():
+            parts = (value.value, value.thread, value.origin, value.guard)
+            return identity(value.buffer), identity(parts)
+        case Do():
+            how = (value.variant, value.multicast, value.vector, value.lanes)
+            parts = identity((value.accesses, value.values, value.threads))
+            return value.instruction.name, identity(how), parts
+        case Exit():
+            return identity((value.access, value.values, value.threads))
+    return id(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What laws judge: a term, the sizes it is for, the device it is to run on.
+
+    ``statements`` are those of the term, each with its role and the blocks around it; ``syncs`` the
+    barriers with a number among them.
+    """
+
+    program: Program
+    sizes: Mapping[str, int]
+    device: Device | None
+    parameters: Mapping[str, Any]
+    grid: Mapping[str, Any]
+    places: tuple[Place, ...]
+    statements: tuple[tuple[Role, Statement, tuple[Block, ...]], ...]
+    syncs: tuple[tuple[Sync, Role], ...]
+    waits_after_exit: tuple[str, ...]
+
+    @staticmethod
+    def of(program: Program, sizes: Mapping[str, int], device: Device | None) -> Case:
+        """Work out the parameters, the grid and each statement's ranges once."""
+        if not isinstance(program, Program):
+            raise ProgramError(f"program() gave {program!r}; it has to return a Program")
+        parameters: dict[str, Any] = dict(sizes)
+        for name, expression in program.parameters:
+            parameters[name] = expression.evaluate(parameters)
+        extents = [axis.extent.evaluate(parameters) for axis in program.grid]
+        grid = dict(zip((axis.var for axis in program.grid), extents, strict=True))
+        outside = {name: Range(0, extent - 1) for name, extent in grid.items()}
+        tiles = Range(0, product(grid.values()) - 1, exact=False)
+        outside |= {name: Range(0, extent - 1) for name, extent in program.cluster}
+        ranks = tuple(name for name, _ in program.cluster)
+        places: list[Place] = []
+        statements: list[tuple[Role, Statement, tuple[Block, ...]]] = []
+        syncs: list[tuple[Sync, Role]] = []
+        late: dict[str, None] = {}
+        for role in program.roles:
+            exits: tuple[Exit, ...] = ()
+            left = False
+            bound = outside
+            if role.copy:
+                bound = outside | {role.copy: Range(0, role.copies - 1)}
+            alone = Program.__new__(Program)
+            object.__setattr__(alone, "roles", (role,))
+            for statement, around in walk(alone):
+                statements.append((role, statement, around))
+                if isinstance(statement, Exit):
+                    exits = (*exits, statement) if not around else exits
+                    left = True
+                elif isinstance(statement, Sync):
+                    if statement.scope != "cluster":
+                        syncs.append((statement, role))
+                    if left:
+                        late[role.name] = None
+                elif isinstance(statement, Do):
+                    ranges = _ranges(bound, around, parameters, tiles)
+                    turns = tuple(s for s in around if isinstance(s, ForTile))
+                    apart = any(role.copy in _names(s.start) for s in turns)
+                    copies = (role.copy,) if role.copy and not apart else ()
+                    loops = tuple(s.var for s in around if isinstance(s, For))
+                    elected = any(isinstance(s, Elect) for s in around)
+                    loops = (*loops, *ranks, *copies)
+                    places.append(Place(statement, ranges, loops, role, exits, turns, elected))
+        return Case(
+            program,
+            sizes,
+            device,
+            parameters,
+            grid,
+            tuple(places),
+            tuple(statements),
+            tuple(syncs),
+            tuple(late),
+        )
+
+    @property
+    def chip(self) -> Device:
+        """The device; laws that depend on sizes alone are judged without one."""
+        assert self.device is not None
+        return self.device
+
+    def number(self, name_or_number: Any) -> Any:
+        """Return a number, or the parameter of that name."""
+        if isinstance(name_or_number, str):
+            return self.parameters[name_or_number]
+        return name_or_number
+
+    def size(self, access: Access, dimension: int) -> Any:
+        """Return the extent of a buffer's dimension."""
+        return self.number(access.buffer.shape[dimension])
+
+
+def _ranges(
+    outside: Mapping[str, Range],
+    around: Sequence[Block],
+    parameters: Mapping[str, Any],
+    tiles: Range,
+) -> dict[str, Range]:
+    """Return the ranges of the variables within some blocks; ``tiles`` is that of their numbers."""
+    ranges = dict(outside)
+    for statement in around:
+        match statement:
+            case Elect():
+                pass
+            case ForTile(tile, turn):
+                ranges |= {tile: tiles, turn: tiles}
+            case For(name, trips, _, _, start):
+                end = parameters[trips] if isinstance(trips, str) else trips
+                ranges[name] = Range(start, end - 1)
+            case When(Affine(constant, ((name, 1),)), bound) if name in ranges:
+                limit = (parameters[bound] if isinstance(bound, str) else bound) - 1 - constant
+                old = ranges[name]
+                end = select(limit < old.last, limit, old.last)
+                ranges[name] = Range(old.first, end, old.exact)
+            case When(index):
+                for name, _ in index.terms:
+                    if name in ranges:
+                        old = ranges[name]
+                        ranges[name] = Range(old.first, old.last, exact=False)
+    return ranges
+
+
+def _names(index: Affine | int) -> tuple[str, ...]:
+    return tuple(name for name, _ in index.terms) if isinstance(index, Affine) else ()
+
+
+def moves(number: Any) -> bool:
+    """Return False for a step that is the int 0, whatever was chosen."""
+    return not (isinstance(number, int) and number == 0)
+
+
+def origin_of(case: Case, access: Access, dimension: int) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return the constant and each variable's coefficient of an access's origin."""
+    if not access.origin:
+        return 0, []
+    affine = access.origin[dimension]
+    summed: dict[str, Any] = {}
+    for name, coefficient in affine.terms:
+        factor = case.number(coefficient)
+        summed[name] = summed[name] + factor if name in summed else factor
+    return affine.constant, [(n, c) for n, c in summed.items() if moves(c)]
+
+
+def last_origin(case: Case, place: Place, access: Access, dimension: int) -> tuple[Any, Any]:
+    """Return an origin's largest coordinate and its last variable's step (None if it has none).
+
+    Coefficients are not negative.
+    """
+    total, terms = origin_of(case, access, dimension)
+    step: Any = None
+    for name, coefficient in terms:
+        if name in place.ranges:
+            total = total + coefficient * place.ranges[name].last
+            step = coefficient
+        elif name in case.parameters:
+            total = total + coefficient * case.parameters[name]
+    return total, step
+
+
+def first_origin(case: Case, place: Place, access: Access, dimension: int) -> Any:
+    """Return an origin's smallest coordinate; loops without an iteration do not count."""
+    total, terms = origin_of(case, access, dimension)
+    for name, coefficient in terms:
+        span = place.ranges.get(name)
+        ends = (span.first, span.last) if span else (case.parameters.get(name, 0),) * 2
+        total = total + coefficient * select(coefficient < 0, ends[1], ends[0])
+    return total
+
+
+def product(numbers: Iterable[Any]) -> Any:
+    """Return the product; 1 if there are none."""
+    result: Any = 1
+    for number in numbers:
+        result = result * number
+    return result
+
+
+def exactly_once(modes: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return whether modes (extent, step) are a mixed radix, and how many they count.
+
+    A mode with step 0 does not count.
+    """
+    holds: Any = True
+    count: Any = 1
+    for i, (extent, step) in enumerate(modes):
+        below: Any = 1
+        for j, (other_extent, other_step) in enumerate(modes):
+            if j != i:
+                under = (other_step < step) if j > i else (other_step <= step)
+                below = below * select(under & (other_step > 0), other_extent, 1)
+        holds = holds & ((extent == 1) | (step == 0) | (step == below))
+        count = count * select(step > 0, extent, 1)
+    return holds, count
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One condition of a law: whether it holds, and what to say where it does not.
+
+    ``text`` is a format string for ``values``, which are filled in only to report a violation.
+    ``unproved``: that nothing is known to be wrong, but that it is not proved to be right.
+    """
+
+    holds: Any
+    text: str
+    values: tuple[Any, ...] = ()
+    unproved: bool = False
+
+    def __str__(self) -> str:
+        """Fill the text in."""
+        return self.text.format(*self.values)

@@ -1,0 +1,337 @@
+"""Laws of whole tiles: boxes that TMA moves, tiles that wgmma multiplies, fragments that hold them.
+
+TMA moves a *box*: the first two value modes of its statement, (contiguous elements, lines); further
+modes are boxes of their own.  wgmma reads its inputs through descriptors, which can say two things
+of a tile in shared memory, swizzled in rows of S = 32, 64 or 128 B:
+
+    K-major     k is contiguous, the rows (columns) of the product lie S apart
+    MN-major    rows (columns) are contiguous, steps of k lie S apart; slabs S wide lie anywhere
+
+TMA and wgmma take the XOR of the swizzle from address bits, so whatever they touch starts at a
+multiple of its pattern, 8 S bytes (128 B without a swizzle).
+
+>>> from tinygpu.devices.device import load_device
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.hopper import STARTS, Hopper
+>>> from tinygpu.term.operation import matmul
+>>> program = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["plain"]))
+>>> case = Case.of(program, {"m": 64, "n": 64, "k": 100}, load_device("h200"))
+>>> print(next(c for c in TENSOR_LAWS["tma_strides"].clauses(case) if not c.holds))
+a: lines are 200 B apart; TMA needs a multiple of 16 B
+
+Source: CUDA Driver API, "Tensor Map Object Management"; PTX ISA 9, "Asynchronous Warpgroup Level
+Matrix Instructions", and ``docs/hopper-laws.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tinygpu.isa.fragment import FRAGMENTS
+from tinygpu.legality.law import Law
+from tinygpu.legality.placement import memory_step
+from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
+from tinygpu.term.program import Access, Buffer, Do, same_place, select, span
+
+__all__ = ["TENSOR_LAWS", "span_bytes", "starts"]
+
+_BOX_SIDE = 256  # spec: boxDim
+_PIECE_BYTES = 16  # spec: TMA's, a swizzle's and a descriptor's unit
+_COORDINATE = 1 << 31  # spec: coordinates are s32
+_BLOCK = 64  # spec: wgmma's m
+_COLUMNS = 256  # spec: wgmma's largest n
+_SLICE_BYTES = 32  # spec: wgmma's k
+
+
+def tma_strides(case: Case, place: Place) -> Iterator[Clause]:
+    """Check the distance between an array's lines; one line may lie so.
+
+    That the array itself starts at a multiple of 16 B is asked at launch, which knows its address.
+    """
+    if place.do.instruction.unit != "tma":
+        return
+    buffer = _ends(place.do)[0].buffer
+    lines: Any = 1
+    for size, stride in zip(buffer.shape, buffer.stride, strict=True):
+        lines = case.number(size) if isinstance(stride, str) else lines
+    for stride in buffer.stride:
+        if isinstance(stride, str):
+            apart = case.number(stride) * buffer.type.bytes
+            text = "{}: lines are {} B apart; TMA needs a multiple of {} B"
+            holds = (apart % _PIECE_BYTES == 0) | (lines == 1)
+            yield Clause(holds, text, (buffer.name, apart, _PIECE_BYTES))
+
+
+def tma_coordinates(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that coordinates of an array fit."""
+    if place.do.instruction.unit == "tma":
+        buffer = _ends(place.do)[0].buffer
+        for extent in map(case.number, buffer.shape):
+            text = "{}: {} elements along a dimension; TMA's coordinates are below {}"
+            yield Clause(extent < _COORDINATE, text, (buffer.name, extent, _COORDINATE))
+
+
+def tma_box(case: Case, place: Place) -> Iterator[Clause]:
+    """Check a box's sides, and that it lies in both memories as TMA puts it."""
+    do = place.do
+    if do.instruction.unit != "tma":
+        return
+    gmem, smem = _ends(do)
+    if len(do.values) < 2:
+        yield Clause(False, "{} moves no box: it has {} value modes", (do, len(do.values)))
+        return
+    for side in do.values[:2]:
+        text = "{}: a side of its box has {} elements; 1 to {} are allowed"
+        yield Clause((side >= 1) & (side <= _BOX_SIDE), text, (do, side, _BOX_SIDE))
+    width, wide = smem.buffer.type.bytes, span_bytes(smem.buffer)
+    row = do.values[0] * width
+    text = "{}: rows of its box have {} B, no multiple of {}"
+    yield Clause(row % _PIECE_BYTES == 0, text, (do, row, _PIECE_BYTES))
+    text = "{}: rows of its box have {} B, and the swizzle of {} has rows of {} B"
+    holds = (smem.buffer.swizzle[0] == 0) | (row == wide)
+    yield Clause(holds, text, (do, row, smem.buffer.name, wide))
+    apart = memory_step(smem, smem.value[1])
+    holds = (memory_step(smem, smem.value[0]) == 1) & (
+        (apart == do.values[0]) | (do.values[1] == 1)
+    )
+    text = "{}: its box does not lie packed in {}"
+    yield Clause(holds, text, (do, smem.buffer.name))
+    first, second = gmem.value[:2]
+    along: Any = 1
+    lines: Any = 0  # how far mode 1 goes along the other dimensions, together
+    for stride, step, other in zip(gmem.buffer.stride, first, second, strict=True):
+        fast = not isinstance(stride, str)
+        along = along & (step == (1 if fast else 0)) & (other >= 0)
+        along = along & (other == 0) if fast else along
+        lines = lines if fast else lines + other
+    along = along & (lines == 1)
+    text = "{}: rows of its box do not run along the contiguous dimension of {}"
+    yield Clause(along == 1, text, (do, gmem.buffer.name))
+    yield from starts(case, place, smem, inner=None)
+
+
+def swizzle(case: Case) -> Iterator[Clause]:
+    """Check the form of swizzles that TMA and wgmma share, and what a stage starts at."""
+    touched: dict[str, Buffer] = {}
+    for place in case.places:
+        for access in place.do.accesses:
+            if place.do.instruction.proxy == "async" and access.buffer.level == "smem":
+                touched[access.buffer.name] = access.buffer
+    widest: Any = 128 if touched else 1
+    for buffer in touched.values():
+        bits, base, shift = buffer.swizzle
+        pieces = _PIECE_BYTES // buffer.type.bytes
+        holds = (bits == 0) | ((bits <= 3) & (2**base == pieces) & (shift == 3))
+        text = "{}: Sw<{},{},{}> is none of the swizzles of {} elements that TMA makes"
+        yield Clause(holds, text, (buffer.name, bits, base, shift, buffer.dtype))
+        pattern = _pattern_bytes(buffer)
+        widest = select(pattern > widest, pattern, widest)
+    for buffer in case.program.buffers:
+        if touched and buffer.level == "smem":
+            text = "{}: a stage has {} B, and swizzles repeat every {} B"
+            holds = buffer.stage_bytes % widest == 0
+            yield Clause(holds, text, (buffer.name, buffer.stage_bytes, widest))
+
+
+def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
+    """Check the shape and the types of a product."""
+    do = place.do
+    if do.instruction.name != "wgmma":
+        return
+    a, b, sums = (r for r in do.reads if isinstance(r, Access))
+    k, inner, outer, rows = do.values
+    columns, slice_bytes = inner * outer, k * a.buffer.type.bytes
+    text = "{} multiplies blocks of {} rows; wgmma has 64"
+    yield Clause(rows == _BLOCK, text, (do, rows))
+    text = "{} makes {} columns; wgmma makes 8 to {}, in steps of 8"
+    holds = (columns % 8 == 0) & (columns >= 8) & (columns <= _COLUMNS)
+    yield Clause(holds, text, (do, columns, _COLUMNS))
+    text = "{} takes {} B of k; wgmma takes {}"
+    yield Clause(slice_bytes == _SLICE_BYTES, text, (do, slice_bytes, _SLICE_BYTES))
+    types = (a.buffer.dtype, b.buffer.dtype, sums.buffer.dtype)
+    holds = types in (("bf16", "bf16", "f32"), ("f16", "f16", "f32"), ("e4m3", "e4m3", "f32"))
+    yield Clause(holds, "{} multiplies {} by {} into {}", (do, *types))
+    held = sums.buffer.fragment == "wgmma" and sums.buffer.name == do.write.buffer.name
+    yield Clause(held, "{} adds to no fragment of wgmma's own", (do,))
+    text = "{} adds to {} and writes {}; wgmma has one place for both"
+    yield Clause(same_place(sums, do.write), text, (do, sums, do.write))
+    wanted = ((0, 0), (0, 1), (0, inner), (1, 0))
+    counted: Any = True
+    for access in (sums, do.write):
+        for extent, got, steps in zip(do.values, access.value, wanted, strict=True):
+            for one, other in zip(got, steps, strict=True):
+                counted = counted & ((one == other) | (extent == 1))
+    yield Clause(counted, "{}: its values do not count rows and columns of the sums", (do,))
+
+
+def wgmma_descriptors(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that a descriptor can say how each input lies."""
+    do = place.do
+    if do.instruction.name != "wgmma":
+        return
+    a, b, _ = (r for r in do.reads if isinstance(r, Access))
+    _, inner, outer, rows = do.values
+    for access, first, count, slabs in ((a, 3, rows, 1), (b, 1, inner, outer)):
+        buffer = access.buffer
+        width, wide = buffer.type.bytes, span_bytes(buffer)
+        yield Clause(wide >= 32, "{} of {} has no swizzle", (access, do))
+        along_k = memory_step(access, access.value[0]) * width
+        across = memory_step(access, access.value[first]) * width
+        further = memory_step(access, access.value[2]) * width
+        by_k = (along_k == width) & (across == wide)
+        by_k = by_k & ((slabs == 1) | (further == count * wide))
+        by_row = (across == width) & (along_k == wide) & (count * width == wide)
+        by_row = by_row & ((slabs == 1) | (further % _PIECE_BYTES == 0))
+        text = "{}: k steps {} B, rows {} B; rows of the swizzle have {} B, and one of them is k's"
+        yield Clause(by_k | by_row, text, (access, along_k, across, wide))
+        dimension = next((d for d, s in enumerate(access.value[0]) if moves(s)), None)
+        yield from starts(case, place, access, inner=dimension)
+
+
+def fragments(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that tiles of fragments are whole ones, and vectors lie in one thread."""
+    do = place.do
+    for access in do.accesses:
+        if not access.buffer.fragment or access.buffer.fragment == "row":
+            continue  # rows: ``tmem_laws.py``
+        fragment = FRAGMENTS[access.buffer.fragment]
+        text = "{} is held by {} threads; a copy of {} has {}"
+        values = (access, fragment.threads, place.role.name, place.threads)
+        yield Clause(place.threads == fragment.threads, text, values)
+        for d, base in enumerate(fragment.base):
+            reach = span(access, do.values, do.threads, d)
+            holds = (access.buffer.shape[d] % base == 0) & (reach % base == 0)
+            constant, terms = origin_of(case, access, d)
+            for number in (constant, *(c for _, c in terms)):
+                holds = holds & (number % base == 0)
+            text = "{}: {} along dimension {} are no whole fragments of {}"
+            yield Clause(holds, text, (access, reach, d, base))
+        pairs = fragment.value_modes[0][0]
+        holds = (do.vector == 1) | ((do.vector == pairs) & (access.value[0][1] == 1))
+        text = "{}: a thread holds runs of {} columns, and moves {}"
+        yield Clause(holds, text, (access, pairs, do.vector))
+
+
+def stmatrix(case: Case, place: Place) -> Iterator[Clause]:
+    """Check the rows of 8 elements that stmatrix stores."""
+    do = place.do
+    if do.instruction.name != "stmatrix":
+        return
+    turned = do.variant == "trans"
+    run, lines = do.write.value[int(turned)], do.write.value[1 - int(turned)]
+    width = do.write.buffer.type.bytes
+    holds = (width == 2) & (memory_step(do.write, run) == 1)
+    yield Clause(holds, "{}: its rows are not 8 neighbours of 2 B", (do,))
+    apart = memory_step(do.write, lines) * width
+    text = "{}: its rows lie {} B apart, no multiple of {}"
+    yield Clause(apart % _PIECE_BYTES == 0, text, (do, apart, _PIECE_BYTES))
+
+
+def _ends(do: Do) -> tuple[Access, Access]:
+    """Return the ends of a copy: in gmem, in shared memory."""
+    (source,) = (r for r in do.reads if isinstance(r, Access))
+    return (source, do.write) if source.buffer.level == "gmem" else (do.write, source)
+
+
+def span_bytes(buffer: Buffer) -> Any:
+    """Return the bytes of a swizzle's row; 16 without a swizzle."""
+    bits = buffer.swizzle[0]
+    return select(bits == 1, 32, select(bits == 2, 64, select(bits == 3, 128, _PIECE_BYTES)))
+
+
+def _pattern_bytes(buffer: Buffer) -> Any:
+    """Return after how many bytes a swizzle repeats."""
+    return 8 * span_bytes(buffer)
+
+
+def starts(case: Case, place: Place, access: Access, *, inner: int | None) -> Iterator[Clause]:
+    """Check that what a box or a descriptor names starts at a multiple of its pattern.
+
+    Along dimension ``inner`` a descriptor may also start within a row of the swizzle.
+    """
+    width, pattern = access.buffer.type.bytes, _pattern_bytes(access.buffer)
+    for d, stride in enumerate(access.buffer.stride if access.origin else ()):
+        assert not isinstance(stride, str)
+        constant, terms = origin_of(case, access, d)
+        for number in (constant, *(c for name, c in terms if name in place.ranges)):
+            step = number * stride * width
+            if not moves(step):
+                continue
+            holds = step % pattern == 0
+            if d == inner:
+                holds = holds | ((stride == 1) & (step % _PIECE_BYTES == 0))
+            text = "{}: it starts at steps of {} B, and its swizzle repeats every {} B"
+            yield Clause(holds, text, (access, step, pattern))
+
+
+_MAPS = "CUDA Driver API, cuTensorMapEncodeTiled"
+_PTX = "PTX ISA 9, "
+
+TENSOR_LAWS: Mapping[str, Law] = {
+    law.name: law
+    for law in (
+        Law(
+            "tma_strides",
+            "States that an array that TMA moves has lines a multiple of 16 B apart.",
+            _MAPS + " (globalStrides, globalDim)",
+            "pad the rows to multiples of 16 B, or use the machine simt",
+            of_place=tma_strides,
+            of_sizes=True,
+        ),
+        Law(
+            "tma_coordinates",
+            "States that an array that TMA moves has less than 2^31 elements along a dimension.",
+            _MAPS + " (globalDim; coordinates are s32)",
+            "cut the array along that dimension, and launch once for each part",
+            of_place=tma_coordinates,
+            of_sizes=True,
+        ),
+        Law(
+            "tma_box",
+            "States that TMA moves boxes of 1 to 256 by 1 to 256 elements, packed, their rows a "
+            "multiple of 16 B and as long as the swizzle's.",
+            _MAPS + " (boxDim, swizzle)",
+            "choose another tile (tile_m, tile_n, tile_k, store_n) or a smaller cluster",
+            of_place=tma_box,
+        ),
+        Law(
+            "swizzle",
+            "States that shared memory of TMA and wgmma has one of their swizzles, and that every "
+            "stage is a multiple of the pattern, so that each starts at one.",
+            _PTX + "Shared Memory Matrix Layout, Swizzling Modes",
+            "choose a wider tile (tile_m, tile_n, store_n)",
+            of_case=swizzle,
+        ),
+        Law(
+            "wgmma_shape",
+            "States that a product is m64 nN k of 32 B, N 8 to 256 by 8, of f16, bf16 or e4m3.",
+            _PTX + "wgmma.mma_async",
+            "choose another tile (tile_m, tile_n), 64 rows for each consumer, or dtype bf16",
+            of_place=wgmma_shape,
+        ),
+        Law(
+            "wgmma_descriptors",
+            "States that wgmma's inputs lie K-major or MN-major in swizzled rows, from the start "
+            "of a pattern on.",
+            _PTX + "Matrix Descriptor Format, Strides",
+            "choose a wider tile (tile_m, tile_n) or another layout of the operation",
+            of_place=wgmma_descriptors,
+        ),
+        Law(
+            "fragments",
+            "States that a tile in registers is whole fragments of 64 x 8 that its threads hold.",
+            _PTX + "Register Fragments of wgmma",
+            "choose tiles and chunks of whole fragments (tile_m, tile_n, store_n)",
+            of_place=fragments,
+        ),
+        Law(
+            "stmatrix",
+            "States that stmatrix stores rows of eight 2-byte neighbours, 16 B aligned.",
+            _PTX + "stmatrix",
+            'store otherwise (epilogue "direct"), or choose a 16-bit output',
+            of_place=stmatrix,
+        ),
+    )
+}
+"""Laws of TMA, wgmma and fragments; part of ``tinygpu.legality.laws.LAWS``."""

@@ -1,0 +1,157 @@
+"""Laws of what a warp does together: ldmatrix and mma.sync.
+
+Lane q + 4 g of a warp (thread modes 4 and 8) holds in each matrix of 8 x 8 the *pair* 2 q, 2 q + 1
+of row g; matrices lie 8 apart, along further values.  ldmatrix fetches a matrix by its rows of
+16 B: the pair runs along them, or with ``.trans`` the lane's g does.  A row has four tf32 numbers,
+a lane one of them, a pair of one; ``.trans`` moves 16 bits and is not for them.  mma.m16n8k16 takes
+these of a thread,
+
+    a    pair, half (8 rows on), half of k (8 steps on)           8 values, 1, 2, 4 registers apart
+    b    pair, half of k                                          4 values, 1, 2
+    c    pair, half                                               4 values, 1, 2
+
+and mma.m16n8k8 of tf32 the same without the pairs of a and b, the halves of k 4 steps apart.  The
+term has to count them so.
+
+>>> from tinygpu.devices.device import load_device
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.ampere import STARTS, Ampere
+>>> from tinygpu.term.operation import matmul
+>>> program = Ampere().program(matmul("bf16"), Chosen(STARTS["plain"]))
+>>> case = Case.of(program, {"m": 64, "n": 64, "k": 64}, load_device("h200"))
+>>> all(c.holds for law in WARP_LAWS.values() for c in law.clauses(case))
+True
+
+Source: PTX ISA 9, "ldmatrix" and "Matrix Fragments for mma.m16n8k16 with floating point type".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tinygpu.isa.warp_matrix import FRAGMENT_VALUES
+from tinygpu.legality.law import Law
+from tinygpu.legality.placement import memory_step
+from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
+from tinygpu.term.program import Access, Do
+
+__all__ = ["WARP_LAWS"]
+
+_LANES = (4, 8)
+_ROW_BYTES = 16  # spec: a row of ldmatrix
+_TYPES = (("bf16", "bf16", "f32"), ("f16", "f16", "f32"), ("tf32", "tf32", "f32"))
+_FAR = {
+    2: {"a": (1, 2, 4), "b": (1, 0, 2), "c": (1, 2, 0)},
+    1: {"a": (0, 1, 2), "b": (0, 0, 1), "c": (1, 2, 0)},
+}
+"""By the elements of a and b in a register, what lies how many of them apart."""
+
+
+def ldmatrix(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that lanes hold the pairs of rows of 16 B."""
+    do = place.do
+    if do.instruction.name != "ldmatrix":
+        return
+    (read,) = (r for r in do.reads if isinstance(r, Access))
+    text = "{}: its first threads are {}; a warp's lanes are 4 pairs by 8 rows"
+    lanes = tuple(do.threads[:2])
+    yield Clause(len(lanes) == len(_LANES) and _same(lanes, _LANES), text, (do, lanes))
+    width, turned = read.buffer.type.bytes, do.variant == "trans"
+    text = "{}: its elements have {} B; 2 B, or without .trans 4 B, are moved"
+    yield Clause(width == 2 or (width == 4 and not turned), text, (do, width))
+    pairs, row = max(1, 4 // width), _ROW_BYTES // width
+    pair, (quad, group) = read.value[0], read.thread[:2]
+    along, across = (group, pair) if turned else (pair, group)
+    text = "{}: a lane's first value mode has {} values; it holds {}"
+    yield Clause(do.values[0] == pairs, text, (do, do.values[0], pairs))
+    text = "{}: the next lane is {} from this one, and an element {} wide"
+    holds = _same(quad, tuple(pairs * step for step in pair))
+    yield Clause(holds, text, (do, quad, pair))
+    held = memory_step(do.write, do.write.value[0])
+    yield Clause(held == 1, "{}: pairs lie {} registers apart in {}", (do, held, do.write))
+    text = "{}: neighbours of its rows lie {} elements apart"
+    step = memory_step(read, along)
+    yield Clause(step == 1, text, (do, step))
+    text = "{}: its rows start {} elements apart, no multiple of 16 B"
+    rest = [
+        *zip(do.values[1:], read.value[1:], strict=True),
+        *zip(do.threads[2:], read.thread[2:], strict=True),
+    ]
+    for extent, steps in (*rest, (row, across)):
+        step = memory_step(read, steps)
+        if moves(step):
+            yield Clause((step % row == 0) | (extent == 1), text, (do, step))
+    for dimension, stride in enumerate(read.buffer.stride if read.origin else ()):
+        assert not isinstance(stride, str)
+        constant, terms = origin_of(case, read, dimension)
+        for number in (constant, *(c for name, c in terms if name in place.ranges)):
+            step = number * stride
+            if moves(step):
+                yield Clause(step % row == 0, text, (do, step))
+    bits, base, _ = read.buffer.swizzle
+    text = "{}: the swizzle of {} moves {} elements as one, and a row has {}"
+    holds = (bits == 0) | (2**base >= row)
+    yield Clause(holds, text, (do, read.buffer.name, 2**base, row))
+
+
+def mma(case: Case, place: Place) -> Iterator[Clause]:
+    """Check the shape, the types and the order of a thread's values."""
+    do = place.do
+    if do.instruction.name != "mma.sync":
+        return
+    a, b, sums = (r for r in do.reads if isinstance(r, Access))
+    types = (a.buffer.dtype, b.buffer.dtype, sums.buffer.dtype)
+    yield Clause(types in _TYPES, "{} multiplies {} by {} into {}", (do, *types))
+    same = sums.buffer.name == do.write.buffer.name
+    yield Clause(same, "{} adds to other sums than it reads", (do,))
+    text = "{} counts {} values of a thread; mma.m16n8 has 2 * 2 * 2 in each block"
+    first = tuple(do.values[:3])
+    five = len(do.values) == len(FRAGMENT_VALUES) + 2
+    yield Clause(five and _same(first, FRAGMENT_VALUES), text, (do, first))
+    for name, access in (("a", a), ("b", b), ("c", sums), ("c", do.write)):
+        steps = tuple(memory_step(access, s) for s in access.value[:3])
+        text = "{}: its first values lie {} elements apart; those of {} lie {}"
+        far = _FAR[max(1, 4 // a.buffer.type.bytes)][name]
+        yield Clause(_same(steps, far), text, (access, steps, name, far))
+    yield from _still(do, a, b)
+
+
+def _still(do: Do, a: Access, b: Access) -> Iterator[Clause]:
+    """Check that a does not move along the blocks of columns, nor b along those of rows."""
+    for access, mode in ((a, 3), (b, 4)):
+        for step in access.value[mode]:
+            holds = (step == 0) | (do.values[mode] == 1)
+            yield Clause(holds, "{}: it differs between blocks that share it", (access,))
+
+
+def _same(got: tuple[Any, ...], wanted: tuple[Any, ...]) -> Any:
+    """Say whether numbers (or arrays) agree one by one."""
+    holds: Any = True
+    for one, other in zip(got, wanted, strict=True):
+        holds = holds & (one == other)
+    return holds
+
+
+WARP_LAWS: Mapping[str, Law] = {
+    law.name: law
+    for law in (
+        Law(
+            "ldmatrix_rows",
+            "States that ldmatrix reads rows of 16 B of neighbours, 16 B aligned, and that lane "
+            "q + 4 g gets the 4 B q of row g.",
+            "PTX ISA 9, ldmatrix",
+            "choose rows of multiples of 16 B (tile_m, tile_n, tile_k)",
+            of_place=ldmatrix,
+        ),
+        Law(
+            "mma_shape",
+            "States that a warp's product is m16 n8 k16 of f16 or bf16, or m16 n8 k8 of tf32, into "
+            "f32, of values in the order of the fragments.",
+            "PTX ISA 9, mma.m16n8k16, mma.m16n8k8",
+            "choose dtype bf16, f16 or tf32, and warps that divide the tile (tile_m, tile_n)",
+            of_place=mma,
+        ),
+    )
+}
+"""Laws of a warp's instructions; part of ``tinygpu.legality.laws.LAWS``."""

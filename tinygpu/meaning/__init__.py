@@ -1,0 +1,9 @@
+"""Meaning: what a term computes, on NumPy arrays.
+
+``interpret`` executes a term under many interleavings and finds races, deadlocks and stale reads;
+it shares no code with the judge.  ``cluster``, ``turns``, ``execution`` and ``transfers`` are its
+parts, ``race`` what memory remembers.  ``identity`` asks whether a term computes its operation, in
+the field of ``prime_field``, by the one run of ``canonical``; ``assumptions`` says when that is a
+proof.  ``tolerance`` is the rule for floats.  May import ``legality``, ``term``, ``isa``.  Begin
+with ``interpret``.
+"""

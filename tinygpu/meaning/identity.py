@@ -1,0 +1,307 @@
+"""Does a term compute its operation?  It is executed in a prime field, at a few small sizes.
+
+In a prime field (``tinygpu.meaning.prime_field``) sums and products are exact: a wrong operand, a
+step left out or exchanged scalars give another element, almost surely, however near the floats
+would be. What floats alone find is too early a rounding, which ``tinygpu.meaning.interpret.check``
+asks about.
+
+The question is one about legal terms: such a term computes the same in every run, so that one is
+enough (``tinygpu.meaning.canonical``).  Where guards in a loop reach s steps from its start and q
+from its end, full tiles are asked at each number of trips from 1 to s + q + 1, the first with two
+along each axis of the grid; then sizes that differ pairwise, as equal ones hide exchanged strides,
+and that end within a tile where the term allows that.  If the term keeps the assumptions of
+``tinygpu.meaning.assumptions``, these sizes decide all: it is *proved*, up to the chance that
+different polynomials agree at a random place.  Else it is tested, and the outcome says what is
+missing.
+
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import matmul
+>>> found = computes(Simt().program(matmul(), Chosen(LADDER["shared"])))
+>>> print(found)
+computes its operation: proved for every m, n, k, by 3 sizes, 64, 64, 32 to 48, 47, 49
+>>> print(computes(found.program, {"m": 4, "n": 3, "k": 5}))
+computes its operation: tested at 1 size, m, n, k = 4, 3, 5
+
+Source: ``docs/model.md``, section "Meaning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from tinygpu.errors import IllegalScheduleError
+from tinygpu.meaning.assumptions import ends, unproved, window
+from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
+from tinygpu.meaning.interpret import edge_of, interpret, tile_of, wrong_result
+from tinygpu.meaning.prime_field import P, prime_field
+from tinygpu.meaning.race import Finding
+from tinygpu.term.operation import Problem
+from tinygpu.term.program import Do, Elect, For, ForTile, Program, Statement, When, walk
+
+__all__ = ["Meaning", "computes", "instances", "require_computes", "summary"]
+
+_MOST_WORK = 1e8  # fitted: element operations in about a second
+_STATEMENT = 4000  # fitted: what a statement costs besides, in element operations
+_MOST_CTAS = 144
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """At which sizes it was asked, in order, and the first finding, None if there is none.
+
+    ``unproved``: why these sizes do not decide all, "" if they do; ``ragged``: why full tiles do
+    not decide others.  ``left_out``: how many sizes take too long to be asked.
+    """
+
+    program: Program
+    asked: tuple[Mapping[str, int], ...]
+    finding: Finding | None
+    unproved: str = ""
+    ragged: str = ""
+    left_out: int = 0
+
+    @property
+    def proved(self) -> bool:
+        """Whether it computes its operation at every size."""
+        return self.finding is None and bool(self.asked) and not self.unproved and not self.ragged
+
+    def __str__(self) -> str:
+        axes = ", ".join(self.program.operation.axes)
+        if not self.asked:
+            why = self.unproved if not self.left_out else "every instance takes too long"
+            return f"not asked whether it computes its operation: {why}"
+        first, last = (", ".join(map(str, self.asked[i].values())) for i in (0, -1))
+        if self.finding is not None:
+            return f"does not compute its operation, at {axes} = {last}: {self.finding}"
+        many = f"{len(self.asked)} sizes" if self.asked[1:] else "1 size"
+        span = f"{first} to {last}" if self.asked[1:] else first
+        if self.proved:
+            return f"computes its operation: proved for every {axes}, by {many}, {span}"
+        text = f"computes its operation: tested at {many}, {axes} = {span}"
+        if self.left_out:
+            text += f"; {self.left_out} more take too long"
+        if self.unproved:
+            return f"{text}; not proved, {self.unproved}" if self.unproved != _GIVEN else text
+        return f"{text}; proved for full tiles, not for others: {self.ragged}"
+
+
+_GIVEN = "the sizes were given"
+
+
+def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: int = 2) -> Meaning:
+    """Ask a legal term at ``sizes``, or at its ``instances``, the last with ``draws`` inputs.
+
+    Raises ProgramError for a term that is malformed, OperationError for sizes that are not the
+    operation's.
+    """
+    if sizes is not None:
+        given = Problem.of(program.operation, **sizes).sizes
+        asked, finding, _ = _asked(program, (given,), draws)
+        return Meaning(program, asked, finding, unproved=_GIVEN)
+    plain = replace(program, raster=1, ctas_per_sm=1, addressing="pointer", guards="each",
+                    specialised=False, early=False)  # fmt: skip
+    return replace(_computes(plain, draws), program=program)
+
+
+def require_computes(program: Program) -> Meaning:
+    """Return what ``computes`` found of a legal term.
+
+    Raises IllegalScheduleError if it does not compute its operation.
+    """
+    found = computes(program)
+    if found.finding is not None:
+        raise IllegalScheduleError(
+            f"computes: {program.name} {found}; let the term compute {program.operation}"
+        )
+    return found
+
+
+def summary(found: Sequence[Meaning]) -> str:
+    """Say in a line what was found of several terms that compute their operation, each once.
+
+    >>> from tinygpu.term.machine import Chosen
+    >>> from tinygpu.machines.simt import LADDER, Simt
+    >>> from tinygpu.term.operation import matmul
+    >>> print(summary([computes(Simt().program(matmul(), Chosen(LADDER["shared"])))] * 2))
+    2 compute their operation: proved for every m, n, k
+    """
+    kinds: dict[str, int] = {}
+    for one in found:
+        if one.proved:
+            text = f"proved for every {', '.join(one.program.operation.axes)}"
+        elif not one.asked:
+            text = f"{one}"
+        elif one.unproved:
+            text = f"tested at small sizes ({one.unproved})"
+        else:
+            text = f"proved for full tiles, tested at others ({one.ragged})"
+        kinds[text] = kinds.get(text, 0) + 1
+    if len(kinds) == 1:
+        many = f"{len(found)} compute their operation" if found[1:] else "it computes its operation"
+        return f"{many}: {next(iter(kinds))}"
+    parts = (f"{many} {text}" for text, many in kinds.items())
+    return f"whether they compute their operation: {'; '.join(parts)}"
+
+
+@lru_cache(4096)
+def _computes(program: Program, draws: int) -> Meaning:
+    full, different = _instances(program)
+    left, last = _MOST_WORK, []
+    for sizes in different:  # the largest that leaves some time
+        if (work := _work(program, sizes)) <= left * (1 - 0.5 * (sizes is not different[-1])):
+            left -= work
+            last = [sizes]
+            break
+    small: list[Mapping[str, int]] = []
+    for sizes in full:
+        if (work := _work(program, sizes)) <= left:
+            left -= work
+            small.append(sizes)
+    chosen = (*small, *last)
+    try:
+        asked, finding, shared = _asked(program, chosen, draws)
+    except NotCanonicalError as error:
+        return Meaning(program, (), None, f"many CTAs, and no run of all at once: {error}")
+    out = len(full) + 1 - len(chosen)
+    why = f"{out} of {len(full) + 1} sizes take too long" if out else unproved(program) or shared
+    return Meaning(program, asked, finding, why, "" if why else ends(program), out)
+
+
+def _asked(
+    program: Program, every: tuple[Mapping[str, int], ...], draws: int
+) -> tuple[tuple[Mapping[str, int], ...], Finding | None, str]:
+    """Return the sizes at which it was asked, up to the first finding; and what tiles share."""
+    every_shared = ""
+    for number, here in enumerate(every):
+        for draw in range(draws if number == len(every) - 1 else 1):
+            found, shared = _findings(program, here, number, draw)
+            every_shared = every_shared or shared
+            if found:
+                first = next((f for f in found if f.kind == "wrong_result"), found[0])
+                return every[: number + 1], _told(program, first), every_shared
+    return every, None, every_shared
+
+
+def _findings(
+    program: Program, sizes: Mapping[str, int], number: int, draw: int
+) -> tuple[tuple[Finding, ...], str]:
+    """Return what is wrong at some sizes, with one random input, and what tiles share."""
+    operation, random = program.operation, np.random.default_rng((number, draw))
+    shapes, field = operation.shapes(sizes), prime_field(number + draw)
+    inputs = {
+        o.name: random.integers(P, size=shapes[o.name]).astype(np.float64) for o in operation.inputs
+    }
+    scalars = {n: float(random.integers(P)) for n in operation.scalars}
+    try:
+        result, found, shared = canonical_run(program, sizes, inputs, scalars, field)
+    except NotCanonicalError:
+        if prod(program.grid_extents(sizes)) > _MOST_CTAS:
+            raise
+        run = interpret(program, sizes, inputs, scalars=scalars, seed=number + draw, algebra=field)
+        return run.findings, "independent: the term was asked of the interpreter"
+    wrong = wrong_result(program, sizes, inputs, scalars, result, field)
+    return (*found, *wrong), f"independent: tiles share {shared}" if shared else ""
+
+
+def _told(program: Program, finding: Finding) -> Finding:
+    """Add to a wrong result the statements that write the output."""
+    if finding.kind != "wrong_result":
+        return finding
+    stores = [s for s, _ in walk(program) if isinstance(s, Do)]
+    own = [str(s) for s in stores if s.write.buffer.name == program.operation.output.name]
+    return replace(
+        finding,
+        statement=own[0] if own[:1] == own else "",
+        message=f"{finding.message} (modulo {P}); written by {' or '.join(dict.fromkeys(own))}",
+    )
+
+
+def instances(program: Program) -> tuple[Mapping[str, int], ...]:
+    """Return small sizes: full tiles at every number of trips that matters; others that differ.
+
+    They are few and small, but not always: those of a term whose grid is large at any size are not.
+    """
+    full, different = _instances(program)
+    return (*full, different[0])
+
+
+def _instances(
+    program: Program,
+) -> tuple[tuple[Mapping[str, int], ...], tuple[Mapping[str, int], ...]]:
+    """Return sizes of full tiles, and sizes that differ, the largest first, of which one is asked.
+
+    The last of them have one tile and one trip.
+    """
+    steps = {
+        axis: (*tile_of(program, axis), *edge_of(program, axis)) for axis in program.operation.axes
+    }
+    most = {axis: dict(program.at_most).get(axis, width * 2**20)
+            for axis, (width, _, _, _) in steps.items()}  # fmt: skip
+    looped = any(loops for _, loops, _, _ in steps.values())
+    last = sum(window(program)) + 1 if looped else 1
+    found: list[Mapping[str, int]] = []
+    for trips in range(1, last + 1):
+        sizes = {}
+        for axis, (width, loops, _, _) in steps.items():
+            tiles = trips if loops else 1 + (trips == 1)
+            sizes[axis] = width * min(tiles, most[axis] // width)
+        found.append(sizes)
+    kinds = {(last, 2): None, (min(2, last), 2): None, (1, 2): None, (1, 1): None}
+    others = (_different(steps, most, trips=trips, wide=wide) for trips, wide in kinds)
+    return tuple(found), tuple(others)
+
+
+def _different(
+    steps: Mapping[str, tuple[int, bool, int, bool]],
+    most: Mapping[str, int],
+    *,
+    trips: int,
+    wide: int,
+) -> Mapping[str, int]:
+    """Return sizes that differ pairwise, of ``wide`` tiles, and not full where that may be."""
+    sizes: dict[str, int] = {}
+    for axis in sorted(steps, key=lambda axis: not steps[axis][1]):  # loops first
+        width, looped, unit, guarded = steps[axis]
+        tiles = min(trips if looped else wide, most[axis] // width)
+        parts = width // unit
+        ragged = guarded and parts > 1
+        size = (tiles - 1) * width + (unit * (parts // 2 + (parts > 3)) if ragged else width)
+        by = unit if guarded else width
+        while size in sizes.values():
+            size += -by if guarded and size > by else by
+        sizes[axis] = size
+    return {axis: sizes[axis] for axis in steps}
+
+
+def _work(program: Program, sizes: Mapping[str, int]) -> float:
+    """Return about how many element operations a run takes, of some 10 ns each."""
+    values = program.parameter_values(sizes)
+    ctas = prod(program.grid_extents(sizes)) * prod(int(n) for _, n in program.cluster)
+
+    def of(body: tuple[Statement, ...], many: int, instances: int) -> float:
+        total = 0.0
+        for s in body:
+            match s:
+                case Do():
+                    elements = prod(int(v) for v in s.values)
+                    tile = s.instruction.issuer in ("one", "warpgroup")
+                    tile |= any(a.buffer.fragment for a in s.accesses)
+                    if s.instruction.unit == "tensor":
+                        elements = elements // 2 if tile else 4 * elements
+                    total += _STATEMENT + elements * (1 if tile else many) * instances
+                case For(trips=trips, body=inner):
+                    times = values[trips] if isinstance(trips, str) else int(trips)
+                    total += times * of(inner, many, instances)
+                case ForTile() | When() | Elect():
+                    total += of(s.body, many, instances)
+        return total
+
+    arrays = sum(prod(shape) for shape in program.operation.shapes(sizes).values())
+    roles = (of(r.body, int(r.threads), ctas * int(r.copies)) for r in program.roles)
+    return 4 * arrays + sum(roles)

@@ -1,0 +1,301 @@
+"""The meaning of a term: it is executed, thread by thread, on NumPy arrays.
+
+``interpret`` runs every CTA of the grid.  *Agents* are threads of a role that run in step: the
+first thread, where one acts alone or waits at mbarriers, and warps (of more than 8 in a CTA, sets
+of them).  They take turns between barriers as a *seed* says, copies in flight land as late as they
+may, at once or at random, and CTAs come in any order.  A correct term gives the operation's result
+whatever the seed; whatever is wrong on the way is a *finding*, the first of each kind.  Values that
+nobody wrote are NaN, so they cannot pass for results.
+
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import matmul
+>>> program = Simt().program(matmul(), Chosen(LADDER["shared"]))
+>>> check(program, {"m": 33, "n": 40, "k": 35})
+()
+
+Source: ``docs/model.md``, section "Meaning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import lcm, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.errors import OperationError, ProgramError, nearest
+from tinygpu.isa.algebra import FLOATS, Algebra
+from tinygpu.isa.memory import DTYPES
+from tinygpu.meaning.cluster import Landing, Run
+from tinygpu.meaning.race import Finding, GlobalArray
+from tinygpu.meaning.tolerance import error_ratio, roundoff
+from tinygpu.meaning.touched import Toucher
+from tinygpu.meaning.turns import run_grid
+from tinygpu.term.expression import OPERATORS
+from tinygpu.term.operation import Problem
+from tinygpu.term.program import Access, Do, Exit, For, Program, WaitGroup, When, walk
+
+__all__ = [
+    "Finding",
+    "Result",
+    "check",
+    "edge_of",
+    "interpret",
+    "reduced",
+    "tile_of",
+    "unwritten",
+    "wrong_result",
+]
+
+_LANDINGS: tuple[Landing, ...] = ("late", "random", "early")
+_SCALAR = 0.5
+_TMA_BYTES = 16  # spec: the strides of a tensor map are multiples of them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What a program computed, and what was wrong with how it did, the first of each kind."""
+
+    outputs: Mapping[str, NDArray[Any]]
+    findings: tuple[Finding, ...]
+
+
+def interpret(
+    program: Program,
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    scalars: Mapping[str, float] | None = None,
+    seed: int = 0,
+    algebra: Algebra = FLOATS,
+) -> Result:
+    """Execute a program on ``inputs`` (arrays of the operands' shapes, rounded to their types).
+
+    Raises OperationError for inputs of the wrong shape or a scalar that is missing, ProgramError
+    for a term that is malformed.
+    """
+    _well_formed(program)
+    operation, random = program.operation, np.random.default_rng(seed)
+    arrays = _arrays(program, sizes, inputs, algebra)
+    f32 = DTYPES["f32"]
+    given = {n: float(algebra.round(f32, np.array(x))) for n, x in (scalars or {}).items()}
+    if missing := [n for n in operation.scalars if n not in given]:
+        raise OperationError(f"{operation.name}: no scalar {missing[0]}; give it in scalars")
+    values = program.parameter_values(sizes)
+    landing = _LANDINGS[(seed + seed // len(_LANDINGS)) % len(_LANDINGS)]
+    run = Run(program, values, given, arrays, Toucher(values), random, landing, algebra)
+    with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers
+        run_grid(run, seed)
+    output = arrays[operation.output.name]
+    result = algebra.round(output.dtype, output.flat).reshape(output.shape)
+    findings = [*run.found.values(), *unwritten(program, output)]
+    exact = {o.name: arrays[o.name].flat.reshape(arrays[o.name].shape) for o in operation.inputs}
+    findings += wrong_result(program, sizes, exact, given, result, algebra)
+    return Result({operation.output.name: result}, tuple(findings))
+
+
+def check(
+    program: Program, sizes: Mapping[str, int], *, seeds: tuple[int, ...] = (0, 1, 2)
+) -> tuple[Finding, ...]:
+    """Interpret on normal inputs (scalars 0.5) at each seed; return the first finding of each kind.
+
+    Seeds s and s + 1 differ in who runs first and when copies land; three of them have all of each.
+    """
+    operation = program.operation
+    sizes = Problem.of(operation, **sizes).sizes
+    found: dict[str, Finding] = {}
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        shapes = operation.shapes(sizes)
+        inputs = {o.name: random.standard_normal(shapes[o.name]) for o in operation.inputs}
+        scalars = dict.fromkeys(operation.scalars, _SCALAR)
+        for finding in interpret(program, sizes, inputs, scalars=scalars, seed=seed).findings:
+            found.setdefault(finding.kind, finding)
+    return tuple(found.values())
+
+
+def reduced(problem: Problem, program: Program) -> dict[str, int]:
+    """Return sizes small enough to interpret at which the program meets every situation.
+
+    Two tiles along each axis of the grid; along a loop two more than the most stages; the last one
+    not full where a guard or an Exit looks at the axis.  No size exceeds the problem's.
+    """
+    stages = max((int(b.stages) for b in program.buffers if b.level == "smem"), default=1)
+    sizes = {}
+    for axis, size in problem.sizes.items():
+        tile, looped = tile_of(program, axis)
+        unit, guarded = edge_of(program, axis)
+        tiles = 2 + stages if looped else 2
+        parts = tile // unit
+        rest = unit * (parts // 2 + (parts > 3)) if guarded and parts > 1 else tile
+        sizes[axis] = min(size, (tiles - 1) * tile + rest, dict(program.at_most).get(axis, size))
+    return sizes
+
+
+_FARTHEST = 1 << 20
+
+
+def tile_of(program: Program, axis: str) -> tuple[int, bool]:
+    """Return how far an axis goes before the grid or a loop grows, and whether a loop does."""
+    names: list[int | str] = []
+    for statement, _ in walk(program):
+        match statement:
+            case For(trips=name) | When(bound=name):
+                names.append(name)
+    trips = sorted({n for n in names if isinstance(n, str)} - set(program.operation.axes))
+    most = dict(program.at_most).get(axis, _FARTHEST)
+
+    def counts(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        sizes = dict.fromkeys(program.operation.axes, 1) | {axis: size}
+        values = program.parameter_values(sizes)
+        return program.grid_extents(sizes), tuple(values[t] for t in trips)
+
+    low, high = 1, 2
+    while high <= most and counts(high) == counts(1):
+        low, high = high, 2 * high
+    if high > most:
+        return most, False
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if counts(middle) == counts(1) else (low, middle)
+    return low, counts(high)[1] != counts(1)[1]
+
+
+def edge_of(program: Program, axis: str) -> tuple[int, bool]:
+    """Return what a size of the axis has to be a multiple of, and whether it may end in a tile."""
+    unit, guarded, leaving = 1, True, False
+    for statement, _ in walk(program):
+        if not isinstance(statement, Do | Exit):
+            continue
+        for access in statement.accesses:
+            shape = access.buffer.shape if access.buffer.level == "gmem" else ()
+            guards = access.guard or (False,) * len(shape)
+            mine = [g for n, g in zip(shape, guards, strict=False) if n == axis]
+            if isinstance(statement, Exit):
+                leaving |= any(mine)
+                continue
+            guarded &= all(mine)
+            if mine and shape[-1] == axis:
+                unit = lcm(unit, int(statement.vector))
+            if shape and shape[-1] == axis and statement.instruction.unit == "tma":
+                unit = lcm(unit, _TMA_BYTES // access.buffer.type.bytes)
+    return unit, guarded or leaving
+
+
+def _arrays(
+    program: Program,
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, NDArray[Any]],
+    algebra: Algebra,
+) -> dict[str, GlobalArray]:
+    """Hold the inputs, and an output that is poisoned or cleared."""
+    operation = program.operation
+    shapes = operation.shapes(sizes)
+    arrays: dict[str, GlobalArray] = {}
+    for operand in operation.inputs:
+        name, dtype = operand.name, DTYPES[operand.dtype]
+        if name not in inputs or inputs[name].shape != shapes[name]:
+            got = inputs[name].shape if name in inputs else "none"
+            raise OperationError(
+                f"{operation.name}: input {name} has shape {got}; give an array of {shapes[name]}"
+            )
+        rounded = algebra.round(dtype, inputs[name])
+        arrays[name] = GlobalArray(rounded, dtype, output=False, zeroed=False)
+    out = operation.output
+    empty = np.full(shapes[out.name], 0.0 if program.zeroed else np.nan)
+    arrays[out.name] = GlobalArray(
+        empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
+    )
+    return arrays
+
+
+def unwritten(program: Program, output: GlobalArray) -> list[Finding]:
+    """Find the first element of the output that nobody wrote."""
+    if output.written.all():
+        return []
+    name = program.operation.output.name
+    place = np.unravel_index(int((~output.written).argmax()), output.shape)
+    cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
+    text = f"{program.name}: nobody writes {cell}, one of {int((~output.written).sum())}; store it"
+    return [Finding("unwritten", "", text, cell=cell)]
+
+
+def wrong_result(
+    program: Program,
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, NDArray[np.float64]],
+    scalars: Mapping[str, float],
+    result: NDArray[Any],
+    algebra: Algebra,
+) -> list[Finding]:
+    """Compare with the operation's reference, where that is a number."""
+    operation = program.operation
+    with np.errstate(all="ignore"):
+        reference = operation.reference(inputs, scalars, algebra)
+    name, depth = operation.output.name, prod(sizes[a] for a in operation.reduced)
+    if algebra.exact:
+        ratio = np.where(result == reference[name], 0.0, np.inf)
+    else:
+        ratio = error_ratio(
+            result,
+            reference[name],
+            reference["scale"],
+            depth=depth,
+            roundoff=roundoff(program),
+            dtype=operation.output.dtype,
+        )
+    ratio = np.where(np.isnan(reference[name]), 0.0, ratio)
+    if not ratio.size or ratio.max() <= 1:
+        return []
+    place = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
+    got, wanted = float(result[place]), float(reference[name][place])
+    if algebra.exact:
+        text = f"{program.name}: {cell} is {got:.0f}, not {wanted:.0f}"
+    else:
+        text = (
+            f"{program.name}: {cell} is {got:.6g}, not {wanted:.6g}: "
+            f"{ratio.max():.3g} times the error allowed"
+        )
+    return [Finding("wrong_result", "", text, cell=cell)]
+
+
+def _well_formed(program: Program) -> None:
+    """Raise ProgramError for a statement that is none of its machine."""
+    for statement, _ in walk(program):
+        if isinstance(statement, WaitGroup) and int(statement.pending) < 0:
+            raise ProgramError(f"{statement}: pending groups are 0 or more; raise it")
+        if not isinstance(statement, Do):
+            continue
+        instruction, write = statement.instruction, statement.write
+        reads = [r for r in statement.reads if isinstance(r, Access)]
+        if instruction.variants and (statement.variant or instruction.name) not in OPERATORS:
+            raise ProgramError(
+                f"{statement}: {nearest(statement.variant or instruction.name, OPERATORS)}"
+            )
+        for access, levels in (
+            (write, instruction.writes),
+            *((r, instruction.reads or ("registers",)) for r in reads),
+        ):
+            buffer = access.buffer
+            if buffer.level not in levels:
+                raise ProgramError(
+                    f"{statement}: {buffer.name} is in {buffer.level}; {instruction.name} takes "
+                    f"{' or '.join(levels)} there"
+                )
+            if buffer.dtype != write.buffer.dtype and instruction.unit not in ("cvt", "tensor"):
+                raise ProgramError(
+                    f"{statement}: {buffer.name} is {buffer.dtype}, {write.buffer.name} "
+                    f"{write.buffer.dtype}; convert first (cvt)"
+                )
+            if int(buffer.stages) < 1:
+                raise ProgramError(f"{buffer.name}: {buffer.stages} stages; a ring needs 1 or more")
+            if buffer.level == "registers" and any(any(steps) for steps in access.thread):
+                raise ProgramError(
+                    f"{statement}: registers are each thread's own; {buffer.name}'s thread steps "
+                    "have to be 0"
+                )

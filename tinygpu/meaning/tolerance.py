@@ -1,0 +1,101 @@
+"""When is an output right?  One rule, for the interpreter and for a GPU alike.
+
+With C64 the reference in float64, S what the same operation gives on magnitudes (|A||B| for a
+matmul), K the length of a sum and u the unit roundoff of what it is summed in, an output element is
+right if
+
+    |C - C64| <= 4 u sqrt(K) S + 1 ulp of the output type at C64
+
+The first part is the probabilistic bound on a sum of K rounded terms, whatever their order, with a
+factor of 4 in hand; the second is the rounding of the result itself.
+
+>>> ratio = error_ratio(np.array([1.0, 1.5]), np.ones(2), np.ones(2),
+...                     depth=4, roundoff=2.0**-24, dtype="f32")
+>>> bool(ratio[0] == 0), bool(ratio[1] > 1)
+(True, True)
+
+Source: N. Higham and T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J.
+Sci. Comput. 41(5), 2019.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.isa.memory import DTYPES
+from tinygpu.term.operation import Operation
+from tinygpu.term.program import Do, Program, walk
+
+__all__ = ["error_ratio", "roundoff", "ulp", "usual_roundoff"]
+
+_LARGEST_EXPONENT: Mapping[str, int] = {
+    "f64": 1023, "f32": 127, "tf32": 127, "f16": 15, "bf16": 127, "e4m3": 8, "e5m2": 15,
+}  # fmt: skip
+_LEAST_EXPONENT: Mapping[str, int] = {
+    "f64": -1022, "f32": -126, "tf32": -126, "f16": -14, "bf16": -126, "e4m3": -6, "e5m2": -14,
+}  # fmt: skip
+
+_SHORT = 2.0**-13  # published: DeepSeek-V3, section 3.3 (fp8 wgmma on Hopper)
+
+
+def ulp(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+    """Return the distance between neighbours of ``dtype`` at each value, subnormals included."""
+    magnitude = np.abs(values.astype(np.float64))
+    _, exponent = np.frexp(magnitude)
+    least = _LEAST_EXPONENT[dtype]
+    binade = np.where(magnitude > 0, np.maximum(exponent - 1, least), least)
+    one = np.full_like(magnitude, 2 * DTYPES[dtype].roundoff)
+    result: NDArray[np.float64] = np.ldexp(one, binade)
+    return result
+
+
+def error_ratio(
+    output: NDArray[Any],
+    reference64: NDArray[Any],
+    scale: NDArray[Any],
+    *,
+    depth: int,
+    roundoff: float,
+    dtype: str,
+) -> NDArray[np.float64]:
+    """Return the error of each element over what is allowed: right where it is at most 1.
+
+    ``scale`` is S, ``depth`` K, ``roundoff`` u and ``dtype`` the output's type.  An element that is
+    not a number counts as infinitely wrong, and so does an infinite one unless the reference
+    overflows ``dtype`` to the same infinity.  The arrays are NumPy's, or all CuPy's.
+    """
+    got, want = output.astype(np.float64), reference64.astype(np.float64)
+    with np.errstate(all="ignore"):
+        allowed = 4 * roundoff * math.sqrt(depth) * np.abs(scale) + ulp(want, dtype)
+        ratio = np.abs(got - want) / allowed
+    least_infinite = (2 - DTYPES[dtype].roundoff) * 2.0 ** _LARGEST_EXPONENT[dtype]
+    overflow = np.isinf(got) & (np.abs(want) >= least_infinite) & (np.sign(got) == np.sign(want))
+    wrong = np.where(overflow, 0.0, np.inf)
+    result: NDArray[np.float64] = np.where(np.isfinite(got), ratio, wrong)
+    return result
+
+
+def usual_roundoff(operation: Operation) -> float:
+    """Return u of whoever sums the operation in fp32, as libraries do."""
+    eight_bits = any(DTYPES[o.dtype].bytes == 1 for o in operation.inputs)
+    return _SHORT if eight_bits else DTYPES["f32"].roundoff
+
+
+def roundoff(program: Program) -> float:
+    """Return u: the unit roundoff of the narrowest type in which the term does arithmetic.
+
+    Products of 8-bit numbers are summed with about 13 bits, whatever the sums' type.
+    """
+    found = (
+        _SHORT if statement.accesses[0].buffer.type.bytes == 1
+        else statement.write.buffer.type.roundoff
+        for statement, _ in walk(program)
+        if isinstance(statement, Do)
+        and (statement.instruction.variants or statement.instruction.atomic)
+    )  # fmt: skip
+    return max(found, default=DTYPES["f32"].roundoff)

@@ -1,0 +1,139 @@
+"""Signature: the numbers of a term that its concurrency depends on.
+
+The judge decides ordinary terms, one skeleton at a time.  Over a space the question is asked
+once for each *key* (statements, buffers, which indices) and each combination of *numbers* (stages,
+trips, starts, displacements, pending groups, bounds): tiles, threads and vectors are neither.
+What ``tinygpu.legality.concurrency.erase`` leaves out is left out here: registers that are read
+only where the same block has just written them; of a loop whose iterations from the second on are
+alike, how many more than two there are.
+
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import matmul
+>>> term = Simt().program(matmul(), Chosen(LADDER["multi-stage"]))
+>>> wider = Simt().program(matmul(), Chosen({**LADDER["multi-stage"], "thread_m": 4}))
+>>> numbers_of(term) == numbers_of(wider)
+True
+>>> deeper = Simt().program(matmul(), Chosen({**LADDER["multi-stage"], "tile_k": 32}))
+>>> numbers_of(term) == numbers_of(deeper)
+True
+
+Source: ``docs/model-concurrency.md``, section "Skeleton".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tinygpu.term.program import (
+    Access,
+    Affine,
+    Block,
+    Commit,
+    Do,
+    Exit,
+    For,
+    Program,
+    Statement,
+    Sync,
+    WaitGroup,
+    When,
+)
+
+__all__ = ["numbers_of"]
+
+
+def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
+    """Return the key and the numbers (ints, or arrays over a space) of a term's concurrency."""
+    positions: dict[Any, int] = {}
+    numbers: list[Any] = []
+
+    def number(value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        identity = value if isinstance(value, int) else ("array", id(value))
+        if identity not in positions:
+            positions[identity] = len(numbers)
+            numbers.append(value)
+        return positions[identity]
+
+    def affine(index: Affine) -> Any:
+        return number(index.constant), tuple((n, number(c)) for n, c in index.terms)
+
+    asked = set().union(*(_asked(role.body) for role in program.roles))
+
+    def touches(statement: Do) -> tuple[Access, ...]:
+        return tuple(
+            a
+            for a in statement.accesses
+            if a.buffer.level != "gmem"
+            and (a.buffer.level != "registers" or a.buffer.name in asked)
+        )
+
+    def repeats(name: str, body: tuple[Statement, ...]) -> bool:
+        """Say whether every iteration from the second on does what the second did."""
+        return all(
+            isinstance(s, Do)
+            and s.instruction.completion != "commit_group"
+            and not any(variable == name for a in touches(s) for variable, _ in a.index.terms)
+            for s in body
+        )
+
+    def touched(access: Access) -> Any:
+        buffer = access.buffer
+        return buffer.name, buffer.level, number(buffer.stages), affine(access.index)
+
+    def key(statement: Statement) -> Any:
+        match statement:
+            case For(name, trips, inner) if not isinstance(trips, str) and repeats(name, inner):
+                often = np.minimum(np.maximum(trips - statement.start, 0), 2)
+                often = often if isinstance(often, np.ndarray) else int(often)
+                return "often", name, number(often), tuple(map(key, inner))
+            case For(name, trips, inner, unrolled, start):
+                return "for", name, number(trips), unrolled, number(start), tuple(map(key, inner))
+            case When(index, bound, inner):
+                return "when", affine(index), number(bound), tuple(map(key, inner))
+            case Do():
+                writes = statement.write.buffer.level != "gmem"
+                how = statement.instruction.completion, statement.lanes is None, statement.across
+                return "do", how, writes, tuple(map(touched, touches(statement)))
+            case Exit():
+                return ("exit",)
+            case Sync(barrier):
+                return "sync", number(barrier)
+            case Commit():
+                return ("commit",)
+            case WaitGroup(pending):
+                return "wait", number(pending)
+
+    bodies = tuple((role.name, tuple(map(key, role.body))) for role in program.roles)
+    return bodies, tuple(numbers)
+
+
+def _asked(body: tuple[Statement, ...]) -> set[str]:
+    """Return the register buffers of which a read is not answered by a write of the same block."""
+    found: set[str] = set()
+    written: dict[str, Any] = {}
+    for statement in body:
+        if isinstance(statement, Block):
+            found |= _asked(statement.body)
+            written.clear()
+        elif isinstance(statement, Do):
+            *reads, write = statement.accesses
+            for read in reads:
+                name = read.buffer.name
+                if read.buffer.level == "registers" and written.get(name) != _identity(read.index):
+                    found.add(name)
+            written[write.buffer.name] = _identity(write.index) if statement.lanes is None else None
+    return found
+
+
+def _identity(index: Affine) -> Any:
+    """Return what two indices have in common only if they are equal; an array is itself alone."""
+
+    def number(value: Any) -> Any:
+        return value if isinstance(value, int | str) else id(value)
+
+    return number(index.constant), tuple((name, number(c)) for name, c in index.terms)

@@ -1,0 +1,404 @@
+"""Solver: which schedules keep laws, fixed decisions and wishes, and which of these leave none.
+
+The laws of a structural choice are tables over its numeric decisions (``tinygpu.space.batches``),
+and so are wishes.  For z3 a decision is one Bool a value, exactly one of which holds, and a table
+its *decision diagram*: after the first i decisions, tables with the same rest are one node.  So z3
+decides what the tables say, neither more nor less, by propositional logic alone.
+
+A *member* is a law, a fixed decision or a wish.  ``Solver.check`` finds a schedule that keeps some
+members, or says which of them leave none; ``Solver.core`` leaves members out of these for as long
+as none is left.  What z3 finds is a schedule only when ``check_schedule`` has judged it again, for
+``concurrency`` is not in all tables.  ``unknown`` is an answer of its own, limited by z3's resource
+count (repeatable) and not by time.
+
+>>> from tinygpu.devices.device import load_device
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import Problem, matmul
+>>> problem = Problem.of(matmul(), m=64, n=64, k=64)
+>>> fixed = {**LADDER["tuned"], "vector_shared": 4, "thread_m": (1, 2)}  # not a whole vector
+>>> solver = Solver(Space(Simt(), problem, load_device("h200"), fixed=fixed))
+>>> nothing = solver.check()
+>>> nothing.outcome
+'unsat'
+>>> print(*solver.core(nothing).core, sep=", ")
+fix thread_m, fix a_from, fix a_layout, fix vector_shared, law chunks
+
+Source: L. de Moura, N. Bjorner, "Z3: An Efficient SMT Solver", 2008; A. Srinivasan, T. Kam,
+S. Malik, R. Brayton, "Algorithms for Discrete Function Manipulation", 1990 (the diagrams).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.legality.laws import LAWS, Places, check_schedule, judged
+from tinygpu.legality.reach import Case
+from tinygpu.space.batches import Builder, Table
+from tinygpu.space.quantities import named_values
+from tinygpu.space.space import Space
+from tinygpu.space.wishes import TooWideError, Wish
+from tinygpu.term.machine import Chosen, Requirement, Value
+from tinygpu.term.schedule import Schedule
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["RESOURCES", "Decided", "Member", "Solver"]
+
+RESOURCES = 1_000_000
+"""z3's steps for one structural choice: some seconds."""
+_ASKED_MOST = 64
+"""Schedules of a structural choice that break ``concurrency`` alone, before it is given up."""
+
+
+def _z3() -> ModuleType:
+    import z3  # takes a fifth of a second to load
+
+    module: ModuleType = z3
+    return module
+
+
+class Member(NamedTuple):
+    """What a schedule has to keep: a fixed decision, a wish or a law, by its name."""
+
+    kind: Literal["fix", "wish", "law"]
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+_CONCURRENCY = Member("law", "concurrency")
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A schedule that keeps some members, or a ``core`` of them that leaves none, or neither.
+
+    ``minimal``: each member of the core is needed, for without it there is a schedule.
+    """
+
+    outcome: Literal["sat", "unsat", "unknown"]
+    schedule: Schedule | None = None
+    core: tuple[Member, ...] = ()
+    minimal: bool = False
+    reason: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """A structural choice and the clauses of its members: False, or a name that z3 knows.
+
+    ``open``: wishes that z3 was not told, and why.
+    """
+
+    structure: Mapping[str, Value]
+    chosen: Chosen
+    clauses: dict[Member, list[str | bool]] = field(default_factory=dict)
+    open: dict[Member, str] = field(default_factory=dict)
+    judged: bool = False
+
+    def add(self, member: Member, clause: str | bool) -> None:
+        """Add a clause, unless it always holds."""
+        if clause is False:
+            self.clauses[member] = [False]
+        elif clause is not True:
+            self.clauses.setdefault(member, []).append(clause)
+
+    def excluded_by(self, active: Container[Member]) -> Member | None:
+        """Return an active member that nothing of this choice keeps."""
+        never = (m for m, clauses in self.clauses.items() if clauses[0] is False and m in active)
+        return next(never, None)
+
+
+class Solver:
+    """The schedules of a space, and wishes about them.
+
+    What the space fixes is a member like any other, so a core can say that it is to blame; unless
+    ``narrowed``, when there are no other values, and tables are smaller.  ``resources`` are z3's
+    steps for one structural choice.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        wishes: Sequence[Wish] = (),
+        *,
+        narrowed: bool = False,
+        resources: int = RESOURCES,
+    ) -> None:
+        """Tell z3 the decisions; the structural choices' terms are built when they are needed."""
+        self.space, self.wishes = space, tuple(wishes)
+        whole = Space(space.machine, space.problem, space.device)
+        self._whole = space if narrowed else whole
+        self._builder = Builder(self._whole)
+        self._places: Places = {}
+        self._resources = resources
+        self._solver = _z3().SolverFor("QF_FD")
+        self._solver.set("rlimit", resources)
+        self._told: list[str] = []
+        self._nodes: dict[str, str] = {}
+        self._literals: dict[str, str] = {}
+        self._tables: dict[int, tuple[str, Table]] = {}
+        self._cores: list[frozenset[str]] = []
+        for axis, length in enumerate(self._whole.sums.lengths):
+            bits = [_bit(axis, i) for i in range(length)]
+            self._told += [f"(declare-const {bit} Bool)" for bit in bits]
+            self._told += [f"(assert (not (and {a} {b})))" for a, b in combinations(bits, 2)]
+            self._told.append(f"(assert (or {' '.join(bits)}))")
+        self.own: dict[str, Requirement] = {}
+        with np.errstate(all="ignore"):
+            self._parts = [
+                self._part(dict(zip(space.structural, values, strict=True)))
+                for values in product(*(self._whole.values[n] for n in space.structural))
+            ]
+        self._likely = [*self._parts]
+        self.laws = tuple(Member("law", name) for name in {**self.own, **LAWS})
+        fixed = [Member("fix", name) for name in space.fixed]
+        wished = [Member("wish", wish.text) for wish in self.wishes]
+        self.members = (*fixed, *wished, *self.laws)
+
+    def check(self, active: Container[Member] | None = None, *, first: bool = False) -> Decided:
+        """Look for a schedule that keeps the active members; all of them, if None are given.
+
+        With ``first`` it is the first one: by its structural choice, then by its numbers.
+        """
+        wanted = self.members if active is None else active
+        core: set[Member] = set()
+        reason = ""
+        for part in self._parts if first else self._likely:
+            found = self._check(part, wanted, first=first)
+            if found.outcome == "sat":
+                self._likely.remove(part)
+                self._likely.insert(0, part)  # the next question may well end here too
+                return found
+            core.update(found.core)
+            reason = reason or found.reason
+        if reason:
+            return Decided("unknown", reason=reason)
+        return Decided("unsat", core=tuple(m for m in self.members if m in core))
+
+    def core(self, found: Decided) -> Decided:
+        """Return an ``unsat`` verdict with a core of which no member can be left out.
+
+        Laws are tried first, the later ones before the others; then what is fixed, then wishes.
+        """
+        left, core, minimal = {*self.members}, found.core, True
+        for member in (*reversed(self.laws), *self.members[: -len(self.laws)]):
+            left.remove(member)
+            if member in core:
+                fewer = self.check(left)
+                if fewer.outcome == "unsat":
+                    core = fewer.core
+                else:
+                    left.add(member)
+                    minimal = minimal and fewer.outcome == "sat"
+        return Decided("unsat", core=tuple(m for m in self.members if m in left), minimal=minimal)
+
+    def _part(self, structure: Mapping[str, Value]) -> _Part:
+        """Begin with what needs no term: fixed decisions, the machine's laws, some wishes."""
+        space, numbers = self.space, self._builder.numbers
+        chosen = Chosen({n: structure.get(n, numbers.get(n)) for n in self._whole.values})
+        part = _Part(structure, chosen)
+        for name in space.fixed:
+            value = getattr(chosen, name)
+            equal = [value == allowed for allowed in space.values[name]]
+            part.add(Member("fix", name), self._clause(name, reduce(operator.or_, equal)))
+        for requirement in space.machine.requires(space.problem.operation, chosen):
+            self.own.setdefault(requirement.name, requirement)
+            clause = self._clause(requirement.name, requirement.holds)
+            part.add(Member("law", requirement.name), clause)
+        self._wish(part, None)
+        return part
+
+    def _judge(self, part: _Part) -> None:
+        """Go on with what is said of the term: laws, and wishes about its quantities."""
+        space, part.judged = self.space, True
+        try:
+            program = space.machine.term(space.problem.operation, part.chosen)
+            case = Case.of(program, space.problem.sizes, space.device)
+            for name, holds in judged(case, self._places if space.axes else {}):
+                part.add(Member("law", name), self._clause(name, holds))
+            self._wish(part, case)
+        except ZeroDivisionError:
+            part.add(Member("law", "whole_extents"), False)
+        except Exception:  # where a law of the machine's own fails, there may be no term
+            if not part.excluded_by(self.laws):
+                raise
+
+    def _wish(self, part: _Part, case: Case | None) -> None:
+        """Add the wishes about a term's quantities, or without a term those about decisions."""
+        for wish in self.wishes:
+            if bool(wish.quantities) == (case is not None):
+                member = Member("wish", wish.text)
+                values = named_values(wish.names, part.chosen, self.space.problem.sizes, case)
+                try:
+                    holds = wish.holds(values, lambda x: _Truth(self._node_of("", x)))
+                    part.add(member, self._literal(holds.text))
+                except TooWideError as error:
+                    part.open[member] = str(error)
+
+    def _check(self, part: _Part, active: Container[Member], *, first: bool) -> Decided:
+        """Look for a schedule of a structural choice that keeps the active members."""
+        for _ in range(_ASKED_MOST):
+            if (excluding := part.excluded_by(active)) is not None:
+                return Decided("unsat", core=(excluding,))
+            kept = ((c, m) for m, here in part.clauses.items() if m in active for c in here)
+            clauses = {clause: member for clause, member in kept if isinstance(clause, str)}
+            known = next((core for core in self._cores if core <= clauses.keys()), None)
+            if known is not None:
+                return Decided("unsat", core=tuple({clauses[c] for c in known}))
+            outcome = self._outcome(clauses)
+            if outcome == "unsat":
+                self._cores.append(frozenset(map(str, self._solver.unsat_core())))
+                continue
+            if outcome == "unknown":
+                reason = f"z3 gave up on a structural choice after {self._resources} steps"
+                return Decided("unknown", reason=reason)
+            if not part.judged:
+                with np.errstate(all="ignore"):
+                    self._judge(part)
+                continue
+            for member, reason in part.open.items():
+                if member in active:
+                    return Decided("unknown", reason=reason)
+            at = self._first(clauses) if first else self._model()
+            schedule, space = self._schedule(part, at), self.space
+            violations = check_schedule(schedule, space.machine, space.problem, space.device)
+            broken = [m for v in violations if (m := Member("law", v.law)) in active]
+            if not broken:
+                return Decided("sat", schedule)
+            assert broken == [_CONCURRENCY], f"tables allow {schedule}, which breaks {broken}"
+            self._learn(part, at)
+        return Decided("unknown", reason=f"{_ASKED_MOST} schedules broke the law concurrency alone")
+
+    def _outcome(self, names: Iterable[str]) -> str:
+        """Tell z3 what it has to know, and ask whether all that the names ask for can be."""
+        self._solver.from_string("\n".join(self._told))
+        self._told.clear()
+        return str(self._solver.check(*map(_z3().Bool, names)))
+
+    def _model(self) -> list[int]:
+        """Return which value of each numeric decision z3's model has."""
+        model, lengths = self._solver.model(), self._whole.sums.lengths
+        return [
+            next(i for i in range(n) if model.eval(_z3().Bool(_bit(a, i)), model_completion=True))
+            for a, n in enumerate(lengths)
+        ]
+
+    def _first(self, clauses: Iterable[str]) -> list[int]:
+        """Go on from a model to the first one, in the order of the decisions."""
+        at, kept = self._model(), [*clauses]
+        for axis in range(len(at)):
+            for i in range(at[axis]):
+                if self._outcome((*kept, _bit(axis, i))) == "sat":
+                    at = self._model()
+                    break
+            kept.append(_bit(axis, at[axis]))
+        return at
+
+    def _schedule(self, part: _Part, at: Sequence[int]) -> Schedule:
+        whole = self._whole
+        numbers = {name: whole.values[name][i] for name, i in zip(whole.axes, at, strict=True)}
+        return Schedule.of(whole.machine, {**part.structure, **numbers})
+
+    def _learn(self, part: _Part, at: Sequence[int]) -> None:
+        """Exclude a schedule that breaks ``concurrency``, with all that break it for its reason.
+
+        These are in the law's table, where a space has one; else it is this schedule alone.
+        """
+        axes = self._whole.axes
+        table = self._builder.concurrency(part.structure) if axes else None
+        if table is not None and not table.holds[tuple(at[a] for a in table.axes)]:
+            part.add(_CONCURRENCY, self._literal(self._diagram(table)))
+        elif axes:
+            bits = " ".join(_bit(axis, i) for axis, i in enumerate(at))
+            part.add(_CONCURRENCY, self._literal(f"(not (and {bits}))"))
+        else:
+            part.add(_CONCURRENCY, False)
+
+    def _clause(self, law: str, holds: Any) -> str | bool:
+        """Return the literal of a law's clause, unless it holds everywhere or nowhere."""
+        return self._literal(self._node_of(law, holds))
+
+    def _node_of(self, law: str, holds: Any) -> str:
+        """Return the node of a number or an array that says where something holds."""
+        if not isinstance(holds, np.ndarray):
+            return "true" if holds else "false"
+        table = self._builder.table(law, holds)
+        if id(table) not in self._tables:
+            self._tables[id(table)] = self._diagram(table), table
+        return self._tables[id(table)][0]
+
+    def _diagram(self, table: Table) -> str:
+        """Return the first node of a table's decision diagram."""
+        below: list[str] = ["false", "true"]
+        places: NDArray[Any] = table.holds
+        for axis in reversed(table.axes):
+            rows, which = _distinct(places.reshape(-1, places.shape[-1]))
+            below = [self._branch(axis, [below[i] for i in row]) for row in rows.tolist()]
+            places = which.astype(np.int32).reshape(places.shape[:-1])
+        return below[int(places)]
+
+    def _branch(self, axis: int, below: Sequence[str]) -> str:
+        """Return the node that goes on to ``below[i]`` at value i of an axis."""
+        if len({*below}) == 1:
+            return below[0]
+        values: dict[str, list[str]] = {}
+        for i, node in enumerate(below):
+            values.setdefault(node, []).append(_bit(axis, i))
+        ways = (f"(and (or {' '.join(bits)}) {n})" for n, bits in values.items() if n != "false")
+        text = f"(or {' '.join(ways)})"
+        if text not in self._nodes:
+            self._nodes[text] = f"node{len(self._nodes)}"
+            self._told.append(f"(define-fun {self._nodes[text]} () Bool {text})")
+        return self._nodes[text]
+
+    def _literal(self, node: str) -> str | bool:
+        """Return the name of a Bool that asks for a node."""
+        if node in ("true", "false"):
+            return node == "true"
+        if node not in self._literals:
+            name = self._literals[node] = f"ask{len(self._literals)}"
+            self._told += [f"(declare-const {name} Bool)", f"(assert (=> {name} {node}))"]
+        return self._literals[node]
+
+
+@dataclass(frozen=True, slots=True)
+class _Truth:
+    """A condition for z3, as text; ``&``, ``|`` and ``^ True`` join and deny."""
+
+    text: str
+
+    def __and__(self, other: _Truth) -> _Truth:
+        if "false" in (self.text, other.text):
+            return _Truth("false")
+        texts = [text for text in (self.text, other.text) if text != "true"]
+        return _Truth(f"(and {' '.join(texts)})" if len(texts) == 2 else (*texts, "true")[0])
+
+    def __or__(self, other: _Truth) -> _Truth:
+        return ((self ^ True) & (other ^ True)) ^ True
+
+    def __xor__(self, other: bool) -> _Truth:
+        ends = {"true": "false", "false": "true"}
+        return _Truth(ends.get(self.text, f"(not {self.text})"))
+
+
+def _bit(axis: int, i: int) -> str:
+    return f"is{axis}_{i}"
+
+
+def _distinct(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """Return the different rows, and which of them each is."""
+    rows = np.ascontiguousarray(rows)
+    words = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).reshape(-1)
+    _, first, which = np.unique(words, return_index=True, return_inverse=True)
+    return rows[first], which

@@ -1,0 +1,174 @@
+"""Spaces: the legal part of the product of a machine's decisions, counted, sampled, explained.
+
+A *batch* is one choice of every structural decision, with all numbers still open: its term holds
+arrays, one axis a numeric decision, and each law comes out as a few *tables* over just the
+decisions that it depends on.  A schedule is legal if every table of its batch holds at it.  Batches
+share arrays (``tinygpu.space.sharing``), counts and samples are sums of products
+(``tinygpu.space.counting``), so a space of 10^17 points costs about a second and little memory.
+The concurrency law of terms with mbarriers is left to ``check_schedule``: a space counts and draws
+what all other laws allow.
+
+>>> from tinygpu.devices.device import load_device
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.operation import Problem, matmul
+>>> problem = Problem.of(matmul(), m=64, n=64, k=64)
+>>> fixed = {**LADDER["tuned"], "raster": (1, 2, 4), "pad_a": (0, 4), "vector_c": (2, 4)}
+>>> space = Space(Simt(), problem, load_device("h200"), fixed=fixed)
+>>> space.raw, space.count()
+(12, 12)
+>>> print(space.sample(np.random.default_rng(0), 1)[0]["tile_m"])
+128
+
+Source: ``docs/model.md``, section "Spaces".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import product as choices_of
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.legality.laws import check_schedule
+from tinygpu.space.batches import Batch, Builder, Choices, Table, waits_at_mbarriers
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.schedule import Schedule
+
+__all__ = ["Batch", "Space", "Table"]
+
+
+class Space(Choices):
+    """The legal schedules of a machine for a problem on a device.
+
+    ``fixed`` narrows decisions to one value or a tuple of values.  Raises ScheduleError for a
+    decision or value that there is not, OperationError if the machine cannot do the operation.
+    """
+
+    def batches(self) -> tuple[Batch, ...]:
+        """Return the structural choices that have legal schedules."""
+        return self._batches
+
+    def count(self) -> int:
+        """Return how many schedules are legal, exactly."""
+        return sum(batch.count for batch in self._batches)
+
+    def sample(self, rng: np.random.Generator, n: int) -> list[Schedule]:
+        """Return ``n`` different legal schedules, uniformly; all, if there are no more than n."""
+        total = self.count()
+        if n >= total:
+            return list(self)
+        share_of = np.array([float(b.count) for b in self._batches])
+        found: dict[Schedule, None] = {}
+        while len(found) < n:
+            missing = max(n - len(found), 8)
+            counts = rng.multinomial(missing, share_of / share_of.sum())
+            drawn: list[Schedule] = []
+            for batch, k in zip(self._batches, counts, strict=True):
+                points = self.sums.sample(batch.tables, rng, int(k))
+                drawn += [self._schedule(batch, p) for p in points]
+            order = rng.permutation(len(drawn))
+            drawn = [drawn[i] for i in order]
+            for schedule in drawn:
+                if len(found) < n:
+                    found.setdefault(schedule)
+        return list(found)
+
+    def schedules(self, batch: Batch, points: NDArray[np.int64]) -> list[Schedule]:
+        """Return the schedules at flat indices into a batch's axes (C order)."""
+        lengths = [len(v) for v in batch.values]
+        where = np.unravel_index(np.asarray(points), lengths) if lengths else ()
+        table = np.stack(where, axis=-1) if lengths else np.zeros((len(points), 0), np.int64)
+        return [self._schedule(batch, p) for p in table]
+
+    def schedule(self, batch: Batch, point: NDArray[np.int64]) -> Schedule:
+        """Return the schedule at a point: an index along each of the batch's axes."""
+        return self._schedule(batch, point)
+
+    def points(self, batch: Batch, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """Return ``n`` points of a batch, uniformly and independently: (n, axes) indices."""
+        return self.sums.sample(batch.tables, rng, n)
+
+    def part(self, name: str, values: tuple[Value, ...]) -> Space:
+        """Return the space with fewer values of a decision.
+
+        Its axes, and so the points and what is known of them, are this one's if the decision is
+        structural; batches that there are already are not built again.
+        """
+        part = Space(self.machine, self.problem, self.device, fixed={**self.fixed, name: values})
+        if name in self.structural and "_batches" in self.__dict__:
+            part.sums = self.sums
+            part._batches = tuple(b for b in self._batches if b.structure[name] in values)
+        return part
+
+    def halves(self) -> tuple[str, tuple[Value, ...], tuple[Value, ...]] | None:
+        """Return a structural decision and two sets of its values, which halve the space.
+
+        They split what the machine's own laws leave of the structural choices most evenly, the
+        larger part first: about how long each takes to build.  None if no decision does.
+        """
+        if not self.axes:
+            return None
+        numbers, operation = Builder(self).numbers, self.problem.operation
+        left: list[tuple[Value, ...]] = []
+        with np.errstate(all="ignore"):
+            for values in choices_of(*(self.values[n] for n in self.structural)):
+                chosen = Chosen({**numbers, **dict(zip(self.structural, values, strict=True))})
+                if all(np.any(r.holds) for r in self.machine.requires(operation, chosen)):
+                    left.append(values)
+        best: tuple[int, str, tuple[Value, ...], tuple[Value, ...]] | None = None
+        for i, name in enumerate(self.structural):
+            counts = Counter(choice[i] for choice in left)
+            parts: tuple[list[Value], list[Value]] = ([], [])
+            sums = [0, 0]
+            for value in sorted(self.values[name], key=lambda v: -counts[v]):
+                lighter = int(sums[1] < sums[0])
+                parts[lighter].append(value)
+                sums[lighter] += counts[value]
+            if min(sums) and (best is None or min(sums) > best[0]):
+                more = int(sums[1] >= sums[0])  # the later values are the less plain ones
+                best = min(sums), name, tuple(parts[more]), tuple(parts[1 - more])
+        return best and best[1:]
+
+    def contains(self, schedule: Schedule) -> bool:
+        """Say whether a schedule is legal and within the fixed decisions."""
+        inside = all(schedule[n] in v for n, v in self.values.items())
+        return inside and not check_schedule(schedule, self.machine, self.problem, self.device)
+
+    @property
+    def not_asked(self) -> tuple[str, ...]:
+        """The laws that its batches leave to ``check_schedule``."""
+        left = any(waits_at_mbarriers(batch.program) for batch in self._batches if self.axes)
+        return ("concurrency",) if left else ()
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{a} = {n}" for a, n in self.problem.sizes.items())
+        what = f"{self.problem.operation.name} at {sizes}"
+        return f"{self.machine.name} for {what} on {self.device.name}"
+
+    def __iter__(self) -> Iterator[Schedule]:
+        """Yield every legal schedule (for small spaces)."""
+        for batch in self._batches:
+            for point in self.sums.points(batch.tables):
+                yield self._schedule(batch, point)
+
+    def _schedule(self, batch: Batch, point: NDArray[np.int64]) -> Schedule:
+        chosen: dict[str, Value] = dict(batch.structure)
+        for name, values, i in zip(batch.axes, batch.values, point, strict=True):
+            chosen[name] = values[int(i)]
+        return Schedule(self.machine.name, tuple((n, chosen[n]) for n in self.values))
+
+    @cached_property
+    def _batches(self) -> tuple[Batch, ...]:
+        builder = Builder(self)
+        found: list[Batch] = []
+        with np.errstate(all="ignore"):
+            for values in choices_of(*(self.values[n] for n in self.structural)):
+                structure = dict(zip(self.structural, values, strict=True))
+                batch = builder.batch(structure) if self.axes else builder.single(structure)
+                if batch is not None and batch.count:
+                    found.append(batch)
+        builder.memo.clear()  # what only the laws asked for: a third of a gigabyte
+        return tuple(found)

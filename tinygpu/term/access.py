@@ -1,0 +1,144 @@
+"""What a warp's access costs: wavefronts of shared memory, sectors of global memory, vector width.
+
+An access is the byte offsets of a warp's lanes, (..., 32), all lanes reading or writing
+``access_bytes`` there; a lane whose offset is -1 is inactive and counts for nothing.
+
+*Shared memory* has 32 banks of 4 B, and word w (bytes 4w to 4w + 3) lies in bank w mod 32.  Lanes
+that touch one word share it.  An access takes as many *wavefronts* as the largest number of
+distinct words that it touches in one bank.  This holds for accesses of up to 4 B and of 16 B; one
+of 8 B is served so only if lanes 2i and 2i + 1 touch the same place, else as two half warps, one
+after the other.
+
+*Global memory* moves in sectors of 32 B; an access takes as many as its lanes touch together.
+
+>>> from tinygpu.term.layout import Swizzle
+>>> rows = np.arange(32)
+>>> for pitch in (32, 33):                         # a column of f32, the rows `pitch` words apart
+...     print(pitch, bank_wavefronts(4 * pitch * rows, 4), sectors(4 * pitch * rows, 4))
+32 32 32
+33 1 32
+>>> tile = Layout((32, 32), (32, 1), Swizzle(5, 0, 5))  # (row, column), unpadded but swizzled
+>>> print(bank_wavefronts(tile.in_bytes(4)((rows, 7)), 4))
+1
+>>> print(sectors(np.where(rows < 9, 4 * rows, INACTIVE), 4))
+2
+
+Source: CUDA C++ Programming Guide, "Shared Memory"; Best Practices Guide, "Coalesced Access to
+Global Memory"; wide accesses: measured on an H200 (docs/decisions.md).  ``tinygpu.term.gf2`` has
+the closed forms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.term.layout import Integers, Layout, LayoutError
+
+__all__ = [
+    "BANKS",
+    "BANK_BYTES",
+    "INACTIVE",
+    "SECTOR_BYTES",
+    "WARP_LANES",
+    "bank_wavefronts",
+    "sectors",
+    "widest_vector",
+]
+
+WARP_LANES, BANKS, BANK_BYTES = 32, 32, 4  # spec: CUDA C++ Programming Guide, "Shared Memory"
+SECTOR_BYTES = 32  # spec: Best Practices Guide, "Coalesced Access to Global Memory"
+ACCESS_BYTES = (1, 2, 4, 8, 16)  # spec: PTX ISA, "ld"
+INACTIVE = -1
+
+
+def bank_wavefronts(byte_offsets_of_lanes: Integers, access_bytes: int) -> NDArray[np.int64]:
+    """Return how many wavefronts a warp's shared-memory access takes: (..., 32) -> (...).
+
+    Raises LayoutError unless there are 32 lanes, each aligned to 1, 2, 4, 8 or 16 B, or inactive.
+    """
+    offsets = _checked(byte_offsets_of_lanes, access_bytes)
+    if offsets.ndim == 0 or offsets.shape[-1] != WARP_LANES:
+        raise LayoutError(f"bank_wavefronts: shape {offsets.shape}; needs (..., {WARP_LANES})")
+    units = (offsets // max(BANK_BYTES, access_bytes)).reshape(-1, WARP_LANES)
+    if access_bytes == 2 * BANK_BYTES:
+        even, odd = units[:, ::2], units[:, 1::2]
+        paired = ((even == odd) | (even == INACTIVE) | (odd == INACTIVE)).all(axis=-1)
+        halves = _distinct(units.reshape(-1, WARP_LANES // 2), 2).reshape(-1, 2).sum(axis=-1)
+        wavefronts = np.where(paired, _distinct(units, 2), halves)
+    else:
+        wavefronts = _distinct(units, max(1, access_bytes // BANK_BYTES))
+    return wavefronts.reshape(offsets.shape[:-1])
+
+
+def _distinct(units: NDArray[np.int64], words: int) -> NDArray[np.int64]:
+    """Return the most distinct units of ``words`` words that each row touches in one place.
+
+    Aligned accesses of w words touch the same w banks or none in common, so whole units count.
+    """
+    columns = BANKS // words
+    units = np.sort(units, axis=-1)
+    row, lane = np.nonzero(_is_new(units))
+    column = row * columns + units[row, lane] % columns
+    counts = np.bincount(column, minlength=len(units) * columns).reshape(len(units), columns)
+    most: NDArray[np.int64] = counts.max(axis=-1)
+    return most
+
+
+def sectors(
+    byte_offsets_of_lanes: Integers, access_bytes: int, *, sector_bytes: int = SECTOR_BYTES
+) -> NDArray[np.int64]:
+    """Return how many distinct sectors the lanes of an access touch: (..., lanes) -> (...).
+
+    Raises LayoutError for an access that is misaligned, or wider than 16 B or than a sector.
+    """
+    offsets = _checked(byte_offsets_of_lanes, access_bytes)
+    if offsets.ndim == 0 or sector_bytes % access_bytes:
+        raise LayoutError(
+            f"sectors: shape {offsets.shape}, access of {access_bytes} B; "
+            f"needs (..., lanes) and an access that divides the sector of {sector_bytes} B"
+        )
+    touched = offsets // sector_bytes
+    touched.sort(axis=-1)
+    return np.asarray(_is_new(touched).sum(axis=-1, dtype=np.int64))
+
+
+def widest_vector(layout: Layout, element_bytes: int, *, max_bytes: int = 16) -> int:
+    """Return the bytes of the widest vector access along the value mode, the last one.
+
+    ``layout`` maps (lane, ..., value) to elements.  A vector of 2^k values is legal where each
+    group of 2^k consecutive values of each lane is contiguous and starts at a multiple of 2^k
+    elements; memory itself starts at a multiple of ``max_bytes``.
+    Source: PTX ISA, "Addresses as Operands" (natural alignment) and "ld" (``.v2``, ``.v4``).
+    """
+    values = layout[-1].size if layout.rank else 1
+    offsets = layout.offsets().reshape(values, -1).T
+    count = 1
+    while values % (2 * count) == 0 and 2 * count * element_bytes <= max_bytes:
+        groups = offsets.reshape(len(offsets), -1, 2 * count)
+        start = groups[..., :1]
+        if np.any(start % (2 * count)) or np.any(groups - start != np.arange(2 * count)):
+            break
+        count *= 2
+    return count * element_bytes
+
+
+def _checked(byte_offsets: Integers, access_bytes: int) -> NDArray[np.int64]:
+    if access_bytes not in ACCESS_BYTES:
+        raise LayoutError(f"access of {access_bytes} B; allowed are {ACCESS_BYTES}")
+    offsets = np.asarray(byte_offsets, np.int64)
+    # A negative offset keeps its sign bit under the mask, and so is caught too.
+    wrong = offsets & (np.iinfo(np.int64).min | (access_bytes - 1))
+    if np.any(wrong) and np.any(wrong[offsets != INACTIVE]):
+        raise LayoutError(
+            f"access of {access_bytes} B: needs offsets >= 0 that it divides, or {INACTIVE}"
+        )
+    return offsets
+
+
+def _is_new(ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mark the first of each run of equal values in a row, inactive ones excepted."""
+    new = np.empty(ascending.shape, np.bool_)
+    np.not_equal(ascending[..., :1], INACTIVE, out=new[..., :1])
+    np.not_equal(ascending[..., 1:], ascending[..., :-1], out=new[..., 1:])
+    return new

@@ -1,0 +1,246 @@
+"""Access maps: where in a buffer each thread's values lie, and which of a ring's values they are.
+
+**Where a value lives.**  An access maps (thread, value) to coordinates of its buffer.  With thread
+extents (T0, T1, ..) and value extents (V0, V1, ..), least significant first, thread
+t = t0 + T0*(t1 + T1*(..)) and value v alike touch coordinate
+
+    origin + sum_i t_i * thread[i] + sum_j v_j * value[j]
+
+in each dimension.  For on-chip buffers the buffer's strides (and XOR swizzle) turn coordinates
+into an offset; for gmem the strides are leading dimensions, and a guarded dimension is compared
+with its size: a guarded load gives 0 outside (or another constant, as the identity of a maximum),
+a guarded store does nothing.  An unguarded dimension has to lie inside: because the sizes are
+multiples of the tile, or because an ``Exit`` has removed the threads outside.
+
+**Which value it is.**  Every buffer below gmem is a *ring*: an access carries an index, affine in
+the loop variables, and uses stage ``index mod stages``.  A read of index x means the value written
+at index x (the latest of them in program order), and no other.  This is the whole specification
+that legality checks.
+
+>>> k = var("k")
+>>> print(2 * k + 1)
+2*k + 1
+>>> (2 * k + 1).evaluate({"k": 3})
+7
+
+Source: ``docs/model.md``, section "Terms".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tinygpu.errors import ProgramError, nearest
+from tinygpu.isa.memory import DTYPES, GMEM, REGISTERS, SMEM, TMEM, DType
+from tinygpu.term.layout import Layout, Swizzle
+
+__all__ = [
+    "Access",
+    "Affine",
+    "Buffer",
+    "Immediate",
+    "Operand",
+    "Scalar",
+    "registers",
+    "span",
+    "var",
+]
+
+_LEVELS = tuple(level.name for level in (GMEM, SMEM, TMEM, REGISTERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """``constant + sum of coefficient * variable``; a coefficient may name a parameter."""
+
+    constant: int = 0
+    terms: tuple[tuple[str, int | str], ...] = ()
+
+    def __add__(self, other: Affine | int) -> Affine:
+        if not isinstance(other, Affine):
+            return Affine(self.constant + other, self.terms)
+        return Affine(self.constant + other.constant, self.terms + other.terms)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: int) -> Affine:
+        if any(isinstance(c, str) for _, c in self.terms):
+            raise ProgramError(f"index {self}: a parameter's multiple cannot be scaled again")
+        terms = tuple((v, c * factor) for v, c in self.terms if not isinstance(c, str))
+        return Affine(self.constant * factor, terms)
+
+    __rmul__ = __mul__
+
+    def evaluate(self, values: Mapping[str, Any]) -> Any:
+        """Evaluate with the variables' and parameters' values."""
+        total: Any = self.constant
+        for name, coefficient in self.terms:
+            factor = values[coefficient] if isinstance(coefficient, str) else coefficient
+            total = total + factor * values[name]
+        return total
+
+    def __str__(self) -> str:
+        parts = [v if isinstance(c, int) and c == 1 else f"{c}*{v}" for v, c in self.terms]
+        if not parts or not isinstance(self.constant, int) or self.constant != 0:
+            parts.append(str(self.constant))
+        return " + ".join(parts)
+
+
+def var(name: str, coefficient: int | str = 1) -> Affine:
+    """Return the variable ``name`` (of a loop or of the grid), times a coefficient."""
+    return Affine(0, ((name, coefficient),))
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer: for gmem, ``shape`` names sizes and ``stride`` parameters (or 1).
+
+    Strides count elements.  ``stage_elements`` is the distance between a ring's stages.
+    ``swizzle`` = (bits, base, shift) of ``tinygpu.term.layout.Swizzle``, on elements; 0 bits: none.
+    ``fragment``: registers of many threads that hold one tile together, shared out as
+    ``tinygpu.isa.fragment`` says ("": each thread has registers of its own).  ``copies`` above 1:
+    shared memory of which each copy of the role that uses it has its own.  With ``home`` = a
+    cluster axis's variable, what CTAs along it write goes to the CTA at 0; each reads its own.
+    Tensor memory (level "tmem") has the shape (128 lanes, elements): a column of 32 bits is one
+    element, or as many narrower ones as it holds.
+    """
+
+    name: str
+    level: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    stride: tuple[int | str, ...]
+    stages: int = 1
+    stage_elements: int = 0
+    swizzle: tuple[int, int, int] = (0, 0, 0)
+    fragment: str = ""
+    copies: int = 1
+    home: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ProgramError(f"buffer {self.name}: {self.dtype}; {nearest(self.dtype, DTYPES)}")
+        if self.level not in _LEVELS:
+            raise ProgramError(f"buffer {self.name}: {self.level}; {nearest(self.level, _LEVELS)}")
+        if len(self.shape) != len(self.stride):
+            raise ProgramError(f"buffer {self.name}: shape {self.shape} and stride {self.stride}")
+
+    @property
+    def type(self) -> DType:
+        """Its data type."""
+        return DTYPES[self.dtype]
+
+    @property
+    def elements(self) -> int:
+        """Elements of all stages (on-chip levels), of one copy."""
+        return self.stages * self.stage_elements
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one stage; in shared memory every stage starts at a multiple of 16 B."""
+        exact = self.stage_elements * self.type.bytes
+        return -(-exact // 16) * 16 if self.level == "smem" else exact
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all stages (on-chip levels), of all copies."""
+        return self.copies * self.stages * self.stage_bytes
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of one stage, coordinates to element offsets."""
+        swizzle = Swizzle(*self.swizzle) if self.swizzle[0] else None
+        shape, stride = tuple(map(int, self.shape)), tuple(map(int, self.stride))
+        return Layout(shape, stride, swizzle=swizzle)
+
+    def __str__(self) -> str:
+        shape = ",".join(map(str, self.shape))
+        text = f"{self.name:8} {self.level:9} {self.dtype:4} [{shape}]"
+        text += f" stride ({','.join(map(str, self.stride))})"
+        if isinstance(self.swizzle[0], int) and self.swizzle[0]:
+            text += f" {Swizzle(*self.swizzle)}"
+        text += f" x {self.stages} stages" if str(self.stages) != "1" else ""
+        return text + (f", at {self.home} 0" if self.home else "")
+
+
+def registers(name: str, dtype: str, *shape: int, stages: int = 1, fragment: str = "") -> Buffer:
+    """Make a buffer of registers, first dimension slowest: each thread's, or a tile's fragment."""
+    stride: list[int] = []
+    size: int = 1
+    for extent in reversed(shape):
+        stride.insert(0, size)
+        size = size * extent
+    tile = tuple(shape)
+    return Buffer(name, "registers", dtype, tile, tuple(stride), stages, size, fragment=fragment)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A map from (thread, value) to coordinates of a buffer, at a ring index.
+
+    ``thread[i]`` and ``value[j]`` are the steps, one a dimension, of the i-th thread and the j-th
+    value mode.  ``guard[d]`` says whether dimension d is compared with its size (gmem only);
+    ``outside`` is what ld.global gives there.  With ``trimmed`` a TMA load leaves out the lines
+    (value mode 1) that lie outside: what their cells hold then is not defined.
+    """
+
+    buffer: Buffer
+    value: tuple[tuple[int, ...], ...] = ()
+    thread: tuple[tuple[int, ...], ...] = ()
+    origin: tuple[Affine, ...] = ()
+    index: Affine = Affine()
+    guard: tuple[bool, ...] = ()
+    outside: float = 0.0
+    trimmed: bool = False
+
+    def __post_init__(self) -> None:
+        rank = len(self.buffer.shape)
+        for steps in (*self.value, *self.thread):
+            if len(steps) != rank:
+                raise ProgramError(f"{self.buffer.name}: steps {steps} need {rank} dimensions")
+        for what, parts in (("origin", self.origin), ("guard", self.guard)):
+            if parts and len(parts) != rank:
+                text = f"{self.buffer.name}: {what} {', '.join(map(str, parts))} is of {len(parts)}"
+                raise ProgramError(f"{text} dimensions; the buffer has {rank}: give one for each")
+
+    def __str__(self) -> str:
+        ring = "" if str(self.index) == "0" and self.buffer.stages == 1 else f"@({self.index})"
+        if self.buffer.level == "gmem":
+            text = f"{self.buffer.name}[{', '.join(map(str, self.origin))}]"
+            return f"{text}, lines inside" if self.trimmed else text
+        return f"{self.buffer.name}{ring}"
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    """A constant operand."""
+
+    number: float
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A floating-point kernel argument (``size`` False) or a size converted to float."""
+
+    name: str
+    size: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Operand = Access | Immediate | Scalar
+
+
+def span(access: Access, values: tuple[int, ...], threads: tuple[int, ...], dimension: int) -> Any:
+    """Return how far coordinates reach in a dimension within a tile: last minus first plus one."""
+    reach: Any = 1
+    modes = (*zip(values, access.value, strict=True), *zip(threads, access.thread, strict=True))
+    for extent, steps in modes:
+        reach = reach + (extent - 1) * steps[dimension]
+    return reach

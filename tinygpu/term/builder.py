@@ -1,0 +1,1179 @@
+"""The tracing builder: a machine is written as ``forward(self, k)``, whose calls append statements.
+
+A *digit* counts from 0.  Its declaration says who counts it, a pattern says where it goes:
+
+    k.grid("bm", "bn")             CTAs          k.threads(warp=8, lane=32)    threads
+    k.values(u=4, v=8)             each thread   for step in k.loop("step")    a loop
+    k.smem("x", "f32", tm=64, ..)  the dimensions of a tile in shared memory
+    k.cluster(rank_m=2)            the CTAs of a cluster
+    k.role("consumer", .., w=2)    copies of a role
+
+``x["i = (block thread v)"]`` writes each axis of x in digits, slowest first, as einops does: the
+coordinate is the number in mixed radix.  Slowest first too are keywords of declarations.
+
+- An array reads the equations of its own axes alone, so that one pattern serves all operands.
+- The slowest digit of an axis may be open (a grid's or loop's without an extent): it covers the
+  axis, however long it is.  An axis without one bounds the size.
+- A dimension of a tile is a digit; ``"m = (bm tm), tm = (warp row)"`` is one equation in another.
+  A dimension of a tile that its pattern does not name is counted whole, by each thread.
+- Registers keep the digits of their load, and arithmetic goes by digits' names.
+- Where the last digit of the contiguous dimension is a thread's own, it moves in vectors of up to
+  16 B.
+- ``full[step]`` and ``x[step]`` are *uses*: use n of a ring of s stages has stage n mod s.  They go
+  on from tile to tile (``k.tiles``): a ring of all roles by tiles, one of a copy by its own turns.
+
+>>> from tinygpu.term.operation import elementwise
+>>> def forward(k):
+...     k.grid("block")
+...     k.threads(thread=128)
+...     k.values(v=4)
+...     at = "i = (block thread v)"
+...     held = {x.name: k.load(x[at]) for x in k.inputs}
+...     k.store(k.output[at], k.compute(k.op.combine, held))
+>>> for statement in trace("scale", forward, elementwise("a*x")).roles[0].body:
+...     print(statement)
+x_held = ld.global(x[512*block]) x 4 by 4
+result = fma.mul(a, x_held) x 4
+y[512*block] = st.global(result) x 4 by 4
+
+Source: einops (A. Rogozhnikov, 2022) for patterns; ``docs/tutorial/builder.md``.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from tinygpu.errors import ProgramError, nearest
+from tinygpu.isa.instruction import INSTRUCTIONS, Instruction
+from tinygpu.isa.memory import DTYPES
+from tinygpu.term import program as term
+from tinygpu.term.access_map import Operand
+from tinygpu.term.arithmetic import compute
+from tinygpu.term.expression import Constant, Expression, apply, value
+from tinygpu.term.operation import REDUCERS, Operation
+from tinygpu.term.program import Access, Affine, Buffer, Program, Statement, registers, select, var
+from tinygpu.term.synchronization import FenceKind, Group, Scope
+
+__all__ = [
+    "Array",
+    "BarrierRing",
+    "BarrierUse",
+    "Condition",
+    "Held",
+    "Kernel",
+    "LoopIndex",
+    "Number",
+    "Piece",
+    "trace",
+]
+
+Number = Any
+"""An int, or while a space is scored an array over its schedules: compute with it, no branches."""
+
+_VECTOR_BYTES = 16  # spec: PTX ISA, "ld"
+_SLICE_BYTES, _BLOCK = 32, 64  # spec: PTX ISA, wgmma's k in bytes, and its rows
+_WARP, _WARPGROUP = 32, 128
+_TMA_STORE = INSTRUCTIONS["cp.async.bulk.tensor.global"]
+_SPACES = {"gmem": "global", "smem": "shared"}
+_EQUATION = re.compile(r"\s*(\w+)\s*=\s*(?:\(([\w\s]+)\)|(\w+))\s*")
+
+Counter = Literal[
+    "the grid", "the cluster", "copies of a role", "threads", "values", "a loop", "a tile"
+]
+_MOVING = ("the grid", "the cluster", "copies of a role", "a loop")
+_SHARE = re.compile(r"\s*(\w+) by (\w+)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """A digit: who counts it, and how far (None: as far as an axis needs)."""
+
+    name: str
+    by: Counter
+    extent: Number | None
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What ``k.when`` asks: whether an index is less than a bound."""
+
+    index: Affine
+    bound: Number
+
+    def __bool__(self) -> bool:
+        raise ProgramError("a loop is traced once: ask its variable by k.when, not by if")
+
+
+@dataclass(frozen=True, slots=True)
+class LoopIndex:
+    """A loop's variable, or a number that is counted from it; ``loops`` have to be open.
+
+    The loop runs ``count`` times: a parameter's name, or a number.  ``tiles`` are the variables of
+    the tiles around it, all of them and the copy's own.
+    """
+
+    affine: Affine
+    loops: tuple[str, ...]
+    count: Number = 1
+    tiles: tuple[str, str] | None = None
+
+    def use(self, *, own: bool) -> Affine:
+        """Which use of a ring it is; with ``own`` of one that each copy of a role has."""
+        return var(self.tiles[own], self.count) + self.affine if self.tiles else self.affine
+
+    @property
+    def first(self) -> LoopIndex:
+        """Whether it is 0, for ``fresh``."""
+        return self
+
+    @property
+    def last(self) -> LoopIndex:
+        """The loop's last turn, also when it is over."""
+        named = isinstance(self.count, str)
+        end = var(self.count) + -1 if named else Affine(self.count + -1)
+        return replace(self, affine=end, loops=())
+
+    def __add__(self, number: Number) -> LoopIndex:
+        return replace(self, affine=self.affine + number)
+
+    def __sub__(self, other: Number | LoopIndex) -> LoopIndex:
+        if not isinstance(other, LoopIndex):
+            return replace(self, affine=self.affine + -1 * other)
+        less: Affine = self.affine + -1 * other.affine
+        return replace(self, affine=less, loops=self.loops + other.loops)
+
+    def __lt__(self, bound: Number) -> Condition:
+        return Condition(self.affine, bound)
+
+    def __ge__(self, bound: Number) -> Condition:
+        return Condition(-1 * self.affine + bound, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Registers with a value for each of their digits (slowest first), or of a warpgroup's tile.
+
+    Of a tile a pattern takes a part, ``sums["tn = (chunk col)"]``, which begins at ``origin``.
+    """
+
+    kernel: Kernel
+    buffer: Buffer
+    digits: tuple[str, ...]
+    origin: tuple[Affine, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the registers."""
+        return self.buffer.name
+
+    def __getitem__(self, pattern: str) -> Held:
+        equations = self.kernel.equations(pattern, self.digits)
+        parts = [self.kernel.part_of(equations, digit) for digit in self.digits]
+        digits, origin = (tuple(each) for each in zip(*parts, strict=True))
+        return replace(self, digits=digits, origin=origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a pattern picks of an array or of a tile; ``stage`` is the use of a ring of tiles."""
+
+    array: Array
+    equations: Mapping[str, tuple[str, ...]]
+    stage: LoopIndex | None = None
+
+    def __getitem__(self, pattern: str) -> Piece:
+        return replace(self, equations=self.array.kernel.equations(pattern, self.array.axes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Array:
+    """An operand in global memory, or a tile (or ring of tiles) in shared memory.
+
+    ``axes`` are the axes of an operand, or the digits that a tile's dimensions are.  A swizzled
+    tile lies as slabs of ``slab`` elements of its last dimension, one after the other.
+    """
+
+    kernel: Kernel
+    buffer: Buffer
+    axes: tuple[str, ...]
+    slab: int = 0
+    ring: bool = False
+    own: bool = False
+    """Whether each copy of a role has one of its own."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.buffer.name
+
+    @property
+    def dtype(self) -> str:
+        """The name of its data type."""
+        return self.buffer.dtype
+
+    @property
+    def stage_bytes(self) -> Number:
+        """The bytes of one tile."""
+        return self.buffer.stage_bytes
+
+    def __getitem__(self, at: str | LoopIndex) -> Piece:
+        if isinstance(at, str):
+            return Piece(self, self.kernel.equations(at, self.axes))
+        self.kernel.in_scope(at)
+        if not self.ring:
+            raise self.kernel.error(f"{self.name} has no stages; give k.smem its stages", self.name)
+        return Piece(self, {}, at)
+
+
+def _piece(part: Piece | Array) -> Piece:
+    """Return a part; an array stands for all of it."""
+    return part if isinstance(part, Piece) else Piece(part, {})
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierUse:
+    """Use number ``index`` of a ring of barriers."""
+
+    barrier: term.Barrier
+    index: Affine
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BarrierRing:
+    """A ring of mbarriers: ``ring[step]`` is a use, and uses before the first one are over."""
+
+    kernel: Kernel
+    barrier: term.Barrier
+
+    def __getitem__(self, index: LoopIndex) -> BarrierUse:
+        self.kernel.in_scope(index)
+        return BarrierUse(self.barrier, index.use(own=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Steps of each digit, one a dimension; the last digit of the contiguous one; exact axes."""
+
+    steps: Mapping[str, tuple[Number, ...]]
+    last: str
+    exact: tuple[bool, ...]
+
+
+class Kernel:
+    """One term in the making; see the module's text."""
+
+    def __init__(self, name: str, operation: Operation) -> None:
+        self.name, self.op = name, operation
+        self._pitches: list[tuple[str, Expression]] = []
+        arrays = []
+        for o in operation.operands:
+            stride: list[int | str] = [1]
+            for back, axis in enumerate(reversed(o.axes[1:])):
+                pitch = f"{'ld' if back == 0 else 'ls'}_{o.name}"
+                inner = stride[0] if isinstance(stride[0], str) else None
+                self._pitches.append((pitch, value(inner) * value(axis) if inner else value(axis)))
+                stride.insert(0, pitch)
+            buffer = Buffer(o.name, "gmem", o.dtype, o.axes, tuple(stride))
+            arrays.append(Array(self, buffer, o.axes))
+        self.arrays = tuple(arrays)
+        self.inputs, self.output = self.arrays[:-1], self.arrays[-1]
+        self._digits: dict[str, Digit] = {}
+        self._covers: dict[str, tuple[str, Number]] = {}  # open digits: the axis, what one step is
+        self._bounds: dict[str, Number] = {}  # sizes that no open digit covers
+        self._inside: dict[str, tuple[str, ...]] = {}  # equations that an Exit keeps inside
+        self._open_loops: list[str] = []
+        self._on_chip: list[Buffer] = []
+        self._barriers: list[term.Barrier] = []
+        self._roles: list[tuple[bool, term.Role]] = []  # those of warpgroups come first
+        self._body: list[Statement] = []
+        self._names: dict[str, int] = {}
+        self._scratch: dict[tuple[str, tuple[str, ...]], Held] = {}
+        self._role = ""  # that is being written
+        self._role_threads: Number = 0
+        self._copies: Number = 1
+        self._tiles: tuple[str, str] | None = None
+        self._tiled = False  # whether the role says where its tiles begin
+        self._options: dict[str, Number] = {}
+        self._elected = False
+        self._only: tuple[Number, Number, Number] | None = None
+        self._broken: ProgramError | None = None
+
+    # who counts
+
+    def grid(self, *open_digits: str, **fixed: Number) -> None:
+        """Declare digits that CTAs count, slowest first: open ones, then those with an extent."""
+        for name in open_digits:
+            self._declare(name, "the grid", None)
+        for name, extent in fixed.items():
+            self._declare(name, "the grid", extent)
+
+    def cluster(self, **extents: Number) -> None:
+        """Declare digits that the CTAs of a cluster count, the first one fastest."""
+        for name, extent in extents.items():
+            self._declare(name, "the cluster", extent)
+
+    def launch(
+        self, *, persistent: Number = 0, raster: Number = 1, ctas_per_sm: Number = 1,
+        early: Number = 0,
+    ) -> None:  # fmt: skip
+        """Say how the kernel is launched; see ``tinygpu.term.program.Program``."""
+        self._options = {"persistent": persistent, "raster": raster, "ctas_per_sm": ctas_per_sm,
+                         "early": early}  # fmt: skip
+
+    def threads(self, **extents: Number) -> None:
+        """Declare the digits that the threads of a CTA count, slowest first."""
+        for name, extent in extents.items():
+            self._declare(name, "threads", extent)
+
+    def values(self, **extents: Number) -> None:
+        """Declare digits that each thread counts by itself, slowest first."""
+        for name, extent in extents.items():
+            self._declare(name, "values", extent)
+
+    def loop(self, name: str, *, over: str = "", by: Number = 1) -> Iterator[LoopIndex]:
+        """Trace a loop's body once.  It covers the axis in whose pattern it stands, or ``over``."""
+        if name not in self._digits:
+            self._declare(name, "a loop", None)
+        elif self._digits[name].by != "a loop" or name in self._open_loops:
+            raise self.error(f"digit {name}: {self._digits[name].by} counts it already", name)
+        if over and over not in self.op.axes:
+            raise self.error(f"axis {over}: there is none; {nearest(over, self.op.axes)}", over)
+        if over:
+            self._cover(name, over, by)
+        return self._loop(name, f"{name}_trips", self._where())
+
+    def unrolled(self, name: str, count: Number) -> Iterator[LoopIndex]:
+        """Trace a body that is written out ``count`` times."""
+        if name in self._open_loops:
+            raise self.error(f"digit {name}: {self._digits[name].by} counts it already", name)
+        self._declare(name, "a loop", count)
+        return self._loop(name, count, self._where())
+
+    def _loop(self, name: str, count: Number, where: tuple[str, int]) -> Iterator[LoopIndex]:
+        around, self._body = self._body, []
+        self._open_loops.append(name)
+        try:
+            yield LoopIndex(var(name), (name,), count, self._tiles)
+        except GeneratorExit:
+            text = f"loop {name}: its body left by break or return; it is traced once, use k.when"
+            self._broken = self._broken or self._error_at(where, text, "")
+            raise
+        self._open_loops.remove(name)
+        unrolled = self._digits[name].extent is not None
+        if name not in self._covers and not unrolled:
+            text = f"loop {name}: no pattern says how far it goes; give it over=, an axis, and by="
+            raise self._error_at(where, text, name)
+        body, self._body = tuple(self._body), around
+        self._body.append(term.For(name, count, body, unrolled=unrolled))
+
+    def tiles(self, *, start: str = "", step: Number = 1) -> Iterator[LoopIndex]:
+        """Trace what is done for each tile of a CTA: one, or with ``persistent`` several.
+
+        Copies that take tiles in turn begin at the digit ``start`` and go on by ``step``.
+        """
+        self._in_role("tiles")
+        if self._tiles or self._open_loops:
+            raise self.error("tiles: stands in a loop; the tiles are around all loops", "tiles")
+        if start and (start not in self._digits or self._digits[start].by != "copies of a role"):
+            raise self.error(f"tiles: {start} counts no copies of a role", start)
+        return self._each_tile(var(start) if start else Affine(), step)
+
+    def _each_tile(self, start: Affine, step: Number) -> Iterator[LoopIndex]:
+        around, self._body = self._body, []
+        self._tiles = ("tile", "turn")
+        yield LoopIndex(var("tile"), ())
+        self._tiles, self._tiled = None, True
+        body, self._body = tuple(self._body), around
+        self._body.append(term.ForTile("tile", "turn", body, start, step))
+
+    # memory
+
+    def smem(
+        self, name: str, dtype: str, *, pad: Number = 0, stages: Number | None = None,
+        swizzle: int | str = 0, **extents: Number,
+    ) -> Array:  # fmt: skip
+        """Declare a tile in shared memory, its last dimension contiguous; ``stages`` make a ring.
+
+        ``pad`` elements follow each line.  ``swizzle`` = 128: slabs of 128 B, as TMA and wgmma
+        take them; "line": one slab, whose lines have 16 to 128 B.  What is declared in a role each
+        of its copies has for itself.
+        """
+        if not extents:
+            raise self.error(f"tile {name}: no dimensions; give them as tm=64, tk=32", name)
+        for digit, extent in extents.items():
+            self._declare(digit, "a tile", extent)
+        slab = 0
+        if swizzle and (swizzle not in (128, "line") or len(extents) != 2):
+            text = f"tile {name}: swizzle {swizzle} of {len(extents)} dimensions"
+            raise self.error(f'{text}; it is 128 or "line", of two dimensions', "swizzle")
+        each = DTYPES[dtype].bytes
+        if swizzle == 128:
+            lines, wide = extents.values()
+            slab = swizzle // each
+            shape: tuple[Number, ...] = (lines, slab, wide // slab)
+            strides: tuple[Number, ...] = (slab, 1, lines * slab)
+            size: Number = lines * slab * (wide // slab)
+            pattern = (3, (16 // each).bit_length() - 1, 3)
+        else:
+            shape, pattern = tuple(extents.values()), (0, 0, 0)
+            if swizzle:
+                span = shape[-1] * each
+                bits = sum(span >= wide for wide in (32, 64, 128))
+                pattern = (bits, (16 // each).bit_length() - 1, 3)
+            pitches: list[Number] = [1]
+            size = shape[-1] + pad
+            for extent in reversed(shape[:-1]):
+                pitches.insert(0, size)
+                size = size * extent
+            strides = tuple(pitches)
+        buffer = Buffer(
+            self._free(name), "smem", dtype, shape, strides, 1 if stages is None else stages, size,
+            pattern, copies=self._copies,
+        )  # fmt: skip
+        self._on_chip.append(buffer)
+        return Array(self, buffer, tuple(extents), slab, stages is not None, bool(self._role))
+
+    def mbarriers(self, name: str, stages: Number, *, arrivals: Number) -> BarrierRing:
+        """Declare a ring of mbarriers, each use of which ``arrivals`` complete."""
+        barrier = term.Barrier(self._free(name), stages, arrivals)
+        self._barriers.append(barrier)
+        return BarrierRing(self, barrier)
+
+    def registers(self, name: str, dtype: str, *digits: str, fragment: str = "") -> Held:
+        """Declare registers with a value for each of the digits, of each thread.
+
+        With a ``fragment`` the digits are a tile's rows and columns, which threads share out.
+        """
+        for digit in digits:
+            self._known(digit)
+        ordered = digits if fragment else self._ordered(digits)
+        if wrong := [d for d in ordered if not self._counted(d)]:
+            by = self._digits[wrong[0]].by
+            raise self.error(f"digit {wrong[0]}: {by} counts it, not each thread", wrong[0])
+        shape = tuple(self._digits[d].extent for d in ordered) or (1,)
+        buffer = registers(self._free(name), dtype, *shape, fragment=fragment)
+        return Held(self, buffer, ordered)
+
+    # moves
+
+    def load(
+        self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None
+    ) -> Held:
+        """Load into registers; what lies outside of the array is ``outside``."""
+        part = _piece(part)
+        self._each_thread("a load")
+        place = self._place(part)
+        modes = self._modes(place)
+        held = self.registers(f"{part.array.name}_held", part.array.dtype, *modes)
+        name = f"ld.{_SPACES[part.array.buffer.level]}"
+        there = self._access(part, place, modes, outside)
+        wide = self._vector(part, place, vector)
+        self._do(name, self._own(held, modes), (there,), modes, vector=wide)
+        return held
+
+    def store(self, part: Piece | Array, held: Held, *, vector: Number | None = None) -> None:
+        """Store registers, rounded to the array's type."""
+        part = _piece(part)
+        if held.buffer.fragment:
+            self._store_tile(part, held)
+            return
+        self._each_thread("a store")
+        place = self._place(part)
+        modes = self._modes(place)
+        if extra := sorted(set(held.digits) - set(modes)):
+            text = f"{held.name} has a value for each {extra[0]}, and {part.array.name} one for all"
+            raise self.error(text, extra[0])
+        held = self.cast(held, part.array.dtype)
+        name = f"st.{_SPACES[part.array.buffer.level]}"
+        wide = self._vector(part, place, vector)
+        there = self._access(part, place, modes)
+        self._do(name, there, (self._own(held, modes),), modes, vector=wide, lanes=self._only)
+
+    def leave_outside(self, part: Piece) -> None:
+        """Let threads leave whose elements are outside; the others' accesses need no guard."""
+        self._each_thread("an exit")
+        if self._open_loops:
+            raise self.error("leave_outside: stands in a loop; write it before", "leave_outside")
+        place = self._place(part)
+        modes = self._modes(place)
+        access = replace(self._access(part, place, modes), guard=(True,) * len(part.array.axes))
+        self._body.append(term.Exit(access, self._extents(modes), self._thread_extents()))
+        for axis in part.array.axes:  # a thread with several elements may have one outside
+            digits = self._expanded(part.equations, axis)
+            if all(self._digits[d].by in ("the grid", "threads") for d in digits):
+                self._inside[axis] = digits
+
+    def tma(self, tile: Piece | Array, part: Piece, *, signal: BarrierUse, share: str = "") -> None:
+        """Copy a tile from global memory by TMA; its bytes land at the barrier ``signal``.
+
+        With ``share`` = "tm by rank_n" each of the CTAs that rank_n counts loads a part of tm, and
+        sends it to all of them.
+        """
+        tile = _piece(tile)
+        array, place = tile.array, self._place(part)
+        self._elects("tma", array, part, array.slab)
+        row, column = array.axes
+        high, rank = self._extent(row), ""
+        here = Affine()
+        if share:
+            match = _SHARE.fullmatch(share)
+            if not match or match[1] != row or match[2] not in self._digits:
+                raise self.error(f'tma: share {share!r} is not as "{row} by rank"', "share")
+            rank = match[2]
+            if self._digits[rank].by != "the cluster":
+                by = self._digits[rank].by
+                raise self.error(f"tma: {by} counts {rank}, not the cluster", rank)
+            high = high // self._extent(rank)
+            here = var(rank, high)
+        access = self._access(part, place, ())
+        moved = [o + here if i == 0 else o for i, o in enumerate(access.origin)]
+        steps = ((0, 1), (1, 0), (0, array.slab))
+        there = replace(access, value=steps, origin=tuple(moved), guard=(True, True), trimmed=True)
+        within, index = ((0, 1, 0), (1, 0, 0), (0, 0, 1)), self._whole(tile)
+        inside = Access(array.buffer, within, origin=(here, Affine(), Affine()), index=index)
+        values = (array.slab, high, self._extent(column) // array.slab)
+        copy = INSTRUCTIONS["cp.async.bulk.tensor"]
+        landing = (signal.barrier, signal.index)
+        self._body.append(term.Do(copy, inside, (there,), values, signal=landing, multicast=rank))
+
+    def tma_store(
+        self,
+        part: Piece,
+        tile: Piece | Array,
+        *,
+        by: Instruction = INSTRUCTIONS["cp.async.bulk.tensor.global"],
+    ) -> None:
+        """Copy a tile to global memory by TMA; ``k.commit("bulk")`` ends a group of such.
+
+        ``by``: another instruction that takes a tile from shared memory, such as one that adds.
+        """
+        tile = _piece(tile)
+        array, place = tile.array, self._place(part)
+        self._elects("tma_store", array, part, not array.slab and len(array.axes) == 2)
+        row, column = array.axes
+        plain = ((0, 1), (1, 0))
+        there = replace(self._access(part, place, ()), value=plain, guard=(True, True))
+        read = Access(array.buffer, plain, index=self._whole(tile))
+        self._body.append(term.Do(by, there, (read,), self._extents((column, row))))
+
+    def _elects(self, what: str, array: Array, part: Piece, swizzled: object) -> None:
+        """Raise ProgramError unless one thread copies a tile of an array."""
+        if not self._elected:
+            text = f"{what}: every thread would issue it; write `with k.elect():`"
+            raise self.error(text, what)
+        if not swizzled or len(part.array.axes) != 2:
+            raise self.error(
+                f"{what}: {array.name} is no tile with the swizzle it needs", array.name
+            )
+        for axis, digit in zip(part.array.axes, array.axes, strict=True):
+            *others, last = self._expanded(part.equations, axis)
+            if last != digit or any(self._counted(d) for d in others):
+                text = f"{what}: {part.array.name}'s axis {axis} has to end in {digit}, as the tile"
+                raise self.error(f"{text} {array.name} has it", part.array.name)
+
+    # arithmetic
+
+    def compute(
+        self, expression: Expression, reads: Mapping[str, Held], *, name: str = "result"
+    ) -> Held:
+        """Compute an expression of registers, scalars and sizes, for each digit that it reads."""
+        used = self._used(expression, reads)
+        digits = self._ordered({d for h in used.values() for d in h.digits})
+        result = self.registers(name, "f32", *digits)
+        self._compute(expression, used, result, digits)
+        return result
+
+    def reduce(
+        self, operator: str, into: Held, of: Held | Expression,
+        reads: Mapping[str, Held] | None = None,
+    ) -> None:  # fmt: skip
+        """Set ``into`` to operator(into, of), over all digits that it has not."""
+        if operator not in REDUCERS:
+            raise self.error(f"reduction {operator}; {nearest(operator, REDUCERS)}", operator)
+        known = dict(reads or {})
+        if isinstance(of, Held):
+            known = {".more": of}
+        expression: Expression = value(".more") if isinstance(of, Held) else of
+        used = self._used(expression, known)
+        digits = {*into.digits, *(d for h in used.values() for d in h.digits)}
+        both = apply(operator, value(".into"), expression)
+        self._compute(both, {".into": into, **used}, into, self._ordered(digits))
+
+    def add(
+        self, into: Held, of: Held | Expression, reads: Mapping[str, Held] | None = None
+    ) -> None:
+        """Add to ``into``, over all digits that it has not."""
+        self.reduce("add", into, of, reads)
+
+    def butterfly(self, operator: str, held: Held, *, over: str) -> None:
+        """Reduce over a digit of threads of one warp, by shuffles; all of them get the result."""
+        apart, lanes = self._thread(over)
+        if not isinstance(lanes, int) or not isinstance(apart, int) or lanes * apart > _WARP:
+            raise self.error(f"butterfly: {over} counts threads of more than one warp", over)
+        key = (held.buffer.dtype, held.digits)  # what it holds dies with the next shuffle
+        if key not in self._scratch:
+            self._scratch[key] = self.registers("far", *key[:1], *held.digits)
+        far = self._scratch[key]
+        modes = held.digits[::-1]
+        mask = lanes // 2
+        while mask:
+            to, source = self._own(far, modes), self._own(held, modes)
+            self._do("shfl.sync", to, (source,), modes, across=mask * apart)
+            self.reduce(operator, held, far)
+            mask //= 2
+
+    def zeros(self, name: str, dtype: str, *digits: str) -> Held:
+        """Declare registers and clear them."""
+        held = self.registers(name, dtype, *digits)
+        self.fill(held, 0.0)
+        return held
+
+    def fill(self, held: Held, number: float) -> None:
+        """Set every value."""
+        self._compute(Constant(number), {}, held, held.digits)
+
+    def cast(self, held: Held, dtype: str) -> Held:
+        """Round to a type; what has the type already is returned as it is."""
+        if held.buffer.dtype == dtype:
+            return held
+        fragment = held.buffer.fragment
+        rounded = self.registers(f"{held.name}_rounded", dtype, *held.digits, fragment=fragment)
+        modes = held.digits[::-1]
+        read, write = self._own(held, modes, ()), self._own(rounded, modes, ())
+        self._body.append(term.Do(INSTRUCTIONS["cvt"], write, (read,), self._extents(modes)))
+        return rounded
+
+    def wgmma(self, sums: Held, x: Piece | Array, y: Piece | Array, *, fresh: LoopIndex) -> None:
+        """Add the product of two tiles, tm tn += tm tk * tn tk; where ``fresh`` is 0, set it."""
+        self._warpgroup("wgmma")
+        x, y = _piece(x), _piece(y)
+        (row_axis, depth), (column_axis, other) = x.array.axes, y.array.axes
+        rows, above = self.part_of(x.equations, row_axis)
+        columns, before = self.part_of(y.equations, column_axis)
+        if depth != other or sums.digits != (rows, columns) or sums.buffer.fragment != "wgmma":
+            got = f"{' '.join(sums.digits)} += {rows} {depth} * {columns} {other}"
+            raise self.error(f"wgmma: {got}; it computes tm tn += tm tk * tn tk", "wgmma")
+        slab = x.array.slab
+        if not slab or y.array.slab != slab:
+            raise self.error("wgmma: both tiles need swizzle=128", "wgmma")
+        self.in_scope(fresh)
+        step = _SLICE_BYTES * slab // 128
+        wide = self._extent(columns)
+        within, at = var("slice", step), var("slab")
+        row = var("block", _BLOCK)
+        total = Access(
+            sums.buffer, ((0, 0), (0, 1), (0, wide), (1, 0)), origin=(row, Affine()),
+            index=self._turn(),
+        )  # fmt: skip
+        left = Access(
+            x.array.buffer, ((0, 1, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0)),
+            origin=(above + row, within, at), index=self._stage(x),
+        )  # fmt: skip
+        right = Access(
+            y.array.buffer, ((0, 1, 0), (1, 0, 0), (wide, 0, 0), (0, 0, 0)),
+            origin=(before, within, at), index=self._stage(y),
+        )  # fmt: skip
+        anew = fresh.affine + at + var("slice")
+        body: Statement = term.Do(
+            INSTRUCTIONS["wgmma"], total, (left, right, total), (step, wide, 1, _BLOCK),
+            variant="fma", fresh=anew,
+        )  # fmt: skip
+        trips = (
+            ("block", self._extent(rows) // _BLOCK),
+            ("slice", slab // step),
+            ("slab", self._extent(depth) // slab),
+        )
+        for name, count in trips:
+            body = term.For(name, count, (body,), unrolled=True)
+        self._body += [term.Fence("wgmma"), body, term.Commit("wgmma")]
+
+    # order
+
+    def sync(self, scope: Scope = "cta") -> None:
+        """Let all threads of the CTA (or the role) wait for each other."""
+        if self._elected or self._only:
+            text = "sync: some threads would wait for all"
+            raise self.error(f"{text}; leave k.elect() or k.only(..) first", "sync")
+        self._body.append(term.Sync(1, scope) if scope == "role" else term.Sync(scope=scope))
+
+    def wait(self, use: BarrierUse) -> None:
+        """Wait until a use is complete."""
+        self._in_role("wait")
+        self._body.append(term.Wait(use.barrier, use.index))
+
+    def arrive(self, use: BarrierUse, *, expect: Number = 0, to: str = "cta") -> None:
+        """Arrive at a use; it then is complete when ``expect`` bytes have landed, too.
+
+        ``to`` = "cluster", or digits of it as "rank_m": in each CTA that they count.
+        """
+        self._in_role("arrive")
+        self._body.append(term.Arrive(use.barrier, use.index, expect, to))
+
+    def fence(self, scope: FenceKind) -> None:
+        """Order what the threads did before what another proxy does."""
+        self._body.append(term.Fence(scope))
+
+    def commit(self, group: Group) -> None:
+        """End a group, for which ``wait_group`` waits."""
+        self._body.append(term.Commit(group))
+
+    def wait_group(self, group: Group, pending: Number, *, read: bool = False) -> None:
+        """Wait until all but the newest ``pending`` groups are done."""
+        self._body.append(term.WaitGroup(pending, group, read))
+
+    # who acts
+
+    @contextmanager
+    def role(
+        self, name: str, *, warps: Number = 0, warpgroups: Number = 0, registers: Number = 0,
+        **copies: Number,
+    ) -> Iterator[None]:  # fmt: skip
+        """Give warps a body of their own.  Roles of warpgroups come first in the CTA.
+
+        A digit as ``w=2`` makes copies of it.  ``registers`` of a thread (0: as they come).
+        """
+        if any(d.by == "threads" for d in self._digits.values()):
+            text = f"role {name}: k.threads has the CTA's threads; write roles, or threads"
+            raise self.error(text, name)
+        count = warps * _WARP + warpgroups * _WARPGROUP
+        if np.any(count <= 0) or self._role or self._body or len(copies) > 1:
+            text = f"role {name}: needs warps= or warpgroups=, outside of other statements"
+            raise self.error(text, name)
+        for digit, extent in copies.items():
+            self._declare(digit, "copies of a role", extent)
+            self._copies = extent
+        self._role, self._role_threads, self._tiled = name, count, False
+        yield
+        body = tuple(self._body)
+        match body:
+            case _ if self._tiled:
+                pass
+            case [term.Elect(body=inner)]:
+                body = (term.Elect((term.ForTile("tile", "turn", inner),)),)
+            case _:
+                body = (term.ForTile("tile", "turn", body),)
+        role = term.Role(name, count, body, self._copies, "".join(copies), registers)
+        self._roles.append((bool(np.all(warpgroups > 0)), role))
+        self._role, self._role_threads, self._copies, self._body = "", 0, 1, []
+
+    @contextmanager
+    def elect(self) -> Iterator[None]:
+        """Give the body to the first thread of the role alone."""
+        self._in_role("elect")
+        if self._elected:
+            raise self.error("elect: one thread is elected already", "elect")
+        around, self._body = self._body, []
+        self._elected = True
+        yield
+        self._elected = False
+        around.append(term.Elect(tuple(self._body)))
+        self._body = around
+
+    @contextmanager
+    def when(self, condition: Condition) -> Iterator[None]:
+        """Do the body where the condition holds."""
+        if not isinstance(condition, Condition):
+            raise self.error(f"when: {condition} is no condition on a loop's variable", "when")
+        around, self._body = self._body, []
+        yield
+        around.append(term.When(condition.index, condition.bound, tuple(self._body)))
+        self._body = around
+
+    @contextmanager
+    def only(self, **digits: int) -> Iterator[None]:
+        """Let only threads with one value of a digit do the body's stores, as lane=0."""
+        if len(digits) != 1:
+            raise self.error("only: takes one digit, as lane=0", "only")
+        (name, residue), *_ = digits.items()
+        self._only = (*self._thread(name), residue)
+        yield
+        self._only = None
+
+    # patterns
+
+    def equations(self, pattern: str, axes: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Read a pattern for an array of some axes.  Raises ProgramError for unknown names."""
+        found: dict[str, tuple[str, ...]] = {}
+        tiles = [n for n, d in self._digits.items() if d.by == "a tile"]
+        for text in pattern.split(","):
+            match = _EQUATION.fullmatch(text)
+            if match is None:
+                text = text.strip()
+                raise self.error(f"{text!r} is no equation as i = (block thread v)", text)
+            axis, many, one = match.groups()
+            if axis not in self.op.axes and axis not in tiles:
+                known = nearest(axis, (*self.op.axes, *tiles))
+                raise self.error(f"axis {axis}: there is none; {known}", axis)
+            if axis in found:
+                raise self.error(f"axis {axis}: has two equations in one pattern", axis)
+            found[axis] = tuple((many or one).split())
+        for axis in axes:
+            for digit in self._expanded(found, axis) if axis in found else ():
+                self._known(digit)
+                if self._digits[digit].by == "a loop" and digit not in self._open_loops:
+                    raise self.error(f"digit {digit}: its loop has ended; use it inside", digit)
+        for axis in found:
+            if axis in tiles:
+                self._counts_all(axis, self._expanded(found, axis))
+        return found
+
+    def in_scope(self, index: LoopIndex) -> None:
+        """Raise ProgramError if the index is of a loop that has ended."""
+        for loop in index.loops:
+            if loop not in self._open_loops:
+                raise self.error(f"{loop}: its loop has ended; use it inside", loop)
+
+    def _expanded(
+        self, equations: Mapping[str, tuple[str, ...]], axis: str, inside: tuple[str, ...] = ()
+    ) -> tuple[str, ...]:
+        """Return an axis's digits; those that have an equation are replaced by its right side."""
+        if axis in inside:
+            raise self.error(f"axis {axis}: stands in its own equation", axis)
+        found: list[str] = []
+        for digit in equations[axis]:
+            if digit in equations:
+                found += self._expanded(equations, digit, (*inside, axis))
+            else:
+                found.append(digit)
+        return tuple(found)
+
+    def part_of(self, equations: Mapping[str, tuple[str, ...]], axis: str) -> tuple[str, Affine]:
+        """Return the digit of a tile's part along an axis, and where the part begins."""
+        if axis not in equations:
+            return axis, Affine()
+        *others, last = self._expanded(equations, axis)
+        if not self._counted(last) or any(map(self._counted, others)):
+            raise self.error(f"{axis}: a part is counted by its last digit alone", axis)
+        origin, step = Affine(), self._extent(last)
+        for digit in reversed(others):
+            origin, step = origin + var(digit, step), step * self._extent(digit)
+        return last, origin
+
+    def _counts_all(self, axis: str, digits: Iterable[str]) -> None:
+        """Raise ProgramError unless the digits count just as far as the tile's dimension."""
+        extent, count = self._extent(axis), math.prod(map(self._extent, digits))
+        if np.all(extent != count):
+            text = f"{axis} has {extent} elements, the digits count {count}"
+            raise self.error(text, axis)
+
+    def _place(self, part: Piece) -> _Steps:
+        """Return the step of each digit in each dimension."""
+        array, rank = part.array, len(part.array.axes)
+        steps: dict[str, list[Number]] = {}
+        exact, last = [], ""
+        for dimension, axis in enumerate(array.axes):
+            if axis in part.equations:
+                digits = self._expanded(part.equations, axis)
+            elif array.buffer.level == "gmem":
+                raise self.error(f"{array.name} has axis {axis}; the pattern has none", array.name)
+            else:
+                digits = (axis,)
+            step: Number = 1
+            for number, digit in enumerate(reversed(digits), 1):
+                extent = self._digits[digit].extent
+                mine = steps.setdefault(digit, [0] * rank)
+                mine[dimension] = mine[dimension] + step
+                if extent is not None:
+                    step = step * extent
+                    continue
+                if number != len(digits):
+                    text = f"digit {digit}: covers axis {axis}, so it has to be the slowest there"
+                    raise self.error(text, digit)
+                self._cover(digit, axis, step)
+            is_open = bool(digits) and self._digits[digits[0]].extent is None
+            if array.buffer.level == "gmem" and not is_open:
+                known = self._bounds.get(axis, step)
+                self._bounds[axis] = select(known < step, known, step)
+            exact.append((is_open and len(digits) == 1) or self._inside.get(axis) == digits)
+            last = digits[-1] if digits else ""
+        return _Steps({d: tuple(s) for d, s in steps.items()}, last, tuple(exact))
+
+    def _cover(self, digit: str, axis: str, step: Number) -> None:
+        """Let an open digit go over an axis in steps; it may do so in one way alone."""
+        if digit not in self._covers:
+            self._covers[digit] = (axis, step)
+        other, before = self._covers[digit]
+        if other != axis or np.all(before != step):
+            text = f"digit {digit}: covers {axis} in steps of {step}, and {other} in steps of"
+            raise self.error(f"{text} {before}; give it one way", digit)
+
+    def _access(
+        self, part: Piece, place: _Steps, modes: tuple[str, ...], outside: float = 0.0
+    ) -> Access:
+        """Return the access by threads and by the values of ``modes``."""
+        buffer, zero = part.array.buffer, (0,) * len(part.array.axes)
+        if part.array.slab:
+            raise self.error(f"{buffer.name}: a swizzled tile is TMA's and wgmma's", buffer.name)
+        origin = [Affine() for _ in zero]
+        for digit, steps in place.steps.items():
+            if self._digits[digit].by in _MOVING:
+                for dimension, step in enumerate(steps):
+                    if not isinstance(step, int) or step:
+                        origin[dimension] = origin[dimension] + var(digit, step)
+        threads = tuple(place.steps.get(d, zero) for d in self._threads())
+        values = tuple(place.steps[d] for d in modes)
+        guard = tuple(not e for e in place.exact) if buffer.level == "gmem" else ()
+        index = self._stage(part)
+        return Access(buffer, values, threads, tuple(origin), index, guard, outside)
+
+    def _store_tile(self, part: Piece, sums: Held) -> None:
+        """Store a warpgroup's tile: neighbouring columns go in pairs, as a thread holds them."""
+        self._warpgroup("the store of a tile")
+        rows, columns = sums.digits
+        if part.array.buffer.level == "smem":
+            self._stage_tile(part, sums)
+            return
+        place = self._place(part)
+        modes = (columns, rows)
+        if {d for d in place.steps if self._counted(d)} != {*modes}:
+            text = f"{part.array.name}: its pattern has to have {rows} and {columns}, as"
+            raise self.error(f"{text} {sums.name}, and no other values", part.array.name)
+        rounded = self.cast(sums, part.array.dtype)
+        there = self._access(part, place, modes)
+        vector = 2 if place.last == columns else 1
+        store, held = INSTRUCTIONS["st.global"], self._own(rounded, modes, ())
+        self._body.append(term.Do(store, there, (held,), self._extents(modes), vector=vector))
+
+    def _stage_tile(self, part: Piece, held: Held) -> None:
+        """Store a warpgroup's tile into shared memory; 16-bit elements go as matrices."""
+        array = part.array
+        if array.axes != held.digits or array.slab:
+            text = f"{array.name} has {' '.join(array.axes)}, {held.name} {' '.join(held.digits)}"
+            raise self.error(f"{text}; they have to be the same, in a tile of one slab", array.name)
+        held = self.cast(held, array.dtype)
+        name = "stmatrix" if DTYPES[array.dtype].bytes == 2 else "st.shared"
+        modes = held.digits[::-1]
+        there = Access(array.buffer, ((0, 1), (1, 0)), index=self._whole(part))
+        read = self._own(held, modes, ())
+        self._body.append(term.Do(INSTRUCTIONS[name], there, (read,), self._extents(modes)))
+
+    def _turn(self) -> Affine:
+        """Return the index of what a copy has once a tile: its turn."""
+        return var(self._tiles[True]) if self._tiles else Affine()
+
+    def _stage(self, part: Piece) -> Affine:
+        """Return which use of a ring of tiles is meant."""
+        if part.stage:
+            return part.stage.use(own=part.array.own)
+        name = part.array.name
+        if part.array.ring:
+            raise self.error(f"{name} is a ring of stages; say which, as {name}[step]", name)
+        return Affine()
+
+    def _whole(self, tile: Piece) -> Affine:
+        """Return the use of a tile that is taken as a whole."""
+        if tile.equations:
+            name = tile.array.name
+            raise self.error(f"{name}: TMA and wgmma take whole tiles; drop the pattern", name)
+        return self._stage(tile)
+
+    def _counted(self, digit: str) -> bool:
+        """Say whether each thread, or an instruction, counts it."""
+        return self._digits[digit].by in ("values", "a tile")
+
+    def _modes(self, place: _Steps) -> tuple[str, ...]:
+        """Return the digits that each thread counts, fastest first; the vector's before them."""
+        modes = self._ordered(filter(self._counted, place.steps))[::-1]
+        return (*(d for d in modes if d == place.last), *(d for d in modes if d != place.last))
+
+    def _vector(self, part: Piece, place: _Steps, vector: Number | None) -> Number:
+        if vector is not None:
+            return vector
+        if not self._counted(place.last):
+            return 1
+        most = _VECTOR_BYTES // DTYPES[part.array.dtype].bytes
+        extent = self._extent(place.last)
+        return select(extent > most, most, extent)
+
+    # digits
+
+    def _declare(self, name: str, by: Counter, extent: Number | None) -> None:
+        if name in self.op.axes or not name.isidentifier():
+            raise self.error(f"digit {name}: is an axis, or no name; give it another", name)
+        known = self._digits.get(name)
+        if known and (known.by, by) != ("a tile", "a tile"):
+            raise self.error(f"digit {name}: {known.by} counts it already", name)
+        if known and np.all(known.extent != extent):
+            text = f"digit {name}: has {known.extent} elements in another tile, here {extent}"
+            raise self.error(text, name)
+        self._digits[name] = known or Digit(name, by, extent)
+
+    def _known(self, name: str) -> None:
+        if name not in self._digits:
+            raise self.error(f"digit {name}: nobody counts it; {nearest(name, self._digits)}", name)
+
+    def _ordered(self, digits: Iterable[str]) -> tuple[str, ...]:
+        wanted = set(digits)
+        return tuple(d for d in self._digits if d in wanted)
+
+    def _extent(self, digit: str) -> Number:
+        extent = self._digits[digit].extent
+        if extent is None:
+            raise self.error(f"digit {digit}: is open, and stands where an extent is needed", digit)
+        return extent
+
+    def _extents(self, digits: Iterable[str]) -> tuple[Number, ...]:
+        return tuple(map(self._extent, digits))
+
+    def _threads(self) -> tuple[str, ...]:
+        """Return the digits of threads, fastest first."""
+        return tuple(d.name for d in self._digits.values() if d.by == "threads")[::-1]
+
+    def _thread_extents(self) -> tuple[Number, ...]:
+        return self._extents(self._threads())
+
+    def _thread(self, digit: str) -> tuple[Number, Number]:
+        """Return how many threads lie between two values of a digit of threads, and its extent."""
+        self._known(digit)
+        if digit not in self._threads():
+            by = self._digits[digit].by
+            raise self.error(f"digit {digit}: {by} counts it, not threads", digit)
+        faster = self._threads()[: self._threads().index(digit)]
+        return math.prod(self._extents(faster)), self._extent(digit)
+
+    # statements
+
+    def _do(
+        self, name: str, write: Access, reads: tuple[Access, ...], modes: tuple[str, ...],
+        **more: Any,
+    ) -> None:  # fmt: skip
+        values, threads = self._extents(modes), self._thread_extents()
+        self._body.append(term.Do(INSTRUCTIONS[name], write, reads, values, threads, **more))
+
+    def _own(
+        self, held: Held, modes: tuple[str, ...], threads: tuple[str, ...] | None = None
+    ) -> Access:
+        """Return the access to registers at each digit of the modes."""
+        rank = len(held.buffer.shape)
+        steps = tuple(
+            tuple(int(held.digits[i : i + 1] == (digit,)) for i in range(rank)) for digit in modes
+        )
+        count = len(self._threads() if threads is None else threads)
+        index = self._turn() if held.buffer.fragment else Affine()
+        return Access(held.buffer, steps, ((0,) * rank,) * count, held.origin, index)
+
+    def _used(self, expression: Expression, reads: Mapping[str, Held]) -> dict[str, Held]:
+        """Return the registers that an expression reads.  Raises ProgramError for others."""
+        known = (*reads, *self.op.scalars, *self.op.axes)
+        for name in expression.names():
+            if name not in known:
+                raise self.error(f"{expression} reads {name}; {nearest(name, known)}", name)
+        return {name: reads[name] for name in dict.fromkeys(expression.names()) if name in reads}
+
+    def _compute(
+        self, expression: Expression, reads: Mapping[str, Held], write: Held, digits: Iterable[str]
+    ) -> None:
+        self._each_thread("arithmetic")
+        modes = tuple(digits)[::-1]
+        sources: dict[str, Operand] = {
+            name: term.Scalar(name, size=name in self.op.axes)
+            for name in (*self.op.axes, *self.op.scalars)
+        }
+        sources |= {name: self._own(held, modes, ()) for name, held in reads.items()}
+        to, values = self._own(write, modes, ()), self._extents(modes)
+        self._body += compute(expression, sources, to, values=values, name=self._free("t") + "_")
+
+    def _free(self, name: str) -> str:
+        """Return the name, or one made of it that nothing has yet."""
+        count = self._names[name] = self._names.get(name, 0) + 1
+        return name if count == 1 else self._free(f"{name}{count}")
+
+    def _each_thread(self, what: str) -> None:
+        if self._role:
+            text = f"{what} of each thread's values stands in the body of a role"
+            raise self.error(f"{text}; declare k.threads, without roles", "")
+        if self._only and what != "a store":
+            raise self.error(f"{what}: k.only is for stores; move it out", "")
+        if not self._threads():
+            raise self.error(f"{what}: nobody declared the CTA's threads; write k.threads", "")
+
+    def _warpgroup(self, what: str) -> None:
+        if np.any(self._role_threads != _WARPGROUP) or self._elected:
+            who = "one thread" if self._elected else f"{self._role_threads or 'all'} threads"
+            text = f"{what}: is issued by a warpgroup, and stands in the body of {who}"
+            raise self.error(f"{text}; write it in k.role(.., warpgroups=1)", what)
+
+    def _in_role(self, what: str) -> None:
+        if not self._role:
+            raise self.error(f"{what}: stands outside of a role; write it in k.role(..)", what)
+
+    # lines
+
+    def error(self, text: str, word: str) -> ProgramError:
+        """Return an error that shows the user's line, and the word in it."""
+        return self._error_at(self._where(), text, word)
+
+    def _where(self) -> tuple[str, int]:
+        """Return the file and line that called the builder."""
+        frame = sys._getframe(1)
+        skipped = (__file__, contextmanager.__code__.co_filename)
+        while frame.f_code.co_filename in skipped and frame.f_back:
+            frame = frame.f_back
+        return frame.f_code.co_filename, frame.f_lineno
+
+    def _error_at(self, where: tuple[str, int], text: str, word: str) -> ProgramError:
+        file, number = where
+        message = f"{file.rpartition('/')[2]}:{number}: {text}"
+        if source := linecache.getline(file, number).strip():
+            message += f"\n    {source}"
+            places = [m.start() for m in re.finditer(rf"\b{re.escape(word)}\b", source)]
+            if word and places:
+                message += f"\n    {' ' * places[-1]}{'^' * len(word)}"
+        return ProgramError(message)
+
+    def program(self) -> Program:
+        """Return the term that was traced.  Raises ProgramError for what is not finished."""
+        if self._broken:
+            raise self._broken
+        if self._roles and self._body:
+            text = f"machine {self.name}: {self._body[0]} stands outside of its roles"
+            raise ProgramError(f"{text}; write it in one")
+        if np.any(self._options.get("persistent", 0)) and not self._tiled:
+            text = f"machine {self.name}: persistent CTAs have several tiles"
+            raise ProgramError(f"{text}; write `for tile in k.tiles():` in each role")
+        roles = tuple(role for _, role in sorted(self._roles, key=lambda one: not one[0]))
+        if not roles:
+            roles = (term.Role("all", math.prod(self._thread_extents()), tuple(self._body)),)
+        digits = self._digits.values()
+        grid = tuple(term.Axis(d.name, self._trips(d)) for d in digits if d.by == "the grid")
+        loops = [d for d in digits if d.by == "a loop" and d.extent is None]
+        trips = tuple((f"{d.name}_trips", self._trips(d)) for d in loops)
+        cluster = tuple((d.name, self._extent(d.name)) for d in digits if d.by == "the cluster")
+        used = term.buffers_of(tuple(s for role in roles for s in role.body))
+        arrays = [a.buffer for a in self.arrays if any(a.buffer is b for b in used)]
+        held = [b for b in used if b.level == "registers"]
+        at_most = tuple(self._bounds.items())
+        made = Program(
+            self.name, self.op, (*arrays, *self._on_chip, *held), (*self._pitches, *trips),
+            grid, roles, at_most=at_most, barriers=tuple(self._barriers),
+            cluster=cluster, **self._options,
+        )  # fmt: skip
+        adds = any(isinstance(s, term.Do) and s.instruction.atomic for s, _ in term.walk(made))
+        return replace(made, zeroed=True) if adds else made
+
+    def _trips(self, digit: Digit) -> Expression:
+        """Return how far a digit counts: as far as its axis needs, if it is open."""
+        if digit.extent is not None:
+            return Constant(digit.extent)
+        if digit.name not in self._covers:
+            text = f"machine {self.name}: digit {digit.name}: no pattern has it, so that nobody"
+            raise ProgramError(f"{text} knows how far it goes; use it, or give it an extent")
+        axis, step = self._covers[digit.name]
+        whole = value(axis)
+        return whole if isinstance(step, int) and step == 1 else whole.ceildiv(step)
+
+
+def trace(name: str, forward: Callable[[Kernel], None], operation: Operation) -> Program:
+    """Return the term that ``forward`` traces."""
+    kernel = Kernel(name, operation)
+    forward(kernel)
+    return kernel.program()

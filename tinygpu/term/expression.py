@@ -1,0 +1,330 @@
+"""Expressions over named values, evaluated in any arithmetic.
+
+An expression is a tree of ``Value`` (a name), ``Constant`` and ``Apply(operator, arguments)``.
+It is used for two things: what one element of an operation is (``a * x + b``), and what a launch
+parameter is in terms of the sizes (``ceildiv(k, 16)``).  ``evaluate`` reads NumPy arrays or ints.
+
+>>> x, a, b = value("x"), value("a"), value("b")
+>>> y = a * x + b
+>>> print(y)
+((a * x) + b)
+>>> y.evaluate({"a": 2.0, "x": 3.0, "b": 1.0})
+7.0
+>>> (value("k").ceildiv(16)).evaluate({"k": 100})
+7
+
+``parse`` reads an expression as Python writes it, or as it is printed; functions are OPERATORS.
+
+>>> print(parse("max(a*x + b, 0)"))
+max(((a * x) + b), 0.0)
+
+Source: ``docs/model.md``, section "Operations".
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from tinygpu.errors import OperationError, nearest
+from tinygpu.isa.algebra import FLOATS, OPERATORS, Algebra
+
+__all__ = [
+    "DEEPEST",
+    "OPERATORS",
+    "Apply",
+    "Constant",
+    "Expression",
+    "Value",
+    "apply",
+    "bounds",
+    "parse",
+    "value",
+]
+
+
+_TAKES = {n: getattr(f, "nin", 0) or len(signature(f).parameters) for n, f in OPERATORS.items()}
+_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+
+
+class Expression:
+    """A node of an expression; Python's operators build larger ones."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Expression | float) -> Apply:
+        return apply("add", self, other)
+
+    def __radd__(self, other: float) -> Apply:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Expression | float) -> Apply:
+        return apply("sub", self, other)
+
+    def __mul__(self, other: Expression | float) -> Apply:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: float) -> Apply:
+        return apply("mul", other, self)
+
+    def __truediv__(self, other: Expression | float) -> Apply:
+        return apply("div", self, other)
+
+    def __neg__(self) -> Apply:
+        return apply("neg", self)
+
+    def ceildiv(self, other: Expression | int) -> Apply:
+        """Return the quotient rounded up (for sizes)."""
+        return apply("ceildiv", self, other)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of the values it reads, in order of first use."""
+        seen: set[str] = set()
+        for node in self.nodes():
+            if isinstance(node, Value) and node.name not in seen:
+                seen.add(node.name)
+                yield node.name
+
+    def nodes(self) -> Iterator[Expression]:
+        """Yield every node, arguments before what uses them."""
+        if isinstance(self, Apply):
+            for argument in self.arguments:
+                yield from argument.nodes()
+        yield self
+
+    def evaluate(self, values: Mapping[str, Any], algebra: Algebra = FLOATS) -> Any:
+        """Evaluate with ``values`` (scalars or arrays that broadcast), in an algebra.
+
+        Raises OperationError for a name that is missing.
+        """
+        match self:
+            case Constant(number):
+                return algebra.number(number)
+            case Value(name):
+                if name not in values:
+                    raise OperationError(
+                        f"expression {self}: no value {name}; given {list(values)}"
+                    )
+                return values[name]
+            case Apply(operator, arguments):
+                return algebra.operators[operator](
+                    *(a.evaluate(values, algebra) for a in arguments)
+                )
+        raise AssertionError(self)
+
+    def rounded(self, values: Mapping[str, Any], errors: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return its value and S: to first order, rounding by u moves it by at most u S.
+
+        Each operator rounds its result, and passes on what its arguments are off by; ``errors``
+        says that of the values (0 for those that it does not name).  The slope says how much of
+        it, but for a maximum or minimum: another argument may win where they are off.
+
+        >>> x = value("x")
+        >>> value, error = (x * x - 3.0).rounded({"x": 2.0}, {})
+        >>> float(value), round(float(error), 3)
+        (1.0, 5.0)
+        """
+        match self:
+            case Constant(number):
+                return number, 0.0
+            case Value(name):
+                return values[name], errors.get(name, 0.0)
+            case Apply(operator, arguments):
+                function = OPERATORS[operator]
+                pairs = [a.rounded(values, errors) for a in arguments]
+                given = [here for here, _ in pairs]
+                with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
+                    result = function(*given)
+                    error = np.abs(result)
+                    if operator in ("max", "min"):
+                        error = error + np.maximum(*(off for _, off in pairs))
+                        pairs = []
+                    for i, (here, off) in enumerate(pairs):
+                        if np.ndim(off) or off:
+                            moved = function(*given[:i], here + _STEP * off, *given[i + 1 :])
+                            error = error + np.abs(moved - result) / _STEP
+                return result, np.where(np.isfinite(error), error, 0.0)
+        raise AssertionError(self)
+
+
+_STEP = 2.0**-20  # small, but far above the rounding of float64
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Expression):
+    """A number."""
+
+    number: float
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Value(Expression):
+    """A named value: an operand's element, a scalar argument, a size."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Apply(Expression):
+    """An operator of OPERATORS applied to arguments."""
+
+    operator: str
+    arguments: tuple[Expression, ...]
+
+    def __post_init__(self) -> None:
+        if self.operator not in OPERATORS:
+            raise OperationError(f"operator {self.operator}: {nearest(self.operator, OPERATORS)}")
+        given, takes = len(self.arguments), _TAKES[self.operator]
+        if given != takes:
+            raise OperationError(f"operator {self.operator}: {given} arguments; it takes {takes}")
+
+    def __str__(self) -> str:
+        if self.operator in _SYMBOLS:
+            left, right = self.arguments
+            return f"({left} {_SYMBOLS[self.operator]} {right})"
+        return f"{self.operator}({', '.join(map(str, self.arguments))})"
+
+
+def apply(operator: str, *arguments: Expression | float) -> Apply:
+    """Apply an operator to expressions or numbers."""
+    lifted = (a if isinstance(a, Expression) else Constant(a) for a in arguments)
+    return Apply(operator, tuple(lifted))
+
+
+def value(name: str) -> Value:
+    """Return the expression that reads the value called ``name``."""
+    return Value(name)
+
+
+Bounds = tuple[Any, Any]
+
+
+def bounds(expression: Expression, values: Mapping[str, Bounds]) -> Bounds:
+    """Return numbers between which an expression lies, given such bounds of what it names.
+
+    Of operators that are not monotonic in each argument, or not made for sizes, nothing is known.
+
+    >>> bounds(value("k").ceildiv(16), {"k": (1, 100)})
+    (1, 7)
+    >>> bounds(Constant(2) - value("k"), {"k": (1, 100)})
+    (-98, 1)
+    """
+    match expression:
+        case Constant(number):
+            return number, number
+        case Value(name):
+            return values[name]
+        case Apply(operator, arguments):
+            ends = [bounds(argument, values) for argument in arguments]
+            return _bounded(operator, ends)
+    raise AssertionError(expression)
+
+
+def _bounded(operator: str, ends: list[Bounds]) -> Bounds:
+    """Return the bounds of an operator's result."""
+    match operator, ends:
+        case "add", [(a, b), (c, d)]:
+            return a + c, b + d
+        case "sub", [(a, b), (c, d)]:
+            return a - d, b - c
+        case "neg", [(a, b)]:
+            return -b, -a
+        case (("max" | "min"), [(a, b), (c, d)]):
+            function = _higher if operator == "max" else _lower
+            return function(a, c), function(b, d)
+        case (("mul" | "ceildiv"), [(a, b), (c, d)]):
+            if operator == "ceildiv" and not np.all(np.asarray(c) > 0):
+                return -math.inf, math.inf
+            function = OPERATORS[operator]  # monotonic in each argument
+            corners = [function(x, y) for x in (a, b) for y in (c, d)]
+            return reduce(_lower, corners), reduce(_higher, corners)
+        case _:
+            return -math.inf, math.inf
+
+
+def _lower(a: Any, b: Any) -> Any:
+    """Return the smaller one, of ints or of arrays."""
+    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
+
+
+def _higher(a: Any, b: Any) -> Any:
+    """Return the larger one, of ints or of arrays."""
+    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
+
+
+_BINARY: Mapping[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"
+}  # fmt: skip
+
+_LONGEST = 500
+DEEPEST = 100
+"""Levels of an expression that is read: the walks over one are recursive."""
+
+
+def parse(text: str) -> Expression:
+    """Read an expression: numbers, names, + - * / and the functions of OPERATORS.
+
+    Raises OperationError, in one line, for anything else.
+    """
+    if len(text) > _LONGEST:
+        raise OperationError(f"expression: {len(text)} characters; at most {_LONGEST}")
+    try:
+        found = _read(ast.parse(text.strip(), mode="eval").body)
+        if _levels(found) > DEEPEST:
+            raise OperationError(f"it is nested too deeply: at most {DEEPEST} levels")
+        return found
+    except OperationError as error:
+        raise OperationError(f"expression {text!r}: {error}") from None
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise OperationError(f"expression {text!r}: {said}; write it as a*x + b") from None
+
+
+def _levels(node: Expression) -> int:
+    return 1 + max(map(_levels, node.arguments)) if isinstance(node, Apply) else 0
+
+
+def _read(node: ast.expr) -> Expression:
+    match node:
+        case ast.Constant(int() | float() as number) if not isinstance(number, bool):
+            return _constant(float(number), node)
+        case ast.Name(name):
+            return Value(name)
+        case ast.UnaryOp(ast.USub(), operand):
+            return _applied("neg", [_read(operand)], node)
+        case ast.BinOp(left, operation, right) if type(operation) in _BINARY:
+            return _applied(_BINARY[type(operation)], [_read(left), _read(right)], node)
+        case ast.Call(function, arguments, []):
+            return _applied(ast.unparse(function), [_read(a) for a in arguments], node)
+    raise OperationError(
+        f"{ast.unparse(node)} is no number, name, sum, product, quotient or function"
+    )
+
+
+def _applied(operator: str, arguments: list[Expression], node: ast.expr) -> Expression:
+    """Apply an operator; what is known of constants alone is computed now."""
+    whole = Apply(operator, tuple(arguments))
+    numbers = [np.float64(a.number) for a in arguments if isinstance(a, Constant)]
+    if len(numbers) < len(arguments):
+        return whole
+    with np.errstate(all="ignore"):
+        return _constant(float(OPERATORS[operator](*numbers)), node)
+
+
+def _constant(number: float, node: ast.expr) -> Constant:
+    if not math.isfinite(number):
+        raise OperationError(f"{ast.unparse(node)} is {number}, no finite number")
+    return Constant(number)

@@ -1,0 +1,308 @@
+"""Machines: levels, instructions, decisions, and a ``program`` that builds the term.
+
+A machine is written as one writes a PyTorch module: levels, instructions and decisions are class
+attributes, and ``forward`` says what the kernel does; ``tinygpu.term.builder`` traces it into a
+term.
+
+    class Copy(Machine):
+        name = "copy"
+        levels = (GMEM, REGISTERS)
+        instructions = instructions("ld.global", "st.global")
+        threads = Choice(128, 256)
+        vector = Choice(1, 2, 4)
+
+        def forward(self, k):
+            ...  self.threads, self.vector ... k.load(..), k.store(..)
+
+A machine that overrides ``program`` instead builds the term by itself.
+
+A *numeric* decision enters the program only through arithmetic, so a whole axis of them is scored
+at once.  A *structural* one (``structural=True``) may be branched on: it changes which statements
+there are.  ``numeric=False`` machines need not care: every decision is then structural.
+
+Source: ``docs/model.md``, section "Machines".
+"""
+
+from __future__ import annotations
+
+import copy
+import reprlib
+from abc import ABC
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, overload
+
+from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
+from tinygpu.isa.instruction import INSTRUCTIONS, Instruction
+from tinygpu.isa.memory import Level
+from tinygpu.term.builder import Kernel, trace
+from tinygpu.term.operation import ACC, Operation, is_matmul
+from tinygpu.term.program import (
+    Arrive,
+    Buffer,
+    Commit,
+    Do,
+    Fence,
+    Program,
+    Statement,
+    Sync,
+    Wait,
+    WaitGroup,
+    walk,
+)
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = [
+    "Choice",
+    "Chosen",
+    "Machine",
+    "Requirement",
+    "Value",
+    "instructions",
+    "used_instructions",
+]
+
+Value = int | str
+
+
+class Choice:
+    """A decision: the values that a schedule may choose from, in order.
+
+    ``before``: what schedules chose that were written when there was no such decision.
+    """
+
+    def __init__(
+        self,
+        *values: Value,
+        structural: bool = False,
+        meaning: str = "",
+        before: Value | None = None,
+    ) -> None:
+        if strange := [value for value in values if type(value) not in (int, str)]:
+            raise MachineError(
+                f"decision with values {values}: {strange[0]!r} is no int and no str"
+            )
+        if not values or len(set(values)) != len(values):
+            raise MachineError(f"decision with values {values}: needs one or more, all different")
+        if before is not None and before not in values:
+            raise MachineError(f"decision with values {values}: before it was {before}, not one")
+        self.values = values
+        self.structural = structural
+        self.meaning = meaning
+        self.before = before
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Choice: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Return the decision; while ``forward`` is traced its value hides it in the instance."""
+        return self
+
+    def require(self, value: object) -> None:
+        """Raise ScheduleError for what is none of the values."""
+        if type(value) not in (int, str) or value not in self.values:
+            raise ScheduleError(
+                f"decision {self.name}: no value {reprlib.repr(value)}; "
+                f"{nearest(str(value), self.values)}"
+            )
+
+    def __repr__(self) -> str:
+        return f"{self.name} in {', '.join(map(str, self.values))}"
+
+
+class Chosen:
+    """What was chosen for each decision, as attributes: values, or arrays of them."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise MachineError(f"decision {name}: not chosen; there are {', '.join(self.__dict__)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A machine's own law: a name, whether it holds (a bool or an array), a sentence, a mend."""
+
+    name: str
+    holds: Any
+    sentence: str
+    mend: str
+
+
+class Machine(ABC):
+    """A tiny GPU; see the module's text.
+
+    What operations it can do: their names (``operations``), the types of all operands (``dtypes``)
+    or of the output by that of what is multiplied (``outputs``); empty: any.  ``fuses``: that
+    there may be an epilogue and a batch.
+    """
+
+    name: ClassVar[str]
+    levels: ClassVar[tuple[Level, ...]]
+    instructions: ClassVar[tuple[Instruction, ...]]
+    numeric: ClassVar[bool] = False
+    operations: ClassVar[tuple[str, ...]] = ()
+    dtypes: ClassVar[tuple[str, ...]] = ()
+    outputs: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    fuses: ClassVar[bool] = True
+    spread: ClassVar[tuple[str, ...]] = ()
+    """Decisions in which schedules differ by more than details: tiles, and not rasters."""
+
+    def forward(self, k: Kernel) -> None:
+        """Say what the kernel does, by calls of ``k``; decisions are attributes of ``self``."""
+        raise MachineError(f"machine {self.name}: says nothing; write forward(self, k)")
+
+    def program(self, operation: Operation, choose: Any) -> Program:
+        """Build the term of ``operation`` under the decisions ``choose.<name>``."""
+        chosen = copy.copy(self)
+        vars(chosen).update({name: getattr(choose, name) for name in self.decisions()})
+        return trace(self.name, chosen.forward, operation)
+
+    def term(self, operation: Operation, choose: Any) -> Program:
+        """Build the term, as ``program`` does, of the machine's own instructions.
+
+        Raises MachineError for a term that uses an instruction that the machine does not list.
+        """
+        built = self.program(operation, choose)
+        if isinstance(built, Program):
+            known = {n for i in self.instructions for n in (i.name, i.completion)}
+            for name, statement in used_instructions(built):
+                if name not in known:
+                    listed = ", ".join(sorted(i.name for i in self.instructions))
+                    raise MachineError(
+                        f"machine {self.name}: {statement} needs {name}, none of its instructions "
+                        f"{listed}; add it to the machine's instructions"
+                    )
+        return built
+
+    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+        """Return the machine's own laws (none by default)."""
+        return ()
+
+    def check(self, operation: Operation) -> None:
+        """Raise OperationError if this machine cannot do the operation."""
+        if self.operations and operation.name not in self.operations:
+            raise OperationError(
+                f"machine {self.name}: operation {operation.name}; "
+                f"{nearest(operation.name, self.operations)}"
+            )
+        if operation.name == "matmul" in self.operations and not is_matmul(operation):
+            raise OperationError(
+                f"machine {self.name}: {operation} is no matmul; it does matmul(..) of "
+                "tinygpu.term.operation, with an epilogue of yours"
+            )
+        for operand in operation.operands if self.dtypes else ():
+            if operand.dtype not in self.dtypes:
+                raise OperationError(
+                    f"machine {self.name}: {operand}; {nearest(operand.dtype, self.dtypes)}"
+                )
+        types = sorted({o.dtype for o in operation.inputs if o.name in operation.combine.names()})
+        if self.outputs and not (
+            len(types) == 1 and operation.output.dtype in self.outputs.get(types[0], ())
+        ):
+            pairs = (f"{a} to {' or '.join(c)}" for a, c in self.outputs.items())
+            raise OperationError(
+                f"machine {self.name}: {' and '.join(types)} to {operation.output.dtype}; "
+                f"it multiplies {', '.join(pairs)}: choose dtype {', '.join(self.outputs)}, or the "
+                "machine simt"
+            )
+        if not self.fuses and (operation.epilogue != ACC or "l" in operation.axes):
+            raise OperationError(
+                f"machine {self.name}: {operation.name} with a batch or an epilogue "
+                f"({operation.epilogue}); choose a machine that fuses, as hopper"
+            )
+
+    @classmethod
+    def runs_on(cls, arch: str) -> bool:
+        """Return whether an architecture has all its instructions."""
+        return all(instruction.runs_on(arch) for instruction in cls.instructions)
+
+    @classmethod
+    def decisions(cls) -> dict[str, Choice]:
+        """Return the decisions by name, in order of declaration."""
+        found: dict[str, Choice] = {}
+        for parent in reversed(cls.__mro__):
+            found |= {n: c for n, c in vars(parent).items() if isinstance(c, Choice)}
+        return found
+
+    @classmethod
+    def graph(cls) -> nx.MultiDiGraph:
+        """Return the machine as a graph: levels are nodes, instructions edges between them."""
+        import networkx as nx  # a tenth of a second, and only here
+
+        graph = nx.MultiDiGraph(name=cls.name)
+        for level in cls.levels:
+            graph.add_node(level.name, level=level)
+        for instruction in cls.instructions:
+            for source in instruction.reads or instruction.writes:
+                for target in instruction.writes or instruction.reads:
+                    for end in (source, target):
+                        if end not in graph:
+                            raise MachineError(
+                                f"machine {cls.name}: {instruction.name} uses {end}, "
+                                f"not one of its levels {', '.join(lv.name for lv in cls.levels)}"
+                            )
+                    graph.add_edge(source, target, key=instruction.name, instruction=instruction)
+        return graph
+
+    def __str__(self) -> str:
+        choices = self.decisions().values()
+        lines = [f"machine {self.name}", "  levels"]
+        lines += [f"    {level}".rstrip() for level in self.levels]
+        lines += ["  instructions", *(f"    {i}" for i in self.instructions)]
+        lines += ["  decisions (* changes the statements, not only their numbers)"]
+        texts = [" ".join(map(str, c.values)) for c in choices]
+        width = max(map(len, texts), default=0)
+        for c, values in zip(choices, texts, strict=True):
+            star = "*" if c.structural else " "
+            lines.append(f"   {star}{c.name:14} {values:{width}} {c.meaning}".rstrip())
+        return "\n".join(lines)
+
+
+def used_instructions(program: Program) -> Iterator[tuple[str, Statement | Buffer]]:
+    """Yield the instructions that a term uses, each with a statement or buffer that needs it.
+
+    A group is there for any instruction whose completion it observes.
+    """
+    for statement, _ in walk(program):
+        match statement:
+            case Do(instruction):
+                yield instruction.name, statement
+            case Sync(_, scope):
+                yield "barrier.cluster" if scope == "cluster" else "bar.sync", statement
+            case Wait():
+                yield "mbarrier", statement
+            case Arrive(after=after):
+                yield "tcgen05.commit" if after else "mbarrier", statement
+            case Fence(kind):
+                yield _FENCES.get(kind, kind), statement
+            case Commit(group) | WaitGroup(_, group):
+                yield _GROUPS.get(group, group), statement
+            case _:
+                pass
+    yield from (("tcgen05.alloc", b) for b in program.buffers if b.level == "tmem")
+
+
+_GROUPS = {"cp.async": "commit_group", "wgmma": "wgmma_group", "bulk": "bulk_group"}
+_FENCES = {
+    "proxy.async": "fence.proxy.async",
+    "tcgen05.before": "tcgen05.fence",
+    "tcgen05.after": "tcgen05.fence",
+}
+
+
+def instructions(*names: str) -> tuple[Instruction, ...]:
+    """Return instructions by name.  Raises MachineError for one that is unknown."""
+    for name in names:
+        if name not in INSTRUCTIONS:
+            raise MachineError(f"instruction {name}: {nearest(name, INSTRUCTIONS)}")
+    return tuple(INSTRUCTIONS[n] for n in names)

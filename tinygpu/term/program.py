@@ -1,0 +1,627 @@
+"""The term: one program, read by all four interpretations.
+
+A program is what one CTA does, over a grid.  It has *buffers* (a level, a shape, strides, stages),
+*parameters* (expressions of the sizes, known at launch), *roles* (how many warps, and a body) and
+*statements*:
+
+    Do(instruction, writes, reads, threads, values)   one instruction by each thread, on each value
+    For(var, trips, body)                             a loop, unrolled or not
+    ForTile(tile, turn, body)                         a loop over the tiles of a cluster
+    When(index, bound, body)                          the body where index < bound
+    Elect(body)                                       the body by one thread of the role, the first
+    Exit(access)                                      threads with no element inside leave
+    Sync, Commit, WaitGroup, Wait, Arrive, Fence      order: ``synchronization.py``
+
+Where a value lives, and which value it is, is said by the accesses of a ``Do``: ``access_map.py``.
+
+**Who does it.**  ``Instruction.issuer`` says who executes a ``Do``: each thread on values of its
+own ("thread"), or one thread (TMA, inside an ``Elect``) or a role's copy of 128 threads together
+("warpgroup") on the values of a whole tile.  Registers of such a tile are shared out among
+the threads as the buffer's ``fragment`` says.
+
+**Numbers.**  Every extent, stride, flag and coefficient is an int; while a whole space is scored it
+is an array over the candidates instead (one array axis a decision, so it has the length 1 wherever
+it does not depend on one).  Code that builds programs therefore computes with numbers, by
+arithmetic and ``select``, but does not branch on them.
+
+>>> from tinygpu.isa.instruction import INSTRUCTIONS
+>>> held = Access(registers("held", "f32", 4), ((1,),))
+>>> print(Do(INSTRUCTIONS["mov"], held, (Immediate(0.0),), values=(4,)))
+held = mov(0.0) x 4
+
+Source: ``docs/model.md``, section "Terms".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from tinygpu.errors import ProgramError, nearest
+from tinygpu.isa.instruction import Instruction
+from tinygpu.term.access_map import (
+    Access,
+    Affine,
+    Buffer,
+    Immediate,
+    Operand,
+    Scalar,
+    registers,
+    span,
+    var,
+)
+from tinygpu.term.expression import Expression, bounds
+from tinygpu.term.operation import LARGEST_SIZE, Operation
+from tinygpu.term.synchronization import Arrive, Barrier, Commit, Fence, Sync, Wait, WaitGroup
+
+__all__ = [
+    "Access",
+    "Affine",
+    "Arrive",
+    "Axis",
+    "Barrier",
+    "Block",
+    "Buffer",
+    "Commit",
+    "Do",
+    "Elect",
+    "Exit",
+    "Fence",
+    "For",
+    "ForTile",
+    "Immediate",
+    "Program",
+    "Role",
+    "Scalar",
+    "Statement",
+    "Sync",
+    "Wait",
+    "WaitGroup",
+    "When",
+    "accesses_of",
+    "buffers_of",
+    "indices_of",
+    "registers",
+    "same_place",
+    "select",
+    "span",
+    "var",
+    "walk",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """One instruction by each thread (``threads`` extents) on each of its values.
+
+    ``vector`` values of mode 0 are moved by one instruction.  ``variant`` picks of a family.
+    ``lanes`` = (divisor, extent, residue) restricts it to threads with
+    ``(t // divisor) % extent == residue``.  ``across`` is shfl.sync's butterfly mask.
+
+    Of asynchronous copies (TMA): its bytes land at ``signal`` = (barrier, index), in this CTA or,
+    with ``multicast`` = a cluster axis's variable, in all CTAs along it, each at its own barrier.
+    Of products: where ``fresh`` is 0 the sums start anew instead of being added to.  Of tcgen05.mma
+    ``multicast`` names the axis of a pair of CTAs, each of which multiplies its own first input by
+    the second inputs of both: half h of the columns (value mode 3) is CTA h's.
+    """
+
+    instruction: Instruction
+    write: Access
+    reads: tuple[Operand, ...] = ()
+    values: tuple[int, ...] = ()
+    threads: tuple[int, ...] = ()
+    vector: int = 1
+    variant: str = ""
+    lanes: tuple[int, int, int] | None = None
+    across: int = 0
+    signal: tuple[Barrier, Affine] | None = None
+    multicast: str = ""
+    fresh: Affine | None = None
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """Its reads and then its write."""
+        return (*(r for r in self.reads if isinstance(r, Access)), self.write)
+
+    @property
+    def trimmed(self) -> bool:
+        """Whether it is a load that leaves out the lines outside of the array."""
+        return any(access.trimmed for access in self.accesses)
+
+    def __str__(self) -> str:
+        name = self.instruction.name
+        if self.variant and self.variant != name:
+            name += f".{self.variant}"
+        text = f"{self.write} = {name}({', '.join(map(str, self.reads))})"
+        text += f" x {'*'.join(map(str, self.values)) or 1}"
+        if str(self.vector) != "1":
+            text += f" by {self.vector}"
+        if str(self.across) != "0":
+            text += f" across {self.across}"
+        if self.lanes:
+            text += f" where t//{self.lanes[0]}%{self.lanes[1]} == {self.lanes[2]}"
+        if self.multicast:
+            text += f" to all of {self.multicast}"
+        if self.signal:
+            text += f" at {self.signal[0].name}@({self.signal[1]})"
+        if self.fresh is not None:
+            text += f", anew where {self.fresh} == 0"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """A loop of ``trips`` (an int, or the name of a parameter) from ``start``."""
+
+    var: str
+    trips: int | str
+    body: tuple[Statement, ...]
+    unrolled: bool = False
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """The body where ``index < bound``: a guard on the distance to a loop's end."""
+
+    index: Affine
+    bound: int | str
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Threads all of whose elements of the gmem ``access`` lie outside leave the kernel here.
+
+    ``values`` and ``threads`` are the extents, as in Do.
+    """
+
+    access: Access
+    values: tuple[int, ...]
+    threads: tuple[int, ...]
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """The one access."""
+        return (self.access,)
+
+    def __str__(self) -> str:
+        return f"exit if {self.access} is outside"
+
+
+@dataclass(frozen=True, slots=True)
+class Elect:
+    """The body, by the first thread of the role's copy alone."""
+
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForTile:
+    """The body for each tile of this cluster, of which it binds the grid's variables.
+
+    A cluster's tiles are ``cluster + t * clusters`` for t = 0, 1, .. in the order of the grid's
+    raster (one tile, if the program is not ``persistent``).  The body runs for t = ``start``,
+    ``start + step``, ..: ``tile`` is bound to t, ``turn`` to 0, 1, 2, ..
+    """
+
+    tile: str
+    turn: str
+    body: tuple[Statement, ...]
+    start: Affine | int = 0
+    step: int = 1
+
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+
+Order = Sync | Commit | WaitGroup | Wait | Arrive | Fence
+Block = For | ForTile | When | Elect
+Statement = Do | Exit | Order | Block
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Warps that run one body: ``copies`` sets of ``threads``, numbered by the variable ``copy``.
+
+    ``registers`` of a thread are asked for by setmaxnreg where the body begins (0: none are).
+    """
+
+    name: str
+    threads: int
+    body: tuple[Statement, ...]
+    copies: int = 1
+    copy: str = ""
+    registers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A grid axis: its variable and how many CTAs stand along it."""
+
+    var: str
+    extent: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A term of a machine.
+
+    ``grid``: axes, slowest first; the last two are walked in groups of ``raster`` along the first
+    of them (1: row by row).  ``specialised``: sizes are baked into the code, not parameters.
+    ``zeroed``: the output is cleared before the launch.  ``addressing`` of gmem: "pointer"
+    (stepped), or "i32"/"i64" (recomputed at each access).  ``guards``: "each" access to gmem asks
+    whether it is inside, or a CTA asks first whether the whole "tile" is, and then none does.
+    ``ctas_per_sm``: what the registers are limited for (``.minnctapersm``).  ``at_most``: sizes
+    beyond which the term would leave elements out, because it covers an axis by statements and not
+    by a loop or the grid.
+    ``cluster``: the variables of a CTA's rank in its cluster, the first one fastest, and how many
+    CTAs there are along each; the grid then counts clusters.  ``persistent``: as many clusters as
+    fit the device are launched, and share the tiles (``ForTile``); else one for each tile.
+    ``early``: it may start while the kernel before it ends, and waits for that one's results
+    before it reads or writes any (programmatic dependent launch); only a term with mbarriers has
+    code that does (law ``early``).  Its wait is for the kernel before it alone.  So that one has to
+    wait itself before it lets dependents start, as every kernel of this project does: after a
+    kernel from elsewhere that triggers without having waited, what came earlier still may write.
+    """
+
+    name: str
+    operation: Operation
+    buffers: tuple[Buffer, ...]
+    parameters: tuple[tuple[str, Expression], ...]
+    grid: tuple[Axis, ...]
+    roles: tuple[Role, ...]
+    raster: int = 1
+    specialised: bool = False
+    zeroed: bool = False
+    addressing: str = "pointer"
+    guards: str = "each"
+    ctas_per_sm: int = 1
+    at_most: tuple[tuple[str, int], ...] = ()
+    barriers: tuple[Barrier, ...] = ()
+    cluster: tuple[tuple[str, int], ...] = ()
+    persistent: bool = False
+    early: bool = False
+
+    def __post_init__(self) -> None:
+        self._distinct()
+        self._resolve()
+        seen: set[int] = set()  # what is declared is mostly used by identity, and often
+        for statement, _ in walk(self):
+            if isinstance(statement, Do | Exit):
+                for access in statement.accesses:
+                    if id(access.buffer) not in seen:
+                        self._declares(statement, "buffer", access.buffer, self.buffers)
+                        seen.add(id(access.buffer))
+                    if access.outside and not _loads(statement):
+                        raise ProgramError(
+                            f"program {self.name}: {statement} gives {access.outside} outside; "
+                            "only ld.global of a thread's own values can: others give 0"
+                        )
+                    for extents, steps in (
+                        (statement.values, access.value),
+                        (statement.threads, access.thread),
+                    ):
+                        if steps and len(steps) != len(extents):
+                            raise ProgramError(
+                                f"program {self.name}: {statement}: {access.buffer.name} has steps "
+                                f"for {len(steps)} extents, not {len(extents)}; give one for each"
+                            )
+            if isinstance(statement, WaitGroup) and statement.read and statement.group != "bulk":
+                raise ProgramError(
+                    f"program {self.name}: {statement}: .read is of a bulk copy alone; leave it out"
+                )
+            signal = statement.signal if isinstance(statement, Do) else None
+            for barrier in (
+                *((statement.barrier,) if isinstance(statement, Wait | Arrive) else ()),
+                *(signal[:1] if signal else ()),
+            ):
+                self._declares(statement, "barrier", barrier, self.barriers)
+
+    def _declares(
+        self,
+        statement: Statement,
+        kind: str,
+        used: Buffer | Barrier,
+        declared: tuple[Buffer, ...] | tuple[Barrier, ...],
+    ) -> None:
+        """Raise ProgramError unless a buffer or barrier is, in all it says, a declared one."""
+        for one in declared:
+            if one is used:
+                return
+            if one.name == used.name:
+                if differs := _difference(one, used):
+                    raise ProgramError(
+                        f"program {self.name}: {statement} uses {kind} {used.name} with {differs}; "
+                        f"give the statement the {kind} that the program declares"
+                    )
+                return
+        raise ProgramError(
+            f"program {self.name}: {statement} uses {kind} {used.name}, which the program does not "
+            f"declare; add it to {kind}s"
+        )
+
+    def _distinct(self) -> None:
+        """Raise ProgramError for a name that is no identifier, or that two of a kind have."""
+        kinds = (
+            ("buffers", [b.name for b in self.buffers]),
+            ("barriers", [b.name for b in self.barriers]),
+            ("roles", [role.name for role in self.roles]),
+            ("axes", [a.var for a in self.grid] + [name for name, _ in self.cluster]),
+        )
+        for kind, names in kinds:
+            if len(set(names)) != len(names):
+                raise ProgramError(f"program {self.name}: two {kind} share a name in {names}")
+        for name in (*kinds[0][1], *kinds[1][1], *kinds[3][1]):
+            self._identifier(name)
+        for name, _ in self.cluster:
+            if name in ("cta", "cluster"):
+                raise ProgramError(
+                    f"program {self.name}: an axis of the cluster is called {name}, which says "
+                    "whom an arrival reaches; call it otherwise, as rank_m"
+                )
+
+    def _identifier(self, name: str) -> None:
+        if not _IDENTIFIER.fullmatch(name):
+            raise ProgramError(
+                f"program {self.name}: {name!r} is no name; a name has letters, digits and _"
+            )
+
+    def _resolve(self) -> None:
+        """Raise ProgramError for a name that is not in scope, or that is bound twice there.
+
+        A bound, a trip count and a coefficient are ints, or name a size or a parameter.  A loop
+        may be called as a size, but then the size has no name inside it.
+        """
+        known, operands = {*self.operation.axes}, {o.name for o in self.operation.operands}
+
+        def need(what: object, names: Iterable[object], among: Collection[str]) -> None:
+            for name in names:
+                if isinstance(name, str) and name not in among:
+                    others = nearest(name, sorted(among))
+                    raise ProgramError(f"program {self.name}: {what} names {name!r}; {others}")
+
+        def number(what: object, names: Iterable[object], variables: frozenset[str]) -> None:
+            need(what, names, known)
+            for name in names:
+                if isinstance(name, str) and name in variables:
+                    raise ProgramError(
+                        f"program {self.name}: {what} names {name!r}, here a loop's or the grid's "
+                        "variable; a bound is an int, a size or a parameter: rename the loop"
+                    )
+
+        def bind(names: tuple[str, ...], variables: frozenset[str]) -> frozenset[str]:
+            for name in names:
+                self._identifier(name)
+                if name in variables or names.count(name) > 1 or name in parameters:
+                    raise ProgramError(
+                        f"program {self.name}: a loop over {name} stands where another variable "
+                        "has that name, or a parameter; give it its own"
+                    )
+            return variables.union(names)
+
+        def resolve(body: tuple[Statement, ...], variables: frozenset[str]) -> None:
+            for statement in body:
+                for index in indices_of(statement):
+                    for name, factor in index.terms:
+                        if name not in variables and name not in known:
+                            need(statement, (name,), known | variables)
+                        if isinstance(factor, str):
+                            number(statement, (factor,), variables)
+                if isinstance(statement, Do):
+                    for read in statement.reads:
+                        if isinstance(read, Scalar):
+                            among = known if read.size else self.operation.scalars
+                            need(statement, (read.name,), among)
+                if not isinstance(statement, Block):
+                    continue
+                inside = variables
+                match statement:
+                    case For(var=name, trips=trips):
+                        number(f"the loop over {name}", [trips], variables)
+                        inside = bind((name,), variables)
+                    case ForTile(tile=name, turn=turn):
+                        inside = bind((name, turn), variables) | grid
+                    case When(bound=bound):
+                        number(f"the guard of {statement.index}", [bound], variables)
+                resolve(statement.body, inside)
+
+        for name, expression in self.parameters:
+            need(f"parameter {name}", expression.names(), known)
+            self._identifier(name)
+            if name in known:
+                raise ProgramError(f"program {self.name}: two parameters or sizes are {name}")
+            known.add(name)
+        parameters = {name for name, _ in self.parameters}
+        for axis in self.grid:
+            need(f"grid axis {axis.var}", axis.extent.names(), known)
+        for buffer in self.buffers:
+            need(f"buffer {buffer.name}", (*buffer.shape, *buffer.stride), known)
+            if buffer.level == "gmem":
+                need("its global memory", (buffer.name,), operands)
+        grid = bind(tuple(a.var for a in self.grid), frozenset())
+        ranks = bind(tuple(name for name, _ in self.cluster), grid) - grid
+        taken = isinstance(self.persistent, int) and bool(self.persistent)
+        for role in self.roles:
+            outside = bind((role.copy,) if role.copy else (), grid | ranks)
+            resolve(role.body, outside - grid if taken else outside)
+
+    @property
+    def threads(self) -> int:
+        """Threads in a CTA."""
+        return sum(r.threads * r.copies for r in self.roles)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of a CTA's buffers and barriers, and of tensor memory's address."""
+        buffers = sum(b.bytes for b in self.buffers if b.level == "smem")
+        address = 8 if any(b.level == "tmem" for b in self.buffers) else 0
+        return buffers + address + sum(8 * b.stages for b in self.barriers)
+
+    def parameter_values(
+        self, sizes: Mapping[str, int], given: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
+        """Evaluate the launch parameters; the sizes are among the result.
+
+        ``given`` has parameters that are known already, as a leading dimension is.  Raises
+        ProgramError for a size that the term does not cover.
+        """
+        for axis, most in self.at_most:
+            if np.all(sizes[axis] > most):  # of a space: of every schedule
+                raise ProgramError(
+                    f"program {self.name}: {axis} is {sizes[axis]}; this term covers at most "
+                    f"{most}: choose a schedule that covers more"
+                )
+        values: dict[str, int] = dict(sizes)
+        known = given or {}
+        for name, expression in self.parameters:
+            values[name] = known[name] if name in known else expression.evaluate(values)
+        return values
+
+    def least_values(self) -> dict[str, Any]:
+        """Return what each size and parameter is at least, whatever the sizes; it may be negative.
+
+        It is what the expressions prove, so that a parameter may never be as small.
+        """
+        ends: dict[str, tuple[Any, Any]] = dict.fromkeys(self.operation.axes, (1, LARGEST_SIZE))
+        for name, expression in self.parameters:
+            ends[name] = bounds(expression, ends)
+        return {name: least for name, (least, _) in ends.items()}
+
+    def grid_extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return how many CTAs stand along each axis of the grid."""
+        values = self.parameter_values(sizes)
+        return tuple(axis.extent.evaluate(values) for axis in self.grid)
+
+    def __str__(self) -> str:
+        lines = [f"program {self.name}: {self.operation}"]
+        lines += [f"  {b}" for b in (*self.buffers, *self.barriers)]
+        lines += [f"  {name} = {expression}" for name, expression in self.parameters]
+        axes = " x ".join(f"{a.var} < {a.extent}" for a in self.grid)
+        how = ", persistent" * bool(self.persistent) + ", early" * bool(self.early)
+        lines.append(f"  grid {axes}, raster {self.raster}{how}")
+        if self.cluster:
+            lines.append("  cluster " + " x ".join(f"{v} < {n}" for v, n in self.cluster))
+        for role in self.roles:
+            copies = f" x {role.copies} ({role.copy})" if role.copy else ""
+            regs = f", {role.registers} registers each" if role.registers else ""
+            lines.append(f"  {role.name}: {role.threads} threads{copies}{regs}")
+            lines += _show(role.body, "    ")
+        return "\n".join(lines)
+
+
+def _show(body: tuple[Statement, ...], indent: str) -> list[str]:
+    lines: list[str] = []
+    for statement in body:
+        match statement:
+            case For(name, trips, inner, unrolled, start):
+                how = " (unrolled)" if unrolled else ""
+                lines.append(f"{indent}for {name} in {start}..{trips}{how}:")
+                lines += _show(inner, indent + "  ")
+            case ForTile(tile, _, inner, start, step):
+                each = "" if str(start) == "0" and str(step) == "1" else f" from {start} by {step}"
+                lines.append(f"{indent}for each tile {tile}{each}:")
+                lines += _show(inner, indent + "  ")
+            case When(index, bound, inner):
+                lines.append(f"{indent}when {index} < {bound}:")
+                lines += _show(inner, indent + "  ")
+            case Elect(inner):
+                lines.append(f"{indent}one thread:")
+                lines += _show(inner, indent + "  ")
+            case _:
+                lines.append(f"{indent}{statement}")
+    return lines
+
+
+def _difference(declared: Buffer | Barrier, used: Buffer | Barrier) -> str:
+    """Return the first field in which two buffers, or barriers, differ; "" if in none."""
+    if type(declared) is not type(used):
+        return f"type {type(used).__name__}, not {type(declared).__name__}"
+    for field in fields(declared):
+        one, other = getattr(declared, field.name), getattr(used, field.name)
+        if not _same(one, other):
+            return f"{field.name} {other}, declared with {one}"
+    return ""
+
+
+def same_place(one: Access, other: Access) -> bool:
+    """Say whether two accesses begin at one place of one stage of a buffer."""
+    parts = (
+        (a.buffer.name, *((f.constant, f.terms) for f in (*a.origin, a.index)))
+        for a in (one, other)
+    )
+    return one is other or _same(*parts)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Say whether two parts of a term are equal: ints, arrays over a space, tuples of them."""
+    if one is other:
+        return True
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(np.array_equal(one, other))
+
+
+def _loads(statement: Do | Exit) -> bool:
+    """Return whether it is a load of each thread's own values."""
+    if not isinstance(statement, Do) or statement.write.buffer.fragment:
+        return False
+    return statement.instruction.name == "ld.global"
+
+
+def select(condition: Any, then: Any, otherwise: Any) -> Any:
+    """Return ``then`` where the condition holds, else ``otherwise``: ints or arrays."""
+    if isinstance(condition, bool | np.bool_):
+        return then if condition else otherwise
+    return np.where(condition, then, otherwise)
+
+
+def accesses_of(body: tuple[Statement, ...]) -> Iterator[Access]:
+    """Yield every access of statements, at any depth, in order."""
+    for statement in body:
+        if isinstance(statement, Block):
+            yield from accesses_of(statement.body)
+        elif isinstance(statement, Do | Exit):
+            yield from statement.accesses
+
+
+def buffers_of(body: tuple[Statement, ...]) -> tuple[Buffer, ...]:
+    """Return the buffers that statements use, in order of first use."""
+    found: list[Buffer] = []
+    for access in accesses_of(body):
+        b = access.buffer
+        if not any(b is f or (b.name == f.name and b == f) for f in found):
+            found.append(b)
+    return tuple(found)
+
+
+def walk(program: Program) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
+    """Yield every statement with the loops and guards around it, outermost first."""
+
+    def inner(
+        body: tuple[Statement, ...], around: tuple[Block, ...]
+    ) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
+        for statement in body:
+            yield statement, around
+            if isinstance(statement, Block):
+                yield from inner(statement.body, (*around, statement))
+
+    for role in program.roles:
+        yield from inner(role.body, ())
+
+
+def indices_of(statement: Statement) -> Iterator[Affine]:
+    """Yield the affine forms that a statement itself has: indices, origins, starts."""
+    match statement:
+        case Do() | Exit():
+            for access in statement.accesses:
+                yield from (*access.origin, access.index)
+            if isinstance(statement, Do):
+                yield from (*(statement.signal or ())[1:], *filter(None, (statement.fresh,)))
+        case Wait(index=index) | Arrive(index=index) | When(index=index):
+            yield index
+        case ForTile(start=Affine() as start):
+            yield start

@@ -1,0 +1,248 @@
+"""Schedules: one value chosen for each decision of a machine, and their JSON form.
+
+A schedule is a function from the names of a machine's decisions to values that the decisions
+allow, written in the order of declaration, so that equal functions are equal (and hash alike).
+
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> naive = Schedule.of(Simt(), LADDER["naive"])
+>>> naive["tile_m"], naive.with_(tile_m=64)["tile_m"]
+(32, 64)
+>>> naive.with_(tile=64)
+Traceback (most recent call last):
+    ...
+tinygpu.errors.ScheduleError: decision tile: not one of simt's; known are tile_m, tile_n, tile_k, \
+thread_m, thread_n, lanes_m, order, a_from, b_from, a_layout, b_layout, pad_a, pad_b, swizzle_a, \
+vector_a, vector_b, vector_shared, vector_c, k_step, pipeline, stages, issue, split_k, combine, \
+accumulator, edges, guards, raster, addressing, specialised, ctas_per_sm; did you mean tile_n?
+
+Source: ``docs/model.md``, section "Machines".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tinygpu.document import document, fields_of, shown
+from tinygpu.errors import DocumentError, ScheduleError, TinyGpuError, nearest
+from tinygpu.term.expression import DEEPEST, Apply, Constant, Expression, Value
+from tinygpu.term.machine import Chosen, Machine
+from tinygpu.term.machine import Value as Choosable
+from tinygpu.term.operation import Operand, Operation, Problem, Reduction
+from tinygpu.term.program import Program
+
+__all__ = ["VERSION", "Schedule", "device_in", "from_json", "to_json"]
+
+VERSION = 1
+"""The version of the JSON form: raised when a field changes its meaning."""
+
+_FILE = {"machine": str, "operation": dict, "sizes": dict, "decisions": dict}
+_DEVICE = {"device": str}
+_OPERATION = {
+    "name": str, "axes": list, "inputs": list, "output": list,
+    "combine": None, "reduced": list, "epilogue": None, "scalars": list,
+}  # fmt: skip
+_BEFORE = {"before": list}
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule: the machine's name and each decision with its value, in order of declaration."""
+
+    machine: str
+    decisions: tuple[tuple[str, Choosable], ...]
+
+    @staticmethod
+    def of(machine: Machine, values: Mapping[str, Choosable]) -> Schedule:
+        """Choose ``values`` for the machine's decisions; ``Choice.before`` for one that is newer.
+
+        Raises ScheduleError for a decision that is unknown or missing, and for an unknown value.
+        """
+        known = machine.decisions()
+        for name in values:
+            if name not in known:
+                raise _unknown(name, machine.name, known)
+        older = {n: c.before for n, c in known.items() if c.before is not None}
+        values = {**older, **values}
+        for name, choice in known.items():
+            if name not in values:
+                raise ScheduleError(
+                    f"decision {name}: machine {machine.name} needs it; choose one of "
+                    f"{', '.join(map(str, choice.values))}"
+                )
+            choice.require(values[name])
+        return Schedule(machine.name, tuple((name, values[name]) for name in known))
+
+    def with_(self, **changes: Choosable) -> Schedule:
+        """Return the schedule with some decisions changed.
+
+        Raises ScheduleError for an unknown decision; ``program`` checks the values.
+        """
+        mine = dict(self.decisions)
+        for name in changes:
+            if name not in mine:
+                raise _unknown(name, self.machine, mine)
+        return Schedule(self.machine, tuple((mine | changes).items()))
+
+    def __getitem__(self, name: str) -> Choosable:
+        for decision, value in self.decisions:
+            if decision == name:
+                return value
+        raise _unknown(name, self.machine, dict(self.decisions))
+
+    def chosen(self) -> Chosen:
+        """Return the values as attributes, as ``Machine.program`` takes them."""
+        return Chosen(dict(self.decisions))
+
+    def program(self, machine: Machine, operation: Operation) -> Program:
+        """Build the term.
+
+        Raises ScheduleError if this is no schedule of the machine, OperationError if the machine
+        cannot do the operation.
+        """
+        if machine.name != self.machine:
+            raise ScheduleError(
+                f"schedule of machine {self.machine}: given machine {machine.name}; "
+                f"give {self.machine}"
+            )
+        machine.check(operation)
+        checked = Schedule.of(machine, dict(self.decisions))
+        return machine.term(operation, checked.chosen())
+
+    def __str__(self) -> str:
+        return f"{self.machine}: " + " ".join(f"{n}={v}" for n, v in self.decisions)
+
+
+def to_json(schedule: Schedule, problem: Problem, *, device: str = "") -> str:
+    """Write a schedule, the problem and the name of the device it is for, readably."""
+    return json.dumps(
+        {
+            "format": "tinygpu schedule",
+            "version": VERSION,
+            "machine": schedule.machine,
+            **({"device": device} if device else {}),
+            "operation": _operation_to_tree(problem.operation),
+            "sizes": problem.sizes,
+            "decisions": dict(schedule.decisions),
+        },
+        indent=2,
+    )
+
+
+def device_in(text: str) -> str:
+    """Return the name of the device in what ``to_json`` wrote, or "" if there is none."""
+    return str(document(text, "tinygpu schedule", VERSION, _FILE, _DEVICE).get("device", ""))
+
+
+def from_json(text: str, machines: Mapping[str, Machine]) -> tuple[Machine, Problem, Schedule]:
+    """Read what ``to_json`` wrote.
+
+    Raises ScheduleError, in one line, for anything else.
+    """
+    try:
+        tree = document(text, "tinygpu schedule", VERSION, _FILE, _DEVICE)
+        name = tree["machine"]
+        if name not in machines:
+            raise ScheduleError(
+                f"machine {name}: {nearest(name, machines)}; for one of your own give "
+                "--machine FILE.py:Class"
+            )
+        machine = machines[name]
+        operation = _operation_from_tree(tree["operation"])
+        machine.check(operation)
+        problem = Problem.of(operation, **tree["sizes"])
+        return machine, problem, Schedule.of(machine, tree["decisions"])
+    except TinyGpuError as error:
+        raise ScheduleError(f"schedule file: {error}") from None
+
+
+def _unknown(name: str, machine: str, known: Mapping[str, object]) -> ScheduleError:
+    return ScheduleError(f"decision {name}: not one of {machine}'s; {nearest(name, known)}")
+
+
+def _operation_to_tree(operation: Operation) -> dict[str, Any]:
+    def operand(o: Operand) -> list[Any]:
+        return [o.name, list(o.axes), o.dtype]
+
+    def reduction(r: Reduction) -> list[Any]:
+        return [r.name, r.operator, _expression_to_tree(r.expression)]
+
+    return {
+        "name": operation.name,
+        "axes": list(operation.axes),
+        "inputs": [operand(o) for o in operation.inputs],
+        "output": operand(operation.output),
+        "combine": _expression_to_tree(operation.combine),
+        "reduced": list(operation.reduced),
+        "epilogue": _expression_to_tree(operation.epilogue),
+        "scalars": list(operation.scalars),
+        **({"before": [reduction(r) for r in operation.before]} if operation.before else {}),
+    }
+
+
+def _operation_from_tree(tree: Any) -> Operation:
+    parts = fields_of(tree, "operation", _OPERATION, _BEFORE)
+
+    def names(listed: Any, what: str) -> tuple[str, ...]:
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+            raise DocumentError(f"operation: {what} are {shown(listed)}; give a list of names")
+        return tuple(listed)
+
+    def operand(o: Any) -> Operand:
+        match o:
+            case [str(name), axes, str(dtype)]:
+                return Operand(name, names(axes, f"axes of {name}"), dtype)
+        raise DocumentError(f"operation: operand {shown(o)}; give [name, [axes], type]")
+
+    def reduction(r: Any) -> Reduction:
+        match r:
+            case [str(name), str(operator), expression]:
+                return Reduction(name, operator, _expression_from_tree(expression))
+        raise DocumentError(f"operation: reduction {shown(r)}; give [name, operator, expression]")
+
+    operation = Operation(
+        name=parts["name"],
+        axes=names(parts["axes"], "axes"),
+        inputs=tuple(map(operand, parts["inputs"])),
+        output=operand(parts["output"]),
+        combine=_expression_from_tree(parts["combine"]),
+        reduced=names(parts["reduced"], "reduced axes"),
+        epilogue=_expression_from_tree(parts["epilogue"]),
+        scalars=names(parts["scalars"], "scalars"),
+        before=tuple(map(reduction, parts.get("before", ()))),
+    )
+    every = (*(r.expression for r in operation.before), operation.combine, operation.epilogue)
+    read = {name for expression in every for name in expression.names()}
+    for scalar in operation.scalars:
+        if scalar not in read:
+            raise DocumentError(f"operation: scalar {scalar} is in no expression; leave it out")
+    return operation
+
+
+def _expression_to_tree(expression: Expression) -> Any:
+    """Write a name as a string, a constant as a number, an operator as a list."""
+    match expression:
+        case Value(name):
+            return name
+        case Constant(number):
+            return number
+        case Apply(operator, arguments):
+            return [operator, *map(_expression_to_tree, arguments)]
+    raise AssertionError(expression)
+
+
+def _expression_from_tree(tree: Any, depth: int = 0) -> Expression:
+    match tree:
+        case _ if depth > DEEPEST:
+            raise DocumentError(f"operation: an expression of more than {DEEPEST} levels")
+        case str():
+            return Value(tree)
+        case int() | float() if not isinstance(tree, bool):
+            return Constant(tree)
+        case [str(operator), *arguments]:
+            return Apply(operator, tuple(_expression_from_tree(a, depth + 1) for a in arguments))
+    raise DocumentError(
+        f"operation: {shown(tree)} is no expression; give a name, a number or [operator, ..]"
+    )
