@@ -77,7 +77,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 27400, "search": 7564, "codegen": 17052}
+LINES = {"tinygpu": 27414, "search": 7564, "codegen": 17052}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: the strategies, the command ``store`` and four causes of the time model; clusters,

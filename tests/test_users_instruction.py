@@ -10,24 +10,31 @@ import pytest
 
 from examples.reduce import REDUCE, SplitK
 from tinygpu import (
+    Choice,
     Kernel,
+    Machine,
     Problem,
     Schedule,
     Space,
     check,
     computes,
+    elementwise,
     emit,
     load_device,
     matmul,
     verdict,
 )
+from tinygpu.codegen.kernel.kernel import KernelCode
+from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.errors import MachineError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instruction import INSTRUCTIONS, Instruction
+from tinygpu.isa.memory import GMEM, REGISTERS
 from tinygpu.legality.laws import check_schedule
 from tinygpu.search.time.cost import cost
-from tinygpu.term.program import Program
+from tinygpu.term.machine import instructions
+from tinygpu.term.program import Do, Program
 
 ROOT = Path(__file__).parent.parent
 H200 = load_device("h200")
@@ -115,3 +122,62 @@ def test_a_machine_has_to_list_it() -> None:
 
     with pytest.raises(MachineError, match="bulk_group"):
         check_schedule(Schedule.of(Forgetful(), VALUES), Forgetful(), LARGE, H200)
+
+
+def _mad(kernel: KernelCode, do: Do, scope: Scope) -> None:
+    for d, a, b, c in kernel.operands(do, scope):
+        kernel.text.emit(f"mad.rn.f32 {d}, {a}, {b}, {c}")
+
+
+MAD = Instruction(
+    "mad.rn",
+    reads=("registers",),
+    writes=("registers",),
+    unit="fma",
+    meaning=lambda operators, a, b, c: operators["fma"](a, b, c),
+    lower=_mad,
+)
+
+
+class MultiplyAdd(Machine):
+    """y = x z + w, each thread some elements, by an instruction of its own."""
+
+    name = "multiply_add"
+    operations = ("elementwise",)
+    levels = (GMEM, REGISTERS)
+    instructions = (*instructions("ld.global", "st.global"), MAD)
+    threads, vector = Choice(128, 256), Choice(1, 4)
+
+    def forward(self, k: Kernel) -> None:
+        at = "i = (block thread v)"
+        k.grid("block")
+        k.threads(thread=self.threads)
+        k.values(v=self.vector)
+        k.store(k.output[at], k.apply(MAD, *(k.load(x[at]) for x in k.inputs)))
+
+
+def test_one_of_a_thread() -> None:
+    """Its meaning is computed by the operators of an algebra, so that ``computes`` asks it too."""
+    operation, device = elementwise("x*z + w", inputs=("x", "z", "w")), H200
+    problem = Problem.of(operation, i=10_000)
+    schedule = Schedule.of(MultiplyAdd(), {"threads": 128, "vector": 4})
+    assert check_schedule(schedule, MultiplyAdd(), problem, device) == ()
+    term = schedule.program(MultiplyAdd(), operation)
+    assert verdict(term).legal
+    assert check(term, {"i": 1500}) == ()
+    assert computes(term).finding is None
+    assert "mad.rn.f32" in emit(term, "sm_90a")
+    assert interpret(term, {"i": 1500}, arch="sm_90a").right
+    assert float(cost(term, problem.sizes, device).seconds) > 0
+
+
+@pytest.mark.parametrize("operator", ["sub", "mul"])
+def test_a_wrong_meaning_is_found(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = replace(MAD, meaning=lambda operators, a, b, c: operators[operator](a, c))
+    monkeypatch.setitem(globals(), "MAD", wrong)
+    monkeypatch.setattr(MultiplyAdd, "instructions", (*MultiplyAdd.instructions[:-1], wrong))
+    operation = elementwise("x*z + w", inputs=("x", "z", "w"))
+    schedule = Schedule.of(MultiplyAdd(), {"threads": 128, "vector": 1})
+    term = schedule.program(MultiplyAdd(), operation)
+    assert check(term, {"i": 1501})
+    assert computes(term).finding is not None

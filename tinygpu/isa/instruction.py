@@ -49,9 +49,10 @@ class Instruction:
     that ends in "a" alone has it.
 
     An instruction that the package does not have is a value of this class in a file of yours:
-    ``lower(kernel, do, scope)`` emits it (``codegen/rules``), ``meaning`` computes what it writes
-    from the arrays that it reads, and each of ``laws`` yields clauses on a statement of it, as the
-    laws of ``tinygpu/legality`` do.  The other walks read the fields above.
+    ``lower(kernel, do, scope)`` emits it (``codegen/rules``); ``meaning(operators, *arrays)``
+    computes what it writes from what it reads, by the operators of an algebra; each of ``laws``
+    yields clauses on a statement of it, as the laws of ``tinygpu/legality`` do.  The other walks
+    read the fields above.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Instruction:
     def semantics(self, variant: str, *arguments: Any, algebra: Algebra = FLOATS) -> Any:
         """Return what it writes, given the arrays that it reads."""
         if self.meaning is not None:
-            return self.meaning(*arguments)
+            return self.meaning(algebra.operators, *arguments)
         if self.variants:
             return algebra.operators[variant](*arguments)
         return arguments[0]

@@ -96,6 +96,7 @@ def roundoff(program: Program) -> float:
         else statement.write.buffer.type.roundoff
         for statement, _ in walk(program)
         if isinstance(statement, Do)
-        and (statement.instruction.variants or statement.instruction.atomic)
+        and (i := statement.instruction)
+        and (i.variants or i.meaning or i.atomic)
     )  # fmt: skip
     return max(found, default=DTYPES["f32"].roundoff)

@@ -592,6 +592,18 @@ class Kernel:
         self._compute(expression, used, result, digits)
         return result
 
+    def apply(
+        self, instruction: Instruction, *reads: Held, dtype: str = "f32", name: str = "result"
+    ) -> Held:
+        """Apply an instruction of a thread to registers, for each digit that they have."""
+        self._each_thread(instruction.name)
+        digits = self._ordered({d for held in reads for d in held.digits})
+        result, modes = self.registers(name, dtype, *digits), digits[::-1]
+        sources = tuple(self._own(held, modes, ()) for held in reads)
+        write, values = self._own(result, modes, ()), self._extents(modes)
+        self._body.append(term.Do(instruction, write, sources, values))
+        return result
+
     def reduce(
         self, operator: str, into: Held, of: Held | Expression,
         reads: Mapping[str, Held] | None = None,
