@@ -3,7 +3,8 @@
 Each thread has one carry flag.  An addition with ``.cc`` sets it to the carry out, a subtraction to
 that of ``a + ~b + 1``, so that 1 is no borrow: nvcc's 128-bit division adds after it subtracts.
 
-Source: PTX ISA 9.0, sections 9.7.1 (dp4a, dp2a, bmsk, szext, fns) and 9.7.2 (extended precision).
+Source: PTX ISA 9.0, sections 9.7.1 (dp4a, dp2a, bmsk, szext, fns), 9.7.2 (extended precision)
+and 9.7.18 (video: SIMD).
 """
 
 from __future__ import annotations
@@ -74,6 +75,30 @@ def dot(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array],
         return total
 
     return products
+
+
+def simd(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Array]:
+    """Return vadd4, vsub2 and their kin: each byte (or half) by itself; ``add``: their sum and c."""
+    name, each = i.parts[0][:-1], i.parts[0][-1] == "4"
+    to, *of = (np.dtype(f"{part[0].replace('s', 'i')}{1 if each else 2}") for part in i.parts[1:4])
+    act = {"vadd": np.add, "vsub": np.subtract, "vmin": np.minimum, "vmax": np.maximum,
+           "vabsdiff": lambda a, b: np.abs(a - b)}[name]  # fmt: skip
+
+    def lanes(a: Array, b: Array, c: Array) -> Array:
+        given = np.broadcast_arrays(*map(np.atleast_1d, (a, b)))
+        left, right = (
+            np.ascontiguousarray(v).view(t).reshape(len(v), -1).astype(np.int64)
+            for v, t in zip(given, of, strict=True)
+        )
+        made = act(left, right)
+        if "add" in i.parts:
+            total: Array = (np.asarray(c).astype(np.int64) + made.sum(1)).astype(dtype)
+            return total
+        if "sat" in i.parts:
+            made = np.clip(made, np.iinfo(to).min, np.iinfo(to).max)
+        return np.ascontiguousarray(made.astype(to)).view(np.uint32)[:, 0].view(dtype)
+
+    return lanes
 
 
 def bit_field_mask(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:

@@ -14,7 +14,7 @@ from tinygpu.codegen.interpreter.arithmetic import apply, by_type, packed, plain
 from tinygpu.codegen.interpreter.atomics import RUNNING
 from tinygpu.codegen.interpreter.decoder import Action, Builder, Decoder
 from tinygpu.codegen.interpreter.group import Group
-from tinygpu.codegen.interpreter.integers import bit_field_mask, dot, find_nth, sign_extend
+from tinygpu.codegen.interpreter.integers import bit_field_mask, dot, find_nth, sign_extend, simd
 from tinygpu.codegen.interpreter.parser import Instruction
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
@@ -254,5 +254,10 @@ TABLE: Mapping[str, Builder] = {
     "szext": by_type(sign_extend),
     "fns": plain(find_nth),
     **dict.fromkeys(("dp4a", "dp2a"), by_type(dot)),
+    **{
+        f"{name}{n}": by_type(simd)
+        for name in ("vadd", "vsub", "vmin", "vmax", "vabsdiff")
+        for n in (2, 4)
+    },
 }
 """This family's builders by entry."""

@@ -1,6 +1,7 @@
 """Instructions of a whole warp: shuffles, votes, matches, reductions, election.
 
-Lanes that have ended, or that the mask leaves out, take no part.
+Lanes that have ended, or that the mask leaves out, take no part.  Lanes of one warp that give
+different masks at one instruction are teams, each by itself.
 
 Source: PTX ISA 9.0, sections 9.7.9.6 (shfl.sync) and 9.7.13.5 to 9.7.13.13.
 """
@@ -42,10 +43,13 @@ def members(run: Run, group: Group, mask: Array | int) -> Group | None:
     return group.where(ready) if ready.any() else None
 
 
-def lanes(group: Group, values: Array) -> tuple[Array, Array, Array]:
-    """Spread values over whole warps: (warps, 32) values, which are there, each thread's row."""
-    warps = group.threads // WARP
-    numbers, rows = np.unique(warps, return_inverse=True)
+def lanes(group: Group, values: Array, mask: Array | int) -> tuple[Array, Array, Array]:
+    """Spread values over whole warps: (teams, 32) values, which are there, each thread's row.
+
+    A team are the threads of a warp with one mask.
+    """
+    masks = np.broadcast_to(np.asarray(mask).astype(np.int64) & _FULL, (group.size,))
+    numbers, rows = np.unique(group.threads // WARP << 32 | masks, return_inverse=True)
     spread = np.zeros((len(numbers), WARP), values.dtype)
     present = np.zeros((len(numbers), WARP), bool)
     spread[rows, group.threads % WARP] = values
@@ -65,7 +69,8 @@ def _shfl(d: Decoder, i: Instruction) -> Control:
         if here is None:
             return None
         held = np.broadcast_to(value(run, here), (here.size,))
-        spread, present, rows = lanes(here, held)
+        given = np.broadcast_to(np.asarray(mask(run, here), np.uint32), (here.size,))
+        spread, present, rows = lanes(here, held, given)
         lane = here.threads % WARP
         distance = np.broadcast_to(by(run, here), (here.size,)).astype(np.int64) & 31
         c = np.broadcast_to(clamp(run, here), (here.size,)).astype(np.int64)
@@ -81,8 +86,7 @@ def _shfl(d: Decoder, i: Instruction) -> Control:
             source = (lane & segment) | (distance & ~segment)
             inside = source <= most
         source = np.where(inside, source, lane)
-        given = np.broadcast_to(np.asarray(mask(run, here), np.uint32), (here.size,))
-        absent = ~present[rows, source] | (given >> source.astype(np.uint32) & 1 == 0)
+        absent = ~present[rows, source]
         if absent.any():
             n = int(np.argmax(absent))
             run.find(
@@ -124,7 +128,8 @@ def _over_warp(
         if here is None:
             return None
         held = np.broadcast_to(value(run, here), (here.size,))
-        spread, present, rows = lanes(here, ~held if negated else held)
+        teams = mask(run, here) if mask else _FULL
+        spread, present, rows = lanes(here, ~held if negated else held, teams)
         result = function(spread, present)
         mine = result[rows] if result.ndim == 1 else result[rows, here.threads % WARP]
         write(run, here, mine)
@@ -209,7 +214,7 @@ def _elect(d: Decoder, i: Instruction) -> Control:
         here = members(run, group, mask(run, group))
         if here is None:
             return None
-        _, present, rows = lanes(here, np.zeros(here.size, bool))
+        _, present, rows = lanes(here, np.zeros(here.size, bool), mask(run, here))
         first = present.argmax(1)[rows]
         write(run, here, first.astype(np.uint32))
         mark(run, here, here.threads % WARP == first)
@@ -222,7 +227,7 @@ def _activemask(d: Decoder, i: Instruction) -> Control:
     write = d.target(i.operands[0], "b32")
 
     def active(run: Run, group: Group) -> Group | None:
-        _, present, rows = lanes(group, np.zeros(group.size, bool))
+        _, present, rows = lanes(group, np.zeros(group.size, bool), _FULL)
         write(run, group, _ballot(present, present)[rows])
         return group
 
