@@ -274,7 +274,9 @@ def _perm(v: int, w: int) -> int:
 
 
 def _simd(v: int, w: int) -> int:
-    signed = lambda b: b - 256 if b > 127 else b  # noqa: E731
+    def signed(b: int) -> int:
+        return b - 256 if b > 127 else b
+
     add4 = _packed([a + b for a, b in zip(_bytes(v), _bytes(w), strict=True)])
     max2 = _packed([max(a, b) for a, b in zip(_bytes(v, 2), _bytes(w, 2), strict=True)], 2)
     apart = _packed([abs(signed(a) - signed(b)) for a, b in zip(_bytes(v), _bytes(w), strict=True)])
@@ -328,11 +330,12 @@ words("l_bits", I64, lambda v, w: (v % 2**64).bit_count() + 100 * _clz(w % 2**64
 
 add("i_saturate", "corpus_maps", 3, 128,
     lambda r: [r.uniform(0, 250, N).astype(F32), np.zeros(N, I32), N],
-    lambda x, y, n: {1: np.floor(x).astype(I32) ^ x.astype(U8) ^ x.astype(U32).astype(I32)})  # fmt: skip
+    lambda x, y, n: {1: np.floor(x).astype(I32) ^ x.astype(U8) ^ x.astype(U32).astype(I32)},
+)  # fmt: skip
 add("c_types", "corpus_maps", 3, 128,
     lambda r: [r.uniform(-250, 250, N), np.zeros(N, np.int16), np.zeros(N, U8), np.zeros(N, I64),
                np.zeros(N, F32), N],
-    lambda x, s, b, l, f, n: {1: x.astype(np.int16), 2: np.abs(x).astype(U8),
+    lambda x, s, b, w, f, n: {1: x.astype(np.int16), 2: np.abs(x).astype(U8),
                               3: np.ceil(x).astype(I64), 4: _down(x)})  # fmt: skip
 
 
@@ -511,10 +514,13 @@ block("group_tiles", 1, 64, lambda r: [_ints(r, 64), np.zeros(64, I32)], _tiles)
 block("group_scan", 1, 64, lambda r: [_ints(r, 64), np.zeros(64, I32)], _tile_scans)
 block("group_labels", 1, 64, lambda r: [_ints(r, 64), np.zeros(64, I32)], _labels)
 block("warp_reduce", 1, 32, lambda r: [_ints(r, 32), np.zeros(32, U32)], lambda x, y: {
-      1: np.full(32, int(x.sum()) ^ int(x.max()) << 8 ^ int(np.bitwise_xor.reduce(x)) << 16)})  # fmt: skip
+      1: np.full(32, int(x.sum()) ^ int(x.max()) << 8 ^ int(np.bitwise_xor.reduce(x)) << 16)},
+)  # fmt: skip
 block("warp_match", 1, 32, lambda r: [_ints(r, 32), np.zeros(32, U32)], _match)
-block("warp_shuffles", 1, 32, lambda r: [_floats(r, 32, dtype=F64), np.zeros(32)], _shuffles, 1e-15)
-block("warp_rotate", 1, 32, lambda r: [_ints(r, 32, 4, dtype=np.int16), np.zeros((32, 4), np.int16)],
+block("warp_shuffles", 1, 32, lambda r: [_floats(r, 32, dtype=F64), np.zeros(32)], _shuffles,
+      1e-15)  # fmt: skip
+block("warp_rotate", 1, 32,
+      lambda r: [_ints(r, 32, 4, dtype=np.int16), np.zeros((32, 4), np.int16)],
       _rotate)  # fmt: skip
 block("block_votes", 1, 96, lambda r: [_ints(r, 96), np.zeros(96, I32)],
       lambda x, y: {1: np.full(96, (x > 50).sum() * 4 + 2 * (x > 98).any() + 1)})  # fmt: skip

@@ -9,7 +9,7 @@ and 9.7.18 (video: SIMD).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import Run
 from tinygpu.codegen.interpreter.values import TYPES
 
-__all__ = ["bit_field_mask", "dot", "find_nth", "sign_extend", "with_carry"]
+__all__ = ["bit_field_mask", "dot", "find_nth", "sign_extend", "simd", "with_carry"]
 
 
 def with_carry(d: Decoder, i: Instruction) -> Action:
@@ -77,12 +77,14 @@ def dot(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array],
     return products
 
 
-def simd(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Array]:
-    """Return vadd4, vsub2 and their kin: each byte (or half) by itself; ``add``: their sum and c."""
+def simd(i: Instruction) -> Callable[[Array, Array, Array], Array]:
+    """Return vadd4, vsub2 and their kin: bytes (or halves) each; ``add``: their sum and c."""
     name, each = i.parts[0][:-1], i.parts[0][-1] == "4"
     to, *of = (np.dtype(f"{part[0].replace('s', 'i')}{1 if each else 2}") for part in i.parts[1:4])
-    act = {"vadd": np.add, "vsub": np.subtract, "vmin": np.minimum, "vmax": np.maximum,
-           "vabsdiff": lambda a, b: np.abs(a - b)}[name]  # fmt: skip
+    acts: Mapping[str, Callable[[Array, Array], Array]] = {
+        "vadd": np.add, "vsub": np.subtract, "vmin": np.minimum, "vmax": np.maximum,
+        "vabsdiff": lambda a, b: np.abs(a - b),
+    }  # fmt: skip
 
     def lanes(a: Array, b: Array, c: Array) -> Array:
         given = np.broadcast_arrays(*map(np.atleast_1d, (a, b)))
@@ -90,13 +92,13 @@ def simd(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array]
             np.ascontiguousarray(v).view(t).reshape(len(v), -1).astype(np.int64)
             for v, t in zip(given, of, strict=True)
         )
-        made = act(left, right)
+        made = acts[name](left, right)
         if "add" in i.parts:
-            total: Array = (np.asarray(c).astype(np.int64) + made.sum(1)).astype(dtype)
+            total: Array = (np.asarray(c).astype(np.int64) + made.sum(1)).astype(np.int32)
             return total
         if "sat" in i.parts:
             made = np.clip(made, np.iinfo(to).min, np.iinfo(to).max)
-        return np.ascontiguousarray(made.astype(to)).view(np.uint32)[:, 0].view(dtype)
+        return np.ascontiguousarray(made.astype(to)).view(np.int32)[:, 0]
 
     return lanes
 

@@ -255,7 +255,7 @@ TABLE: Mapping[str, Builder] = {
     "fns": plain(find_nth),
     **dict.fromkeys(("dp4a", "dp2a"), by_type(dot)),
     **{
-        f"{name}{n}": by_type(simd)
+        f"{name}{n}": lambda d, i: apply(d, i, simd(i))
         for name in ("vadd", "vsub", "vmin", "vmax", "vabsdiff")
         for n in (2, 4)
     },
