@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
+import lzma
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from tinygpu.codegen.interpreter import Memory, Module, Report, launch
 
-__all__ = ["CASES", "Case", "module", "run", "wrong"]
+__all__ = ["CASES", "FOLDER", "Array", "Case", "module", "rng_of", "run", "wrong"]
 
 Array = NDArray[Any]
 F32, F64, F16, BF16 = np.float32, np.float64, np.float16, ml_dtypes.bfloat16
@@ -52,6 +53,9 @@ class Case:
 @functools.cache
 def module(file: str) -> Module:
     """Return a file's kernels."""
+    packed = FOLDER / f"{file}.ptx.xz"
+    if packed.exists():
+        return Module.parse(lzma.decompress(packed.read_bytes()).decode())
     return Module.parse((FOLDER / f"{file}.ptx").read_text(encoding="utf-8"))
 
 
@@ -93,7 +97,7 @@ CASES: dict[str, Case] = {}
 N = 300
 
 
-def _rng(name: str) -> np.random.Generator:
+def rng_of(name: str) -> np.random.Generator:
     return np.random.default_rng(binascii.crc32(name.encode()))
 
 
@@ -104,7 +108,7 @@ def add(
 ) -> None:  # fmt: skip
     """Add a case."""
     CASES[name] = Case(
-        file, name, grid, block, lambda: make(_rng(name)), expected, tolerance, smem_bytes, least,
+        file, name, grid, block, lambda: make(rng_of(name)), expected, tolerance, smem_bytes, least,
         holds,
     )  # fmt: skip
 

@@ -58,6 +58,7 @@ def at_barrier(
             other=run.log[barrier.made_at],
             thread=int(units[first]),
             address=barrier.offset,
+            severity="error" if (clocks[ORDER] < barrier.made_at).any() else "warning",
         )
     return barrier
 
