@@ -555,9 +555,7 @@ def _shuffles() -> Iterator[str]:
 
 def _locals() -> Iterator[str]:
     yield "=st.local.u32 [stack+4], %t;\nld.local.u32 %r9, [stack+4]; <<"
-    yield "!st.local.u32 [stack], %t;\n=st.local.v2.u32 [stack], {%t, %t};\n" + (
-        "ld.local.v2.u32 {%r1, %r9}, [stack]; <<"
-    )
+    yield "!st.local.u32 [stack], %t;\n=st.local.v2.u32 [stack], {%t, %t};\nld.local.v2.u32 {%r1, %r9}, [stack]; <<"
     yield "!st.local.u32 [stack+8], %t;\n=st.local.u32 [stack+12], %t;\nld.local.u32 %r9, [stack+12]; <<"
     yield "=@!%p1 st.local.u64 [stack], %d0;\n@%p1 st.local.u64 [stack], %d1;\nld.local.u32 %r9, [stack]; <<"
     for n, m in ((8, 7), (4, 3), (16, 12)):

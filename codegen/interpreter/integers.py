@@ -56,6 +56,15 @@ def with_carry(d: Decoder, i: Instruction) -> Action:
     return act
 
 
+def _parts(a: Array, b: Array, *types: np.dtype[Any]) -> list[Array]:
+    """Return the bytes or halves of two registers: (n, parts) each."""
+    given = np.broadcast_arrays(*map(np.atleast_1d, (a, b)))
+    return [
+        np.ascontiguousarray(v).view(t).reshape(len(v), -1).astype(np.int64)
+        for v, t in zip(given, types, strict=True)
+    ]
+
+
 def dot(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Array]:
     """Return dp4a and dp2a: products of bytes (or halves by bytes), added to c."""
     from_a, from_b = (TYPES[p[0] + "8"] for p in i.parts[-2:])
@@ -64,11 +73,7 @@ def dot(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array],
         from_a = np.dtype(f"{from_a.kind}2")
 
     def products(a: Array, b: Array, c: Array) -> Array:
-        given = np.broadcast_arrays(*map(np.atleast_1d, (a, b)))
-        left, right = (
-            np.ascontiguousarray(v).view(t).reshape(len(v), -1).astype(np.int64)
-            for v, t in zip(given, (from_a, from_b), strict=True)
-        )
+        left, right = _parts(a, b, from_a, from_b)
         if not four:
             right = right[:, 2:] if upper else right[:, :2]
         total: Array = np.asarray(c).astype(np.int64) + (left * right).sum(1)
@@ -87,12 +92,7 @@ def simd(i: Instruction) -> Callable[[Array, Array, Array], Array]:
     }  # fmt: skip
 
     def lanes(a: Array, b: Array, c: Array) -> Array:
-        given = np.broadcast_arrays(*map(np.atleast_1d, (a, b)))
-        left, right = (
-            np.ascontiguousarray(v).view(t).reshape(len(v), -1).astype(np.int64)
-            for v, t in zip(given, of, strict=True)
-        )
-        made = acts[name](left, right)
+        made = acts[name](*_parts(a, b, *of))
         if "add" in i.parts:
             total: Array = (np.asarray(c).astype(np.int64) + made.sum(1)).astype(np.int32)
             return total

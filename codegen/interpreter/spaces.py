@@ -77,6 +77,13 @@ def shared_at(
     return found and shared_at(run, *found, width, remote=remote, align=align)
 
 
+def place(run: Run, thread: int, address: int) -> tuple[int, int]:
+    """Return the CTA (of the batch) and the offset of a shared address, as a thread sees it."""
+    own, rank = thread // run.threads_per_cta, address >> 24
+    cta = own - own % run.cluster + rank if run.cluster > 1 else own
+    return cta, (address & 0xFFFFFF) - FIRST_SHARED
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Accesses that are good: whose, and at which bytes of which memory."""
