@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,44 @@ def test_values(body: str) -> None:
     halves = np.stack([LANE, 0 * LANE], 1).astype(np.uint16).reshape(8, 8)  # lane t holds t, 0
     turned = np.ascontiguousarray(halves.T).view(np.uint32).reshape(-1)
     np.testing.assert_array_equal(y[:32], turned)
+
+
+SIMD: dict[str, Callable[[int, int], int]] = {
+    "vadd4.u32.u32.u32": lambda a, b: a + b,
+    "vsub4.s32.s32.s32.sat": lambda a, b: a - b,
+    "vmin4.s32.s32.s32": min,
+    "vmax4.u32.u32.u32": max,
+    "vabsdiff4.u32.s32.s32.add": lambda a, b: abs(a - b),
+    "vadd2.u32.u32.s32.sat": lambda a, b: a + b,
+    "vsub2.s32.u32.u32.add": lambda a, b: a - b,
+    "vmin2.u32.u32.u32": min,
+    "vmax2.s32.s32.s32": max,
+    "vabsdiff2.s32.s32.s32.sat": lambda a, b: abs(a - b),
+}  # of each byte or half; what the section on video says of .sat and .add
+
+
+@pytest.mark.parametrize("opcode", SIMD)
+def test_bytes_and_halves_by_themselves(opcode: str) -> None:
+    """Held against integers of Python: wrapped, saturated to the result's type, or summed."""
+    name, to, left, right, *how = opcode.split(".")
+    count, bits = int(name[-1]), 32 // int(name[-1])
+
+    def parts(word: int, kind: str) -> list[int]:
+        fields = [word >> bits * n & (1 << bits) - 1 for n in range(count)]
+        return [f - (1 << bits) if kind == "s32" and f >> bits - 1 else f for f in fields]
+
+    body = f"""mul.lo.u32 %r1, %t, 0x9e3779b9; mul.lo.u32 %r2, %t, 0x85ebca6b;
+      {opcode} %r9, %r1, %r2, %t;"""
+    report, y = run(body)
+    assert report.findings == ()
+    for t in range(32):
+        a, b = (t * k & 0xFFFFFFFF for k in (0x9E3779B9, 0x85EBCA6B))
+        made = [SIMD[opcode](*v) for v in zip(parts(a, left), parts(b, right), strict=True)]
+        if "sat" in how:
+            low = -(1 << bits - 1) if to == "s32" else 0
+            made = [max(low, min(low + (1 << bits) - 1, m)) for m in made]
+        word = sum((m & (1 << bits) - 1) << bits * n for n, m in enumerate(made))
+        assert y[t] == ((sum(made) + t) & 0xFFFFFFFF if "add" in how else word)
 
 
 def test_an_index_outside_of_the_list() -> None:

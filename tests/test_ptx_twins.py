@@ -126,7 +126,7 @@ TWINS = {
         E:""", "shuffle", 32, "warning"),
     "local memory that nobody wrote": Twins("""
         =st.local.u32 [stack+4], %t;
-        ld.local.u32 %r9, [stack+4]; <<""", "uninitialised", 32),
+        ld.local.u32 %r9, [stack+4]; <<""", "uninitialised", 32, "warning"),
     "past the end of local memory": Twins("""
         and.b32 %r1, %t, 7; mov.u32 %r2, stack;
         !add.u32 %r1, %r1, 1;

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,9 @@ def by_type(make: Callable[[Instruction, np.dtype[Any]], Callable[..., Any]]) ->
 
     def build(d: Decoder, i: Instruction) -> Action:
         kind = i.parts[-1]
+        if kind in ("f16", "bf16") and i.parts[-2] == "f32":  # of mixed precision
+            wide = make(replace(i, opcode=i.opcode.rpartition(".")[0]), d.kind("f32"))
+            return apply(d, i, lambda *given: wide(*(np.float32(a) for a in given)))
         part = d.kind(PACKED.get(kind, kind))
         function = make(i, part)
         return apply(d, i, packed(function, part) if kind in PACKED else function)
@@ -282,7 +286,7 @@ def _unary(name: str) -> Builder:
 
         def through(a: Array) -> Array:
             result = plain(np.asarray(a, np.float64))
-            if kind == "f64":  # .approx has the upper half of the bits
+            if kind == "f64" and "ftz" in i.parts:  # the upper half of the bits
                 bits = np.atleast_1d(result).view(np.uint64) & np.uint64(0xFFFFFFFF << 32)
                 return bits.view(np.float64)
             return rounded(result, 0, "rn", kind)

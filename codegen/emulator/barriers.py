@@ -58,6 +58,7 @@ def at_barrier(
             other=run.log[barrier.made_at],
             thread=int(units[first]),
             address=barrier.offset,
+            severity="error" if (clocks[ORDER] < barrier.made_at).any() else "warning",
         )
     return barrier
 
@@ -335,6 +336,7 @@ def _says(barrier: Mbarrier, parity: int) -> Callable[[], str]:
 def _fence(d: Decoder, i: Instruction) -> Action:
     """Fences: of proxies, of barriers' initialisation, or of all, for relaxed arrivals after it."""
     proxy = "proxy" in i.parts and any(p.startswith("async") for p in i.parts)
+    proxy &= "global" not in i.parts  # of shared memory it says nothing
     inits = "mbarrier_init" in i.parts
 
     def fence(run: Run, group: Group) -> None:

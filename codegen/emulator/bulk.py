@@ -24,26 +24,24 @@ from tinygpu.codegen.emulator.memory import PARAM, SHARED
 from tinygpu.codegen.emulator.parser import Instruction, split
 from tinygpu.codegen.emulator.report import Array
 from tinygpu.codegen.emulator.run import FIRST_SHARED, Run
-from tinygpu.codegen.emulator.spaces import check_write, granules, shared_at
-from tinygpu.codegen.emulator.state import BulkGroups, Mbarrier
+from tinygpu.codegen.emulator.spaces import check_write, granules, place, shared_at
+from tinygpu.codegen.emulator.state import Groups, Issued, Mbarrier
 from tinygpu.codegen.emulator.tensor_map import SWIZZLES, TensorMap, swizzled
 from tinygpu.codegen.emulator.values import TYPES
 
 __all__ = ["TABLE", "unfinished"]
 
 
-def _groups(run: Run, thread: int) -> BulkGroups:
+def _groups(run: Run, thread: int) -> Groups:
     if thread not in run.state.bulk:
-        run.state.bulk[thread] = BulkGroups(run.channel("bulk stores", thread, thread))
+        run.state.bulk[thread] = Groups(run.channel("bulk stores", thread, thread))
     return run.state.bulk[thread]
 
 
 def _bulk_commit(d: Decoder, i: Instruction) -> Action:
     def commit(run: Run, group: Group) -> None:
         for thread in group.threads.tolist():
-            mine = _groups(run, thread)
-            mine.groups.append(mine.open)
-            mine.open = []
+            _groups(run, thread).commit()
 
     return commit
 
@@ -54,12 +52,7 @@ def _bulk_wait(d: Decoder, i: Instruction) -> Action:
     def wait(run: Run, group: Group) -> None:
         run.tick()
         for thread in group.threads.tolist():
-            mine = _groups(run, thread)
-            while len(mine.groups) > pending:
-                for copy, step in mine.groups.popleft():
-                    run.finish(copy)
-                    domain, agent = run.agent_of(thread)
-                    run.clocks.completed(domain, [agent], mine.channel, step)
+            run.finish_groups(_groups(run, thread), pending, Group(np.array([thread])))
 
     return wait
 
@@ -139,11 +132,10 @@ def _bulk(d: Decoder, i: Instruction) -> Action:
 
 def _targets(run: Run, thread: int, address: int, mask: int | None) -> list[tuple[int, int]]:
     """Return the CTAs (of the batch) that receive, and the offset in their shared memory."""
-    own = thread // run.threads_per_cta
-    first, rank = own - own % run.cluster, address >> 24
-    offset = (address & 0xFFFFFF) - FIRST_SHARED
+    cta, offset = place(run, thread, address)
+    first = cta - cta % run.cluster
     if mask is None:
-        return [(first + rank if run.cluster > 1 else own, offset)]
+        return [(cta, offset)]
     if mask >> run.cluster:
         run.find("address", f"multicast to {mask:#x}, a cluster of {run.cluster} CTAs")
     return [(first + r, offset) for r in range(run.cluster) if mask >> r & 1]
@@ -168,16 +160,14 @@ def _load(d: Decoder, i: Instruction) -> Action:
             fetch: Callable[[], Array] = functools.partial(part.load, run)
             if not tensor:
                 fetch = _fetch(run, thread, part, from_shared=from_shared)
-            own, rank = thread // run.threads_per_cta, bar_at >> 24
+            bar_cta, bar_offset = place(run, thread, bar_at)
             for cta, offset in _targets(run, thread, address, chosen if multicast else None):
-                there = cta if multicast else own - own % run.cluster + rank
+                there = cta if multicast else bar_cta
                 if multicast and pair:  # in each pair, the CTA of the barrier's parity
-                    there = cta - cta % 2 + rank % 2
-                if run.cluster == 1:
-                    there = own
+                    there = cta - cta % 2 + bar_cta % run.cluster % 2
                 if there != cta and not pair:
                     run.find("barrier", "the barrier is in another CTA than the bytes")
-                barrier_at = there * run.shared_bytes + (bar_at & 0xFFFFFF) - FIRST_SHARED
+                barrier_at = there * run.shared_bytes + bar_offset
                 _fill(run, thread, (cta, offset, part.total, part.swizzle), barrier_at, fetch)
 
     return load
@@ -186,7 +176,7 @@ def _load(d: Decoder, i: Instruction) -> Action:
 def _fetch(run: Run, thread: int, part: _Part, *, from_shared: bool) -> Callable[[], Array]:
     start, total = part.start, part.total
     if from_shared:
-        flat = thread // run.threads_per_cta * run.shared_bytes + (start & 0xFFFFFF) - FIRST_SHARED
+        flat = thread // run.threads_per_cta * run.shared_bytes + place(run, thread, start)[1]
         _hold(run, thread, flat + np.arange(0, total, 16), _groups(run, thread).channel, "copies")
         return lambda: run.shared[flat : flat + total].copy()
     if not run.memory.locate(np.array([start]), total):
@@ -349,8 +339,7 @@ def _store(d: Decoder, i: Instruction) -> Action:
         for (thread, source), part in zip(given, parts(run, group), strict=True):
             if part is None:
                 continue
-            cta = thread // run.threads_per_cta
-            offset = (source & 0xFFFFFF) - FIRST_SHARED
+            cta, offset = thread // run.threads_per_cta, place(run, thread, source)[1]
             if min(part.coordinates, default=0) < 0:
                 where = list(part.coordinates)
                 run.find("address", f"a store begins at {where}", thread=thread)
@@ -361,7 +350,7 @@ def _store(d: Decoder, i: Instruction) -> Action:
             flat = _swizzle(run, chunks, part.swizzle)
             step = _hold(run, thread, flat, mine.channel, "stores from")
             put = _put(run, flat, part, reduction)
-            mine.open.append((run.issue(put), step))
+            mine.open.append(Issued(run.issue(put), run.pc, step))
 
     return store
 

@@ -73,6 +73,13 @@ def _pairs(
     ]
 
 
+def _fits(d: Decoder, formal: tuple[Variable, ...], given: tuple[str, ...]) -> bool:
+    """Say whether operands are as many, and as long, as a function of the module has them."""
+    return len(formal) == len(given) and all(
+        d.frame.get(g, f.bytes) == f.bytes for f, g in zip(formal, given, strict=True)
+    )
+
+
 def _call(d: Decoder, i: Instruction) -> Control:
     to, name, given, listed = parts_of_call(i)
     if name in BUILTINS and name not in d.linked.functions:
@@ -80,7 +87,7 @@ def _call(d: Decoder, i: Instruction) -> Control:
     if name in d.numbers:
         names = d.kernel.targets.get(listed) or tuple(
             n for n, f in d.linked.functions.items()
-            if len(f.parameters) == len(given) and len(f.returns) == len(to)
+            if _fits(d, f.parameters, given) and _fits(d, f.returns, to)
         )  # fmt: skip
     elif name in d.linked.functions:
         names = (name,)

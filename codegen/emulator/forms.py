@@ -155,9 +155,22 @@ def _starts(opcode: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
+def _ordered(opcode: str) -> str:
+    """Return an atomic's opcode in the table's order: semantics, scope and space stand anywhere."""
+    name, *parts, last = opcode.split(".")
+    if name not in ("atom", "red") or "async" in parts:
+        return opcode
+    places = [SETS[s].split("|") for s in ("SEM", "SCOPE", "GS")]
+    rank = [next((n for n, p in enumerate(places) if part in p), len(places)) for part in parts]
+    return ".".join(
+        [name, *(parts[n] for n in sorted(range(len(parts)), key=rank.__getitem__)), last]
+    )
+
+
 @functools.lru_cache(4096)
 def find(opcode: str) -> tuple[Form, ...]:
     """Return the forms that an opcode has: more than one where their operands tell them apart."""
+    opcode = _ordered(opcode) if "." in opcode else opcode
     for start in _starts(opcode):
         if found := tuple(f for f in _BY_ENTRY.get(start, ()) if re.fullmatch(f.pattern, opcode)):
             return found

@@ -3,12 +3,13 @@
 Each thread has one carry flag.  An addition with ``.cc`` sets it to the carry out, a subtraction to
 that of ``a + ~b + 1``, so that 1 is no borrow: nvcc's 128-bit division adds after it subtracts.
 
-Source: PTX ISA 9.0, sections 9.7.1 (dp4a, dp2a, bmsk, szext, fns) and 9.7.2 (extended precision).
+Source: PTX ISA 9.0, sections 9.7.1 (dp4a, dp2a, bmsk, szext, fns), 9.7.2 (extended precision)
+and 9.7.18 (video: SIMD).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tinygpu.codegen.emulator.report import Array
 from tinygpu.codegen.emulator.run import Run
 from tinygpu.codegen.emulator.values import TYPES
 
-__all__ = ["bit_field_mask", "dot", "find_nth", "sign_extend", "with_carry"]
+__all__ = ["bit_field_mask", "dot", "find_nth", "sign_extend", "simd", "with_carry"]
 
 
 def with_carry(d: Decoder, i: Instruction) -> Action:
@@ -55,6 +56,15 @@ def with_carry(d: Decoder, i: Instruction) -> Action:
     return act
 
 
+def _parts(a: Array, b: Array, *types: np.dtype[Any]) -> list[Array]:
+    """Return the bytes or halves of two registers: (n, parts) each."""
+    given = np.broadcast_arrays(*map(np.atleast_1d, (a, b)))
+    return [
+        np.ascontiguousarray(v).view(t).reshape(len(v), -1).astype(np.int64)
+        for v, t in zip(given, types, strict=True)
+    ]
+
+
 def dot(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Array]:
     """Return dp4a and dp2a: products of bytes (or halves by bytes), added to c."""
     from_a, from_b = (TYPES[p[0] + "8"] for p in i.parts[-2:])
@@ -63,17 +73,34 @@ def dot(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array],
         from_a = np.dtype(f"{from_a.kind}2")
 
     def products(a: Array, b: Array, c: Array) -> Array:
-        given = np.broadcast_arrays(*map(np.atleast_1d, (a, b)))
-        left, right = (
-            np.ascontiguousarray(v).view(t).reshape(len(v), -1).astype(np.int64)
-            for v, t in zip(given, (from_a, from_b), strict=True)
-        )
+        left, right = _parts(a, b, from_a, from_b)
         if not four:
             right = right[:, 2:] if upper else right[:, :2]
         total: Array = np.asarray(c).astype(np.int64) + (left * right).sum(1)
         return total
 
     return products
+
+
+def simd(i: Instruction) -> Callable[[Array, Array, Array], Array]:
+    """Return vadd4, vsub2 and their kin: bytes (or halves) each; ``add``: their sum and c."""
+    name, each = i.parts[0][:-1], i.parts[0][-1] == "4"
+    to, *of = (np.dtype(f"{part[0].replace('s', 'i')}{1 if each else 2}") for part in i.parts[1:4])
+    acts: Mapping[str, Callable[[Array, Array], Array]] = {
+        "vadd": np.add, "vsub": np.subtract, "vmin": np.minimum, "vmax": np.maximum,
+        "vabsdiff": lambda a, b: np.abs(a - b),
+    }  # fmt: skip
+
+    def lanes(a: Array, b: Array, c: Array) -> Array:
+        made = acts[name](*_parts(a, b, *of))
+        if "add" in i.parts:
+            total: Array = (np.asarray(c).astype(np.int64) + made.sum(1)).astype(np.int32)
+            return total
+        if "sat" in i.parts:
+            made = np.clip(made, np.iinfo(to).min, np.iinfo(to).max)
+        return np.ascontiguousarray(made.astype(to)).view(np.int32)[:, 0]
+
+    return lanes
 
 
 def bit_field_mask(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:

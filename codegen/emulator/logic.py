@@ -14,7 +14,7 @@ from tinygpu.codegen.emulator.arithmetic import apply, by_type, packed, plain, r
 from tinygpu.codegen.emulator.atomics import RUNNING
 from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder
 from tinygpu.codegen.emulator.group import Group
-from tinygpu.codegen.emulator.integers import bit_field_mask, dot, find_nth, sign_extend
+from tinygpu.codegen.emulator.integers import bit_field_mask, dot, find_nth, sign_extend, simd
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array
 from tinygpu.codegen.emulator.run import Run
@@ -254,5 +254,10 @@ TABLE: Mapping[str, Builder] = {
     "szext": by_type(sign_extend),
     "fns": plain(find_nth),
     **dict.fromkeys(("dp4a", "dp2a"), by_type(dot)),
+    **{
+        f"{name}{n}": lambda d, i: apply(d, i, simd(i))
+        for name in ("vadd", "vsub", "vmin", "vmax", "vabsdiff")
+        for n in (2, 4)
+    },
 }
 """This family's builders by entry."""

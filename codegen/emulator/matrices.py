@@ -147,13 +147,15 @@ def _stmatrix(d: Decoder, i: Instruction) -> Control:
         if found is None:
             return
         lanes, flat = found
-        check_write(run, lanes, flat, 16)
         words = read(run, here).reshape(-1, WARP, count).swapaxes(1, 2)
         rows = np.ascontiguousarray(words).reshape(-1, count, 8, 4)
         if turned:
             halves = rows.view(np.uint16).swapaxes(2, 3)
             rows = np.ascontiguousarray(halves).view(np.uint32)
-        run.shared.reshape(-1, 16)[flat // 16] = rows.view(np.uint8).reshape(-1, 16)
+        cells, index = run.shared.reshape(-1, 16), flat // 16
+        stored = rows.view(np.uint8).reshape(-1, 16)
+        check_write(run, lanes, flat, 16, stored=(index, stored, cells[index]))
+        cells[index] = stored
 
     return together(store)
 

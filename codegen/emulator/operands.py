@@ -141,7 +141,8 @@ def _operand(role: _Role, text: str, i: Instruction, registers: Mapping[str, str
         return f"{first} is no register of the kernel"
     parts = split(first[1:-1]) if first.startswith("{") else (first,)
     count = _count(i.opcode)
-    if first.startswith("{") and count != len(parts) and i.parts[0] not in _LISTS:
+    alone = i.parts[0] in ("ld", "st") and len(parts) == 1  # which braces may stand around
+    if first.startswith("{") and not alone and count != len(parts) and i.parts[0] not in _LISTS:
         return f"{len(parts)} registers in braces for {i.opcode}"
     if count and base in "db" and len(parts) != count:
         return f"{len(parts)} operands for a vector of {count}"

@@ -24,12 +24,16 @@ __all__ = ["WEAK", "Semantics", "semantics", "transfer"]
 
 @dataclass(frozen=True, slots=True)
 class Semantics:
-    """What an access is beside a read or a write; ``updates`` is both at once."""
+    """What an access is beside a read or a write.
+
+    ``updates`` is both at once; ``replaces`` is an update that leaves nothing of what was there.
+    """
 
     strong: bool = False
     acquires: bool = False
     releases: bool = False
     updates: bool = False
+    replaces: bool = False
 
 
 WEAK = Semantics()
@@ -43,7 +47,8 @@ def semantics(i: Instruction) -> Semantics:
         updates or bool(parts & marks),
         bool(parts & {"acquire", "acq_rel"}),
         bool(parts & {"release", "acq_rel"}),
-        updates and "exch" not in parts,
+        updates,
+        "exch" in parts,
     )
 
 

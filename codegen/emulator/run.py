@@ -29,7 +29,7 @@ from tinygpu.codegen.emulator.group import WARP, WARPGROUP, Group, Pending, Wait
 from tinygpu.codegen.emulator.memory import Memory
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array, Finding
-from tinygpu.codegen.emulator.state import Stack, State
+from tinygpu.codegen.emulator.state import Groups, Stack, State
 from tinygpu.errors import ProgramError, TinyGpuError
 
 __all__ = ["FIRST_SHARED", "Action", "Code", "ControlAction", "Run", "Step"]
@@ -374,6 +374,14 @@ class Run:
         if self.completion == "early":
             self.finish(pending)
         return pending
+
+    def finish_groups(self, issued: Groups, left: int, group: Group) -> None:
+        """Perform all groups but the last ``left``, and let the threads that wait know."""
+        domain, agents = self.members(group)
+        while len(issued.groups) > left:
+            for one in issued.groups.popleft():
+                self.finish(one.pending)
+                self.clocks.completed(domain, agents, issued.channel, one.step)
 
     def finish(self, pending: Pending) -> None:
         """Perform an operation now, after those before it in its queue."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.codegen.emulator.clocks import ORDER
-from tinygpu.codegen.emulator.group import Group
+from tinygpu.codegen.emulator.group import WARP, Group
 from tinygpu.codegen.emulator.memory import FRAME, LOCAL, PARAM, SHARED
 from tinygpu.codegen.emulator.ordering import WEAK, Semantics, equal_values, transfer
 from tinygpu.codegen.emulator.report import Array
@@ -75,6 +75,13 @@ def shared_at(
             lambda _, at: f"shared address {at:#x} is no multiple of {align} B",
         )  # fmt: skip
     return found and shared_at(run, *found, width, remote=remote, align=align)
+
+
+def place(run: Run, thread: int, address: int) -> tuple[int, int]:
+    """Return the CTA (of the batch) and the offset of a shared address, as a thread sees it."""
+    own, rank = thread // run.threads_per_cta, address >> 24
+    cta = own - own % run.cluster + rank if run.cluster > 1 else own
+    return cta, (address & 0xFFFFFF) - FIRST_SHARED
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +185,8 @@ def _check_local(run: Run, place: _Place, width: int) -> None:
         first = int(np.argmin(written.all(1)))
         thread, at = int(place.group.threads[first]), int(place.at[first]) % run.local.shape[1]
         message = f"{run.warp_name(thread)} reads local byte {at}, which it has not written"
-        run.find("uninitialised", message, thread=thread, address=at)
+        # bit fields and empty structs are copied so, and the value may not matter
+        run.find("uninitialised", message, thread=thread, address=at, severity="warning")
 
 
 def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
@@ -218,7 +226,8 @@ def _fresh(run: Run, group: Group, flat: Array, at: Array, how: Semantics) -> No
         never = clocks.fresh(at[i]).any()
         why = "which nobody wrote" if never else "and nothing orders its first write before"
         message = f"{run.warp_name(thread)} reads shared byte {offset}, {why}"
-        run.find("uninitialised", message, thread=thread, address=offset)
+        severity = "error" if how.strong else "warning"  # a plain load's value may not matter
+        run.find("uninitialised", message, thread=thread, address=offset, severity=severity)
 
 
 def check_write(
@@ -234,12 +243,12 @@ def check_write(
     if not how.strong:
         conflict = run.clocks.write(at, rows, step)
         if conflict is not None:
-            at_once, equal = conflict.other_step == step, False
-            if stored is not None:
-                equal = equal_values(*stored, at_once=at_once)
-            run.conflict(conflict, "writes", equal=equal)
+            at_once = conflict.other_step == step
+            equal = stored is not None and equal_values(*stored, at_once=at_once)
+            if not (equal and at_once and stored and _of_one_warp(group, stored[0])):
+                run.conflict(conflict, "writes", equal=equal)
         return
-    if how.updates:
+    if how.updates and not how.replaces:
         _fresh(run, group, flat, at, how)
     channels = _strong(run, group)
     order = run.clocks.clocks[ORDER].reshape(-1, run.clocks.agents)
@@ -249,6 +258,13 @@ def check_write(
     order[rows[:, 0], channels] = before
     run.conflict(conflict, "writes")
     transfer(run, group, flat, step, how, writes=True)
+
+
+def _of_one_warp(group: Group, index: Array) -> bool:
+    """Whether each place is of one warp: one of its lanes' stores is done, by the CUDA guide."""
+    warps = group.threads // WARP
+    places = len(np.unique(index))
+    return len(np.unique(np.stack([index, warps]), axis=1)[0]) == places
 
 
 def _strong(run: Run, group: Group) -> Array:

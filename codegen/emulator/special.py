@@ -93,6 +93,8 @@ SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     "%aggr_smem_size": _fixed(lambda run: run.shared_bytes),
     "%reserved_smem_offset_begin": _fixed(lambda run: 0),
     "%reserved_smem_offset_end": _fixed(lambda run: FIRST_SHARED),
+    "%reserved_smem_offset_0": _fixed(lambda run: 0),  # PTX leaves open where: half of it each
+    "%reserved_smem_offset_1": _fixed(lambda run: FIRST_SHARED // 2),
     "%current_graph_exec": _fixed(lambda run: 0),
     **{f"%envreg{n}": _fixed(lambda run: 0) for n in (0, *range(3, 32))},
     "%envreg1": _fixed(lambda run: run.workspace >> 32),  # what grid.sync of nvcc counts in

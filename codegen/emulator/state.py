@@ -15,8 +15,8 @@ from tinygpu.codegen.emulator.group import Group, Pending, Waiter
 from tinygpu.codegen.emulator.report import Array
 
 __all__ = [
-    "COLUMNS", "LANES", "BulkGroups", "ClusterBarrier", "Copy", "Issued", "Mbarrier",
-    "NamedBarrier", "Products", "Stack", "State", "TensorMemory",
+    "COLUMNS", "LANES", "ClusterBarrier", "Copy", "Groups", "Issued", "Mbarrier", "NamedBarrier",
+    "Products", "Stack", "State", "TensorMemory",
 ]  # fmt: skip
 
 LANES, COLUMNS = 128, 512  # spec: tensor memory
@@ -89,32 +89,34 @@ class Copy:
     left: Array
 
 
-@dataclass(slots=True, eq=False)
-class BulkGroups:
-    """One thread's bulk groups: ``last`` is the step of each group's last copy."""
-
-    channel: int
-    open: list[tuple[Pending, int]] = field(default_factory=list)
-    groups: deque[list[tuple[Pending, int]]] = field(default_factory=deque)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Issued:
-    """One product: where and at which step it was issued, and the registers that it owns."""
+    """One operation: where and at which step it was issued, and the registers that it owns."""
 
     pending: Pending
     pc: int
     step: int
-    registers: tuple[int, ...]
+    registers: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
-class Products:
-    """One warpgroup's products: ``held`` says which registers which product owns, by its pc."""
+class Groups:
+    """What a thread (bulk stores) or a warpgroup (products) has issued, group by group."""
 
     channel: int
     open: list[Issued] = field(default_factory=list)
     groups: deque[list[Issued]] = field(default_factory=deque)
+
+    def commit(self) -> None:
+        """Make a group of what is in none."""
+        self.groups.append(self.open)
+        self.open = []
+
+
+@dataclass(slots=True, eq=False)
+class Products(Groups):
+    """One warpgroup's products: ``held`` says which registers which product owns, by its pc."""
+
     held: dict[int, int] = field(default_factory=dict)
     touched: dict[int, int] = field(default_factory=dict)
     fenced: bool = False
@@ -180,7 +182,7 @@ class State:
     cells: dict[int, Array] = field(default_factory=dict)
     """What the last strong stores to shared memory release, by their offset."""
     copies: list[Copy] = field(default_factory=list)
-    bulk: dict[int, BulkGroups] = field(default_factory=dict)
+    bulk: dict[int, Groups] = field(default_factory=dict)
     products: dict[int, Products] = field(default_factory=dict)
     pools: dict[int, list[int]] = field(default_factory=dict)
     """Registers that a CTA has to give, and (by minus the warpgroup, less one) that one has."""

@@ -25,8 +25,8 @@ from tinygpu.codegen.emulator.memory import SHARED
 from tinygpu.codegen.emulator.moves import space_of
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import FIRST_SHARED, Run
-from tinygpu.codegen.emulator.spaces import granules
+from tinygpu.codegen.emulator.run import Run
+from tinygpu.codegen.emulator.spaces import granules, place
 from tinygpu.codegen.emulator.state import COLUMNS
 from tinygpu.codegen.emulator.tensor_memory import access, tensor_memory
 from tinygpu.codegen.emulator.values import TYPES, products
@@ -277,17 +277,15 @@ def _commit(d: Decoder, i: Instruction) -> Action:
         for thread, address, chosen in each_thread(run, group, at, mask):
             run.tick()
             key, channel = _queue(run, thread)
-            own = thread // run.threads_per_cta
-            first = own - own % run.cluster
-            rank, offset = divmod(address - generic, 1 << 24)
-            ctas = [first + rank if run.cluster > 1 else own]
+            cta, offset = place(run, thread, address - generic)
+            ctas = [cta]
             if mask is not None:
-                ctas = [first + r for r in range(run.cluster) if chosen >> r & 1]
+                ctas = [cta - cta % run.cluster + r for r in range(run.cluster) if chosen >> r & 1]
             one = Group(np.array([thread]))
             clock = run.clocks.snapshot(*run.members(one), -1)  # what they built on
             clock[ORDER, channel] = run.state.tensor_last.get(thread, -1)
             for cta in ctas:
-                flat = cta * run.shared_bytes + offset - FIRST_SHARED
+                flat = cta * run.shared_bytes + offset
                 barrier = at_barrier(run, flat, one, "commits to", proxy=True)
                 if barrier is not None:
                     run.remote(cta, thread, channel, int(clock[ORDER, channel]))

@@ -1,6 +1,7 @@
 """Instructions of a whole warp: shuffles, votes, matches, reductions, election.
 
-Lanes that have ended, or that the mask leaves out, take no part.
+Lanes that have ended, or that the mask leaves out, take no part.  Lanes of one warp that give
+different masks at one instruction are teams, each by itself.
 
 Source: PTX ISA 9.0, sections 9.7.9.6 (shfl.sync) and 9.7.13.5 to 9.7.13.13.
 """
@@ -42,10 +43,13 @@ def members(run: Run, group: Group, mask: Array | int) -> Group | None:
     return group.where(ready) if ready.any() else None
 
 
-def lanes(group: Group, values: Array) -> tuple[Array, Array, Array]:
-    """Spread values over whole warps: (warps, 32) values, which are there, each thread's row."""
-    warps = group.threads // WARP
-    numbers, rows = np.unique(warps, return_inverse=True)
+def lanes(group: Group, values: Array, mask: Array | int) -> tuple[Array, Array, Array]:
+    """Spread values over whole warps: (teams, 32) values, which are there, each thread's row.
+
+    A team are the threads of a warp with one mask.
+    """
+    masks = np.broadcast_to(np.asarray(mask).astype(np.int64) & _FULL, (group.size,))
+    numbers, rows = np.unique(group.threads // WARP << 32 | masks, return_inverse=True)
     spread = np.zeros((len(numbers), WARP), values.dtype)
     present = np.zeros((len(numbers), WARP), bool)
     spread[rows, group.threads % WARP] = values
@@ -53,19 +57,30 @@ def lanes(group: Group, values: Array) -> tuple[Array, Array, Array]:
     return spread, present, rows
 
 
+def _by_mask(d: Decoder, text: str, action: Callable[[Run, Group, Array], None]) -> Control:
+    """Return what executes an action for lanes when all that their mask (else warp) has came."""
+    mask = d.source(text, "b32") if text else None
+
+    def act(run: Run, group: Group) -> Group | None:
+        here = members(run, group, mask(run, group)) if mask else run.together(group, WARP)
+        if here is not None:
+            given = np.asarray(mask(run, here) if mask else _FULL, np.uint32)
+            action(run, here, np.broadcast_to(given, (here.size,)))
+        return here
+
+    return Control(act, WARP)
+
+
 def _shfl(d: Decoder, i: Instruction) -> Control:
     mode = i.parts[2]
     to, *more = (o.strip() for o in i.operands[0].split("|"))
     write = d.target(to, "b32")
     valid = d.target(more[0], "pred") if more else None
-    value, by, clamp, mask = (d.source(o, "b32") for o in i.operands[1:5])
+    value, by, clamp = (d.source(o, "b32") for o in i.operands[1:4])
 
-    def shuffle(run: Run, group: Group) -> Group | None:
-        here = members(run, group, mask(run, group))
-        if here is None:
-            return None
+    def shuffle(run: Run, here: Group, given: Array) -> None:
         held = np.broadcast_to(value(run, here), (here.size,))
-        spread, present, rows = lanes(here, held)
+        spread, present, rows = lanes(here, held, given)
         lane = here.threads % WARP
         distance = np.broadcast_to(by(run, here), (here.size,)).astype(np.int64) & 31
         c = np.broadcast_to(clamp(run, here), (here.size,)).astype(np.int64)
@@ -81,8 +96,7 @@ def _shfl(d: Decoder, i: Instruction) -> Control:
             source = (lane & segment) | (distance & ~segment)
             inside = source <= most
         source = np.where(inside, source, lane)
-        given = np.broadcast_to(np.asarray(mask(run, here), np.uint32), (here.size,))
-        absent = ~present[rows, source] | (given >> source.astype(np.uint32) & 1 == 0)
+        absent = ~present[rows, source]
         if absent.any():
             n = int(np.argmax(absent))
             run.find(
@@ -95,9 +109,8 @@ def _shfl(d: Decoder, i: Instruction) -> Control:
         write(run, here, np.where(absent, np.uint32(_FULL), spread[rows, source]))
         if valid is not None:
             valid(run, here, inside)
-        return here
 
-    return Control(shuffle, WARP)
+    return _by_mask(d, i.operands[4], shuffle)
 
 
 def _over_warp(
@@ -115,24 +128,19 @@ def _over_warp(
     negated = len(i.operands) > 1 and i.operands[1].startswith("!")
     of, to = kinds
     value = d.source(i.operands[1].lstrip("!"), of)
-    mask = d.source(i.operands[2], "b32") if len(i.operands) > 2 else None
     write = d.target(i.operands[0].split("|")[0].strip(), to)
     mark = d.target(also, "pred") if also else None
 
-    def collect(run: Run, group: Group) -> Group | None:
-        here = members(run, group, mask(run, group)) if mask else run.together(group, WARP)
-        if here is None:
-            return None
+    def collect(run: Run, here: Group, teams: Array) -> None:
         held = np.broadcast_to(value(run, here), (here.size,))
-        spread, present, rows = lanes(here, ~held if negated else held)
+        spread, present, rows = lanes(here, ~held if negated else held, teams)
         result = function(spread, present)
         mine = result[rows] if result.ndim == 1 else result[rows, here.threads % WARP]
         write(run, here, mine)
         if mark is not None:
             mark(run, here, mine != 0)
-        return here
 
-    return Control(collect, WARP)
+    return _by_mask(d, i.operands[2] if len(i.operands) > 2 else "", collect)
 
 
 _BITS = (np.uint64(1) << np.arange(WARP, dtype=np.uint64)).astype(np.uint64)
@@ -203,26 +211,21 @@ def _redux_float(d: Decoder, i: Instruction) -> Control:
 def _elect(d: Decoder, i: Instruction) -> Control:
     to, leads = (o.strip() for o in i.operands[0].split("|"))
     write, mark = d.target(to, "b32"), d.target(leads, "pred")
-    mask = d.source(i.operands[1], "b32")
 
-    def elect(run: Run, group: Group) -> Group | None:
-        here = members(run, group, mask(run, group))
-        if here is None:
-            return None
-        _, present, rows = lanes(here, np.zeros(here.size, bool))
+    def elect(run: Run, here: Group, teams: Array) -> None:
+        _, present, rows = lanes(here, np.zeros(here.size, bool), teams)
         first = present.argmax(1)[rows]
         write(run, here, first.astype(np.uint32))
         mark(run, here, here.threads % WARP == first)
-        return here
 
-    return Control(elect, WARP)
+    return _by_mask(d, i.operands[1], elect)
 
 
 def _activemask(d: Decoder, i: Instruction) -> Control:
     write = d.target(i.operands[0], "b32")
 
     def active(run: Run, group: Group) -> Group | None:
-        _, present, rows = lanes(group, np.zeros(group.size, bool))
+        _, present, rows = lanes(group, np.zeros(group.size, bool), _FULL)
         write(run, group, _ballot(present, present)[rows])
         return group
 
@@ -230,24 +233,15 @@ def _activemask(d: Decoder, i: Instruction) -> Control:
 
 
 def _bar_warp(d: Decoder, i: Instruction) -> Control:
-    mask = d.source(i.operands[0], "b32")
+    def sync(run: Run, here: Group, masks: Array) -> None:
+        if run.unit > 1:
+            return
+        keys, step = here.threads // WARP * (1 << 32) + masks, run.tick()
+        for key in np.unique(keys).tolist():  # a team's threads know what all of them know
+            domain, agents = run.members(here.where(keys == key))
+            run.clocks.acquire(domain, agents, run.clocks.snapshot(domain, agents, step))
 
-    def sync(run: Run, group: Group) -> Group | None:
-        here = members(run, group, mask(run, group))
-        if here is not None and run.unit == 1:
-            masks = np.broadcast_to(np.asarray(mask(run, here), np.uint32), (here.size,))
-            _together(run, here, here.threads // WARP * (1 << 32) + masks)
-        return here
-
-    return Control(sync, WARP)
-
-
-def _together(run: Run, group: Group, keys: Array) -> None:
-    """Let the threads of each key know what all of them know."""
-    step = run.tick()
-    for key in np.unique(keys).tolist():
-        domain, agents = run.members(group.where(keys == key))
-        run.clocks.acquire(domain, agents, run.clocks.snapshot(domain, agents, step))
+    return _by_mask(d, i.operands[0], sync)
 
 
 TABLE: Mapping[str, Builder] = {

@@ -58,11 +58,7 @@ def _fence(d: Decoder, i: Instruction) -> Control:
 
 
 def _commit(d: Decoder, i: Instruction) -> Control:
-    def commit(run: Run, group: Group, number: int, state: Products) -> None:
-        state.groups.append(state.open)
-        state.open = []
-
-    return _each(commit)
+    return _each(lambda run, group, number, state: state.commit())
 
 
 def _wait(d: Decoder, i: Instruction) -> Control:
@@ -70,11 +66,7 @@ def _wait(d: Decoder, i: Instruction) -> Control:
 
     def wait(run: Run, group: Group, number: int, state: Products) -> None:
         run.tick()
-        domain, agents = run.members(group)
-        while len(state.groups) > pending:
-            for product in state.groups.popleft():
-                run.finish(product.pending)
-                run.clocks.completed(domain, agents, state.channel, product.step)
+        run.finish_groups(state, pending, group)
         state.release()
 
     return _each(wait)
