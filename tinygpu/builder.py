@@ -14,6 +14,8 @@ coordinate is the number in mixed radix.  Slowest first too are keywords of decl
 - An array reads the equations of its own axes alone, so that one pattern serves all operands.
 - The slowest digit of an axis may be open (a grid's or loop's without an extent): it covers the
   axis, however long it is.  An axis without one bounds the size.
+- CTAs may share out what a loop covers: they stride in ``"i = (turn block u thread v)"``, and each
+  has one part of k in ``"k = (part step)"``.  The steps that follow are parameters.
 - A dimension of a tile is a digit; ``"m = (bm tm), tm = (warp row)"`` is one equation in another.
   A dimension of a tile that its pattern does not name is counted whole, by each thread.
 - Registers keep the digits of their load, and arithmetic goes by digits' names.
@@ -89,6 +91,8 @@ Counter = Literal[
     "the grid", "the cluster", "copies of a role", "threads", "values", "a loop", "a tile"
 ]
 _MOVING = ("the grid", "the cluster", "copies of a role", "a loop")
+_STEPS = {"the grid": "chunk", "the cluster": "share", "a loop": "stride"}
+"""What the parameter is called that is the step of a digit, by who counts it."""
 _SHARE = re.compile(r"\s*(\w+) by (\w+)\s*")
 
 
@@ -286,7 +290,10 @@ class Kernel:
         self.arrays = tuple(arrays)
         self.inputs, self.output = self.arrays[:-1], self.arrays[-1]
         self._digits: dict[str, Digit] = {}
-        self._covers: dict[str, tuple[str, Number]] = {}  # open digits: the axis, what one step is
+        self._covers: dict[str, tuple[str, Number, Number]] = {}
+        """Of open digits the axis, what one step is, and among how many CTAs it is shared."""
+        self._counts: dict[str, str] = {}  # the names of loops' counts
+        self._steps: dict[str, tuple[str, Expression]] = {}  # by digit: parameters that are steps
         self._bounds: dict[str, Number] = {}  # sizes that no open digit covers
         self._inside: dict[str, tuple[str, ...]] = {}  # equations that an Exit keeps inside
         self._open_loops: list[str] = []
@@ -295,7 +302,7 @@ class Kernel:
         self._roles: list[tuple[bool, term.Role]] = []  # those of warpgroups come first
         self._body: list[Statement] = []
         self._names: dict[str, int] = {}
-        self._scratch: dict[tuple[str, tuple[str, ...]], Held] = {}
+        self._scratch: dict[tuple[str, ...], Held] = {}
         self._role = ""  # that is being written
         self._role_threads: Number = 0
         self._copies: Number = 1
@@ -346,9 +353,10 @@ class Kernel:
             raise self.error(f"digit {name}: {self._digits[name].by} counts it already", name)
         if over and over not in self.op.axes:
             raise self.error(f"axis {over}: there is none; {nearest(over, self.op.axes)}", over)
+        self._counts.setdefault(name, f"{name}_trips" if self._counts else "trips")
         if over:
             self._cover(name, over, by)
-        return self._loop(name, f"{name}_trips", self._where())
+        return self._loop(name, self._counts[name], self._where())
 
     def unrolled(self, name: str, count: Number) -> Iterator[LoopIndex]:
         """Trace a body that is written out ``count`` times."""
@@ -462,17 +470,30 @@ class Kernel:
         buffer = registers(self._free(name), dtype, *shape, fragment=fragment)
         return Held(self, buffer, ordered)
 
+    def _scratch_of(self, name: str, dtype: str, *digits: str) -> Held:
+        """Return registers of a name that are used over and over."""
+        key = (name, dtype, *digits)
+        if key not in self._scratch:
+            self._scratch[key] = self.registers(name, dtype, *digits)
+        return self._scratch[key]
+
     # moves
 
     def load(
-        self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None
-    ) -> Held:
-        """Load into registers; what lies outside of the array is ``outside``."""
+        self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None,
+        into: str = "",
+    ) -> Held:  # fmt: skip
+        """Load into registers; what lies outside of the array is ``outside``.
+
+        Loads ``into`` registers of one name use the same ones, if they hold the same digits.
+        """
         part = _piece(part)
         self._each_thread("a load")
         place = self._place(part)
         modes = self._modes(place)
-        held = self.registers(f"{part.array.name}_held", part.array.dtype, *modes)
+        held = self._scratch_of(into, part.array.dtype, *modes) if into else self.registers(
+            f"{part.array.name}_held", part.array.dtype, *modes
+        )  # fmt: skip
         name = f"ld.{_SPACES[part.array.buffer.level]}"
         there = self._access(part, place, modes, outside)
         wide = self._vector(part, place, vector)
@@ -574,12 +595,16 @@ class Kernel:
     # arithmetic
 
     def compute(
-        self, expression: Expression, reads: Mapping[str, Held], *, name: str = "result"
-    ) -> Held:
-        """Compute an expression of registers, scalars and sizes, for each digit that it reads."""
+        self, expression: Expression, reads: Mapping[str, Held], dtype: str = "f32", *,
+        name: str = "result",
+    ) -> Held:  # fmt: skip
+        """Compute an expression of registers, scalars and sizes, for each digit that it reads.
+
+        It is computed in f32, and then rounded to ``dtype``.
+        """
         used = self._used(expression, reads)
         digits = self._ordered({d for h in used.values() for d in h.digits})
-        result = self.registers(name, "f32", *digits)
+        result = self.registers(name, dtype, *digits)
         self._compute(expression, used, result, digits)
         return result
 
@@ -610,10 +635,7 @@ class Kernel:
         apart, lanes = self._thread(over)
         if not isinstance(lanes, int) or not isinstance(apart, int) or lanes * apart > _WARP:
             raise self.error(f"butterfly: {over} counts threads of more than one warp", over)
-        key = (held.buffer.dtype, held.digits)  # what it holds dies with the next shuffle
-        if key not in self._scratch:
-            self._scratch[key] = self.registers("far", *key[:1], *held.digits)
-        far = self._scratch[key]
+        far = self._scratch_of("far", held.buffer.dtype, *held.digits)
         modes = held.digits[::-1]
         mask = lanes // 2
         while mask:
@@ -868,19 +890,9 @@ class Kernel:
                 raise self.error(f"{array.name} has axis {axis}; the pattern has none", array.name)
             else:
                 digits = (axis,)
-            step: Number = 1
-            for number, digit in enumerate(reversed(digits), 1):
-                extent = self._digits[digit].extent
-                mine = steps.setdefault(digit, [0] * rank)
-                mine[dimension] = mine[dimension] + step
-                if extent is not None:
-                    step = step * extent
-                    continue
-                if number != len(digits):
-                    text = f"digit {digit}: covers axis {axis}, so it has to be the slowest there"
-                    raise self.error(text, digit)
-                self._cover(digit, axis, step)
-            is_open = bool(digits) and self._digits[digits[0]].extent is None
+            along, step, is_open = self._along(axis, digits)
+            for digit, mine in along.items():
+                steps.setdefault(digit, [0] * rank)[dimension] = mine
             if array.buffer.level == "gmem" and not is_open:
                 known = self._bounds.get(axis, step)
                 self._bounds[axis] = select(known < step, known, step)
@@ -888,12 +900,57 @@ class Kernel:
             last = digits[-1] if digits else ""
         return _Steps({d: tuple(s) for d, s in steps.items()}, last, tuple(exact))
 
-    def _cover(self, digit: str, axis: str, step: Number) -> None:
+    def _along(
+        self, axis: str, digits: tuple[str, ...]
+    ) -> tuple[dict[str, Number | str], Number, bool]:
+        """Return the digits' steps along an axis, how far they count, and whether one is open.
+
+        Where CTAs share what a loop covers, the loop's step is a parameter if they lie within it
+        (they stride), and theirs is one if it lies within them (each has a part).
+        """
+        opened = [i for i, d in enumerate(digits) if self._digits[d].extent is None]
+        within = digits[opened[-1] + 1 :] if opened else digits
+        found: dict[str, Number | str] = {}
+        step: Number = 1
+        for digit in reversed(within):
+            found[digit] = found.get(digit, 0) + step
+            step = step * self._extent(digit)
+        if not opened:
+            return found, step, False
+        parts, digit = digits[: opened[-1]], digits[opened[-1]]
+        if len(parts) > (self._digits[digit].by == "a loop") or not all(map(self._fixed, parts)):
+            outer = digits[opened[-1]] if parts else digit
+            text = f"digit {outer}: covers axis {axis}, so it has to be the slowest there"
+            raise self.error(text, outer)
+        sharing = [d for d in within if self._fixed(d) and self._digits[digit].by == "a loop"]
+        unit = math.prod(self._extents(d for d in within if d not in sharing))
+        self._cover(digit, axis, unit, math.prod(self._extents((*parts, *sharing))))
+        found[digit] = self._parameter(digit, Constant(step)) if sharing else step
+        for part in parts:
+            found[part] = self._parameter(part, value(self._counts[digit]) * Constant(unit))
+        return found, step, True
+
+    def _fixed(self, digit: str) -> bool:
+        """Say whether CTAs count a digit, so far."""
+        return (
+            self._digits[digit].by in ("the grid", "the cluster")
+            and self._digits[digit].extent is not None
+        )
+
+    def _parameter(self, digit: str, step: Expression) -> str:
+        """Return the parameter that is a digit's step."""
+        if digit not in self._steps:
+            name = _STEPS[self._digits[digit].by]
+            taken = [known for known, _ in self._steps.values()]
+            self._steps[digit] = (f"{name}_{digit}" if name in taken else name, step)
+        return self._steps[digit][0]
+
+    def _cover(self, digit: str, axis: str, step: Number, among: Number = 1) -> None:
         """Let an open digit go over an axis in steps; it may do so in one way alone."""
         if digit not in self._covers:
-            self._covers[digit] = (axis, step)
-        other, before = self._covers[digit]
-        if other != axis or np.all(before != step):
+            self._covers[digit] = (axis, step, among)
+        other, before, shared = self._covers[digit]
+        if other != axis or np.all(before != step) or np.all(shared != among):
             text = f"digit {digit}: covers {axis} in steps of {step}, and {other} in steps of"
             raise self.error(f"{text} {before}; give it one way", digit)
 
@@ -1137,14 +1194,15 @@ class Kernel:
         digits = self._digits.values()
         grid = tuple(term.Axis(d.name, self._trips(d)) for d in digits if d.by == "the grid")
         loops = [d for d in digits if d.by == "a loop" and d.extent is None]
-        trips = tuple((f"{d.name}_trips", self._trips(d)) for d in loops)
+        trips = tuple((self._counts[d.name], self._trips(d)) for d in loops)
         cluster = tuple((d.name, self._extent(d.name)) for d in digits if d.by == "the cluster")
         used = term.buffers_of(tuple(s for role in roles for s in role.body))
         arrays = [a.buffer for a in self.arrays if any(a.buffer is b for b in used)]
         held = [b for b in used if b.level == "registers"]
         at_most = tuple(self._bounds.items())
         return Program(
-            self.name, self.op, (*arrays, *self._on_chip, *held), (*self._pitches, *trips),
+            self.name, self.op, (*arrays, *self._on_chip, *held), 
+            (*self._pitches, *trips, *self._steps.values()),
             grid, roles, at_most=at_most, barriers=tuple(self._barriers),
             cluster=cluster, **self._options,
         )  # fmt: skip
@@ -1156,9 +1214,12 @@ class Kernel:
         if digit.name not in self._covers:
             text = f"machine {self.name}: digit {digit.name}: no pattern has it, so that nobody"
             raise ProgramError(f"{text} knows how far it goes; use it, or give it an extent")
-        axis, step = self._covers[digit.name]
-        whole = value(axis)
-        return whole if isinstance(step, int) and step == 1 else whole.ceildiv(step)
+        axis, step, among = self._covers[digit.name]
+        count: Expression = value(axis)
+        for size in (step, among):
+            if not isinstance(size, int) or size != 1:
+                count = count.ceildiv(size)
+        return count
 
 
 def trace(name: str, forward: Callable[[Kernel], None], operation: Operation) -> Program:
