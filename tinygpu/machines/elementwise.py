@@ -9,15 +9,9 @@ Source: CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory".
 
 from __future__ import annotations
 
-from typing import Any
-
-from tinygpu.isa.instruction import INSTRUCTIONS
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS
-from tinygpu.term import program as term
-from tinygpu.term.arithmetic import compute
-from tinygpu.term.expression import Constant, value
+from tinygpu.term.builder import Kernel
 from tinygpu.term.machine import Choice, Machine, instructions
-from tinygpu.term.operation import Operation
 
 __all__ = ["Elementwise"]
 
@@ -41,26 +35,20 @@ class Elementwise(Machine):
         meaning="CTAs that stride; 0: one a tile",
     )  # fmt: skip
 
-    def program(self, operation: Operation, choose: Any) -> term.Program:
+    def forward(self, k: Kernel) -> None:
+        """Say who counts the elements, then do a tile, or every tile of a CTA that stays."""
+        k.threads(thread=self.threads)
+        k.values(u=self.unroll, v=self.vector)
+        if self.ctas:
+            k.grid(block=self.ctas)
+            for _ in k.loop("t"):
+                self.tile(k, "i = (t block u thread v)")
+        else:
+            k.grid("block")
+            self.tile(k, "i = (block u thread v)")
+
+    def tile(self, k: Kernel, at: str) -> None:
         """Load every input, compute, store."""
-        d, side = choose, choose.threads * choose.vector
-        tile, values = side * d.unroll, (d.vector, d.unroll)
-        start = term.var("block", tile) + (term.var("t", "stride") if d.ctas else 0)
-        reads: dict[str, Any] = {n: term.Scalar(n) for n in operation.scalars}
-        moves: list[term.Do] = []
-        for o in operation.operands:
-            array = term.Buffer(o.name, "gmem", o.dtype, o.axes, (1,))
-            there = term.Access(array, ((1,), (side,)), ((d.vector,),), (start,), guard=(True,))
-            own = term.registers(f"{o.name}_held", o.dtype, d.unroll, d.vector)
-            here = reads[o.name] = term.Access(own, ((0, 1), (1, 0)), ((0, 0),))
-            last = o == operation.output
-            name, write, read = ("st", there, here) if last else ("ld", here, there)
-            move = INSTRUCTIONS[f"{name}.global"]
-            moves.append(term.Do(move, write, (read,), values, (d.threads,), d.vector))
-        results = compute(operation.combine, reads, here, values=values)
-        body: tuple[term.Statement, ...] = (*moves[:-1], *results, moves[-1])
-        tiles, used = value("i").ceildiv(tile), term.buffers_of(body)
-        trips = (("trips", tiles.ceildiv(d.ctas or 1)), ("stride", Constant(d.ctas * tile)))
-        axis = term.Axis("block", Constant(d.ctas) if d.ctas else tiles)
-        role = term.Role("all", d.threads, (term.For("t", "trips", body),) if d.ctas else body)
-        return term.Program(self.name, operation, used, trips * (d.ctas > 0), (axis,), (role,))
+        held = {x.name: k.load(x[at], vector=self.vector) for x in k.inputs}
+        y = k.compute(k.op.combine, held, k.output.dtype, name="y_held")
+        k.store(k.output[at], y, vector=self.vector)

@@ -13,19 +13,14 @@ normalizer calculation for softmax", 2018, section 2 (the safe form).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from tinygpu.errors import OperationError
-from tinygpu.isa.instruction import INSTRUCTIONS
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
-from tinygpu.term import program as term
-from tinygpu.term.arithmetic import compute
-from tinygpu.term.expression import Constant, apply, value
+from tinygpu.term.builder import Held, Kernel, LoopIndex, Piece
 from tinygpu.term.machine import Choice, Machine, instructions
 from tinygpu.term.operation import REDUCERS, Operation
-from tinygpu.term.program import Access, Affine, Buffer, Do, Scalar, registers
 
 __all__ = ["Rows"]
 
@@ -69,68 +64,47 @@ class Rows(Machine):
                 "leaves every reduction as it is: reduce an expression that takes 0 to 0"
             )
 
-    def program(self, operation: Operation, choose: Any) -> term.Program:
-        """Load; reduce a thread's part, over lanes, over warps; compute and store."""
-        d, threads, tile = choose, (32, choose.warps, choose.teams), choose.rows * choose.teams
-        values, side, axes = (d.vector, d.chunks, d.rows), 32 * d.warps * d.vector, operation.axes
-        row = term.var("block", tile) + (term.var("t", "stride") if d.ctas else 0)
-        outside = _outside(operation) or 0.0
+    def forward(self, k: Kernel) -> None:
+        """Load what all rows share, then do a tile of rows, or every tile of a CTA that stays."""
+        k.threads(team=self.teams, warp=self.warps, lane=32)
+        k.values(row=self.rows, chunk=self.chunks, v=self.vector)
+        along = "j = (chunk warp lane v)"
+        shared = {w.name: self.load(k, w[along]) for w in k.inputs if w.axes == ("j",)}
+        if self.ctas:
+            k.grid(block=self.ctas)
+            for t in k.loop("t"):
+                self.tile(k, f"i = (t block team row), {along}", shared, t)
+        else:
+            k.grid("block")
+            self.tile(k, f"i = (block team row), {along}", shared)
 
-        def do(name: str, write: Access, read: Access, *extents: int, **more: Any) -> Do:
-            return Do(INSTRUCTIONS[name], write, (read,), extents, threads, **more)
+    def tile(
+        self, k: Kernel, at: str, shared: dict[str, Held], turn: LoopIndex | None = None
+    ) -> None:
+        """Load rows; reduce a thread's part, over lanes, over warps; compute and store."""
+        held = {x.name: self.load(k, x[at]) for x in k.inputs if x.name not in shared} | shared
+        for r in k.op.reductions:
+            result = held[r.name] = k.registers(r.name, "f32", "row")
+            k.fill(result, REDUCERS[r.operator])
+            k.reduce(r.operator, result, r.expression, held)  # over chunk and v
+            k.butterfly(r.operator, result, over="lane")
+            if self.warps > 1:
+                stages = 2 if self.ctas else None
+                parts = k.smem(f"of_{r.name}", "f32", stages=stages, mine=self.teams * self.rows,
+                               of=self.warps)  # fmt: skip
+                part = parts[turn] if turn else parts
+                with k.only(lane=0):
+                    k.store(part["mine = (team row), of = warp"], result)
+                k.sync()
+                others = k.load(part["mine = (team row)"], into="got")
+                k.fill(result, REDUCERS[r.operator])
+                k.reduce(r.operator, result, others)  # over of
+        y = k.compute(k.op.epilogue, held, k.output.dtype, name="y_held")
+        k.store(k.output[at], y, vector=self.vector)
 
-        reads: dict[str, Any] = {n: Scalar(n, size=n in axes) for n in (*axes, *operation.scalars)}
-        moves: dict[int, list[term.Statement]] = {1: [], 2: []}  # by the number of axes
-        for o in operation.operands:
-            n, extents = len(o.axes), (d.vector, d.chunks, d.rows if len(o.axes) == 2 else 1)
-            array = Buffer(o.name, "gmem", o.dtype, o.axes, (f"ld_{o.name}", 1)[-n:])
-            steps = tuple(s[-n:] for s in ((0, 1), (0, side), (1, 0)))
-            lanes = tuple(s[-n:] for s in ((0, d.vector), (0, 32 * d.vector), (d.rows, 0)))
-            origin, guard = (row, Affine())[-n:], (True,) * n
-            stored = o == operation.output
-            there = Access(
-                array, steps, lanes, origin, guard=guard, outside=0.0 if stored else outside
-            )
-            held = registers(f"{o.name}_held", o.dtype, *extents[::-1])
-            own = reads[o.name] = Access(
-                held, ((0, 0, 1), (0, 1, 0), (n - 1, 0, 0)), ((0,) * 3,) * 3
-            )
-            name, to, of = ("st", there, own) if stored else ("ld", own, there)
-            moves[n].append(do(f"{name}.global", to, of, *extents, vector=d.vector))
-        body: list[term.Statement] = moves[2][:-1]
-        for r in operation.reductions:
-            result = Access(registers(r.name, "f32", d.rows), ((1,),), ((0,),) * 3)
-            far = Access(registers("far", "f32", d.rows), ((1,),), ((0,),) * 3)
-            acc = reads[r.name] = Access(result.buffer, ((0,), (0,), (1,)))
-            start = compute(Constant(REDUCERS[r.operator]), {}, result, values=(d.rows,))
-            both = apply(r.operator, value(r.name), value("more"))
-            point = apply(r.operator, value(r.name), r.expression)
-            body += [*start, *compute(point, reads, acc, values=values, name=f"{r.name}_")]
-            for mask in (16, 8, 4, 2, 1):
-                body.append(do("shfl.sync", far, result, d.rows, across=mask))
-                body += compute(both, {r.name: result, "more": far}, result, values=(d.rows,))
-            if d.warps > 1:
-                ring, turn = (2, term.var("t")) if d.ctas else (1, Affine())
-                shape, each = (tile, d.warps), tile * d.warps
-                smem = Buffer(f"of_{r.name}", "smem", "f32", shape, (d.warps, 1), ring, each)
-                put = Access(smem, ((1, 0),), ((0, 0), (0, 1), (d.rows, 0)), index=turn)
-                get = Access(smem, ((0, 1), (1, 0)), ((0, 0), (0, 0), (d.rows, 0)), index=turn)
-                got = registers("got", "f32", d.rows, d.warps)
-                every = Access(got, ((0, 1), (1, 0)), ((0, 0),) * 3)
-                row_result = Access(result.buffer, ((0,), (1,)))
-                body += [do("st.shared", put, result, d.rows, lanes=(1, 32, 0)), term.Sync()]
-                body.append(do("ld.shared", every, get, d.warps, d.rows, vector=min(4, d.warps)))
-                warps = {r.name: row_result, "more": every}
-                body += [*start, *compute(both, warps, row_result, values=(d.warps, d.rows))]
-        body += [*compute(operation.epilogue, reads, own, values=values), moves[2][-1]]
-        tiles, most = value("i").ceildiv(tile), (("j", side * d.chunks),)
-        leading = tuple((f"ld_{o.name}", value("j")) for o in operation.operands if o.axes[1:])
-        trips = (("trips", tiles.ceildiv(d.ctas or 1)), ("stride", Constant(d.ctas * tile)))
-        loop = (term.For("t", "trips", tuple(body)),) if d.ctas else tuple(body)
-        axis = term.Axis("block", Constant(d.ctas) if d.ctas else tiles)
-        role = term.Role("all", 32 * d.warps * d.teams, (*moves[1], *loop))
-        known = term.buffers_of(role.body), leading + trips * (d.ctas > 0), (axis,), (role,)
-        return term.Program(self.name, operation, *known, at_most=most)
+    def load(self, k: Kernel, part: Piece) -> Held:
+        """Load vectors; beyond a row's end is what no reduction sees."""
+        return k.load(part, outside=_outside(k.op) or 0.0, vector=self.vector)
 
 
 def _outside(operation: Operation) -> float | None:

@@ -14,13 +14,14 @@ Optimize a CUDA Matmul Kernel for cuBLAS-like Performance"; CUTLASS, "Efficient 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
-from tinygpu.machines.simt_term import SimtTerm, turned
+from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Piece
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation
-from tinygpu.term.program import Program
+from tinygpu.term.program import select
 
 __all__ = ["LADDER", "Simt"]
 
@@ -28,7 +29,7 @@ __all__ = ["LADDER", "Simt"]
 class Simt(Machine):
     """Matmul on the ordinary cores: fp32, fp16 or bf16 inputs, fp32 or fp64 sums."""
 
-    name = "simt"
+    name, entry = "simt", "simt_matmul"
     levels = (GMEM, L2, L1, SMEM, REGISTERS)
     instructions = instructions(
         "ld.global", "cp.async", "st.shared", "ld.shared", "fma", "cvt", "mov", "bar.sync",
@@ -158,9 +159,188 @@ class Simt(Machine):
             ),
         )
 
-    def program(self, operation: Operation, choose: Any) -> Program:
-        """Build the term of a matmul."""
-        return SimtTerm(operation, choose).program()
+    def forward(self, k: Kernel) -> None:
+        """Clear the sums; walk k in one of three pipelines; store."""
+        a, b, c = k.arrays
+        self.declare(k)
+        at = (
+            "m = (bm tm), tm = (warp_m wm), wm = (far_m lane_m near_m),"
+            "n = (bn tn), tn = (warp_n wn), wn = (far_n lane_n near_n),"
+            "k = (bz kt tk), tk = (kk ks)"
+        )
+        if self.edges == "return":
+            k.leave_outside(c[at])
+        product = "f64" if self.accumulator == "f64" else "f32"
+        sums = k.zeros("sums", "f32" if self.accumulator == "f32" else "f64", "row", "col")
+        copies = [
+            self.staged(k, x) for x, way in ((a, self.a_from), (b, self.b_from)) if way == "smem"
+        ]
+        tiles = {copy.x.name: copy.tile for copy in copies}
+
+        def fragments(step: LoopIndex, start: Number = 0, stop: Number | None = None) -> None:
+            """Read one fragment of a and of b after another, and add its products."""
+            for _ in k.unrolled("kk", self.tile_k // self.k_step, start=start, stop=stop):
+                held = {x.name: self.fragment(k, tiles.get(x.name, x)[step][at]) for x in (a, b)}
+                wide = {x: k.cast(h, product, into=f"{x}_wide") for x, h in held.items()}
+                if self.accumulator == "f32+f64":
+                    products = k.compute(k.op.combine, wide, into="products")
+                    k.add(sums, k.cast(products, "f64", into="widened"))
+                else:
+                    k.add(sums, k.op.combine, wide)
+
+        if self.pipeline == "none":
+            for step in k.loop("kt"):
+                for copy in copies:
+                    copy.load(step)
+                for copy in copies:
+                    copy.deposit(step)
+                if copies:
+                    k.sync()
+                fragments(step)
+                if copies:
+                    k.sync()
+        elif self.pipeline == "register":  # the next tile is held in registers meanwhile
+            for step in k.loop("kt", first=1):
+                with k.when(step < step.count):
+                    for copy in copies:
+                        copy.load(step)
+                    for copy in copies:
+                        copy.deposit(step)
+                k.sync()
+            for step in k.loop("kt"):
+                fragments(step, stop=self.issue)
+                with k.when(step + 1 < step.count):
+                    for copy in copies:
+                        copy.load(step + 1)
+                fragments(step, start=self.issue)
+                with k.when(step + 1 < step.count):
+                    for copy in copies:
+                        copy.deposit(step + 1)
+                k.sync()
+        else:  # cp.async fills a ring of tiles
+            ahead = self.stages - 1
+            for step in k.loop("kt", first=ahead):
+                with k.when(step < step.count):
+                    for copy in copies:
+                        copy.start(step)
+                k.commit()
+            for step in k.loop("kt"):
+                k.wait_group("cp.async", ahead - 1)
+                k.sync()
+                fragments(step, stop=self.issue)
+                with k.when(step + ahead < step.count):
+                    for copy in copies:
+                        copy.start(step + ahead)
+                k.commit()
+                fragments(step, start=self.issue)
+        k.store(c[at], sums, vector=self.vector_c, add=self.combine == "red")
+
+    def declare(self, k: Kernel) -> None:
+        """Say who counts what: CTAs tiles, warps and lanes parts of a tile, threads rows of it."""
+        along_k, lanes_n = self.along_k(k.op), 32 // self.lanes_m
+        k.launch(
+            raster=self.raster, ctas_per_sm=self.ctas_per_sm, specialised=self.specialised,
+            addressing=self.addressing, guards=self.guards,
+        )  # fmt: skip
+        k.grid(bz=self.split_k)
+        k.grid("bm", "bn")
+        k.tile(tm=self.tile_m, tn=self.tile_n, tk=self.tile_k)
+        k.tile(wm=self.lanes_m * self.thread_m, wn=lanes_n * self.thread_n)
+        # no warps where a requirement fails: 1, so that the term's other numbers stay plain
+        warps_m = self.tile_m // (self.lanes_m * self.thread_m)
+        warps_n = self.tile_n // (lanes_n * self.thread_n)
+        k.threads(
+            warp_m=select(warps_m > 0, warps_m, 1), warp_n=select(warps_n > 0, warps_n, 1),
+            lane_m=self.lanes_m, lane_n=lanes_n, turned=self.order == "m",
+        )  # fmt: skip
+        k.values(ks=self.k_step, row=self.thread_m, col=self.thread_n)
+        k.split("row", "far_m", near_m=1 if along_k["a"] else self.vector_shared)
+        k.split("col", "far_n", near_n=1 if along_k["b"] else self.vector_shared)
+        if self.edges != "guard":
+            k.unguarded("m", "n")
+        if self.edges == "exact":
+            k.unguarded("k")
+
+    def along_k(self, operation: Operation) -> dict[str, bool]:
+        """Return which inputs are read along k: in shared memory, or else in global memory."""
+        across = turned(operation, self)
+        return {o.name: (o.axes[-1] == "k") != across[o.name] for o in operation.inputs}
+
+    def fragment(self, k: Kernel, part: Piece) -> Held:
+        """Read a fragment, in vectors, from shared memory or from global memory."""
+        along_k, name = self.along_k(k.op), part.array.name[-1]
+        if part.array.buffer.level == "smem":
+            vector = self.k_step if along_k[name] else self.vector_shared
+        else:
+            vector = self.vector_a if name == "a" else self.vector_b
+        return k.load(part, vector=vector, into=f"{name}_fragment")
+
+    def staged(self, k: Kernel, x: Array) -> Copy:
+        """Declare an input's tiles in shared memory, and how threads copy to them."""
+        name, by_k, is_a = x.name, x.axes[-1] == "k", x.name == "a"
+        extents = {"tm" if is_a else "tn": self.tile_m if is_a else self.tile_n, "tk": self.tile_k}
+        vector = self.vector_a if is_a else self.vector_b
+        lines, wide = extents if by_k else [*extents][::-1]  # in global memory
+        along = self.along_k(k.op)[name]
+        shape = extents if along else dict([*extents.items()][::-1])
+        tile = k.smem(
+            f"smem_{name}", x.dtype, pad=self.pad_a if is_a else self.pad_b, stages=self.stages,
+            swizzle=self.swizzle() if is_a and along else 0, **shape,
+        )  # fmt: skip
+        vectors = extents[wide] // vector
+        side = select(vectors < k.thread_count, vectors, k.thread_count)
+        rows = k.thread_count // side
+        k.recount(**{f"{name}_line": rows, f"{name}_vector": side})
+        k.values(**{f"{name}_down": extents[lines] // rows, f"{name}_right": vectors // side})
+        k.values(**{f"{name}_one": vector})
+        at = (
+            f"m = (bm tm), n = (bn tn), k = (bz kt tk), {lines} = ({name}_down {name}_line),"
+            f"{wide} = ({name}_right {name}_vector {name}_one)"
+        )
+        return Copy(k, x, tile, at, vector, 1 if along != by_k else vector)
+
+    def swizzle(self) -> tuple[Number, Number, Number]:
+        """XOR the chunk of 4 elements (16 B of fp32) with the row, ``swizzle_a`` bits of it."""
+        log_k = sum((self.tile_k >> i) > 1 for i in range(8))
+        return (self.swizzle_a, 2, select(log_k - 2 < self.swizzle_a, self.swizzle_a, log_k - 2))
+
+
+@dataclass(slots=True)
+class Copy:
+    """How a CTA's threads copy an input's tiles: side by side along its lines, then across."""
+
+    k: Kernel
+    x: Array
+    tile: Array
+    at: str
+    vector: Number
+    stored: Number
+    held: Held | None = None
+
+    def load(self, step: LoopIndex) -> None:
+        """Load a tile into registers."""
+        self.held = self.k.load(
+            self.x[step][self.at], vector=self.vector, into=f"{self.x.name}_held"
+        )
+
+    def deposit(self, step: LoopIndex) -> None:
+        """Store it into shared memory."""
+        assert self.held is not None
+        self.k.store(self.tile[step][self.at], self.held, vector=self.stored)
+
+    def start(self, step: LoopIndex) -> None:
+        """Start to copy a tile, without registers."""
+        self.k.cp_async(self.tile[step][self.at], self.x[step][self.at], vector=self.vector)
+
+
+def turned(operation: Operation, d: Any) -> dict[str, bool]:
+    """Return which inputs lie in shared memory along the other dimension than in global memory."""
+    return {
+        o.name: source == "smem" and (layout[-1] == "k") != (o.axes[-1] == "k")
+        for o, source, layout in zip(
+            operation.inputs, (d.a_from, d.b_from), (d.a_layout, d.b_layout), strict=True
+        )
+    }
 
 
 _NAIVE: Mapping[str, Value] = {

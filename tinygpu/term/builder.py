@@ -14,6 +14,8 @@ coordinate is the number in mixed radix.  Slowest first too are keywords of decl
 - An array reads the equations of its own axes alone, so that one pattern serves all operands.
 - The slowest digit of an axis may be open (a grid's or loop's without an extent): it covers the
   axis, however long it is.  An axis without one bounds the size.
+- CTAs may share out what a loop covers: they stride in ``"i = (turn block u thread v)"``, and each
+  has one part of k in ``"k = (part step)"``.  The steps that follow are parameters.
 - A dimension of a tile is a digit; ``"m = (bm tm), tm = (warp row)"`` is one equation in another.
   A dimension of a tile that its pattern does not name is counted whole, by each thread.
 - Registers keep the digits of their load, and arithmetic goes by digits' names.
@@ -48,6 +50,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -90,6 +93,8 @@ Counter = Literal[
     "the grid", "the cluster", "copies of a role", "threads", "values", "a loop", "a tile"
 ]
 _MOVING = ("the grid", "the cluster", "copies of a role", "a loop")
+_STEPS = {"the grid": "chunk", "the cluster": "share", "a loop": "stride"}
+"""What the parameter is called that is the step of a digit, by who counts it."""
 _SHARE = re.compile(r"\s*(\w+) by (\w+)\s*")
 
 
@@ -169,6 +174,8 @@ class Held:
     buffer: Buffer
     digits: tuple[str, ...]
     origin: tuple[Affine, ...] = ()
+    index: Affine | None = None
+    """Which value of a ring it is."""
 
     @property
     def name(self) -> str:
@@ -184,7 +191,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a pattern picks of an array or of a tile; ``stage`` is the use of a ring of tiles."""
+    """What a pattern picks of an array or of a tile.
+
+    ``stage`` is the use of a ring of tiles, or of an array what its loop's digit counts instead.
+    """
 
     array: Array
     equations: Mapping[str, tuple[str, ...]]
@@ -229,7 +239,7 @@ class Array:
         if isinstance(at, str):
             return Piece(self, self.kernel.equations(at, self.axes))
         self.kernel.in_scope(at)
-        if not self.ring:
+        if not self.ring and self.buffer.level != "gmem":
             raise self.kernel.error(f"{self.name} has no stages; give k.smem its stages", self.name)
         return Piece(self, {}, at)
 
@@ -268,6 +278,25 @@ class _Steps:
     exact: tuple[bool, ...]
 
 
+@cache
+def _equations(pattern: str) -> tuple[tuple[str, str], ...]:
+    """Return the axis and the digits of each equation; no axis, and the text, if it is none."""
+    found = []
+    for text in pattern.split(","):
+        match = _EQUATION.fullmatch(text)
+        found.append((match[1], match[2] or match[3]) if match else ("", text.strip()))
+    return tuple(found)
+
+
+def _differ(one: Number, other: Number) -> bool:
+    """Say whether two plain ints differ; of decisions' numbers it is for the laws to say."""
+    return isinstance(one, int) and isinstance(other, int) and one != other
+
+
+def _not(exact: Number) -> Number:
+    return not exact if isinstance(exact, bool) else exact == 0
+
+
 class Kernel:
     """One term in the making; see the module's text."""
 
@@ -287,16 +316,29 @@ class Kernel:
         self.arrays = tuple(arrays)
         self.inputs, self.output = self.arrays[:-1], self.arrays[-1]
         self._digits: dict[str, Digit] = {}
-        self._covers: dict[str, tuple[str, Number]] = {}  # open digits: the axis, what one step is
+        self._judged: set[str] = set()  # dimensions that k.tile declares
+        self._order: dict[str, int] = {}
+        self._covers: dict[str, tuple[str, Number, Number]] = {}
+        """Of open digits the axis, what one step is, and among how many CTAs it is shared."""
+        self._counts: dict[str, str] = {}  # the names of loops' counts
+        self._steps: dict[str, tuple[str, Expression]] = {}  # by digit: parameters that are steps
         self._bounds: dict[str, Number] = {}  # sizes that no open digit covers
         self._inside: dict[str, tuple[str, ...]] = {}  # equations that an Exit keeps inside
+        self._guarded = dict.fromkeys(operation.axes, True)
+        self._countings: list[tuple[str, ...]] = []  # of threads, fastest first
+        self._turned: dict[tuple[str, ...], Number] = {}  # where the two fastest change places
+        self._split: dict[str, tuple[str, ...]] = {}  # digits of values that are counted in two
+        self._patterns: dict[Any, tuple[dict[str, tuple[str, ...]], tuple[str, ...]]] = {}
+        self._places: dict[tuple[str, int], _Steps] = {}
+        self._left = ""  # the array whose outside threads leave
+        self._zeroed = False
         self._open_loops: list[str] = []
         self._on_chip: list[Buffer] = []
         self._barriers: list[term.Barrier] = []
         self._roles: list[tuple[bool, term.Role]] = []  # those of warpgroups come first
         self._body: list[Statement] = []
         self._names: dict[str, int] = {}
-        self._scratch: dict[tuple[str, tuple[str, ...]], Held] = {}
+        self._scratch: dict[tuple[str, ...], Held] = {}
         self._role = ""  # that is being written
         self._role_threads: Number = 0
         self._copies: Number = 1
@@ -323,42 +365,98 @@ class Kernel:
 
     def launch(
         self, *, persistent: Number = 0, raster: Number = 1, ctas_per_sm: Number = 1,
-        early: Number = 0,
+        early: Number = 0, specialised: Number = 0, addressing: Number = "pointer",
+        guards: Number = "each",
     ) -> None:  # fmt: skip
         """Say how the kernel is launched; see ``tinygpu.term.program.Program``."""
-        self._options = {"persistent": persistent, "raster": raster, "ctas_per_sm": ctas_per_sm,
-                         "early": early}  # fmt: skip
+        self._options = {
+            "persistent": persistent, "raster": raster, "ctas_per_sm": ctas_per_sm, "early": early,
+            "specialised": specialised, "addressing": addressing, "guards": guards,
+        }  # fmt: skip
 
-    def threads(self, **extents: Number) -> None:
-        """Declare the digits that the threads of a CTA count, slowest first."""
+    def threads(self, *, turned: Number = False, **extents: Number) -> None:
+        """Declare the digits that the threads of a CTA count, slowest first.
+
+        Where ``turned``, the last two change places.
+        """
         for name, extent in extents.items():
             self._declare(name, "threads", extent)
+        counting = tuple(extents)[::-1] + (self._countings[0] if self._countings else ())
+        self._countings[:1] = [counting]
+        if turned is not False:
+            self._turned[counting] = turned
+
+    @property
+    def thread_count(self) -> Number:
+        """The threads of a CTA."""
+        return math.prod(self._extents(self._countings[0]))
+
+    def recount(self, **extents: Number) -> None:
+        """Count the same threads in another way: patterns with these digits go by it."""
+        for name, extent in extents.items():
+            self._declare(name, "threads", extent)
+        self._countings.append(tuple(extents)[::-1])
+
+    def tile(self, **extents: Number) -> None:
+        """Declare the dimensions of a tile: patterns say of which digits they are made.
+
+        Whether those count as far is for the laws to say.
+        """
+        for name, extent in extents.items():
+            self._declare(name, "a tile", extent)
+            self._judged.add(name)
 
     def values(self, **extents: Number) -> None:
         """Declare digits that each thread counts by itself, slowest first."""
         for name, extent in extents.items():
             self._declare(name, "values", extent)
 
-    def loop(self, name: str, *, over: str = "", by: Number = 1) -> Iterator[LoopIndex]:
-        """Trace a loop's body once.  It covers the axis in whose pattern it stands, or ``over``."""
+    def split(self, name: str, slow: str, **fast: Number) -> None:
+        """Count a digit of values in two, row = (far near): ``split("row", "far", near=4)``."""
+        (near, extent), *_ = fast.items()
+        self._declare(slow, "values", self._extent(name) // extent)
+        self._declare(near, "values", extent)
+        self._split[name] = (slow, near)
+
+    def unguarded(self, *axes: str) -> None:
+        """Let accesses not ask whether they are inside along some axes: laws see to it.
+
+        The array whose outside threads leave (``leave_outside``) is asked for all the same.
+        """
+        self._guarded |= dict.fromkeys(axes, False)
+        self._places.clear()
+
+    def loop(
+        self, name: str, *, over: str = "", by: Number = 1, first: Number | None = None
+    ) -> Iterator[LoopIndex]:
+        """Trace a loop's body once.  It covers the axis in whose pattern it stands, or ``over``.
+
+        With ``first`` = n its first n turns are written out, and no more done.
+        """
         if name not in self._digits:
             self._declare(name, "a loop", None)
         elif self._digits[name].by != "a loop" or name in self._open_loops:
             raise self.error(f"digit {name}: {self._digits[name].by} counts it already", name)
         if over and over not in self.op.axes:
             raise self.error(f"axis {over}: there is none; {nearest(over, self.op.axes)}", over)
+        self._counts.setdefault(name, f"{name}_trips" if self._counts else "trips")
         if over:
             self._cover(name, over, by)
-        return self._loop(name, f"{name}_trips", self._where())
+        return self._loop(name, self._counts[name], self._where(), first)
 
-    def unrolled(self, name: str, count: Number) -> Iterator[LoopIndex]:
-        """Trace a body that is written out ``count`` times."""
-        if name in self._open_loops:
-            raise self.error(f"digit {name}: {self._digits[name].by} counts it already", name)
-        self._declare(name, "a loop", count)
-        return self._loop(name, count, self._where())
+    def unrolled(
+        self, name: str, count: Number, *, start: Number = 0, stop: Number | None = None
+    ) -> Iterator[LoopIndex]:
+        """Trace a body that is written out ``count`` times, or those from ``start`` to ``stop``."""
+        known = self._digits.get(name)
+        if name in self._open_loops or not known or known.by != "a loop":
+            self._declare(name, "a loop", count)
+        return self._loop(name, count, self._where(), count if stop is None else stop, start)
 
-    def _loop(self, name: str, count: Number, where: tuple[str, int]) -> Iterator[LoopIndex]:
+    def _loop(
+        self, name: str, count: Number, where: tuple[str, int], written: Number | None,
+        start: Number = 0,
+    ) -> Iterator[LoopIndex]:  # fmt: skip
         around, self._body = self._body, []
         self._open_loops.append(name)
         try:
@@ -368,12 +466,12 @@ class Kernel:
             self._broken = self._broken or self._error_at(where, text, "")
             raise
         self._open_loops.remove(name)
-        unrolled = self._digits[name].extent is not None
-        if name not in self._covers and not unrolled:
+        unrolled = written is not None
+        if name not in self._covers and self._digits[name].extent is None:
             text = f"loop {name}: no pattern says how far it goes; give it over=, an axis, and by="
             raise self._error_at(where, text, name)
         body, self._body = tuple(self._body), around
-        self._body.append(term.For(name, count, body, unrolled=unrolled))
+        self._body.append(term.For(name, written if unrolled else count, body, unrolled, start))
 
     def tiles(self, *, start: str = "", step: Number = 1) -> Iterator[LoopIndex]:
         """Trace what is done for each tile of a CTA: one, or with ``persistent`` several.
@@ -399,24 +497,27 @@ class Kernel:
 
     def smem(
         self, name: str, dtype: str, *, pad: Number = 0, stages: Number | None = None,
-        swizzle: int | str = 0, **extents: Number,
+        swizzle: int | str | tuple[Number, Number, Number] = 0, **extents: Number,
     ) -> Array:  # fmt: skip
         """Declare a tile in shared memory, its last dimension contiguous; ``stages`` make a ring.
 
         ``pad`` elements follow each line.  ``swizzle`` = 128: slabs of 128 B, as TMA and wgmma
-        take them; "line": one slab, whose lines have 16 to 128 B.  What is declared in a role each
-        of its copies has for itself.
+        take them; "line": one slab, whose lines have 16 to 128 B; or (bits, base, shift) of
+        ``tinygpu.term.layout.Swizzle``.  What is declared in a role each of its copies has for
+        itself.
         """
         if not extents:
             raise self.error(f"tile {name}: no dimensions; give them as tm=64, tk=32", name)
         for digit, extent in extents.items():
             self._declare(digit, "a tile", extent)
         slab = 0
-        if swizzle and (swizzle not in (128, "line") or len(extents) != 2):
+        free = isinstance(swizzle, tuple)
+        if swizzle and ((not free and swizzle not in (128, "line")) or len(extents) != 2):
             text = f"tile {name}: swizzle {swizzle} of {len(extents)} dimensions"
             raise self.error(f'{text}; it is 128 or "line", of two dimensions', "swizzle")
         each = DTYPES[dtype].bytes
-        if swizzle == 128:
+        pattern: tuple[Number, Number, Number]
+        if not free and swizzle == 128:
             lines, wide = extents.values()
             slab = swizzle // each
             shape: tuple[Number, ...] = (lines, slab, wide // slab)
@@ -424,8 +525,9 @@ class Kernel:
             size: Number = lines * slab * (wide // slab)
             pattern = (3, (16 // each).bit_length() - 1, 3)
         else:
-            shape, pattern = tuple(extents.values()), (0, 0, 0)
-            if swizzle:
+            shape = tuple(extents.values())
+            pattern = swizzle if isinstance(swizzle, tuple) else (0, 0, 0)
+            if swizzle == "line":
                 span = shape[-1] * each
                 bits = sum(span >= wide for wide in (32, 64, 128))
                 pattern = (bits, (16 // each).bit_length() - 1, 3)
@@ -463,25 +565,51 @@ class Kernel:
         buffer = registers(self._free(name), dtype, *shape, fragment=fragment)
         return Held(self, buffer, ordered)
 
+    def _into(self, into: str, name: str, dtype: str, *digits: str) -> Held:
+        """Return new registers, or those that are used over and over under the name ``into``."""
+        if not into:
+            return self.registers(name, dtype, *digits)
+        key = (into, dtype, *digits)
+        if key not in self._scratch:
+            self._scratch[key] = self.registers(into, dtype, *digits)
+        return self._scratch[key]
+
     # moves
 
     def load(
-        self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None
-    ) -> Held:
-        """Load into registers; what lies outside of the array is ``outside``."""
+        self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None,
+        into: str = "",
+    ) -> Held:  # fmt: skip
+        """Load into registers; what lies outside of the array is ``outside``.
+
+        Loads ``into`` registers of one name use the same ones, if they hold the same digits.
+        """
         part = _piece(part)
         self._each_thread("a load")
         place = self._place(part)
         modes = self._modes(place)
-        held = self.registers(f"{part.array.name}_held", part.array.dtype, *modes)
+        digits, dtype = self._joined(modes), part.array.dtype
+        held = self._into(into, f"{part.array.name}_held", dtype, *digits)
+        held = replace(held, index=self._turns(part))
         name = f"ld.{_SPACES[part.array.buffer.level]}"
         there = self._access(part, place, modes, outside)
         wide = self._vector(part, place, vector)
-        self._do(name, self._own(held, modes), (there,), modes, vector=wide)
+        self._do(name, held, there, modes, place, vector=wide)
         return held
 
-    def store(self, part: Piece | Array, held: Held, *, vector: Number | None = None) -> None:
-        """Store registers, rounded to the array's type."""
+    def cp_async(self, to: Piece, part: Piece, *, vector: Number | None = None) -> None:
+        """Copy from global to shared memory by cp.async; ``k.commit()`` ends a group of such."""
+        self._each_thread("cp_async")
+        place, there = self._place(part), self._place(to)
+        modes = self._modes(place)
+        source, target = self._access(part, place, modes), self._access(to, there, modes)
+        wide = self._vector(part, place, vector)
+        self._do("cp.async", target, source, modes, place, vector=wide)
+
+    def store(
+        self, part: Piece | Array, held: Held, *, vector: Number | None = None, add: bool = False
+    ) -> None:
+        """Store registers, rounded to the array's type, or ``add`` them to a cleared array."""
         part = _piece(part)
         if held.buffer.fragment:
             self._store_tile(part, held)
@@ -489,14 +617,15 @@ class Kernel:
         self._each_thread("a store")
         place = self._place(part)
         modes = self._modes(place)
-        if extra := sorted(set(held.digits) - set(modes)):
+        if extra := sorted(set(held.digits) - set(self._joined(modes))):
             text = f"{held.name} has a value for each {extra[0]}, and {part.array.name} one for all"
             raise self.error(text, extra[0])
         held = self.cast(held, part.array.dtype)
-        name = f"st.{_SPACES[part.array.buffer.level]}"
+        self._zeroed = self._zeroed or add
+        name = "red.global" if add else f"st.{_SPACES[part.array.buffer.level]}"
         wide = self._vector(part, place, vector)
         there = self._access(part, place, modes)
-        self._do(name, there, (self._own(held, modes),), modes, vector=wide, lanes=self._only)
+        self._do(name, there, held, modes, place, vector=wide, lanes=self._only)
 
     def leave_outside(self, part: Piece) -> None:
         """Let threads leave whose elements are outside; the others' accesses need no guard."""
@@ -506,7 +635,10 @@ class Kernel:
         place = self._place(part)
         modes = self._modes(place)
         access = replace(self._access(part, place, modes), guard=(True,) * len(part.array.axes))
-        self._body.append(term.Exit(access, self._extents(modes), self._thread_extents()))
+        threads = self._thread_extents(self._counting(place))
+        self._body.append(term.Exit(access, self._extents(modes), threads))
+        self._left = part.array.name
+        self._places.clear()
         for axis in part.array.axes:  # a thread with several elements may have one outside
             digits = self._expanded(part.equations, axis)
             if all(self._digits[d].by in ("the grid", "threads") for d in digits):
@@ -563,6 +695,7 @@ class Kernel:
         plain = ((0, 1), (1, 0))
         there = replace(self._access(part, place, ()), value=plain, guard=(True, True))
         read = Access(array.buffer, plain, index=self._whole(tile))
+        self._zeroed = self._zeroed or by.atomic
         self._body.append(term.Do(by, there, (read,), self._extents((column, row))))
 
     def _elects(self, what: str, array: Array, part: Piece, swizzled: object) -> None:
@@ -583,12 +716,16 @@ class Kernel:
     # arithmetic
 
     def compute(
-        self, expression: Expression, reads: Mapping[str, Held], *, name: str = "result"
-    ) -> Held:
-        """Compute an expression of registers, scalars and sizes, for each digit that it reads."""
+        self, expression: Expression, reads: Mapping[str, Held], dtype: str = "f32", *,
+        name: str = "result", into: str = "",
+    ) -> Held:  # fmt: skip
+        """Compute an expression of registers, scalars and sizes, for each digit that it reads.
+
+        It is computed in f32, and then rounded to ``dtype``.
+        """
         used = self._used(expression, reads)
         digits = self._ordered({d for h in used.values() for d in h.digits})
-        result = self.registers(name, "f32", *digits)
+        result = self._into(into, name, dtype, *digits)
         self._compute(expression, used, result, digits)
         return result
 
@@ -631,15 +768,11 @@ class Kernel:
         apart, lanes = self._thread(over)
         if not isinstance(lanes, int) or not isinstance(apart, int) or lanes * apart > _WARP:
             raise self.error(f"butterfly: {over} counts threads of more than one warp", over)
-        key = (held.buffer.dtype, held.digits)  # what it holds dies with the next shuffle
-        if key not in self._scratch:
-            self._scratch[key] = self.registers("far", *key[:1], *held.digits)
-        far = self._scratch[key]
+        far = self._into("far", "", held.buffer.dtype, *held.digits)
         modes = held.digits[::-1]
         mask = lanes // 2
         while mask:
-            to, source = self._own(far, modes), self._own(held, modes)
-            self._do("shfl.sync", to, (source,), modes, across=mask * apart)
+            self._do("shfl.sync", far, held, modes, None, across=mask * apart)
             self.reduce(operator, held, far)
             mask //= 2
 
@@ -653,14 +786,19 @@ class Kernel:
         """Set every value."""
         self._compute(Constant(number), {}, held, held.digits)
 
-    def cast(self, held: Held, dtype: str) -> Held:
+    def cast(self, held: Held, dtype: str, *, into: str = "") -> Held:
         """Round to a type; what has the type already is returned as it is."""
         if held.buffer.dtype == dtype:
             return held
         fragment = held.buffer.fragment
-        rounded = self.registers(f"{held.name}_rounded", dtype, *held.digits, fragment=fragment)
+        if into:
+            rounded = self._into(into, "", dtype, *held.digits)
+        else:
+            name = f"{held.name}_rounded"
+            rounded = self.registers(name, dtype, *held.digits, fragment=fragment)
+        rounded = replace(rounded, index=held.index)
         modes = held.digits[::-1]
-        read, write = self._own(held, modes, ()), self._own(rounded, modes, ())
+        read, write = self._own(held, modes), self._own(rounded, modes)
         self._body.append(term.Do(INSTRUCTIONS["cvt"], write, (read,), self._extents(modes)))
         return rounded
 
@@ -734,7 +872,7 @@ class Kernel:
         """Order what the threads did before what another proxy does."""
         self._body.append(term.Fence(scope))
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: Group = "cp.async") -> None:
         """End a group, for which ``wait_group`` waits."""
         self._body.append(term.Commit(group))
 
@@ -814,28 +952,34 @@ class Kernel:
 
     def equations(self, pattern: str, axes: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Read a pattern for an array of some axes.  Raises ProgramError for unknown names."""
+        key = (pattern, tuple(axes))
+        known, loops = self._patterns.get(key, ({}, ()))
+        if known and all(loop in self._open_loops for loop in loops):
+            return known
         found: dict[str, tuple[str, ...]] = {}
         tiles = [n for n, d in self._digits.items() if d.by == "a tile"]
-        for text in pattern.split(","):
-            match = _EQUATION.fullmatch(text)
-            if match is None:
-                text = text.strip()
-                raise self.error(f"{text!r} is no equation as i = (block thread v)", text)
-            axis, many, one = match.groups()
+        for axis, digits in _equations(pattern):
+            if not axis:
+                raise self.error(f"{digits!r} is no equation as i = (block thread v)", digits)
             if axis not in self.op.axes and axis not in tiles:
-                known = nearest(axis, (*self.op.axes, *tiles))
-                raise self.error(f"axis {axis}: there is none; {known}", axis)
+                near = nearest(axis, (*self.op.axes, *tiles))
+                raise self.error(f"axis {axis}: there is none; {near}", axis)
             if axis in found:
                 raise self.error(f"axis {axis}: has two equations in one pattern", axis)
-            found[axis] = tuple((many or one).split())
-        for axis in axes:
+            found[axis] = tuple(digits.split())
+        used, inside = list(axes), []
+        for axis in used:
             for digit in self._expanded(found, axis) if axis in found else ():
                 self._known(digit)
-                if self._digits[digit].by == "a loop" and digit not in self._open_loops:
-                    raise self.error(f"digit {digit}: its loop has ended; use it inside", digit)
-        for axis in found:
-            if axis in tiles:
-                self._counts_all(axis, self._expanded(found, axis))
+                if self._digits[digit].by == "a loop":
+                    inside.append(digit)
+                    if digit not in self._open_loops:
+                        raise self.error(f"digit {digit}: its loop has ended; use it inside", digit)
+            used += [digit for digit in found.get(axis, ()) if digit in found]
+        for axis in used:
+            if axis in found and axis in tiles and axis not in self._judged:
+                self._counts_all(axis, found[axis])
+        self._patterns[key] = found, tuple(inside)
         return found
 
     def in_scope(self, index: LoopIndex) -> None:
@@ -873,13 +1017,16 @@ class Kernel:
     def _counts_all(self, axis: str, digits: Iterable[str]) -> None:
         """Raise ProgramError unless the digits count just as far as the tile's dimension."""
         extent, count = self._extent(axis), math.prod(map(self._extent, digits))
-        if np.all(extent != count):
+        if _differ(extent, count):
             text = f"{axis} has {extent} elements, the digits count {count}"
             raise self.error(text, axis)
 
     def _place(self, part: Piece) -> _Steps:
         """Return the step of each digit in each dimension."""
         array, rank = part.array, len(part.array.axes)
+        key = (array.name, id(part.equations) if part.equations else 0)  # patterns are kept
+        if key in self._places:
+            return self._places[key]
         steps: dict[str, list[Number]] = {}
         exact, last = [], ""
         for dimension, axis in enumerate(array.axes):
@@ -889,32 +1036,91 @@ class Kernel:
                 raise self.error(f"{array.name} has axis {axis}; the pattern has none", array.name)
             else:
                 digits = (axis,)
-            step: Number = 1
-            for number, digit in enumerate(reversed(digits), 1):
-                extent = self._digits[digit].extent
-                mine = steps.setdefault(digit, [0] * rank)
-                mine[dimension] = mine[dimension] + step
-                if extent is not None:
-                    step = step * extent
-                    continue
-                if number != len(digits):
-                    text = f"digit {digit}: covers axis {axis}, so it has to be the slowest there"
-                    raise self.error(text, digit)
-                self._cover(digit, axis, step)
-            is_open = bool(digits) and self._digits[digits[0]].extent is None
+            along, step, is_open = self._along(axis, part.equations)
+            for digit, mine in along.items():
+                steps.setdefault(digit, [0] * rank)[dimension] = mine
             if array.buffer.level == "gmem" and not is_open:
                 known = self._bounds.get(axis, step)
                 self._bounds[axis] = select(known < step, known, step)
-            exact.append((is_open and len(digits) == 1) or self._inside.get(axis) == digits)
+            left = array.name == self._left
+            exact.append(self._is_exact(axis, digits, is_open, guarded=left))
             last = digits[-1] if digits else ""
-        return _Steps({d: tuple(s) for d, s in steps.items()}, last, tuple(exact))
+        place = _Steps({d: tuple(s) for d, s in steps.items()}, last, tuple(exact))
+        self._places[key] = place
+        return place
 
-    def _cover(self, digit: str, axis: str, step: Number) -> None:
+    def _is_exact(
+        self, axis: str, digits: tuple[str, ...], is_open: bool, *, guarded: bool
+    ) -> Number:
+        """Say whether all that the digits count lies inside of an array."""
+        unguarded = not guarded and not self._guarded.get(axis, True)
+        if unguarded or self._inside.get(axis) == digits:
+            return True
+        opened = next((d for d in digits if d in self._covers), "")
+        if not is_open or self._digits[opened].by != "a loop":
+            return is_open and len(digits) == 1
+        _, step, among = self._covers[opened]
+        return (step == 1) & (among == 1)
+
+    def _along(
+        self, axis: str, equations: Mapping[str, tuple[str, ...]]
+    ) -> tuple[dict[str, Number | str], Number, bool]:
+        """Return the digits' steps along an axis, how far they count, and whether one is open.
+
+        Where CTAs share what a loop covers, the loop's step is a parameter if they lie within it
+        (they stride), and theirs is one if it lies within them (each has a part).
+        """
+        digits = equations.get(axis, (axis,))
+        opened = [i for i, d in enumerate(digits) if self._digits[d].extent is None]
+        within = digits[opened[-1] + 1 :] if opened else digits
+        found: dict[str, Number | str] = {}
+
+        def lay(digits: tuple[str, ...], step: Number) -> Number:
+            for digit in reversed(digits):
+                if digit in equations and digit != axis:
+                    lay(equations[digit], step)
+                else:
+                    found[digit] = found.get(digit, 0) + step
+                step = step * self._extent(digit)
+            return step
+
+        step = lay(within, 1)
+        if not opened:
+            return found, step, False
+        parts, digit = digits[: opened[-1]], digits[opened[-1]]
+        if len(parts) > (self._digits[digit].by == "a loop") or not all(map(self._fixed, parts)):
+            outer = digits[opened[-1]] if parts else digit
+            text = f"digit {outer}: covers axis {axis}, so it has to be the slowest there"
+            raise self.error(text, outer)
+        sharing = [d for d in within if self._fixed(d) and self._digits[digit].by == "a loop"]
+        unit = math.prod(self._extents(d for d in within if d not in sharing))
+        self._cover(digit, axis, unit, math.prod(self._extents((*parts, *sharing))))
+        found[digit] = self._parameter(digit, Constant(step)) if sharing else step
+        for part in parts:
+            found[part] = self._parameter(part, value(self._counts[digit]) * Constant(unit))
+        return found, step, True
+
+    def _fixed(self, digit: str) -> bool:
+        """Say whether CTAs count a digit, so far."""
+        return (
+            self._digits[digit].by in ("the grid", "the cluster")
+            and self._digits[digit].extent is not None
+        )
+
+    def _parameter(self, digit: str, step: Expression) -> str:
+        """Return the parameter that is a digit's step."""
+        if digit not in self._steps:
+            name = _STEPS[self._digits[digit].by]
+            taken = [known for known, _ in self._steps.values()]
+            self._steps[digit] = (f"{name}_{digit}" if name in taken else name, step)
+        return self._steps[digit][0]
+
+    def _cover(self, digit: str, axis: str, step: Number, among: Number = 1) -> None:
         """Let an open digit go over an axis in steps; it may do so in one way alone."""
         if digit not in self._covers:
-            self._covers[digit] = (axis, step)
-        other, before = self._covers[digit]
-        if other != axis or np.all(before != step):
+            self._covers[digit] = (axis, step, among)
+        other, before, shared = self._covers[digit]
+        if other != axis or _differ(before, step) or _differ(shared, among):
             text = f"digit {digit}: covers {axis} in steps of {step}, and {other} in steps of"
             raise self.error(f"{text} {before}; give it one way", digit)
 
@@ -926,16 +1132,32 @@ class Kernel:
         if part.array.slab:
             raise self.error(f"{buffer.name}: a swizzled tile is TMA's and wgmma's", buffer.name)
         origin = [Affine() for _ in zero]
-        for digit, steps in place.steps.items():
+        for digit, steps in reversed(place.steps.items()):  # slowest first, as laws read them
             if self._digits[digit].by in _MOVING:
+                index = var(digit)
+                if part.stage and digit in part.stage.loops and buffer.level == "gmem":
+                    index = part.stage.affine
                 for dimension, step in enumerate(steps):
-                    if not isinstance(step, int) or step:
+                    if isinstance(step, str):
                         origin[dimension] = origin[dimension] + var(digit, step)
-        threads = tuple(place.steps.get(d, zero) for d in self._threads())
+                    elif not isinstance(step, int) or step:
+                        origin[dimension] = origin[dimension] + index * step
+        counting = self._counting(place)
+        threads = self._in_turn(counting, [place.steps.get(d, zero) for d in counting])
         values = tuple(place.steps[d] for d in modes)
-        guard = tuple(not e for e in place.exact) if buffer.level == "gmem" else ()
-        index = self._stage(part)
-        return Access(buffer, values, threads, tuple(origin), index, guard, outside)
+        guard = tuple(_not(e) for e in place.exact) if buffer.level == "gmem" else ()
+        stage = Affine() if buffer.level == "gmem" else self._stage(part)
+        return Access(buffer, values, threads, tuple(origin), stage, guard, outside)
+
+    def _turns(self, part: Piece) -> Affine | None:
+        """Return which value is loaded of a ring's tile: the loops inside its own count on."""
+        if part.stage is None:
+            return None
+        index = part.stage.affine
+        begun = [i for i, loop in enumerate(self._open_loops) if loop in part.stage.loops]
+        for loop in self._open_loops[begun[-1] + 1 :] if begun else ():
+            index = index * self._extent(loop) + var(loop)
+        return index
 
     def _store_tile(self, part: Piece, sums: Held) -> None:
         """Store a warpgroup's tile: neighbouring columns go in pairs, as a thread holds them."""
@@ -952,7 +1174,7 @@ class Kernel:
         rounded = self.cast(sums, part.array.dtype)
         there = self._access(part, place, modes)
         vector = 2 if place.last == columns else 1
-        store, held = INSTRUCTIONS["st.global"], self._own(rounded, modes, ())
+        store, held = INSTRUCTIONS["st.global"], self._own(rounded, modes)
         self._body.append(term.Do(store, there, (held,), self._extents(modes), vector=vector))
 
     def _stage_tile(self, part: Piece, held: Held) -> None:
@@ -965,7 +1187,7 @@ class Kernel:
         name = "stmatrix" if DTYPES[array.dtype].bytes == 2 else "st.shared"
         modes = held.digits[::-1]
         there = Access(array.buffer, ((0, 1), (1, 0)), index=self._whole(part))
-        read = self._own(held, modes, ())
+        read = self._own(held, modes)
         self._body.append(term.Do(INSTRUCTIONS[name], there, (read,), self._extents(modes)))
 
     def _turn(self) -> Affine:
@@ -1017,6 +1239,7 @@ class Kernel:
         if known and np.all(known.extent != extent):
             text = f"digit {name}: has {known.extent} elements in another tile, here {extent}"
             raise self.error(text, name)
+        self._order.setdefault(name, len(self._order))
         self._digits[name] = known or Digit(name, by, extent)
 
     def _known(self, name: str) -> None:
@@ -1024,8 +1247,7 @@ class Kernel:
             raise self.error(f"digit {name}: nobody counts it; {nearest(name, self._digits)}", name)
 
     def _ordered(self, digits: Iterable[str]) -> tuple[str, ...]:
-        wanted = set(digits)
-        return tuple(d for d in self._digits if d in wanted)
+        return tuple(sorted(set(digits), key=self._order.__getitem__))
 
     def _extent(self, digit: str) -> Number:
         extent = self._digits[digit].extent
@@ -1036,42 +1258,78 @@ class Kernel:
     def _extents(self, digits: Iterable[str]) -> tuple[Number, ...]:
         return tuple(map(self._extent, digits))
 
-    def _threads(self) -> tuple[str, ...]:
-        """Return the digits of threads, fastest first."""
-        return tuple(d.name for d in self._digits.values() if d.by == "threads")[::-1]
+    def _counting(self, place: _Steps | None) -> tuple[str, ...]:
+        """Return the digits of threads that a pattern goes by, fastest first."""
+        for counting in self._countings:
+            if place and any(d in place.steps for d in counting):
+                return counting
+        return self._countings[0] if self._countings else ()
 
-    def _thread_extents(self) -> tuple[Number, ...]:
-        return self._extents(self._threads())
+    def _in_turn(self, counting: tuple[str, ...], each: Iterable[Any]) -> tuple[Any, ...]:
+        """Return what each digit of threads has, in the order in which they count."""
+        found = tuple(each)
+        if counting not in self._turned:
+            return found
+        turned, (fast, slow, *others) = self._turned[counting], found
+        if isinstance(fast, tuple):
+            pairs = [(select(turned, s, f), select(turned, f, s))
+                     for f, s in zip(fast, slow, strict=True)]  # fmt: skip
+            first, second = (tuple(each) for each in zip(*pairs, strict=True))
+            return (first, second, *others)
+        return (select(turned, slow, fast), select(turned, fast, slow), *others)
+
+    def _thread_extents(self, counting: tuple[str, ...]) -> tuple[Number, ...]:
+        return self._in_turn(counting, self._extents(counting))
 
     def _thread(self, digit: str) -> tuple[Number, Number]:
         """Return how many threads lie between two values of a digit of threads, and its extent."""
         self._known(digit)
-        if digit not in self._threads():
+        counting = next((c for c in self._countings if digit in c), None)
+        if counting is None:
             by = self._digits[digit].by
             raise self.error(f"digit {digit}: {by} counts it, not threads", digit)
-        faster = self._threads()[: self._threads().index(digit)]
+        faster = counting[: counting.index(digit)]
         return math.prod(self._extents(faster)), self._extent(digit)
 
     # statements
 
     def _do(
-        self, name: str, write: Access, reads: tuple[Access, ...], modes: tuple[str, ...],
-        **more: Any,
+        self, name: str, write: Access | Held, read: Access | Held, modes: tuple[str, ...],
+        place: _Steps | None, **more: Any,
     ) -> None:  # fmt: skip
-        values, threads = self._extents(modes), self._thread_extents()
-        self._body.append(term.Do(INSTRUCTIONS[name], write, reads, values, threads, **more))
+        """Append a statement of all threads; ``place`` says how they count."""
+        counting = self._counting(place)
+        to, of = (
+            self._own(one, modes, len(counting)) if isinstance(one, Held) else one
+            for one in (write, read)
+        )
+        values, threads = self._extents(modes), self._thread_extents(counting)
+        self._body.append(term.Do(INSTRUCTIONS[name], to, (of,), values, threads, **more))
 
-    def _own(
-        self, held: Held, modes: tuple[str, ...], threads: tuple[str, ...] | None = None
-    ) -> Access:
+    def _own(self, held: Held, modes: tuple[str, ...], threads: int = 0) -> Access:
         """Return the access to registers at each digit of the modes."""
         rank = len(held.buffer.shape)
-        steps = tuple(
-            tuple(int(held.digits[i : i + 1] == (digit,)) for i in range(rank)) for digit in modes
-        )
-        count = len(self._threads() if threads is None else threads)
-        index = self._turn() if held.buffer.fragment else Affine()
-        return Access(held.buffer, steps, ((0,) * rank,) * count, held.origin, index)
+
+        known: dict[str, tuple[Number, ...]] = {}
+        for place, digit in enumerate(held.digits):
+            before, after = (0,) * place, (0,) * (rank - place - 1)
+            known[digit] = (*before, 1, *after)
+            if digit in self._split:
+                slow, near = self._split[digit]
+                known[near] = known[digit]
+                known[slow] = (*before, self._extent(near), *after)
+        steps = tuple(known.get(mode, (0,) * rank) for mode in modes)
+        index = held.index
+        if index is None:
+            index = self._turn() if held.buffer.fragment else Affine()
+        return Access(held.buffer, steps, ((0,) * rank,) * threads, held.origin, index)
+
+    def _joined(self, modes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the digits of values that modes count: those that are counted in two, whole."""
+        for whole, parts in self._split.items():
+            if set(parts) <= set(modes):
+                modes = (*(m for m in modes if m not in parts), whole)
+        return modes
 
     def _used(self, expression: Expression, reads: Mapping[str, Held]) -> dict[str, Held]:
         """Return the registers that an expression reads.  Raises ProgramError for others."""
@@ -1090,9 +1348,11 @@ class Kernel:
             name: term.Scalar(name, size=name in self.op.axes)
             for name in (*self.op.axes, *self.op.scalars)
         }
-        sources |= {name: self._own(held, modes, ()) for name, held in reads.items()}
-        to, values = self._own(write, modes, ()), self._extents(modes)
-        self._body += compute(expression, sources, to, values=values, name=self._free("t") + "_")
+        sources |= {name: self._own(held, modes) for name, held in reads.items()}
+        to, values = self._own(write, modes), self._extents(modes)
+        dtype = "f64" if write.buffer.dtype == "f64" else "f32"
+        name = self._free("t") + "_"
+        self._body += compute(expression, sources, to, values=values, dtype=dtype, name=name)
 
     def _free(self, name: str) -> str:
         """Return the name, or one made of it that nothing has yet."""
@@ -1105,7 +1365,7 @@ class Kernel:
             raise self.error(f"{text}; declare k.threads, without roles", "")
         if self._only and what != "a store":
             raise self.error(f"{what}: k.only is for stores; move it out", "")
-        if not self._threads():
+        if not self._countings:
             raise self.error(f"{what}: nobody declared the CTA's threads; write k.threads", "")
 
     def _warpgroup(self, what: str) -> None:
@@ -1154,23 +1414,24 @@ class Kernel:
             raise ProgramError(f"{text}; write `for tile in k.tiles():` in each role")
         roles = tuple(role for _, role in sorted(self._roles, key=lambda one: not one[0]))
         if not roles:
-            roles = (term.Role("all", math.prod(self._thread_extents()), tuple(self._body)),)
+            roles = (
+                term.Role("all", math.prod(self._extents(self._countings[0])), tuple(self._body)),
+            )
         digits = self._digits.values()
         grid = tuple(term.Axis(d.name, self._trips(d)) for d in digits if d.by == "the grid")
         loops = [d for d in digits if d.by == "a loop" and d.extent is None]
-        trips = tuple((f"{d.name}_trips", self._trips(d)) for d in loops)
+        trips = tuple((self._counts[d.name], self._trips(d)) for d in loops)
         cluster = tuple((d.name, self._extent(d.name)) for d in digits if d.by == "the cluster")
         used = term.buffers_of(tuple(s for role in roles for s in role.body))
         arrays = [a.buffer for a in self.arrays if any(a.buffer is b for b in used)]
         held = [b for b in used if b.level == "registers"]
         at_most = tuple(self._bounds.items())
-        made = Program(
-            self.name, self.op, (*arrays, *self._on_chip, *held), (*self._pitches, *trips),
+        return Program(
+            self.name, self.op, (*arrays, *self._on_chip, *held),
+            (*self._pitches, *trips, *self._steps.values()),
             grid, roles, at_most=at_most, barriers=tuple(self._barriers),
-            cluster=cluster, **self._options,
+            cluster=cluster, zeroed=self._zeroed, **self._options,
         )  # fmt: skip
-        adds = any(isinstance(s, term.Do) and s.instruction.atomic for s, _ in term.walk(made))
-        return replace(made, zeroed=True) if adds else made
 
     def _trips(self, digit: Digit) -> Expression:
         """Return how far a digit counts: as far as its axis needs, if it is open."""
@@ -1179,9 +1440,12 @@ class Kernel:
         if digit.name not in self._covers:
             text = f"machine {self.name}: digit {digit.name}: no pattern has it, so that nobody"
             raise ProgramError(f"{text} knows how far it goes; use it, or give it an extent")
-        axis, step = self._covers[digit.name]
-        whole = value(axis)
-        return whole if isinstance(step, int) and step == 1 else whole.ceildiv(step)
+        axis, step, among = self._covers[digit.name]
+        count: Expression = value(axis)
+        for size in (step, among):
+            if not isinstance(size, int) or size != 1:
+                count = count.ceildiv(size)
+        return count
 
 
 def trace(name: str, forward: Callable[[Kernel], None], operation: Operation) -> Program:

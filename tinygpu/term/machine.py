@@ -147,6 +147,8 @@ class Machine(ABC):
     """
 
     name: ClassVar[str]
+    entry: ClassVar[str] = ""
+    """What its kernels are called; empty: as the machine."""
     levels: ClassVar[tuple[Level, ...]]
     instructions: ClassVar[tuple[Instruction, ...]]
     numeric: ClassVar[bool] = False
@@ -165,7 +167,7 @@ class Machine(ABC):
         """Build the term of ``operation`` under the decisions ``choose.<name>``."""
         chosen = copy.copy(self)
         vars(chosen).update({name: getattr(choose, name) for name in self.decisions()})
-        return trace(self.name, chosen.forward, operation)
+        return trace(self.entry or self.name, chosen.forward, operation)
 
     def term(self, operation: Operation, choose: Any) -> Program:
         """Build the term, as ``program`` does, of the machine's own instructions.
