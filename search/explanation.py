@@ -17,7 +17,7 @@ from typing import Any
 
 from tinygpu.machine import Value
 from tinygpu.search.causes import Cause, ChainStep
-from tinygpu.search.view import duration
+from tinygpu.search.mends import duration
 
 __all__ = ["NOTHING", "Change", "Comparison", "Contribution", "Explanation", "Lever", "rated"]
 

@@ -33,7 +33,7 @@ from tinygpu.registers import predicted_spill, register_estimate, register_limit
 from tinygpu.schedule import Schedule
 from tinygpu.search.best import rank
 from tinygpu.search.cost import cost
-from tinygpu.search.warps import matrices
+from tinygpu.search.rates import matrices
 from tinygpu.space import Space
 from tinygpu.touched import coordinates
 from tinygpu.warp_laws import WARP_LAWS

@@ -26,7 +26,7 @@ from tinygpu.program import (
     Do,
     Program,
 )
-from tinygpu.search.asynchronous import Event, agents
+from tinygpu.search.work import Event, agents
 from tinygpu.space import Space
 from tinygpu.tensor_memory import allocated_columns, first_columns, used_columns
 

@@ -9,16 +9,16 @@ from tinygpu.machine import Value
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.operation import Problem, matmul
 from tinygpu.program import Program
-from tinygpu.search.asynchronous import Event, agents
 from tinygpu.search.best import rank
-from tinygpu.search.pipeline import Stages, predict_stages
+from tinygpu.search.cost import cost, features
+from tinygpu.search.work import Event, agents
 from tinygpu.space import Space
 
 LARGE = {"m": 8192, "n": 8192, "k": 8192}
 
 
 def seconds(program: Program, sizes: dict[str, int]) -> float:
-    return float(predict_stages(Stages.of(program, sizes, B200)).seconds)
+    return float(cost(program, sizes, B200).seconds)
 
 
 def product_cycles(program: Program) -> float:
@@ -92,4 +92,4 @@ def test_tensor_memory_limits_the_ctas_of_an_sm() -> None:
         program = term(
             "persistent", tile_n=n, accumulators=accumulators, stages=2, store_n=32, epilogues=1
         )
-        assert Stages.of(program, sizes, B200).resident() == want
+        assert features(program, sizes, B200).launch.resident() == want

@@ -21,10 +21,9 @@ from tinygpu.operation import Problem, elementwise, matmul, rmsnorm
 from tinygpu.program import Do
 from tinygpu.schedule import Schedule
 from tinygpu.search.causes import Cause, causes, excesses, peel
-from tinygpu.search.cost import cost
+from tinygpu.search.cost import cost, predict
 from tinygpu.search.explain import Comparison, Explanation, compare, explain
-from tinygpu.search.mends import KINDS, lanes_apart, limiter
-from tinygpu.search.view import TimeView, duration
+from tinygpu.search.mends import KINDS, TimeView, duration, lanes_apart, limiter
 
 SIMT, H200 = Simt(), load_device("h200")
 STORY = Problem.of(matmul(), m=4092, n=4092, k=4092)
@@ -197,7 +196,7 @@ def test_a_wider_access_moves_as_much() -> None:
     mends = [(node.piece, mend) for node in view.nodes if (mend := rule(node, view))]
     assert mends
     for piece, (new, _, _) in mends:
-        before, after = piece.cycles(), new.cycles()
+        before, after = piece.cycles, new.cycles
         assert all(after[u] == pytest.approx(before[u]) for u in ("l1", "smem") if u in before)
         assert after["issue"] < before["issue"]
         assert new.count >= 1
@@ -276,11 +275,11 @@ def test_the_launch_and_its_rounds_are_mended_alone() -> None:
     """An even spread leaves L2, DRAM and launch as they are, and no CTA is faster than its path."""
     few = Problem.of(matmul(), m=256, n=256, k=4096)
     for problem in (STORY, few):
-        view, rule = look(rung("tuned"), problem), KINDS["waves and tail"].launch
+        view, rule = look(rung("tuned"), problem), KINDS["waves and tail"].whole
         assert rule is not None
         mend = rule(view)
         assert mend is not None
-        parts = mend[0]
+        parts = predict(mend.features).parts
         assert all(parts[n] == view.time.parts[n] for n in ("l2", "dram", "launch"))
         assert parts["fma"] < view.time.parts["fma"]
     assert parts["latency"] == view.time.parts["latency"]

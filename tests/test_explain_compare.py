@@ -20,7 +20,7 @@ from tinygpu.laws import check_schedule
 from tinygpu.search.causes import excesses
 from tinygpu.search.comparisons import comparisons
 from tinygpu.search.explain import compare
-from tinygpu.search.view import duration
+from tinygpu.search.mends import duration
 
 
 @pytest.mark.parametrize(

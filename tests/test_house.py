@@ -41,7 +41,7 @@ EDGES = {
 }
 """Which rooms each room may import."""
 
-LINES = {"tinygpu": 27_850, "search": 6_980, "codegen": 17_070}
+LINES = {"tinygpu": 27_850, "search": 6_660, "codegen": 17_070}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew twice since: the strategies, the command ``store`` and four causes of the time model;
@@ -127,6 +127,6 @@ def test_it_does_not_grow(folder: str) -> None:
 
 SHARED = {
     "Agent", "Finding", "Function", "Group", "Instruction", "Kernel", "Mbarrier", "Operand", "Run",
-    "Shared", "Stages", "State", "TensorMap",
+    "Shared", "State", "TensorMap",
 }  # fmt: skip
 """Names that still stand for several things: mostly of the two interpreters, the judge and time."""

@@ -17,9 +17,9 @@ from tinygpu.machines.ampere import STARTS
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.operation import matmul
 from tinygpu.program import Program
-from tinygpu.search.cost import features, path
-from tinygpu.search.spans import Timeline
-from tinygpu.search.timeline import timeline, trace
+from tinygpu.search.cost import features
+from tinygpu.search.recursion import path
+from tinygpu.search.timeline import Timeline, timeline, trace
 
 H200 = load_device("h200")
 RING = {**LADDER["multi-stage"], "pipeline": "cp.async", "stages": 3, "a_layout": "mk"}

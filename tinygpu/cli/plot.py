@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tinygpu.measurement import Measurement
     from tinygpu.operation import Problem
     from tinygpu.program import Program
-    from tinygpu.search.spans import Timeline
+    from tinygpu.search.timeline import Timeline
 
 __all__ = ["app", "drawn_timeline", "shape_text"]
 

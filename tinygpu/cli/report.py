@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tinygpu.measurement import Measurement
     from tinygpu.program import Program
     from tinygpu.search.explain import Explanation
-    from tinygpu.search.spans import Timeline
+    from tinygpu.search.timeline import Timeline
 
 __all__ = ["ReportSection", "report_html", "section_tree"]
 
