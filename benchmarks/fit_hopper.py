@@ -9,10 +9,10 @@ rate of a burst in TFLOP/s and q the mean rate of the time before it (weights ex
 
 brings the bursts from 9 % to 4.5 % (rms) of the sustained times of the same schedules.
 
-The model's numbers (``search/time/fitted_pipeline.py``, and those of the device in ``OF_DEVICE``)
-are chosen mainly on the cases of ``oracle.py`` that are not held out, whose times are settled, and
-on a part of the bank: every second of its shapes that are not held out (a fifth is), and two thirds
-of the schedules.  With the loss of some shapes
+The model's numbers (``search/time/fitted.py`` from ``tma_issue`` on, and those of the device in
+``OF_DEVICE``) are chosen mainly on the cases of ``oracle.py`` that are not held out, whose times
+are settled, and on a part of the bank: every second of its shapes that are not held out (a fifth
+is), and two thirds of the schedules.  With the loss of some shapes
 
     mean over shapes of  sum of w min(|log(predicted / measured)|, 1) / sum of w
     w = exp(-2 log(measured / fastest))
@@ -52,8 +52,8 @@ from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import StoreError
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.search.time import fitted_pipeline
-from tinygpu.search.time.pipeline import Stages, predict_stages
+from tinygpu.search.time.cost import cost
+from tinygpu.search.time.fitted import FITTED
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
 from tinygpu.term.program import Program
@@ -79,11 +79,13 @@ OF_DEVICE = (
     "tensor_clock_hz", "tma_latency_cycles", "mbarrier_latency_cycles", "cluster_latency_cycles",
 )  # fmt: skip
 """Numbers of the device that only these runs determine."""
+NAMES = tuple(FITTED)[tuple(FITTED).index("tma_issue") :]
+"""Numbers about statements of whole tiles."""
 NOT_FITTED = ("registers", "tmem_epilogue")
 """Numbers that hardly any of these runs depends on."""
 BOUNDS = {
     "smem_share": (0.7, 1.0), "epilogue": (1.0, 20.0), "landing": (0.5, 1.2), "early": (0.3, 1.0),
-    "dram_share": (0.8, 0.96), "power_share": (0.2, 0.6), "arrive": (15.0, 40.0),
+    "tma_dram_share": (0.8, 0.96), "power_share": (0.2, 0.6), "arrive": (15.0, 40.0),
     "proxy_fence": (20.0, 150.0), "product_end": (60.0, 200.0), "multicast": (0.5, 1.0),
 }  # fmt: skip
 SUSTAINED = (
@@ -192,7 +194,7 @@ def predicted(
     for i, shape in enumerate(shapes):
         sizes = dict(zip("mnk", shape, strict=True))
         for members, program in of:
-            time = predict_stages(Stages.of(program, sizes, device))
+            time = cost(program, sizes, device)
             found[i, members] = np.log(time.seconds)
     return found
 
@@ -200,7 +202,7 @@ def predicted(
 @contextmanager
 def numbers(values: Numbers) -> Iterator[Device]:
     """Let the model use these numbers for a while; yield the device that has those of its own."""
-    used = cast("dict[str, float]", fitted_pipeline.PIPELINE)
+    used = cast("dict[str, float]", FITTED)
     before = dict(used)
     used.update({n: v for n, v in values.items() if n in before})
     mine: dict[str, Any] = {n: v for n, v in values.items() if n not in before}
@@ -302,7 +304,7 @@ def _sustained(values: Numbers) -> float:
     with numbers(values) as device:
         for shape, tflops in SUSTAINED:
             sizes = dict(zip("mnk", shape, strict=True))
-            seconds = float(predict_stages(Stages.of(program, sizes, device)).seconds)
+            seconds = float(cost(program, sizes, device).seconds)
             error = abs(math.log(2 * math.prod(shape) / seconds / (tflops * 1e12)))
             too_large.append(max(error - ALLOWED, 0.0))
     return float(np.mean(too_large))
@@ -334,7 +336,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     words = " ".join(sys.argv[1:] if arguments is None else arguments)
     device = load_device("h200")
-    values = {**fitted_pipeline.PIPELINE, **{name: getattr(device, name) for name in OF_DEVICE}}
+    values = {
+        **{name: FITTED[name] for name in NAMES},
+        **{name: getattr(device, name) for name in OF_DEVICE},
+    }
     try:
         bank = load_bank()
         if given.rounds:

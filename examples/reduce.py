@@ -56,7 +56,7 @@ class SplitK(Machine):
     def forward(self, k: Kernel) -> None:
         """Load ahead, multiply, give stages back; then add to c by chunks of columns."""
         a, b, c = k.arrays
-        at = "m = (bm row), n = (bn tn), k = (step part tk)"
+        at = "m = (bm row), n = (bn tn), k = (part step tk)"
         k.grid("bm", "bn", part=self.parts)
         x = k.smem("x", a.dtype, row=64, tk=64, stages=self.stages, swizzle=128)
         y = k.smem("y", b.dtype, tn=self.tile_n, tk=64, stages=self.stages, swizzle=128)
@@ -64,28 +64,28 @@ class SplitK(Machine):
         full = k.mbarriers("full", self.stages, arrivals=1)
         empty = k.mbarriers("empty", self.stages, arrivals=1)
         with k.role("producer", warps=1), k.elect():
-            for step in k.loop("step", over="k", by=64 * self.parts):
+            for step in k.loop("step"):
                 k.wait(empty[step - self.stages])
                 k.arrive(full[step], expect=x.stage_bytes + y.stage_bytes)
                 k.tma(x[step], a[at], signal=full[step])
                 k.tma(y[step], b[at], signal=full[step])
         with k.role("consumer", warpgroups=1):
             sums = k.registers("sums", "f32", "row", "tn", fragment="wgmma")
-            for step in k.loop("step", over="k", by=64 * self.parts):
+            for step in k.loop("step"):
                 k.wait(full[step])
                 k.wgmma(sums, x[step], y[step], fresh=step.first)
                 k.wait_group("wgmma", 0)
                 with k.elect():
                     k.arrive(empty[step])
-            for _ in k.unrolled("chunk", self.tile_n // self.store_n):
+            for _ in k.unrolled("some", self.tile_n // self.store_n):
                 with k.elect():
                     k.wait_group("bulk", 0, read=True)
                 k.sync("role")
-                k.store(out, sums["tn = (chunk col)"])
+                k.store(out, sums["tn = (some col)"])
                 k.fence("proxy.async")
                 k.sync("role")
                 with k.elect():
-                    k.tma_store(c["m = (bm row), n = (bn chunk col)"], out, by=REDUCE)
+                    k.tma_store(c["m = (bm row), n = (bn some col)"], out, by=REDUCE)
                     k.commit("bulk")
             with k.elect():
                 k.wait_group("bulk", 0, read=True)

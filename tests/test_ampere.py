@@ -29,8 +29,8 @@ from tinygpu.meaning.interpret import check
 from tinygpu.meaning.touched import coordinates
 from tinygpu.search.exact.best import rank
 from tinygpu.search.time.cost import cost
+from tinygpu.search.time.rates import matrices
 from tinygpu.search.time.registers import predicted_spill, register_estimate, register_limit
-from tinygpu.search.time.warps import matrices
 from tinygpu.space.questions import prove
 from tinygpu.space.space import Space
 from tinygpu.term.access import bank_wavefronts

@@ -17,11 +17,9 @@ from tinygpu.machines import MACHINES
 from tinygpu.machines.blackwell import STARTS as POINTS
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.search.time import asynchronous_timeline
-from tinygpu.search.time.pipeline import Placed, Stages
+from tinygpu.search.time.cost import Placed, features
 from tinygpu.search.time.recursion import Recursion, numbers
-from tinygpu.search.time.spans import Timeline
-from tinygpu.search.time.timeline import timeline, trace
+from tinygpu.search.time.timeline import Timeline, timeline, trace
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
 from tinygpu.term.program import Program
@@ -45,7 +43,7 @@ def followed(name: str, steps: int, tiles: int = 4, **changes: Any) -> Timeline:
 
 
 def predicted(name: str, steps: int, tiles: int) -> float:
-    stages = Stages.of(term(name), sizes_of(name, steps), H200)
+    stages = features(term(name), sizes_of(name, steps), H200)
     place = Placed.of(stages)
     count = min(tiles, int(place.turns))
     found = Recursion(place.agents)(
@@ -71,7 +69,7 @@ def test_long_tiles_are_cut_and_take_as_long(name: str, monkeypatch: pytest.Monk
     line = followed(name, 200)
     assert not line.whole
     with monkeypatch.context() as patched:
-        patched.setattr(asynchronous_timeline, "_STEPS", 200)
+        patched.setattr("tinygpu.search.time.timeline._STEPS", 200)
         assert line.cycles == pytest.approx(followed(name, 200).cycles)
     assert line.cycles == pytest.approx(predicted(name, 200, 4), rel=0.05)
     cuts = [e for e in line.events if e.statement.endswith("more steps")]

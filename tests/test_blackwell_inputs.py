@@ -19,7 +19,7 @@ from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import ProgramError
 from tinygpu.machines.blackwell import STARTS, Blackwell
 from tinygpu.meaning.interpret import check
-from tinygpu.search.time.asynchronous import Event, agents
+from tinygpu.search.time.work import Event, agents
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem, matmul

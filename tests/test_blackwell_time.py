@@ -7,8 +7,8 @@ import pytest
 from tests.blackwell_terms import B200, term
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.search.exact.best import rank
-from tinygpu.search.time.asynchronous import Event, agents
-from tinygpu.search.time.pipeline import Stages, predict_stages
+from tinygpu.search.time.cost import cost, features
+from tinygpu.search.time.work import Event, agents
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Value
 from tinygpu.term.operation import Problem, matmul
@@ -18,7 +18,7 @@ LARGE = {"m": 8192, "n": 8192, "k": 8192}
 
 
 def seconds(program: Program, sizes: dict[str, int]) -> float:
-    return float(predict_stages(Stages.of(program, sizes, B200)).seconds)
+    return float(cost(program, sizes, B200).seconds)
 
 
 def product_cycles(program: Program) -> float:
@@ -92,4 +92,4 @@ def test_tensor_memory_limits_the_ctas_of_an_sm() -> None:
         program = term(
             "persistent", tile_n=n, accumulators=accumulators, stages=2, store_n=32, epilogues=1
         )
-        assert Stages.of(program, sizes, B200).resident() == want
+        assert features(program, sizes, B200).launch.resident() == want

@@ -17,9 +17,8 @@ from tinygpu.machines.rows import Rows
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.explain.causes import Cause, causes, excesses, peel
 from tinygpu.search.explain.explain import Comparison, Explanation, compare, explain
-from tinygpu.search.explain.mends import KINDS, lanes_apart, limiter
-from tinygpu.search.time.cost import cost
-from tinygpu.search.time.view import TimeView, duration
+from tinygpu.search.explain.mends import KINDS, TimeView, duration, lanes_apart, limiter
+from tinygpu.search.time.cost import cost, predict
 from tinygpu.term.expression import value
 from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Problem, elementwise, matmul, rmsnorm
@@ -197,7 +196,7 @@ def test_a_wider_access_moves_as_much() -> None:
     mends = [(node.piece, mend) for node in view.nodes if (mend := rule(node, view))]
     assert mends
     for piece, (new, _, _) in mends:
-        before, after = piece.cycles(), new.cycles()
+        before, after = piece.cycles, new.cycles
         assert all(after[u] == pytest.approx(before[u]) for u in ("l1", "smem") if u in before)
         assert after["issue"] < before["issue"]
         assert new.count >= 1
@@ -276,11 +275,11 @@ def test_the_launch_and_its_rounds_are_mended_alone() -> None:
     """An even spread leaves L2, DRAM and launch as they are, and no CTA is faster than its path."""
     few = Problem.of(matmul(), m=256, n=256, k=4096)
     for problem in (STORY, few):
-        view, rule = look(rung("tuned"), problem), KINDS["waves and tail"].launch
+        view, rule = look(rung("tuned"), problem), KINDS["waves and tail"].whole
         assert rule is not None
         mend = rule(view)
         assert mend is not None
-        parts = mend[0]
+        parts = predict(mend.features).parts
         assert all(parts[n] == view.time.parts[n] for n in ("l2", "dram", "launch"))
         assert parts["fma"] < view.time.parts["fma"]
     assert parts["latency"] == view.time.parts["latency"]

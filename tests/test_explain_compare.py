@@ -20,7 +20,7 @@ from tinygpu.legality.laws import check_schedule
 from tinygpu.search.explain.causes import excesses
 from tinygpu.search.explain.comparisons import comparisons
 from tinygpu.search.explain.explain import compare
-from tinygpu.search.time.view import duration
+from tinygpu.search.explain.mends import duration
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 27414, "search": 7564, "codegen": 17052}
+LINES = {"tinygpu": 27449, "search": 7239, "codegen": 17119}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: the strategies, the command ``store`` and four causes of the time model; clusters,
@@ -175,6 +175,6 @@ def test_it_does_not_grow(folder: str) -> None:
 
 SHARED = {
     "Agent", "Finding", "Function", "Group", "Instruction", "Kernel", "Mbarrier", "Operand", "Run",
-    "Shared", "Stages", "State", "TensorMap",
+    "Shared", "State", "TensorMap",
 }  # fmt: skip
 """Names that still stand for several things: mostly of the two interpreters, the judge and time."""

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from tinygpu.devices.device import load_device
 from tinygpu.legality.reach import exactly_once
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.search.time.cost import Features, alone, features, path, predict, total_work
+from tinygpu.search.time.cost import Features, features, predict
 from tinygpu.search.time.fitted import FITTED
-from tinygpu.search.time.work import Repeat, Tree, Work
+from tinygpu.search.time.recursion import alone, path
+from tinygpu.search.time.work import Event, Kind, Loop, Node, Tree, total_work
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
 
@@ -41,17 +42,20 @@ BUFFERS = st.sampled_from("xyz")
 
 
 @st.composite
-def works(draw: st.DrawFn, kind: str = "do") -> Work:
+def works(draw: st.DrawFn, kind: Kind = "do") -> Event:
     """One statement's work: cycles of some units, what it reads and writes, a latency."""
     each = {unit: draw(CYCLES) for unit in draw(st.sets(st.sampled_from(("fma", "l1", "int"))))}
     reads = tuple(draw(st.sets(BUFFERS)))
     unit = draw(st.sampled_from(("fma", "lsu")))
     count, latency = draw(st.integers(1, 3)), draw(CYCLES) * (50 if kind == "async" else 5)
-    return Work(None, kind, reads, draw(BUFFERS), unit, count, {**each, "issue": 1}, latency)
+    return Event(
+        kind, {**each, "issue": 1}, count=count, latency=latency, unit=unit, reads=reads,
+        write=draw(BUFFERS),
+    )  # fmt: skip
 
 
-def plain(kind: str, latency: int = 0, pending: int = 0) -> Work:
-    return Work(None, kind, (), "", "issue", 1, {"issue": 1}, latency, pending)
+def plain(kind: Kind, latency: int = 0, pending: int = 0) -> Event:
+    return Event(kind, {"issue": 1}, latency=latency, pending=pending)
 
 
 @st.composite
@@ -63,7 +67,7 @@ def bodies(draw: st.DrawFn) -> Tree:
     if draw(st.booleans()):
         for _ in range(draw(st.integers(1, 2))):
             pieces.insert(draw(st.integers(0, len(pieces))), draw(works("async")))
-        pieces = [plain("wait", pending=draw(st.integers(0, 3))), *pieces, plain("commit")]
+        pieces = [plain("group", pending=draw(st.integers(0, 3))), *pieces, plain("commit")]
     return tuple(pieces)
 
 
@@ -84,12 +88,12 @@ def event_graph(body: Tree, warps: int) -> tuple[Edge, ...]:
     unit_of: dict[str, str] = {}
     ready_of: dict[str, tuple[str, float]] = {}
     for i, node in enumerate(body):
-        assert isinstance(node, Work)
+        assert isinstance(node, Event)
         start, end = f"start {i}", f"end {i}"
-        cycles = node.cycles()
+        cycles = node.cycles
         if node.kind == "commit":
             continue
-        if node.kind == "wait":
+        if node.kind == "group":
             fence, pending = end, node.pending
             edges.append(Edge("begin", end, 0, 0))
         elif node.kind == "sync":
@@ -150,7 +154,7 @@ def cycle_ratio(edges: tuple[Edge, ...]) -> float:
 
 def slope(body: Tree, warps: int) -> float:
     """The cycles by which one more trip of the rolled loop lengthens the predicted path."""
-    ten, eleven = (float(path((Repeat("k", n, body, True),), warps)) for n in (10, 11))
+    ten, eleven = (float(path((Loop("k", n, body, "rolled"),), warps)) for n in (10, 11))
     return eleven - ten
 
 
@@ -171,18 +175,18 @@ def test_the_period_is_the_largest_cycle_ratio(body: Tree, warps: int) -> None:
 @given(bodies(), st.integers(1, 4))
 def test_the_predicted_period_is_the_ratio(body: Tree, warps: int) -> None:
     """cost's period is the largest ratio; the turn lengthens the path, and no ring."""
-    apart = not any(isinstance(p, Work) and p.kind == "sync" for p in body)
+    apart = not any(isinstance(p, Event) and p.kind == "sync" for p in body)
     walking = 1 if apart else warps  # without a barrier each warp walks its own chain
     busy = longest(total_work(body), warps) if apart else 0.0
     turn = FITTED["turn"]
     ratio, predicted = cycle_ratio(event_graph(body, walking)), slope(body, warps)
-    wait = next((p for p in body if isinstance(p, Work) and p.kind == "wait"), None)
+    wait = next((p for p in body if isinstance(p, Event) and p.kind == "group"), None)
     if wait is None:
         assert predicted == pytest.approx(max(ratio + turn, busy), abs=1e-6)
         return
     once = run(event_graph(body, walking), 2)["begin"][1]  # of one iteration, nothing in flight
     copies = [
-        (i, p.latency) for i, p in enumerate(body) if isinstance(p, Work) and p.kind == "async"
+        (i, p.latency) for i, p in enumerate(body) if isinstance(p, Event) and p.kind == "async"
     ]
     first = run(event_graph(body, walking), 1)
     rings = [(first[f"end {i}"][0] + latency) / (wait.pending + 1) for i, latency in copies]
@@ -199,32 +203,32 @@ def features_of(point: str) -> Features:
 @st.composite
 def trees(draw: st.DrawFn) -> Tree:
     """Some work, then straight work, loops and unrolled loops in turns."""
-    found: list[Work | Repeat] = [plain("do")]
+    found: list[Node] = [plain("do")]
     for i in range(draw(st.integers(1, 3))):
         body = draw(bodies())
         if draw(st.booleans()):
-            inner = Repeat("j", draw(st.integers(0, 4)), own(draw(bodies()), f"j{i}"), False)
+            inner = Loop("j", draw(st.integers(0, 4)), own(draw(bodies()), f"j{i}"), "unrolled")
             body = (*body[:2], inner, *body)
         match draw(st.sampled_from(("straight", "rolled", "unrolled"))):
             case "straight":
                 found += body
             case "rolled":
-                found.append(Repeat("k", draw(st.integers(0, 9)), body, True))
+                found.append(Loop("k", draw(st.integers(0, 9)), body, "rolled"))
             case "unrolled":
-                found.append(Repeat("k", draw(st.integers(0, 9)), own(body, f"k{i}"), False))
+                found.append(Loop("k", draw(st.integers(0, 9)), own(body, f"k{i}"), "unrolled"))
     return tuple(found)
 
 
 def own(body: Tree, mark: str) -> Tree:
     """The body with results of its own: without it, no earlier result is waited for instead."""
-    return tuple(
-        replace(node, body=own(node.body, mark))
-        if isinstance(node, Repeat)
-        else replace(
-            node, write=node.write + mark, reads=(*node.reads, *(r + mark for r in node.reads))
-        )
-        for node in body
-    )
+
+    def one(node: Node) -> Node:
+        if not isinstance(node, Event):
+            return replace(node, body=own(node.body, mark))
+        reads = (*node.reads, *(r + mark for r in node.reads))
+        return replace(node, write=node.write + mark, reads=reads)
+
+    return tuple(map(one, body))
 
 
 def eased(found: Features, choose: Callable[[int], float]) -> Features:
@@ -281,7 +285,7 @@ def test_time_is_monotone_on_any_tree(tree: Tree, seed: int, often: float) -> No
     """Monotone as a function, not only on the trees that machines build."""
     rng = np.random.default_rng(seed)
     shares = rng.random(1 << 12) * (rng.random(1 << 12) < often)
-    before = replace(features_of("tuned"), tree=tree)
+    before = features_of("tuned").with_tree(tree)
     after = eased(before, lambda i: 0.9 * float(shares[i]))
     assert float(path(after.tree, 8)) <= float(path(tree, 8)) * (1 + 1e-9)
     none = eased(before, lambda i: float(shares[i] > 0.5))

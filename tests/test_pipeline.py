@@ -16,12 +16,12 @@ from tinygpu.errors import ProgramError
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.search.exact.best import rank
 from tinygpu.search.exact.scorer import Scorer
-from tinygpu.search.explain.bounds import Timed, limits
+from tinygpu.search.explain.causes import causes
 from tinygpu.search.explain.explain import explain
-from tinygpu.search.time.asynchronous import Event, Node, TimedAgent, TimedLoop, agents
-from tinygpu.search.time.cost import cost
-from tinygpu.search.time.pipeline import Placed, Stages
+from tinygpu.search.explain.mends import TimeView
+from tinygpu.search.time.cost import Placed, cost, features
 from tinygpu.search.time.recursion import Recursion, numbers, span_cycles
+from tinygpu.search.time.work import Event, Loop, Node, TimedAgent, agents
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import Problem, matmul
@@ -79,9 +79,9 @@ def simulated(found: tuple[TimedAgent, ...], tiles: int, steps: int) -> float:
         def nodes(body: tuple[Node, ...], known: dict[str, Any]) -> Any:
             nonlocal now, done
             for node in body:
-                if isinstance(node, TimedLoop) and not node.signals:
+                if isinstance(node, Loop) and node.form == "serial":
                     now += float(node.trips * span_cycles(node.body))
-                elif isinstance(node, TimedLoop):
+                elif isinstance(node, Loop):
                     for i in range(int(node.trips)):
                         yield from nodes(node.body, {**known, node.var: i})
                 elif not isinstance(node, Event):
@@ -308,10 +308,10 @@ def test_residence() -> None:
         (1, 1): 132, (2, 1): 66, (2, 2): 30, (4, 2): 15, (4, 4): 7,
     }  # fmt: skip
     for (m, n), clusters in at_once.items():
-        stages = Stages.of(term("cluster", cluster_m=m, cluster_n=n), SQUARE, H200)
-        assert int(stages.clusters()) == clusters
-    two = Stages.of(term("swapped", ctas_per_sm=2), SQUARE, H200)
-    assert int(two.clusters()) >= 264
+        found = features(term("cluster", cluster_m=m, cluster_n=n), SQUARE, H200)
+        assert int(found.launch.clusters()) == clusters
+    two = features(term("swapped", ctas_per_sm=2), SQUARE, H200)
+    assert int(two.launch.clusters()) >= 264
 
 
 @pytest.mark.parametrize(
@@ -325,12 +325,13 @@ def test_residence() -> None:
 def test_the_busiest_sm(size: int, ctas: int, fit: int, busiest: int) -> None:
     """As an H200 placed clusters of spinning CTAs: the most that an SM had, in all rounds."""
     smem = H200.smem_bytes_per_sm // fit - H200.smem_reserved_bytes_per_cta
-    stages = replace(
-        Stages.of(term("ring"), SQUARE, H200),
+    found = features(term("ring"), SQUARE, H200)
+    launch = replace(
+        found.launch,
         extents=(float(ctas // size),), axes=("br",), cluster=float(size),
-        smem_bytes=float(smem), registers=8192.0, threads=256.0,
+        smem_bytes=float(smem), allotted=8192.0, threads=256.0,
     )  # fmt: skip
-    place = Placed.of(stages)
+    place = Placed.of(replace(found, launch=launch))
     assert (place.share, place.waves * place.share) == (min(fit, busiest), busiest)
 
 
@@ -358,14 +359,14 @@ def test_what_decides() -> None:
     assert cost(term("swapped"), few, H200).bottleneck == "dram"
     assert seconds(term("swapped"), few) == pytest.approx(11e-6, rel=0.15)
     assert cost(term("cluster"), SQUARE, H200).bottleneck == "power"
-    three = [one.name for one in limits(Timed.of(term("plain"), SQUARE, H200))[:3]]
+    three = [one.name for one in causes(TimeView.of(term("plain"), SQUARE, H200))[:3]]
     assert "latency of loads" in three
     assert seconds(term("plain")) > 1.5 * seconds(term("cluster"))
 
 
 def test_multicast_and_depth_help() -> None:
     """A cluster asks L2 for less; a deeper ring hides a longer latency, a single stage less."""
-    one, two = (Stages.of(term("cluster", cluster_m=n), SQUARE, H200) for n in (1, 2))
+    one, two = (features(term("cluster", cluster_m=n), SQUARE, H200) for n in (1, 2))
     asked = [
         sum(e.fetched_bytes for e in s.agents[0].body if isinstance(e, Event)) for s in (one, two)
     ]
@@ -379,11 +380,12 @@ def test_multicast_and_depth_help() -> None:
 
 def test_limits() -> None:
     """A device without a limit is not slower, and what an explanation names is what holds."""
-    timed = Timed.of(term("cluster"), SQUARE, H200)
-    found = limits(timed)
+    timed = TimeView.of(term("cluster"), SQUARE, H200)
+    found = causes(timed)
     assert [c.saves_seconds for c in found] == sorted(c.saves_seconds for c in found)[::-1]
     assert found[0].name == "power"
-    assert all(0 < c.saves_seconds < timed.seconds for c in found)
+    assert all(0 <= c.saves_seconds < timed.seconds for c in found)
+    assert {"rate of tensor cores", "waves and tail", "launch"} <= {c.name for c in found}
     problem = Problem.of(matmul("bf16", layout="nt"), **SQUARE)
     said = str(explain(Schedule.of(Hopper(), STARTS["ring"]), Hopper(), problem, H200))
     for words in ("tensor peak", "port of shared memory", "persistent", "1024 tiles, 132 at once"):

@@ -14,9 +14,9 @@ from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 from tinygpu.machines.ampere import STARTS
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.search.time.cost import features, path
-from tinygpu.search.time.spans import Timeline
-from tinygpu.search.time.timeline import timeline, trace
+from tinygpu.search.time.cost import features
+from tinygpu.search.time.recursion import path
+from tinygpu.search.time.timeline import Timeline, timeline, trace
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
 from tinygpu.term.program import Program

@@ -29,11 +29,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tinygpu.search.explain.mends import KINDS
+from tinygpu.search.explain.mends import KINDS, Kind, PieceMend, TimeView, TreeNode
 from tinygpu.search.time.breakdown import Breakdown
-from tinygpu.search.time.cost import Features, combined, predict
-from tinygpu.search.time.view import Kind, PieceMend, TimeView, TreeNode
-from tinygpu.search.time.work import Tree, Work
+from tinygpu.search.time.cost import Features, predict
+from tinygpu.search.time.work import Event, Tree
 
 __all__ = ["Cause", "CausePlace", "ChainStep", "causes", "excesses", "peel"]
 
@@ -73,40 +72,49 @@ def causes(view: TimeView) -> tuple[Cause, ...]:
 
 def excesses(view: TimeView) -> dict[str, float]:
     """Return the seconds that each kind of cause adds to the parts; 0 where there is none."""
-    return {name: _excess(view, _removed(kind, view)) for name, kind in KINDS.items()}
+    return {
+        name: _excess(kind, view, view.time if kind.shown else _removed(kind, view))
+        for name, kind in KINDS.items()
+    }
 
 
 def _cause(kind: Kind, view: TimeView) -> Cause | None:
     """Return the cause, with what each of its places costs; None if there is nothing to mend."""
-    time = _removed(kind, view)
-    saves = view.seconds - float(time.seconds)
-    if kind.launch is not None:
-        mend = kind.launch(view)
-        places = [] if mend is None else [CausePlace(*mend[1:], saves)]
+    if kind.whole is not None:
+        whole = kind.whole(view)
+        if whole is None:
+            return None
+        time = predict(whole.features)
+        saves = view.seconds - float(time.seconds)
+        if kind.shown and saves <= 0:
+            return None
+        places = [CausePlace(whole.subject, whole.measured, whole.ideal, saves)]
     else:
         mends = _mends(kind, view)
+        if not mends:
+            return None
+        time = predict(_mended(view, mends))
+        saves = view.seconds - float(time.seconds)
         places = [
             CausePlace(
                 node.text,
-                measured,
-                ideal,
-                view.seconds - float(_without(view, [(node, (new, measured, ideal))]).seconds),
+                mend[1],
+                mend[2],
+                view.seconds - float(predict(_mended(view, [(node, mend)])).seconds),
             )
-            for node, (new, measured, ideal) in mends
+            for node, mend in mends
         ]
-    if not places:
-        return None
-    places.sort(key=lambda p: -p.saves_seconds)
-    return Cause(kind.name, kind.resource, saves, _excess(view, time), tuple(places))
+        places.sort(key=lambda p: -p.saves_seconds)
+    return Cause(kind.name, kind.resource, saves, _excess(kind, view, time), tuple(places))
 
 
 def _removed(kind: Kind, view: TimeView) -> Breakdown:
     """Return the time without the cause: the view's own if there is nothing to mend."""
-    if kind.launch is None:
+    if kind.whole is None:
         mends = _mends(kind, view)
-        return _without(view, mends) if mends else view.time
-    mend = kind.launch(view)
-    return view.time if mend is None else Breakdown(combined(mend[0]), mend[0])
+        return predict(_mended(view, mends)) if mends else view.time
+    whole = kind.whole(view)
+    return view.time if whole is None else predict(whole.features)
 
 
 def _mends(kind: Kind, view: TimeView) -> list[tuple[TreeNode, PieceMend]]:
@@ -115,26 +123,32 @@ def _mends(kind: Kind, view: TimeView) -> list[tuple[TreeNode, PieceMend]]:
     return [(node, mend) for node, mend in found if mend is not None]
 
 
-def _excess(view: TimeView, without: Breakdown) -> float:
+def _excess(kind: Kind, view: TimeView, without: Breakdown) -> float:
+    """Return what it adds to the parts; of a limit, the part that shows it: the ideal is none."""
     parts = view.time.parts
-    return sum(float(seconds) - float(without.parts[name]) for name, seconds in parts.items())
-
-
-def _without(view: TimeView, mends: list[tuple[TreeNode, PieceMend]]) -> Breakdown:
-    """Predict with some pieces mended; a unit that nothing uses any more takes 0 seconds."""
-    time = predict(_mended(view, mends))
-    return replace(time, parts={name: time.parts.get(name, 0.0) for name in view.time.parts})
+    if kind.shown:
+        return float(parts.get(kind.shown, 0.0))
+    return sum(float(s) - float(without.parts.get(name, 0.0)) for name, s in parts.items())
 
 
 def _mended(view: TimeView, mends: list[tuple[TreeNode, PieceMend]]) -> Features:
     news = {id(node.piece): mend[0] for node, mend in mends}
-    return replace(view.features, tree=_exchanged(view.features.tree, news))
+    agents = tuple(
+        replace(
+            agent,
+            before=_exchanged(agent.before, news),
+            body=_exchanged(agent.body, news),
+            after=_exchanged(agent.after, news),
+        )
+        for agent in view.features.agents
+    )
+    return replace(view.features, agents=agents)
 
 
-def _exchanged(tree: Tree, news: Mapping[int, Work]) -> Tree:
+def _exchanged(tree: Tree, news: Mapping[int, Event]) -> Tree:
     return tuple(
         news.get(id(node), node)
-        if isinstance(node, Work)
+        if isinstance(node, Event)
         else replace(node, body=_exchanged(node.body, news))
         for node in tree
     )
@@ -159,7 +173,7 @@ def peel(view: TimeView, *, least: float = 0.01) -> tuple[ChainStep, ...]:
     steps: list[ChainStep] = []
     while left:
         views = {
-            name: TimeView.seen(view.program, _mended(view, _mends(kind, view)))
+            name: TimeView.seen(view.program, view.sizes, _mended(view, _mends(kind, view)))
             for name, kind in left.items()
         }
         best = min(views, key=lambda name: views[name].seconds)

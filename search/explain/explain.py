@@ -36,7 +36,6 @@ from itertools import combinations
 from tinygpu.devices.device import Device
 from tinygpu.isa.memory import DTYPES
 from tinygpu.legality.laws import check_schedule, require_legal
-from tinygpu.search.explain.bounds import Timed, launched, limits, shares
 from tinygpu.search.explain.causes import causes, excesses, peel
 from tinygpu.search.explain.explanation import (
     NOTHING,
@@ -46,13 +45,11 @@ from tinygpu.search.explain.explanation import (
     Explanation,
     Lever,
 )
-from tinygpu.search.explain.mends import limiter
+from tinygpu.search.explain.mends import TimeView, limiter
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.registers import spill_estimate
-from tinygpu.search.time.view import TimeView
 from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Problem
-from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule
 
 __all__ = [
@@ -69,20 +66,20 @@ def explain(schedule: Schedule, machine: Machine, problem: Problem, device: Devi
     Raises IllegalScheduleError for a schedule that breaks a law: it has no time.
     """
     program = require_legal(schedule, machine, problem, device)
-    view = _seen(program, problem, device)
-    others: dict[str, list[tuple[Value, TimeView | Timed]]] = {n: [] for n, _ in schedule.decisions}
+    view = TimeView.of(program, problem.sizes, device)
+    others: dict[str, list[tuple[Value, TimeView]]] = {n: [] for n, _ in schedule.decisions}
     for name, value in _neighbours(schedule, machine):
         other = schedule.with_(**{name: value})
         if not check_schedule(other, machine, problem, device):
             term = other.program(machine, problem.operation)
-            others[name].append((value, _seen(term, problem, device)))
+            others[name].append((value, TimeView.of(term, problem.sizes, device)))
     gains, idle = [], []
     for name, tried in others.items():
         if not tried:
             continue
         value, best = min(tried, key=lambda pair: pair[1].seconds)
         if best.seconds < view.seconds * (1 - NOTHING):
-            spill = isinstance(best, TimeView) and float(spill_estimate(best.program, device)) > 0
+            spill = float(_spilled(best)) > 0
             gains.append(Change(name, schedule[name], value, best.seconds, spill))
         if all(abs(v.seconds - view.seconds) < NOTHING * view.seconds for _, v in tried):
             idle.append(name)
@@ -101,27 +98,25 @@ def outlined(schedule: Schedule, machine: Machine, problem: Problem, device: Dev
     Says all that a comparison's text says of it, much sooner.
     """
     program = schedule.program(machine, problem.operation)
-    return _outlined(_seen(program, problem, device), machine, problem, device)
+    return _outlined(TimeView.of(program, problem.sizes, device), machine, problem, device)
 
 
-def _outlined(
-    view: TimeView | Timed, machine: Machine, problem: Problem, device: Device
-) -> Explanation:
+def _outlined(view: TimeView, machine: Machine, problem: Problem, device: Device) -> Explanation:
     parts = {name: float(seconds) for name, seconds in view.time.parts.items()}
     rate, peak, unit = _rate(problem, device, view)
     sizes = ", ".join(f"{axis} = {size}" for axis, size in problem.extents)
     return Explanation(
         title=f"{machine.name}, {problem.operation}; {sizes}; {device.name}",
-        launch=_launch(view) if isinstance(view, TimeView) else launched(view),
+        launch=_launch(view),
         seconds=view.seconds,
         rate=rate,
         peak=peak,
         unit=unit,
         bottleneck=view.time.bottleneck,
         parts=tuple(sorted(parts.items(), key=lambda part: -part[1])),
-        causes=causes(view) if isinstance(view, TimeView) else limits(view),
+        causes=causes(view),
         levers={},
-        steps=peel(view) if isinstance(view, TimeView) else (),
+        steps=peel(view),
         gains=(),
         idle=(),
         stuck=(),
@@ -218,21 +213,16 @@ def _neighbours(schedule: Schedule, machine: Machine) -> Iterator[tuple[str, Val
                 yield name, value
 
 
-def _seen(program: Program, problem: Problem, device: Device) -> TimeView | Timed:
-    of = Timed.of if program.barriers else TimeView.of
-    return of(program, problem.sizes, device)
-
-
 def _levers(
-    view: TimeView | Timed, others: Mapping[str, list[tuple[Value, TimeView | Timed]]]
+    view: TimeView, others: Mapping[str, list[tuple[Value, TimeView]]]
 ) -> dict[str, tuple[Lever, ...]]:
     """Return, by cause, the decisions that take a tenth of its excess or more, fastest first."""
-    excess = _excesses(view)
+    excess = excesses(view)
     found: dict[str, list[Lever]] = {name: [] for name, e in excess.items() if e > 0}
     for decision, tried in others.items():
         fastest: dict[str, Lever] = {}
         for value, other in tried:
-            for cause, left in _excesses(other).items():
+            for cause, left in excesses(other).items():
                 if cause not in found or left > 0.9 * excess[cause]:
                     continue
                 lever = Lever(decision, value, 1 - left / excess[cause], other.seconds)
@@ -247,16 +237,11 @@ def _levers(
     }
 
 
-def _excesses(view: TimeView | Timed) -> dict[str, float]:
-    """Return what each cause adds; of a limit, the part that shows it, as the ideal is none."""
-    return excesses(view) if isinstance(view, TimeView) else shares(view)
-
-
-def _rate(problem: Problem, device: Device, view: TimeView | Timed) -> tuple[float, float, str]:
+def _rate(problem: Problem, device: Device, view: TimeView) -> tuple[float, float, str]:
     """Return the rate, its peak and its unit: of what the problem needs longest at the peaks."""
     flops, moved = problem.operation.flops(problem.sizes), problem.operation.bytes(problem.sizes)
     a_cycle, unit = 2 * device.fma_f32_per_cycle_per_sm, "FLOP/s"
-    if isinstance(view, Timed) or "tensor" in view.time.parts:
+    if "tensor" in view.time.parts:
         wide = DTYPES[problem.operation.inputs[0].dtype].bytes
         a_cycle, unit = device.tensor_flop_per_cycle_per_sm * 2 / wide, "tensor FLOP/s"
     peak, seconds = a_cycle * device.sms * device.clock_hz, view.seconds
@@ -265,14 +250,28 @@ def _rate(problem: Problem, device: Device, view: TimeView | Timed) -> tuple[flo
     return moved / seconds, device.dram_bytes_per_second, "B/s"
 
 
+def _spilled(view: TimeView) -> float:
+    stepped = view.features.stepped
+    return 0.0 if stepped else float(spill_estimate(view.program, view.device))
+
+
 def _launch(view: TimeView) -> str:
-    launch = view.features.launch
-    fits, smem = int(launch.resident()), int(launch.smem_bytes)
-    registers = float(launch.registers.registers())
-    spilled = float(spill_estimate(view.program, view.device))
+    """Say what is launched: clusters, CTAs, threads, and how many run at once."""
+    s = view.features.launch
+    tiles, fits, at_once, size = (
+        int(n) for n in (s.tiles(), s.resident(), s.clusters(), s.cluster)
+    )
+    smem = f"{int(s.smem_bytes)} B of shared memory"
+    if view.features.stepped:
+        clusters = min(tiles, at_once) if s.persistent else tiles
+        of = f" in clusters of {size}" if size > 1 else ""
+        return (
+            f"{clusters * size} CTAs{of} of {int(s.threads)} threads, {smem}, {fits} on an SM; "
+            f"{tiles * size} tiles, {at_once * size} at once"
+        )
+    spilled = _spilled(view)
     spill = f" ({spilled:.0f} spill, which the time does not count)" if spilled else ""
     return (
-        f"{int(launch.ctas())} CTAs of {int(launch.threads)} threads, "
-        f"about {registers:.0f} registers a thread{spill}, {smem} B of shared memory; "
-        f"{fits} CTAs on an SM, limited by {limiter(view)}"
+        f"{tiles} CTAs of {int(s.threads)} threads, about {float(s.registers.registers()):.0f} "
+        f"registers a thread{spill}, {smem}; {fits} CTAs on an SM, limited by {limiter(view)}"
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinygpu.search.explain.causes import Cause, ChainStep
-from tinygpu.search.time.view import duration
+from tinygpu.search.explain.mends import duration
 from tinygpu.term.machine import Value
 
 __all__ = ["NOTHING", "Change", "Comparison", "Contribution", "Explanation", "Lever", "rated"]

@@ -1,10 +1,16 @@
-"""Mends: the ways in which a term's work exceeds an ideal, and the same work without each.
+"""Mends: the ways in which a term wastes time, and the same features without each.
 
-A kind of waste has a rule that takes it away, and changes nothing else: of a piece of the work's
-tree (32 lines of a request become the 1 that would hold them, a conversion is not done), or of the
-launch (CTAs spread evenly).  The rule says what it found and what is ideal, and is silent where
-there is nothing to mend.  Every mended number costs at most what it did: as the time is monotone in
-each, a mend never costs time.
+A *view* is a term's features (``cost.py``), the time that they give, and its *nodes*: each event
+with the text of its statement and how often it is done.  A *kind* of waste has a rule that takes it
+away, and changes nothing else:
+
+- of an event (32 lines of a request become the 1 that would hold them, a conversion is not done);
+- of the launch (CTAs spread evenly, operands that come from DRAM once): ``GridLaunch.without``;
+- of the device: a *limit*, one thing that it has too little of, such as L2's rate or power.  The
+  time is that on a device without it.
+
+The rule says what it found and what is ideal, and is silent where there is nothing to mend.  Every
+mended number costs at most what it did: as the time is monotone in each, a mend never costs time.
 
 >>> from tinygpu.devices.device import load_device
 >>> from tinygpu.term.machine import Chosen
@@ -12,6 +18,10 @@ each, a mend never costs time.
 >>> from tinygpu.term.operation import matmul
 >>> naive = Simt().program(matmul(), Chosen(LADDER["naive"]))
 >>> view = TimeView.of(naive, {"m": 4096, "n": 4096, "k": 4096}, load_device("h200"))
+>>> sum(node.times for node in view.nodes if node.piece.unit == "fma")
+4096.0
+>>> sorted(view.operands("a_fragment"))
+['a']
 >>> rule = KINDS["uncoalesced access"].piece
 >>> for node in view.nodes:
 ...     if mended := rule(node, view):
@@ -25,27 +35,116 @@ Source: ``docs/model.md``, section "Time".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tinygpu.search.time.cost import predict
+from tinygpu.devices.device import Device
+from tinygpu.search.time.breakdown import Breakdown
+from tinygpu.search.time.cost import Features, Placed, features, predict
 from tinygpu.search.time.pattern import lines, wavefronts
-from tinygpu.search.time.view import Kind, LaunchMend, PieceMend, TimeView, TreeNode, duration
-from tinygpu.search.time.work import WARP, Work, returned
-from tinygpu.term.program import Access, Do
+from tinygpu.search.time.work import WARP, Event, Guard, Loop, Tree, returned
+from tinygpu.term.program import Access, Do, Program
 
-__all__ = ["KINDS", "lanes_apart", "limiter"]
+__all__ = ["KINDS", "Kind", "Mended", "TimeView", "TreeNode", "duration", "lanes_apart", "limiter"]
 
 WIDEST_BYTES = 16  # spec: PTX ISA, ld and st
+_ENDLESS, _NOTHING = 1e9, 1e-9
+"""Factors of a rate, and of a latency, that is no limit."""
+PieceMend = tuple[Event, str, str]
+"""A piece without the waste; what was measured; what is ideal."""
 
 
-def _moved(piece: Work, level: str) -> tuple[Do, Access, int] | None:
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A piece of work, the text of its statement, how often it is done."""
+
+    piece: Event
+    text: str
+    times: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """Features without a waste of the launch or a limit; where it lies, what is, what could be."""
+
+    features: Features
+    subject: str
+    measured: str
+    ideal: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeView:
+    """A term at given sizes on a device: its features, its time, its pieces of work."""
+
+    program: Program
+    sizes: Mapping[str, int]
+    features: Features
+    time: Breakdown
+    nodes: tuple[TreeNode, ...]
+
+    @staticmethod
+    def of(program: Program, sizes: Mapping[str, int], device: Device) -> TimeView:
+        """Account for a term."""
+        return TimeView.seen(program, sizes, features(program, sizes, device))
+
+    @staticmethod
+    def seen(program: Program, sizes: Mapping[str, int], found: Features) -> TimeView:
+        """Look at features that may have been mended."""
+        nodes: list[TreeNode] = []
+        for agent in found.agents:
+            for tree, times in ((agent.before, 1), (agent.body, found.steps), (agent.after, 1)):
+                nodes += _nodes(tree, "", float(times))
+        return TimeView(program, sizes, found, predict(found), tuple(nodes))
+
+    def without(self, **values: Any) -> Features:
+        """Account for it on a device with other numbers."""
+        return features(self.program, self.sizes, self.device.with_values(**values))
+
+    @property
+    def device(self) -> Device:
+        """The device."""
+        return self.features.launch.device
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time."""
+        return float(self.time.seconds)
+
+    def operands(self, buffer: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Return the arrays in global memory that a buffer's values were read from."""
+        found: frozenset[str] = frozenset()
+        for node in self.nodes:
+            if node.piece.write == buffer and buffer not in seen:
+                for name in node.piece.reads:
+                    found |= self.operands(name, seen | {buffer})
+        known = {o.name for o in self.program.operation.inputs}
+        return found | (known & {buffer})
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of waste: of single statements (``piece``), of the launch or the device (``whole``).
+
+    ``shown``: the part of the breakdown that shows a limit.
+    """
+
+    name: str
+    resource: str
+    piece: Callable[[TreeNode, TimeView], PieceMend | None] | None = None
+    whole: Callable[[TimeView], Mended | None] | None = None
+    shown: str = ""
+
+
+def _moved(piece: Event, level: str) -> tuple[Do, Access, int] | None:
     """Return a move's statement, its access to a level and how many elements move at once."""
     do = piece.statement
-    if not isinstance(do, Do) or piece.unit != "lsu" or not float(piece.count):
+    if not isinstance(do, Do) or "issue" not in piece.each or piece.unit != "lsu":
+        return None
+    if not float(piece.count):
         return None
     for access in do.accesses:
         if access.buffer.level == level:
@@ -88,7 +187,7 @@ def _conflicts(node: TreeNode, view: TimeView) -> PieceMend | None:
     return _fewer(piece, "smem", ideal, "wavefronts a request")
 
 
-def _fewer(piece: Work, unit: str, ideal: float, words: str) -> PieceMend | None:
+def _fewer(piece: Event, unit: str, ideal: float, words: str) -> PieceMend | None:
     here = float(piece.each[unit])
     if here <= ideal:
         return None
@@ -131,14 +230,14 @@ def _conversion(node: TreeNode, view: TimeView) -> PieceMend | None:
     return _gone(piece, "conversions") if _converts(piece, wide=False) else None
 
 
-def _converts(piece: Work, *, wide: bool) -> bool:
+def _converts(piece: Event, *, wide: bool) -> bool:
     do = piece.statement
     if not isinstance(do, Do) or piece.unit != "cvt":
         return False
     return any(a.buffer.dtype == "f64" for a in do.accesses) == wide
 
 
-def _gone(piece: Work, words: str) -> PieceMend | None:
+def _gone(piece: Event, words: str) -> PieceMend | None:
     return replace(piece, count=0.0, latency=0.0), f"{float(piece.count):.4g} {words}", "none"
 
 
@@ -154,7 +253,9 @@ def _index(node: TreeNode, view: TimeView) -> PieceMend | None:
 
 def _loop(node: TreeNode, view: TimeView) -> PieceMend | None:
     piece = node.piece
-    return None if piece.statement is not None else _gone(piece, "instructions a turn")
+    return (
+        _gone(piece, "instructions a turn") if piece.kind == "do" and not piece.statement else None
+    )
 
 
 def _operands(node: TreeNode, view: TimeView) -> PieceMend | None:
@@ -216,96 +317,115 @@ def _barrier(node: TreeNode, view: TimeView) -> PieceMend | None:
     return replace(piece, latency=0.0), f"{float(piece.latency):.0f} cycles a barrier", "0"
 
 
-def _scaled(view: TimeView, factors: Mapping[str, float]) -> dict[str, Any]:
-    return {n: seconds * factors.get(n, 1.0) for n, seconds in view.time.parts.items()}
+def _apart(view: TimeView, waste: str) -> Features:
+    launch = view.features.launch
+    return replace(view.features, launch=replace(launch, without=launch.without | {waste}))
 
 
-def _path(view: TimeView) -> LaunchMend:
+def _path(view: TimeView) -> Mended | None:
     parts = view.time.parts
-    busiest = max(
-        (n for n in parts if n not in ("latency", "launch", "clear")), key=lambda n: float(parts[n])
-    )
+    if not float(parts["latency"]):
+        return None
+    apart = ("latency", "launch", "clear")
+    busiest = max((n for n in parts if n not in apart), key=lambda n: float(parts[n]))
     measured = f"CTAs' own chains of statements take {duration(float(parts['latency']))}"
     ideal = f"hidden behind {busiest}, {duration(float(parts[busiest]))}"
-    return _scaled(view, {"latency": 0.0}), "all statements in sequence", measured, ideal
+    return Mended(_apart(view, "path"), "all statements in sequence", measured, ideal)
 
 
-def _occupancy(view: TimeView) -> LaunchMend | None:
+def _few(view: TimeView, *, registers: bool = True, smem: bool = True) -> Features:
+    """Let a CTA take no registers, no shared memory."""
     launch = view.features.launch
-    free = replace(
-        launch, smem_bytes=0.0, registers=replace(launch.registers, least=(1.0,), parts=())
-    )
-    here, most = float(launch.resident()), float(free.resident())
+    if smem:
+        launch = replace(launch, smem_bytes=0.0)
+    if registers and view.features.stepped:
+        launch = replace(launch, allotted=1.0)
+    elif registers:
+        launch = replace(launch, registers=replace(launch.registers, least=(1.0,), parts=()))
+    return replace(view.features, launch=launch)
+
+
+def _occupancy(view: TimeView) -> Mended | None:
+    launch, free = view.features.launch, _few(view)
+    here, most = float(launch.resident()), float(free.launch.resident())
     if here >= most:
         return None
     share = here * float(launch.threads) / view.device.threads_per_sm
     measured = f"{here:.0f} CTAs on an SM, {share:.0%} of its threads, limited by {limiter(view)}"
-    time = predict(replace(view.features, launch=free))
-    return time.parts, "the launch", measured, f"{most:.0f} CTAs"
+    return Mended(free, "the launch", measured, f"{most:.0f} CTAs")
 
 
 def limiter(view: TimeView) -> str:
     """Return what keeps more CTAs from an SM."""
-    launch = view.features.launch
-    here = float(launch.resident())
-    few = replace(launch.registers, least=(1.0,), parts=())
-    if float(replace(launch, registers=few).resident()) > here:
+    here = float(view.features.launch.resident())
+    if float(_few(view, smem=False).launch.resident()) > here:
         return "registers"
-    if float(replace(launch, smem_bytes=0.0).resident()) > here:
+    if float(_few(view, registers=False).launch.resident()) > here:
         return "shared memory"
-    both = replace(launch, registers=few, smem_bytes=0.0)
-    return (
-        "registers and shared memory" if float(both.resident()) > here else "threads or CTA slots"
-    )
+    if float(_few(view).launch.resident()) > here:
+        return "registers and shared memory"
+    return "threads or CTA slots"
 
 
-def _traffic(view: TimeView, part: str, moved: float, words: str) -> LaunchMend | None:
+def _traffic(view: TimeView, waste: str, moved: float, words: str) -> Mended | None:
     least = sum(o.bytes for o in view.features.launch.operands)
     if moved <= least * 1.001:
         return None
-    parts = _scaled(view, {part: least / moved})
     measured = f"{moved / 1e6:.4g} MB, each operand {moved / least:.3g} times on average"
-    return parts, words, measured, f"{least / 1e6:.4g} MB"
+    return Mended(_apart(view, waste), words, measured, f"{least / 1e6:.4g} MB")
 
 
-def _dram(view: TimeView) -> LaunchMend | None:
+def _dram(view: TimeView) -> Mended | None:
     launch = view.features.launch
-    moved = float(launch.dram_bytes(launch.resident()))
+    moved = float(sum(launch.dram_bytes(launch.resident())))
     return _traffic(view, "dram", moved, "between DRAM and L2")
 
 
-def _l2(view: TimeView) -> LaunchMend | None:
-    moved = float(view.features.launch.l2_bytes())
+def _l2(view: TimeView) -> Mended | None:
+    place = Placed.of(view.features)
+    moved = float(place.asked_bytes + (place.stored_bytes if view.features.stepped else 0.0))
     return _traffic(view, "l2", moved, "between L2 and the SMs")
 
 
-def _tail(view: TimeView) -> LaunchMend | None:
+def _tail(view: TimeView) -> Mended | None:
     """CTAs spread evenly: every SM has the mean of them, every round is full."""
     launch = view.features.launch
-    ctas, sms, fits = float(launch.ctas()), view.device.sms, float(launch.resident())
-    count = np.ceil(ctas / sms)
-    rounds = np.ceil(count / min(fits, count))
-    mean = ctas / sms
-    if mean >= count and mean / fits >= rounds:
+    tiles, spread, fits = (float(x) for x in (launch.tiles(), launch.spread(), launch.resident()))
+    busiest, mean = math.ceil(tiles / spread), tiles / spread
+    rounds = math.ceil(busiest / min(fits, busiest))
+    if mean >= busiest and mean / fits >= rounds:
         return None
-    outside = ("latency", "l2", "dram", "launch", "clear")
-    factors = {n: mean / count for n in view.time.parts if n not in outside}
-    factors["latency"] = min(1.0, max(1.0, mean / fits) / rounds)
-    measured = f"{ctas:.0f} CTAs on {sms} SMs: {count:.0f} on the fullest, {rounds:.0f} rounds"
-    return _scaled(view, factors), "the launch", measured, f"{mean:.4g} on each"
+    what = "CTAs" if launch.cluster == 1 else f"clusters of {int(launch.cluster)}"
+    where = f"{view.device.sms} SMs" if launch.cluster == 1 else f"{spread:.0f} places"
+    measured = f"{tiles:.0f} {what} on {where}: {busiest} on the fullest, {rounds} rounds"
+    return Mended(_apart(view, "tail"), "the launch", measured, f"{mean:.4g} on each")
 
 
-def _launch(view: TimeView) -> LaunchMend:
+def _launch(view: TimeView) -> Mended:
     seconds = float(view.time.parts["launch"]) + float(view.time.parts["clear"])
     measured = f"{seconds * 1e6:.3g} us to start, and to clear the output where that has to be"
-    return _scaled(view, {"launch": 0.0, "clear": 0.0}), "the launch", measured, "none"
+    return Mended(_apart(view, "launch"), "the launch", measured, "none")
 
 
-def _fetch(view: TimeView) -> LaunchMend | None:
-    if not float(view.time.parts["fetch"]):
+def _fetch(view: TimeView) -> Mended | None:
+    if not float(view.time.parts.get("fetch", 0.0)):
         return None
     words = "an unrolled body that outgrows the instruction cache"
-    return _scaled(view, {"fetch": 0.0}), "the loop", words, "one that fits"
+    return Mended(_apart(view, "fetch"), "the loop", words, "one that fits")
+
+
+def _limit(name: str, part: str, *fields: str, factor: float = _ENDLESS) -> Kind:
+    """Return the kind of a limit: numbers of the device that could be better by a factor."""
+
+    def whole(view: TimeView) -> Mended | None:
+        if part not in view.time.parts:
+            return None
+        values = {field: float(getattr(view.device, field)) for field in fields}
+        here = ", ".join(f"{field} {value:.4g}" for field, value in values.items())
+        free = view.without(**{field: value * factor for field, value in values.items()})
+        return Mended(free, view.device.name, here, "no limit")
+
+    return Kind(name, part, whole=whole, shown=part)
 
 
 KINDS: Mapping[str, Kind] = {
@@ -322,13 +442,52 @@ KINDS: Mapping[str, Kind] = {
         Kind("operand reads", "register file, read by FMAs", piece=_operands),
         Kind("memory latency", "time of one CTA", piece=_latency),
         Kind("barriers", "time of one CTA", piece=_barrier),
-        Kind("exposed path", "time of one CTA", launch=_path),
-        Kind("occupancy", "CTAs side by side", launch=_occupancy),
-        Kind("waves and tail", "SMs", launch=_tail),
-        Kind("L2 traffic", "L2", launch=_l2),
-        Kind("DRAM traffic", "DRAM", launch=_dram),
-        Kind("instruction cache", "instruction fetch", launch=_fetch),
-        Kind("launch", "launch", launch=_launch),
+        Kind("exposed path", "time of one CTA", whole=_path),
+        Kind("occupancy", "CTAs side by side", whole=_occupancy),
+        Kind("waves and tail", "SMs", whole=_tail),
+        Kind("L2 traffic", "L2", whole=_l2),
+        Kind("DRAM traffic", "DRAM", whole=_dram),
+        Kind("instruction cache", "instruction fetch", whole=_fetch),
+        Kind("launch", "launch", whole=_launch),
+        _limit(
+            "latency of loads", "latency",
+            "l2_latency_cycles", "dram_latency_cycles", "tma_latency_cycles", factor=_NOTHING,
+        ),
+        _limit(
+            "round trips of barriers", "latency",
+            "mbarrier_latency_cycles", "barrier_latency_cycles", "cluster_latency_cycles",
+            factor=_NOTHING,
+        ),
+        _limit("rate of tensor cores", "tensor", "tensor_flop_per_cycle_per_sm"),
+        _limit("port of shared memory", "smem", "smem_bytes_per_cycle_per_sm"),
+        _limit("way from L2 to an SM", "fill", "fill_bytes_per_cycle_per_sm"),
+        _limit("rate of L2", "l2", "l2_bytes_per_cycle"),
+        _limit("rate of DRAM", "dram", "dram_bytes_per_second"),
+        _limit("power", "power", "tensor_clock_hz"),
     )
-}
+}  # fmt: skip
 """Every kind of cause."""
+
+
+def duration(seconds: float) -> str:
+    """Write a time readably.
+
+    >>> duration(0.28139), duration(2.5e-06)
+    ('281 ms', '2.50 us')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= size * 0.9995:
+            return f"{seconds / size:#.3g}".rstrip(".") + f" {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def _nodes(tree: Tree, loop: str, times: float) -> Iterator[TreeNode]:
+    for node in tree:
+        match node:
+            case Event():
+                text = f"loop {loop}" if node.statement is None else str(node.statement)
+                yield TreeNode(node, text, times)
+            case Loop():
+                yield from _nodes(node.body, node.var, times * float(node.trips))
+            case Guard():
+                yield from _nodes(node.body, loop, times)

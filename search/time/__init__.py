@@ -1,7 +1,7 @@
 """Time: what a term takes on a device, as a breakdown with a named bottleneck.
 
-``cost`` is the entry: the (max, +) interpretation and what surrounds a tile.  ``work``, ``pattern``
-and ``traffic`` say what statements ask of the units, ``pipeline``, ``recursion`` and
-``asynchronous`` the same of terms with barriers.  ``timeline`` draws the same run.  ``fitted`` and
-``fitted_pipeline`` hold the numbers that were chosen on measurements.  Begin with ``cost``.
+``cost`` is the entry: the (max, +) interpretation and what surrounds a tile.  ``work`` and
+``pattern`` say what statements ask of the units, ``recursion`` runs agents over tiles and steps,
+``timeline`` draws the same run.  ``registers`` foresees ptxas.  ``fitted`` holds the numbers that
+were chosen on measurements.  Begin with ``cost``.
 """

@@ -1,26 +1,40 @@
-"""Time: the (max, +) interpretation of a term, and what surrounds a tile.
+"""Time: the (max, +) interpretation of a term, and what surrounds a CTA.
 
-Two bounds, each computed from the term's work (``work.py``), are blended:
+What one CTA takes, its *path*, is the recursion's affair (``recursion.py``), and where it stands
+among the others the launch's (``launch.py``).  Here both become seconds:
 
-- *throughput*: an SM runs ``n = ceil(CTAs / SMs)`` CTAs, each of which keeps every unit busy for a
-  known number of cycles; the units overlap, but not perfectly;
-- *path*: one CTA alone takes as long as the longest chain through its statements.  The recursion
-  over the term is in (max, +): a statement starts when what it reads is there and its unit is free,
-  a barrier when all before it have issued.  A loop's body is run twice and extrapolated by its
-  period, which a ``cp.async`` ring bounds from below by latency over depth, the weight over the
-  tokens of that cycle.  As many CTAs as fit on an SM walk their paths side by side.
+- *units*: the busiest SM keeps each unit busy for a known number of cycles.
+- *path*: as many CTAs as fit walk their paths side by side, round after round.  What agents do to
+  each other in a unit the recursion follows where it follows steps; then the units and the path
+  are one bound, the longest of them.  Where it does not, units overlap, but not perfectly.
+- *loads of tiles* land as fast as the slowest of the way into the SM (all that lands), the SM's
+  part of L2's rate (what this CTA asks for: multicast asks once) and its part of DRAM's; for other
+  loads L2 is a bound of its own.
+- *DRAM* bounds the launch; it needs bytes in flight: those of all rings, as far as they come from
+  it.
+- *early starts* hide the prologue; a launch that leaves the next one room for a part of its
+  clusters takes longer (``late``).
+- *power* goes with the clock to 1 / g (``power_share`` g = 0.4), and the clock falls until the cap
+  is met: with c seconds at the highest clock, in which energy for p seconds is used, it takes
+  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores, shared memory, L2's and DRAM's bytes;
+  tensor cores alone, without a pause, meet the cap at ``tensor_clock_hz``.
+- a *call* is all its launches: the one that clears the output before reds is timed with it.
 
-DRAM and L2 bound the whole launch.  The blend is (sum x^p)^(1/p): monotone in each, so that a lower
-bound of the parts is one of the whole, which the exact search needs.
+Bounds are blended: (sum x^p)^(1/p) is monotone in each, so that a lower bound of the parts is one
+of the whole, which the exact search needs.  Steps that are followed are not monotone in the number
+of groups in flight; there the ``floor`` is.
 
 >>> from tinygpu.devices.device import load_device
 >>> from tinygpu.term.machine import Chosen
->>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.machines import hopper, simt
 >>> from tinygpu.term.operation import matmul
->>> sizes = {"m": 4096, "n": 4096, "k": 4096}
->>> naive = cost(Simt().program(matmul(), Chosen(LADDER["naive"])), sizes, load_device("h200"))
->>> naive.bottleneck
+>>> sizes, h200 = {"m": 8192, "n": 8192, "k": 8192}, load_device("h200")
+>>> naive = simt.Simt().program(matmul(), Chosen(simt.LADDER["naive"]))
+>>> cost(naive, sizes, h200).bottleneck
 'l1'
+>>> tiled = hopper.Hopper().program(matmul("bf16", layout="nt"), Chosen(hopper.STARTS["cluster"]))
+>>> cost(tiled, sizes, h200).bottleneck
+'power'
 
 Source: ``docs/model.md``, section "Time".
 """
@@ -36,32 +50,67 @@ import numpy as np
 
 from tinygpu.devices.device import Device
 from tinygpu.search.time.breakdown import Breakdown, blend, resolved
+from tinygpu.search.time.deferred import applied
 from tinygpu.search.time.fitted import FITTED
-from tinygpu.search.time.pipeline import Stages, predict_stages
-from tinygpu.search.time.traffic import GridLaunch
-from tinygpu.search.time.work import WARP, Repeat, Tree, Work, account, mapped
+from tinygpu.search.time.launch import GridLaunch, never
+from tinygpu.search.time.recursion import Recursion, numbers, occupied, path, span_cycles
+from tinygpu.search.time.work import (
+    WARP,
+    Event,
+    Loop,
+    Node,
+    TimedAgent,
+    Tree,
+    agents,
+    of_agent,
+    total_work,
+)
 from tinygpu.term.program import Program, select
 
-__all__ = ["Features", "combined", "cost", "features", "occupied", "pace", "predict"]
+__all__ = ["Features", "Placed", "combined", "cost", "features", "predict"]
 
 Numbers = Any
 INSTRUCTION_BYTES = 16  # spec: since Volta
-SUBCORES = 4  # spec: of an SM, since Volta
-WHOLE = frozenset(("smem", "l1", "shuffle", "fetch"))
-"""Units that all warps of an SM share; every sub-core has its own part of the others."""
+LATE_POWER = 2.0  # fitted: of the room that is left, in what a late start costs
+FLYING_POWER = 4.0  # fitted: how sharply DRAM slows down where too few bytes are in flight
+OF_TILES = ("tensor", "smem", "tma", "fill")
+"""Units that agents that take tiles share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """All that the time depends on; each number depends on few decisions."""
+    """All that the time depends on; each number depends on few decisions.
 
-    tree: Tree
+    ``steps`` of a tile, and ``stages`` of their ring, where there are steps.
+    """
+
+    agents: tuple[TimedAgent, ...]
     launch: GridLaunch
+    steps: Numbers = 0
+    stages: Numbers = 0
+
+    @property
+    def tree(self) -> Tree:
+        """What a CTA does, if it takes no steps."""
+        return self.agents[0].after
+
+    @property
+    def stepped(self) -> bool:
+        """Whether its agents take steps, which have to be followed."""
+        return bool(self.agents[0].steps)
+
+    def with_tree(self, tree: Tree) -> Features:
+        """Let the one agent do something else."""
+        return replace(self, agents=(replace(self.agents[0], after=tree),))
 
     def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Features:
         """Apply ``low`` to every number that costs time, ``high`` to those that save it."""
-        launch = self.launch.mapped(low, high)
-        return replace(self, tree=mapped(self.tree, low, high), launch=launch)
+        return Features(
+            tuple(of_agent(agent, low, high) for agent in self.agents),
+            self.launch.mapped(low, high),
+            low(self.steps),
+            low(self.stages),
+        )
 
 
 def cost(
@@ -72,39 +121,108 @@ def cost(
     of: Callable[[Numbers], Numbers] = lambda number: number,
 ) -> Breakdown:
     """Predict the time of a program, of whose numbers ``of`` makes what to compute with."""
-    if program.barriers:
-        return predict_stages(Stages.of(program, sizes, device).mapped(of))
     return predict(features(program, sizes, device).mapped(of, of))
 
 
 def features(program: Program, sizes: Mapping[str, int], device: Device) -> Features:
-    """Return what the time depends on, as numbers or factored arrays."""
-    launch = GridLaunch.of(program, sizes, device)
-    return Features(account(program, launch, sizes), launch)
+    """Return what the time depends on, as numbers or factored arrays.
+
+    Raises ProgramError for roles of another form than the recursion follows.
+    """
+    found, launch = agents(program, device, sizes), GridLaunch.of(program, sizes, device)
+    if not found[0].steps:
+        return Features(found, launch)
+    stages = max((barrier.stages for barrier in program.barriers), key=np.max)
+    return Features(found, launch, program.parameter_values(sizes)[found[0].steps], stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A CTA among the others of the chip.
+
+    Clusters do ``tiles`` in ``waves``; a CTA does ``turns`` of them and has 1 / ``share`` of an
+    SM.  ``agents`` know how long their loads take in the busy chip; the bytes are those of the
+    whole launch.  ``dram_slow``: how much longer DRAM takes, as too few bytes are in flight.
+    """
+
+    agents: tuple[TimedAgent, ...]
+    tiles: Numbers
+    waves: Numbers
+    share: Numbers
+    turns: Numbers
+    asked_bytes: Numbers
+    dram_bytes: Numbers
+    stored_bytes: Numbers
+    dram_slow: Numbers
+
+    @staticmethod
+    def of(f: Features) -> Placed:
+        """Place the CTAs on the device and let their loads share L2 and DRAM."""
+        launch, device = f.launch, f.launch.device
+        tiles, spread, fits = launch.tiles(), launch.spread(), launch.resident()
+        ceil = (lambda x: x) if "tail" in launch.without else np.ceil
+        busiest = ceil(tiles / spread)
+        from_dram, stored = launch.dram_bytes(fits)
+        if not f.stepped:  # a round takes as long, full or not
+            rounds = ceil(np.maximum(busiest / fits, 1.0))
+            asked = launch.l2_bytes()
+            return Placed(f.agents, tiles, rounds, busiest, 1, asked, from_dram, stored, 1)
+        at_once, stays = spread * fits, launch.persistent == 1
+        share = np.minimum(busiest, fits)
+        waves = select(stays, ceil(tiles / at_once), np.maximum(busiest / fits, 1.0))
+        active = np.minimum(tiles, spread) * launch.cluster
+        l2_rate, dram_rate = _rates(device)
+        of_step = _asked(f.agents)
+        asked = f.steps * tiles * launch.cluster * of_step
+        missed = np.minimum(from_dram / asked, 1.0)
+        flying = f.stages * of_step * np.minimum(tiles, at_once) * launch.cluster
+        short = FITTED["dram_in_flight"] / (flying * missed)
+        slow = (1 + short**FLYING_POWER) ** (1 / FLYING_POWER)
+        if "l2" in launch.without:
+            l2_rate = l2_rate * np.maximum(asked / sum(o.bytes for o in launch.operands), 1.0)
+        per_byte = np.maximum(1 / l2_rate, missed * device.clock_hz / dram_rate * slow) * active
+        latency = device.l2_latency_cycles + device.tma_latency_cycles
+        latency = latency + missed * (device.dram_latency_cycles - device.l2_latency_cycles)
+        latency = latency * FITTED["loaded_latency"]
+        return Placed(
+            tuple(_with_loads(agent, per_byte, latency) for agent in f.agents),
+            tiles, waves, share, select(stays, waves, 1.0),
+            asked, from_dram, stored, slow,
+        )  # fmt: skip
 
 
 def predict(f: Features) -> Breakdown:
     """Return the time of each candidate.
 
-    It is monotone: with features that are each at most (for what saves time, at least) those of a
-    candidate, it gives a lower bound of the candidate's time.
+    It is monotone (of those that take steps, its floor is): with features that are each at most
+    (for what saves time, at least) those of a candidate, it gives a lower bound of its time.
     """
+    place = Placed.of(f)
+    return _of_steps(f, place) if f.stepped else _of_threads(f, place)
+
+
+def _of_threads(f: Features, place: Placed) -> Breakdown:
+    """Blend the units of the busiest SM, the path of a CTA, L2 and DRAM."""
     launch, device = f.launch, f.launch.device
     warps = np.ceil(launch.threads / WARP)
-    count = np.ceil(launch.ctas() / device.sms)
-    capacity = launch.resident()
     work = total_work(f.tree)
-    work["fetch"] = fetch(f.tree, device)
-    busy = occupied(work, count * warps)
-    parts: dict[str, Numbers] = {unit: cycles / device.clock_hz for unit, cycles in busy.items()}
-    rounds = np.ceil(np.maximum(count / capacity, 1.0))
-    parts["latency"] = rounds * path(f.tree, warps) / device.clock_hz
-    l2_rate = device.l2_bytes_per_cycle * device.clock_hz * FITTED["l2_rate"]
-    parts["l2"] = launch.l2_bytes() / l2_rate
+    work["fetch"] = 0.0 if "fetch" in launch.without else _fetch(f.tree, device)
+    busiest = np.ceil(place.share) if "tail" in launch.without else place.share
+    parts: dict[str, Numbers] = {
+        unit: cycles / device.clock_hz for unit, cycles in occupied(work, busiest * warps).items()
+    }
+    if busiest is not place.share:
+        parts = {unit: seconds * (place.share / busiest) for unit, seconds in parts.items()}
+    chain = 0.0 if "path" in launch.without else path(f.tree, warps)
+    parts["latency"] = place.waves * chain / device.clock_hz
+    parts["l2"] = place.asked_bytes / (
+        device.l2_bytes_per_cycle * device.clock_hz * FITTED["l2_rate"]
+    )
     dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
-    parts["dram"] = launch.dram_bytes(capacity) / dram_rate
+    parts["dram"] = (place.dram_bytes + place.stored_bytes) / dram_rate
     parts["spills"] = parts["issue"] * FITTED["spill"] * launch.spilled()
-    parts["launch"] = device.launch_seconds + FITTED["start"] / device.clock_hz
+    started = device.launch_seconds + FITTED["start"] / device.clock_hz
+    parts["launch"] = 0.0 if "launch" in launch.without else started
     parts["clear"] = launch.clear_seconds()
     return Breakdown(combined(parts), parts)
 
@@ -118,170 +236,113 @@ def combined(parts: Mapping[str, Numbers]) -> Numbers:
     throughput = blend([*units, pipe], FITTED["unit_power"])
     bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
     seconds = blend(bounds, FITTED["blend_power"])
-    return resolved(seconds + parts["spills"] + parts["launch"] + parts["clear"])
+    return resolved(seconds + parts["spills"] + (parts["launch"] + parts["clear"]))
 
 
-def total_work(tree: Tree) -> dict[str, Numbers]:
-    """Return the cycles for which one warp's work keeps each unit busy."""
-    found: dict[str, Numbers] = {}
-    for node in tree:
-        if isinstance(node, Work):
-            here = node.cycles()
-        else:
-            here = {unit: cycles * node.trips for unit, cycles in total_work(node.body).items()}
-        for unit, cycles in here.items():
-            found[unit] = found[unit] + cycles if unit in found else cycles
-    return found
+def _of_steps(f: Features, place: Placed) -> Breakdown:
+    """Take the longest of the units and the path, at the clock that power allows, and DRAM.
+
+    The parts are what each unit would take alone; ``latency`` is what remains of the path beyond
+    the longest of them: waits that nothing hides.
+    """
+    launch, device, timed, waves = f.launch, f.launch.device, place.agents, place.waves
+    l2_rate, dram_rate = _rates(device)
+    cycles = applied(Recursion(timed), place.share, place.turns, f.steps, f.stages, *numbers(timed))
+    rounds = select(launch.persistent == 1, 1.0, waves)
+    start = FITTED["prologue"] + FITTED["cluster_start"] * (launch.cluster - 1)
+    prologue = start * (1 - FITTED["early"] * launch.early)
+    prologue = prologue + FITTED["cluster_stays"] * np.minimum(launch.cluster - 1, 1)
+    cycles = rounds * (cycles + FITTED["store_end"]) + (rounds - 1) * FITTED["next"] + prologue
+
+    def alone(unit: str, of: tuple[TimedAgent, ...]) -> Numbers:
+        return waves * place.share * _work(of, f.steps, unit) / device.clock_hz
+
+    parts = {unit: alone(unit, f.agents) for unit in OF_TILES}
+    units, fill = reduce(np.maximum, parts.values()), alone("fill", timed)
+    longest = np.maximum(units, fill)
+    after = reduce(np.maximum, (span_cycles(a.after) / a.step for a in f.agents))
+    parts["epilogue"] = waves * after / device.clock_hz
+    hidden = "path" in launch.without
+    parts["latency"] = 0.0 if hidden else np.maximum(cycles / device.clock_hz - longest, 0.0)
+    energy, share = _energy(f, place), FITTED["power_share"]
+    parts["power"] = longest ** (1 - share) * energy**share
+    parts["l2"] = (place.asked_bytes + place.stored_bytes) / (l2_rate * device.clock_hz)
+    dram = (place.dram_bytes + place.stored_bytes) / dram_rate
+    parts["dram"] = dram * place.dram_slow
+    parts["launch"] = 0.0 if "launch" in launch.without else device.launch_seconds
+    parts["clear"] = launch.clear_seconds()
+
+    def together(seconds: Numbers, dram: Numbers, late: Numbers) -> Numbers:
+        capped = seconds ** (1 - share) * np.maximum(seconds, energy) ** share
+        blended = blend([capped, dram], FITTED["tile_power"])
+        return resolved(blended * late + (parts["launch"] + parts["clear"]))
+
+    late: Numbers = 1.0
+    if not never(launch.early):
+        late = 1 + FITTED["late"] * launch.early * launch.left_over() ** LATE_POWER
+    found = together(longest + parts["latency"], parts["dram"], late)
+    # neither of these two is monotone: the bytes in flight save time, and room costs it
+    floor = together(np.maximum(units, fill / place.dram_slow), dram, 1.0)
+    return Breakdown(found, parts, floor)
 
 
-def fetch(tree: Tree, device: Device) -> Numbers:
+def _energy(f: Features, place: Placed) -> Numbers:
+    """Return the seconds in which the power cap lets the energy through, at the highest clock.
+
+    Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``.
+    """
+    device, share = f.launch.device, FITTED["power_share"]
+    tensor, smem = (_work(f.agents, f.steps, unit) for unit in ("tensor", "smem"))
+    cycles = place.tiles * f.launch.cluster * (tensor + FITTED["smem_power"] * smem)
+    cycles = cycles + FITTED["l2_power"] * place.asked_bytes
+    cycles = cycles + FITTED["dram_power"] * (place.dram_bytes + place.stored_bytes)
+    cycles = cycles / device.sms
+    excess = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
+    return cycles * (excess / device.clock_hz)
+
+
+def _rates(device: Device) -> tuple[float, float]:
+    """Return what L2 gives TMA, in bytes a cycle, and DRAM, in bytes a second."""
+    l2 = device.l2_bytes_per_cycle * FITTED["tma_l2_rate"]
+    return l2, device.dram_bytes_per_second * FITTED["tma_dram_share"]
+
+
+def _fetch(tree: Tree, device: Device) -> Numbers:
     """Return the cycles in which instructions arrive, where a loop outgrows the caches."""
     slots = device.warp_schedulers_per_sm * device.issue_per_cycle_per_scheduler
     total: Numbers = 0.0
     for node in tree:
-        if isinstance(node, Repeat) and node.rolled:
+        if isinstance(node, Loop) and node.form == "rolled":
             issue = total_work(node.body).get("issue", 0.0)
             outgrown = issue * slots * INSTRUCTION_BYTES > FITTED["code_bytes"]
             total = total + node.trips * issue * FITTED["fetch"] * outgrown
     return total
 
 
-@dataclass(slots=True)
-class _Clock:
-    """When things are free: issue, all that was issued, each unit, each buffer in registers.
+def _with_loads(agent: TimedAgent, per_byte: Numbers, latency: Numbers) -> TimedAgent:
+    """Say how long loads take: they come as fast as the slowest part of their way."""
 
-    ``landed``: when the asynchronous copies that were issued have landed.
-    """
+    def timed(node: Node) -> Node:
+        if not isinstance(node, Event):
+            return replace(node, body=tuple(map(timed, node.body)))
+        if node.kind != "load":
+            return node
+        fill = np.maximum(node.each["fill"], node.fetched_bytes * per_byte)
+        return replace(node, each={**node.each, "fill": fill}, latency=latency)
 
-    warps: Numbers
-    now: Numbers
-    last: Numbers
-    units: dict[str, Numbers]
-    ready: dict[str, Numbers]
-    landed: Numbers
-
-
-def path(tree: Tree, warps: Numbers) -> Numbers:
-    """Return the cycles that one CTA takes alone on an SM.
-
-    Only maxima and sums of the tree's numbers occur: it is monotone in each.
-    """
-    clock = _Clock(warps, 0.0, 0.0, {}, {}, 0.0)
-    _walk(tree, clock)
-    return clock.last
+    return replace(agent, body=tuple(map(timed, agent.body)))
 
 
-def occupied(cycles: Mapping[str, Numbers], warps: Numbers) -> dict[str, Numbers]:
-    """Return for how many cycles so many warps keep each unit of an SM busy, from one warp's.
-
-    A warp runs on one sub-core, and has no use of the others' parts of a unit.
-    """
-    even = np.ceil(warps / SUBCORES) * SUBCORES
-    return {unit: each * (warps if unit in WHOLE else even) for unit, each in cycles.items()}
+def _asked(all_agents: tuple[TimedAgent, ...]) -> Numbers:
+    """Return the bytes that a CTA asks L2 for in a step."""
+    events = (e for agent in all_agents for e in agent.body if isinstance(e, Event))
+    return sum((event.fetched_bytes for event in events), 0.0)
 
 
-def alone(cycles: Mapping[str, Numbers]) -> Numbers:
-    """Return the cycles in which one warp issues its instructions, whatever the others do."""
-    return cycles["issue"] * (4 * FITTED["warp_interval"])
-
-
-def _walk(tree: Tree, clock: _Clock) -> None:
-    for node in tree:
-        if isinstance(node, Work):
-            _piece(node, clock)
-        elif node.rolled:
-            _rolled(node, clock)
-        else:
-            _unrolled(node, clock)
-
-
-def _piece(piece: Work, clock: _Clock) -> None:
-    if piece.kind in ("commit", "wait"):
-        return  # a wait's cost is its ring's, in _rolled
-    if piece.kind == "sync":
-        clock.now = clock.last = clock.last + piece.latency
-        return
-    start = clock.now
-    for name in piece.reads:
-        if name in clock.ready:
-            start = np.maximum(start, clock.ready[name])
-    cycles = piece.cycles()
-    for unit in cycles:
-        if unit not in ("issue", "int") and unit in clock.units:
-            start = np.maximum(start, clock.units[unit])
-    most = reduce(np.maximum, occupied(cycles, clock.warps).values())
-    end = start + np.maximum(most, alone(cycles))
-    for unit in cycles:
-        clock.units[unit] = end
-    clock.last = np.maximum(clock.last, end)
-    if piece.kind == "async":
-        clock.landed = np.maximum(clock.landed, end + piece.latency)
-    else:
-        clock.ready[piece.write] = (end if piece.unit == "lsu" else start) + piece.latency
-
-
-def _rolled(loop: Repeat, clock: _Clock) -> None:
-    """Walk a loop with a branch: nothing moves across it, so an iteration's time is its period.
-
-    A ring of copies bounds the period by weight over tokens of the cycle that leads from a copy
-    through its wait to the copy that reuses its slot: the way from the wait to the next copies and
-    their latency, over the groups in flight.  The first copies, before the loop, land in full.
-    """
-    inner = _Clock(clock.warps if together(loop) else 1.0, 0.0, 0.0, {}, {}, 0.0)
-    _walk(loop.body, inner)
-    period = inner.last + FITTED["turn"]
-    if not together(
-        loop
-    ):  # warps drift apart: each walks its own chain, while the others use the units
-        for cycles in occupied(total_work(loop.body), clock.warps).values():
-            period = np.maximum(period, cycles)
-    for i, node in enumerate(loop.body):
-        if isinstance(node, Work) and node.kind == "wait":
-            clock.last = np.maximum(clock.last, clock.landed)
-            ring = _Clock(inner.warps, 0.0, 0.0, {}, {}, 0.0)
-            _walk((*loop.body[i + 1 :], *loop.body[:i]), ring)
-            period = np.maximum(period, ring.landed / (node.pending + 1.0))
-    clock.now = clock.last = clock.last + loop.trips * period
-    clock.units.clear()
-    clock.ready.clear()
-
-
-def together(loop: Repeat) -> bool:
-    """Whether a barrier in a loop's body keeps the warps of a CTA together."""
-    return any(isinstance(p, Work) and p.kind == "sync" for p in loop.body)
-
-
-def pace(loop: Repeat, warps: Numbers) -> Numbers:
-    """Return the cycles from one step of an unrolled loop to the next.
-
-    Its busiest unit sets it, or its loads: the assembler moves few of them up past earlier steps.
-    """
-    work = total_work(loop.body)
-    cycles = reduce(np.maximum, occupied(work, warps).values(), alone(work))
-    return np.maximum(cycles, waits(loop))
-
-
-def waits(loop: Repeat) -> Numbers:
-    """Return the cycles for which a step waits for its loads from global memory.
-
-    The assembler loads into registers that it has just read, so that few are in flight together.
-    """
-    loads = (p for p in loop.body if isinstance(p, Work) and "l1" in p.each and p.kind == "do")
-    return sum((p.count * p.latency for p in loads), 0.0) / FITTED["loads_in_flight"]
-
-
-def _unrolled(loop: Repeat, clock: _Clock) -> None:
-    """Walk an unrolled loop: once through its chain, then at its pace."""
-    some = loop.trips > 0
-    step = pace(loop, clock.warps)
-    more = np.maximum(loop.trips - 1.0, 0.0) * step + waits(loop)
-    after = replace(clock, units=dict(clock.units), ready=dict(clock.ready))
-    _walk(loop.body, after)
-    clock.now = select(some, after.now, clock.now)
-    clock.landed = select(some, after.landed, clock.landed)
-    clock.last = select(some, after.last + more, clock.last)
-    for mine, theirs in ((clock.units, after.units), (clock.ready, after.ready)):
-        for name, end in theirs.items():
-            before = mine.get(name, 0.0)
-            moved = end is not before
-            mine[name] = select(some, end + more, before) if moved else before
+def _work(of: tuple[TimedAgent, ...], steps: Numbers, unit: str) -> Numbers:
+    """Return the cycles of a unit that one tile takes, all agents' copies together."""
+    total: Numbers = 0.0
+    for agent in of:
+        body, after = (total_work(tree).get(unit, 0.0) for tree in (agent.body, agent.after))
+        total = total + agent.together * (steps * body + after)
+    return total

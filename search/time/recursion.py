@@ -1,7 +1,14 @@
-"""Time of programs with barriers: the (max, +) recursion over tiles and steps.
+"""Time of a CTA: one (max, +) recursion over what its agents do.
 
-The agents of a CTA (``asynchronous.py``) advance together, step by step.  An agent has a clock, a
-unit the time at which it is free, and a phase of a barrier the time of its last arrival or byte:
+An agent (``work.py``) has a clock, a unit the time at which it is free, a register and a phase of a
+barrier the time at which it is there.  Statements of threads:
+
+    do        start = max(clock, what it reads, its units free); units are free when all warps have
+              done it; the result is there a latency later
+    sync      clock = the end of all so far
+    group     (cp.async) clock = max(clock, landing of the newest group but N)
+
+and those of tiles, whose role goes on in order:
 
     wait      clock = max(clock, phase) + its cost
     load      in order through issue, the copy engine and the way from L2; lands a latency later
@@ -9,17 +16,30 @@ unit the time at which it is free, and a phase of a barrier the time of its last
     group     clock = max(clock, end of the newest group but N)
     arrive    phase = max(phase, clock)
 
-``together`` copies of a role share the units, ``share`` CTAs an SM.  All maps are maxima of sums,
-so the steps of a tile, and the tiles of a CTA, become periodic: the recursion runs until then
-(two turns of the longest ring, or two or four times as many; a few tiles) and goes on at the
-period; agents that rest during a tile's steps keep their clocks.  The epilogue's chunks have a
-period in closed form: their own cycles, or with D stages of the store a (cycles + read) / D.
+All maps are maxima of sums, so loops become periodic, and each form of loop has its period:
+
+- *rolled*: nothing moves across the branch, so an iteration takes its path and a ``turn``; without
+  a barrier in it warps drift apart, and it takes the path of one warp or the longest occupancy.  A
+  ring of copies bounds it by weight over tokens of the cycle from a copy through its wait to the
+  copy that reuses its slot: the way from the wait to the next copies and their latency, over the
+  groups in flight.  The first copies, before the loop, land in full.
+- *unrolled*: once through its chain, then at its *pace*: its busiest unit's, or its loads' one by
+  one, over those that are in flight together.
+- *serial*: chunks of an epilogue: their own cycles, or with D stages of the store a
+  (cycles + read) / D.
+- *steps* and *tiles*: agents advance together, step by step, until the times of steps are periodic
+  (two turns of the longest ring, or two or four times as many; a few tiles), and go on at the
+  period.  Agents that rest during a tile's steps keep their clocks.  ``together`` copies of a role
+  share the units, ``share`` CTAs an SM.
+
+What has no steps is a formula, which ``path`` gives of any numbers, of a whole space too; else
+``Recursion`` follows points.
 
 >>> from tinygpu.devices.device import load_device
 >>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS, Hopper
 >>> from tinygpu.term.operation import matmul
->>> from tinygpu.search.time.asynchronous import agents
+>>> from tinygpu.search.time.work import agents
 >>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["ring"]))
 >>> found = agents(term, load_device("h200"), {"m": 128, "n": 128, "k": 8192})
 >>> few, many = (Recursion(found)(1, 1, steps, 4, *numbers(found)) for steps in (100, 101))
@@ -31,32 +51,31 @@ Source: ``docs/model.md``, section "Time"; Baccelli et al., "Synchronization and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.search.time.asynchronous import Event, Guard, Node, TimedAgent, TimedLoop, mapped
+from tinygpu.search.time.fitted import FITTED
+from tinygpu.search.time.work import Event, Guard, Loop, TimedAgent, Tree, of_agent, total_work
+from tinygpu.term.program import select
 
 __all__ = [
-    "CopyState",
-    "Following",
-    "Recursion",
-    "Time",
-    "numbers",
-    "of_agent",
-    "span_cycles",
-    "tokens_of",
-    "unit_cycles",
-]
+    "CopyState", "Following", "Recursion", "Time", "Walk", "alone", "numbers", "occupied", "pace",
+    "path", "span_cycles", "together", "tokens_of", "waits",
+]  # fmt: skip
 
 Numbers = Any
 Times = NDArray[np.float64]
 Places = NDArray[np.int64]
-Time = Times | float
+Time = Any
+"""An array over points, a float, or what stands for a table of a space."""
+SUBCORES = 4  # spec: of an SM, since Volta
+WHOLE = frozenset(("smem", "l1", "shuffle", "fetch"))
+"""Units that all warps of an SM share; every sub-core has its own part of the others."""
 _CHUNK = 4096
 """Points at once: their clocks stay in a core's cache."""
 _MANY = 1 << 16
@@ -64,6 +83,441 @@ _EVEN = 1e-6
 """Cycles between steps that are alike."""
 _BEFORE = 64
 """Phases before the first that an index may name; they are over from the start."""
+
+
+def occupied(cycles: Mapping[str, Numbers], warps: Numbers) -> dict[str, Numbers]:
+    """Return for how many cycles so many warps keep each unit of an SM busy, from one warp's.
+
+    A warp runs on one sub-core, and has no use of the others' parts of a unit.
+    """
+    even = np.ceil(warps / SUBCORES) * SUBCORES
+    return {unit: each * (warps if unit in WHOLE else even) for unit, each in cycles.items()}
+
+
+def alone(cycles: Mapping[str, Numbers]) -> Numbers:
+    """Return the cycles in which one warp issues its instructions, whatever the others do."""
+    return cycles["issue"] * (4 * FITTED["warp_interval"])
+
+
+def together(loop: Loop) -> bool:
+    """Whether a barrier in a loop's body keeps the warps of a CTA together."""
+    return any(isinstance(node, Event) and node.kind == "sync" for node in loop.body)
+
+
+def pace(loop: Loop, warps: Numbers) -> Numbers:
+    """Return the cycles from one step of an unrolled loop to the next.
+
+    Its busiest unit sets it, or its loads: the assembler moves few of them up past earlier steps.
+    """
+    work = total_work(loop.body)
+    cycles = reduce(np.maximum, occupied(work, warps).values(), alone(work))
+    return np.maximum(cycles, waits(loop))
+
+
+def waits(loop: Loop) -> Numbers:
+    """Return the cycles for which a step waits for its loads from global memory.
+
+    The assembler loads into registers that it has just read, so that few are in flight together.
+    """
+    loads = (e for e in loop.body if isinstance(e, Event) and e.kind == "do" and "l1" in e.each)
+    return sum((e.count * e.latency for e in loads), 0.0) / FITTED["loads_in_flight"]
+
+
+def span_cycles(nodes: Tree) -> Numbers:
+    """Return how long a copy's warps take for statements that wait for no barrier.
+
+    Chunks that are stored from a ring go at its period.
+    """
+    serial: Numbers = 0.0
+    read: Numbers = 0.0
+    stages: Numbers = 1
+    for node in nodes:
+        match node:
+            case Loop(form="serial"):
+                serial = serial + node.trips * span_cycles(node.body)
+            case Event("store"):
+                serial = serial + node.cycles["serial"]
+                read = read + node.latency + np.maximum(node.cycles["smem"], node.cycles["tma"])
+            case Event("work"):
+                serial = serial + node.cycles["serial"]
+            case Event("group") if node.group == "bulk.read":
+                stages = node.pending + 1
+    return np.maximum(serial, (serial + read) / stages)
+
+
+def path(tree: Tree, warps: Numbers) -> Numbers:
+    """Return the cycles that one CTA of so many warps takes alone on an SM.
+
+    Only maxima and sums of the tree's numbers occur: it is monotone in each.
+    """
+    state = CopyState(0.0, 0.0, warps=warps)
+    Walk().nodes(tree, state, {})
+    return state.last
+
+
+def numbers(agents: tuple[TimedAgent, ...]) -> list[Numbers]:
+    """Return every number of the agents in order."""
+    found: list[Numbers] = []
+
+    def note(number: Numbers) -> Numbers:
+        found.append(number)
+        return number
+
+    for agent in agents:
+        of_agent(agent, note)
+    return found
+
+
+def _filled(agents: tuple[TimedAgent, ...], leaves: Sequence[Numbers]) -> tuple[TimedAgent, ...]:
+    rest = iter(leaves)
+    return tuple(of_agent(agent, lambda _: next(rest)) for agent in agents)
+
+
+_NOBODY = TimedAgent("")
+
+
+@dataclass(slots=True)
+class CopyState:
+    """What a copy of an agent knows, or copies that work together: the first's and last's clocks.
+
+    Of threads: ``now`` is when the next statement may issue, ``last`` when all so far have;
+    ``units`` and ``ready``: when units are free and registers there; ``landed``: all copies.
+    ``groups`` are the ends of groups, ``done`` that of the products or copies of the next one.
+    """
+
+    now: Time
+    last: Time
+    agent: TimedAgent = _NOBODY
+    copy: int = 0
+    done: tuple[Time, Time] = (0.0, 0.0)
+    groups: list[tuple[Time, Time]] = field(default_factory=list)
+    turn: int = 0
+    warps: Numbers = 1.0
+    units: dict[str, Time] = field(default_factory=dict)
+    ready: dict[str, Time] = field(default_factory=dict)
+    landed: Time = 0.0
+
+    def busy(self, cycles: Numbers) -> None:
+        """Let both clocks go on."""
+        one = self.now is self.last
+        self.now = self.now + cycles
+        self.last = self.now if one else self.last + cycles
+
+
+class Walk:
+    """The rules of statements and of loops that have a closed form."""
+
+    later: Callable[[Any, Any], Any] = staticmethod(np.maximum)
+
+    def nodes(self, nodes: Tree, state: CopyState, known: dict[str, Any]) -> None:
+        """Follow statements in order."""
+        for node in nodes:
+            match node:
+                case Event():
+                    self.event(node, state, known, True)
+                case Guard():
+                    self.guarded(node, state, known, True)
+                case Loop(form="rolled"):
+                    self.rolled(node, state, known)
+                case Loop(form="unrolled"):
+                    self.unrolled(node, state, known)
+                case Loop(form="signals"):
+                    for i in range(int(np.max(node.trips))):
+                        known[node.var] = i
+                        for inner in node.body:
+                            if isinstance(inner, Guard):
+                                self.guarded(inner, state, known, i < node.trips)
+                case Loop():
+                    state.busy(node.trips * span_cycles(node.body))
+
+    def rolled(self, loop: Loop, state: CopyState, known: dict[str, Any]) -> None:
+        """Go on at the period of a loop with a branch."""
+        one = together(loop)
+
+        def walked(nodes: Tree) -> CopyState:
+            inner = CopyState(0.0, 0.0, warps=state.warps if one else 1.0)
+            self.nodes(nodes, inner, known)
+            return inner
+
+        period = walked(loop.body).last + FITTED["turn"]
+        if not one:  # warps drift apart: each walks its own chain, while the others use the units
+            for cycles in occupied(total_work(loop.body), state.warps).values():
+                period = self.later(period, cycles)
+        for i, node in enumerate(loop.body):
+            if isinstance(node, Event) and node.kind == "group":
+                state.last = self.later(state.last, state.landed)
+                ring = walked((*loop.body[i + 1 :], *loop.body[:i]))
+                period = self.later(period, ring.landed / (node.pending + 1.0))
+        state.now = state.last = state.last + loop.trips * period
+        state.units.clear()
+        state.ready.clear()
+
+    def unrolled(self, loop: Loop, state: CopyState, known: dict[str, Any]) -> None:
+        """Walk an unrolled loop: once through its chain, then at its pace."""
+        now, last, landed = state.now, state.last, state.landed
+        before = dict(state.units), dict(state.ready)
+        self.nodes(loop.body, state, known)
+        some = loop.trips > 0
+        more = np.maximum(loop.trips - 1.0, 0.0) * pace(loop, state.warps) + waits(loop)
+        state.now = select(some, state.now, now)
+        state.landed = select(some, state.landed, landed)
+        state.last = select(some, state.last + more, last)
+        for old, new in zip(before, (state.units, state.ready), strict=True):
+            for name, end in new.items():
+                if end is not old.get(name, 0.0):
+                    new[name] = select(some, end + more, old.get(name, 0.0))
+
+    def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+        """Follow one event."""
+        match event.kind:
+            case "do" | "async":
+                self.threads(event, state)
+            case "sync":
+                state.now = state.last = state.last + event.latency
+            case "work" | "store":
+                state.busy(event.cycles["serial"])
+
+    def threads(self, event: Event, state: CopyState) -> tuple[Time, Time, Time]:
+        """Let the warps do a statement; return its start, its end, when its result is there."""
+        start, cycles, later = state.now, event.cycles, self.later
+        for name in event.reads:
+            if name in state.ready:
+                start = later(start, state.ready[name])
+        for unit in cycles:
+            if unit not in ("issue", "int") and unit in state.units:
+                start = later(start, state.units[unit])
+        most = reduce(later, occupied(cycles, state.warps).values())
+        end = start + later(most, alone(cycles))
+        for unit in cycles:
+            state.units[unit] = end
+        state.last = later(state.last, end)
+        if event.kind == "async":
+            there = end + event.latency
+            state.landed = later(state.landed, there)
+        else:
+            there = (end if event.unit == "lsu" else start) + event.latency
+            state.ready[event.write] = there
+        return start, end, there
+
+    def guarded(self, guard: Guard, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+        """Arrive where the index is below the bound, and the mask holds."""
+        bound = known[guard.bound] if isinstance(guard.bound, str) else guard.bound
+        mask = mask & (guard.index.evaluate(known) < bound)
+        if isinstance(mask, np.ndarray) and (mask.all() or not mask.any()):
+            mask = bool(mask.all())
+        if mask is False:
+            return
+        for event in guard.body:
+            assert isinstance(event, Event)
+            self.event(event, state, known, mask)
+
+
+class Following(Walk):
+    """The recursion for points that take the same number of tiles and steps.
+
+    Times are arrays over the points; of one point they are floats, and so they may be where all
+    points have the same.
+    """
+
+    def __init__(
+        self, agents: tuple[TimedAgent, ...], share: Numbers, stages: Numbers, size: int
+    ) -> None:
+        self.share, self.size = share, size
+        self.turns = [np.asarray(n, np.int64) for n in (stages, tokens_of(agents, stages))]
+        self.turn: Numbers = 1
+        self.apart: Numbers = 0.0
+        self.later = max if size == 1 else np.maximum
+        self.zero: Time = 0.0 if size == 1 else np.zeros(size)
+        self.states = [
+            [
+                CopyState(self.zero, self.zero, a, copy, (self.zero, self.zero))
+                for copy in range(max(1, int(np.max(a.step))))
+            ]
+            for a in agents
+        ]
+        self.phases: dict[str, Any] = {}
+        self.columns = np.arange(size)
+        self.tensor = self.smem = self.fill = self.tma = self.zero
+        self.rows = 0
+
+    def cycles(
+        self, tiles: Numbers, steps: Numbers, first_tiles: int, first_steps: int, window: int
+    ) -> Times:
+        """Return the cycles of all tiles: the first ones step by step, then at the period."""
+        self.rows = first_tiles * first_steps + 2
+        ends: list[Time] = []
+        for tile in range(first_tiles):
+            states = [copies[tile % len(copies)] for copies in self.states]
+            values = [
+                {s.agent.tile: tile, s.agent.turn: s.turn, s.agent.copy: s.copy,
+                 s.agent.steps: first_steps}
+                for s in states
+            ]  # fmt: skip
+            for state, known in zip(states, values, strict=True):
+                self.nodes(state.agent.before, state, known)
+            seen: list[Time] = []
+            for step in range(first_steps):
+                for state, known in zip(states, values, strict=True):
+                    known[state.agent.step_var] = step
+                    self.nodes(state.agent.body, state, known)
+                seen.append(reduce(self.later, [s.last for s in states if s.agent.body]))
+            self.jump(states, seen, steps - first_steps)
+            for state, known in zip(states, values, strict=True):
+                self.nodes(state.agent.after, state, known)
+                state.turn += 1
+            ends.append(reduce(self.later, [s.last for c in self.states for s in c]))
+        if len(ends) > window:
+            period = (ends[-1] - ends[-1 - window]) / window
+            return np.asarray(ends[-1] + np.maximum(tiles - first_tiles, 0) * period)
+        return np.asarray(ends[-1])
+
+    def jump(self, states: list[CopyState], seen: list[Time], more: Numbers) -> None:
+        """Go on for more steps at the period: what the steps moved moves along."""
+        if len(seen) < 4 or not np.any(more > 0):
+            return
+        ends = np.stack(seen).reshape(len(seen), self.size)
+        self.turn, self.apart = turn, _ = self.turn_of(np.diff(ends, axis=0))
+        last = len(seen) - 1
+        whole, rest = np.divmod(np.maximum(more, 0), turn)
+        rest = np.asarray(last - turn + rest, np.int64)
+        before = ends[last - turn, self.columns]
+        later = whole * (ends[last] - before) + (ends[rest, self.columns] - before)
+        for unit, free in self.free().items():  # it may fall behind only later
+            spare = np.maximum(ends[last] - free, 0.0)
+            work = sum(s.agent.together * total_work(s.agent.body).get(unit, 0.0) for s in states)
+            later = np.maximum(later, np.maximum(more, 0) * self.share * work - spare)
+        if self.size == 1:
+            later = later.item()
+        for state in (s for s in states if s.agent.body):
+            state.busy(later)
+            state.groups = [(first + later, last + later) for first, last in state.groups[-4:]]
+        self.tensor, self.smem = self.tensor + later, self.smem + later
+        self.fill, self.tma = self.fill + later, self.tma + later
+        moved = {b for s in states for b in _barriers(s.agent.body)}
+        for barrier in moved & self.phases.keys():
+            phases = self.phases[barrier]
+            if self.size == 1:
+                phases[_BEFORE:] = [at + later if at > 0 else at for at in phases[_BEFORE:]]
+            else:
+                phases[_BEFORE:] += np.where(phases[_BEFORE:] > 0, later, 0.0)
+
+    def free(self) -> dict[str, Time]:
+        """Return when each unit is free."""
+        return {"tensor": self.tensor, "smem": self.smem, "fill": self.fill, "tma": self.tma}
+
+    def turn_of(self, gaps: Times) -> tuple[Places, Times]:
+        """Return after how many steps the times between steps come again, and how far they do not.
+
+        The critical cycle is a turn of the ring, or from a load to the one that may take its stage.
+        """
+        half = len(gaps) // 2
+        last = len(gaps) - 1 - np.arange(half)[:, None]
+        found, least = np.ones(self.size, np.int64), np.full(self.size, np.inf)
+        for each in (1, *self.turns):
+            turn = np.clip(np.broadcast_to(np.asarray(each), self.size), 1, half)
+            apart = np.abs(gaps[last, self.columns] - gaps[last - turn, self.columns]).max(0)
+            better = apart < least - _EVEN
+            found, least = np.where(better, turn, found), np.where(better, apart, least)
+        return found, least
+
+    def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+        """Follow one event; an arrival where the mask (True, or an array) holds."""
+        cycles, share, later = event.cycles, self.share, self.later
+        match event.kind:
+            case "wait":
+                phase = self.phase(event.barrier, event.index.evaluate(known))
+                one = state.now is state.last
+                state.now = later(state.now, phase)
+                state.last = state.now if one else later(state.last, phase)
+                state.busy(cycles["serial"])
+            case "arrive":
+                state.busy(cycles["serial"] if mask is True else cycles["serial"] * mask)
+                at = state.last + event.latency
+                if event.group == "tcgen05":  # not now, but when its products are done
+                    at = later(at, state.done[1])
+                self.complete(event.barrier, event.index.evaluate(known), at, mask)
+            case "load":
+                state.busy(cycles["serial"])
+                start = later(self.tma, state.now)
+                self.tma = start + cycles["tma"] * share
+                come = later(self.fill, start) + cycles["fill"] * share
+                self.fill = later(come, self.tma)  # rows come while later ones are asked for
+                self.smem = self.smem + cycles["smem"] * share
+                landed = self.fill + event.latency
+                self.complete(event.barrier, event.index.evaluate(known), landed, True)
+            case "product":
+                copies = state.agent.together
+                many = copies * share
+                start = later(state.now, self.tensor)
+                self.smem = later(self.smem, start) + cycles["smem"] * many
+                ends = start + cycles["tensor"] * many
+                self.tensor = later(ends, self.smem)
+                each = (self.tensor - start) / many
+                first = start + each + event.latency
+                state.done = first, first + (copies - 1) * each
+            case "commit" if event.group == "wgmma":
+                state.groups.append(state.done)
+            case "group" if event.group == "wgmma":
+                first, last = self.newest(state, event.pending)
+                state.now, state.last = later(state.now, first), later(state.last, last)
+            case _:
+                super().event(event, state, known, mask)
+
+    def newest(self, state: CopyState, pending: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the ends of the newest group but ``pending``."""
+        found: tuple[Numbers, Numbers] = (self.zero, self.zero)
+        for n in range(min(int(np.max(pending)) + 1, len(state.groups))):
+            here, group = pending == n, state.groups[-1 - n]
+            if isinstance(here, np.ndarray):
+                first, last = (np.where(here, *ends) for ends in zip(group, found, strict=True))
+                found = first, last
+            elif here:
+                found = group
+        return found
+
+    def phase(self, barrier: str, index: Numbers) -> Numbers:
+        """Return when a phase is complete."""
+        if barrier not in self.phases:
+            return self.zero
+        phases = self.phases[barrier]
+        if isinstance(index, np.ndarray):
+            return phases[np.maximum(index.astype(np.int64) + _BEFORE, 0), self.columns]
+        return phases[max(int(index) + _BEFORE, 0)]
+
+    def complete(self, barrier: str, index: Numbers, at: Numbers, mask: Any) -> None:
+        """Note that a phase is complete no earlier than ``at``, where the mask holds."""
+        if barrier not in self.phases:
+            many = _BEFORE + self.rows
+            self.phases[barrier] = [0.0] * many if self.size == 1 else np.zeros((many, self.size))
+        phases = self.phases[barrier]
+        if mask is True and not isinstance(index, np.ndarray):
+            row = int(index) + _BEFORE
+            phases[row] = self.later(phases[row], at)
+            return
+        rows = np.asarray(index + _BEFORE, np.int64).clip(0, len(phases) - 1)  # or not of the mask
+        phases[rows, self.columns] = self.later(
+            phases[rows, self.columns], at if mask is True else np.where(mask, at, 0.0)
+        )
+
+
+def tokens_of(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
+    """Return the tokens of the cycle from a load to the one that may take its stage.
+
+    A stage is released when products so many steps later have begun.
+    """
+    tokens = stages
+    for agent in agents:
+        for node in agent.body:
+            if isinstance(node, Event) and node.group == "wgmma":
+                tokens = np.minimum(tokens, stages - node.pending)
+    return np.maximum(tokens, 1)
+
+
+def _barriers(nodes: Tree) -> set[str]:
+    found: set[str] = set()
+    for node in nodes:
+        found |= {node.barrier} - {""} if isinstance(node, Event) else _barriers(node.body)
+    return found
 
 
 class Recursion:
@@ -136,326 +590,3 @@ def _alike(numbers: Times) -> Numbers:
     """Return one number for points that all have it: what it makes is then made once."""
     first = numbers.item(0)
     return first if numbers.ndim == 0 or (numbers == first).all() else numbers
-
-
-def numbers(agents: tuple[TimedAgent, ...]) -> list[Numbers]:
-    """Return every number of the agents in order."""
-    found: list[Numbers] = []
-
-    def note(number: Numbers) -> Numbers:
-        found.append(number)
-        return number
-
-    for agent in agents:
-        of_agent(agent, note)
-    return found
-
-
-def _filled(agents: tuple[TimedAgent, ...], leaves: Sequence[Numbers]) -> tuple[TimedAgent, ...]:
-    rest = iter(leaves)
-    return tuple(of_agent(agent, lambda _: next(rest)) for agent in agents)
-
-
-def of_agent(agent: TimedAgent, of: Callable[[Numbers], Numbers]) -> TimedAgent:
-    """Apply a function to every number of an agent, always in the same order."""
-    return replace(
-        agent,
-        together=of(agent.together),
-        step=of(agent.step),
-        before=mapped(agent.before, of),
-        body=mapped(agent.body, of),
-        after=mapped(agent.after, of),
-    )
-
-
-def span_cycles(nodes: tuple[Node, ...]) -> Numbers:
-    """Return how long a copy's warps take for statements that wait for no barrier.
-
-    Chunks that are stored from a ring go at its period.
-    """
-    serial: Numbers = 0.0
-    read: Numbers = 0.0
-    stages: Numbers = 1
-    for node in nodes:
-        match node:
-            case TimedLoop() if not node.signals:
-                serial = serial + node.trips * span_cycles(node.body)
-            case Event("store"):
-                serial = serial + node.cycles["serial"]
-                read = read + node.latency + np.maximum(node.cycles["smem"], node.cycles["tma"])
-            case Event("work"):
-                serial = serial + node.cycles["serial"]
-            case Event("group") if node.group == "bulk.read":
-                stages = node.pending + 1
-    return np.maximum(serial, (serial + read) / stages)
-
-
-def unit_cycles(nodes: tuple[Node, ...], unit: str) -> Numbers:
-    """Return for how long one copy's statements keep a unit."""
-    total: Numbers = 0.0
-    for node in nodes:
-        if isinstance(node, Event):
-            total = total + node.cycles.get(unit, 0.0)
-        else:
-            times = node.trips if isinstance(node, TimedLoop) else 1.0
-            total = total + times * unit_cycles(node.body, unit)
-    return total
-
-
-@dataclass(slots=True)
-class CopyState:
-    """One copy of an agent, or copies that work together: the clocks of the first and the last.
-
-    ``groups`` are the ends of their groups of products.
-    """
-
-    agent: TimedAgent
-    copy: int
-    now: Time
-    last: Time
-    done: tuple[Time, Time]
-    groups: list[tuple[Time, Time]] = field(default_factory=list)
-    turn: int = 0
-
-    def busy(self, cycles: Numbers) -> None:
-        """Let both clocks go on."""
-        one = self.now is self.last
-        self.now = self.now + cycles
-        self.last = self.now if one else self.last + cycles
-
-
-class Following:
-    """The recursion for points that take the same number of tiles and steps.
-
-    Times are arrays over the points; of one point they are floats, and so they may be where all
-    points have the same.
-    """
-
-    def __init__(
-        self, agents: tuple[TimedAgent, ...], share: Numbers, stages: Numbers, size: int
-    ) -> None:
-        self.share, self.size = share, size
-        self.turns = [np.asarray(n, np.int64) for n in (stages, tokens_of(agents, stages))]
-        self.turn: Numbers = 1
-        self.apart: Numbers = 0.0
-        self.later: Callable[[Any, Any], Any] = max if size == 1 else np.maximum
-        self.zero: Time = 0.0 if size == 1 else np.zeros(size)
-        self.states = [
-            [
-                CopyState(a, copy, self.zero, self.zero, (self.zero, self.zero))
-                for copy in range(max(1, int(np.max(a.step))))
-            ]
-            for a in agents
-        ]
-        self.phases: dict[str, Any] = {}
-        self.columns = np.arange(size)
-        self.tensor = self.smem = self.fill = self.tma = self.zero
-        self.rows = 0
-
-    def cycles(
-        self, tiles: Numbers, steps: Numbers, first_tiles: int, first_steps: int, window: int
-    ) -> Times:
-        """Return the cycles of all tiles: the first ones step by step, then at the period."""
-        self.rows = first_tiles * first_steps + 2
-        ends: list[Time] = []
-        for tile in range(first_tiles):
-            states = [copies[tile % len(copies)] for copies in self.states]
-            values = [
-                {s.agent.tile: tile, s.agent.turn: s.turn, s.agent.copy: s.copy,
-                 s.agent.steps: first_steps}
-                for s in states
-            ]  # fmt: skip
-            for state, known in zip(states, values, strict=True):
-                self.nodes(state.agent.before, state, known)
-            seen: list[Time] = []
-            for step in range(first_steps):
-                for state, known in zip(states, values, strict=True):
-                    known[state.agent.step_var] = step
-                    self.nodes(state.agent.body, state, known)
-                seen.append(reduce(self.later, [s.last for s in states if s.agent.body]))
-            self.jump(states, seen, steps - first_steps)
-            for state, known in zip(states, values, strict=True):
-                self.nodes(state.agent.after, state, known)
-                state.turn += 1
-            ends.append(reduce(self.later, [s.last for c in self.states for s in c]))
-        if len(ends) > window:
-            period = (ends[-1] - ends[-1 - window]) / window
-            return np.asarray(ends[-1] + np.maximum(tiles - first_tiles, 0) * period)
-        return np.asarray(ends[-1])
-
-    def jump(self, states: list[CopyState], seen: list[Time], more: Numbers) -> None:
-        """Go on for more steps at the period: what the steps moved moves along."""
-        if len(seen) < 4 or not np.any(more > 0):
-            return
-        ends = np.stack(seen).reshape(len(seen), self.size)
-        self.turn, self.apart = turn, _ = self.turn_of(np.diff(ends, axis=0))
-        last = len(seen) - 1
-        whole, rest = np.divmod(np.maximum(more, 0), turn)
-        rest = np.asarray(last - turn + rest, np.int64)
-        before = ends[last - turn, self.columns]
-        later = whole * (ends[last] - before) + (ends[rest, self.columns] - before)
-        for unit, free in self.free().items():  # it may fall behind only later
-            spare = np.maximum(ends[last] - free, 0.0)
-            work = sum(s.agent.together * unit_cycles(s.agent.body, unit) for s in states)
-            later = np.maximum(later, np.maximum(more, 0) * self.share * work - spare)
-        if self.size == 1:
-            later = later.item()
-        for state in (s for s in states if s.agent.body):
-            state.busy(later)
-            state.groups = [(first + later, last + later) for first, last in state.groups[-4:]]
-        self.tensor, self.smem = self.tensor + later, self.smem + later
-        self.fill, self.tma = self.fill + later, self.tma + later
-        moved = {b for s in states for b in _barriers(s.agent.body)}
-        for barrier in moved & self.phases.keys():
-            phases = self.phases[barrier]
-            if self.size == 1:
-                phases[_BEFORE:] = [at + later if at > 0 else at for at in phases[_BEFORE:]]
-            else:
-                phases[_BEFORE:] += np.where(phases[_BEFORE:] > 0, later, 0.0)
-
-    def free(self) -> dict[str, Time]:
-        """Return when each unit is free."""
-        return {"tensor": self.tensor, "smem": self.smem, "fill": self.fill, "tma": self.tma}
-
-    def turn_of(self, gaps: Times) -> tuple[Places, Times]:
-        """Return after how many steps the times between steps come again, and how far they do not.
-
-        The critical cycle is a turn of the ring, or from a load to the one that may take its stage.
-        """
-        half = len(gaps) // 2
-        last = len(gaps) - 1 - np.arange(half)[:, None]
-        found, least = np.ones(self.size, np.int64), np.full(self.size, np.inf)
-        for each in (1, *self.turns):
-            turn = np.clip(np.broadcast_to(np.asarray(each), self.size), 1, half)
-            apart = np.abs(gaps[last, self.columns] - gaps[last - turn, self.columns]).max(0)
-            better = apart < least - _EVEN
-            found, least = np.where(better, turn, found), np.where(better, apart, least)
-        return found, least
-
-    def nodes(self, nodes: tuple[Node, ...], state: CopyState, known: dict[str, Any]) -> None:
-        """Follow statements in order."""
-        for node in nodes:
-            match node:
-                case Event():
-                    self.event(node, state, known, True)
-                case Guard():
-                    self.guarded(node, state, known, True)
-                case TimedLoop() if node.signals:
-                    for i in range(int(np.max(node.trips))):
-                        known[node.var] = i
-                        for inner in node.body:
-                            if isinstance(inner, Guard):
-                                self.guarded(inner, state, known, i < node.trips)
-                case TimedLoop():
-                    state.busy(node.trips * span_cycles(node.body))
-
-    def guarded(self, guard: Guard, state: CopyState, known: dict[str, Any], mask: Any) -> None:
-        """Arrive where the index is below the bound, and the mask holds."""
-        bound = known[guard.bound] if isinstance(guard.bound, str) else guard.bound
-        mask = mask & (guard.index.evaluate(known) < bound)
-        if isinstance(mask, np.ndarray) and (mask.all() or not mask.any()):
-            mask = bool(mask.all())
-        if mask is False:
-            return
-        for event in guard.body:
-            assert isinstance(event, Event)
-            self.event(event, state, known, mask)
-
-    def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
-        """Follow one event; an arrival where the mask (True, or an array) holds."""
-        cycles, share, later = event.cycles, self.share, self.later
-        match event.kind:
-            case "wait":
-                phase = self.phase(event.barrier, event.index.evaluate(known))
-                one = state.now is state.last
-                state.now = later(state.now, phase)
-                state.last = state.now if one else later(state.last, phase)
-                state.busy(cycles["serial"])
-            case "arrive":
-                state.busy(cycles["serial"] if mask is True else cycles["serial"] * mask)
-                at = state.last + event.latency
-                if event.group == "tcgen05":  # not now, but when its products are done
-                    at = later(at, state.done[1])
-                self.complete(event.barrier, event.index.evaluate(known), at, mask)
-            case "load":
-                state.busy(cycles["serial"])
-                start = later(self.tma, state.now)
-                self.tma = start + cycles["tma"] * share
-                come = later(self.fill, start) + cycles["fill"] * share
-                self.fill = later(come, self.tma)  # rows come while later ones are asked for
-                self.smem = self.smem + cycles["smem"] * share
-                landed = self.fill + event.latency
-                self.complete(event.barrier, event.index.evaluate(known), landed, True)
-            case "product":
-                copies = state.agent.together
-                many = copies * share
-                start = later(state.now, self.tensor)
-                self.smem = later(self.smem, start) + cycles["smem"] * many
-                ends = start + cycles["tensor"] * many
-                self.tensor = later(ends, self.smem)
-                each = (self.tensor - start) / many
-                first = start + each + event.latency
-                state.done = first, first + (copies - 1) * each
-            case "commit" if event.group == "wgmma":
-                state.groups.append(state.done)
-            case "group" if event.group == "wgmma":
-                first, last = self.newest(state, event.pending)
-                state.now, state.last = later(state.now, first), later(state.last, last)
-            case "work" | "store":
-                state.busy(cycles["serial"])
-
-    def newest(self, state: CopyState, pending: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the ends of the newest group but ``pending``."""
-        found: tuple[Numbers, Numbers] = (self.zero, self.zero)
-        for n in range(min(int(np.max(pending)) + 1, len(state.groups))):
-            here, group = pending == n, state.groups[-1 - n]
-            if isinstance(here, np.ndarray):
-                first, last = (np.where(here, *ends) for ends in zip(group, found, strict=True))
-                found = first, last
-            elif here:
-                found = group
-        return found
-
-    def phase(self, barrier: str, index: Numbers) -> Numbers:
-        """Return when a phase is complete."""
-        if barrier not in self.phases:
-            return self.zero
-        phases = self.phases[barrier]
-        if isinstance(index, np.ndarray):
-            return phases[np.maximum(index.astype(np.int64) + _BEFORE, 0), self.columns]
-        return phases[max(int(index) + _BEFORE, 0)]
-
-    def complete(self, barrier: str, index: Numbers, at: Numbers, mask: Any) -> None:
-        """Note that a phase is complete no earlier than ``at``, where the mask holds."""
-        if barrier not in self.phases:
-            many = _BEFORE + self.rows
-            self.phases[barrier] = [0.0] * many if self.size == 1 else np.zeros((many, self.size))
-        phases = self.phases[barrier]
-        if mask is True and not isinstance(index, np.ndarray):
-            row = int(index) + _BEFORE
-            phases[row] = self.later(phases[row], at)
-            return
-        rows = np.asarray(index + _BEFORE, np.int64).clip(0, len(phases) - 1)  # or not of the mask
-        phases[rows, self.columns] = self.later(
-            phases[rows, self.columns], at if mask is True else np.where(mask, at, 0.0)
-        )
-
-
-def tokens_of(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
-    """Return the tokens of the cycle from a load to the one that may take its stage.
-
-    A stage is released when products so many steps later have begun.
-    """
-    tokens = stages
-    for agent in agents:
-        for node in agent.body:
-            if isinstance(node, Event) and node.group == "wgmma":
-                tokens = np.minimum(tokens, stages - node.pending)
-    return np.maximum(tokens, 1)
-
-
-def _barriers(nodes: tuple[Node, ...]) -> set[str]:
-    found: set[str] = set()
-    for node in nodes:
-        found |= {node.barrier} - {""} if isinstance(node, Event) else _barriers(node.body)
-    return found

@@ -1,65 +1,161 @@
-"""Timelines: when each statement of a CTA runs, by the rules that its predicted time comes from.
+"""Timelines: when each statement of a CTA runs, by the walk that its predicted time comes from.
 
-``timeline`` walks the work of a term (``work.py``) as ``cost.path`` does, writes down what happens,
-and follows the first iterations of every rolled loop one by one.  A statement starts when what it
-reads is there and its unit is free, keeps the unit busy, and its result is there after a latency
-more (its *flight*).  A barrier waits for all that was issued.  A ``cp.async.wait_group`` waits for
-the landing of the groups themselves, of which ``cost.path`` only takes the mean.  The stages of a
-ring in shared memory have rows of their own: when each is filled, full, read.  Programs with
-barriers are followed by their own recursion: ``asynchronous_timeline.py``.
+``timeline`` lets the recursion (``recursion.py``) walk one CTA and writes down what happens.  A
+statement keeps its unit busy, and its result is there after a latency more (its *flight*).
+
+- Of a loop with a branch the first iterations are followed one by one; a ``cp.async.wait_group``
+  waits for the landing of the groups themselves, of which the predicted period takes the mean.
+- Of agents that take tiles the first tiles are followed.  The rows, for a producer, ``copies``
+  consumers and a ring of D stages: the producer (waits for an empty stage, issues loads), the copy
+  engine (TMA walks the boxes of a load; its bytes are in flight until they have landed), stages,
+  the tensor cores (one product after another, between them those of other CTAs on the SM) and each
+  consumer (waits, has products on the tensor cores, stores its part of the tile).  Long tiles are
+  cut: after the first steps, by then in a rhythm, the others are one bar.
+
+A ring's stage is filled (from the first copy's issue until the last has landed), full (nobody reads
+it yet), read (until all who read it have, or have released it), empty otherwise.
 
 >>> from tinygpu.devices.device import load_device
 >>> from tinygpu.term.machine import Chosen
->>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.machines import hopper, simt
 >>> from tinygpu.term.operation import matmul
->>> program = Simt().program(matmul(), Chosen(LADDER["shared"]))
+>>> program = simt.Simt().program(matmul(), Chosen(simt.LADDER["shared"]))
 >>> line = timeline(program, {"m": 64, "n": 64, "k": 64}, load_device("h200"), iterations=2)
 >>> list(line.rows)
 ['alu', 'global memory', 'shared memory', 'barrier', 'fma', 'loop']
+>>> ring = hopper.Hopper().program(matmul("bf16", layout="nt"), Chosen(hopper.STARTS["ring"]))
+>>> line = timeline(ring, {"m": 128, "n": 128, "k": 512}, load_device("h200"))
+>>> list(line.rows)
+['producer', 'copy engine', 'stage 0', 'stage 1', 'stage 2', 'stage 3', 'tensor cores', 'consumer']
+>>> [e.iteration for e in line.events if e.statement == "read"][:5]
+['t=0 k=0', 't=0 k=4', 't=0 k=1', 't=0 k=5', 't=0 k=2']
 
 Source: ``docs/model.md``, section "Time"; the trace's form: "Trace Event Format", Google.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from tinygpu.devices.device import Device
-from tinygpu.search.time.asynchronous_timeline import follow
-from tinygpu.search.time.cost import (
-    alone,
-    features,
+from tinygpu.search.time.cost import Features, Placed, features
+from tinygpu.search.time.fitted import FITTED
+from tinygpu.search.time.recursion import (
+    CopyState,
+    Following,
+    Time,
+    Walk,
     occupied,
     pace,
     together,
-    total_work,
+    tokens_of,
     waits,
 )
-from tinygpu.search.time.fitted import FITTED
-from tinygpu.search.time.spans import Span, StageUse, Timeline
-from tinygpu.search.time.work import WARP, Repeat, Work
+from tinygpu.search.time.work import WARP, Event, Loop, TimedAgent, Tree, total_work
 from tinygpu.term.program import Do, Program
 
-__all__ = ["timeline", "trace"]
+__all__ = ["Span", "Timeline", "timeline", "trace"]
+
+_STEPS = 32
+"""Steps of a tile that are followed one by one, and those beside whole turns of the ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One statement once: in cycles since the CTA began, on which row, in which iterations.
+
+    Its unit is busy from ``start_cycles`` to ``end_cycles``; its result is there at
+    ``ready_cycles``.  ``iteration`` names the loops around it, ``kt=1 kk=3``.
+    """
+
+    row: str
+    statement: str
+    iteration: str
+    start_cycles: float
+    end_cycles: float
+    ready_cycles: float
+
+    @property
+    def flies(self) -> bool:
+        """Whether it brings something from global memory that is on its way for a while."""
+        brings = ("global memory", "cp.async", "copy engine")
+        return self.row in brings and self.ready_cycles > self.end_cycles
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What a CTA does at first; ``whole``: to its end, and not only the first iterations.
+
+    ``begins``: where each iteration of a loop that is not unrolled (with tiles: the first product
+    of each) begins, in cycles.
+    """
+
+    events: tuple[Span, ...]
+    begins: tuple[tuple[str, float], ...]
+    cycles: float
+    whole: bool
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The rows that occur, in order of first use."""
+        return tuple(dict.fromkeys(event.row for event in self.events))
+
+
+@dataclass(slots=True)
+class StageUse:
+    """One use of a ring's stage: filled from ``issued`` to ``landed``, read until ``done``."""
+
+    where: str = ""
+    issued: float = math.inf
+    landed: float = 0.0
+    read: float = math.inf
+    done: float = 0.0
+
+    def events(self, row: str) -> list[Span]:
+        """Return what the stage is, one after the other; what has no end yet is left out."""
+        spans = (
+            ("filling", self.issued, self.landed),
+            ("full", self.landed, self.read),
+            ("read", self.read, self.done),
+        )
+        return [Span(row, what, self.where, a, b, b) for what, a, b in spans if a < b < math.inf]
 
 
 def timeline(
     program: Program, sizes: Mapping[str, int], device: Device, *, iterations: int = 4
 ) -> Timeline:
-    """Follow one CTA, alone on an SM, through ``iterations`` of each loop that is not unrolled.
+    """Follow one CTA through ``iterations`` of each loop with a branch, or so many tiles.
 
-    Of a program with barriers: one CTA of the busy chip, through that many tiles.  Raises
-    ProgramError for sizes that the term does not cover.
+    One that takes tiles is a CTA of the busy chip; else it is alone on an SM.  Raises ProgramError
+    for sizes that the term does not cover, or roles of another form.
     """
-    if program.barriers:
-        return follow(program, sizes, device, tiles=iterations)
-    walker = _Walker(iterations, -(-program.threads // WARP))
-    walker.walk(features(program, sizes, device).tree, "")
-    events = _with_stages(walker, program.parameter_values(sizes))
-    return Timeline(tuple(events), tuple(walker.begins), walker.last, not walker.cut)
+    found = features(program, sizes, device)
+    if found.stepped:
+        return _tiles(program, found, iterations)
+    walker = _Threads(iterations)
+    state = CopyState(0.0, 0.0, warps=-(-program.threads // WARP))
+    walker.nodes(found.tree, state, {})
+    events = walker.with_stages(program.parameter_values(sizes))
+    return Timeline(tuple(events), tuple(walker.begins), float(state.last), not walker.cut)
+
+
+def _tiles(program: Program, found: Features, tiles: int) -> Timeline:
+    place = Placed.of(found)
+    ring, steps, turns = int(found.stages), int(found.steps), int(place.turns)
+    first_tiles = min(turns, tiles)
+    turn = math.lcm(ring, int(np.max(tokens_of(place.agents, found.stages))))
+    first_steps = steps if steps <= _STEPS else _STEPS + (steps - _STEPS) % turn
+    depth = {barrier.name: int(barrier.stages) for barrier in program.barriers}
+    run = _Tiles(place.agents, float(place.share), ring, depth)
+    cycles = run.cycles(first_tiles, steps, first_tiles, first_steps, first_tiles)
+    whole = turns <= tiles and first_steps == steps
+    return Timeline(run.ordered(), tuple(run.begins), float(np.max(cycles)), whole)
 
 
 def trace(line: Timeline, device: Device, *, name: str = "CTA 0") -> dict[str, Any]:
@@ -91,176 +187,323 @@ def trace(line: Timeline, device: Device, *, name: str = "CTA 0") -> dict[str, A
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-_ROWS = {"sync": "barrier", "wait": "wait", "async": "cp.async"}
+_ROWS = {"sync": "barrier", "group": "wait", "async": "cp.async"}
 
 
-def _row(piece: Work) -> str:
-    if piece.kind in _ROWS:
-        return _ROWS[piece.kind]
-    if piece.unit == "lsu":
-        return "global memory" if "l1" in piece.each else "shared memory"
-    return piece.unit if piece.statement is not None else "loop"
+def _row(event: Event) -> str:
+    if event.kind in _ROWS:
+        return _ROWS[event.kind]
+    if event.unit == "lsu":
+        return "global memory" if "l1" in event.each else "shared memory"
+    return event.unit if event.statement is not None else "loop"
 
 
-def _with_stages(walker: _Walker, values: Mapping[str, Any]) -> list[Span]:
-    """Return the events, and after the first that fills a stage what each stage of a ring holds."""
-    uses: dict[tuple[int, int], StageUse] = {}
-    first = len(walker.events)
-    for number, event in enumerate(walker.events, 1):
-        if (do := walker.statements.get(event.statement)) is None:
-            continue
-        loops = (loop.split("=") for loop in event.iteration.split())
-        known = defaultdict(int, values) | {name: int(i) for name, i in loops}
-        for access in do.accesses:
-            if access.buffer.level != "smem" or access.buffer.stages == 1:
-                continue
-            key = int(access.buffer.stages), int(access.index.evaluate(known))
-            use = uses.setdefault(key, StageUse(event.iteration))
-            if access is do.write:
-                first = min(first, number)
-                use.issued = min(use.issued, event.start_cycles)
-                landed = event.ready_cycles if event.flies else event.end_cycles
-                use.landed = max(use.landed, landed)
-            else:
-                use.read = min(use.read, event.start_cycles)
-                use.done = max(use.done, event.end_cycles)
-    depths = {depth for depth, _ in uses}
-    stages: list[Span] = []
-    for depth, index in sorted(uses, key=lambda key: (key[0], key[1] % key[0], key[1])):
-        name = f"stage {index % depth}"
-        stages += uses[depth, index].events(f"{name} of {depth}" if len(depths) > 1 else name)
-    return [*walker.events[:first], *stages, *walker.events[first:]]
+class _Threads(Walk):
+    """The walk of what takes no tiles, with a record of each iteration of a loop with a branch."""
 
+    later = staticmethod(max)
 
-@dataclass(slots=True)
-class _Walker:
-    """The clock of ``cost.path`` for one schedule, with the copies in flight and a record."""
+    def __init__(self, iterations: int) -> None:
+        self.iterations, self.cut = iterations, False
+        self.events: list[Span] = []
+        self.begins: list[tuple[str, float]] = []
+        self.statements: dict[str, Do] = {}
 
-    iterations: int
-    warps: int
-    now: float = 0.0
-    last: float = 0.0
-    units: dict[str, float] = field(default_factory=dict)
-    ready: dict[str, float] = field(default_factory=dict)
-    flying: float = 0.0
-    groups: list[float] = field(default_factory=list)
-    events: list[Span] = field(default_factory=list)
-    begins: list[tuple[str, float]] = field(default_factory=list)
-    statements: dict[str, Do] = field(default_factory=dict)
-    cut: bool = False
+    def nodes(self, nodes: Tree, state: CopyState, known: dict[str, Any]) -> None:
+        """Follow statements in order, until a loop is cut."""
+        for node in nodes:
+            if not self.cut:
+                super().nodes((node,), state, known)
 
-    def walk(self, tree: tuple[Work | Repeat, ...], where: str) -> None:
-        for node in tree:
-            if self.cut:
+    def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+        """Follow one event and record it; here each group of copies is one by itself."""
+        start, there = state.last, 0.0
+        match event.kind:
+            case "commit":
+                state.groups.append((state.done[0], state.done[0]))
+                state.done = 0.0, 0.0
                 return
-            if isinstance(node, Work):
-                self.piece(node, where)
-            elif node.rolled:
-                self.rolled(node, where)
-            else:
-                self.unrolled(node, where)
+            case "group":
+                done = len(state.groups) - int(event.pending)
+                ends = (first for first, _ in state.groups[: max(done, 0)])
+                state.now = state.last = max((state.last, *ends))
+            case "do" | "async":
+                start, end, there = self.threads(event, state)
+                if event.kind == "async":
+                    state.done = max(state.done[0], there), 0.0
+                self.note(event, known, start, end, max(there, end))
+                return
+            case _:
+                super().event(event, state, known, mask)
+        self.note(event, known, start, state.last, state.last)
 
-    def piece(self, piece: Work, where: str) -> None:
-        if piece.kind == "commit":
-            self.groups.append(self.flying)
-            self.flying = 0.0
-            return
-        if piece.kind in ("sync", "wait"):
-            start, self.last = self.last, self.last + float(piece.latency)
-            if piece.kind == "wait":
-                done = len(self.groups) - int(piece.pending)
-                self.last = max([self.last, *self.groups[: max(done, 0)]])
-            self.now = self.last
-            self.note(piece, where, start, self.last, self.last)
-            return
-        start = self.now
-        for name in piece.reads:
-            start = max(start, self.ready.get(name, 0.0))
-        work = piece.cycles()
-        for unit in work:
-            if unit not in ("issue", "int"):
-                start = max(start, self.units.get(unit, 0.0))
-        end = start + self.busy(work)
-        for unit in work:
-            self.units[unit] = end
-        self.last = max(self.last, end)
-        if piece.kind == "async":
-            there = end + float(piece.latency)
-            self.flying = max(self.flying, there)
-        else:
-            there = (end if piece.unit == "lsu" else start) + float(piece.latency)
-            self.ready[piece.write] = there
-        self.note(piece, where, start, end, max(there, end))
+    def note(self, event: Event, known: Mapping[str, Any], *times: Any) -> None:
+        """Record a statement's start, its end, and when its result is there."""
+        text = "loop" if event.statement is None else str(event.statement)
+        if isinstance(event.statement, Do):
+            self.statements[text] = event.statement
+        self.events.append(Span(_row(event), text, _at(known), *map(float, times)))
 
-    def busy(self, work: Mapping[str, Any]) -> float:
-        """Return the cycles until all warps have done so much work of each unit, a warp's."""
-        return max(float(alone(work)), *map(float, occupied(work, self.warps).values()))
-
-    def note(self, piece: Work, where: str, start: float, end: float, ready: float) -> None:
-        text = "loop" if piece.statement is None else str(piece.statement)
-        if isinstance(piece.statement, Do):
-            self.statements[text] = piece.statement
-        self.events.append(Span(_row(piece), text, where.strip(), start, end, ready))
-
-    def rolled(self, loop: Repeat, where: str) -> None:
+    def rolled(self, loop: Loop, state: CopyState, known: dict[str, Any]) -> None:
         """Begin each iteration when the last one has issued; past ``iterations``, stop."""
-        trips = int(loop.trips)
+        trips, warps, one = int(loop.trips), state.warps, together(loop)
         for i in range(min(trips, self.iterations)):
-            self.now = self.last
-            self.units.clear()
-            self.ready.clear()
-            here = f"{where} {loop.var}={loop.start + i}"
-            self.begins.append((here.strip(), self.now))
-            start, warps = self.now, self.warps
-            if not together(loop):
-                self.warps = 1  # each warp walks its own chain, while the others use the units
-            self.walk(loop.body, here)
-            self.warps = warps
-            issued, self.last = self.last, self.last + FITTED["turn"]
-            self.events.append(Span("loop", "branch", here.strip(), issued, self.last, self.last))
-            if not together(loop):
+            start = state.now = state.last
+            state.units.clear()
+            state.ready.clear()
+            here = {**known, loop.var: loop.start + i}
+            self.begins.append((_at(here), float(start)))
+            state.warps = warps if one else 1  # each warp walks its own chain
+            self.nodes(loop.body, state, here)
+            state.warps = warps
+            issued, state.last = state.last, state.last + FITTED["turn"]
+            end = float(state.last)
+            self.events.append(Span("loop", "branch", _at(here), float(issued), end, end))
+            if not one:  # while the others use the units
                 work = occupied(total_work(loop.body), warps)
-                self.last = max(self.last, start + max(map(float, work.values())))
+                state.last = max(state.last, start + max(map(float, work.values())))
         self.cut |= trips > self.iterations
-        self.now = self.last
-        self.units.clear()
-        self.ready.clear()
+        state.now = state.last
+        state.units.clear()
+        state.ready.clear()
 
-    def unrolled(self, loop: Repeat, where: str) -> None:
-        """Go once through its chain, and then on at its pace."""
-        trips = int(loop.trips)
+    def unrolled(self, loop: Loop, state: CopyState, known: dict[str, Any]) -> None:
+        """Record the first step, and the others at their pace."""
+        trips, first, groups = int(loop.trips), len(self.events), len(state.groups)
         if trips <= 0:
             return
-        step = float(pace(loop, self.warps))
-        first_event, first_group = len(self.events), len(self.groups)
-        before = {id(clock): dict(clock) for clock in (self.units, self.ready)}
-        flying = self.flying
-        at = f"{where} {loop.var}=".lstrip()
-        self.walk(loop.body, f"{at}{loop.start}")
-        events, groups = self.events[first_event:], self.groups[first_group:]
+        flying, step = state.done[0], float(pace(loop, state.warps))
+        super().unrolled(loop, state, {**known, loop.var: loop.start})
+        events, landings = self.events[first:], state.groups[groups:]
+        at = _at({**known, loop.var: ""})
         for i in range(1, trips):
             here = f"{at}{loop.start + i}"
             self.events += [
-                _later(e, i * step, here + e.iteration.removeprefix(f"{at}{loop.start}"))
+                replace(
+                    e,
+                    iteration=here + e.iteration.removeprefix(f"{at}{loop.start}"),
+                    start_cycles=e.start_cycles + i * step,
+                    end_cycles=e.end_cycles + i * step,
+                    ready_cycles=e.ready_cycles + i * step,
+                )
                 for e in events
             ]
-            self.groups += [landing + i * step for landing in groups]
-        more = (trips - 1) * step + float(waits(loop))
-        self.last += more
-        if self.flying != flying:
-            self.flying += more
-        for clock in (self.units, self.ready):
-            for name, end in clock.items():
-                if before[id(clock)].get(name) != end:
-                    clock[name] = end + more
+            state.groups += [(a + i * step, b + i * step) for a, b in landings]
+        if state.done[0] != flying:
+            state.done = state.done[0] + (trips - 1) * step + float(waits(loop)), 0.0
+
+    def with_stages(self, values: Mapping[str, Any]) -> list[Span]:
+        """Return the events, and after the first that fills a stage what each stage holds."""
+        uses: dict[tuple[int, int], StageUse] = {}
+        first = len(self.events)
+        for number, event in enumerate(self.events, 1):
+            if (do := self.statements.get(event.statement)) is None:
+                continue
+            loops = (loop.split("=") for loop in event.iteration.split())
+            known = defaultdict(int, values) | {name: int(i) for name, i in loops}
+            for access in do.accesses:
+                if access.buffer.level != "smem" or access.buffer.stages == 1:
+                    continue
+                key = int(access.buffer.stages), int(access.index.evaluate(known))
+                use = uses.setdefault(key, StageUse(event.iteration))
+                if access is do.write:
+                    first = min(first, number)
+                    use.issued = min(use.issued, event.start_cycles)
+                    landed = event.ready_cycles if event.flies else event.end_cycles
+                    use.landed = max(use.landed, landed)
+                else:
+                    use.read = min(use.read, event.start_cycles)
+                    use.done = max(use.done, event.end_cycles)
+        depths = {depth for depth, _ in uses}
+        stages: list[Span] = []
+        for depth, index in sorted(uses, key=lambda key: (key[0], key[1] % key[0], key[1])):
+            name = f"stage {index % depth}"
+            stages += uses[depth, index].events(f"{name} of {depth}" if len(depths) > 1 else name)
+        return [*self.events[:first], *stages, *self.events[first:]]
 
 
-def _later(event: Span, cycles: float, iteration: str) -> Span:
-    return Span(
-        event.row,
-        event.statement,
-        iteration,
-        event.start_cycles + cycles,
-        event.end_cycles + cycles,
-        event.ready_cycles + cycles,
-    )
+@dataclass(slots=True)
+class _Lane:
+    """A copy of an agent: what it is at, and the index that it waited for last."""
+
+    rows: tuple[str, ...]
+    at: int = 0
+    begun: int = -1
+
+
+class _Tiles(Following):
+    """The recursion for one CTA that takes tiles, with a record."""
+
+    def __init__(
+        self, agents: tuple[TimedAgent, ...], share: Any, ring: Any, depth: Mapping[str, int]
+    ) -> None:
+        super().__init__(agents, share, ring, 1)
+        self.depth = depth
+        self.events: list[Span] = []
+        self.begins: list[tuple[str, float]] = []
+        self.uses: dict[int, StageUse] = {}
+        bodies = [(agent, tuple(_flat(agent.body))) for agent in agents]
+        loads = [e for _, body in bodies for e in body if e.kind == "load"]
+        self.filled = {load.barrier for load in loads}
+        self.freed = {
+            event.barrier
+            for _, body in bodies
+            if any(e.kind == "load" for e in body)
+            for event in body
+            if event.kind == "wait"
+        }
+        self.lanes: dict[int, _Lane] = {}
+        rows: list[str] = []
+        for agent, copies in zip(agents, self.states, strict=True):
+            for state in copies:
+                together = int(np.max(agent.together))
+                numbers = range(together) if together > 1 else (state.copy,)
+                many = together * len(copies) > 1
+                names = tuple(f"{agent.name} {n}" if many else agent.name for n in numbers)
+                self.lanes[id(state)] = _Lane(names)
+                rows += names
+        count = max((depth[name] for name in self.filled), default=0)
+        first = [row for lane in list(self.lanes.values())[:1] for row in lane.rows]
+        order = [*first, "copy engine", *(f"stage {n}" for n in range(count)), "tensor cores"]
+        self.order = {row: n for n, row in enumerate(dict.fromkeys([*order, *rows]))}
+
+    def ordered(self) -> tuple[Span, ...]:
+        """Return the record row by row."""
+        for index in list(self.uses):
+            self.close(index)
+        return tuple(sorted(self.events, key=lambda e: (self.order[e.row], e.start_cycles)))
+
+    def note(
+        self, row: str, what: str, where: str, start: Any, end: Any, ready: Any = None
+    ) -> None:
+        """Record what lasts."""
+        begin, until = _number(start), _number(end)
+        there = until if ready is None else _number(ready)
+        if until > begin or there > until:
+            self.events.append(Span(row, what, where, begin, until, there))
+
+    def of_lanes(
+        self,
+        state: CopyState,
+        what: str,
+        where: str,
+        start: tuple[Any, Any],
+        end: tuple[Any, Any],
+    ) -> None:
+        """Record what each copy does, between the clocks of the first and of the last."""
+        rows = self.lanes[id(state)].rows
+        for number, row in enumerate(rows):
+            part = number / max(1, len(rows) - 1)
+            begin, until = (_number(a) + part * (_number(b) - _number(a)) for a, b in (start, end))
+            self.note(row, what, where, begin, until)
+
+    def nodes(self, nodes: Tree, state: CopyState, known: dict[str, Any]) -> None:
+        """Follow statements in order; an unrolled loop without barriers is what stores a tile."""
+        for node in nodes:
+            before = state.now, state.last
+            super().nodes((node,), state, known)
+            if isinstance(node, Loop) and node.form == "serial":
+                now = state.now, state.last
+                self.of_lanes(state, "epilogue", _where(state, known), before, now)
+
+    def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+        """Follow one event and record it."""
+        before, engine, cores = (state.now, state.last), self.tma, self.tensor
+        super().event(event, state, known, mask)
+        where, lane = _where(state, known), self.lanes[id(state)]
+        index = int(_number(event.index.evaluate(known))) if event.barrier else 0
+        match event.kind:
+            case "wait":
+                if event.barrier in self.filled:
+                    lane.at = index
+                self.of_lanes(
+                    state, f"wait {event.barrier}", where, before, (state.now, state.last)
+                )
+            case "load":
+                self.close(index - self.depth[event.barrier])
+                landed = _number(self.fill) + _number(event.latency)
+                start = _number(before[0])
+                use = self.uses.setdefault(index, StageUse(where, start, landed))
+                use.landed = max(use.landed, landed)
+                self.note(lane.rows[0], "issue loads", where, start, state.now)
+                busy = np.maximum(engine, state.now)
+                self.note("copy engine", "load", where, busy, self.tma, landed)
+            case "product":
+                start = _number(np.maximum(before[0], cores))
+                assert isinstance(event.statement, Do)
+                name = event.statement.instruction.name
+                cycles = _number(self.tensor) - start
+                end = start + cycles / _number(self.share)
+                self.note("tensor cores", f"{name} of {_short(lane)}", where, start, end)
+                self.note("tensor cores", "other CTAs", "", end, start + cycles)
+                each = (end - start) / len(lane.rows)
+                for number, row in enumerate(lane.rows):
+                    self.note(row, name, where, start + number * each, start + number * each + each)
+                if lane.at in self.uses:
+                    use = self.uses[lane.at]
+                    use.read, use.done = min(use.read, start), end
+                if lane.begun != known[state.agent.tile]:
+                    lane.begun = known[state.agent.tile]
+                    self.begins.append((f"tile {lane.begun}", start))
+
+    def released(self, index: int) -> float:
+        """Return when a use of a stage is over, as the producer sees it; 0 before any release."""
+        return max((_number(self.phase(name, index)) for name in self.freed), default=0.0)
+
+    def close(self, index: int) -> None:
+        """Record a use of a stage."""
+        use = self.uses.pop(index, None)
+        if use is None:
+            return
+        if use.done:
+            use.done = max(use.done, self.released(index))
+        self.events += use.events(f"stage {index % max(self.depth[name] for name in self.filled)}")
+
+    def jump(self, states: list[CopyState], seen: list[Time], more: Any) -> None:
+        """Go on for more steps, recorded as one bar a row; what holds a stage then holds it on."""
+        if not _number(more):
+            return
+        before = [(state.now, state.last) for state in states]
+        held = {index: use for index, use in self.uses.items() if not self.released(index)}
+        for index in list(self.uses):
+            self.close(index)
+        super().jump(states, seen, more)
+        what = f"{_number(more):.0f} more steps"
+        for state, then in zip(states, before, strict=True):
+            self.of_lanes(state, what, "", then, (state.now, state.last))
+        later = _number(states[0].now) - _number(before[0][0])
+        self.note("tensor cores", what, "", _number(self.tensor) - later, self.tensor)
+        self.uses |= {i: _later(use, later, int(_number(more))) for i, use in held.items()}
+
+
+def _flat(nodes: Tree) -> list[Event]:
+    found: list[Event] = []
+    for node in nodes:
+        found += [node] if isinstance(node, Event) else _flat(node.body)
+    return found
+
+
+def _where(state: CopyState, known: Mapping[str, Any]) -> str:
+    agent = state.agent
+    names = [agent.tile, *([agent.step_var] if agent.step_var in known else [])]
+    return " ".join(f"{name}={known[name]}" for name in names)
+
+
+def _at(known: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={i}" for name, i in known.items())
+
+
+def _later(use: StageUse, cycles: float, steps: int) -> StageUse:
+    """Return the use of the same stage some steps later."""
+    loop, _, step = use.where.rpartition("=")
+    times = (use.issued, use.landed, use.read, use.done)
+    return StageUse(f"{loop}={int(step) + steps}", *(time + cycles for time in times))
+
+
+def _short(lane: _Lane) -> str:
+    """Name copies that work together by what they are."""
+    return lane.rows[0] if len(lane.rows) == 1 else lane.rows[0].rpartition(" ")[0]
+
+
+def _number(value: Any) -> float:
+    return float(np.max(value))

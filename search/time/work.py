@@ -1,34 +1,73 @@
-"""Work: what each statement of a term asks of each unit of an SM.
+"""Work: what each statement of a term asks of an SM.
 
-``account(program, launch, sizes)`` walks the term once and returns a tree of the same shape: a
-``Work`` for a statement, a ``Repeat`` for a loop.  A piece says for how many cycles of an SM one
-warp's doing of the statement keeps each *unit* busy, and after how many cycles its result can be
-used.  Numbers may be arrays over the decisions of a space; each depends on few of them.
+``agents(program, device, sizes)`` walks the term once and returns a tree of the same shape for
+each role: an ``Event`` for a statement, a ``Loop`` for a loop.  An event keeps units busy for some
+cycles, and its result can be used a latency later.  Numbers may be arrays over the decisions of a
+space; each depends on few of them.  There are two ways to do a statement:
 
-Units: ``issue`` (the schedulers' slots), ``fma``, ``fp64``, ``int``, ``cvt``, ``sfu``, ``shuffle``,
-``smem`` (wavefronts of shared memory, or what it returns) and ``l1`` (lines of global memory),
-which are stages of one load/store pipe, and ``tensor`` (what warps multiply together).
+- *threads* each do it on values of their own.  The cycles are those of one warp.  Units: ``issue``
+  (the schedulers' slots), ``fma``, ``fp64``, ``int``, ``cvt``, ``sfu``, ``shuffle``, ``smem``
+  (wavefronts of shared memory, or what it returns) and ``l1`` (lines of global memory), which are
+  stages of one load/store pipe, and ``tensor`` (what warps multiply together).
+- a role does it on a *tile*: whoever issues it.  The cycles are those of the whole tile:
+  ``serial`` (its own warps, in order: issue, conversions, synchronisation), ``tensor`` (a wgmma
+  takes the longer of its arithmetic and its reads), ``smem`` (the port), ``tma`` (the copy engine)
+  and ``fill`` (the way from L2 into this SM: of every byte that lands here, multicast or not).
 
-Source: ``docs/model.md``, section "Time".
+A load of a tile also says how many bytes L2 sends for it: those to further receivers count in part.
+Rows of a box outside the array come from nowhere, but TMA writes their zeros slowly, one by one,
+unless the load leaves them out.
+
+A term without tiles is one agent, and all of it is its ``after``.  A role that takes tiles has the
+form that the recursion follows step by step:
+
+    for each tile:  before;  for each step:  body;  after
+
+>>> from tinygpu.devices.device import load_device
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.machines.hopper import STARTS, Hopper
+>>> from tinygpu.term.operation import matmul
+>>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["cluster"]))
+>>> producer, consumer = agents(term, load_device("h200"), {"m": 4096, "n": 4096, "k": 4096})
+>>> [event.kind for event in producer.body], int(consumer.body[1].cycles["tensor"])
+(['wait', 'arrive', 'load', 'load'], 512)
+
+Source: ``docs/model.md``, section "Time"; rates of wgmma: Luo et al., arXiv 2402.13499.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 import numpy as np
 
-from tinygpu.devices.device import adds_vectors
+from tinygpu.devices.device import Device, adds_vectors
 from tinygpu.errors import ProgramError
 from tinygpu.search.time.fitted import FITTED
+from tinygpu.search.time.launch import latency_of, takes_tiles
 from tinygpu.search.time.pattern import lines, wavefronts
-from tinygpu.search.time.traffic import GridLaunch, latency_of
-from tinygpu.search.time.warps import AT_ONCE, MMA_LATENCY_CYCLES, MMA_VALUES, matrices, mma_cycles
+from tinygpu.search.time.rates import (
+    AT_ONCE,
+    MMA_LATENCY_CYCLES,
+    MMA_VALUES,
+    copy_cycles,
+    home_cycles,
+    matrices,
+    mma_cycles,
+    product_cycles,
+    row_sectors,
+    sectors_of_warp,
+    share_inside,
+    smem_width,
+    touches_smem,
+    transfer_cycles,
+)
+from tinygpu.term.access_map import Affine
 from tinygpu.term.program import (
     Access,
-    Affine,
     Arrive,
     Commit,
     Do,
@@ -38,126 +77,281 @@ from tinygpu.term.program import (
     For,
     ForTile,
     Program,
+    Role,
     Statement,
     Sync,
     Wait,
     WaitGroup,
     When,
     select,
+    walk,
 )
+from tinygpu.term.tensor_memory import uses_tensor_memory
 
-__all__ = ["UNITS", "Repeat", "Tree", "Work", "account", "mapped", "returned"]
+__all__ = [
+    "WARP", "Event", "Guard", "Loop", "Node", "TimedAgent", "Tree", "agents", "mapped",
+    "of_agent", "returned", "total_work",
+]  # fmt: skip
 
-UNITS = ("issue", "fma", "fp64", "int", "cvt", "sfu", "shuffle", "smem", "l1", "tensor")
 Numbers = Any
+Kind = Literal[
+    "do", "async", "sync",
+    "wait", "arrive", "load", "product", "commit", "group", "store", "work",
+]  # fmt: skip
+"""Of threads: what a register or a barrier waits for; of both: groups; else of tiles."""
+Form = Literal["rolled", "unrolled", "serial", "signals"]
+"""A branch; once through its chain and on at its pace; in order; in order, with barriers in it."""
 WARP = 32
 RETURNED_BYTES_PER_CYCLE = 256  # fitted: from shared memory to registers of an SM (fit_runs.json)
+_NOWHERE = Affine()
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """One statement (None: a loop's end): one warp's cycles of each unit, its result's latency.
+class Event:
+    """One statement (None: a loop's end): which units it occupies, what it waits for.
 
     ``count`` instructions, each of which takes ``each[unit]`` cycles: their product is kept apart
     until it is needed, for over a space it depends on more decisions than either.
     """
 
-    statement: Statement | None
-    kind: str
-    reads: tuple[str, ...]
-    write: str
-    unit: str
-    count: Numbers
+    kind: Kind
     each: Mapping[str, Numbers]
-    latency: Numbers = 0
+    barrier: str = ""
+    index: Affine = _NOWHERE
+    group: str = ""
     pending: Numbers = 0
+    latency: Numbers = 0
+    fetched_bytes: Numbers = 0
+    count: Numbers = 1
+    statement: Statement | None = None
+    unit: str = "issue"
+    reads: tuple[str, ...] = ()
+    write: str = ""
 
-    def cycles(self) -> dict[str, Numbers]:
-        """Return the cycles of each unit."""
+    @property
+    def cycles(self) -> Mapping[str, Numbers]:
+        """The cycles of each unit."""
+        if isinstance(self.count, int) and self.count == 1:
+            return self.each
         return {unit: self.count * cycles for unit, cycles in self.each.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
-    """A loop from ``start``; ``rolled`` ones start each iteration after the last one's issues."""
+class Loop:
+    """A loop from ``start``, and how its iterations follow one another."""
 
     var: str
     trips: Numbers
-    body: tuple[Work | Repeat, ...]
-    rolled: bool
+    body: tuple[Node, ...]
+    form: Form
     start: Numbers = 0
 
 
-Tree = tuple[Work | Repeat, ...]
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Arrivals that happen where ``index < bound`` (a number, or a parameter's name)."""
+
+    index: Affine
+    bound: Numbers
+    body: tuple[Node, ...]
 
 
-def account(program: Program, launch: GridLaunch, sizes: Mapping[str, int]) -> Tree:
-    """Return the work of the first role, statement by statement."""
-    return _Accountant(program, launch, sizes).body(program.roles[0].body, ())
+Node = Event | Loop | Guard
+Tree = tuple[Node, ...]
 
 
-def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Tree:
-    """Apply ``low`` to every number that costs time, ``high`` to those that save it."""
-    return tuple(
-        replace(
-            node,
-            count=low(node.count),
-            each={u: low(c) for u, c in node.each.items()},
-            latency=low(node.latency),
-            pending=high(node.pending),
-        )
-        if isinstance(node, Work)
-        else replace(node, trips=low(node.trips), body=mapped(node.body, low, high))
-        for node in tree
+@dataclass(frozen=True, slots=True)
+class TimedAgent:
+    """A role: the statements around and in its loop over steps, and which tiles are its own.
+
+    ``together`` copies do the same at once, on a part of a tile each; with ``step`` above 1 the
+    copies take tiles in turn.
+    """
+
+    name: str
+    tile: str = ""
+    turn: str = ""
+    copy: str = ""
+    step_var: str = ""
+    steps: str = ""
+    together: Numbers = 1
+    step: Numbers = 1
+    before: Tree = ()
+    body: Tree = ()
+    after: Tree = ()
+
+
+def agents(program: Program, device: Device, sizes: Mapping[str, int]) -> tuple[TimedAgent, ...]:
+    """Return the agents of a program, those that load first: a step's loads come before its use.
+
+    Raises ProgramError for a role of another form.
+    """
+    of_tiles = takes_tiles(program)
+    walks = [_Accountant(program, device, sizes, role, of_tiles) for role in program.roles]
+    if not of_tiles:
+        return (TimedAgent(program.roles[0].name, after=walks[0].tree(program.roles[0].body)),)
+    found = [one.agent() for one in walks]
+    return tuple(sorted(found, key=lambda agent: (not _loads(agent.body), not agent.body)))
+
+
+def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any] | None = None) -> Tree:
+    """Apply ``low`` to every number that costs time, ``high`` (if not: low) to those that save it.
+
+    In one order for all trees of the same form.
+    """
+    more = high or low
+
+    def index(affine: Affine) -> Affine:
+        terms = tuple((v, c if isinstance(c, str) else low(c)) for v, c in affine.terms)
+        return Affine(low(affine.constant), terms)
+
+    def each(node: Node) -> Node:
+        match node:
+            case Event():
+                return replace(
+                    node,
+                    count=node.count if node.each is node.cycles else low(node.count),
+                    each={unit: low(cycles) for unit, cycles in node.each.items()},
+                    index=index(node.index) if node.barrier else node.index,
+                    latency=low(node.latency),
+                    pending=more(node.pending),
+                    fetched_bytes=low(node.fetched_bytes),
+                )
+            case Loop():
+                return replace(node, trips=low(node.trips), body=mapped(node.body, low, more))
+            case Guard():
+                bound = node.bound if isinstance(node.bound, str) else low(node.bound)
+                body = mapped(node.body, low, more)
+                return replace(node, index=index(node.index), bound=bound, body=body)
+
+    return tuple(map(each, tree))
+
+
+def of_agent(
+    agent: TimedAgent, low: Callable[[Any], Any], high: Callable[[Any], Any] | None = None
+) -> TimedAgent:
+    """Apply functions to every number of an agent, always in the same order."""
+    return replace(
+        agent,
+        together=low(agent.together),
+        step=low(agent.step),
+        before=mapped(agent.before, low, high),
+        body=mapped(agent.body, low, high),
+        after=mapped(agent.after, low, high),
     )
 
 
+def total_work(tree: Tree) -> dict[str, Numbers]:
+    """Return the cycles for which a tree's work keeps each unit busy."""
+    found: dict[str, Numbers] = {}
+    for node in tree:
+        if isinstance(node, Event):
+            here = node.cycles
+        else:
+            times = node.trips if isinstance(node, Loop) else 1
+            here = {unit: cycles * times for unit, cycles in total_work(node.body).items()}
+        for unit, cycles in here.items():
+            found[unit] = found[unit] + cycles if unit in found else cycles
+    return found
+
+
 class _Accountant:
-    def __init__(self, program: Program, launch: GridLaunch, sizes: Mapping[str, int]) -> None:
-        self.program, self.launch, self.device = program, launch, launch.device
+    """Walks one role."""
+
+    def __init__(
+        self,
+        program: Program,
+        device: Device,
+        sizes: Mapping[str, int],
+        role: Role,
+        of_tiles: bool,
+    ) -> None:
+        self.program, self.device, self.role, self.of_tiles = program, device, role, of_tiles
         self.values = program.parameter_values(sizes)
+        self.extents = dict(program.cluster)
+        self.together: Numbers = role.copies
         self.runs: dict[str, tuple[tuple[Numbers, ...], Numbers]] = {}  # of loads to registers
 
-    def body(self, body: tuple[Statement, ...], around: tuple[For, ...]) -> Tree:
-        found: list[Work | Repeat] = []
-        for statement in body:
+    def agent(self) -> TimedAgent:
+        """Find the loop over tiles and the loop over steps."""
+        tiles = _only(_opened(self.role.body), ForTile, self.role.name)
+        inside = _opened(tiles.body)
+        in_turn = str(tiles.step) != "1"
+        if in_turn:
+            self.together = 1
+        looping = (s for s, _ in walk(self.program) if isinstance(s, For))
+        found = TimedAgent(
+            self.role.name, tiles.tile, tiles.turn, self.role.copy,
+            steps=next((s.trips for s in looping if isinstance(s.trips, str)), ""),
+            together=self.together, step=tiles.step if in_turn else 1,
+        )  # fmt: skip
+        if not any(isinstance(s, For) and not s.unrolled for s in inside):
+            return replace(found, after=self.tree(inside))  # it rests while others take steps
+        steps = _only(tuple(s for s in inside if not _unrolled(s)), For, self.role.name)
+        if not isinstance(steps.trips, str):
+            raise ProgramError(
+                f"role {self.role.name}: its loop {steps.var} has {steps.trips} steps; the time "
+                "model follows a loop to a parameter, as trips is"
+            )
+        at = inside.index(steps)
+        return replace(
+            found,
+            step_var=steps.var,
+            steps=steps.trips,
+            before=self.tree(inside[:at]),
+            body=self.tree(_opened(steps.body), in_step=True),
+            after=self.tree(inside[at + 1 :]),
+        )
+
+    def tree(
+        self, body: tuple[Statement, ...], around: tuple[For, ...] = (), *, in_step: bool = False
+    ) -> Tree:
+        """Return the events of statements; a step's products become one event."""
+        found: list[Node] = []
+        for statement in _opened(body):
             match statement:
-                case Do():
-                    found.append(self.piece(statement, around))
+                case For() if self.of_tiles:
+                    found += self.tile_loop(statement, around, in_step)
                 case For():
-                    trips = self.number(statement.trips) - statement.start
-                    trips = np.maximum(trips, 0)
-                    inner = self.body(statement.body, (*around, statement))
+                    inner = self.tree(statement.body, (*around, statement))
                     if not statement.unrolled:
                         inner = (*inner, self.loop_end(statement))
-                    rolled = not statement.unrolled
-                    found.append(Repeat(statement.var, trips, inner, rolled, statement.start))
-                case When():
-                    found += self.body(statement.body, around)
-                case Sync():
-                    found.append(self.plain(statement, "sync"))
-                case Commit():
-                    found.append(self.plain(statement, "commit"))
-                case WaitGroup(pending):
-                    piece = self.plain(statement, "wait")
-                    found.append(replace(piece, pending=pending))
-                case Exit():
-                    found.append(self.plain(statement, "do"))
-                case Wait() | Arrive() | Fence() | ForTile() | Elect():
-                    raise ProgramError(
-                        f"program {self.program.name}: {type(statement).__name__} is not timed "
-                        "statement by statement; search.time.cost.cost times the whole program"
-                    )
+                    form: Form = "unrolled" if statement.unrolled else "rolled"
+                    trips = np.maximum(self.trips(statement), 0)
+                    found.append(Loop(statement.var, trips, inner, form, statement.start))
+                case When(index, bound, inner):
+                    nodes = self.tree(inner, around)
+                    own = len(index.terms) == 1 and index.terms[0][0] in self.extents
+                    if own or not self.of_tiles:
+                        found += nodes  # what takes some CTAs of the cluster their time
+                        continue
+                    if not all(isinstance(n, Event) and n.kind == "arrive" for n in nodes):
+                        raise ProgramError(
+                            f"role {self.role.name}: {statement.index} guards more than arrivals, "
+                            "which the time model does not follow"
+                        )
+                    found.append(Guard(index, bound, nodes))
                 case _:
-                    assert_never(statement)
+                    found += self.event(statement, around)
         return tuple(found)
+
+    def tile_loop(self, loop: For, around: tuple[For, ...], in_step: bool) -> list[Node]:
+        """Return an unrolled loop of a role that takes tiles."""
+        count, nodes = self.trips(loop), self.tree(loop.body, around, in_step=in_step)
+        told = tuple(n for n in nodes if isinstance(n, Guard))
+        if told and len(told) < len(nodes):  # what some iteration tells, after all
+            done = tuple(n for n in nodes if not isinstance(n, Guard))
+            return [Loop(loop.var, count, done, "serial"), *(e for g in told for e in g.body)]
+        if in_step and len(nodes) == 1 and isinstance(nodes[0], Event):
+            cycles = {unit: each * count for unit, each in nodes[0].cycles.items()}
+            return [replace(nodes[0], each=cycles)]
+        return [Loop(loop.var, count, nodes, "signals" if _signals(nodes) else "serial")]
+
+    def trips(self, loop: For) -> Numbers:
+        return self.number(loop.trips) - loop.start
 
     def number(self, number: int | str) -> Numbers:
         return self.values[number] if isinstance(number, str) else number
-
-    def plain(self, statement: Statement, kind: str) -> Work:
-        latency = self.device.barrier_latency_cycles if kind == "sync" else 0
-        return Work(statement, kind, (), "", "issue", 1, {"issue": self.issue(1)}, latency)
 
     def issue(self, instructions: Numbers) -> Numbers:
         """Return the cycles in which the schedulers issue a warp's instructions."""
@@ -165,16 +359,138 @@ class _Accountant:
             self.device.warp_schedulers_per_sm * self.device.issue_per_cycle_per_scheduler
         )
 
-    def loop_end(self, loop: For) -> Work:
+    def loop_end(self, loop: For) -> Event:
         each = {"issue": self.issue(1), "int": WARP / self.device.int_per_cycle_per_sm}
-        return Work(None, "do", (), "", "issue", FITTED["loop"], each)
+        return Event("do", each, count=FITTED["loop"])
 
-    def piece(self, do: Do, around: tuple[For, ...]) -> Work:
-        """Return the work of one statement by its unit: one rule a unit."""
+    def event(self, statement: Statement, around: tuple[For, ...]) -> list[Event]:
+        """Return the event of one statement; a fence before products costs nothing by itself."""
         device = self.device
-        count: Numbers = 1
-        for extent in do.values:
-            count = count * extent
+        each = {} if self.of_tiles else {"issue": self.issue(1)}
+        arrive = {"serial": FITTED["arrive"]}
+        match statement:
+            case Do() if _of_tile(statement):
+                return [replace(self.tile(statement), statement=statement)]
+            case Do():
+                return [self.threads(statement, around)]
+            case Wait(barrier, index):
+                cycles = {"serial": device.mbarrier_latency_cycles}
+                return [Event("wait", cycles, barrier.name, index, statement=statement)]
+            case Arrive(barrier, index, after="tcgen05"):
+                return [Event("arrive", arrive, barrier.name, index, group="tcgen05")]
+            case Arrive(barrier, index, _, to):
+                told = self.extents if to == "cluster" else to.split()
+                size: Numbers = math.prod(self.extents.get(axis, 1) for axis in told)
+                far = device.cluster_latency_cycles * (size > 1)
+                return [Event("arrive", arrive, barrier.name, index, latency=far)]
+            case WaitGroup(pending, group, read):
+                name = f"{group}.read" if read else group
+                return [Event("group", each, group=name, pending=pending, statement=statement)]
+            case Commit(group):
+                return [Event("commit", each, group=group, statement=statement)]
+            case Sync(_, scope):
+                latency = device.barrier_latency_cycles
+                if scope == "cluster":
+                    latency = latency + device.cluster_latency_cycles
+                if self.of_tiles:
+                    return [Event("work", {"serial": latency}, statement=statement)]
+                return [Event("sync", each, latency=latency, statement=statement)]
+            case Fence("proxy.async"):
+                return [Event("work", {"serial": FITTED["proxy_fence"]}, statement=statement)]
+            case Fence():
+                return []
+            case Exit():
+                if self.of_tiles:
+                    raise ProgramError(
+                        f"role {self.role.name}: {statement}: no exit among barriers"
+                    )
+                return [Event("do", each, statement=statement)]
+            case _:
+                raise ProgramError(
+                    f"role {self.role.name}: a loop over tiles in another; the time model "
+                    "follows one"
+                )
+
+    def tile(self, do: Do) -> Event:
+        """Return the event of an instruction on a tile: one rule a unit."""
+        device, how = self.device, do.instruction
+        smem = device.smem_bytes_per_cycle_per_sm * FITTED["smem_share"]
+        count: Numbers = math.prod(do.values)
+        width, end = do.write.buffer.type.bytes, FITTED["product_end"]
+        match how.unit:
+            case "tensor" if how.issuer == "one":
+                return Event("product", product_cycles(do, device, smem), latency=end)
+            case "tensor":
+                k, inner, outer, rows = do.values
+                width = smem_width(do)
+                read = (rows + inner * outer) * k * width / smem
+                busy = count * width / device.tensor_flop_per_cycle_per_sm  # that of 2 B inputs
+                cycles = {"tensor": np.maximum(busy, read), "smem": read}
+                return Event("product", cycles, latency=end)
+            case "tmem" if how.issuer == "one":
+                return Event("product", copy_cycles(do, smem))
+            case "tmem":
+                return Event("work", {"serial": transfer_cycles(count, device)})
+            case "tma" if do.write.buffer.level == "smem":
+                barrier, index = do.signal or (None, Affine())
+                if barrier is None:
+                    raise ProgramError(f"role {self.role.name}: {do} signals no barrier")
+                receivers = self.extents.get(do.multicast, 1)
+                landed = count * width * receivers
+                inside = share_inside(do, self.program, self.values)
+                sent = count * width * inside * (1 + FITTED["multicast"] * (receivers - 1))
+                line = FITTED["tma_line"] + FITTED["tma_outside"] * (1 - inside)
+                if do.trimmed:
+                    line = FITTED["tma_line"] * inside
+                cycles = {
+                    "serial": FITTED["tma_issue"],
+                    "tma": line * count / do.values[0],
+                    "smem": FITTED["landing"] * landed / smem,
+                    "fill": inside * landed / device.fill_bytes_per_cycle_per_sm,
+                }
+                return Event("load", cycles, barrier.name, index, fetched_bytes=sent)
+            case "tma":
+                cycles = {
+                    "serial": FITTED["tma_issue"],
+                    "smem": count * width / smem,
+                    "tma": FITTED["tma_line"] * count / do.values[0],
+                }
+                return Event("store", cycles, latency=device.smem_latency_cycles)
+            case "cvt":
+                packed = 2 if width == 2 else 1
+                return self.part({"cvt": count / (packed * device.cvt_16_per_cycle_per_sm)})
+            case "lsu" if do.write.buffer.home:
+                way = home_cycles(do, count, self.extents)
+                return Event("work", {"serial": way * self.together, "smem": count * width / smem})
+            case "lsu" if touches_smem(do):
+                return self.part({"smem": count * width / smem})
+            case "lsu" if any(a.buffer.fragment == "row" for a in do.accesses):
+                sectors = row_sectors(do, count, device)
+                return Event("work", {"serial": FITTED["direct_store"] * sectors * self.together})
+            case "lsu":
+                stored = (
+                    FITTED["direct_store"]
+                    * sectors_of_warp(do, self.values, device.sector_bytes)
+                    * count
+                    / (WARP * do.vector)
+                )
+                return Event("work", {"serial": stored * self.together})
+            case _:
+                return self.part({"issue": count / (WARP * device.warp_schedulers_per_sm)})
+
+    def part(self, cycles: Mapping[str, Numbers]) -> Event:
+        """Return work of a copy's warps: its copies' shares of a unit come one after another."""
+        total: Numbers = 0.0
+        for each in cycles.values():
+            total = total + each
+        times = "tmem_epilogue" if uses_tensor_memory(self.program) else "epilogue"
+        serial = FITTED[times] * total * self.together
+        return Event("work", {"serial": serial, **cycles})
+
+    def threads(self, do: Do, around: tuple[For, ...]) -> Event:
+        """Return the event of an instruction of threads on their own values: one rule a unit."""
+        device = self.device
+        count: Numbers = math.prod(do.values)
         each: dict[str, Numbers] = {"issue": self.issue(1)}
         latency = 0.0
         types = {a.buffer.dtype for a in do.accesses}
@@ -200,7 +516,7 @@ class _Accountant:
             case "shuffle":
                 each["shuffle"] = WARP / device.shuffle_per_cycle_per_sm
                 latency = device.smem_latency_cycles
-            case "lsu" if do.instruction.name == "ldmatrix":
+            case "lsu" if do.instruction.issuer == "warp":
                 count, each["smem"] = matrices(do)
                 each["issue"] = self.issue(1 / AT_ONCE)
                 latency = device.smem_latency_cycles
@@ -213,10 +529,7 @@ class _Accountant:
             case "barrier":
                 pass
             case "tma" | "tensor" | "tmem":
-                raise ProgramError(
-                    f"program {self.program.name}: {do.instruction.name} is not timed by itself; "
-                    "tinygpu.search.time.cost.cost times the whole program, which needs a barrier"
-                )
+                raise ProgramError(f"role {self.role.name}: {do} is not on a tile")
             case unit:
                 assert_never(unit)
         return self.finish(do, count, each, latency)
@@ -236,15 +549,17 @@ class _Accountant:
                     lost = lost + select(np.asanyarray(vector) > 1, FITTED["fma_apart"], 0.0)
         return lost
 
-    def finish(self, do: Do, count: Numbers, each: dict[str, Numbers], latency: Numbers) -> Work:
+    def finish(self, do: Do, count: Numbers, each: dict[str, Numbers], latency: Numbers) -> Event:
         # of a ring in registers another stage is read than is written: nothing waits for that
         waits = (a.buffer for a in do.accesses[:-1])
         reads = tuple(b.name for b in waits if b.level != "registers" or np.all(b.stages == 1))
-        kind = "async" if do.instruction.completion == "commit_group" else "do"
-        unit = do.instruction.unit
-        return Work(do, kind, reads, do.write.buffer.name, unit, count, each, latency)
+        kind: Kind = "async" if do.instruction.completion == "commit_group" else "do"
+        return Event(
+            kind, each, count=count, latency=latency, statement=do, unit=do.instruction.unit,
+            reads=reads, write=do.write.buffer.name,
+        )  # fmt: skip
 
-    def move(self, do: Do, count: Numbers, around: tuple[For, ...]) -> Work:
+    def move(self, do: Do, count: Numbers, around: tuple[For, ...]) -> Event:
         """Return the work of a load or store: wavefronts, lines, index arithmetic, guards."""
         device = self.device
         each: dict[str, Numbers] = {}
@@ -352,3 +667,47 @@ def _linear(access: Access, values: Mapping[str, Numbers]) -> tuple[Numbers, ...
 def steps_of(origin: Affine, name: str) -> Numbers:
     """Return the coefficient of a variable in an index."""
     return sum((c for v, c in origin.terms if v == name and not isinstance(c, str)), 0)
+
+
+def _of_tile(do: Do) -> bool:
+    """Say whether a role does it on a tile: one thread or a warpgroup issues it, or shares it."""
+    return do.instruction.issuer in ("one", "warpgroup") or any(
+        access.buffer.fragment for access in do.accesses
+    )
+
+
+def _opened(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Return statements with those of elected threads in their place."""
+    found: list[Statement] = []
+    for statement in body:
+        inside = isinstance(statement, When) and any(isinstance(s, ForTile) for s in statement.body)
+        if isinstance(statement, Elect) or (isinstance(statement, When) and inside):
+            found += _opened(statement.body)
+        else:
+            found.append(statement)
+    return tuple(found)
+
+
+def _unrolled(statement: Statement) -> bool:
+    return isinstance(statement, For) and statement.unrolled
+
+
+def _only(body: tuple[Statement, ...], kind: type[Any], name: str) -> Any:
+    found = [statement for statement in body if isinstance(statement, kind)]
+    if len(found) != 1:
+        raise ProgramError(
+            f"role {name}: {len(found)} loops of kind {kind.__name__}; the time model follows one "
+            "loop over tiles and in it one over steps"
+        )
+    return found[0]
+
+
+def _loads(nodes: Tree) -> bool:
+    return any(n.kind == "load" if isinstance(n, Event) else _loads(n.body) for n in nodes)
+
+
+def _signals(nodes: Tree) -> bool:
+    return any(
+        bool(n.barrier) if isinstance(n, Event) else isinstance(n, Guard) or _signals(n.body)
+        for n in nodes
+    )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from tinygpu.cli.pictures import Point
-    from tinygpu.search.time.spans import Timeline
+    from tinygpu.search.time.timeline import Timeline
     from tinygpu.space.measurement import Measurement
     from tinygpu.term.machine import Machine
     from tinygpu.term.operation import Problem

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tinygpu.cli.given import Given
     from tinygpu.codegen.run.build import Built
     from tinygpu.search.explain.explain import Explanation
-    from tinygpu.search.time.spans import Timeline
+    from tinygpu.search.time.timeline import Timeline
     from tinygpu.space.measurement import Measurement
     from tinygpu.term.program import Program
 

@@ -23,7 +23,7 @@ from tinygpu.cli.pictures import columns_of
 
 if TYPE_CHECKING:
     from tinygpu.devices.device import Device
-    from tinygpu.search.time.spans import Span, Timeline
+    from tinygpu.search.time.timeline import Span, Timeline
 
 __all__ = ["asynchronous_figure", "timeline_figure"]
 

@@ -471,7 +471,8 @@ class Kernel:
             text = f"loop {name}: no pattern says how far it goes; give it over=, an axis, and by="
             raise self._error_at(where, text, name)
         body, self._body = tuple(self._body), around
-        self._body.append(term.For(name, written if unrolled else count, body, unrolled, start))
+        trips = count if written is None else written
+        self._body.append(term.For(name, trips, body, unrolled, start))
 
     def tiles(self, *, start: str = "", step: Number = 1) -> Iterator[LoopIndex]:
         """Trace what is done for each tile of a CTA: one, or with ``persistent`` several.
@@ -736,8 +737,8 @@ class Kernel:
         self._each_thread(instruction.name)
         digits = self._ordered({d for held in reads for d in held.digits})
         result, modes = self.registers(name, dtype, *digits), digits[::-1]
-        sources = tuple(self._own(held, modes, ()) for held in reads)
-        write, values = self._own(result, modes, ()), self._extents(modes)
+        sources = tuple(self._own(held, modes) for held in reads)
+        write, values = self._own(result, modes), self._extents(modes)
         self._body.append(term.Do(instruction, write, sources, values))
         return result
 
@@ -1132,7 +1133,9 @@ class Kernel:
         if part.array.slab:
             raise self.error(f"{buffer.name}: a swizzled tile is TMA's and wgmma's", buffer.name)
         origin = [Affine() for _ in zero]
-        for digit, steps in reversed(place.steps.items()):  # slowest first, as laws read them
+        for digit, steps in reversed(
+            tuple(place.steps.items())
+        ):  # slowest first, as laws read them
             if self._digits[digit].by in _MOVING:
                 index = var(digit)
                 if part.stage and digit in part.stage.loops and buffer.level == "gmem":

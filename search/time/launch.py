@@ -1,0 +1,315 @@
+"""Launch: the grid, how many CTAs are at once on the chip, what moves through L2 and DRAM.
+
+It surrounds what one CTA does, of every machine alike:
+
+- *residence*: a CTA takes registers, shared and tensor memory, threads of an SM; as many fit as the
+  scarcest allows.  A cluster lies within one GPC, so clusters of 4 and more leave SMs idle: with
+  one CTA on an SM S of them run at once, with r on each r S.
+- *waves*: CTAs are spread before they are stacked, so the busiest SM has ceil(clusters / S) of
+  them, as many as fit at a time; CTAs that stay do ceil(tiles / at once) tiles each.
+- *traffic*: a wave covers a block of tiles, whose shape is the raster's, and needs the parts of
+  each operand under that block.  A part comes from DRAM once a wave that needs it, but once in all
+  if L2 holds all operands; it comes from L2 once a CTA that needs it.
+
+With R x C tiles, W CTAs a wave and groups of g rows, a wave covers r = min(R, g) rows and
+c = min(C, W / g) columns, so an operand indexed by
+
+    rows and columns    is fetched once
+    rows alone          C r / W times
+    columns alone       R c / W times
+    neither             R C / W times           each at least once
+
+A launch that may start *early* starts its CTAs apart: they fetch more of what they share.
+
+Source: ``docs/model.md``, section "Time".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from tinygpu.devices.device import Device
+from tinygpu.search.time.fitted import FITTED
+from tinygpu.search.time.registers import RegisterModel
+from tinygpu.term.program import Access, Do, For, ForTile, Program, select, walk
+from tinygpu.term.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
+
+__all__ = ["Fetched", "GridLaunch", "fetches", "latency_of", "never", "operands_of", "takes_tiles"]
+
+Numbers = Any
+"""A number, or an array of them that broadcasts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An array in global memory: its bytes, the grid axes that index it, if a loop walks it."""
+
+    name: str
+    bytes: float
+    axes: frozenset[str]
+    looped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GridLaunch:
+    """A launch: everything about it that time depends on, beside the work of a CTA.
+
+    ``extents`` counts clusters along the grid's axes, ``cluster`` CTAs of one.  ``raster`` and
+    ``ctas_wanted`` are given twice: the least and the greatest among the candidates.
+    ``allotted`` are the registers of a CTA where its roles say how many they take (0: they do
+    not), ``columns`` those of its tensor memory.  ``cleared_bytes`` of the ``output`` are set to
+    zero by a launch of their own before it.  ``without`` names wastes that are thought away: "tail"
+    (SMs have as many CTAs each, every round is full), "dram" and "l2" (bytes move once), "path"
+    (it is hidden), "fetch" and "launch" (they take no time).
+    """
+
+    device: Device
+    axes: tuple[str, ...]
+    extents: tuple[Numbers, ...]
+    cluster: Numbers
+    raster: tuple[Numbers, Numbers]
+    persistent: Numbers
+    early: Numbers
+    threads: Numbers
+    smem_bytes: Numbers
+    registers: RegisterModel
+    allotted: Numbers
+    columns: Numbers
+    ctas_wanted: tuple[Numbers, Numbers]
+    operands: tuple[Fetched, ...]
+    output: str
+    cleared_bytes: float = 0.0
+    without: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(program: Program, sizes: Mapping[str, int], device: Device) -> GridLaunch:
+        """Account for a launch at these sizes."""
+        values = program.parameter_values(sizes)
+        operands, output = operands_of(program, values), program.operation.output.name
+        tiles = takes_tiles(program)
+        return GridLaunch(
+            device=device,
+            axes=tuple(axis.var for axis in program.grid),
+            extents=program.grid_extents(sizes),
+            cluster=reduce(lambda a, b: a * b, (extent for _, extent in program.cluster), 1),
+            raster=(program.raster, program.raster),
+            persistent=program.persistent,
+            early=program.early,
+            threads=program.threads,
+            smem_bytes=program.smem_bytes,
+            registers=RegisterModel((), (), ()) if tiles else RegisterModel.of(program),
+            allotted=_allotted(program) if tiles else 0,
+            columns=allocated_columns(program) if uses_tensor_memory(program) else 0,
+            ctas_wanted=(program.ctas_per_sm, program.ctas_per_sm),
+            operands=operands,
+            output=output,
+            cleared_bytes=sum(o.bytes for o in operands if o.name == output and program.zeroed),
+        )
+
+    def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> GridLaunch:
+        """Apply ``low`` to what costs time, ``high`` to what saves it."""
+        return replace(
+            self,
+            extents=tuple(map(low, self.extents)),
+            cluster=low(self.cluster),
+            raster=(low(self.raster[0]), high(self.raster[1])),
+            persistent=low(self.persistent),
+            early=low(self.early),
+            threads=low(self.threads),
+            smem_bytes=low(self.smem_bytes),
+            registers=self.registers.mapped(low, high),
+            allotted=low(self.allotted),
+            columns=low(self.columns),
+            ctas_wanted=(low(self.ctas_wanted[0]), high(self.ctas_wanted[1])),
+        )
+
+    def tiles(self) -> Numbers:
+        """Return how many tiles clusters have to do: one each, if they do not stay."""
+        return reduce(lambda a, b: a * b, self.extents, 1.0)
+
+    def resident(self) -> Numbers:
+        """Return how many CTAs fit on an SM, by registers, both memories and threads."""
+        device = self.device
+        fits = np.floor(device.registers_per_sm / self._registers())
+        fits = np.maximum(fits, self.ctas_wanted[1])  # the assembler is told to make them fit
+        smem = self.smem_bytes + device.smem_reserved_bytes_per_cta
+        fits = np.minimum(fits, np.floor(device.smem_bytes_per_sm / smem))
+        fits = np.minimum(fits, np.floor(device.threads_per_sm / self.threads))
+        columns = np.floor(COLUMNS / np.maximum(self.columns, 1))
+        return np.maximum(np.minimum(fits, np.minimum(columns, device.ctas_per_sm)), 1.0)
+
+    def _registers(self) -> Numbers:
+        """Return the registers of a CTA."""
+        if not never(self.allotted):
+            return self.allotted
+        unit = self.device.register_allocation_unit
+        each = np.ceil(self.registers.registers() / unit) * unit
+        return np.minimum(each, self.device.registers_per_thread_max) * self.threads
+
+    def spilled(self) -> Numbers:
+        """Return the registers of a thread for which there is no room."""
+        if not self.registers.parts and not never(self.allotted):
+            return 0.0
+        device, unit = self.device, self.device.register_allocation_unit
+        room = device.registers_per_sm / (self.threads * self.ctas_wanted[0])
+        room = np.minimum(np.floor(room / unit) * unit, device.registers_per_thread_max)
+        return np.maximum(self.registers.registers() - room, 0.0)
+
+    def spread(self) -> Numbers:
+        """Return how many clusters run at once with one CTA on an SM: each lies in one GPC."""
+        device, size = self.device, self.cluster
+        if isinstance(size, int) and size == 1:
+            return device.sms
+        of_4, of_8 = device.clusters_of_4, device.clusters_of_8
+        large = select(np.greater(5, size), of_4, np.floor(of_8 * 8 / size))
+        small = np.floor(device.sms / size)
+        return np.maximum(select(np.greater(3, size), small, large), 1.0)
+
+    def clusters(self) -> Numbers:
+        """Return how many clusters run at once."""
+        return self.spread() * self.resident()
+
+    def left_over(self) -> Numbers:
+        """Return the room that a launch leaves, over its own, if a second one finds too little."""
+        used = np.minimum(self.tiles() / self.clusters(), 1.0)
+        return select(used > 0.5, (1 - used) / used, 0.0)
+
+    def clear_seconds(self) -> float:
+        """Return the time of the launch that clears the output, in L2 where that has room."""
+        if not self.cleared_bytes or "launch" in self.without:
+            return 0.0
+        device = self.device
+        rate = device.l2_bytes_per_cycle * device.clock_hz
+        if self.cleared_bytes > FITTED["l2_share"] * device.l2_bytes:
+            rate = device.dram_bytes_per_second * FITTED["dram_share"]
+        return device.launch_seconds + self.cleared_bytes / rate
+
+    def l2_bytes(self) -> Numbers:
+        """Return the bytes between L2 and the SMs."""
+        total: Numbers = 0.0
+        for operand in self.operands:
+            again: Numbers = 1.0
+            for axis, extent in zip(self.axes, self.extents, strict=True):
+                if axis not in operand.axes and "l2" not in self.without:
+                    again = again * extent
+            total = total + operand.bytes * again
+        return total
+
+    def dram_bytes(self, resident: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the bytes that come from DRAM, and those that go there."""
+        kept = sum(o.bytes for o in self.operands) <= FITTED["l2_share"] * self.device.l2_bytes
+        once = "dram" in self.without
+        wave = self.spread() * resident
+        total: dict[bool, Numbers] = {False: 0.0, True: 0.0}
+        for o in self.operands:
+            times: Numbers = 1.0
+            if not kept and not once:
+                times = fetches(o, self.axes, self.extents, wave=wave, raster=self.raster)
+            moved, stored = o.bytes * times, o.name == self.output
+            if not (stored or once or never(self.early)):
+                axes = zip(self.axes, self.extents, strict=True)
+                sharers = reduce(lambda a, b: a * b, (e for a, e in axes if a not in o.axes), 1.0)
+                moved = moved * (1 + FITTED["apart"] * self.early * (1 - 1 / sharers))
+            total[stored] = total[stored] + moved
+        return total[False], total[True]
+
+
+def never(number: Numbers) -> bool:
+    """Say whether a number is 0 in every candidate."""
+    return isinstance(number, int | float) and not number
+
+
+def takes_tiles(program: Program) -> bool:
+    """Say whether roles do a tile together, statement by statement, and then the next."""
+    return bool(program.barriers) or any(isinstance(s, ForTile) for s, _ in walk(program))
+
+
+def _allotted(program: Program) -> Numbers:
+    """Return the registers of a CTA: what its roles set, or their share of what holds sums."""
+    held: Numbers = 0
+    for buffer in program.buffers:
+        if buffer.level == "registers":
+            held = np.maximum(held, buffer.stage_elements * buffer.type.bytes / 4)
+    total: Numbers = 0
+    for role in program.roles:
+        own = held / role.threads + FITTED["registers"]
+        each = select(np.asanyarray(role.registers) > 0, role.registers, own)
+        total = total + role.threads * role.copies * each
+    return total
+
+
+def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, ...]:
+    """Return the arrays that a program touches, at these sizes and parameters."""
+    found: dict[str, Fetched] = {}
+    grid = {axis.var for axis in program.grid}
+    for statement, around in walk(program):
+        if not isinstance(statement, Do):
+            continue
+        for access in statement.accesses:
+            buffer = access.buffer
+            if buffer.level == "gmem" and buffer.name not in found:
+                size = float(buffer.type.bytes)
+                for axis in buffer.shape:
+                    size *= float(values[axis] if isinstance(axis, str) else axis)
+                names = {v for o in access.origin for v, _ in o.terms}
+                looped = any(isinstance(outer, For) for outer in around)
+                found[buffer.name] = Fetched(buffer.name, size, frozenset(names & grid), looped)
+    return tuple(found.values())
+
+
+def fetches(
+    operand: Fetched,
+    axes: tuple[str, ...],
+    extents: tuple[Numbers, ...],
+    *,
+    wave: Numbers,
+    raster: tuple[Numbers, Numbers],
+) -> Numbers:
+    """Return how often an operand comes from DRAM; ``wave`` tiles are done at once."""
+    outer: Numbers = 1.0
+    for axis, extent in zip(axes[:-2], extents[:-2], strict=True):
+        if axis not in operand.axes:
+            outer = outer * extent
+    if len(axes) < 2:
+        return outer
+    rows, columns = extents[-2:]
+    by_row, by_column = (axis in operand.axes for axis in axes[-2:])
+    if by_row and by_column:
+        return outer
+    if by_row:
+        times = columns * np.minimum(rows, raster[0]) / wave
+    elif by_column:
+        times = rows * np.minimum(columns / wave, 1.0 / raster[1])
+    else:
+        times = rows * columns / wave
+    return outer * np.maximum(times, 1.0)
+
+
+def latency_of(access: Access, around: tuple[For, ...], *, device: Device) -> Numbers:
+    """Return the cycles after which a load's data is there, on average over the iterations.
+
+    An iteration pays the way to DRAM where it is the first to touch a sector: inputs are cold, and
+    the CTAs that share a sector ask for it at about the same time.  Along the contiguous dimension
+    several iterations share one.
+    """
+    fresh: Numbers = 0.0 if around else 1.0
+    innermost = len(access.buffer.shape) - 1
+    for loop in around:
+        for d, origin in enumerate(access.origin):
+            steps = [c for v, c in origin.terms if v == loop.var]
+            if any(isinstance(c, str) for c in steps):
+                fresh = 1.0  # a launch's stride: past all that the CTAs have just touched
+                continue
+            step: Numbers = sum(steps, 0)
+            if d == innermost:
+                reached = np.maximum(step, 0) * access.buffer.type.bytes / device.sector_bytes
+                fresh = np.maximum(fresh, np.minimum(reached, 1.0))
+            else:
+                fresh = np.maximum(fresh, select(np.asanyarray(step) != 0, 1.0, 0.0))
+    near, far = device.l1_latency_cycles, device.dram_latency_cycles
+    return near + (far - near) * fresh

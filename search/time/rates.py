@@ -1,0 +1,174 @@
+"""Rates: for how long what an instruction does keeps a unit, read from its value.
+
+- *matrices*: an 8 x 8 matrix of 16-bit elements, or 8 x 4 of tf32, is 32 words, one a lane, so it
+  takes the wavefronts that 32 lanes take which read 4 B each: of the eight rows of 16 B four lanes
+  read each.  Up to four matrices are one instruction.
+- *mma*: an m16n8k8 of tf32 is half an m16n8k16's work at half of its rate: it takes as long.
+- *products into tensor memory* of R rows and N columns (of a pair N, of which a CTA reads half)
+  take the longer of their reads of shared memory and, for k of 16 16-bit elements, N / 2 cycles
+  with R = 128, or with 64 rows alone; N / 4 with 64 rows in each CTA of a pair.  Half of the lanes
+  idle where one CTA has 64 rows.  A first input in tensor memory is not read from shared memory.
+- *homes*: what a CTA writes to a buffer's home in another CTA goes through the network between SMs.
+  The home is the narrow place: of n CTAs along the axis n - 1 write to it at once.
+- *lines of tiles*: a grid rounds up, so tiles may reach beyond an array.  With T tiles of e
+  elements along an axis and a size of s, the share s / (T e) of their lines is inside.
+
+>>> from tinygpu.devices.device import load_device
+>>> mma_cycles(load_device("a100"))
+2.0
+
+Sources: PTX ISA 9, "ldmatrix", "tcgen05.mma", "Tensor-map"; W. Luo et al., arXiv 2402.13499
+(mma.sync; 3.3 TB/s between SMs of an H100: 14 B a cycle each); SemiAnalysis, microbench-blackwell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from tinygpu.devices.device import Device
+from tinygpu.errors import ProgramError
+from tinygpu.isa.fragment import FRAGMENTS
+from tinygpu.search.time.pattern import wavefronts
+from tinygpu.term.access_map import Access
+from tinygpu.term.program import Do, Program, select
+
+__all__ = [
+    "AT_ONCE", "MMA_LATENCY_CYCLES", "MMA_VALUES", "copy_cycles", "home_cycles", "matrices",
+    "mma_cycles", "product_cycles", "row_sectors", "sectors_of_warp", "share_inside", "smem_width",
+    "touches_smem", "transfer_cycles",
+]  # fmt: skip
+
+Numbers = Any
+AT_ONCE = 4  # spec: matrices of one ldmatrix.x4
+MMA_VALUES = 8  # spec: pair, half, half of k: what a statement counts in one mma
+MMA_LATENCY_CYCLES = 24.0  # published: arXiv 2402.13499
+_FLOP = 2 * 16 * 8 * 16
+_SHARE = {"sm_90a": 0.65, "sm_90": 0.65}  # published: 494 of 757 TFLOP/s, arXiv 2402.13499
+_HOME_BYTES_PER_CYCLE = 14.0  # published: see above; not fitted, but schedules are met with it
+_TMEM_BYTES_PER_CYCLE = 512  # a guess until measured: 128 B for each of four warps
+_CELL_BYTES = 4
+
+
+def mma_cycles(device: Device) -> float:
+    """Return for how many cycles one mma.m16n8 of either type keeps an SM's tensor cores busy.
+
+    Where there is wgmma, mma.sync does not reach the whole rate.
+    """
+    rate = device.tensor_flop_per_cycle_per_sm * _SHARE.get(device.arch, 1.0)
+    return _FLOP / rate
+
+
+def matrices(do: Do) -> tuple[Numbers, Numbers]:
+    """Return how many 8 x 8 matrices an ldmatrix statement reads, and the wavefronts of each."""
+    (read,) = (r for r in do.reads if isinstance(r, Access))
+    count = reduce(lambda a, b: a * b, do.values[1:], 1)
+
+    def step(steps: tuple[Numbers, ...]) -> Numbers:
+        strides = (s for s in read.buffer.stride if not isinstance(s, str))
+        return sum((a * s for a, s in zip(steps, strides, strict=True)), 0)
+
+    pair, group = step(read.value[0]), step(read.thread[1])
+    row, along = (pair, group) if do.variant == "trans" else (group, pair)
+    width = read.buffer.type.bytes
+    each = 4 // width
+    lanes, steps = (4, 8), (each * along, row)
+    return count, wavefronts(lanes, steps, width, each, read.buffer.swizzle)
+
+
+def product_cycles(do: Do, device: Device, smem_bytes_per_cycle: Numbers) -> Mapping[str, Numbers]:
+    """Return how long a product occupies the tensor cores and shared memory's port of its SM."""
+    k, inner, outer, ctas, high, blocks = do.values
+    rows, columns = high * blocks, inner * outer
+    inputs = [r for r in do.reads[:2] if isinstance(r, Access)]
+    width = max(r.buffer.type.bytes for r in inputs)
+    rows_read = rows * (inputs[0].buffer.level == "smem")
+    read = (rows_read + columns) * k * width / smem_bytes_per_cycle
+    idle = select((rows == 64) & (ctas == 1), 2, 1)
+    flop = 2 * rows * columns * ctas * k * width / 2  # in those of 16-bit inputs
+    busy = idle * flop / device.tensor_flop_per_cycle_per_sm
+    return {"tensor": np.maximum(busy, read), "smem": read}
+
+
+def copy_cycles(do: Do, smem_bytes_per_cycle: Numbers) -> Mapping[str, Numbers]:
+    """Return how long a copy from shared memory to tensor memory occupies both.
+
+    A guess until measured: that it is limited by shared memory, and products wait for it.
+    """
+    moved = reduce(lambda a, b: a * b, do.values, do.write.buffer.type.bytes)
+    return {"tensor": moved / smem_bytes_per_cycle, "smem": moved / smem_bytes_per_cycle}
+
+
+def transfer_cycles(count: Numbers, device: Device) -> Numbers:
+    """Return how long ``count`` cells take between tensor memory and registers."""
+    return count * _CELL_BYTES / _TMEM_BYTES_PER_CYCLE + device.smem_latency_cycles
+
+
+def row_sectors(do: Do, count: Numbers, device: Device) -> Numbers:
+    """Return the sectors that storing ``count`` elements of rows, a row a thread, touches."""
+    each = do.vector * do.write.buffer.type.bytes / device.sector_bytes
+    return np.maximum(each, 1) * count / do.vector
+
+
+def home_cycles(do: Do, count: Any, extents: Mapping[str, Any]) -> Any:
+    """Return the cycles that ``count`` elements a copy take to the home of what a Do writes."""
+    buffer = do.write.buffer
+    others = extents[buffer.home] - 1
+    return others * count * buffer.type.bytes / _HOME_BYTES_PER_CYCLE
+
+
+def touches_smem(do: Do) -> bool:
+    """Say whether a Do reads or writes shared memory."""
+    return any(access.buffer.level == "smem" for access in do.accesses)
+
+
+def smem_width(do: Do) -> int:
+    """Return the bytes of the widest element that a Do reads from shared memory."""
+    reads = (r for r in do.reads if isinstance(r, Access))
+    return max(r.buffer.type.bytes for r in reads if r.buffer.level == "smem")
+
+
+def share_inside(do: Do, program: Program, values: Mapping[str, int]) -> Numbers:
+    """Return the share of a load's lines, over all tiles, that lie inside the array."""
+    share: Numbers = 1.0
+    extents = {axis.var: axis.extent for axis in program.grid}
+    for read in do.reads:
+        if not isinstance(read, Access):
+            continue
+        for size, start in zip(read.buffer.shape, read.origin, strict=True):
+            for variable, step in start.terms:
+                if variable in extents:
+                    covered = step * extents[variable].evaluate(values)
+                    whole = values[size] if isinstance(size, str) else size
+                    share = share * whole / covered
+    return share
+
+
+def sectors_of_warp(do: Do, values: Mapping[str, int], sector_bytes: int) -> Numbers:
+    """Return the sectors that a warp's move of a fragment straight to or from gmem touches.
+
+    Raises ProgramError if what it moves is no fragment.
+    """
+    access = next(a for a in do.accesses if a.buffer.level == "gmem")
+    strides = [values[s] if isinstance(s, str) else s for s in access.buffer.stride]
+    column, row = (
+        sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0)
+        for steps in access.value
+    )
+    width = access.buffer.type.bytes
+    total: Numbers = 1.0
+    for extent, rows, columns in FRAGMENTS[_fragment(do)].thread_modes[:2]:  # a warp's lanes
+        step_bytes = (rows * row + columns * column) * width
+        near = np.ceil(extent * step_bytes / sector_bytes)
+        total = total * select(np.asanyarray(step_bytes) < sector_bytes, near, extent)
+    return total
+
+
+def _fragment(do: Do) -> str:
+    names = {access.buffer.fragment for access in do.accesses} - {""}
+    if len(names) != 1:
+        raise ProgramError(f"{do}: moves no fragment; the time model needs one to know its lines")
+    return names.pop()
