@@ -141,7 +141,8 @@ def share_inside(do: Do, program: Program, values: Mapping[str, int]) -> Numbers
         for size, start in zip(read.buffer.shape, read.origin, strict=True):
             for variable, step in start.terms:
                 if variable in extents:
-                    covered = step * extents[variable].evaluate(values)
+                    each = values[step] if isinstance(step, str) else step
+                    covered = each * extents[variable].evaluate(values)
                     whole = values[size] if isinstance(size, str) else size
                     share = share * whole / covered
     return share
