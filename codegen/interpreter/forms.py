@@ -1,7 +1,8 @@
 """The instructions that are run: every form, its operands, the least PTX version and target.
 
 The table is ``forms.txt``.  A line is ``entry modifiers : operands @ version target``.  A modifier
-``.a|b`` is one of several, ``?`` means that it may be left out, capitals name a set of ``SETS``.
+``.a|b`` is one of several, ``?`` means that it may be left out, capitals name a set: ``NAME = a|b``
+at the table's beginning, where ``.modifier @ version target`` holds wherever the modifier stands.
 An operand is its role, then ``+`` (a register may be wider), ``:type`` (else the last modifier's;
 ``1`` that of the modifier before, ``w`` twice as wide, ``x`` any), ``?``.  Roles: ``d`` is written,
 ``dq`` as well with a predicate (``d|p``) or not, ``e`` as ``d|p``, ``dp`` a predicate, ``pq`` as
@@ -28,65 +29,8 @@ from pathlib import Path
 
 __all__ = ["FORMS", "MODIFIERS", "SETS", "Form", "find", "runs_on", "why_not"]
 
-SETS: Mapping[str, str] = {
-    "I": "u16|u32|u64|s16|s32|s64",
-    "I8": "u8|u16|u32|u64|s8|s16|s32|s64",
-    "B": "b16|b32|b64",
-    "T": "b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64",
-    "U2": "u16|u32|u64",
-    "S2": "s16|s32|s64",
-    "F": "f32|f64",
-    "H": "f16|f16x2|bf16|bf16x2",
-    "RND": "rn|rz|rm|rp",
-    "RNI": "rni|rzi|rmi|rpi",
-    "BOOL": "and|or|xor",
-    "EQ": "eq|ne",
-    "CMP": "eq|ne|lt|le|gt|ge",
-    "CMPU": "eq|ne|lt|le|gt|ge|lo|ls|hi|hs",
-    "CMPF": "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan",
-    "SS": "const|global|local|param|param::entry|param::func|shared|shared::cta|shared::cluster",
-    "SW": "global|local|param|param::func|shared|shared::cta|shared::cluster",
-    "GS": "global|shared|shared::cta|shared::cluster",
-    "SH": "shared|shared::cta",
-    "SC": "shared|shared::cta|shared::cluster",
-    "ANY": "const|global|local|shared|shared::cta|shared::cluster|param|param::entry",
-    "SCOPE": "cta|cluster|gpu|sys",
-    "E1": "L1::evict_normal|L1::evict_unchanged|L1::evict_first|L1::evict_last|L1::no_allocate",
-    "E2": "L2::evict_normal|L2::evict_first|L2::evict_last",
-    "VS": "global|shared|shared::cta|shared::cluster",
-    "ACQ": "acquire.cta|acquire.cluster",
-    "REL": "release.cta|release.cluster",
-    "RLX": "relaxed.cta|relaxed.cluster",
-    "HINT": "L2::cache_hint",
-    "L2P": "L2::64B|L2::128B|L2::256B",
-    "TX": "mbarrier::complete_tx::bytes",
-    "LAYOUT": "row|col",
-    "DIM": "1d|2d|3d|4d|5d",
-    "REDUCE": "add|min|max|inc|dec|and|or|xor",
-    "SEM": "relaxed|acquire|release|acq_rel",
-    "RSEM": "relaxed|release",
-    "EVICT": "L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged",
-    "EVICT2": "L2::evict_first|L2::evict_unchanged",
-    "AFTER": "acquire.sync_restrict::shared::cluster|release.sync_restrict::shared::cta",
-    "MULTI": "multicast::cluster",
-    "SHC": "shared::cta|shared::cluster",
-    "TOGLOBAL": "global.shared::cta",
-    "U4": "u32|s32|u64|s64",
-    "CL": "shared::cluster",
-    "ARRIVE": "mbarrier::arrive::one",
-    "KIND": "kind::f16|kind::tf32|kind::f8f6f4|kind::i8",
-    "COLLECT": "|".join(f"collector::a::{how}" for how in ("fill", "use", "lastuse", "discard")),
-    "SHAPE": "32x32b|16x64b|16x128b|16x256b",
-    "S8": "u8|s8",
-    "WGN": "|".join(f"m64n{n}k16" for n in range(8, 257, 8)),
-    "WGN8": "|".join(f"m64n{n}k8" for n in range(8, 257, 8)),
-    "WGN32": "|".join(f"m64n{n}k32" for n in range(8, 257, 8)),
-    "WGNI": "|".join(f"m64n{n}k32" for n in (8, 16, 24, *range(32, 257, 16))),
-    "WMMA": "m16n16k16|m8n32k16|m32n8k16",
-    "F8": "e4m3|e5m2",
-    "GROUP": "cta_group::1|cta_group::2",
-    "TIMES": "x1|x2|x4|x8|x16|x32|x64|x128",
-}
+_TABLE = Path(__file__).with_name("forms.txt").read_text(encoding="utf-8")
+SETS: Mapping[str, str] = dict(re.findall(r"^([A-Z]\w*) = (.+)$", _TABLE, re.MULTILINE))
 """Alternatives by name."""
 
 
@@ -141,9 +85,7 @@ def _read(table: str) -> Iterator[Form]:
             )
 
 
-FORMS: tuple[Form, ...] = tuple(
-    _read(Path(__file__).with_name("forms.txt").read_text(encoding="utf-8"))
-)
+FORMS: tuple[Form, ...] = tuple(_read(_TABLE[_TABLE.index("# ") :]))
 """All of them."""
 _BY_ENTRY: dict[str, list[Form]] = {}
 for _form in FORMS:
@@ -178,15 +120,10 @@ def find(opcode: str) -> tuple[Form, ...]:
 
 
 MODIFIERS: Mapping[str, tuple[tuple[int, int], str]] = {
-    "shared::cta": ((7, 8), "0"),
-    "shared::cluster": ((7, 8), "90"),
-    "cluster": ((7, 8), "90"),
-    "L2::cache_hint": ((7, 4), "80"),
-    "L2::256B": ((7, 4), "80"),
-    "bf16": ((7, 0), "80"),
-    "bf16x2": ((7, 0), "80"),
-    "relu": ((7, 0), "80"),
-    "NaN": ((7, 0), "80"),
+    name: ((int(major), int(minor)), target)
+    for name, major, minor, target in re.findall(
+        r"^\.(\S+) @ (\d+)\.(\d+) (\w+)$", _TABLE, re.MULTILINE
+    )
 }
 """Modifiers that ask for a version and a target wherever they stand."""
 
