@@ -9,9 +9,16 @@ import pytest
 
 from tests.ptx_forms import instances, kernel, rejected
 from tinygpu.codegen.interpreter import Memory, Module, launch
-from tinygpu.codegen.interpreter.forms import FORMS, MODIFIERS, SETS, find, runs_on, why_not
+from tinygpu.codegen.interpreter.forms import (
+    FORMS,
+    MODIFIERS,
+    SETS,
+    find,
+    form_of,
+    runs_on,
+    why_not,
+)
 from tinygpu.codegen.interpreter.instructions import TABLE
-from tinygpu.codegen.interpreter.operands import form_of
 from tinygpu.codegen.interpreter.parser import Instruction, split
 from tinygpu.codegen.interpreter.values import TYPES
 from tinygpu.errors import ProgramError

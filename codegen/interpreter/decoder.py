@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tinygpu.codegen.interpreter.constants import constant
+from tinygpu.codegen.interpreter.forms import form_of, kinds_of
 from tinygpu.codegen.interpreter.functions import Linked, address_of, link
 from tinygpu.codegen.interpreter.group import WARP, Group
 from tinygpu.codegen.interpreter.memory import FRAME
-from tinygpu.codegen.interpreter.operands import form_of, kinds_of
 from tinygpu.codegen.interpreter.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.interpreter.report import Array
 from tinygpu.codegen.interpreter.run import FIRST_SHARED, Action, Code, ControlAction, Run, Step

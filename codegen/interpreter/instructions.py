@@ -22,7 +22,6 @@ from tinygpu.codegen.interpreter import (
     tensor_memory,
     warp,
     wgmma,
-    wmma,
 )
 from tinygpu.codegen.interpreter.decoder import Builder
 from tinygpu.codegen.interpreter.forms import FORMS
@@ -32,7 +31,7 @@ __all__ = ["FAMILIES", "TABLE"]
 TABLE: Mapping[str, Builder] = {
     entry: builder
     for family in (
-        moves, arithmetic, logic, control, calls, warp, barriers, copies, bulk, matrices, wmma,
+        moves, arithmetic, logic, control, calls, warp, barriers, copies, bulk, matrices,
         wgmma, tensor_memory, tcgen05,
     )
     for entry, builder in family.TABLE.items()
