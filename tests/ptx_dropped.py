@@ -127,7 +127,7 @@ REASONS: Mapping[str, Mapping[tuple[int, ...], str]] = {
     "boxed_sm90": {
         (76, 83, 92, 101, 106, 115): "the others stand there too, and a wait follows",
         (281,): "each thread has waited for the box itself",
-        (369, 379): "the barrier before it is enough: the thread that arms is the one that copies",
+        (361, 369, 379): "one of the barriers beside it is enough",
         (394, 400): _TWICE,
         (541,): "nothing follows",
     },
