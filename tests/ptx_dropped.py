@@ -108,7 +108,10 @@ REASONS: Mapping[str, Mapping[tuple[int, ...], str]] = {
     "cub_reduce": {(42,): "redux brings the warp together, and no memory is passed on"},
     "cub_transpose": {(72,): "each thread writes where it alone has read"},
     "std_pipeline": {
-        (323,): "not seen: mbarrier.inval is not held against other threads' last use of it"
+        (
+            323,
+        ): "not seen: mbarrier.inval is not held against other threads' last use, which libcu++ "
+        "orders by match.any.sync alone"
     },
     "ptx_bulk": {(30, 33): "one of the two fences is enough"},
     "matmul_fp16_sm80": {
@@ -124,7 +127,7 @@ REASONS: Mapping[str, Mapping[tuple[int, ...], str]] = {
     "boxed_sm90": {
         (76, 83, 92, 101, 106, 115): "the others stand there too, and a wait follows",
         (281,): "each thread has waited for the box itself",
-        (369, 379): "the barrier before it is enough: the thread that arms is the one that copies",
+        (361, 369, 379): "one of the barriers beside it is enough",
         (394, 400): _TWICE,
         (541,): "nothing follows",
     },

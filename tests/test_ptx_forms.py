@@ -9,9 +9,16 @@ import pytest
 
 from tests.ptx_forms import instances, kernel, rejected
 from tinygpu.codegen.emulator import Memory, Module, launch
-from tinygpu.codegen.emulator.forms import FORMS, MODIFIERS, SETS, find, runs_on, why_not
+from tinygpu.codegen.emulator.forms import (
+    FORMS,
+    MODIFIERS,
+    SETS,
+    find,
+    form_of,
+    runs_on,
+    why_not,
+)
 from tinygpu.codegen.emulator.instructions import TABLE
-from tinygpu.codegen.emulator.operands import form_of
 from tinygpu.codegen.emulator.parser import Instruction, split
 from tinygpu.codegen.emulator.values import TYPES
 from tinygpu.errors import ProgramError

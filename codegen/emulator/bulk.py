@@ -286,22 +286,18 @@ def _st_async(d: Decoder, i: Instruction) -> Action:
             value = values[np.searchsorted(group.threads, thread)]
             places.append((barrier, flat, value, step, issuer))
         for barrier, flat, value, step, issuer in places:
-            run.issue(_landing(run, (barrier, flat, value, step, issuer), reduction))
+            held = run.shared[flat : flat + total].view(value.dtype)
+
+            def land(
+                barrier: Mbarrier = barrier, held: Array = held, value: Array = value,
+                step: int = step, issuer: Array = issuer,
+            ) -> None:  # fmt: skip
+                held[:] = UPDATES[reduction](held, value) if reduction else value
+                complete_bytes(run, barrier, total, step, issuer)
+
+            run.issue(land)
 
     return store
-
-
-def _landing(
-    run: Run, store: tuple[Mbarrier, int, Array, int, Array], reduction: str
-) -> Callable[[], None]:
-    barrier, flat, value, step, issuer = store
-
-    def land() -> None:
-        held = run.shared[flat : flat + value.nbytes].view(value.dtype)
-        held[:] = UPDATES[reduction](held, value) if reduction else value
-        complete_bytes(run, barrier, value.nbytes, step, issuer)
-
-    return land
 
 
 def _st_bulk(d: Decoder, i: Instruction) -> Action:

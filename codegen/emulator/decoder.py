@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tinygpu.codegen.emulator.constants import constant
+from tinygpu.codegen.emulator.forms import form_of, kinds_of
 from tinygpu.codegen.emulator.functions import Linked, address_of, link
 from tinygpu.codegen.emulator.group import WARP, Group
 from tinygpu.codegen.emulator.memory import FRAME
-from tinygpu.codegen.emulator.operands import form_of, kinds_of
 from tinygpu.codegen.emulator.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.emulator.report import Array
 from tinygpu.codegen.emulator.run import FIRST_SHARED, Action, Code, ControlAction, Run, Step

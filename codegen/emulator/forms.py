@@ -1,7 +1,8 @@
 """The instructions that are run: every form, its operands, the least PTX version and target.
 
 The table is ``forms.txt``.  A line is ``entry modifiers : operands @ version target``.  A modifier
-``.a|b`` is one of several, ``?`` means that it may be left out, capitals name a set of ``SETS``.
+``.a|b`` is one of several, ``?`` means that it may be left out, capitals name a set: ``NAME = a|b``
+at the table's beginning, where ``.modifier @ version target`` holds wherever the modifier stands.
 An operand is its role, then ``+`` (a register may be wider), ``:type`` (else the last modifier's;
 ``1`` that of the modifier before, ``w`` twice as wide, ``x`` any), ``?``.  Roles: ``d`` is written,
 ``dq`` as well with a predicate (``d|p``) or not, ``e`` as ``d|p``, ``dp`` a predicate, ``pq`` as
@@ -15,7 +16,15 @@ in braces, ``*`` whatever the builder reads.
 >>> print(why_not("mul.lo.frob.u32"))
 .frob is not what follows mul.lo; forms: mul.hi|lo.I
 
-Source: PTX ISA 9.0, section 9.7; versions and targets as ptxas 13.0 takes them.
+>>> from tinygpu.codegen.emulator.parser import Instruction
+>>> add = Instruction(7, "add.f32", ("%f1", "%f2", "%r1"))
+>>> form_of(add, {"%f1": "f32", "%f2": "f32", "%r1": "u32"}, (9, 0), "sm_90")
+Traceback (most recent call last):
+    ...
+tinygpu.errors.ProgramError: PTX line 7: add.f32 %f1, %f2, %r1: %r1 is a .u32, it takes .f32
+
+Source: PTX ISA 9.0, sections 6 (operands), 9.4 (type checking) and 9.7; versions and targets as
+ptxas 13.0 takes them.
 """
 
 from __future__ import annotations
@@ -26,67 +35,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FORMS", "MODIFIERS", "SETS", "Form", "find", "runs_on", "why_not"]
+from tinygpu.codegen.emulator.parser import Instruction, split, width_of
+from tinygpu.errors import ProgramError
 
-SETS: Mapping[str, str] = {
-    "I": "u16|u32|u64|s16|s32|s64",
-    "I8": "u8|u16|u32|u64|s8|s16|s32|s64",
-    "B": "b16|b32|b64",
-    "T": "b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64",
-    "U2": "u16|u32|u64",
-    "S2": "s16|s32|s64",
-    "F": "f32|f64",
-    "H": "f16|f16x2|bf16|bf16x2",
-    "RND": "rn|rz|rm|rp",
-    "RNI": "rni|rzi|rmi|rpi",
-    "BOOL": "and|or|xor",
-    "EQ": "eq|ne",
-    "CMP": "eq|ne|lt|le|gt|ge",
-    "CMPU": "eq|ne|lt|le|gt|ge|lo|ls|hi|hs",
-    "CMPF": "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan",
-    "SS": "const|global|local|param|param::entry|param::func|shared|shared::cta|shared::cluster",
-    "SW": "global|local|param|param::func|shared|shared::cta|shared::cluster",
-    "GS": "global|shared|shared::cta|shared::cluster",
-    "SH": "shared|shared::cta",
-    "SC": "shared|shared::cta|shared::cluster",
-    "ANY": "const|global|local|shared|shared::cta|shared::cluster|param|param::entry",
-    "SCOPE": "cta|cluster|gpu|sys",
-    "E1": "L1::evict_normal|L1::evict_unchanged|L1::evict_first|L1::evict_last|L1::no_allocate",
-    "E2": "L2::evict_normal|L2::evict_first|L2::evict_last",
-    "VS": "global|shared|shared::cta|shared::cluster",
-    "ACQ": "acquire.cta|acquire.cluster",
-    "REL": "release.cta|release.cluster",
-    "RLX": "relaxed.cta|relaxed.cluster",
-    "HINT": "L2::cache_hint",
-    "L2P": "L2::64B|L2::128B|L2::256B",
-    "TX": "mbarrier::complete_tx::bytes",
-    "LAYOUT": "row|col",
-    "DIM": "1d|2d|3d|4d|5d",
-    "REDUCE": "add|min|max|inc|dec|and|or|xor",
-    "SEM": "relaxed|acquire|release|acq_rel",
-    "RSEM": "relaxed|release",
-    "EVICT": "L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged",
-    "EVICT2": "L2::evict_first|L2::evict_unchanged",
-    "AFTER": "acquire.sync_restrict::shared::cluster|release.sync_restrict::shared::cta",
-    "MULTI": "multicast::cluster",
-    "SHC": "shared::cta|shared::cluster",
-    "TOGLOBAL": "global.shared::cta",
-    "U4": "u32|s32|u64|s64",
-    "CL": "shared::cluster",
-    "ARRIVE": "mbarrier::arrive::one",
-    "KIND": "kind::f16|kind::tf32|kind::f8f6f4|kind::i8",
-    "COLLECT": "|".join(f"collector::a::{how}" for how in ("fill", "use", "lastuse", "discard")),
-    "SHAPE": "32x32b|16x64b|16x128b|16x256b",
-    "S8": "u8|s8",
-    "WGN": "|".join(f"m64n{n}k16" for n in range(8, 257, 8)),
-    "WGN8": "|".join(f"m64n{n}k8" for n in range(8, 257, 8)),
-    "WGN32": "|".join(f"m64n{n}k32" for n in range(8, 257, 8)),
-    "WGNI": "|".join(f"m64n{n}k32" for n in (8, 16, 24, *range(32, 257, 16))),
-    "WMMA": "m16n16k16|m8n32k16|m32n8k16",
-    "F8": "e4m3|e5m2",
-    "GROUP": "cta_group::1|cta_group::2",
-    "TIMES": "x1|x2|x4|x8|x16|x32|x64|x128",
-}
+__all__ = [
+    "FORMS", "MODIFIERS", "SETS", "Form", "find", "form_of", "kinds_of", "runs_on", "why_not",
+]  # fmt: skip
+
+_TABLE = Path(__file__).with_name("forms.txt").read_text(encoding="utf-8")
+SETS: Mapping[str, str] = dict(re.findall(r"^([A-Z]\w*) = (.+)$", _TABLE, re.MULTILINE))
 """Alternatives by name."""
 
 
@@ -141,9 +98,7 @@ def _read(table: str) -> Iterator[Form]:
             )
 
 
-FORMS: tuple[Form, ...] = tuple(
-    _read(Path(__file__).with_name("forms.txt").read_text(encoding="utf-8"))
-)
+FORMS: tuple[Form, ...] = tuple(_read(_TABLE[_TABLE.index("# ") :]))
 """All of them."""
 _BY_ENTRY: dict[str, list[Form]] = {}
 for _form in FORMS:
@@ -178,15 +133,10 @@ def find(opcode: str) -> tuple[Form, ...]:
 
 
 MODIFIERS: Mapping[str, tuple[tuple[int, int], str]] = {
-    "shared::cta": ((7, 8), "0"),
-    "shared::cluster": ((7, 8), "90"),
-    "cluster": ((7, 8), "90"),
-    "L2::cache_hint": ((7, 4), "80"),
-    "L2::256B": ((7, 4), "80"),
-    "bf16": ((7, 0), "80"),
-    "bf16x2": ((7, 0), "80"),
-    "relu": ((7, 0), "80"),
-    "NaN": ((7, 0), "80"),
+    name: ((int(major), int(minor)), target)
+    for name, major, minor, target in re.findall(
+        r"^\.(\S+) @ (\d+)\.(\d+) (\w+)$", _TABLE, re.MULTILINE
+    )
 }
 """Modifiers that ask for a version and a target wherever they stand."""
 
@@ -235,3 +185,170 @@ def _fits(form: Form, parts: list[str]) -> int:
         elif not modifier.endswith("?"):
             break
     return at
+
+
+_UNTYPED = {"tf32", "f16x2", "bf16x2", "f32x2", "u16x2", "s16x2", "e4m3x2", "e5m2x2", "b"}
+_LISTS = ("mov", "ldmatrix", "stmatrix", "tcgen05")
+_TYPE = re.compile(r"(?:[busf]|bf|tf)\d+(?:x2)?|pred|e\dm\dx2")
+
+
+def form_of(
+    instruction: Instruction, registers: Mapping[str, str], version: tuple[int, int], target: str
+) -> Form:
+    """Return the form that an instruction has.  Raises ProgramError that says why it has none."""
+    forms = find(instruction.opcode)
+    fault = "" if forms else why_not(instruction.opcode)
+    chosen = None
+    for form in forms:
+        fault = _fault(instruction, form, registers)
+        if not fault:
+            chosen = form
+            break
+    if chosen is None:
+        raise ProgramError(f"PTX {instruction}: {fault}")
+    needs = [(chosen.version, chosen.target)]
+    needs += [MODIFIERS[p] for p in instruction.parts if p in MODIFIERS]
+    for least, machine in needs:
+        if version < least:
+            raise ProgramError(f"PTX {instruction}: needs .version {least[0]}.{least[1]} or later")
+        if target and not runs_on(machine, target):
+            raise ProgramError(f"PTX {instruction}: needs .target sm_{machine}, not {target}")
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """What an operand has to be: its role in the table, its type, whether it may be wider."""
+
+    base: str
+    kind: str
+    wider: bool
+
+
+@functools.lru_cache(4096)
+def _roles(form: Form, opcode: str, given: int) -> tuple[_Role, ...] | str:
+    """Return the roles of so many operands, or what is wrong with their number."""
+    parts = opcode.split(".")
+    roles = [r for r in form.operands if r != "h" or "L2::cache_hint" in parts]
+    spare = given - sum(not r.endswith("?") for r in roles)
+    chosen = []
+    for role in roles:
+        if role.endswith("?"):
+            spare -= 1
+            if spare < 0:
+                continue
+        name, _, kind = role.rstrip("?").partition(":")
+        chosen.append(_Role(name.rstrip("+"), _kind(kind, parts), name.endswith("+")))
+    if len(chosen) == given:
+        return tuple(chosen)
+    return f"{given} operands; {form} takes {' '.join(roles) or 'none'}"
+
+
+def kinds_of(form: Form, i: Instruction) -> tuple[str, ...]:
+    """Return the type of each operand of an instruction of this form."""
+    roles = _roles(form, i.opcode, len(i.operands))
+    assert not isinstance(roles, str)
+    return tuple("pred" if role.base in ("dp", "pq", "p") else role.kind for role in roles)
+
+
+def _kind(kind: str, parts: list[str]) -> str:
+    kinds = [p for p in parts if _TYPE.fullmatch(p)]
+    if kind == "1":
+        return kinds[-2]
+    if kind == "w":
+        return f"{kinds[-1][0]}{2 * int(kinds[-1][1:])}"
+    return kind or (kinds[-1] if kinds else "x")
+
+
+def _fault(i: Instruction, form: Form, registers: Mapping[str, str]) -> str:
+    """Return what is wrong with the operands, or nothing."""
+    roles = _roles(form, i.opcode, len(i.operands))
+    if isinstance(roles, str):
+        return roles
+    for role, text in zip(roles, i.operands, strict=True):
+        have = registers.get(text)
+        if have is not None and role.base in ("d", "a", "b", "c"):  # most are plain registers
+            vector = role.base in "db" and _count(i.opcode)
+            if not vector and not _mismatch(have, role.kind, role.wider):
+                continue
+        if fault := _operand(role, text, i, registers):
+            return fault
+    return ""
+
+
+def _operand(role: _Role, text: str, i: Instruction, registers: Mapping[str, str]) -> str:
+    base = role.base
+    if base in ("*", "L"):
+        return ""
+    if base in ("_", "{}"):
+        good = text == "_" if base == "_" else text.startswith("{") or text in registers
+        return "" if good else f"{text} stands where {base} does"
+    if base.startswith("["):
+        return "" if text.startswith("[") else f"{text} is no address"
+    if base == "#":
+        return "" if text not in registers else f"{text} has to be a number"
+    if text.startswith("["):
+        return f"{text} is an address, and a value is needed"
+    if base in ("dp", "pq", "p"):
+        names = text.split("|") if base == "pq" else [text]
+        return next(filter(None, (_typed(n.strip(), "pred", registers) for n in names)), "")
+    if base == "h":
+        return _typed(text, "b64", registers)
+    first, bar, second = (part.strip() for part in text.partition("|"))
+    if base[0] in "abc":
+        first, bar = text, ""
+    if bar and (base not in ("dq", "e") or _typed(second, "pred", registers)):
+        return f"{text} stands where {base} does"
+    if base == "e" and not bar:
+        return f"{text}: d|p is needed"
+    if base[0] in "de" and first not in registers and not first.startswith(("_", "{")):
+        return f"{first} is no register of the kernel"
+    parts = split(first[1:-1]) if first.startswith("{") else (first,)
+    count = _count(i.opcode)
+    alone = i.parts[0] in ("ld", "st") and len(parts) == 1  # which braces may stand around
+    if first.startswith("{") and not alone and count != len(parts) and i.parts[0] not in _LISTS:
+        return f"{len(parts)} registers in braces for {i.opcode}"
+    if count and base in "db" and len(parts) != count:
+        return f"{len(parts)} operands for a vector of {count}"
+    if first.startswith("{") and i.parts[0] == "mov":
+        return ""
+    faults = (_typed(p, role.kind, registers, wider=role.wider) for p in parts)
+    return next(filter(None, faults), "")
+
+
+@functools.lru_cache(1024)
+def _count(opcode: str) -> int:
+    """Return how many registers a vector has, 0 if there is none."""
+    name, *parts = opcode.split(".")
+    found = next((p for p in parts if re.fullmatch(r"v\d+", p)), "v0")
+    return int(found[1:]) if name in ("ld", "ldu", "st", "atom", "red") else 0
+
+
+def _typed(text: str, kind: str, registers: Mapping[str, str], *, wider: bool = False) -> str:
+    """Say why an operand is not of a type; what is no register is read later."""
+    text = text.lstrip("!") if kind == "pred" else text
+    have = registers.get(text)
+    if have is None:
+        return ""
+    return f"{text} is a .{have}, it takes .{kind}" if _mismatch(have, kind, wider) else ""
+
+
+@functools.lru_cache(4096)
+def _mismatch(have: str, kind: str, wider: bool) -> bool:
+    """Whether a register of type ``have`` cannot stand where ``kind`` is needed."""
+    if kind == "x":
+        return False
+    if have == "pred" or kind == "pred":
+        return have != kind
+    own, needed = width_of(have), width_of(kind)
+    if own < needed or (own > needed and not wider):
+        return True
+    classes = {_class(have), _class(kind)}
+    return len(classes) > 1 and "b" not in classes and not (wider and own > needed)
+
+
+def _class(kind: str) -> str:
+    """Return b for bits, i for integers, f for floating point."""
+    if kind in _UNTYPED or (kind.startswith("b") and not kind.startswith("bf")):
+        return "b"
+    return "i" if kind[0] in "us" else "f"

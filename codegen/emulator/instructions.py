@@ -22,28 +22,24 @@ from tinygpu.codegen.emulator import (
     tensor_memory,
     warp,
     wgmma,
-    wmma,
 )
 from tinygpu.codegen.emulator.decoder import Builder
+from tinygpu.codegen.emulator.forms import FORMS
 
 __all__ = ["FAMILIES", "TABLE"]
 
-FAMILIES: Mapping[str, Mapping[str, Builder]] = {
-    "Data movement": moves.TABLE,
-    "Arithmetic and conversion": arithmetic.TABLE,
-    "Comparison, selection, bits": logic.TABLE,
-    "Control flow, barriers of threads": {**control.TABLE, **calls.TABLE},
-    "Shuffles, votes, matches": warp.TABLE,
-    "mbarrier and fences": barriers.TABLE,
-    "cp.async": copies.TABLE,
-    "Bulk and tensor copies": bulk.TABLE,
-    "Matrices of a warp": {**matrices.TABLE, **wmma.TABLE},
-    "Matrices of a warpgroup": wgmma.TABLE,
-    "Tensor memory": {**tensor_memory.TABLE, **tcgen05.TABLE},
-}
-"""Each family's builders by entry."""
-
 TABLE: Mapping[str, Builder] = {
-    name: builder for family in FAMILIES.values() for name, builder in family.items()
+    entry: builder
+    for family in (
+        moves, arithmetic, logic, control, calls, warp, barriers, copies, bulk, matrices,
+        wgmma, tensor_memory, tcgen05,
+    )
+    for entry, builder in family.TABLE.items()
+}  # fmt: skip
+"""What builds each entry."""
+
+FAMILIES: Mapping[str, Mapping[str, Builder]] = {
+    family: {f.entry: TABLE[f.entry] for f in FORMS if f.family == family}
+    for family in dict.fromkeys(form.family for form in FORMS)
 }
-"""All of them."""
+"""Each family's builders by entry, as the table of forms has them."""

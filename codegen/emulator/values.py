@@ -59,6 +59,8 @@ def immediate(text: str, kind: str) -> Any:
         raise ValueError("128 bits are in registers only")
     if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
         number = np.uint32(int(text[2:], 16)).view(np.float32)
+        if dtype.itemsize != 4 and dtype.kind in "iub":
+            raise ValueError(f"{text} has 4 B")
         return number.view(dtype) if dtype.itemsize == 4 else number.astype(dtype)
     if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
         return np.uint64(int(text[2:], 16)).view(np.float64 if dtype.kind == "f" else dtype)
