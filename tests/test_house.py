@@ -41,7 +41,7 @@ EDGES = {
 }
 """Which rooms each room may import."""
 
-LINES = {"tinygpu": 27_850, "search": 6_660, "codegen": 17_070}
+LINES = {"tinygpu": 27_850, "search": 6_710, "codegen": 17_070}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew twice since: the strategies, the command ``store`` and four causes of the time model;

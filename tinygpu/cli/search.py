@@ -302,12 +302,8 @@ def tree_of(
 
 def _parts(one: Ranked) -> dict[str, Any]:
     parts = {part: float(t) for part, t in one.breakdown.parts.items()}
-    interval = list(one.breakdown.interval)
-    return {
-        "interval_seconds": interval,
-        "bottleneck": one.breakdown.bottleneck,
-        "parts_seconds": parts,
-    }
+    more = {"interval_seconds": list(one.breakdown.interval), "parts_seconds": parts}
+    return {"bottleneck": one.breakdown.bottleneck, **more}
 
 
 def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dict[str, Any]:
