@@ -12,10 +12,15 @@ its time: the mean of the two visits.  A row of ``time_model.json`` is a machine
     kendall_tau    pairs in order less those in disorder, over all, of the schedules that were
                    drawn uniformly; ``kendall_tau_near``: of all within 1.5 of the fastest
     median_abs_error, p90_abs_error    of the magnitudes of log(predicted / measured)
+    covered, half_width    the share of times within the predicted interval, of 90 %, and half of
+                   the interval over the predicted time (the median)
 
 A tau is None where it is of fewer than ``LEAST`` schedules.
 ``summaries`` hold geometric means of 1 + regret (less 1) and their 95th percentiles, of the shapes
 that were held out; ``fitting`` the same of the others.
+
+``--intervals`` prints ``INTERVALS`` of ``search/time/fitted.py`` anew, from the fitting cases alone
+(``calibrated``), and writes nothing.
 """
 
 from __future__ import annotations
@@ -37,13 +42,16 @@ from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
+from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.cost import cost
 from tinygpu.term.machine import Chosen
 
-__all__ = ["load", "main", "predicted", "row_of", "summary"]
+__all__ = ["calibrated", "load", "main", "predicted", "row_of", "summary", "whole_row"]
 
 COUNTS = (1, 2, 4, 8, 16)
 LEAST, NEAR, FEW_ROWS = 8, 1.5, 64
+ENOUGH, COVERED, LEVELS = 50, 0.9, np.arange(88.0, 99.5, 0.5).tolist()
+"""Schedules that make a regime; the share that an interval is to cover; the levels tried."""
 Times = NDArray[np.float64]
 
 
@@ -56,12 +64,17 @@ def load(folder: Path = ORACLE) -> list[dict[str, Any]]:
 
 def predicted(tree: Mapping[str, Any]) -> Times:
     """Return the predicted seconds of a case's schedules."""
+    return np.array([float(one.seconds) for one in breakdowns(tree)])
+
+
+def breakdowns(tree: Mapping[str, Any]) -> list[Breakdown]:
+    """Return the predictions of a case's schedules."""
     machine, problem = MACHINES[tree["case"][0]], problem_of(tree["case"])
-    device, found = load_device("h200"), []
+    device, found = load_device("h200"), list[Breakdown]()
     for decisions in decisions_of(tree):
         program = machine.program(problem.operation, Chosen(decisions))
-        found.append(float(cost(program, problem.sizes, device).seconds))
-    return np.array(found)
+        found.append(cost(program, problem.sizes, device))
+    return found
 
 
 def at_random(measured: Times, count: int) -> float:
@@ -72,14 +85,17 @@ def at_random(measured: Times, count: int) -> float:
     return float(sum(t * (way / total) for t, way in zip(times, ways, strict=True)))
 
 
-def row_of(tree: Mapping[str, Any], model: Times) -> dict[str, Any]:
-    """Return the row of a case."""
+def row_of(
+    tree: Mapping[str, Any], model: Times, interval: tuple[Times, Times] | None = None
+) -> dict[str, Any]:
+    """Return the row of a case; ``interval``: the least and greatest seconds of each schedule."""
+    low, high = (model, model) if interval is None else interval
     first, second = (
         np.array([math.nan if t is None else t for t in tree[name]]) for name in ("first", "second")
     )
     there = np.isfinite(first) & np.isfinite(second)
     drawn = (np.arange(len(first)) >= tree["best"])[there]
-    first, second, model = first[there], second[there], model[there]
+    first, second, model, low, high = (x[there] for x in (first, second, model, low, high))
     times = np.sqrt(first * second)
     order, least = np.argsort(model, kind="stable"), times.min()
     error = np.abs(np.log(model / times))
@@ -95,13 +111,24 @@ def row_of(tree: Mapping[str, Any], model: Times) -> dict[str, Any]:
         "kendall_tau_near": tau(times[near], model[near]) if near.sum() >= LEAST else None,
         "median_abs_error": np.median(error),
         "p90_abs_error": np.percentile(error, 90),
+        "covered": ((low <= times) & (times <= high)).mean(),
+        "half_width": np.median((high - low) / 2 / model),
     }
+    if interval is None:
+        del figures["covered"], figures["half_width"]
     return {
         "machine": machine, "dtype": dtype, "layout": layout, "shape": shape,
         "group": "held_out" if (machine, dtype, layout, tuple(shape)) in HELD_OUT else "fitting",
         "schedules": len(times),
         **{n: None if v is None else float(f"{v:.4g}") for n, v in figures.items()},
     }  # fmt: skip
+
+
+def whole_row(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a case as the model is."""
+    found = breakdowns(tree)
+    low, high = np.array([one.interval for one in found]).T
+    return row_of(tree, np.array([float(one.seconds) for one in found]), (low, high))
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -114,8 +141,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         logs = np.log1p([row[name] for row in rows])
         means[name] = math.expm1(logs.mean())
         means[f"{name}_p95"] = math.expm1(np.percentile(logs, 95))
-    for name in ("kendall_tau", "kendall_tau_near", "median_abs_error", "p90_abs_error"):
-        known = [row[name] for row in rows if row[name] is not None]
+    names = ("kendall_tau", "kendall_tau_near", "median_abs_error", "p90_abs_error")
+    for name in (*names, "covered", "half_width"):
+        known = [row[name] for row in rows if row.get(name) is not None]
         means[name] = float(np.mean(known)) if known else math.nan
     return {"shapes": len(rows), **{name: float(f"{v:.4g}") for name, v in means.items()}}
 
@@ -135,16 +163,80 @@ def summaries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: summary([row for row in every if of(row)]) for name, of in _PARTS.items()}
 
 
+Errors = Mapping[str, Sequence[tuple[str, float]]]
+"""By shape: of each schedule its regime and log(measured / predicted)."""
+
+
+def errors_of(trees: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[str, float]]]:
+    """Return the errors of the fitting cases."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for tree in trees:
+        machine, dtype, layout, shape = tree["case"]
+        if (machine, dtype, layout, tuple(shape)) in HELD_OUT:
+            continue
+        found[str(tree["case"])] = [
+            (one.regime, math.log(math.sqrt(a * b) / float(one.seconds)))
+            for one, a, b in zip(breakdowns(tree), tree["first"], tree["second"], strict=True)
+            if a is not None and b is not None
+        ]
+    return found
+
+
+def quantiles(errors: Errors, level: float) -> dict[str, tuple[float, float]]:
+    """Return the shares of the predicted time between which ``level`` percent lie, by regime."""
+    by: dict[str, list[float]] = {}
+    for regime, error in (pair for some in errors.values() for pair in some):
+        by.setdefault(regime, []).append(error)
+        by.setdefault(regime.partition(",")[0], []).append(error)
+    ends = (50 - level / 2, 50 + level / 2)
+    return {
+        regime: (math.exp(np.percentile(some, ends[0])), math.exp(np.percentile(some, ends[1])))
+        for regime, some in by.items()
+        if "," not in regime or len(some) >= ENOUGH
+    }
+
+
+def calibrated(errors: Errors) -> dict[str, tuple[float, float]]:
+    """Return the intervals by regime, so wide that they hold on shapes that they are not made of.
+
+    Of each who the least level is taken at which the quantiles of all other shapes cover, in the
+    mean over shapes, ``COVERED`` of the times of one.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    every = {regime.partition(",")[0] for some in errors.values() for regime, _ in some}
+    for who in sorted(every):
+        mine = {
+            shape: [pair for pair in some if pair[0].partition(",")[0] == who]
+            for shape, some in errors.items()
+        }
+        mine = {shape: some for shape, some in mine.items() if some}
+        for level in LEVELS:
+            covered = []
+            for shape, some in mine.items():
+                others = quantiles({s: e for s, e in mine.items() if s != shape}, level)
+                ends = [(others.get(regime) or others[who], error) for regime, error in some]
+                covered.append(np.mean([low <= math.exp(e) <= high for (low, high), e in ends]))
+            if np.mean(covered) >= COVERED:
+                break
+        found |= quantiles(mine, level)
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Predict what was measured, and write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.time_model")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--intervals", action="store_true", help="print the intervals anew")
     given = parser.parse_args(arguments)
+    if given.intervals:
+        for regime, (low, high) in calibrated(errors_of(load())).items():
+            sys.stdout.write(f'    "{regime}": ({low:.3g}, {high:.3g}),\n')
+        return
     rows, runs = [], []
     for tree in load():
         if tree["provenance"] not in runs:
             runs.append(tree["provenance"])
-        row = {**row_of(tree, predicted(tree)), "run": runs.index(tree["provenance"])}
+        row = {**whole_row(tree), "run": runs.index(tree["provenance"])}
         rows.append(row)
         sys.stdout.write(f"{row['machine']} {row['shape']}: regret {row['regret_at_1']:.1%}, of 8 "
                          f"{row['regret_at_8']:.1%}, A/A {row['aa_noise']:.1%}\n")  # fmt: skip

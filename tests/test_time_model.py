@@ -16,6 +16,8 @@ from benchmarks import fit_hopper, time_model
 from benchmarks.oracle import CASES, COLUMNS, FITTING, HELD_OUT
 from benchmarks.peers import FOLDER
 from tinygpu.machines import MACHINES
+from tinygpu.search.time.breakdown import Breakdown
+from tinygpu.search.time.fitted import INTERVALS
 
 TABLE = FOLDER / "time_model.json"
 Times = st.lists(st.integers(1, 999), min_size=8, max_size=11, unique=True)
@@ -94,7 +96,7 @@ def test_the_table_is_of_this_model() -> None:
     trees = time_model.load()
     assert len(table["rows"]) == len(trees)
     for one in trees[::12]:
-        row = time_model.row_of(one, time_model.predicted(one))
+        row = time_model.whole_row(one)
         committed = next(
             r
             for r in table["rows"]
@@ -105,3 +107,33 @@ def test_the_table_is_of_this_model() -> None:
         rows = [row for row in table["rows"] if row["group"] == group]
         assert table[name] == time_model.summaries(rows)
     assert math.isfinite(table["summaries"]["hopper"]["regret_at_1"])
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 999))
+def test_intervals_hold_on_shapes_that_they_are_not_made_of(seed: int) -> None:
+    """Shapes that are off as a whole widen them; nine in ten times of further shapes lie within."""
+    rng = np.random.default_rng(seed)
+
+    def errors(count: int) -> dict[str, list[tuple[str, float]]]:
+        found = {}
+        for shape in range(count):
+            off = rng.normal(0, 0.1) + rng.normal(0, 0.1, 100)
+            found[str(shape)] = [("tiles, power" if e > 0 else "tiles, dram", e) for e in off]
+        return found
+
+    shares = time_model.calibrated(errors(24))
+    assert set(shares) == {"tiles", "tiles, power", "tiles, dram"}
+    further = [pair for some in errors(200).values() for pair in some]
+    inside = [shares[regime][0] <= math.exp(e) <= shares[regime][1] for regime, e in further]
+    assert 0.85 < float(np.mean(inside)) < 0.96
+
+
+def test_each_regime_has_an_interval() -> None:
+    """It has the predicted time in it, and is that of who does the work where there are few."""
+    for regime, (low, high) in INTERVALS.items():
+        assert low < 1 < high
+        assert regime.partition(",")[0] in INTERVALS
+    one = Breakdown(2e-3, {"tensor": 1e-3, "l1": 1.5e-3})
+    assert one.regime == "warps, l1"
+    assert one.interval == tuple(2e-3 * share for share in INTERVALS["warps"])

@@ -109,6 +109,7 @@ def _outlined(view: TimeView, machine: Machine, problem: Problem, device: Device
         title=f"{machine.name}, {problem.operation}; {sizes}; {device.name}",
         launch=_launch(view),
         seconds=view.seconds,
+        interval=view.time.interval,
         rate=rate,
         peak=peak,
         unit=unit,

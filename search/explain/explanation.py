@@ -79,6 +79,7 @@ class Lever:
 class Explanation:
     """What a schedule takes (seconds, under the model), waits for and could gain.
 
+    Nine in ten measured times of such kernels lie in the ``interval``.
     ``rate`` and ``peak`` are both in FLOP/s (fp32, or "tensor FLOP/s"), or both in B/s, as
     ``unit`` says.  ``parts`` are
     sorted, each in seconds alone.  ``levers`` has, by cause, the decisions that lower it.
@@ -89,6 +90,7 @@ class Explanation:
     title: str
     launch: str
     seconds: float
+    interval: tuple[float, float]
     rate: float
     peak: float
     unit: str
@@ -111,6 +113,7 @@ class Explanation:
             "title": self.title,
             "launch": self.launch,
             "seconds": self.seconds,
+            "interval_seconds": list(self.interval),
             "rate": self.rate,
             "peak": self.peak,
             "unit": self.unit,
@@ -215,6 +218,8 @@ def _explained(e: Explanation) -> Iterator[str]:
     yield e.title
     yield e.launch
     yield f"predicted: {duration(e.seconds)}, {rated(e.rate, e.peak, e.unit)}"
+    low, high = e.interval
+    yield f"90 % interval: {duration(low)} to {duration(high)}"
     yield f"it waits for: {WORDS.get(e.bottleneck, e.bottleneck)}"
     yield "parts, each alone:"
     for name, seconds in e.parts:

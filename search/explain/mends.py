@@ -418,8 +418,8 @@ def _limit(name: str, part: str, *fields: str, factor: float = _ENDLESS) -> Kind
     """Return the kind of a limit: numbers of the device that could be better by a factor."""
 
     def whole(view: TimeView) -> Mended | None:
-        if part not in view.time.parts:
-            return None
+        if part not in view.time.parts or (part == "latency" and not view.features.stepped):
+            return None  # what threads wait for their events say one by one
         values = {field: float(getattr(view.device, field)) for field in fields}
         here = ", ".join(f"{field} {value:.4g}" for field, value in values.items())
         free = view.without(**{field: value * factor for field, value in values.items()})

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["FITTED"]
+__all__ = ["FITTED", "INTERVALS"]
 
 FITTED: Mapping[str, float] = {
     # integer instructions the assembler needs
@@ -113,3 +113,23 @@ FITTED: Mapping[str, float] = {
     # what TMA gets from L2, over what ordinary loads do: 61 B a cycle and SM
     "tma_l2_rate": 2.36,
 }
+
+INTERVALS: Mapping[str, tuple[float, float]] = {
+    "threads": (0.492, 1.91),
+    "threads, latency": (0.467, 1.61),
+    "threads, fp64": (0.512, 1.44),
+    "threads, issue": (0.888, 1.36),
+    "warps": (0.773, 1.31),
+    "warps, latency": (0.786, 1.29),
+    "warps, smem": (0.714, 1.47),
+    "tiles": (0.838, 1.19),
+    "tiles, dram": (0.876, 1.06),
+    "tiles, latency": (0.7, 1.22),
+    "tiles, power": (0.868, 1.21),
+}
+"""Between which shares of the predicted time nine in ten measured times lie, by regime.
+
+``Breakdown.regime`` names regimes; what is first in a name stands for those with few schedules.
+They are quantiles over the fitting half of the oracle (``benchmarks/time_model.py --intervals``),
+so far apart that of a shape which is left out nine in ten lie between them.
+"""

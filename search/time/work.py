@@ -129,9 +129,14 @@ class Event:
     write: str = ""
 
     @property
+    def once(self) -> bool:
+        """Whether it is one instruction in every candidate."""
+        return isinstance(self.count, int) and self.count == 1
+
+    @property
     def cycles(self) -> Mapping[str, Numbers]:
         """The cycles of each unit."""
-        if isinstance(self.count, int) and self.count == 1:
+        if self.once:
             return self.each
         return {unit: self.count * cycles for unit, cycles in self.each.items()}
 
@@ -210,7 +215,7 @@ def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any] | N
             case Event():
                 return replace(
                     node,
-                    count=node.count if node.each is node.cycles else low(node.count),
+                    count=node.count if node.once else low(node.count),
                     each={unit: low(cycles) for unit, cycles in node.each.items()},
                     index=index(node.index) if node.barrier else node.index,
                     latency=low(node.latency),

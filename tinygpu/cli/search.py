@@ -302,7 +302,8 @@ def tree_of(
 
 def _parts(one: Ranked) -> dict[str, Any]:
     parts = {part: float(t) for part, t in one.breakdown.parts.items()}
-    return {"bottleneck": one.breakdown.bottleneck, "parts_seconds": parts}
+    more = {"interval_seconds": list(one.breakdown.interval), "parts_seconds": parts}
+    return {"bottleneck": one.breakdown.bottleneck, **more}
 
 
 def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dict[str, Any]:
@@ -422,6 +423,9 @@ def show(tree: Mapping[str, Any]) -> None:
             else "until the budget was spent; the same command goes on"
         )
     say(", ".join(f"{count_text(number)} {what}" for number, what in counts) + f"; {proof}")
+    if rows and not timed:
+        low, high = rows[0]["interval_seconds"]
+        say(f"90 % interval of the first: {time_text(low)} to {time_text(high)}")
     if "meaning" in tree:
         say(tree["meaning"])
     same = [n for n in names if n not in differing]
