@@ -479,11 +479,12 @@ class Kernel:
             raise
         self._open_loops.remove(name)
         unrolled = written is not None
+        trips = count if written is None else written
         if name not in self._covers and self._digits[name].extent is None:
             text = f"loop {name}: no pattern says how far it goes; give it over=, an axis, and by="
             raise self._error_at(where, text, name)
         body, self._body = tuple(self._body), around
-        self._body.append(term.For(name, written if unrolled else count, body, unrolled, start))
+        self._body.append(term.For(name, trips, body, unrolled, start))
 
     def _written_out(self) -> tuple[tuple[str, Number], ...]:
         """Return the loops around that have an extent."""
@@ -699,8 +700,9 @@ class Kernel:
         here, shared = Affine(), ""
         if share:
             match = _SHARE.fullmatch(share)
-            if not match or match[1] not in array.axes or match[2] not in self._digits:
-                raise self.error(f'tma: share {share!r} is not as "{lines} by rank"', "share")
+            row = lines if part.array.axes[-2] in self.op.output.axes else wide
+            if not match or match[1] != row or match[2] not in self._digits:
+                raise self.error(f'tma: share {share!r} is not as "{row} by rank"', "share")
             shared, rank = match.groups()
             if self._digits[rank].by != "the cluster":
                 by = self._digits[rank].by
@@ -774,8 +776,8 @@ class Kernel:
             return result
         digits = self._ordered({d for h in used.values() for d in h.digits})
         result = self._into(into, name, dtype, *digits)
-        if len(indices := {h.index for h in used.values()}) == 1:
-            result = replace(result, index=indices.pop())
+        if all(h.index for h in used.values()):  # of a ring, and so one of it
+            result = replace(result, index=next((h.index for h in used.values()), None))
         self._compute(expression, used, result, digits)
         return result
 
@@ -871,7 +873,7 @@ class Kernel:
             of_x = ((0, 1, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0))
             from_x = (above + row, within, at)
         else:  # rows are contiguous: a slab has a block of them
-            blocks = Affine(0, tuple((name, c // _BLOCK) for name, c in above.terms))
+            blocks = self.part_of(x.equations, row_axis, of=_BLOCK)[1]
             of_x = ((1, 0, 0), (0, 0, 0), (0, 0, 0), (0, 1, 0))
             from_x = (along, Affine(), blocks + var("block"))
         if y.array.axes[-1] == depth:
@@ -1074,14 +1076,16 @@ class Kernel:
                 found.append(digit)
         return tuple(found)
 
-    def part_of(self, equations: Mapping[str, tuple[str, ...]], axis: str) -> tuple[str, Affine]:
-        """Return the digit of a tile's part along an axis, and where the part begins."""
+    def part_of(
+        self, equations: Mapping[str, tuple[str, ...]], axis: str, *, of: int = 1
+    ) -> tuple[str, Affine]:
+        """Return the digit of a tile's part along an axis, and where it begins (in blocks)."""
         if axis not in equations:
             return axis, Affine()
         *others, last = self._expanded(equations, axis)
         if not self._counted(last) or any(map(self._counted, others)):
             raise self.error(f"{axis}: a part is counted by its last digit alone", axis)
-        origin, step = Affine(), self._extent(last)
+        origin, step = Affine(), self._extent(last) // of
         for digit in reversed(others):
             origin, step = origin + var(digit, step), step * self._extent(digit)
         return last, origin
@@ -1204,7 +1208,7 @@ class Kernel:
         if part.array.slab:
             raise self.error(f"{buffer.name}: a swizzled tile is TMA's and wgmma's", buffer.name)
         origin = [Affine() for _ in zero]
-        for digit, steps in reversed(place.steps.items()):  # slowest first, as laws read them
+        for digit, steps in reversed([*place.steps.items()]):  # slowest first: laws read them so
             if self._digits[digit].by in _MOVING:
                 index = var(digit)
                 if part.stage and digit in part.stage.loops and buffer.level == "gmem":

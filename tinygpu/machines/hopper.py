@@ -190,7 +190,7 @@ class Hopper(Machine):
             mine = "tm = row" if turns else "tm = (w row)"
             if turns:
                 turn = k.mbarriers("turn", self.consumers, arrivals=1)
-            store = Store(self, k, f"{at}, {mine}, row = (block high), tn = (chunk col)")
+            store = TileStore(self, k, f"{at}, {mine}, row = (block high), tn = (chunk col)")
             sums = k.registers("sums", "f32", "row", "tn", fragment="wgmma")
             first, after = ("w", self.consumers) if turns else ("", 1)
             for tile in k.tiles(start=first, step=after):
@@ -231,7 +231,7 @@ class Hopper(Machine):
         )
 
 
-class Store:
+class TileStore:
     """How a consumer stores a tile of c: by chunks of columns; if swapped, of rows too."""
 
     def __init__(self, machine: Hopper, k: Kernel, at: str) -> None:

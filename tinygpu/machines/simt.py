@@ -275,7 +275,7 @@ class Simt(Machine):
             vector = self.vector_a if name == "a" else self.vector_b
         return k.load(part, vector=vector, into=f"{name}_fragment")
 
-    def staged(self, k: Kernel, x: Array) -> Copy:
+    def staged(self, k: Kernel, x: Array) -> TileCopy:
         """Declare an input's tiles in shared memory, and how threads copy to them."""
         name, by_k, is_a = x.name, x.axes[-1] == "k", x.name == "a"
         extents = {"tm" if is_a else "tn": self.tile_m if is_a else self.tile_n, "tk": self.tile_k}
@@ -297,7 +297,7 @@ class Simt(Machine):
             f"m = (bm tm), n = (bn tn), k = (bz kt tk), {lines} = ({name}_down {name}_line),"
             f"{wide} = ({name}_right {name}_vector {name}_one)"
         )
-        return Copy(k, x, tile, at, vector, 1 if along != by_k else vector)
+        return TileCopy(k, x, tile, at, vector, 1 if along != by_k else vector)
 
     def swizzle(self) -> tuple[Number, Number, Number]:
         """XOR the chunk of 4 elements (16 B of fp32) with the row, ``swizzle_a`` bits of it."""
@@ -306,7 +306,7 @@ class Simt(Machine):
 
 
 @dataclass(slots=True)
-class Copy:
+class TileCopy:
     """How a CTA's threads copy an input's tiles: side by side along its lines, then across."""
 
     k: Kernel
