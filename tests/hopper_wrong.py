@@ -212,7 +212,7 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
             term("plain"),
             LOAD,
             lambda do: replace(
-                do, write=replace(do.write, origin=(var("t", 0) + 4, *do.write.origin[1:]))
+                do, write=replace(do.write, origin=(var("tile", 0) + 4, *do.write.origin[1:]))
             ),
         ),
     ),

@@ -723,7 +723,7 @@ main()
         ("typer.main", "'machines'"),
         ("numpy", "'machines'"),
         ("tinygpu.cli", "'machines'"),
-        ("tinygpu.machines.hopper_term", "'machines'"),
+        ("tinygpu.machines.hopper", "'machines'"),
         ("tinygpu.cli.demo", "'machines'"),
         ("rich.table", "'machines'"),
         ("tinygpu.space.space", "'search', 'matmul', '-m', '8'"),

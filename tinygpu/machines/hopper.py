@@ -1,7 +1,7 @@
 """The machine ``hopper``: a matmul by TMA, mbarriers and wgmma (sm_90a).
 
 A CTA has a producer, which loads tiles of the inputs into a ring of stages in shared memory, and
-one to three consumer warpgroups, which multiply from there and store; see ``hopper_term.py``.
+one to three consumer warpgroups, which multiply from there and store.
 CTAs of a cluster may share what they load, or a tile's k, so that few tiles fill the chip.
 
 Source: PTX ISA 9; NVIDIA CUTLASS 3 and P. Mohan, "Outperforming cuBLAS on H100".
@@ -14,11 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
-from tinygpu.machines.hopper_term import HopperTerm
 from tinygpu.machines.tensor_term import ROW_BYTES, tile_requirements
+from tinygpu.term.builder import Array, Held, Kernel, Number
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
-from tinygpu.term.operation import Operation
-from tinygpu.term.program import Program, select
+from tinygpu.term.operation import ACC, Operation
+from tinygpu.term.program import select
 
 __all__ = ["STARTS", "Hopper"]
 
@@ -26,7 +26,7 @@ __all__ = ["STARTS", "Hopper"]
 class Hopper(Machine):
     """Matmul by warpgroup products of 16-bit (or 8-bit) inputs, fp32 sums."""
 
-    name = "hopper"
+    name, entry = "hopper", "hopper_matmul"
     levels = (GMEM, L2, SMEM, REGISTERS)
     instructions = instructions(
         "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "wgmma", "cvt",
@@ -147,9 +147,127 @@ class Hopper(Machine):
             ),
         )
 
-    def program(self, operation: Operation, choose: Any) -> Program:
-        """Build the term of a matmul."""
-        return HopperTerm(operation, choose).program()
+    def forward(self, k: Kernel) -> None:
+        """Let a producer fill a ring of stages; let consumers multiply from it, and store."""
+        a, b = k.inputs[:2]
+        x, y = (b, a) if self.swap else (a, b)  # x has the product's rows, y its columns
+        turns, shared_k, batch = self.consume == "pingpong", self.cluster_k > 1, "l" in k.op.axes
+        rows, columns = ("n", "m") if self.swap else ("m", "n")
+        k.launch(persistent=self.persistent, raster=self.raster, ctas_per_sm=self.ctas_per_sm,
+                 early=self.early)  # fmt: skip
+        k.grid(*["bl"] * batch, "br", "bc")
+        k.cluster(rank_m=self.cluster_m, rank_n=self.cluster_n)
+        if shared_k:
+            k.cluster(rank_k=self.cluster_k)
+        k.tile(tm=self.tile_m, tn=self.tile_n, tk=self.tile_k)
+        at = "l = bl," * batch + f"{rows} = (br rank_m tm), {columns} = (bc rank_n tn),"
+        at += "k = (rank_k kt tk)" if shared_k else "k = (kt tk)"
+        smem_x = self.ring(k, x, "tm", self.tile_m)
+        smem_y = self.ring(k, y, "tn", self.tile_n)
+        full = k.mbarriers("full", self.stages, arrivals=1)
+        releases = select(turns, 1, self.consumers) * self.cluster_m * self.cluster_n
+        empty = k.mbarriers("empty", self.stages, arrivals=releases)
+        receivers = "rank_m rank_n" if shared_k else "cluster"  # of what a CTA loads
+
+        few, many = self.consumers == 3, (self.consumers > 1) & (self.ctas_per_sm == 1)
+        # a warp is enough, but registers can be given away by whole warpgroups only
+        loaders = select(self.consumers > 1, 4, 1)
+        with k.role("producer", warps=loaders, registers=select(many, select(few, 32, 40), 0)):
+            with k.elect():
+                for _ in k.tiles():
+                    for step in k.loop("kt"):
+                        k.wait(empty[step - self.stages])
+                        k.arrive(full[step], expect=smem_x.stage_bytes + smem_y.stage_bytes)
+                        k.tma(smem_x[step], x[at], signal=full[step], share="tm by rank_n")
+                        k.tma(smem_y[step], y[at], signal=full[step], share="tn by rank_m")
+            k.sync("cluster")  # nobody leaves while others still send here
+
+        with k.role("consumer", warpgroups=1, registers=select(many, select(few, 160, 232), 0),
+                    w=self.consumers):  # fmt: skip
+            own = self.tile_m if turns else self.tile_m // self.consumers
+            high = 64 if self.swap else own  # rows stored together
+            k.tile(row=own, high=high, col=self.store_n)
+            mine = "tm = row" if turns else "tm = (w row)"
+            if turns:
+                turn = k.mbarriers("turn", self.consumers, arrivals=1)
+            store = TileStore(self, k, f"{at}, {mine}, row = (block high), tn = (chunk col)")
+            sums = k.registers("sums", "f32", "row", "tn", fragment="wgmma")
+            first, after = ("w", self.consumers) if turns else ("", 1)
+            for tile in k.tiles(start=first, step=after):
+                if turns:
+                    k.wait(turn[tile - 1])
+                for step in k.loop("kt"):
+                    k.wait(full[step])
+                    k.wgmma(sums, smem_x[step][mine], smem_y[step], fresh=step.first)
+                    k.wait_group("wgmma", self.in_flight)
+                    with k.when(step >= self.in_flight), k.elect():
+                        k.arrive(empty[step - self.in_flight], to=receivers)
+                if turns:
+                    k.sync("role")  # all threads have had their turn
+                    with k.elect():
+                        k.arrive(turn[tile])
+                k.wait_group("wgmma", 0)
+                for back in k.unrolled("back", self.in_flight):
+                    with k.when(back < step.count), k.elect():
+                        k.arrive(empty[step.last - back], to=receivers)
+                if shared_k:
+                    with k.cluster_sum(sums, over="rank_k"):
+                        store.tile(sums)
+                else:
+                    store.tile(sums)
+            if self.epilogue == "tma":
+                with k.elect():
+                    k.wait_group("bulk", 0, read=True)
+            if not shared_k:  # else the sum's barrier was the last: nobody touches another CTA
+                k.sync("cluster")
+
+    def ring(self, k: Kernel, operand: Array, digit: str, extent: Number) -> Array:
+        """Return an input's tiles in shared memory, in slabs of 128 B as TMA writes them."""
+        shape = {digit: extent, "tk": self.tile_k}
+        if operand.axes[-1] != "k":
+            shape = {"tk": self.tile_k, digit: extent}
+        return k.smem(
+            f"smem_{operand.name}", operand.dtype, stages=self.stages, swizzle=128, **shape
+        )
+
+
+class TileStore:
+    """How a consumer stores a tile of c: by chunks of columns; if swapped, of rows too."""
+
+    def __init__(self, machine: Hopper, k: Kernel, at: str) -> None:
+        self.machine, self.k, self.c, self.at = machine, k, k.output, at
+        if machine.epilogue == "tma":
+            lines = ("col", "high") if machine.swap else ("high", "col")
+            self.out = k.smem("smem_c", self.c.dtype, *lines, stages=machine.store_stages,
+                              swizzle="line")  # fmt: skip
+
+    def tile(self, sums: Held) -> None:
+        """Store chunk by chunk: straight to c, or through shared memory and by TMA."""
+        k, machine, c = self.k, self.machine, self.c
+        high = 64 if machine.swap else sums.rows
+        for _ in k.unrolled("block", sums.rows // high):
+            for chunk in k.unrolled("chunk", machine.tile_n // machine.store_n):
+                part = sums["row = (block high), tn = (chunk col)"]
+                if machine.epilogue == "direct":
+                    k.store(c[self.at], self.finished(part))
+                    continue
+                with k.elect():  # until the chunk's place is free
+                    k.wait_group("bulk", machine.store_stages - 1, read=True)
+                k.sync("role")
+                k.store(self.out[chunk], self.finished(part))
+                k.fence("proxy.async")
+                k.sync("role")
+                with k.elect():
+                    k.tma_store(c[self.at], self.out[chunk])
+                    k.commit("bulk")
+
+    def finished(self, sums: Held) -> Held:
+        """Make elements of c of sums, by the operation's epilogue."""
+        k = self.k
+        if k.op.epilogue == ACC:
+            return k.cast(sums, self.c.dtype)
+        held = {x.name: k.load(x[self.at], like=sums) for x in k.inputs[2:]}
+        return k.compute(k.op.epilogue, {**held, "acc": sums}, self.c.dtype)
 
 
 _PLAIN: Mapping[str, Value] = {

@@ -16,7 +16,6 @@ Source: PTX ISA 9, "Tensors" and "Shared Memory Matrix Layout".
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from tinygpu.isa.instruction import INSTRUCTIONS
@@ -56,8 +55,6 @@ class TensorTerm:
 
     full: Barrier
     empty: Barrier
-    trims = False
-    """Whether lines of a tile outside of the array are not loaded, instead of loaded as zeros."""
     first_row: Affine
     first_column: Affine
 
@@ -138,7 +135,7 @@ class TensorTerm:
             source = (self.k, first + here)
             target = (Affine(), Affine(), var(rank, part // self.inner))
         steps = ((0, 1), (1, 0), (0, self.inner))
-        outside = replace(self.outside(operand, steps, source), trimmed=self.trims and by_k)
+        outside = self.outside(operand, steps, source)
         inside = Access(smem, ((0, 1, 0), (1, 0, 0), (0, 0, 1)), origin=target, index=self.n)
         copy = INSTRUCTIONS["cp.async.bulk.tensor"]
         return Do(copy, inside, (outside,), values, signal=(self.full, self.n), multicast=rank)

@@ -63,6 +63,7 @@ from tinygpu.term.access_map import Operand
 from tinygpu.term.arithmetic import compute
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import REDUCERS, Operation
+from tinygpu.term.parts import add_parts
 from tinygpu.term.program import Access, Affine, Buffer, Program, Statement, registers, select, var
 from tinygpu.term.synchronization import FenceKind, Group, Scope
 
@@ -122,18 +123,23 @@ class Condition:
 class LoopIndex:
     """A loop's variable, or a number that is counted from it; ``loops`` have to be open.
 
-    The loop runs ``count`` times: a parameter's name, or a number.  ``tiles`` are the variables of
-    the tiles around it, all of them and the copy's own.
+    The loop runs ``count`` times: a parameter's name, or a number; loops that are written out
+    ``around`` it, a tile of a ring has them count on.  ``tiles`` are the variables of the tiles
+    around it, all of them and the copy's own.
     """
 
     affine: Affine
     loops: tuple[str, ...]
     count: Number = 1
     tiles: tuple[str, str] | None = None
+    around: tuple[tuple[str, Number], ...] = ()
 
     def use(self, *, own: bool) -> Affine:
         """Which use of a ring it is; with ``own`` of one that each copy of a role has."""
-        return var(self.tiles[own], self.count) + self.affine if self.tiles else self.affine
+        index, count = self.affine, self.count
+        for name, extent in reversed(self.around):
+            index, count = var(name, count) + index, count * extent
+        return var(self.tiles[own], count) + index if self.tiles else index
 
     @property
     def first(self) -> LoopIndex:
@@ -176,6 +182,11 @@ class Held:
     origin: tuple[Affine, ...] = ()
     index: Affine | None = None
     """Which value of a ring it is."""
+
+    @property
+    def rows(self) -> Number:
+        """The rows of a tile."""
+        return self.buffer.shape[0]
 
     @property
     def name(self) -> str:
@@ -334,6 +345,7 @@ class Kernel:
         self._zeroed = False
         self._open_loops: list[str] = []
         self._on_chip: list[Buffer] = []
+        self._first_own = 0  # of those, the first that copies of a role have each
         self._barriers: list[term.Barrier] = []
         self._roles: list[tuple[bool, term.Role]] = []  # those of warpgroups come first
         self._body: list[Statement] = []
@@ -458,21 +470,27 @@ class Kernel:
         start: Number = 0,
     ) -> Iterator[LoopIndex]:  # fmt: skip
         around, self._body = self._body, []
+        outer = self._written_out() if self._tiles else ()
         self._open_loops.append(name)
         try:
-            yield LoopIndex(var(name), (name,), count, self._tiles)
+            yield LoopIndex(var(name), (name,), count, self._tiles, outer)
         except GeneratorExit:
             text = f"loop {name}: its body left by break or return; it is traced once, use k.when"
             self._broken = self._broken or self._error_at(where, text, "")
             raise
         self._open_loops.remove(name)
         unrolled = written is not None
+        trips = count if written is None else written
         if name not in self._covers and self._digits[name].extent is None:
             text = f"loop {name}: no pattern says how far it goes; give it over=, an axis, and by="
             raise self._error_at(where, text, name)
         body, self._body = tuple(self._body), around
-        trips = count if written is None else written
         self._body.append(term.For(name, trips, body, unrolled, start))
+
+    def _written_out(self) -> tuple[tuple[str, Number], ...]:
+        """Return the loops around that have an extent."""
+        each = ((name, self._digits[name].extent) for name in self._open_loops)
+        return tuple((name, extent) for name, extent in each if extent is not None)
 
     def tiles(self, *, start: str = "", step: Number = 1) -> Iterator[LoopIndex]:
         """Trace what is done for each tile of a CTA: one, or with ``persistent`` several.
@@ -497,16 +515,19 @@ class Kernel:
     # memory
 
     def smem(
-        self, name: str, dtype: str, *, pad: Number = 0, stages: Number | None = None,
+        self, name: str, dtype: str, *digits: str, pad: Number = 0, stages: Number | None = None,
         swizzle: int | str | tuple[Number, Number, Number] = 0, **extents: Number,
     ) -> Array:  # fmt: skip
         """Declare a tile in shared memory, its last dimension contiguous; ``stages`` make a ring.
 
-        ``pad`` elements follow each line.  ``swizzle`` = 128: slabs of 128 B, as TMA and wgmma
-        take them; "line": one slab, whose lines have 16 to 128 B; or (bits, base, shift) of
-        ``tinygpu.term.layout.Swizzle``.  What is declared in a role each of its copies has for
-        itself.
+        Its dimensions are new digits, as tm=64, or known ones, by name.  ``pad`` elements follow
+        each line.  ``swizzle`` = 128: slabs of 128 B, as TMA and wgmma take them; "line": one slab,
+        whose lines have 16 to 128 B; or (bits, base, shift) of ``tinygpu.term.layout.Swizzle``.
+        What is declared in a role each of its copies has for itself.
         """
+        for digit in digits:
+            self._known(digit)
+            extents[digit] = self._extent(digit)
         if not extents:
             raise self.error(f"tile {name}: no dimensions; give them as tm=64, tk=32", name)
         for digit, extent in extents.items():
@@ -543,6 +564,7 @@ class Kernel:
             pattern, copies=self._copies,
         )  # fmt: skip
         self._on_chip.append(buffer)
+        self._first_own += not self._role
         return Array(self, buffer, tuple(extents), slab, stages is not None, bool(self._role))
 
     def mbarriers(self, name: str, stages: Number, *, arrivals: Number) -> BarrierRing:
@@ -579,13 +601,16 @@ class Kernel:
 
     def load(
         self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None,
-        into: str = "",
+        into: str = "", like: Held | None = None,
     ) -> Held:  # fmt: skip
         """Load into registers; what lies outside of the array is ``outside``.
 
-        Loads ``into`` registers of one name use the same ones, if they hold the same digits.
+        Loads ``into`` registers of one name use the same ones, if they hold the same digits.  What
+        is loaded ``like`` a tile's part threads share as they do that: once for each element of it.
         """
         part = _piece(part)
+        if like:
+            return self._load_tile(part, like)
         self._each_thread("a load")
         place = self._place(part)
         modes = self._modes(place)
@@ -596,6 +621,18 @@ class Kernel:
         there = self._access(part, place, modes, outside)
         wide = self._vector(part, place, vector)
         self._do(name, held, there, modes, place, vector=wide)
+        return held
+
+    def _load_tile(self, part: Piece, like: Held) -> Held:
+        """Load for each element of a warpgroup's tile: neighbouring columns go in pairs."""
+        self._warpgroup("the load of a tile")
+        held = self._like(like, f"{part.array.name}_held", part.array.dtype)
+        place, modes = self._place(part), like.digits[::-1]
+        there, own = self._access(part, place, modes), self._own(held, modes)
+        there = replace(there, guard=(True,) * len(part.array.axes))
+        vector = 2 if place.last == modes[0] else 1
+        load, values = INSTRUCTIONS["ld.global"], self._extents(modes)
+        self._body.append(term.Do(load, own, (there,), values, vector=vector))
         return held
 
     def cp_async(self, to: Piece, part: Piece, *, vector: Number | None = None) -> None:
@@ -649,31 +686,47 @@ class Kernel:
         """Copy a tile from global memory by TMA; its bytes land at the barrier ``signal``.
 
         With ``share`` = "tm by rank_n" each of the CTAs that rank_n counts loads a part of tm, and
-        sends it to all of them.
+        sends it to all of them.  Of a tile's lines those beyond the array's end are left out, if no
+        sum goes over them.
         """
         tile = _piece(tile)
         array, place = tile.array, self._place(part)
         self._elects("tma", array, part, array.slab)
-        row, column = array.axes
-        high, rank = self._extent(row), ""
-        here = Affine()
+        lines, wide = array.axes
+        slab, extents, rank = (
+            array.slab,
+            dict(zip(array.axes, self._extents(array.axes), strict=True)),
+            "",
+        )
+        here, shared = Affine(), ""
         if share:
             match = _SHARE.fullmatch(share)
+            row = lines if part.array.axes[-2] in self.op.output.axes else wide
             if not match or match[1] != row or match[2] not in self._digits:
                 raise self.error(f'tma: share {share!r} is not as "{row} by rank"', "share")
-            rank = match[2]
+            shared, rank = match.groups()
             if self._digits[rank].by != "the cluster":
                 by = self._digits[rank].by
                 raise self.error(f"tma: {by} counts {rank}, not the cluster", rank)
-            high = high // self._extent(rank)
-            here = var(rank, high)
+            extents[shared] = extents[shared] // self._extent(rank)
+            here = var(rank, extents[shared])
+        trimmed = part.array.axes[-2] in self.op.output.axes
+        before = (0,) * (len(part.array.axes) - 2)  # a batch's
         access = self._access(part, place, ())
-        moved = [o + here if i == 0 else o for i, o in enumerate(access.origin)]
-        steps = ((0, 1), (1, 0), (0, array.slab))
-        there = replace(access, value=steps, origin=tuple(moved), guard=(True, True), trimmed=True)
+        moved = [*access.origin[:-2], *(
+            o + here if digit == shared else o
+            for o, digit in zip(access.origin[-2:], array.axes, strict=True)
+        )]  # fmt: skip
+        steps = tuple((*before, *each) for each in ((0, 1), (1, 0), (0, slab)))
+        there = replace(
+            access, value=steps, origin=tuple(moved), guard=(True,) * len(moved), trimmed=trimmed
+        )
+        to = (here, Affine(), Affine())
+        if shared == wide:
+            to = (Affine(), Affine(), var(rank, extents[wide] // slab))
         within, index = ((0, 1, 0), (1, 0, 0), (0, 0, 1)), self._whole(tile)
-        inside = Access(array.buffer, within, origin=(here, Affine(), Affine()), index=index)
-        values = (array.slab, high, self._extent(column) // array.slab)
+        inside = Access(array.buffer, within, origin=to, index=index)
+        values = (slab, extents[lines], extents[wide] // slab)
         copy = INSTRUCTIONS["cp.async.bulk.tensor"]
         landing = (signal.barrier, signal.index)
         self._body.append(term.Do(copy, inside, (there,), values, signal=landing, multicast=rank))
@@ -693,9 +746,10 @@ class Kernel:
         array, place = tile.array, self._place(part)
         self._elects("tma_store", array, part, not array.slab and len(array.axes) == 2)
         row, column = array.axes
-        plain = ((0, 1), (1, 0))
-        there = replace(self._access(part, place, ()), value=plain, guard=(True, True))
-        read = Access(array.buffer, plain, index=self._whole(tile))
+        before = (0,) * (len(part.array.axes) - 2)
+        steps, guard = ((*before, 0, 1), (*before, 1, 0)), (True,) * len(part.array.axes)
+        there = replace(self._access(part, place, ()), value=steps, guard=guard)
+        read = Access(array.buffer, ((0, 1), (1, 0)), index=self._whole(tile))
         self._zeroed = self._zeroed or by.atomic
         self._body.append(term.Do(by, there, (read,), self._extents((column, row))))
 
@@ -704,11 +758,11 @@ class Kernel:
         if not self._elected:
             text = f"{what}: every thread would issue it; write `with k.elect():`"
             raise self.error(text, what)
-        if not swizzled or len(part.array.axes) != 2:
+        if not swizzled or len(part.array.axes) < 2:
             raise self.error(
                 f"{what}: {array.name} is no tile with the swizzle it needs", array.name
             )
-        for axis, digit in zip(part.array.axes, array.axes, strict=True):
+        for axis, digit in zip(part.array.axes[-2:], array.axes, strict=True):
             *others, last = self._expanded(part.equations, axis)
             if last != digit or any(self._counted(d) for d in others):
                 text = f"{what}: {part.array.name}'s axis {axis} has to end in {digit}, as the tile"
@@ -725,8 +779,15 @@ class Kernel:
         It is computed in f32, and then rounded to ``dtype``.
         """
         used = self._used(expression, reads)
+        tile = next((h for h in used.values() if h.buffer.fragment), None)
+        if tile:
+            result = self._like(tile, name, dtype)
+            self._compute(expression, used, result, tile.digits)
+            return result
         digits = self._ordered({d for h in used.values() for d in h.digits})
         result = self._into(into, name, dtype, *digits)
+        if all(h.index for h in used.values()):  # of a ring, and so one of it
+            result = replace(result, index=next((h.index for h in used.values()), None))
         self._compute(expression, used, result, digits)
         return result
 
@@ -741,6 +802,11 @@ class Kernel:
         write, values = self._own(result, modes), self._extents(modes)
         self._body.append(term.Do(instruction, write, sources, values))
         return result
+
+    def _like(self, tile: Held, name: str, dtype: str) -> Held:
+        """Declare registers that a warpgroup's threads share as they do a tile's, or a part's."""
+        made = self.registers(name, dtype, *tile.digits, fragment=tile.buffer.fragment)
+        return replace(made, index=self._part())
 
     def reduce(
         self, operator: str, into: Held, of: Held | Expression,
@@ -792,12 +858,11 @@ class Kernel:
         if held.buffer.dtype == dtype:
             return held
         fragment = held.buffer.fragment
-        if into:
-            rounded = self._into(into, "", dtype, *held.digits)
+        if fragment:
+            rounded = self._like(held, into or "rounded", dtype)
         else:
-            name = f"{held.name}_rounded"
-            rounded = self.registers(name, dtype, *held.digits, fragment=fragment)
-        rounded = replace(rounded, index=held.index)
+            rounded = self._into(into, f"{held.name}_rounded", dtype, *held.digits)
+            rounded = replace(rounded, index=held.index)
         modes = held.digits[::-1]
         read, write = self._own(held, modes), self._own(rounded, modes)
         self._body.append(term.Do(INSTRUCTIONS["cvt"], write, (read,), self._extents(modes)))
@@ -807,7 +872,8 @@ class Kernel:
         """Add the product of two tiles, tm tn += tm tk * tn tk; where ``fresh`` is 0, set it."""
         self._warpgroup("wgmma")
         x, y = _piece(x), _piece(y)
-        (row_axis, depth), (column_axis, other) = x.array.axes, y.array.axes
+        row_axis, depth = self._by_k(x, y)
+        column_axis, other = self._by_k(y, x)
         rows, above = self.part_of(x.equations, row_axis)
         columns, before = self.part_of(y.equations, column_axis)
         if depth != other or sums.digits != (rows, columns) or sums.buffer.fragment != "wgmma":
@@ -818,24 +884,32 @@ class Kernel:
             raise self.error("wgmma: both tiles need swizzle=128", "wgmma")
         self.in_scope(fresh)
         step = _SLICE_BYTES * slab // 128
-        wide = self._extent(columns)
         within, at = var("slice", step), var("slab")
-        row = var("block", _BLOCK)
+        row, along = var("block", _BLOCK), var("slab", slab) + within
+        wide = self._extent(columns) if y.array.axes[-1] == depth else slab  # columns of one slab
         total = Access(
             sums.buffer, ((0, 0), (0, 1), (0, wide), (1, 0)), origin=(row, Affine()),
             index=self._turn(),
         )  # fmt: skip
-        left = Access(
-            x.array.buffer, ((0, 1, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0)),
-            origin=(above + row, within, at), index=self._stage(x),
-        )  # fmt: skip
-        right = Access(
-            y.array.buffer, ((0, 1, 0), (1, 0, 0), (wide, 0, 0), (0, 0, 0)),
-            origin=(before, within, at), index=self._stage(y),
-        )  # fmt: skip
+        if x.array.axes[-1] == depth:
+            of_x = ((0, 1, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0))
+            from_x = (above + row, within, at)
+        else:  # rows are contiguous: a slab has a block of them
+            blocks = self.part_of(x.equations, row_axis, of=_BLOCK)[1]
+            of_x = ((1, 0, 0), (0, 0, 0), (0, 0, 0), (0, 1, 0))
+            from_x = (along, Affine(), blocks + var("block"))
+        if y.array.axes[-1] == depth:
+            of_y = ((0, 1, 0), (1, 0, 0), (wide, 0, 0), (0, 0, 0))
+            from_y = (before, within, at)
+        else:
+            of_y = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0))
+            from_y = (along, Affine(), before)
+        left = Access(x.array.buffer, of_x, origin=from_x, index=self._stage(x))
+        right = Access(y.array.buffer, of_y, origin=from_y, index=self._stage(y))
         anew = fresh.affine + at + var("slice")
         body: Statement = term.Do(
-            INSTRUCTIONS["wgmma"], total, (left, right, total), (step, wide, 1, _BLOCK),
+            INSTRUCTIONS["wgmma"], total, (left, right, total),
+            (step, wide, self._extent(columns) // wide, _BLOCK),
             variant="fma", fresh=anew,
         )  # fmt: skip
         trips = (
@@ -846,6 +920,27 @@ class Kernel:
         for name, count in trips:
             body = term.For(name, count, (body,), unrolled=True)
         self._body += [term.Fence("wgmma"), body, term.Commit("wgmma")]
+
+    def _by_k(self, one: Piece, other: Piece) -> tuple[str, str]:
+        """Return the digit of a factor's rows or columns, and the one that both factors have."""
+        own, both = one.array.axes
+        return (both, own) if own in other.array.axes else (own, both)
+
+    @contextmanager
+    def cluster_sum(self, sums: Held, *, over: str) -> Iterator[None]:
+        """Add up a tile's sums over CTAs of a cluster; the first of them does the body.
+
+        The others' go through its shared memory, in fragments: see ``tinygpu.term.parts``.
+        """
+        self._warpgroup("cluster_sum")
+        around, self._body = self._body, []
+        yield
+        added, buffers = add_parts(
+            sums.buffer, tuple(self._body), over=over, ctas=self._extent(over),
+            copies=self._copies, turn=self._turn(),
+        )  # fmt: skip
+        self._on_chip.insert(self._first_own, buffers[0])
+        self._body = [*around, *added]
 
     # order
 
@@ -1003,14 +1098,16 @@ class Kernel:
                 found.append(digit)
         return tuple(found)
 
-    def part_of(self, equations: Mapping[str, tuple[str, ...]], axis: str) -> tuple[str, Affine]:
-        """Return the digit of a tile's part along an axis, and where the part begins."""
+    def part_of(
+        self, equations: Mapping[str, tuple[str, ...]], axis: str, *, of: int = 1
+    ) -> tuple[str, Affine]:
+        """Return the digit of a tile's part along an axis, and where it begins (in blocks)."""
         if axis not in equations:
             return axis, Affine()
         *others, last = self._expanded(equations, axis)
         if not self._counted(last) or any(map(self._counted, others)):
             raise self.error(f"{axis}: a part is counted by its last digit alone", axis)
-        origin, step = Affine(), self._extent(last)
+        origin, step = Affine(), self._extent(last) // of
         for digit in reversed(others):
             origin, step = origin + var(digit, step), step * self._extent(digit)
         return last, origin
@@ -1133,9 +1230,7 @@ class Kernel:
         if part.array.slab:
             raise self.error(f"{buffer.name}: a swizzled tile is TMA's and wgmma's", buffer.name)
         origin = [Affine() for _ in zero]
-        for digit, steps in reversed(
-            tuple(place.steps.items())
-        ):  # slowest first, as laws read them
+        for digit, steps in reversed([*place.steps.items()]):  # slowest first: laws read them so
             if self._digits[digit].by in _MOVING:
                 index = var(digit)
                 if part.stage and digit in part.stage.loops and buffer.level == "gmem":
@@ -1147,7 +1242,7 @@ class Kernel:
                         origin[dimension] = origin[dimension] + index * step
         counting = self._counting(place)
         threads = self._in_turn(counting, [place.steps.get(d, zero) for d in counting])
-        values = tuple(place.steps[d] for d in modes)
+        values = tuple(place.steps.get(d, zero) for d in modes)
         guard = tuple(_not(e) for e in place.exact) if buffer.level == "gmem" else ()
         stage = Affine() if buffer.level == "gmem" else self._stage(part)
         return Access(buffer, values, threads, tuple(origin), stage, guard, outside)
@@ -1176,26 +1271,39 @@ class Kernel:
             raise self.error(f"{text} {sums.name}, and no other values", part.array.name)
         rounded = self.cast(sums, part.array.dtype)
         there = self._access(part, place, modes)
+        there = replace(there, guard=(True,) * len(part.array.axes))
         vector = 2 if place.last == columns else 1
         store, held = INSTRUCTIONS["st.global"], self._own(rounded, modes)
         self._body.append(term.Do(store, there, (held,), self._extents(modes), vector=vector))
 
     def _stage_tile(self, part: Piece, held: Held) -> None:
-        """Store a warpgroup's tile into shared memory; 16-bit elements go as matrices."""
-        array = part.array
-        if array.axes != held.digits or array.slab:
+        """Store a warpgroup's tile into shared memory, as it is or turned.
+
+        Elements of 16 bits go as matrices.
+        """
+        array, turned = part.array, part.array.axes == held.digits[::-1]
+        if not (turned or array.axes == held.digits) or array.slab:
             text = f"{array.name} has {' '.join(array.axes)}, {held.name} {' '.join(held.digits)}"
             raise self.error(f"{text}; they have to be the same, in a tile of one slab", array.name)
         held = self.cast(held, array.dtype)
         name = "stmatrix" if DTYPES[array.dtype].bytes == 2 else "st.shared"
         modes = held.digits[::-1]
-        there = Access(array.buffer, ((0, 1), (1, 0)), index=self._whole(part))
-        read = self._own(held, modes)
-        self._body.append(term.Do(INSTRUCTIONS[name], there, (read,), self._extents(modes)))
+        steps = ((1, 0), (0, 1)) if turned else ((0, 1), (1, 0))
+        there = Access(array.buffer, steps, index=self._whole(part))
+        read, how = self._own(held, modes), "trans" if turned else ""
+        store, values = INSTRUCTIONS[name], self._extents(modes)
+        self._body.append(term.Do(store, there, (read,), values, variant=how))
 
     def _turn(self) -> Affine:
         """Return the index of what a copy has once a tile: its turn."""
         return var(self._tiles[True]) if self._tiles else Affine()
+
+    def _part(self) -> Affine:
+        """Return the index of what a copy has once a part of a tile."""
+        if not self._tiles:
+            return Affine()
+        last = LoopIndex(Affine(), (), 1, self._tiles, self._written_out())
+        return last.use(own=True)
 
     def _stage(self, part: Piece) -> Affine:
         """Return which use of a ring of tiles is meant."""
@@ -1345,7 +1453,9 @@ class Kernel:
     def _compute(
         self, expression: Expression, reads: Mapping[str, Held], write: Held, digits: Iterable[str]
     ) -> None:
-        self._each_thread("arithmetic")
+        fragment = write.buffer.fragment
+        if not fragment:
+            self._each_thread("arithmetic")
         modes = tuple(digits)[::-1]
         sources: dict[str, Operand] = {
             name: term.Scalar(name, size=name in self.op.axes)
@@ -1355,7 +1465,9 @@ class Kernel:
         to, values = self._own(write, modes), self._extents(modes)
         dtype = "f64" if write.buffer.dtype == "f64" else "f32"
         name = self._free("t") + "_"
-        self._body += compute(expression, sources, to, values=values, dtype=dtype, name=name)
+        self._body += compute(
+            expression, sources, to, values=values, dtype=dtype, name=name, fragment=fragment
+        )
 
     def _free(self, name: str) -> str:
         """Return the name, or one made of it that nothing has yet."""

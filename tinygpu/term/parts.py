@@ -1,8 +1,9 @@
-"""Shared k: CTAs of a cluster that add up one tile, each over a part of k.
+"""Sums that CTAs of a cluster share: they add up one tile, each over a part of k.
 
-The CTAs along ``rank_k`` multiply the same tile, CTA r over the r-th part of k.  Then those of
-r > 0 write their sums into shared memory of the CTA of r = 0, all come to a barrier of the cluster,
-and that CTA adds the parts to its own sums, in the order of r, and stores the tile.
+The CTAs along an axis of the cluster, as ``rank_k``, multiply the same tile, CTA r over the r-th
+part of k.  Then those of r > 0 write their sums into shared memory of the CTA of r = 0, all come to
+a barrier of the cluster, and that CTA adds the parts to its own sums, in the order of r, and stores
+the tile.
 
 **A part** is the sums of a consumer, laid out as its threads hold them, so that no two lanes of a
 warp meet a bank twice: 16 B of a thread, then those of the next, then the next 8 columns.  Its
@@ -13,9 +14,7 @@ dimensions are the digits of rows and columns in a fragment of wgmma:
     warp     4 warps of 16 rows                       group   8 columns
     block    64 rows
 
->>> from tinygpu.term.machine import Chosen
->>> from tinygpu.machines.hopper import STARTS
->>> parts = parts_buffer(64, 16, Chosen(STARTS["shared k"]))
+>>> parts = parts_buffer(64, 16, over="rank_k", ctas=2, copies=1)
 >>> parts.shape, parts.stride, parts.home
 ((2, 2, 4, 8, 4, 2, 1), (1, 2, 4, 16, 128, 512, 1024), 'rank_k')
 
@@ -51,38 +50,37 @@ _MODES = ((_PAIR, (0, 1)), (_QUAD, (0, 2)), (_COLUMNS, (0, _GROUP)), (_ROW, (1, 
 """Columns and then rows, least first: the dimension of each digit, and its step in the tile."""
 
 
-def parts_buffer(rows: Any, columns: Any, d: Any) -> Buffer:
+def parts_buffer(rows: Any, columns: Any, *, over: str, ctas: Any, copies: Any) -> Buffer:
     """Return where a consumer's parts of ``rows`` x ``columns`` lie: a stage for each r above 0."""
     groups, blocks = columns // _GROUP, rows // _BLOCK
     shape = (2, 2, 4, 8, 4, groups, blocks)
     stride = (1, 2, 4, 16, 128, 512, 512 * groups)
     return Buffer(
-        "parts", "smem", "f32", shape, stride, d.cluster_k - 1, rows * columns,
-        copies=d.consumers, home="rank_k",
+        "parts", "smem", "f32", shape, stride, ctas - 1, rows * columns, copies=copies, home=over,
     )  # fmt: skip
 
 
 def add_parts(
-    sums: Buffer, store: tuple[Statement, ...], d: Any
+    sums: Buffer, store: tuple[Statement, ...], *, over: str, ctas: Any, copies: Any, turn: Affine
 ) -> tuple[tuple[Statement, ...], tuple[Buffer, ...]]:
     """Return the statements between a tile's products and its end, and their buffers.
 
     ``store`` is what is done with the whole sums, by the CTA that has them.
     """
     rows, columns = sums.shape
-    parts = parts_buffer(rows, columns, d)
-    others = d.cluster_k - 1
-    held = Access(sums, tuple(steps for _, steps in _MODES), index=var("i"))
-    mine = _access(parts, var("i", others) + var("rank_k") + -1)
+    parts = parts_buffer(rows, columns, over=over, ctas=ctas, copies=copies)
+    others = ctas - 1
+    held = Access(sums, tuple(steps for _, steps in _MODES), index=turn)
+    mine = _access(parts, turn * others + var(over) + -1)
     send = Do(INSTRUCTIONS["st.shared"], mine, (held,), _values(parts.shape), vector=2)
     part = registers("part", "f32", _BLOCK, _GROUP, fragment="wgmma")
     group, block = var("group"), var("block")
     one = _values((*parts.shape[:_COLUMNS], 1, 1))
-    fetched = Access(part, tuple(steps for _, steps in _MODES), index=var("i"))
-    there = _access(parts, var("i", others) + var("r"), (group, block))
+    fetched = Access(part, tuple(steps for _, steps in _MODES), index=turn)
+    there = _access(parts, turn * others + var("r"), (group, block))
     plain = ((0, 1), (1, 0))
-    added = Access(part, plain, index=var("i"))
-    total = Access(sums, plain, origin=(var("block", _BLOCK), var("group", _GROUP)), index=var("i"))
+    added = Access(part, plain, index=turn)
+    total = Access(sums, plain, origin=(var("block", _BLOCK), var("group", _GROUP)), index=turn)
     body: tuple[Statement, ...] = (
         Do(INSTRUCTIONS["ld.shared"], fetched, (there,), one, vector=2),
         Do(INSTRUCTIONS["fma"], total, (total, added), (_GROUP, _BLOCK), variant="add"),
@@ -92,9 +90,9 @@ def add_parts(
         body = (For(name, trips, body, unrolled=True),)
     adding = For("r", others, body, unrolled=True)
     statements = (
-        When(var("rank_k", -1), 0, (send,)),
+        When(var(over, -1), 0, (send,)),
         Sync(scope="cluster"),
-        When(var("rank_k"), 1, (adding, *store)),
+        When(var(over), 1, (adding, *store)),
     )
     return statements, (parts, part)
 
