@@ -57,6 +57,7 @@ from tinygpu.operation import matmul
 from tinygpu.program import Program
 from tinygpu.search import fitted_pipeline
 from tinygpu.search.pipeline import Stages, predict_stages
+from tinygpu.search.trust import tau
 
 __all__ = [
     "SUSTAINED",
@@ -66,7 +67,6 @@ __all__ = [
     "numbers",
     "predicted",
     "table",
-    "tau",
     "terms",
     "total_loss",
 ]
@@ -208,12 +208,6 @@ def numbers(values: Numbers) -> Iterator[Device]:
         yield load_device("h200").with_values(**mine)
     finally:
         used.update(before)
-
-
-def tau(measured: Times, model: Times) -> float:
-    """Return Kendall's tau: pairs in order, less those in disorder, over all, ties among them."""
-    i, j = np.triu_indices(len(measured), 1)
-    return float((np.sign(measured[i] - measured[j]) * np.sign(model[i] - model[j])).mean())
 
 
 def figures(measured: Times, model: Times) -> dict[str, float]:

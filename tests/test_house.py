@@ -41,12 +41,12 @@ EDGES = {
 }
 """Which rooms each room may import."""
 
-LINES = {"tinygpu": 27_850, "search": 6_980, "codegen": 17_070}
+LINES = {"tinygpu": 28_335, "search": 7_195, "codegen": 17_070}
 """The most lines of each top folder, today; together they are to become 36,000.
 
-They grew twice since: the strategies, the command ``store`` and four causes of the time model;
-clusters, copies of roles and tiles that stay in the builder, which the four machines are to be
-written in.
+They grew since: the strategies, the command ``store`` and four causes of the time model; clusters,
+copies of roles and tiles that stay in the builder, which the four machines are to be written in;
+the report of the model (485 of ``tinygpu``, 215 of ``search``).
 """
 
 
