@@ -471,11 +471,12 @@ def _replay() -> str:
             *("more" if row[n] is None else f"{row[n]:.0f}" for n in ("evaluations", "worst")),
             f"{row['area']:.3f}",
             *(f"{ratio:.3f}" for ratio in row["best_at"].values()),
+            f"{1e3 * row['seconds']:.0f} ms",
         )
         for row in tree["rows"]
     ]
     columns = ("strategy", "start", "#to 99 %", "#worst shape", "#area", *(
-        f"#after {n}" for n in ("1", "4", "16", "64")))  # fmt: skip
+        f"#after {n}" for n in ("1", "4", "16", "64")), "#a walk")  # fmt: skip
     return _markdown(columns, rows)
 
 

@@ -41,12 +41,13 @@ EDGES = {
 }
 """Which rooms each room may import."""
 
-LINES = {"tinygpu": 28_335, "search": 7_195, "codegen": 17_070}
+LINES = {"tinygpu": 28_365, "search": 7_195, "codegen": 17_245}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: the strategies, the command ``store`` and four causes of the time model; clusters,
 copies of roles and tiles that stay in the builder, which the four machines are to be written in;
-the report of the model (485 of ``tinygpu``, 215 of ``search``).
+the report of the model (485 of ``tinygpu``, 215 of ``search``); measuring on several GPUs (220 of
+``codegen``, 30 of ``tinygpu``).
 """
 
 

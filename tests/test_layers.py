@@ -24,6 +24,7 @@ LAYERS = {
 HOMES = {
     "z3": {"tinygpu.solve"},
     "cupy": {"tinygpu.codegen.runtime.function"},
+    "distributed": {"tinygpu.codegen.fleet"},
 }
 LAZY = ("z3", "matplotlib", "cupy")
 

@@ -18,9 +18,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from tinygpu.search.neighbourhood import Candidate
     from tinygpu.space import Space
 
-__all__ = ["Effort", "Tuned", "measured", "tune", "why_no_gpu"]
+__all__ = ["Effort", "Tuned", "client_of", "measured", "tune", "why_no_gpu"]
 
 CUBLASLT = "tinygpu.codegen.cublaslt"
 _PEERS, _BEST_PEERS = 8, 2
@@ -105,22 +107,42 @@ def tune(
     options: Options | None = None,
     tell: Told | None = None,
     crew: Crew | None = None,
+    client: Any = None,
 ) -> Tuned:
     """Search by measuring, from ``first``, the schedules of spaces of one problem.
 
     ``first`` are the model's best, no two alike in more than details, the best first.
 
+    ``client`` is of a fleet of GPUs that measures (``codegen/fleet.py``), else this GPU does.
     ``peers`` are modules of peers, of each of which the first ``most_peers`` are measured.  Raises
     LaunchError if no worker can use a GPU, or if no schedule runs.
     """
+    from tinygpu.codegen.fleet import FleetCampaign
     from tinygpu.codegen.measure import COARSE, Campaign
 
-    problem = spaces[0].problem
-    with Campaign(problem, store=store, options=options or COARSE, crew=crew) as campaign:
+    problem, options = spaces[0].problem, options or COARSE
+    with (
+        FleetCampaign(problem, client, store=store, options=options)
+        if client is not None
+        else Campaign(problem, store=store, options=options, crew=crew)
+    ) as campaign:
         search = _Tuning(campaign, spaces, first, effort, tell)
         named = [name for module in peers for name in campaign.peers(module)[:most_peers]]
         search.peers = campaign.measure({}, named)
         return search.run(peers)
+
+
+@contextmanager
+def client_of(scheduler: str) -> Iterator[Any]:
+    """Give a client of a scheduler, or of all GPUs here if there are several; else None."""
+    from tinygpu.codegen.fleet import fleet, gpus_here
+
+    gpus = [] if scheduler else gpus_here()
+    if scheduler or (len(gpus) > 1 and find_spec("distributed")):
+        with fleet(scheduler, gpus) as client:
+            yield client
+    else:
+        yield None
 
 
 class _Tuning:
