@@ -40,13 +40,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.fit_hopper import Bank, predicted, terms
-from benchmarks.landscapes import LANDSCAPES, SHAPES
+from benchmarks.landscapes import LANDSCAPES, SHAPES, space_of
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.provenance import provenance
 from tinygpu.device import load_device
 from tinygpu.schedule import Schedule
 from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.strategies import STRATEGIES, Domain, walk
+from tinygpu.search.strategies.smt import pipeline
 
 __all__ = [
     "Landscape",
@@ -86,6 +87,12 @@ class Landscape:
                 found[one] += [other for other in group if other is not one]
         return found
 
+    @cached_property
+    def pipelined(self) -> list[Schedule]:
+        """The schedule of the loop that z3 chose, in this box."""
+        found = pipeline(space_of(self.shape))
+        return [found[1]] if found else []
+
     def domain(self, blind: bool, seed: int) -> Domain:
         """Return what a strategy may know of it."""
         every = list(self.seconds)
@@ -103,18 +110,23 @@ class Landscape:
             first = sample(np.random.default_rng([seed, 1]), 8)
         else:
             first = [candidate(one) for one in sorted(every, key=self.predicted.__getitem__)]
-        return Domain(first, near, sample)
+        return Domain(first, near, sample, pipelined=lambda: self.pipelined)
+
+
+def modelled(box: Mapping[str, Any], shapes: Sequence[tuple[int, int, int]]) -> Ratios:
+    """Return the predicted seconds of a box's schedules, of shape (shapes, schedules)."""
+    rows = tuple(map(tuple, box["schedules"]))
+    bank = Bank(tuple(box["decisions"]), tuple(shapes), rows, np.zeros((1, 1)), ())
+    device, some = load_device("h200"), terms(bank, np.ones(len(rows), bool))
+    return np.asarray(np.exp(predicted(some, tuple(shapes), len(rows), device)))
 
 
 def load(folder: Path = LANDSCAPES) -> list[Landscape]:
     """Return the landscapes that were measured, with what the model predicts of them."""
     box = json.loads((folder / "schedules.json").read_text(encoding="utf-8"))
-    rows = tuple(map(tuple, box["schedules"]))
+    rows = box["schedules"]
     schedules = [Schedule("hopper", tuple(zip(box["decisions"], r, strict=True))) for r in rows]
-    bank = Bank(tuple(box["decisions"]), SHAPES, rows, np.zeros((1, 1)), ())
-    model = np.exp(
-        predicted(terms(bank, np.ones(len(rows), bool)), SHAPES, len(rows), load_device("h200"))
-    )
+    model = modelled(box, SHAPES)
     found = []
     for shape, times in zip(SHAPES, model, strict=True):
         file = folder / f"{'x'.join(map(str, shape))}.json"
@@ -197,7 +209,7 @@ def replayed(
     ``spent`` gets the seconds of this process for one walk of each.
     """
     for land in lands:
-        _ = land.neighbours  # which are of the landscape, and no strategy's cost
+        _ = land.neighbours, land.pipelined  # which are of the landscape, and no strategy's cost
     found: dict[tuple[str, bool], list[Ratios]] = {}
     for blind in (False, True):
         for name in (one for one in STRATEGIES if one != ("model" if blind else "random")):

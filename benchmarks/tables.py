@@ -480,6 +480,24 @@ def _replay() -> str:
     return _markdown(columns, rows)
 
 
+def _policy() -> str:
+    """Return how a learned policy walks on landscapes, beside random."""
+    tree = json.loads((FOLDER.parent / "policy.json").read_text(encoding="utf-8"))
+    kinds = ("policy", "changes", "random")
+    rows = [
+        ("x".join(map(str, r["shape"])), r["group"].replace("_", " "),
+         *(f"{r[name]:.3f}" for name in kinds), f"{r['wins']} of {tree['seeds']}")
+        for r in sorted(tree["rows"], key=lambda r: r["group"])
+    ]  # fmt: skip
+    for group in ("fitting", "held_out"):
+        mine = [r for r in tree["rows"] if r["group"] == group]
+        means = (statistics.geometric_mean(r[name] for r in mine) for name in kinds)
+        wins = f"{sum(r['wins'] for r in mine)} of {tree['seeds'] * len(mine)}"
+        rows.append(("all", group.replace("_", " "), *(f"{mean:.3f}" for mean in means), wins))
+    columns = ("m x n x k", "group", *(f"#{name}" for name in kinds), "#policy is faster")
+    return _markdown(columns, rows)
+
+
 def _judged() -> str:
     """Return what the judge says of random schedules, and how long it takes."""
     tree = json.loads((FOLDER.parent / "judged.json").read_text(encoding="utf-8"))
@@ -512,6 +530,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "judged": _judged,
     "llama block": _block,
     "oracle": _oracle,
+    "policy": _policy,
     "replay": _replay,
     "simt": lambda: _simt(ladder=False),
     "simt ladder": lambda: _simt(ladder=True),

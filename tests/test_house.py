@@ -41,13 +41,14 @@ EDGES = {
 }
 """Which rooms each room may import."""
 
-LINES = {"tinygpu": 28_365, "search": 7_195, "codegen": 17_245}
+LINES = {"tinygpu": 28_540, "search": 7_460, "codegen": 17_240}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: the strategies, the command ``store`` and four causes of the time model; clusters,
 copies of roles and tiles that stay in the builder, which the four machines are to be written in;
 the report of the model (485 of ``tinygpu``, 215 of ``search``); measuring on several GPUs (220 of
-``codegen``, 30 of ``tinygpu``).
+``codegen``, 30 of ``tinygpu``); the strategy ``smt`` (160 and 155), the environment of
+Gymnasium (125 of ``search``).
 """
 
 

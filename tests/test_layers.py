@@ -25,6 +25,8 @@ HOMES = {
     "z3": {"tinygpu.solve"},
     "cupy": {"tinygpu.codegen.runtime.function"},
     "distributed": {"tinygpu.codegen.fleet"},
+    "gymnasium": {"tinygpu.search.environment"},
+    "nvMatmulHeuristics": {"tinygpu.cli.heuristics"},
 }
 LAZY = ("z3", "matplotlib", "cupy")
 

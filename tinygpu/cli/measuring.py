@@ -172,7 +172,7 @@ class _Tuning:
         from tinygpu.search.strategies import STRATEGIES, Domain, walk
 
         self.end = time.monotonic() + self.effort.seconds
-        domain = Domain(self.first, self.changes, self.drawn, self.apart)
+        domain = Domain(self.first, self.changes, self.drawn, self.apart, self.pipelined)
         steps = STRATEGIES[self.effort.strategy](domain, np.random.default_rng(self.effort.seed))
         seconds = walk(steps, self.evaluate, go_on=self.go_on)
         right = sorted((s for s in seconds if math.isfinite(seconds[s])), key=seconds.__getitem__)
@@ -196,16 +196,30 @@ class _Tuning:
             self.predicted.setdefault(one.schedule, one.predicted_seconds)
         return found
 
+    def pipelined(self) -> list[Schedule]:
+        """Return the schedules whose loop a solver chose."""
+        from tinygpu.search.strategies.smt import pipeline
+
+        found = [one[1] for space in self.spaces.values() if (one := pipeline(space))]
+        self.predict(found)
+        return found
+
+    def predict(self, schedules: Sequence[Schedule]) -> None:
+        """Note what the model says of schedules that no ranking had."""
+        from tinygpu.search.cost import cost
+
+        for one, program in self.programs(schedules).items():
+            space = self.spaces[one.machine]
+            seconds = cost(program, space.problem.sizes, space.device).seconds
+            self.predicted.setdefault(one, float(seconds))
+
     def drawn(self, rng: np.random.Generator, count: int) -> list[Candidate]:
         """Draw legal schedules, of a machine drawn for all of them."""
-        from tinygpu.search.cost import cost
         from tinygpu.search.neighbourhood import Candidate
 
         space = list(self.spaces.values())[int(rng.integers(len(self.spaces)))]
         found = [s for s in space.sample(rng, count) if not space.not_asked or space.contains(s)]
-        for schedule, program in self.programs(found).items():
-            seconds = cost(program, space.problem.sizes, space.device).seconds
-            self.predicted.setdefault(schedule, float(seconds))
+        self.predict(found)
         return [Candidate(schedule, self.predicted[schedule]) for schedule in found]
 
     def go_on(self) -> bool:

@@ -82,7 +82,9 @@ def search(
     ] = None,
     strategy: Annotated[
         str,
-        typer.Option(help="What is measured next: learned, model, random, descent or evolution."),
+        typer.Option(
+            help="What is measured next: learned, model, random, descent, evolution, smt."
+        ),
     ] = "learned",
     scheduler: Annotated[
         str, typer.Option(help="Measure on the workers of this dask scheduler, tcp://HOST:PORT.")
