@@ -54,6 +54,7 @@ from tinygpu.errors import StoreError
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.fitted import FITTED
+from tinygpu.search.trust import tau
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
 from tinygpu.term.program import Program
@@ -66,7 +67,6 @@ __all__ = [
     "numbers",
     "predicted",
     "table",
-    "tau",
     "terms",
     "total_loss",
 ]
@@ -210,12 +210,6 @@ def numbers(values: Numbers) -> Iterator[Device]:
         yield load_device("h200").with_values(**mine)
     finally:
         used.update(before)
-
-
-def tau(measured: Times, model: Times) -> float:
-    """Return Kendall's tau: pairs in order, less those in disorder, over all, ties among them."""
-    i, j = np.triu_indices(len(measured), 1)
-    return float((np.sign(measured[i] - measured[j]) * np.sign(model[i] - model[j])).mean())
 
 
 def figures(measured: Times, model: Times) -> dict[str, float]:

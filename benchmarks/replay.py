@@ -11,9 +11,15 @@ repeated with ``SEEDS`` seeds.  A row of ``replay.json`` is a strategy, with the
     area           the mean over the first ``AREA`` evaluations of the best possible time over the
                    best so far
     best_at        this ratio after 1, 4, 16 and 64 evaluations, as geometric means
+    seconds        of this process for a walk of ``BUDGET`` evaluations, the mean: what choosing
+                   costs, beside compiling and measuring
 
 Two neighbours differ in one decision.  ``model`` has no blind start, and ``random`` no other.
-``--plot`` draws the ratio against the evaluations.
+``--plot`` draws the ratio against the evaluations.  ``--export DIR`` writes the landscapes for
+Kernel Tuner: cache files, on which its strategies run (``tune_cache``), and results in the format
+T4 of the auto-tuning community.  Their times are in milliseconds.
+
+Source: Kernel Tuner 1.5, ``util.process_cache``, ``schema/T4/1.0.0``.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,18 +40,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.fit_hopper import Bank, predicted, terms
-from benchmarks.landscapes import LANDSCAPES, SHAPES
+from benchmarks.landscapes import LANDSCAPES, SHAPES, space_of
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
 from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.strategies import STRATEGIES, Domain, walk
+from tinygpu.search.strategies.smt import pipeline
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["Landscape", "curve", "load", "main", "plot", "row_of"]
+__all__ = [
+    "Landscape",
+    "curve",
+    "kernel_tuner_cache",
+    "load",
+    "main",
+    "plot",
+    "row_of",
+    "t4_results",
+]
 
 SEEDS, BUDGET, AREA, NEAR = 20, 200, 50, 1.01
 MARKS = (1, 4, 16, 64)
+_SPENT = ("compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time")
 Ratios = NDArray[np.float64]
 
 
@@ -69,6 +87,12 @@ class Landscape:
                 found[one] += [other for other in group if other is not one]
         return found
 
+    @cached_property
+    def pipelined(self) -> list[Schedule]:
+        """The schedule of the loop that z3 chose, in this box."""
+        found = pipeline(space_of(self.shape))
+        return [found[1]] if found else []
+
     def domain(self, blind: bool, seed: int) -> Domain:
         """Return what a strategy may know of it."""
         every = list(self.seconds)
@@ -86,18 +110,23 @@ class Landscape:
             first = sample(np.random.default_rng([seed, 1]), 8)
         else:
             first = [candidate(one) for one in sorted(every, key=self.predicted.__getitem__)]
-        return Domain(first, near, sample)
+        return Domain(first, near, sample, pipelined=lambda: self.pipelined)
+
+
+def modelled(box: Mapping[str, Any], shapes: Sequence[tuple[int, int, int]]) -> Ratios:
+    """Return the predicted seconds of a box's schedules, of shape (shapes, schedules)."""
+    rows = tuple(map(tuple, box["schedules"]))
+    bank = Bank(tuple(box["decisions"]), tuple(shapes), rows, np.zeros((1, 1)), ())
+    device, some = load_device("h200"), terms(bank, np.ones(len(rows), bool))
+    return np.asarray(np.exp(predicted(some, tuple(shapes), len(rows), device)))
 
 
 def load(folder: Path = LANDSCAPES) -> list[Landscape]:
     """Return the landscapes that were measured, with what the model predicts of them."""
     box = json.loads((folder / "schedules.json").read_text(encoding="utf-8"))
-    rows = tuple(map(tuple, box["schedules"]))
+    rows = box["schedules"]
     schedules = [Schedule("hopper", tuple(zip(box["decisions"], r, strict=True))) for r in rows]
-    bank = Bank(tuple(box["decisions"]), SHAPES, rows, np.zeros((1, 1)), ())
-    model = np.exp(
-        predicted(terms(bank, np.ones(len(rows), bool)), SHAPES, len(rows), load_device("h200"))
-    )
+    model = modelled(box, SHAPES)
     found = []
     for shape, times in zip(SHAPES, model, strict=True):
         file = folder / f"{'x'.join(map(str, shape))}.json"
@@ -129,7 +158,9 @@ def curve(land: Landscape, name: str, *, blind: bool, seed: int, budget: int = B
     return np.asarray(min(land.seconds.values()) / best)
 
 
-def row_of(name: str, blind: bool, curves: Sequence[Ratios]) -> dict[str, Any]:
+def row_of(
+    name: str, blind: bool, curves: Sequence[Ratios], seconds: float | None = None
+) -> dict[str, Any]:
     """Return the row of a strategy, of its curves: one array of (seeds, budget) a landscape."""
     reached = [np.where((c >= 1 / NEAR).any(1), (c >= 1 / NEAR).argmax(1) + 1, math.inf)
                for c in curves]  # fmt: skip
@@ -146,6 +177,7 @@ def row_of(name: str, blind: bool, curves: Sequence[Ratios]) -> dict[str, Any]:
         "worst": known(max(medians)),
         "area": round(float(every[:, :AREA].mean()), 4),
         "best_at": {n: round(float(np.exp(np.log(every[:, n - 1]).mean())), 4) for n in MARKS},
+        "seconds": seconds,
     }
 
 
@@ -153,14 +185,14 @@ def plot(curves: Mapping[tuple[str, bool], Sequence[Ratios]], path: Path) -> Non
     """Draw the mean ratio of each strategy against the evaluations."""
     from matplotlib import pyplot
 
-    figure, both = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
+    figure, both = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for (name, blind), found in curves.items():
         mean, color = np.concatenate(found).mean(axis=0), f"C{list(STRATEGIES).index(name)}"
         both[int(blind)].plot(np.arange(1, len(mean) + 1), mean, label=name, color=color)
     for axes, title in zip(both, ("from the model's ranking", "blind"), strict=True):
         axes.set(title=title, xlabel="schedules evaluated", xscale="log")
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(loc="lower right")
     both[0].set_ylabel("best possible time / best so far")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
@@ -170,17 +202,60 @@ def replayed(
     lands: Sequence[Landscape],
     seeds: int = SEEDS,
     told: Callable[[str], object] = lambda line: None,
+    spent: dict[tuple[str, bool], float] | None = None,
 ) -> dict[tuple[str, bool], list[Ratios]]:
-    """Return the curves of every strategy, with the model and blind."""
+    """Return the curves of every strategy, with the model and blind.
+
+    ``spent`` gets the seconds of this process for one walk of each.
+    """
+    for land in lands:
+        _ = land.neighbours, land.pipelined  # which are of the landscape, and no strategy's cost
     found: dict[tuple[str, bool], list[Ratios]] = {}
     for blind in (False, True):
         for name in (one for one in STRATEGIES if one != ("model" if blind else "random")):
+            start = time.process_time()
             found[name, blind] = [
                 np.stack([curve(land, name, blind=blind, seed=seed) for seed in range(seeds)])
                 for land in lands
             ]
+            if spent is not None:
+                walks = seeds * len(lands)
+                spent[name, blind] = float(f"{(time.process_time() - start) / walks:.2g}")
             told(f"{name}, {'blind' if blind else 'from the model'}\n")
     return found
+
+
+def kernel_tuner_cache(land: Landscape) -> dict[str, Any]:
+    """Return a landscape as Kernel Tuner's cache file."""
+    names = [name for name, _ in next(iter(land.seconds)).decisions]
+    values = {
+        name: sorted({s[name] for s in land.seconds}, key=lambda v: (str(type(v)), v))
+        for name in names
+    }
+    return {
+        "device_name": "NVIDIA H200", "kernel_name": "tinygpu_matmul", "problem_size": land.shape,
+        "tune_params_keys": names, "tune_params": values, "objective": ["time"],
+        "cache": {
+            ",".join(str(value) for _, value in one.decisions): {
+                **dict(one.decisions), "time": 1e3 * seconds, "times": [1e3 * seconds],
+                **dict.fromkeys(_SPENT, 0.0),
+            }
+            for one, seconds in land.seconds.items()
+        },
+    }  # fmt: skip
+
+
+def t4_results(land: Landscape) -> dict[str, Any]:
+    """Return a landscape as results in the format T4."""
+    results = [
+        {
+            "configuration": dict(one.decisions), "objectives": ["time"],
+            "times": {"runtimes": [1e3 * seconds]}, "invalidity": "correct", "correctness": 1,
+            "measurements": [{"name": "time", "value": 1e3 * seconds, "unit": "ms"}],
+        }
+        for one, seconds in land.seconds.items()
+    ]  # fmt: skip
+    return {"schema_version": "1.0.0", "results": results, "metadata": {"timeunit": "milliseconds"}}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -188,9 +263,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay")
     parser.add_argument("--out", type=Path, default=FOLDER.parent, help="folder of the table")
     parser.add_argument("--plot", type=Path, help="a file for the picture")
+    parser.add_argument("--export", type=Path, help="a folder for Kernel Tuner's files alone")
     given = parser.parse_args(arguments)
-    curves = replayed(load(), told=lambda line: (sys.stderr.write(line), sys.stderr.flush()))
-    rows = [row_of(name, blind, found) for (name, blind), found in curves.items()]
+    lands, spent = load(), dict[tuple[str, bool], float]()
+    if given.export:
+        given.export.mkdir(parents=True, exist_ok=True)
+        for land in lands:
+            name = "x".join(map(str, land.shape))
+            write_tree(given.export / f"{name}.cache.json", kernel_tuner_cache(land))
+            write_tree(given.export / f"{name}.t4.json", t4_results(land))
+        return
+    curves = replayed(lands, told=sys.stderr.write, spent=spent)
+    rows = [row_of(*key, found, spent[key]) for key, found in curves.items()]
     record = provenance("python -m benchmarks.replay")
     write_tree(given.out / "replay.json", {"provenance": record, "rows": rows})
     if given.plot:

@@ -471,11 +471,30 @@ def _replay() -> str:
             *("more" if row[n] is None else f"{row[n]:.0f}" for n in ("evaluations", "worst")),
             f"{row['area']:.3f}",
             *(f"{ratio:.3f}" for ratio in row["best_at"].values()),
+            f"{1e3 * row['seconds']:.0f} ms",
         )
         for row in tree["rows"]
     ]
     columns = ("strategy", "start", "#to 99 %", "#worst shape", "#area", *(
-        f"#after {n}" for n in ("1", "4", "16", "64")))  # fmt: skip
+        f"#after {n}" for n in ("1", "4", "16", "64")), "#a walk")  # fmt: skip
+    return _markdown(columns, rows)
+
+
+def _policy() -> str:
+    """Return how a learned policy walks on landscapes, beside random."""
+    tree = json.loads((FOLDER.parent / "policy.json").read_text(encoding="utf-8"))
+    kinds = ("policy", "changes", "random")
+    rows = [
+        ("x".join(map(str, r["shape"])), r["group"].replace("_", " "),
+         *(f"{r[name]:.3f}" for name in kinds), f"{r['wins']} of {tree['seeds']}")
+        for r in sorted(tree["rows"], key=lambda r: r["group"])
+    ]  # fmt: skip
+    for group in ("fitting", "held_out"):
+        mine = [r for r in tree["rows"] if r["group"] == group]
+        means = (statistics.geometric_mean(r[name] for r in mine) for name in kinds)
+        wins = f"{sum(r['wins'] for r in mine)} of {tree['seeds'] * len(mine)}"
+        rows.append(("all", group.replace("_", " "), *(f"{mean:.3f}" for mean in means), wins))
+    columns = ("m x n x k", "group", *(f"#{name}" for name in kinds), "#policy is faster")
     return _markdown(columns, rows)
 
 
@@ -511,6 +530,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "judged": _judged,
     "llama block": _block,
     "oracle": _oracle,
+    "policy": _policy,
     "replay": _replay,
     "simt": lambda: _simt(ladder=False),
     "simt ladder": lambda: _simt(ladder=True),

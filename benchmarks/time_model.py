@@ -1,5 +1,7 @@
 """How far the time model can be trusted: ``python -m benchmarks.time_model [--out DIR]``.
 
+With ``--report DIR`` it writes only what ``tinygpu report --model`` does, of the held-out cases.
+
 Every schedule of ``h200/oracle`` (``oracle.py``) is predicted, which needs no GPU, and held against
 its time: the mean of the two visits.  A row of ``time_model.json`` is a machine and a shape; its
 ``group`` says whether the model's numbers were chosen on it (``fitting``) or not (``held_out``):
@@ -36,19 +38,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.fit_hopper import tau
 from benchmarks.oracle import CASES, HELD_OUT, ORACLE, decisions_of, path_of, problem_of
 from benchmarks.peers import FOLDER, write_tree
+from tinygpu.cli.trusting import cases_in, model_report
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.cost import cost
+from tinygpu.search.trust import COUNTS, at_random, tau
 from tinygpu.term.machine import Chosen
 
 __all__ = ["calibrated", "load", "main", "predicted", "row_of", "summary", "whole_row"]
 
-COUNTS = (1, 2, 4, 8, 16)
 LEAST, NEAR, FEW_ROWS = 8, 1.5, 64
 ENOUGH, COVERED, LEVELS = 50, 0.9, np.arange(88.0, 99.5, 0.5).tolist()
 """Schedules that make a regime; the share that an interval is to cover; the levels tried."""
@@ -75,14 +77,6 @@ def breakdowns(tree: Mapping[str, Any]) -> list[Breakdown]:
         program = machine.program(problem.operation, Chosen(decisions))
         found.append(cost(program, problem.sizes, device))
     return found
-
-
-def at_random(measured: Times, count: int) -> float:
-    """Return the expected least of ``count`` of these times (all, if there are fewer)."""
-    times, count = np.sort(measured), min(count, len(measured))
-    total = math.comb(len(times), count)
-    ways = [math.comb(len(times) - 1 - i, count - 1) for i in range(len(times))]
-    return float(sum(t * (way / total) for t, way in zip(times, ways, strict=True)))
 
 
 def row_of(
@@ -227,10 +221,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.time_model")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
     parser.add_argument("--intervals", action="store_true", help="print the intervals anew")
+    parser.add_argument("--report", type=Path, help="a folder for the report")
     given = parser.parse_args(arguments)
     if given.intervals:
         for regime, (low, high) in calibrated(errors_of(load())).items():
             sys.stdout.write(f'    "{regime}": ({low:.3g}, {high:.3g}),\n')
+        return
+    if given.report:
+        held = [one for case in HELD_OUT for one in cases_in(path_of(case), "", MACHINES)]
+        model_report(held, given.report)
         return
     rows, runs = [], []
     for tree in load():

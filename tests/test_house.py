@@ -36,9 +36,9 @@ EDGES = {
     "machines": {"isa", "term"},
     "time": {"devices", "isa", "term", "space"},
     "exact": {"term", "legality", "space", "time"},
-    "search": {"term", "space", "exact"},
+    "search": {"devices", "isa", "term", "space", "time", "exact"},
     "explain": {"devices", "isa", "term", "legality", "space", "time", "exact"},
-    "strategies": {"term", "search"},
+    "strategies": {"isa", "term", "space", "search"},
     "kernel": {"isa", "term", "runtime"},
     "rules": {"devices", "isa", "term", "kernel"},
     "codegen": {"term", "kernel", "rules"},
@@ -77,7 +77,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 27372, "search": 7296, "codegen": 17015}
+LINES = {"tinygpu": 28064, "search": 7775, "codegen": 17230}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: the strategies, the command ``store`` and four causes of the time model; clusters,

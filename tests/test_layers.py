@@ -24,6 +24,9 @@ LAYERS = {
 HOMES = {
     "z3": {"tinygpu.space.solve"},
     "cupy": {"tinygpu.codegen.runtime.function"},
+    "distributed": {"tinygpu.codegen.run.fleet"},
+    "gymnasium": {"tinygpu.search.environment"},
+    "nvMatmulHeuristics": {"tinygpu.cli.heuristics"},
 }
 LAZY = ("z3", "matplotlib", "cupy")
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,15 +106,98 @@ def test_describe_separates_schedules() -> None:
     assert describe(problem, naive)[1] != describe(Problem.of(matmul(), m=65, n=64, k=64), naive)[1]
 
 
-def test_several_writers(tmp_path: Path) -> None:
-    """Processes that make and write one store at the same time lose nothing."""
+def test_eight_writers_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Processes that make and write one store at once: keys of their own, and all the same ones."""
     path = tmp_path / "store.db"
-    running = [writer(path, name, 25) for name in "abc"]
+    running = [writer(path, name, 25) for name in (*"abcdef", "same", "same")]
     for process in running:
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
         assert process.returncode == 0
     with Store(path) as store:
-        assert len(store) == 75
+        kept = [(m.schedule, int(m.sizes)) for m in store]
+    every = {(name, i) for name in (*"abcdef", "same") for i in range(25)}
+    assert sorted(kept) == sorted(every)
+
+
+def test_killed_at_any_step_it_holds_all_that_was_told(tmp_path: Path) -> None:
+    """Eight writers of one store; seven are killed after a random while, at whatever they do.
+
+    What a writer said that it had put is there, with at most one more; the store opens, is whole
+    by SQLite's own check, and the eighth writer noticed nothing.
+    """
+    path, pause = tmp_path / "store.db", np.random.default_rng(0)
+    running = {name: writer(path, name, 10**6) for name in "abcdefg"}
+    last = writer(path, "last", 60)
+    said: dict[str, list[str]] = {}
+    for name, process in running.items():
+        time.sleep(float(pause.uniform(0, 0.5)))
+        os.kill(process.pid, signal.SIGKILL)
+        said[name] = process.communicate(timeout=60)[0].split()
+    assert last.communicate(timeout=120)[0].split() == [str(i) for i in range(60)]
+    said["last"] = [str(i) for i in range(60)]
+    with Store(path) as store:
+        assert store._db.execute("pragma integrity_check").fetchone() == ("ok",)
+        kept: dict[str, set[int]] = {name: set() for name in said}
+        for one_ in store:
+            kept[one_.schedule].add(int(one_.sizes))
+            assert one_.seconds == int(one_.sizes) + 1
+    for name, lines in said.items():
+        whole = {int(line) for line in lines}  # the last line of a killed one may be cut
+        assert kept[name] == set(range(len(kept[name])))
+        assert len(kept[name]) in range(len(whole), len(whole) + 2)
+
+
+STOPPED = """
+import os, signal, sqlite3, sys
+from tinygpu.space.measurement import Measurement
+from tinygpu.search.store import Store
+
+class Stopped(sqlite3.Connection):
+    left = int(sys.argv[2])
+
+    def execute(self, sql, *values):
+        for moment in "before", "after":
+            if Stopped.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            Stopped.left -= 1
+            if moment == "before":
+                found = super().execute(sql, *values)
+        return found
+
+connect = sqlite3.connect
+sqlite3.connect = lambda *a, **b: connect(*a, **b, factory=Stopped)
+with Store(sys.argv[1]) as store:
+    for i in range(3):
+        store.put(Measurement(operation="o", sizes=str(i), schedule="x", device="d", driver="r",
+                              emitter=1, seconds=float(i + 1)))
+        print(i, flush=True)
+"""
+
+
+def test_killed_before_and_after_each_statement(tmp_path: Path) -> None:
+    """From the first statement on a file that is not there to the last put."""
+    steps, finished = 0, False
+    while not finished:
+        path = tmp_path / f"{steps}.db"
+        run = subprocess.run(
+            [sys.executable, "-c", STOPPED, path, str(steps)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        finished = run.returncode == 0
+        assert run.returncode in (0, -signal.SIGKILL), run.stderr
+        said = [int(line) for line in run.stdout.split()]
+        with Store(path) as store:
+            kept = [int(m.sizes) for m in store]
+            assert kept == list(range(len(kept)))
+            assert len(said) <= len(kept) <= len(said) + 1
+            store.put(one("after"))
+            assert len(store) == len(kept) + 1
+        steps += 1
+    assert said == [0, 1, 2]
+    assert steps > 20
 
 
 def test_many_make_one_store_at_once(tmp_path: Path) -> None:
@@ -225,13 +309,16 @@ def test_errors_name_the_way_out(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(StoreError, match="of another kind"):
         Store(foreign)
-    newer = tmp_path / "newer.db"
-    Store(newer).close()
-    with sqlite3.connect(newer) as other:
-        other.execute("pragma user_version = 99")
-    other.close()
-    with pytest.raises(StoreError, match="format 99"):
-        Store(newer)
+    for number in (0, 99):  # an older and a newer one: refused, and left as they are
+        path = tmp_path / f"{number}.db"
+        Store(path).close()
+        with sqlite3.connect(path) as other:
+            other.execute(f"pragma user_version = {number}")
+        other.close()
+        before = path.read_bytes()
+        with pytest.raises(StoreError, match=rf"format {number}; .*with the tinygpu that wrote it"):
+            Store(path)
+        assert path.read_bytes() == before
     closed = Store(tmp_path / "closed.db")
     closed.close()
     with pytest.raises(StoreError, match="open it again"):

@@ -18,6 +18,7 @@ from benchmarks.peers import FOLDER
 from tinygpu.machines import MACHINES
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.fitted import INTERVALS
+from tinygpu.search.trust import COUNTS, at_random
 
 TABLE = FOLDER / "time_model.json"
 Times = st.lists(st.integers(1, 999), min_size=8, max_size=11, unique=True)
@@ -33,7 +34,7 @@ def tree(first: list[float], second: list[float], best: int = 2) -> dict[str, An
 def test_random_choice_is_the_mean_of_all_choices(times: list[int], count: int) -> None:
     """What is expected of a draw without putting back is the mean over all draws."""
     least = [min(some) for some in itertools.combinations(times, count)]
-    found = time_model.at_random(np.array(times, float), count)
+    found = at_random(np.array(times, float), count)
     assert found == pytest.approx(sum(least) / len(least))
 
 
@@ -43,14 +44,14 @@ def test_a_row_knows_right_from_wrong(times: list[int], random: Any) -> None:
     """A model that is right has no regret, one that is upside down the most, any in between."""
     first = [t * 1e-6 for t in times]
     right = time_model.row_of(tree(first, first, best=0), np.array(first))
-    assert [right[f"regret_at_{n}"] for n in time_model.COUNTS] == [0] * 5
+    assert [right[f"regret_at_{n}"] for n in COUNTS] == [0] * 5
     assert (right["kendall_tau"], right["aa_noise"], right["median_abs_error"]) == (1, 0, 0)
     worst = time_model.row_of(tree(first, first, best=0), -np.array(first) + 1)
     assert worst["kendall_tau"] == -1
     assert worst["regret_at_1"] == pytest.approx(max(times) / min(times) - 1, rel=1e-3)
     shuffled = random.sample(first, len(first))
     row = time_model.row_of(tree(first, shuffled), np.array(first))
-    regrets = [row[f"regret_at_{n}"] for n in time_model.COUNTS]
+    regrets = [row[f"regret_at_{n}"] for n in COUNTS]
     assert regrets == sorted(regrets, reverse=True)
     assert regrets[-1] == 0
     assert row["aa_noise"] == pytest.approx(

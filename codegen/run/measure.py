@@ -156,7 +156,7 @@ class Campaign(ExitStack):
             raise LaunchError(f"worker: {hello['failed']}")
         self.arch = str(hello["arch"])
         operation, sizes, _ = describe(self.problem, Schedule("", ()))
-        self._nothing = Measurement(
+        self.nothing = Measurement(
             operation=operation,
             sizes=sizes,
             schedule="",
@@ -242,7 +242,7 @@ class Campaign(ExitStack):
 
     def _built(self, programs: Mapping[str, Program]) -> Iterator[Built | TinyGpuError]:
         """Yield what the crew has built before, or builds now."""
-        known, operation = self.crew.built, self._nothing.operation
+        known, operation = self.crew.built, self.nothing.operation
         wanted = [p for name, p in programs.items() if (operation, name) not in known]
         fresh = self.crew.builders.each([(p, self.arch, self.problem.sizes) for p in wanted])
         for name, program in programs.items():
@@ -321,7 +321,7 @@ class Campaign(ExitStack):
             self._progress(len(self._found), self._total)
 
     def _measurement(self, name: str, **found: Any) -> Measurement:
-        return replace(self._nothing, schedule=name, **found)
+        return replace(self.nothing, schedule=name, **found)
 
 
 def _of(names: Sequence[str], candidates: Mapping[str, str]) -> dict[str, str]:

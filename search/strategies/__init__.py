@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from tinygpu.search.strategies.descent import descent
 from tinygpu.search.strategies.evolution import evolution
 from tinygpu.search.strategies.learned import learned
+from tinygpu.search.strategies.smt import smt
 from tinygpu.search.strategies.uniform import model, uniform
 from tinygpu.search.strategies.walk import Domain, Strategy, walk
 
@@ -24,5 +25,6 @@ STRATEGIES: Mapping[str, Strategy] = {
     "random": uniform,
     "descent": descent,
     "evolution": evolution,
+    "smt": smt,
 }
 """By name; the first is the one that a search takes unless it is told another."""

@@ -35,13 +35,14 @@ class Domain:
 
     ``first`` are the model's, no two alike in more than details, the best first.  ``sample(rng,
     n)`` draws up to n of the legal space.  ``apart`` is what tells schedules apart by more than
-    details.
+    details.  ``pipelined`` are those whose loop a solver chose (``smt.py``).
     """
 
     first: Sequence[Candidate]
     near: Callable[[Schedule], Sequence[Candidate]]
     sample: Callable[[np.random.Generator, int], Sequence[Candidate]]
     apart: Callable[[Schedule], object] = lambda schedule: schedule
+    pipelined: Callable[[], Sequence[Schedule]] = lambda: ()
 
 
 Steps = Generator[Sequence[Schedule], Mapping[Schedule, float], None]

@@ -19,9 +19,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from tinygpu.space.space import Space
     from tinygpu.term.program import Program
 
-__all__ = ["Effort", "Tuned", "measured", "tune", "why_no_gpu"]
+__all__ = ["Effort", "Tuned", "client_of", "measured", "tune", "why_no_gpu"]
 
 CUBLASLT = "tinygpu.codegen.run.cublaslt"
 _PEERS, _BEST_PEERS = 8, 2
@@ -106,22 +108,42 @@ def tune(
     options: Options | None = None,
     tell: Told | None = None,
     crew: Crew | None = None,
+    client: Any = None,
 ) -> Tuned:
     """Search by measuring, from ``first``, the schedules of spaces of one problem.
 
     ``first`` are the model's best, no two alike in more than details, the best first.
 
+    ``client`` is of a fleet of GPUs that measures (``codegen/run/fleet.py``), else this GPU does.
     ``peers`` are modules of peers, of each of which the first ``most_peers`` are measured.  Raises
     LaunchError if no worker can use a GPU, or if no schedule runs.
     """
+    from tinygpu.codegen.run.fleet import FleetCampaign
     from tinygpu.codegen.run.measure import COARSE, Campaign
 
-    problem = spaces[0].problem
-    with Campaign(problem, store=store, options=options or COARSE, crew=crew) as campaign:
+    problem, options = spaces[0].problem, options or COARSE
+    with (
+        FleetCampaign(problem, client, store=store, options=options)
+        if client is not None
+        else Campaign(problem, store=store, options=options, crew=crew)
+    ) as campaign:
         search = _Tuning(campaign, spaces, first, effort, tell)
         named = [name for module in peers for name in campaign.peers(module)[:most_peers]]
         search.peers = campaign.measure({}, named)
         return search.run(peers)
+
+
+@contextmanager
+def client_of(scheduler: str) -> Iterator[Any]:
+    """Give a client of a scheduler, or of all GPUs here if there are several; else None."""
+    from tinygpu.codegen.run.fleet import fleet, gpus_here
+
+    gpus = [] if scheduler else gpus_here()
+    if scheduler or (len(gpus) > 1 and find_spec("distributed")):
+        with fleet(scheduler, gpus) as client:
+            yield client
+    else:
+        yield None
 
 
 class _Tuning:
@@ -151,7 +173,7 @@ class _Tuning:
         from tinygpu.search.strategies import STRATEGIES, Domain, walk
 
         self.end = time.monotonic() + self.effort.seconds
-        domain = Domain(self.first, self.changes, self.drawn, self.apart)
+        domain = Domain(self.first, self.changes, self.drawn, self.apart, self.pipelined)
         steps = STRATEGIES[self.effort.strategy](domain, np.random.default_rng(self.effort.seed))
         seconds = walk(steps, self.evaluate, go_on=self.go_on)
         right = sorted((s for s in seconds if math.isfinite(seconds[s])), key=seconds.__getitem__)
@@ -175,16 +197,30 @@ class _Tuning:
             self.predicted.setdefault(one.schedule, one.predicted_seconds)
         return found
 
+    def pipelined(self) -> list[Schedule]:
+        """Return the schedules whose loop a solver chose."""
+        from tinygpu.search.strategies.smt import pipeline
+
+        found = [one[1] for space in self.spaces.values() if (one := pipeline(space))]
+        self.predict(found)
+        return found
+
+    def predict(self, schedules: Sequence[Schedule]) -> None:
+        """Note what the model says of schedules that no ranking had."""
+        from tinygpu.search.time.cost import cost
+
+        for one, program in self.programs(schedules).items():
+            space = self.spaces[one.machine]
+            seconds = cost(program, space.problem.sizes, space.device).seconds
+            self.predicted.setdefault(one, float(seconds))
+
     def drawn(self, rng: np.random.Generator, count: int) -> list[Candidate]:
         """Draw legal schedules, of a machine drawn for all of them."""
         from tinygpu.search.neighbourhood import Candidate
-        from tinygpu.search.time.cost import cost
 
         space = list(self.spaces.values())[int(rng.integers(len(self.spaces)))]
         found = [s for s in space.sample(rng, count) if not space.not_asked or space.contains(s)]
-        for schedule, program in self.programs(found).items():
-            seconds = cost(program, space.problem.sizes, space.device).seconds
-            self.predicted.setdefault(schedule, float(seconds))
+        self.predict(found)
         return [Candidate(schedule, self.predicted[schedule]) for schedule in found]
 
     def go_on(self) -> bool:

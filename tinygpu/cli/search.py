@@ -35,7 +35,7 @@ from tinygpu.cli.console import (
     write,
 )
 from tinygpu.cli.given import DEVICE, JSON, MACHINE, SPREAD, fixed_for, machines_for, spread_of
-from tinygpu.cli.measuring import Effort, Tuned, tune, why_no_gpu
+from tinygpu.cli.measuring import Effort, Tuned, client_of, tune, why_no_gpu
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
 from tinygpu.term.schedule import to_json
@@ -82,8 +82,13 @@ def search(
     ] = None,
     strategy: Annotated[
         str,
-        typer.Option(help="What is measured next: learned, model, random, descent or evolution."),
+        typer.Option(
+            help="What is measured next: learned, model, random, descent, evolution, smt."
+        ),
     ] = "learned",
+    scheduler: Annotated[
+        str, typer.Option(help="Measure on the workers of this dask scheduler, tcp://HOST:PORT.")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Folder for schedules and measurements.")] = None,
     fix: Annotated[
         list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")
@@ -104,9 +109,10 @@ def search(
     chosen = list(fixed)
     apart = spread_of(chosen, spread)
     spaces = [Space(one, problem, chip, fixed=values) for one, values in fixed.items()]
-    if not measure and (budget or evaluations or strategy != "learned"):
+    if not measure and (budget or evaluations or strategy != "learned" or scheduler):
         raise ScheduleError(
-            "--budget, --evaluations, --strategy: they are of what is measured; give --measure"
+            "--budget, --evaluations, --strategy, --scheduler: they are of what is measured; "
+            "give --measure"
         )
     if strategy not in STRATEGIES:
         raise ScheduleError(
@@ -115,7 +121,7 @@ def search(
     if measure and out is None:
         raise ScheduleError("--measure: measurements need a folder to be kept in; give --out DIR")
     if measure:
-        why_not = {one.name: why_no_gpu(one) for one in chosen}
+        why_not = {one.name: "" if scheduler else why_no_gpu(one) for one in chosen}
         spaces = [space for space in spaces if not why_not[space.machine.name]]
         if not spaces:
             raise LaunchError("; ".join(dict.fromkeys(why_not.values())))  # before the search
@@ -134,7 +140,8 @@ def search(
             effort = Effort(
                 seconds=budget or 60.0, evaluations=evaluations, finalists=top, strategy=strategy
             )
-            tuned = _tuned(spaces, found, effort, out / "store.db")
+            with client_of(scheduler) as client:
+                tuned = _tuned(spaces, found, effort, out / "store.db", client)
         tree = _measured_tree(spaces, found, tuned)
     else:
         tree = tree_of(spaces, found)
@@ -241,7 +248,9 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _tuned(spaces: Sequence[Space], found: Ranking, effort: Effort, store: Path) -> Tuned:
+def _tuned(
+    spaces: Sequence[Space], found: Ranking, effort: Effort, store: Path, client: Any
+) -> Tuned:
     """Search by measuring from the model's best; what the store knows is not measured again."""
     from tinygpu.search.neighbourhood import Candidate
     from tinygpu.search.store import Store
@@ -254,7 +263,7 @@ def _tuned(spaces: Sequence[Space], found: Ranking, effort: Effort, store: Path)
             told = f"best {time_text(best)}, {_rate(flops, best)} TFLOP/s"
             progress(done, most, told if math.isfinite(best) else "")
 
-        return tune(spaces, first, store=kept, effort=effort, tell=tell)
+        return tune(spaces, first, store=kept, effort=effort, tell=tell, client=client)
 
 
 def _row(rank: int, schedule: Schedule, seconds: float, flops: float) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from tinygpu.term.schedule import Schedule
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["RESOURCES", "Decided", "Member", "Solver"]
+__all__ = ["RESOURCES", "Decided", "Member", "Pipeline", "Solver", "Variant", "pipelined"]
 
 RESOURCES = 1_000_000
 """z3's steps for one structural choice: some seconds."""
@@ -402,3 +402,162 @@ def _distinct(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
     words = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).reshape(-1)
     _, first, which = np.unique(words, return_index=True, return_inverse=True)
     return rows[first], which
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Tile sizes of a loop: ``busy`` cycles of each statement on its unit, ``stages`` that fit.
+
+    ``work`` multiplies the interval: how many steps the busiest SM does.
+    """
+
+    decisions: tuple[tuple[str, Value], ...]
+    busy: Mapping[str, int]
+    stages: int
+    work: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A loop in steady state: a step starts ``interval`` cycles after the one before it.
+
+    A statement of step i is issued at ``times[name] + i * interval`` by ``roles[name]``; a step's
+    tiles stand in ``stages`` stages, the fewest.  ``proven``: no variant takes fewer cycles in all.
+    ``core`` are the rules that forbid this variant one cycle less a step, each of them needed.
+    """
+
+    variant: Variant
+    interval: int
+    stages: int
+    times: Mapping[str, int]
+    roles: Mapping[str, str]
+    proven: bool
+    core: tuple[str, ...]
+
+    def order(self, role: str) -> list[str]:
+        """Return the statements of a role in the order of its loop's body."""
+        mine = (name for name in self.times if self.roles[name] == role)
+        return sorted(mine, key=lambda name: self.times[name] % self.interval)
+
+    def distance(self, issued: str, waited: str) -> int:
+        """Return how many later steps issue a statement before a wait for this step's one."""
+        return (self.times[waited] - self.times[issued]) // self.interval
+
+
+def pipelined(
+    statements: Mapping[str, tuple[str, tuple[str, ...], int]],
+    after: Sequence[tuple[str, str, int, str]],
+    ring: tuple[Sequence[str], str, int],
+    variants: Sequence[Variant],
+    *,
+    resources: int = 20 * RESOURCES,
+) -> Pipeline | None:
+    """Return the variant, times, roles and stages of the fewest cycles; None where z3 gives up.
+
+    ``statements`` by name: the unit that it keeps busy, the roles that may issue it, the cycles for
+    which it keeps its role busy.  ``after`` has (statement, a later one, cycles between them
+    beyond what the first keeps its unit busy, why).  ``ring`` has the statements that fill a stage,
+    the one that frees it, the cycles from that to the next fill.
+    """
+    z3 = _z3()
+    solver = z3.Solver(ctx=z3.Context())
+    solver.set("rlimit", resources)
+    context = solver.ctx
+    interval, stages, total = (z3.Int(name, context) for name in ("interval", "stages", "total"))
+    chosen = [z3.Bool(f"variant {i}", context) for i in range(len(variants))]
+    start = {name: z3.Int(f"time {name}", context) for name in statements}
+    slot = {name: z3.Int(f"slot {name}", context) for name in statements}
+    busy = {name: z3.Int(f"busy {name}", context) for name in statements}
+    role = {
+        (name, one): z3.Bool(f"{name} by {one}", context)
+        for name, (_, allowed, _) in statements.items()
+        for one in allowed
+    }
+    most = max(one.stages for one in variants)
+    tracked: dict[str, Any] = {}
+
+    def rule(name: str, *clauses: Any) -> None:
+        tracked.setdefault(name, z3.Bool(f"rule {name}", context))
+        solver.add(*(z3.Implies(tracked[name], clause) for clause in clauses))
+
+    solver.add(z3.PbEq([(one, 1) for one in chosen], 1), interval >= 1, stages >= 1)
+    for one, variant in zip(chosen, variants, strict=True):
+        told = [busy[name] == variant.busy.get(name, 0) for name in statements]
+        solver.add(z3.Implies(one, z3.And(*told, total == interval * variant.work)))
+        rule("stages fit shared memory", z3.Implies(one, stages <= variant.stages))
+    for name, (_, allowed, issue) in statements.items():
+        turns = range(-most, most + 1)  # slots are within a turn of the loop: times, less turns
+        solver.add(slot[name] >= 0, slot[name] + max(1, issue) <= interval)
+        solver.add(z3.Or(*(start[name] == slot[name] + i * interval for i in turns)))
+        solver.add(z3.PbEq([(role[name, one], 1) for one in allowed], 1))
+    for (a, (unit, by, spent)), (b, (other, theirs, needs)) in combinations(statements.items(), 2):
+        first = slot[a] + max(1, spent) <= slot[b]
+        second = slot[b] + max(1, needs) <= slot[a]
+        for one in set(by) & set(theirs):
+            both = z3.And(role[a, one], role[b, one])
+            rule(f"{one} issues one at a time", z3.Implies(both, z3.Or(first, second)))
+        if unit and unit == other:  # in the order of issue, all within a turn
+            gap, turn = slot[b] - slot[a], interval
+            before = z3.And(gap >= busy[a], turn - gap >= busy[b])
+            rule(f"unit {unit}", z3.Or(before, z3.And(-gap >= busy[b], turn + gap >= busy[a])))
+    for name, (unit, _, _) in statements.items():
+        if unit:
+            rule(f"unit {unit}", busy[name] <= interval)
+    for a, b, cycles, why in after:
+        rule(why, start[b] >= start[a] + busy[a] + cycles)
+    fills, frees, cycles = ring
+    solver.add(start[fills[0]] == 0)  # nothing depends on when all of it starts
+    for i in range(1, most + 1):
+        full = (start[one] + i * interval >= start[frees] + busy[frees] + cycles for one in fills)
+        rule("a stage is filled once it is free", z3.Implies(stages == i, z3.And(*full)))
+    rule("stages fit shared memory", stages <= most)
+    rules = list(tracked.values())
+    names = {str(one): name for name, one in tracked.items()}
+
+    best: Any = None
+    low, high = min(_fewest(one, statements) for one in variants), 1 << 60
+    proven, bound = True, low  # at first the fewest that the units allow
+    while low < high:
+        solver.push()
+        solver.add(total <= bound)
+        answer = solver.check(*rules)
+        if answer == z3.sat:
+            best = solver.model()
+            high = best.eval(total).as_long()
+        elif answer == z3.unsat:
+            low = bound + 1
+        solver.pop()
+        if answer == z3.unknown or (answer == z3.unsat and bound == 1 << 60):
+            proven = False
+            break
+        bound = 1 << 60 if best is None else (low + high) // 2
+    if best is None:
+        return None
+    number = next(i for i, one in enumerate(chosen) if z3.is_true(best.eval(one)))
+    least = best.eval(interval).as_long()
+    same = [*rules, chosen[number], interval == least]
+    while solver.check(*same, stages < best.eval(stages)) == z3.sat:  # the fewest stages of these
+        best = solver.model()
+    less = [*rules, chosen[number], interval <= least - 1]
+    core: list[str] = []
+    if solver.check(*less[:-1], less[-1]) == z3.unsat:
+        kept = [one for one in solver.unsat_core() if str(one) in names]
+        for one in list(kept):  # each that is left is needed
+            fewer = [other for other in kept if other is not one]
+            if solver.check(*fewer, *less[-2:]) == z3.unsat:
+                kept = fewer
+        core = [names[str(one)] for one in kept]
+    return Pipeline(
+        variants[number], least, best.eval(stages).as_long(),
+        {name: best.eval(one).as_long() for name, one in start.items()},
+        {name: one for (name, one), by in role.items() if z3.is_true(best.eval(by))},
+        proven, tuple(core),
+    )  # fmt: skip
+
+
+def _fewest(variant: Variant, statements: Mapping[str, tuple[str, tuple[str, ...], int]]) -> int:
+    """Return a bound of a variant's cycles: what the statements of one unit take together."""
+    spent: dict[str, int] = {}
+    for name, (unit, _, _) in statements.items():
+        spent[unit] = spent.get(unit, 0) + variant.busy.get(name, 0)
+    return variant.work * max(1, *spent.values())

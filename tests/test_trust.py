@@ -1,0 +1,172 @@
+"""How far the model is right: regrets, rankings, and the report on what a user has measured."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from benchmarks import time_model
+from benchmarks.oracle import HELD_OUT, path_of
+from tinygpu.cli import app
+from tinygpu.cli.heuristics import heuristics
+from tinygpu.cli.trusting import cases_in, rankings
+from tinygpu.machines import MACHINES
+from tinygpu.search.store import Store
+from tinygpu.search.trust import COUNTS, Evidence, by_regime, habits, regret_at, roofline
+from tinygpu.space.measurement import Measurement, describe
+
+FEW, MANY, SIMT = (path_of(HELD_OUT[i]) for i in (2, 9, -6))
+scored = st.lists(st.tuples(st.integers(1, 99), st.integers(0, 3)), min_size=1, max_size=9)
+
+
+def case(path: Path) -> Evidence:
+    (found,) = cases_in(path, "", MACHINES)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(scored, st.integers(1, 4), st.randoms())
+def test_regret_of_ties_is_the_mean_over_their_orders(
+    both: list[tuple[int, int]], count: int, random: Any
+) -> None:
+    """Equal scores are taken in a random order: the mean of many, within its own spread."""
+    times, scores = np.array(both, float).T
+    found = []
+    for _ in range(400):
+        order = random.sample(range(len(both)), len(both))
+        order.sort(key=lambda i: scores[i])
+        found.append(times[order[:count]].min() / times.min() - 1)
+    spread = 5 * np.std(found) / 20 + 1e-9
+    assert regret_at(times, scores, count) == pytest.approx(np.mean(found), abs=spread)
+
+
+def test_the_report_says_what_the_benchmark_does() -> None:
+    """Regret, tau and A/A of a case are those of ``time_model.json``'s code."""
+    for path in (FEW, SIMT):
+        mine, tree = case(path), json.loads(path.read_text())
+        row = time_model.row_of(tree, time_model.predicted(tree))
+        assert len(mine.times) == row["schedules"]
+        assert mine.tau() == pytest.approx(row["kendall_tau"], abs=1e-3)
+        assert mine.tau(near=True) == pytest.approx(row["kendall_tau_near"], abs=1e-3)
+        assert mine.noise == pytest.approx(row["aa_noise"], abs=1e-4)
+        for n in COUNTS:
+            regret = regret_at(mine.mean, mine.order, n)
+            assert regret == pytest.approx(row[f"regret_at_{n}"], abs=1e-3)
+
+
+def test_rankings_know_right_from_wrong() -> None:
+    """The oracle's own order has no regret; random has what is expected; more never loses."""
+    mine = case(MANY)
+    assert regret_at(mine.mean, mine.mean, 1) == 0
+    drawn = regret_at(mine.mean, np.ones(len(mine.times)), 1)
+    assert drawn == pytest.approx(mine.mean.mean() / mine.mean.min() - 1)
+    for by in rankings([mine, case(FEW)]).values():
+        regrets = [by[n] for n in COUNTS]
+        assert regrets == sorted(regrets, reverse=True)
+        assert all(np.isfinite(regrets))
+
+
+def test_a_roofline_is_below_what_was_measured() -> None:
+    """Of nearly all: L2 gives single schedules of narrow tiles more than it is rated at."""
+    for path in (FEW, MANY, SIMT):
+        mine = case(path)
+        bound = roofline(mine)
+        assert (bound > 0).all()
+        assert (bound < mine.mean).mean() > 0.9
+        assert (bound > mine.mean / 20).mean() > 0.9
+
+
+def test_regimes_and_habits_hold_every_schedule() -> None:
+    """Each schedule has a regime of rows, one of length and a bottleneck; errors are as given."""
+    mine = case(MANY)
+    found = by_regime([mine])
+    assert sorted(found["all"]) == sorted(mine.errors)
+    assert sum(map(len, found.values())) == 4 * len(mine.times)
+    by_hand = np.array([dict(s.decisions)["swap"] for s in mine.schedules]) == 1
+    centred = mine.errors - mine.errors.mean()
+    assert habits([mine])["hopper", "swap", 1] == pytest.approx(centred[by_hand].mean())
+
+
+def test_heuristics_rank_what_was_measured() -> None:
+    """Its first choice is the nearest schedule: of 16-bit machines alone."""
+    pytest.importorskip("nvMatmulHeuristics", reason="nvidia-matmul-heuristics is not installed")
+    places = heuristics(case(MANY))
+    assert places is not None
+    named = sorted(places[places < len(places)])
+    assert named == list(range(len(named)))
+    assert named
+    assert heuristics(case(SIMT)) is None
+
+
+def report(*words: object) -> str:
+    result = CliRunner().invoke(app, ["report", "--model", *map(str, words)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_command_on_an_oracle(tmp_path: Path) -> None:
+    """A page that holds its pictures and tables, and the pictures as files."""
+    for path in (FEW, SIMT):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "other.json").write_text("{}")
+    told = report(tmp_path)
+    page = (tmp_path / "model.html").read_text()
+    assert page.count("data:image/png;base64,") == 4 == len(list(tmp_path.glob("*.png")))
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    mine = rankings([case(FEW)])["the model"]
+    assert f"{100 * mine[1]:.1f} %" in told
+    assert "waits for" in told
+    assert FEW.stem.partition("-")[2].replace("x", " x ") in told
+
+
+def test_the_command_on_a_users_own_store(tmp_path: Path) -> None:
+    """A store and its export say the same; what is no schedule any more is left out."""
+    mine, (tree,) = case(MANY), [json.loads(MANY.read_text())]
+    with Store(tmp_path / "store.db") as store:
+        for schedule, seconds in zip(mine.schedules[::4], mine.times[::4], strict=True):
+            operation, sizes, chosen = describe(mine.problem, schedule)
+            for text in (chosen, chosen.replace("swap", "swept"), '{"peer":"a:b"}'):
+                store.put(
+                    Measurement(
+                        operation=operation,
+                        sizes=sizes,
+                        schedule=text,
+                        seconds=float(seconds),
+                        device=tree["provenance"]["device"],
+                        driver="580",
+                        emitter=1,
+                    )
+                )
+        with (tmp_path / "some.jsonl").open("w") as file:
+            store.export_lines(file)
+    (kept,) = cases_in(tmp_path, "", MACHINES)
+    assert sorted(kept.times) == sorted(mine.times[::4])
+    assert kept.noise is None
+    first = report(tmp_path / "store.db", "--out", tmp_path / "a")
+    again = report(tmp_path / "some.jsonl", "--out", tmp_path / "b")
+    assert first.replace("/a/", "/b/") == again
+    assert "A/A" not in first
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
+    """Nothing there, no oracle's file, a GPU of which no device is known."""
+    tree = json.loads(FEW.read_text())
+    for text, told in (
+        ("{}", "no measured schedule"),
+        (json.dumps(tree | {"case": ["hopper"]}), "no file of an oracle"),
+        (json.dumps(tree | {"provenance": {"device": "GPU X"}}), "calibrate wrote there"),
+    ):
+        (tmp_path / "x.json").write_text(text)
+        result = CliRunner().invoke(app, ["report", "--model", str(tmp_path)])
+        assert result.exit_code == 2
+        assert told in result.output
+        assert len(result.output.splitlines()) == 1

@@ -1,0 +1,251 @@
+"""``tinygpu report --model``: how far the time model is right about what was measured.
+
+What was measured is a store, JSON lines that ``tinygpu store export`` wrote, or files that
+``python -m benchmarks.oracle`` wrote.  The page is one HTML file with its pictures in it; the
+pictures stand beside it, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tinygpu.cli.console import say, table, time_text, write
+from tinygpu.cli.heuristics import heuristics
+from tinygpu.devices.device import DEVICES, label, load_device, names_gpu
+from tinygpu.document import parsed
+from tinygpu.errors import DocumentError, ScheduleError, StoreError
+from tinygpu.search.trust import (
+    COUNTS,
+    Evidence,
+    Times,
+    by_regime,
+    case_of,
+    habits,
+    regret_at,
+    roofline,
+)
+from tinygpu.space.measurement import Measurement
+from tinygpu.term.machine import Machine
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import VERSION, Schedule, from_json
+
+__all__ = ["cases_in", "model_report", "rankings"]
+
+WORST = 8
+"""How many cases are told of in which the model loses most."""
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>
+body {{font: 16px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem}}
+table {{border-collapse: collapse}} td, th {{padding: .2rem .7rem; text-align: left;
+border-bottom: 1px solid #ddd; vertical-align: top}} img {{max-width: 100%}}
+</style><h1>{title}</h1><p>{about}</p>{parts}</html>
+"""
+
+
+def cases_in(path: Path, device: str, machines: Mapping[str, Machine]) -> list[Evidence]:
+    """Return what was measured, as far as it can be predicted.
+
+    ``device`` is the one to predict for, else what the measurements name.  Raises StoreError where
+    there is nothing.
+    """
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    found: list[Evidence | None] = []
+    if path.is_dir() and (path / "store.db").is_file():
+        files = [path / "store.db"]
+    for file in files:
+        with file.open("rb") as opened:
+            lines = file.suffix == ".jsonl" or opened.read(6) == b"SQLite"
+        found += _kept(file, device, machines) if lines else _drawn(file, device, machines)
+    cases = [one for one in found if one is not None]
+    if not cases:
+        raise StoreError(f"report {path}: no measured schedule that is known here; give a store, "
+                         "JSON lines of tinygpu store export, or files of an oracle")  # fmt: skip
+    return cases
+
+
+def _drawn(file: Path, device: str, machines: Mapping[str, Machine]) -> Iterator[Evidence | None]:
+    """Yield the case of an oracle's file; nothing for another JSON file, or one without times."""
+    try:
+        tree = parsed(file.read_text(encoding="utf-8"))
+        if not isinstance(tree, dict) or not {"case", "decisions", "first"} <= set(tree):
+            return
+        name, dtype, layout, shape = tree["case"]
+        problem = Problem.of(matmul(dtype, layout=layout), **dict(zip("mnk", shape, strict=True)))
+        schedules = [
+            Schedule.of(machines[name], dict(zip(tree["decisions"], row, strict=True)))
+            for row in tree["schedules"]
+        ]
+        chip = load_device(device or _chip(tree["provenance"]["device"]))
+        yield case_of(
+            machines[name], problem, chip, schedules, tree["first"], tree.get("second"),
+            tree.get("best", 0),
+        )  # fmt: skip
+    except (DocumentError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{file}: no file of an oracle ({error}); leave it out") from None
+
+
+def _kept(file: Path, device: str, machines: Mapping[str, Machine]) -> Iterator[Evidence | None]:
+    """Yield the cases of a store or its export: by problem, machine, device, driver, emitter."""
+    from tinygpu.search.store import Store
+
+    with Store(":memory:" if file.suffix == ".jsonl" else file) as store:
+        if file.suffix == ".jsonl":
+            with file.open(encoding="utf-8") as opened:
+                store.import_lines(opened)
+        kept = list(store)
+    groups: dict[tuple[Any, ...], list[tuple[Measurement, dict[str, Any]]]] = defaultdict(list)
+    for one in kept:
+        chosen = parsed(one.schedule)
+        if one.seconds and isinstance(chosen, dict) and chosen.get("machine") in machines:
+            key = one.operation, one.sizes, chosen["machine"], one.device, one.driver, one.emitter
+            groups[key].append((one, chosen))
+    for (operation, sizes, machine, gpu, *_), group in groups.items():
+        head = {"format": "tinygpu schedule", "version": VERSION,
+                "operation": json.loads(operation), "sizes": json.loads(sizes)}  # fmt: skip
+        read = []
+        for one, chosen in group:
+            try:
+                read.append((from_json(json.dumps(head | chosen), machines), one.seconds))
+            except ScheduleError:  # a decision that is no more
+                continue
+        if read:
+            (_, problem, _), _ = read[0]
+            schedules, times = [s for (*_, s), _ in read], [seconds for _, seconds in read]
+            chip = load_device(device or _chip(gpu))
+            yield case_of(machines[machine], problem, chip, schedules, times)
+
+
+def _chip(gpu: str) -> str:
+    """Return the name of the device that a GPU is.  Raises StoreError if none is known."""
+    fit = [name for name in DEVICES if names_gpu(name, gpu)]
+    if not fit:
+        raise StoreError(f"report: measured on {gpu}; give --device and the file that tinygpu "
+                         "calibrate wrote there")  # fmt: skip
+    return fit[0]
+
+
+RANKINGS: Mapping[str, Callable[[Evidence], Times | None]] = {
+    "the model": lambda case: case.order,
+    "nvidia-matmul-heuristics": heuristics,
+    "roofline": lambda case: roofline(case) if set("mnk") <= set(case.problem.sizes) else None,
+    "random": lambda case: np.ones(len(case.times)),
+}
+"""What the schedules of a case are ranked by."""
+
+
+def rankings(cases: Sequence[Evidence]) -> dict[str, dict[int, float]]:
+    """Return by ranking, and as A/A floor, the geometric mean of the regret at each count.
+
+    All rankings choose among the same schedules.  One without an answer for some case is left out.
+    """
+    scores = {name: [of(case) for case in cases] for name, of in RANKINGS.items()}
+    found = {
+        name: {n: _mean([regret_at(case.mean, one, n)
+                         for case, one in zip(cases, mine, strict=True) if one is not None])
+               for n in COUNTS}
+        for name, mine in scores.items() if all(one is not None for one in mine)
+    }  # fmt: skip
+    noise = [case.noise for case in cases if case.noise is not None]
+    return found | ({"A/A floor": dict.fromkeys(COUNTS, _mean(noise))} if noise else {})
+
+
+def _mean(regrets: Sequence[float]) -> float:
+    return float(np.expm1(np.log1p(regrets).mean()))
+
+
+def model_report(cases: Sequence[Evidence], out: Path) -> None:
+    """Write model.html and its pictures, and print what they say."""
+    from tinygpu.cli.pictures import png
+    from tinygpu.cli.trust_picture import figures_of
+
+    of: dict[str, list[Evidence]] = defaultdict(list)
+    for case in cases:
+        of[case.machine].append(case)
+    regrets = {machine: rankings(mine) for machine, mine in of.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for name, (figure, words) in figures_of(of, regrets).items():
+        image = png(figure)
+        say(write(out / f"model-{name}.png", image))
+        code = base64.b64encode(image).decode()
+        parts.append(f'<h2>{words}</h2><img alt="{words}" src="data:image/png;base64,{code}">')
+    told = {
+        "Regret against how many were measured": _regret_table(regrets),
+        "Error by regime": _regimes(of),
+        "Where the model is worst, and why": _worst(cases),
+    }
+    for title, (columns, rows) in told.items():
+        table(title, columns, rows)
+        cells = "".join("<tr>" + "".join(f"<td>{escape(str(c))}</td>" for c in row) + "</tr>"
+                        for row in rows)  # fmt: skip
+        head = "".join(f"<th>{escape(name.removeprefix('#'))}</th>" for name in columns)
+        parts.append(f"<h2>{title}</h2><table><tr>{head}</tr>{cells}</table>")
+    chips = ", ".join(dict.fromkeys(label(case.device) for case in cases))
+    title = f"The time model on {sum(len(case.times) for case in cases)} schedules of {chips}"
+    about = (
+        "Regret at n: the least time among the n that a ranking puts first, over the least of all "
+        "that were measured for the shape, less 1. All rankings choose among the same schedules; "
+        "where these were the model's best and drawn ones, random is better than in the space."
+    )
+    text = _PAGE.format(title=title, about=about, parts="".join(parts))
+    say(f"report: {write(out / 'model.html', text)}")
+
+
+Table = tuple[Sequence[str], list[Sequence[object]]]
+
+
+def _regret_table(regrets: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Table:
+    rows: list[Sequence[object]] = [
+        (machine, name, *(f"{100 * mine[n]:.1f} %" for n in COUNTS))
+        for machine, by in regrets.items()
+        for name, mine in by.items()
+    ]
+    return ("machine", "ranking", *(f"#at {n}" for n in COUNTS)), rows
+
+
+def _regimes(of: Mapping[str, Sequence[Evidence]]) -> Table:
+    """Return by machine and regime the schedules, the median and 90th percentile, the bias."""
+    rows: list[Sequence[object]] = []
+    for machine, cases in of.items():
+        for name, errors in by_regime(cases).items():
+            size = np.abs(errors)
+            rows.append((machine, name, len(errors), f"{100 * np.median(size):.0f} %",
+                         f"{100 * np.percentile(size, 90):.0f} %",
+                         f"{100 * np.expm1(np.median(errors)):+.0f} %"))  # fmt: skip
+    return ("machine", "regime", "#schedules", "#error, median", "#p90", "#takes longer by"), rows
+
+
+def _worst(cases: Sequence[Evidence]) -> Table:
+    """Return the cases of most regret: the choice and the best, and how far both were promised."""
+    known, rows = habits(cases), list[Sequence[object]]()
+    for case in sorted(cases, key=lambda c: -regret_at(c.mean, c.order, 1))[:WORST]:
+        chosen, best = int(np.argmin(case.order)), int(np.argmin(case.mean))
+        mine, other = (dict(case.schedules[i].decisions) for i in (chosen, best))
+        differing = [name for name in mine if mine[name] != other[name]]
+        usual = {
+            name: known.get((case.machine, name, mine[name]), 0)
+            - known.get((case.machine, name, other[name]), 0)
+            for name in differing
+        }
+        blamed = max(usual, key=lambda name: usual[name], default="")
+        why = ("chosen " + _off(case.errors[chosen]) + f", waits for {case.named[chosen]}; best "
+               + _off(case.errors[best]) + f", waits for {case.named[best]}")  # fmt: skip
+        if blamed and usual[blamed] > 0.02:
+            why += (f"; {blamed} {mine[blamed]} takes {100 * np.expm1(usual[blamed]):.0f} % longer "
+                    f"than {other[blamed]} beside the prediction, over all shapes")  # fmt: skip
+        rows.append((case.machine, case.label, f"{100 * regret_at(case.mean, case.order, 1):.0f} %",
+                     time_text(float(case.mean[best])), why,
+                     " ".join(f"{n}={mine[n]}/{other[n]}" for n in differing)))  # fmt: skip
+    return ("machine", "shape", "#regret at 1", "#best", "why", "chosen / best"), rows
+
+
+def _off(error: float) -> str:
+    size = 100 * np.expm1(abs(error))
+    return f"takes {size:.0f} % {'longer' if error > 0 else 'less'} than said"
