@@ -41,11 +41,11 @@ EDGES = {
 }
 """Which rooms each room may import."""
 
-LINES = {"tinygpu": 27_850, "search": 6_980, "codegen": 17_070}
+LINES = {"tinygpu": 27_805, "search": 6_980, "codegen": 17_070}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew twice since: the strategies, the command ``store`` and four causes of the time model;
-clusters, copies of roles and tiles that stay in the builder, which the four machines are to be
+clusters, copies of roles and tiles that stay in the builder, which four of six machines are now
 written in.
 """
 
