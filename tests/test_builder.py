@@ -263,6 +263,62 @@ def test_a_pattern_is_a_number_in_mixed_radix(case: tuple[list[tuple[str, str, i
     assert check(program, {"i": 2 * tile + int(load.vector)}) == ()
 
 
+@pytest.mark.parametrize(
+    ("at", "origin", "parameters"),
+    [
+        ("i = (turn block thread v)", "x[stride*turn + 128*block]",
+         {"trips": "ceildiv(ceildiv(i, 128), 3)", "stride": "384"}),
+        ("i = (block turn thread v)", "x[chunk*block + 128*turn]",
+         {"trips": "ceildiv(ceildiv(i, 128), 3)", "chunk": "(trips * 128)"}),
+    ],
+)  # fmt: skip
+def test_ctas_share_what_a_loop_covers(at: str, origin: str, parameters: dict[str, str]) -> None:
+    """They stride, or each has a part; what a part holds beyond the end is guarded."""
+
+    def forward(k: Kernel) -> None:
+        k.grid(block=3)
+        k.threads(thread=32)
+        k.values(v=4)
+        for _ in k.loop("turn"):
+            held = {x.name: k.load(x[at]) for x in k.inputs}
+            k.store(k.output[at], k.compute(k.op.combine, held))
+
+    program = trace("shares", forward, elementwise("a*x"))
+    assert {name: str(e) for name, e in program.parameters} == parameters
+    load = next(s for s, _ in walk(program) if isinstance(s, Do))
+    assert isinstance(load.reads[0], Access)
+    assert str(load.reads[0]) == origin
+    assert load.reads[0].guard == (True,)
+    assert not check(program, {"i": 1000})
+    assert verdict(program).legal
+
+
+def test_threads_that_count_in_two_ways() -> None:
+    """A tile is stored by lines and read by columns, in another number of threads each way."""
+
+    def forward(k: Kernel) -> None:
+        x, y = k.arrays
+        k.grid("block")
+        k.tile(element=128)
+        k.threads(thread=32)
+        k.recount(slow=4, fast=8)
+        k.values(r=4, c=4)
+        k.split("r", "far", near=2)
+        tile = k.smem("tile", x.dtype, "element")
+        k.store(tile["element = (c slow fast)"], k.load(x["i = (block c slow fast)"]))
+        k.sync()
+        at = "i = (block element), element = (far thread near)"
+        held = {x.name: k.load(tile[at])}
+        assert held[x.name].digits == ("r",)
+        k.store(y[at], k.compute(k.op.combine, held))
+
+    program = trace("ways", forward, elementwise("a*x"))
+    dos = [s for s, _ in walk(program) if isinstance(s, Do) and s.threads]
+    assert [do.threads for do in dos] == [(8, 4), (8, 4), (32,), (32,)]
+    assert not check(program, {"i": 1000})
+    assert verdict(program).legal
+
+
 def test_an_axis_without_an_open_digit_bounds_the_size() -> None:
     program = built("rmsnorm")
     assert program.at_most == (("j", 4 * 32 * 2 * 4),)

@@ -502,9 +502,9 @@ class Kernel:
             raise self.error("tiles: stands in a loop; the tiles are around all loops", "tiles")
         if start and (start not in self._digits or self._digits[start].by != "copies of a role"):
             raise self.error(f"tiles: {start} counts no copies of a role", start)
-        return self._each_tile(var(start) if start else Affine(), step)
+        return self._each_tile(var(start) if start else 0, step)
 
-    def _each_tile(self, start: Affine, step: Number) -> Iterator[LoopIndex]:
+    def _each_tile(self, start: Affine | int, step: Number) -> Iterator[LoopIndex]:
         around, self._body = self._body, []
         self._tiles = ("tile", "turn")
         yield LoopIndex(var("tile"), ())

@@ -16,7 +16,7 @@ is read here, from the program as it was written, before its maps are erased:
 ()
 >>> buffers = tuple(replace(b, stage_elements=0) for b in program.buffers)
 >>> print(_stored(buffers)[0])
-storage: sums reaches over 1 elements, and a stage of it has 0
+storage: smem_a reaches over 1024 elements, and a stage of it has 0
 
 Source: ``docs/model-concurrency.md``; ``tinygpu.legality.storage_laws``, which is the law.
 """
