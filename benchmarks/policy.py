@@ -3,10 +3,10 @@
 MaskablePPO of sb3-contrib (not a dependency: ``pip install sb3-contrib``) learns to walk
 (``tinygpu/Schedule-v0``) on every second of the complete landscapes.  Then it walks on all of them
 with ``SEEDS`` seeds each.  Beside it walk, from the same first schedules and for as many
-evaluations, single changes drawn from the legal ones, and schedules drawn from the whole space.  A
-row of ``policy.json`` is a landscape: ``group``, and for each of the three best possible time over
-best found, the geometric mean over the seeds, after ``BUDGET`` evaluations, and ``wins``: of how
-many seeds the policy found a faster schedule than the drawn ones.
+evaluations, single changes drawn from the legal ones, and schedules drawn from the whole space.
+A row of ``policy.json`` is a landscape: ``group``, and for each of the three best possible time
+over best found, the geometric mean over the seeds, after ``BUDGET`` evaluations, and ``wins``: of
+how many seeds the policy found a faster schedule than the drawn ones.
 
 Source: J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017.
 """

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from tinygpu.cli import app
 from tinygpu.codegen.run.measure import Options
 from tinygpu.errors import LaunchError
 from tinygpu.machines.simt import LADDER, Simt
@@ -166,3 +168,15 @@ def test_what_cannot_be_a_fleet_is_one_error(client: Any, tmp_path: Path) -> Non
         pass
     with pytest.raises(LaunchError, match="give its address"), fleet("tcp://127.0.0.1:1"):
         pass
+
+
+def test_the_command_says_at_once_that_nobody_answers(tmp_path: Path) -> None:
+    words = ["search", "matmul", "-m", "64", "-n", "64", "-k", "64", "--out", str(tmp_path)]
+    address = ["--scheduler", "tcp://127.0.0.1:1"]
+    result = CliRunner().invoke(app, [*words, "--measure", *address])
+    assert result.exit_code == 2
+    assert "give its address" in result.output
+    assert len(result.output.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+    result = CliRunner().invoke(app, [*words, *address])
+    assert (result.exit_code, "give --measure" in result.output) == (2, True)

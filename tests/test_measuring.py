@@ -36,6 +36,7 @@ from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.exact.best import rank
 from tinygpu.search.neighbourhood import Candidate, Neighbourhood
 from tinygpu.search.store import Store
+from tinygpu.search.strategies.smt import pipeline
 from tinygpu.space.measurement import describe
 from tinygpu.space.space import Space
 from tinygpu.term.expression import value
@@ -518,3 +519,17 @@ def test_the_folder_holds_one_search(fake: Fake, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert set(kept(out)) == {"01.json", "search.json", *mine}
     assert "evaluations" not in json.loads((out / "search.json").read_text())
+
+
+def test_what_a_solver_pipelined_is_measured_first(fake: Fake) -> None:
+    """The strategy ``smt`` starts from the loop that z3 chose, and goes on in the model's order."""
+    problem = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
+    fixed = {"consumers": 1, "tile_n": (64, 128), "store_n": 64, "epilogue": "direct"}
+    space = Space(Hopper(), problem, DEVICE, fixed={**fixed, "tile_k": 64, "tile_m": 64})
+    both = pipeline(space)
+    assert both is not None
+    first = first_of(space, 2)
+    found = tune([space], first, peers=(), effort=Effort(strategy="smt", evaluations=3))
+    wanted = dict.fromkeys((both[1], *(c.schedule for c in first)))
+    assert list(found.evaluated) == list(wanted)[:3]
+    assert found.predicted[both[1]] > 0

@@ -125,6 +125,9 @@ def search(
         spaces = [space for space in spaces if not why_not[space.machine.name]]
         if not spaces:
             raise LaunchError("; ".join(dict.fromkeys(why_not.values())))  # before the search
+    if scheduler:
+        with client_of(scheduler):
+            pass  # to know before the search that it answers
     if out is not None:
         write(out / ".tinygpu", "").unlink()  # to know before the search that files can be written
     with resumable("nothing is lost; the same command searches again"):
