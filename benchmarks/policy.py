@@ -1,12 +1,13 @@
 """A policy learned by reinforcement, beside random: ``python -m benchmarks.policy``.
 
 MaskablePPO of sb3-contrib (not a dependency: ``pip install sb3-contrib``) learns to walk
-(``tinygpu/Schedule-v0``) on every second of the complete landscapes.  Then it walks on all of them
-with ``SEEDS`` seeds each.  Beside it walk, from the same first schedules and for as many
-evaluations, single changes drawn from the legal ones, and schedules drawn from the whole space.
-A row of ``policy.json`` is a landscape: ``group``, and for each of the three best possible time
-over best found, the geometric mean over the seeds, after ``BUDGET`` evaluations, and ``wins``: of
-how many seeds the policy found a faster schedule than the drawn ones.
+(``tinygpu/Schedule-v0``) on every second of the complete landscapes, and on what the time model
+predicts of the same schedules at ``MODELLED``, other shapes.  Then it walks on all landscapes with
+``SEEDS`` seeds each.  Beside it walk, from the same first schedules and for as many evaluations,
+single changes drawn from the legal ones, and schedules drawn from the whole space.  A row of
+``policy.json`` is a landscape: ``group``, and for each of the three best possible time over best
+found, the geometric mean over the seeds, after ``BUDGET`` evaluations, and ``wins``: of how many
+seeds the policy found a faster schedule than the drawn ones.
 
 Source: J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017.
 """
@@ -14,6 +15,7 @@ Source: J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -23,14 +25,21 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.landscapes import LANDSCAPES
 from benchmarks.peers import FOLDER, write_tree
-from benchmarks.replay import load
+from benchmarks.replay import load, modelled
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.search.environment import Land, ScheduleEnv
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["main", "walked"]
 
-SEEDS, BUDGET, STEPS = 20, 32, 60_000
+SEEDS, BUDGET, STEPS = 20, 32, 150_000
+MODELLED = (
+    (2, 6144, 4096), (8, 4096, 8192), (24, 8192, 4096), (32, 10240, 4096), (48, 4096, 14336),
+    (96, 4096, 4096), (192, 8192, 4096), (384, 4096, 8192), (512, 6144, 4096), (900, 4096, 4096),
+    (1536, 5120, 4096), (3072, 4096, 4096),
+)  # fmt: skip
 Policy = Callable[[ScheduleEnv, Any, np.random.Generator], int]
 
 
@@ -65,9 +74,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from sb3_contrib import MaskablePPO
 
     lands = [Land(land.shape, land.seconds) for land in load()]
+    box = json.loads((LANDSCAPES / "schedules.json").read_text(encoding="utf-8"))
+    names = box["decisions"]
+    schedules = [Schedule("hopper", tuple(zip(names, r, strict=True))) for r in box["schedules"]]
+    more = [
+        Land(shape, dict(zip(schedules, times.tolist(), strict=True)))
+        for shape, times in zip(MODELLED, modelled(box, MODELLED), strict=True)
+    ]
     env = ScheduleEnv(lands, BUDGET)
     start = time.process_time()
-    school = ScheduleEnv(lands[::2], BUDGET)
+    school = ScheduleEnv([*lands[::2], *more], BUDGET)
     model = MaskablePPO(
         "MlpPolicy", school, seed=0, n_steps=1024, batch_size=256,
         gamma=0.97, ent_coef=0.01, learning_rate=5e-4,

@@ -524,8 +524,8 @@ def test_the_folder_holds_one_search(fake: Fake, tmp_path: Path) -> None:
 def test_what_a_solver_pipelined_is_measured_first(fake: Fake) -> None:
     """The strategy ``smt`` starts from the loop that z3 chose, and goes on in the model's order."""
     problem = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
-    fixed = {"consumers": 1, "tile_n": (64, 128), "store_n": 64, "epilogue": "direct"}
-    space = Space(Hopper(), problem, DEVICE, fixed={**fixed, "tile_k": 64, "tile_m": 64})
+    fixed: dict[str, Any] = {"consumers": 1, "tile_n": (64, 128), "tile_k": 64, "tile_m": 64}
+    space = Space(Hopper(), problem, DEVICE, fixed=fixed | {"store_n": 64, "epilogue": "direct"})
     both = pipeline(space)
     assert both is not None
     first = first_of(space, 2)
