@@ -74,7 +74,7 @@ def test_long_tiles_are_cut_and_take_as_long(name: str, monkeypatch: pytest.Monk
     assert line.cycles == pytest.approx(predicted(name, 200, 4), rel=0.05)
     cuts = [e for e in line.events if e.statement.endswith("more steps")]
     shown = {e.iteration for e in line.events if e.statement == "wgmma"}
-    steps = len({where for where in shown if where.startswith("t=0 ")})
+    steps = len({where for where in shown if where.startswith("tile=0 ")})
     assert {int(e.statement.split()[0]) for e in cuts} == {200 - steps}
     assert (200 - steps) % int(STARTS[name]["stages"]) == 0  # the ring goes on where it was
     assert max(e.end_cycles for e in line.events) <= line.cycles + 1
@@ -139,7 +139,7 @@ def test_a_stage_is_filled_then_full_then_read(name: str) -> None:
                 assert after.iteration == event.iteration
                 assert after.start_cycles == pytest.approx(event.end_cycles)
         steps = [e.iteration for e in mine if e.statement == "read"]
-        assert steps[0] == f"t=0 k={n}"
+        assert steps[0] == f"tile=0 kt={n}"
         assert len(steps) == len(set(steps)) > 1
 
 
@@ -157,7 +157,7 @@ def test_consumers_take_turns() -> None:
     line = followed("pingpong", 12)
     products = [e for e in line.events if e.row == "tensor cores"]
     for event in products:
-        tile = int(event.iteration.split()[0].removeprefix("t="))
+        tile = int(event.iteration.split()[0].removeprefix("tile="))
         assert event.statement == f"wgmma of consumer {tile % 2}"
     store = min(spans(line, "consumer 0", "epilogue"))
     other = [e for e in products if e.statement.endswith("1")]

@@ -169,7 +169,7 @@ def chunks_of(program: Program, thread: Thread, copy: int) -> Iterator[dict[int,
     loops = [loop for loop in around if isinstance(loop, For) and loop.unrolled]
     columns, rows = do.values
     for numbers in product(*(range(int(loop.trips)) for loop in loops)):
-        env = {"i": 0, **dict(zip((loop.var for loop in loops), numbers, strict=True))}
+        env = {"turn": 0, **dict(zip((loop.var for loop in loops), numbers, strict=True))}
         addresses = thread.addresses(do.write, do.values, env, copy).reshape(rows, columns)
         row, column = env["block"] * rows, env["chunk"] * columns
         yield {

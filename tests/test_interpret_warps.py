@@ -177,6 +177,6 @@ def test_agents_are_a_partition_of_a_copys_threads(threads: int, warps: int, fir
 def test_sums_that_share_a_cell_are_no_product(where: str) -> None:
     """A product whose sums lie in fewer cells than it has: one clear error."""
     program = term("ring", tile_n=64, store_n=32, stages=2)
-    found = [m for _, text, m in family_mutants(program) if f"{where}: sums@(i) = wgmma" in text]
+    found = [m for _, text, m in family_mutants(program) if f"{where}: sums@(turn) = wgmma" in text]
     with pytest.raises(ProgramError, match="give each its own"):
         check(found[0](), {"m": 128, "n": 64, "k": 64}, seeds=(0,))

@@ -65,8 +65,8 @@ def test_a_layout_shows_the_bank_of_each_element(shared_term: Program) -> None:
     buffer = next(b for b in shared_term.buffers if b.name == "smem_a")
     shown = texts(figure, 0)
     assert shown[0, 5] == "5"
-    for (column, row), bank in shown.items():  # rows of a are contiguous: drawn along the columns
-        assert int(bank) == int(buffer.layout((row, column))) % BANKS
+    for (column, row), bank in shown.items():  # k, then rows of a, which are contiguous
+        assert int(bank) == int(buffer.layout((column, row))) % BANKS
     owners = texts(figure, 1)
     assert owners[0, 0] == owners[3, 0] == "0"  # a vector of 4 along k
     assert owners[4, 0] == "1"
