@@ -80,9 +80,10 @@ EDGES = {
 LINES = {"tinygpu": 28067, "search": 7775, "codegen": 17230}
 """The most lines of each top folder, today; together they are to become 36,000.
 
-They grew since: the strategies, the command ``store`` and four causes of the time model; clusters,
-copies of roles and tiles that stay in the builder; what each room is, in its ``__init__``;
-instructions of one's own.  The estimate of registers went from ``tinygpu`` to ``search``.
+They grew since: strategies, the command ``store`` and four causes of the time model; clusters,
+copies of roles, tiles that stay, and what ``simt`` and ``hopper`` needed, in the builder; what each
+room is, in its ``__init__``; instructions of one's own; the report of the time model, measuring by
+dask, the strategy ``smt``, an environment for reinforcement learning, intervals.
 """
 
 

@@ -73,7 +73,7 @@ class Verdict:
     def __str__(self) -> str:
         match self.outcome:
             case "legal":
-                return f"legal: {self.by}, in {self.states} states"
+                return f"legal: {self.by}, in {self.states} state{'s' if self.states != 1 else ''}"
             case "illegal":
                 where = f" [{self.run}]" if self.run and str(self.run) else ""
                 return f"illegal: {self.fault}{where}"
