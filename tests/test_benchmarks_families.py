@@ -37,7 +37,7 @@ def test_mutants_are_of_every_family_and_differ() -> None:
     [
         ("empty stages -1", None),
         ("proxy.async: wgmma.fence", "illegal"),
-        ("not k 0: wait full", "illegal"),
+        ("not kt 0: wait full", "illegal"),
         ("smem_a a cell less", None),
         ("trips", None),
     ],
@@ -83,7 +83,7 @@ def test_a_summary_counts_by_family() -> None:
 
 def test_a_fragment_in_too_few_cells_is_an_error_of_the_term() -> None:
     """Not an exception of NumPy, whatever the laws say of it."""
-    make = dict(families.changed("hopper plain")["storage"])["sums a cell less"]
+    make = dict(families.changed("hopper plain")["storage"])["sums half a stage"]
     word, law, found = families.outcome(make, ({"m": 128, "n": 64, "k": 64},), "h200")
     assert (word, law) == ("illegal", "storage")
     assert "has no cell 4095" in found

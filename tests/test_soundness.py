@@ -219,7 +219,8 @@ def test_no_parameter_has_a_magic_name(new: str) -> None:
 def test_a_name_is_bound_once(start: str) -> None:
     """A loop over a rank, copy, tile, parameter or another loop's variable is rejected."""
     program = term(start)
-    taken = [name for name, _ in program.cluster] + [n for n, _ in program.parameters] + ["t", "i"]
+    taken = [name for name, _ in (*program.cluster, *program.parameters)]
+    taken += [n for s, _ in walk(program) if isinstance(s, ForTile) for n in (s.tile, s.turn)]
     for number, role in enumerate(program.roles):
         for name in (*taken, role.copy):
             idle = For(name, 2, (Elect((Commit("cp.async"),)),))

@@ -28,7 +28,7 @@ it yet), read (until all who read it have, or have released it), empty otherwise
 >>> list(line.rows)
 ['producer', 'copy engine', 'stage 0', 'stage 1', 'stage 2', 'stage 3', 'tensor cores', 'consumer']
 >>> [e.iteration for e in line.events if e.statement == "read"][:5]
-['t=0 k=0', 't=0 k=4', 't=0 k=1', 't=0 k=5', 't=0 k=2']
+['tile=0 kt=0', 'tile=0 kt=4', 'tile=0 kt=1', 'tile=0 kt=5', 'tile=0 kt=2']
 
 Source: ``docs/model.md``, section "Time"; the trace's form: "Trace Event Format", Google.
 """

@@ -188,7 +188,7 @@ class Simt(Machine):
                 else:
                     k.add(sums, k.op.combine, wide)
 
-        if self.pipeline == "none":
+        if self.pipeline == "none" or not copies:
             for step in k.loop("kt"):
                 for copy in copies:
                     copy.load(step)

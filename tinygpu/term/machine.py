@@ -176,7 +176,8 @@ class Machine(ABC):
         """
         built = self.program(operation, choose)
         if isinstance(built, Program):
-            known = {n for i in self.instructions for n in (i.name, i.completion)}
+            known = {i.name for i in self.instructions}
+            known |= {i.completion for i in self.instructions} & {*_GROUPS.values()}
             for name, statement in used_instructions(built):
                 if name not in known:
                     listed = ", ".join(sorted(i.name for i in self.instructions))
