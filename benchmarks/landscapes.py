@@ -77,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.draw:
         both = [dict(one.decisions) for one in space_of(SHAPES[0])]
         rows = [list(one.values()) for one in both]
-        write_tree(given.out / "schedules.json", {"decisions": list(both[0]), "schedules": rows})
+        drawn = {"decisions": list(both[0]), "schedules": rows}
+        record = provenance("python -m benchmarks.landscapes --draw")
+        write_tree(given.out / "schedules.json", {"provenance": record, **drawn})
         return
     number, parts = map(int, given.part.split("/"))
     files = {shape: given.out / f"{'x'.join(map(str, shape))}.json" for shape in SHAPES}

@@ -20,6 +20,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,9 @@ def _counted(rows: Sequence[Tree]) -> Tree:
 
 def kernels(_: argparse.Namespace) -> Tree:
     """Run all kernels of others."""
-    early = [_told(n, lambda c=c: _nvcc(c)) for n, c in ptx_corpus.CASES.items()]  # type: ignore[misc]
-    late = [_told(n, lambda c=c: _nvcc(c)) for n, c in ptx_corpus_late.CASES.items()]  # type: ignore[misc]
-    builds = [_told(b, lambda b=b: _triton(b)) for b in ptx_corpus_triton.BUILDS]  # type: ignore[misc]
+    early = [_told(n, partial(_nvcc, c)) for n, c in ptx_corpus.CASES.items()]
+    late = [_told(n, partial(_nvcc, c)) for n, c in ptx_corpus_late.CASES.items()]
+    builds = [_told(b, partial(_triton, b)) for b in ptx_corpus_triton.BUILDS]
     return {"nvcc": _counted(early), "nvcc, kept apart": _counted(late), "Triton": _counted(builds)}
 
 

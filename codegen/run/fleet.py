@@ -49,7 +49,7 @@ def gpus_here() -> list[str]:
             if named
             else list(map(str, range(gpu().cuda.runtime.getDeviceCount())))
         )
-    except Exception:  # every driver fault has its own type; without a GPU there is no fleet
+    except LaunchError:  # without a GPU there is no fleet
         return []
 
 

@@ -183,4 +183,4 @@ def proof_text(program: Any) -> str:
     if not found.legal:
         return str(found)
     axes = ", ".join(program.operation.reduced).upper() or "size"
-    return f"proved for every {axes} and every number of tiles, in {found.states} states"
+    return f"proved for every {axes} and every number of tiles, {found.effort}"
