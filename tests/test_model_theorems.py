@@ -285,7 +285,8 @@ def test_time_is_monotone_on_any_tree(tree: Tree, seed: int, often: float) -> No
     """Monotone as a function, not only on the trees that machines build."""
     rng = np.random.default_rng(seed)
     shares = rng.random(1 << 12) * (rng.random(1 << 12) < often)
-    before = features_of("tuned").with_tree(tree)
+    tuned = features_of("tuned")
+    before = replace(tuned, agents=(replace(tuned.agents[0], after=tree),))
     after = eased(before, lambda i: 0.9 * float(shares[i]))
     assert float(path(after.tree, 8)) <= float(path(tree, 8)) * (1 + 1e-9)
     none = eased(before, lambda i: float(shares[i] > 0.5))

@@ -99,10 +99,6 @@ class Features:
         """Whether its agents take steps, which have to be followed."""
         return bool(self.agents[0].steps)
 
-    def with_tree(self, tree: Tree) -> Features:
-        """Let the one agent do something else."""
-        return replace(self, agents=(replace(self.agents[0], after=tree),))
-
     def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Features:
         """Apply ``low`` to every number that costs time, ``high`` to those that save it."""
         return Features(

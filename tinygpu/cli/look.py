@@ -183,4 +183,5 @@ def proof_text(program: Any) -> str:
     if not found.legal:
         return str(found)
     axes = ", ".join(program.operation.reduced).upper() or "size"
-    return f"proved for every {axes} and every number of tiles, {found.effort}"
+    states = f"{found.states} state{'s' * (found.states != 1)}"
+    return f"proved for every {axes} and every number of tiles, in {states}"

@@ -479,13 +479,12 @@ class Kernel:
             self._broken = self._broken or self._error_at(where, text, "")
             raise
         self._open_loops.remove(name)
-        unrolled = written is not None
         trips = count if written is None else written
         if name not in self._covers and self._digits[name].extent is None:
             text = f"loop {name}: no pattern says how far it goes; give it over=, an axis, and by="
             raise self._error_at(where, text, name)
         body, self._body = tuple(self._body), around
-        self._body.append(term.For(name, trips, body, unrolled, start))
+        self._body.append(term.For(name, trips, body, written is not None, start))
 
     def _written_out(self) -> tuple[tuple[str, Number], ...]:
         """Return the loops around that have an extent."""

@@ -70,15 +70,10 @@ class Verdict:
         """Why it is not legal: the fault, or the first doubt; "" if it is."""
         return str(self.fault or (*self.doubts, "")[0])
 
-    @property
-    def effort(self) -> str:
-        """How many states were looked at, in words."""
-        return f"in {self.states} state{'s' if self.states != 1 else ''}"
-
     def __str__(self) -> str:
         match self.outcome:
             case "legal":
-                return f"legal: {self.by}, {self.effort}"
+                return f"legal: {self.by}, in {self.states} state{'s' * (self.states != 1)}"
             case "illegal":
                 where = f" [{self.run}]" if self.run and str(self.run) else ""
                 return f"illegal: {self.fault}{where}"
