@@ -10,7 +10,7 @@ Modelled, in whole cycles, from the device's numbers: the rate of tensor cores, 
 bytes come into an SM, the latencies of TMA, L2 and mbarriers, shared memory, what a role issues
 one after the other.  *Not* modelled: power, DRAM, L2's rate, clusters and multicast, prologue and
 epilogue, registers beyond what the laws say, the last wave's overlap.  So its tile is the best of a
-loop and not of a kernel; the time model (``search/time/pipeline.py``) ranks kernels.  Machines of
+loop and not of a kernel; the time model (``search/time/cost.py``) ranks kernels.  Machines of
 the package have an order and roles of their own; of what z3 chose a schedule takes the tile, stages
 and distances.
 

@@ -3,5 +3,5 @@
 ``program`` is the syntax, with ``synchronization`` for what moves no data; ``access_map`` and
 ``layout`` say where values lie, ``expression`` and ``operation`` what is computed.  ``builder``
 traces a machine's ``forward`` into a program; ``machine`` has the decisions, ``schedule`` one value
-for each.  May import ``isa`` and ``devices``.  Begin with ``program``.
+for each.  May import ``isa``.  Begin with ``program``.
 """
