@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -153,9 +154,21 @@ def test_requirements_read_arrays_as_they_read_numbers(data: st.DataObject) -> N
 @given(st.data())
 def test_threads_cover_the_tile(data: st.DataObject) -> None:
     """Threads times sums a thread is the tile, and every sum of a tile is stored once."""
-    shape = ("tile_m", "tile_n", "thread_m", "thread_n", "lanes_m", "vector_shared", "order")
-    drawn = {name: data.draw(st.sampled_from(DECISIONS[name].values), label=name) for name in shape}
-    values: dict[str, Any] = {**LADDER["vectorised"], **drawn}
+    values: dict[str, Any] = dict(LADDER["vectorised"])
+
+    def draw(name: str, fits: Callable[[Any], bool] = lambda _: True) -> None:
+        fitting = [value for value in DECISIONS[name].values if fits(value)]
+        values[name] = data.draw(st.sampled_from(fitting), label=name)
+
+    for name in ("thread_m", "thread_n", "lanes_m", "order"):
+        draw(name)
+    rows = values["lanes_m"] * values["thread_m"]
+    columns = 32 // values["lanes_m"] * values["thread_n"]
+    draw("vector_shared", lambda v: v <= min(values["thread_m"], values["thread_n"]))
+    largest = max(DECISIONS["tile_m"].values), max(DECISIONS["tile_n"].values)
+    assume(rows <= largest[0] and columns <= largest[1])
+    draw("tile_m", lambda v: v % rows == 0)
+    draw("tile_n", lambda v: v % columns == 0)
     assume(not failed(values))
     program = Simt().program(matmul(), Chosen(values))
     per_thread = values["thread_m"] * values["thread_n"]
@@ -163,12 +176,12 @@ def test_threads_cover_the_tile(data: st.DataObject) -> None:
     (store,) = (s for s, _ in walk(program) if isinstance(s, Do) and s.write.buffer.name == "c")
     modes = (*zip(store.values, store.write.value, strict=True),
              *zip(store.threads, store.write.thread, strict=True))  # fmt: skip
-    rows, columns = np.zeros(1, int), np.zeros(1, int)
+    down, across = np.zeros(1, int), np.zeros(1, int)
     for extent, (row, column) in modes:
         i = np.arange(extent)[:, None]
-        rows, columns = (rows + i * row).ravel(), (columns + i * column).ravel()
+        down, across = (down + i * row).ravel(), (across + i * column).ravel()
     tile = np.zeros((values["tile_m"], values["tile_n"]), int)
-    np.add.at(tile, (rows, columns), 1)
+    np.add.at(tile, (down, across), 1)
     assert (tile == 1).all()
 
 
