@@ -8,7 +8,7 @@ A row is the fastest finalist.  ``place`` is the place of its spread in the mode
 not among the ``RANKED`` first), ``evaluations`` counts what was measured on the way.  ``peer`` is
 the fastest of PyTorch and cuBLASLt, ``triton`` of Triton.  A schedule that starts ``early``, before
 the launch ahead of it ends, gains what no peer here can; ``seconds_in_order`` is of the fastest
-that does not.
+that does not.  ``first_seconds`` is of the model's first choice, which needs no measurement.
 
     --parts ...     some cases; --missing: those that have no row yet
     --seconds N     the budget of a case
@@ -52,7 +52,8 @@ __all__ = ["FIELDS", "Case", "case", "main", "row_of", "run", "summary"]
 DEVICE = "h200"
 TORCH = "benchmarks.peers"
 FIELDS = (
-    *("place", "evaluations", "settled", "seconds_in_order", "triton", "triton_seconds"),
+    *("place", "evaluations", "settled", "seconds_in_order", "first_seconds"),
+    *("triton", "triton_seconds"),
     *("clock_mhz", "peer_clock_mhz", "peer_error", "capped", "spread"),
 )
 """The fields of a row beside the usual ones."""
@@ -142,6 +143,7 @@ def row_of(
         "evaluations": len(found.evaluated),
         "settled": found.settled,
         "seconds_in_order": min(in_order, default=None),
+        "first_seconds": found.first_seconds,
         "triton": _short(triton[0]) if triton else "",
         "triton_seconds": triton[0].seconds if triton else None,
         "clock_mhz": mine.clock_mhz,
@@ -178,9 +180,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name, seconds in theirs.items():
             if seconds:
                 of.setdefault(name, {})[f"{row['case']} {shape}"] = seconds / row["seconds"]
-        if row.get("seconds_in_order"):
-            ratio = theirs["all"] / row["seconds_in_order"]
-            of.setdefault("all, in order", {})[f"{row['case']} {shape}"] = ratio
+        for field, name in (("seconds_in_order", "in order"), ("first_seconds", "first choice")):
+            if row.get(field):
+                ratio = theirs["all"] / row[field]
+                of.setdefault(f"all, {name}", {})[f"{row['case']} {shape}"] = ratio
     return {
         group: {
             name: {
@@ -291,6 +294,8 @@ def _text(one: Case, row: Mapping[str, Any]) -> str:
     line += f" ({rate(row['peer_seconds'])})"
     if row["seconds_in_order"] not in (None, row["seconds"]):
         line += f", in order {row['peer_seconds'] / row['seconds_in_order']:.3f}"
+    if row["first_seconds"]:
+        line += f", first choice {row['peer_seconds'] / row['first_seconds']:.3f}"
     if row["triton_seconds"]:
         line += f", {row['triton_seconds'] / row['seconds']:.3f} of {row['triton']}"
     line += f", {row['predicted_seconds'] / row['seconds']:.2f} of its time predicted"

@@ -5,8 +5,9 @@
 
 A case is a machine and a shape; it has a file in ``h200/oracle``.  Its schedules are the ``BEST``
 that the model thinks fastest, spread over the space as the search's finalists are, and ``UNIFORM``
-of the legal space.  The model's numbers are chosen on ``FITTING``, every second of the first cases
-and all of those that came later; no number is chosen on any run of ``HELD_OUT``.  With ``--again``
+of the legal space.  The model's numbers are chosen on ``FITTING``: every second of the first cases,
+all of those that came second, every second of the third ones, which have other types.  No number
+is chosen on any run of ``HELD_OUT``.  With ``--again``
 a held-out case that was measured is drawn anew: the best of today's model, the ``KEPT`` that were
 fastest, and the uniform ones that there were.
 
@@ -88,17 +89,27 @@ _MORE = (
     (384, 1536, 1536), (640, 5120, 1280), (768, 768, 768), (1333, 2056, 1032), (1500, 1500, 1504),
     (2048, 2048, 2048), (4096, 4096, 4096),
 )  # fmt: skip
+_TYPES = (
+    ("bf16", (2, 7168, 7168)), ("f16", (5, 9216, 4096)), ("e4m3", (12, 8192, 8192)),
+    ("f16", (40, 5120, 13824)), ("e4m3", (80, 14336, 4096)), ("bf16", (112, 7168, 7168)),
+    ("f16", (150, 8192, 8192)), ("e4m3", (224, 4096, 4096)), ("bf16", (448, 9216, 3072)),
+    ("f16", (600, 5120, 5120)), ("e4m3", (1111, 8192, 4096)), ("bf16", (1800, 7168, 7168)),
+    ("f16", (2500, 4096, 14336)), ("e4m3", (4096, 4096, 4096)), ("bf16", (5000, 8192, 4096)),
+    ("e4m3", (16384, 5120, 5120)),
+)  # fmt: skip
 _FIRST = (
     *(("hopper", "bf16", "nt", shape) for shape in _HOPPER),
     *(("simt", "f32", "nn", shape) for shape in _OTHERS),
     *(("ampere", "bf16", "nt", shape) for shape in _OTHERS),
 )
+_THIRD = tuple(("hopper", dtype, "nt", shape) for dtype, shape in _TYPES)
 FITTING = (
     *_FIRST[::2],
     *(("simt", "f32", "nn", shape) for shape in _MORE),
     *(("ampere", "bf16", "nt", shape) for shape in _MORE),
+    *_THIRD[::2],
 )
-HELD_OUT = _FIRST[1::2]
+HELD_OUT = (*_FIRST[1::2], *_THIRD[1::2])
 CASES = FITTING + HELD_OUT
 """Machine, type of the inputs, layout, (m, n, k)."""
 

@@ -174,16 +174,19 @@ def times(found: Tuned) -> list[float | None]:
 
 def test_the_winner_is_the_fastest_under_load(simt: Space, fake: Fake) -> None:
     """The fastest in bursts meet again round robin, with the best peers that ran."""
-    found = tune([simt], first_of(simt), effort=Effort(finalists=5))
+    first = first_of(simt)
+    found = tune([simt], first, effort=Effort(finalists=5))
     assert found.settled
-    assert len(found.finalists) == 5
     assert times(found) == sorted(m.seconds or math.inf for _, m in found.finalists)
     assert {m.rounds for _, m in found.finalists} == {SUSTAINED.rounds}
     assert {m.rounds for m in found.evaluated.values()} == {COARSE.rounds}
     coarse = {s: m.seconds or math.inf for s, m in found.evaluated.items()}
-    assert {c.schedule for c, _ in found.finalists} == set(
-        sorted(coarse, key=coarse.__getitem__)[:5]
-    )
+    fastest = sorted(coarse, key=coarse.__getitem__)[:5]
+    assert first[0].schedule not in fastest  # it is there as well
+    assert {c.schedule for c, _ in found.finalists} == {*fastest, first[0].schedule}
+    assert [found.first_seconds] == [
+        m.seconds for c, m in found.finalists if c.schedule == first[0].schedule
+    ]
     assert found.finalists[0][0].schedule != min(coarse, key=coarse.__getitem__)  # noise decides
     for candidate, _ in found.finalists:
         assert candidate.predicted_seconds == found.predicted[candidate.schedule]
@@ -191,7 +194,7 @@ def test_the_winner_is_the_fastest_under_load(simt: Space, fake: Fake) -> None:
     assert [peer_of(m) for m in found.peers] == [f"{CUBLASLT}:algorithm_{i}" for i in (3, 4)]
     assert [m.seconds for m in found.peers] == [1e-3, 2e-3]
     assert {m.rounds for m in found.peers} == {SUSTAINED.rounds}
-    assert fake.asked()[-1] == ["time", SUSTAINED.rounds, 5]  # all in one batch
+    assert fake.asked()[-1] == ["time", SUSTAINED.rounds, 6]  # all in one batch
 
 
 def test_no_single_change_of_the_best_promises_more(simt: Space, fake: Fake) -> None:
@@ -268,9 +271,9 @@ def test_one_that_starts_in_order_is_in_the_final(fake: Fake) -> None:
     assert timed.ok
     first = [Candidate(s, 1e-5) for s in space]
     found = tune([space], first, effort=Effort(finalists=3), peers=())
-    assert [c.schedule["early"] for c, _ in found.finalists] == [1, 1, 1, 0]
     slow = {s: m.seconds or math.inf for s, m in found.evaluated.items() if not s["early"]}
-    assert found.finalists[3][0].schedule == min(slow, key=slow.__getitem__)
+    in_order = [c.schedule for c, _ in found.finalists if not c.schedule["early"]]
+    assert set(in_order) == {min(slow, key=slow.__getitem__), first[0].schedule}
 
 
 def test_machines_are_ranked_together(fake: Fake) -> None:
@@ -320,8 +323,8 @@ def test_a_search_goes_on_from_the_store(simt: Space, fake: Fake, tmp_path: Path
             )
         asked = fake.asked()
         coarse = [one[2] for one in asked if one[:2] == ["time", COARSE.rounds]]
-        assert [one[2] for one in asked if one[:2] == ["time", SUSTAINED.rounds]] == [4]
-        assert [one[0] for one in asked].count("validate") <= sum(coarse) + 4 + len(PEERS)
+        assert [one[2] for one in asked if one[:2] == ["time", SUSTAINED.rounds]] == [5]
+        assert [one[0] for one in asked].count("validate") <= sum(coarse) + 5 + len(PEERS)
         return found, coarse
 
     found, coarse = again(12)

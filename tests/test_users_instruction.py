@@ -28,6 +28,9 @@ from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
+from tinygpu.codegen.run.launch import Kernel as Launched
+from tinygpu.codegen.run.launch import gpu
+from tinygpu.codegen.run.measure import validate
 from tinygpu.errors import MachineError
 from tinygpu.isa.instruction import INSTRUCTIONS, Instruction
 from tinygpu.isa.memory import GMEM, REGISTERS
@@ -181,3 +184,15 @@ def test_a_wrong_meaning_is_found(operator: str, monkeypatch: pytest.MonkeyPatch
     term = schedule.program(MultiplyAdd(), operation)
     assert check(term, {"i": 1501})
     assert computes(term).finding is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [1, 4, 16])
+@pytest.mark.parametrize("sizes", [SIZES, {"m": 64, "n": 4096, "k": 16384}], ids=str)
+def test_its_kernel_is_right_on_a_gpu(parts: int, sizes: dict[str, int]) -> None:
+    """Called several times: what it adds to is cleared before each launch."""
+    if gpu().cuda.Device().compute_capability != "90":
+        pytest.skip("this GPU has no wgmma")
+    kernel = Launched(program(parts=parts, tile_n=128, stages=4))
+    for seed in range(3):
+        assert validate(kernel, Problem.of(OPERATION, **sizes), seed) <= 1

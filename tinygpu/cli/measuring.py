@@ -67,8 +67,9 @@ class Tuned:
     """What a search by measuring found.
 
     ``finalists`` and ``peers`` were timed together under sustained load, the fastest first; those
-    that failed come last.  ``evaluated`` has all that was measured, coarsely.  ``settled`` says
-    that no single change of the best few promised more.
+    that failed come last.  The model's first choice is always among them: ``first_seconds`` says
+    how long it takes, None if it failed.  ``evaluated`` has all that was measured, coarsely.
+    ``settled`` says that no single change of the best few promised more.
     """
 
     finalists: tuple[tuple[Candidate, Measurement], ...]
@@ -76,6 +77,7 @@ class Tuned:
     evaluated: Mapping[Schedule, Measurement]
     predicted: Mapping[Schedule, float]
     settled: bool
+    first_seconds: float | None = None
 
 
 def measured(
@@ -183,7 +185,8 @@ class _Tuning:
                 f"search: none of {len(self.evaluated)} schedules ran; the first: {reason}"
             )
         finalists, theirs = self.final(right, modules)
-        return Tuned(finalists, theirs, self.evaluated, self.predicted, not self.stopped)
+        first = next(m for c, m in finalists if c.schedule == self.first[0].schedule).seconds
+        return Tuned(finalists, theirs, self.evaluated, self.predicted, not self.stopped, first)
 
     def apart(self, schedule: Schedule) -> object:
         """Return what tells schedules apart by more than details."""
@@ -263,12 +266,13 @@ class _Tuning:
     def final(
         self, right: Sequence[Schedule], modules: Sequence[str]
     ) -> tuple[tuple[tuple[Candidate, Measurement], ...], tuple[Measurement, ...]]:
-        """Compare the fastest, one that starts in order among them, with the best peers."""
+        """Compare the fastest, one that starts in order and the model's first with the peers."""
         from tinygpu.codegen.run.measure import SUSTAINED, peer_of
         from tinygpu.search.neighbourhood import Candidate
 
         in_order = islice(self.in_order(right), 1)
-        chosen = list(dict.fromkeys((*right[: self.effort.finalists], *in_order)))
+        fastest = right[: self.effort.finalists]
+        chosen = list(dict.fromkeys((*fastest, *in_order, self.first[0].schedule)))
         beside: list[str] = []
         for module in modules:
             names = [
