@@ -5,7 +5,7 @@
 
 A case is a machine and a shape; it has a file in ``h200/oracle``.  Its schedules are the ``BEST``
 that the model thinks fastest, spread over the space as the search's finalists are, and ``UNIFORM``
-of the legal space.  The model's numbers are chosen on ``FITTING``: every second of the first cases,
+of the legal space, of the third cases the first ``SOME`` of each.  The model's numbers are chosen on ``FITTING``: every second of the first cases,
 all of those that came second, every second of the third ones, which have other types.  No number
 is chosen on any run of ``HELD_OUT``.  With ``--again``
 a held-out case that was measured is drawn anew: the best of today's model, the ``KEPT`` that were
@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 ORACLE = FOLDER / "oracle"
-BEST, UNIFORM, FEW, KEPT = 36, 36, 16, 8
+BEST, UNIFORM, FEW, SOME, KEPT = 36, 36, 16, 24, 8
 SLICE, SHORT, LONG, LARGE = 0.006, 0.08, 0.3, 200 * 4096 * 4096
 COLUMNS = ("first", "second", "hz", "watts")
 
@@ -142,6 +142,8 @@ def draw(case: Sequence[Any], before: Mapping[str, Any] | None = None) -> dict[s
     rows = [[one.schedule[name] for name in names] for one in best]
     if before is None:
         drawn = [[one[name] for name in names] for one in space.sample(rng, round(UNIFORM * share))]
+        if tuple(case) in _THIRD:
+            rows, drawn = rows[:SOME], drawn[:SOME]
     else:
         old, drawn = before["schedules"], before["schedules"][before["best"] :]
         fastest = sorted((t, i) for i, t in enumerate(before["first"]) if t is not None)

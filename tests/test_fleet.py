@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -110,6 +111,28 @@ def test_all_gpus_measure_and_their_times_agree(client: Any, tmp_path: Path) -> 
     counts = Counter(name for *_, names in timed for name in names)
     reference, _ = counts.most_common(1)[0]
     assert {count for name, count in counts.items() if name != reference} == {1}
+
+
+def test_what_was_measured_is_measured_again_without_a_store(client: Any, tmp_path: Path) -> None:
+    """The reference among them: asked for with others, and alone."""
+    every = programs()
+    with FleetCampaign(PROBLEM, client, options=options(tmp_path)) as campaign:
+        first, *_ = campaign.measure(dict(list(every.items())[:1]))
+        again = campaign.measure(every)
+        alone = campaign.measure(dict(list(every.items())[:1]))
+    assert first.ok
+    assert [again[0].seconds, alone[0].seconds] == pytest.approx([first.seconds] * 2)
+    assert len(again) == len(every)
+
+
+def test_a_fleet_of_this_host_is_silent() -> None:
+    """What dask notes of its workers' start and end is of no use to who searches."""
+    script = "from tinygpu.codegen.run.fleet import fleet\nwith fleet(gpus=['0']) as client:\n"
+    script += "    client.wait_for_workers(1)"
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert (told.stdout, told.stderr) == ("", "")
 
 
 def test_finals_run_on_one_gpu(client: Any, tmp_path: Path) -> None:

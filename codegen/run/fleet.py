@@ -15,6 +15,7 @@ Source: dask.distributed, "Resilience" and "Worker Resources".
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -69,7 +70,7 @@ def fleet(address: str = "", gpus: Sequence[str] = ()) -> Iterator[Any]:
     except ImportError:
         raise LaunchError("--scheduler: dask is not installed; pip install tinygpu[dask]") from None
     options = {"dashboard_address": ":0", "host": "127.0.0.1", "port": 0}
-    one = {"nthreads": 1, "dashboard_address": ":0"}
+    one = {"nthreads": 1, "dashboard_address": ":0", "silence_logs": logging.WARNING}
     workers = {
         i: {"cls": distributed.Nanny, "options": {**one, "env": {"CUDA_VISIBLE_DEVICES": name}}}
         for i, name in enumerate(gpus)
@@ -78,7 +79,9 @@ def fleet(address: str = "", gpus: Sequence[str] = ()) -> Iterator[Any]:
     with ExitStack() as stack:
         try:
             cluster: Any = address or stack.enter_context(
-                distributed.SpecCluster(workers=workers, scheduler=scheduler)
+                distributed.SpecCluster(
+                    workers=workers, scheduler=scheduler, silence_logs=logging.WARNING
+                )
             )
             client = stack.enter_context(distributed.Client(cluster, timeout="10s"))
         except (OSError, ValueError) as error:
@@ -183,13 +186,16 @@ class FleetCampaign(Campaign):
     def _spread(
         self, fresh: Programs, options: Options, known: Schedule, program: Program, base: float
     ) -> None:
-        """Measure shares on all workers, each beside the reference, which took ``base`` seconds."""
+        """Measure shares on all workers, each beside the reference, which took ``base`` seconds.
+
+        Where the reference is asked for too, it is what it was in the first share.
+        """
         distributed = _library("distributed")
         workers = max(1, len(self.client.scheduler_info(n_workers=-1)["workers"]))
-        size = min(options.batch, -(-len(fresh) // workers))
-        every = list(fresh)
+        every = [schedule for schedule in fresh if schedule != known]
+        size = max(1, min(options.batch, -(-len(every) // workers)))
         shares = {}
-        for i in range(0, len(every), size):
+        for i in range(0, max(1, len(every)), size):
             part = {s: fresh[s] for s in every[i : i + size]}
             shares[self._asked({known: program, **part}, (), options, known)] = list(part)
         for future in distributed.as_completed(list(shares)):
@@ -201,6 +207,8 @@ class FleetCampaign(Campaign):
                     self._fail(describe(self.problem, schedule)[2], reason)
                 continue
             factor = base / reference.seconds
+            if known in fresh and reference.schedule not in self._found:
+                found.append(reference)
             for one in found:
                 seconds = one.seconds and one.seconds * factor
                 self._find(one.schedule, replace(one, seconds=seconds), fresh=True)
