@@ -12,8 +12,8 @@ that does not.  ``first_seconds`` is of the model's first choice, which needs no
 
     --parts ...     some cases; --missing: those that have no row yet
     --seconds N     the budget of a case
-    --share I/N     every N-th case from I on: one process for each GPU of a host, each with an
-                    --out of its own
+    --share I/N     every N-th case from I on: processes for each GPU of a host, each with an
+                    --out of its own; those of one GPU take turns to measure
     --merge DIR ..  take over the rows of such folders
 
 Rows go to ``NAME.json``; what is measured on the way is kept in ``NAME.db``, so that a run that was
@@ -23,12 +23,16 @@ stopped goes on.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib.metadata
 import math
+import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,12 +108,23 @@ def run(
         took = time.monotonic() - began
         _say(f"{one.part}: {took:.0f} s, {done} evaluated, {best * 1e6:.2f} us")
 
-    found = tune(
-        [space], first, store=store, effort=effort, peers=(TORCH, CUBLASLT, *modules),
-        most_peers=_ALL_PEERS, tell=tell,
-    )  # fmt: skip
+    with _turn():
+        began = time.monotonic()
+        found = tune(
+            [space], first, store=store, effort=effort, peers=(TORCH, CUBLASLT, *modules),
+            most_peers=_ALL_PEERS, tell=tell,
+        )  # fmt: skip
     spreads = [_spread(machine, r.schedule) for r in ranked]
     return row_of(one, machine, found, spreads)
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Wait until no other process of this benchmark measures on this GPU: one ranks meanwhile."""
+    name = f"tinygpu-benchmark-{os.environ.get('CUDA_VISIBLE_DEVICES', '')}"
+    with Path(tempfile.gettempdir(), name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def row_of(
