@@ -122,10 +122,10 @@ INTERVALS: Mapping[str, tuple[float, float]] = {
     "warps": (0.773, 1.31),
     "warps, latency": (0.786, 1.29),
     "warps, smem": (0.714, 1.47),
-    "tiles": (0.838, 1.19),
-    "tiles, dram": (0.876, 1.06),
-    "tiles, latency": (0.7, 1.22),
-    "tiles, power": (0.868, 1.21),
+    "tiles": (0.825, 1.19),
+    "tiles, dram": (0.873, 1.06),
+    "tiles, latency": (0.674, 1.22),
+    "tiles, power": (0.86, 1.21),
 }
 """Between which shares of the predicted time nine in ten measured times lie, by regime.
 
