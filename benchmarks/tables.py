@@ -128,7 +128,8 @@ def _claim() -> str:
 def _hopper() -> str:
     """Return the shapes of the marks, each with its prediction and its peers."""
     columns = ("m x n x k", "#TFLOP/s", "#predicted / measured time", "#place", "#evaluations",
-               "#of the library", "#of Triton", "#of the best", "#in order")  # fmt: skip
+               "#of the library", "#of Triton", "#of the best", "#in order",
+               "#first choice")  # fmt: skip
     rows = [
         (
             _shape(row),
@@ -140,6 +141,7 @@ def _hopper() -> str:
             _ratio(row.get("triton_seconds"), row["seconds"]),
             _ratio(_best(row), row["seconds"]),
             _ratio(_best(row), row.get("seconds_in_order")),
+            _ratio(_best(row), row.get("first_seconds")),
         )
         for row in _rows("hopper_matmul", "main")
     ]
@@ -147,7 +149,24 @@ def _hopper() -> str:
     commands = {runs[row["run"]]["command"] for row in _rows("hopper_matmul", "main")}
     budgets = sorted({n for text in commands for n in re.findall(r"--seconds (\d+)", text)})
     told = f"Budget: {' and '.join(budgets)} s a shape. {_measured_by('hopper_matmul')}"
-    return f"{_markdown(columns, rows)}\n\n{told}"
+    return f"{_markdown(columns, rows)}\n\n{_means()}\n\n{told}"
+
+
+def _means() -> str:
+    """Return what the shapes of the marks come to: long and short kernels, the first choice."""
+    rows = _rows("hopper_matmul", "main")
+    first = [row for row in rows if row.get("first_seconds")]
+
+    def told(some: Sequence[Mapping[str, Any]], field: str = "seconds") -> str:
+        ratios = [_best(row) / row[field] for row in some]
+        mean = statistics.geometric_mean(ratios)
+        return f"{mean:.3f} of the best peer at {len(some)} shapes, {min(ratios):.3f} at the worst"
+
+    return (
+        f"Geometric means: kernels under 60 us {told([r for r in rows if r['seconds'] < 60e-6])}; "
+        f"longer ones {told([r for r in rows if r['seconds'] >= 60e-6])}. The model's first "
+        f"choice, for which nothing is measured: {told(first, 'first_seconds')}."
+    )
 
 
 def _summary() -> str:
@@ -438,6 +457,18 @@ def _held_out() -> str:
     return _markdown(columns, rows)
 
 
+def _rankings() -> str:
+    """Return the regret of each ranking of the schedules of the held-out cases."""
+    found = _tree("time_model")["rankings"]
+    counts = list(next(iter(found["hopper"].values())))
+    rows = [
+        (machine, name, *(f"{100 * at[count]:.1f} %" for count in counts))
+        for machine, by in found.items()
+        for name, at in by.items()
+    ]
+    return _markdown(("held out", "ranking", *(f"#at {count}" for count in counts)), rows)
+
+
 def _oracle() -> str:
     """Return how far the time model is right on schedules that it is not fitted to."""
     tree = _tree("time_model")
@@ -531,6 +562,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "llama block": _block,
     "oracle": _oracle,
     "policy": _policy,
+    "rankings": _rankings,
     "replay": _replay,
     "simt": lambda: _simt(ladder=False),
     "simt ladder": lambda: _simt(ladder=True),

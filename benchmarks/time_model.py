@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from benchmarks.oracle import CASES, HELD_OUT, ORACLE, decisions_of, path_of, problem_of
 from benchmarks.peers import FOLDER, write_tree
-from tinygpu.cli.trusting import cases_in, model_report
+from tinygpu.cli.trusting import cases_in, model_report, rankings
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
@@ -227,8 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for regime, (low, high) in calibrated(errors_of(load())).items():
             sys.stdout.write(f'    "{regime}": ({low:.3g}, {high:.3g}),\n')
         return
+    held = [one for case in HELD_OUT for one in cases_in(path_of(case), "", MACHINES)]
     if given.report:
-        held = [one for case in HELD_OUT for one in cases_in(path_of(case), "", MACHINES)]
         model_report(held, given.report)
         return
     rows, runs = [], []
@@ -245,6 +245,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "runs": runs, "rows": rows,
         "summaries": summaries(row for row in rows if row["group"] == "held_out"),
         "fitting": summaries(row for row in rows if row["group"] == "fitting"),
+        "rankings": {
+            machine: rankings([case for case in held if case.machine == machine])
+            for machine in dict.fromkeys(case.machine for case in held)
+        },
     }  # fmt: skip
     write_tree(given.out / "time_model.json", tree)
 

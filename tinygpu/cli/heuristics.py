@@ -3,7 +3,7 @@
 The library ranks kernels of CUTLASS for a shape, without a GPU.  Each of its choices, the best
 first, stands for the measured schedule that is nearest to it and not taken yet: by the octaves in
 which rows, columns and k of the tile, the cluster and the parts of k differ.  What is left of the
-schedules comes last, in no order.  16-bit inputs are its ``HSH``; it knows no ``simt``.
+schedules comes last, in no order.  It calls 16-bit inputs ``HSH``, of 8 bits ``QSH``; it knows no ``simt``.
 
 Source: NVIDIA, "nvMatmulHeuristics" (PyPI: nvidia-matmul-heuristics).
 """
@@ -21,6 +21,7 @@ __all__ = ["heuristics"]
 
 _ASKED = 256
 _BACKENDS = {"hopper": "CUTLASS3", "ampere": "CUTLASS"}
+_TYPES = {"f16": "HSH", "bf16": "HSH", "e4m3": "QSH"}
 
 
 @cache
@@ -45,14 +46,14 @@ def heuristics(case: Evidence) -> Times | None:
     """Return the place of each schedule; None where the library is missing, or has no answer."""
     found = _library(case.machine, case.device.name)
     first, sizes = case.problem.operation.inputs[0], case.problem.sizes
-    if found is None or first.dtype not in ("f16", "bf16"):
+    if found is None or first.dtype not in _TYPES:
         return None
     library, asked = found
     ends = (operand.axes[-1] for operand in case.problem.operation.inputs)
     turned = "".join("N" if end == last else "T" for end, last in zip(ends, "kn", strict=True))
     layout = library.NvMatmulHeuristicsMatmulLayout[f"{turned}_ROW_MAJOR"]
     problem = asked.makeNvMatmulHeuristicsProblem(*(sizes[axis] for axis in "mnk"), layout)
-    chosen = [one["kernel"] for one in asked.get(problem, _ASKED, "HSH")]
+    chosen = [one["kernel"] for one in asked.get(problem, _ASKED, _TYPES[first.dtype])]
     mine = np.log2([_features(dict(one.decisions)) for one in case.schedules])
     places = np.full(len(mine), float(len(mine)))
     for place, one in enumerate(chosen[: len(mine)]):
