@@ -4,8 +4,9 @@
     verdicts    what the judge says of every term of the tests' corpora and of their mutants
     times       predicted seconds of random legal schedules, exactly
 
-``--write`` draws and records under ``tests/golden/record``; ``--check`` makes everything anew,
-compares, lists each difference and exits with 1 if there is one.  ``--only PART`` does one part.
+``--write`` records under ``tests/golden/record``: schedules that were recorded and are legal still
+stay, and only what is missing is drawn.  ``--check`` makes everything anew, compares, lists each
+difference and exits with 1 if there is one.  ``--only PART`` does one part.
 
 A record is lots of entries; an entry is a key and a value.  Of ``ptx`` and ``times`` a lot is a
 machine, a device and a problem, and a key the decisions of a schedule, so that a check draws
@@ -67,8 +68,8 @@ from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule
 
 __all__ = [
-    *("COUNTS", "FOLDER", "PARTS", "Lot", "Record", "advice", "differences", "load", "main"),
-    *("made", "operation_of", "verdict_lots"),
+    *("COUNTS", "FOLDER", "PARTS", "Lot", "Record", "advice", "differences", "drawn", "load"),
+    *("main", "made", "operation_of", "verdict_lots"),
 ]
 
 FOLDER = Path(__file__).parent.parent / "tests" / "golden" / "record"
@@ -259,18 +260,38 @@ def _value(part: str, schedule: Schedule, problem: Problem, device: Device) -> s
     return f"{whole} {code[:8]}"
 
 
-def _drawn(part: str) -> Iterator[Lot]:
-    """Draw legal schedules, each structure as likely as another, and make their values."""
+def _kept(record: Record, name: str) -> Iterator[Lot]:
+    """Make the recorded schedules of a machine anew; leave out those that are none any more."""
+    if list(record.decisions.get(name, ())) != list(MACHINES[name].decisions()):
+        return
+    for lot in record.lots:
+        if lot.name.startswith(f"{name} "):
+            kept: dict[str, str] = {}
+            for i, value, _ in made(record, lot, None):
+                if ": " not in value:  # it is a schedule still, and legal
+                    was = lot.values[i]
+                    kept[lot.keys[i]] = was if _same(record.part, was, value) else value
+            if kept:
+                yield Lot(lot.name, tuple(kept), tuple(kept.values()))
+
+
+def drawn(part: str, record: Record) -> Iterator[Lot]:
+    """Keep what was recorded; draw the rest, each structure as likely as another."""
     rng, known = np.random.default_rng((SEED, PARTS.index(part))), set[str]()
     for name, count in COUNTS[part].items():
         left, number = count, 0
+        for lot in _kept(record, name):
+            if len(lot.keys) <= left:
+                yield lot
+                known.add(lot.name)
+                left -= len(lot.keys)
         while left:
             for _ in range(TRIES):
-                drawn = _lot(part, name, number, min(EACH[part], left), rng)
-                if drawn and drawn.name not in known:
-                    yield drawn
-                    known.add(drawn.name)
-                    left -= len(drawn.keys)
+                new = _lot(part, name, number, min(EACH[part], left), rng)
+                if new and new.name not in known:
+                    yield new
+                    known.add(new.name)
+                    left -= len(new.keys)
                     break
             number += 1
 
@@ -303,11 +324,12 @@ def _one(rng: np.random.Generator, values: Sequence[Any]) -> Any:
 def _operation(machine: str, number: int, rng: np.random.Generator) -> str:
     """Return an operation that the machine can do: types and layout follow from a number."""
     it = MACHINES[machine]
-    if machine == "elementwise":
+    if it.operations == ("elementwise",):
         turn, which = divmod(number, len(EXPRESSIONS))
         return f"elementwise {it.dtypes[turn % len(it.dtypes)]} {EXPRESSIONS[which]}"
-    if machine == "rows":
-        ends = ("rmsnorm {}", "softmax {}", *(f"reduce {{}} {name}" for name in REDUCED))
+    if "matmul" not in it.operations:
+        ends = [f"{name} {{}}" for name in it.operations if name != "reduce"]
+        ends += [f"reduce {{}} {name}" for name in REDUCED if "reduce" in it.operations]
         turn, which = divmod(number, len(ends))
         return ends[which].format(it.dtypes[turn % len(it.dtypes)])
     pairs = [(a, c) for a, outputs in it.outputs.items() for c in outputs]
@@ -569,7 +591,7 @@ def _write(part: str, folder: Path) -> Path:
         tree["lots"] = [[t.name, t.names, "".join(letter[v] for v in t.values)] for t in lots]
     else:
         total = sum(COUNTS[part].values()) // EACH[part]
-        lots = list(track(_drawn(part), part, total=total))
+        lots = list(track(drawn(part, load(part)), part, total=total))
         tree |= {"decisions": {name: list(MACHINES[name].decisions()) for name in COUNTS[part]}}
         tree["lots"] = [[t.name, list(zip(t.keys, t.values, strict=True))] for t in lots]
     return write_tree(folder / f"{part}.json", tree)

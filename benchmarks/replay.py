@@ -15,9 +15,10 @@ repeated with ``SEEDS`` seeds.  A row of ``replay.json`` is a strategy, with the
                    costs, beside compiling and measuring
 
 Two neighbours differ in one decision.  ``model`` has no blind start, and ``random`` no other.
-``--plot`` draws the ratio against the evaluations.  ``--export DIR`` writes the landscapes for
-Kernel Tuner: cache files, on which its strategies run (``tune_cache``), and results in the format
-T4 of the auto-tuning community.  Their times are in milliseconds.
+``--plot`` draws the ratio against the evaluations.  ``--strategy NAME`` prints the rows of one.
+``--export DIR`` writes the landscapes for Kernel Tuner: cache files, on which its strategies run
+(``tune_cache``), and results in the format T4 of the auto-tuning
+community.  Their times are in milliseconds.
 
 Source: Kernel Tuner 1.5, ``util.process_cache``, ``schema/T4/1.0.0``.
 """
@@ -203,6 +204,7 @@ def replayed(
     seeds: int = SEEDS,
     told: Callable[[str], object] = lambda line: None,
     spent: dict[tuple[str, bool], float] | None = None,
+    only: Sequence[str] = tuple(STRATEGIES),
 ) -> dict[tuple[str, bool], list[Ratios]]:
     """Return the curves of every strategy, with the model and blind.
 
@@ -212,7 +214,7 @@ def replayed(
         _ = land.neighbours, land.pipelined  # which are of the landscape, and no strategy's cost
     found: dict[tuple[str, bool], list[Ratios]] = {}
     for blind in (False, True):
-        for name in (one for one in STRATEGIES if one != ("model" if blind else "random")):
+        for name in (one for one in only if one != ("model" if blind else "random")):
             start = time.process_time()
             found[name, blind] = [
                 np.stack([curve(land, name, blind=blind, seed=seed) for seed in range(seeds)])
@@ -263,6 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay")
     parser.add_argument("--out", type=Path, default=FOLDER.parent, help="folder of the table")
     parser.add_argument("--plot", type=Path, help="a file for the picture")
+    parser.add_argument(
+        "--strategy", choices=tuple(STRATEGIES), help="print the rows of one, and write nothing"
+    )
     parser.add_argument("--export", type=Path, help="a folder for Kernel Tuner's files alone")
     given = parser.parse_args(arguments)
     lands, spent = load(), dict[tuple[str, bool], float]()
@@ -273,8 +278,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             write_tree(given.export / f"{name}.cache.json", kernel_tuner_cache(land))
             write_tree(given.export / f"{name}.t4.json", t4_results(land))
         return
-    curves = replayed(lands, told=sys.stderr.write, spent=spent)
+    only = (given.strategy,) if given.strategy else tuple(STRATEGIES)
+    curves = replayed(lands, told=sys.stderr.write, spent=spent, only=only)
     rows = [row_of(*key, found, spent[key]) for key, found in curves.items()]
+    if given.strategy:
+        sys.stdout.writelines(f"{json.dumps(row)}\n" for row in rows)
+        return
     record = provenance("python -m benchmarks.replay")
     write_tree(given.out / "replay.json", {"provenance": record, "rows": rows})
     if given.plot:

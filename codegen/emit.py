@@ -300,7 +300,8 @@ class Emitter(KernelCode):
             if name in TILE_RULES or not each_its_own:
                 form, of = "tile", " on a tile"
         if do.instruction.lower is None and name not in RULES[form]:
-            raise ProgramError(f"{do}: no lowering rule for {name}{of}")
+            way = "give the instruction lower=, or RULES a rule of its name"
+            raise ProgramError(f"{do}: no lowering rule for {name}{of}; {way}")
         return form
 
     def whole_or_not(self, rule: Rule, do: Do, scope: Scope) -> None:

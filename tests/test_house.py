@@ -169,9 +169,9 @@ def test_class_names_are_unique_but_for_a_few() -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_it_does_not_grow(folder: str) -> None:
     paths = [path for path in modules().values() if path.is_relative_to(ROOT / folder)]
-    assert (
-        sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths) <= LINES[folder]
-    )
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+    mend = "delete, or raise LINES here by what the entry takes"
+    assert lines <= LINES[folder], f"{folder} has {lines} lines, LINES says {LINES[folder]}: {mend}"
 
 
 SHARED = {

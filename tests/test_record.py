@@ -18,6 +18,7 @@ from benchmarks.record import (
     Record,
     advice,
     differences,
+    drawn,
     load,
     main,
     operation_of,
@@ -130,3 +131,19 @@ def test_what_to_do_is_said(
     assert f"times: {len(lot.values)} differences" in said
     assert "Mend the code" in said
     assert "docs/decisions.md" in said
+
+
+def test_to_record_anew_keeps_what_is_legal_and_draws_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = load("ptx")
+    first, second, *others = (lot for lot in record.lots if lot.name.startswith("rows "))
+    assert len(first.keys) > 1
+    strange = replace(first, keys=(f"3{first.keys[0]}", *first.keys[1:]))
+    count = sum(len(lot.keys) for lot in (first, second, *others))
+    monkeypatch.setattr("benchmarks.record.COUNTS", {"ptx": {"rows": count}})
+    kept, *rest = drawn("ptx", replace(record, lots=(strange, *others)))
+    assert (kept.keys, kept.values) == (first.keys[1:], first.values[1:])
+    assert tuple(rest[: len(others)]) == tuple(others)
+    assert len({lot.name for lot in rest}) == len(rest)
+    assert sum(len(lot.keys) for lot in (kept, *rest)) == count

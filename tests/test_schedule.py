@@ -107,7 +107,7 @@ def changed(**fields: Any) -> str:
         ("[1, 2]", "give a file that tinygpu wrote"),
         (changed(format="onnx"), "give a file that tinygpu wrote"),
         (changed(version=99), "version 99; this tinygpu reads version 1"),
-        (changed(machine="smt"), "elementwise, rows; did you mean simt?"),
+        (changed(machine="smt"), "; did you mean simt?"),
         (changed(machine=["simt"]), 'machine is ["simt"]; give text'),
         (changed(decisions={**LADDER["naive"], "tile": 1}), "decision tile: not one of simt's"),
         (changed(decisions={}), "decision tile_m: machine simt needs it"),

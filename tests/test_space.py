@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinygpu.devices.device import load_device
-from tinygpu.errors import IllegalScheduleError, ScheduleError
+from tinygpu.errors import IllegalScheduleError, MachineError, ScheduleError
 from tinygpu.isa.instruction import INSTRUCTIONS
 from tinygpu.legality.concurrency.erase import erase
 from tinygpu.legality.concurrency.judge import verdict
@@ -21,8 +21,9 @@ from tinygpu.space.counting import Factor, Sums
 from tinygpu.space.questions import require, why_empty
 from tinygpu.space.signature import numbers_of
 from tinygpu.space.space import Space
-from tinygpu.term.machine import Chosen, Value
-from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.builder import Kernel
+from tinygpu.term.machine import Chosen, Requirement, Value
+from tinygpu.term.operation import Operation, Problem, matmul
 from tinygpu.term.program import Access, Affine, Do, For, Immediate, Program, Role, registers
 from tinygpu.term.schedule import Schedule
 
@@ -217,3 +218,40 @@ def test_sums_of_products_against_brute_force(data: st.DataObject) -> None:
         drawn = {tuple(p) for p in sums.sample(factors, rng, 2000).tolist()}
         assert drawn <= points
         assert len(drawn) > len(points) * 0.8
+
+
+class Branches(Simt):
+    """A numeric machine that branches on one of its numbers."""
+
+    def forward(self, k: Kernel) -> None:
+        if self.tile_m > 64:
+            k.fence("cta")  # type: ignore[arg-type]
+        super().forward(k)
+
+
+class Counts(Simt):
+    def forward(self, k: Kernel) -> None:
+        for _ in range(self.stages):
+            super().forward(k)
+
+
+class And(Simt):
+    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+        return (Requirement("small", choose.tile_m < 64 and choose.tile_n < 64, "", ""),)
+
+
+@pytest.mark.parametrize(
+    ("machine", "line"),
+    [
+        (Branches(), "if self.tile_m > 64:"),
+        (Counts(), "for _ in range(self.stages):"),
+        (And(), "choose.tile_m < 64 and choose.tile_n < 64"),
+    ],
+    ids=["if", "range", "and"],
+)
+def test_a_numeric_machine_that_branches_is_told_where(machine: Simt, line: str) -> None:
+    fixed = {**NARROW["tiles"], "stages": (1, 2)}
+    with pytest.raises(MachineError, match=r"machine simt: test_space.py:\d+: .*") as raised:
+        Space(machine, LARGE, H200, fixed=fixed).count()
+    assert line in str(raised.value)
+    assert "declare the decision structural=True" in str(raised.value)

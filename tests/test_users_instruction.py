@@ -196,3 +196,10 @@ def test_its_kernel_is_right_on_a_gpu(parts: int, sizes: dict[str, int]) -> None
     kernel = Launched(program(parts=parts, tile_n=128, stages=4))
     for seed in range(3):
         assert validate(kernel, Problem.of(OPERATION, **sizes), seed) <= 1
+
+
+def test_a_word_that_no_walk_knows_is_refused() -> None:
+    for change in ({"unit": "alus"}, {"completion": "soon"}, {"issuer": "lane"}):
+        ((field, word),) = change.items()
+        with pytest.raises(MachineError, match=f"instruction mad.rn: {field} {word}; known are"):
+            replace(MAD, **change)  # type: ignore[arg-type]

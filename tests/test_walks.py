@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from tinygpu.cli import app
 from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.strategies import STRATEGIES, Domain, Strategy, walk
 from tinygpu.term.schedule import Schedule
@@ -96,3 +98,8 @@ def test_a_seed_is_a_walk(name: str) -> None:
 
 def test_the_first_is_what_a_search_takes() -> None:
     assert next(iter(STRATEGIES)) == "learned"
+
+
+def test_the_command_names_each() -> None:
+    said = CliRunner().invoke(app, ["search", "--help"]).output.replace("│", " ").split()
+    assert f"What is measured next: {', '.join(STRATEGIES)}." in " ".join(said)

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tinygpu.devices.device import arch_number
+from tinygpu.errors import MachineError, nearest
 from tinygpu.isa.algebra import FLOATS, Algebra
 
 __all__ = ["INSTRUCTIONS", "Completion", "Instruction", "Issuer", "Unit"]
@@ -67,6 +68,13 @@ class Instruction:
     lower: Callable[..., None] | None = None
     meaning: Callable[..., Any] | None = None
     laws: tuple[Callable[..., Iterator[Any]], ...] = ()
+
+    def __post_init__(self) -> None:
+        kinds = {"unit": Unit, "completion": Completion, "issuer": Issuer}
+        for field, known in kinds.items():
+            if (got := getattr(self, field)) not in get_args(known):
+                text = f"instruction {self.name}: {field} {got}; {nearest(got, get_args(known))}"
+                raise MachineError(text)
 
     @property
     def proxy(self) -> Literal["generic", "async"]:

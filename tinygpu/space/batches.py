@@ -29,7 +29,7 @@ from tinygpu.legality.reach import Case
 from tinygpu.space.counting import Sums
 from tinygpu.space.sharing import Memo, narrowed, share
 from tinygpu.space.signature import numbers_of
-from tinygpu.term.machine import Chosen, Machine, Value
+from tinygpu.term.machine import Chosen, Machine, Value, arithmetic
 from tinygpu.term.operation import Problem
 from tinygpu.term.program import (
     Arrive,
@@ -207,10 +207,13 @@ class Builder:
         space = self.space
         chosen = Chosen({n: structure.get(n, self.numbers.get(n)) for n in space.values})
         operation = space.problem.operation
-        for requirement in space.machine.requires(operation, chosen):
+        with arithmetic(space.machine):
+            requirements = space.machine.requires(operation, chosen)
+        for requirement in requirements:
             if not self._add(found, self.table(requirement.name, requirement.holds)):
                 return None
-        program = space.machine.term(operation, chosen)
+        with arithmetic(space.machine):
+            program = space.machine.term(operation, chosen)
         case = Case.of(program, space.problem.sizes, space.device)
         for name, holds in judged(case, self.places):
             if not self._add(found, self.table(name, holds)):

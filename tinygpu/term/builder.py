@@ -1362,7 +1362,8 @@ class Kernel:
     def _extent(self, digit: str) -> Number:
         extent = self._digits[digit].extent
         if extent is None:
-            raise self.error(f"digit {digit}: is open, and stands where an extent is needed", digit)
+            text = "has no extent, and one is needed here; give it one, or use k.unrolled"
+            raise self.error(f"digit {digit}: {text}", digit)
         return extent
 
     def _extents(self, digits: Iterable[str]) -> tuple[Number, ...]:

@@ -26,10 +26,14 @@ Source: ``docs/model.md``, section "Machines".
 from __future__ import annotations
 
 import copy
+import re
 import reprlib
+import traceback
 from abc import ABC
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
@@ -61,6 +65,7 @@ __all__ = [
     "Machine",
     "Requirement",
     "Value",
+    "arithmetic",
     "instructions",
     "used_instructions",
 ]
@@ -301,6 +306,22 @@ _FENCES = {
     "tcgen05.before": "tcgen05.fence",
     "tcgen05.after": "tcgen05.fence",
 }
+
+
+@contextmanager
+def arithmetic(machine: Machine) -> Iterator[None]:
+    """Say where a numeric machine branches on numbers, which over a space are arrays."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if not re.search("truth value of an array|to a scalar index", str(error)):
+            raise
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise MachineError(
+            f"machine {machine.name}: {Path(at.filename).name}:{at.lineno}: {at.line} over a space "
+            "a numeric machine computes with arrays: use &, | and select, or declare the decision "
+            "structural=True"
+        ) from error
 
 
 def instructions(*names: str) -> tuple[Instruction, ...]:
