@@ -300,8 +300,7 @@ class Emitter(KernelCode):
             if name in TILE_RULES or not each_its_own:
                 form, of = "tile", " on a tile"
         if do.instruction.lower is None and name not in RULES[form]:
-            way = "give the instruction lower=, or RULES a rule of its name"
-            raise ProgramError(f"{do}: no lowering rule for {name}{of}; {way}")
+            raise ProgramError(f"{do}: no lowering rule for {name}{of}; give it lower= or a rule")
         return form
 
     def whole_or_not(self, rule: Rule, do: Do, scope: Scope) -> None:

@@ -524,6 +524,13 @@ def wide(k: Kernel) -> None:
     k.store(k.output["m = bm, n = (bn lane)"], sums)
 
 
+def rolled(k: Kernel) -> None:
+    k.threads(lane=32)
+    tile = k.smem("tile", "f32", row=256)
+    for _ in k.loop("chunk", over="k"):
+        k.load(tile["row = (chunk lane)"])
+
+
 MISTAKES: list[tuple[Callable[[Kernel], None], str, str]] = [
     (no_stages, "tile has no stages; give k.smem its stages", "tile[step]"),
     (ended, "step: its loop has ended; use it inside", "k.wait(full[step])"),
@@ -558,6 +565,8 @@ MISTAKES: list[tuple[Callable[[Kernel], None], str, str]] = [
     (an_only, "arithmetic: k.only is for stores; move it out", "k.fill(sums, 0.0)"),
     (wide, "sums has a value for each v, and c one for all",
      'k.store(k.output["m = bm, n = (bn lane)"], sums)'),
+    (rolled, "digit chunk: has no extent; give it one, or use k.unrolled",
+     'k.load(tile["row = (chunk lane)"])'),
 ]  # fmt: skip
 
 

@@ -77,7 +77,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 28068, "search": 7771, "codegen": 17230}
+LINES = {"tinygpu": 28100, "search": 7771, "codegen": 17230}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: strategies, the command ``store`` and four causes of the time model; clusters,
@@ -170,7 +170,7 @@ def test_class_names_are_unique_but_for_a_few() -> None:
 def test_it_does_not_grow(folder: str) -> None:
     paths = [path for path in modules().values() if path.is_relative_to(ROOT / folder)]
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
-    mend = "delete, or raise LINES here by what the entry takes"
+    mend = "delete, or raise LINES by what the entry takes"
     assert lines <= LINES[folder], f"{folder} has {lines} lines, LINES says {LINES[folder]}: {mend}"
 
 

@@ -1362,8 +1362,7 @@ class Kernel:
     def _extent(self, digit: str) -> Number:
         extent = self._digits[digit].extent
         if extent is None:
-            text = "has no extent, and one is needed here; give it one, or use k.unrolled"
-            raise self.error(f"digit {digit}: {text}", digit)
+            raise self.error(f"digit {digit}: has no extent; give it one, or use k.unrolled", digit)
         return extent
 
     def _extents(self, digits: Iterable[str]) -> tuple[Number, ...]:

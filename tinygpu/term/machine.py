@@ -318,9 +318,9 @@ def arithmetic(machine: Machine) -> Iterator[None]:
             raise
         at = traceback.extract_tb(error.__traceback__)[-1]
         raise MachineError(
-            f"machine {machine.name}: {Path(at.filename).name}:{at.lineno}: {at.line} over a space "
-            "a numeric machine computes with arrays: use &, | and select, or declare the decision "
-            "structural=True"
+            f"machine {machine.name}: {Path(at.filename).name}:{at.lineno}: over a space a numeric "
+            "machine computes with arrays: use &, | and select, or declare the decision "
+            f"structural=True: {at.line}"
         ) from error
 
 
