@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[str, str, Callable[[Do], Do]]] = {
     "steps": ("ldmatrix_rows", "ldmatrix", of_read(0, value=lambda v: (v[0], (0, 4), *v[2:]))),
     "order": ("mma_shape", "mma.sync", of_read(0, value=lambda v: (v[0], v[2], v[1], *v[3:]))),
     "blocks": ("mma_shape", "mma.sync", lambda d: replace(d, values=(2, 2, 1, *d.values[3:]))),
-    "shared": ("mma_shape", "mma.sync", of_read(1, value=lambda v: (*v[:4], (1, 0)))),
+    "shared": ("mma_shape", "mma.sync", of_read(1, value=lambda v: (*v[:4], (1, 0, 0)))),
     "others": (
         "mma_shape",
         "mma.sync",

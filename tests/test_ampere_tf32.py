@@ -64,8 +64,8 @@ WRONG_TF32: dict[str, tuple[str, str, Callable[[Do], Do]]] = {
     "turned": ("ldmatrix_rows", "ldmatrix", changed(variant="trans")),
     "far": ("ldmatrix_rows", "ldmatrix", of_read(0, thread=lambda t: ((0, 2), *t[1:]))),
     "rows": ("ldmatrix_rows", "ldmatrix", of_read(0, origin=lambda o: (o[0], o[1] + 2))),
-    "moved": ("mma_shape", "mma.sync", of_read(0, value=lambda v: ((0, 1), *v[1:]))),
-    "halves": ("mma_shape", "mma.sync", of_read(1, value=lambda v: (*v[:2], (0, 2), *v[3:]))),
+    "moved": ("mma_shape", "mma.sync", of_read(0, value=lambda v: ((0, 0, 0, 1), *v[1:]))),
+    "halves": ("mma_shape", "mma.sync", of_read(1, value=lambda v: (*v[:2], (0, 2, 0), *v[3:]))),
 }
 
 

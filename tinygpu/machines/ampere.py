@@ -1,6 +1,17 @@
 """The machine ``ampere``: a matmul by cp.async, ldmatrix and mma.sync (sm_80 and later).
 
-A CTA of ``warps_m x warps_n`` warps computes a tile of c; see ``ampere_term.py``.
+A CTA of ``warps_m x warps_n`` warps computes a tile of c.  Tiles of the inputs go round a ring of
+``stages`` in shared memory; a warp reads *slices* of 16 steps of k (8 of tf32) from there into
+registers, one slice ahead of the products.
+
+What lanes hold is said by digits, as the fragments of mma.m16n8k16 have it: lane 4 ``group`` +
+``quad``, and in each lane ``pair`` (of columns), ``half`` (of 16 rows), ``half_k``, and ``word``:
+what of k is in one register, a pair of 16-bit elements or one of tf32.  Blocks of 16 rows are dealt
+out to the warps in turn, so that one block of each warp (``far_m``) is a run of the tile's rows.
+
+What of tf32 does not run along k is no matrix that ldmatrix could turn: each lane loads its own
+elements, and where eight neighbours in each of four rows meet four times eight banks, 32 B change
+places.
 
 Source: PTX ISA 9, "Warp Level Matrix Instructions"; NVIDIA CUTLASS 2, "Efficient GEMM in CUDA".
 """
@@ -8,23 +19,29 @@ Source: PTX ISA 9, "Warp Level Matrix Instructions"; NVIDIA CUTLASS 2, "Efficien
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import DTYPES, GMEM, L1, L2, REGISTERS, SMEM
-from tinygpu.machines.ampere_term import SLICE_BYTES, AmpereTerm
+from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import ACC, Operation
-from tinygpu.term.program import Program
 
 __all__ = ["STARTS", "Ampere"]
+
+_SLICE_BYTES, _PIECE_BYTES = (
+    32,
+    16,
+)  # spec: the k of one mma; what ldmatrix and cp.async move as one
+_ROWS = "tm = (far_m high), high = (warp_m half group)"
 
 
 class Ampere(Machine):
     """Matmul by warps' products of inputs of 16 bits or tf32, fp32 sums."""
 
-    name = "ampere"
+    name, entry = "ampere", "ampere_matmul"
     levels = (GMEM, L2, L1, SMEM, REGISTERS)
     instructions = instructions(
         "cp.async", "ldmatrix", "mma.sync", "mov", "cvt", "bar.sync", "st.shared", "ld.shared",
@@ -76,7 +93,7 @@ class Ampere(Machine):
             ),
             Requirement(
                 "issue_inside",
-                d.issue < d.tile_k * DTYPES[a.dtype].bytes // SLICE_BYTES - 1,
+                d.issue < d.tile_k * DTYPES[a.dtype].bytes // _SLICE_BYTES - 1,
                 "loads issue among a tile's slices, before the last",
                 "lower issue, or raise tile_k",
             ),
@@ -114,9 +131,138 @@ class Ampere(Machine):
             ),
         )
 
-    def program(self, operation: Operation, choose: Any) -> Program:
-        """Build the term of a matmul."""
-        return AmpereTerm(operation, choose).program()
+    def forward(self, k: Kernel) -> None:
+        """Fill a ring of tiles; walk k, a slice ahead of the products; store."""
+        a, b = k.inputs[:2]
+        self.declare(k)
+        slices = self.tile_k * DTYPES[a.dtype].bytes // _SLICE_BYTES
+        zero, last, ahead = k.digit("slice", slices), slices - 1, self.stages - 1
+        sums = k.zeros("sums", "f32", "far_m", "far_n", "half", "pair")
+        along_k = "tk = (slice half_k quad word)"
+        x = self.factor(k, a, {"tm": self.tile_m}, f"{_ROWS}, {along_k}", "far_m", "half")
+        y = self.factor(k, b, {"tn": self.tile_n}, f"tn = (warp_n far_n group), {along_k}", "far_n")
+
+        def load(step: LoopIndex) -> None:
+            for factor in (x, y):
+                factor.load(step)
+
+        def read(step: LoopIndex, number: LoopIndex) -> None:
+            for factor in (x, y):
+                factor.read(step, number)
+
+        def multiply(step: LoopIndex, number: LoopIndex) -> None:
+            k.mma(sums, x.held[step, number], y.held[step, number])
+
+        def multiplied(step: LoopIndex, start: Number, stop: Number) -> None:
+            for number in k.unrolled("slice", slices, start=start, stop=stop):
+                read(step, number + 1)
+                multiply(step, number)
+
+        for step in k.loop("kt", first=ahead):
+            with k.when(step < step.count):
+                load(step)
+            k.commit()
+        k.wait_group("cp.async", ahead - 1)
+        k.sync()
+        for step in k.loop("kt", first=1):
+            with k.when(step < step.count):
+                read(step, zero)
+        for step in k.loop("kt"):
+            multiplied(step, 0, self.issue)
+            # All threads have read the last of the tile before when they pass the loop's barrier,
+            # so its stage may be filled: between a slice's reading and its products, as copies to
+            # shared memory keep reads from moving up past them.
+            read(step, zero + self.issue + 1)
+            with k.when(step + ahead < step.count):
+                load(step + ahead)
+            k.commit()
+            multiply(step, zero + self.issue)
+            multiplied(step, self.issue + 1, last)
+            k.wait_group("cp.async", ahead - 1)
+            k.sync()
+            with k.when(step + 1 < step.count):
+                read(step + 1, zero)
+            multiply(step, zero + last)
+        self.store(k, sums)
+
+    def declare(self, k: Kernel) -> None:
+        """Say who counts what: CTAs tiles, warps blocks of them, lanes what fragments give them."""
+        k.launch(raster=self.raster, ctas_per_sm=self.ctas_per_sm, guards=self.guards)
+        k.grid(bz=self.split_k)
+        k.grid("bm", "bn")
+        k.tile(tm=self.tile_m, tn=self.tile_n, tk=self.tile_k, high=16 * self.warps_m)
+        k.threads(warp_m=self.warps_m, warp_n=self.warps_n, group=8, quad=4)
+        k.values(far_m=self.tile_m // (16 * self.warps_m), far_n=self.tile_n // self.warps_n // 8)
+        k.values(half_k=2, half=2, pair=2, word=4 // DTYPES[k.inputs[0].dtype].bytes)
+        if self.edges == "exact":
+            k.unguarded("m", "n", "k")
+
+    def factor(
+        self, k: Kernel, array: Array, lines: Mapping[str, Number], at: str, *digits: str
+    ) -> StagedInput:
+        """Declare an input's tiles, along its contiguous axis, and a ring of two slices of them."""
+        name, width, by_k = array.name, DTYPES[array.dtype].bytes, array.axes[-1] == "k"
+        extents = {**lines, "tk": self.tile_k} if by_k else {"tk": self.tile_k, **lines}
+        matrices = by_k or width == 2
+        tile = k.smem(
+            f"smem_{name}", array.dtype, stages=self.stages, swizzle="line",
+            piece=_PIECE_BYTES if matrices else 2 * _PIECE_BYTES, **extents,
+        )  # fmt: skip
+        dealt = k.deal(name, vector=_PIECE_BYTES // width, **extents)
+        dealt = f"m = (bm tm), n = (bn tn), k = (bz kt tk), {dealt}"
+        held = k.registers(f"{name}_fragment", array.dtype, *digits, "half_k", "word", stages=2)
+        return StagedInput(k, array, tile, dealt, held, at, matrices)
+
+    def store(self, k: Kernel, sums: Held) -> None:
+        """Store from the fragments or by whole lines; what is fused, a block of rows at a time."""
+        c, vector, direct = k.output, self.vector_c, self.epilogue == "direct"
+        fused = k.op.epilogue != ACC
+        at = f"{_ROWS}, m = (bm tm), n = (bn tn), tn = (warp_n far_n quad pair)"
+        if direct and not fused:
+            k.store(c[at], sums, vector=vector, add=self.combine == "red")
+            return
+        if not direct:
+            extents = {"high": 16 * self.warps_m, "tn": self.tile_n}
+            out = k.smem("smem_c", c.dtype, stages=2, swizzle="line", **extents)
+            dealt = k.deal("c", vector=vector, **extents)
+        rounded = sums if fused else k.cast(sums, c.dtype)
+        for block in k.each("far_m"):
+            if fused:  # a block at a time, so that no more registers are alive than the sums have
+                wide = vector if direct else 2
+                held = {x.name: k.load(x[at], vector=wide) for x in k.inputs[2:]}
+                rounded = k.compute(k.op.epilogue, {**held, "acc": sums}, c.dtype)
+            if direct:
+                k.store(c[at], rounded, vector=vector)
+                continue
+            k.store(out[block][at], rounded, vector=2)
+            k.sync()
+            line = k.load(out[block][dealt], vector=vector)
+            k.store(c[f"m = (bm tm), tm = (far_m high), n = (bn tn), {dealt}"], line, vector=vector)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedInput:
+    """An input: its tiles, how they are dealt out to the threads, and the slices in registers."""
+
+    k: Kernel
+    array: Array
+    tile: Array
+    dealt: str
+    held: Held
+    at: str
+    matrices: bool
+
+    def load(self, step: LoopIndex) -> None:
+        """Start to copy a tile into its stage."""
+        self.k.cp_async(self.tile[step][self.dealt], self.array[step][self.dealt])
+
+    def read(self, step: LoopIndex, number: LoopIndex) -> None:
+        """Read a slice of a tile: all blocks of this warp's rows or columns."""
+        part, held = self.tile[step][number][self.at], self.held[step, number]
+        if self.matrices:
+            self.k.ldmatrix(held, part)
+        else:
+            self.k.load(part, into=held)
 
 
 _PLAIN: Mapping[str, Value] = {

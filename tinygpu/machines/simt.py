@@ -287,16 +287,8 @@ class Simt(Machine):
             f"smem_{name}", x.dtype, pad=self.pad_a if is_a else self.pad_b, stages=self.stages,
             swizzle=self.swizzle() if is_a and along else 0, **shape,
         )  # fmt: skip
-        vectors = extents[wide] // vector
-        side = select(vectors < k.thread_count, vectors, k.thread_count)
-        rows = k.thread_count // side
-        k.recount(**{f"{name}_line": rows, f"{name}_vector": side})
-        k.values(**{f"{name}_down": extents[lines] // rows, f"{name}_right": vectors // side})
-        k.values(**{f"{name}_one": vector})
-        at = (
-            f"m = (bm tm), n = (bn tn), k = (bz kt tk), {lines} = ({name}_down {name}_line),"
-            f"{wide} = ({name}_right {name}_vector {name}_one)"
-        )
+        dealt = k.deal(name, vector=vector, **{d: extents[d] for d in (lines, wide)})
+        at = f"m = (bm tm), n = (bn tn), k = (bz kt tk), {dealt}"
         return TileCopy(k, x, tile, at, vector, 1 if along != by_k else vector)
 
     def swizzle(self) -> tuple[Number, Number, Number]:

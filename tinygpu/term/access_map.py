@@ -66,10 +66,12 @@ class Affine:
     __radd__ = __add__
 
     def __mul__(self, factor: int) -> Affine:
-        if any(isinstance(c, str) for _, c in self.terms):
-            raise ProgramError(f"index {self}: a parameter's multiple cannot be scaled again")
-        terms = tuple((v, c * factor) for v, c in self.terms if not isinstance(c, str))
-        return Affine(self.constant * factor, terms)
+        terms = []
+        for name, coefficient in self.terms:
+            if isinstance(coefficient, str):
+                raise ProgramError(f"index {self}: a parameter's multiple cannot be scaled again")
+            terms.append((name, coefficient * factor))
+        return Affine(self.constant * factor, tuple(terms))
 
     __rmul__ = __mul__
 

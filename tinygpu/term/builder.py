@@ -47,7 +47,7 @@ import linecache
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -85,7 +85,9 @@ Number = Any
 
 _VECTOR_BYTES = 16  # spec: PTX ISA, "ld"
 _SLICE_BYTES, _BLOCK = 32, 64  # spec: PTX ISA, wgmma's k in bytes, and its rows
-_WARP, _WARPGROUP = 32, 128
+_ZERO = Affine()
+_UNREAD: tuple[dict[str, tuple[str, ...]], frozenset[str]] = ({}, frozenset())
+_WARP, _WARPGROUP, _REGISTER_BYTES = 32, 128, 4
 _TMA_STORE = INSTRUCTIONS["cp.async.bulk.tensor.global"]
 _SPACES = {"gmem": "global", "smem": "shared"}
 _EQUATION = re.compile(r"\s*(\w+)\s*=\s*(?:\(([\w\s]+)\)|(\w+))\s*")
@@ -133,6 +135,8 @@ class LoopIndex:
     count: Number = 1
     tiles: tuple[str, str] | None = None
     around: tuple[tuple[str, Number], ...] = ()
+    digit: str = ""
+    """The digit that it is a number of."""
 
     def use(self, *, own: bool) -> Affine:
         """Which use of a ring it is; with ``own`` of one that each copy of a role has."""
@@ -154,7 +158,8 @@ class LoopIndex:
         return replace(self, affine=end, loops=())
 
     def __add__(self, number: Number) -> LoopIndex:
-        return replace(self, affine=self.affine + number)
+        more = self.affine + number
+        return LoopIndex(more, self.loops, self.count, self.tiles, self.around, self.digit)
 
     def __sub__(self, other: Number | LoopIndex) -> LoopIndex:
         if not isinstance(other, LoopIndex):
@@ -174,14 +179,22 @@ class Held:
     """Registers with a value for each of their digits (slowest first), or of a warpgroup's tile.
 
     Of a tile a pattern takes a part, ``sums["tn = (chunk col)"]``, which begins at ``origin``.
+    Of a ring ``held[step, s]`` is a use: the numbers of several digits count on, slowest first.
     """
 
     kernel: Kernel
     buffer: Buffer
-    digits: tuple[str, ...]
+    dimensions: tuple[str, ...]
     origin: tuple[Affine, ...] = ()
     index: Affine | None = None
     """Which value of a ring it is."""
+    ring: bool = False
+
+    @property
+    def digits(self) -> tuple[str, ...]:
+        """Its dimensions but for those that ``k.each`` goes through."""
+        gone = self.kernel.gone_through
+        return tuple(d for d in self.dimensions if d not in gone) if gone else self.dimensions
 
     @property
     def rows(self) -> Number:
@@ -193,11 +206,14 @@ class Held:
         """The name of the registers."""
         return self.buffer.name
 
-    def __getitem__(self, pattern: str) -> Held:
-        equations = self.kernel.equations(pattern, self.digits)
+    def __getitem__(self, at: str | LoopIndex | tuple[LoopIndex, ...]) -> Held:
+        if not isinstance(at, str):
+            index = self.kernel.counted_on(self, at)
+            return Held(self.kernel, self.buffer, self.dimensions, self.origin, index, self.ring)
+        equations = self.kernel.equations(at, self.digits)
         parts = [self.kernel.part_of(equations, digit) for digit in self.digits]
         digits, origin = (tuple(each) for each in zip(*parts, strict=True))
-        return replace(self, digits=digits, origin=origin)
+        return replace(self, dimensions=digits, origin=origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +221,22 @@ class Piece:
     """What a pattern picks of an array or of a tile.
 
     ``stage`` is the use of a ring of tiles, or of an array what its loop's digit counts instead.
+    ``tile[step][s + 1][at]``: at ``s + 1`` of the digit that s is a number of.
     """
 
     array: Array
     equations: Mapping[str, tuple[str, ...]]
     stage: LoopIndex | None = None
+    numbers: tuple[LoopIndex, ...] = ()
 
-    def __getitem__(self, pattern: str) -> Piece:
-        return replace(self, equations=self.array.kernel.equations(pattern, self.array.axes))
+    def __getitem__(self, at: str | LoopIndex) -> Piece:
+        kernel = self.array.kernel
+        if isinstance(at, LoopIndex):
+            kernel.in_scope(at)
+            return Piece(self.array, self.equations, self.stage, (*self.numbers, at))
+        given = tuple([number.digit for number in self.numbers])
+        equations = kernel.equations(at, self.array.axes, given)
+        return Piece(self.array, equations, self.stage, self.numbers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,11 +306,16 @@ class BarrierRing:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Steps of each digit, one a dimension; the last digit of the contiguous one; exact axes."""
+    """Steps of each digit, one a dimension; the last digit of the contiguous one; guarded axes.
+
+    And how threads count there: their digits' extents and steps.
+    """
 
     steps: Mapping[str, tuple[Number, ...]]
     last: str
-    exact: tuple[bool, ...]
+    guard: tuple[Number, ...]
+    threads: tuple[Number, ...]
+    strides: tuple[tuple[Number, ...], ...]
 
 
 @cache
@@ -339,8 +368,11 @@ class Kernel:
         self._countings: list[tuple[str, ...]] = []  # of threads, fastest first
         self._turned: dict[tuple[str, ...], Number] = {}  # where the two fastest change places
         self._split: dict[str, tuple[str, ...]] = {}  # digits of values that are counted in two
-        self._patterns: dict[Any, tuple[dict[str, tuple[str, ...]], tuple[str, ...]]] = {}
+        self._patterns: dict[Any, tuple[dict[str, tuple[str, ...]], frozenset[str]]] = {}
         self._places: dict[tuple[str, int], _Steps] = {}
+        self._modes_of: dict[tuple[Any, ...], tuple[_Steps, tuple[str, ...]]] = {}
+        self._ways: dict[tuple[Any, ...], Any] = {}  # of places, how threads and values go
+        self._owned: dict[tuple[Any, ...], Any] = {}  # of registers, how values go
         self._left = ""  # the array whose outside threads leave
         self._zeroed = False
         self._open_loops: list[str] = []
@@ -359,6 +391,7 @@ class Kernel:
         self._options: dict[str, Number] = {}
         self._elected = False
         self._only: tuple[Number, Number, Number] | None = None
+        self.gone_through: list[str] = []  # digits of values, by k.each
         self._broken: ProgramError | None = None
 
     # who counts
@@ -430,6 +463,30 @@ class Kernel:
         self._declare(near, "values", extent)
         self._split[name] = (slow, near)
 
+    def deal(self, name: str, *, vector: Number, **extents: Number) -> str:
+        """Deal a tile's elements out to the threads, in vectors along its lines, then across.
+
+        Its digits begin with the name; the equations of the dimensions, as tm=64, tk=32, are
+        returned.
+        """
+        (lines, height), (wide, length) = extents.items()
+        vectors = length // vector
+        side = select(vectors < self.thread_count, vectors, self.thread_count)
+        rows = self.thread_count // side
+        self.recount(**{f"{name}_line": rows, f"{name}_vector": side})
+        down, right = height // rows, vectors // side
+        self.values(**{f"{name}_down": down, f"{name}_right": right, f"{name}_one": vector})
+        across = f"{name}_right {name}_vector {name}_one"
+        return f"{lines} = ({name}_down {name}_line), {wide} = ({across})"
+
+    def digit(self, name: str, count: Number) -> LoopIndex:
+        """Declare a digit of which statements say the number, and ``k.unrolled``; return its 0.
+
+        The others are ``+ n``: ``tile[step][zero + 1][at]``.
+        """
+        self._declare(name, "a loop", count)
+        return LoopIndex(Affine(), (), count, digit=name)
+
     def unguarded(self, *axes: str) -> None:
         """Let accesses not ask whether they are inside along some axes: laws see to it.
 
@@ -473,7 +530,7 @@ class Kernel:
         outer = self._written_out() if self._tiles else ()
         self._open_loops.append(name)
         try:
-            yield LoopIndex(var(name), (name,), count, self._tiles, outer)
+            yield LoopIndex(var(name), (name,), count, self._tiles, outer, name)
         except GeneratorExit:
             text = f"loop {name}: its body left by break or return; it is traced once, use k.when"
             self._broken = self._broken or self._error_at(where, text, "")
@@ -485,6 +542,17 @@ class Kernel:
             raise self._error_at(where, text, name)
         body, self._body = tuple(self._body), around
         self._body.append(term.For(name, trips, body, written is not None, start))
+
+    def each(self, name: str) -> Iterator[LoopIndex]:
+        """Trace a body for one value of a digit of values after another: written out, as a loop."""
+        self._known(name)
+        if self._digits[name].by != "values" or name in self.gone_through or name in self._split:
+            text = f"each: {name} is no digit of values"
+            raise self.error(f"{text} that are still to be gone through", name)
+        self.gone_through.append(name)
+        extent = self._extent(name)
+        yield from self._loop(name, extent, self._where(), extent)
+        self.gone_through.remove(name)
 
     def _written_out(self) -> tuple[tuple[str, Number], ...]:
         """Return the loops around that have an extent."""
@@ -515,13 +583,14 @@ class Kernel:
 
     def smem(
         self, name: str, dtype: str, *digits: str, pad: Number = 0, stages: Number | None = None,
-        swizzle: int | str | tuple[Number, Number, Number] = 0, **extents: Number,
+        swizzle: int | str | tuple[Number, Number, Number] = 0, piece: int = 16, **extents: Number,
     ) -> Array:  # fmt: skip
         """Declare a tile in shared memory, its last dimension contiguous; ``stages`` make a ring.
 
         Its dimensions are new digits, as tm=64, or known ones, by name.  ``pad`` elements follow
         each line.  ``swizzle`` = 128: slabs of 128 B, as TMA and wgmma take them; "line": one slab,
-        whose lines have 16 to 128 B; or (bits, base, shift) of ``tinygpu.term.layout.Swizzle``.
+        whose pieces of ``piece`` bytes change places by the number of the line, or of the 128 B;
+        or (bits, base, shift) of ``tinygpu.term.layout.Swizzle``.
         What is declared in a role each of its copies has for itself.
         """
         for digit in digits:
@@ -549,9 +618,10 @@ class Kernel:
             shape = tuple(extents.values())
             pattern = swizzle if isinstance(swizzle, tuple) else (0, 0, 0)
             if swizzle == "line":
-                span = shape[-1] * each
-                bits = sum(span >= wide for wide in (32, 64, 128))
-                pattern = (bits, (16 // each).bit_length() - 1, 3)
+                most = (128 // piece).bit_length() - 1
+                wider = [(shape[-1] * each >= piece << i) * 1 for i in range(1, 9)]
+                shift = select(sum(wider) > most, sum(wider), most)
+                pattern = (sum(wider[:most]), (piece // each).bit_length() - 1, shift)
             pitches: list[Number] = [1]
             size = shape[-1] + pad
             for extent in reversed(shape[:-1]):
@@ -572,20 +642,24 @@ class Kernel:
         self._barriers.append(barrier)
         return BarrierRing(self, barrier)
 
-    def registers(self, name: str, dtype: str, *digits: str, fragment: str = "") -> Held:
+    def registers(
+        self, name: str, dtype: str, *digits: str, fragment: str = "", stages: Number | None = None
+    ) -> Held:
         """Declare registers with a value for each of the digits, of each thread.
 
         With a ``fragment`` the digits are a tile's rows and columns, which threads share out.
+        ``stages`` make a ring.
         """
         for digit in digits:
             self._known(digit)
         ordered = digits if fragment else self._ordered(digits)
-        if wrong := [d for d in ordered if not self._counted(d)]:
+        if wrong := [d for d in ordered if not self.counted(d)]:
             by = self._digits[wrong[0]].by
             raise self.error(f"digit {wrong[0]}: {by} counts it, not each thread", wrong[0])
         shape = tuple(self._digits[d].extent for d in ordered) or (1,)
-        buffer = registers(self._free(name), dtype, *shape, fragment=fragment)
-        return Held(self, buffer, ordered)
+        many = 1 if stages is None else stages
+        buffer = registers(self._free(name), dtype, *shape, stages=many, fragment=fragment)
+        return Held(self, buffer, ordered, ring=stages is not None)
 
     def _into(self, into: str, name: str, dtype: str, *digits: str) -> Held:
         """Return new registers, or those that are used over and over under the name ``into``."""
@@ -600,7 +674,7 @@ class Kernel:
 
     def load(
         self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None,
-        into: str = "", like: Held | None = None,
+        into: str | Held = "", like: Held | None = None,
     ) -> Held:  # fmt: skip
         """Load into registers; what lies outside of the array is ``outside``.
 
@@ -614,8 +688,11 @@ class Kernel:
         place = self._place(part)
         modes = self._modes(place)
         digits, dtype = self._joined(modes), part.array.dtype
-        held = self._into(into, f"{part.array.name}_held", dtype, *digits)
-        held = replace(held, index=self._turns(part))
+        if isinstance(into, Held):
+            held = self._fitting(into, part, digits)
+        else:
+            held = self._into(into, f"{part.array.name}_held", dtype, *digits)
+            held = replace(held, index=self._turns(part))
         name = f"ld.{_SPACES[part.array.buffer.level]}"
         there = self._access(part, place, modes, outside)
         wide = self._vector(part, place, vector)
@@ -632,6 +709,31 @@ class Kernel:
         vector = 2 if place.last == modes[0] else 1
         load, values = INSTRUCTIONS["ld.global"], self._extents(modes)
         self._body.append(term.Do(load, own, (there,), values, vector=vector))
+        return held
+
+    def ldmatrix(self, into: Held, part: Piece) -> None:
+        """Read matrices of 8 x 8 from shared memory into registers, a warp at a time.
+
+        The pattern says what each lane gets: along the tile's lines it ends in a quad of lanes and
+        their own pair, or with a group of 8 lanes, and then the matrices are turned (.trans).
+        """
+        self._each_thread("ldmatrix")
+        place = self._place(part)
+        modes = self._modes(place)
+        held = self._fitting(into, part, modes)
+        if part.array.buffer.level != "smem":
+            raise self.error(f"ldmatrix: {part.array.name} is not in shared memory", "ldmatrix")
+        how = "" if self.counted(place.last) else "trans"
+        there, wide = self._access(part, place, modes), self._vector(part, place, None)
+        self._do("ldmatrix", held, there, modes, place, vector=wide, variant=how)
+
+    def _fitting(self, held: Held, part: Piece, modes: tuple[str, ...]) -> Held:
+        """Return registers that a part is loaded into.  Raises ProgramError if it has no place."""
+        array = part.array
+        if set(held.digits) != set(modes) or held.buffer.dtype != array.dtype:
+            text = f"{held.name} has {held.buffer.dtype} by {' '.join(held.digits) or 'no digit'}"
+            here = f"{array.dtype} by {' '.join(modes) or 'no digit'}"
+            raise self.error(f"{text}, {array.name} is read as {here}", held.name)
         return held
 
     def cp_async(self, to: Piece, part: Piece, *, vector: Number | None = None) -> None:
@@ -672,7 +774,7 @@ class Kernel:
         place = self._place(part)
         modes = self._modes(place)
         access = replace(self._access(part, place, modes), guard=(True,) * len(part.array.axes))
-        threads = self._thread_extents(self._counting(place))
+        threads = place.threads
         self._body.append(term.Exit(access, self._extents(modes), threads))
         self._left = part.array.name
         self._places.clear()
@@ -763,7 +865,7 @@ class Kernel:
             )
         for axis, digit in zip(part.array.axes[-2:], array.axes, strict=True):
             *others, last = self._expanded(part.equations, axis)
-            if last != digit or any(self._counted(d) for d in others):
+            if last != digit or any(self.counted(d) for d in others):
                 text = f"{what}: {part.array.name}'s axis {axis} has to end in {digit}, as the tile"
                 raise self.error(f"{text} {array.name} has it", part.array.name)
 
@@ -866,6 +968,31 @@ class Kernel:
         read, write = self._own(held, modes), self._own(rounded, modes)
         self._body.append(term.Do(INSTRUCTIONS["cvt"], write, (read,), self._extents(modes)))
         return rounded
+
+    def mma(self, sums: Held, x: Held, y: Held) -> None:
+        """Add a warp's products of slices by mma.sync, by the names of the registers' digits.
+
+        ``sums`` has blocks of rows, blocks of columns, a half (of 16 rows) and a pair of columns; x
+        blocks of rows, half, half of k, word (what of k is in one register); y blocks of columns,
+        half of k, word.
+        """
+        self._each_thread("mma")
+        rows, along = (tuple(d for d in x.digits if (d in y.digits) == both) for both in (0, 1))
+        columns = tuple(d for d in y.digits if d not in x.digits)
+        pair = tuple(d for d in sums.digits if d not in (*rows, *columns))
+        counts = tuple(map(len, (rows, columns, along, pair)))
+        if set(sums.digits) != {*rows, *columns, *pair} or counts != (2, 1, 2, 1):
+            got = " * ".join(" ".join(held.digits) for held in (x, y))
+            text = f"mma: {' '.join(sums.digits)} += {got}; it computes"
+            text += " far near half pair += far half deep word * near deep word"
+            raise self.error(text, "mma")
+        modes = (*pair, rows[1], along[0], *columns, rows[0])
+        # what fills a register alone serves both of a pair of sums
+        first = along[1] if DTYPES[x.buffer.dtype].bytes < _REGISTER_BYTES else ""
+        left, right = (self._own(held, (first, *modes[1:])) for held in (x, y))
+        total, multiply = self._own(sums, modes), INSTRUCTIONS["mma.sync"]
+        reads, values = (left, right, total), self._extents(modes)
+        self._body.append(term.Do(multiply, total, reads, values, variant="fma"))
 
     def wgmma(self, sums: Held, x: Piece | Array, y: Piece | Array, *, fresh: LoopIndex) -> None:
         """Add the product of two tiles, tm tn += tm tk * tn tk; where ``fresh`` is 0, set it."""
@@ -1045,11 +1172,16 @@ class Kernel:
 
     # patterns
 
-    def equations(self, pattern: str, axes: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Read a pattern for an array of some axes.  Raises ProgramError for unknown names."""
-        key = (pattern, tuple(axes))
-        known, loops = self._patterns.get(key, ({}, ()))
-        if known and all(loop in self._open_loops for loop in loops):
+    def equations(
+        self, pattern: str, axes: Iterable[str], given: tuple[str, ...] = ()
+    ) -> dict[str, tuple[str, ...]]:
+        """Read a pattern for an array of some axes.  Raises ProgramError for unknown names.
+
+        Of digits that are ``given`` the loops need not be open.
+        """
+        key = (pattern, tuple(axes), given)
+        known, loops = self._patterns.get(key, _UNREAD)
+        if known and loops.issubset(self._open_loops):
             return known
         found: dict[str, tuple[str, ...]] = {}
         tiles = [n for n, d in self._digits.items() if d.by == "a tile"]
@@ -1066,7 +1198,7 @@ class Kernel:
         for axis in used:
             for digit in self._expanded(found, axis) if axis in found else ():
                 self._known(digit)
-                if self._digits[digit].by == "a loop":
+                if self._digits[digit].by == "a loop" and digit not in given:
                     inside.append(digit)
                     if digit not in self._open_loops:
                         raise self.error(f"digit {digit}: its loop has ended; use it inside", digit)
@@ -1074,8 +1206,24 @@ class Kernel:
         for axis in used:
             if axis in found and axis in tiles and axis not in self._judged:
                 self._counts_all(axis, found[axis])
-        self._patterns[key] = found, tuple(inside)
+        self._patterns[key] = found, frozenset(inside)
         return found
+
+    def counted_on(self, held: Held, at: LoopIndex | tuple[LoopIndex, ...]) -> Affine:
+        """Return which value of a ring of registers is meant by numbers, slowest first."""
+        first, *others = at if isinstance(at, tuple) else (at,)
+        if not held.ring:
+            text = f"{held.name} has no stages; give k.registers its stages"
+            raise self.error(text, held.name)
+        self.in_scope(first)
+        index = first.use(own=True)
+        for number in others:
+            self.in_scope(number)
+            if isinstance(number.count, str):
+                text = f"{held.name}: {number.digit} is open; only the first number may be so"
+                raise self.error(text, held.name)
+            index = index * number.count + number.affine
+        return index
 
     def in_scope(self, index: LoopIndex) -> None:
         """Raise ProgramError if the index is of a loop that has ended."""
@@ -1104,7 +1252,7 @@ class Kernel:
         if axis not in equations:
             return axis, Affine()
         *others, last = self._expanded(equations, axis)
-        if not self._counted(last) or any(map(self._counted, others)):
+        if not self.counted(last) or any(map(self.counted, others)):
             raise self.error(f"{axis}: a part is counted by its last digit alone", axis)
         origin, step = Affine(), self._extent(last) // of
         for digit in reversed(others):
@@ -1142,7 +1290,11 @@ class Kernel:
             left = array.name == self._left
             exact.append(self._is_exact(axis, digits, is_open, guarded=left))
             last = digits[-1] if digits else ""
-        place = _Steps({d: tuple(s) for d, s in steps.items()}, last, tuple(exact))
+        counting = self._counting(steps)
+        found = {d: tuple(s) for d, s in steps.items()}
+        strides = self._in_turn(counting, [found.get(d, (0,) * rank) for d in counting])
+        guard = tuple(map(_not, exact)) if array.buffer.level == "gmem" else ()
+        place = _Steps(found, last, guard, self._thread_extents(counting), strides)
         self._places[key] = place
         return place
 
@@ -1228,23 +1380,33 @@ class Kernel:
         buffer, zero = part.array.buffer, (0,) * len(part.array.axes)
         if part.array.slab:
             raise self.error(f"{buffer.name}: a swizzled tile is TMA's and wgmma's", buffer.name)
-        origin = [Affine() for _ in zero]
-        for digit, steps in reversed([*place.steps.items()]):  # slowest first: laws read them so
-            if self._digits[digit].by in _MOVING:
-                index = var(digit)
-                if part.stage and digit in part.stage.loops and buffer.level == "gmem":
-                    index = part.stage.affine
-                for dimension, step in enumerate(steps):
-                    if isinstance(step, str):
-                        origin[dimension] = origin[dimension] + var(digit, step)
-                    elif not isinstance(step, int) or step:
-                        origin[dimension] = origin[dimension] + index * step
-        counting = self._counting(place)
-        threads = self._in_turn(counting, [place.steps.get(d, zero) for d in counting])
-        values = tuple(place.steps.get(d, zero) for d in modes)
-        guard = tuple(_not(e) for e in place.exact) if buffer.level == "gmem" else ()
-        stage = Affine() if buffer.level == "gmem" else self._stage(part)
-        return Access(buffer, values, threads, tuple(origin), stage, guard, outside)
+        key = (id(place), modes, *self.gone_through)
+        if key not in self._ways:
+            values = tuple([place.steps.get(d, zero) for d in modes])
+            moving = [
+                (digit, dimension, step)
+                for digit, steps in reversed([*place.steps.items()])  # slowest first: laws read so
+                if self._digits[digit].by in _MOVING or digit in self.gone_through
+                for dimension, step in enumerate(steps)
+                if not isinstance(step, int) or step
+            ]
+            self._ways[key] = place, values, moving
+        _, values, moving = self._ways[key]
+        ahead = (part.stage,) if part.stage and buffer.level == "gmem" else ()
+        numbers = {number.digit: number.affine for number in (*ahead, *part.numbers)}
+        for number in part.numbers:
+            if number.digit not in place.steps:
+                text = f"{buffer.name}: at {number.affine} of {number.digit}, which no axis has"
+                raise self.error(text, buffer.name)
+        origin = [_ZERO for _ in zero]
+        for digit, dimension, step in moving:
+            if digit in numbers and not isinstance(step, str):
+                more = numbers[digit] * step
+            else:
+                more = var(digit, step)
+            origin[dimension] = origin[dimension] + more
+        stage = _ZERO if buffer.level == "gmem" else self._stage(part)
+        return Access(buffer, values, place.strides, tuple(origin), stage, place.guard, outside)
 
     def _turns(self, part: Piece) -> Affine | None:
         """Return which value is loaded of a ring's tile: the loops inside its own count on."""
@@ -1265,7 +1427,7 @@ class Kernel:
             return
         place = self._place(part)
         modes = (columns, rows)
-        if {d for d in place.steps if self._counted(d)} != {*modes}:
+        if {d for d in place.steps if self.counted(d)} != {*modes}:
             text = f"{part.array.name}: its pattern has to have {rows} and {columns}, as"
             raise self.error(f"{text} {sums.name}, and no other values", part.array.name)
         rounded = self.cast(sums, part.array.dtype)
@@ -1320,19 +1482,23 @@ class Kernel:
             raise self.error(f"{name}: TMA and wgmma take whole tiles; drop the pattern", name)
         return self._stage(tile)
 
-    def _counted(self, digit: str) -> bool:
+    def counted(self, digit: str) -> bool:
         """Say whether each thread, or an instruction, counts it."""
-        return self._digits[digit].by in ("values", "a tile")
+        return self._digits[digit].by in ("values", "a tile") and digit not in self.gone_through
 
     def _modes(self, place: _Steps) -> tuple[str, ...]:
         """Return the digits that each thread counts, fastest first; the vector's before them."""
-        modes = self._ordered(filter(self._counted, place.steps))[::-1]
-        return (*(d for d in modes if d == place.last), *(d for d in modes if d != place.last))
+        key = (id(place), *self.gone_through)
+        if key not in self._modes_of:
+            modes = self._ordered(filter(self.counted, place.steps))[::-1]
+            first = tuple(d for d in modes if d == place.last)
+            self._modes_of[key] = place, (*first, *(d for d in modes if d != place.last))
+        return self._modes_of[key][1]
 
     def _vector(self, part: Piece, place: _Steps, vector: Number | None) -> Number:
         if vector is not None:
             return vector
-        if not self._counted(place.last):
+        if not self.counted(place.last):
             return 1
         most = _VECTOR_BYTES // DTYPES[part.array.dtype].bytes
         extent = self._extent(place.last)
@@ -1346,7 +1512,7 @@ class Kernel:
         known = self._digits.get(name)
         if known and (known.by, by) != ("a tile", "a tile"):
             raise self.error(f"digit {name}: {known.by} counts it already", name)
-        if known and np.all(known.extent != extent):
+        if known and known.extent is not extent and np.all(known.extent != extent):
             text = f"digit {name}: has {known.extent} elements in another tile, here {extent}"
             raise self.error(text, name)
         self._order.setdefault(name, len(self._order))
@@ -1366,12 +1532,12 @@ class Kernel:
         return extent
 
     def _extents(self, digits: Iterable[str]) -> tuple[Number, ...]:
-        return tuple(map(self._extent, digits))
+        return tuple([self._extent(digit) for digit in digits])
 
-    def _counting(self, place: _Steps | None) -> tuple[str, ...]:
+    def _counting(self, digits: Collection[str]) -> tuple[str, ...]:
         """Return the digits of threads that a pattern goes by, fastest first."""
         for counting in self._countings:
-            if place and any(d in place.steps for d in counting):
+            if any(d in digits for d in counting):
                 return counting
         return self._countings[0] if self._countings else ()
 
@@ -1408,31 +1574,39 @@ class Kernel:
         place: _Steps | None, **more: Any,
     ) -> None:  # fmt: skip
         """Append a statement of all threads; ``place`` says how they count."""
-        counting = self._counting(place)
+        threads = place.threads if place else self._thread_extents(self._counting(()))
         to, of = (
-            self._own(one, modes, len(counting)) if isinstance(one, Held) else one
+            self._own(one, modes, len(threads)) if isinstance(one, Held) else one
             for one in (write, read)
         )
-        values, threads = self._extents(modes), self._thread_extents(counting)
+        values = self._extents(modes)
         self._body.append(term.Do(INSTRUCTIONS[name], to, (of,), values, threads, **more))
 
     def _own(self, held: Held, modes: tuple[str, ...], threads: int = 0) -> Access:
         """Return the access to registers at each digit of the modes."""
         rank = len(held.buffer.shape)
-
-        known: dict[str, tuple[Number, ...]] = {}
-        for place, digit in enumerate(held.digits):
-            before, after = (0,) * place, (0,) * (rank - place - 1)
-            known[digit] = (*before, 1, *after)
-            if digit in self._split:
-                slow, near = self._split[digit]
-                known[near] = known[digit]
-                known[slow] = (*before, self._extent(near), *after)
-        steps = tuple(known.get(mode, (0,) * rank) for mode in modes)
+        if held.ring and held.index is None:
+            text = f"{held.name} is a ring; say which value, as {held.name}[step]"
+            raise self.error(text, held.name)
+        key = (held.dimensions, modes, *self.gone_through)
+        if key not in self._owned:
+            known: dict[str, tuple[Number, ...]] = {}
+            for place, digit in enumerate(held.dimensions):
+                before, after = (0,) * place, (0,) * (rank - place - 1)
+                known[digit] = (*before, 1, *after)
+                if digit in self._split:
+                    slow, near = self._split[digit]
+                    known[near] = known[digit]
+                    known[slow] = (*before, self._extent(near), *after)
+            self._owned[key] = tuple([known.get(mode, (0,) * rank) for mode in modes])
+        steps, origin = self._owned[key], held.origin
+        if self.gone_through:
+            gone = self.gone_through
+            origin = origin or tuple(var(d) if d in gone else Affine() for d in held.dimensions)
         index = held.index
         if index is None:
-            index = self._turn() if held.buffer.fragment else Affine()
-        return Access(held.buffer, steps, ((0,) * rank,) * threads, held.origin, index)
+            index = self._turn() if held.buffer.fragment else _ZERO
+        return Access(held.buffer, steps, ((0,) * rank,) * threads, origin, index)
 
     def _joined(self, modes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the digits of values that modes count: those that are counted in two, whole."""

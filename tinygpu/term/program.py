@@ -590,12 +590,12 @@ def accesses_of(body: tuple[Statement, ...]) -> Iterator[Access]:
 
 def buffers_of(body: tuple[Statement, ...]) -> tuple[Buffer, ...]:
     """Return the buffers that statements use, in order of first use."""
-    found: list[Buffer] = []
-    for access in accesses_of(body):
-        b = access.buffer
-        if not any(b is f or (b.name == f.name and b == f) for f in found):
-            found.append(b)
-    return tuple(found)
+    found = {id(access.buffer): access.buffer for access in accesses_of(body)}
+    distinct: list[Buffer] = []
+    for b in found.values():
+        if not any(b.name == f.name and b == f for f in distinct):
+            distinct.append(b)
+    return tuple(distinct)
 
 
 def walk(program: Program) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
