@@ -1184,11 +1184,11 @@ class Kernel:
         if known and loops.issubset(self._open_loops):
             return known
         found: dict[str, tuple[str, ...]] = {}
-        tiles = [n for n, d in self._digits.items() if d.by == "a tile"]
         for axis, digits in _equations(pattern):
             if not axis:
                 raise self.error(f"{digits!r} is no equation as i = (block thread v)", digits)
-            if axis not in self.op.axes and axis not in tiles:
+            if axis not in self.op.axes and not self._is_tile(axis):
+                tiles = filter(self._is_tile, self._digits)
                 near = nearest(axis, (*self.op.axes, *tiles))
                 raise self.error(f"axis {axis}: there is none; {near}", axis)
             if axis in found:
@@ -1204,7 +1204,7 @@ class Kernel:
                         raise self.error(f"digit {digit}: its loop has ended; use it inside", digit)
             used += [digit for digit in found.get(axis, ()) if digit in found]
         for axis in used:
-            if axis in found and axis in tiles and axis not in self._judged:
+            if axis in found and axis not in self._judged and self._is_tile(axis):
                 self._counts_all(axis, found[axis])
         self._patterns[key] = found, frozenset(inside)
         return found
@@ -1481,6 +1481,9 @@ class Kernel:
             name = tile.array.name
             raise self.error(f"{name}: TMA and wgmma take whole tiles; drop the pattern", name)
         return self._stage(tile)
+
+    def _is_tile(self, name: str) -> bool:
+        return name in self._digits and self._digits[name].by == "a tile"
 
     def counted(self, digit: str) -> bool:
         """Say whether each thread, or an instruction, counts it."""
