@@ -1309,7 +1309,8 @@ class Kernel:
         if not is_open or self._digits[opened].by != "a loop":
             return is_open and len(digits) == 1
         _, step, among = self._covers[opened]
-        return (step == 1) & (among == 1)
+        exact = (step == 1) & (among == 1)
+        return exact if isinstance(exact, bool) or exact.any() else False
 
     def _along(
         self, axis: str, equations: Mapping[str, tuple[str, ...]]
