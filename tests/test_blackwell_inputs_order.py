@@ -120,7 +120,7 @@ def by_another_thread(program: Program, *, told: bool) -> Program:
     copied, index = Barrier("copied", stages, 1), copy.write.index
     after, full = Fence("tcgen05.after"), program.barriers[0]
     step = (Wait(full, index), after, copy, Arrive(copied, index, after="tcgen05"))
-    body = (Elect((ForTile("t", "i", (For("k", "trips", step),)),)), Sync(scope="cluster"))
+    body = (Elect((ForTile("tile", "turn", (For("kt", "trips", step),)),)), Sync(scope="cluster"))
     wait = (Wait(copied, index), after) if told else ()
     known = replace(program, barriers=(*program.barriers, copied))
     bare = rewritten(known, lambda s: wait if s == copy else s)

@@ -3,7 +3,8 @@
 The library ranks kernels of CUTLASS for a shape, without a GPU.  Each of its choices, the best
 first, stands for the measured schedule that is nearest to it and not taken yet: by the octaves in
 which rows, columns and k of the tile, the cluster and the parts of k differ.  What is left of the
-schedules comes last, in no order.  It calls 16-bit inputs ``HSH``, of 8 bits ``QSH``; it knows no ``simt``.
+schedules comes last, in no order.  It calls 16-bit inputs ``HSH``, of 8 bits ``QSH``; it knows no
+``simt``.
 
 Source: NVIDIA, "nvMatmulHeuristics" (PyPI: nvidia-matmul-heuristics).
 """

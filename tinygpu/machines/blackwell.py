@@ -1,8 +1,10 @@
 """The machine ``blackwell``: a matmul by TMA, mbarriers and tcgen05 in tensor memory (sm_100a).
 
-A CTA has a warp that loads, a warp that multiplies and one or two warpgroups that store; two CTAs
-may work as a pair on one tile; see ``blackwell_term.py`` and ``docs/tcgen05.md``.  It has not run
-on such a chip: what is said here follows the PTX ISA and is assembled, interpreted and judged.
+A CTA has a warp that loads, a warp that multiplies and one or two warpgroups that store, side by
+side.  Sums are a ring in tensor memory, so that storing a tile overlaps the next one's products.
+Two CTAs may work as a pair on one tile: each has half its rows, and loads half its columns of y;
+the first one multiplies for both.  See ``docs/tcgen05.md``.  It has not run on such a chip: what
+is said here follows the PTX ISA and is assembled, interpreted and judged.
 
 Source: PTX ISA 9, "TensorCore 5th Generation Family Instructions"; NVIDIA CUTLASS; DeepGEMM.
 """
@@ -10,16 +12,17 @@ Source: PTX ISA 9, "TensorCore 5th Generation Family Instructions"; NVIDIA CUTLA
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM, TMEM
-from tinygpu.machines.blackwell_term import BlackwellTerm
-from tinygpu.machines.tensor_term import ROW_BYTES, tile_requirements
+from tinygpu.machines.tiles import ROW_BYTES, ring, tile_requirements
+from tinygpu.term.builder import Array, BarrierRing, Kernel
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import ACC, Operation
-from tinygpu.term.program import Program, select
+from tinygpu.term.program import select
 
 __all__ = ["STARTS", "Blackwell"]
 
@@ -27,7 +30,7 @@ __all__ = ["STARTS", "Blackwell"]
 class Blackwell(Machine):
     """Matmul by products in tensor memory of 16-bit, 8-bit or tf32 inputs, fp32 sums."""
 
-    name = "blackwell"
+    name, entry = "blackwell", "blackwell_matmul"
     levels = (GMEM, L2, SMEM, TMEM, REGISTERS)
     instructions = instructions(
         "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "tcgen05.alloc",
@@ -121,9 +124,98 @@ class Blackwell(Machine):
             ),
         )
 
-    def program(self, operation: Operation, choose: Any) -> Program:
-        """Build the term of a matmul."""
-        return BlackwellTerm(operation, choose).program()
+    def forward(self, k: Kernel) -> None:
+        """Let a thread load, another one multiply, and warpgroups store, each a ring ahead."""
+        x, y, _ = k.arrays
+        batch, (pair, ctas) = "l" in k.op.axes, ("pair", 2) if self.cta_pair else ("", 1)
+        rows, columns = self.tile_m // ctas, self.tile_n // ctas  # that a CTA loads
+        k.launch(persistent=self.persistent, raster=self.raster, early=self.early)
+        k.grid(*["bl"] * batch, "br", "bc")
+        if pair:
+            k.cluster(pair=2)
+        k.cluster(rank_m=self.cluster_m, rank_n=self.cluster_n)
+        k.tile(tm=rows, tn=self.tile_n, tk=self.tile_k, part=columns)
+        lines = "l = bl," * batch + f"m = (br rank_m {pair} tm)"
+        at = f"{lines}, n = (bc rank_n {pair} part), k = (kt tk)"
+        smem_x = ring(k, x, self.stages, tm=rows, tk=self.tile_k)
+        smem_y = ring(k, y, self.stages, part=columns, tk=self.tile_k)
+        sums = k.tmem("sums", "f32", "tm", "tn", stages=self.accumulators, pair=pair, halves="half")
+        full = k.mbarriers("full", self.stages, arrivals=ctas, home=pair)
+        empty = k.mbarriers("empty", self.stages, arrivals=self.cluster_m * self.cluster_n)
+        acc_full = k.mbarriers("acc_full", self.accumulators, arrivals=1)
+        takers = 128 * self.epilogues * ctas
+        acc_empty = k.mbarriers("acc_empty", self.accumulators, arrivals=takers, home=pair)
+
+        with k.role("epilogue", warpgroups=1, w=self.epilogues):
+            self.store(k, f"{lines}, n = (bc rank_n tn)", sums, acc_full, acc_empty)
+
+        with k.role("multiplier", warps=1):
+            if self.a_from == "tmem":
+                held_x = k.tmem("held_x", x.dtype, "tm", "tk", stages=self.stages)
+            first: Any = k.only(pair=0) if pair else nullcontext()  # multiplies for both
+            with k.elect(), first:
+                for tile in k.tiles():
+                    k.wait(acc_empty[tile - self.accumulators])
+                    for step in k.loop("kt", over="k", by=self.tile_k):
+                        k.wait(full[step])
+                        k.fence("tcgen05.after")
+                        left = smem_x[step]
+                        if self.a_from == "tmem":
+                            left = held_x[step]
+                            k.tcgen05_cp(left, smem_x[step])
+                        k.tcgen05_mma(sums[tile], left, smem_y[step], fresh=step.first)
+                        k.arrive(empty[step], to="cluster", after="tcgen05")
+                    k.arrive(acc_full[tile], to=pair or "cta", after="tcgen05")
+            k.sync("cluster")
+
+        with k.role("producer", warps=1):
+            with k.elect():
+                for _ in k.tiles():
+                    for step in k.loop("kt"):
+                        k.wait(empty[step - self.stages])
+                        k.arrive(full[step], expect=smem_x.stage_bytes + smem_y.stage_bytes)
+                        k.tma(smem_x[step], x[at], signal=full[step], share="tm by rank_n",
+                              trim=False)  # fmt: skip
+                        k.tma(smem_y[step], y[at], signal=full[step], share="part by rank_m",
+                              trim=False)  # fmt: skip
+            k.sync("cluster")
+
+    def store(
+        self, k: Kernel, at: str, sums: Array, acc_full: BarrierRing, acc_empty: BarrierRing
+    ) -> None:
+        """Take sums chunk by chunk; store them straight to c, or by shared memory and TMA."""
+        c, chunks = k.output, sums.columns // self.epilogues // self.store_n
+        k.tile(col=self.store_n)
+        at += ", tn = (half w chunk col)"
+        if self.epilogue == "tma":
+            out = k.smem("smem_c", c.dtype, "tm", "col", "half", stages=self.store_stages,
+                         swizzle="line")  # fmt: skip
+        for tile in k.tiles():
+            k.wait(acc_full[tile])
+            k.fence("tcgen05.after")
+            for chunk in k.unrolled("chunk", chunks):
+                taken = k.tcgen05_ld(sums[tile][at])
+                k.wait_group("tcgen05.ld", 0)
+                with k.when(chunk >= chunks - 1):  # all is taken
+                    k.fence("tcgen05.before")
+                    k.arrive(acc_empty[tile])
+                rounded = k.cast(taken, c.dtype)
+                if self.epilogue == "direct":
+                    k.store(c[at], rounded, vector=self.vector_c)
+                    continue
+                with k.elect():  # until the chunk's place is free
+                    k.wait_group("bulk", self.store_stages - 1, read=True)
+                k.sync("role")
+                k.store(out[chunk], rounded)
+                k.fence("proxy.async")
+                k.sync("role")
+                with k.elect():
+                    k.tma_store(c[at], out[chunk])
+                    k.commit("bulk")
+        if self.epilogue == "tma":
+            with k.elect():
+                k.wait_group("bulk", 0, read=True)
+        k.sync("cluster")
 
 
 _PLAIN: Mapping[str, Value] = {

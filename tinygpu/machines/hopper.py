@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
-from tinygpu.machines.tensor_term import ROW_BYTES, tile_requirements
-from tinygpu.term.builder import Array, Held, Kernel, Number
+from tinygpu.machines.tiles import ROW_BYTES, ring, tile_requirements
+from tinygpu.term.builder import Held, Kernel
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import ACC, Operation
 from tinygpu.term.program import select
@@ -162,8 +162,8 @@ class Hopper(Machine):
         k.tile(tm=self.tile_m, tn=self.tile_n, tk=self.tile_k)
         at = "l = bl," * batch + f"{rows} = (br rank_m tm), {columns} = (bc rank_n tn),"
         at += "k = (rank_k kt tk)" if shared_k else "k = (kt tk)"
-        smem_x = self.ring(k, x, "tm", self.tile_m)
-        smem_y = self.ring(k, y, "tn", self.tile_n)
+        smem_x = ring(k, x, self.stages, tm=self.tile_m, tk=self.tile_k)
+        smem_y = ring(k, y, self.stages, tn=self.tile_n, tk=self.tile_k)
         full = k.mbarriers("full", self.stages, arrivals=1)
         releases = select(turns, 1, self.consumers) * self.cluster_m * self.cluster_n
         empty = k.mbarriers("empty", self.stages, arrivals=releases)
@@ -220,15 +220,6 @@ class Hopper(Machine):
                     k.wait_group("bulk", 0, read=True)
             if not shared_k:  # else the sum's barrier was the last: nobody touches another CTA
                 k.sync("cluster")
-
-    def ring(self, k: Kernel, operand: Array, digit: str, extent: Number) -> Array:
-        """Return an input's tiles in shared memory, in slabs of 128 B as TMA writes them."""
-        shape = {digit: extent, "tk": self.tile_k}
-        if operand.axes[-1] != "k":
-            shape = {"tk": self.tile_k, digit: extent}
-        return k.smem(
-            f"smem_{operand.name}", operand.dtype, stages=self.stages, swizzle=128, **shape
-        )
 
 
 class TileStore:

@@ -5,6 +5,7 @@ A *digit* counts from 0.  Its declaration says who counts it, a pattern says whe
     k.grid("bm", "bn")             CTAs          k.threads(warp=8, lane=32)    threads
     k.values(u=4, v=8)             each thread   for step in k.loop("step")    a loop
     k.smem("x", "f32", tm=64, ..)  the dimensions of a tile in shared memory
+    k.tmem("sums", "f32", ..)      a tile in tensor memory, of known digits
     k.cluster(rank_m=2)            the CTAs of a cluster
     k.role("consumer", .., w=2)    copies of a role
 
@@ -66,6 +67,7 @@ from tinygpu.term.operation import REDUCERS, Operation
 from tinygpu.term.parts import add_parts
 from tinygpu.term.program import Access, Affine, Buffer, Program, Statement, registers, select, var
 from tinygpu.term.synchronization import FenceKind, Group, Scope
+from tinygpu.term.tensor_memory import LANES, RowLanes
 
 __all__ = [
     "Array",
@@ -84,7 +86,8 @@ Number = Any
 """An int, or while a space is scored an array over its schedules: compute with it, no branches."""
 
 _VECTOR_BYTES = 16  # spec: PTX ISA, "ld"
-_SLICE_BYTES, _BLOCK = 32, 64  # spec: PTX ISA, wgmma's k in bytes, and its rows
+_SLAB_BYTES = 128  # the widest swizzle
+_SLICE_BYTES, _BLOCK = 32, 64  # spec: PTX ISA, a product's k in bytes, and wgmma's rows
 _ZERO = Affine()
 _UNREAD: tuple[dict[str, tuple[str, ...]], frozenset[str]] = ({}, frozenset())
 _WARP, _WARPGROUP, _REGISTER_BYTES = 32, 128, 4
@@ -241,7 +244,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Array:
-    """An operand in global memory, or a tile (or ring of tiles) in shared memory.
+    """An operand in global memory, or a tile (or ring of tiles) in shared or tensor memory.
 
     ``axes`` are the axes of an operand, or the digits that a tile's dimensions are.  A swizzled
     tile lies as slabs of ``slab`` elements of its last dimension, one after the other.
@@ -264,6 +267,11 @@ class Array:
     def dtype(self) -> str:
         """The name of its data type."""
         return self.buffer.dtype
+
+    @property
+    def columns(self) -> Number:
+        """The columns of a tile in tensor memory that lie in one lane."""
+        return self.buffer.shape[1]
 
     @property
     def stage_bytes(self) -> Number:
@@ -368,6 +376,8 @@ class Kernel:
         self._countings: list[tuple[str, ...]] = []  # of threads, fastest first
         self._turned: dict[tuple[str, ...], Number] = {}  # where the two fastest change places
         self._split: dict[str, tuple[str, ...]] = {}  # digits of values that are counted in two
+        self._lanes: dict[str, tuple[RowLanes, str, str]] = {}
+        """Of a digit of rows in tensor memory the lanes, the digit of halves, and the pair."""
         self._patterns: dict[Any, tuple[dict[str, tuple[str, ...]], frozenset[str]]] = {}
         self._places: dict[tuple[str, int], _Steps] = {}
         self._modes_of: dict[tuple[Any, ...], tuple[_Steps, tuple[str, ...]]] = {}
@@ -589,8 +599,9 @@ class Kernel:
 
         Its dimensions are new digits, as tm=64, or known ones, by name.  ``pad`` elements follow
         each line.  ``swizzle`` = 128: slabs of 128 B, as TMA and wgmma take them; "line": one slab,
-        whose pieces of ``piece`` bytes change places by the number of the line, or of the 128 B;
-        or (bits, base, shift) of ``tinygpu.term.layout.Swizzle``.
+        or as many as a third dimension counts, whose pieces of ``piece`` bytes change places by the
+        number of the line, or of the 128 B; or (bits, base, shift) of
+        ``tinygpu.term.layout.Swizzle``.
         What is declared in a role each of its copies has for itself.
         """
         for digit in digits:
@@ -600,45 +611,73 @@ class Kernel:
             raise self.error(f"tile {name}: no dimensions; give them as tm=64, tk=32", name)
         for digit, extent in extents.items():
             self._declare(digit, "a tile", extent)
-        slab = 0
-        free = isinstance(swizzle, tuple)
-        if swizzle and ((not free and swizzle not in (128, "line")) or len(extents) != 2):
+        tiled, ranks = swizzle in (_SLAB_BYTES, "line"), (2, 3) if swizzle == "line" else (2,)
+        if swizzle and (len(extents) not in ranks or not (tiled or isinstance(swizzle, tuple))):
             text = f"tile {name}: swizzle {swizzle} of {len(extents)} dimensions"
             raise self.error(f'{text}; it is 128 or "line", of two dimensions', "swizzle")
-        each = DTYPES[dtype].bytes
+        each, shape = DTYPES[dtype].bytes, tuple(extents.values())
+        slab = _SLAB_BYTES // each if swizzle == _SLAB_BYTES else 0
+        if slab:
+            shape = (shape[0], slab, shape[1] // slab)
+        pitches: list[Number] = [1]
+        size: Number = shape[-1] + pad
+        for extent in reversed(shape[:-1]):
+            pitches.insert(0, size)
+            size = size * extent
         pattern: tuple[Number, Number, Number]
-        if not free and swizzle == 128:
-            lines, wide = extents.values()
-            slab = swizzle // each
-            shape: tuple[Number, ...] = (lines, slab, wide // slab)
-            strides: tuple[Number, ...] = (slab, 1, lines * slab)
-            size: Number = lines * slab * (wide // slab)
-            pattern = (3, (16 // each).bit_length() - 1, 3)
-        else:
-            shape = tuple(extents.values())
-            pattern = swizzle if isinstance(swizzle, tuple) else (0, 0, 0)
-            if swizzle == "line":
-                most = (128 // piece).bit_length() - 1
-                wider = [(shape[-1] * each >= piece << i) * 1 for i in range(1, 9)]
-                shift = select(sum(wider) > most, sum(wider), most)
-                pattern = (sum(wider[:most]), (piece // each).bit_length() - 1, shift)
-            pitches: list[Number] = [1]
-            size = shape[-1] + pad
-            for extent in reversed(shape[:-1]):
-                pitches.insert(0, size)
-                size = size * extent
-            strides = tuple(pitches)
+        pattern = swizzle if isinstance(swizzle, tuple) else (0, 0, 0)
+        if tiled:
+            most = (_SLAB_BYTES // piece).bit_length() - 1
+            wider = [(shape[1] * each >= piece << i) * 1 for i in range(1, 9)]
+            shift = select(sum(wider) > most, sum(wider), most)
+            pattern = (sum(wider[:most]), (piece // each).bit_length() - 1, shift)
+        if tiled and len(shape) == 3:  # slabs, one after the other
+            pitches, size = [shape[1], 1, shape[0] * shape[1]], math.prod(shape)
         buffer = Buffer(
-            self._free(name), "smem", dtype, shape, strides, 1 if stages is None else stages, size,
-            pattern, copies=self._copies,
+            self._free(name), "smem", dtype, shape, tuple(pitches), 1 if stages is None else stages,
+            size, pattern, copies=self._copies,
         )  # fmt: skip
         self._on_chip.append(buffer)
         self._first_own += not self._role
         return Array(self, buffer, tuple(extents), slab, stages is not None, bool(self._role))
 
-    def mbarriers(self, name: str, stages: Number, *, arrivals: Number) -> BarrierRing:
-        """Declare a ring of mbarriers, each use of which ``arrivals`` complete."""
-        barrier = term.Barrier(self._free(name), stages, arrivals)
+    def tmem(
+        self, name: str, dtype: str, rows: str, columns: str, *, stages: Number, pair: str = "",
+        halves: str = "",
+    ) -> Array:  # fmt: skip
+        """Declare a ring of tiles in tensor memory: the sums of products, or their first factor.
+
+        Rows go by lanes, as ``tinygpu.term.tensor_memory`` says; ``pair`` counts two CTAs that
+        multiply together, and have as many rows each.  Columns that are loaded are said as
+        tn = (half .. column): ``halves`` names the digit half, which counts to 2 where 64 rows of
+        a pair have columns in two halves of the lanes, and else to 1.
+        """
+        for digit in (rows, columns):
+            self._known(digit)
+        if pair:
+            self._in_cluster("tmem", pair)
+        lanes = RowLanes(self._extent(rows), bool(pair))
+        if halves:
+            self._declare(halves, "a tile", lanes.halves)
+        self._lanes.setdefault(rows, (lanes, halves, pair))
+        wide = self._extent(columns) // lanes.halves
+        buffer = Buffer(
+            self._free(name), "tmem", dtype, (LANES, wide), (wide, 1), stages, LANES * wide
+        )
+        self._on_chip.append(buffer)
+        self._first_own += not self._role
+        return Array(self, buffer, (rows, columns), ring=True)
+
+    def mbarriers(
+        self, name: str, stages: Number, *, arrivals: Number, home: str = ""
+    ) -> BarrierRing:
+        """Declare a ring of mbarriers, each use of which ``arrivals`` complete.
+
+        CTAs that the digit ``home`` counts use those of the first of them.
+        """
+        if home:
+            self._in_cluster("mbarriers", home)
+        barrier = term.Barrier(self._free(name), stages, arrivals, home)
         self._barriers.append(barrier)
         return BarrierRing(self, barrier)
 
@@ -657,6 +696,10 @@ class Kernel:
             by = self._digits[wrong[0]].by
             raise self.error(f"digit {wrong[0]}: {by} counts it, not each thread", wrong[0])
         shape = tuple(self._digits[d].extent for d in ordered) or (1,)
+        if fragment == "row":
+            if len(digits) != 3 or digits[1] not in self._lanes:
+                raise self.error(f"registers {name}: those of lanes are tcgen05_ld's", fragment)
+            shape = (LANES, shape[-1])
         many = 1 if stages is None else stages
         buffer = registers(self._free(name), dtype, *shape, stages=many, fragment=fragment)
         return Held(self, buffer, ordered, ring=stages is not None)
@@ -750,6 +793,9 @@ class Kernel:
     ) -> None:
         """Store registers, rounded to the array's type, or ``add`` them to a cleared array."""
         part = _piece(part)
+        if held.buffer.fragment == "row":
+            self._store_lanes(part, held, vector)
+            return
         if held.buffer.fragment:
             self._store_tile(part, held)
             return
@@ -783,12 +829,15 @@ class Kernel:
             if all(self._digits[d].by in ("the grid", "threads") for d in digits):
                 self._inside[axis] = digits
 
-    def tma(self, tile: Piece | Array, part: Piece, *, signal: BarrierUse, share: str = "") -> None:
+    def tma(
+        self, tile: Piece | Array, part: Piece, *, signal: BarrierUse, share: str = "",
+        trim: bool = True,
+    ) -> None:  # fmt: skip
         """Copy a tile from global memory by TMA; its bytes land at the barrier ``signal``.
 
         With ``share`` = "tm by rank_n" each of the CTAs that rank_n counts loads a part of tm, and
-        sends it to all of them.  Of a tile's lines those beyond the array's end are left out, if no
-        sum goes over them.
+        sends it to all of them.  Of a tile's lines those beyond the array's end are left out
+        (``trim``), if no sum goes over them; else zeros are loaded.
         """
         tile = _piece(tile)
         array, place = tile.array, self._place(part)
@@ -806,12 +855,10 @@ class Kernel:
             if not match or match[1] != row or match[2] not in self._digits:
                 raise self.error(f'tma: share {share!r} is not as "{row} by rank"', "share")
             shared, rank = match.groups()
-            if self._digits[rank].by != "the cluster":
-                by = self._digits[rank].by
-                raise self.error(f"tma: {by} counts {rank}, not the cluster", rank)
+            self._in_cluster("tma", rank)
             extents[shared] = extents[shared] // self._extent(rank)
             here = var(rank, extents[shared])
-        trimmed = part.array.axes[-2] in self.op.output.axes
+        trimmed = trim and part.array.axes[-2] in self.op.output.axes
         before = (0,) * (len(part.array.axes) - 2)  # a batch's
         access = self._access(part, place, ())
         moved = [*access.origin[:-2], *(
@@ -845,27 +892,28 @@ class Kernel:
         """
         tile = _piece(tile)
         array, place = tile.array, self._place(part)
-        self._elects("tma_store", array, part, not array.slab and len(array.axes) == 2)
-        row, column = array.axes
-        before = (0,) * (len(part.array.axes) - 2)
-        steps, guard = ((*before, 0, 1), (*before, 1, 0)), (True,) * len(part.array.axes)
-        there = replace(self._access(part, place, ()), value=steps, guard=guard)
-        read = Access(array.buffer, ((0, 1), (1, 0)), index=self._whole(tile))
+        self._elects("tma_store", array, part, not array.slab and len(array.axes) in (2, 3))
+        row, column, *slabs = array.axes
+        if any(digit not in place.steps for digit in slabs):
+            text = f"tma_store: {array.name} has {slabs[0]}, and the pattern of {part.array.name}"
+            raise self.error(f"{text} has not", part.array.name)
+        modes, guard = (column, row, *slabs), (True,) * len(part.array.axes)
+        there = replace(self._access(part, place, modes), guard=guard)
+        within = ((0, 1, 0), (1, 0, 0), (0, 0, 1)) if slabs else ((0, 1), (1, 0))
+        read = Access(array.buffer, within, index=self._whole(tile))
         self._zeroed = self._zeroed or by.atomic
-        self._body.append(term.Do(by, there, (read,), self._extents((column, row))))
+        self._body.append(term.Do(by, there, (read,), self._extents(modes)))
 
     def _elects(self, what: str, array: Array, part: Piece, swizzled: object) -> None:
         """Raise ProgramError unless one thread copies a tile of an array."""
-        if not self._elected:
-            text = f"{what}: every thread would issue it; write `with k.elect():`"
-            raise self.error(text, what)
+        self._issues(what)
         if not swizzled or len(part.array.axes) < 2:
             raise self.error(
                 f"{what}: {array.name} is no tile with the swizzle it needs", array.name
             )
-        for axis, digit in zip(part.array.axes[-2:], array.axes, strict=True):
+        for axis, digit in zip(part.array.axes[-2:], array.axes[:2], strict=True):
             *others, last = self._expanded(part.equations, axis)
-            if last != digit or any(self.counted(d) for d in others):
+            if last != digit or any(self.counted(d) and d not in array.axes[2:] for d in others):
                 text = f"{what}: {part.array.name}'s axis {axis} has to end in {digit}, as the tile"
                 raise self.error(f"{text} {array.name} has it", part.array.name)
 
@@ -881,6 +929,8 @@ class Kernel:
         """
         used = self._used(expression, reads)
         tile = next((h for h in used.values() if h.buffer.fragment), None)
+        if tile and tile.buffer.fragment == "row":
+            raise self.error(f"compute: {tile.name} lies by lanes; cast and store it", "compute")
         if tile:
             result = self._like(tile, name, dtype)
             self._compute(expression, used, result, tile.digits)
@@ -964,9 +1014,9 @@ class Kernel:
         else:
             rounded = self._into(into, f"{held.name}_rounded", dtype, *held.digits)
             rounded = replace(rounded, index=held.index)
-        modes = held.digits[::-1]
-        read, write = self._own(held, modes), self._own(rounded, modes)
-        self._body.append(term.Do(INSTRUCTIONS["cvt"], write, (read,), self._extents(modes)))
+        read, values = self._in_full(held)
+        write, _ = self._in_full(rounded)
+        self._body.append(term.Do(INSTRUCTIONS["cvt"], write, (read,), values))
         return rounded
 
     def mma(self, sums: Held, x: Held, y: Held) -> None:
@@ -1012,7 +1062,7 @@ class Kernel:
         step = _SLICE_BYTES * slab // 128
         within, at = var("slice", step), var("slab")
         row, along = var("block", _BLOCK), var("slab", slab) + within
-        wide = self._extent(columns) if y.array.axes[-1] == depth else slab  # columns of one slab
+        wide, of_y, from_y = self._second(y, columns, before)
         total = Access(
             sums.buffer, ((0, 0), (0, 1), (0, wide), (1, 0)), origin=(row, Affine()),
             index=self._turn(),
@@ -1024,14 +1074,8 @@ class Kernel:
             blocks = self.part_of(x.equations, row_axis, of=_BLOCK)[1]
             of_x = ((1, 0, 0), (0, 0, 0), (0, 0, 0), (0, 1, 0))
             from_x = (along, Affine(), blocks + var("block"))
-        if y.array.axes[-1] == depth:
-            of_y = ((0, 1, 0), (1, 0, 0), (wide, 0, 0), (0, 0, 0))
-            from_y = (before, within, at)
-        else:
-            of_y = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0))
-            from_y = (along, Affine(), before)
         left = Access(x.array.buffer, of_x, origin=from_x, index=self._stage(x))
-        right = Access(y.array.buffer, of_y, origin=from_y, index=self._stage(y))
+        right = Access(y.array.buffer, (*of_y, (0, 0, 0)), origin=from_y, index=self._stage(y))
         anew = fresh.affine + at + var("slice")
         body: Statement = term.Do(
             INSTRUCTIONS["wgmma"], total, (left, right, total),
@@ -1046,6 +1090,114 @@ class Kernel:
         for name, count in trips:
             body = term.For(name, count, (body,), unrolled=True)
         self._body += [term.Fence("wgmma"), body, term.Commit("wgmma")]
+
+    def tcgen05_mma(self, sums: Piece, x: Piece, y: Piece, *, fresh: LoopIndex) -> None:
+        """Add the product of two tiles, tm tn += tm tk * part tk; where ``fresh`` is 0, set it.
+
+        x lies in shared memory, or in tensor memory as the sums do.  Of a pair each CTA has its
+        rows of x and sums, and one of two parts of y's columns; the first multiplies for both.
+        """
+        self._issues("tcgen05_mma")
+        rows, depth = self._by_k(x, y)
+        columns, other = self._by_k(y, x)
+        total, (lanes, _, pair) = sums.array.axes, self._in_lanes(sums, "tcgen05_mma")
+        part, parts = self._extent(columns), 2 if pair else 1
+        differ = _differ(part * parts, self._extent(total[1]))
+        if (depth, rows) != (other, total[0]) or differ:
+            got = f"{' '.join(total)} += {rows} {depth} * {columns} {other} ({parts} CTAs)"
+            text = f"tcgen05_mma: {got}; it computes tm tn += tm tk * part tk"
+            raise self.error(text, "tcgen05_mma")
+        in_tmem, slab = x.array.buffer.level == "tmem", y.array.slab
+        if not slab or (x.array.slab != slab and not in_tmem):
+            raise self.error("tcgen05_mma: tiles in shared memory need swizzle=128", "tcgen05_mma")
+        self.in_scope(fresh)
+        step, near = _SLICE_BYTES * slab // _SLAB_BYTES, lanes.near
+        within, at, still = var("slice", step), var("slab"), ((0, 0, 0),) * 3
+        along = var("slab", slab) + within
+        wide, of_y, from_y = self._second(y, columns, Affine())
+        of_x: tuple[tuple[Number, ...], ...] = ((0, 1, 0), *still, (1, 0, 0), (near, 0, 0))
+        from_x: tuple[Affine, ...] = (Affine(), within, at)
+        if in_tmem:
+            of_x, from_x = tuple(each[:2] for each in of_x), (Affine(), along)
+        elif x.array.axes[-1] == rows:  # a slab has those of all near lanes
+            of_x = ((1, 0, 0), *still, (0, 1, 0), (0, near % slab, near // slab))
+            from_x = (along, Affine(), Affine())
+        folded = lanes.halves == 2
+        half = (select(folded, LANES // 2, 0), select(folded, 0, part))
+        into = Access(
+            sums.array.buffer, ((0, 0), (0, 1), (0, wide), half, (1, 0), (lanes.apart, 0)),
+            index=self._whole(sums),
+        )  # fmt: skip
+        left = Access(x.array.buffer, of_x, origin=from_x, index=self._whole(x))
+        right = Access(y.array.buffer, (*of_y, *still), origin=from_y, index=self._whole(y))
+        values = (step, wide, part // wide, parts, near, self._extent(rows) // near)
+        body: Statement = term.Do(
+            INSTRUCTIONS["tcgen05.mma"], into, (left, right, into), values, variant="fma",
+            multicast=pair, fresh=fresh.affine + at + var("slice"),
+        )  # fmt: skip
+        for name, count in (("slice", slab // step), ("slab", self._extent(depth) // slab)):
+            body = term.For(name, count, (body,), unrolled=True)
+        self._body.append(body)
+
+    def tcgen05_cp(self, to: Piece, tile: Piece) -> None:
+        """Copy a swizzled tile that lies along k to tensor memory, for ``tcgen05_mma``."""
+        self._issues("tcgen05_cp")
+        self._in_lanes(to, "tcgen05_cp")
+        slab, (rows, depth) = tile.array.slab, to.array.axes
+        if not slab or {*tile.array.axes} != {rows, depth}:
+            text = f"tcgen05_cp: {to.array.name} has {rows} {depth}; {tile.array.name} needs them,"
+            raise self.error(f"{text} and swizzle=128", "tcgen05_cp")
+        step = _SLICE_BYTES * slab // _SLAB_BYTES
+        into = ((0, 1), (1, 0), (0, step), (0, slab))
+        of = ((0, 1, 0), (1, 0, 0), (0, step, 0), (0, 0, 1))
+        write = Access(to.array.buffer, into, index=self._whole(to))
+        read = Access(tile.array.buffer, of, index=self._whole(tile))
+        values = (step, self._extent(rows), slab // step, self._extent(depth) // slab)
+        self._body.append(term.Do(INSTRUCTIONS["tcgen05.cp"], write, (read,), values))
+
+    def tcgen05_ld(self, part: Piece, *, name: str = "taken") -> Held:
+        """Load columns of sums in tensor memory: each thread of a warpgroup those of its lane."""
+        self._warpgroup("tcgen05_ld")
+        _, half, _ = self._in_lanes(part, "tcgen05_ld")
+        array, (rows, columns) = part.array, part.array.axes
+        first, *others = self._expanded({columns: (columns,), **part.equations}, columns)
+        if first != half or not others or any(map(self.counted, others[:-1])):
+            text = f"tcgen05_ld: {columns} of {array.name} has to be ({half or 'halves'} .. column)"
+            raise self.error(f"{text}, as k.tmem declares it with halves=", array.name)
+        *others, column = others
+        origin, step = Affine(), self._extent(column)
+        for digit in reversed(others):
+            origin, step = var(digit, step) + origin, step * self._extent(digit)
+        held = self.registers(name, array.dtype, half, rows, column, fragment="row")
+        held = replace(held, index=self._part())
+        write, values = self._in_full(held)
+        read = Access(array.buffer, write.value, (), (Affine(), origin), self._stage(part))
+        self._body.append(term.Do(INSTRUCTIONS["tcgen05.ld"], write, (read,), values))
+        return held
+
+    def _issues(self, what: str) -> None:
+        if not self._elected:
+            text = f"{what}: every thread would issue it; write `with k.elect():`"
+            raise self.error(text, what)
+
+    def _in_lanes(self, tile: Piece, what: str) -> tuple[RowLanes, str, str]:
+        """Return where a tile's rows lie in tensor memory, its digit of halves, and the pair."""
+        if tile.array.buffer.level != "tmem":
+            name = tile.array.name
+            raise self.error(f"{what}: {name} lies not in tensor memory; declare k.tmem", name)
+        return self._lanes[tile.array.axes[0]]
+
+    def _second(
+        self, y: Piece, columns: str, before: Affine
+    ) -> tuple[Number, tuple[tuple[Number, ...], ...], tuple[Affine, ...]]:
+        """Return the columns in one slab of a product's second factor, its steps, its origin."""
+        slab = y.array.slab
+        within = var("slice", _SLICE_BYTES * slab // _SLAB_BYTES)
+        if y.array.axes[-1] == columns:
+            along = var("slab", slab) + within
+            return slab, ((1, 0, 0), (0, 1, 0), (0, 0, 1)), (along, Affine(), before)
+        wide = self._extent(columns)
+        return wide, ((0, 1, 0), (1, 0, 0), (wide, 0, 0)), (before, within, var("slab"))
 
     def _by_k(self, one: Piece, other: Piece) -> tuple[str, str]:
         """Return the digit of a factor's rows or columns, and the one that both factors have."""
@@ -1082,13 +1234,20 @@ class Kernel:
         self._in_role("wait")
         self._body.append(term.Wait(use.barrier, use.index))
 
-    def arrive(self, use: BarrierUse, *, expect: Number = 0, to: str = "cta") -> None:
+    def arrive(
+        self, use: BarrierUse, *, expect: Number = 0, to: str = "cta",
+        after: Literal["", "tcgen05"] = "",
+    ) -> None:  # fmt: skip
         """Arrive at a use; it then is complete when ``expect`` bytes have landed, too.
 
-        ``to`` = "cluster", or digits of it as "rank_m": in each CTA that they count.
+        ``to`` = "cluster", or digits of it as "rank_m": in each CTA that they count.  ``after`` =
+        "tcgen05" (tcgen05.commit): not now, but when the thread's products so far are done.
         """
         self._in_role("arrive")
-        self._body.append(term.Arrive(use.barrier, use.index, expect, to))
+        if after and not self._elected:
+            text = "arrive: the thread that multiplies commits"
+            raise self.error(f"{text}; write `with k.elect():`", "arrive")
+        self._body.append(term.Arrive(use.barrier, use.index, expect, to, after))
 
     def fence(self, scope: FenceKind) -> None:
         """Order what the threads did before what another proxy does."""
@@ -1162,10 +1321,19 @@ class Kernel:
 
     @contextmanager
     def only(self, **digits: int) -> Iterator[None]:
-        """Let only threads with one value of a digit do the body's stores, as lane=0."""
+        """Let only threads with one value of a digit do the body's stores, as lane=0.
+
+        Of a digit of the cluster: let only its CTA 0 do the body, as pair=0.
+        """
         if len(digits) != 1:
             raise self.error("only: takes one digit, as lane=0", "only")
         (name, residue), *_ = digits.items()
+        if name in self._digits and self._digits[name].by == "the cluster":
+            if residue:
+                raise self.error(f"only: of a cluster the first CTA alone, {name}=0", name)
+            with self.when(Condition(var(name), 1)):
+                yield
+            return
         self._only = (*self._thread(name), residue)
         yield
         self._only = None
@@ -1456,6 +1624,27 @@ class Kernel:
         store, values = INSTRUCTIONS[name], self._extents(modes)
         self._body.append(term.Do(store, there, (read,), values, variant=how))
 
+    def _store_lanes(self, part: Piece, held: Held, vector: Number | None) -> None:
+        """Store what a warpgroup took from tensor memory: each thread columns of its lane."""
+        self._warpgroup("the store of lanes")
+        place, digits = self._place(part), held.digits
+        if {d for d in place.steps if self.counted(d)} != {*digits}:
+            text = f"{part.array.name}: its pattern has to have {', '.join(digits)}, as"
+            raise self.error(f"{text} {held.name}, and no other values", part.array.name)
+        read, values = self._in_full(self.cast(held, part.array.dtype))
+        half, rows, column = (place.steps[d] for d in digits)
+        lanes, wide = self._lanes[digits[1]][0], replace(place, last=digits[-1])
+        further = tuple(
+            select(lanes.halves == 2, h, r * lanes.near) for h, r in zip(half, rows, strict=True)
+        )
+        there = Access(part.array.buffer, (column, rows, further), index=self._stage(part))
+        if part.array.buffer.level == "gmem":
+            guard = (True,) * len(part.array.axes)
+            there = replace(self._access(part, place, ()), value=there.value, guard=guard)
+        store = INSTRUCTIONS[f"st.{_SPACES[part.array.buffer.level]}"]
+        vector = self._vector(part, wide, vector)
+        self._body.append(term.Do(store, there, (read,), values, vector=vector))
+
     def _turn(self) -> Affine:
         """Return the index of what a copy has once a tile: its turn."""
         return var(self._tiles[True]) if self._tiles else Affine()
@@ -1612,6 +1801,18 @@ class Kernel:
             index = self._turn() if held.buffer.fragment else _ZERO
         return Access(held.buffer, steps, ((0,) * rank,) * threads, origin, index)
 
+    def _in_full(self, held: Held) -> tuple[Access, tuple[Number, ...]]:
+        """Return the access to all of it, fastest first, and how far each of its modes goes."""
+        if held.buffer.fragment != "row":
+            modes = held.digits[::-1]
+            return self._own(held, modes), self._extents(modes)
+        _, rows, column = held.digits
+        lanes = self._lanes[rows][0]
+        steps = ((0, 1), (1, 0), (lanes.apart, 0))
+        further = self._extent(rows) // lanes.near * lanes.halves
+        access = Access(held.buffer, steps, index=held.index or Affine())
+        return access, (self._extent(column), lanes.near, further)
+
     def _joined(self, modes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the digits of values that modes count: those that are counted in two, whole."""
         for whole, parts in self._split.items():
@@ -1665,6 +1866,11 @@ class Kernel:
             who = "one thread" if self._elected else f"{self._role_threads or 'all'} threads"
             text = f"{what}: is issued by a warpgroup, and stands in the body of {who}"
             raise self.error(f"{text}; write it in k.role(.., warpgroups=1)", what)
+
+    def _in_cluster(self, what: str, digit: str) -> None:
+        self._known(digit)
+        if (by := self._digits[digit].by) != "the cluster":
+            raise self.error(f"{what}: {by} counts {digit}, not the cluster", digit)
 
     def _in_role(self, what: str) -> None:
         if not self._role:

@@ -25,6 +25,7 @@ Source: PTX ISA 9, "Tensor Memory", "Data Path Layout Organization".
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from tinygpu.term.program import Buffer, Program, select
 __all__ = [
     "COLUMNS",
     "LANES",
+    "RowLanes",
     "allocated_columns",
     "columns_of",
     "first_columns",
@@ -57,6 +59,36 @@ def placement(rows: int, columns: int, *, paired: bool) -> NDArray[np.int64]:
     elif rows == LANES // 2:
         row = row % 16 + 32 * (row // 16)
     return np.stack((row, column), axis=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class RowLanes:
+    """Which lanes ``rows`` of a CTA have: numbers, or tables of a space.
+
+    ``near`` rows have neighbouring lanes, the next rows (or the other half of the columns, where
+    there are two ``halves``) those ``apart`` lanes further on.
+
+    >>> [(x.near, x.apart, x.halves) for x in map(RowLanes, (128, 64, 64), (False, False, True))]
+    [(64, 64, 1), (16, 32, 1), (64, 64, 2)]
+    """
+
+    rows: Any
+    paired: bool
+
+    @property
+    def near(self) -> Any:
+        """Return how many rows have neighbouring lanes."""
+        return LANES // 2 if self.paired else select(self.rows == LANES // 2, 16, LANES // 2)
+
+    @property
+    def apart(self) -> Any:
+        """Return how far the next ones lie from those."""
+        return LANES // 2 if self.paired else select(self.rows == LANES // 2, 32, LANES // 2)
+
+    @property
+    def halves(self) -> Any:
+        """Return in how many parts the columns lie, each in lanes of its own."""
+        return select(self.rows == LANES // 2, 2, 1) if self.paired else 1
 
 
 def uses_tensor_memory(program: Program) -> bool:
