@@ -77,7 +77,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 27939, "search": 7771, "codegen": 17238}
+LINES = {"tinygpu": 27939, "search": 7771, "codegen": 16415}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: strategies, the command ``store`` and four causes of the time model; clusters,
@@ -175,7 +175,7 @@ def test_it_does_not_grow(folder: str) -> None:
 
 
 SHARED = {
-    "Agent", "Finding", "Function", "Group", "Instruction", "Kernel", "Mbarrier", "Operand", "Run",
-    "Shared", "State", "TensorMap",
+    "Agent", "Finding", "Function", "Group", "Instruction", "Kernel", "Mbarrier", "Run",
+    "Shared", "TensorMap",
 }  # fmt: skip
 """Names that still stand for several things: mostly of the two interpreters, the judge and time."""

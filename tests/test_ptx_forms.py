@@ -18,7 +18,7 @@ from tinygpu.codegen.emulator.forms import (
     runs_on,
     why_not,
 )
-from tinygpu.codegen.emulator.instructions import TABLE
+from tinygpu.codegen.emulator.launching import TABLE
 from tinygpu.codegen.emulator.parser import Instruction, split
 from tinygpu.codegen.emulator.values import TYPES
 from tinygpu.errors import ProgramError

@@ -181,7 +181,7 @@ def test_a_fence_is_carried_by_barriers() -> None:
         clocks.acquire(0, [1, 2], clocks.snapshot(0, [1, 2], 2))
         if when == "after":
             clocks.fence(0, [who], 3, PROXIED)
-        found = clocks.read(np.array([0]), clocks.rows(0, np.array([2])), 4, proxy=True)
+        found = clocks.read(np.array([0]), clocks.rows(0, np.array([2])), 4, by=PROXIED)
         assert (found is None) == proxied
         assert found is None or found.kind == "proxy"
         assert clocks.clocks[ORDER, 0, 2, 1] >= clocks.clocks[PROXIED, 0, 2, 1]

@@ -50,6 +50,25 @@ def test_hints_and_spaces() -> None:
     np.testing.assert_array_equal(y, x + 3000)
 
 
+def test_a_vote_counts_where_the_others_end() -> None:
+    """A barrier of all that completes as others end gives its result, as if they had arrived."""
+    body = """setp.ge.u32 %p0, %t, 32; mov.u32 %u0, 0; @%p0 bra L;
+      setp.lt.u32 %p1, %t, 8; bar.red.popc.u32 %u1, 0, %p1; st.global.u32 [%a3], %u1; exit;
+      L: add.u32 %u0, %u0, 1; setp.lt.u32 %p2, %u0, 50; @%p2 bra L;"""
+    x, y = np.zeros(64, np.uint32), np.zeros(64, np.uint32)
+    assert run(body, x, y, 64).findings == ()
+    assert y.tolist() == [8] * 32 + [0] * 32
+
+
+def test_who_names_a_bad_barrier_goes_on() -> None:
+    """It is told of, and does not stand still with nothing said."""
+    body = """mov.u32 %u0, 4096; mbarrier.try_wait.parity.shared.b64 %p0, [%u0], 0;
+      selp.u32 %u1, 1, 2, %p0; st.global.u32 [%a3], %u1;"""
+    x, y = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+    assert run(body, x, y).kinds == {"address"}
+    assert y.tolist() == [1] * 32
+
+
 @pytest.mark.parametrize("part", ["lo", "hi"])
 @pytest.mark.parametrize("kind", ["s32", "u32"])
 def test_mul24(kind: str, part: str) -> None:

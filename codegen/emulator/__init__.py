@@ -23,8 +23,7 @@ Source: PTX ISA 9.0.
 """
 
 from tinygpu.codegen.emulator.checking import Checked, Order, check
-from tinygpu.codegen.emulator.instructions import FAMILIES
-from tinygpu.codegen.emulator.launching import Module, launch
+from tinygpu.codegen.emulator.launching import FAMILIES, Module, launch
 from tinygpu.codegen.emulator.memory import Memory
 from tinygpu.codegen.emulator.report import Finding, Report
 from tinygpu.codegen.emulator.tensor_map import TensorMap

@@ -3,7 +3,10 @@
 Single-precision results are rounded once (``fma`` through float64, mended where that rounds twice);
 ``.approx`` functions are computed exactly, then rounded.
 
-Source: PTX ISA 9.0, sections 9.7.1 to 9.7.8.
+Each thread has one carry flag.  An addition with ``.cc`` sets it to the carry out, a subtraction to
+that of ``a + ~b + 1``, so that 1 is no borrow: nvcc's 128-bit division adds after it subtracts.
+
+Source: PTX ISA 9.0, sections 9.7.1 to 9.7.5 and 9.7.9.22 (cvt).
 """
 
 from __future__ import annotations
@@ -16,14 +19,15 @@ from typing import Any
 import numpy as np
 
 from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder, Source
-from tinygpu.codegen.emulator.integers import with_carry
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.values import PACKED, flushed, fma, quotient, root, rounded
+from tinygpu.codegen.emulator.run import Group, Run
+from tinygpu.codegen.emulator.values import PACKED, TYPES, flushed, fma, quotient, root, rounded
 
 __all__ = ["TABLE", "apply", "by_type", "packed", "plain", "read"]
 
 _MODES = ("rn", "rz", "rm", "rp", "rna")
+_LOW: Callable[[Array, Array], Array] = np.multiply
 
 
 def apply(d: Decoder, i: Instruction, function: Callable[..., Any]) -> Action:
@@ -32,7 +36,7 @@ def apply(d: Decoder, i: Instruction, function: Callable[..., Any]) -> Action:
     reads = [read(d, i, text, kind) for text, kind in zip(i.operands[1:], kinds, strict=True)]
     write = d.target(i.operands[0], to)
     if _flushes(i, to):
-        plain, part = function, d.kind(PACKED.get(to, to))
+        plain, part = function, TYPES[PACKED.get(to, to)]
         function = lambda *given: flushed(plain(*given), part)  # noqa: E731 (a closure)
     if len(reads) == 2:
         first, second = reads
@@ -46,9 +50,9 @@ def by_type(make: Callable[[Instruction, np.dtype[Any]], Callable[..., Any]]) ->
     def build(d: Decoder, i: Instruction) -> Action:
         kind = i.parts[-1]
         if kind in ("f16", "bf16") and i.parts[-2] == "f32":  # of mixed precision
-            wide = make(replace(i, opcode=i.opcode.rpartition(".")[0]), d.kind("f32"))
+            wide = make(replace(i, opcode=i.opcode.rpartition(".")[0]), TYPES["f32"])
             return apply(d, i, lambda *given: wide(*(np.float32(a) for a in given)))
-        part = d.kind(PACKED.get(kind, kind))
+        part = TYPES[PACKED.get(kind, kind)]
         function = make(i, part)
         return apply(d, i, packed(function, part) if kind in PACKED else function)
 
@@ -65,7 +69,7 @@ def read(d: Decoder, i: Instruction, text: str, kind: str) -> Source:
     source = d.source(text, kind)
     if not _flushes(i, kind):
         return source
-    part = d.kind(PACKED.get(kind, kind))
+    part = TYPES[PACKED.get(kind, kind)]
     return lambda run, group: flushed(source(run, group), part)
 
 
@@ -79,6 +83,36 @@ def packed(function: Callable[..., Array], part: np.dtype[Any]) -> Callable[...,
         return np.ascontiguousarray(function(*halves)).astype(part).view(whole)
 
     return both
+
+
+def with_carry(d: Decoder, i: Instruction) -> Action:
+    """Build add, sub and mad with ``.cc``, and addc, subc and madc."""
+    name, kind = i.parts[0], i.parts[-1]
+    takes, sets, subtracts = name.endswith("c"), "cc" in i.parts, name.startswith("sub")
+    dtype = TYPES[kind]
+    raw = np.dtype(f"u{dtype.itemsize}")
+    reads = [d.source(text, kind) for text in i.operands[1:]]
+    write = d.target(i.operands[0], kind)
+    product = functools.partial(_upper, dtype=dtype) if "hi" in i.parts else _LOW
+
+    def act(run: Run, group: Group) -> None:
+        values = [np.broadcast_to(read(run, group), (group.size,)) for read in reads]
+        if len(values) == 3:
+            values = [product(values[0], values[1]), values[2]]
+        a, b = (v.astype(raw) for v in values)
+        carried = run.carry[group.index] if takes else np.bool_(subtracts)
+        taken = (carried != subtracts).astype(raw)
+        if subtracts:
+            result = a - b - taken
+            out = (a < b) | ((a == b) & (taken > 0))
+        else:
+            result = a + b + taken
+            out = (result < a) | ((result == a) & (taken > 0))
+        if sets:
+            run.carry[group.index] = out != subtracts
+        write(run, group, result.view(dtype))
+
+    return act
 
 
 def _mode(i: Instruction) -> str:
@@ -159,9 +193,6 @@ def _upper(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
     if dtype.kind == "i":
         high = high - np.where(np.asarray(a) < 0, y, 0) - np.where(np.asarray(b) < 0, x, 0)
     return high.view(dtype)
-
-
-_LOW: Callable[[Array, Array], Array] = np.multiply
 
 
 def _product(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
@@ -320,7 +351,7 @@ _TO_INTEGER: Mapping[str, Callable[[Array], Array]] = {
 
 
 def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array], Array]:
-    source, target = d.kind(of), d.kind(to)
+    source, target = TYPES[of], TYPES[to]
     integral = next((m for m in i.parts if m in _TO_INTEGER), "")
     floats = ("f16", "bf16", "f32", "f64", "tf32", "e4m3", "e5m2")
     mode = _mode(i)
@@ -373,11 +404,11 @@ def _cvt(d: Decoder, i: Instruction) -> Action:
     if to not in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2"):
         return apply(d, i, _converted(d, i, of, to))
     part, inner = to[:-2], of.removesuffix("x2")
-    dtype, whole, convert = d.kind(part), d.kind(to), _converted(d, i, inner, part)
+    dtype, whole, convert = TYPES[part], TYPES[to], _converted(d, i, inner, part)
 
     def pack(*given: Array) -> Array:
         """Convert two halves of one register, or two registers, of which the last is the lower."""
-        parts = [np.ascontiguousarray(np.atleast_1d(v)).view(d.kind(inner)) for v in given]
+        parts = [np.ascontiguousarray(np.atleast_1d(v)).view(TYPES[inner]) for v in given]
         if len(parts) == 2:
             parts = [np.stack(np.broadcast_arrays(*map(np.atleast_1d, given[::-1])), -1)]
         return np.ascontiguousarray(convert(parts[0])).astype(dtype).view(whole).reshape(-1)

@@ -13,6 +13,7 @@ Source: PTX ISA 9.0, section 9.7.13 (atom, red).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -34,7 +35,9 @@ UPDATES: Mapping[str, Callable[[Array, Array], Array]] = {
     "dec": lambda old, new: np.where((old == 0) | (old > new), new, old - 1),
 }
 """What each operation leaves, of what was there and what a thread gives."""
-_PADDED = 16  # a table of so many times the threads is still the fastest
+_PADDED = (
+    16  # a table of so many times the threads is still the fastest; longer runs, by themselves
+)
 
 
 def _runs(places: Array) -> tuple[Array, Array, Array]:
@@ -73,59 +76,51 @@ def in_turn(
         data[places] = UPDATES[operation](old, new)
         return old
     order, starts, counts = _runs(places)
-    at, given, found = places[order[starts]], new[order], np.empty_like(new)
+    at, given = places[order[starts]], new[order]
     ends, old = starts + counts - 1, data[at]
-    exact = new.dtype.kind in "iu"
     if operation == "exch":
         before = np.roll(given, 1)
         before[starts] = old
         data[at] = given[ends]
-    elif operation == "add" and exact:
+    elif operation == "add" and new.dtype.kind in "iu":
         sums = np.cumsum(given, dtype=given.dtype)
         before = sums - given
         before += np.repeat(old - before[starts], counts)
         data[at] = before[ends] + given[ends]
-    elif operation in ("inc", "dec"):  # each from what the one before left
-        held = dict(zip(at.tolist(), old.tolist(), strict=True))
-        for n, (place, bound) in enumerate(zip(places.tolist(), new.tolist(), strict=True)):
-            found[n] = now = held[place]
-            if operation == "inc":
-                held[place] = 0 if now >= bound else now + 1
-            else:
-                held[place] = bound if now == 0 or now > bound else now - 1
-        data[at] = [held[place] for place in at.tolist()]
-        return found
-    elif operation in RUNNING and exact:
-        given[starts] = RUNNING[operation](old, given[starts])
-        running = _scanned(RUNNING[operation], given, starts, counts)
-        before = np.roll(running, 1)
-        before[starts] = old
-        data[at] = running[ends]
-    elif operation in RUNNING and len(starts) * int(counts.max()) <= _PADDED * len(order):
-        table = np.zeros((len(starts), 1 + int(counts.max())), new.dtype)
-        row = np.repeat(np.arange(len(starts)), counts)
-        column = np.arange(len(order)) - starts[row]
-        table[:, 0], table[row, column + 1] = old, given
-        table = RUNNING[operation].accumulate(table, axis=1)
-        before = table[row, column]
-        data[at] = table[np.arange(len(starts)), counts]
+    elif operation in ("inc", "dec"):
+        bounds, made = given.tolist(), list[int]()
+        for first, start, end in zip(old.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            made += _wrapping(operation, first, bounds[start : end + 1])
+        left = np.frombuffer(array("Q", made), np.uint64).astype(new.dtype)
+        lasts = ends + 1 + np.arange(len(ends))
+        data[at], before = left[lasts], np.delete(left, lasts)
     else:
-        for which in rounds(places):
-            found[which] = data[places[which]]
-            data[places[which]] = UPDATES[operation](found[which], new[which])
-        return found
+        function, most = RUNNING[operation], int(counts.max())
+        short: Any = slice(None)
+        row = np.repeat(np.arange(len(starts)), counts)
+        if len(starts) * most > _PADDED * len(order):
+            most, short = _PADDED, counts[row] <= _PADDED
+        column = np.arange(len(order)) - starts[row]
+        table = np.zeros((len(starts), 1 + most), new.dtype)
+        table[:, 0], table[row[short], column[short] + 1] = old, given[short]
+        table = function.accumulate(table, axis=1)
+        before, last = np.empty_like(given), table[np.arange(len(starts)), np.minimum(counts, most)]
+        before[short] = table[row[short], column[short]]
+        for n in np.flatnonzero(counts > most).tolist():
+            here = slice(starts[n], starts[n] + counts[n])
+            running = function.accumulate(np.append(old[n], given[here]), dtype=new.dtype)
+            before[here], last[n] = running[:-1], running[-1]
+        data[at] = last
+    found = np.empty_like(new)
     found[order] = before
     return found
 
 
-def _scanned(function: Any, values: Array, starts: Array, counts: Array) -> Array:
-    """Return the running results of each run."""
-    rank, result, reach = np.arange(len(values)) - np.repeat(starts, counts), values.copy(), 1
-    while reach < counts.max():
-        there = np.flatnonzero(rank >= reach)
-        result[there] = function(result[there], result[there - reach])
-        reach *= 2
-    return result
+def _wrapping(operation: str, now: int, bounds: list[int]) -> list[int]:
+    """Return what each inc or dec finds, as the one before left it, and what the last leaves."""
+    if operation == "inc":
+        return [now, *[now := 0 if now >= bound else now + 1 for bound in bounds]]
+    return [now, *[now := bound if not now or now > bound else now - 1 for bound in bounds]]
 
 
 def _compare(data: Array, places: Array, wanted: Array, other: Array) -> Array:

@@ -1,47 +1,257 @@
-"""The mbarrier family: phases, pending arrivals, bytes to come, and what each phase publishes.
+"""Barriers: of a CTA's threads (named ones), of clusters, and mbarriers with their phases.
 
-A phase completes when no arrival and no byte is pending; then its parity turns.  ``try_wait`` is
-run as a wait: its threads sleep until the phase completes.  An arrival gives its agents' clocks to
-the phase, a load's completion gives its channel; a successful wait takes them all.
+A named or a cluster's barrier joins the clocks of all who arrive, and gives them to those who wait.
 
-Source: PTX ISA 9.0, section 9.7.13.15 (mbarrier).
+A phase of an mbarrier completes when no arrival and no byte is pending; then its parity turns.
+``try_wait`` is run as a wait: its threads sleep until the phase completes.  An arrival gives its
+agents' clocks to the phase, a load's completion gives its channel; a successful wait takes them
+all.
+
+Source: PTX ISA 9.0, sections 9.7.13.1 to 9.7.13.4 (barriers) and 9.7.13.15 (mbarrier).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from tinygpu.codegen.emulator.clocks import INITS, LIFE, ORDER, PROXIED, RESERVED
-from tinygpu.codegen.emulator.decoder import Action, Builder, Control, Decoder
-from tinygpu.codegen.emulator.group import Group, Waiter
+from tinygpu.codegen.emulator.decoder import (
+    Action,
+    Builder,
+    Control,
+    Decoder,
+    Source,
+    Target,
+    together,
+)
 from tinygpu.codegen.emulator.memory import SHARED
 from tinygpu.codegen.emulator.moves import space_of
-from tinygpu.codegen.emulator.ordering import fence as order
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import Run
+from tinygpu.codegen.emulator.run import (
+    WARP,
+    ClusterBarrier,
+    Group,
+    Mbarrier,
+    NamedBarrier,
+    Run,
+    Waiter,
+)
+from tinygpu.codegen.emulator.spaces import fence as order
 from tinygpu.codegen.emulator.spaces import granules, shared_at
-from tinygpu.codegen.emulator.state import Mbarrier
 
-__all__ = ["TABLE", "arrive", "at_barrier", "complete_bytes", "each_barrier"]
+__all__ = ["TABLE", "arrive", "at_barrier", "barriers_at", "complete_bytes", "end"]
 
+_NAMED = 16
 _MOST_BYTES = (1 << 20) - 1  # spec: "Tx-count"
 _BYTES = 8
+
+
+def _bar(d: Decoder, i: Instruction) -> Control:
+    """bar.sync, bar.arrive and bar.red, under both of their names."""
+    parts = i.parts
+    aligned = parts[0] == "bar" or "aligned" in parts
+    arrives = "arrive" in parts
+    reduces = next((p for p in ("popc", "and", "or") if p in parts), "") if "red" in parts else ""
+    operands = list(i.operands)
+    if reduces:
+        kind = "u32" if reduces == "popc" else "pred"
+        write, vote = d.target(operands.pop(0), kind), d.source(operands.pop(), "pred")
+    number = d.source(operands[0], "u32")
+    count = d.source(operands[1], "u32") if len(operands) > 1 else None
+
+    def sync(run: Run, complete: Group) -> None:
+        step = run.tick()
+        numbers = np.broadcast_to(number(run, complete), (complete.size,))
+        counts = np.broadcast_to(count(run, complete) if count else 0, (complete.size,))
+        if numbers.max() >= _NAMED:
+            run.find("barrier", f"barrier {numbers.max()}; a CTA has 0 to {_NAMED - 1}")
+            return
+        if (counts % WARP).any():
+            run.find("barrier", f"a count of {counts.max()} threads is no multiple of {WARP}")
+        if not arrives and not reduces and _all_at_once(run, complete, numbers, counts, step):
+            return
+        ballot = vote(run, complete) if reduces else None
+        for here in _parts(run, complete, numbers, counts, aligned=aligned):
+            mask = np.isin(complete.threads, here.threads)
+            cta, which = int(here.threads[0]) // run.threads_per_cta, int(numbers[mask][0])
+            barrier = run.named.setdefault((cta, which), NamedBarrier(run.clocks.nothing()))
+            say = "at barrier {1}, where {0.arrived} of {0.expected} arrived".format
+            waiter = Waiter(run.pc + 1, here, functools.partial(say, barrier, which))
+            _join(run, barrier, here, int(counts[mask][0]), step)
+            warps = set(here.warp_numbers.tolist())
+            if aligned and barrier.joined & warps:
+                run.find("barrier", "arrives twice before it completes", who=int(here.threads[0]))
+            barrier.joined |= warps
+            barrier.arrived += here.warps * WARP if aligned and barrier.counted else here.size
+            if not arrives:
+                barrier.waiters.append(waiter)
+                run.wait(waiter)
+            if ballot is not None:
+                barrier.votes.append(np.broadcast_to(ballot, (complete.size,))[mask])
+                waiter.resume = functools.partial(_reduce, run, barrier, here, reduces, write)
+            if barrier.arrived > barrier.expected:
+                run.find(
+                    "barrier",
+                    f"{barrier.arrived} threads are at barrier {which}, which expects "
+                    f"{barrier.expected}",
+                    thread=int(here.threads[0]),
+                )
+            if barrier.arrived >= barrier.expected:
+                barrier = run.named.pop((cta, which))
+                run.release(barrier.waiters, barrier.clock)
+
+    return together(sync) if aligned else Control(sync, WARP)
+
+
+def _parts(
+    run: Run, group: Group, numbers: Array, counts: Array, *, aligned: bool
+) -> Iterator[Group]:
+    """Split those who arrive by CTA and barrier, and by warp where a barrier counts them."""
+    keys = group.threads // run.threads_per_cta * _NAMED + numbers
+    if counts.any() and aligned:
+        keys = keys * len(run.live) + group.threads // WARP
+    for key in np.unique(keys).tolist():
+        yield group.where(keys == key)
+
+
+def _all_at_once(run: Run, group: Group, numbers: Array, counts: Array, step: int) -> bool:
+    """Do the common case, for many CTAs in one go: all live threads of whole CTAs meet."""
+    each = run.threads_per_cta
+    ctas = np.unique(group.threads // run.threads_per_cta)
+    live = run.live.reshape(-1, each)[ctas]
+    together = group.size == live.sum() and (numbers == numbers[0]).all() and run.cluster == 1
+    counted = not counts[0] or (live.sum(1) == counts[0]).all()
+    begun = any((int(cta), int(numbers[0])) in run.named for cta in ctas)
+    if not (together and counted and (live == live[0]).all()) or begun:
+        return False
+    units = np.flatnonzero(live[0].reshape(-1, run.unit).any(1))
+    run.clocks.barrier(ctas, units + 1, step)
+    return True
+
+
+def _join(run: Run, barrier: NamedBarrier, group: Group, expected: int, step: int) -> None:
+    """Take the clocks of those who arrive, and how many are expected (0: all of the CTA)."""
+    clock = run.clocks.snapshot(*run.members(group), step)
+    barrier.clock = run.clocks.join(barrier.clock, clock)
+    if barrier.expected and expected and barrier.expected != expected:
+        run.find("barrier", f"barrier with counts {barrier.expected} and {expected}")
+    cta = int(group.threads[0]) // run.threads_per_cta
+    everyone = run.live_in(cta)
+    barrier.expected, barrier.counted = expected or everyone, bool(expected)
+
+
+def _reduce(run: Run, barrier: NamedBarrier, group: Group, how: str, write: Target) -> None:
+    ballots = np.concatenate(barrier.votes)
+    result = {"popc": ballots.sum(), "and": ballots.all(), "or": ballots.any()}[how]
+    write(run, group, np.full(group.size, result))
+
+
+def end(run: Run, group: Group) -> None:
+    """End threads; barriers of all threads go on without them, and warps that waited for them."""
+    run.gone.append(group.threads)
+    run.live[group.index] = False
+    for pc in list(run.parked):
+        run.push(pc, run.parked.pop(pc))
+    run.choices += 1
+    for cta in np.unique(group.threads // run.threads_per_cta).tolist():
+        everyone = run.live_in(cta)
+        if not everyone and run.cluster > 1:
+            _check_exit(run, cta)
+        domain = cta // run.cluster
+        if domain in run.clusters:
+            _cluster_turn(run, domain, run.clusters[domain])
+        for key in [k for k in run.named if k[0] == cta]:
+            barrier = run.named[key]
+            if barrier.arrived >= everyone > 0 and barrier.waiters and not barrier.counted:
+                run.release(run.named.pop(key).waiters, barrier.clock)
+
+
+def _check_exit(run: Run, cta: int) -> None:
+    """Report what other CTAs may still do to the shared memory of one that ends."""
+    each = run.threads_per_cta
+    domain, agents = run.members(Group(np.arange(cta * each, (cta + 1) * each)))
+    known = run.clocks.snapshot(domain, agents, -1)[LIFE]
+    for agent, step in run.touched.get(cta, {}).items():
+        if known[agent] < step:
+            run.find(
+                "exit",
+                f"{run.cta_name(cta)} ends, and nothing says that {run.name(domain, agent)} is "
+                "done with its shared memory",
+                other=run.log[step],
+            )
+
+
+def _cluster(d: Decoder, i: Instruction) -> Control:
+    waits = "wait" in i.parts
+
+    def barrier(run: Run, complete: Group) -> None:
+        step, each = run.tick(), run.cluster * run.threads_per_cta
+        domains = complete.threads // each
+        for domain in np.unique(domains).tolist():
+            if domain not in run.clusters:
+                (arrived, owed), nothing = np.zeros((2, each), bool), run.clocks.nothing
+                run.clusters[domain] = ClusterBarrier(arrived, owed, nothing(), nothing())
+            state = run.clusters[domain]
+            here = complete.where(domains == domain)
+            _, agents = run.members(here)
+            _in_turn(run, state.owed, here, here.threads - domain * each, waits=waits)
+            if waits:
+                if state.arrived[here.threads - domain * each].any():
+                    says = functools.partial(_cluster_says, run, domain)
+                    waiter = Waiter(run.pc + 1, here, says)
+                    run.wait(waiter)
+                    state.waiters.append(waiter)
+                else:
+                    run.clocks.acquire(domain, agents, state.released)
+                continue
+            relaxed = "relaxed" in i.parts
+            clock = run.released(domain, agents, step, relaxed=relaxed)
+            state.arrived[here.threads - domain * each] = True
+            state.clock = run.clocks.join(state.clock, clock)
+            _cluster_turn(run, domain, state)
+
+    return together(barrier) if "aligned" in i.parts else Control(barrier, WARP)
+
+
+def _in_turn(run: Run, owed: Array, group: Group, at: Array, *, waits: bool) -> None:
+    """Threads arrive, then wait: who waits has to have arrived, as it waits for itself too."""
+    if (owed[at] != waits).any():
+        does = "waits, and has not arrived" if waits else "arrives again, and has not waited"
+        thread = int(group.threads[(owed[at] != waits).argmax()])
+        run.find("barrier", f"{does} at the cluster's barrier", who=thread)
+    owed[at] = not waits
+
+
+def _cluster_says(run: Run, domain: int) -> str:
+    arrived = run.clusters[domain].arrived
+    live = run.live.reshape(-1, len(arrived))[domain]
+    return f"at the cluster's barrier, where {arrived.sum()} of {live.sum()} arrived"
+
+
+def _cluster_turn(run: Run, domain: int, state: ClusterBarrier) -> None:
+    """Let the phase complete when all threads that live have arrived."""
+    live = run.live.reshape(-1, len(state.arrived))[domain]
+    if not state.arrived.any() or not (state.arrived | ~live).all():
+        return
+    state.arrived[:] = False
+    state.released = run.clocks.join(state.released, state.clock)
+    waiters, state.waiters = state.waiters, []
+    run.release(waiters, state.released)
 
 
 def at_barrier(
     run: Run, flat: int, group: Group, does: str, *, proxy: bool = False
 ) -> Mbarrier | None:
     """Return the live barrier there, its initialisation known to all of the group; else report."""
-    barrier = run.state.mbarriers.get(flat)
+    barrier = run.mbarriers.get(flat)
     if barrier is None:
         at, thread = flat % run.shared_bytes, int(group.threads[0])
-        run.find(
-            "barrier", f"{run.warp_name(thread)} {does} shared byte {at}: no mbarrier is there",
-            thread=thread, address=at,
-        )  # fmt: skip
+        message = f"{does} shared byte {at}: no mbarrier is there"
+        run.find("barrier", message, who=thread, address=at)
         return None
     units = run.units(group)
     domains, agents = run.agents_of(units)
@@ -76,7 +286,17 @@ def each_barrier(
     return [(int(at), here.where(flat == at)) for at in np.unique(flat)]
 
 
-def _where(d: Decoder, text: str, i: Instruction) -> tuple[Callable[[Run, Group], Array], bool]:
+def barriers_at(
+    run: Run, group: Group, addresses: Array, does: str, *, remote: bool
+) -> Iterator[tuple[Mbarrier, Group]]:
+    """Yield each live barrier there, and the threads that name it; report where there is none."""
+    for flat, here in each_barrier(run, group, addresses, remote=remote):
+        barrier = at_barrier(run, flat, here, does)
+        if barrier is not None:
+            yield barrier, here
+
+
+def _where(d: Decoder, text: str, i: Instruction) -> tuple[Source, bool]:
     """Return how the barrier's address is read, and whether it may be another CTA's."""
     at, space = d.address(text), space_of(d, i)
     d.touch(_BYTES)
@@ -94,23 +314,23 @@ def _init(d: Decoder, i: Instruction) -> Action:
         step = run.tick()
         for flat, here in each_barrier(run, group, at(run, group), remote=remote):
             thread = int(here.threads[0])
-            if flat in run.state.mbarriers or here.size > 1:
-                made = run.state.mbarriers.get(flat, "mbarrier")
+            if flat in run.mbarriers or here.size > 1:
+                made = run.mbarriers.get(flat, "mbarrier")
                 run.find("barrier", f"{made} is made again", thread=thread)
             expected = int(counts[group.threads == thread][0])
             if not 1 <= expected <= _MOST_BYTES:
                 run.find("barrier", f"an mbarrier of {expected} arrivals; 1 to {_MOST_BYTES} are")
-            domain, agent = run.agent_of(thread)
+            domain, agent = run.agents_of(thread)
             cta, offset = divmod(flat, run.shared_bytes)
             name = f"the loads onto the mbarrier at shared byte {offset}"
             at_granules = granules(run, np.array([flat]), _BYTES)
-            conflict = run.clocks.write(at_granules, run.rows(here)[:1, None], step)
-            run.conflict(conflict, "makes an mbarrier in")
+            found = run.clocks.write(at_granules, run.rows(here)[:1, None], step)
+            run.conflict(found, "makes an mbarrier in")
             run.clocks.write_agent[at_granules] = RESERVED
             run.clocks.write_step[at_granules] = step
             channel = run.clocks.channel(domain, name, asynchronous=True)
             nothing = run.clocks.nothing
-            run.state.mbarriers[flat] = Mbarrier(
+            run.mbarriers[flat] = Mbarrier(
                 cta, offset, expected, channel, agent, step, nothing(), nothing(), expected
             )
 
@@ -122,12 +342,13 @@ def _inval(d: Decoder, i: Instruction) -> Action:
 
     def invalidate(run: Run, group: Group) -> None:
         step = run.tick()
-        for flat, here in each_barrier(run, group, at(run, group), remote=remote):
-            if at_barrier(run, flat, here, "invalidates") is not None:
-                del run.state.mbarriers[flat]
-                cells = granules(run, np.array([flat]), _BYTES)
-                run.clocks.write_agent[cells] = run.agent_of(int(here.threads[0]))[1]
-                run.clocks.write_step[cells] = step
+        addresses = at(run, group)
+        for barrier, here in barriers_at(run, group, addresses, "invalidates", remote=remote):
+            flat = barrier.cta * run.shared_bytes + barrier.offset
+            del run.mbarriers[flat]
+            cells = granules(run, np.array([flat]), _BYTES)
+            run.clocks.write_agent[cells] = run.agents_of(int(here.threads[0]))[1]
+            run.clocks.write_step[cells] = step
 
     return invalidate
 
@@ -167,12 +388,11 @@ def _turn(run: Run, barrier: Mbarrier) -> None:
     barrier.released = run.clocks.join(barrier.released, barrier.clock)
     barrier.clock = run.clocks.nothing()
     waiters, barrier.waiters = barrier.waiters, []
-    for parity, waiter, resume in waiters:
+    for parity, waiter in waiters:
         if _passed(barrier, parity):
-            resume()
-            run.wake(id(waiter))
+            run.wake(waiter)
         else:
-            barrier.waiters.append((parity, waiter, resume))
+            barrier.waiters.append((parity, waiter))
 
 
 def _passed(barrier: Mbarrier, parity: int) -> bool:
@@ -195,13 +415,12 @@ def _arrive(d: Decoder, i: Instruction) -> Action:
     def act(run: Run, group: Group) -> None:
         numbers = np.broadcast_to(number(run, group) if number else 1, (group.size,))
         step = run.tick()
-        for flat, here in each_barrier(run, group, at(run, group), remote=remote):
-            barrier = at_barrier(run, flat, here, "arrives at")
-            if barrier is None:
-                continue
-            _gone(run, barrier)
+        for barrier, here in barriers_at(run, group, at(run, group), "arrives at", remote=remote):
+            if not run.live_in(barrier.cta):
+                cta = run.cta_name(barrier.cta)
+                run.find("exit", f"{cta} has ended, and its {barrier} is still used")
             for thread in run.units(here).tolist():
-                run.remote(barrier.cta, thread, run.agent_of(thread)[1], step)
+                run.remote(barrier.cta, thread, run.agents_of(thread)[1], step)
             mine = numbers[np.isin(group.threads, here.threads)]
             total = int(mine.sum())
             if state is not None:
@@ -237,16 +456,16 @@ def _arrive_as(
     domain, agents = run.members(group)
     known = run.clocks.clocks[[ORDER, LIFE], domain].max(0)
     for thread in group.threads.tolist():
-        agent = run.agent_of(thread)[1]
+        agent = run.agents_of(thread)[1]
         own = thread // run.threads_per_cta == barrier.cta  # others may know by a barrier there
         again = own and barrier.last.get(thread) == barrier.phase - 1
         if again and any(known[agent, a] < s for a, s in barrier.before.items() if a != agent):
             run.find(
                 "barrier",
-                f"{run.warp_name(thread)} arrives again at the {barrier}, and has not seen the "
-                "phase complete in which it arrived before: both may count in one",
+                f"arrives again at the {barrier}, and has not seen the phase complete in which it "
+                "arrived before: both may count in one",
                 other=barrier.lines[thread],
-                thread=thread,
+                who=thread,
                 address=barrier.offset,
             )
         barrier.last[thread] = barrier.phase
@@ -264,12 +483,6 @@ def _tokens(barrier: Mbarrier, numbers: Array) -> Array:
     return tokens
 
 
-def _gone(run: Run, barrier: Mbarrier) -> None:
-    """Report the use of a barrier whose CTA has ended."""
-    if not run.live_in(barrier.cta):
-        run.find("exit", f"{run.cta_name(barrier.cta)} has ended, and its {barrier} is still used")
-
-
 def _wait(d: Decoder, i: Instruction) -> Control:
     """try_wait sleeps until the phase is complete, test_wait only looks.
 
@@ -281,56 +494,36 @@ def _wait(d: Decoder, i: Instruction) -> Control:
     parity = d.source(i.operands[2], "u32" if "parity" in i.parts else "u64")
     relaxed = "relaxed" in i.parts
 
-    def wait(run: Run, group: Group) -> Group | None:
+    def wait(run: Run, group: Group) -> None:
         parities = np.broadcast_to(parity(run, group), (group.size,))
-        pc, going = run.pc, []
-        for flat, there in each_barrier(run, group, at(run, group), remote=remote):
+        addresses = at(run, group)
+        write(run, group, np.ones(group.size, bool))  # which those who sleep find when they wake
+        for barrier, there in barriers_at(run, group, addresses, "waits at", remote=remote):
+            if (there.threads // run.threads_per_cta != barrier.cta).any():
+                run.find("barrier", "waits at a remote one", who=int(there.threads[0]))
             mine = parities[np.isin(group.threads, there.threads)] & 1
             for bit in np.unique(mine).tolist():
                 here = there.where(mine == bit)
-                barrier = at_barrier(run, flat, here, "waits at")
-                if barrier is None:
-                    write(run, here, np.ones(here.size, bool))
-                    going.append(here.threads)
-                    continue
-                own = run.cta_of(here.threads)
-                if (own != barrier.cta).any():
-                    thread = int(here.threads[0])
-                    run.find("barrier", f"{run.warp_name(thread)} waits at a remote one",
-                             thread=thread)  # fmt: skip
-                resume = _resume(run, barrier, here, write, relaxed)
+                resume = functools.partial(_acquire, run, barrier, here, relaxed=relaxed)
                 if _passed(barrier, bit):
                     resume()
-                    going.append(here.threads)
                 elif tests:
                     write(run, here, np.zeros(here.size, bool))
-                    going.append(here.threads)
                 else:
-                    waiter = Waiter(pc + 1, here, _says(barrier, bit))
+                    say = functools.partial("for parity {} of the {}".format, bit, barrier)
+                    waiter = Waiter(run.pc + 1, here, say, resume)
                     run.wait(waiter)
-                    barrier.waiters.append((bit, waiter, resume))
-        return Group(np.sort(np.concatenate(going))) if going else None
+                    barrier.waiters.append((bit, waiter))
 
     return Control(wait)
 
 
-def _resume(
-    run: Run, barrier: Mbarrier, group: Group, write: Callable[[Run, Group, Array], None],
-    relaxed: bool,
-) -> Callable[[], None]:  # fmt: skip
-    def resume() -> None:
-        write(run, group, np.ones(group.size, bool))
-        clock = barrier.released
-        if relaxed:
-            clock = clock.copy()
-            clock[[ORDER, PROXIED]] = -1
-        run.clocks.acquire(*run.members(group), clock)
-
-    return resume
-
-
-def _says(barrier: Mbarrier, parity: int) -> Callable[[], str]:
-    return lambda: f"for parity {parity} of the {barrier}"
+def _acquire(run: Run, barrier: Mbarrier, group: Group, *, relaxed: bool) -> None:
+    clock = barrier.released
+    if relaxed:
+        clock = clock.copy()
+        clock[[ORDER, PROXIED]] = -1
+    run.clocks.acquire(*run.members(group), clock)
 
 
 def _fence(d: Decoder, i: Instruction) -> Action:
@@ -352,23 +545,21 @@ def _fence(d: Decoder, i: Instruction) -> Action:
 
 def unfinished(run: Run) -> None:
     """Report barriers that still expect bytes when all threads have ended."""
-    for barrier in list(run.state.mbarriers.values()):
+    for barrier in list(run.mbarriers.values()):
         if barrier.bytes:
             run.find("exit", f"{run.cta_name(barrier.cta)} ended with its {barrier}")
 
 
 TABLE: Mapping[str, Builder] = {
+    **dict.fromkeys(("bar", "barrier"), _bar),
+    "barrier.cluster": _cluster,
     "mbarrier.init": _init,
     "mbarrier.inval": _inval,
-    "mbarrier.arrive": _arrive,
-    "mbarrier.arrive_drop": _arrive,
-    "mbarrier.complete_tx": _arrive,
-    "mbarrier.expect_tx": _arrive,
-    "mbarrier.try_wait": _wait,
-    "mbarrier.test_wait": _wait,
-    "fence": _fence,
-    "fence.proxy": _fence,
-    "membar.proxy": _fence,
-    "membar": _fence,
+    **{
+        f"mbarrier.{does}": _arrive
+        for does in ("arrive", "arrive_drop", "complete_tx", "expect_tx")
+    },
+    **dict.fromkeys(("mbarrier.try_wait", "mbarrier.test_wait"), _wait),
+    **dict.fromkeys(("fence", "fence.proxy", "membar.proxy", "membar"), _fence),
 }
 """This family's builders by entry."""

@@ -10,7 +10,7 @@ write, each agent's last read) is within the clock of whoever accesses it.
 
 There are five clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
 an access through the asynchronous proxy may know of generic writes; ``INITS``, what a
-fence.mbarrier_init has published of barriers' initialisation; ``TENSOR``, see tensor_memory.py;
+fence.mbarrier_init has published of barriers' initialisation; ``TENSOR``, see tcgen05.py;
 ``LIFE``, what even relaxed barriers tell of, which is enough to end.
 
 >>> clocks = Clocks(domains=1, units=2, granules=4)
@@ -83,8 +83,7 @@ class Clocks:
 
     def rows(self, domain: Array | int, agent: Array) -> Array:
         """Return the rows that ``read`` and ``write`` take for accesses of these agents."""
-        rows: Array = domain * self.agents + agent
-        return rows
+        return np.asarray(domain * self.agents + agent)
 
     def channel(self, domain: int, name: str, *, asynchronous: bool) -> int:
         """Return a new agent."""
@@ -147,11 +146,6 @@ class Clocks:
         self.clocks[ORDER][np.ix_(domains, agents, agents)] = step
         self.clocks[ORDER][domains[:, None], agents, agents] = _ALWAYS
 
-    def knows(self, domain: int, agents: Sequence[int]) -> Array:
-        """Return up to which step of each agent these agents together know that it is past."""
-        known: Array = self.clocks[:, domain, agents].max(1)[[ORDER, LIFE]].max(0)
-        return known
-
     def completed(
         self, domain: Array | int, agents: Array | Sequence[int], channel: Array | int, step: int
     ) -> None:
@@ -167,20 +161,17 @@ class Clocks:
 
     # Accesses of granules.
 
-    def _known(self, rows: Array, others: Array, proxy: bool, by: int) -> Array:
-        flat = self.clocks[by].reshape(-1, self.agents)
-        known: Array = flat[rows, others]
-        if proxy:
+    def _known(self, rows: Array, others: Array, by: int) -> Array:
+        flat = self.clocks.reshape(len(self.clocks), -1, self.agents)
+        known: Array = flat[ORDER if by == PROXIED else by][rows, others]
+        if by == PROXIED:
             generic = ~self.asynchronous.reshape(-1)[rows // self.agents * self.agents + others]
-            fenced = self.clocks[PROXIED].reshape(-1, self.agents)[rows, others]
-            known = np.where(generic, np.minimum(known, fenced), known)
+            known = np.where(generic, np.minimum(known, flat[PROXIED][rows, others]), known)
         return known
 
-    def _after_writes(
-        self, at: Array, rows: Array, proxy: bool, by: int, strong: bool
-    ) -> Conflict | None:
+    def _after_writes(self, at: Array, rows: Array, by: int, strong: bool) -> Conflict | None:
         others, steps = self.write_agent[at], self.write_step[at]
-        bad = steps > self._known(rows, others, proxy, by)
+        bad = steps > self._known(rows, others, by)
         if strong and self._strong is not None:
             bad &= ~self._strong[at]
         if not bad.any():
@@ -198,7 +189,7 @@ class Clocks:
         who = np.flatnonzero(self._readers)
         if not len(who):
             return None
-        flat = self.clocks[by].reshape(-1, self.agents)
+        flat = self.clocks[ORDER if by == PROXIED else by].reshape(-1, self.agents)
         few = rows.size < len(flat)  # what each row knows of all readers is enough, mostly
         floor = flat[rows][..., who].min(-1) if few else flat[:, who].min(1)[rows]
         if not (self._read_last[at] - 1 > floor).any():
@@ -215,18 +206,14 @@ class Clocks:
         return Conflict("race", granule, row, int(who[first]), step, "read")
 
     def read(
-        self,
-        at: Array,
-        rows: Array,
-        step: int,
-        *,
-        proxy: bool = False,
-        agent: Array | int | None = None,
-        by: int = ORDER,
-        strong: bool = False,
-    ) -> Conflict | None:
-        """Note reads of granules ``at`` by agents (``rows``), or by a channel in their name."""
-        conflict = self._after_writes(at, rows, proxy, by, strong)
+        self, at: Array, rows: Array, step: int, *, agent: Array | int | None = None,
+        by: int = ORDER, strong: bool = False,
+    ) -> Conflict | None:  # fmt: skip
+        """Note reads of granules ``at`` by agents (``rows``), or by a channel in their name.
+
+        ``by`` is the clock that has to know what was: ``PROXIED`` of the asynchronous proxy.
+        """
+        conflict = self._after_writes(at, rows, by, strong)
         who = rows % self.agents if agent is None else agent
         self._read_after[who, at] = step + 1
         self._read_last[at] = step + 1
@@ -234,21 +221,14 @@ class Clocks:
         return conflict
 
     def write(
-        self,
-        at: Array,
-        rows: Array,
-        step: Array | int,
-        *,
-        proxy: bool = False,
-        agent: Array | int | None = None,
-        by: int = ORDER,
-        strong: bool = False,
-    ) -> Conflict | None:
+        self, at: Array, rows: Array, step: int, *, agent: Array | int | None = None,
+        by: int = ORDER, strong: bool = False,
+    ) -> Conflict | None:  # fmt: skip
         """Note writes of granules ``at``; two agents that write one at once are a race too.
 
         Strong ones do not race with each other.
         """
-        conflict = self._after_writes(at, rows, proxy, by, strong)
+        conflict = self._after_writes(at, rows, by, strong)
         if conflict is None:
             conflict = self._after_reads(at, rows, by)
         mine = rows % self.agents if agent is None else np.asarray(agent)
@@ -268,13 +248,12 @@ class Clocks:
                 i = tuple(np.argwhere(twice)[0])
                 granule, row = (int(np.broadcast_to(x, twice.shape)[i]) for x in (at, rows))
                 other = int(self.write_agent[granule])
-                conflict = Conflict("race", granule, row, other, int(step), "wrote")
+                conflict = Conflict("race", granule, row, other, step, "wrote")
         return conflict
 
     def fresh(self, at: Array) -> Array:
         """Return which granules nobody has written."""
-        unwritten: Array = self.write_step[at] < 0
-        return unwritten
+        return np.asarray(self.write_step[at] < 0)
 
     def unsure(self, at: Array, rows: Array) -> Array:
         """Return which granules nothing orders the first write of before accesses by ``rows``."""

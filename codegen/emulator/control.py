@@ -1,35 +1,34 @@
-"""Control flow and barriers of threads: branches, ends, named barriers, cluster barriers.
+"""Control flow: branches, ends, calls and returns.
 
-A named barrier joins the clocks of all who arrive, and gives them to those who wait.
+Threads keep where they return to.  Parameters of functions lie in a frame, one a thread.  What
+calls itself, through others or not, keeps its registers and its parameters by depth; local
+variables of such functions are shared by their calls.
 
-Source: PTX ISA 9.0, sections 9.7.12 (control flow) and 9.7.13.1 to 9.7.13.4 (barriers).
+Source: PTX ISA 9.0, section 9.7.12 (control flow).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
+from tinygpu.codegen.emulator.barriers import end
 from tinygpu.codegen.emulator.decoder import Builder, Control, Decoder
-from tinygpu.codegen.emulator.group import WARP, Group, Waiter
-from tinygpu.codegen.emulator.parser import Instruction
+from tinygpu.codegen.emulator.functions import Function, address_of, parts_of_call
+from tinygpu.codegen.emulator.memory import FRAME
+from tinygpu.codegen.emulator.parser import Instruction, Variable, width_of
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import Run
-from tinygpu.codegen.emulator.state import ClusterBarrier, NamedBarrier
+from tinygpu.codegen.emulator.run import DEEPEST, Group, Run
 
-__all__ = ["TABLE", "end"]
-
-_NAMED = 16
+__all__ = ["TABLE"]
 
 
 def _bra(d: Decoder, i: Instruction) -> Control:
     to = d.target_of_branch(i.operands[0])
 
-    def jump(run: Run, group: Group) -> None:
-        run.push(to, group)
-
-    return Control(jump)
+    return Control(lambda run, group: run.jump(to, group))
 
 
 def _brx(d: Decoder, i: Instruction) -> Control:
@@ -44,7 +43,7 @@ def _brx(d: Decoder, i: Instruction) -> Control:
         for n in np.unique(chosen).tolist():
             here = group.where(chosen == n)
             if n < len(to):
-                run.push(to[n], here)
+                run.jump(to[n], here)
                 continue
             run.find("address", f"index {n} into a list of {len(to)} labels")
             end(run, here)
@@ -52,271 +51,228 @@ def _brx(d: Decoder, i: Instruction) -> Control:
     return Control(jump)
 
 
-def _exit(d: Decoder, i: Instruction) -> Control:
-    return Control(end)
-
-
 def _trap(d: Decoder, i: Instruction) -> Control:
     def trap(run: Run, group: Group) -> None:
-        thread = int(group.threads[0])
-        run.find("trap", f"{run.warp_name(thread)} gave up", thread=thread)
+        run.find("trap", "gave up", who=int(group.threads[0]))
         end(run, group)
 
     return Control(trap)
 
 
-Result = Callable[[Run, Group, Array], None]
-
-
-def _bar(d: Decoder, i: Instruction) -> Control:
-    """bar.sync, bar.arrive and bar.red, under both of their names."""
-    parts = i.parts
-    aligned = parts[0] == "bar" or "aligned" in parts
-    arrives = "arrive" in parts
-    reduces = next((p for p in ("popc", "and", "or") if p in parts), "") if "red" in parts else ""
-    operands = list(i.operands)
-    if reduces:
-        kind = "u32" if reduces == "popc" else "pred"
-        write, vote = d.target(operands.pop(0), kind), d.source(operands.pop(), "pred")
-    number = d.source(operands[0], "u32")
-    count = d.source(operands[1], "u32") if len(operands) > 1 else None
-
-    def sync(run: Run, group: Group) -> Group | None:
-        complete = run.together(group, WARP) if aligned else group
-        if complete is None:
+def enter(run: Run, group: Group, back: int, keep: tuple[int, ...]) -> Group | None:
+    """Note where a group returns to and keep registers; returns who is not too deep."""
+    deep = run.depth[group.index] >= DEEPEST
+    if deep.any():
+        who = int(group.threads[np.argmax(deep)])
+        run.find("stack", f"is {DEEPEST} calls deep", who=who)
+        end(run, group.where(deep))
+        if deep.all():
             return None
-        step, pc = run.tick(), run.pc
-        numbers = np.broadcast_to(number(run, complete), (complete.size,))
-        counts = np.broadcast_to(count(run, complete) if count else 0, (complete.size,))
-        if numbers.max() >= _NAMED:
-            run.find("barrier", f"barrier {numbers.max()}; a CTA has 0 to {_NAMED - 1}")
-            return complete
-        if (counts % WARP).any():
-            run.find("barrier", f"a count of {counts.max()} threads is no multiple of {WARP}")
-        if not arrives and not reduces and _all_at_once(run, complete, numbers, counts, step):
-            return complete
-        ballot = vote(run, complete) if reduces else None
-        going: list[Array] = []
-        for here in _parts(run, complete, numbers, counts, aligned=aligned):
-            mask = np.isin(complete.threads, here.threads)
-            cta, which = int(run.cta_of(here.threads[:1])[0]), int(numbers[mask][0])
-            waiter = Waiter(pc + 1, here, _describe(run, cta, which))
-            barrier = run.state.named.setdefault((cta, which), NamedBarrier())
-            _arrive(run, barrier, here, int(counts[mask][0]), step)
-            warps = set(here.warp_numbers.tolist())
-            if aligned and barrier.joined & warps:
-                run.find(
-                    "barrier",
-                    f"{run.warp_name(int(here.threads[0]))} arrives twice before it completes",
-                    thread=int(here.threads[0]),
-                )
-            barrier.joined |= warps
-            barrier.arrived += here.warps * WARP if aligned and barrier.counted else here.size
-            if arrives:
-                going.append(here.threads)
-            else:
-                barrier.waiters.append(waiter)
-                run.wait(waiter)
-            if ballot is not None:
-                barrier.votes.append((waiter, np.broadcast_to(ballot, (complete.size,))[mask]))
-            if barrier.arrived > barrier.expected:
-                run.find(
-                    "barrier",
-                    f"{barrier.arrived} threads are at barrier {which}, which expects "
-                    f"{barrier.expected}",
-                    thread=int(here.threads[0]),
-                )
-            if barrier.arrived >= barrier.expected:
-                if reduces:
-                    _reduce(run, barrier, reduces, write)
-                _release(run, run.state.named.pop((cta, which)))
-        return Group(np.sort(np.concatenate(going))) if going else None
-
-    return Control(sync, WARP)
+        group = group.where(~deep)
+    depth = run.depth[group.index]
+    run.returns[depth, group.threads] = back
+    for level in np.unique(depth).tolist() if keep else ():
+        here = group.where(depth == level)
+        for number in keep:
+            source = run.registers[number] if number >= 0 else run.frame
+            place = run.kept.setdefault((level, number), np.zeros_like(source))
+            place[here.index] = source[here.index]
+    run.depth[group.index] += 1
+    return group
 
 
-def _parts(
-    run: Run, group: Group, numbers: Array, counts: Array, *, aligned: bool
-) -> Iterator[Group]:
-    """Split those who arrive by CTA and barrier, and by warp where a barrier counts them."""
-    keys = run.cta_of(group.threads) * _NAMED + numbers
-    if counts.any() and aligned:
-        keys = keys * len(run.live) + group.threads // WARP
+def leave(run: Run, group: Group) -> Iterator[tuple[int, int, Group]]:
+    """Yield where threads return to, from which depth, and who."""
+    run.depth[group.index] -= 1
+    depth = run.depth[group.index]
+    keys = run.returns[depth, group.threads] * DEEPEST + depth
     for key in np.unique(keys).tolist():
-        yield group.where(keys == key)
+        yield key // DEEPEST, key % DEEPEST, group.where(keys == key)
 
 
-def _describe(run: Run, cta: int, which: int) -> Callable[[], str]:
-    def say() -> str:
-        barrier = run.state.named[cta, which]
-        return f"at barrier {which}, where {barrier.arrived} of {barrier.expected} arrived"
-
-    return say
-
-
-def _all_at_once(run: Run, group: Group, numbers: Array, counts: Array, step: int) -> bool:
-    """Do the common case, for many CTAs in one go: all live threads of whole CTAs meet."""
-    each = run.threads_per_cta
-    ctas = np.unique(run.cta_of(group.threads))
-    live = run.live.reshape(-1, each)[ctas]
-    if group.size != live.sum() or (numbers != numbers[0]).any() or run.cluster > 1:
-        return False
-    if counts[0] and not (live.sum(1) == counts[0]).all():
-        return False
-    if any((int(cta), int(numbers[0])) in run.state.named for cta in ctas):
-        return False
-    if not (live == live[0]).all():
-        return False
-    units = np.flatnonzero(live[0].reshape(-1, run.unit).any(1))
-    run.clocks.barrier(ctas, units + 1, step)
-    return True
+def restore(run: Run, group: Group, level: int, keep: tuple[int, ...]) -> None:
+    """Give a caller its registers back."""
+    for number in keep:
+        target = run.registers[number] if number >= 0 else run.frame
+        target[group.index] = run.kept[level, number][group.index]
 
 
-def _arrive(run: Run, barrier: NamedBarrier, group: Group, expected: int, step: int) -> None:
-    """Take the clocks of those who arrive, and how many are expected (0: all of the CTA)."""
-    clock = run.clocks.snapshot(*run.members(group), step)
-    barrier.clock = clock if barrier.clock is None else run.clocks.join(barrier.clock, clock)
-    if barrier.expected and expected and barrier.expected != expected:
-        run.find("barrier", f"barrier with counts {barrier.expected} and {expected}")
-    cta = int(run.cta_of(group.threads[:1])[0])
-    everyone = run.live_in(cta)
-    barrier.expected, barrier.counted = expected or everyone, bool(expected)
+def _printf(run: Run, group: Group, given: list[Array]) -> Any:
+    return np.int64(0)
 
 
-def _reduce(run: Run, barrier: NamedBarrier, how: str, write: Result) -> None:
-    ballots = np.concatenate([ballot for _, ballot in barrier.votes])
-    result = {"popc": ballots.sum(), "and": ballots.all(), "or": ballots.any()}[how]
-    for waiter, _ in barrier.votes:
-        write(run, waiter.group, np.full(waiter.group.size, result))
+def _malloc(run: Run, group: Group, given: list[Array]) -> Any:
+    return np.array(
+        [run.memory.allocate(np.zeros(max(1, int(size)), np.uint8), "malloc") for size in given[0]]
+    )
 
 
-def _release(run: Run, barrier: NamedBarrier) -> None:
-    for waiter in barrier.waiters:
-        assert barrier.clock is not None
-        run.clocks.acquire(*run.members(waiter.group), barrier.clock)
-        run.wake(id(waiter))
+def _fail(run: Run, group: Group, given: list[Array]) -> Any:
+    run.find("trap", "fails an assertion", who=int(group.threads[0]))
+    return np.int64(0)
 
 
-def end(run: Run, group: Group) -> None:
-    """End threads; barriers of all threads go on without them."""
-    run.exit(group)
-    for cta in np.unique(run.cta_of(group.threads)).tolist():
-        everyone = run.live_in(cta)
-        if not everyone and run.cluster > 1:
-            _check_exit(run, cta)
-        domain = cta // run.cluster
-        if domain in run.state.clusters:
-            _cluster_turn(run, domain, _cluster_state(run, domain))
-        for key in [k for k in run.state.named if k[0] == cta]:
-            barrier = run.state.named[key]
-            if barrier.arrived >= everyone > 0 and barrier.waiters and not barrier.counted:
-                _release(run, run.state.named.pop(key))
+BUILTINS: Mapping[str, Callable[[Run, Group, list[Array]], Any]] = {
+    "vprintf": _printf,
+    "malloc": _malloc,
+    "free": _printf,
+    "__assertfail": _fail,
+}
+"""What the system gives: printf prints nothing here, and free keeps what it is given."""
 
 
-def _check_exit(run: Run, cta: int) -> None:
-    """Report what other CTAs may still do to the shared memory of one that ends."""
-    each = run.threads_per_cta
-    domain, agents = run.members(Group(np.arange(cta * each, (cta + 1) * each)))
-    known = run.clocks.knows(domain, agents)
-    for agent, step in run.state.remote.get(cta, {}).items():
-        if known[agent] < step:
-            run.find(
-                "exit",
-                f"{run.cta_name(cta)} ends, and nothing says that {run.name(domain, agent)} is "
-                "done with its shared memory",
-                other=run.log[step],
-            )
+Read = Callable[[Run, Group], Array]
+Write = Callable[[Run, Group, Array], None]
 
 
-def _cluster_state(run: Run, domain: int) -> ClusterBarrier:
-    if domain not in run.state.clusters:
-        threads = run.cluster * run.threads_per_cta
-        run.state.clusters[domain] = ClusterBarrier(
-            np.zeros(threads, bool), np.zeros(threads, bool), run.clocks.nothing(),
-            run.clocks.nothing(),
+Pairs = list[tuple[tuple[Read, Write], tuple[Read, Write]]]
+
+
+def _bytes_of(d: Decoder, text: str, size: int) -> tuple[Read, Write]:
+    """Return how the bytes of a register, a number or a parameter are read and written."""
+    if text in d.frame:
+        at, held = d.symbols[text][1] - FRAME, d.frame[text]
+        if held != size:
+            raise d.error(f"{text} has {held} B, where {size} are")
+        place = slice(at, at + size)
+
+        def fill(run: Run, group: Group, values: Array) -> None:
+            run.frame[group.index, place] = values
+
+        return lambda run, group: run.frame[group.index, place].copy(), fill
+    kind = f"b{8 * size}"
+    source = d.source(text, kind)
+
+    def read(run: Run, group: Group) -> Array:
+        values = np.broadcast_to(source(run, group), (group.size,))
+        return np.ascontiguousarray(values).view(np.uint8).reshape(group.size, size)
+
+    if text not in d.numbers:
+        return read, lambda run, group, values: None
+    target = d.target(text, kind)
+
+    def write(run: Run, group: Group, values: Array) -> None:
+        target(run, group, np.ascontiguousarray(values).view(f"u{size}")[:, 0])
+
+    return read, write
+
+
+def _pairs(d: Decoder, formal: tuple[Variable, ...], given: tuple[str, ...], name: str) -> Pairs:
+    """Return formal and given operands side by side."""
+    if len(formal) != len(given):
+        raise d.error(f"{len(given)} operands for the {len(formal)} of {name}")
+    return [
+        (_bytes_of(d, f.name, f.bytes), _bytes_of(d, g, f.bytes))
+        for f, g in zip(formal, given, strict=True)
+    ]
+
+
+def _fits(d: Decoder, formal: tuple[Variable, ...], given: tuple[str, ...]) -> bool:
+    """Say whether operands are as many, and as long, as a function of the module has them."""
+    return len(formal) == len(given) and all(
+        d.frame.get(g, f.bytes) == f.bytes for f, g in zip(formal, given, strict=True)
+    )
+
+
+def _call(d: Decoder, i: Instruction) -> Control:
+    to, name, given, listed = parts_of_call(i)
+    if name in BUILTINS and name not in d.functions:
+        return _builtin(d, name, to, given)
+    if name in d.numbers:
+        names = d.kernel.targets.get(listed) or tuple(
+            n for n, f in d.functions.items()
+            if _fits(d, f.kernel.parameters, given) and _fits(d, f.kernel.returns, to)
         )  # fmt: skip
-    return run.state.clusters[domain]
+    elif name in d.functions:
+        names = (name,)
+    else:
+        raise d.error(f"the module has no function {name}; of the system, {', '.join(BUILTINS)}")
+    where = d.source(name, "u64") if name in d.numbers else None
+    pc = d.pc
+    caller = d.functions.get(d.owners[pc])
+    keep: tuple[int, ...] = ()
+    if caller is not None and caller.calls_itself:
+        keep = (*(d.numbers[r] for r in caller.kernel.registers), -1)
+    choices: dict[int, tuple[Function, Pairs]] = {}
+    for each in names:
+        callee = d.functions[each]
+        pairs = _pairs(d, callee.kernel.parameters, given, each)
+        choices[address_of(d.parsed, each)] = callee, pairs
+        results = _pairs(d, callee.kernel.returns, to, each)
+        d.returns[pc + 1, each] = _returner(results, keep)
 
-
-def _cluster(d: Decoder, i: Instruction) -> Control:
-    waits = "wait" in i.parts
-
-    def barrier(run: Run, group: Group) -> Group | None:
-        complete = run.together(group, WARP) if "aligned" in i.parts else group
-        if complete is None:
-            return None
-        step, pc = run.tick(), run.pc
-        each = run.cluster * run.threads_per_cta
-        domains, going = complete.threads // each, []
-        for domain in np.unique(domains).tolist():
-            state = _cluster_state(run, domain)
-            here = complete.where(domains == domain)
-            _, agents = run.members(here)
-            _in_turn(run, state.owed, here, here.threads - domain * each, waits=waits)
-            if waits:
-                if state.arrived[here.threads - domain * each].any():
-                    waiter = Waiter(pc + 1, here, _cluster_says(run, domain))
-                    run.wait(waiter)
-                    state.waiters.append(waiter)
-                else:
-                    run.clocks.acquire(domain, agents, state.released)
-                    going.append(here.threads)
+    def call(run: Run, group: Group) -> None:
+        held = np.broadcast_to(where(run, group) if where else next(iter(choices)), (group.size,))
+        for address in np.unique(held).tolist():
+            here = group.where(held == address)
+            if address not in choices:
+                run.find("address", f"a call of {address:#x}, where no such function is")
+                end(run, here)
                 continue
-            relaxed = "relaxed" in i.parts
-            clock = run.released(domain, agents, step, relaxed=relaxed)
-            state.arrived[here.threads - domain * each] = True
-            state.clock = run.clocks.join(state.clock, clock)
-            _cluster_turn(run, domain, state)
-        if not waits:
-            return complete
-        return Group(np.concatenate(going)) if going else None
+            callee, pairs = choices[address]
+            values = [given_to[0](run, here) for _, given_to in pairs]
+            inside = enter(run, here, pc + 1, keep)
+            if inside is None:
+                continue
+            mask = np.isin(here.threads, inside.threads)
+            for (formal, _), value in zip(pairs, values, strict=True):
+                formal[1](run, inside, value[mask])
+            run.jump(callee.start, inside)
 
-    return Control(barrier, WARP)
-
-
-def _in_turn(run: Run, owed: Array, group: Group, at: Array, *, waits: bool) -> None:
-    """Threads arrive, then wait: who waits has to have arrived, as it waits for itself too."""
-    if (owed[at] != waits).any():
-        does = "waits, and has not arrived" if waits else "arrives again, and has not waited"
-        thread = int(group.threads[(owed[at] != waits).argmax()])
-        run.find(
-            "barrier", f"{run.warp_name(thread)} {does} at the cluster's barrier", thread=thread
-        )
-    owed[at] = not waits
+    return Control(call)
 
 
-def _cluster_says(run: Run, domain: int) -> Callable[[], str]:
-    def say() -> str:
-        state = _cluster_state(run, domain)
-        each = run.cluster * run.threads_per_cta
-        live = run.live[domain * each : (domain + 1) * each]
-        return f"at the cluster's barrier, where {state.arrived.sum()} of {live.sum()} arrived"
+def _returner(results: Pairs, keep: tuple[int, ...]) -> Callable[[Run, Group, int], None]:
+    def back(run: Run, group: Group, level: int) -> None:
+        values = [formal[0](run, group) for formal, _ in results]
+        restore(run, group, level, keep)
+        for (_, target), value in zip(results, values, strict=True):
+            target[1](run, group, value)
 
-    return say
+    return back
 
 
-def _cluster_turn(run: Run, domain: int, state: ClusterBarrier) -> None:
-    """Let the phase complete when all threads that live have arrived."""
-    each = run.cluster * run.threads_per_cta
-    live = run.live[domain * each : (domain + 1) * each]
-    if not state.arrived.any() or not (state.arrived | ~live).all():
-        return
-    state.arrived[:] = False
-    state.released = run.clocks.join(state.released, state.clock)
-    for waiter in state.waiters:
-        run.clocks.acquire(*run.members(waiter.group), state.released)
-        run.wake(id(waiter))
-    state.waiters = []
+def _builtin(d: Decoder, name: str, to: tuple[str, ...], given: tuple[str, ...]) -> Control:
+    def size_of(text: str) -> int:
+        return d.frame.get(text) or width_of(d.kernel.registers.get(text, "b64"))
+
+    reads = [(_bytes_of(d, g, size_of(g))[0], size_of(g)) for g in given]
+    write = _bytes_of(d, to[0], size_of(to[0]))[1] if to else None
+    result_bytes = size_of(to[0]) if to else 0
+
+    def call(run: Run, group: Group) -> None:
+        values = [
+            np.ascontiguousarray(read(run, group)).view(f"u{size}")[:, 0] for read, size in reads
+        ]
+        result = np.broadcast_to(BUILTINS[name](run, group, values), (group.size,))
+        if write is not None:
+            narrow = np.ascontiguousarray(result.astype(f"u{result_bytes}"))
+            write(run, group, narrow.view(np.uint8).reshape(group.size, result_bytes))
+        if name == "__assertfail":
+            end(run, group)
+
+    return Control(call)
+
+
+def _ret(d: Decoder, i: Instruction) -> Control:
+    owner, returns = d.owners[d.pc], d.returns
+    if owner not in d.functions:
+        return Control(end)
+
+    def back(run: Run, group: Group) -> None:
+        for pc, level, here in leave(run, group):
+            returns[pc, owner](run, here, level)
+            run.jump(pc, here)
+
+    return Control(back)
 
 
 TABLE: Mapping[str, Builder] = {
     "bra": _bra,
     "brx.idx": _brx,
-    "exit": _exit,
-    "trap": _trap,
-    "brkpt": _trap,
-    "bar": _bar,
-    "barrier": _bar,
-    "barrier.cluster": _cluster,
+    "exit": lambda d, i: Control(end),
+    **dict.fromkeys(("trap", "brkpt"), _trap),
+    "call": _call,
+    "ret": _ret,
 }
 """This family's builders by entry."""

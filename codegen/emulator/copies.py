@@ -1,42 +1,59 @@
-"""cp.async: copies of single threads from global to shared memory, in groups or onto barriers.
+"""Asynchronous copies: of single threads (cp.async), in bulk, of tensors' boxes.
 
-Each warp has a channel; a wait makes what it covers known to the warp that waits.
+``cp.async`` has a channel each warp: a wait makes what it covers known to the warp that waits.  A
+bulk copy is one thread's, counted on a barrier or kept in groups.  It owns what it writes, and
+holds what it reads, from its issue; its channel's clock says from when on others may touch it:
+after its group was waited for, or its barrier's phase has completed.
 
-Source: PTX ISA 9.0, section 9.7.9.25.3 (non-bulk asynchronous copies).
+Source: PTX ISA 9.0, sections 9.7.9.25 (copies, bulk and tensor copies) and 5.5 (tensors).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.barriers import arrive, at_barrier, each_barrier
-from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder
-from tinygpu.codegen.emulator.group import WARP, Group
-from tinygpu.codegen.emulator.parser import Instruction
+from tinygpu.codegen.emulator.atomics import UPDATES
+from tinygpu.codegen.emulator.barriers import arrive, at_barrier, barriers_at, complete_bytes
+from tinygpu.codegen.emulator.clocks import ORDER, PROXIED
+from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder, commits, each_thread, waits
+from tinygpu.codegen.emulator.memory import PARAM, SHARED
+from tinygpu.codegen.emulator.moves import hint
+from tinygpu.codegen.emulator.parser import Instruction, split
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import Run
-from tinygpu.codegen.emulator.spaces import granules, shared_at
-from tinygpu.codegen.emulator.state import Copy, Mbarrier
+from tinygpu.codegen.emulator.run import FIRST_SHARED, Group, Mbarrier, Run, one_of
+from tinygpu.codegen.emulator.spaces import (
+    check_write,
+    granules,
+    hold,
+    multicast,
+    outside,
+    place,
+    shared_at,
+)
+from tinygpu.codegen.emulator.tensor_map import TensorMap, swizzled
+from tinygpu.codegen.emulator.values import TYPES
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "unfinished"]
 
 
 def _channels(run: Run, group: Group) -> Array:
     """Return the channel of each thread's copies, one an agent."""
-    units = run.units(group)
-    made = [run.channel("cp.async", t // run.unit, t, asynchronous=False) for t in units.tolist()]
-    if run.unit == 1:
-        return np.array(made)
-    return np.array(made)[np.searchsorted(units // WARP, group.threads // WARP)]
+    units, back = np.unique(group.threads // run.unit, return_inverse=True)
+    made = [run.channel("cp.async", u, u * run.unit, asynchronous=False) for u in units.tolist()]
+    return np.array(made)[back]
 
 
 def _cp_async(d: Decoder, i: Instruction) -> Action:
     to, of = d.address(i.operands[0]), d.address(i.operands[1])
     size = int(i.operands[2], 0)
     rest = i.operands[3 : len(i.operands) - ("L2::cache_hint" in i.parts)]
-    ignores = bool(rest) and d.is_predicate(rest[0])
+    ignores = bool(rest) and d.kernel.registers.get(rest[0]) == "pred"
     taken = d.source(rest[0], "pred" if ignores else "u32") if rest else None
     if size not in ((16,) if "cg" in i.parts else (4, 8, 16)):
         raise d.error(f"{size} B; .cg copies 16, .ca 4, 8 or 16")
@@ -53,11 +70,14 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
         count = np.broadcast_to(given, (here.size,)).copy()  # the register may change before
         if (source[count > 0] % size).any():
             run.find("alignment", f"a source is no multiple of {size} B")
-        channels, step = _channels(run, here)[:, None], run.tick()
-        at = granules(run, flat, size)
-        conflict = run.clocks.write(at, run.rows(here)[:, None], step, agent=channels)
+        channels, at = _channels(run, here), granules(run, flat, size)
+        rows, step = run.rows(here)[:, None], run.tick()
+        conflict = run.clocks.write(at, rows, step, agent=channels[:, None])
         run.conflict(conflict, "copies to")
-        _check_source(run, here, source, count)
+        for taken_bytes in np.unique(count[count > 0]).tolist():
+            mask = count == taken_bytes
+            parts = run.memory.locate(source[mask], taken_bytes)
+            outside(run, here.where(mask), source[mask], taken_bytes, parts)
 
         def move(which: Array) -> None:
             index = np.arange(size)
@@ -65,66 +85,12 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
             data = run.memory.gather(source[which, None] + index, np.uint8, inside)
             run.shared[flat[which, None] + index] = data
 
-        number = run.committed[here.threads]
-        if run.completion == "early":
+        early = run.completion == "early"
+        if early:
             move(np.arange(here.size))
-        run.state.copies.append(Copy(here, number, step, move, np.ones(here.size, bool)))
+        run.keep("cp.async", here, channels, (lambda which: None) if early else move)
 
     return copy
-
-
-def _check_source(run: Run, group: Group, addresses: Array, count: Array) -> None:
-    """Report a source outside of all allocations."""
-    for size in np.unique(count[count > 0]).tolist():
-        mask = count == size
-        parts = run.memory.locate(addresses[mask], size)
-        if sum(len(p.offsets) for p in parts) < int(mask.sum()):
-            bad = next(a for a in addresses[mask] if not run.memory.locate(np.array([a]), size))
-            run.find("address", f"{size} B at {run.memory.nearest(int(bad))}")
-
-
-def _commit(d: Decoder, i: Instruction) -> Action:
-    def commit(run: Run, group: Group) -> None:
-        run.committed[group.index] += 1
-
-    return commit
-
-
-def _land(run: Run, group: Group, done: Callable[[Copy], Array]) -> int:
-    """Perform the group's copies for which ``done`` holds; returns the last one's step."""
-    copies = run.state.copies
-    mine = np.zeros(len(run.live), bool)
-    mine[group.index] = True
-    last = -1
-    for copy in list(copies):
-        which = mine[copy.group.threads] & copy.left & done(copy)
-        if not which.any():
-            continue
-        last = copy.step
-        if run.completion != "early":
-            copy.move(np.flatnonzero(which))
-        copy.left &= ~which
-        here = copy.group.where(which)
-        channels = _channels(run, here)
-        domains, agents = run.agents_of(here.threads)
-        run.clocks.completed(domains, agents, channels, copy.step)
-        if not copy.left.any():
-            copies.remove(copy)
-    return last
-
-
-def _wait_group(d: Decoder, i: Instruction) -> Action:
-    pending = int(i.operands[0], 0) if i.operands else -1
-
-    def wait(run: Run, group: Group) -> None:
-        run.tick()
-        committed = run.committed
-        if pending < 0:
-            _land(run, group, lambda copy: np.ones(copy.group.size, bool))
-        else:
-            _land(run, group, lambda copy: copy.number < committed[copy.group.threads] - pending)
-
-    return wait
 
 
 def _copy_arrive(d: Decoder, i: Instruction) -> Action:
@@ -134,15 +100,12 @@ def _copy_arrive(d: Decoder, i: Instruction) -> Action:
 
     def signal(run: Run, group: Group) -> None:
         step = run.tick()
-        for flat, here in each_barrier(run, group, at(run, group), remote=False):
-            barrier = at_barrier(run, flat, here, "arrives at")
-            if barrier is None:
-                continue
+        for barrier, here in barriers_at(run, group, at(run, group), "arrives at", remote=False):
             if not counted:
                 barrier.pending += here.size
 
             def land(here: Group = here, barrier: Mbarrier = barrier) -> None:
-                _land(run, here, lambda copy: np.full(copy.group.size, copy.step < step))
+                run.land("cp.async", here, lambda copy: copy.step < step)
                 clock = run.clocks.snapshot(*run.members(here), step)
                 arrive(run, barrier, here.size, clock)
 
@@ -151,11 +114,299 @@ def _copy_arrive(d: Decoder, i: Instruction) -> Action:
     return signal
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one thread's copy has in global memory: its elements' addresses, which of them exist."""
+
+    total: int
+    swizzle: int
+    dtype: np.dtype[Any]
+    addresses: Array
+    inside: Array
+    fill: float = 0.0
+    coordinates: tuple[int, ...] = ()
+    start: int = 0
+
+    def load(self, run: Run) -> Array:
+        """Return the bytes, with ``fill`` for what does not exist."""
+        bits = np.dtype(f"u{self.dtype.itemsize}")
+        values = run.memory.gather(self.addresses, bits, self.inside)
+        if self.fill:
+            values[~self.inside] = np.full(1, self.fill).astype(self.dtype).view(bits)[0]
+        return values.view(np.uint8)
+
+
+def _parts(
+    d: Decoder, text: str, size: str, kind: str
+) -> Callable[[Run, Group], Iterator[_Part | None]]:
+    """Return what reads each thread's part: ``[map, {coordinates}]``, or an address and a size."""
+    if found := re.fullmatch(r"\[\s*([^,\s]+)\s*,\s*(\{.*\})\s*\]", text):
+        pointer = d.source(found.group(1), "u64")
+        coordinates = [d.source(c, "s32") for c in split(found.group(2)[1:-1])]
+        return lambda run, group: (
+            _boxed(run, *given) for given in each_thread(run, group, pointer, *coordinates)
+        )
+    if not size:
+        raise d.error(f"cannot read the tensor {text!r}")
+    start, count, dtype = d.address(text), d.source(size, "u32"), TYPES[kind]
+    return lambda run, group: (
+        _plain(run, dtype, *given) for given in each_thread(run, group, start, count)
+    )
+
+
+def _boxed(run: Run, thread: int, pointer: int, *coordinates: int) -> _Part | None:
+    held: TensorMap | None = run.tensor_maps.get(pointer - PARAM)
+    if held is None:
+        run.find("address", f"no tensor map is at {pointer:#x}; it is a .param of 128 B")
+        return None
+    if len(coordinates) != len(held.shape):
+        run.find("descriptor", f"{len(coordinates)} coordinates for {held}")
+        return None
+    dtype, places = TYPES[held.dtype], held.places(coordinates)
+    return _Part(held.box_bytes, held.swizzle, dtype, *places, held.fill, coordinates)
+
+
+def _plain(run: Run, dtype: np.dtype[Any], thread: int, start: int, total: int) -> _Part | None:
+    """Return a plain copy's part, whose size and address are multiples of 16; else report."""
+    if total % 16 or start % 16:
+        message = f"{total} B at {start:#x}: multiples of 16 are copied"
+        run.find("alignment", message, thread=thread, address=start)
+        return None
+    addresses = start + np.arange(0, total, dtype.itemsize)
+    return _Part(total, 0, dtype, addresses, np.ones(len(addresses), bool), start=start)
+
+
+def _bulk(d: Decoder, i: Instruction) -> Action:
+    """Route a bulk copy by its spaces."""
+    spaces = [p for p in i.parts if p.split("::")[0] in ("global", "shared")]
+    d.touch(16)
+    if spaces[0].startswith("shared"):
+        return _load(d, i)
+    return _store(d, i)
+
+
+def _load(d: Decoder, i: Instruction) -> Action:
+    """Global to shared, or shared to a peer's shared: bytes are counted on a barrier."""
+    tensor = "tensor" in i.parts
+    operands = list(i.operands)
+    to, size = d.address(operands[0]), "" if tensor else operands.pop(2)
+    parts = _parts(d, operands[1], size, "b8")
+    from_shared = sum(p.startswith("shared") for p in i.parts) > 1
+    bar = d.address(operands[2])
+    mask = d.source(operands[3], "u16") if "multicast::cluster" in i.parts else None
+    pair = "cta_group::2" in i.parts
+
+    def load(run: Run, group: Group) -> None:
+        given = each_thread(run, group, to, bar, mask)
+        for (thread, address, bar_at, chosen), part in zip(given, parts(run, group), strict=True):
+            if part is None:
+                continue
+            fetch: Callable[[], Array] = functools.partial(part.load, run)
+            if not tensor:
+                fetch = _fetch(run, thread, part, from_shared=from_shared)
+            bar_cta, bar_offset = place(run, thread, bar_at)
+            own, offset = place(run, thread, address)
+            for cta in multicast(run, own, chosen) if mask else [own]:
+                there = cta if mask else bar_cta
+                if mask and pair:  # in each pair, the CTA of the barrier's parity
+                    there = cta - cta % 2 + bar_cta % run.cluster % 2
+                if there != cta and not pair:
+                    run.find("barrier", "the barrier is in another CTA than the bytes")
+                barrier_at = there * run.shared_bytes + bar_offset
+                _fill(run, thread, (cta, offset), part, barrier_at, fetch)
+
+    return load
+
+
+def _fetch(run: Run, thread: int, part: _Part, *, from_shared: bool) -> Callable[[], Array]:
+    start, total = part.start, part.total
+    if from_shared:
+        flat = thread // run.threads_per_cta * run.shared_bytes + place(run, thread, start)[1]
+        read, channel = flat + np.arange(0, total, 16), run.channel("bulk stores", thread, thread)
+        hold(run, one_of(thread), read, 16, channel, "copies")
+        return lambda: run.shared[flat : flat + total].copy()
+    if not run.memory.locate(np.array([start]), total):
+        run.find("address", f"{total} B at {run.memory.nearest(start)}")
+    return functools.partial(part.load, run)
+
+
+def _fill(
+    run: Run, thread: int, to: tuple[int, int], part: _Part, barrier_at: int,
+    fetch: Callable[[], Array],
+) -> None:  # fmt: skip
+    """Issue one copy into one CTA's shared memory."""
+    (cta, _), who = to, run.warp_name(thread)
+    flat = _chunks(run, to, part)
+    if flat is None:
+        return
+    barrier = at_barrier(run, barrier_at, one_of(thread), "loads onto", proxy=True)
+    if barrier is None:
+        return
+
+    def land() -> None:
+        if not run.live_in(cta):
+            run.find("exit", f"a load of {who} lands in {run.cta_name(cta)}, which has ended")
+        run.shared.reshape(-1, 16)[flat // 16] = fetch().reshape(-1, 16)
+
+    _send(run, thread, flat, 16, barrier, land, "loads into", by=PROXIED)
+
+
+def _send(
+    run: Run, thread: int, flat: Array, width: int, barrier: Mbarrier, land: Callable[[], None],
+    does: str, *, by: int = ORDER, strong: bool = False,
+) -> None:  # fmt: skip
+    """Issue a write of one CTA's shared memory, whose bytes a barrier counts."""
+    one, step, cta = one_of(thread), run.tick(), int(flat[0]) // run.shared_bytes
+    issuer = run.clocks.snapshot(*run.members(one), step)
+    # what another CTA's barrier releases is known to whoever waits there
+    at, rows, agent = granules(run, flat, width).reshape(-1), run.rows(one), barrier.channel
+    conflict = run.clocks.write(at, rows, step, by=by, agent=agent, strong=strong)
+    run.conflict(conflict, does)
+    run.remote(cta, thread, agent, step)
+
+    def landed() -> None:
+        land()
+        complete_bytes(run, barrier, len(flat) * width, step, issuer)
+
+    run.issue(landed)
+
+
+def _chunks(run: Run, at: tuple[int, int], part: _Part) -> Array | None:
+    """Return where 16-byte chunks lie in a CTA's shared memory; report what does not fit there.
+
+    The swizzle is of the address, not of the array's offset.
+    """
+    (cta, offset), align = at, 128 if part.swizzle else 16
+    if offset < 0 or offset + part.total > run.shared_bytes or not 0 <= cta < run.ctas:
+        run.find("address", f"{part.total} B at shared byte {offset} of {run.shared_bytes}")
+        return None
+    if (offset + FIRST_SHARED) % align:
+        run.find("alignment", f"shared byte {offset} is no multiple of {align} B")
+        return None
+    inside = offset + FIRST_SHARED + np.arange(0, part.total, 16)
+    chunks: Array = swizzled(inside, part.swizzle) - FIRST_SHARED + cta * run.shared_bytes
+    return chunks
+
+
+def _st_async(d: Decoder, i: Instruction) -> Action:
+    """Build st.async and red.async: a few bytes to a CTA's shared memory, counted on a barrier."""
+    kind = i.parts[-1]
+    to, bar = d.address(i.operands[0]), d.address(i.operands[2])
+    read = d.vector(i.operands[1], kind)
+    total = len(d.listed(i.operands[1])) * TYPES[kind].itemsize
+    reduction = next((p for p in i.parts if p in UPDATES), "")
+    d.touch(min(total, 8))
+    generic = SHARED if "shared::cluster" not in i.parts else 0
+
+    def store(run: Run, group: Group) -> None:
+        values = read(run, group)
+        found = shared_at(run, group, to(run, group) - generic, total, remote=True)
+        bars = shared_at(run, group, bar(run, group) - generic, 8, remote=True)
+        if found is None or bars is None:
+            return
+        mine = dict(zip(*(x.tolist() for x in (bars[0].threads, bars[1])), strict=True))
+        for thread, flat in zip(found[0].threads.tolist(), found[1].tolist(), strict=True):
+            barrier = at_barrier(run, mine.get(thread, -1), one_of(thread), "stores onto")
+            if barrier is None:
+                continue
+            if barrier.cta != flat // run.shared_bytes:
+                run.find("barrier", "the barrier is in another CTA than the bytes", thread=thread)
+            value = values[np.searchsorted(group.threads, thread)]
+            held = run.shared[flat : flat + total].view(value.dtype)
+
+            def land(held: Array = held, value: Array = value) -> None:
+                held[:] = UPDATES[reduction](held, value) if reduction else value
+
+            strong = bool(reduction)
+            _send(run, thread, np.array([flat]), total, barrier, land, "stores to", strong=strong)
+
+    return store
+
+
+def _st_bulk(d: Decoder, i: Instruction) -> Action:
+    """Build st.bulk: zeros."""
+    at, size = d.address(i.operands[0]), d.source(i.operands[1], "u64")
+    start = 0 if "shared::cta" in i.parts else SHARED
+    if i.operands[2] != "0":
+        raise d.error("the value that st.bulk stores is 0")
+    d.touch(8)
+
+    def store(run: Run, group: Group) -> None:
+        for thread, address, total in each_thread(run, group, at, size):
+            one = one_of(thread)
+            if total % 8 or total < 1:
+                run.find("alignment", f"{total} B: a multiple of 8", thread=thread)
+                continue
+            found = shared_at(run, one, np.array([address - start]), total, align=8)
+            if found is not None:
+                check_write(run, one, found[1], total)
+                run.shared[int(found[1][0]) :][:total] = 0
+
+    return store
+
+
+def _store(d: Decoder, i: Instruction) -> Action:
+    """Shared to global, plain or reduced: groups of the issuing thread."""
+    tensor = "tensor" in i.parts
+    reduction = next((p for p in i.parts if p in UPDATES), "") if "reduce" in i.parts else ""
+    kind = "b8" if tensor or not reduction else i.parts[-1]
+    parts = _parts(d, i.operands[0], "" if tensor else i.operands[2], kind)
+    of = d.address(i.operands[1])
+
+    def store(run: Run, group: Group) -> None:
+        given = each_thread(run, group, of)
+        for (thread, source), part in zip(given, parts(run, group), strict=True):
+            if part is None:
+                continue
+            cta, offset = thread // run.threads_per_cta, place(run, thread, source)[1]
+            if min(part.coordinates, default=0) < 0:
+                where = list(part.coordinates)
+                run.find("address", f"a store begins at {where}", thread=thread)
+            flat = _chunks(run, (cta, offset), part)
+            if flat is not None:
+                _put(run, thread, flat, part, reduction)
+
+    return store
+
+
+def _put(run: Run, thread: int, flat: Array, part: _Part, reduction: str) -> None:
+    """Issue one store of what is at chunks of shared memory."""
+    pc, dtype = run.pc, part.dtype
+    addresses = part.addresses[part.inside]
+
+    def put() -> None:
+        values = run.shared.reshape(-1, 16)[flat // 16].reshape(-1).view(dtype)[part.inside]
+        good = 0
+        for held in run.memory.locate(addresses, dtype.itemsize):
+            chosen = values if held.which is None else values[held.which]
+            data, index = held.cells(dtype)
+            data[index] = UPDATES[reduction](data[index], chosen) if reduction else chosen
+            good += len(chosen)
+        if good < len(addresses):
+            run.find("address", "a bulk store goes outside of all allocations", pc=pc)
+
+    one, channel = one_of(thread), run.channel("bulk stores", thread, thread)
+    hold(run, one, flat, 16, channel, "stores from")
+    pending = run.issue(put)
+    run.keep("bulk stores", one, channel, lambda _: run.finish(pending))
+
+
+def unfinished(run: Run) -> None:
+    """Report bulk stores that still read shared memory when their thread has ended."""
+    for thread in dict.fromkeys(int(one.group.threads[0]) for one in run.issued["bulk stores"]):
+        run.find("exit", "ended without waiting for its bulk stores", who=thread)
+
+
 TABLE: Mapping[str, Builder] = {
     "cp.async": _cp_async,
-    "cp.async.commit_group": _commit,
-    "cp.async.wait_group": _wait_group,
-    "cp.async.wait_all": _wait_group,
+    "cp.async.commit_group": commits("cp.async"),
+    **dict.fromkeys(("cp.async.wait_group", "cp.async.wait_all"), waits("cp.async")),
     "cp.async.mbarrier.arrive": _copy_arrive,
+    **{f"cp.{way}.bulk{of}": _bulk for way in ("async", "reduce.async") for of in ("", ".tensor")},
+    **dict.fromkeys(("cp.async.bulk.prefetch", "cp.async.bulk.prefetch.tensor"), hint),
+    "cp.async.bulk.commit_group": commits("bulk stores"),
+    "cp.async.bulk.wait_group": waits("bulk stores"),
+    **dict.fromkeys(("st.async", "red.async"), _st_async),
+    "st.bulk": _st_bulk,
 }
 """This family's builders by entry."""

@@ -1,51 +1,60 @@
 """Decoding: a kernel's instructions as functions of the run's state, made once.
 
 A *builder* takes the decoder and an instruction, which has one of the forms of ``forms.py``, and
-returns the function that executes it for a group.  A *control*
-function returns the group that goes on with the next instruction (or None); it may let threads
-wait, jump or end.
+returns the function that executes it for a group, as a *control* if it may let threads wait, jump
+or end.
 
 Source: PTX ISA 9.0, section 6 (instruction operands).
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.constants import constant
 from tinygpu.codegen.emulator.forms import form_of, kinds_of
-from tinygpu.codegen.emulator.functions import Linked, address_of, link
-from tinygpu.codegen.emulator.group import WARP, Group
+from tinygpu.codegen.emulator.functions import address_of, link
 from tinygpu.codegen.emulator.memory import FRAME
 from tinygpu.codegen.emulator.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import FIRST_SHARED, Action, Code, ControlAction, Run, Step
+from tinygpu.codegen.emulator.run import FIRST_SHARED, WARP, Action, Code, Group, Run, Step
 from tinygpu.codegen.emulator.special import CLOCKS, SPECIAL, TICK, special
-from tinygpu.codegen.emulator.values import TYPES, immediate
+from tinygpu.codegen.emulator.values import TYPES, constant, immediate
 from tinygpu.errors import ProgramError, TinyGpuError
 
 __all__ = [
-    "Action", "Builder", "Code", "Control", "Decoder", "Source", "Step", "Target", "decode",
-    "each_thread", "together",
+    "Action",
+    "Builder",
+    "Code",
+    "Control",
+    "Decoder",
+    "Source",
+    "Step",
+    "Target",
+    "commits",
+    "decode",
+    "each_thread",
+    "together",
+    "waits",
 ]  # fmt: skip
 
 _MOST_BYTES = 1 << 24  # what a thread's local memory may have; the machine has less
 
 Source = Callable[[Run, Group], Any]
 Target = Callable[[Run, Group, Any], None]
-Watched = TypeVar("Watched", Action, ControlAction)
+Watch = Callable[[Run, Group, tuple[int, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
     """What a builder returns for an instruction that may stop threads; ``unit`` issue it."""
 
-    action: ControlAction
+    action: Action
     unit: int = 1
 
 
@@ -55,13 +64,37 @@ Builder = Callable[["Decoder", Instruction], Action | Control]
 def together(action: Action, unit: int = WARP) -> Control:
     """Return what executes an action for whole warps or warpgroups; others wait for theirs."""
 
-    def act(run: Run, group: Group) -> Group | None:
+    def act(run: Run, group: Group) -> None:
         here = run.together(group, unit)
         if here is not None:
             action(run, here)
-        return here
 
     return Control(act, unit)
+
+
+def commits(kind: str, unit: int = 1) -> Builder:
+    """Return the builder of what makes a group of the operations that are in none."""
+
+    def commit(run: Run, group: Group) -> None:
+        run.committed[kind][group.index] += 1
+
+    return lambda d, i: commit if unit == 1 else together(commit, unit)
+
+
+def waits(kind: str, unit: int = 1) -> Builder:
+    """Return the builder of what waits for all groups but the last ones, or for everything."""
+
+    def build(d: Decoder, i: Instruction) -> Action | Control:
+        pending = int(i.operands[0], 0) if i.operands else -1
+
+        def wait(run: Run, group: Group) -> None:
+            run.tick()
+            committed = run.committed[kind]
+            run.land(kind, group, lambda one: one.number < committed[one.group.threads] - pending)
+
+        return wait if unit == 1 else together(wait, unit)
+
+    return build
 
 
 def each_thread(run: Run, group: Group, *sources: Source | None) -> Iterator[tuple[int, ...]]:
@@ -71,33 +104,26 @@ def each_thread(run: Run, group: Group, *sources: Source | None) -> Iterator[tup
     return zip(group.threads.tolist(), *columns, strict=True)
 
 
-def _nothing(run: Run, group: Group) -> None:
-    """Do nothing: the action of a step that has a control."""
-
-
 class Decoder:
     """Names of one kernel: registers by number, symbols by address, labels by instruction."""
 
-    def __init__(self, parsed: Parsed, linked: Linked, globals_at: Mapping[str, int]) -> None:
-        self.parsed, self.linked, self.kernel = parsed, linked, linked.kernel
-        kernel = self.kernel
-        self.pc = 0
+    def __init__(self, parsed: Parsed, kernel: Kernel, globals_at: Mapping[str, int]) -> None:
+        kernel, self.functions, self.owners = link(parsed, kernel)
+        self.parsed, self.kernel, self.pc = parsed, kernel, 0
         self.returns: dict[tuple[int, str], Callable[[Run, Group, int], None]] = {}
         self.frame = {v.name: v.bytes for v in kernel.variables if v.space == "param"}
         self.numbers = {name: i for i, name in enumerate(kernel.registers)}
         self.widths = [0 if k == "pred" else width_of(k) for k in kernel.registers.values()]
         self.instruction, self.kinds = Instruction(0, "", ()), tuple[str, ...]()
-        self.granule = 16
+        tensor = any(i.opcode.startswith("tcgen05") for i in kernel.instructions)
+        fences = any(i.parts[0] in ("fence", "membar") for i in kernel.instructions)
+        self.code = code = Code(kernel.instructions, self.widths, 2048 * tensor, fences)
         self.symbols: dict[str, tuple[str, int]] = {}
-        self.parameter_at: dict[str, int] = {}
-        self.globals_at = globals_at
-        at = 0
         for parameter in kernel.parameters:
-            at = -(-at // parameter.align) * parameter.align
-            self.parameter_at[parameter.name] = at
+            at = -(-code.parameter_bytes // parameter.align) * parameter.align
+            code.parameter_at[parameter.name] = at
             self.symbols[parameter.name] = ("param", at)
-            at += parameter.bytes
-        self.parameter_bytes = at
+            code.parameter_bytes = at + parameter.bytes
         ends = {"shared": 0, "local": 0, "param": 0}
         variables = (*parsed.variables, *kernel.variables)
         for v in sorted(variables, key=lambda v: v.bytes == 0):  # what the launch sizes comes last
@@ -108,12 +134,11 @@ class Decoder:
                 ends[v.space] = start + v.bytes
             elif v.name in globals_at:
                 self.symbols[v.name] = (v.space, globals_at[v.name])
-        for name in linked.functions:
+        for name in self.functions:
             self.symbols.setdefault(name, ("function", address_of(parsed, name)))
-        self.static_bytes, self.local_bytes = ends["shared"], ends["local"]
+        code.static_bytes, code.local_bytes, code.frame_bytes = ends.values()
         if max(ends.values()) > _MOST_BYTES:
             raise self.error(f"variables of {max(ends.values())} B; {_MOST_BYTES} are the most")
-        self.frame_bytes = ends["param"]
 
     def error(self, what: str) -> ProgramError:
         """Return an error that names the instruction and its line."""
@@ -121,7 +146,7 @@ class Decoder:
 
     def touch(self, width: int) -> None:
         """Note that the kernel touches shared memory in pieces of ``width`` bytes."""
-        self.granule = min(self.granule, width)
+        self.code.granule = min(self.code.granule, width)
 
     def register(self, name: str) -> int:
         """Return a register's number."""
@@ -129,19 +154,9 @@ class Decoder:
             raise self.error(f"{name} is no register of {self.kernel.name}")
         return self.numbers[name]
 
-    def is_predicate(self, name: str) -> bool:
-        """Whether an operand is a predicate register."""
-        return name in self.numbers and self.widths[self.numbers[name]] == 0
-
-    def kind(self, kind: str) -> np.dtype[Any]:
-        """Return the NumPy type of a PTX type."""
-        if kind not in TYPES:
-            raise self.error(f"type .{kind} is not run; known are {', '.join(TYPES)}")
-        return TYPES[kind]
-
     def source(self, text: str, kind: str) -> Source:
         """Return the function that reads an operand: an array of a value a thread, or a scalar."""
-        dtype = self.kind(kind)
+        dtype = TYPES[kind]
         if text.startswith("!"):
             inner = self.source(text[1:], "pred")
             return lambda run, group: ~inner(run, group)
@@ -151,16 +166,15 @@ class Decoder:
             shift = CLOCKS[text]
             return lambda run, group: np.array(run.choices * TICK >> shift).astype(dtype)[()]
         if text in SPECIAL:
-            name = text
-
-            def read(run: Run, group: Group) -> Any:
-                value = special(run, name)[group.index]
-                return value if value.dtype == dtype else value.astype(dtype)
-
-            return read
+            return lambda run, group: special(run, text)[group.index].astype(dtype, copy=False)
         symbol = re.fullmatch(r"([\w$#]+?)(?:\s*\+\s*(\d+))?", text)
         if symbol and symbol.group(1) in self.symbols:
-            return self._symbol(symbol.group(1), int(symbol.group(2) or 0), dtype)
+            space, at = self.symbols[symbol.group(1)]
+            value = np.array(at + int(symbol.group(2) or 0), np.uint64)
+            if space == "shared":
+                window = "smem window"
+                return lambda run, group: (special(run, window)[group.index] + value).astype(dtype)
+            return lambda run, group: value.astype(dtype)[()]
         try:
             constant = immediate(text, kind)
         except ValueError:
@@ -176,23 +190,11 @@ class Decoder:
         bits = np.dtype(f"u{dtype.itemsize}")
         return lambda run, group: run.registers[number][group.index].astype(bits).view(dtype)
 
-    def _symbol(self, name: str, offset: int, dtype: np.dtype[Any]) -> Source:
-        space, at = self.symbols[name]
-        value = np.array(at + offset, np.uint64)
-        if space != "shared":
-            constant = value.astype(dtype)[()]
-            return lambda run, group: constant
-
-        def read(run: Run, group: Group) -> Any:
-            return (special(run, "smem window")[group.index] + value).astype(dtype)
-
-        return read
-
     def target(self, text: str, kind: str) -> Target:
         """Return the function that writes an operand, widened to its register (``_`` is nobody)."""
         if text == "_":
             return lambda run, group, values: None
-        dtype, number = self.kind(kind), self.register(text)
+        dtype, number = TYPES[kind], self.register(text)
         width = self.widths[number]
         if width == 0:
 
@@ -222,7 +224,7 @@ class Decoder:
 
     def vector(self, text: str, kind: str) -> Source:
         """Return the function that reads the parts of a vector: (n, parts)."""
-        sources, dtype = [self.source(part, kind) for part in self.listed(text)], self.kind(kind)
+        sources, dtype = [self.source(part, kind) for part in self.listed(text)], TYPES[kind]
 
         def read(run: Run, group: Group) -> Array:
             held = np.empty((group.size, len(sources)), dtype)
@@ -249,15 +251,9 @@ class Decoder:
         if not found or more is None:
             raise self.error(f"cannot read the address {text!r}")
         base, offset = found.group(1), -more if found.group(2) == "-" else more
-        if base in self.numbers:
-            number, wide = self.numbers[base], self.widths[self.numbers[base]] == 8
-
-            def read(run: Run, group: Group) -> Any:
-                held = run.registers[number][group.index]
-                return (held.view(np.int64) if wide else held.astype(np.int64)) + offset
-
-            return read
         plain = self.source(base, "s64")
+        if base in self.numbers:
+            return lambda run, group: plain(run, group) + offset
         return lambda run, group: np.full(group.size, 0, np.int64) + plain(run, group) + offset
 
     def target_of_branch(self, name: str) -> int:
@@ -268,17 +264,15 @@ class Decoder:
 
 
 def decode(
-    parsed: Parsed, kernel: Kernel, table: Mapping[str, Builder], globals_at: Mapping[str, int]
-) -> Code:
+    parsed: Parsed, kernel: Kernel, table: Mapping[str, Builder], globals_at: Mapping[str, int],
+    watch: Watch,
+) -> Code:  # fmt: skip
     """Decode a kernel.  Raises ProgramError that names an instruction that is not run."""
-    linked = link(parsed, kernel)
-    kernel = linked.kernel
-    decoder = Decoder(parsed, linked, globals_at)
-    leaders = {*kernel.labels.values(), *(f.start for f in linked.functions.values())}
+    decoder = Decoder(parsed, kernel, globals_at)
+    kernel = decoder.kernel
+    leaders = {*kernel.labels.values(), *(f.start for f in decoder.functions.values())}
     leaders |= {pc + 1 for pc, i in enumerate(kernel.instructions) if i.parts[0] == "call"}
-    steps = []
-    instructions = kernel.instructions
-    for pc, instruction in enumerate(instructions):
+    for pc, instruction in enumerate(kernel.instructions):
         decoder.instruction, decoder.pc = instruction, pc
         form = form_of(instruction, kernel.registers, parsed.version, parsed.target)
         decoder.kinds = kinds_of(form, instruction)
@@ -289,49 +283,32 @@ def decode(
         except Exception as error:  # one boundary: no instruction fails without its line
             raise decoder.error(f"cannot be read ({type(error).__name__}: {error})") from error
         guard = decoder.register(instruction.guard) if instruction.guard else -1
-        if isinstance(built, Control):
-            leader = pc in leaders or built.unit > 1
-            steps.append(Step(_nothing, built.action, guard, instruction.negated, leader))
-        else:
-            steps.append(Step(built, None, guard, instruction.negated, pc in leaders))
-    _watch(decoder, instructions, steps)
-    return Code(
-        instructions,
-        tuple(steps),
-        tuple(decoder.widths),
-        decoder.granule,
-        2048 if any(i.opcode.startswith("tcgen05") for i in instructions) else 0,
-        decoder.static_bytes,
-        decoder.local_bytes,
-        decoder.parameter_at,
-        decoder.parameter_bytes,
-        decoder.frame_bytes,
-        any(i.parts[0] in ("fence", "membar") for i in instructions),
-    )
+        if not isinstance(built, Control):
+            built = Control(built, 0)
+        leader = pc in leaders or built.unit > 1
+        step = Step(built.action, built.unit > 0, guard, instruction.negated, leader)
+        decoder.code.steps.append(step)
+    _watch(decoder, watch)
+    return decoder.code
 
 
-def _watch(decoder: Decoder, instructions: tuple[Instruction, ...], steps: list[Step]) -> None:
+def _watch(decoder: Decoder, watch: Watch) -> None:
     """Let ordinary instructions on registers of wgmma or tcgen05.ld look whether one owns them."""
+    instructions = decoder.code.instructions
     names = [set(re.findall(r"[A-Za-z_$%][\w$#]*", " ".join(i.operands))) for i in instructions]
     products = [i.opcode.startswith(("wgmma.mma_async", "tcgen05.ld.")) for i in instructions]
     owned: set[str] = set()
     for i, here in zip(instructions, products, strict=True):
         if here:
             owned |= set(re.findall(r"%?[\w$#]+", " ".join(o for o in i.operands if "{" in o)))
-    for pc, step in enumerate(steps):
+    for pc, step in enumerate(decoder.code.steps):
         mine = tuple(decoder.numbers[n] for n in sorted(names[pc] & owned) if n in decoder.numbers)
-        if not mine or products[pc]:
-            continue
-        if step.control is None:
-            step.action = _watched(step.action, mine)
-        else:
-            step.control = _watched(step.control, mine)
+        if mine and not products[pc]:
+            step.action = functools.partial(_watched, step.action, watch, mine)
 
 
-def _watched(action: Watched, registers: tuple[int, ...]) -> Watched:
-    def act(run: Run, group: Group) -> Any:
-        if run.watch is not None:
-            run.watch(run, group, registers)
-        return action(run, group)
-
-    return act
+def _watched(
+    action: Action, watch: Watch, registers: tuple[int, ...], run: Run, group: Group
+) -> None:
+    watch(run, group, registers)
+    action(run, group)

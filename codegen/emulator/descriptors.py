@@ -19,7 +19,6 @@ Source: PTX ISA 9.0, sections 9.7.15.5 (wgmma matrix descriptor) and 9.7.16.4 (t
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +28,7 @@ from tinygpu.codegen.emulator.run import FIRST_SHARED, Run
 from tinygpu.codegen.emulator.tensor_map import swizzled
 from tinygpu.codegen.emulator.values import TYPES
 
-__all__ = ["NARROW", "Operand", "elements", "offsets"]
+__all__ = ["NARROW", "elements", "matrix_at", "offsets"]
 
 _WGMMA = {0: 0, 1: 3, 2: 2, 3: 1}
 _TCGEN05 = {0: 0, 2: 3, 4: 2, 6: 1}
@@ -66,42 +65,29 @@ def offsets(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A matrix operand: (rows, columns) of a type, and how its descriptor's bits are read."""
-
-    descriptor: int
-    kind: str
-    rows: int
-    columns: int
-    mn_major: bool = False
-    tcgen05: bool = False
-
-    def addresses(self, run: Run, cta: int) -> Array | None:
-        """Return each element's offset in ``run.shared``; reports what is outside."""
-        bits = self.descriptor
-        table, field = (_TCGEN05, bits >> 61) if self.tcgen05 else (_WGMMA, bits >> 62)
-        if field not in table or bits >> 49 & 7:
-            run.find("descriptor", f"{bits:#x}: this swizzle or base offset is not run")
-            return None
-        if self.tcgen05 and bits >> 46 & 7 != 1:
-            run.find("descriptor", f"{bits:#x}: bits 46 to 48 are 1 in a descriptor of tcgen05")
-        start, lbo, sbo = ((bits >> s & 0x3FFF) << 4 for s in (0, 16, 32))
-        width = 1 if self.kind in NARROW else TYPES[self.kind].itemsize
-        at = offsets(
-            start % _WHOLE, lbo, sbo, table[field], self.mn_major,
-            rows=self.rows, columns=self.columns, width=width,
-        )  # fmt: skip
-        inside = at + (start - start % _WHOLE - FIRST_SHARED)
-        if inside.min() < 0 or inside.max() + width > run.shared_bytes:
-            run.find(
-                "descriptor",
-                f"{bits:#x} reaches shared bytes {inside.min()} to {inside.max()} of "
-                f"{run.shared_bytes}",
-            )
-            return None
-        result: Array = inside + cta * run.shared_bytes
-        return result
+def matrix_at(
+    run: Run, cta: int, bits: int, kind: str, shape: tuple[int, int], mn_major: bool,
+    *, tcgen05: bool = False,
+) -> Array | None:  # fmt: skip
+    """Return each element's offset in ``run.shared``: (rows, columns); reports what is outside."""
+    table, field = (_TCGEN05, bits >> 61) if tcgen05 else (_WGMMA, bits >> 62)
+    if field not in table or bits >> 49 & 7:
+        run.find("descriptor", f"{bits:#x}: this swizzle or base offset is not run")
+        return None
+    if tcgen05 and bits >> 46 & 7 != 1:
+        run.find("descriptor", f"{bits:#x}: bits 46 to 48 are 1 in a descriptor of tcgen05")
+    start, lbo, sbo = ((bits >> s & 0x3FFF) << 4 for s in (0, 16, 32))
+    width, (rows, columns) = 1 if kind in NARROW else TYPES[kind].itemsize, shape
+    at = offsets(
+        start % _WHOLE, lbo, sbo, table[field], mn_major, rows=rows, columns=columns, width=width
+    )
+    inside = at + (start - start % _WHOLE - FIRST_SHARED)
+    if inside.min() < 0 or inside.max() + width > run.shared_bytes:
+        reach = f"{bits:#x} reaches shared bytes {inside.min()} to {inside.max()}"
+        run.find("descriptor", f"{reach} of {run.shared_bytes}")
+        return None
+    result: Array = inside + cta * run.shared_bytes
+    return result
 
 
 def elements(run: Run, at: Array, kind: str) -> Array:

@@ -57,7 +57,6 @@ class Form:
     operands: tuple[str, ...]
     version: tuple[int, int]
     target: str
-    pattern: str
 
     def __str__(self) -> str:
         return self.entry + "".join(
@@ -65,9 +64,10 @@ class Form:
         )
 
 
-def _choice(modifier: str) -> str:
+@functools.cache
+def _choices(modifier: str) -> tuple[str, ...]:
     """Return a modifier's alternatives, the sets among them spelt out."""
-    return "|".join(SETS.get(part, part) for part in modifier.rstrip("?").split("|"))
+    return tuple("|".join(SETS.get(p, p) for p in modifier.rstrip("?").split("|")).split("|"))
 
 
 def _read(table: str) -> Iterator[Form]:
@@ -83,19 +83,8 @@ def _read(table: str) -> Iterator[Form]:
         version, target = (*least.split(), "1.0", "0")[:2] if least else ("1.0", "0")
         major, minor = map(int, version.split("."))
         for entry in entries.split("|"):
-            pattern = re.escape(entry)
-            for modifier in modifiers:
-                choice = "|".join(map(re.escape, _choice(modifier[1:]).split("|")))
-                pattern += rf"(?:\.(?:{choice})){'?' * modifier.endswith('?')}"
-            yield Form(
-                family,
-                entry,
-                tuple(m[1:] for m in modifiers),
-                tuple(operands.split()),
-                (major, minor),
-                target,
-                pattern,
-            )
+            names = tuple(m[1:] for m in modifiers)
+            yield Form(family, entry, names, tuple(operands.split()), (major, minor), target)
 
 
 FORMS: tuple[Form, ...] = tuple(_read(_TABLE[_TABLE.index("# ") :]))
@@ -127,7 +116,9 @@ def find(opcode: str) -> tuple[Form, ...]:
     """Return the forms that an opcode has: more than one where their operands tell them apart."""
     opcode = _ordered(opcode) if "." in opcode else opcode
     for start in _starts(opcode):
-        if found := tuple(f for f in _BY_ENTRY.get(start, ()) if re.fullmatch(f.pattern, opcode)):
+        parts = opcode.split(".")
+        found = tuple(f for f in _BY_ENTRY.get(start, ()) if _fits(f, parts) == (len(parts), True))
+        if found:
             return found
     return ()
 
@@ -160,7 +151,7 @@ def why_not(opcode: str) -> str:
     near: list[str] = []
     for start in _starts(opcode):
         for form in _BY_ENTRY.get(start, ()):
-            fits = _fits(form, opcode.split("."))
+            fits, _ = _fits(form, opcode.split("."))
             if fits > best:
                 best, near = fits, []
             if fits == best:
@@ -174,17 +165,17 @@ def why_not(opcode: str) -> str:
     return f".{parts[best]} is not what follows {'.'.join(parts[:best])}; {forms}"
 
 
-def _fits(form: Form, parts: list[str]) -> int:
-    """Return how many of an opcode's parts the form takes, from the left."""
+def _fits(form: Form, parts: list[str]) -> tuple[int, bool]:
+    """Return how many of an opcode's parts a form takes from the left, and whether it may end."""
     at = form.entry.count(".") + 1
     for modifier in form.modifiers:
-        choices = _choice(modifier).split("|")
+        choices = _choices(modifier)
         width = choices[0].count(".") + 1
         if ".".join(parts[at : at + width]) in choices:
             at += width
         elif not modifier.endswith("?"):
-            break
-    return at
+            return at, False
+    return at, True
 
 
 _UNTYPED = {"tf32", "f16x2", "bf16x2", "f32x2", "u16x2", "s16x2", "e4m3x2", "e5m2x2", "b"}
@@ -196,24 +187,21 @@ def form_of(
     instruction: Instruction, registers: Mapping[str, str], version: tuple[int, int], target: str
 ) -> Form:
     """Return the form that an instruction has.  Raises ProgramError that says why it has none."""
-    forms = find(instruction.opcode)
-    fault = "" if forms else why_not(instruction.opcode)
-    chosen = None
-    for form in forms:
+    fault = ""
+    for form in find(instruction.opcode):
         fault = _fault(instruction, form, registers)
         if not fault:
-            chosen = form
             break
-    if chosen is None:
-        raise ProgramError(f"PTX {instruction}: {fault}")
-    needs = [(chosen.version, chosen.target)]
+    else:
+        raise ProgramError(f"PTX {instruction}: {fault or why_not(instruction.opcode)}")
+    needs = [(form.version, form.target)]
     needs += [MODIFIERS[p] for p in instruction.parts if p in MODIFIERS]
     for least, machine in needs:
         if version < least:
             raise ProgramError(f"PTX {instruction}: needs .version {least[0]}.{least[1]} or later")
         if target and not runs_on(machine, target):
             raise ProgramError(f"PTX {instruction}: needs .target sm_{machine}, not {target}")
-    return chosen
+    return form
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +226,8 @@ def _roles(form: Form, opcode: str, given: int) -> tuple[_Role, ...] | str:
             if spare < 0:
                 continue
         name, _, kind = role.rstrip("?").partition(":")
-        chosen.append(_Role(name.rstrip("+"), _kind(kind, parts), name.endswith("+")))
+        kind = _kind("b64" if name == "h" else kind, parts)
+        chosen.append(_Role(name.rstrip("+"), kind, name.endswith("+")))
     if len(chosen) == given:
         return tuple(chosen)
     return f"{given} operands; {form} takes {' '.join(roles) or 'none'}"
@@ -292,8 +281,6 @@ def _operand(role: _Role, text: str, i: Instruction, registers: Mapping[str, str
     if base in ("dp", "pq", "p"):
         names = text.split("|") if base == "pq" else [text]
         return next(filter(None, (_typed(n.strip(), "pred", registers) for n in names)), "")
-    if base == "h":
-        return _typed(text, "b64", registers)
     first, bar, second = (part.strip() for part in text.partition("|"))
     if base[0] in "abc":
         first, bar = text, ""

@@ -4,6 +4,9 @@ Clusters of one batch run together, as many as fit ``_RESIDENT_THREADS`` and ``_
 batches follow each other, so a kernel whose CTAs wait for CTAs far away in the grid cannot end
 here.
 
+>>> sorted(FAMILIES["Matrices of a warp"])[:2]
+['ldmatrix', 'mma.sync']
+
 Source: PTX ISA 9.0, sections 3 and 5.1.6 (kernel parameters).
 """
 
@@ -12,26 +15,51 @@ from __future__ import annotations
 import numbers
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator import barriers, bulk, parser, tensor_memory, wgmma
-from tinygpu.codegen.emulator.decoder import Code, decode
+from tinygpu.codegen.emulator import (
+    arithmetic,
+    barriers,
+    control,
+    copies,
+    logic,
+    matrices,
+    moves,
+    parser,
+    tcgen05,
+    warp,
+    wgmma,
+)
+from tinygpu.codegen.emulator.decoder import Builder, Code, decode
+from tinygpu.codegen.emulator.forms import FORMS
 from tinygpu.codegen.emulator.functions import address_of
-from tinygpu.codegen.emulator.group import WARP
-from tinygpu.codegen.emulator.instructions import TABLE
 from tinygpu.codegen.emulator.memory import Memory
 from tinygpu.codegen.emulator.report import Array, Finding, Report, gathered
-from tinygpu.codegen.emulator.run import Run
+from tinygpu.codegen.emulator.run import WARP, Run
 from tinygpu.codegen.emulator.tensor_map import TensorMap
-from tinygpu.codegen.emulator.values import TYPES, immediate
+from tinygpu.codegen.emulator.values import TYPES, immediate, typed
 from tinygpu.errors import LaunchError, ProgramError
 
-__all__ = ["Module", "launch"]
+__all__ = ["FAMILIES", "TABLE", "Module", "launch"]
 
+TABLE: Mapping[str, Builder] = {
+    entry: builder
+    for family in (
+        moves, arithmetic, logic, control, warp, barriers, copies, matrices, wgmma, tcgen05,
+    )
+    for entry, builder in family.TABLE.items()
+}  # fmt: skip
+"""What builds each entry."""
+
+FAMILIES: Mapping[str, Mapping[str, Builder]] = {
+    family: {f.entry: TABLE[f.entry] for f in FORMS if f.family == family}
+    for family in dict.fromkeys(form.family for form in FORMS)
+}
+"""Each family's builders by entry, as the table of forms has them."""
 _RESIDENT_THREADS = 8192
 _RESIDENT_BYTES = 1 << 23
 _COMPLETIONS = ("late", "early", "random")
@@ -69,7 +97,7 @@ class Module:
             places = {name: memory.allocate(raw, name) for name, raw in bytes_of.items()}
             for variable in held:
                 _fill(self.parsed, variable, bytes_of[variable.name], places)
-            self._codes[key] = (owner, decode(self.parsed, kernel, TABLE, places))
+            self._codes[key] = (owner, decode(self.parsed, kernel, TABLE, places, wgmma.watch))
         return self._codes[key][1]
 
 
@@ -134,8 +162,7 @@ def launch(
     grid3, block3 = _three(grid), _three(block)
     shape = _three(kernel.directives.get("reqnctapercluster", cluster))
     shared = code.static_bytes + smem_bytes
-    _check(kernel, grid3, block3, shape, completion)
-    _check_chip(module.parsed.target, shape, shared)
+    _check(module.parsed, kernel, (grid3, block3, shape), completion, shared)
     parameters, maps = _parameters(kernel, code, arguments)
     findings: dict[tuple[str, int, int], Finding] = {}
     counts, budget = [0] * len(code.steps), [limit]
@@ -170,13 +197,12 @@ def launch(
                 budget=budget,
                 workspace=workspace,
                 unit=1 if lanes else WARP,
-                watch=wgmma.watch,
             )
             run.run()
             if not run.live.any():
                 barriers.unfinished(run)
-                bulk.unfinished(run)
-                tensor_memory.unfinished(run)
+                copies.unfinished(run)
+                tcgen05.unfinished(run)
             done += batch
             if any(f.kind in ("deadlock", "limit") for f in findings.values()):
                 break
@@ -194,38 +220,31 @@ def _three(extent: Extent) -> tuple[int, int, int]:
 
 
 def _check(
-    kernel: parser.Kernel,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    cluster: tuple[int, int, int],
-    completion: str,
-) -> None:
-    if completion not in _COMPLETIONS:
-        raise LaunchError(f"completion: {completion!r}; known are {', '.join(_COMPLETIONS)}")
-    if min(*grid, *block, *cluster) < 1:
-        raise LaunchError(f"grid {grid}, block {block}, cluster {cluster}: at least 1 each")
-    if any(g % c for g, c in zip(grid, cluster, strict=True)):
-        raise LaunchError(f"grid: {grid} CTAs are no multiple of the cluster's {cluster}")
-    threads = int(np.prod(block))
-    if required := kernel.directives.get("reqntid"):
-        want = _three(required)
-        if want != block:
-            raise LaunchError(f"block: {block}, the kernel requires {want} (.reqntid)")
-    most = kernel.directives.get("maxntid")
-    if most and threads > int(np.prod(most)):
-        raise LaunchError(f"block: {threads} threads, the kernel allows {most} (.maxntid)")
-    if threads > 1024:
-        raise LaunchError(f"block: {block} are {threads} threads; a CTA has 1024 at most")
-
-
-def _check_chip(target: str, cluster: tuple[int, int, int], shared: int) -> None:
-    """Raise LaunchError for more shared memory or larger clusters than the target has."""
-    most = _SHARED_MOST.get(target, _MOST_BYTES)
-    if shared > most:
-        raise LaunchError(f"shared memory: {shared} B; a CTA of {target or 'any'} has {most} B")
-    ctas = int(np.prod(cluster))
-    if ctas > _CLUSTER_MOST:
-        raise LaunchError(f"cluster: {ctas} CTAs; {_CLUSTER_MOST} are the most")
+    parsed: parser.Parsed, kernel: parser.Kernel, extents: Sequence[tuple[int, int, int]],
+    completion: str, shared: int,
+) -> None:  # fmt: skip
+    """Raise LaunchError for a launch that the kernel or its target does not take."""
+    grid, block, cluster = extents
+    threads, ctas = int(np.prod(block)), int(np.prod(cluster))
+    required = _three(kernel.directives.get("reqntid") or block)
+    allowed = int(np.prod(kernel.directives.get("maxntid") or threads))
+    most = _SHARED_MOST.get(parsed.target, _MOST_BYTES)
+    faults = {
+        f"completion: {completion!r}; known are {', '.join(_COMPLETIONS)}":
+            completion not in _COMPLETIONS,
+        f"grid {grid}, block {block}, cluster {cluster}: at least 1 each":
+            min(*grid, *block, *cluster) < 1,
+        f"grid: {grid} CTAs are no multiple of the cluster's {cluster}":
+            any(g % max(1, c) for g, c in zip(grid, cluster, strict=True)),
+        f"block: {block}, the kernel requires {required} (.reqntid)": required != block,
+        f"block: {threads} threads, the kernel allows {allowed} (.maxntid)": threads > allowed,
+        f"block: {block} are {threads} threads; a CTA has 1024 at most": threads > 1024,
+        f"shared memory: {shared} B; a CTA of {parsed.target or 'any'} has {most} B": shared > most,
+        f"cluster: {ctas} CTAs; {_CLUSTER_MOST} are the most": ctas > _CLUSTER_MOST,
+    }  # fmt: skip
+    for law, broken in faults.items():
+        if broken:
+            raise LaunchError(law)
 
 
 def _parameters(
@@ -249,12 +268,7 @@ def _parameters(
             dtype = TYPES.get(parameter.type, np.dtype(np.void))
             if parameter.bytes != dtype.itemsize or not isinstance(argument, numbers.Number):
                 raise LaunchError(f"{parameter.name}: {argument!r} for its {parameter.bytes} B")
-            number: Any = argument
-            if dtype.kind in "iu":
-                mask = (1 << 8 * dtype.itemsize) - 1
-                raw = np.array([int(number) & mask], f"u{dtype.itemsize}").view(np.uint8)
-            else:
-                raw = np.array([number]).astype(dtype).view(np.uint8)
+            raw = typed(argument, dtype).reshape(1).view(np.uint8)
         if len(raw) != parameter.bytes:
             raise LaunchError(f"{parameter.name}: {len(raw)} B given, it has {parameter.bytes}")
         held[at : at + len(raw)] = raw

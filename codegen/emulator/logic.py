@@ -1,6 +1,7 @@
-"""Comparison, selection and bits of integers.
+"""Comparison and selection; bits, fields of bits, and bytes of integers.
 
-Source: PTX ISA 9.0, sections 9.7.1 (bfe, bfi, popc, ...), 9.7.6 (comparison) and 9.7.8 (logic).
+Source: PTX ISA 9.0, sections 9.7.1 (bits, dp4a), 9.7.6 (comparison), 9.7.8 (logic) and
+9.7.18 (video: SIMD).
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ import numpy as np
 from tinygpu.codegen.emulator.arithmetic import apply, by_type, packed, plain, read
 from tinygpu.codegen.emulator.atomics import RUNNING
 from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder
-from tinygpu.codegen.emulator.group import Group
-from tinygpu.codegen.emulator.integers import bit_field_mask, dot, find_nth, sign_extend, simd
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import Run
-from tinygpu.codegen.emulator.values import PACKED
+from tinygpu.codegen.emulator.run import Group, Run
+from tinygpu.codegen.emulator.values import PACKED, TYPES
 
 __all__ = ["TABLE"]
 
@@ -30,65 +29,43 @@ _TESTS: Mapping[str, Callable[[Array, Array], Array]] = {
 _LOGIC = {name: RUNNING[name] for name in ("and", "or", "xor")}
 
 
-def _test(d: Decoder, i: Instruction) -> Callable[[Array, Array], Array]:
+def _test(i: Instruction) -> Callable[[Array, Array], Array]:
     """Return the comparison: with a ``u`` at its end it holds for NaN too, else ``ne`` does not.
 
     Packed types compare what their halves are.
     """
     name, kind = i.parts[1], PACKED.get(i.parts[-1], i.parts[-1])
-    floating = d.kind(kind).kind == "f" or kind == "bf16"
     if name in ("num", "nan"):
         ordered = name == "num"
         return lambda a, b: (np.isnan(a) | np.isnan(b)) != ordered
+    if name == "ne" and (TYPES[kind].kind == "f" or kind == "bf16"):
+        return lambda a, b: (a != b) & ~np.isnan(a) & ~np.isnan(b)
     if name in _TESTS:
-        plain = _TESTS[name]
-        if floating and name == "ne":
-            return lambda a, b: (a != b) & ~np.isnan(a) & ~np.isnan(b)
-        return plain
-    if floating and name[:-1] in _TESTS:
-        inner = _TESTS[name[:-1]]
-        return lambda a, b: inner(a, b) | np.isnan(a) | np.isnan(b)
-    raise d.error(f"the comparison {name} is not run")
+        return _TESTS[name]
+    inner = _TESTS[name[:-1]]
+    return lambda a, b: inner(a, b) | np.isnan(a) | np.isnan(b)
 
 
 def _setp(d: Decoder, i: Instruction) -> Action:
-    kind, test = i.parts[-1], _test(d, i)
-    if kind in PACKED:
-        return _setp_of_halves(d, i, test)
-    to, *more = i.operands[0].split("|")
-    reads = [read(d, i, o, kind) for o in i.operands[1:3]]
-    write = d.target(to.strip(), "pred")
-    other = d.target(more[0].strip(), "pred") if more else None
+    """Compare; the second predicate is the other result, or that of the upper halves."""
+    kind, test = i.parts[-1], _test(i)
+    part = TYPES[PACKED[kind]] if kind in PACKED else None
+    first, second = (read(d, i, o, kind) for o in i.operands[1:3])
+    writes = [d.target(o.strip(), "pred") for o in i.operands[0].split("|")]
     join = _LOGIC.get(i.parts[2])
     third = d.source(i.operands[3], "pred") if join else None
 
     def compare(run: Run, group: Group) -> None:
-        holds = test(reads[0](run, group), reads[1](run, group))
-        fails = ~holds
-        if join is not None and third is not None:
-            also = third(run, group)
-            holds, fails = join(holds, also), join(fails, also)
-        write(run, group, holds)
-        if other is not None:
-            other(run, group, fails)
-
-    return compare
-
-
-def _setp_of_halves(d: Decoder, i: Instruction, test: Callable[[Array, Array], Array]) -> Action:
-    """Compare lower halves into the first predicate, upper ones into the second."""
-    part, kind = d.kind(PACKED[i.parts[-1]]), i.parts[-1]
-    reads = [read(d, i, o, kind) for o in i.operands[1:3]]
-    third = d.source(i.operands[3], "pred") if len(i.operands) > 3 else None
-    writes = [d.target(o.strip(), "pred") for o in i.operands[0].split("|")]
-
-    def compare(run: Run, group: Group) -> None:
-        words = [np.broadcast_to(read(run, group), (group.size,)) for read in reads]
-        halves = [np.ascontiguousarray(w).view(part).reshape(-1, 2) for w in words]
-        holds = test(*halves)
-        for n, write in enumerate(writes):
-            held = holds[:, n]
-            write(run, group, _LOGIC[i.parts[2]](held, third(run, group)) if third else held)
+        a, b = first(run, group), second(run, group)
+        if part is None:
+            holds = test(a, b)
+            results = [holds, ~holds]
+        else:
+            words = (np.broadcast_to(v, (group.size,)) for v in (a, b))
+            halves = (np.ascontiguousarray(w).view(part).reshape(-1, 2) for w in words)
+            results = list(test(*halves).T)
+        for write, result in zip(writes, results, strict=False):
+            write(run, group, join(result, third(run, group)) if join and third else result)
 
     return compare
 
@@ -96,11 +73,11 @@ def _setp_of_halves(d: Decoder, i: Instruction, test: Callable[[Array, Array], A
 def _set(d: Decoder, i: Instruction) -> Action:
     to, of = i.parts[-2:]
     if of in PACKED:
-        part, compare = d.kind(PACKED[of]), _test(d, i)
+        part, compare = TYPES[PACKED[of]], _test(i)
         true = part.type(1.0) if to in PACKED else np.uint16(0xFFFF).view(part)
         halves = packed(lambda a, b: np.where(compare(a, b), true, part.type(0)), part)
         return apply(d, i, halves)
-    test, dtype = _test(d, i), d.kind(to)
+    test, dtype = _test(i), TYPES[to]
     yes = np.array(-1).astype(dtype)[()] if dtype.kind in "iu" else dtype.type(1.0)
     join, no = _LOGIC.get(i.parts[2]), dtype.type(0)
     if join is None:
@@ -227,10 +204,103 @@ def _bfind(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
 
 
 def _reversed(a: Array) -> Any:
-    result, bits = a * a.dtype.type(0), 8 * a.dtype.itemsize
-    for n in range(bits):
-        bit = (a >> a.dtype.type(n)) & a.dtype.type(1)
-        result = result | (bit << a.dtype.type(bits - 1 - n))
+    raw = np.ascontiguousarray(np.atleast_1d(a)).view(np.uint8).reshape(-1, a.dtype.itemsize)
+    bits = np.unpackbits(raw, axis=1, bitorder="little")[:, ::-1]
+    return np.packbits(bits, axis=1, bitorder="little").view(a.dtype)[:, 0]
+
+
+def _parts(a: Array, b: Array, *types: np.dtype[Any]) -> list[Array]:
+    """Return the bytes or halves of two registers: (n, parts) each."""
+    given = np.broadcast_arrays(*map(np.atleast_1d, (a, b)))
+    return [
+        np.ascontiguousarray(v).view(t).reshape(len(v), -1).astype(np.int64)
+        for v, t in zip(given, types, strict=True)
+    ]
+
+
+def dot(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Array]:
+    """Return dp4a and dp2a: products of bytes (or halves by bytes), added to c."""
+    from_a, from_b = (TYPES[p[0] + "8"] for p in i.parts[-2:])
+    four, upper = i.parts[0] == "dp4a", "hi" in i.parts
+    if not four:
+        from_a = np.dtype(f"{from_a.kind}2")
+
+    def products(a: Array, b: Array, c: Array) -> Array:
+        left, right = _parts(a, b, from_a, from_b)
+        if not four:
+            right = right[:, 2:] if upper else right[:, :2]
+        total: Array = np.asarray(c).astype(np.int64) + (left * right).sum(1)
+        return total
+
+    return products
+
+
+def simd(i: Instruction) -> Callable[[Array, Array, Array], Array]:
+    """Return vadd4, vsub2 and their kin: bytes (or halves) each; ``add``: their sum and c."""
+    name, each = i.parts[0][:-1], i.parts[0][-1] == "4"
+    to, *of = (np.dtype(f"{part[0].replace('s', 'i')}{1 if each else 2}") for part in i.parts[1:4])
+    acts: Mapping[str, Callable[[Array, Array], Array]] = {
+        "vadd": np.add, "vsub": np.subtract, "vmin": np.minimum, "vmax": np.maximum,
+        "vabsdiff": lambda a, b: np.abs(a - b),
+    }  # fmt: skip
+
+    def lanes(a: Array, b: Array, c: Array) -> Array:
+        made = acts[name](*_parts(a, b, *of))
+        if "add" in i.parts:
+            total: Array = (np.asarray(c).astype(np.int64) + made.sum(1)).astype(np.int32)
+            return total
+        if "sat" in i.parts:
+            made = np.clip(made, np.iinfo(to).min, np.iinfo(to).max)
+        return np.ascontiguousarray(made.astype(to)).view(np.int32)[:, 0]
+
+    return lanes
+
+
+def bit_field_mask(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:
+    """Return bmsk: ``b`` ones from bit ``a`` on."""
+    clamps = "clamp" in i.parts
+
+    def mask(a: Array, b: Array) -> Array:
+        start, width = (np.minimum(v, 32) if clamps else v & 31 for v in _signed(a, b))
+        ones: Array = ((1 << width) - 1 << start) & 0xFFFFFFFF
+        return ones
+
+    return mask
+
+
+def _signed(*given: Array) -> list[Array]:
+    return [np.asarray(v).astype(np.int64) for v in given]
+
+
+def sign_extend(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:
+    """Return szext: the lower ``b`` bits, extended."""
+    clamps = "clamp" in i.parts
+
+    def extend(given: Array, bits: Array) -> Array:
+        a, b = _signed(given, bits)
+        width = np.minimum(b, 32) if clamps else b & 31
+        field: Array = (a & 0xFFFFFFFF) & (1 << width) - 1
+        if dtype.kind == "u":
+            return field
+        top = (field >> np.maximum(width - 1, 0) & 1) * (width > 0)
+        extended: Array = field - (top << width)
+        return extended
+
+    return extend
+
+
+def find_nth(*given: Array) -> Array:
+    """Return the place of the n-th one from a base on, upwards or (n below 0) downwards: fns."""
+    masks, bases, numbers = np.broadcast_arrays(*map(np.atleast_1d, given))
+    result = np.full(masks.shape, 0xFFFFFFFF)
+    for n, (mask, start, number) in enumerate(zip(masks, bases, numbers, strict=True)):
+        step = -1 if number < 0 else 1
+        ones = [b for b in range(int(start), 32 if step > 0 else -1, step) if mask >> b & 1]
+        if number == 0:
+            ones = ones if mask >> start & 1 else []
+        which = abs(int(number)) - (number != 0)
+        if which < len(ones):
+            result[n] = ones[which]
     return result
 
 

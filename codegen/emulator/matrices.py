@@ -24,15 +24,14 @@ import numpy as np
 
 from tinygpu.codegen.emulator import spaces
 from tinygpu.codegen.emulator.decoder import Builder, Control, Decoder, Source, together
-from tinygpu.codegen.emulator.group import WARP, Group
 from tinygpu.codegen.emulator.moves import space_of
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import Run
+from tinygpu.codegen.emulator.run import WARP, Group, Run
 from tinygpu.codegen.emulator.spaces import check_read, check_write, shared_at
 from tinygpu.codegen.emulator.values import TYPES
 
-__all__ = ["TABLE", "add", "left"]
+__all__ = ["TABLE", "add", "left", "narrowed", "shape_of"]
 
 
 @functools.cache
@@ -71,6 +70,14 @@ def _sums(rows: int, columns: int) -> tuple[Array, Array]:
     return lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
 
 
+def narrowed(values: Array, dtype: np.dtype[Any], *, saturates: bool = False) -> Array:
+    """Return sums in the type of a result: integers wrap, or are kept to its limits."""
+    if dtype.kind == "i":
+        limits, values = np.iinfo(dtype), values.astype(np.int64)
+        values = np.clip(values, limits.min, limits.max) if saturates else values
+    return np.ascontiguousarray(values.astype(dtype))
+
+
 def add(
     run: Run, group: Group, result: Sequence[int], sums: Sequence[int], product: Array,
     dtype: np.dtype[Any], *, saturates: bool = False,
@@ -80,21 +87,23 @@ def add(
     if sums:
         held = np.stack([run.registers[r][group.index] for r in sums], 1)
         values = values + held.view(dtype).astype(np.float64)
-    if dtype.kind == "i":
-        limits, values = np.iinfo(dtype), values.astype(np.int64)
-        values = np.clip(values, limits.min, limits.max) if saturates else values
-    bits = np.ascontiguousarray(values.astype(dtype)).view(run.registers[result[0]].dtype)
+    bits = narrowed(values, dtype, saturates=saturates).view(run.registers[result[0]].dtype)
     for n, register in enumerate(result):
         run.registers[register][group.index] = bits[:, n]
 
 
+def shape_of(i: Instruction) -> list[int]:
+    """Return m, n and k of a product."""
+    return [int(x) for x in re.findall(r"\.m(\d+)n(\d+)k(\d+)", i.opcode)[0]]
+
+
 def _mma(d: Decoder, i: Instruction) -> Control:
-    rows, _, depth = map(int, re.findall(r"\.m(\d+)n(\d+)k(\d+)", i.opcode)[0])
+    rows, _, depth = shape_of(i)
     to, a_kind, b_kind, _ = i.parts[-4:]
-    each = max(1, 4 // d.kind(a_kind).itemsize)
+    each = max(1, 4 // TYPES[a_kind].itemsize)
     result, a, b, c = ([d.register(r) for r in d.listed(o)] for o in i.operands[:4])
     needs = (rows * depth // (WARP * each), 8 * depth // (WARP * each))
-    sums = rows * 8 * d.kind(to).itemsize // (WARP * d.widths[c[0]])
+    sums = rows * 8 * TYPES[to].itemsize // (WARP * d.widths[c[0]])
     if (len(a), len(b)) != needs or len(c) != sums or len(result) != sums:
         raise d.error(f"{len(a)}, {len(b)} and {len(c)} registers; {needs[0]}, {needs[1]}, {sums}")
 
@@ -103,14 +112,12 @@ def _mma(d: Decoder, i: Instruction) -> Control:
         _, _, row, column = _places(rows, needs, each)
         right[:, row, column] = _gathered(run, here, b, b_kind)
         product = left(run, here, a, a_kind, rows) @ right
-        add(run, here, result, c, product, d.kind(to), saturates="satfinite" in i.parts)
+        add(run, here, result, c, product, TYPES[to], saturates="satfinite" in i.parts)
 
     return together(multiply)
 
 
 def _count(d: Decoder, i: Instruction) -> int:
-    if "m8n8" not in i.parts or "b16" not in i.parts:
-        raise d.error("m8n8 matrices of b16 are run")
     d.touch(16)
     return int(next(p for p in i.parts if re.fullmatch(r"x[124]", p))[1:])
 
@@ -125,6 +132,12 @@ def _rows(run: Run, here: Group, addresses: Array, count: int) -> tuple[Group, A
     return found
 
 
+def _turned(rows: Array) -> Array:
+    """Turn 8 x 8 matrices of 16-bit elements, which lie one after the other."""
+    halves = rows.view(np.uint16).reshape(-1, 8, 8).swapaxes(1, 2)
+    return np.ascontiguousarray(halves).view(np.uint32)
+
+
 def _ldmatrix(d: Decoder, i: Instruction) -> Control:
     count, turned = _count(d, i), "trans" in i.parts
     write, at = d.vector_target(i.operands[0], "b32"), d.address(i.operands[1])
@@ -136,10 +149,7 @@ def _ldmatrix(d: Decoder, i: Instruction) -> Control:
         lanes, flat = found
         check_read(run, lanes, flat, 16)
         rows = run.shared.reshape(-1, 16)[flat // 16]
-        if turned:
-            halves = rows.view(np.uint16).reshape(-1, count, 8, 8).swapaxes(2, 3)
-            rows = np.ascontiguousarray(halves).view(np.uint8)
-        words = np.ascontiguousarray(rows).view(np.uint32).reshape(-1, count, WARP)
+        words = (_turned(rows) if turned else rows.view(np.uint32)).reshape(-1, count, WARP)
         write(run, here, words.swapaxes(1, 2).reshape(here.size, count))
 
     return together(load)
@@ -154,13 +164,9 @@ def _stmatrix(d: Decoder, i: Instruction) -> Control:
         if found is None:
             return
         lanes, flat = found
-        words = read(run, here).reshape(-1, WARP, count).swapaxes(1, 2)
-        rows = np.ascontiguousarray(words).reshape(-1, count, 8, 4)
-        if turned:
-            halves = rows.view(np.uint16).swapaxes(2, 3)
-            rows = np.ascontiguousarray(halves).view(np.uint32)
+        words = np.ascontiguousarray(read(run, here).reshape(-1, WARP, count).swapaxes(1, 2))
         cells, index = run.shared.reshape(-1, 16), flat // 16
-        stored = rows.view(np.uint8).reshape(-1, 16)
+        stored = (_turned(words) if turned else words).view(np.uint8).reshape(-1, 16)
         check_write(run, lanes, flat, 16, stored=(index, stored, cells[index]))
         cells[index] = stored
 
@@ -172,9 +178,8 @@ def _movmatrix(d: Decoder, i: Instruction) -> Control:
     read, write = d.source(i.operands[1], "b32"), d.target(i.operands[0], "b32")
 
     def move(run: Run, here: Group) -> None:
-        words = np.broadcast_to(read(run, here), (here.size,))
-        halves = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 8, 8).swapaxes(1, 2)
-        write(run, here, np.ascontiguousarray(halves).view(np.uint32).reshape(-1))
+        words = np.ascontiguousarray(np.broadcast_to(read(run, here), (here.size,)))
+        write(run, here, _turned(words).reshape(-1))
 
     return together(move)
 
@@ -214,12 +219,9 @@ class _Matrix:
 
 def _matrix(d: Decoder, i: Instruction, which: str, kind: str, text: str) -> _Matrix:
     """Read the operand ``which`` (a, b, c or d) of a ``.m..n..k..``."""
-    found = re.search(r"\.m(\d+)n(\d+)k(\d+)", i.opcode)
-    if not found:
-        raise d.error("no shape .m..n..k.. is named")
-    m, n, k = map(int, found.groups())
+    m, n, k = shape_of(i)
     rows, columns = {"a": (m, k), "b": (k, n)}.get(which, (m, n))
-    names, dtype = d.listed(text), d.kind(kind)
+    names, dtype = d.listed(text), TYPES[kind]
     width = d.widths[d.register(names[0])]
     each = width // dtype.itemsize
     if not each or WARP * each * len(names) % (rows * columns):
@@ -227,48 +229,29 @@ def _matrix(d: Decoder, i: Instruction, which: str, kind: str, text: str) -> _Ma
     return _Matrix(rows, columns, dtype, names, each, f"b{8 * width}")
 
 
-def _turned(i: Instruction) -> bool:
-    return "col" in i.parts
-
-
-def _pitch(d: Decoder, i: Instruction, matrix: _Matrix) -> Source:
-    """Return the operand that says how far rows (or columns) lie apart, in elements."""
-    packed = matrix.rows if _turned(i) else matrix.columns
-    return d.source(i.operands[2] if len(i.operands) > 2 else str(packed), "s32")
-
-
-def _wmma_load(d: Decoder, i: Instruction) -> Control:
-    space = space_of(d, i)
-    matrix = _matrix(d, i, i.parts[2], i.parts[-1], i.operands[0])
-    at, pitch = d.address(i.operands[1]), _pitch(d, i, matrix)
-    write = d.vector_target(i.operands[0], matrix.bits)
+def _wmma_move(d: Decoder, i: Instruction) -> Control:
+    """Load or store a matrix, whose rows (or columns) lie a pitch of elements apart."""
+    loads, turned, space = i.parts[1] == "load", "col" in i.parts, space_of(d, i)
+    text, where = i.operands[:2] if loads else i.operands[1::-1]
+    matrix = _matrix(d, i, i.parts[2], i.parts[-1], text)
+    packed = str(matrix.rows if turned else matrix.columns)
+    at, pitch = d.address(where), d.source((*i.operands, packed)[2], "s32")
+    read, write = d.vector(text, matrix.bits), d.vector_target(text, matrix.bits)
     d.touch(matrix.dtype.itemsize)
 
-    def load(run: Run, here: Group) -> None:
-        places = matrix.addresses(here, at(run, here), pitch(run, here), turned=_turned(i))
-        held = np.zeros((here.size, matrix.held), matrix.dtype)
-        for n in range(matrix.held):
-            for part, values in spaces.read(run, space, here, places[:, n], matrix.dtype, 1):
-                held[np.isin(here.threads, part.threads), n] = values[:, 0]
-        write(run, here, held.view(f"u{matrix.each * matrix.dtype.itemsize}"))
-
-    return together(load)
-
-
-def _wmma_store(d: Decoder, i: Instruction) -> Control:
-    space = space_of(d, i)
-    matrix = _matrix(d, i, "d", i.parts[-1], i.operands[1])
-    at, pitch = d.address(i.operands[0]), _pitch(d, i, matrix)
-    read = d.vector(i.operands[1], matrix.bits)
-    d.touch(matrix.dtype.itemsize)
-
-    def store(run: Run, here: Group) -> None:
-        places = matrix.addresses(here, at(run, here), pitch(run, here), turned=_turned(i))
+    def move(run: Run, here: Group) -> None:
+        places = matrix.addresses(here, at(run, here), pitch(run, here), turned=turned).T
         held = read(run, here).view(matrix.dtype)
-        for n in range(matrix.held):
-            spaces.write(run, space, here, places[:, n], held[:, n : n + 1])
+        for n, place in enumerate(places):
+            if not loads:
+                spaces.write(run, space, here, place, held[:, n : n + 1])
+                continue
+            for part, values in spaces.read(run, space, here, place, matrix.dtype, 1):
+                held[np.isin(here.threads, part.threads), n] = values[:, 0]
+        if loads:
+            write(run, here, held.view(f"u{matrix.each * matrix.dtype.itemsize}"))
 
-    return together(store)
+    return together(move)
 
 
 def _wmma(d: Decoder, i: Instruction) -> Control:
@@ -288,13 +271,9 @@ def _wmma(d: Decoder, i: Instruction) -> Control:
         left, right, sums = (
             m.values(run, here, read) for m, read in zip((a, b, c), reads[1:], strict=True)
         )
-        exact = left @ right + sums
-        if result.dtype.kind == "i":
-            limits = np.iinfo(result.dtype)
-            number = exact.astype(np.int64)
-            exact = np.clip(number, limits.min, limits.max) if "satfinite" in i.parts else number
-        total = exact.astype(result.dtype)
-        whole = np.ascontiguousarray(total).reshape(here.size, result.held)
+        saturates = "satfinite" in i.parts
+        total = narrowed(left @ right + sums, result.dtype, saturates=saturates)
+        whole = total.reshape(here.size, result.held)
         write(run, here, whole.view(f"u{result.each * result.dtype.itemsize}"))
 
     return together(multiply)
@@ -305,8 +284,8 @@ TABLE: Mapping[str, Builder] = {
     "ldmatrix": _ldmatrix,
     "stmatrix": _stmatrix,
     "movmatrix": _movmatrix,
-    **{f"wmma.load.{which}": _wmma_load for which in "abc"},
-    "wmma.store.d": _wmma_store,
+    **{f"wmma.load.{which}": _wmma_move for which in "abc"},
+    "wmma.store.d": _wmma_move,
     "wmma.mma": _wmma,
 }
 """This family's builders by entry."""

@@ -8,8 +8,8 @@ Allocations lie apart, so that an address just outside of one is outside of all.
 >>> numbers = np.arange(4, dtype=np.float32)
 >>> at = memory.allocate(numbers, "numbers")
 >>> [part] = memory.locate(np.array([at + 8]), 4)
->>> part.view(np.float32)[part.index(4)]
-array([2.], dtype=float32)
+>>> part.cells(np.float32)
+(array([0., 1., 2., 3.], dtype=float32), array([2]))
 
 Source: PTX ISA 9.0, section 5.1 (state spaces); windows of generic addresses are this file's own.
 """
@@ -39,21 +39,16 @@ _ALIGN = 256  # what cudaMalloc gives
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Accesses inside one allocation: which of the given ones (None: all), and where in it."""
+    """Accesses inside one memory: which of the given ones (None: all), and at which bytes of it."""
 
     which: Array | None
-    offsets: Array
+    at: Array
     data: Array
 
-    def view(self, dtype: DTypeLike) -> Array:
-        """Return the allocation as a flat array of ``dtype``, without a last incomplete element."""
+    def cells(self, dtype: DTypeLike) -> tuple[Array, Array]:
+        """Return the memory in elements, without a last incomplete one, and which are accessed."""
         width = np.dtype(dtype).itemsize
-        return self.data[: len(self.data) // width * width].view(dtype)
-
-    def index(self, width: int, lanes: int = 1) -> Array:
-        """Return indices into ``view`` of elements of ``width`` bytes: (n,) or (n, lanes)."""
-        first = self.offsets // width
-        return first if lanes == 1 else first[:, None] + np.arange(lanes)
+        return self.data[: len(self.data) // width * width].view(dtype), self.at // width
 
 
 class Memory:
@@ -114,5 +109,6 @@ class Memory:
         width = result.itemsize
         for part in self.locate(addresses.reshape(-1)[which], width):
             chosen = which if part.which is None else which[part.which]
-            flat[chosen] = part.view(dtype)[part.index(width)]
+            cells, index = part.cells(dtype)
+            flat[chosen] = cells[index]
         return result

@@ -6,23 +6,23 @@ Source: PTX ISA 9.0, section 9.7.9 (data movement) and 9.7.13 (atom, red).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tinygpu.codegen.emulator import spaces
+from tinygpu.codegen.emulator.arithmetic import by_type
 from tinygpu.codegen.emulator.atomics import RUNNING, UPDATES, in_turn, rounds
 from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder
-from tinygpu.codegen.emulator.group import Group
 from tinygpu.codegen.emulator.memory import LOCAL, PARAM, SHARED
-from tinygpu.codegen.emulator.ordering import semantics
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import Run
-from tinygpu.codegen.emulator.values import PACKED
+from tinygpu.codegen.emulator.run import Group, Run
+from tinygpu.codegen.emulator.spaces import semantics
+from tinygpu.codegen.emulator.values import PACKED, TYPES
 
-__all__ = ["TABLE", "space_of"]
+__all__ = ["TABLE", "hint", "space_of"]
 
 _WINDOWS = {"shared": SHARED, "local": LOCAL, "param": PARAM, "global": 0, "const": 0}
 
@@ -38,11 +38,11 @@ def _mov(d: Decoder, i: Instruction) -> Action:
 
 def _pack(d: Decoder, kind: str, to: str, of: str) -> Action:
     """``mov.b32 {a, b}, c`` and back: the first part is the lowest."""
-    width = d.kind(kind).itemsize
+    width = TYPES[kind].itemsize
     parts = d.listed(of if of.startswith("{") else to)
     part = f"b{8 * width // len(parts)}"
     whole = f"b{8 * width}"
-    small, big = d.kind(part), d.kind(whole)
+    small, big = TYPES[part], TYPES[whole]
     if of.startswith("{"):
         join, write = d.vector(of, part), d.target(to, whole)
         return lambda run, group: write(run, group, join(run, group).view(big)[:, 0])
@@ -69,13 +69,13 @@ def space_of(d: Decoder, i: Instruction) -> str:
 def _shape(d: Decoder, i: Instruction, space: str) -> int:
     lanes = next((int(p[1:]) for p in i.parts if re.fullmatch(r"v[248]", p)), 1)
     if space in ("shared", "cluster", "generic"):
-        d.touch(lanes * d.kind(i.parts[-1]).itemsize)
+        d.touch(lanes * TYPES[i.parts[-1]].itemsize)
     return lanes
 
 
 def _ld(d: Decoder, i: Instruction) -> Action:
     space, kind = space_of(d, i), i.parts[-1]
-    lanes, dtype = _shape(d, i, space), d.kind(kind)
+    lanes, dtype = _shape(d, i, space), TYPES[kind]
     at, write = d.address(i.operands[1]), d.vector_target(i.operands[0], kind)
     how = semantics(i)
 
@@ -100,10 +100,10 @@ def _atom(d: Decoder, i: Instruction) -> Action:
     """Atom and red: threads that meet at one address come one after the other, in thread order."""
     parts = [p for p in i.parts if p != "noftz"]
     kind, space = parts[-1], space_of(d, i)
-    lanes, dtype = _shape(d, i, space), d.kind(kind)
+    lanes, dtype = _shape(d, i, space), TYPES[kind]
     returns = parts[0] == "atom"
     operation = next(p for p in parts[1:] if p in UPDATES or p == "cas")
-    packed = d.kind(PACKED[kind]) if kind in PACKED else dtype
+    packed = TYPES[PACKED[kind]] if kind in PACKED else dtype
     each = dtype.itemsize // packed.itemsize
     write = d.vector_target(i.operands[0], kind) if returns else None
     at = d.address(i.operands[returns])
@@ -137,17 +137,10 @@ def _atom(d: Decoder, i: Instruction) -> Action:
     return apply
 
 
-def _cvta(d: Decoder, i: Instruction) -> Action:
+def _cvta(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
     space = next(p for p in i.parts if p.split("::")[0] in _WINDOWS).split("::")[0]
-    kind, start = i.parts[-1], np.uint64(_WINDOWS[space])
-    read, write = d.source(i.operands[1], kind), d.target(i.operands[0], kind)
-    back = "to" in i.parts
-
-    def convert(run: Run, group: Group) -> None:
-        held = read(run, group)
-        write(run, group, held - start if back else held + start)
-
-    return convert
+    start = dtype.type(_WINDOWS[space])
+    return (lambda a: a - start) if "to" in i.parts else (lambda a: a + start)
 
 
 def _isspacep(d: Decoder, i: Instruction) -> Action:
@@ -162,21 +155,18 @@ def _isspacep(d: Decoder, i: Instruction) -> Action:
     return test
 
 
-def _hint(d: Decoder, i: Instruction) -> Action:
+def hint(d: Decoder, i: Instruction) -> Action:
+    """Return what executes an instruction that only hints."""
     return lambda run, group: None
 
 
-def _mapa(d: Decoder, i: Instruction) -> Action:
-    kind = i.parts[-1]
-    read, rank = d.source(i.operands[1], kind), d.source(i.operands[2], "u32")
-    write = d.target(i.operands[0], kind)
-    dtype = d.kind(kind)
+def _mapa(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:
     generic = dtype.type(SHARED if "shared::cluster" not in i.parts else 0)
 
-    def translate(run: Run, group: Group) -> None:
-        other = rank(run, group).astype(dtype)
-        inside = (read(run, group) - generic) & dtype.type(0xFFFFFF)
-        write(run, group, inside | (other << dtype.type(24)) | generic)
+    def translate(at: Array, rank: Array) -> Array:
+        inside = (at - generic) & dtype.type(0xFFFFFF)
+        there: Array = inside | (rank.astype(dtype) << dtype.type(24)) | generic
+        return there
 
     return translate
 
@@ -189,7 +179,7 @@ def _rank(d: Decoder, i: Instruction) -> Action:
 
     def rank(run: Run, group: Group) -> None:
         at = np.broadcast_to(read(run, group), (group.size,)).astype(np.int64) - start
-        write(run, group, at >> 24 if run.cluster > 1 else run.cta_of(group.threads) * 0)
+        write(run, group, at >> 24 if run.cluster > 1 else group.threads * 0)
 
     return rank
 
@@ -201,23 +191,15 @@ def _policy(d: Decoder, i: Instruction) -> Action:
 
 TABLE: Mapping[str, Builder] = {
     "mov": _mov,
-    "ld": _ld,
-    "ldu": _ld,
+    **dict.fromkeys(("ld", "ldu"), _ld),
     "st": _st,
-    "atom": _atom,
-    "red": _atom,
-    "cvta": _cvta,
+    **dict.fromkeys(("atom", "red"), _atom),
+    "cvta": by_type(_cvta),
     "isspacep": _isspacep,
-    "mapa": _mapa,
+    "mapa": by_type(_mapa),
     "getctarank": _rank,
-    "prefetch": _hint,
-    "prefetchu": _hint,
-    "discard": _hint,
-    "applypriority": _hint,
-    "nanosleep": _hint,
-    "griddepcontrol": _hint,
-    "createpolicy.fractional": _policy,
-    "createpolicy.range": _policy,
-    "createpolicy.cvt": _policy,
+    **dict.fromkeys(("prefetch", "prefetchu", "discard", "applypriority"), hint),
+    **dict.fromkeys(("nanosleep", "griddepcontrol"), hint),
+    **{f"createpolicy.{how}": _policy for how in ("fractional", "range", "cvt")},
 }
 """This family's builders by entry."""

@@ -15,29 +15,23 @@ Source: PTX ISA 9.0, sections 4 (syntax), 5 (state spaces, types and variables) 
 from __future__ import annotations
 
 import bisect
-import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from tinygpu.codegen.emulator.constants import constant
+from tinygpu.codegen.emulator.values import TYPES, constant
 from tinygpu.errors import ProgramError, TinyGpuError
 
 __all__ = ["Instruction", "Kernel", "Parsed", "Variable", "parse", "split"]
 
-_WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 _MOST_REGISTERS = 1 << 16  # of one name; nvcc declares as many as it uses
 _NAME = r"[\w$%]+"
 _LINKAGE = r"(?:\.(?:visible|weak|extern|common)\s+)*"
-_PARAMETER = re.compile(
-    r"\.(param|reg)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
-    r"(?:\.ptr(?:\s+\.(?:global|shared|const|local))?(?:\s+\.align\s+\d+)?\s+)?"
-    rf"({_NAME})\s*(?:\[(\d*)\])?"
-)
 _VARIABLE = re.compile(
-    r"((?:\.(?:extern|visible|weak|common)\s+)*)\.(shared|global|const|local|param)\b"
+    r"((?:\.(?:extern|visible|weak|common)\s+)*)\.(shared|global|const|local|param|reg)\b"
     r"((?:\s*\.(?:attribute\s*\([^)]*\)|align\s+\d+|v[24]))*)"
-    rf"\s*\.(\w+)\s+({_NAME})((?:\s*\[\s*\d*\s*\])*)\s*(?:=\s*(.*))?$",
+    r"\s*\.(\w+)\s+(?:\.ptr(?:\s+\.(?:global|shared|const|local))?(?:\s+\.align\s+\d+)?\s+)?"
+    rf"({_NAME})((?:\s*\[\s*\d*\s*\])*)\s*(?:=\s*(.*))?$",
     re.DOTALL,
 )
 _ATTRIBUTE = r"(?:\.attribute\s*\([^)]*\)\s*)?"
@@ -138,15 +132,9 @@ def parse(text: str) -> Parsed:
         raise reader.error(f"cannot be read ({type(error).__name__}: {error})") from error
 
 
-@functools.cache
 def width_of(kind: str) -> int:
-    """Return the bytes of a type: 4 of ``f32``."""
-    if kind == "pred":
-        return 1
-    if kind.endswith("x2"):
-        return 2 if kind[0] == "e" else 2 * width_of(kind[:-2])
-    found = re.search(r"\d+", kind)
-    return _WIDTHS[found.group()] if found and found.group() in _WIDTHS else 8
+    """Return the bytes of a type: 4 of ``f32``; addresses of what has none of its own."""
+    return TYPES[kind].itemsize if kind in TYPES else 8
 
 
 def _blank(match: re.Match[str]) -> str:
@@ -264,31 +252,14 @@ class _Reader:
             if count is None:
                 raise self.error(f"cannot read the extent {extent!r}")
             total *= count
-        return Variable(
-            name,
-            space,
-            kind,
-            total,
-            int(align.group(1)) if align else width,
-            (values or "").strip(),
-        )
+        aligned = int(align.group(1)) if align else width
+        return Variable(name, space, kind, total, aligned, (values or "").strip())
 
     def parameters(self) -> tuple[Variable, ...]:
         """Read a list of parameters, if there is one."""
         if not self.match(r"\s*\("):
             return ()
-        found = []
-        for each in split(self.until(")")):
-            one = _PARAMETER.match(each)
-            if not one:
-                raise self.error(f"cannot read the parameter {each!r}")
-            space, align, kind, name, extent = one.groups()
-            if align and int(align).bit_count() != 1:
-                raise self.error(f"an alignment of {align} is no power of two")
-            width = width_of(kind)
-            size = width * int(extent or 1)
-            found.append(Variable(name, space, kind, size, int(align or width)))
-        return tuple(found)
+        return tuple(self.variable(each) for each in split(self.until(")")))
 
     def function(self) -> Kernel | None:
         """Read a function; a declaration alone is none."""
@@ -315,16 +286,9 @@ class _Reader:
         while self.statement(body):
             pass
         return Kernel(
-            name,
-            returns,
-            parameters,
-            directives,
-            body.registers,
-            tuple(body.variables),
-            tuple(_resolved(body)),
-            body.labels,
-            body.targets,
-        )
+            name, returns, parameters, directives, body.registers, tuple(body.variables),
+            tuple(_resolved(body)), body.labels, body.targets,
+        )  # fmt: skip
 
     def statement(self, body: _Body) -> bool:
         """Read one statement; False at the kernel's end."""
@@ -376,12 +340,8 @@ class _Reader:
         if not found:
             raise ProgramError(f"PTX line {line}: cannot read {text!r}")
         negated, guard, opcode, operands = found.groups()
-        body.instructions.append(
-            (
-                Instruction(line, opcode, split(operands), guard or "", bool(negated)),
-                tuple(body.scopes),
-            )
-        )
+        made = Instruction(line, opcode, split(operands), guard or "", bool(negated))
+        body.instructions.append((made, tuple(body.scopes)))
 
 
 def _resolved(body: _Body) -> Iterator[Instruction]:
@@ -400,6 +360,4 @@ def _resolved(body: _Body) -> Iterator[Instruction]:
 
         operands = tuple(re.sub(r"[A-Za-z_$%][\w$]*", unique, o) for o in instruction.operands)
         guard = re.sub(r"[\w$%]+", unique, instruction.guard)
-        yield Instruction(
-            instruction.line, instruction.opcode, operands, guard, instruction.negated
-        )
+        yield replace(instruction, operands=operands, guard=guard)

@@ -1,6 +1,7 @@
 """The state of the clusters that are resident together, and the scheduler of their threads.
 
-Threads that stand at one instruction form a *group*; one NumPy operation serves a group, be it a
+Threads that stand at one instruction form a *group*, its numbers sorted (registers are indexed by a
+slice where these have no gap); one NumPy operation serves a group, be it a
 lane or sixty-four CTAs.  A group runs until it branches, waits, or meets a label where others may
 join it; then the group with the least pc goes on, so that diverged threads meet again where their
 paths do (every 32nd choice is the group that has waited longest, so that a loop that polls starves
@@ -12,68 +13,236 @@ performed in order.
 
 Thread ``t`` of CTA ``c`` is number ``c * threads_per_cta + t``; CTAs have whole warpgroups.
 
+>>> group = Group(np.array([32, 33, 34, 70]))
+>>> group.size, group.warps, group.where(group.threads < 40).index
+(4, 2, slice(32, 35, None))
+
 Source: PTX ISA 9.0, section 3 (programming model) and 8.8 (asynchronous operations).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tinygpu.codegen.emulator.clocks import ORDER, PROXIED, Clocks, Conflict
-from tinygpu.codegen.emulator.group import WARP, WARPGROUP, Group, Pending, Waiter
 from tinygpu.codegen.emulator.memory import Memory
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array, Finding
-from tinygpu.codegen.emulator.state import Groups, Stack, State
 from tinygpu.errors import ProgramError, TinyGpuError
 
-__all__ = ["FIRST_SHARED", "Action", "Code", "ControlAction", "Run", "Step"]
+__all__ = [
+    "COLUMNS", "DEEPEST", "FIRST_SHARED", "LANES", "WARP", "WARPGROUP", "Action", "ClusterBarrier",
+    "Code", "Group", "Issued", "Mbarrier", "NamedBarrier", "Pending", "Run", "Step",
+    "TensorMemory", "Waiter", "one_of", "split",
+]  # fmt: skip
 
+WARP, WARPGROUP = 32, 128
+
+
+class Group:
+    """Threads that stand at one instruction: their sorted numbers, and how registers index them."""
+
+    __slots__ = ("_warps", "index", "size", "threads")
+
+    def __init__(self, threads: Array) -> None:
+        self.threads = threads
+        self.size = len(threads)
+        first, last = int(threads[0]), int(threads[-1])
+        self.index: Any = slice(first, last + 1) if last - first + 1 == self.size else threads
+        self._warps = 0
+
+    @property
+    def warps(self) -> int:
+        """How many warps it has a thread of."""
+        if not self._warps:
+            self._warps = len(self.warp_numbers)
+        return self._warps
+
+    @property
+    def warp_numbers(self) -> Array:
+        """The warps that it has a thread of."""
+        warps = self.threads // WARP
+        keep = np.ones(self.size, bool)
+        keep[1:] = warps[1:] != warps[:-1]
+        return warps[keep]
+
+    def where(self, mask: Array) -> Group:
+        """Return the part where the mask holds, which must not be empty."""
+        return self if mask.all() else Group(self.threads[mask])
+
+
+def one_of(thread: int) -> Group:
+    """Return a group of one thread."""
+    return Group(np.array([thread]))
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """An asynchronous operation that has been issued: ``queue`` keeps those that stay in order."""
+
+    perform: Callable[[], None]
+    queue: object
+    done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """Threads that wait: where they go on, for what, and what is done before they do."""
+
+    pc: int
+    group: Group
+    describe: Callable[[], str]
+    resume: Callable[[], None] = lambda: None
+
+
+LANES, COLUMNS = 128, 512  # spec: tensor memory
+
+
+@dataclass(slots=True)
+class NamedBarrier:
+    """One named barrier of a CTA between two completions."""
+
+    clock: Array
+    arrived: int = 0
+    waiters: list[Waiter] = field(default_factory=list)
+    joined: set[int] = field(default_factory=set)
+    """The warps of those who have arrived."""
+    expected: int = 0
+    counted: bool = False
+    votes: list[Array] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ClusterBarrier:
+    """``owed``: threads that have arrived, and not waited since."""
+
+    arrived: Array
+    owed: Array
+    clock: Array
+    released: Array
+    waiters: list[Waiter] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Mbarrier:
+    """One barrier: ``channel`` is the agent of the loads that complete on it."""
+
+    cta: int
+    offset: int
+    expected: int
+    channel: int
+    made_by: int
+    made_at: int
+    clock: Array
+    released: Array
+    pending: int = 0
+    bytes: int = 0
+    phase: int = 0
+    last: dict[int, int] = field(default_factory=dict)
+    """The phase in which each thread arrived last."""
+    marks: dict[int, int] = field(default_factory=dict)
+    """The steps of this phase's arrivals, by agent."""
+    before: dict[int, int] = field(default_factory=dict)
+    """Those of the phase before, with the line of each thread's arrival."""
+    lines: dict[int, int] = field(default_factory=dict)
+    waiters: list[tuple[int, Waiter]] = field(default_factory=list)
+    """Those who wait, each with the parity that the phase has to have had."""
+
+    def __str__(self) -> str:
+        return (
+            f"mbarrier at shared byte {self.offset}, phase {self.phase}: {self.pending} of "
+            f"{self.expected} arrivals and {self.bytes} B missing"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Issued:
+    """One operation of some threads: which group of each it is in, and whose part is not done."""
+
+    group: Group
+    number: Array
+    channels: Array
+    pc: int
+    step: int
+    move: Callable[[Array], object]
+    left: Array
+    registers: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class TensorMemory:
+    """One CTA's: the cells, and the columns that each allocation begins with and has."""
+
+    cells: Array = field(default_factory=lambda: np.full((LANES, COLUMNS), 0x7FC00000, np.uint32))
+    allocated: dict[int, int] = field(default_factory=dict)
+    closed: bool = False
+
+    def free(self, columns: int) -> int | None:
+        """Return where so many columns are free."""
+        taken = np.zeros(COLUMNS, bool)
+        for start, number in self.allocated.items():
+            taken[start : start + number] = True
+        for start in range(0, COLUMNS - columns + 1, columns):
+            if not taken[start : start + columns].any():
+                return start
+        return None
+
+    def owns(self, first: int, number: int) -> bool:
+        """Whether these columns are in one allocation."""
+        return any(s <= first and first + number <= s + n for s, n in self.allocated.items())
+
+
+DEEPEST = 64
+"""How many calls deep a thread may be: a recursion beyond it is a finding."""
 FIRST_SHARED = 1024  # spec: the first KiB of a CTA's shared window belongs to the system
 _FAIR = 32
 _PATIENCE = 512
 
 
 Action = Callable[["Run", Group], None]
-ControlAction = Callable[["Run", Group], "Group | None"]
 
 
 @dataclass(slots=True)
 class Step:
-    """A decoded instruction: exactly one of ``action`` and ``control`` does the work."""
+    """A decoded instruction: ``controls`` says that threads may not go on after it."""
 
     action: Action
-    control: ControlAction | None
+    controls: bool
     guard: int
     negated: bool
     leader: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Code:
     """A decoded kernel; ``granule`` is the least width of an access to shared memory, in bytes."""
 
     instructions: tuple[Instruction, ...]
-    steps: tuple[Step, ...]
-    register_bytes: tuple[int, ...]
-    granule: int
+    register_bytes: list[int]
     tensor_granules: int
-    static_bytes: int
-    local_bytes: int
-    parameter_at: Mapping[str, int]
-    parameter_bytes: int
-    frame_bytes: int
     fences: bool
+    granule: int = 16
+    static_bytes: int = 0
+    local_bytes: int = 0
+    frame_bytes: int = 0
+    parameter_bytes: int = 0
+    parameter_at: dict[str, int] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Run:
-    """One batch of resident clusters; ``first_cta`` is the number of its first CTA in the grid."""
+    """One batch of resident clusters; ``first_cta`` is the number of its first CTA in the grid.
+
+    What the families of instructions keep has CTAs, warps, warpgroups or threads of the batch as
+    keys, or offsets in shared memory.
+    """
 
     code: Code
     memory: Memory
@@ -99,23 +268,55 @@ class Run:
     special: dict[str, Array] = field(default_factory=dict)
     fragments: dict[int, Group] = field(default_factory=dict)
     parked: dict[int, Group] = field(default_factory=dict)
-    waiting: dict[int, Waiter] = field(default_factory=dict)
+    waiting: dict[Waiter, None] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
     log: list[int] = field(default_factory=list)
-    state: State = field(default_factory=State)
     polls: list[Callable[[], bool]] = field(default_factory=list)
     pc: int = 0
-    stack: Stack | None = None
-    watch: Callable[[Run, Group, tuple[int, ...]], None] | None = None
     shared: Array = field(init=False)
     local: Array = field(init=False)
     local_written: Array = field(init=False)
-    committed: Array = field(init=False)
+    committed: dict[str, Array] = field(init=False)
+    """How many groups each thread has committed, of each kind of operation."""
     frame: Array = field(init=False)
     live: Array = field(init=False)
     carry: Array = field(init=False)
+    depth: Array = field(init=False)
+    returns: Array = field(init=False)
+    kept: dict[tuple[int, int], Array] = field(default_factory=dict)
+    """What recursive callers have kept, by depth and register."""
     clocks: Clocks = field(init=False)
     choices: int = 0
+    gone: list[Array] = field(default_factory=list)
+    """Those of the running group who do not go on: they jump, wait or end."""
+    named: dict[tuple[int, int], NamedBarrier] = field(default_factory=dict)
+    """Named barriers that some have reached, by CTA and number."""
+    clusters: dict[int, ClusterBarrier] = field(default_factory=dict)
+    mbarriers: dict[int, Mbarrier] = field(default_factory=dict)
+    """Live mbarriers, by their offset."""
+    channels: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    """Agents of asynchronous operations, by what they do, for whom, in which domain."""
+    touched: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Who touched a CTA's shared memory from another CTA, and when last."""
+    fenced: dict[tuple[int, int], Array] = field(default_factory=dict)
+    """What agents knew at their last fence: what their relaxed stores and arrivals release."""
+    seen: dict[tuple[int, int], Array] = field(default_factory=dict)
+    """What agents have read by relaxed loads: their next fence acquires it."""
+    cells: dict[int, Array] = field(default_factory=dict)
+    """What the last strong stores to shared memory release, by their offset."""
+    issued: dict[str, list[Issued]] = field(default_factory=lambda: defaultdict(list))
+    """What is issued in groups, of each kind: cp.async, bulk stores, wgmma."""
+    used: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Registers that a warpgroup has used since its last wgmma.fence, and where."""
+    pools: dict[int, list[int]] = field(default_factory=dict)
+    """Registers that a CTA has to give, and (by minus the warpgroup, less one) that one has."""
+    tensor: dict[int, TensorMemory] = field(default_factory=lambda: defaultdict(TensorMemory))
+    loading: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Registers that a warp's tcgen05.ld fill, and the pc of each."""
+    tensor_steps: dict[tuple[int, bool], int] = field(default_factory=dict)
+    """The step of a warp's last tcgen05.ld (true) or st."""
+    tensor_last: dict[int, int] = field(default_factory=dict)
+    """The step of a thread's last tcgen05 operation."""
 
     def __post_init__(self) -> None:
         threads = int(np.prod(self.block))
@@ -132,8 +333,9 @@ class Run:
         self.local = np.full((total, size), 0xFF, np.uint8)
         self.local_written = np.zeros((total, size), bool)
         self.frame = np.full((total, -(-self.code.frame_bytes // 16) * 16), 0xFF, np.uint8)
-        self.committed = np.zeros(total, np.int64)
+        self.committed = defaultdict(lambda: np.zeros(total, np.int64))
         self.carry = np.zeros(total, bool)
+        self.depth, self.returns = np.zeros(total, int), np.zeros((DEEPEST, total), int)
         self.live = np.zeros((self.ctas, self.threads_per_cta), bool)
         self.live[:, :threads] = True
         self.live = self.live.reshape(-1)
@@ -147,25 +349,15 @@ class Run:
 
     # Who is who.
 
-    def cta_of(self, threads: Array) -> Array:
-        """Return the CTA (in the batch) of each thread."""
-        return threads // self.threads_per_cta
-
     def live_in(self, cta: int) -> int:
         """Return how many threads of a CTA (in the batch) have not ended."""
         each = self.threads_per_cta
         return int(np.count_nonzero(self.live[cta * each : (cta + 1) * each]))
 
-    def agents_of(self, threads: Array) -> tuple[Array, Array]:
-        """Return the domain of each thread, and the agent there that it is, or is part of."""
+    def agents_of(self, threads: Any) -> tuple[Any, Any]:
+        """Return the domain of each thread (or of one), and the agent that it is or is part of."""
         units, each = threads // self.unit, self.cluster * self.threads_per_cta // self.unit
         return units // each, units % each + 1
-
-    def agent_of(self, thread: int) -> tuple[int, int]:
-        """Return the domain and the agent of one thread."""
-        each = self.cluster * self.threads_per_cta // self.unit
-        domain, agent = divmod(thread // self.unit, each)
-        return domain, agent + 1
 
     def rows(self, group: Group) -> Array:
         """Return the clock rows of the group's threads."""
@@ -174,9 +366,7 @@ class Run:
 
     def units(self, group: Group) -> Array:
         """Return a thread of each agent that the group has a thread of."""
-        if self.unit == 1:
-            return group.threads
-        return np.asarray(group.warp_numbers * WARP)
+        return group.threads if self.unit == 1 else np.asarray(group.warp_numbers * WARP)
 
     def by_domain(self, group: Group) -> Iterator[tuple[int, list[int]]]:
         """Yield each domain that the group has threads in, and its agents there."""
@@ -193,11 +383,11 @@ class Run:
         """Return the agent of an owner's operations, which a thread issues; made when needed."""
         domain = thread // self.threads_per_cta // self.cluster
         key = (does, owner, domain)
-        if key not in self.state.channels:
+        if key not in self.channels:
             name = f"{does} of {self.warp_name(thread)}"
             made = self.clocks.channel(domain, name, asynchronous=asynchronous)
-            self.state.channels[key] = made
-        return self.state.channels[key]
+            self.channels[key] = made
+        return self.channels[key]
 
     def name(self, domain: int, agent: int) -> str:
         """Return how findings call an agent."""
@@ -221,10 +411,9 @@ class Run:
 
     def place(self, ctas: Array) -> Array:
         """Return %ctaid of CTAs, numbered cluster by cluster: (3, n)."""
-        shape = np.array(self.cluster_shape)[:, None]
-        clusters = np.array(self.grid)[:, None] // shape
-        first = _split(ctas // self.cluster, clusters) * shape
-        places: Array = first + _split(ctas % self.cluster, shape)
+        shape = np.array(self.cluster_shape)
+        first = split(ctas // self.cluster, np.array(self.grid) // shape) * shape[:, None]
+        places: Array = first + split(ctas % self.cluster, shape)
         return places
 
     # Findings.
@@ -236,12 +425,15 @@ class Run:
 
     def find(
         self, kind: str, message: str, *, pc: int | None = None, other: int = -1,
-        thread: int = -1, address: int = -1, severity: str = "error",
+        thread: int = -1, who: int = -1, address: int = -1, severity: str = "error",
     ) -> None:  # fmt: skip
         """Note a fault at an instruction, once for each pair of instructions.
 
-        ``thread`` is one of the batch, ``other`` the second instruction.
+        ``thread`` is one of the batch, ``who`` as well: its warp is the subject of the message;
+        ``other`` is the second instruction.
         """
+        if who >= 0:
+            thread, message = who, f"{self.warp_name(who)} {message}"
         pc = self.pc if pc is None else pc
         key = (kind + severity, pc, other)
         if key in self.findings:
@@ -263,19 +455,25 @@ class Run:
         if found is None:
             return
         granules = self.shared_bytes // self.code.granule
-        at = found.granule % granules * self.code.granule
-        cta = found.granule // granules
+        cta, at = divmod(found.granule, granules)
+        at *= self.code.granule
+        where, fence = f"shared byte {at}", "nothing orders before"
+        if cta >= self.ctas:  # behind all shared memory
+            column = found.granule - self.ctas * granules
+            cta, at = column // self.code.tensor_granules, -1
+            where = f"column {column % COLUMNS} of the tensor memory"
+            fence = "no completion and tcgen05.fence::after_thread_sync is between"
         domain, agent = divmod(found.row, self.clocks.agents)
         other = self.name(domain, found.other)
         equal = equal and found.kind == "race" and found.what == "wrote"
         why = {
-            "race": f"which {other} {found.what} and nothing orders before",
+            "race": f"which {other} {found.what} and {fence}",
             "proxy": f"which {other} {found.what} with no fence.proxy.async since",
             "barrier": "where an mbarrier lives",
         }[found.kind]
         self.find(
             found.kind,
-            f"{self.name(domain, agent)} {does} shared byte {at} of {self.cta_name(cta)}, {why}"
+            f"{self.name(domain, agent)} {does} {where} of {self.cta_name(cta)}, {why}"
             + ", though with the same value" * equal,
             other=self.log[found.other_step],
             thread=domain * self.cluster * self.threads_per_cta + (agent - 1) * self.unit,
@@ -289,14 +487,14 @@ class Run:
         if relaxed:
             clock[[ORDER, PROXIED]] = -1
             for agent in agents:
-                fenced = self.state.fenced.get((domain, agent))
+                fenced = self.fenced.get((domain, agent))
                 clock = clock if fenced is None else self.clocks.join(clock, fenced)
         return clock
 
     def remote(self, cta: int, thread: int, agent: int, step: int) -> None:
         """Note that an agent, in a thread's name, touches the shared memory of a CTA."""
         if thread // self.threads_per_cta != cta:
-            self.state.remote.setdefault(cta, {})[agent] = step
+            self.touched.setdefault(cta, {})[agent] = step
 
     def warp_name(self, thread: int) -> str:
         """Return how findings call the warp of a thread."""
@@ -305,6 +503,11 @@ class Run:
 
     # Threads.
 
+    def jump(self, pc: int, group: Group) -> None:
+        """Let threads of the running group go on at ``pc``."""
+        self.gone.append(group.threads)
+        self.push(pc, group)
+
     def push(self, pc: int, group: Group) -> None:
         """Let a group go on at ``pc``, together with those that are there."""
         for waiting in (self.parked.pop(pc, None), self.fragments.pop(pc, None)):
@@ -312,39 +515,37 @@ class Run:
                 group = Group(np.sort(np.concatenate([waiting.threads, group.threads])))
         self.fragments[pc] = group
 
-    def wait(self, waiter: Waiter) -> int:
-        """Put threads to sleep; returns the key for ``wake``."""
-        key = id(waiter)
-        self.waiting[key] = waiter
-        return key
+    def wait(self, waiter: Waiter) -> None:
+        """Put threads of the running group to sleep."""
+        self.gone.append(waiter.group.threads)
+        self.waiting[waiter] = None
 
-    def poll(self, group: Group, pc: int, take: Callable[[], bool], say: Callable[[], str]) -> bool:
-        """Whether ``take`` succeeds at once; else the threads sleep until it does."""
+    def release(self, waiters: list[Waiter], clock: Array) -> None:
+        """Let threads that slept know a clock, and go on."""
+        for waiter in waiters:
+            self.clocks.acquire(*self.members(waiter.group), clock)
+            self.wake(waiter)
+
+    def wake(self, waiter: Waiter) -> None:
+        """Let threads that slept go on."""
+        del self.waiting[waiter]
+        waiter.resume()
+        self.push(waiter.pc, waiter.group)
+
+    def poll(self, group: Group, take: Callable[[], bool], say: Callable[[], str]) -> None:
+        """Let threads sleep until ``take`` succeeds, if it does not at once."""
         if take():
-            return True
-        waiter = Waiter(pc + 1, group, say)
+            return
+        waiter = Waiter(self.pc + 1, group, say)
         self.wait(waiter)
 
         def again() -> bool:
-            if id(waiter) not in self.waiting or not take():
+            if waiter not in self.waiting or not take():
                 return False
-            self.wake(id(waiter))
+            self.wake(waiter)
             return True
 
         self.polls.append(again)
-        return False
-
-    def wake(self, key: int) -> None:
-        """Let threads that slept go on."""
-        waiter = self.waiting.pop(key)
-        self.push(waiter.pc, waiter.group)
-
-    def exit(self, group: Group) -> None:
-        """End threads; warps that waited for them to come may be complete now."""
-        self.live[group.index] = False
-        for pc in list(self.parked):
-            self.push(pc, self.parked.pop(pc))
-        self.choices += 1
 
     def together(self, group: Group, unit: int) -> Group | None:
         """Return the part whose units (warps or warpgroups) are complete; park the rest."""
@@ -357,31 +558,51 @@ class Run:
         here = np.bincount(units, minlength=len(self.live) // unit)
         full = here == self.live.reshape(-1, unit).sum(1)
         mask = full[units]
-        if mask.all():
+        return self.park(group, ~mask)
+
+    def park(self, group: Group, early: Array) -> Group | None:
+        """Let those who came too early wait for others at this instruction; return the rest."""
+        if not early.any():
             return group
-        if not mask.any():
-            self.parked[self.pc] = group
-            return None
-        self.parked[self.pc] = group.where(~mask)
-        return group.where(mask)
+        self.parked[self.pc] = group.where(early)
+        self.gone.append(group.threads[early])
+        return None if early.all() else group.where(~early)
 
     # Asynchronous operations.
 
+    def keep(
+        self, kind: str, group: Group, channels: Array | int, move: Callable[[Array], object],
+        registers: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        """Put what threads issued at the last step into the group that is open of each."""
+        channels = np.broadcast_to(channels, (group.size,))
+        number, left = self.committed[kind][group.threads], np.ones(group.size, bool)
+        step = len(self.log) - 1
+        one = Issued(group, number, channels, self.pc, step, move, left, registers)
+        self.issued[kind].append(one)
+
+    def land(self, kind: str, group: Group, done: Callable[[Issued], Array | bool]) -> None:
+        """Let what threads have issued be done where ``done`` holds, and let them know."""
+        mine = np.zeros(len(self.live), bool)
+        mine[group.index] = True
+        for one in list(self.issued[kind]):
+            which = mine[one.group.threads] & one.left & done(one)
+            if not which.any():
+                continue
+            one.move(np.flatnonzero(which))
+            one.left &= ~which
+            domains, agents = self.agents_of(one.group.threads[which])
+            self.clocks.completed(domains, agents, one.channels[which], one.step)
+            if not one.left.any():
+                self.issued[kind].remove(one)
+
     def issue(self, perform: Callable[[], None], queue: object = None) -> Pending:
         """Issue an asynchronous operation."""
-        pending = Pending(perform, str(self.code.instructions[self.pc]), queue)
+        pending = Pending(perform, queue)
         self.pending.append(pending)
         if self.completion == "early":
             self.finish(pending)
         return pending
-
-    def finish_groups(self, issued: Groups, left: int, group: Group) -> None:
-        """Perform all groups but the last ``left``, and let the threads that wait know."""
-        domain, agents = self.members(group)
-        while len(issued.groups) > left:
-            for one in issued.groups.popleft():
-                self.finish(one.pending)
-                self.clocks.completed(domain, agents, issued.channel, one.step)
 
     def finish(self, pending: Pending) -> None:
         """Perform an operation now, after those before it in its queue."""
@@ -483,6 +704,7 @@ class Run:
                 self.push(pc, group)
                 return
             self.pc = pc
+            here, passed = group, None
             if step.guard >= 0:
                 mask = self.registers[step.guard][group.index]
                 if step.negated:
@@ -491,38 +713,37 @@ class Run:
                 if taken == 0:
                     pc += 1
                     continue
-                counts[pc] += group.warps
-                if step.control is not None:
-                    if taken < group.size:
-                        self.push(pc + 1, group.where(~mask))
-                        chosen = step.control(self, group.where(mask))
-                        if chosen is not None:
-                            self.push(pc + 1, chosen)
-                        return
-                elif taken < group.size:
-                    step.action(self, group.where(mask))
-                    pc += 1
-                    continue
-            else:
-                counts[pc] += group.warps
-            if step.control is not None:
-                going = step.control(self, group)
-                if going is None:
-                    self._spend(pc - first + 1)
-                    return
-                group = going
-            else:
-                step.action(self, group)
-            pc += 1
+                if taken < group.size:
+                    here, passed = group.where(mask), ~mask
+            counts[pc] += group.warps
+            if not step.controls:
+                step.action(self, here)
+                pc += 1
+                continue
+            if passed is not None:
+                self.push(pc + 1, group.where(passed))
+            self.gone = []
+            step.action(self, here)
+            stays = self._staying(here)
+            if stays is None or passed is not None:
+                if stays is not None:
+                    self.push(pc + 1, stays)
+                self.budget[0] -= pc - first + 1
+                return
+            group, pc = stays, pc + 1
 
-    def _spend(self, instructions: int) -> None:
-        self.budget[0] -= instructions
+    def _staying(self, group: Group) -> Group | None:
+        """Return who goes on with the next instruction."""
+        if not self.gone:
+            return group
+        gone = np.concatenate(self.gone)
+        return None if len(gone) == group.size else group.where(~np.isin(group.threads, gone))
 
     def _deadlock(self) -> None:
         lines = []
         for pc, group in self.parked.items():
             lines.append((pc, f"{self._who(group)}: the rest of the warp is elsewhere"))
-        lines += [(w.pc, f"{self._who(w.group)}: {w.describe()}") for w in self.waiting.values()]
+        lines += [(w.pc, f"{self._who(w.group)}: {w.describe()}") for w in self.waiting]
         for pc, text in sorted(lines)[:16]:
             at = pc if pc in self.parked else pc - 1
             self.find("deadlock", text, pc=at)
@@ -534,7 +755,7 @@ class Run:
         return f"warp {', '.join(named)}{', ...' * (len(warps) > 4)}"
 
 
-def _split(numbers: Array, shape: Array) -> Array:
+def split(numbers: Array, shape: Sequence[int] | Array) -> Array:
     """Return the coordinates of numbers that count x first: (3, n)."""
-    x, y = int(shape[0, 0]), int(shape[1, 0])
+    x, y, _ = shape
     return np.stack([numbers % x, numbers // x % y, numbers // (x * y)])

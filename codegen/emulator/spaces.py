@@ -3,7 +3,13 @@
 Each function takes addresses of a group's threads, leaves out (and reports) those that are faulty,
 and moves ``lanes`` elements a thread.  A generic address goes to the space whose window it is in.
 
-Source: PTX ISA 9.0, sections 5.1 (state spaces) and 9.7.9 (data movement).
+An access of shared memory is *strong* if it is volatile, relaxed, acquire, release or atomic; two
+strong ones never race.  A release gives the cell what its thread knows, a relaxed store what its
+thread knew at its last fence; an acquire takes what the cell has, a relaxed load keeps it for its
+thread's next fence.  A read-modify-write adds to what the cell has, a store replaces it.
+
+Source: PTX ISA 9.0, sections 5.1 (state spaces), 8.7 (release and acquire patterns), 8.8 (causality
+order) and 9.7.9 (data movement).
 """
 
 from __future__ import annotations
@@ -14,14 +20,90 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.clocks import ORDER
-from tinygpu.codegen.emulator.group import WARP, Group
-from tinygpu.codegen.emulator.memory import FRAME, LOCAL, PARAM, SHARED
-from tinygpu.codegen.emulator.ordering import WEAK, Semantics, equal_values, transfer
+from tinygpu.codegen.emulator.clocks import ORDER, PROXIED
+from tinygpu.codegen.emulator.memory import FRAME, LOCAL, PARAM, SHARED, Part
+from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import FIRST_SHARED, Run
+from tinygpu.codegen.emulator.run import FIRST_SHARED, WARP, Group, Run
 
-__all__ = ["granules", "read", "shared_at", "write"]
+__all__ = ["WEAK", "Semantics", "granules", "read", "semantics", "shared_at", "transfer", "write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Semantics:
+    """What an access is beside a read or a write.
+
+    ``updates`` is both at once; ``replaces`` is an update that leaves nothing of what was there.
+    """
+
+    strong: bool = False
+    acquires: bool = False
+    releases: bool = False
+    updates: bool = False
+    replaces: bool = False
+
+
+WEAK = Semantics()
+
+
+def semantics(i: Instruction) -> Semantics:
+    """Return what a load, store or atomic operation says of itself."""
+    parts, updates = set(i.parts), i.parts[0] in ("atom", "red")
+    marks = {"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"}
+    return Semantics(
+        updates or bool(parts & marks),
+        bool(parts & {"acquire", "acq_rel"}),
+        bool(parts & {"release", "acq_rel"}),
+        updates,
+        "exch" in parts,
+    )
+
+
+def transfer(run: Run, group: Group, flat: Array, step: int, how: Semantics, writes: bool) -> None:
+    """Move clocks between agents and the cells at ``flat``, thread after thread."""
+    if not run.code.fences and not how.acquires and not how.releases:
+        return
+    domains, agents = run.agents_of(group.threads)
+    cells, clocks, done = run.cells, run.clocks, set()
+    for domain, agent, cell in zip(domains.tolist(), agents.tolist(), flat.tolist(), strict=True):
+        if (agent, cell) in done:
+            continue
+        done.add((agent, cell))
+        held, key = cells.get(cell), (domain, agent)
+        if held is not None and (how.updates or not writes):
+            if how.acquires:
+                clocks.acquire(domain, [agent], held)
+            else:
+                seen = run.seen.get(key, clocks.nothing())
+                run.seen[key] = clocks.join(seen, held)
+        if not writes:
+            continue
+        gives = clocks.snapshot(domain, [agent], step) if how.releases else run.fenced.get(key)
+        if how.updates and held is not None:
+            gives = held if gives is None else clocks.join(gives.copy(), held)
+        if gives is not None:
+            cells[cell] = gives
+        else:
+            cells.pop(cell, None)
+
+
+def fence(run: Run, group: Group, step: int) -> None:
+    """Let what was seen be known, and what is known be given by the stores after this."""
+    for domain, agents in run.by_domain(group):
+        for agent in agents:
+            seen = run.seen.pop((domain, agent), None)
+            if seen is not None:
+                run.clocks.acquire(domain, [agent], seen)
+            run.fenced[domain, agent] = run.clocks.snapshot(domain, [agent], step)
+
+
+def equal_values(index: Array, values: Array, held: Array, *, at_once: bool) -> bool:
+    """Whether stores that meet have the values that are there, or (at once) the same."""
+    if not at_once:
+        return bool((held == values).all())
+    _, first, back = np.unique(index, return_index=True, return_inverse=True)
+    return bool((values == values[first][back]).all())
+
 
 Found = tuple[Group, Array]
 
@@ -52,15 +134,10 @@ def shared_at(
 
     ``remote`` allows the memory of another CTA of the cluster.  Reports the others.
     """
-    size, cta = run.shared_bytes, run.cta_of(group.threads)
-    inside = addresses - FIRST_SHARED
+    size, (cta, inside) = run.shared_bytes, place(run, group.threads, addresses)
     if run.cluster > 1:
-        rank = addresses >> 24
-        inside = (addresses & 0xFFFFFF) - FIRST_SHARED
-        own = cta % run.cluster
-        stray = (rank >= run.cluster) | (rank < 0) | ((rank != own) if not remote else False)
-        cta = cta - own + rank
-        inside = np.where(stray, -1, inside)
+        own, reach = group.threads // run.threads_per_cta, run.cluster if remote else 1
+        inside = np.where(cta // reach == own // reach, inside, -1)
     align = align or width
     if inside.min() >= 0 and inside.max() + width <= size and not (inside & (align - 1)).any():
         return group, cta * size + inside
@@ -77,37 +154,18 @@ def shared_at(
     return found and shared_at(run, *found, width, remote=remote, align=align)
 
 
-def place(run: Run, thread: int, address: int) -> tuple[int, int]:
-    """Return the CTA (of the batch) and the offset of a shared address, as a thread sees it."""
-    own, rank = thread // run.threads_per_cta, address >> 24
-    cta = own - own % run.cluster + rank if run.cluster > 1 else own
-    return cta, (address & 0xFFFFFF) - FIRST_SHARED
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Accesses that are good: whose, and at which bytes of which memory."""
-
-    space: str
-    group: Group
-    memory: Array
-    at: Array
-
-    def cells(self, width: int) -> tuple[Array, Array]:
-        """Return the memory in cells of an access' ``width``, and which ones are accessed."""
-        whole = self.memory[: len(self.memory) // width * width]
-        return whole.view(f"u{width}" if width <= 8 else f"V{width}"), self.at // width
-
-    def values(self, dtype: np.dtype[Any], lanes: int) -> Array:
-        """Return what is there: (n, lanes)."""
-        cells, index = self.cells(dtype.itemsize * lanes)
-        return cells[index].view(dtype).reshape(-1, lanes)
+def place(run: Run, thread: Any, address: Any) -> tuple[Any, Any]:
+    """Return the CTA (of the batch) and the offset of shared addresses, as threads see them."""
+    own = thread // run.threads_per_cta
+    if run.cluster == 1:
+        return own, address - FIRST_SHARED
+    return own - own % run.cluster + (address >> 24), (address & 0xFFFFFF) - FIRST_SHARED
 
 
 def _places(
     run: Run, space: str, group: Group, addresses: Array, width: int, *, writes: bool
-) -> Iterator[_Place]:
-    """Yield where a group's accesses go; a generic address to the space whose window it is in."""
+) -> Iterator[tuple[str, Group, Part]]:
+    """Yield whose accesses go where, in which space: for a generic address, its window's."""
     if space == "generic":
         window = addresses >> 40
         names = {SHARED >> 40: "cluster", LOCAL >> 40: "local", PARAM >> 40: "param"}
@@ -120,7 +178,7 @@ def _places(
     if space in ("shared", "cluster"):
         found = shared_at(run, group, addresses, width, remote=space == "cluster")
         if found is not None:
-            yield _Place("shared", found[0], run.shared, found[1])
+            yield "shared", found[0], Part(None, found[1], run.shared)
         return
     found = _without(
         run, group, addresses, addresses & (width - 1) != 0, "alignment",
@@ -130,12 +188,10 @@ def _places(
         return
     here, at = found
     if space == "global":
-        good = 0
-        for part in run.memory.locate(at, width):
-            which = here if part.which is None else Group(here.threads[part.which])
-            good += which.size
-            yield _Place(space, which, part.data, part.offsets)
-        _outside(run, here, at, width, good)
+        parts = run.memory.locate(at, width)
+        for part in parts:
+            yield space, here if part.which is None else Group(here.threads[part.which]), part
+        outside(run, here, at, width, parts)
         return
     what, held, size = "local", run.local, run.code.local_bytes
     if space == "param":
@@ -150,16 +206,15 @@ def _places(
     )  # fmt: skip
     if found is not None:
         row = found[0].threads * held.shape[1] if len(held) > 1 else 0
-        yield _Place(space, found[0], held.reshape(-1), row + found[1])
+        yield space, found[0], Part(None, row + found[1], held.reshape(-1))
 
 
-def _outside(run: Run, group: Group, addresses: Array, width: int, good: int) -> None:
-    """Report the first global address that no allocation holds."""
-    if good == len(addresses):
+def outside(run: Run, group: Group, addresses: Array, width: int, parts: list[Part]) -> None:
+    """Report the first global address that no allocation holds, if ``parts`` are not all."""
+    if sum(len(p.at) for p in parts) == len(addresses):
         return
-    for i, address in enumerate(addresses.tolist()):
+    for thread, address in zip(group.threads.tolist(), addresses.tolist(), strict=True):
         if not run.memory.locate(np.array([address]), width):
-            thread = int(group.threads[i])
             message = f"{run.warp_name(thread)}: {width} B at {run.memory.nearest(address)}"
             run.find("address", message, thread=thread, address=address)
             return
@@ -171,34 +226,39 @@ def read(
 ) -> Iterator[tuple[Group, Array]]:  # fmt: skip
     """Yield the threads that could read, and their values: (n, lanes)."""
     width = dtype.itemsize * lanes
-    for place in _places(run, space, group, addresses, width, writes=False):
-        if place.space == "shared":
-            check_read(run, place.group, place.at, width, how)
-        elif place.space == "local":
-            _check_local(run, place, width)
-        yield place.group, place.values(dtype, lanes)
+    for where, here, part in _places(run, space, group, addresses, width, writes=False):
+        if where == "shared":
+            check_read(run, here, part.at, width, how)
+        elif where == "local":
+            _check_local(run, here, part.at, width)
+        cells, index = part.cells(_whole(width))
+        yield here, cells[index].view(dtype).reshape(-1, lanes)
 
 
-def _check_local(run: Run, place: _Place, width: int) -> None:
-    written = run.local_written.reshape(-1)[place.at[:, None] + np.arange(width)]
+def _whole(width: int) -> str:
+    """Return the type of accesses of so many bytes, of several elements maybe."""
+    return f"u{width}" if width <= 8 else f"V{width}"
+
+
+def _check_local(run: Run, group: Group, flat: Array, width: int) -> None:
+    written = run.local_written.reshape(-1)[flat[:, None] + np.arange(width)]
     if not written.all():
         first = int(np.argmin(written.all(1)))
-        thread, at = int(place.group.threads[first]), int(place.at[first]) % run.local.shape[1]
-        message = f"{run.warp_name(thread)} reads local byte {at}, which it has not written"
+        thread, at = int(group.threads[first]), int(flat[first]) % run.local.shape[1]
+        message = f"reads local byte {at}, which it has not written"
         # bit fields and empty structs are copied so, and the value may not matter
-        run.find("uninitialised", message, thread=thread, address=at, severity="warning")
+        run.find("uninitialised", message, who=thread, address=at, severity="warning")
 
 
 def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
     """Note who touches the shared memory of another CTA, which must not end before that."""
-    there, own = flat // run.shared_bytes, run.cta_of(group.threads)
+    there, own = flat // run.shared_bytes, group.threads // run.threads_per_cta
     for n in np.flatnonzero(there != own).tolist() if run.cluster > 1 else ():
         cta, thread = int(there[n]), int(group.threads[n])
-        run.remote(cta, thread, run.agent_of(thread)[1], step)
+        run.remote(cta, thread, run.agents_of(thread)[1], step)
         if not run.live_in(cta):
-            who = run.warp_name(thread)
-            message = f"{who} touches shared memory of {run.cta_name(cta)}, which has ended"
-            run.find("exit", message, thread=thread)
+            message = f"touches shared memory of {run.cta_name(cta)}, which has ended"
+            run.find("exit", message, who=thread)
 
 
 def check_read(run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK) -> None:
@@ -225,9 +285,9 @@ def _fresh(run: Run, group: Group, flat: Array, at: Array, how: Semantics) -> No
         offset, thread = int(flat[i]) % run.shared_bytes, int(group.threads[i])
         never = clocks.fresh(at[i]).any()
         why = "which nobody wrote" if never else "and nothing orders its first write before"
-        message = f"{run.warp_name(thread)} reads shared byte {offset}, {why}"
         severity = "error" if how.strong else "warning"  # a plain load's value may not matter
-        run.find("uninitialised", message, thread=thread, address=offset, severity=severity)
+        message = f"reads shared byte {offset}, {why}"
+        run.find("uninitialised", message, who=thread, address=offset, severity=severity)
 
 
 def check_write(
@@ -258,6 +318,20 @@ def check_write(
     order[rows[:, 0], channels] = before
     run.conflict(conflict, "writes")
     transfer(run, group, flat, step, how, writes=True)
+
+
+def multicast(run: Run, cta: int, mask: int) -> list[int]:
+    """Return the CTAs of a cluster that a mask names."""
+    if mask >> run.cluster:
+        run.find("address", f"multicast to {mask:#x}, a cluster of {run.cluster} CTAs")
+    return [cta - cta % run.cluster + r for r in range(run.cluster) if mask >> r & 1]
+
+
+def hold(run: Run, group: Group, flat: Array, width: int, channel: int, does: str) -> None:
+    """Let a channel read bytes at ``flat`` from here on, for a group, by the asynchronous proxy."""
+    at, rows = np.unique(granules(run, flat.reshape(-1), width)), run.rows(group)[:: run.unit]
+    conflict = run.clocks.read(at[None], rows[:, None], run.tick(), by=PROXIED, agent=channel)
+    run.conflict(conflict, does)
 
 
 def _of_one_warp(group: Group, index: Array) -> bool:
@@ -291,19 +365,17 @@ def write(
     """
     lanes, dtype = values.shape[1], values.dtype
     width = dtype.itemsize * lanes
-    for place in _places(run, space, group, addresses, width, writes=True):
-        here = place.group
+    for where, here, part in _places(run, space, group, addresses, width, writes=True):
         whole_group = here.size == group.size
         which: Any = slice(None) if whole_group else np.searchsorted(group.threads, here.threads)
         mine = np.ascontiguousarray(values[which])
-        cells, index = place.cells(width)
-        if place.space == "shared":
-            held = place.values(dtype, lanes)
-            check_write(run, here, place.at, width, how, (index, mine, held))
+        cells, index = part.cells(_whole(width))
+        if where == "shared":
+            held = cells[index].view(dtype).reshape(-1, lanes)
+            check_write(run, here, part.at, width, how, (index, mine, held))
         if update is None:
             cells[index] = mine.view(cells.dtype)[:, 0]
         else:
-            whole = len(place.memory) // dtype.itemsize * dtype.itemsize
-            update(place.memory[:whole].view(dtype), place.at // dtype.itemsize, which, mine)
-        if place.space == "local":
-            run.local_written.reshape(-1)[place.at[:, None] + np.arange(width)] = True
+            update(*part.cells(dtype), which, mine)
+        if where == "local":
+            run.local_written.reshape(-1)[part.at[:, None] + np.arange(width)] = True

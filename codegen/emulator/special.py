@@ -5,12 +5,12 @@ Source: PTX ISA 9.0, section 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import FIRST_SHARED, Run
+from tinygpu.codegen.emulator.run import FIRST_SHARED, Run, split
 
 __all__ = ["CLOCKS", "SPECIAL", "TICK", "special"]
 
@@ -32,24 +32,18 @@ def _fixed(value: Callable[[Run], int]) -> Callable[[Run], Array]:
     return lambda run: np.full(run.ctas * run.threads_per_cta, value(run), np.uint64)
 
 
-def _extent(of: Callable[[Run], tuple[int, int, int]], d: int) -> Callable[[Run], Array]:
+def _extent(of: Callable[[Run], Sequence[int]], d: int) -> Callable[[Run], Array]:
     return _fixed(lambda run: of(run)[d])
 
 
-def _part(whole: Callable[[Run], Array], of: Callable[[Run], tuple[int, int, int]], d: int) -> (
+def _part(whole: Callable[[Run], Array], of: Callable[[Run], Sequence[int]], d: int) -> (
     Callable[[Run], Array]
 ):  # fmt: skip
-    def read(run: Run) -> Array:
-        x, y, _ = of(run)
-        linear = whole(run)
-        return (linear % x, linear // x % y, linear // (x * y))[d]
-
-    return read
+    return lambda run: split(whole(run), of(run))[d]
 
 
-def _clusters(run: Run) -> tuple[int, int, int]:
-    x, y, z = (g // c for g, c in zip(run.grid, run.cluster_shape, strict=True))
-    return x, y, z
+def _clusters(run: Run) -> list[int]:
+    return [g // c for g, c in zip(run.grid, run.cluster_shape, strict=True)]
 
 
 def _cluster(run: Run) -> Array:
@@ -69,6 +63,8 @@ def _window(run: Run) -> Array:
     return _rank(run) << 24 if run.cluster > 1 else _rank(run) * 0
 
 
+_ZEROS = ("gridid", "reserved_smem_offset_begin", "current_graph_exec", "envreg0",
+          *(f"envreg{n}" for n in range(3, 32)))  # fmt: skip
 _ONE_MASK = np.uint64(1)
 SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     **{f"%tid.{c}": _part(_inside, lambda run: run.block, d) for d, c in enumerate("xyz")},
@@ -89,14 +85,11 @@ SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     "%nwarpid": _fixed(lambda run: run.threads_per_cta // 32),
     "%smid": _cta,
     "%nsmid": _fixed(lambda run: run.grid[0] * run.grid[1] * run.grid[2]),
-    "%gridid": _fixed(lambda run: 0),
     "%aggr_smem_size": _fixed(lambda run: run.shared_bytes),
-    "%reserved_smem_offset_begin": _fixed(lambda run: 0),
     "%reserved_smem_offset_end": _fixed(lambda run: FIRST_SHARED),
     "%reserved_smem_offset_0": _fixed(lambda run: 0),  # PTX leaves open where: half of it each
     "%reserved_smem_offset_1": _fixed(lambda run: FIRST_SHARED // 2),
-    "%current_graph_exec": _fixed(lambda run: 0),
-    **{f"%envreg{n}": _fixed(lambda run: 0) for n in (0, *range(3, 32))},
+    **{f"%{name}": _fixed(lambda run: 0) for name in _ZEROS},
     "%envreg1": _fixed(lambda run: run.workspace >> 32),  # what grid.sync of nvcc counts in
     "%envreg2": _fixed(lambda run: run.workspace & 0xFFFFFFFF),
     "%lanemask_eq": lambda run: _ONE_MASK << _lane(run).astype(np.uint64),

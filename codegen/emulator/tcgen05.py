@@ -1,37 +1,275 @@
-"""Products of the fifth generation: tcgen05.mma, cp and commit, of one CTA or of a pair.
+"""The fifth generation of tensor cores: tensor memory, tcgen05.mma, cp and commit.
 
-A thread's operations are performed in order, which the ISA promises of a product after products or
-copies, but not of a copy: one that overwrites what earlier products read has to wait for them like
-any other thread.  ``commit`` lets barriers know when those before it are done.  In a pair the even
-CTA's thread issues; each CTA has half of A's rows, of B's rows and of D.
+Tensor memory are 128 lanes by 512 columns of 32 bits a CTA; an address is lane << 16 | column.  A
+warp reaches the 32 lanes of its rank in its warpgroup.  Order is held by the clocks of shared
+memory, one granule a column of 32 lanes: ``TENSOR`` is what a thread knew when it last executed
+tcgen05.fence::after_thread_sync, and that is what its accesses may build on.  That a warp's own
+loads and stores are done, tcgen05.wait tells the warp alone; its next fence::before_thread_sync
+lets it tell others.  Registers that a load fills belong to it until the wait.
 
-Source: PTX ISA 9.0, sections 9.7.16.9 (mma), 9.7.16.10 (cp) and 9.7.16.12 (commit).
+A thread's products and copies are performed in order, which the ISA promises of a product after
+products or copies, but not of a copy: one that overwrites what earlier products read has to wait
+for them like any other thread.  ``commit`` lets barriers know when those before it are done.  In a
+pair the even CTA's thread issues; each CTA has half of A's rows, of B's rows and of D.
+
+Source: PTX ISA 9.0, section 9.7.16 (tcgen05).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tinygpu.codegen.emulator.barriers import arrive, at_barrier
-from tinygpu.codegen.emulator.clocks import ORDER
-from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder, each_thread
-from tinygpu.codegen.emulator.descriptors import NARROW, Operand, elements
-from tinygpu.codegen.emulator.group import WARP, Group
+from tinygpu.codegen.emulator.clocks import ORDER, TENSOR
+from tinygpu.codegen.emulator.decoder import (
+    Action,
+    Builder,
+    Control,
+    Decoder,
+    each_thread,
+    together,
+)
+from tinygpu.codegen.emulator.descriptors import NARROW, elements, matrix_at
+from tinygpu.codegen.emulator.matrices import narrowed
 from tinygpu.codegen.emulator.memory import SHARED
 from tinygpu.codegen.emulator.moves import space_of
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import Run
-from tinygpu.codegen.emulator.spaces import granules, place
-from tinygpu.codegen.emulator.state import COLUMNS
-from tinygpu.codegen.emulator.tensor_memory import access, tensor_memory
+from tinygpu.codegen.emulator.run import COLUMNS, WARP, Group, Run, TensorMemory, one_of
+from tinygpu.codegen.emulator.spaces import check_write, hold, multicast, place, shared_at
 from tinygpu.codegen.emulator.values import TYPES, products
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "access"]
+
+_QUARTERS = 4
+
+
+def access(
+    run: Run, cta: int, quarters: Array, columns: tuple[int, int], group: Group, channel: int,
+    *, writes: bool, own: bool = True,
+) -> int:  # fmt: skip
+    """Note an access of ``columns`` (first, number) for a group; returns its step.
+
+    ``own``: operations of the same channel are in order anyway.
+    """
+    step, rows = run.tick(), run.rows(group)[:: run.unit]
+    first, number = columns
+    who = run.name(*divmod(int(rows[0]), run.clocks.agents))
+    if not run.tensor[cta].owns(first, number):
+        run.find(
+            "tensor memory", f"{who}: columns {first} to {first + number - 1} are not allocated"
+        )
+        if first + number > COLUMNS:
+            return step
+    base = len(run.clocks.write_step) - run.ctas * _QUARTERS * COLUMNS
+    at = base + (cta * _QUARTERS + quarters[:, None]) * COLUMNS + first + np.arange(number)
+    clocks = run.clocks
+    flat = clocks.clocks[TENSOR].reshape(-1, clocks.agents)
+    before = flat[rows, channel].copy()
+    if own:
+        flat[rows, channel] = np.iinfo(np.int32).max
+    note = clocks.write if writes else clocks.read
+    found = note(at.reshape(1, -1), rows[:, None], step, agent=channel, by=TENSOR)
+    flat[rows, channel] = before
+    run.conflict(found, "writes" if writes else "reads")
+    if found is None and not writes and clocks.fresh(at).any():
+        run.find("uninitialised", f"{who} reads tensor memory that nobody wrote")
+    return step
+
+
+_SHAPES = {"32x32b": (1, 1), "16x32bx2": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4),
+           "16x256b": (4, 8)}  # fmt: skip
+"""How many registers of a thread, and how many columns, each repetition has."""
+
+
+@functools.cache
+def _cells(shape: str, times: int) -> tuple[Array, Array]:
+    """Return lane and column of each thread's registers: (32, registers).
+
+    Of ``16x32bx2`` the upper half of the warp begins elsewhere, at columns that count from there.
+    """
+    t = np.arange(WARP)[:, None]
+    each, wide = _SHAPES[shape]
+    r = np.arange(each * times)[None]
+    part, turn = r % each, r // each
+    if shape == "32x32b":
+        return t + 0 * r, r + 0 * t
+    if shape == "16x32bx2":
+        return t % 16 + 0 * r, r + 0 * t
+    if shape == "16x64b":
+        return t // 4 + 8 * (t % 2) + 0 * r, t // 2 % 2 + wide * turn
+    if shape == "16x128b":
+        return t // 4 + 8 * part, t % 4 + wide * turn
+    return t // 4 + 8 * (part // 2), 2 * (t % 4) + part % 2 + wide * turn
+
+
+def _channel(run: Run, warp: int, loads: bool) -> int:
+    return run.channel("tcgen05.ld" if loads else "tcgen05.st", warp, warp * WARP)
+
+
+def _warp(warp: int) -> Group:
+    return Group(np.arange(warp * WARP, (warp + 1) * WARP))
+
+
+def _ld_st(d: Decoder, i: Instruction) -> Control:
+    loads = i.parts[1] == "ld"
+    shape = next(p for p in i.parts if p in _SHAPES)
+    times = int(next(p for p in i.parts if re.fullmatch(r"x\d+", p))[1:])
+    lanes, columns = _cells(shape, times)
+    wide, starts = int(columns.max()) + 1, [0]
+    at = d.address(i.operands[1 if loads else 0])
+    listed = d.listed(i.operands[0 if loads else -1])
+    if shape == "16x32bx2":
+        starts.append(int(i.operands[2 if loads else 1], 0))
+        columns = columns + starts[1] * (np.arange(WARP)[:, None] >= 16)
+    if len(listed) != lanes.shape[1]:
+        raise d.error(f"{len(listed)} registers; {shape}.x{times} has {lanes.shape[1]}")
+    registers = [d.register(r) for r in listed]
+
+    def move(run: Run, here: Group) -> None:
+        addresses = at(run, here)
+        for first in range(0, here.size, WARP):
+            threads = slice(int(here.threads[first]), int(here.threads[first]) + WARP)
+            warp = threads.start // WARP
+            address, cta = int(addresses[first]), threads.start // run.threads_per_cta
+            lane, column = address >> 16, address & 0xFFFF
+            if (addresses[first : first + WARP] != address).any():
+                run.find("tensor memory", "the warp's threads give different addresses")
+            quarter = warp % 4
+            allowed = (32 * quarter,) if shape == "32x32b" else (32 * quarter, 32 * quarter + 16)
+            if lane not in allowed:
+                reach = f"reaches lanes {32 * quarter} to {32 * quarter + 31}; got {lane}"
+                run.find("tensor memory", reach, who=threads.start)
+                continue
+            channel = _channel(run, warp, loads)
+            for start in starts:
+                run.tensor_steps[warp, loads] = access(
+                    run, cta, np.array([quarter]), (column + start, wide), _warp(warp), channel,
+                    writes=not loads, own=not loads,
+                )  # fmt: skip
+            if column + columns.min() < 0 or column + columns.max() >= COLUMNS:
+                continue  # which access has reported
+            cells = run.tensor[cta].cells
+            if loads:
+                filled = run.loading.setdefault(warp, {})
+                filled.update(dict.fromkeys(registers, run.pc))
+                values = cells[lane + lanes, column + columns]
+                for n, register in enumerate(registers):
+                    run.registers[register][threads] = values[:, n]
+            else:
+                held = np.stack([run.registers[r][threads] for r in registers], 1)
+                cells[lane + lanes, column + columns] = held
+
+    return together(move)
+
+
+def _wait(d: Decoder, i: Instruction) -> Control:
+    loads = "wait::ld" in i.parts
+
+    def wait(run: Run, here: Group) -> None:
+        run.tick()
+        for warp in here.warp_numbers.tolist():
+            step = run.tensor_steps.get((warp, loads), -1)
+            channel = _channel(run, warp, loads)
+            domain, agents = run.members(_warp(warp))
+            known = run.clocks.clocks[TENSOR, domain, agents, channel]
+            run.clocks.clocks[TENSOR, domain, agents, channel] = np.maximum(known, step)
+            if loads:
+                run.loading.pop(warp, None)
+
+    return together(wait)
+
+
+def _alloc(d: Decoder, i: Instruction) -> Control:
+    at, number = d.address(i.operands[0]), d.source(i.operands[1], "u32")
+    d.touch(4)
+
+    def allocate(run: Run, here: Group) -> None:
+        leaders = Group(here.threads[::WARP])
+        for thread, address, columns in each_thread(run, leaders, at, number):
+            warp, memory = _warp(thread // WARP), run.tensor[thread // run.threads_per_cta]
+            if columns < 32 or columns > COLUMNS or columns & (columns - 1):
+                run.find("tensor memory", f"{columns} columns; a power of two from 32 to 512 is")
+                continue
+            if memory.closed:
+                run.find("tensor memory", "an allocation after relinquish_alloc_permit")
+            take = functools.partial(_take, run, run.pc, memory, thread, address, columns)
+            say = f"for {columns} columns of tensor memory, of which {{}} are taken".format
+            run.poll(warp, take, functools.partial(say, memory.allocated))
+
+    return together(allocate)
+
+
+def _take(run: Run, pc: int, memory: TensorMemory, thread: int, address: int, columns: int) -> bool:
+    start = memory.free(columns)
+    if start is None:
+        return False
+    memory.allocated[start], run.pc = columns, pc
+    found = shared_at(run, one_of(thread), np.array([address]), 4)
+    if found is not None:
+        check_write(run, found[0], found[1], 4)
+        run.shared.view(np.uint32)[found[1] // 4] = start
+    return True
+
+
+def _dealloc(d: Decoder, i: Instruction) -> Control:
+    at, number = d.source(i.operands[0], "u32"), d.source(i.operands[1], "u32")
+
+    def free(run: Run, here: Group) -> None:
+        for thread, start, columns in each_thread(run, Group(here.threads[::WARP]), at, number):
+            cta = thread // run.threads_per_cta
+            memory = run.tensor[cta]
+            if memory.allocated.get(start) != columns:
+                message = f"no allocation of {columns} columns begins at {start:#x}"
+                run.find("tensor memory", message)
+                continue
+            warp, channel = _warp(thread // WARP), _channel(run, thread // WARP, False)
+            span = (start, columns)
+            access(run, cta, np.arange(_QUARTERS), span, warp, channel, writes=True)
+            del memory.allocated[start]
+
+    return together(free)
+
+
+def _relinquish(d: Decoder, i: Instruction) -> Action:
+    def close(run: Run, group: Group) -> None:
+        for cta in np.unique(group.threads // run.threads_per_cta).tolist():
+            run.tensor[cta].closed = True
+
+    return close
+
+
+def _fence(d: Decoder, i: Instruction) -> Action:
+    after = "fence::after_thread_sync" in i.parts
+
+    def fence(run: Run, group: Group) -> None:
+        for thread in run.units(group).tolist():
+            domain, agent = run.agents_of(thread)
+            if after:
+                known = run.clocks.clocks[:, domain, agent]
+                np.maximum(known[ORDER], known[TENSOR], out=known[TENSOR])
+                continue
+            warp = thread // WARP
+            own = [loads for loads in (True, False) if (warp, loads) in run.tensor_steps]
+            channels = [_channel(run, warp, loads) for loads in own]
+            known = run.clocks.clocks[:, domain, agent]  # after channels, which may make it anew
+            known[ORDER, channels] = known[TENSOR, channels]
+
+    return fence
+
+
+def unfinished(run: Run) -> None:
+    """Report tensor memory that is still allocated when all threads have ended."""
+    for cta, held in run.tensor.items():
+        if held.allocated:
+            left = f"{run.cta_name(cta)} ended with columns {held.allocated} allocated"
+            run.find("tensor memory", left)
+
 
 _KINDS: Mapping[str, dict[int, str]] = {
     "f16": {0: "f16", 1: "bf16"},
@@ -97,18 +335,15 @@ def _ctas(run: Run, thread: int, pair: bool) -> list[int]:
     return [even, min(even + 1, run.ctas - 1)]
 
 
-def _places(shape: _Shape, ctas: int, lane: int) -> list[tuple[Array, Array]]:
-    """Return for each CTA lane and column of its results: (rows, columns) of the whole D."""
-    m, n = np.arange(shape.m)[:, None], np.arange(shape.n)[None]
-    if ctas == 1 and shape.m == 128:
-        return [(m + 0 * n, n + 0 * m)]
-    if ctas == 1:
-        return [(m % 16 + 32 * (m // 16) + lane + 0 * n, n + 0 * m)]
-    half = shape.m // 2
-    rows = np.arange(half)[:, None]
-    if shape.m == 256:
-        return [(rows + 0 * n, n + 0 * rows)] * 2
-    return [(rows + 64 * (n >= shape.n // 2), n % (shape.n // 2) + 0 * rows)] * 2
+def _places(shape: _Shape, ctas: int, lane: int) -> tuple[Array, Array]:
+    """Return lane and column of each CTA's results: (rows, columns) of its part of D."""
+    m, n = np.arange(shape.m // ctas)[:, None], np.arange(shape.n)[None]
+    lanes, columns = m, n
+    if shape.m == 64:
+        lanes = m % 16 + 32 * (m // 16) + lane
+    elif shape.m == 128 and ctas == 2:
+        lanes, columns = m + 64 * (n >= shape.n // 2), n % (shape.n // 2)
+    return lanes + 0 * columns, columns + 0 * lanes
 
 
 def _mma(d: Decoder, i: Instruction) -> Action:
@@ -118,10 +353,7 @@ def _mma(d: Decoder, i: Instruction) -> Action:
     from_tensor = i.operands[1].startswith("[")
     a_at = d.address(i.operands[1]) if from_tensor else d.source(i.operands[1], "u64")
     b_at, bits = d.source(i.operands[2], "u64"), d.source(i.operands[3], "u32")
-    rest = [o for o in i.operands[4:] if not o.startswith("{")]
-    if len(rest) != 1 or len(rest) != len(i.operands) - 4:
-        raise d.error("masks and scales of the input are not run")
-    accumulates = d.source(rest[0], "pred")
+    accumulates = d.source(i.operands[4], "pred")
     d.touch(8)
 
     def mma(run: Run, group: Group) -> None:
@@ -143,37 +375,32 @@ def _issue(
     target, a, b = at
     ctas = _ctas(run, thread, pair)
     key, channel = _queue(run, thread)
-    rows = run.rows(Group(np.array([thread])))
-    half = len(ctas)
+    one, half = one_of(thread), len(ctas)
     lane, column = target >> 16, target & 0xFFFF
     if lane and (shape.m != 64 or lane != 16):
         run.find("tensor memory", f"results begin at lane {lane}")
         return
     operands, held = [], []
     for cta in ctas:
-        parts = []
+        given = [(b, shape.b, (shape.n // half, shape.depth), shape.turned[1])]
         if not from_tensor:
-            parts.append(Operand(a, shape.a, shape.m // half, shape.depth, shape.turned[0], True))
-        parts.append(Operand(b, shape.b, shape.n // half, shape.depth, shape.turned[1], True))
-        found = [p.addresses(run, cta) for p in parts]
+            given.insert(0, (a, shape.a, (shape.m // half, shape.depth), shape.turned[0]))
+        found = [matrix_at(run, cta, *each, tcgen05=True) for each in given]
         good = [f for f in found if f is not None]
         if len(good) < len(found):
             return
-        step = run.tick()
-        cells = np.unique(granules(run, np.concatenate([g.reshape(-1) for g in good]), 1))
-        conflict = run.clocks.read(cells, rows, step, proxy=True, agent=channel)
-        run.conflict(conflict, "multiplies")
+        flat = np.concatenate([g.reshape(-1) for g in good])
+        hold(run, one, flat, 1, channel, "multiplies")
         operands.append(good)
-    places = _places(shape, half, lane)
-    for cta, (lanes, columns) in zip(ctas, places, strict=True):
-        quarters = np.unique(lanes // 32)
-        span = (column, int(columns.max()) + 1)
+    lanes, columns = _places(shape, half, lane)
+    quarters, span = np.unique(lanes // 32), (column, int(columns.max()) + 1)
+    for cta in ctas:
         if adds:
-            access(run, cta, quarters, span, rows, channel, writes=False)
+            access(run, cta, quarters, span, one, channel, writes=False)
         if from_tensor:
-            access(run, cta, quarters, (a & 0xFFFF, _A_COLUMNS), rows, channel, writes=False)
-        held.append(access(run, cta, quarters, span, rows, channel, writes=True))
-    run.state.tensor_last[thread] = held[-1]
+            access(run, cta, quarters, (a & 0xFFFF, _A_COLUMNS), one, channel, writes=False)
+        held.append(access(run, cta, quarters, span, one, channel, writes=True))
+    run.tensor_last[thread] = held[-1]
     taken = (a & 0xFFFF) + _A_COLUMNS if from_tensor else 0
     if max(column + span[1], taken) > COLUMNS:
         return  # which access has reported
@@ -187,8 +414,7 @@ def _issue(
         rights = [elements(run, good[-1], shape.b) for good in operands]
         left, right = np.concatenate(lefts), np.concatenate(rights)
         product = products(left * shape.signs[0], right * shape.signs[1])
-        for n, (cta, (lanes, columns)) in enumerate(zip(ctas, places, strict=True)):
-            part = product[n * shape.m // half : (n + 1) * shape.m // half]
+        for cta, part in zip(ctas, np.split(product, half), strict=True):
             _accumulate(run, cta, (lanes, column + columns), part, shape.result, adds)
 
     run.issue(perform, key)
@@ -199,8 +425,7 @@ def _from_tensor(run: Run, cta: int, address: int, shape: _Shape, half: int) -> 
     column = address & 0xFFFF
     rows = shape.m // half
     lanes = np.arange(rows) if rows != 64 else np.arange(64) % 16 + 32 * (np.arange(64) // 16)
-    held = tensor_memory(run, cta).cells[lanes, column : column + _A_COLUMNS]
-    words = np.ascontiguousarray(held)
+    words = np.ascontiguousarray(run.tensor[cta].cells[lanes, column : column + _A_COLUMNS])
     values: Array = words.view(TYPES[shape.a]).astype(np.float64)
     return values
 
@@ -208,18 +433,11 @@ def _from_tensor(run: Run, cta: int, address: int, shape: _Shape, half: int) -> 
 def _accumulate(
     run: Run, cta: int, at: tuple[Array, Array], product: Array, result: str, adds: bool
 ) -> None:
-    cells = tensor_memory(run, cta).cells
-    lanes, columns = at
-    held = cells[lanes, columns]
-    if result == "f16":
-        old = held.astype(np.uint16).view(np.float16).astype(np.float64)
-        total = product + old if adds else product
-        cells[lanes, columns] = total.astype(np.float16).view(np.uint16)
-        return
-    dtype = TYPES[result]
-    old = held.view(dtype).astype(np.float64)
-    total = product + old if adds else product
-    cells[lanes, columns] = np.ascontiguousarray(total.astype(dtype)).view(np.uint32)
+    """Add to cells, or write them; a number of 16 bits is in the lower half of its cell."""
+    cells, dtype = run.tensor[cta].cells, TYPES[result]
+    bits = np.dtype(f"u{dtype.itemsize}")
+    old = cells[at].astype(bits).view(dtype).astype(np.float64)
+    cells[at] = narrowed(product + old if adds else product, dtype).view(bits)
 
 
 _COPIES = {"128x256b": (128, 8), "128x128b": (128, 4), "4x256b": (4, 8), "32x128b": (32, 4)}
@@ -235,41 +453,33 @@ def _cp(d: Decoder, i: Instruction) -> Action:
     def copy(run: Run, group: Group) -> None:
         for thread, target, given in each_thread(run, group, to, of):
             key, channel = _queue(run, thread)
-            rows = run.rows(Group(np.array([thread])))
-            column = target & 0xFFFF
+            one, column = one_of(thread), target & 0xFFFF
             for cta in _ctas(run, thread, pair):
-                at = Operand(given, "b32", rows_of, words, False, True).addresses(run, cta)
+                at = matrix_at(run, cta, given, "b32", (rows_of, words), False, tcgen05=True)
                 if at is None:
                     continue
-                step, cells = run.tick(), np.unique(granules(run, at.reshape(-1), 1))
-                conflict = run.clocks.read(cells, rows, step, proxy=True, agent=channel)
-                run.conflict(conflict, "copies")
+                hold(run, one, at, 1, channel, "copies")
                 quarters = np.arange(1 if rows_of == 4 else 4)
                 step = access(
-                    run, cta, quarters, (column, words), rows, channel, writes=True, own=False
+                    run, cta, quarters, (column, words), one, channel, writes=True, own=False
                 )
-                run.state.tensor_last[thread] = step
+                run.tensor_last[thread] = step
                 if column + words <= COLUMNS:  # else access has reported it
-                    run.issue(_copied(run, cta, at, column), key)
+                    run.issue(functools.partial(_copied, run, cta, at, column), key)
 
     return copy
 
 
-def _copied(run: Run, cta: int, at: Array, column: int) -> Callable[[], None]:
-    def perform() -> None:
-        words = run.shared.view(np.uint32)[at // 4]
-        cells = tensor_memory(run, cta).cells
-        if len(words) == 32:
-            words = np.tile(words, (4, 1))
-        cells[: len(words), column : column + words.shape[1]] = words
-
-    return perform
+def _copied(run: Run, cta: int, at: Array, column: int) -> None:
+    words = run.shared.view(np.uint32)[at // 4]
+    if len(words) == 32:
+        words = np.tile(words, (4, 1))
+    run.tensor[cta].cells[: len(words), column : column + words.shape[1]] = words
 
 
 def _commit(d: Decoder, i: Instruction) -> Action:
-    multicast = "multicast::cluster" in i.parts
     at = d.address(i.operands[0])
-    mask = d.source(i.operands[1], "u16") if multicast else None
+    mask = d.source(i.operands[1], "u16") if "multicast::cluster" in i.parts else None
     generic = SHARED if space_of(d, i) == "generic" else 0
     d.touch(8)
 
@@ -278,23 +488,26 @@ def _commit(d: Decoder, i: Instruction) -> Action:
             run.tick()
             key, channel = _queue(run, thread)
             cta, offset = place(run, thread, address - generic)
-            ctas = [cta]
-            if mask is not None:
-                ctas = [cta - cta % run.cluster + r for r in range(run.cluster) if chosen >> r & 1]
-            one = Group(np.array([thread]))
+            one = one_of(thread)
             clock = run.clocks.snapshot(*run.members(one), -1)  # what they built on
-            clock[ORDER, channel] = run.state.tensor_last.get(thread, -1)
-            for cta in ctas:
-                flat = cta * run.shared_bytes + offset
+            clock[ORDER, channel] = run.tensor_last.get(thread, -1)
+            for there in multicast(run, cta, chosen) if mask else [cta]:
+                flat = there * run.shared_bytes + offset
                 barrier = at_barrier(run, flat, one, "commits to", proxy=True)
                 if barrier is not None:
-                    run.remote(cta, thread, channel, int(clock[ORDER, channel]))
+                    run.remote(there, thread, channel, int(clock[ORDER, channel]))
                     run.issue(functools.partial(arrive, run, barrier, 1, clock), key)
 
     return commit
 
 
 TABLE: Mapping[str, Builder] = {
+    "tcgen05.alloc": _alloc,
+    "tcgen05.dealloc": _dealloc,
+    "tcgen05.relinquish_alloc_permit": _relinquish,
+    **dict.fromkeys(("tcgen05.ld", "tcgen05.st"), _ld_st),
+    **dict.fromkeys(("tcgen05.wait::ld", "tcgen05.wait::st"), _wait),
+    **{f"tcgen05.fence::{when}_thread_sync": _fence for when in ("before", "after")},
     "tcgen05.mma": _mma,
     "tcgen05.cp": _cp,
     "tcgen05.commit": _commit,

@@ -1,10 +1,15 @@
 """Types, immediates and rounding: PTX's numbers as NumPy's.
 
 Registers hold bits; an instruction's type says how to read them.  ``tf32`` and ``b32`` are read as
-``float32`` and ``uint32``; packed types (``f16x2``) as the 32 bits that they are.
+``float32`` and ``uint32``; packed types (``f16x2``) as the 32 bits that they are.  A constant is an
+integer expression with the operators of C, in 64 bits.
 
 >>> immediate("0f3F800000", "f32"), immediate("-1", "u32"), immediate("0x10", "s64")
 (np.float32(1.0), np.uint32(4294967295), np.int64(16))
+>>> constant("(1 + 2 * 3)"), constant("-7 / 2"), constant("1 << 4 | 3"), constant("2 > 1 ? 8 : 9")
+(7, -3, 19, 8)
+>>> constant("WARP_SZ * 2"), constant("!0 + ~0U"), constant("%r1") is None
+(64, 0, True)
 
 Source: PTX ISA 9.0, sections 4.5 (constants), 5.2 (types), 9.7.3 to 9.7.5 (floating point).
 """
@@ -12,19 +17,102 @@ Source: PTX ISA 9.0, sections 4.5 (constants), 5.2 (types), 9.7.3 to 9.7.5 (floa
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from tinygpu.codegen.emulator.constants import constant
 from tinygpu.codegen.emulator.report import Array
 
 __all__ = [
-    "PACKED", "TYPES", "flushed", "fma", "immediate", "products", "quotient", "root", "rounded",
+    "PACKED", "TYPES", "constant", "flushed", "fma", "immediate", "products", "quotient", "root",
+    "rounded", "typed",
 ]  # fmt: skip
+
+_TOKEN = re.compile(
+    r"(0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?|WARP_SZ|\.[su]64|<<|>>|[<>=!]=|&&|\|\||[-+*/%&|^~!<>?:()])"
+)
+
+
+_LEVELS: tuple[Mapping[str, Callable[[int, int], int]], ...] = (
+    {"||": lambda a, b: int(bool(a or b))},
+    {"&&": lambda a, b: int(bool(a and b))},
+    {"|": operator.or_},
+    {"^": operator.xor},
+    {"&": operator.and_},
+    {"==": lambda a, b: int(a == b), "!=": lambda a, b: int(a != b)},
+    {"<": lambda a, b: int(a < b), "<=": lambda a, b: int(a <= b),
+     ">": lambda a, b: int(a > b), ">=": lambda a, b: int(a >= b)},
+    {"<<": lambda a, b: a << (b & 63), ">>": lambda a, b: a >> (b & 63)},
+    {"+": operator.add, "-": operator.sub},
+    {"*": operator.mul, "/": lambda a, b: int(Fraction(a, b)),  # towards zero
+     "%": lambda a, b: a - b * int(Fraction(a, b))},
+)  # fmt: skip
+
+
+def constant(text: str) -> int | None:
+    """Return the value of an integer constant expression, None if the text is none."""
+    tokens = _TOKEN.findall(text)
+    if not tokens or len(tokens) > 256 or "".join(tokens) != "".join(text.split()):
+        return None
+    try:
+        value = _choice(tokens)
+    except (IndexError, ValueError, ZeroDivisionError):
+        return None
+    return None if tokens else value
+
+
+def _wrapped(value: int) -> int:
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _choice(tokens: list[str]) -> int:
+    value = _binary(tokens, 0)
+    if tokens[:1] != ["?"]:
+        return value
+    tokens.pop(0)
+    yes = _choice(tokens)
+    if tokens.pop(0) != ":":
+        raise ValueError("a choice without its second part")
+    no = _choice(tokens)
+    return yes if value else no
+
+
+def _binary(tokens: list[str], level: int) -> int:
+    if level == len(_LEVELS):
+        return _unary(tokens)
+    value = _binary(tokens, level + 1)
+    while tokens and tokens[0] in _LEVELS[level]:
+        value = _wrapped(_LEVELS[level][tokens.pop(0)](value, _binary(tokens, level + 1)))
+    return value
+
+
+def _unary(tokens: list[str]) -> int:
+    token = tokens.pop(0)
+    if token == "(":
+        if tokens[0] in (".s64", ".u64"):
+            tokens.pop(0)
+            if tokens.pop(0) != ")":
+                raise ValueError("a cast without its end")
+            return _unary(tokens)
+        value = _choice(tokens)
+        if tokens.pop(0) != ")":
+            raise ValueError("a parenthesis without its end")
+        return value
+    signs: Mapping[str, Callable[[int], int]] = {
+        "-": operator.neg, "+": operator.pos, "~": operator.invert, "!": lambda a: int(not a),
+    }  # fmt: skip
+    if token in signs:
+        return _wrapped(signs[token](_unary(tokens)))
+    if token == "WARP_SZ":
+        return 32
+    digits = token.rstrip("U")
+    return int(digits, 8) if re.fullmatch(r"0[0-7]+", digits) else int(digits, 0)
+
 
 TYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(kind)
@@ -71,12 +159,15 @@ def immediate(text: str, kind: str) -> Any:
     value = constant(text)
     if value is None:
         raise ValueError(f"{text} is no constant")
-    if dtype.kind == "b":
-        return np.bool_(value)
-    if dtype.kind in "iu":
-        bits = value & ((1 << 8 * dtype.itemsize) - 1)
-        return np.array(bits, f"u{dtype.itemsize}").view(dtype)[()]
-    return dtype.type(value)
+    return typed(value, dtype)[()]
+
+
+def typed(number: Any, dtype: np.dtype[Any]) -> Array:
+    """Return a number in a type: an integer's lower bits."""
+    if dtype.kind not in "iu":
+        return np.asarray(number).astype(dtype)
+    bits = int(number) & ((1 << 8 * dtype.itemsize) - 1)
+    return np.array(bits, f"u{dtype.itemsize}").view(dtype)
 
 
 @functools.cache

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from tinygpu.codegen.emulator.atomics import RUNNING
-from tinygpu.codegen.emulator.decoder import Builder, Control, Decoder
-from tinygpu.codegen.emulator.group import WARP, Group
+from tinygpu.codegen.emulator.decoder import Action, Builder, Control, Decoder
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import Run
+from tinygpu.codegen.emulator.run import WARP, Group, Run
+from tinygpu.codegen.emulator.values import TYPES
 
 __all__ = ["TABLE"]
 
@@ -38,9 +38,7 @@ def members(run: Run, group: Group, mask: Array | int) -> Group | None:
     np.bitwise_or.at(here, warps, np.uint32(1) << lanes.astype(np.uint32))
     live = run.live.reshape(-1, WARP)[warps] @ (1 << np.arange(WARP))
     ready = (bits & live & ~here[warps]) == 0
-    if not ready.all():
-        run.parked[run.pc] = group.where(~ready)
-    return group.where(ready) if ready.any() else None
+    return run.park(group, ~ready)
 
 
 def lanes(group: Group, values: Array, mask: Array | int) -> tuple[Array, Array, Array]:
@@ -61,12 +59,11 @@ def _by_mask(d: Decoder, text: str, action: Callable[[Run, Group, Array], None])
     """Return what executes an action for lanes when all that their mask (else warp) has came."""
     mask = d.source(text, "b32") if text else None
 
-    def act(run: Run, group: Group) -> Group | None:
+    def act(run: Run, group: Group) -> None:
         here = members(run, group, mask(run, group)) if mask else run.together(group, WARP)
         if here is not None:
             given = np.asarray(mask(run, here) if mask else _FULL, np.uint32)
             action(run, here, np.broadcast_to(given, (here.size,)))
-        return here
 
     return Control(act, WARP)
 
@@ -86,26 +83,19 @@ def _shfl(d: Decoder, i: Instruction) -> Control:
         c = np.broadcast_to(clamp(run, here), (here.size,)).astype(np.int64)
         segment, limit = c >> 8 & 31, c & 31
         most = (lane & segment) | (limit & ~segment)
-        if mode == "up":
-            source, inside = lane - distance, lane - distance >= most
-        elif mode == "down":
-            source, inside = lane + distance, lane + distance <= most
-        elif mode == "bfly":
-            source, inside = lane ^ distance, (lane ^ distance) <= most
-        else:
-            source = (lane & segment) | (distance & ~segment)
-            inside = source <= most
+        source = {
+            "up": lane - distance, "down": lane + distance, "bfly": lane ^ distance,
+            "idx": (lane & segment) | (distance & ~segment),
+        }[mode]  # fmt: skip
+        inside = source >= most if mode == "up" else source <= most
         source = np.where(inside, source, lane)
         absent = ~present[rows, source]
         if absent.any():
             n = int(np.argmax(absent))
-            run.find(
-                "shuffle",
-                f"lane {lane[n]} of {run.warp_name(int(here.threads[n]))} reads lane {source[n]}, "
-                "which takes no part: the value is undefined",
-                thread=int(here.threads[n]),
-                severity="warning",
-            )
+            who = int(here.threads[n])
+            what = f"reads lane {source[n]}, which takes no part: the value is undefined"
+            message = f"lane {lane[n]} of {run.warp_name(who)} {what}"
+            run.find("shuffle", message, thread=who, severity="warning")
         write(run, here, np.where(absent, np.uint32(_FULL), spread[rows, source]))
         if valid is not None:
             valid(run, here, inside)
@@ -114,31 +104,24 @@ def _shfl(d: Decoder, i: Instruction) -> Control:
 
 
 def _over_warp(
-    d: Decoder,
-    i: Instruction,
-    kinds: tuple[str, str],
-    function: Callable[[Array, Array], Any],
-    *,
-    also: str = "",
+    d: Decoder, i: Instruction, kinds: tuple[str, str], function: Callable[[Array, Array], Any]
 ) -> Control:
     """Build a result from all lanes: ``function(values, present)`` gives one a warp or lane.
 
-    The predicate ``also`` says whether the result is not zero.
+    A predicate beside it says whether it is not zero.
     """
-    negated = len(i.operands) > 1 and i.operands[1].startswith("!")
     of, to = kinds
-    value = d.source(i.operands[1].lstrip("!"), of)
-    write = d.target(i.operands[0].split("|")[0].strip(), to)
-    mark = d.target(also, "pred") if also else None
+    value = d.source(i.operands[1], of)
+    result, _, also = (o.strip() for o in i.operands[0].partition("|"))
+    write, mark = d.target(result, to), d.target(also or "_", "pred")
 
     def collect(run: Run, here: Group, teams: Array) -> None:
         held = np.broadcast_to(value(run, here), (here.size,))
-        spread, present, rows = lanes(here, ~held if negated else held, teams)
-        result = function(spread, present)
-        mine = result[rows] if result.ndim == 1 else result[rows, here.threads % WARP]
+        spread, present, rows = lanes(here, held, teams)
+        found = function(spread, present)
+        mine = found[rows] if found.ndim == 1 else found[rows, here.threads % WARP]
         write(run, here, mine)
-        if mark is not None:
-            mark(run, here, mine != 0)
+        mark(run, here, mine != 0)
 
     return _by_mask(d, i.operands[2] if len(i.operands) > 2 else "", collect)
 
@@ -173,39 +156,28 @@ def _match(d: Decoder, i: Instruction) -> Control:
         whole = (present * _BITS).sum(1).astype(np.uint32)
         return np.where(same == whole[:, None], same, 0)
 
-    also = i.operands[0].partition("|")[2].strip()
-    return _over_warp(d, i, (kind, "b32"), every if "all" in i.parts else equal, also=also)
+    return _over_warp(d, i, (kind, "b32"), every if "all" in i.parts else equal)
 
 
 def _redux(d: Decoder, i: Instruction) -> Control:
+    """Reduce; of floating-point numbers a NaN is left out, but with ``.NaN`` is the result."""
     kind, name = i.parts[-1], i.parts[2]
-    dtype = d.kind(kind)
-    if dtype.kind == "f":
-        return _redux_float(d, i)
-    limits = np.iinfo(dtype)
-    neutral = {"min": limits.max, "max": limits.min, "and": -1}.get(name, 0)
+    dtype, function = TYPES[kind], RUNNING[name]
+    neutral: float = 0
+    if dtype.kind != "f":
+        limits = np.iinfo(dtype)
+        neutral = {"min": limits.max, "max": limits.min, "and": -1}.get(name, 0)
+    elif "NaN" in i.parts:
+        neutral = np.inf if name == "min" else -np.inf
+    else:
+        function, neutral = {"min": np.fmin, "max": np.fmax}[name], np.nan
     start = np.array(neutral).astype(dtype)
 
     def reduce(values: Array, present: Array) -> Any:
-        return RUNNING[name].reduce(np.where(present, values, start), axis=1, dtype=dtype)
+        given = np.abs(values) if "abs" in i.parts else values
+        return function.reduce(np.where(present, given, start), axis=1, dtype=dtype)
 
     return _over_warp(d, i, (kind, kind), reduce)
-
-
-def _redux_float(d: Decoder, i: Instruction) -> Control:
-    """Reduce by minimum or maximum; a NaN is left out, but with ``.NaN`` is the result."""
-    least, loud = i.parts[2] == "min", "NaN" in i.parts
-    neutral = np.float32(np.inf if least else -np.inf)
-    quiet = (np.fmin, np.fmax)[not least]
-    plain = (np.minimum, np.maximum)[not least] if loud else quiet
-
-    def reduce(values: Array, present: Array) -> Any:
-        given = np.abs(values) if "abs" in i.parts else values
-        held = np.where(present, given, neutral)
-        lost = (np.isnan(given) | ~present).all(1) & ~np.bool_(loud)
-        return np.where(lost, np.float32(np.nan), plain.reduce(held, axis=1))
-
-    return _over_warp(d, i, ("f32", "f32"), reduce)
 
 
 def _elect(d: Decoder, i: Instruction) -> Control:
@@ -221,15 +193,14 @@ def _elect(d: Decoder, i: Instruction) -> Control:
     return _by_mask(d, i.operands[1], elect)
 
 
-def _activemask(d: Decoder, i: Instruction) -> Control:
+def _activemask(d: Decoder, i: Instruction) -> Action:
     write = d.target(i.operands[0], "b32")
 
-    def active(run: Run, group: Group) -> Group | None:
+    def active(run: Run, group: Group) -> None:
         _, present, rows = lanes(group, np.zeros(group.size, bool), _FULL)
         write(run, group, _ballot(present, present)[rows])
-        return group
 
-    return Control(active)
+    return active
 
 
 def _bar_warp(d: Decoder, i: Instruction) -> Control:

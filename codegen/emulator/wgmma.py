@@ -9,80 +9,53 @@ Source: PTX ISA 9.0, sections 9.7.15 (wgmma) and 9.7.19.5 (setmaxnreg).
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tinygpu.codegen.emulator.decoder import Builder, Control, Decoder, Source, together
-from tinygpu.codegen.emulator.descriptors import Operand, elements
-from tinygpu.codegen.emulator.group import WARP, WARPGROUP, Group
-from tinygpu.codegen.emulator.matrices import add, left
+from tinygpu.codegen.emulator.decoder import (
+    Builder,
+    Control,
+    Decoder,
+    Source,
+    commits,
+    together,
+    waits,
+)
+from tinygpu.codegen.emulator.descriptors import elements, matrix_at
+from tinygpu.codegen.emulator.matrices import add, left, shape_of
 from tinygpu.codegen.emulator.parser import Instruction
-from tinygpu.codegen.emulator.run import Run
-from tinygpu.codegen.emulator.spaces import granules
-from tinygpu.codegen.emulator.state import Issued, Products
-from tinygpu.codegen.emulator.values import products as multiplied
+from tinygpu.codegen.emulator.run import WARP, WARPGROUP, Group, Run
+from tinygpu.codegen.emulator.spaces import hold
+from tinygpu.codegen.emulator.values import TYPES, products
 
-__all__ = ["TABLE", "products"]
+__all__ = ["TABLE", "watch"]
 
 _SM_REGISTERS = 65536
 _ROWS = 64
 
 
-def products(run: Run, warpgroup: int) -> Products:
-    """Return the state of a warpgroup, by its number in the batch."""
-    if warpgroup not in run.state.products:
-        channel = run.channel("wgmma", warpgroup, warpgroup * WARPGROUP)
-        run.state.products[warpgroup] = Products(channel)
-    return run.state.products[warpgroup]
-
-
-def _each(action: Callable[[Run, Group, int, Products], None]) -> Control:
+def _each(action: Callable[[Run, Group, int], None]) -> Control:
     """Return what executes an instruction for each complete warpgroup."""
 
     def act(run: Run, here: Group) -> None:
         for first in here.threads[::WARPGROUP].tolist():
-            threads, n = Group(np.arange(first, first + WARPGROUP)), first // WARPGROUP
-            action(run, threads, n, products(run, n))
+            action(run, Group(np.arange(first, first + WARPGROUP)), first // WARPGROUP)
 
     return together(act, WARPGROUP)
 
 
 def _fence(d: Decoder, i: Instruction) -> Control:
-    def fence(run: Run, group: Group, number: int, state: Products) -> None:
-        state.touched.clear()
-        state.fenced = True
+    def fence(run: Run, group: Group, number: int) -> None:
+        run.used[number] = {}
 
     return _each(fence)
 
 
-def _commit(d: Decoder, i: Instruction) -> Control:
-    return _each(lambda run, group, number, state: state.commit())
-
-
-def _wait(d: Decoder, i: Instruction) -> Control:
-    pending = int(i.operands[0], 0)
-
-    def wait(run: Run, group: Group, number: int, state: Products) -> None:
-        run.tick()
-        run.finish_groups(state, pending, group)
-        state.release()
-
-    return _each(wait)
-
-
 def _mma(d: Decoder, i: Instruction) -> Control:
     parts = i.parts
-    shape = next(p for p in parts if re.fullmatch(r"m64n\d+k\d+", p))
-    columns, depth = (int(x) for x in re.findall(r"\d+", shape)[1:])
+    _, columns, depth = shape_of(i)
     to, a_kind, b_kind = parts[-3:]
-    if to not in ("f32", "f16", "s32"):
-        raise d.error(f"a result of type {to} is not run")
-    if depth * d.kind(a_kind).itemsize != 32 or columns % 8 or not 8 <= columns <= 256:
-        raise d.error(f"shape {shape} is none of .{a_kind}'s")
-    if "satfinite" in parts:
-        raise d.error("wgmma with .satfinite is not run")
     results = tuple(d.register(r) for r in d.listed(i.operands[0]))
     if len(results) != columns // (4 if to == "f16" else 2):
         raise d.error(f"{len(results)} registers hold no 64 x {columns} of {to}")
@@ -96,28 +69,24 @@ def _mma(d: Decoder, i: Instruction) -> Control:
     turns = (False, turned[0]) if in_registers and turned else tuple(turned) or (False, False)
     d.touch(8)
 
-    def mma(run: Run, group: Group, number: int, state: Products) -> None:
-        pc, step = run.pc, run.tick()
-        used = (*results, *given)
-        _check_registers(run, state, used)
+    def mma(run: Run, group: Group, number: int) -> None:
+        registers = (*results, *given)
+        _check_registers(run, number, registers)
         accumulate = _uniform(run, group, scale)
         cta = number * WARPGROUP // run.threads_per_cta
         a_addresses = None
         if a_at is not None:
-            a_descriptor = _uniform(run, group, a_at)
-            operand = Operand(a_descriptor, a_kind, _ROWS, depth, turns[0])
-            a_addresses = operand.addresses(run, cta)
+            given_a, shape = _uniform(run, group, a_at), (_ROWS, depth)
+            a_addresses = matrix_at(run, cta, given_a, a_kind, shape, turns[0])
             if a_addresses is None:
                 return
-        operand = Operand(_uniform(run, group, b_at), b_kind, columns, depth, turns[1])
-        b_addresses = operand.addresses(run, cta)
+        given_b = _uniform(run, group, b_at)
+        b_addresses = matrix_at(run, cta, given_b, b_kind, (columns, depth), turns[1])
         if b_addresses is None:
             return
         read = [x.reshape(-1) for x in (a_addresses, b_addresses) if x is not None]
-        at = np.unique(granules(run, np.concatenate(read), 1))
-        rows = run.rows(group)[:: run.unit, None]
-        conflict = run.clocks.read(at[None], rows, step, proxy=True, agent=state.channel)
-        run.conflict(conflict, "multiplies")
+        channel = run.channel("wgmma", number, number * WARPGROUP)
+        hold(run, group, np.concatenate(read), 1, channel, "multiplies")
 
         def perform() -> None:
             if a_addresses is not None:
@@ -125,28 +94,22 @@ def _mma(d: Decoder, i: Instruction) -> Control:
             else:
                 a = left(run, group, given, a_kind).reshape(_ROWS, depth)
             b = elements(run, b_addresses, b_kind)
-            product = multiplied(a * signs[0], b * signs[1]).reshape(4, 16, columns)
-            add(run, group, results, results if accumulate else (), product, d.kind(to))
+            product = products(a * signs[0], b * signs[1]).reshape(4, 16, columns)
+            add(run, group, results, results if accumulate else (), product, TYPES[to])
 
         pending = run.issue(perform, ("wgmma", number))
-        state.open.append(Issued(pending, pc, step, used))
-        state.held.update(dict.fromkeys(used, pc))
+        run.keep("wgmma", group, channel, lambda _: run.finish(pending), registers)
 
     return _each(mma)
 
 
-def _check_registers(run: Run, state: Products, used: tuple[int, ...]) -> None:
-    if not state.fenced:
+def _check_registers(run: Run, number: int, registers: tuple[int, ...]) -> None:
+    if number not in run.used:
         run.find("register", "no wgmma.fence before the first product")
-        state.fenced = True
-    for register in used:
-        if register in state.touched:
-            run.find(
-                "register",
-                "no wgmma.fence since its registers were used",
-                other=state.touched[register],
-            )
-            return
+    used = run.used.setdefault(number, {})
+    first = next((r for r in registers if r in used), None)
+    if first is not None:
+        run.find("register", "no wgmma.fence since its registers were used", other=used[first])
 
 
 def _uniform(run: Run, group: Group, source: Source) -> int:
@@ -159,27 +122,18 @@ def _uniform(run: Run, group: Group, source: Source) -> int:
 def watch(run: Run, group: Group, registers: tuple[int, ...]) -> None:
     """Report an ordinary instruction that touches registers that a product or a load owns."""
     for warp in group.warp_numbers.tolist():
-        filled = run.state.loading.get(warp, {})
+        filled = run.loading.get(warp, {})
         for register in filled.keys() & set(registers):
-            run.find(
-                "register",
-                f"{run.warp_name(warp * WARP)} uses a register of a tcgen05.ld that no "
-                "tcgen05.wait::ld covers",
-                other=filled[register],
-            )
+            message = "uses a register of a tcgen05.ld that no tcgen05.wait::ld covers"
+            run.find("register", message, other=filled[register], who=warp * WARP)
     for number in np.unique(group.threads // WARPGROUP).tolist():
-        state = run.state.products.get(number)
-        if state is None:
+        if number not in run.used:
             continue
-        for register in registers:
-            state.touched[register] = run.pc
-            if register in state.held:
-                run.find(
-                    "register",
-                    f"{run.warp_name(number * WARPGROUP)} uses a register of a product that no "
-                    "wait_group covers",
-                    other=state.held[register],
-                )
+        run.used[number].update(dict.fromkeys(registers, run.pc))
+        for one in run.issued["wgmma"]:
+            if one.group.threads[0] // WARPGROUP == number and {*one.registers} & {*registers}:
+                message = "uses a register of a product that no wait_group covers"
+                run.find("register", message, other=one.pc, who=number * WARPGROUP)
 
 
 def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
@@ -191,16 +145,12 @@ def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
     limit = directives.get("maxnreg")
     ctas = directives.get("minnctapersm", (1,))[0]
 
-    def change(run: Run, group: Group) -> Group | None:
-        here = run.together(group, WARPGROUP)
-        if here is None:
-            return None
+    def change(run: Run, here: Group) -> None:
         threads = int(np.prod(run.block))
         entry = limit[0] if limit else min(_SM_REGISTERS // (threads * ctas) // 8 * 8, 255)
-        pc, going = run.pc, []
         for first in here.threads[::WARPGROUP].tolist():
             cta = first // run.threads_per_cta
-            pools = run.state.pools
+            pools = run.pools
             pool = pools.setdefault(cta, [_SM_REGISTERS // ctas - entry * threads])
             mine = pools.setdefault(-1 - first // WARPGROUP, [entry])
             part = Group(np.arange(first, first + WARPGROUP))
@@ -216,20 +166,18 @@ def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
                 return True
 
             say = f"for {more} registers of the CTA's pool, which has {{0[0]}}".format
-            if run.poll(part, pc, take, functools.partial(say, pool)):
-                going.append(part.threads)
+            run.poll(part, take, functools.partial(say, pool))
         if not increases:
             for poll in run.polls:
                 poll()
-        return Group(np.concatenate(going)) if going else None
 
-    return Control(change, WARPGROUP)
+    return together(change, WARPGROUP)
 
 
 TABLE: Mapping[str, Builder] = {
     "wgmma.fence": _fence,
-    "wgmma.commit_group": _commit,
-    "wgmma.wait_group": _wait,
+    "wgmma.commit_group": commits("wgmma", WARPGROUP),
+    "wgmma.wait_group": waits("wgmma", WARPGROUP),
     "wgmma.mma_async": _mma,
     "setmaxnreg": _setmaxnreg,
 }
