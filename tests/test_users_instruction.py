@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from tinygpu import (
 )
 from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope
+from tinygpu.codegen.rules.lowering import move
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.codegen.run.launch import Kernel as Launched
@@ -172,6 +174,49 @@ def test_one_of_a_thread() -> None:
     assert "mad.rn.f32" in emit(term, "sm_90a")
     assert interpret(term, {"i": 1500}, arch="sm_90a").right
     assert float(cost(term, problem.sizes, device).seconds) > 0
+
+
+LOAD, STORE = (
+    replace(INSTRUCTIONS[name], name=f"{name}{hint}", lower=partial(move, hint=hint))
+    for name, hint in (("ld.global", ".cg"), ("st.global", ".cs"))
+)
+
+
+class Streams(MultiplyAdd):
+    """The same, with loads and stores that are its own."""
+
+    name = "streams"
+    instructions = (LOAD, STORE, MAD)
+    last = STORE
+
+    def forward(self, k: Kernel) -> None:
+        at = "i = (block thread v)"
+        k.grid("block")
+        k.threads(thread=self.threads)
+        k.values(v=self.vector)
+        found = k.apply(MAD, *(k.load(x[at], by=LOAD) for x in k.inputs))
+        k.store(k.output[at], found, by=self.last)
+
+
+class Adds(Streams):
+    last = replace(STORE, atomic=True)
+
+
+def test_loads_and_stores_of_a_thread() -> None:
+    operation = elementwise("x*z + w", inputs=("x", "z", "w"))
+    schedule = Schedule.of(Streams(), {"threads": 128, "vector": 4})
+    assert check_schedule(schedule, Streams(), Problem.of(operation, i=10_000), H200) == ()
+    term = schedule.program(Streams(), operation)
+    assert verdict(term).legal
+    assert check(term, {"i": 1500}) == ()
+    text = emit(term, "sm_90a")
+    assert text.count("ld.global.cg.v4.f32") == 3
+    assert "st.global.cs.v4.f32" in text
+    assert assemble(text, "sm_90a").spills == 0
+    assert interpret(term, {"i": 1500}, arch="sm_90a").right
+    assert float(cost(term, {"i": 10_000}, H200).seconds) > 0
+    assert not term.zeroed
+    assert schedule.program(Adds(), operation).zeroed  # what is added to is cleared
 
 
 @pytest.mark.parametrize("operator", ["sub", "mul"])

@@ -18,14 +18,17 @@ from tinygpu.devices.device import adds_vectors
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Do
 
-__all__ = ["THREAD_RULES", "outside"]
+__all__ = ["THREAD_RULES", "move", "outside"]
 
 
 _FLOAT = {"f32": "f32", "f64": "f64"}
 
 
-def _move(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """ld.global, ld.shared, st.global, st.shared: vectors of ``do.vector`` values."""
+def move(kernel: KernelCode, do: Do, scope: Scope, hint: str = "") -> None:
+    """ld.global, ld.shared, st.global, st.shared: vectors of ``do.vector`` values.
+
+    ``hint`` stands after the space, as ".L1::no_allocate" or ".cs".
+    """
     source = do.reads[0]
     assert isinstance(source, Access)
     loads = do.write.buffer.level == "registers"
@@ -56,7 +59,7 @@ def _move(kernel: KernelCode, do: Do, scope: Scope) -> None:
             if prefix:
                 for part in parts:
                     kernel.text.emit(f"mov.{kind} {part}, {outside(memory, kind)}")
-            kernel.text.emit(f"{prefix}ld.{space}{suffix}.{kind} {listed}, {at}")
+            kernel.text.emit(f"{prefix}ld.{space}{hint}{suffix}.{kind} {listed}, {at}")
             if parts is not mine:
                 for i, part in enumerate(parts):
                     pair = ", ".join(mine[2 * i : 2 * i + 2])
@@ -66,7 +69,7 @@ def _move(kernel: KernelCode, do: Do, scope: Scope) -> None:
                 for i, part in enumerate(parts):
                     pair = ", ".join(mine[2 * i : 2 * i + 2])
                     kernel.text.emit(f"mov.b32 {part}, {{{pair}}}")
-            kernel.text.emit(f"{prefix}st.{space}{suffix}.{kind} {at}, {listed}")
+            kernel.text.emit(f"{prefix}st.{space}{hint}{suffix}.{kind} {at}, {listed}")
 
 
 def outside(access: Access, kind: str) -> str:
@@ -242,10 +245,10 @@ def _shfl(kernel: KernelCode, do: Do, scope: Scope) -> None:
 
 
 THREAD_RULES: Mapping[str, Rule] = {
-    "ld.global": _move,
-    "ld.shared": _move,
-    "st.global": _move,
-    "st.shared": _move,
+    "ld.global": move,
+    "ld.shared": move,
+    "st.global": move,
+    "st.shared": move,
     "red.global": _red,
     "cp.async": _cp_async,
     "mov": _mov,

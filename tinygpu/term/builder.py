@@ -717,10 +717,11 @@ class Kernel:
 
     def load(
         self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None,
-        into: str | Held = "", like: Held | None = None,
+        into: str | Held = "", like: Held | None = None, by: Instruction | None = None,
     ) -> Held:  # fmt: skip
         """Load into registers; what lies outside of the array is ``outside``.
 
+        ``by``: another instruction of a thread that loads, such as one with a hint for caches.
         Loads ``into`` registers of one name use the same ones, if they hold the same digits.  What
         is loaded ``like`` a tile's part threads share as they do that: once for each element of it.
         """
@@ -736,10 +737,10 @@ class Kernel:
         else:
             held = self._into(into, f"{part.array.name}_held", dtype, *digits)
             held = replace(held, index=self._turns(part))
-        name = f"ld.{_SPACES[part.array.buffer.level]}"
+        by = by or INSTRUCTIONS[f"ld.{_SPACES[part.array.buffer.level]}"]
         there = self._access(part, place, modes, outside)
         wide = self._vector(part, place, vector)
-        self._do(name, held, there, modes, place, vector=wide)
+        self._do(by, held, there, modes, place, vector=wide)
         return held
 
     def _load_tile(self, part: Piece, like: Held) -> Held:
@@ -768,7 +769,7 @@ class Kernel:
             raise self.error(f"ldmatrix: {part.array.name} is not in shared memory", "ldmatrix")
         how = "" if self.counted(place.last) else "trans"
         there, wide = self._access(part, place, modes), self._vector(part, place, None)
-        self._do("ldmatrix", held, there, modes, place, vector=wide, variant=how)
+        self._do(INSTRUCTIONS["ldmatrix"], held, there, modes, place, vector=wide, variant=how)
 
     def _fitting(self, held: Held, part: Piece, modes: tuple[str, ...]) -> Held:
         """Return registers that a part is loaded into.  Raises ProgramError if it has no place."""
@@ -786,12 +787,16 @@ class Kernel:
         modes = self._modes(place)
         source, target = self._access(part, place, modes), self._access(to, there, modes)
         wide = self._vector(part, place, vector)
-        self._do("cp.async", target, source, modes, place, vector=wide)
+        self._do(INSTRUCTIONS["cp.async"], target, source, modes, place, vector=wide)
 
     def store(
-        self, part: Piece | Array, held: Held, *, vector: Number | None = None, add: bool = False
-    ) -> None:
-        """Store registers, rounded to the array's type, or ``add`` them to a cleared array."""
+        self, part: Piece | Array, held: Held, *, vector: Number | None = None, add: bool = False,
+        by: Instruction | None = None,
+    ) -> None:  # fmt: skip
+        """Store registers, rounded to the array's type, or ``add`` them to a cleared array.
+
+        ``by``: another instruction of a thread that stores or adds.
+        """
         part = _piece(part)
         if held.buffer.fragment == "row":
             self._store_lanes(part, held, vector)
@@ -806,11 +811,12 @@ class Kernel:
             text = f"{held.name} has a value for each {extra[0]}, and {part.array.name} one for all"
             raise self.error(text, extra[0])
         held = self.cast(held, part.array.dtype)
-        self._zeroed = self._zeroed or add
         name = "red.global" if add else f"st.{_SPACES[part.array.buffer.level]}"
+        by = by or INSTRUCTIONS[name]
+        self._zeroed = self._zeroed or by.atomic
         wide = self._vector(part, place, vector)
         there = self._access(part, place, modes)
-        self._do(name, there, held, modes, place, vector=wide, lanes=self._only)
+        self._do(by, there, held, modes, place, vector=wide, lanes=self._only)
 
     def leave_outside(self, part: Piece) -> None:
         """Let threads leave whose elements are outside; the others' accesses need no guard."""
@@ -990,7 +996,7 @@ class Kernel:
         modes = held.digits[::-1]
         mask = lanes // 2
         while mask:
-            self._do("shfl.sync", far, held, modes, None, across=mask * apart)
+            self._do(INSTRUCTIONS["shfl.sync"], far, held, modes, None, across=mask * apart)
             self.reduce(operator, held, far)
             mask //= 2
 
@@ -1763,7 +1769,7 @@ class Kernel:
     # statements
 
     def _do(
-        self, name: str, write: Access | Held, read: Access | Held, modes: tuple[str, ...],
+        self, by: Instruction, write: Access | Held, read: Access | Held, modes: tuple[str, ...],
         place: _Steps | None, **more: Any,
     ) -> None:  # fmt: skip
         """Append a statement of all threads; ``place`` says how they count."""
@@ -1773,7 +1779,7 @@ class Kernel:
             for one in (write, read)
         )
         values = self._extents(modes)
-        self._body.append(term.Do(INSTRUCTIONS[name], to, (of,), values, threads, **more))
+        self._body.append(term.Do(by, to, (of,), values, threads, **more))
 
     def _own(self, held: Held, modes: tuple[str, ...], threads: int = 0) -> Access:
         """Return the access to registers at each digit of the modes."""
