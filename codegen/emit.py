@@ -61,6 +61,7 @@ from tinygpu.term.program import (
     Wait,
     WaitGroup,
     When,
+    walk,
 )
 from tinygpu.term.tensor_memory import uses_tensor_memory
 
@@ -135,7 +136,10 @@ class Emitter(KernelCode):
                 text.emit(f"@!{other} bra {end}")
             with text.scope():
                 self._enter(role, first)
-                self.body(role.body[:-1] if shared else role.body, Scope())
+                self.body(role.body[:-1], Scope())
+                if self._takes(role):  # before what it took is released
+                    text.emit(_FENCES["tcgen05.before"])
+                self.body(role.body[-1:] if not shared else (), Scope())
                 if not first and uses_tensor_memory(program):
                     release(self)
             text.emit(f"bra {last}" if shared else "ret")
@@ -145,6 +149,11 @@ class Emitter(KernelCode):
             text.mark(last)
             self.sync(shared)
         text.emit("ret")
+
+    def _takes(self, role: Role) -> bool:
+        """Say whether a role's warps load from tensor memory, or store there."""
+        statements = walk(replace(self.program, roles=(role,)))
+        return any(isinstance(s, WaitGroup) and "tcgen05" in s.group for s, _ in statements)
 
     def _last(self) -> Sync | None:
         """Return the barrier that ends all roles: one place for it, as synccheck wants it."""

@@ -16,12 +16,13 @@ from tests.blackwell_terms import B200, LAYOUTS, broken, built, small
 from tests.hopper_terms import rewritten
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.blackwell import STARTS, Blackwell
 from tinygpu.meaning.interpret import check
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem, matmul
-from tinygpu.term.program import Fence, Program, Statement, WaitGroup
+from tinygpu.term.program import Arrive, Fence, Program, Statement, WaitGroup
 
 SIZES = {"m": 200, "n": 72, "k": 136}
 
@@ -109,6 +110,24 @@ def test_code_without_its_waits_or_fences_is_found() -> None:
         program = _without(small("persistent"), which)
         outcome = run_matmul(program, SIZES, arch="sm_100a", clusters=1)
         assert outcome.report.findings != ()
+
+
+def test_what_is_released_has_been_read() -> None:
+    """Without an accumulator that is free again a term needs no fence: the kernel's end has one.
+
+    The fence that is left out tells threads that multiply again; here none does.
+    """
+
+    def frees(s: Statement) -> bool:
+        before = isinstance(s, Fence) and s.kind == "tcgen05.before"
+        return before or (isinstance(s, Arrive) and s.barrier.name == "acc_empty")
+
+    program = _without(small("plain"), frees)
+    assert verdict(program).legal
+    for completion in ("late", "random"):
+        outcome = run_matmul(program, SIZES, arch="sm_100a", clusters=2, completion=completion)
+        assert outcome.right
+        assert outcome.report.findings == ()
 
 
 @pytest.mark.parametrize(
