@@ -4,8 +4,9 @@
 
 Every form of the interpreter's table that computes a register from registers, and whose bits PTX
 defines, is run on 256 threads of ordinary and extreme operands; then come random kernels of such
-instructions, and kernels of nvcc (``tests/ptx/cuda_calls.ptx``), of whom sin and pow agree within
-1e-13, as they build on approximations.  A NaN agrees with any NaN.
+instructions, and kernels of nvcc: those of ``tests/ptx/cuda_calls.ptx``, of whom sin and pow agree
+within 1e-13, as they build on approximations, and the 178 of the corpora, whose results are held
+against what they should be, and against each other where that is exact.  A NaN agrees with any NaN.
 ``ptxas`` assembles for ``--arch``; CuPy launches.  Neither z3 nor a network is needed.
 
 The file has a row a kernel: its instructions, and of those that differ the operands and results.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import random
 import re
 import sys
@@ -27,6 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers import write_tree
+from tests.ptx_corpus import CASES, FOLDER, Case, run, wrong
+from tests.ptx_corpus_late import CASES as LATE
 from tests.ptx_forms import instances, rejected
 from tinygpu.codegen.emulator import Memory, Module, launch
 from tinygpu.codegen.emulator.forms import FORMS, runs_on
@@ -227,6 +231,61 @@ def _nvcc_rows(arch: str, *, compare: bool) -> Iterator[dict[str, Any]]:
         yield {"kernel": f"nvcc {kernel}", "instructions": [], "faults": faults}
 
 
+def _corpus_rows(arch: str, *, compare: bool) -> Iterator[dict[str, Any]]:
+    """Yield the rows of nvcc's kernels of the corpora, each beside what it should compute."""
+    built: dict[str, tuple[Module, bytes]] = {}
+    for name, case in {**CASES, **LATE}.items():
+        if case.file not in built:
+            text = lzma.decompress((FOLDER / f"{case.file}.ptx.xz").read_bytes()).decode()
+            built[case.file] = Module.parse(text), assemble(text, arch).bytes
+        kernels, cubin = built[case.file]
+        _, before, mine = run(case, of=kernels)
+        faults = [told] if (told := wrong(case, before, mine)) else []
+        same = None
+        if compare:
+            theirs = _launched(cubin, case, kernels, before)
+            if told := wrong(case, before, theirs):
+                faults.append(f"GPU: {told}")
+            same = all(
+                a.tobytes() == b.tobytes()
+                for a, b in zip(mine, theirs, strict=True)
+                if isinstance(a, np.ndarray)
+            )
+            if not same and not (case.tolerance or case.holds):
+                faults.append("the results differ, and PTX says what they are")
+        yield {"kernel": f"nvcc {name}", "instructions": [], "faults": faults, "same_bits": same}
+
+
+def _launched(cubin: bytes, case: Case, kernels: Module, before: Sequence[Any]) -> list[Any]:
+    """Return a case's arguments after a launch on the GPU."""
+    import cupy
+
+    loaded = cupy.cuda.function.Module()
+    loaded.load(cubin)
+    given: list[Any] = []
+    for parameter, value in zip(
+        kernels.parsed.kernels[case.kernel].parameters, before, strict=True
+    ):
+        if isinstance(value, np.ndarray):  # as bytes: CuPy has no bf16
+            given.append(cupy.asarray(np.ascontiguousarray(value).view(np.uint8)))
+        elif isinstance(value, bytes):
+            given.append(np.frombuffer(value, f"V{len(value)}")[0])
+        else:
+            given.append(np.array(value).astype(f"u{parameter.bytes}")[()])
+    grid, block = (
+        (*(size if isinstance(size, tuple) else (size,)), 1, 1)[:3]
+        for size in (case.grid, case.block)
+    )
+    function = loaded.get_function(case.kernel)
+    function(grid, block, tuple(given), shared_mem=case.smem_bytes)
+    return [
+        cupy.asnumpy(there).view(value.dtype).reshape(value.shape)
+        if isinstance(value, np.ndarray)
+        else value
+        for there, value in zip(given, before, strict=True)
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all kernels; returns 1 if one differs."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -253,6 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ]  # fmt: skip
         rows.append({"kernel": name, "instructions": lines, "faults": faults})
     rows += _nvcc_rows(given.arch, compare=not given.assemble_only)
+    rows += _corpus_rows(given.arch, compare=not given.assemble_only)
     summary = {"kernels": len(rows), "differing": sum(bool(r["faults"]) for r in rows),
                "instructions": sum(len(r["instructions"]) for r in rows),
                "seconds": round(time.perf_counter() - start, 1), "arch": given.arch,
