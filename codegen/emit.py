@@ -529,6 +529,6 @@ def _plain_load(statement: Statement) -> bool:
     """Whether it loads from global memory with no guard."""
     return (
         isinstance(statement, Do)
-        and statement.instruction.name == "ld.global"
+        and statement.instruction.loads
         and not any(g for a in statement.accesses for g in a.guard)
     )

@@ -177,7 +177,7 @@ def _joined(program: Program) -> dict[str, Any]:
         if not isinstance(statement, Do) or not isinstance(source, Access):
             continue
         target, buffer = statement.write.buffer, source.buffer
-        if source.buffer.name in found and statement.instruction.name == "cvt":
+        if source.buffer.name in found and statement.instruction.unit == "cvt":
             found[target.name] = found[buffer.name]
         if buffer.level != "smem" or target.level != "registers" or not source.origin:
             continue
@@ -286,7 +286,7 @@ def fragment_registers(program: Program) -> tuple[Any, ...]:
     """
     operands: dict[str, Any] = {}
     for statement, _ in walk(program):
-        if isinstance(statement, Do) and statement.instruction.name == "mma.sync":
+        if isinstance(statement, Do) and statement.instruction.warp_product:
             operands |= {a.buffer.name: a.buffer.bytes / 4 for a in statement.accesses}
     return tuple(operands.values())
 

@@ -99,6 +99,16 @@ class Instruction:
             return algebra.operators[variant](*arguments)
         return arguments[0]
 
+    @property
+    def loads(self) -> bool:
+        """Whether a thread loads its own values from global memory."""
+        return self.reads == ("gmem",) and self.completion == "scoreboard"
+
+    @property
+    def warp_product(self) -> bool:
+        """Whether a warp's lanes multiply fragments together."""
+        return self.unit == "tensor" and self.issuer == "warp"
+
     def __str__(self) -> str:
         move = f"{'+'.join(self.reads)} -> {'+'.join(self.writes)}" if self.writes else "threads"
         return f"{self.name:27} {move:27} {self.unit:8} seen by {self.completion}"

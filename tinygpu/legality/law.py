@@ -28,7 +28,7 @@ class Law:
 
     Decisions stand in the mend in parentheses, ``(stages, edges "guard")``: of a machine those are
     shown that it has.  ``of_case`` gives the clauses of the whole term, ``of_place`` those of one
-    statement of it.
+    statement of it, or of one that is ``of`` an instruction.
     ``of_sizes``: it depends on the sizes, so that a dispatcher or a launch has to ask again.
     ``numeric``: it can be judged for a whole space of numbers at once.
     """
@@ -39,6 +39,7 @@ class Law:
     mend: str
     of_case: Callable[[Case], Iterator[Clause]] | None = None
     of_place: Callable[[Case, Place], Iterator[Clause]] | None = None
+    of: str = ""
     of_sizes: bool = False
     numeric: bool = True
 
@@ -46,9 +47,13 @@ class Law:
         """Yield every clause of the law on a case."""
         if self.of_case is not None:
             yield from self.of_case(case)
-        if self.of_place is not None:
-            for place in case.places:
-                yield from self.of_place(case, place)
+        for place in case.places:
+            yield from self.at(case, place)
+
+    def at(self, case: Case, place: Place) -> Iterator[Clause]:
+        """Yield the clauses of one statement."""
+        if self.of_place is not None and self.of in ("", place.do.instruction.name):
+            yield from self.of_place(case, place)
 
     def __str__(self) -> str:
         """Return the name and the sentence."""

@@ -339,10 +339,7 @@ def judged(case: Case, places: Places) -> Iterator[tuple[str, Any]]:
         key = place.key
         if key not in places:
             clauses = tuple(
-                (law.name, clause.holds)
-                for law in LAWS.values()
-                if law.of_place is not None
-                for clause in law.of_place(case, place)
+                (law.name, clause.holds) for law in LAWS.values() for clause in law.at(case, place)
             )
             places[key] = clauses, (place, case)
         yield from places[key][0]

@@ -60,8 +60,6 @@ def placed(do: Do, accesses: tuple[Access, ...], wanted: tuple[tuple[Any, ...], 
 def descriptors(case: Case, place: Place) -> Iterator[Clause]:
     """Check that a descriptor can say how each input in shared memory lies."""
     do = place.do
-    if do.instruction.name != "tcgen05.mma":
-        return
     x, y, _ = (r for r in do.reads if isinstance(r, Access))
     for access, mode in ((x, 4), (y, 1)):
         if access.buffer.level != "smem":
@@ -90,8 +88,6 @@ def descriptors(case: Case, place: Place) -> Iterator[Clause]:
 def first_input(case: Case, place: Place) -> Iterator[Clause]:
     """Check a first input in tensor memory."""
     do = place.do
-    if do.instruction.name != "tcgen05.mma":
-        return
     x, y, _ = (r for r in do.reads if isinstance(r, Access))
     yield Clause(y.buffer.level == "smem", "{}: its second input is in {}", (do, y.buffer.level))
     if x.buffer.level != "tmem":
@@ -109,8 +105,6 @@ def first_input(case: Case, place: Place) -> Iterator[Clause]:
 def copies(case: Case, place: Place) -> Iterator[Clause]:
     """Check what tcgen05.cp takes, and where it puts it."""
     do = place.do
-    if do.instruction.name != "tcgen05.cp":
-        return
     (source,) = (r for r in do.reads if isinstance(r, Access))
     target, width = do.write, source.buffer.type.bytes
     if len(do.values) < 2:
@@ -125,7 +119,7 @@ def copies(case: Case, place: Place) -> Iterator[Clause]:
     yield Clause(levels == ("smem", "tmem"), text, (do, *levels))
     types = (source.buffer.dtype, target.buffer.dtype)
     yield Clause(types[0] == types[1], "{} makes {} of {}; it copies bits", (do, *types[::-1]))
-    alone = all(not p.do.multicast for p in case.places if p.do.instruction.name == "tcgen05.mma")
+    alone = all(not p.do.multicast for p in case.places if p.do.instruction.unit == "tensor")
     text = "{}: products of pairs are in its kernel; it copies for one CTA"
     yield Clause(alone and not do.multicast, text, (do,))
     swizzled = span_bytes(source.buffer) == _ROW_BYTES
@@ -171,6 +165,7 @@ INPUT_LAWS: Mapping[str, Law] = {
             _PTX + "tcgen05, Shared Memory Descriptor",
             "choose a wider tile (tile_m, tile_n) or another layout of the operation",
             of_place=descriptors,
+            of="tcgen05.mma",
         ),
         Law(
             "tcgen05_first_input",
@@ -179,6 +174,7 @@ INPUT_LAWS: Mapping[str, Law] = {
             _PTX + "tcgen05.mma, Matrix A in Tensor Memory",
             'take a from shared memory (a_from "smem"), or from 128 rows without a pair',
             of_place=first_input,
+            of="tcgen05.mma",
         ),
         Law(
             "tcgen05_cp",
@@ -187,6 +183,7 @@ INPUT_LAWS: Mapping[str, Law] = {
             _PTX + "tcgen05.cp, Data Movement Shape",
             'take a from shared memory (a_from "smem"), or choose a layout in which a lies along k',
             of_place=copies,
+            of="tcgen05.cp",
         ),
     )
 }

@@ -137,8 +137,6 @@ def swizzle(case: Case) -> Iterator[Clause]:
 def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
     """Check the shape and the types of a product."""
     do = place.do
-    if do.instruction.name != "wgmma":
-        return
     a, b, sums = (r for r in do.reads if isinstance(r, Access))
     k, inner, outer, rows = do.values
     columns, slice_bytes = inner * outer, k * a.buffer.type.bytes
@@ -168,8 +166,6 @@ def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
 def wgmma_descriptors(case: Case, place: Place) -> Iterator[Clause]:
     """Check that a descriptor can say how each input lies."""
     do = place.do
-    if do.instruction.name != "wgmma":
-        return
     a, b, _ = (r for r in do.reads if isinstance(r, Access))
     _, inner, outer, rows = do.values
     for access, first, count, slabs in ((a, 3, rows, 1), (b, 1, inner, outer)):
@@ -216,8 +212,6 @@ def fragments(case: Case, place: Place) -> Iterator[Clause]:
 def stmatrix(case: Case, place: Place) -> Iterator[Clause]:
     """Check the rows of 8 elements that stmatrix stores."""
     do = place.do
-    if do.instruction.name != "stmatrix":
-        return
     turned = do.variant == "trans"
     run, lines = do.write.value[int(turned)], do.write.value[1 - int(turned)]
     width = do.write.buffer.type.bytes
@@ -309,6 +303,7 @@ TENSOR_LAWS: Mapping[str, Law] = {
             _PTX + "wgmma.mma_async",
             "choose another tile (tile_m, tile_n), 64 rows for each consumer, or dtype bf16",
             of_place=wgmma_shape,
+            of="wgmma",
         ),
         Law(
             "wgmma_descriptors",
@@ -317,6 +312,7 @@ TENSOR_LAWS: Mapping[str, Law] = {
             _PTX + "Matrix Descriptor Format, Strides",
             "choose a wider tile (tile_m, tile_n) or another layout of the operation",
             of_place=wgmma_descriptors,
+            of="wgmma",
         ),
         Law(
             "fragments",
@@ -331,6 +327,7 @@ TENSOR_LAWS: Mapping[str, Law] = {
             _PTX + "stmatrix",
             'store otherwise (epilogue "direct"), or choose a 16-bit output',
             of_place=stmatrix,
+            of="stmatrix",
         ),
     )
 }

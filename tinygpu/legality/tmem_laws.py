@@ -31,6 +31,7 @@ from tinygpu.term.program import (
     Access,
     Arrive,
     Block,
+    Do,
     Elect,
     Fence,
     Role,
@@ -73,8 +74,6 @@ def columns(case: Case) -> Iterator[Clause]:
 def shape(case: Case, place: Place) -> Iterator[Clause]:
     """Check a product's shape and types, and that its sums lie where the hardware puts them."""
     do = place.do
-    if do.instruction.name != "tcgen05.mma":
-        return
     x, y, sums = (r for r in do.reads if isinstance(r, Access))
     k, inner, outer, halves, high, blocks = do.values
     rows, wide, ctas = high * blocks, inner * outer * halves, multiplying(case, place)
@@ -143,7 +142,7 @@ def lanes(case: Case, place: Place) -> Iterator[Clause]:
 def pairs(case: Case) -> Iterator[Clause]:
     """Check who multiplies for a pair, and who waits where; that both CTAs are there to the end."""
     program, extents = case.program, dict(case.program.cluster)
-    products = [p for p in case.places if p.do.instruction.name == "tcgen05.mma"]
+    products = [p for p in case.places if p.do.instruction.unit == "tensor"]
     groups = {p.do.multicast for p in products}
     text = "products of {} CTAs and of others; a kernel's tcgen05 are all of one cta_group"
     yield Clause(len(groups) <= 1, text, (" and ".join(sorted(groups)),))
@@ -181,7 +180,7 @@ def collective(case: Case) -> Iterator[Clause]:
 def lifetime(case: Case) -> Iterator[Clause]:
     """Check that all come to a barrier after the last use of tensor memory."""
     tmem = [b for b in case.program.buffers if b.level == "tmem"]
-    paired = any(p.do.multicast for p in case.places if p.do.instruction.name == "tcgen05.mma")
+    paired = any(p.do.multicast for p in case.places if p.do.instruction.unit == "tensor")
     for role in case.program.roles if tmem else ():
         last = _last(role)
         scopes = ("cluster",) if paired else ("cta", "cluster")
@@ -194,8 +193,9 @@ def _of_one(statement: Statement) -> str:
     """Return the axis of a pair if only its first CTA may execute a statement."""
     if isinstance(statement, Wait):
         return statement.barrier.home
-    named = getattr(getattr(statement, "instruction", None), "name", "")
-    return str(getattr(statement, "multicast", "")) if named == "tcgen05.mma" else ""
+    if isinstance(statement, Do) and statement.instruction.unit == "tensor":
+        return statement.multicast
+    return ""
 
 
 def _first_only(block: Block, axis: str) -> bool:
@@ -230,6 +230,7 @@ TMEM_LAWS: Mapping[str, Law] = {
             _PTX + "tcgen05.mma, Matrix shape, Data Path Layout Organization",
             "choose another tile (tile_m, tile_n), or dtype bf16",
             of_place=shape,
+            of="tcgen05.mma",
         ),
         Law(
             "tmem_lanes",

@@ -51,8 +51,6 @@ _FAR = {
 def ldmatrix(case: Case, place: Place) -> Iterator[Clause]:
     """Check that lanes hold the pairs of rows of 16 B."""
     do = place.do
-    if do.instruction.name != "ldmatrix":
-        return
     (read,) = (r for r in do.reads if isinstance(r, Access))
     text = "{}: its first threads are {}; a warp's lanes are 4 pairs by 8 rows"
     lanes = tuple(do.threads[:2])
@@ -98,8 +96,6 @@ def ldmatrix(case: Case, place: Place) -> Iterator[Clause]:
 def mma(case: Case, place: Place) -> Iterator[Clause]:
     """Check the shape, the types and the order of a thread's values."""
     do = place.do
-    if do.instruction.name != "mma.sync":
-        return
     a, b, sums = (r for r in do.reads if isinstance(r, Access))
     types = (a.buffer.dtype, b.buffer.dtype, sums.buffer.dtype)
     yield Clause(types in _TYPES, "{} multiplies {} by {} into {}", (do, *types))
@@ -143,6 +139,7 @@ WARP_LAWS: Mapping[str, Law] = {
             "PTX ISA 9, ldmatrix",
             "choose rows of multiples of 16 B (tile_m, tile_n, tile_k)",
             of_place=ldmatrix,
+            of="ldmatrix",
         ),
         Law(
             "mma_shape",
@@ -151,6 +148,7 @@ WARP_LAWS: Mapping[str, Law] = {
             "PTX ISA 9, mma.m16n8k16, mma.m16n8k8",
             "choose dtype bf16, f16 or tf32, and warps that divide the tile (tile_m, tile_n)",
             of_place=mma,
+            of="mma.sync",
         ),
     )
 }

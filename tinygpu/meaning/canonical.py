@@ -385,7 +385,7 @@ class _Work:
         for low, high in pairwise(self.cuts(do, group, tile, size)):
             modes = _modes(do, high - low)
             arguments = [self.read(do, r, group, mine, tile, low, high, modes) for r in do.reads]
-            if do.instruction.name == "mma.sync":
+            if do.instruction.warp_product:
                 result = self.warps(do, arguments)
             else:
                 name = do.variant or do.instruction.name
@@ -411,7 +411,7 @@ class _Work:
 
     def cuts(self, do: Do, group: _Group, tile: bool, size: int) -> list[int]:
         """Return where the values have to be cut: before a read of what the same part writes."""
-        if do.write.buffer.level != "registers" or do.instruction.name == "mma.sync":
+        if do.write.buffer.level != "registers" or do.instruction.warp_product:
             return [0, size]
         same = [
             r
@@ -823,7 +823,7 @@ class _Work:
 def _modes(do: Do, many: int) -> tuple[int, ...]:
     """Return the value modes of a part of an operator's values, slowest first; () if flat."""
     modes: list[int] = []
-    if do.instruction.variants and do.instruction.name != "mma.sync":
+    if do.instruction.variants and not do.instruction.warp_product:
         for size in do.values:
             if prod(modes) == many:
                 break

@@ -332,7 +332,7 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
             else run.given(source, do.write.buffer.type)
             for source in do.reads
         ]
-        if instruction.name == "mma.sync":
+        if instruction.warp_product:
             each = 4 // do.accesses[0].buffer.type.bytes
             result = products(do.values, *arguments, each=each, algebra=run.algebra)
         else:
@@ -387,7 +387,7 @@ def _cuts(run: Run, do: Do, spots: list[_Spot], size: int) -> list[int]:
     """Return where the values have to be cut: before a read of what the same part writes."""
     *sources, target = spots
     same = [s for s in sources if s.memory is target.memory and s.stage == target.stage]
-    if not isinstance(target.memory, Registers) or not same or do.instruction.name == "mma.sync":
+    if not isinstance(target.memory, Registers) or not same or do.instruction.warp_product:
         return [0, size]
     cells = [s.place.cell for s in (target, *same)]
     key = ("cuts", *map(id, cells))  # which places keep

@@ -569,7 +569,7 @@ def _loads(statement: Do | Exit) -> bool:
     """Return whether it is a load of each thread's own values."""
     if not isinstance(statement, Do) or statement.write.buffer.fragment:
         return False
-    return statement.instruction.name == "ld.global"
+    return statement.instruction.loads
 
 
 def select(condition: Any, then: Any, otherwise: Any) -> Any:
