@@ -457,6 +457,25 @@ def _held_out() -> str:
     return _markdown(columns, rows)
 
 
+def _fleet() -> str:
+    """Return what further GPUs are worth."""
+    tree = json.loads((FOLDER.parent / "h100" / "fleet.json").read_text(encoding="utf-8"))
+    told = [
+        (
+            row["kernels"],
+            f"{row['schedules']}",
+            f"{row['one_seconds']:.1f} s",
+            f"{row['all_seconds']:.1f} s",
+            f"{row['efficiency']:.2f}",
+        )
+        for row in tree["rows"]
+    ]
+    columns = ("kernels", "#schedules", "#one GPU", f"#{tree['rows'][0]['gpus']} GPUs", "#of ideal")
+    record = tree["provenance"]
+    by = f"`{record['command']}`; {record['device']}, driver {record['driver']}; {record['date']}"
+    return f"{_markdown(columns, told)}\n\n{by}, commit {record['commit']}, {tree['cores']} cores."
+
+
 def _rankings() -> str:
     """Return the regret of each ranking of the schedules of the held-out cases."""
     found = _tree("time_model")["rankings"]
@@ -557,6 +576,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "hopper": _hopper,
     "hopper beside": lambda: _beside("hopper_matmul"),
     "hopper summary": _summary,
+    "fleet": _fleet,
     "host": _host,
     "judged": _judged,
     "llama block": _block,
