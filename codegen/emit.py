@@ -139,7 +139,8 @@ class Emitter(KernelCode):
                 self.body(role.body[:-1], Scope())
                 if self._takes(role):  # before what it took is released
                     text.emit(_FENCES["tcgen05.before"])
-                self.body(role.body[-1:] if not shared else (), Scope())
+                if not shared:
+                    self.body(role.body[-1:], Scope())
                 if not first and uses_tensor_memory(program):
                     release(self)
             text.emit(f"bra {last}" if shared else "ret")
@@ -152,8 +153,10 @@ class Emitter(KernelCode):
 
     def _takes(self, role: Role) -> bool:
         """Say whether a role's warps load from tensor memory, or store there."""
-        statements = walk(replace(self.program, roles=(role,)))
-        return any(isinstance(s, WaitGroup) and "tcgen05" in s.group for s, _ in statements)
+        return uses_tensor_memory(self.program) and any(
+            isinstance(s, WaitGroup) and "tcgen05" in s.group
+            for s, _ in walk(replace(self.program, roles=(role,)))
+        )
 
     def _last(self) -> Sync | None:
         """Return the barrier that ends all roles: one place for it, as synccheck wants it."""

@@ -161,6 +161,13 @@ def without(program: Program, number: int) -> Program:
     )
 
 
+def told(forward: Callable[[Kernel], None]) -> list[str]:
+    """Return the lines of what is said of a mistake."""
+    with pytest.raises(ProgramError) as caught:
+        trace("wrong", forward, NT)
+    return str(caught.value).splitlines()
+
+
 DROPPABLE = Sync | Wait | Arrive | WaitGroup | Fence | Commit
 DROPPED = [
     (name, number)
@@ -576,9 +583,7 @@ MISTAKES: list[tuple[Callable[[Kernel], None], str, str]] = [
 def test_a_mistake_is_one_message_with_its_line(
     forward: Callable[[Kernel], None], said: str, line: str
 ) -> None:
-    with pytest.raises(ProgramError) as caught:
-        trace("wrong", forward, NT)
-    first, second, *_ = str(caught.value).splitlines()
+    first, second, *_ = told(forward)
     assert re.fullmatch(rf"test_builder\.py:\d+: {re.escape(said)}", first)
     assert second == f"    {line}"
 

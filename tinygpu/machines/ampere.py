@@ -31,10 +31,8 @@ from tinygpu.term.operation import ACC, Operation
 
 __all__ = ["STARTS", "Ampere"]
 
-_SLICE_BYTES, _PIECE_BYTES = (
-    32,
-    16,
-)  # spec: the k of one mma; what ldmatrix and cp.async move as one
+_SLICE_BYTES = 32  # spec: the k of one mma
+_PIECE_BYTES = 16  # spec: what ldmatrix and cp.async move as one
 _ROWS = "tm = (far_m high), high = (warp_m half group)"
 
 
