@@ -102,7 +102,6 @@ def run(
     space = Space(machine, one.problem, load_device(DEVICE), fixed=fixed)
     ranked = rank(space, RANKED, spread=machine.spread, exact=False).best
     first = [Candidate(r.schedule, r.seconds) for r in ranked]
-    began = time.monotonic()
 
     def tell(done: int, _: int | None, best: float) -> None:
         took = time.monotonic() - began

@@ -212,6 +212,9 @@ class FleetCampaign(Campaign):
             for one in found:
                 seconds = one.seconds and one.seconds * factor
                 self._find(one.schedule, replace(one, seconds=seconds), fresh=True)
+        name = describe(self.problem, known)[2]
+        if known in fresh and name not in self._found:
+            self._fail(name, "each share that it was measured in was lost")
 
     def _asked(
         self, programs: Programs, peers: Sequence[str], options: Options,
