@@ -17,11 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import multiprocessing
 import random
 import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers import write_tree
-from tests.ptx_corpus import CASES, FOLDER, Case, run, wrong
+from tests.ptx_corpus import CASES, FOLDER, run, wrong
 from tests.ptx_corpus_late import CASES as LATE
 from tests.ptx_forms import instances, rejected
 from tinygpu.codegen.emulator import Memory, Module, launch
@@ -232,8 +234,13 @@ def _nvcc_rows(arch: str, *, compare: bool) -> Iterator[dict[str, Any]]:
 
 
 def _corpus_rows(arch: str, *, compare: bool) -> Iterator[dict[str, Any]]:
-    """Yield the rows of nvcc's kernels of the corpora, each beside what it should compute."""
+    """Yield the rows of nvcc's kernels of the corpora, each beside what it should compute.
+
+    They are launched in a process of their own: one that fails or hangs spoils the CUDA context,
+    is a fault by itself, and the next one gets a new process.
+    """
     built: dict[str, tuple[Module, bytes]] = {}
+    worker = _worker()
     for name, case in {**CASES, **LATE}.items():
         if case.file not in built:
             text = lzma.decompress((FOLDER / f"{case.file}.ptx.xz").read_bytes()).decode()
@@ -243,41 +250,56 @@ def _corpus_rows(arch: str, *, compare: bool) -> Iterator[dict[str, Any]]:
         faults = [told] if (told := wrong(case, before, mine)) else []
         same = None
         if compare:
-            theirs = _launched(cubin, case, kernels, before)
-            if told := wrong(case, before, theirs):
-                faults.append(f"GPU: {told}")
-            same = all(
-                a.tobytes() == b.tobytes()
-                for a, b in zip(mine, theirs, strict=True)
-                if isinstance(a, np.ndarray)
-            )
-            if not same and not (case.tolerance or case.holds):
-                faults.append("the results differ, and PTX says what they are")
+            widths = [p.bytes for p in kernels.parsed.kernels[case.kernel].parameters]
+            launched = (case.kernel, case.grid, case.block, case.smem_bytes, case.together)
+            try:
+                theirs = worker.submit(_launched, cubin, launched, widths, before).result(60)
+            except Exception as error:  # whatever CUDA says; the process is of no more use
+                worker.shutdown(wait=False, cancel_futures=True)
+                worker = _worker()
+                faults.append(f"GPU: {type(error).__name__}: {error}")
+            else:
+                if told := wrong(case, before, theirs):
+                    faults.append(f"GPU: {told}")
+                same = all(
+                    a.tobytes() == b.tobytes()
+                    for a, b in zip(mine, theirs, strict=True)
+                    if isinstance(a, np.ndarray)
+                )
+                if not same and not (case.tolerance or case.holds):
+                    faults.append("the results differ, and PTX says what they are")
         yield {"kernel": f"nvcc {name}", "instructions": [], "faults": faults, "same_bits": same}
+    worker.shutdown(wait=False, cancel_futures=True)
 
 
-def _launched(cubin: bytes, case: Case, kernels: Module, before: Sequence[Any]) -> list[Any]:
+def _worker() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
+def _launched(
+    cubin: bytes,
+    launched: tuple[str, Any, Any, int, bool],
+    widths: Sequence[int],
+    before: Sequence[Any],
+) -> list[Any]:
     """Return a case's arguments after a launch on the GPU."""
     import cupy
 
+    kernel, grid, block, smem_bytes, together = launched
     loaded = cupy.cuda.function.Module()
     loaded.load(cubin)
     given: list[Any] = []
-    for parameter, value in zip(
-        kernels.parsed.kernels[case.kernel].parameters, before, strict=True
-    ):
+    for width, value in zip(widths, before, strict=True):
         if isinstance(value, np.ndarray):  # as bytes: CuPy has no bf16
             given.append(cupy.asarray(np.ascontiguousarray(value).view(np.uint8)))
         elif isinstance(value, bytes):
             given.append(np.frombuffer(value, f"V{len(value)}")[0])
         else:
-            given.append(np.array(value).astype(f"u{parameter.bytes}")[()])
-    grid, block = (
-        (*(size if isinstance(size, tuple) else (size,)), 1, 1)[:3]
-        for size in (case.grid, case.block)
+            given.append(np.array(value).astype(f"u{width}")[()])
+    three = [(*(size if isinstance(size, tuple) else (size,)), 1, 1)[:3] for size in (grid, block)]
+    loaded.get_function(kernel)(
+        *three, tuple(given), shared_mem=smem_bytes, enable_cooperative_groups=together
     )
-    function = loaded.get_function(case.kernel)
-    function(grid, block, tuple(given), shared_mem=case.smem_bytes)
     return [
         cupy.asnumpy(there).view(value.dtype).reshape(value.shape)
         if isinstance(value, np.ndarray)

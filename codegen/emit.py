@@ -229,9 +229,8 @@ class Emitter(KernelCode):
                 case Do():
                     self.do(statement, scope)
                 case For(unrolled=True):
-                    for i in range(statement.start, int(statement.trips)):
-                        static = {**scope.static, statement.var: i}
-                        self.body(statement.body, replace(scope, static=static))
+                    for inner in scope.within(statement):
+                        self.body(statement.body, inner)
                 case For():
                     self.loop(statement, scope)
                 case When():
@@ -247,28 +246,22 @@ class Emitter(KernelCode):
                 case WaitGroup(pending, group, read):
                     how = f"wait_group{'.read' * read}"
                     self.text.emit(f"{_GROUPS[group].format(how)} {pending}")
-                case Elect() | ForTile() | Wait() | Arrive() | Fence():
-                    if not self.program.barriers:
-                        raise ProgramError(
-                            f"program {self.program.name}: {statement} needs barriers and roles"
-                        )
-                    self.order(statement, scope)
+                case Elect() | ForTile() | Wait() | Arrive() | Fence() if not self.program.barriers:
+                    raise ProgramError(
+                        f"program {self.program.name}: {statement} needs barriers and roles"
+                    )
+                case Elect(inside):
+                    self._elect(inside, scope)
+                case ForTile():
+                    self._tiles(statement, scope)
+                case Wait(barrier, index):
+                    self._wait(barrier, index, scope)
+                case Arrive():
+                    self._arrive(statement, scope)
+                case Fence(kind):
+                    self.text.emit(_FENCES[kind])
                 case _:
                     assert_never(statement)
-
-    def order(self, statement: Elect | ForTile | Wait | Arrive | Fence, scope: Scope) -> None:
-        """Emit what only a program of several roles has."""
-        match statement:
-            case Elect(body):
-                self._elect(body, scope)
-            case ForTile():
-                self._tiles(statement, scope)
-            case Wait(barrier, index):
-                self._wait(barrier, index, scope)
-            case Arrive():
-                self._arrive(statement, scope)
-            case Fence(kind):
-                self.text.emit(_FENCES[kind])
 
     def sync(self, statement: Sync) -> None:
         """Emit a barrier: of a role's copy, of the CTA, of the cluster."""
@@ -390,7 +383,7 @@ class Emitter(KernelCode):
 
     def _fold(self, loop: For, scope: Scope) -> None:
         """Make the addresses of a loop's accesses in swizzled buffers, before it."""
-        inner = replace(scope, running={**scope.running, loop.var: loop.var})
+        (inner,) = scope.within(loop)
         for do, here in instances(loop.body, inner):
             for access, threads, at in swizzled_points(do):
                 self.folded(access, threads, at, here)

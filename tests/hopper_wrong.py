@@ -9,6 +9,7 @@ from typing import Any
 from tests.hopper_terms import dos, rebuffered, rewritten, role, term
 from tinygpu.term.program import (
     Access,
+    Affine,
     Arrive,
     Commit,
     Do,
@@ -304,14 +305,16 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     (
         "store_once",
         "from 0 by 2",
-        rewritten(term("pingpong"), lambda s: replace(s, start=0) if isinstance(s, ForTile) else s),
+        rewritten(
+            term("pingpong"), lambda s: replace(s, start=Affine()) if isinstance(s, ForTile) else s
+        ),
     ),
     (
         "store_once",
         "stored 2 times, once for each w",
         rewritten(
             term("pingpong"),
-            lambda s: replace(s, start=0, step=1) if isinstance(s, ForTile) else s,
+            lambda s: replace(s, start=Affine(), step=1) if isinstance(s, ForTile) else s,
         ),
     ),
     (

@@ -48,6 +48,8 @@ class Case:
     """Below it a tolerance is of this number, where results cancel."""
     holds: Callable[..., bool] | None = None
     """What else is asked, of the arguments before and then after."""
+    together: bool = False
+    """A cooperative launch: all CTAs are resident, as ``grid.sync`` needs."""
 
 
 @functools.cache

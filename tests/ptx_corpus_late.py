@@ -334,7 +334,8 @@ _late("equalize", 1, 256, lambda r: [_ints(r, 900, dtype=U8, most=200), np.zeros
 _late("look_back", 4, 128, lambda r: [_ints(r, 512), np.zeros(512, I32), np.zeros(8, I32)],
       lambda x, y, s: {1: np.cumsum(x)})  # fmt: skip
 _late("jacobi", 2, 64, lambda r: [_floats(r, 100), np.zeros(100, F32), 100, 7],
-      lambda a, b, n, s: {0: _relaxed(a, b, n, s)[1], 1: _relaxed(a, b, n, s)[0]})  # fmt: skip
+      lambda a, b, n, s: {0: _relaxed(a, b, n, s)[1], 1: _relaxed(a, b, n, s)[0]},
+      together=True)  # fmt: skip
 _late("k_means", 2, 64, lambda r: [_floats(r, 100, 2), _floats(r, 4, 2), np.zeros(100, I32),
       np.zeros(12, F32), 100], _means, 1e-5, least=0.1)  # fmt: skip
 _late("lstm_cell", 2, 64, lambda r: [_floats(r, 400, dtype=F16), _floats(r, 100),

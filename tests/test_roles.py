@@ -254,7 +254,7 @@ def test_positions_in_rings(
         For("q", 2, (For("k", 3, all_of(var("q", 3) + var("k"))), *all_of(var("q")))),
         For("q", 3, (For("k", 2, all_of(var("q") + var("k"))),)),
     )
-    loop = ForTile("t", "i", body, var("w") if copies > 1 else 0, step)
+    loop = ForTile("t", "i", body, var("w") if copies > 1 else Affine(), step)
     role = Role("all", 32, (loop,), copies, "w")
     program = replace(
         program, roles=(role,), persistent=True, cluster=(("x", 2), ("y", 1)), raster=2
@@ -346,7 +346,7 @@ REFUSED: dict[str, tuple[str, tuple[Statement, ...], Mapping[str, Any]]] = {
         (Arrive(RING, Affine(), 16, "cluster"),),
         {"cluster": (("x", 2),)},
     ),
-    "a second tile": ("but one, tile 0", (ForTile("t", "i", (), start=1),), {}),
+    "a second tile": ("but one, tile 0", (ForTile("t", "i", (), start=Affine(1)),), {}),
     "an index that counts down": (
         "count up",
         (For("k", "trips", (Wait(RING, var("k", -1) + 9),)),),

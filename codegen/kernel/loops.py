@@ -10,32 +10,25 @@ Source: ``docs/model.md``, section "Code".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from tinygpu.codegen.kernel.addresses import Addresses
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
-from tinygpu.term.program import Access, Do, For, Statement, When
+from tinygpu.term.program import Access, Body, Do, For, When
 
 __all__ = ["instances", "rotating_slots", "stepped_pointers"]
 
 
-def instances(body: tuple[Statement, ...], scope: Scope) -> Iterator[tuple[Do, Scope]]:
+def instances(body: Body, scope: Scope) -> Iterator[tuple[Do, Scope]]:
     """Yield the statements of a loop's body, unrolled, but not of running loops inside."""
     for statement in body:
-        match statement:
-            case Do():
-                yield statement, scope
-            case When():
-                yield from instances(statement.body, scope)
-            case For(unrolled=True):
-                for i in range(statement.start, int(statement.trips)):
-                    static = {**scope.static, statement.var: i}
-                    yield from instances(statement.body, replace(scope, static=static))
-            case _:
-                pass
+        if isinstance(statement, Do):
+            yield statement, scope
+        elif isinstance(statement, When) or (isinstance(statement, For) and statement.unrolled):
+            for inner in scope.within(statement):
+                yield from instances(statement.body, inner)
 
 
 def stepped_pointers(addresses: Addresses, loop: For, scope: Scope) -> list[tuple[Number, Number]]:

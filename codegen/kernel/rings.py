@@ -22,13 +22,13 @@ Source: PTX ISA 9, "mbarrier.test_wait/mbarrier.try_wait" (phaseParity).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.ptx import Text
 from tinygpu.codegen.kernel.scope import Scope, Terms
 from tinygpu.errors import ProgramError
-from tinygpu.term.program import Affine, Arrive, Block, Do, For, Statement, Wait
+from tinygpu.term.program import Affine, Barrier, Body
 
 __all__ = ["Ring", "Rings"]
 
@@ -69,9 +69,7 @@ class Rings:
         assert parity_now is not None
         return slot, text.exclusive_or(parity_now, 1) if turns % 2 else parity_now
 
-    def turning(
-        self, body: tuple[Statement, ...], name: str, start: int, scope: Scope
-    ) -> list[Ring]:
+    def turning(self, body: Body, name: str, start: int, scope: Scope) -> list[Ring]:
         """Make the positions that the loop over ``name`` turns by one, at its first iteration."""
         text = self.text
         found: dict[tuple[object, ...], Ring] = {}
@@ -116,24 +114,11 @@ def _split(stages: int, index: Affine, scope: Scope) -> tuple[int, int, Terms]:
     return *divmod(known, stages), terms
 
 
-def _uses(body: tuple[Statement, ...], scope: Scope) -> Iterator[tuple[int, Affine, Scope]]:
+def _uses(body: Body, scope: Scope) -> Iterator[tuple[int, Affine, Scope]]:
     """Yield the depth and the index of every use of a ring, and the loops around it."""
     for statement in body:
-        match statement:
-            case Do():
-                for access in statement.accesses:
-                    if access.buffer.level == "smem":
-                        yield access.buffer.stages, access.index, scope
-                if statement.signal:
-                    yield statement.signal[0].stages, statement.signal[1], scope
-            case Wait(barrier, index) | Arrive(barrier, index):
-                yield barrier.stages, index, scope
-            case For(unrolled=True):
-                for i in range(statement.start, int(statement.trips)):
-                    inner = replace(scope, static={**scope.static, statement.var: i})
-                    yield from _uses(statement.body, inner)
-            case For():
-                running = {**scope.running, statement.var: statement.var}
-                yield from _uses(statement.body, replace(scope, running=running))
-            case _ if isinstance(statement, Block):
-                yield from _uses(statement.body, scope)
+        for ring, index, _ in statement.uses:
+            if isinstance(ring, Barrier) or ring.level == "smem":
+                yield ring.stages, index, scope
+        for inner in scope.within(statement):
+            yield from _uses(statement.body, inner)

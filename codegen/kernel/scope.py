@@ -12,12 +12,13 @@ Source: ``docs/model.md``, section "Code".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.term.program import Access, Affine
+from tinygpu.term.program import Access, Affine, For, Statement
 
 __all__ = ["Scope", "Terms", "value_coordinates"]
 
@@ -30,6 +31,16 @@ class Scope:
 
     static: dict[str, int] = field(default_factory=dict)
     running: dict[str, str] = field(default_factory=dict)
+
+    def within(self, block: Statement) -> Iterator[Scope]:
+        """Yield the scope of a block's body: one for each iteration if it is unrolled."""
+        if not isinstance(block, For):
+            yield self
+        elif not block.unrolled:
+            yield replace(self, running={**self.running, block.var: block.var})
+        else:
+            for i in range(block.start, int(block.trips)):
+                yield replace(self, static={**self.static, block.var: i})
 
     def split(self, affine: Affine) -> tuple[int, Terms]:
         """Return the known part of an affine index and what is left of its terms."""

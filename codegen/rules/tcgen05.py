@@ -31,7 +31,7 @@ from tinygpu.codegen.rules.descriptors import TCGEN05_128B, adds, descriptor
 from tinygpu.codegen.rules.rows import row_registers
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Affine, Do, Program, walk
-from tinygpu.term.synchronization import Arrive
+from tinygpu.term.statement import Arrive
 from tinygpu.term.tensor_memory import (
     LANES,
     allocated_columns,

@@ -34,7 +34,7 @@ from tinygpu.legality.reach import (
     moves,
     origin_of,
 )
-from tinygpu.term.program import Access, Affine, Exit, select
+from tinygpu.term.program import Access, Exit, select
 
 __all__ = [
     "aligned_vectors",
@@ -236,14 +236,13 @@ def store_once(case: Case, place: Place) -> Iterator[Clause]:
     rank = len(access.buffer.shape)
     used = {name for d in range(rank) for name, _ in origin_of(case, access, d)[1]}
     for tiles in place.tiles:
-        start = tiles.start if isinstance(tiles.start, Affine) else Affine(tiles.start)
         copies: Any = 1
-        for name, step in start.terms:
+        for name, step in tiles.start.terms:
             mine = name == place.role.copy
             copies = copies * select(mine & (step == 1), place.role.copies, 0)
         text = "{} is stored for tiles from {} by {}; {} copies of {} take each tile once"
-        values = (output, start, tiles.step, place.role.copies, place.role.name)
-        yield Clause((start.constant == 0) & (tiles.step == copies), text, values)
+        values = (output, tiles.start, tiles.step, place.role.copies, place.role.name)
+        yield Clause((tiles.start.constant == 0) & (tiles.step == copies), text, values)
     for name in (*case.grid, *place.loops):
         if name not in used and not adds:
             times = place.ranges[name].last - place.ranges[name].first + 1

@@ -45,7 +45,7 @@ from tinygpu.term.program import (
     Sync,
     When,
     select,
-    walk,
+    walked,
 )
 
 __all__ = [
@@ -170,9 +170,7 @@ class Case:
             bound = outside
             if role.copy:
                 bound = outside | {role.copy: Range(0, role.copies - 1)}
-            alone = Program.__new__(Program)
-            object.__setattr__(alone, "roles", (role,))
-            for statement, around in walk(alone):
+            for statement, around in walked(role.body):
                 statements.append((role, statement, around))
                 if isinstance(statement, Exit):
                     exits = (*exits, statement) if not around else exits
@@ -185,7 +183,7 @@ class Case:
                 elif isinstance(statement, Do):
                     ranges = _ranges(bound, around, parameters, tiles)
                     turns = tuple(s for s in around if isinstance(s, ForTile))
-                    apart = any(role.copy in _names(s.start) for s in turns)
+                    apart = any(role.copy == name for s in turns for name, _ in s.start.terms)
                     copies = (role.copy,) if role.copy and not apart else ()
                     loops = tuple(s.var for s in around if isinstance(s, For))
                     elected = any(isinstance(s, Elect) for s in around)
@@ -230,10 +228,6 @@ def _ranges(
     ranges = dict(outside)
     for statement in around:
         match statement:
-            case Elect():
-                pass
-            case ForTile(tile, turn):
-                ranges |= {tile: tiles, turn: tiles}
             case For(name, trips, _, _, start):
                 end = parameters[trips] if isinstance(trips, str) else trips
                 ranges[name] = Range(start, end - 1)
@@ -247,11 +241,9 @@ def _ranges(
                     if name in ranges:
                         old = ranges[name]
                         ranges[name] = Range(old.first, old.last, exact=False)
+            case _:
+                ranges |= dict.fromkeys(statement.binds, tiles)
     return ranges
-
-
-def _names(index: Affine | int) -> tuple[str, ...]:
-    return tuple(name for name, _ in index.terms) if isinstance(index, Affine) else ()
 
 
 def moves(number: Any) -> bool:

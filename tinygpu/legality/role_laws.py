@@ -37,17 +37,13 @@ from tinygpu.term.program import (
     Access,
     Arrive,
     Block,
-    Commit,
     Do,
     Elect,
-    Exit,
-    Fence,
     For,
     Role,
-    Sync,
-    WaitGroup,
     select,
 )
+from tinygpu.term.tensor_memory import TENSOR_MEMORY
 
 __all__ = ["ROLE_LAWS", "entry_registers"]
 
@@ -108,11 +104,12 @@ def collective(case: Case) -> Iterator[Clause]:
     """Check that what all threads do is not left to one, and what one does not done by all."""
     for _, statement, around in case.statements:
         elected = any(isinstance(s, Elect) for s in around)
-        match statement:
-            case Sync() | Exit() | Commit("wgmma") | WaitGroup(_, "wgmma") | Fence("wgmma"):
-                yield Clause(not elected, "{}: one thread alone executes it", (statement,))
-            case Commit("bulk") | WaitGroup(_, "bulk"):
-                yield Clause(elected, "{}: threads without stores execute it", (statement,))
+        if statement.needs.startswith(TENSOR_MEMORY):
+            continue  # law tcgen05_collective
+        if statement.by == "all":
+            yield Clause(not elected, "{}: one thread alone executes it", (statement,))
+        elif statement.by == "one":
+            yield Clause(elected, "{}: threads without stores execute it", (statement,))
     start: Any = 0
     for role in case.program.roles:
         if any(p.role is role and p.do.instruction.issuer == "warpgroup" for p in case.places):

@@ -29,11 +29,9 @@ from tinygpu.legality.reach import Case, Clause, Place, origin_of
 from tinygpu.legality.tcgen05_inputs import INPUT_LAWS, SLICE_BYTES, multiplying, placed
 from tinygpu.term.program import (
     Access,
-    Arrive,
     Block,
     Do,
     Elect,
-    Fence,
     Role,
     Statement,
     Sync,
@@ -43,7 +41,13 @@ from tinygpu.term.program import (
     same_place,
     select,
 )
-from tinygpu.term.tensor_memory import COLUMNS, LANES, allocated_columns, used_columns
+from tinygpu.term.tensor_memory import (
+    COLUMNS,
+    LANES,
+    TENSOR_MEMORY,
+    allocated_columns,
+    used_columns,
+)
 
 __all__ = ["TMEM_LAWS"]
 
@@ -165,16 +169,17 @@ def collective(case: Case) -> Iterator[Clause]:
     issuing = {p.role.name for p in case.places if p.do.instruction.completion == committed}
     for role, statement, around in case.statements:
         elected = any(isinstance(s, Elect) for s in around)
-        match statement:
-            case Arrive(after="tcgen05"):
-                text = "{}: the thread that multiplies (or copies) commits, {} does not"
-                holds = elected and role.name in issuing
-                yield Clause(holds, text, (statement, role.name))
-            case WaitGroup(_, "tcgen05.ld" | "tcgen05.st"):
-                yield Clause(not elected, "{}: one thread alone executes it", (statement,))
-                yield Clause(statement.pending == 0, "{} waits for all", (statement,))
-            case Fence("tcgen05.before" | "tcgen05.after") if role.threads % 32:
-                yield Clause(False, "{}: {} is no whole warps", (statement, role.name))
+        if not statement.needs.startswith(TENSOR_MEMORY):
+            continue
+        if statement.by == "one":
+            text = "{}: the thread that multiplies (or copies) commits, {} does not"
+            holds = elected and role.name in issuing
+            yield Clause(holds, text, (statement, role.name))
+        elif isinstance(statement, WaitGroup):
+            yield Clause(not elected, "{}: one thread alone executes it", (statement,))
+            yield Clause(statement.pending == 0, "{} waits for all", (statement,))
+        elif statement.by == "warps" and role.threads % 32:
+            yield Clause(False, "{}: {} is no whole warps", (statement, role.name))
 
 
 def lifetime(case: Case) -> Iterator[Clause]:

@@ -25,7 +25,7 @@ Source: ``docs/model.md``, section "Meaning".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tinygpu.legality.concurrency.judge import verdict
@@ -42,6 +42,7 @@ from tinygpu.term.program import (
     Program,
     Statement,
     When,
+    each,
     walk,
 )
 
@@ -111,7 +112,7 @@ def _affine(program: Program) -> str:
         if steps is None or (steps[0],) != operation.reduced:
             return f"{name} is no quotient of {', '.join(operation.reduced) or 'a reduced axis'}"
     for statement, _ in walk(program):
-        for access in _accesses(statement):
+        for access in statement.accesses:
             strange = [
                 c
                 for o in access.origin
@@ -166,7 +167,7 @@ def _grid(program: Program) -> str:
     reads = [
         a
         for s, _ in walk(program)
-        for a in _accesses(s)
+        for a in s.accesses
         if a.buffer.level == "gmem" and a.buffer.name != output.name
     ]
     for axis in program.grid:
@@ -189,10 +190,9 @@ def _grid(program: Program) -> str:
                 if _step(o, axis) != (width if own == name else 0):
                     return f"{read} does not step as the output along {axis.var}"
     for loop in (s for s, _ in walk(program) if isinstance(s, ForTile)):
-        role = next(r for r in program.roles if any(x is loop for x, _ in _inside(r.body, ())))
-        plain = loop.start == 0 and int(loop.step) == 1
-        start = loop.start if isinstance(loop.start, Affine) else Affine(int(loop.start))
-        in_turn = start == Affine(0, ((role.copy, 1),)) and int(loop.step) == int(role.copies)
+        role = next(r for r in program.roles if any(x is loop for x in each(r.body)))
+        plain = loop.start == Affine() and int(loop.step) == 1
+        in_turn = loop.start == Affine(0, ((role.copy, 1),)) and int(loop.step) == int(role.copies)
         if not (plain or in_turn):
             return f"tiles from {loop.start} by {loop.step} may not be all"
     return ""
@@ -209,7 +209,7 @@ def _steps(program: Program) -> str:
     for statement, around in walk(program):
         if not isinstance(statement, Do):
             continue
-        variables = {n for s in around for n in _bound(s)} & looped
+        variables = {n for s in around for n in s.binds} & looped
         for access in statement.accesses:
             if access.buffer.level != "gmem":
                 continue
@@ -245,7 +245,7 @@ def _history(program: Program) -> int | str:
     inside = [
         (s, around)
         for s, around in walk(program)
-        if isinstance(s, Do) and {n for b in around for n in _bound(b)} & looped
+        if isinstance(s, Do) and {n for b in around for n in b.binds} & looped
     ]
     sums = {s.write.buffer.name for s, _ in inside if _adds(s)}
     edges: dict[str, set[str]] = {}
@@ -363,12 +363,7 @@ def _guards(program: Program) -> str:
         constant = {
             s.var for s in around if isinstance(s, For) and not isinstance(s.trips, str)
         } | finite
-        guards: list[tuple[Affine, int | str]] = []
-        if isinstance(statement, When) and _moves(statement.body):
-            guards = [(statement.index, statement.bound)]
-        elif isinstance(statement, Do) and statement.fresh is not None:
-            guards = [(statement.fresh, 1)]
-        for index, bound in guards:
+        for index, bound in statement.guards if _moves((statement,)) else ():
             mine = [(n, c) for n, c in index.terms if n in looped]
             others = {n for n, _ in index.terms} - looped
             if not others <= constant:
@@ -468,32 +463,9 @@ def _alone(program: Program) -> frozenset[str]:
     return frozenset(a.var for a in program.grid if a.extent == Constant(1))
 
 
-def _bound(block: Block) -> tuple[str, ...]:
-    """Return the variables that a block binds."""
-    match block:
-        case For(var=name):
-            return (name,)
-        case ForTile(tile=tile, turn=turn):
-            return (tile, turn)
-    return ()
-
-
-def _inside(
-    body: tuple[Statement, ...], around: tuple[Block, ...]
-) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
-    for statement in body:
-        yield statement, around
-        if isinstance(statement, Block):
-            yield from _inside(statement.body, (*around, statement))
-
-
 def _moves(body: tuple[Statement, ...]) -> bool:
     """Return whether values are moved or computed in a body."""
-    return any(isinstance(s, Do | Exit) for s, _ in _inside(body, ()))
-
-
-def _accesses(statement: Statement) -> tuple[Access, ...]:
-    return statement.accesses if isinstance(statement, Do | Exit) else ()
+    return any(isinstance(s, Do | Exit) for s in each(body))
 
 
 def _quotient(expression: Expression) -> tuple[str, int] | None:

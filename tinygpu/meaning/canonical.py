@@ -68,6 +68,7 @@ from tinygpu.term.program import (
     Wait,
     WaitGroup,
     When,
+    each,
     walk,
 )
 
@@ -183,10 +184,9 @@ def _in_order(program: Program) -> list[Role]:
     for role in program.roles:
         written: set[str] = set()
         read: set[str] = set()
-        for statement in _dos(role.body):
-            for access in statement.accesses:
-                if access.buffer.level in ("smem", "tmem"):
-                    (written if access is statement.write else read).add(access.buffer.name)
+        for use in (use for statement in each(role.body) for use in statement.uses):
+            if isinstance(use.ring, Buffer) and use.ring.level in ("smem", "tmem"):
+                (written if use.how == "write" else read).add(use.ring.name)
         writes[role.name], reads[role.name] = written, read
     left, found = list(program.roles), []
     while left:
@@ -198,14 +198,6 @@ def _in_order(program: Program) -> list[Role]:
         found.append(ready[0])
         left.remove(ready[0])
     return found
-
-
-def _dos(body: tuple[Statement, ...]) -> Iterator[Do]:
-    for s in body:
-        if isinstance(s, Do):
-            yield s
-        elif isinstance(s, For | ForTile | When | Elect):
-            yield from _dos(s.body)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -318,7 +310,7 @@ class _Work:
 
     def tiles(self, loop: ForTile, group: _Group) -> None:
         """Execute the body for each tile, together for those that are at the same one."""
-        start = loop.start if isinstance(loop.start, int) else loop.start.evaluate(group.env)
+        start = loop.start.evaluate(group.env)
         own = group.who % self.grid.ctas
         count, clusters = self.grid.count[own], self.grid.clusters
         turn = 0

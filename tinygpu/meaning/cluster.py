@@ -43,7 +43,6 @@ from tinygpu.term.program import (
     Affine,
     Arrive,
     Barrier,
-    Block,
     Buffer,
     Commit,
     Do,
@@ -62,8 +61,9 @@ from tinygpu.term.program import (
     WaitGroup,
     When,
     buffers_of,
+    each,
 )
-from tinygpu.term.synchronization import Group
+from tinygpu.term.statement import Group
 
 __all__ = [
     "Agent",
@@ -581,26 +581,20 @@ def divided(
     return [p for p in ([np.arange(1)] * first + parts) if p.size]
 
 
-def _each(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    for s in body:
-        yield s
-        if isinstance(s, Block):
-            yield from _each(s.body)
-
-
 def _elects(body: tuple[Statement, ...]) -> bool:
     """Whether one thread does something alone, or mbarriers let one thread lag behind."""
     return any(
-        isinstance(s, Elect | Arrive | Wait)
+        isinstance(s, Elect)
+        or any(isinstance(use.ring, Barrier) for use in s.uses)
         or (isinstance(s, Do) and s.instruction.issuer == "one")
-        for s in _each(body)
+        for s in each(body)
     )
 
 
 def _is_late(body: tuple[Statement, ...]) -> bool:
     """Whether there are instructions that use registers after they were issued."""
     late = ("wgmma_group", "tcgen05_wait")
-    return any(isinstance(s, Do) and s.instruction.completion in late for s in _each(body))
+    return any(isinstance(s, Do) and s.instruction.completion in late for s in each(body))
 
 
 def place_of(program: Program, tile: tuple[int, ...]) -> dict[str, int]:
@@ -624,10 +618,9 @@ def _unfold(
                 end = env[trips] if isinstance(trips, str) else int(trips)
                 inner = [{**env, var: i} for i in range(start, end)]
             case ForTile(tile, turn, _, start, step):
-                begin = start if isinstance(start, int) else start.evaluate(env)
                 inner = [
                     {**env, tile: t, turn: i, **place_of(program, tiles[t])}
-                    for i, t in enumerate(range(int(begin), len(tiles), int(step)))
+                    for i, t in enumerate(range(int(start.evaluate(env)), len(tiles), int(step)))
                 ]
             case When(index, bound):
                 if index.evaluate(env) < (env[bound] if isinstance(bound, str) else int(bound)):

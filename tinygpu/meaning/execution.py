@@ -30,7 +30,7 @@ from tinygpu.meaning.cluster import Agent, InFlight, Registers, Run
 from tinygpu.meaning.race import UNWRITTEN, Integers, Kind, Shared, Use
 from tinygpu.meaning.touched import CellFault, Touched, extent
 from tinygpu.term.program import Access, Do
-from tinygpu.term.synchronization import Group
+from tinygpu.term.statement import Group
 
 __all__ = [
     "TOGETHER",

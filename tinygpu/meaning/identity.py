@@ -42,7 +42,7 @@ from tinygpu.meaning.interpret import edge_of, interpret, tile_of, wrong_result
 from tinygpu.meaning.prime_field import P, prime_field
 from tinygpu.meaning.race import Finding
 from tinygpu.term.operation import Problem
-from tinygpu.term.program import Do, Elect, For, ForTile, Program, Statement, When, walk
+from tinygpu.term.program import Do, For, Program, Statement, walk
 
 __all__ = ["Meaning", "computes", "instances", "require_computes", "summary"]
 
@@ -287,19 +287,16 @@ def _work(program: Program, sizes: Mapping[str, int]) -> float:
     def of(body: tuple[Statement, ...], many: int, instances: int) -> float:
         total = 0.0
         for s in body:
-            match s:
-                case Do():
-                    elements = prod(int(v) for v in s.values)
-                    tile = s.instruction.issuer in ("one", "warpgroup")
-                    tile |= any(a.buffer.fragment for a in s.accesses)
-                    if s.instruction.unit == "tensor":
-                        elements = elements // 2 if tile else 4 * elements
-                    total += _STATEMENT + elements * (1 if tile else many) * instances
-                case For(trips=trips, body=inner):
-                    times = values[trips] if isinstance(trips, str) else int(trips)
-                    total += times * of(inner, many, instances)
-                case ForTile() | When() | Elect():
-                    total += of(s.body, many, instances)
+            if isinstance(s, Do):
+                elements = prod(int(v) for v in s.values)
+                tile = s.instruction.issuer in ("one", "warpgroup")
+                tile |= any(a.buffer.fragment for a in s.accesses)
+                if s.instruction.unit == "tensor":
+                    elements = elements // 2 if tile else 4 * elements
+                total += _STATEMENT + elements * (1 if tile else many) * instances
+            often = s.trips if isinstance(s, For) else 1
+            times = values[often] if isinstance(often, str) else int(often)
+            total += times * of(s.body, many, instances)
         return total
 
     arrays = sum(prod(shape) for shape in program.operation.shapes(sizes).values())

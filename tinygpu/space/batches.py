@@ -42,7 +42,6 @@ from tinygpu.term.program import (
     Sync,
     Wait,
     WaitGroup,
-    indices_of,
     walk,
 )
 from tinygpu.term.schedule import Schedule
@@ -79,9 +78,8 @@ def _unsigned(program: Program) -> bool:
     least = program.least_values()
     negative = {name for name, number in least.items() if not np.all(number >= 0)}
     for statement, _ in walk(program):
-        bounds = [getattr(statement, field, None) for field in ("trips", "bound")]
-        terms = (term for form in indices_of(statement) for term in form.terms)
-        if negative.intersection(x for x in chain(bounds, *terms) if isinstance(x, str)):
+        terms = (term for form in statement.forms for term in form.terms)
+        if negative.intersection(x for x in chain(statement.numbers, *terms) if isinstance(x, str)):
             return True
     return False
 

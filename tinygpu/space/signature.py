@@ -23,6 +23,7 @@ Source: ``docs/model-concurrency.md``, section "Skeleton".
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -31,15 +32,11 @@ from tinygpu.term.program import (
     Access,
     Affine,
     Block,
-    Commit,
+    Body,
     Do,
-    Exit,
     For,
     Program,
     Statement,
-    Sync,
-    WaitGroup,
-    When,
 )
 
 __all__ = ["numbers_of"]
@@ -72,13 +69,13 @@ def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
             and (a.buffer.level != "registers" or a.buffer.name in asked)
         )
 
-    def repeats(name: str, body: tuple[Statement, ...]) -> bool:
+    def repeats(loop: For) -> bool:
         """Say whether every iteration from the second on does what the second did."""
         return all(
             isinstance(s, Do)
             and s.instruction.completion != "commit_group"
-            and not any(variable == name for a in touches(s) for variable, _ in a.index.terms)
-            for s in body
+            and not any(name == loop.var for a in touches(s) for name, _ in a.index.terms)
+            for s in loop.body
         )
 
     def touched(access: Access) -> Any:
@@ -86,33 +83,27 @@ def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
         return buffer.name, buffer.level, number(buffer.stages), affine(access.index)
 
     def key(statement: Statement) -> Any:
-        match statement:
-            case For(name, trips, inner) if not isinstance(trips, str) and repeats(name, inner):
-                often = np.minimum(np.maximum(trips - statement.start, 0), 2)
-                often = often if isinstance(often, np.ndarray) else int(often)
-                return "often", name, number(often), tuple(map(key, inner))
-            case For(name, trips, inner, unrolled, start):
-                return "for", name, number(trips), unrolled, number(start), tuple(map(key, inner))
-            case When(index, bound, inner):
-                return "when", affine(index), number(bound), tuple(map(key, inner))
-            case Do():
-                writes = statement.write.buffer.level != "gmem"
-                how = statement.instruction.completion, statement.lanes is None, statement.across
-                return "do", how, writes, tuple(map(touched, touches(statement)))
-            case Exit():
-                return ("exit",)
-            case Sync(barrier):
-                return "sync", number(barrier)
-            case Commit():
-                return ("commit",)
-            case WaitGroup(pending):
-                return "wait", number(pending)
+        own = [getattr(statement, field.name) for field in fields(statement)]
+        if isinstance(statement, Do):
+            writes = statement.write.buffer.level != "gmem"
+            how = statement.instruction.completion, statement.lanes is None, statement.across
+            return "do", how, writes, tuple(map(touched, touches(statement)))
+        if (
+            isinstance(statement, For)
+            and isinstance(trips := statement.trips, int | np.ndarray)
+            and repeats(statement)
+        ):
+            often = np.minimum(np.maximum(trips - statement.start, 0), 2)
+            own = [statement.var, often if isinstance(often, np.ndarray) else int(often)]
+        said = tuple(number(one) for one in own if isinstance(one, int | str | np.ndarray))
+        guards = tuple(affine(index) for index, _ in statement.guards)
+        return type(statement).__name__, said, guards, tuple(map(key, statement.body))
 
     bodies = tuple((role.name, tuple(map(key, role.body))) for role in program.roles)
     return bodies, tuple(numbers)
 
 
-def _asked(body: tuple[Statement, ...]) -> set[str]:
+def _asked(body: Body) -> set[str]:
     """Return the register buffers of which a read is not answered by a write of the same block."""
     found: set[str] = set()
     written: dict[str, Any] = {}

@@ -66,7 +66,7 @@ from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import REDUCERS, Operation
 from tinygpu.term.parts import add_parts
 from tinygpu.term.program import Access, Affine, Buffer, Program, Statement, registers, select, var
-from tinygpu.term.synchronization import FenceKind, Group, Scope
+from tinygpu.term.statement import FenceKind, Group, Scope
 from tinygpu.term.tensor_memory import LANES, RowLanes
 
 __all__ = [
@@ -579,9 +579,9 @@ class Kernel:
             raise self.error("tiles: stands in a loop; the tiles are around all loops", "tiles")
         if start and (start not in self._digits or self._digits[start].by != "copies of a role"):
             raise self.error(f"tiles: {start} counts no copies of a role", start)
-        return self._each_tile(var(start) if start else 0, step)
+        return self._each_tile(var(start) if start else Affine(), step)
 
-    def _each_tile(self, start: Affine | int, step: Number) -> Iterator[LoopIndex]:
+    def _each_tile(self, start: Affine, step: Number) -> Iterator[LoopIndex]:
         around, self._body = self._body, []
         self._tiles = ("tile", "turn")
         yield LoopIndex(var("tile"), ())

@@ -43,16 +43,9 @@ from tinygpu.isa.memory import Level
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.operation import ACC, Operation, is_matmul
 from tinygpu.term.program import (
-    Arrive,
     Buffer,
-    Commit,
-    Do,
-    Fence,
     Program,
     Statement,
-    Sync,
-    Wait,
-    WaitGroup,
     walk,
 )
 
@@ -182,7 +175,7 @@ class Machine(ABC):
         built = self.program(operation, choose)
         if isinstance(built, Program):
             known = {i.name for i in self.instructions}
-            known |= {i.completion for i in self.instructions} & {*_GROUPS.values()}
+            known |= {i.completion for i in self.instructions if i.completion.endswith("_group")}
             for name, statement in used_instructions(built):
                 if name not in known:
                     listed = ", ".join(sorted(i.name for i in self.instructions))
@@ -281,31 +274,8 @@ def used_instructions(program: Program) -> Iterator[tuple[str, Statement | Buffe
 
     A group is there for any instruction whose completion it observes.
     """
-    for statement, _ in walk(program):
-        match statement:
-            case Do(instruction):
-                yield instruction.name, statement
-            case Sync(_, scope):
-                yield "barrier.cluster" if scope == "cluster" else "bar.sync", statement
-            case Wait():
-                yield "mbarrier", statement
-            case Arrive(after=after):
-                yield "tcgen05.commit" if after else "mbarrier", statement
-            case Fence(kind):
-                yield _FENCES.get(kind, kind), statement
-            case Commit(group) | WaitGroup(_, group):
-                yield _GROUPS.get(group, group), statement
-            case _:
-                pass
+    yield from ((s.needs, s) for s, _ in walk(program) if s.needs)
     yield from (("tcgen05.alloc", b) for b in program.buffers if b.level == "tmem")
-
-
-_GROUPS = {"cp.async": "commit_group", "wgmma": "wgmma_group", "bulk": "bulk_group"}
-_FENCES = {
-    "proxy.async": "fence.proxy.async",
-    "tcgen05.before": "tcgen05.fence",
-    "tcgen05.after": "tcgen05.fence",
-}
 
 
 @contextmanager

@@ -2,17 +2,13 @@
 
 A program is what one CTA does, over a grid.  It has *buffers* (a level, a shape, strides, stages),
 *parameters* (expressions of the sizes, known at launch), *roles* (how many warps, and a body) and
-*statements*:
+*statements*,
 
-    Do(instruction, writes, reads, threads, values)   one instruction by each thread, on each value
-    For(var, trips, body)                             a loop, unrolled or not
-    ForTile(tile, turn, body)                         a loop over the tiles of a cluster
-    When(index, bound, body)                          the body where index < bound
-    Elect(body)                                       the body by one thread of the role, the first
-    Exit(access)                                      threads with no element inside leave
-    Sync, Commit, WaitGroup, Wait, Arrive, Fence      order: ``synchronization.py``
+    Do, Exit, and For, ForTile, When, Elect with a body          what is done
+    Sync, Commit, WaitGroup, Wait, Arrive, Fence                 what comes after what
 
-Where a value lives, and which value it is, is said by the accesses of a ``Do``: ``access_map.py``.
+of ``statement.py``.  Where a value lives, and which value it is, is said by the accesses of a
+``Do``: ``access_map.py``.
 
 **Who does it.**  ``Instruction.issuer`` says who executes a ``Do``: each thread on values of its
 own ("thread"), or one thread (TMA, inside an ``Elect``) or a role's copy of 128 threads together
@@ -42,13 +38,11 @@ from typing import Any
 import numpy as np
 
 from tinygpu.errors import ProgramError, nearest
-from tinygpu.isa.instruction import Instruction
 from tinygpu.term.access_map import (
     Access,
     Affine,
     Buffer,
     Immediate,
-    Operand,
     Scalar,
     registers,
     span,
@@ -56,7 +50,27 @@ from tinygpu.term.access_map import (
 )
 from tinygpu.term.expression import Expression, bounds
 from tinygpu.term.operation import LARGEST_SIZE, Operation
-from tinygpu.term.synchronization import Arrive, Barrier, Commit, Fence, Sync, Wait, WaitGroup
+from tinygpu.term.statement import (
+    Arrive,
+    Barrier,
+    Block,
+    Body,
+    Commit,
+    Do,
+    Elect,
+    Exit,
+    Fence,
+    For,
+    ForTile,
+    RingUse,
+    Statement,
+    Sync,
+    Wait,
+    WaitGroup,
+    When,
+    each,
+    walked,
+)
 
 __all__ = [
     "Access",
@@ -65,6 +79,7 @@ __all__ = [
     "Axis",
     "Barrier",
     "Block",
+    "Body",
     "Buffer",
     "Commit",
     "Do",
@@ -75,6 +90,7 @@ __all__ = [
     "ForTile",
     "Immediate",
     "Program",
+    "RingUse",
     "Role",
     "Scalar",
     "Statement",
@@ -82,145 +98,19 @@ __all__ = [
     "Wait",
     "WaitGroup",
     "When",
-    "accesses_of",
     "buffers_of",
-    "indices_of",
+    "each",
     "registers",
     "same_place",
     "select",
     "span",
     "var",
     "walk",
+    "walked",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Do:
-    """One instruction by each thread (``threads`` extents) on each of its values.
-
-    ``vector`` values of mode 0 are moved by one instruction.  ``variant`` picks of a family.
-    ``lanes`` = (divisor, extent, residue) restricts it to threads with
-    ``(t // divisor) % extent == residue``.  ``across`` is shfl.sync's butterfly mask.
-
-    Of asynchronous copies (TMA): its bytes land at ``signal`` = (barrier, index), in this CTA or,
-    with ``multicast`` = a cluster axis's variable, in all CTAs along it, each at its own barrier.
-    Of products: where ``fresh`` is 0 the sums start anew instead of being added to.  Of tcgen05.mma
-    ``multicast`` names the axis of a pair of CTAs, each of which multiplies its own first input by
-    the second inputs of both: half h of the columns (value mode 3) is CTA h's.
-    """
-
-    instruction: Instruction
-    write: Access
-    reads: tuple[Operand, ...] = ()
-    values: tuple[int, ...] = ()
-    threads: tuple[int, ...] = ()
-    vector: int = 1
-    variant: str = ""
-    lanes: tuple[int, int, int] | None = None
-    across: int = 0
-    signal: tuple[Barrier, Affine] | None = None
-    multicast: str = ""
-    fresh: Affine | None = None
-
-    @property
-    def accesses(self) -> tuple[Access, ...]:
-        """Its reads and then its write."""
-        return (*(r for r in self.reads if isinstance(r, Access)), self.write)
-
-    @property
-    def trimmed(self) -> bool:
-        """Whether it is a load that leaves out the lines outside of the array."""
-        return any(access.trimmed for access in self.accesses)
-
-    def __str__(self) -> str:
-        name = self.instruction.name
-        if self.variant and self.variant != name:
-            name += f".{self.variant}"
-        text = f"{self.write} = {name}({', '.join(map(str, self.reads))})"
-        text += f" x {'*'.join(map(str, self.values)) or 1}"
-        if str(self.vector) != "1":
-            text += f" by {self.vector}"
-        if str(self.across) != "0":
-            text += f" across {self.across}"
-        if self.lanes:
-            text += f" where t//{self.lanes[0]}%{self.lanes[1]} == {self.lanes[2]}"
-        if self.multicast:
-            text += f" to all of {self.multicast}"
-        if self.signal:
-            text += f" at {self.signal[0].name}@({self.signal[1]})"
-        if self.fresh is not None:
-            text += f", anew where {self.fresh} == 0"
-        return text
-
-
-@dataclass(frozen=True, slots=True)
-class For:
-    """A loop of ``trips`` (an int, or the name of a parameter) from ``start``."""
-
-    var: str
-    trips: int | str
-    body: tuple[Statement, ...]
-    unrolled: bool = False
-    start: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class When:
-    """The body where ``index < bound``: a guard on the distance to a loop's end."""
-
-    index: Affine
-    bound: int | str
-    body: tuple[Statement, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """Threads all of whose elements of the gmem ``access`` lie outside leave the kernel here.
-
-    ``values`` and ``threads`` are the extents, as in Do.
-    """
-
-    access: Access
-    values: tuple[int, ...]
-    threads: tuple[int, ...]
-
-    @property
-    def accesses(self) -> tuple[Access, ...]:
-        """The one access."""
-        return (self.access,)
-
-    def __str__(self) -> str:
-        return f"exit if {self.access} is outside"
-
-
-@dataclass(frozen=True, slots=True)
-class Elect:
-    """The body, by the first thread of the role's copy alone."""
-
-    body: tuple[Statement, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ForTile:
-    """The body for each tile of this cluster, of which it binds the grid's variables.
-
-    A cluster's tiles are ``cluster + t * clusters`` for t = 0, 1, .. in the order of the grid's
-    raster (one tile, if the program is not ``persistent``).  The body runs for t = ``start``,
-    ``start + step``, ..: ``tile`` is bound to t, ``turn`` to 0, 1, 2, ..
-    """
-
-    tile: str
-    turn: str
-    body: tuple[Statement, ...]
-    start: Affine | int = 0
-    step: int = 1
-
-
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
-
-Order = Sync | Commit | WaitGroup | Wait | Arrive | Fence
-Block = For | ForTile | When | Elect
-Statement = Do | Exit | Order | Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +122,7 @@ class Role:
 
     name: str
     threads: int
-    body: tuple[Statement, ...]
+    body: Body
     copies: int = 1
     copy: str = ""
     registers: int = 0
@@ -291,35 +181,32 @@ class Program:
         self._resolve()
         seen: set[int] = set()  # what is declared is mostly used by identity, and often
         for statement, _ in walk(self):
-            if isinstance(statement, Do | Exit):
-                for access in statement.accesses:
-                    if id(access.buffer) not in seen:
-                        self._declares(statement, "buffer", access.buffer, self.buffers)
-                        seen.add(id(access.buffer))
-                    if access.outside and not _loads(statement):
+            for access in statement.accesses:
+                assert isinstance(statement, Do | Exit)
+                if id(access.buffer) not in seen:
+                    self._declares(statement, "buffer", access.buffer, self.buffers)
+                    seen.add(id(access.buffer))
+                if access.outside and not _loads(statement):
+                    raise ProgramError(
+                        f"program {self.name}: {statement} gives {access.outside} outside; "
+                        "only ld.global of a thread's own values can: others give 0"
+                    )
+                for extents, steps in (
+                    (statement.values, access.value),
+                    (statement.threads, access.thread),
+                ):
+                    if steps and len(steps) != len(extents):
                         raise ProgramError(
-                            f"program {self.name}: {statement} gives {access.outside} outside; "
-                            "only ld.global of a thread's own values can: others give 0"
+                            f"program {self.name}: {statement}: {access.buffer.name} has steps "
+                            f"for {len(steps)} extents, not {len(extents)}; give one for each"
                         )
-                    for extents, steps in (
-                        (statement.values, access.value),
-                        (statement.threads, access.thread),
-                    ):
-                        if steps and len(steps) != len(extents):
-                            raise ProgramError(
-                                f"program {self.name}: {statement}: {access.buffer.name} has steps "
-                                f"for {len(steps)} extents, not {len(extents)}; give one for each"
-                            )
             if isinstance(statement, WaitGroup) and statement.read and statement.group != "bulk":
                 raise ProgramError(
                     f"program {self.name}: {statement}: .read is of a bulk copy alone; leave it out"
                 )
-            signal = statement.signal if isinstance(statement, Do) else None
-            for barrier in (
-                *((statement.barrier,) if isinstance(statement, Wait | Arrive) else ()),
-                *(signal[:1] if signal else ()),
-            ):
-                self._declares(statement, "barrier", barrier, self.barriers)
+            for ring, _, _ in statement.uses:
+                if isinstance(ring, Barrier):
+                    self._declares(statement, "barrier", ring, self.barriers)
 
     def _declares(
         self,
@@ -403,10 +290,10 @@ class Program:
                     )
             return variables.union(names)
 
-        def resolve(body: tuple[Statement, ...], variables: frozenset[str]) -> None:
+        def resolve(body: Body, variables: frozenset[str]) -> None:
             for statement in body:
-                for index in indices_of(statement):
-                    for name, factor in index.terms:
+                for form in statement.forms:
+                    for name, factor in form.terms:
                         if name not in variables and name not in known:
                             need(statement, (name,), known | variables)
                         if isinstance(factor, str):
@@ -416,18 +303,9 @@ class Program:
                         if isinstance(read, Scalar):
                             among = known if read.size else self.operation.scalars
                             need(statement, (read.name,), among)
-                if not isinstance(statement, Block):
-                    continue
-                inside = variables
-                match statement:
-                    case For(var=name, trips=trips):
-                        number(f"the loop over {name}", [trips], variables)
-                        inside = bind((name,), variables)
-                    case ForTile(tile=name, turn=turn):
-                        inside = bind((name, turn), variables) | grid
-                    case When(bound=bound):
-                        number(f"the guard of {statement.index}", [bound], variables)
-                resolve(statement.body, inside)
+                number(f'"{statement}"', statement.numbers, variables)
+                inside = bind(statement.binds, variables)
+                resolve(statement.body, inside | grid if isinstance(statement, ForTile) else inside)
 
         for name, expression in self.parameters:
             need(f"parameter {name}", expression.names(), known)
@@ -513,26 +391,11 @@ class Program:
         return "\n".join(lines)
 
 
-def _show(body: tuple[Statement, ...], indent: str) -> list[str]:
+def _show(body: Body, indent: str) -> list[str]:
     lines: list[str] = []
     for statement in body:
-        match statement:
-            case For(name, trips, inner, unrolled, start):
-                how = " (unrolled)" if unrolled else ""
-                lines.append(f"{indent}for {name} in {start}..{trips}{how}:")
-                lines += _show(inner, indent + "  ")
-            case ForTile(tile, _, inner, start, step):
-                each = "" if str(start) == "0" and str(step) == "1" else f" from {start} by {step}"
-                lines.append(f"{indent}for each tile {tile}{each}:")
-                lines += _show(inner, indent + "  ")
-            case When(index, bound, inner):
-                lines.append(f"{indent}when {index} < {bound}:")
-                lines += _show(inner, indent + "  ")
-            case Elect(inner):
-                lines.append(f"{indent}one thread:")
-                lines += _show(inner, indent + "  ")
-            case _:
-                lines.append(f"{indent}{statement}")
+        lines.append(f"{indent}{statement}{':' * isinstance(statement, Block)}")
+        lines += _show(statement.body, indent + "  ")
     return lines
 
 
@@ -579,18 +442,9 @@ def select(condition: Any, then: Any, otherwise: Any) -> Any:
     return np.where(condition, then, otherwise)
 
 
-def accesses_of(body: tuple[Statement, ...]) -> Iterator[Access]:
-    """Yield every access of statements, at any depth, in order."""
-    for statement in body:
-        if isinstance(statement, Block):
-            yield from accesses_of(statement.body)
-        elif isinstance(statement, Do | Exit):
-            yield from statement.accesses
-
-
-def buffers_of(body: tuple[Statement, ...]) -> tuple[Buffer, ...]:
+def buffers_of(body: Body) -> tuple[Buffer, ...]:
     """Return the buffers that statements use, in order of first use."""
-    found = {id(access.buffer): access.buffer for access in accesses_of(body)}
+    found = {id(a.buffer): a.buffer for statement in each(body) for a in statement.accesses}
     distinct: list[Buffer] = []
     for b in found.values():
         if not any(b.name == f.name and b == f for f in distinct):
@@ -600,28 +454,5 @@ def buffers_of(body: tuple[Statement, ...]) -> tuple[Buffer, ...]:
 
 def walk(program: Program) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
     """Yield every statement with the loops and guards around it, outermost first."""
-
-    def inner(
-        body: tuple[Statement, ...], around: tuple[Block, ...]
-    ) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
-        for statement in body:
-            yield statement, around
-            if isinstance(statement, Block):
-                yield from inner(statement.body, (*around, statement))
-
     for role in program.roles:
-        yield from inner(role.body, ())
-
-
-def indices_of(statement: Statement) -> Iterator[Affine]:
-    """Yield the affine forms that a statement itself has: indices, origins, starts."""
-    match statement:
-        case Do() | Exit():
-            for access in statement.accesses:
-                yield from (*access.origin, access.index)
-            if isinstance(statement, Do):
-                yield from (*(statement.signal or ())[1:], *filter(None, (statement.fresh,)))
-        case Wait(index=index) | Arrive(index=index) | When(index=index):
-            yield index
-        case ForTile(start=Affine() as start):
-            yield start
+        yield from walked(role.body)

@@ -36,6 +36,7 @@ from tinygpu.term.program import Buffer, Program, select
 __all__ = [
     "COLUMNS",
     "LANES",
+    "TENSOR_MEMORY",
     "RowLanes",
     "allocated_columns",
     "columns_of",
@@ -89,6 +90,10 @@ class RowLanes:
     def halves(self) -> Any:
         """Return in how many parts the columns lie, each in lanes of its own."""
         return select(self.rows == LANES // 2, 2, 1) if self.paired else 1
+
+
+TENSOR_MEMORY = "tcgen05"
+"""What the names of its instructions begin with."""
 
 
 def uses_tensor_memory(program: Program) -> bool:

@@ -43,7 +43,6 @@ from math import lcm
 from tinygpu.legality.concurrency.erase import Footprint, Kind, kind_of, settled
 from tinygpu.legality.concurrency.symmetry import Symmetry, symmetry_of
 from tinygpu.term.program import (
-    Access,
     Affine,
     Arrive,
     Barrier,
@@ -56,10 +55,10 @@ from tinygpu.term.program import (
     For,
     ForTile,
     Program,
+    RingUse,
     Role,
     Statement,
     Sync,
-    Wait,
     WaitGroup,
     When,
 )
@@ -175,18 +174,12 @@ class Op:
     group: tuple[object, ...] = ()
 
     def __str__(self) -> str:
-        match self.node:
-            case Do(instruction=instruction):
-                text = instruction.name
-                touched = (*self.node.reads, self.node.write)
-                names = [
-                    str(a) for a in touched if isinstance(a, Access) and a.buffer.level != "gmem"
-                ]
-                text += f" of {', '.join(names)}" if names else ""
-            case Wait(barrier) | Arrive(barrier):
-                text = f"{'wait' if isinstance(self.node, Wait) else 'arrive'} {barrier.name}"
-            case _:
-                text = str(self.node)
+        text = str(self.node)
+        if isinstance(self.node, Do):
+            names = [str(a) for a in self.node.accesses if a.buffer.level != "gmem"]
+            text = self.node.instruction.name + (f" of {', '.join(names)}" if names else "")
+        elif self.node.uses:
+            text = f"{'wait' if self.kind == 'wait' else 'arrive'} {self.node.uses[0].ring.name}"
         where = ", ".join(f"{name}={number}" for name, number in self.values)
         return f"{text} at {where}" if where else text
 
@@ -377,18 +370,11 @@ class _Reader:
     def _names(self, body: Nodes, bound: frozenset[str]) -> None:
         """Check that a variable is bound once on a path, and a trip count is a parameter."""
         for node in body:
-            mine: frozenset[str] = frozenset()
-            match node.node:
-                case For(var, trips):
-                    mine = frozenset((var,))
-                    if isinstance(trips, str) and trips in bound | {var}:
-                        self.fail(f"the trips of the loop over {var} are a variable, {trips}")
-                case ForTile(tile, turn):
-                    mine = frozenset((tile, turn))
-                case When(bound=str(name)) if name in bound and name not in self.plan.least:
-                    self.fail(f"a guard's bound is a variable, {name}")
-                case _:
-                    pass
+            s = node.node
+            mine = frozenset(s.binds)
+            for name in (n for n in s.numbers if isinstance(n, str)):
+                if name in bound | mine:
+                    self.fail(f'"{s}" names a variable, {name}')
             if mine & bound:
                 self.fail(f"{min(mine & bound)} is bound twice")
             self._names(node.body, bound | mine)
@@ -672,23 +658,11 @@ def _range(form: Affine, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, in
     return low, high
 
 
-def _indices(s: Statement) -> Iterator[tuple[Buffer | Barrier, Affine, str]]:
-    """Yield the rings and barriers of a statement, each with its index and how it is touched."""
-    match s:
-        case Do():
-            for r in s.reads:
-                if isinstance(r, Access):
-                    yield r.buffer, r.index, "read"
-            if s.write.buffer.level != "gmem":
-                yield s.write.buffer, s.write.index, "write"
-            if s.signal:
-                yield s.signal[0], s.signal[1], "tell"
-        case Wait(barrier, index):
-            yield barrier, index, "wait"
-        case Arrive(barrier, index):
-            yield barrier, index, "tell"
-        case _:
-            pass
+def _indices(s: Statement) -> Iterator[RingUse]:
+    """Yield the rings and barriers of a statement; where it writes to global memory is none."""
+    for use in s.uses:
+        if use.how != "write" or (isinstance(use.ring, Buffer) and use.ring.level != "gmem"):
+            yield use
 
 
 def _places(
@@ -863,8 +837,7 @@ class _Walk:
                         outer = (*turns, *more) if isinstance(trips, str) else turns
                         self.visit(node.body, {**env, var: n}, values + more, outer)
                 case ForTile(tile, turn, _, start, step):
-                    first = start.constant if isinstance(start, Affine) else start
-                    for i, t in enumerate(range(first, len(self.tiles), step)):
+                    for i, t in enumerate(range(start.constant, len(self.tiles), step)):
                         here = {**env, **self.tiles[t], tile: t, turn: i, f"tile {tile}": 1}
                         more = ((tile, t),)
                         self.visit(node.body, here, values + more, turns + more)
@@ -872,7 +845,7 @@ class _Walk:
                     if self.passes(index, bound, env):
                         self.visit(node.body, env, values, turns)
                 case s:
-                    fresh = isinstance(s, Do) and s.fresh is not None and self.fresh(s.fresh, env)
+                    fresh = any(self.fresh(form, env) for form, _ in s.guards)
                     key = (self.agent, id(node), values, fresh)
                     op = self.known.get(key) if self.known is not None else None
                     if op is None:
@@ -896,14 +869,18 @@ class _Walk:
     def op(self, node: Node, env: Env, values: Values, turns: Values, *, fresh: bool) -> Op:
         """Return a statement as an operation."""
         s, a = node.node, self.plan.agents[self.agent]
+        reads, writes, told = (
+            tuple(t for u in _indices(s) if u.how in how for t in self.touches(*u, s, env))
+            for how in (("read",), ("write",), ("tell", "wait"))
+        )
+        kind: Kind | str = type(s).__name__.lower()
+        amount, group = 0, tuple[object, ...]()
         match s:
-            case Do():
-                reads: tuple[Touch, ...] = ()
-                for r in s.reads:
-                    if isinstance(r, Access):
-                        reads += self.touches(r.buffer, r.index, "read", s, env)
-                writes: tuple[Touch, ...] = ()
-                if isinstance(write := s.write, Footprint) and write.buffer.level != "gmem":
+            case Do(write=write):
+                kind, amount = kind_of(s), s.values[0]
+                if not isinstance(write, Footprint):
+                    writes = ()
+                else:
                     consts = {**self.plan.envs[self.agent], **dict(values)}
                     apart = tuple(v for n, v in sorted(consts.items()) if n not in write.family)
                     piece = (node.number, a.role, write.apart, *(env[n] for n in write.along))
@@ -916,21 +893,14 @@ class _Walk:
                             piece=(*piece, t.shift),
                             token=(*token, t.shift),
                         )
-                        for t in self.touches(write.buffer, write.index, "write", s, env)
+                        for t in writes
                     )
-                told = self.touches(*s.signal, "tell", s, env) if s.signal else ()
-                return Op(s, kind_of(s), values, reads, writes, told, fresh, s.values[0])
-            case Wait(barrier, index):
-                return Op(s, "wait", values, told=self.touches(barrier, index, "wait", s, env))
-            case Arrive(barrier, index):
-                told = self.touches(barrier, index, "tell", s, env)
-                return Op(s, "arrive", values, told=told, amount=s.bytes)
-            case Sync(number, scope):
-                group: tuple[object, ...] = ("cluster",)
-                if scope == "cta":
-                    group = ("cta", a.cta, number)
-                elif scope == "role":
-                    group = ("role", a.cta, a.role, a.copy, number + a.copy)
-                return Op(s, "sync", values, group=group)
-            case _:
-                return Op(s, type(s).__name__.lower(), values)
+            case Arrive():
+                amount = s.bytes
+            case Sync(number, "cta"):
+                group = ("cta", a.cta, number)
+            case Sync(number, "role"):
+                group = ("role", a.cta, a.role, a.copy, number + a.copy)
+            case Sync():
+                group = ("cluster",)
+        return Op(s, kind, values, reads, writes, told, fresh, amount, group)

@@ -74,7 +74,6 @@ from tinygpu.term.program import (
     Wait,
     WaitGroup,
     When,
-    indices_of,
     walk,
 )
 
@@ -153,7 +152,7 @@ def _mentioned(bodies: Sequence[Body]) -> set[str]:
     found: set[str] = set()
     for body in bodies:
         for s in body:
-            found |= {name for form in indices_of(s) for name, _ in form.terms}
+            found |= {name for form in s.forms for name, _ in form.terms}
             if isinstance(s, Block):
                 found |= _mentioned([s.body])
     return found
@@ -167,8 +166,8 @@ def _crowd(threads: int, body: Body) -> int:
 def _counting(body: Body) -> Iterator[bool]:
     """Yield of what all threads do at a barrier that it counts them."""
     for s in body:
-        yield isinstance(s, Arrive) or (isinstance(s, Do) and s.signal is not None)
-        if isinstance(s, Block) and not isinstance(s, Elect):
+        yield any(use.how == "tell" for use in s.uses)
+        if not isinstance(s, Elect):
             yield from _counting(s.body)
 
 
@@ -217,9 +216,8 @@ def _lowered(body: Body, threads: int, loops: tuple[Loop, ...], wanted: Mapping[
             case Elect(inner):
                 out.append(Elect(_lowered(inner, threads, loops, wanted)))
             case ForTile(tile, turn, inner, start, step):
-                first = normal(start if isinstance(start, Affine) else Affine(int(start)))
                 inside = _lowered(inner, threads, loops, wanted)
-                out.append(ForTile(tile, turn, inside, first, int(step)))
+                out.append(ForTile(tile, turn, inside, normal(start), int(step)))
             case Do():
                 out.append(_bare(s, threads, loops, wanted))
             case Exit(access, _, extents):
@@ -483,26 +481,23 @@ def _shortened(body: Body, asked: set[str]) -> Body:
     """Drop what nobody asks about, and iterations that do again what the first did."""
     out: list[Statement] = []
     for s in body:
-        match s:
-            case Do():
-                write = s.write
-                if write.buffer.level == "registers" and write.buffer.name not in asked:
-                    s = replace(s, write=Footprint(_NOWHERE))
-                if s.reads or s.write.buffer.level != "gmem" or kind_of(s) != "plain":
-                    out.append(s)
-            case For(var, int(stop), _, _, start):
-                inner = _shortened(s.body, asked)
-                if stop <= start or not inner:
-                    continue
-                if stop == start + 1 or _repeats(inner, var):
-                    out += (_placed(t, var, start, stop - start) for t in inner)
-                else:
-                    out.append(replace(s, body=inner))
-            case For() | When() | Elect() | ForTile():
-                if inner := _shortened(s.body, asked):
-                    out.append(replace(s, body=inner))
-            case _:
+        inner = _shortened(s.body, asked)
+        if isinstance(s, Do):
+            write = s.write
+            if write.buffer.level == "registers" and write.buffer.name not in asked:
+                s = replace(s, write=Footprint(_NOWHERE))
+            if s.reads or s.write.buffer.level != "gmem" or kind_of(s) != "plain":
                 out.append(s)
+        elif not isinstance(s, Block):
+            out.append(s)
+        elif isinstance(s, For) and not isinstance(s.trips, str):
+            often = s.trips - s.start
+            if often == 1 or (often > 1 and _repeats(inner, s.var)):
+                out += (_placed(t, s.var, s.start, often) for t in inner)
+            elif inner and often > 1:
+                out.append(replace(s, body=inner))
+        elif inner:
+            out.append(replace(s, body=inner))
     return tuple(out)
 
 
@@ -544,26 +539,7 @@ def given(form: Affine, env: Mapping[str, int]) -> Affine:
 
 def settled(s: Statement, env: Mapping[str, int]) -> Statement:
     """Return a statement, but for its body, with the values of some variables in their places."""
-    match s:
-        case Do():
-            return replace(
-                s,
-                write=replace(s.write, index=given(s.write.index, env)),
-                reads=tuple(
-                    replace(r, index=given(r.index, env)) if isinstance(r, Access) else r
-                    for r in s.reads
-                ),
-                signal=(s.signal[0], given(s.signal[1], env)) if s.signal else None,
-                fresh=None if s.fresh is None else given(s.fresh, env),
-            )
-        case Wait() | Arrive() | When():
-            return replace(s, index=given(s.index, env))
-        case ForTile(start=start):
-            return replace(
-                s, start=given(start if isinstance(start, Affine) else Affine(start), env)
-            )
-        case _:
-            return s
+    return s.with_forms(lambda form: given(form, env))
 
 
 def _placed(statement: Statement, var: str, number: int, times: int) -> Statement:
@@ -625,31 +601,9 @@ def _parameters(program: Program, bodies: Sequence[Body]) -> tuple[tuple[str, Ex
 def _named(body: Body, bound: frozenset[str] = frozenset()) -> set[str]:
     """Return the names that statements do not bind: of sizes, parameters, ranks and copies."""
     found: set[str] = set()
-
-    def note(form: Affine) -> None:
-        found.update({n for n, _ in form.terms} - bound)
-        found.update(c for _, c in form.terms if isinstance(c, str))
-
     for s in body:
-        inner = bound
-        match s:
-            case For(var, trips):
-                found |= {trips} if isinstance(trips, str) else set()
-                inner = bound | {var}
-            case When(index, limit):
-                found |= {limit} if isinstance(limit, str) else set()
-                note(index)
-            case Wait(index=index) | Arrive(index=index):
-                note(index)
-            case ForTile(tile, turn, _, start):
-                note(start if isinstance(start, Affine) else Affine())
-                inner = bound | {tile, turn}
-            case Do():
-                for form in (*(a.index for a in s.accesses), *(s.signal or ())[1:], s.fresh):
-                    if isinstance(form, Affine):
-                        note(form)
-            case _:
-                pass
-        if isinstance(s, Block):
-            found |= _named(s.body, inner)
+        terms = [term for form in s.forms for term in form.terms]
+        names = {name for name, _ in terms} | {f for _, f in terms if isinstance(f, str)}
+        found |= {*names, *(n for n in s.numbers if isinstance(n, str))} - bound
+        found |= _named(s.body, bound.union(s.binds))
     return found

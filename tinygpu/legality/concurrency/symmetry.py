@@ -23,18 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from tinygpu.term.program import (
-    Access,
-    Affine,
-    Arrive,
-    Block,
-    Do,
-    ForTile,
-    Program,
-    Statement,
-    Wait,
-    When,
-)
+from tinygpu.term.program import Program, Statement, each
 
 __all__ = ["Symmetry", "symmetry_of"]
 
@@ -120,31 +109,11 @@ class Symmetry:
 def symmetry_of(program: Program) -> Symmetry:
     """Return a program's symmetry."""
     axes = {name for name, extent in program.cluster if extent > 1}
-    uneven = {name for role in program.roles for name in _singled(role.body)}
+    uneven = {name for role in program.roles for s in each(role.body) for name in _singled(s)}
     return Symmetry(program.cluster, frozenset(axes - uneven))
 
 
-def _singled(body: tuple[Statement, ...]) -> Iterator[str]:
+def _singled(s: Statement) -> Iterator[str]:
     """Yield the names in indices, guards and tiles, and the axes along which CTAs differ."""
-    for s in body:
-        forms: list[object] = []
-        match s:
-            case Do():
-                forms += [*(a.index for a in s.accesses), *(s.signal or ())[1:], s.fresh]
-                yield from (a.buffer.home for a in s.accesses if isinstance(a, Access))
-                if s.signal:
-                    yield s.signal[0].home
-            case Arrive() | Wait():
-                forms.append(s.index)
-                yield s.barrier.home
-            case When(index=index):
-                forms.append(index)
-            case ForTile(start=start):
-                forms.append(start)
-            case _:
-                pass
-        for form in forms:
-            if isinstance(form, Affine):
-                yield from (name for name, _ in form.terms)
-        if isinstance(s, Block):
-            yield from _singled(s.body)
+    yield from (name for form in s.forms for name, _ in form.terms)
+    yield from (use.ring.home for use in s.uses)

@@ -1,0 +1,558 @@
+"""Statements: what a term does, and what comes after what.
+
+    Do(instruction, writes, reads, threads, values)   one instruction by each thread, on each value
+    For(var, trips, body)                             a loop, unrolled or not
+    ForTile(tile, turn, body)                         a loop over the tiles of a cluster
+    When(index, bound, body)                          the body where index < bound
+    Elect(body)                                       the body by one thread of the role, the first
+    Exit(access)                                      threads with no element inside leave
+    Sync(barrier, scope)          bar.sync: all threads of the CTA, a role's copy, the cluster
+    Commit(group), WaitGroup(..)  groups of copies (cp.async), products (wgmma), stores (bulk)
+    Arrive, Wait                  an mbarrier: a phase ends when all arrivals and bytes are there
+    Fence                         fence.proxy.async, wgmma.fence, tcgen05.fence
+
+**A walk asks a statement, not its kind**: every one has a ``body`` (empty, unless it is a block),
+says which rings and barriers it touches at which index (``uses``), which affine forms it holds
+(``forms``, changed by ``with_forms``), which guards it stands under (``guards``), which names it
+binds and which numbers of it may be parameters.  Only what executes, times or emits statements
+tells them apart.
+
+**An mbarrier is a ring too.**  A ``Barrier`` has D stages, each an mbarrier of its own.  Whatever
+names it carries an index x, affine in the loop variables, and means phase floor(x / D) of stage
+x mod D.  Phases before 0 are over from the start, so that a producer waits for index n - D, the
+last use of the stage that it is about to fill, without a special case.
+
+>>> from tinygpu.term.access_map import var
+>>> full = Barrier("full", 4, arrivals=1)
+>>> print(Wait(full, var("k")), "|", Arrive(full, var("k"), bytes=32768))
+wait full@(k) | arrive full@(k) expecting 32768 B
+>>> loop = For("k", 4, (Wait(full, var("k")), Arrive(full, var("k") + 1)))
+>>> [str(form) for statement in each((loop,)) for form in statement.forms]
+['k', 'k + 1']
+
+Source: PTX ISA 9, "Parallel Synchronization and Communication Instructions"; ``docs/model.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, NamedTuple, Self
+
+from tinygpu.isa.instruction import Instruction
+from tinygpu.term.access_map import Access, Affine, Buffer, Operand
+
+__all__ = [
+    "Arrive",
+    "Barrier",
+    "Block",
+    "Body",
+    "Commit",
+    "Do",
+    "Elect",
+    "Exit",
+    "Fence",
+    "FenceKind",
+    "For",
+    "ForTile",
+    "Group",
+    "Order",
+    "RingUse",
+    "Scope",
+    "Statement",
+    "Sync",
+    "Wait",
+    "WaitGroup",
+    "When",
+    "each",
+    "walked",
+]  # fmt: skip
+
+By = Literal["", "all", "warps", "one"]
+Scope = Literal["cta", "role", "cluster"]
+Group = Literal["cp.async", "wgmma", "bulk", "tcgen05.ld", "tcgen05.st"]
+
+
+class RingUse(NamedTuple):
+    """A ring or a barrier that a statement touches, at which index, and how."""
+
+    ring: Buffer | Barrier
+    at: Affine
+    how: Literal["read", "write", "tell", "wait"]
+
+
+class _Asked:
+    """What is asked of every statement."""
+
+    __slots__ = ()
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """Its reads and then its write."""
+        return ()
+
+    @property
+    def uses(self) -> tuple[RingUse, ...]:
+        """What it reads, writes, tells and waits for, in this order."""
+        return ()
+
+    @property
+    def guards(self) -> tuple[tuple[Affine, int | str], ...]:
+        """(index, bound): what it asks about ``index < bound``."""
+        return ()
+
+    @property
+    def forms(self) -> tuple[Affine, ...]:
+        """The affine forms that it itself has: origins, indices, starts."""
+        places = [form for access in self.accesses for form in (*access.origin, access.index)]
+        told = [use.at for use in self.uses if isinstance(use.ring, Barrier)]
+        return (*places, *told, *(index for index, _ in self.guards))
+
+    def with_forms(self, change: Callable[[Affine], Affine]) -> Self:
+        """Return it, but for its body, with ``change`` of each of its indices and starts."""
+        return self
+
+    @property
+    def binds(self) -> tuple[str, ...]:
+        """The variables that its body has and what stands around does not."""
+        return ()
+
+    @property
+    def numbers(self) -> tuple[int | str, ...]:
+        """What of it may be the name of a parameter or size."""
+        return ()
+
+    @property
+    def needs(self) -> str:
+        """The instruction that a machine has to have for it; "" for a block."""
+        return ""
+
+    @property
+    def by(self) -> By:
+        """Who has to execute it: all threads of a role, whole warps, one; "": who comes to it."""
+        return ""
+
+
+class _Simple(_Asked):
+    """A statement without a body."""
+
+    __slots__ = ()
+    body: ClassVar[Body] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sync(_Simple):
+    """``bar.sync``: every thread of the scope arrives and waits.
+
+    "role" is one copy of the role (copy c uses barrier ``barrier + c``); "cluster" is
+    ``barrier.cluster`` by every thread of every CTA of the cluster, and has no number.
+    """
+
+    barrier: int = 0
+    scope: Scope = "cta"
+
+    @property
+    def by(self) -> By:
+        return "all"
+
+    @property
+    def needs(self) -> str:
+        return "barrier.cluster" if self.scope == "cluster" else "bar.sync"
+
+    def __str__(self) -> str:
+        if self.scope == "cluster":
+            return "barrier.cluster"
+        return f"bar.sync {self.barrier}" + (" of the role" if self.scope == "role" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(_Simple):
+    """Close the group of this thread's copies, of its stores, of this warpgroup's products."""
+
+    group: Group = "cp.async"
+
+    @property
+    def needs(self) -> str:
+        return _GROUPS[self.group][1]
+
+    @property
+    def by(self) -> By:
+        return _GROUPS[self.group][2]
+
+    def __str__(self) -> str:
+        return f"{_GROUPS[self.group][0]}.commit_group"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGroup(_Simple):
+    """All but the newest ``pending`` groups are done; ``read``: their sources have been read.
+
+    Of "tcgen05.ld" and "tcgen05.st" (tcgen05.wait) all are, without a Commit: ``pending`` is 0.
+    """
+
+    pending: int = 0
+    group: Group = "cp.async"
+    read: bool = False
+
+    @property
+    def needs(self) -> str:
+        return _GROUPS[self.group][1]
+
+    @property
+    def by(self) -> By:
+        return _GROUPS[self.group][2]
+
+    def __str__(self) -> str:
+        prefix, group, _ = _GROUPS[self.group]
+        if group == self.group:
+            return f"tcgen05.wait::{group[-2:]}"
+        return f"{prefix}.wait_group{'.read' * self.read} {self.pending}"
+
+
+_GROUPS: Mapping[Group, tuple[str, str, By]] = {
+    "cp.async": ("cp.async", "commit_group", ""),
+    "wgmma": ("wgmma", "wgmma_group", "all"),
+    "bulk": ("cp.async.bulk", "bulk_group", "one"),
+    "tcgen05.ld": ("tcgen05", "tcgen05.ld", "all"),
+    "tcgen05.st": ("tcgen05", "tcgen05.st", "all"),
+}
+"""How PTX spells a group, what a machine has to have for it, who executes what is of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A ring of mbarriers in shared memory, each of which ``arrivals`` complete.
+
+    With ``home`` = a cluster axis's variable, CTAs along it use the one of the CTA at 0: whatever
+    arrives or lands at it does so there.  Only that CTA may wait for it.
+    """
+
+    name: str
+    stages: int = 1
+    arrivals: int = 1
+    home: str = ""
+
+    def __str__(self) -> str:
+        where = f", at {self.home} 0" if self.home else ""
+        return f"{self.name:8} mbarrier  {self.arrivals} arrivals x {self.stages} stages{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(_Simple):
+    """``mbarrier.try_wait``: until phase floor(index / stages) of the stage is complete."""
+
+    barrier: Barrier
+    index: Affine
+
+    @property
+    def uses(self) -> tuple[RingUse, ...]:
+        return (RingUse(self.barrier, self.index, "wait"),)
+
+    def with_forms(self, change: Callable[[Affine], Affine]) -> Wait:
+        return replace(self, index=change(self.index))
+
+    @property
+    def needs(self) -> str:
+        return "mbarrier"
+
+    def __str__(self) -> str:
+        return f"wait {self.barrier.name}@({self.index})"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive(_Simple):
+    """``mbarrier.arrive``: one arrival; with ``bytes``, which the phase then also has to see land.
+
+    ``to`` "cluster": at the same barrier of every CTA of the cluster, the own one too; a cluster
+    axis's variable, or several with blanks between: of every CTA along it.
+    ``after`` "tcgen05" (tcgen05.commit): not now, but when all products (tcgen05.mma) that the
+    thread has issued are done.
+    """
+
+    barrier: Barrier
+    index: Affine
+    bytes: int = 0
+    to: str = "cta"
+    after: Literal["", "tcgen05"] = ""
+
+    @property
+    def uses(self) -> tuple[RingUse, ...]:
+        return (RingUse(self.barrier, self.index, "tell"),)
+
+    def with_forms(self, change: Callable[[Affine], Affine]) -> Arrive:
+        return replace(self, index=change(self.index))
+
+    @property
+    def needs(self) -> str:
+        return "tcgen05.commit" if self.after else "mbarrier"
+
+    @property
+    def by(self) -> By:
+        return "one" if self.after else ""
+
+    def __str__(self) -> str:
+        text = "tcgen05.commit" if self.after else "arrive"
+        text += f" {self.barrier.name}@({self.index})"
+        text += " of the cluster" if self.to == "cluster" else ""
+        text += f" along {self.to}" if self.to not in ("cta", "cluster") else ""
+        return text if str(self.bytes) == "0" else f"{text} expecting {self.bytes} B"
+
+
+FenceKind = Literal["proxy.async", "wgmma", "tcgen05.before", "tcgen05.after"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence(_Simple):
+    """A fence by each thread.
+
+    "proxy.async": what it wrote before, the asynchronous proxy (TMA, wgmma) will see.  "wgmma":
+    what it did to registers before, products that it issues later will see.  "tcgen05.before": what
+    its tcgen05 instructions did is told by what it does next to tell others (an arrival, a
+    barrier); "tcgen05.after": its tcgen05 instructions from here on come after what it waited for.
+    """
+
+    kind: FenceKind
+
+    @property
+    def needs(self) -> str:
+        return self.kind if self.by == "all" else str(self).partition("::")[0]
+
+    @property
+    def by(self) -> By:
+        return _FENCED.get(self.kind, "")
+
+    def __str__(self) -> str:
+        return _FENCES[self.kind]
+
+
+_FENCES = {
+    "proxy.async": "fence.proxy.async",
+    "wgmma": "wgmma.fence",
+    "tcgen05.before": "tcgen05.fence::before_thread_sync",
+    "tcgen05.after": "tcgen05.fence::after_thread_sync",
+}
+_FENCED: Mapping[FenceKind, By] = {
+    "wgmma": "all", "tcgen05.before": "warps", "tcgen05.after": "warps",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Do(_Simple):
+    """One instruction by each thread (``threads`` extents) on each of its values.
+
+    ``vector`` values of mode 0 are moved by one instruction.  ``variant`` picks of a family.
+    ``lanes`` = (divisor, extent, residue) restricts it to threads with
+    ``(t // divisor) % extent == residue``.  ``across`` is shfl.sync's butterfly mask.
+
+    Of asynchronous copies (TMA): its bytes land at ``signal`` = (barrier, index), in this CTA or,
+    with ``multicast`` = a cluster axis's variable, in all CTAs along it, each at its own barrier.
+    Of products: where ``fresh`` is 0 the sums start anew instead of being added to.  Of tcgen05.mma
+    ``multicast`` names the axis of a pair of CTAs, each of which multiplies its own first input by
+    the second inputs of both: half h of the columns (value mode 3) is CTA h's.
+    """
+
+    instruction: Instruction
+    write: Access
+    reads: tuple[Operand, ...] = ()
+    values: tuple[int, ...] = ()
+    threads: tuple[int, ...] = ()
+    vector: int = 1
+    variant: str = ""
+    lanes: tuple[int, int, int] | None = None
+    across: int = 0
+    signal: tuple[Barrier, Affine] | None = None
+    multicast: str = ""
+    fresh: Affine | None = None
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """Its reads and then its write."""
+        return (*(r for r in self.reads if isinstance(r, Access)), self.write)
+
+    @property
+    def uses(self) -> tuple[RingUse, ...]:
+        reads = [RingUse(r.buffer, r.index, "read") for r in self.reads if isinstance(r, Access)]
+        told = (RingUse(*self.signal, "tell"),) if self.signal else ()
+        return (*reads, RingUse(self.write.buffer, self.write.index, "write"), *told)
+
+    @property
+    def guards(self) -> tuple[tuple[Affine, int | str], ...]:
+        return () if self.fresh is None else ((self.fresh, 1),)
+
+    def with_forms(self, change: Callable[[Affine], Affine]) -> Do:
+        def moved(access: Access) -> Access:
+            origin = tuple(map(change, access.origin))
+            return replace(access, origin=origin, index=change(access.index))
+
+        return replace(
+            self,
+            write=moved(self.write),
+            reads=tuple(moved(r) if isinstance(r, Access) else r for r in self.reads),
+            signal=(self.signal[0], change(self.signal[1])) if self.signal else None,
+            fresh=None if self.fresh is None else change(self.fresh),
+        )
+
+    @property
+    def needs(self) -> str:
+        return self.instruction.name
+
+    @property
+    def trimmed(self) -> bool:
+        """Whether it is a load that leaves out the lines outside of the array."""
+        return any(access.trimmed for access in self.accesses)
+
+    def __str__(self) -> str:
+        name = self.instruction.name
+        if self.variant and self.variant != name:
+            name += f".{self.variant}"
+        text = f"{self.write} = {name}({', '.join(map(str, self.reads))})"
+        text += f" x {'*'.join(map(str, self.values)) or 1}"
+        if str(self.vector) != "1":
+            text += f" by {self.vector}"
+        if str(self.across) != "0":
+            text += f" across {self.across}"
+        if self.lanes:
+            text += f" where t//{self.lanes[0]}%{self.lanes[1]} == {self.lanes[2]}"
+        if self.multicast:
+            text += f" to all of {self.multicast}"
+        if self.signal:
+            text += f" at {self.signal[0].name}@({self.signal[1]})"
+        if self.fresh is not None:
+            text += f", anew where {self.fresh} == 0"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class For(_Asked):
+    """A loop of ``trips`` (an int, or the name of a parameter) from ``start``."""
+
+    var: str
+    trips: int | str
+    body: Body
+    unrolled: bool = False
+    start: int = 0
+
+    @property
+    def binds(self) -> tuple[str, ...]:
+        return (self.var,)
+
+    @property
+    def numbers(self) -> tuple[int | str, ...]:
+        return (self.trips,)
+
+    def __str__(self) -> str:
+        return f"for {self.var} in {self.start}..{self.trips}{' (unrolled)' * self.unrolled}"
+
+
+@dataclass(frozen=True, slots=True)
+class When(_Asked):
+    """The body where ``index < bound``: a guard on the distance to a loop's end."""
+
+    index: Affine
+    bound: int | str
+    body: Body
+
+    @property
+    def guards(self) -> tuple[tuple[Affine, int | str], ...]:
+        return ((self.index, self.bound),)
+
+    def with_forms(self, change: Callable[[Affine], Affine]) -> When:
+        return replace(self, index=change(self.index))
+
+    @property
+    def numbers(self) -> tuple[int | str, ...]:
+        return (self.bound,)
+
+    def __str__(self) -> str:
+        return f"when {self.index} < {self.bound}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit(_Simple):
+    """Threads all of whose elements of the gmem ``access`` lie outside leave the kernel here.
+
+    ``values`` and ``threads`` are the extents, as in Do.
+    """
+
+    access: Access
+    values: tuple[int, ...]
+    threads: tuple[int, ...]
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """The one access."""
+        return (self.access,)
+
+    @property
+    def by(self) -> By:
+        return "all"
+
+    def __str__(self) -> str:
+        return f"exit if {self.access} is outside"
+
+
+@dataclass(frozen=True, slots=True)
+class Elect(_Asked):
+    """The body, by the first thread of the role's copy alone."""
+
+    body: Body
+
+    def __str__(self) -> str:
+        return "one thread"
+
+
+_ZERO = Affine()
+
+
+@dataclass(frozen=True, slots=True)
+class ForTile(_Asked):
+    """The body for each tile of this cluster, of which it binds the grid's variables.
+
+    A cluster's tiles are ``cluster + t * clusters`` for t = 0, 1, .. in the order of the grid's
+    raster (one tile, if the program is not ``persistent``).  The body runs for t = ``start``,
+    ``start + step``, ..: ``tile`` is bound to t, ``turn`` to 0, 1, 2, ..
+    """
+
+    tile: str
+    turn: str
+    body: Body
+    start: Affine = _ZERO
+    step: int = 1
+
+    @property
+    def forms(self) -> tuple[Affine, ...]:
+        return (self.start,)
+
+    def with_forms(self, change: Callable[[Affine], Affine]) -> ForTile:
+        return replace(self, start=change(self.start))
+
+    @property
+    def binds(self) -> tuple[str, ...]:
+        return self.tile, self.turn
+
+    def __str__(self) -> str:
+        plain = str(self.start) == "0" and str(self.step) == "1"
+        return f"for each tile {self.tile}" + f" from {self.start} by {self.step}" * (not plain)
+
+
+Order = Sync | Commit | WaitGroup | Wait | Arrive | Fence
+Block = For | ForTile | When | Elect
+Statement = Do | Exit | Order | Block
+Body = tuple[Statement, ...]
+
+
+def walked(
+    body: Body, around: tuple[Block, ...] = ()
+) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
+    """Yield every statement, at any depth, with the blocks around it, outermost first."""
+    for statement in body:
+        yield statement, around
+        if isinstance(statement, Block):
+            yield from walked(statement.body, (*around, statement))
+
+
+def each(body: Body) -> Iterator[Statement]:
+    """Yield every statement, at any depth, in order."""
+    for statement in body:
+        yield statement
+        yield from each(statement.body)
