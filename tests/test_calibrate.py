@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import calibrated, tables
 from tinygpu.codegen.emulator import Memory, Module, Report, launch
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.calibrate import (
@@ -415,6 +418,25 @@ def test_a_source_says_the_spread_and_the_details() -> None:
     assert "16x8K 64 (32)" in source["fill_bytes_per_cycle_per_sm"]
     assert "128 B 501.6" in source["tma_latency_cycles"]
     assert "red.global.add.f32: 100 adds a cycle, 100 of one SM" in source["l2_bytes_per_cycle"]
+
+
+def test_the_record_has_each_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``benchmarks.calibrated`` keeps what calibration finds; the page's table shows it."""
+    truth = load_device("h200")
+    monkeypatch.setattr(
+        calibrated,
+        "calibrate",
+        lambda say, date, name: measure_device(MadeUp(truth, seed=1), date=date, progress=say),
+    )
+    calibrated.main(["--out", str(tmp_path)])
+    tree = json.loads((tmp_path / "calibrated.json").read_text())
+    assert [row["number"] for row in tree["rows"]] == list(NUMBERS)
+    assert tree["provenance"]["command"] == "python -m benchmarks.calibrated --name h200"
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    text = tables.TABLES["calibrated"]()
+    assert "| `tensor_flop_per_cycle_per_sm` | 4096 | spec | 4096 | 1.000 | " in text
+    assert text.count("| 1.000 |") >= 25
+    assert "- `fill_bytes_per_cycle_per_sm`: loads of one SM alone" in text
 
 
 @pytest.mark.gpu

@@ -190,9 +190,8 @@ class _Bench:
 
     def sustained(self, kernel: Microkernel, seconds: float) -> tuple[list[float], float]:
         """Return the clocks of the last of launches without a pause, and their work a second."""
-        short = self.chip.run(kernel.lasting(1), ctas=self.sms)
-        nanoseconds = int((short[:, 3] - short[:, 1]).max())
-        long = kernel.lasting(math.ceil(_LAUNCH_SECONDS * 1e9 / nanoseconds))
+        cycles = cycles_per_step(self.chip.run(kernel.lasting(1), ctas=self.sms), steps=1)
+        long = kernel.lasting(math.ceil(_LAUNCH_SECONDS * self.found["clock_hz"].value / cycles))
         launches = max(_RUNS, round(seconds / _LAUNCH_SECONDS))
         last = [self.chip.run(long, ctas=self.sms) for _ in range(launches)][-_RUNS:]
         rate = float(np.median([work_per_second(r, work=long.work) for r in last]))
