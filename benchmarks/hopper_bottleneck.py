@@ -126,7 +126,7 @@ def _variants(schedule: Schedule, problem: Problem) -> Iterator[dict[str, Any]]:
 
 def _reads() -> Iterator[dict[str, Any]]:
     """Yield what the chip reads from DRAM, by size."""
-    from tinygpu.codegen.run.calibrate import CupyGpu, bytes_per_second
+    from tinygpu.codegen.run.calibrate import CupyGpu, work_per_second
     from tinygpu.codegen.run.microkernel import stream_kernel
 
     chip = CupyGpu()
@@ -138,7 +138,7 @@ def _reads() -> Iterator[dict[str, Any]]:
             best = 0.0
             for _ in range(5):
                 chip.run(flush, ctas=sms)
-                best = max(best, bytes_per_second(chip.run(one, ctas=sms), work=one.work))
+                best = max(best, work_per_second(chip.run(one, ctas=sms), work=one.work))
             moved = one.work * sms
             yield _row(
                 None, None, f"{moved} B, {wide} x 16 B a thread", bytes_per_second=best,

@@ -28,6 +28,7 @@ from typing import Any
 from benchmarks.peers import FOLDER
 from tinygpu.cli.console import time_text
 from tinygpu.cli.shapes import LAYERS
+from tinygpu.devices.device import load_device
 
 __all__ = ["PAGES", "TABLES", "main", "renewed"]
 
@@ -436,6 +437,26 @@ def _agreement() -> str:
     return _markdown(("judges", "cases", "#how many", "#disagreements"), rows)
 
 
+def _calibrated() -> str:
+    """Return what calibration finds on an H200 beside the numbers of the package."""
+    if not (FOLDER / "calibrated.json").is_file():
+        return "It has not run on this chip yet."
+    tree, known = _tree("calibrated"), load_device("h200").provenance
+    told, details = [], []
+    for row in (row for row in tree["rows"] if row["kind"] == "measured"):
+        name, value, committed = row["number"], row["value"], known[row["number"]]
+        *said, spread = row["source"].split("; ")[1:]
+        far = (f"{value / committed.value:.3f}", spread.partition(" within ")[2])
+        told.append((f"`{name}`", f"{committed.value:.4g}", committed.kind, f"{value:.4g}", *far))
+        details += [f"- `{name}`: {'; '.join(said)}."] if said else []
+    columns = ("number", "#of the package", "its kind", "#calibrated", "#ratio", "#runs within")
+    record, seconds = tree["provenance"], tree["seconds"]
+    by = f"`{record['command']}`; {record['device']}, driver {record['driver']}; {record['date']}"
+    table = _markdown(columns, told)
+    listed = "\n".join(details)
+    return f"{table}\n\n{listed}\n\n{by}, commit {record['commit']}, {seconds:.0f} s in all."
+
+
 def _held_out() -> str:
     """Return the errors of the time model of Hopper, of all shapes together."""
     file = FOLDER.parent / "hopper_model.json"
@@ -565,6 +586,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "agreement": _agreement,
     "ampere": _ampere,
     "ampere beside": lambda: _beside("ampere_matmul"),
+    "calibrated": _calibrated,
     "claim": _claim,
     "demo": _demo,
     "dispatch": partial(_dispatch, "4096"),

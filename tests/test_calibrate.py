@@ -1,29 +1,40 @@
 from __future__ import annotations
 
+import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import calibrated, tables
+from tinygpu.codegen.emulator import Memory, Module, Report, launch
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.calibrate import (
     CupyGpu,
     Readings,
-    bytes_per_second,
     clock_hz,
     cycles_per_step,
     measure_device,
     per_cycle,
+    work_per_second,
 )
 from tinygpu.codegen.run.microkernel import MICROKERNELS, Microkernel, chain_kernel, stream_kernel
-from tinygpu.devices.device import NUMBERS, Device, load_device
+from tinygpu.codegen.run.tensor_kernel import TENSOR_KERNELS, bulk_kernel
+from tinygpu.devices.device import NUMBERS, Device, arch_number, load_device
 
+BESIDE = {
+    **TENSOR_KERNELS,
+    **{k.name: k for k in (bulk_kernel(128, 1), bulk_kernel(4096, 16), bulk_kernel(16384, 8))},
+}
 ALL = {
     **MICROKERNELS,
+    **BESIDE,
     "chain": chain_kernel(8192, 128),
     "read": stream_kernel("read", "read", ctas=132, total_bytes=1 << 31),
     "write": stream_kernel("write", "write", ctas=132, total_bytes=1 << 31),
@@ -38,12 +49,12 @@ STEP: Mapping[str, tuple[str, int]] = {
     "cvt_16": (r"cvt\.(rn\.f16\.f32|f32\.f16)", 1),
     "sfu": (r"ex2", 1),
     "shuffle": (r"shfl", 1),
-    "fma_f32_latency": (r"fma\.rn\.f32", 1),
+    "fma_latency": (r"fma\.rn\.f32", 1),
     "fma_f64_latency": (r"fma\.rn\.f64", 1),
     "smem_bytes": (r"ld\.shared\.v4", 16),
-    "lsu": (r"ld\.shared", 1),
+    "lsu_requests": (r"ld\.shared", 1),
     "smem_latency": (r"ld\.shared", 1),
-    "barrier": (r"bar\.sync", 1),
+    "barrier_latency": (r"bar\.sync", 1),
     "clock": (r"fma\.rn\.f32", 1),
     "l1_bytes": (r"ld\.global\.ca\.v4", 16),
     "l1_latency": (r"ld\.global\.ca", 1),
@@ -52,7 +63,22 @@ STEP: Mapping[str, tuple[str, int]] = {
     "read": (r"ld\.global\.cg\.v4", 16),
     "write": (r"st\.global\.v4", 16),
     "l2": (r"ld\.global\.cg\.v4", 16),
-}
+    "mma": (r"mma\.sync", 2 * 16 * 8 * 16 // 32),
+    "mma_latency": (r"mma\.sync", 1),
+    **{f"wgmma_n{n}": (r"wgmma\.mma_async", 2 * 64 * n * 16 // 128) for n in (64, 128, 256)},
+    "mbarrier": (r"mbarrier\.arrive", 2),  # to and fro
+    "cluster": (r"mbarrier\.arrive", 2),
+    "red": (r"red\.global", 1),
+    **{name: (r"cp\.async\.bulk", int(name[5:].partition("x")[0]) // 32)
+       for name in BESIDE if name.startswith("bulk")},
+}  # fmt: skip
+
+
+def runs_on(name: str, arch: str) -> bool:
+    """Whether the architecture has the unit."""
+    if name.startswith("wgmma"):
+        return arch == "sm_90a"
+    return not name.startswith(("bulk", "cluster")) or arch_number(arch) >= 90
 
 
 def loop_of(text: str) -> str:
@@ -61,7 +87,11 @@ def loop_of(text: str) -> str:
 
 def work_in(kernel: Microkernel, text: str) -> int:
     """What a CTA does, counted in the text: apart from ``Microkernel.work``."""
-    pattern, each = STEP[kernel.name if kernel.name in STEP else kernel.name.partition("_")[2]]
+    if kernel.name.startswith("bulk"):
+        sizes = re.findall(r"cp\.async\.bulk.*, (\d+), \[.*\];", loop_of(text))
+        pattern, each = r"cp\.async\.bulk", int(sizes[0]) // 32
+    else:
+        pattern, each = STEP[kernel.name if kernel.name in STEP else kernel.name.partition("_")[2]]
     found = re.search(r"mov\.u32 %count, (\d+)", text)
     threads = re.search(r"maxntid (\d+)", text)
     assert found
@@ -72,8 +102,11 @@ def work_in(kernel: Microkernel, text: str) -> int:
     return times * int(threads.group(1)) // (32 if kernel.unit == "requests" else 1)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [(n, a) for n in ALL for a in ("sm_80", "sm_90a", "sm_120") if runs_on(n, a)]
+    + [(n, a) for n in BESIDE for a in ("sm_86", "sm_100a") if runs_on(n, a)],
+)
 def test_assembles_and_keeps_its_loop(name: str, arch: str) -> None:
     """ptxas takes every micro-kernel without spills, and removes none of its instructions."""
     cubin = assemble(ALL[name].ptx(arch), arch)
@@ -107,6 +140,88 @@ def test_work_is_what_the_text_does(name: str) -> None:
     assert ALL[name].work == work_in(ALL[name], ALL[name].ptx("sm_90a"))
 
 
+def emulated(kernel: Microkernel, text: str, limit: int = 5_000_000) -> Report:
+    """Run it in the project's own interpreter, on random data."""
+    memory, data = Memory(), np.random.default_rng(0).integers(0, 1 << 63, 1 << 16, np.uint64)
+    out = np.zeros((kernel.cluster, 4), np.uint64)
+    report = launch(
+        Module.parse(text), "probe", kernel.cluster, kernel.threads,
+        [memory.allocate(out), memory.allocate(data)], memory, cluster=kernel.cluster,
+        smem_bytes=kernel.smem_bytes, completion="random", limit=limit,
+    )  # fmt: skip
+    assert report.findings or (out[:, 2:] > out[:, :2]).all()  # clocks are written
+    return report
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_runs_in_the_interpreter_and_does_its_work(name: str) -> None:
+    """No race, no missing fence, no wait for nothing; and ``work`` is what has been executed."""
+    kernel = BESIDE[name]
+    two = replace(kernel, iterations=2, per_thread=kernel.per_thread // kernel.iterations * 2)
+    report = emulated(two, two.ptx("sm_90a"))
+    assert not report.findings
+    # What one warp does with one instruction; of two CTAs, one gives and one takes a step each.
+    pattern, each = {
+        "mma": ("mma.sync", 4096), "mma_latency": ("mma.sync", 1), "red": ("red", 32),
+        "mbarrier": ("mbarrier.try_wait", 1), "cluster": ("mbarrier.try_wait", 1),
+        "wgmma": ("wgmma.mma_async", STEP[name][1] * 32), "bulk": ("cp.async.bulk", 0),
+    }[name if name in ("mma_latency",) else name.partition("_")[0]]  # fmt: skip
+    count = sum(n for op, n in report.instruction_counts.items() if op.startswith(pattern))
+    assert count * (each or int(name[5:].partition("x")[0])) == two.work
+
+
+@pytest.mark.parametrize("name", ["mbarrier", "cluster", "bulk_4096x16"])
+def test_a_wait_for_nothing_ends(name: str) -> None:
+    """Without the first arrival, or a copy's bytes, the kernel gives up: it cannot hang."""
+    kernel = replace(BESIDE[name], iterations=2)
+    text = kernel.ptx("sm_90a")
+    lines = [x for x in text.splitlines() if "@%serves" not in x and "[%smem+4096]" not in x]
+    assert 1 <= len(text.splitlines()) - len(lines) <= 4
+    # The interpreter tells of a try_wait that nobody ends; test_wait asks again and again.
+    tried = "\n".join(lines).replace("try_wait", "test_wait").replace(", 4096;", ", 40;")
+    report = emulated(kernel, tried, limit=20_000)
+    assert "trap" in {f.text for f in report.findings} | set(report.instruction_counts)
+
+
+def test_operands_are_random_numbers_of_a_normal_size() -> None:
+    """Any bits become bf16 of either sign from 1/8 to 2; never 0, infinite or NaN."""
+    for name in ("mma", "wgmma_n256"):
+        text = ALL[name].ptx("sm_90a")
+        ((keep, give),) = set(
+            zip(
+                re.findall(r"and\.b32 %w\d+, %w\d+, (0x\w+)", text),
+                re.findall(r"or\.b32 %w\d+, %w\d+, (0x\w+)", text),
+                strict=True,
+            )
+        )
+        words = np.random.default_rng(1).integers(0, 1 << 32, 10_000, np.uint32)
+        made = (words & np.uint32(int(keep, 16)) | np.uint32(int(give, 16))).view(np.uint16)
+        numbers = (made.astype(np.uint32) << 16).view(np.float32)
+        assert (abs(numbers) >= 0.125).all()
+        assert (abs(numbers) < 2).all()
+        assert len(np.unique(numbers)) == 1024
+        assert abs(numbers.mean()) < 0.05
+
+
+def test_sustained_fma_toggles_bits() -> None:
+    """x x + c stays within (-2, 2) and never settles, for every thread and chain."""
+    text = MICROKERNELS["clock"].ptx("sm_90a")
+
+    def number(word: str) -> np.float32:
+        return np.float32(struct.unpack("f", bytes.fromhex(word)[::-1])[0])
+
+    found = re.findall(r"fma\.rn\.f32 %(\w+), %\w+, 0f(\w+), 0f(\w+);", text)
+    assert len(found) == 9
+    threads = np.arange(1024, dtype=np.float32)
+    values = {name: threads * number(step) + number(base) for name, step, base in found}
+    c = values.pop("c0")
+    x = np.stack(list(values.values()))
+    for _ in range(2000):
+        before, x = x, x * x + c
+        assert (abs(x) < 2).all()
+    assert (abs(x - before) > 1e-3).mean() > 0.99
+
+
 def test_chain_visits_every_link() -> None:
     """Iteration c writes links 1024 (c-1) to 1024 c - 1: all of them, and no other."""
     chain = chain_kernel(8192, 128)
@@ -137,7 +252,7 @@ def test_formulas(cycles: int, work: int, hz: float, ctas: int, start: int) -> N
     )
     assert per_cycle(readings, work=work) == pytest.approx(work / cycles)
     assert clock_hz(readings) == pytest.approx(cycles / nanoseconds * 1e9)
-    together = bytes_per_second(readings, work=work)
+    together = work_per_second(readings, work=work)
     assert together == pytest.approx(ctas * work / (nanoseconds * 1e-9))
 
 
@@ -147,7 +262,7 @@ def test_the_slowest_cta_counts() -> None:
     late = even.copy()
     late[2] += np.array([0, 500, 1000, 1000], np.uint64)
     assert per_cycle(late, work=10) == per_cycle(even, work=10) / 2
-    assert bytes_per_second(late, work=10) == pytest.approx(bytes_per_second(even, work=10) / 3)
+    assert work_per_second(late, work=10) == pytest.approx(work_per_second(even, work=10) / 3)
     assert clock_hz(late) == clock_hz(even)
 
 
@@ -161,6 +276,7 @@ class MadeUp:
         self.random = np.random.default_rng(seed)
         self.chain = ""
         self.evicted = False
+        self.tma = arch_number(truth.arch) >= 90
         self.attributes: Mapping[str, int] = {
             "MultiProcessorCount": truth.sms,
             "MaxSharedMemoryPerMultiprocessor": truth.smem_bytes_per_sm,
@@ -185,16 +301,29 @@ class MadeUp:
             "fma_f64": t.fma_f64_per_cycle_per_sm, "int": t.int_per_cycle_per_sm,
             "cvt_f64": t.cvt_f64_per_cycle_per_sm, "cvt_16": t.cvt_16_per_cycle_per_sm,
             "sfu": t.sfu_per_cycle_per_sm, "shuffle": t.shuffle_per_cycle_per_sm,
-            "lsu": t.lsu_requests_per_cycle_per_sm, "smem_bytes": t.smem_bytes_per_cycle_per_sm,
-            "l1_bytes": t.l1_bytes_per_cycle_per_sm,
-            "l2_read": t.l2_bytes_per_cycle / ctas,
+            "lsu_requests": t.lsu_requests_per_cycle_per_sm,
+            "smem_bytes": t.smem_bytes_per_cycle_per_sm, "l1_bytes": t.l1_bytes_per_cycle_per_sm,
+            "l2_read": t.l2_bytes_per_cycle / ctas, "red": 100.0 / ctas,
+            "mma": t.tensor_flop_per_cycle_per_sm * (0.6 if t.arch == "sm_90a" else 1),
+            "wgmma_n64": 0.8 * t.tensor_flop_per_cycle_per_sm,
+            "wgmma_n128": 0.9 * t.tensor_flop_per_cycle_per_sm,
+            "wgmma_n256": t.tensor_flop_per_cycle_per_sm,
+            "fill_read": t.fill_bytes_per_cycle_per_sm * (0.9 if self.tma else 1),
             "dram_read": t.dram_bytes_per_second / t.clock_hz / ctas,
             "dram_write": 0.9 * t.dram_bytes_per_second / t.clock_hz / ctas,
         }  # fmt: skip
         steps = {
-            "fma_f32_latency": t.fma_latency_cycles, "fma_f64_latency": t.fma_f64_latency_cycles,
-            "smem_latency": t.smem_latency_cycles, "barrier": t.barrier_latency_cycles,
+            "fma_latency": t.fma_latency_cycles, "fma_f64_latency": t.fma_f64_latency_cycles,
+            "smem_latency": t.smem_latency_cycles, "barrier_latency": t.barrier_latency_cycles,
+            "mma_latency": 33.0, "mbarrier": t.mbarrier_latency_cycles,
+            "cluster": t.mbarrier_latency_cycles + t.cluster_latency_cycles,
         }  # fmt: skip
+        if kernel.name.startswith("bulk"):
+            sizes = [int(n) for n in re.findall(r"bulk.*, (\d+), \[.*\];", loop_of(text))]
+            landed = t.l2_latency_cycles + t.tma_latency_cycles + (sizes[0] - 128) / 64
+            fill = t.fill_bytes_per_cycle_per_sm * (0.5 if ctas > 1 else 1)
+            depth = int(kernel.name.partition("x")[2])
+            return work / sizes[0] * max(landed / depth, sizes[0] / fill)
         if kernel.name in rates:
             self.evicted = self.evicted or kernel.name == "dram_read"
             return work / rates[kernel.name]
@@ -208,33 +337,106 @@ class MadeUp:
         return work * (t.dram_latency_cycles if self.evicted else t.l2_latency_cycles)
 
     def run(self, kernel: Microkernel, *, ctas: int) -> Readings:
-        assert ctas == (self.truth.sms if kernel.ctas == "one per SM" else 1)
+        assert ctas == (self.truth.sms if kernel.ctas == "one per SM" else kernel.cluster)
+        assert runs_on(kernel.name, self.arch)
+        hz = self.truth.clock_hz
+        if "mma" in kernel.name and ctas > 1:
+            hz = self.truth.tensor_clock_hz
+        elif kernel.name == "clock" and kernel.iterations > MICROKERNELS["clock"].iterations:
+            hz = 0.9 * hz
         cycles = self.cycles(kernel, kernel.ptx(self.arch), ctas) * self.random.choice(
             [1.0, 1.0, 1.2]
         )
         start = self.random.integers(0, 2**40)
-        row = [start, 5, start + round(cycles), 5 + round(cycles / self.truth.clock_hz * 1e9)]
+        row = [start, 5, start + round(cycles), 5 + round(cycles / hz * 1e9)]
         return np.array([row] * ctas, np.uint64)
 
-    def empty_launch_seconds(self) -> float:
-        return self.truth.launch_seconds
+    def empty_launch_seconds(self) -> Sequence[float]:
+        return [1.2 * self.truth.launch_seconds, self.truth.launch_seconds]
 
     def clusters(self, ctas: int) -> int:
         return {4: self.truth.clusters_of_4, 8: self.truth.clusters_of_8}[ctas]
 
 
-@pytest.mark.parametrize("name", ["h200", "a100", "rtx3060"])
+UNITS = (
+    "tensor_flop_per_cycle_per_sm", "tensor_clock_hz", "tma_latency_cycles",
+    "cluster_latency_cycles", "fill_bytes_per_cycle_per_sm", "mbarrier_latency_cycles",
+)  # fmt: skip
+COPIED = {"h200": UNITS[:0], "a100": UNITS[2:4], "rtx3060": UNITS[2:4], "b200": UNITS[:2]}
+"""Of whom which numbers stay those of a known device."""
+
+
+@pytest.mark.parametrize("name", COPIED)
 def test_calibration_finds_the_numbers(name: str) -> None:
-    """Run on a made-up GPU, calibration returns that GPU's numbers, each with its source."""
+    """Run on a made-up GPU, calibration returns that GPU's numbers, each with its source.
+
+    It is no known one: its units are a tenth faster or slower.
+    """
     truth = load_device(name)
+    others = {field: getattr(truth, field) * 1.1 for field in UNITS if field not in COPIED[name]}
+    truth = truth.with_values(**others)
     told: list[str] = []
     found = measure_device(MadeUp(truth, seed=3), date="2026-01-01", progress=told.append)
     for field in NUMBERS:
         got = getattr(found, field)
         assert got == pytest.approx(getattr(truth, field), rel=2e-3), field
-    measured = [n for _, n in found.numbers if n.kind == "measured"]
-    assert len(measured) == len(told) == 21
-    assert all("tinygpu calibrate, 2026-01-01, driver 580.1" in n.source for n in measured)
+    measured = {field: n for field, n in found.numbers if n.kind == "measured"}
+    assert len(measured) == 21 + len(others)
+    assert all("tinygpu calibrate, 2026-01-01, driver 580.1" in n.source for n in measured.values())
+    for field in measured:
+        assert any(line.startswith(f"{field} = ") for line in told)
+    like = {field for field, n in found.numbers if n.source.startswith("not measured; as ")}
+    assert like == set(COPIED[name])
+
+
+def test_no_number_of_an_sm_90a_is_copied() -> None:
+    """Each is measured, or told by the driver, or one of the ten that are alike since sm_80."""
+    found = measure_device(MadeUp(load_device("h200"), seed=5), date="2026-01-01")
+    alike = {field for field, n in found.numbers if "calibrate, 2026-01-01" not in n.source}
+    assert alike == {
+        "registers_per_thread_max", "register_allocation_unit", "warp_schedulers_per_sm",
+        "issue_per_cycle_per_scheduler", "sector_bytes", "line_bytes", "banks", "bank_bytes",
+        "l1_bytes_per_sm",
+    }  # fmt: skip
+
+
+def test_a_source_says_the_spread_and_the_details() -> None:
+    """Runs of the made-up GPU differ by 1.2 at most; curves stand with their numbers."""
+    source = {
+        field: n.source
+        for field, n in measure_device(MadeUp(load_device("h200"), seed=7), date="x").numbers
+        if n.kind == "measured"
+    }
+    spreads = {field: re.findall(r"runs within ([\d.]+)%", s) for field, s in source.items()}
+    assert all(len(s) == 1 for s in spreads.values())
+    assert spreads["launch_seconds"] == ["20.0"]
+    assert {s for field in UNITS[:1] for s in spreads[field]} <= {"0.0", "16.7"}
+    assert "n=64 40, n=128 71.11, n=256 128; mma.sync" in source[UNITS[0]]
+    assert "33 cycles in a chain" in source[UNITS[0]]
+    assert "wgmma_n256 on every SM for 2 s, " in source[UNITS[1]]
+    assert "fp32 FMA for half as long: 1782 MHz" in source[UNITS[1]]
+    assert "16x8K 64 (32)" in source["fill_bytes_per_cycle_per_sm"]
+    assert "128 B 501.6" in source["tma_latency_cycles"]
+    assert "red.global.add.f32: 100 adds a cycle, 100 of one SM" in source["l2_bytes_per_cycle"]
+
+
+def test_the_record_has_each_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``benchmarks.calibrated`` keeps what calibration finds; the page's table shows it."""
+    truth = load_device("h200")
+    monkeypatch.setattr(
+        calibrated,
+        "calibrate",
+        lambda say, date, name: measure_device(MadeUp(truth, seed=1), date=date, progress=say),
+    )
+    calibrated.main(["--out", str(tmp_path)])
+    tree = json.loads((tmp_path / "calibrated.json").read_text())
+    assert [row["number"] for row in tree["rows"]] == list(NUMBERS)
+    assert tree["provenance"]["command"] == "python -m benchmarks.calibrated --name h200"
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    text = tables.TABLES["calibrated"]()
+    assert "| `tensor_flop_per_cycle_per_sm` | 4096 | spec | 4096 | 1.000 | " in text
+    assert text.count("| 1.000 |") >= 25
+    assert "- `fill_bytes_per_cycle_per_sm`: loads of one SM alone" in text
 
 
 @pytest.mark.gpu
@@ -247,3 +449,4 @@ def test_calibration_on_this_gpu() -> None:
     latencies = (found.smem_latency_cycles, found.l2_latency_cycles, found.dram_latency_cycles)
     assert latencies == tuple(sorted(latencies))
     assert 0 < 2 * found.clusters_of_8 <= found.clusters_of_4 <= found.sms // 4
+    assert found.tensor_clock_hz <= 1.02 * found.clock_hz

@@ -6,11 +6,11 @@
     a rate (results, bytes or requests a cycle)  = work / (c1 - c0)
     a latency (cycles a step)                     = (c1 - c0) / work
     the clock (Hz)                                = (c1 - c0) / (g1 - g0)
-    a bandwidth of all SMs together (bytes a s)   = sum of work / (last g1 - first g0)
+    what all SMs do together (work a second)      = sum of work / (last g1 - first g0)
 
-each the best of several runs: other work on the chip can only slow a run down.  Counts and sizes
-come from the driver (kind ``spec``); the few that it does not tell are those of the known device of
-the nearest architecture.
+each the best of several runs, as other work on the chip can only slow a run down; a clock is their
+median.  The source says how far the runs lie apart.  Counts and sizes come from the driver (kind
+``spec``).  What a chip has no unit for, and the rate of tcgen05, stay those of a known device.
 
 >>> readings = np.array([[1000, 0, 3000, 1000]], np.uint64)  # 2000 cycles in 1000 ns
 >>> per_cycle(readings, work=256_000), cycles_per_step(readings, steps=500), clock_hz(readings)
@@ -21,7 +21,9 @@ Source: ``codegen/run/microkernel.py``; Luo et al., arXiv 2402.13499, for the me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,45 +39,34 @@ from tinygpu.codegen.run.microkernel import (
     stream_kernel,
 )
 from tinygpu.codegen.run.provenance import device_and_driver
+from tinygpu.codegen.run.tensor_kernel import (
+    BULK_BYTES,
+    TENSOR_KERNELS,
+    WGMMA_COLUMNS,
+    bulk_kernel,
+)
 from tinygpu.codegen.runtime.driver import active_clusters
 from tinygpu.devices.device import DEVICES, Device, Number, arch_number, load_device
 
 __all__ = [
-    "CupyGpu",
-    "Gpu",
-    "bytes_per_second",
-    "calibrate",
-    "clock_hz",
-    "cycles_per_step",
-    "measure_device",
-    "per_cycle",
-]
+    "CupyGpu", "Gpu", "calibrate", "clock_hz", "cycles_per_step", "measure_device", "per_cycle",
+    "work_per_second",
+]  # fmt: skip
 
 Readings = NDArray[np.uint64]
 """(CTAs, 4): clock and timer before, clock and timer after."""
 
+_Pick = Callable[[Sequence[float]], float]
 _RUNS = 5
+_SUSTAINED_SECONDS, _LAUNCH_SECONDS = 2.0, 0.1
 _STREAM_BYTES = 1 << 31
 _L2_CHAIN_LINKS, _DRAM_CHAIN_LINKS, _DRAM_STRIDE_BYTES = 8192, 2048, 1 << 16
 
-_RATES: Mapping[str, str] = {
-    "fma_f32_per_cycle_per_sm": "fma_f32",
-    "fma_f64_per_cycle_per_sm": "fma_f64",
-    "int_per_cycle_per_sm": "int",
-    "cvt_f64_per_cycle_per_sm": "cvt_f64",
-    "cvt_16_per_cycle_per_sm": "cvt_16",
-    "sfu_per_cycle_per_sm": "sfu",
-    "shuffle_per_cycle_per_sm": "shuffle",
-    "lsu_requests_per_cycle_per_sm": "lsu",
-    "smem_bytes_per_cycle_per_sm": "smem_bytes",
-    "l1_bytes_per_cycle_per_sm": "l1_bytes",
-}
-_LATENCIES: Mapping[str, str] = {
-    "fma_latency_cycles": "fma_f32_latency",
-    "fma_f64_latency_cycles": "fma_f64_latency",
-    "smem_latency_cycles": "smem_latency",
-    "barrier_latency_cycles": "barrier",
-}
+_RATES = (
+    "fma_f32", "fma_f64", "int", "cvt_f64", "cvt_16", "sfu", "shuffle", "lsu_requests",
+    "smem_bytes", "l1_bytes",
+)  # fmt: skip
+_LATENCIES = ("fma", "fma_f64", "smem", "barrier")
 _ATTRIBUTES: Mapping[str, str] = {
     "sms": "MultiProcessorCount",
     "smem_bytes_per_sm": "MaxSharedMemoryPerMultiprocessor",
@@ -87,25 +78,15 @@ _ATTRIBUTES: Mapping[str, str] = {
     "ctas_per_sm": "MaxBlocksPerMultiprocessor",
     "l2_bytes": "L2CacheSize",
 }
-_EMPTY = Microkernel("empty", "steps", (), per_thread=1, iterations=1)
+_EMPTY = Microkernel("empty", "steps", (), per_thread=1, iterations=1, smem_bytes=0)
 _COMMON = (
-    "registers_per_thread_max",
-    "register_allocation_unit",
-    "warp_schedulers_per_sm",
-    "issue_per_cycle_per_scheduler",
-    "sector_bytes",
-    "line_bytes",
-    "banks",
-    "bank_bytes",
-)
+    "registers_per_thread_max", "register_allocation_unit", "warp_schedulers_per_sm",
+    "issue_per_cycle_per_scheduler", "sector_bytes", "line_bytes", "banks", "bank_bytes",
+)  # fmt: skip
 _ALIKE = (
-    "tensor_flop_per_cycle_per_sm",
-    "fill_bytes_per_cycle_per_sm",
-    "tma_latency_cycles",
-    "mbarrier_latency_cycles",
-    "cluster_latency_cycles",
-    "tensor_clock_hz",
-)
+    "tensor_flop_per_cycle_per_sm", "fill_bytes_per_cycle_per_sm", "tma_latency_cycles",
+    "mbarrier_latency_cycles", "cluster_latency_cycles", "tensor_clock_hz",
+)  # fmt: skip
 
 
 class Gpu(Protocol):
@@ -119,15 +100,12 @@ class Gpu(Protocol):
 
     def run(self, kernel: Microkernel, *, ctas: int) -> Readings:
         """Run it once, to the end, on one data area of at least 2 GiB + 1 MiB."""
-        ...
 
-    def empty_launch_seconds(self) -> float:
-        """Return the time of an empty kernel among many in a graph."""
-        ...
+    def empty_launch_seconds(self) -> Sequence[float]:
+        """Return the times of an empty kernel among many in a graph."""
 
     def clusters(self, ctas: int) -> int:
         """Return how many clusters run at once, if each CTA has an SM of its own."""
-        ...
 
 
 def per_cycle(readings: Readings, *, work: int) -> float:
@@ -147,8 +125,8 @@ def clock_hz(readings: Readings) -> float:
     return float(np.median(cycles / nanoseconds)) * 1e9
 
 
-def bytes_per_second(readings: Readings, *, work: int) -> float:
-    """Return the bandwidth of all CTAs together, from the first start to the last end."""
+def work_per_second(readings: Readings, *, work: int) -> float:
+    """Return what all CTAs do in a second, from the first start to the last end."""
     seconds = float(readings[:, 3].max() - readings[:, 1].min()) * 1e-9
     return work * len(readings) / seconds
 
@@ -169,72 +147,176 @@ def measure_device(
     chip: Gpu, *, date: str, progress: Callable[[str], None] = lambda _: None
 ) -> Device:
     """Return the numbers of a GPU."""
-    sms = chip.attributes["MultiProcessorCount"]
     source = f"tinygpu calibrate, {date}, driver {chip.driver}, {chip.name}"
-    found: dict[str, Number] = {}
+    bench = _Bench(chip, source, progress)
+    _threads(bench)
+    _products(bench)  # while the data area is random: what follows writes into it
+    _memory(bench)
+    _copies(bench)
+    _barriers(bench)
+    launches = chip.empty_launch_seconds()
+    bench.note("launch_seconds", launches, "an empty kernel among many in a graph", pick=min)
+    return Device.of(chip.name, chip.arch, _told(chip, source) | bench.found)
 
-    def note(field: str, value: float, what: str = "") -> None:
-        found[field] = Number(value, "measured", f"{source}{what and '; '}{what}")
-        progress(f"{field} = {value:.6g}")
 
-    def runs(kernel: Microkernel) -> list[Readings]:
-        ctas = sms if kernel.ctas == "one per SM" else 1
-        return [chip.run(kernel, ctas=ctas) for _ in range(_RUNS)]
+class _Bench:
+    """A GPU, and the numbers that are found on it."""
 
-    hz = float(np.median([clock_hz(r) for r in runs(MICROKERNELS["clock"])]))
-    note("clock_hz", hz, "under fp32 work on every SM, in a burst of milliseconds")
-    for field, name in _RATES.items():
-        kernel = MICROKERNELS[name]
-        note(field, max(per_cycle(r, work=kernel.work) for r in runs(kernel)))
-    for field, name in _LATENCIES.items():
-        kernel = MICROKERNELS[name]
-        note(field, min(cycles_per_step(r, steps=kernel.work) for r in runs(kernel)))
+    def __init__(self, chip: Gpu, source: str, progress: Callable[[str], None]) -> None:
+        self.chip, self.source, self.progress = chip, source, progress
+        self.sms, self.generation = chip.attributes["MultiProcessorCount"], arch_number(chip.arch)
+        self.found: dict[str, Number] = {}
+
+    def note(
+        self, field: str, values: Sequence[float], what: str = "", *, pick: _Pick = max
+    ) -> float:
+        """Keep a number, the ``pick`` of some runs, with their spread; return it."""
+        value = float(pick(values))
+        spread = f"{len(values)} runs within {(max(values) - min(values)) / value:.1%}"
+        said = f"{what}; {spread}" if what else spread
+        self.found[field] = Number(value, "measured", f"{self.source}; {said}")
+        self.progress(f"{field} = {value:.6g}; {said}")
+        return value
+
+    def runs(self, kernel: Microkernel) -> list[Readings]:
+        ctas = self.sms if kernel.ctas == "one per SM" else kernel.cluster
+        return [self.chip.run(kernel, ctas=ctas) for _ in range(_RUNS)]
+
+    def rates(self, kernel: Microkernel) -> list[float]:
+        return [per_cycle(r, work=kernel.work) for r in self.runs(kernel)]
+
+    def steps(self, kernel: Microkernel, steps: int = 0) -> list[float]:
+        return [cycles_per_step(r, steps=steps or kernel.work) for r in self.runs(kernel)]
+
+    def sustained(self, kernel: Microkernel, seconds: float) -> tuple[list[float], float]:
+        """Return the clocks of the last of launches without a pause, and their work a second."""
+        cycles = cycles_per_step(self.chip.run(kernel.lasting(1), ctas=self.sms), steps=1)
+        long = kernel.lasting(math.ceil(_LAUNCH_SECONDS * self.found["clock_hz"].value / cycles))
+        launches = max(_RUNS, round(seconds / _LAUNCH_SECONDS))
+        last = [self.chip.run(long, ctas=self.sms) for _ in range(launches)][-_RUNS:]
+        rate = float(np.median([work_per_second(r, work=long.work) for r in last]))
+        return [clock_hz(r) for r in last], rate
+
+    def chase(self, name: str, links: int, stride_bytes: int, evict: Microkernel | None) -> None:
+        """Note the latency of a chain; ``evict`` runs between its making and its use."""
+        kernel, values = MICROKERNELS[name], []
+        for _ in range(_RUNS):
+            self.chip.run(chain_kernel(links, stride_bytes), ctas=1)
+            if evict:
+                self.chip.run(evict, ctas=self.sms)
+            values.append(cycles_per_step(self.chip.run(kernel, ctas=1), steps=kernel.work))
+        self.note(f"{name}_cycles", values, pick=min)
+
+
+def _threads(bench: _Bench) -> None:
+    """Note the clock, the rates and latencies of what threads do."""
+    clocks = [clock_hz(r) for r in bench.runs(MICROKERNELS["clock"])]
+    what = "under fp32 work on every SM, in a burst of milliseconds"
+    bench.note("clock_hz", clocks, what, pick=np.median)
+    for name in _RATES:
+        bench.note(f"{name}_per_cycle_per_sm", bench.rates(MICROKERNELS[name]))
+    for name in _LATENCIES:
+        bench.note(f"{name}_latency_cycles", bench.steps(MICROKERNELS[f"{name}_latency"]), pick=min)
+
+
+def _products(bench: _Bench) -> None:
+    """Note the rate of tensor cores, and the clock that they and FMA may keep.
+
+    Where only tcgen05 has the full rate, the numbers stay those of a known device.
+    """
+    latency = min(bench.steps(TENSOR_KERNELS["mma_latency"]))
+    rates = {"mma": bench.rates(TENSOR_KERNELS["mma"])}
+    each = max(rates["mma"])
+    what = f"mma.sync m16n8k16 bf16: {each:.4g} FLOP a cycle, {latency:.4g} cycles in a chain"
+    if bench.chip.arch == "sm_90a":
+        rates |= {f"wgmma_n{n}": bench.rates(TENSOR_KERNELS[f"wgmma_n{n}"]) for n in WGMMA_COLUMNS}
+        cycles = (f"n={n} {2**11 * n / max(rates[f'wgmma_n{n}']):.4g}" for n in WGMMA_COLUMNS)
+        what = f"wgmma m64nNk16 bf16, cycles each: {', '.join(cycles)}; {what}"
+    elif 90 <= bench.generation < 120:
+        bench.progress(what)
+        return
+    best = max(rates, key=lambda name: max(rates[name]))
+    bench.note("tensor_flop_per_cycle_per_sm", rates[best], what)
+    fma, _ = bench.sustained(MICROKERNELS["clock"], _SUSTAINED_SECONDS / 2)
+    clocks, flop = bench.sustained(TENSOR_KERNELS[best], _SUSTAINED_SECONDS)
+    what = f"{best} on every SM for {_SUSTAINED_SECONDS:g} s, {flop / 1e12:.4g} TFLOP/s"
+    what += f"; fp32 FMA for half as long: {np.median(fma) / 1e6:.0f} MHz"
+    bench.note("tensor_clock_hz", clocks, what, pick=np.median)
+
+
+def _memory(bench: _Bench) -> None:
+    """Note bandwidths and latencies of DRAM, L2 and L1."""
+    # A quarter of L2: it stays there even where each half of the chip keeps a copy of its own.
+    resident, sms = bench.chip.attributes["L2CacheSize"] // 4, bench.sms
     write = stream_kernel("dram_write", "write", ctas=sms, total_bytes=_STREAM_BYTES)
     read = stream_kernel("dram_read", "read", ctas=sms, total_bytes=_STREAM_BYTES)
-    writing = max(bytes_per_second(r, work=write.work) for r in runs(write))
-    reading = max(bytes_per_second(r, work=read.work) for r in runs(read))
-    note("dram_bytes_per_second", reading, f"reads; writes {writing:.4g}")
-    # A quarter of L2: it stays there even where each half of the chip keeps a copy of its own.
-    resident = chip.attributes["L2CacheSize"] // 4
     l2 = stream_kernel("l2_read", "read", ctas=sms, total_bytes=resident, passes=64, wide=4)
-    note("l2_bytes_per_cycle", max(sms * per_cycle(r, work=l2.work) for r in runs(l2)))
-
-    def chase(name: str, links: int, stride_bytes: int, *, evict: bool = False) -> float:
-        kernel = MICROKERNELS[name]
-        best = float("inf")
-        for _ in range(_RUNS):
-            chip.run(chain_kernel(links, stride_bytes), ctas=1)
-            if evict:
-                chip.run(read, ctas=sms)
-            readings = chip.run(kernel, ctas=1)
-            best = min(best, cycles_per_step(readings, steps=kernel.work))
-        return best
-
+    writing = max(work_per_second(r, work=write.work) for r in bench.runs(write))
+    reading = [work_per_second(r, work=read.work) for r in bench.runs(read)]
+    bench.note("dram_bytes_per_second", reading, f"reads; writes {writing:.4g}")
+    red = TENSOR_KERNELS["red"]
+    alone, all_ = max(bench.rates(red)), sms * max(bench.rates(red.lasting(1)))
+    what = f"red.global.add.f32: {all_:.4g} adds a cycle, {alone:.4g} of one SM alone"
+    bench.note("l2_bytes_per_cycle", [sms * rate for rate in bench.rates(l2)], what)
     # One link to itself, which L1 has after the first step; then a line of every slice of L2.
-    note("l1_latency_cycles", chase("l1_latency", 1024, 0))
-    note("l2_latency_cycles", chase("l2_latency", _L2_CHAIN_LINKS, CHAIN_BYTES))
-    dram = chase("dram_latency", _DRAM_CHAIN_LINKS, _DRAM_STRIDE_BYTES, evict=True)
-    note("dram_latency_cycles", dram)
-    note("launch_seconds", chip.empty_launch_seconds(), "an empty kernel among many in a graph")
-    return Device.of(chip.name, chip.arch, _told(chip, source) | found)
+    bench.chase("l1_latency", 1024, 0, None)
+    bench.chase("l2_latency", _L2_CHAIN_LINKS, CHAIN_BYTES, None)
+    bench.chase("dram_latency", _DRAM_CHAIN_LINKS, _DRAM_STRIDE_BYTES, read)
+
+
+def _copies(bench: _Bench) -> None:
+    """Note what comes from L2 to an SM: by loads, and by TMA with more and more bytes in flight."""
+    loads = stream_kernel("fill_read", "read", ctas=1, total_bytes=1 << 20, passes=16, wide=4)
+    best = bench.rates(replace(loads, ctas="one"))
+    what = f"loads of one SM alone: {max(best):.4g} B a cycle"
+    if bench.generation >= 90:
+        curve = []
+        for size in (4096, 8192, 16384):
+            for depth in (1, 2, 4, 8, 16):
+                if size * depth <= BULK_BYTES:
+                    kernel = bulk_kernel(size, depth)
+                    alone = bench.rates(kernel)
+                    all_ = max(bench.rates(kernel.lasting(1)))
+                    curve.append(f"{depth}x{size >> 10}K {max(alone):.3g} ({all_:.3g})")
+                    best = max(best, alone, key=max)
+        what = f"{what}; by TMA in flight, on one SM (on each of all): {', '.join(curve)}"
+        waits = {}
+        for n in (128, 1024, 4096, 16384):
+            waits[n] = bench.steps(bulk_kernel(n, 1, total=n << 12), 1 << 12)
+        l2 = bench.found["l2_latency_cycles"].value
+        told = ", ".join(f"{n} B {min(cycles):.4g}" for n, cycles in waits.items())
+        told = f"cp.async.bulk and its wait, one at a time: {told} cycles; the first less L2's"
+        bench.note("tma_latency_cycles", [n - l2 for n in waits[128]], told, pick=min)
+    bench.note("fill_bytes_per_cycle_per_sm", best, what)
+
+
+def _barriers(bench: _Bench) -> None:
+    """Note an arrival at an mbarrier and its wait: within a CTA, between two of a cluster."""
+    near, what = bench.steps(TENSOR_KERNELS["mbarrier"]), "half a round trip between two warps"
+    here = bench.note("mbarrier_latency_cycles", near, what, pick=min)
+    if bench.generation >= 90:
+        far = [cycles - here for cycles in bench.steps(TENSOR_KERNELS["cluster"])]
+        what = "the same between two CTAs of a cluster, less that of one CTA"
+        bench.note("cluster_latency_cycles", far, what, pick=min)
 
 
 def _told(chip: Gpu, source: str) -> dict[str, Number]:
     """Return what the driver says, and what is the same on every architecture since sm_80."""
-    known = load_device("h200").provenance
-    numbers = {field: known[field] for field in _COMMON}
-    kin = next((d for d in map(load_device, DEVICES) if d.arch == chip.arch), load_device("h200"))
-    numbers |= {field: kin.provenance[field] for field in _ALIKE}
+    devices = sorted(map(load_device, DEVICES), key=lambda d: arch_number(d.arch))
+    older = [d for d in devices if arch_number(d.arch) <= arch_number(chip.arch)]
+    kin = (older or devices[:1])[-1]
+    numbers = {field: kin.provenance[field] for field in (*_COMMON, *_ALIKE)}
+    for field in _ALIKE:
+        said = f"not measured; as {kin.name}: {numbers[field].source}"
+        numbers[field] = replace(numbers[field], source=said)
     driver = f"{source}: the driver's attribute"
     for field, attribute in _ATTRIBUTES.items():
         numbers[field] = Number(chip.attributes[attribute], "spec", f"{driver} {attribute}")
     warps = chip.attributes["MaxThreadsPerMultiProcessor"] // chip.attributes["WarpSize"]
     numbers["warps_per_sm"] = Number(warps, "spec", f"{driver} MaxThreadsPerMultiProcessor / 32")
     for size in (4, 8):
-        at_once = chip.clusters(size)
-        numbers[f"clusters_of_{size}"] = Number(
-            at_once, "spec", f"{source}: the driver's occupancy"
-        )
+        at_once = Number(chip.clusters(size), "spec", f"{source}: the driver's occupancy")
+        numbers[f"clusters_of_{size}"] = at_once
     numbers["dram_bytes"] = Number(chip.dram_bytes, "spec", f"{source}: the driver")
     # sm_80: 192 and 164 KiB; sm_86, sm_89 and sm_120: 128 and 100; sm_90: 256 and 228.
     l1 = chip.attributes["MaxSharedMemoryPerMultiprocessor"] + 28 * 1024
@@ -262,11 +344,12 @@ class CupyGpu:
     def run(self, kernel: Microkernel, *, ctas: int) -> Readings:
         """Run it once and wait.  Raises LaunchError or AssemblyError."""
         out = gpu().zeros((ctas, 4), np.uint64)
-        self._function(kernel)((ctas,), (kernel.threads,), (out, self._data))
+        function, smem = self._function(kernel), kernel.smem_bytes
+        function((ctas,), (kernel.threads,), (out, self._data), shared_mem=smem)
         return np.asarray(out.get(), np.uint64)
 
-    def empty_launch_seconds(self, launches: int = 500) -> float:
-        """Return the time of an empty kernel among ``launches`` in a graph."""
+    def empty_launch_seconds(self, launches: int = 500) -> Sequence[float]:
+        """Return the times of an empty kernel among ``launches`` in a graph."""
         cupy = gpu()
         function = self._function(_EMPTY)
         out = cupy.zeros((1, 4), np.uint64)
@@ -274,17 +357,17 @@ class CupyGpu:
         with stream:
             stream.begin_capture()
             for _ in range(launches):
-                function((1,), (32,), (out, self._data))
+                function((1,), (_EMPTY.threads,), (out, self._data))
             graph = stream.end_capture()
-            best = float("inf")
+            found = []
             for _ in range(_RUNS):
                 begin, end = cupy.cuda.Event(), cupy.cuda.Event()
                 begin.record(stream)
                 graph.launch(stream)
                 end.record(stream)
                 end.synchronize()
-                best = min(best, cupy.cuda.get_elapsed_time(begin, end) * 1e-3 / launches)
-        return best
+                found.append(cupy.cuda.get_elapsed_time(begin, end) * 1e-3 / launches)
+        return found
 
     def clusters(self, ctas: int) -> int:
         """Ask the driver; before sm_90 there are none, and nothing keeps CTAs apart."""
@@ -297,5 +380,6 @@ class CupyGpu:
     def _function(self, kernel: Microkernel) -> Any:
         text = kernel.ptx(self.arch)
         if text not in self._functions:
-            self._functions[text] = load(assemble(text, self.arch).bytes, "probe")
+            code = assemble(text, self.arch).bytes
+            self._functions[text] = load(code, "probe", smem_bytes=kernel.smem_bytes)
         return self._functions[text]

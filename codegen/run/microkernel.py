@@ -3,8 +3,8 @@
 Every kernel takes (out, data), and the first thread of CTA i writes four 64-bit words to out[4*i]:
 the SM's clock and the global timer (ns) before, and both after.  Barriers before and after make the
 readings hold for the whole CTA.  ``work`` is what one CTA has done in between, in the unit of the
-device's field: thread-level results, bytes, warp-level requests, or steps of a chain of dependent
-instructions (then cycles / work is a latency).
+device's field: thread-level results, FLOP, bytes, warp-level requests, or steps of a chain of
+dependent instructions (then cycles / work is a latency).
 
 >>> fma = MICROKERNELS["fma_f32"]
 >>> fma.work == fma.threads * fma.per_thread
@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tinygpu.devices.device import arch_number
+
 __all__ = ["CHAIN_BYTES", "MICROKERNELS", "Microkernel", "chain_kernel", "stream_kernel"]
 
 _PTX_VERSION = "9.0"
@@ -32,11 +34,12 @@ CHAIN_BYTES = 128
 class Microkernel:
     """A loop of ``body`` (already unrolled) after ``setup``; ``keep`` is stored if it is ``-1``.
 
-    ``ctas``: one in all, or one on each SM.  ``unit`` says what ``work`` counts.
+    ``ctas``: one cluster in all, or a CTA on each SM.  ``unit`` says what ``work`` counts;
+    ``after`` follows the loop, before the clocks are read again.
     """
 
     name: str
-    unit: Literal["results", "bytes", "requests", "steps"]
+    unit: Literal["results", "flop", "bytes", "requests", "steps"]
     body: tuple[str, ...]
     per_thread: int
     iterations: int
@@ -45,6 +48,14 @@ class Microkernel:
     setup: tuple[str, ...] = ()
     keep: str = ""
     registers: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    smem_bytes: int = 20480
+    cluster: int = 1
+
+    def lasting(self, times: int) -> Microkernel:
+        """Return the kernel with so many times as many iterations, on every SM."""
+        iterations, per_thread = self.iterations * times, self.per_thread * times
+        return replace(self, iterations=iterations, per_thread=per_thread, ctas="one per SM")
 
     @property
     def work(self) -> int:
@@ -54,12 +65,13 @@ class Microkernel:
         return self.per_thread * (self.threads // 32 if self.unit == "requests" else self.threads)
 
     def ptx(self, arch: str) -> str:
-        """Return the module; its entry is called ``probe``."""
+        """Return the module; its entry is called ``probe``, its shared memory is dynamic."""
+        together = (".explicitcluster", f".reqnctapercluster {self.cluster}, 1, 1")
         lines = [
             f".version {_PTX_VERSION}", f".target {arch}", ".address_size 64",
+            ".extern .shared .align 1024 .b8 smem[];",
             ".visible .entry probe(.param .u64 p_out, .param .u64 p_data)",
-            f".maxntid {self.threads}, 1, 1", "{",
-            "\t.shared .align 16 .b8 smem[20480];",
+            f".maxntid {self.threads}, 1, 1", *(together if self.cluster > 1 else ()), "{",
             "\t.reg .u64 %out, %data, %t<4>, %at;", "\t.reg .u32 %thread, %cta, %count, %smem;",
             "\t.reg .pred %more, %first, %odd;", *(f"\t.reg {r};" for r in self.registers),
             "\tld.param.u64 %out, [p_out];", "\tld.param.u64 %data, [p_data];",
@@ -69,7 +81,7 @@ class Microkernel:
             "\tbar.sync 0;", "\tmov.u64 %t1, %globaltimer;", "\tmov.u64 %t0, %clock64;", "$loop:",
             '\t.pragma "nounroll";', *(f"\t{line};" for line in self.body),
             "\tsub.u32 %count, %count, 1;", "\tsetp.ne.u32 %more, %count, 0;",
-            "\t@%more bra $loop;",
+            "\t@%more bra $loop;", *(f"\t{line};" for line in self.after),
             "\tbar.sync 0;", "\tmov.u64 %t2, %clock64;", "\tmov.u64 %t3, %globaltimer;",
             "\tmad.wide.u32 %at, %cta, 32, %out;", "\tsetp.eq.u32 %first, %thread, 0;",
             *(f"\t@%first st.global.u64 [%at+{8 * i}], %t{t};" for i, t in enumerate((0, 1, 2, 3))),
@@ -80,32 +92,25 @@ class Microkernel:
                 f"\tsetp.eq.u32 %odd, {self.keep}, 0xFFFFFFFF;",
                 f"\t@%odd st.global.u32 [%at], {self.keep};",
             ]
-        return "\n".join([*lines, "\tret;", "}", ""])
+        text = "\n".join([*lines, "\tret;", "}", ""])
+        return text if arch_number(arch) >= 90 else text.replace(".try_wait.", ".test_wait.")
 
 
 _BITS = {"f32": "b32", "f64": "b64", "b32": "b32"}
 
 
 def _arithmetic(
-    name: str,
-    kind: str,
-    lines: tuple[str, ...],
-    *,
-    chains: int = 8,
-    unroll: int = 24,
-    iterations: int = 64,
-    threads: int = 1024,
-) -> Microkernel:
+    name: str, kind: str, lines: tuple[str, ...], *,
+    chains: int = 8, unroll: int = 24, iterations: int = 64, threads: int = 1024,
+) -> Microkernel:  # fmt: skip
     """Make chains of dependent instructions: many measure a rate, one of one warp a latency.
 
     ``lines`` is one step with ``{x}`` for the chain's register; %c0 and %c1 are constants.
     """
-    setup = [f"cvt.rn.{kind}.u32 %c{i}, %thread" for i in range(2)]
-    if kind == "b32":
-        setup = [f"mov.u32 %c{i}, %thread" for i in range(2)]
+    made = "mov.u32" if kind == "b32" else f"cvt.rn.{kind}.u32"
+    setup = [f"{made} %c{i}, %thread" for i in range(2)]
+    setup += [f"mov.{_BITS[kind]} %x{i}, %c0" for i in range(chains)]
     joined = ["mov.u32 %kept, 0"]
-    for i in range(chains):
-        setup.append(f"mov.{_BITS[kind]} %x{i}, %c0")
     body = [s.format(x=f"%x{i}") for _ in range(unroll) for i in range(chains) for s in lines]
     # The kept word is made in every iteration, from all chains: a negligible part of the body.
     for i in range(chains):
@@ -116,14 +121,8 @@ def _arithmetic(
     latency = chains == 1
     steps = len(lines) * unroll * chains * iterations
     return Microkernel(
-        name=name,
-        unit="steps" if latency else "results",
-        body=(*body, *joined),
-        per_thread=steps,
-        iterations=iterations,
-        threads=threads,
-        setup=tuple(setup),
-        keep="%kept",
+        name, "steps" if latency else "results", (*body, *joined), steps, iterations,
+        threads=threads, setup=tuple(setup), keep="%kept",
         registers=(
             f".{kind} %x<{chains}>", f".{kind} %c<2>", ".b32 %kept, %low, %high", ".b16 %half",
             ".f64 %double",
@@ -133,6 +132,7 @@ def _arithmetic(
 
 _FMA_F32 = ("fma.rn.f32 {x}, {x}, %c0, %c1",)
 _FMA_F64 = ("fma.rn.f64 {x}, {x}, %c0, %c1",)
+_CVT_16 = ("cvt.rn.f16.f32 %half, {x}", "cvt.f32.f16 {x}, %half")
 # Only the high word goes on, so that no pair of conversions can be seen to cancel.
 _CVT_F64 = ("cvt.f64.f32 %double, {x};\n\tmov.b64 {{%low, {x}}}, %double",)
 
@@ -147,21 +147,15 @@ def _shared(name: str, unit: Literal["bytes", "requests"], load: str, width: int
     # know: else it loads once.
     loads = [line.format(at=i * width) for i in range(32) for line in (load, _KEEP)]
     return Microkernel(
-        name=name,
-        unit=unit,
-        body=("add.u32 %here, %here, %step", *loads),
-        per_thread=64 * 32 * (width if unit == "bytes" else 1),
-        iterations=64,
-        threads=1024,
+        name, unit, ("add.u32 %here, %here, %step", *loads),
+        64 * 32 * (width if unit == "bytes" else 1), 64, threads=1024,
         setup=(
-            f"mad.lo.u32 %here, %thread, {width}, %smem",
-            "mov.u32 %step, %nctaid.y",
-            "sub.u32 %step, %step, 1",
-            "mov.u32 %kept, 0",
+            f"mad.lo.u32 %here, %thread, {width}, %smem", "mov.u32 %step, %nctaid.y",
+            "sub.u32 %step, %step, 1", "mov.u32 %kept, 0",
         ),
         keep="%kept",
         registers=(".u32 %here, %step, %kept", ".u32 %w<4>"),
-    )
+    )  # fmt: skip
 
 
 _KEEP = "xor.b32 %kept, %kept, %w0"
@@ -170,18 +164,14 @@ _KEEP = "xor.b32 %kept, %kept, %w0"
 def chain_kernel(links: int, stride_bytes: int) -> Microkernel:
     """Write a chain of ``links`` pointers into data, each to the next, the last to the first."""
     return Microkernel(
-        name="chain",
-        unit="steps",
-        body=(
+        "chain", "steps",
+        (
             "mad.lo.u32 %i, %count, 1024, %thread", "sub.u32 %i, %i, 1024",
             f"mad.wide.u32 %here, %i, {stride_bytes}, %data", "add.u32 %i, %i, 1",
             f"rem.u32 %i, %i, {links}", f"mad.wide.u32 %next, %i, {stride_bytes}, %data",
             "st.global.u64 [%here], %next",
         ),
-        per_thread=links // 1024,
-        iterations=links // 1024,
-        threads=1024,
-        registers=(".u32 %i", ".u64 %here, %next"),
+        links // 1024, links // 1024, threads=1024, registers=(".u32 %i", ".u64 %here, %next"),
     )  # fmt: skip
 
 
@@ -189,26 +179,16 @@ def _chase(name: str, cache: str, steps: int) -> Microkernel:
     """Follow a chain in data; ``.cg`` passes by L1."""
     unroll = min(steps, 64)
     return Microkernel(
-        name=name,
-        unit="steps",
-        body=(*[f"ld.global{cache}.u64 %p, [%p]"] * unroll, "cvt.u32.u64 %kept, %p"),
-        per_thread=steps,
-        iterations=steps // unroll,
-        setup=("mov.u64 %p, %data",),
-        keep="%kept",
+        name, "steps", (*[f"ld.global{cache}.u64 %p, [%p]"] * unroll, "cvt.u32.u64 %kept, %p"),
+        steps, steps // unroll, setup=("mov.u64 %p, %data",), keep="%kept",
         registers=(".u64 %p", ".u32 %kept"),
     )  # fmt: skip
 
 
 def stream_kernel(
-    name: str,
-    what: Literal["read", "write"],
-    *,
-    ctas: int,
-    total_bytes: int,
-    passes: int = 1,
-    wide: int = 8,
-) -> Microkernel:
+    name: str, what: Literal["read", "write"], *,
+    ctas: int, total_bytes: int, passes: int = 1, wide: int = 8,
+) -> Microkernel:  # fmt: skip
     """All CTAs together read (past L1) or write ``total_bytes`` of data, ``passes`` times.
 
     In each iteration a CTA moves ``wide`` x 16 B a thread, and the CTAs stand side by side.
@@ -228,13 +208,8 @@ def stream_kernel(
         "selp.u64 %here, %start, %here, %wrap",
     )  # fmt: skip
     return Microkernel(
-        name=name,
-        unit="bytes",
-        body=(*move, *again),
-        per_thread=16 * wide * iterations * passes,
-        iterations=iterations * passes,
-        threads=threads,
-        ctas="one per SM",
+        name, "bytes", (*move, *again), 16 * wide * iterations * passes, iterations * passes,
+        threads=threads, ctas="one per SM",
         setup=(
             f"mad.wide.u32 %start, %cta, {stride * wide}, %data",
             "mad.wide.u32 %start, %thread, 16, %start", "mov.u64 %here, %start",
@@ -253,20 +228,22 @@ def _l1_stream() -> Microkernel:
     ]
     uses = [f"xor.b32 %kept, %kept, %{r}{i}" for i in range(4) for r in "abcd"]
     return Microkernel(
-        name="l1_bytes",
-        unit="bytes",
-        body=(*loads, *uses, "add.u64 %here, %here, %step", "neg.s64 %step, %step"),
-        per_thread=16 * 4 * 512,
-        iterations=512,
-        threads=512,
-        setup=(
-            "mad.wide.u32 %here, %thread, 16, %data",
-            "mov.u64 %step, 32768",
-            "mov.u32 %kept, 0",
-        ),
+        "l1_bytes", "bytes",
+        (*loads, *uses, "add.u64 %here, %here, %step", "neg.s64 %step, %step"),
+        16 * 4 * 512, 512, threads=512,
+        setup=("mad.wide.u32 %here, %thread, 16, %data", "mov.u64 %step, 32768",
+               "mov.u32 %kept, 0"),
         keep="%kept",
         registers=(".u64 %here", ".s64 %step", ".u32 %kept", *(f".u32 %{r}<4>" for r in "abcd")),
-    )
+    )  # fmt: skip
+
+
+def _clock() -> Microkernel:
+    """Repeat x x + c, for c from -1.8 to -1.9: chaotic within (-2, 2), so that bits toggle."""
+    chains = _arithmetic("clock", "f32", ("fma.rn.f32 {x}, {x}, {x}, %c0",), iterations=2048)
+    seeds = [f"fma.rn.f32 %x{i}, %x{i}, 0fB8D1B717, 0fBFE{i}0000" for i in range(8)]
+    constant = "fma.rn.f32 %c0, %c0, 0fB8D1B717, 0fBFE66666"
+    return replace(chains, ctas="one per SM", setup=(*chains.setup, *seeds, constant))
 
 
 MICROKERNELS: Mapping[str, Microkernel] = {
@@ -276,33 +253,24 @@ MICROKERNELS: Mapping[str, Microkernel] = {
         _arithmetic("fma_f64", "f64", _FMA_F64, iterations=16),
         _arithmetic("int", "b32", ("mad.lo.u32 {x}, {x}, %c0, %c1",)),
         _arithmetic("cvt_f64", "f32", _CVT_F64, iterations=16),
-        _arithmetic(
-            "cvt_16", "f32", ("cvt.rn.f16.f32 %half, {x}", "cvt.f32.f16 {x}, %half"), unroll=16
-        ),
+        _arithmetic("cvt_16", "f32", _CVT_16, unroll=16),
         _arithmetic("sfu", "f32", ("ex2.approx.ftz.f32 {x}, {x}",), iterations=16),
         _arithmetic("shuffle", "b32", ("shfl.sync.bfly.b32 {x}, {x}, 1, 31, -1",), iterations=16),
-        _latency("fma_f32_latency", "f32", _FMA_F32),
+        _latency("fma_latency", "f32", _FMA_F32),
         _latency("fma_f64_latency", "f64", _FMA_F64),
         _shared("smem_bytes", "bytes", "ld.shared.v4.u32 {{%w0, %w1, %w2, %w3}}, [%here+{at}]", 16),
-        _shared("lsu", "requests", "ld.shared.u32 %w0, [%here+{at}]", 4),
+        _shared("lsu_requests", "requests", "ld.shared.u32 %w0, [%here+{at}]", 4),
         Microkernel(
-            "smem_latency",
-            "steps",
-            (*["ld.shared.u32 %here, [%here]"] * 64,),
-            per_thread=64 * 64,
-            iterations=64,
+            "smem_latency", "steps", ("ld.shared.u32 %here, [%here]",) * 64, 64 * 64, 64,
             setup=("mov.u32 %here, %smem", "st.shared.u32 [%here], %here"),
-            keep="%here",
-            registers=(".u32 %here",),
+            keep="%here", registers=(".u32 %here",),
         ),
-        Microkernel(
-            "barrier", "steps", ("bar.sync 0",) * 64, per_thread=64 * 64, iterations=64, threads=256
-        ),
-        replace(_arithmetic("clock", "f32", _FMA_F32, iterations=2048), ctas="one per SM"),
+        Microkernel("barrier_latency", "steps", ("bar.sync 0",) * 64, 64 * 64, 64, threads=256),
+        _clock(),
         _l1_stream(),
         _chase("l1_latency", ".ca", 4096),
         _chase("l2_latency", ".cg", 8192),
         _chase("dram_latency", ".cg", 2048),
     )
-}
+}  # fmt: skip
 """The micro-kernels whose text does not depend on the chip."""
