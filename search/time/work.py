@@ -685,8 +685,7 @@ def _opened(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Return statements with those of elected threads in their place."""
     found: list[Statement] = []
     for statement in body:
-        inside = isinstance(statement, When) and any(isinstance(s, ForTile) for s in statement.body)
-        if isinstance(statement, Elect) or (isinstance(statement, When) and inside):
+        if isinstance(statement, Elect) or any(isinstance(s, ForTile) for s in statement.body):
             found += _opened(statement.body)
         else:
             found.append(statement)

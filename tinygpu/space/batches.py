@@ -32,16 +32,8 @@ from tinygpu.space.signature import numbers_of
 from tinygpu.term.machine import Chosen, Machine, Value, arithmetic
 from tinygpu.term.operation import Problem
 from tinygpu.term.program import (
-    Arrive,
-    Commit,
     Do,
-    Elect,
-    Fence,
-    ForTile,
     Program,
-    Sync,
-    Wait,
-    WaitGroup,
     walk,
 )
 from tinygpu.term.schedule import Schedule
@@ -49,6 +41,7 @@ from tinygpu.term.schedule import Schedule
 __all__ = ["Batch", "Builder", "Choices", "Table", "waits_at_mbarriers"]
 
 _AT_ONCE = ("at_once", "scoreboard", "barrier", "commit_group")
+_BATCHED = ("", "bar.sync", "commit_group")
 _PROBES = 64
 """Legal points looked at before the rarer combinations are asked for one by one."""
 
@@ -62,15 +55,10 @@ def waits_at_mbarriers(program: Program) -> bool:
 def _ordering(program: Program) -> Iterator[bool]:
     """Yield whether there is more in it than bar.sync and cp.async."""
     for statement, _ in walk(program):
-        match statement:
-            case Elect() | ForTile() | Wait() | Arrive() | Fence():
-                yield True
-            case Sync(_, scope):
-                yield scope != "cta"
-            case Commit(group) | WaitGroup(_, group):
-                yield group != "cp.async"
-            case Do(instruction):
-                yield instruction.completion not in _AT_ONCE
+        if isinstance(statement, Do):
+            yield statement.instruction.completion not in _AT_ONCE
+        else:
+            yield statement.needs not in _BATCHED
 
 
 def _unsigned(program: Program) -> bool:

@@ -96,8 +96,8 @@ def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
             often = np.minimum(np.maximum(trips - statement.start, 0), 2)
             own = [statement.var, often if isinstance(often, np.ndarray) else int(often)]
         said = tuple(number(one) for one in own if isinstance(one, int | str | np.ndarray))
-        guards = tuple(affine(index) for index, _ in statement.guards)
-        return type(statement).__name__, said, guards, tuple(map(key, statement.body))
+        forms = () if statement.accesses else tuple(map(affine, statement.forms))
+        return type(statement).__name__, said, forms, tuple(map(key, statement.body))
 
     bodies = tuple((role.name, tuple(map(key, role.body))) for role in program.roles)
     return bodies, tuple(numbers)

@@ -200,10 +200,6 @@ class Program:
                             f"program {self.name}: {statement}: {access.buffer.name} has steps "
                             f"for {len(steps)} extents, not {len(extents)}; give one for each"
                         )
-            if isinstance(statement, WaitGroup) and statement.read and statement.group != "bulk":
-                raise ProgramError(
-                    f"program {self.name}: {statement}: .read is of a bulk copy alone; leave it out"
-                )
             for ring, _, _ in statement.uses:
                 if isinstance(ring, Barrier):
                     self._declares(statement, "barrier", ring, self.barriers)

@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple, Self
 
+from tinygpu.errors import ProgramError
 from tinygpu.isa.instruction import Instruction
 from tinygpu.term.access_map import Access, Affine, Buffer, Operand
 
@@ -193,6 +194,10 @@ class WaitGroup(_Simple):
     pending: int = 0
     group: Group = "cp.async"
     read: bool = False
+
+    def __post_init__(self) -> None:
+        if self.read and self.group != "bulk":
+            raise ProgramError(f"{self}: .read is of a bulk copy alone; leave it out")
 
     @property
     def needs(self) -> str:

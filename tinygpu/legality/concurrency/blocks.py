@@ -281,10 +281,17 @@ def _special(
             out += inner if s.start == Affine() else _shells(inner)
             continue
         inner = _special(s.body, env, leader, numbers, persistent)
-        if isinstance(s, Elect):
-            out += inner if leader else _shells(inner)
-        elif isinstance(s, When) and not s.index.terms and isinstance(s.bound, int):
-            out += inner if s.index.constant < s.bound else _shells(inner)
+        entered = (
+            [leader]
+            if isinstance(s, Elect)
+            else [
+                index.constant < bound
+                for index, bound in s.guards
+                if not index.terms and isinstance(bound, int)
+            ]
+        )
+        if entered:
+            out += inner if all(entered) else _shells(inner)
         else:
             out.append(Node(number, replace(s, body=()), inner))
     return tuple(out)
@@ -841,8 +848,8 @@ class _Walk:
                         here = {**env, **self.tiles[t], tile: t, turn: i, f"tile {tile}": 1}
                         more = ((tile, t),)
                         self.visit(node.body, here, values + more, turns + more)
-                case When(index, bound):
-                    if self.passes(index, bound, env):
+                case s if isinstance(s, Block):
+                    if all(self.passes(index, bound, env) for index, bound in s.guards):
                         self.visit(node.body, env, values, turns)
                 case s:
                     fresh = any(self.fresh(form, env) for form, _ in s.guards)

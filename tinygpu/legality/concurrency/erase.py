@@ -43,11 +43,11 @@ Source: ``docs/model-concurrency.md``, section "Skeleton".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd, prod
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,14 +66,9 @@ from tinygpu.term.program import (
     Elect,
     Exit,
     For,
-    ForTile,
     Program,
     Role,
     Statement,
-    Sync,
-    Wait,
-    WaitGroup,
-    When,
     walk,
 )
 
@@ -204,45 +199,45 @@ def _lowered(body: Body, threads: int, loops: tuple[Loop, ...], wanted: Mapping[
     """Return statements without maps and numbers that order nothing."""
     out: list[Statement] = []
     for s in body:
-        match s:
-            case For(var, trips, inner, _, start):
-                stop = trips if isinstance(trips, str) else int(trips)
-                more = () if isinstance(stop, str) else ((var, int(start), stop, False),)
-                inside = _lowered(inner, threads, (*loops, *more), wanted)
-                out.append(For(var, stop, inside, start=int(start)))
-            case When(index, bound, inner):
-                limit = bound if isinstance(bound, str) else int(bound)
-                out.append(When(normal(index), limit, _lowered(inner, threads, loops, wanted)))
-            case Elect(inner):
-                out.append(Elect(_lowered(inner, threads, loops, wanted)))
-            case ForTile(tile, turn, inner, start, step):
-                inside = _lowered(inner, threads, loops, wanted)
-                out.append(ForTile(tile, turn, inside, normal(start), int(step)))
-            case Do():
-                out.append(_bare(s, threads, loops, wanted))
-            case Exit(access, _, extents):
-                moved = zip(extents, access.thread, strict=True)
-                divides = any(int(n) > 1 and any(map(int, steps)) for n, steps in moved)
-                out.append(Exit(Access(_NOWHERE, thread=((1,),)), (), (2 if divides else 1,)))
-            case Sync(number, scope):
-                out.append(Sync(0 if scope == "cluster" else int(number), scope))
-            case WaitGroup(pending, group, read):
-                out.append(WaitGroup(int(pending), group, read))
-            case Wait(barrier, index):
-                out.append(Wait(_barrier(barrier), normal(index)))
-            case Arrive(barrier, index, count, to, after):
-                out.append(Arrive(_barrier(barrier), normal(index), int(count), to, after))
-            case _:
-                out.append(s)
+        if isinstance(s, Do | Exit):
+            out.append(_bare(s, threads, loops, wanted))
+            continue
+        s = _whole(s).with_forms(normal)
+        if isinstance(s, Block):
+            more = loops
+            if isinstance(s, For):
+                s = replace(s, unrolled=False)
+                if not isinstance(s.trips, str):
+                    more = (*loops, (s.var, s.start, s.trips, False))
+            s = replace(s, body=_lowered(s.body, threads, more, wanted))
+        out.append(s)
     return tuple(out)
+
+
+def _whole(s: Statement) -> Statement:
+    """Return a statement with Python's ints for NumPy's."""
+    changed: dict[str, Any] = {}
+    for name in (field.name for field in fields(s)):
+        value = getattr(s, name)
+        if isinstance(value, np.integer):
+            changed[name] = int(value)
+        elif isinstance(value, Barrier):
+            changed[name] = _barrier(value)
+    return replace(s, **changed)
 
 
 def _barrier(barrier: Barrier) -> Barrier:
     return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals), barrier.home)
 
 
-def _bare(do: Do, threads: int, loops: tuple[Loop, ...], wanted: Mapping[str, int]) -> Do:
+def _bare(
+    do: Do | Exit, threads: int, loops: tuple[Loop, ...], wanted: Mapping[str, int]
+) -> Do | Exit:
     """Return a statement with footprints in the place of maps."""
+    if isinstance(do, Exit):
+        moved = zip(do.threads, do.access.thread, strict=True)
+        divides = any(int(n) > 1 and any(map(int, steps)) for n, steps in moved)
+        return Exit(Access(_NOWHERE, thread=((1,),)), (), (2 if divides else 1,))
     reads = tuple(
         dict.fromkeys(
             Access(_buffer(r.buffer), index=normal(r.index))
