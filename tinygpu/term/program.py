@@ -299,7 +299,7 @@ class Program:
                         if isinstance(read, Scalar):
                             among = known if read.size else self.operation.scalars
                             need(statement, (read.name,), among)
-                number(f'"{statement}"', statement.numbers, variables)
+                number(statement, statement.numbers, variables)
                 inside = bind(statement.binds, variables)
                 resolve(statement.body, inside | grid if isinstance(statement, ForTile) else inside)
 
