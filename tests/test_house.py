@@ -231,8 +231,8 @@ NAMED = {
 }  # fmt: skip
 """Where a name is compared still: of all stores one alone writes into another CTA."""
 
-FORKS = 40
-"""The most functions that tell three or more kinds of statements apart; it is to become 8."""
+FORKS = 8
+"""The most functions that tell three or more kinds of statements apart."""
 
 SHARED = {
     "Agent", "Finding", "Function", "Group", "Instruction", "Kernel", "Mbarrier", "Run",

@@ -16,7 +16,7 @@ import numpy as np
 from tinygpu.codegen.kernel.addresses import Addresses
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
-from tinygpu.term.program import Access, Body, Do, For, When
+from tinygpu.term.program import Access, Body, Do, For
 
 __all__ = ["instances", "rotating_slots", "stepped_pointers"]
 
@@ -26,9 +26,8 @@ def instances(body: Body, scope: Scope) -> Iterator[tuple[Do, Scope]]:
     for statement in body:
         if isinstance(statement, Do):
             yield statement, scope
-        elif isinstance(statement, When) or (isinstance(statement, For) and statement.unrolled):
-            for inner in scope.within(statement):
-                yield from instances(statement.body, inner)
+        for inner in scope.laid_out(statement):
+            yield from instances(statement.body, inner)
 
 
 def stepped_pointers(addresses: Addresses, loop: For, scope: Scope) -> list[tuple[Number, Number]]:

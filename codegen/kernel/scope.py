@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.term.program import Access, Affine, For, Statement
+from tinygpu.term.program import Access, Affine, For, Statement, When
 
 __all__ = ["Scope", "Terms", "value_coordinates"]
 
@@ -41,6 +41,11 @@ class Scope:
         else:
             for i in range(block.start, int(block.trips)):
                 yield replace(self, static={**self.static, block.var: i})
+
+    def laid_out(self, block: Statement) -> Iterator[Scope]:
+        """Yield those of ``within`` whose code stands in line: of guards and unrolled loops."""
+        if isinstance(block, When) or (isinstance(block, For) and block.unrolled):
+            yield from self.within(block)
 
     def split(self, affine: Affine) -> tuple[int, Terms]:
         """Return the known part of an affine index and what is left of its terms."""

@@ -34,7 +34,7 @@ from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.codegen.kernel.tensor_map import tensor_map_of
 from tinygpu.errors import ProgramError
-from tinygpu.term.program import Access, Affine, Arrive, Block, Do, Statement, walk
+from tinygpu.term.program import Access, Affine, Arrive, Do, Statement, each, walk
 
 __all__ = ["expected_bytes", "trim", "trimmed_map"]
 
@@ -50,10 +50,8 @@ def trim(kernel: KernelCode, body: tuple[Statement, ...], scope: Scope) -> None:
         first, _ = _line(do)
         return {name for name, _ in first.terms} <= known
 
-    for statement in body:
-        if isinstance(statement, Block):
-            trim(kernel, statement.body, scope)
-        elif isinstance(statement, Arrive) and all(map(ready, _loads(kernel, statement))):
+    for statement in each(body):
+        if isinstance(statement, Arrive) and all(map(ready, _loads(kernel, statement))):
             expected_bytes(kernel, statement, scope)
         elif isinstance(statement, Do) and statement.trimmed and ready(statement):
             trimmed_map(kernel, statement, scope)

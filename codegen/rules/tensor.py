@@ -30,7 +30,7 @@ from tinygpu.codegen.rules.fragments import (
 )
 from tinygpu.codegen.rules.tcgen05 import copy, mma, tmem_load, tmem_store
 from tinygpu.errors import ProgramError
-from tinygpu.term.program import Access, Affine, Block, Do, Statement
+from tinygpu.term.program import Access, Affine, Do, Statement, each
 
 __all__ = ["TILE_RULES", "prepare", "tma"]
 
@@ -122,10 +122,8 @@ def _wgmma(kernel: KernelCode, do: Do, scope: Scope) -> None:
 
 def prepare(kernel: KernelCode, body: tuple[Statement, ...], scope: Scope) -> None:
     """Compute before a loop the masks of the CTAs that its loads are sent to."""
-    for statement in body:
-        if isinstance(statement, Block):
-            prepare(kernel, statement.body, scope)
-        elif isinstance(statement, Do) and statement.instruction.name == "cp.async.bulk.tensor":
+    for statement in each(body):
+        if isinstance(statement, Do) and statement.instruction.name == "cp.async.bulk.tensor":
             receivers(kernel, statement.multicast)
 
 

@@ -68,6 +68,7 @@ from tinygpu.term.statement import (
     Wait,
     WaitGroup,
     When,
+    changed,
     each,
     walked,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "WaitGroup",
     "When",
     "buffers_of",
+    "changed",
     "each",
     "registers",
     "same_place",

@@ -65,6 +65,7 @@ __all__ = [
     "Wait",
     "WaitGroup",
     "When",
+    "changed",
     "each",
     "walked",
 ]  # fmt: skip
@@ -561,3 +562,14 @@ def each(body: Body) -> Iterator[Statement]:
     for statement in body:
         yield statement
         yield from each(statement.body)
+
+
+def changed(body: Body, change: Callable[[Statement], Statement]) -> Body:
+    """Return statements with ``change`` of each, at any depth, whose own body is changed before."""
+
+    def of(statement: Statement) -> Statement:
+        if isinstance(statement, Block):
+            statement = replace(statement, body=changed(statement.body, change))
+        return change(statement)
+
+    return tuple(map(of, body))

@@ -61,6 +61,7 @@ from tinygpu.term.program import (
     Sync,
     WaitGroup,
     When,
+    each,
 )
 
 __all__ = [
@@ -362,7 +363,7 @@ class _Reader:
         name = role.name + (f" {copy}" if role.copies > 1 else "")
         name += f" of CTA {first}" if self.plan.symmetry.firsts > 1 else ""
         env = {**ranks, **({role.copy: copy} if role.copy else {})}
-        apart = role.threads > 1 and _elects(role.body)
+        apart = role.threads > 1 and any(isinstance(s, Elect) for s in each(role.body))
         for leader in (True, False)[: 1 + apart]:
             threads = (1 if leader else role.threads - 1) if apart else role.threads
             agent = Agent(len(self.plan.agents), first, number, copy, leader, threads,
@@ -644,10 +645,6 @@ class _Reader:
             else:
                 return None, 0, form
         return own, factor, Affine(form.constant, tuple(rest))
-
-
-def _elects(body: Body) -> bool:
-    return any(isinstance(s, Elect) or (isinstance(s, Block) and _elects(s.body)) for s in body)
 
 
 def _under(node: Node) -> Iterator[Node]:

@@ -42,7 +42,7 @@ Source: ``docs/model-concurrency.md``, section "Skeleton".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -69,6 +69,8 @@ from tinygpu.term.program import (
     Program,
     Role,
     Statement,
+    changed,
+    each,
     walk,
 )
 
@@ -144,13 +146,8 @@ def erase(program: Program) -> Program:
 
 def _mentioned(bodies: Sequence[Body]) -> set[str]:
     """Return the names in indices and guards."""
-    found: set[str] = set()
-    for body in bodies:
-        for s in body:
-            found |= {name for form in s.forms for name, _ in form.terms}
-            if isinstance(s, Block):
-                found |= _mentioned([s.body])
-    return found
+    forms = (form for body in bodies for s in each(body) for form in s.forms)
+    return {name for form in forms for name, _ in form.terms}
 
 
 def _crowd(threads: int, body: Body) -> int:
@@ -181,11 +178,7 @@ def normal(index: Affine) -> Affine:
 
 
 def _dos(body: Body) -> Iterator[Do]:
-    for s in body:
-        if isinstance(s, Block):
-            yield from _dos(s.body)
-        elif isinstance(s, Do):
-            yield s
+    return (s for s in each(body) if isinstance(s, Do))
 
 
 def _private(do: Do, *, reads_only: bool = False) -> Iterator[Buffer]:
@@ -199,7 +192,7 @@ def _lowered(body: Body, threads: int, loops: tuple[Loop, ...], wanted: Mapping[
     """Return statements without maps and numbers that order nothing."""
     out: list[Statement] = []
     for s in body:
-        if isinstance(s, Do | Exit):
+        if s.accesses:
             out.append(_bare(s, threads, loops, wanted))
             continue
         s = _whole(s).with_forms(normal)
@@ -231,13 +224,14 @@ def _barrier(barrier: Barrier) -> Barrier:
 
 
 def _bare(
-    do: Do | Exit, threads: int, loops: tuple[Loop, ...], wanted: Mapping[str, int]
-) -> Do | Exit:
+    do: Statement, threads: int, loops: tuple[Loop, ...], wanted: Mapping[str, int]
+) -> Statement:
     """Return a statement with footprints in the place of maps."""
     if isinstance(do, Exit):
         moved = zip(do.threads, do.access.thread, strict=True)
         divides = any(int(n) > 1 and any(map(int, steps)) for n, steps in moved)
         return Exit(Access(_NOWHERE, thread=((1,),)), (), (2 if divides else 1,))
+    assert isinstance(do, Do)
     reads = tuple(
         dict.fromkeys(
             Access(_buffer(r.buffer), index=normal(r.index))
@@ -402,17 +396,12 @@ def _parted(bodies: Sequence[Body]) -> list[Body]:
             if any(not one.size or not other.size or (one & other).any() for other in others):
                 shared.add(id(several[i][0]))
 
-    def said(body: Body) -> Body:
-        out: list[Statement] = []
-        for s in body:
-            if isinstance(s, Block):
-                s = replace(s, body=said(s.body))
-            elif isinstance(s, Do) and isinstance(s.write, Footprint):
-                s = replace(s, write=replace(s.write, apart=id(s) not in shared, cells=b""))
-            out.append(s)
-        return tuple(out)
+    def said(s: Statement) -> Statement:
+        if isinstance(s, Do) and isinstance(s.write, Footprint):
+            return replace(s, write=replace(s.write, apart=id(s) not in shared, cells=b""))
+        return s
 
-    return [said(body) for body in bodies]
+    return [changed(body, said) for body in bodies]
 
 
 def _owners(
@@ -539,39 +528,31 @@ def settled(s: Statement, env: Mapping[str, int]) -> Statement:
 
 def _placed(statement: Statement, var: str, number: int, times: int) -> Statement:
     """Return a statement with a variable's value in its place; writes fill ``times`` as much."""
-    statement = settled(statement, {var: number})
-    if isinstance(statement, Block):
-        return replace(
-            statement, body=tuple(_placed(s, var, number, times) for s in statement.body)
-        )
-    if isinstance(statement, Do) and isinstance(write := statement.write, Footprint):
+
+    def one(s: Statement) -> Statement:
+        s = settled(s, {var: number})
+        if not isinstance(s, Do) or not isinstance(write := s.write, Footprint):
+            return s
         write = replace(
             write,
             part=write.part * (times if var in write.along else 1),
             family=tuple(n for n in write.family if n != var),
             along=tuple(n for n in write.along if n != var),
         )
-        return replace(statement, write=write)
-    return statement
+        return replace(s, write=write)
 
-
-def _mapped(body: Body, change: Callable[[Statement], Statement]) -> Body:
-    return tuple(
-        replace(s, body=_mapped(s.body, change)) if isinstance(s, Block) else change(s)
-        for s in body
-    )
+    return changed((statement,), one)[0]
 
 
 def _counted(bodies: Sequence[Body]) -> list[Body]:
     """Count the bytes of each barrier in their greatest common divisor."""
     unit: dict[str, int] = {}
 
-    def look(s: Statement) -> Statement:
+    for s in (s for body in bodies for s in each(body)):
         if isinstance(s, Arrive) and s.bytes:
             unit[s.barrier.name] = gcd(unit.get(s.barrier.name, 0), s.bytes)
         elif isinstance(s, Do) and s.signal:
             unit[s.signal[0].name] = gcd(unit.get(s.signal[0].name, 0), s.values[0])
-        return s
 
     def change(s: Statement) -> Statement:
         if isinstance(s, Arrive) and s.bytes:
@@ -580,9 +561,7 @@ def _counted(bodies: Sequence[Body]) -> list[Body]:
             return replace(s, values=(s.values[0] // one,))
         return s
 
-    for body in bodies:
-        _mapped(body, look)
-    return [_mapped(body, change) for body in bodies]
+    return [changed(body, change) for body in bodies]
 
 
 def _parameters(program: Program, bodies: Sequence[Body]) -> tuple[tuple[str, Expression], ...]:
