@@ -520,14 +520,50 @@ def _oracle() -> str:
             *(f"{row[f'random_at_{n}']:.1%}" for n in (1, 8)),
             f"{row['aa_noise']:.1%}",
             f"{row['kendall_tau']:.2f}",
-            f"{row['kendall_tau_near']:.2f}",
+            *(f"{row[f'{name}_tau_near']:.2f}" for name in ("kendall", "aa")),
             f"{row['median_abs_error']:.0%}",
         )
         for name, row in tree["summaries"].items()
     ]
     columns = ("machine", "#shapes", "#regret at 1", "#p95", "#at 8", "#random at 1", "#at 8",
-               "#A/A", "#tau", "#tau near", "#error, median")  # fmt: skip
+               "#A/A", "#tau", "#tau near", "#A/A", "#error, median")  # fmt: skip
     return _markdown(columns, rows)
+
+
+def _aims() -> str:
+    """Return what was aimed at, beside what it is."""
+    found, main = _tree("time_model")["summaries"], _rows("hopper_matmul", "main")
+    hopper, few = found["hopper"], found["hopper, m <= 64"]
+    best = [_best(row) / row["seconds"] for row in main]
+    long = [_best(row) / row["seconds"] for row in main if row["seconds"] > 60e-6]
+    first = [_best(row) / row["first_seconds"] for row in main]
+    mean = statistics.geometric_mean
+    percent, plain = "{:.1%}".format, "{:.3f}".format
+    aims = [
+        ("`hopper`, held out: regret at 1", "at most", 0.03, hopper["regret_at_1"], percent),
+        ("its 95th percentile", "at most", 0.10, hopper["regret_at_1_p95"], percent),
+        ("at few rows (m <= 64)", "at most", 0.02, few["regret_at_1"], percent),
+        ("at 8", "at most", 0.01, hopper["regret_at_8"], percent),
+        ("Kendall's tau", "at least", 0.80, hopper["kendall_tau"], plain),
+        ("tau near", "at least", 0.60, hopper["kendall_tau_near"], plain),
+        ("error, median", "at most", 0.06, hopper["median_abs_error"], percent),
+        ("times within the intervals", "at least", 0.88, hopper["covered"], percent),
+        ("half-width of the intervals", "at most", 0.15, hopper["half_width"], percent),
+        *(
+            (f"`{machine}`, held out: regret at {n}", "at most", aim,
+             found[machine][f"regret_at_{n}"], percent)
+            for machine in ("simt", "ampere") for n, aim in ((1, 0.06), (8, 0.02))
+        ),
+        ("first choice over the best peer", "at least", 1.02, mean(first), plain),
+        ("the worst shape of these", "at least", 0.95, min(first), plain),
+        ("what a search finds over the best peer", "at least", 1.06, mean(best), plain),
+        ("kernels above 60 us", "at least", 1.01, mean(long), plain),
+    ]  # fmt: skip
+    rows = []
+    for name, bound, aim, value, told in aims:
+        missed = value > aim if bound == "at most" else value < aim
+        rows.append((name, f"{bound} {told(aim)}", told(value), "missed" if missed else ""))
+    return _markdown(("what", "#aimed at", "#is", ""), rows)
 
 
 def _replay() -> str:
@@ -584,6 +620,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "agreement": _agreement,
     "ampere": _ampere,
     "ampere beside": lambda: _beside("ampere_matmul"),
+    "aims": _aims,
     "calibrated": _calibrated,
     "claim": _claim,
     "demo": _demo,

@@ -12,7 +12,8 @@ its time: the mean of the two visits.  A row of ``time_model.json`` is a machine
     aa_noise       the same for the schedule whose first visit was fastest, by the second visits:
                    what is left where times are measured and nothing is predicted
     kendall_tau    pairs in order less those in disorder, over all, of the schedules that were
-                   drawn uniformly; ``kendall_tau_near``: of all within 1.5 of the fastest
+                   drawn uniformly; ``kendall_tau_near``: of all within 1.5 of the fastest;
+                   ``aa_tau_near``: the same of the first visits and the second ones
     median_abs_error, p90_abs_error    of the magnitudes of log(predicted / measured)
     covered, half_width    the share of times within the predicted interval, of 90 %, and half of
                    the interval over the predicted time (the median)
@@ -103,6 +104,7 @@ def row_of(
         "aa_noise": second[np.argmin(first)] / second.min() - 1,
         "kendall_tau": tau(times[drawn], model[drawn]) if drawn.sum() >= LEAST else None,
         "kendall_tau_near": tau(times[near], model[near]) if near.sum() >= LEAST else None,
+        "aa_tau_near": tau(first[near], second[near]) if near.sum() >= LEAST else None,
         "median_abs_error": np.median(error),
         "p90_abs_error": np.percentile(error, 90),
         "covered": ((low <= times) & (times <= high)).mean(),
@@ -135,7 +137,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         logs = np.log1p([row[name] for row in rows])
         means[name] = math.expm1(logs.mean())
         means[f"{name}_p95"] = math.expm1(np.percentile(logs, 95))
-    names = ("kendall_tau", "kendall_tau_near", "median_abs_error", "p90_abs_error")
+    names = ("kendall_tau", "kendall_tau_near", "aa_tau_near", "median_abs_error", "p90_abs_error")
     for name in (*names, "covered", "half_width"):
         known = [row[name] for row in rows if row.get(name) is not None]
         means[name] = float(np.mean(known)) if known else math.nan

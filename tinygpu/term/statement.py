@@ -68,7 +68,7 @@ __all__ = [
     "changed",
     "each",
     "walked",
-]  # fmt: skip
+]
 
 By = Literal["", "all", "warps", "one"]
 Scope = Literal["cta", "role", "cluster"]
