@@ -202,6 +202,8 @@ class Program:
                             f"program {self.name}: {statement}: {access.buffer.name} has steps "
                             f"for {len(steps)} extents, not {len(extents)}; give one for each"
                         )
+            if statement.wrong:
+                raise ProgramError(f"program {self.name}: {statement}: {statement.wrong}")
             for ring, _, _ in statement.uses:
                 if isinstance(ring, Barrier):
                     self._declares(statement, "barrier", ring, self.barriers)

@@ -39,7 +39,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple, Self
 
-from tinygpu.errors import ProgramError
 from tinygpu.isa.instruction import Instruction
 from tinygpu.term.access_map import Access, Affine, Buffer, Operand
 
@@ -134,6 +133,11 @@ class _Asked:
         """Who has to execute it: all threads of a role, whole warps, one; "": who comes to it."""
         return ""
 
+    @property
+    def wrong(self) -> str:
+        """Why PTX has no such statement; "" if it has."""
+        return ""
+
 
 class _Simple(_Asked):
     """A statement without a body."""
@@ -196,9 +200,10 @@ class WaitGroup(_Simple):
     group: Group = "cp.async"
     read: bool = False
 
-    def __post_init__(self) -> None:
-        if self.read and self.group != "bulk":
-            raise ProgramError(f"{self}: .read is of a bulk copy alone; leave it out")
+    @property
+    def wrong(self) -> str:
+        alone = self.group == "bulk" or not self.read
+        return "" if alone else ".read is of a bulk copy alone; leave it out"
 
     @property
     def needs(self) -> str:
