@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
-from tinygpu.meaning.cluster import Agent, Cluster, InFlight, Run, Tiles, start_cluster
+from tinygpu.meaning.cluster import Agent, Cluster, InFlight, Mbarrier, Run, Tiles, start_cluster
 from tinygpu.meaning.race import Finding, Integers
 from tinygpu.meaning.transfers import arrive, released, start
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
@@ -70,6 +70,7 @@ class Turns:
     def __init__(self, cluster: Cluster, strategy: Strategy) -> None:
         """Rank the agents: the first that can goes on, so the last is starved."""
         self.cluster, self.strategy, self.random = cluster, strategy, cluster.run.random
+        self.waits: dict[int, tuple[object, Mbarrier, int]] = {}
         order = self.random.permutation(len(cluster.agents)).tolist()
         self.ranked = [cluster.agents[i] for i in order]
         if strategy in ("leaders", "others"):  # first threads first, or last
@@ -106,11 +107,16 @@ class Turns:
     def _ready(self, agent: Agent) -> bool:
         if agent.next is None or agent.at is not None:
             return False
+        asked = self.waits.get(id(agent))
+        if asked is not None and asked[0] is agent.next:  # it is asked at every turn
+            return asked[1].passes(asked[2])
         statement, env = agent.next
         match statement:
             case Wait(barrier, index):
+                mbarrier = agent.cta.mbarrier(barrier, index, env)
                 phase = index.evaluate(env) // int(barrier.stages)
-                return agent.cta.mbarrier(barrier, index, env).passes(phase)
+                self.waits[id(agent)] = agent.next, mbarrier, phase
+                return mbarrier.passes(phase)
             case WaitGroup(pending, "wgmma"):
                 groups = agent.groups["wgmma"]
                 return all(not p.missing for g in groups[: _covered(groups, pending)] for p in g)

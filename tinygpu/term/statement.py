@@ -98,6 +98,11 @@ class _Asked:
         return ()
 
     @property
+    def told(self) -> tuple[Affine, ...]:
+        """Its index of the barrier that it tells or waits for."""
+        return ()
+
+    @property
     def guards(self) -> tuple[tuple[Affine, int | str], ...]:
         """(index, bound): what it asks about ``index < bound``."""
         return ()
@@ -106,8 +111,7 @@ class _Asked:
     def forms(self) -> tuple[Affine, ...]:
         """The affine forms that it itself has: origins, indices, starts."""
         places = [form for access in self.accesses for form in (*access.origin, access.index)]
-        told = [use.at for use in self.uses if isinstance(use.ring, Barrier)]
-        return (*places, *told, *(index for index, _ in self.guards))
+        return (*places, *self.told, *(index for index, _ in self.guards))
 
     def with_forms(self, change: Callable[[Affine], Affine]) -> Self:
         """Return it, but for its body, with ``change`` of each of its indices and starts."""
@@ -259,6 +263,10 @@ class Wait(_Simple):
     def uses(self) -> tuple[RingUse, ...]:
         return (RingUse(self.barrier, self.index, "wait"),)
 
+    @property
+    def told(self) -> tuple[Affine, ...]:
+        return (self.index,)
+
     def with_forms(self, change: Callable[[Affine], Affine]) -> Wait:
         return replace(self, index=change(self.index))
 
@@ -289,6 +297,10 @@ class Arrive(_Simple):
     @property
     def uses(self) -> tuple[RingUse, ...]:
         return (RingUse(self.barrier, self.index, "tell"),)
+
+    @property
+    def told(self) -> tuple[Affine, ...]:
+        return (self.index,)
 
     def with_forms(self, change: Callable[[Affine], Affine]) -> Arrive:
         return replace(self, index=change(self.index))
@@ -387,13 +399,18 @@ class Do(_Simple):
         return (*reads, RingUse(self.write.buffer, self.write.index, "write"), *told)
 
     @property
+    def told(self) -> tuple[Affine, ...]:
+        return self.signal[1:] if self.signal else ()
+
+    @property
     def guards(self) -> tuple[tuple[Affine, int | str], ...]:
         return () if self.fresh is None else ((self.fresh, 1),)
 
     def with_forms(self, change: Callable[[Affine], Affine]) -> Do:
         def moved(access: Access) -> Access:
-            origin = tuple(map(change, access.origin))
-            return replace(access, origin=origin, index=change(access.index))
+            origin, index = tuple(map(change, access.origin)), change(access.index)
+            same = index is access.index and origin == access.origin
+            return access if same else replace(access, origin=origin, index=index)
 
         return replace(
             self,

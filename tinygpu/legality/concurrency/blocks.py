@@ -873,8 +873,9 @@ class _Walk:
     def op(self, node: Node, env: Env, values: Values, turns: Values, *, fresh: bool) -> Op:
         """Return a statement as an operation."""
         s, a = node.node, self.plan.agents[self.agent]
+        uses = tuple(_indices(s))
         reads, writes, told = (
-            tuple(t for u in _indices(s) if u.how in how for t in self.touches(*u, s, env))
+            tuple(t for u in uses if u.how in how for t in self.touches(*u, s, env))
             for how in (("read",), ("write",), ("tell", "wait"))
         )
         kind: Kind | str = type(s).__name__.lower()

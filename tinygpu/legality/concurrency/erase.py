@@ -509,6 +509,8 @@ def given(form: Affine, env: Mapping[str, int]) -> Affine:
 
     A parameter times a variable is the parameter, that many times.
     """
+    if not any(name in env for name, _ in form.terms):
+        return form  # it is normal, as all forms of a skeleton are
     constant = form.constant
     terms: list[tuple[str, int | str]] = []
     for name, factor in form.terms:
