@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.search.time.fitted import FITTED
 from tinygpu.term.program import Access, Block, Buffer, Do, For, Program, select, walk
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "amounts",
     "arithmetic",
     "bent",
+    "flying",
     "fragment_registers",
     "is_true",
     "piece",
@@ -277,6 +279,25 @@ def _swizzled(program: Program) -> Iterator[tuple[str, Any]]:
             vectors = _count(do.values) / do.vector
             factors = (vectors, _unrolled(around), select(here, 1.0, 0.0))
             yield "swizzled_writes" if written else "swizzled_reads", factors
+
+
+def flying(program: Program, registers: int | None = None) -> tuple[Any, Any]:
+    """Return how many loads to registers a thread has in flight together, and what they hold.
+
+    The assembler loads into registers that it has just read, so that few are; or it moves loads
+    up, past D multiply-adds.  With ``registers`` known, so many as those that are left can hold.
+    """
+    found = amounts(program)
+    names = ("kept", "direct_vectors", "direct", "products")
+    kept, loads, words, products = (sum(map(worth, found[name]), 0.0) for name in names)
+    if not np.any(words):
+        return FITTED["loads_in_flight"], 0.0
+    ahead = select(is_true(program.ctas_per_sm == 1), 0.0, FITTED["ahead"])
+    many = loads * np.minimum(ahead / np.maximum(products, 1.0), 1.0)
+    if registers is not None:
+        many = loads * (registers - kept - FITTED["beside"]) / words
+    many = np.maximum(many, FITTED["loads_in_flight"])
+    return many, np.minimum(many / loads, 1.0) * words
 
 
 def fragment_registers(program: Program) -> tuple[Any, ...]:
