@@ -132,11 +132,15 @@ def features(
 
     Raises ProgramError for roles of another form than the recursion follows.
     """
-    many, ahead = (
-        (1, 0.0) if takes_tiles(program) else flying(program, code.registers if code else None)
-    )
+    launch = GridLaunch.of(program, sizes, device)
+    if takes_tiles(program):
+        many: Numbers = 1
+    elif code is None:
+        many, ahead = flying(program)
+        launch = replace(launch, ahead=ahead)
+    else:
+        many, launch = flying(program, code.registers)[0], launch.assembled(code)
     found = agents(program, device, sizes, many)
-    launch = GridLaunch.of(program, sizes, device, ahead=ahead, code=code)
     if not found[0].steps:
         return Features(found, launch)
     stages = max((barrier.stages for barrier in program.barriers), key=np.max)

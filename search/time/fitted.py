@@ -118,10 +118,10 @@ FITTED: Mapping[str, float] = {
 }
 
 INTERVALS: Mapping[str, tuple[float, float]] = {
-    "threads": (0.492, 1.91),
-    "threads, latency": (0.467, 1.61),
-    "threads, fp64": (0.512, 1.44),
-    "threads, issue": (0.888, 1.36),
+    "threads": (0.516, 2.28),
+    "threads, latency": (0.592, 1.59),
+    "threads, fp64": (0.49, 1.46),
+    "threads, issue": (0.888, 1.35),
     "warps": (0.773, 1.31),
     "warps, latency": (0.786, 1.29),
     "warps, smem": (0.714, 1.47),

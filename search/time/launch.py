@@ -91,32 +91,22 @@ class GridLaunch:
     threads: Numbers
     smem_bytes: Numbers
     registers: RegisterModel
-    ahead: Numbers
-    spills: Numbers | None
     allotted: Numbers
     columns: Numbers
     ctas_wanted: tuple[Numbers, Numbers]
     operands: tuple[Fetched, ...]
     output: str
     cleared_bytes: float = 0.0
+    ahead: Numbers = 0.0
+    spills: float | None = None
     without: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(
-        program: Program,
-        sizes: Mapping[str, int],
-        device: Device,
-        *,
-        ahead: Numbers = 0.0,
-        code: Assembled | None = None,
-    ) -> GridLaunch:
-        """Account for a launch at these sizes; loads in flight hold ``ahead`` registers."""
+    def of(program: Program, sizes: Mapping[str, int], device: Device) -> GridLaunch:
+        """Account for a launch at these sizes."""
         values = program.parameter_values(sizes)
         operands, output = operands_of(program, values), program.operation.output.name
         tiles = takes_tiles(program)
-        registers = RegisterModel((), (), ()) if tiles else RegisterModel.of(program)
-        if code is not None and not tiles:
-            registers, ahead = RegisterModel((code.registers,), (code.registers,), ()), 0.0
         return GridLaunch(
             device=device,
             axes=tuple(axis.var for axis in program.grid),
@@ -127,9 +117,7 @@ class GridLaunch:
             early=program.early,
             threads=program.threads,
             smem_bytes=program.smem_bytes,
-            registers=registers,
-            ahead=ahead,
-            spills=None if code is None else code.spilled_bytes / SPILL_BYTES,
+            registers=RegisterModel((), (), ()) if tiles else RegisterModel.of(program),
             allotted=_allotted(program) if tiles else 0,
             columns=allocated_columns(program) if uses_tensor_memory(program) else 0,
             ctas_wanted=(program.ctas_per_sm, program.ctas_per_sm),
@@ -137,6 +125,11 @@ class GridLaunch:
             output=output,
             cleared_bytes=sum(o.bytes for o in operands if o.name == output and program.zeroed),
         )
+
+    def assembled(self, code: Assembled) -> GridLaunch:
+        """Return the launch of code whose registers and spills are known."""
+        known = RegisterModel((code.registers,), (code.registers,), ())
+        return replace(self, registers=known, spills=code.spilled_bytes / SPILL_BYTES)
 
     def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> GridLaunch:
         """Apply ``low`` to what costs time, ``high`` to what saves it."""
