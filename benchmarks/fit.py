@@ -47,7 +47,7 @@ from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import Simt
 from tinygpu.search.time import fitted
 from tinygpu.search.time.cost import features, predict
-from tinygpu.search.time.registers import RegisterModel
+from tinygpu.search.time.launch import Assembled
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
 from tinygpu.term.program import Program
@@ -67,7 +67,7 @@ __all__ = [
 
 NAMES = (
     *("unit_power", "blend_power", "warp_interval", "turn", "guard", "guard_fixed"),
-    *("fma_operands", "swizzle", "index_pointer", "index_i64"),
+    *("swizzle", "index_pointer", "index_i64", "beside"),
     *("loads_in_flight", "last_copy", "l2_rate", "start"),
 )
 """The numbers that these runs determine; the others were measured by themselves."""
@@ -149,12 +149,10 @@ def errors(runs: Sequence[Run], values: Numbers) -> NDArray[np.float64]:
     device, found = load_device("h200"), []
     with numbers(values):
         for run in runs:
-            of = features(run.program, run.sizes, device)
+            code = None if run.registers is None else Assembled(run.registers)
+            of = features(run.program, run.sizes, device, code)
             if not run.whole:
                 of = replace(of, launch=replace(of.launch, cleared_bytes=0.0))
-            if run.registers is not None:
-                known = RegisterModel((run.registers,), (run.registers,), ())
-                of = replace(of, launch=replace(of.launch, registers=known))
             found.append(float(predict(of).seconds) / run.seconds)
     ratios: NDArray[np.float64] = np.log(found)
     return ratios

@@ -510,6 +510,7 @@ def _rankings() -> str:
 def _oracle() -> str:
     """Return how far the time model is right on schedules that it is not fitted to."""
     tree = _tree("time_model")
+    known = {f"{name}, assembled": of for name, of in tree["assembled"]["held_out"].items()}
     rows = [
         (
             name,
@@ -523,7 +524,7 @@ def _oracle() -> str:
             *(f"{row[f'{name}_tau_near']:.2f}" for name in ("kendall", "aa")),
             f"{row['median_abs_error']:.0%}",
         )
-        for name, row in tree["summaries"].items()
+        for name, row in {**tree["summaries"], **known}.items()
     ]
     columns = ("machine", "#shapes", "#regret at 1", "#p95", "#at 8", "#random at 1", "#at 8",
                "#A/A", "#tau", "#tau near", "#A/A", "#error, median")  # fmt: skip

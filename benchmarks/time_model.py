@@ -20,7 +20,9 @@ its time: the mean of the two visits.  A row of ``time_model.json`` is a machine
 
 A tau is None where it is of fewer than ``LEAST`` schedules.
 ``summaries`` hold geometric means of 1 + regret (less 1) and their 95th percentiles, of the shapes
-that were held out; ``fitting`` the same of the others.
+that were held out; ``fitting`` the same of the others.  ``assembled`` is the same of machines whose
+kernels ptxas finds registers for: predicted with the registers and spills that it said, of which
+nothing is timed.
 
 ``--intervals`` prints ``INTERVALS`` of ``search/time/fitted.py`` anew, from the fitting cases alone
 (``calibrated``), and writes nothing.
@@ -47,12 +49,14 @@ from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.cost import cost
+from tinygpu.search.time.launch import Assembled
 from tinygpu.search.trust import COUNTS, at_random, tau
 from tinygpu.term.machine import Chosen
 
 __all__ = ["calibrated", "load", "main", "predicted", "row_of", "summary", "whole_row"]
 
 LEAST, NEAR, FEW_ROWS = 8, 1.5, 64
+ASSEMBLED = ("simt", "ampere")
 ENOUGH, COVERED, LEVELS = 50, 0.9, np.arange(88.0, 99.5, 0.5).tolist()
 """Schedules that make a regime; the share that an interval is to cover; the levels tried."""
 Times = NDArray[np.float64]
@@ -70,13 +74,15 @@ def predicted(tree: Mapping[str, Any]) -> Times:
     return np.array([float(one.seconds) for one in breakdowns(tree)])
 
 
-def breakdowns(tree: Mapping[str, Any]) -> list[Breakdown]:
-    """Return the predictions of a case's schedules."""
+def breakdowns(tree: Mapping[str, Any], *, assembled: bool = False) -> list[Breakdown]:
+    """Return the predictions of a case's schedules, of their terms or of what ptxas made."""
     machine, problem = MACHINES[tree["case"][0]], problem_of(tree["case"])
     device, found = load_device("h200"), list[Breakdown]()
-    for decisions in decisions_of(tree):
+    said = zip(decisions_of(tree), tree["registers"], tree["spills"], strict=True)
+    for decisions, registers, spills in said:
         program = machine.program(problem.operation, Chosen(decisions))
-        found.append(cost(program, problem.sizes, device))
+        code = Assembled(registers, spills) if assembled else None
+        found.append(cost(program, problem.sizes, device, code=code))
     return found
 
 
@@ -120,9 +126,9 @@ def row_of(
     }  # fmt: skip
 
 
-def whole_row(tree: Mapping[str, Any]) -> dict[str, Any]:
+def whole_row(tree: Mapping[str, Any], *, assembled: bool = False) -> dict[str, Any]:
     """Return the row of a case as the model is."""
-    found = breakdowns(tree)
+    found = breakdowns(tree, assembled=assembled)
     low, high = np.array([one.interval for one in found]).T
     return row_of(tree, np.array([float(one.seconds) for one in found]), (low, high))
 
@@ -233,12 +239,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.report:
         model_report(held, given.report)
         return
-    rows, runs = [], []
+    rows, known, runs = [], [], []
     for tree in load():
         if tree["provenance"] not in runs:
             runs.append(tree["provenance"])
         row = {**whole_row(tree), "run": runs.index(tree["provenance"])}
         rows.append(row)
+        if row["machine"] in ASSEMBLED:
+            known.append({**whole_row(tree, assembled=True), "run": row["run"]})
         sys.stdout.write(f"{row['machine']} {row['shape']}: regret {row['regret_at_1']:.1%}, of 8 "
                          f"{row['regret_at_8']:.1%}, A/A {row['aa_noise']:.1%}\n")  # fmt: skip
         sys.stdout.flush()
@@ -247,6 +255,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "runs": runs, "rows": rows,
         "summaries": summaries(row for row in rows if row["group"] == "held_out"),
         "fitting": summaries(row for row in rows if row["group"] == "fitting"),
+        "assembled": {
+            "rows": known,
+            **{
+                group: {name: of for name, of in summaries(
+                    row for row in known if row["group"] == group).items() if of}
+                for group in ("held_out", "fitting")
+            },
+        },
         "rankings": {
             machine: rankings([case for case in held if case.machine == machine])
             for machine in dict.fromkeys(case.machine for case in held)

@@ -122,6 +122,18 @@ def test_search_as_json_is_in_order() -> None:
     assert first["bottleneck"] == max(first["parts_seconds"], key=first["parts_seconds"].get)
 
 
+def test_search_may_ask_ptxas_before_one_is_trusted() -> None:
+    """The same schedules as by the term, with the times of their code, in order."""
+    words = (*SEARCH[:-1], "45", "--json", "--spread", ",".join(OPEN))
+    by_term = json.loads(tinygpu(*words, "--climb").stdout)["best"]
+    by_code = json.loads(tinygpu(*words, "--assemble").stdout)
+    times = [row["predicted_seconds"] for row in by_code["best"]]
+    assert times == sorted(times)
+    assert not by_code["proven"]
+    found = ({str(row["decisions"]) for row in rows} for rows in (by_code["best"], by_term))
+    assert len(set.intersection(*found)) == len(times) > 3
+
+
 def test_fix_takes_several_values() -> None:
     tree = json.loads(tinygpu(*SEARCH, "--fix", "raster=2,4", "--json").stdout)
     assert tree["raw"] == 18

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from benchmarks.registers import Case, case_of, confusion, draw, fitted, program_of, truth
 from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.search.time.register_quantities import KINDS, quantities
+from tinygpu.search.time.cost import cost, features
+from tinygpu.search.time.fitted import FITTED
+from tinygpu.search.time.launch import Assembled
+from tinygpu.search.time.register_quantities import KINDS, flying, quantities
 from tinygpu.search.time.registers import (
     WEIGHTS,
     predicted_spill,
@@ -210,3 +213,30 @@ def test_rows_count_where_their_addressing_is_chosen() -> None:
             found = quantities(Simt().program(matmul(), Chosen(chosen)))
             counted = [other for other in names if found[f"{other}_rows"] > 0]
             assert counted == ([] if specialised else [name])
+
+
+def test_loads_in_flight_need_registers() -> None:
+    """Ptxas takes more where ctas_per_sm bounds them; what it took says how many loads fly.
+
+    384x1536x1536 on an H200: 143 registers, 18 loads ahead, 55.8 us; with ctas_per_sm 1 71 and 4.
+    """
+    point = {
+        **LADDER["tuned"], "tile_m": 16, "tile_n": 256, "tile_k": 64, "thread_m": 4, "thread_n": 8,
+        "b_from": "gmem", "edges": "exact", "vector_a": 1,
+    }  # fmt: skip
+    sizes = {"m": 384, "n": 1536, "k": 1536}
+    alone, two = (
+        Simt().program(matmul(), Chosen({**point, "ctas_per_sm": count})) for count in (1, 2)
+    )
+    (few, held), (many, more) = flying(alone), flying(two)
+    assert few == FITTED["loads_in_flight"]
+    assert (many, more) == pytest.approx((20, 80))
+    assert held < more
+    assert features(two, sizes, H200).launch.resident() == 3
+    assert features(alone, sizes, H200).launch.resident() == 6
+    by = {n: flying(two, registers=n)[0] for n in (64, 143, 255)}
+    assert by[64] == few < 18 < by[143] < 25 < by[255]
+    whole, spilled = (
+        float(cost(two, sizes, H200, code=Assembled(143, n)).seconds) for n in (0, 160)
+    )
+    assert whole < spilled

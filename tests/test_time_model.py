@@ -107,6 +107,12 @@ def test_the_table_is_of_this_model() -> None:
     for name, group in (("summaries", "held_out"), ("fitting", "fitting")):
         rows = [row for row in table["rows"] if row["group"] == group]
         assert table[name] == time_model.summaries(rows)
+        known = [row for row in table["assembled"]["rows"] if row["group"] == group]
+        assert table["assembled"][group].items() <= time_model.summaries(known).items()
+    by = {(row["machine"], *row["shape"]): row for row in table["assembled"]["rows"]}
+    for one in (tree for tree in trees if tree["case"][3] in ([128, 4096, 4096], [512, 512, 512])):
+        row = time_model.whole_row(one, assembled=True)
+        assert row.items() <= by[one["case"][0], *one["case"][3]].items()
     assert math.isfinite(table["summaries"]["hopper"]["regret_at_1"])
 
 

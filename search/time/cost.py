@@ -52,8 +52,9 @@ from tinygpu.devices.device import Device
 from tinygpu.search.time.breakdown import Breakdown, blend, resolved
 from tinygpu.search.time.deferred import applied
 from tinygpu.search.time.fitted import FITTED
-from tinygpu.search.time.launch import GridLaunch, never
+from tinygpu.search.time.launch import Assembled, GridLaunch, never, takes_tiles
 from tinygpu.search.time.recursion import Recursion, numbers, occupied, path, span_cycles
+from tinygpu.search.time.register_quantities import flying
 from tinygpu.search.time.work import (
     WARP,
     Event,
@@ -114,18 +115,32 @@ def cost(
     sizes: Mapping[str, int],
     device: Device,
     *,
+    code: Assembled | None = None,
     of: Callable[[Numbers], Numbers] = lambda number: number,
 ) -> Breakdown:
-    """Predict the time of a program, of whose numbers ``of`` makes what to compute with."""
-    return predict(features(program, sizes, device).mapped(of, of))
+    """Predict the time of a program, of whose numbers ``of`` makes what to compute with.
+
+    ``code`` is what the assembler said of it: then no register is estimated.
+    """
+    return predict(features(program, sizes, device, code).mapped(of, of))
 
 
-def features(program: Program, sizes: Mapping[str, int], device: Device) -> Features:
+def features(
+    program: Program, sizes: Mapping[str, int], device: Device, code: Assembled | None = None
+) -> Features:
     """Return what the time depends on, as numbers or factored arrays.
 
     Raises ProgramError for roles of another form than the recursion follows.
     """
-    found, launch = agents(program, device, sizes), GridLaunch.of(program, sizes, device)
+    launch = GridLaunch.of(program, sizes, device)
+    if takes_tiles(program):
+        many: Numbers = 1
+    elif code is None:
+        many, ahead = flying(program)
+        launch = replace(launch, ahead=ahead)
+    else:
+        many, launch = flying(program, code.registers)[0], launch.assembled(code)
+    found = agents(program, device, sizes, many)
     if not found[0].steps:
         return Features(found, launch)
     stages = max((barrier.stages for barrier in program.barriers), key=np.max)

@@ -39,8 +39,12 @@ from tinygpu.search.time.registers import RegisterModel
 from tinygpu.term.program import Access, Do, For, ForTile, Program, select, walk
 from tinygpu.term.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
 
-__all__ = ["Fetched", "GridLaunch", "fetches", "latency_of", "never", "operands_of", "takes_tiles"]
+__all__ = [
+    "Assembled", "Fetched", "GridLaunch", "fetches", "latency_of", "never", "operands_of",
+    "takes_tiles",
+]  # fmt: skip
 
+SPILL_BYTES = 16  # fitted: of a spilled register's stores and loads
 Numbers = Any
 """A number, or an array of them that broadcasts."""
 
@@ -56,11 +60,20 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class Assembled:
+    """What the assembler says of a kernel: a thread's registers, and the bytes of its spills."""
+
+    registers: int
+    spilled_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GridLaunch:
     """A launch: everything about it that time depends on, beside the work of a CTA.
 
     ``extents`` counts clusters along the grid's axes, ``cluster`` CTAs of one.  ``raster`` and
     ``ctas_wanted`` are given twice: the least and the greatest among the candidates.
+    ``ahead`` are the registers that loads in flight hold, ``spills`` those known to be spilled.
     ``allotted`` are the registers of a CTA where its roles say how many they take (0: they do
     not), ``columns`` those of its tensor memory.  ``cleared_bytes`` of the ``output`` are set to
     zero by a launch of their own before it.  ``without`` names wastes that are thought away: "tail"
@@ -84,6 +97,8 @@ class GridLaunch:
     operands: tuple[Fetched, ...]
     output: str
     cleared_bytes: float = 0.0
+    ahead: Numbers = 0.0
+    spills: float | None = None
     without: frozenset[str] = frozenset()
 
     @staticmethod
@@ -111,6 +126,11 @@ class GridLaunch:
             cleared_bytes=sum(o.bytes for o in operands if o.name == output and program.zeroed),
         )
 
+    def assembled(self, code: Assembled) -> GridLaunch:
+        """Return the launch of code whose registers and spills are known."""
+        known = RegisterModel((code.registers,), (code.registers,), ())
+        return replace(self, registers=known, spills=code.spilled_bytes / SPILL_BYTES)
+
     def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> GridLaunch:
         """Apply ``low`` to what costs time, ``high`` to what saves it."""
         return replace(
@@ -123,6 +143,7 @@ class GridLaunch:
             threads=low(self.threads),
             smem_bytes=low(self.smem_bytes),
             registers=self.registers.mapped(low, high),
+            ahead=low(self.ahead),
             allotted=low(self.allotted),
             columns=low(self.columns),
             ctas_wanted=(low(self.ctas_wanted[0]), high(self.ctas_wanted[1])),
@@ -148,11 +169,13 @@ class GridLaunch:
         if not never(self.allotted):
             return self.allotted
         unit = self.device.register_allocation_unit
-        each = np.ceil(self.registers.registers() / unit) * unit
+        each = np.ceil((self.registers.registers() + self.ahead) / unit) * unit
         return np.minimum(each, self.device.registers_per_thread_max) * self.threads
 
     def spilled(self) -> Numbers:
         """Return the registers of a thread for which there is no room."""
+        if self.spills is not None:
+            return self.spills
         if not self.registers.parts and not never(self.allotted):
             return 0.0
         device, unit = self.device, self.device.register_allocation_unit

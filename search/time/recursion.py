@@ -115,12 +115,9 @@ def pace(loop: Loop, warps: Numbers) -> Numbers:
 
 
 def waits(loop: Loop) -> Numbers:
-    """Return the cycles for which a step waits for its loads from global memory.
-
-    The assembler loads into registers that it has just read, so that few are in flight together.
-    """
+    """Return the cycles for which a step waits for its loads from global memory."""
     loads = (e for e in loop.body if isinstance(e, Event) and e.kind == "do" and "l1" in e.each)
-    return sum((e.count * e.latency for e in loads), 0.0) / FITTED["loads_in_flight"]
+    return sum((e.count * e.latency for e in loads), 0.0) / loop.flying
 
 
 def span_cycles(nodes: Tree) -> Numbers:

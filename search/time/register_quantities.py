@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.search.time.fitted import FITTED
 from tinygpu.term.program import Access, Block, Buffer, Do, For, Program, select, walk
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "amounts",
     "arithmetic",
     "bent",
+    "flying",
     "fragment_registers",
     "is_true",
     "piece",
@@ -39,6 +41,7 @@ __all__ = [
 KINDS = ("f32", "f64", "f32+f64")
 ENDLESS = 1 << 30
 _JOINED_BYTES = 16
+_LARGE_BODY = 4096  # multiply-adds; of 60 kernels by ptxas 13.5: 2,048 are not large yet
 
 
 def quantities(program: Program) -> dict[str, Any]:
@@ -277,6 +280,28 @@ def _swizzled(program: Program) -> Iterator[tuple[str, Any]]:
             vectors = _count(do.values) / do.vector
             factors = (vectors, _unrolled(around), select(here, 1.0, 0.0))
             yield "swizzled_writes" if written else "swizzled_reads", factors
+
+
+def flying(program: Program, registers: int | None = None) -> tuple[Any, Any]:
+    """Return how many loads to registers a thread has in flight together, and what they hold.
+
+    The assembler loads into registers that it has just read, so that few are; or it moves loads
+    up, past D multiply-adds, those with a guard past all of a body that is not large.  With
+    ``registers`` known, so many are in flight as those that are left can hold.
+    """
+    found = amounts(program)
+    names = ("kept", "direct_vectors", "direct", "direct_lines", "products")
+    kept, loads, words, guards, products = (sum(map(worth, found[name]), 0.0) for name in names)
+    if not np.any(words):
+        return FITTED["loads_in_flight"], 0.0
+    whole = is_true((guards > 0) & (products < _LARGE_BODY))
+    ahead = select(whole, products, FITTED["ahead"])
+    ahead = select(is_true(program.ctas_per_sm == 1), 0.0, ahead)
+    many = loads * np.minimum(ahead / np.maximum(products, 1.0), 1.0)
+    if registers is not None:
+        many = loads * (registers - kept - FITTED["beside"]) / words
+    many = np.maximum(many, FITTED["loads_in_flight"])
+    return many, np.minimum(many / loads, 1.0) * words
 
 
 def fragment_registers(program: Program) -> tuple[Any, ...]:

@@ -143,13 +143,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop from ``start``, and how its iterations follow one another."""
+    """A loop from ``start``, and how its iterations follow one another.
+
+    Of an unrolled one so many loads from global memory are ``flying`` together.
+    """
 
     var: str
     trips: Numbers
     body: tuple[Node, ...]
     form: Form
     start: Numbers = 0
+    flying: Numbers = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +190,16 @@ class TimedAgent:
     after: Tree = ()
 
 
-def agents(program: Program, device: Device, sizes: Mapping[str, int]) -> tuple[TimedAgent, ...]:
+def agents(
+    program: Program, device: Device, sizes: Mapping[str, int], flying: Numbers = 1
+) -> tuple[TimedAgent, ...]:
     """Return the agents of a program, those that load first: a step's loads come before its use.
 
-    Raises ProgramError for a role of another form.
+    ``flying``: loads to registers that are in flight together.  Raises ProgramError for a role of
+    another form.
     """
     of_tiles = takes_tiles(program)
-    walks = [_Accountant(program, device, sizes, role, of_tiles) for role in program.roles]
+    walks = [_Accountant(program, device, sizes, role, of_tiles, flying) for role in program.roles]
     if not of_tiles:
         return (TimedAgent(program.roles[0].name, after=walks[0].tree(program.roles[0].body)),)
     found = [one.agent() for one in walks]
@@ -223,7 +230,8 @@ def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any] | N
                     fetched_bytes=low(node.fetched_bytes),
                 )
             case Loop():
-                return replace(node, trips=low(node.trips), body=mapped(node.body, low, more))
+                body = mapped(node.body, low, more)
+                return replace(node, trips=low(node.trips), body=body, flying=more(node.flying))
             case Guard():
                 bound = node.bound if isinstance(node.bound, str) else low(node.bound)
                 body = mapped(node.body, low, more)
@@ -270,11 +278,13 @@ class _Accountant:
         sizes: Mapping[str, int],
         role: Role,
         of_tiles: bool,
+        flying: Numbers,
     ) -> None:
         self.program, self.device, self.role, self.of_tiles = program, device, role, of_tiles
         self.values = program.parameter_values(sizes)
         self.extents = dict(program.cluster)
         self.together: Numbers = role.copies
+        self.flying = flying
         self.runs: dict[str, tuple[tuple[Numbers, ...], Numbers]] = {}  # of loads to registers
 
     def agent(self) -> TimedAgent:
@@ -323,7 +333,8 @@ class _Accountant:
                         inner = (*inner, self.loop_end(statement))
                     form: Form = "unrolled" if statement.unrolled else "rolled"
                     trips = np.maximum(self.trips(statement), 0)
-                    found.append(Loop(statement.var, trips, inner, form, statement.start))
+                    start, many = statement.start, self.flying if statement.unrolled else 1
+                    found.append(Loop(statement.var, trips, inner, form, start, many))
                 case When(index, bound, inner):
                     nodes = self.tree(inner, around)
                     own = len(index.terms) == 1 and index.terms[0][0] in self.extents
@@ -504,9 +515,7 @@ class _Accountant:
                 each["fp64"] = WARP / device.fma_f64_per_cycle_per_sm
                 latency = device.fma_f64_latency_cycles
             case "fma":
-                run = do.values[0] if do.values else 1
-                reads = 1 + FITTED["fma_operands"] * (1 + 8 / run) / 2 + self.apart(do)
-                each["fma"] = reads * (WARP / device.fma_f32_per_cycle_per_sm)
+                each["fma"] = (1 + self.apart(do)) * (WARP / device.fma_f32_per_cycle_per_sm)
                 latency = device.fma_latency_cycles
             case "cvt":
                 wide = "f64" in types

@@ -47,10 +47,12 @@ if TYPE_CHECKING:
     from tinygpu.space.space import Space
     from tinygpu.term.schedule import Schedule
 
-__all__ = ["add_to", "computing", "ranked", "tree_of"]
+__all__ = ["add_to", "assembled", "computing", "ranked", "tree_of"]
 
 _RANKED = 96
 """Schedules of the model that a search by measuring starts from, one of each spread."""
+_ASSEMBLED = 32
+"""Schedules of the model that are assembled before one is trusted, one of each spread."""
 _MOST = 100_000
 """Schedules that are ranked at most: more would take minutes and be read by nobody."""
 
@@ -94,6 +96,9 @@ def search(
         list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")
     ] = None,
     spread: SPREAD = "",
+    assemble: Annotated[
+        bool, typer.Option("--assemble", help="Order the best by what ptxas says of their code.")
+    ] = False,
     climb: Annotated[
         bool, typer.Option("--climb", help="Only improve random schedules, without a proof.")
     ] = False,
@@ -132,10 +137,13 @@ def search(
         write(out / ".tinygpu", "").unlink()  # to know before the search that files can be written
     with resumable("nothing is lost; the same command searches again"):
         spreads = {
-            one.name: apart.get(one.name) or (one.spread if measure else ()) for one in chosen
+            one.name: apart.get(one.name) or (one.spread if measure or assemble else ())
+            for one in chosen
         }
-        count = max(top, _RANKED) if measure else top
-        found = ranked(spaces, count, spreads, exact=not (climb or measure))
+        count = max(top, _RANKED if measure else _ASSEMBLED if assemble else 0)
+        found = ranked(spaces, count, spreads, exact=not (climb or measure or assemble))
+        if assemble and not measure:
+            found = assembled(spaces, found, top)
         if not measure:
             found, meanings = computing(spaces, found)
     if measure and out is not None:
@@ -205,6 +213,36 @@ def ranked(
         scored=sum(of.scored for of in found),
         proven=all(of.proven for of in found),
     )
+
+
+def assembled(spaces: Sequence[Space], found: Ranking, top: int) -> Ranking:
+    """Return the first few of the best, ordered by their times with ptxas's registers and spills.
+
+    Nothing is run.  What ptxas does not take is left out.  Raises AssemblyError if it takes none.
+    """
+    from tinygpu.codegen.emit import emit
+    from tinygpu.codegen.run.assemble import Cubin, assemble_many
+    from tinygpu.search.exact.best import Ranked
+    from tinygpu.search.time.cost import cost
+    from tinygpu.search.time.launch import Assembled
+
+    machines = {space.machine.name: space.machine for space in spaces}
+    problem, device = spaces[0].problem, spaces[0].device
+    schedules = [one.schedule for one in found.best]
+    programs = [one.program(machines[one.machine], problem.operation) for one in schedules]
+    texts = [(emit(p, device.arch, problem.sizes), device.arch) for p in programs]
+    with bar("assemble") as progress:
+        cubins = assemble_many(texts, progress=lambda done, total: progress(done, total, ""))
+    best = []
+    for schedule, program, cubin in zip(schedules, programs, cubins, strict=True):
+        if isinstance(cubin, Cubin):
+            code = Assembled(cubin.registers, cubin.spill_stores_bytes + cubin.spill_loads_bytes)
+            timed = cost(program, problem.sizes, device, code=code)
+            best.append(Ranked(float(timed.seconds), schedule, timed))
+    if not best:
+        raise next(error for error in cubins if not isinstance(error, Cubin))
+    best.sort(key=lambda one: one.seconds)
+    return replace(found, best=tuple(best[:top]), proven=False)
 
 
 def computing(spaces: Sequence[Space], found: Ranking) -> tuple[Ranking, tuple[Meaning, ...]]:
