@@ -19,8 +19,8 @@ from tinygpu.codegen.run.assemble import assemble
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
 from tinygpu.isa.fragment import FRAGMENTS
-from tinygpu.isa.instruction import INSTRUCTIONS
-from tinygpu.isa.warp_matrix import products
+from tinygpu.isa.instructions import INSTRUCTIONS
+from tinygpu.isa.mma_sync import products
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import check_schedule
 from tinygpu.legality.warp_laws import WARP_LAWS

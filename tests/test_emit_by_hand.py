@@ -13,7 +13,7 @@ import pytest
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import ProgramError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term.expression import Constant, value
 from tinygpu.term.operation import elementwise
 from tinygpu.term.program import (

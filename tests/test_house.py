@@ -16,7 +16,7 @@ from typing import get_args
 import networkx as nx
 import pytest
 
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term.program import Statement
 
 ROOT = Path(__file__).parent.parent
@@ -82,7 +82,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 27964, "search": 7770, "codegen": 16669}
+LINES = {"tinygpu": 28026, "search": 7770, "codegen": 16669}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: strategies, the command ``store`` and four causes of the time model; clusters,

@@ -34,7 +34,8 @@ from tinygpu.codegen.run.launch import Kernel as Launched
 from tinygpu.codegen.run.launch import gpu
 from tinygpu.codegen.run.measure import validate
 from tinygpu.errors import MachineError
-from tinygpu.isa.instruction import INSTRUCTIONS, Instruction
+from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import GMEM, REGISTERS
 from tinygpu.legality.laws import check_schedule
 from tinygpu.search.time.cost import cost

@@ -20,7 +20,7 @@ from tinygpu.codegen.kernel.kernel import KernelCode, Rule
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.codegen.rules.lowering import outside
 from tinygpu.errors import ProgramError
-from tinygpu.isa.warp_matrix import FRAGMENT_VALUES
+from tinygpu.isa.mma_sync import FRAGMENT_VALUES
 from tinygpu.term.program import Access, Do
 
 __all__ = ["PAIR_RULES", "rows_of", "swizzled_points"]
