@@ -14,7 +14,7 @@ from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, dos
 from tests.mutants import mutants
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.rules.warps import rows_of
+from tinygpu.codegen.rules.mma_sync import rows_of
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError

@@ -27,7 +27,7 @@ from tinygpu import (
 )
 from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope
-from tinygpu.codegen.rules.lowering import move
+from tinygpu.codegen.rules.load_store import move
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.codegen.run.launch import Kernel as Launched
