@@ -1,8 +1,8 @@
 """Code: a program as PTX text.
 
 ``emit(program)`` walks the term once.  Unrolled loops are unrolled here, others become a label and
-a branch; every ``Do`` goes through a rule of the table ``RULES``.  The kernel takes the operands'
-pointers, then ``signature(program)``: 32-bit integers, absent if the program is specialised, then
+a branch; every ``Do`` goes through the rule in ``RULES``.  The kernel takes the operands' pointers,
+then ``signature(program)``: 32-bit integers, absent if the program is specialised, then
 its scalars.  Of a program with barriers the CTA's threads branch to their roles.
 
 >>> from tinygpu.term.machine import Chosen
@@ -30,23 +30,27 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from tinygpu.codegen.kernel.clusters import ranks_along, signal_at
 from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
 from tinygpu.codegen.kernel.loops import instances, rotating_slots, stepped_pointers
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope
-from tinygpu.codegen.kernel.trimming import expected_bytes, trim
-from tinygpu.codegen.rules.lowering import THREAD_RULES
-from tinygpu.codegen.rules.tcgen05 import allocate, allocated, commit, release
-from tinygpu.codegen.rules.tensor import TILE_RULES, prepare
-from tinygpu.codegen.rules.warps import PAIR_RULES, swizzled_points
+from tinygpu.codegen.kernel.trimming import trim
+from tinygpu.codegen.rules import (
+    arithmetic,
+    barriers,
+    cp_async,
+    load_store,
+    mma_sync,
+    tcgen05,
+    tma,
+    wgmma,
+)
 from tinygpu.errors import ProgramError
 from tinygpu.term.access_map import Operand
 from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,
-    Barrier,
     Commit,
     Do,
     Elect,
@@ -68,23 +72,36 @@ from tinygpu.term.tensor_memory import uses_tensor_memory
 __all__ = ["EMITTER_VERSION", "PTX_VERSION", "RULES", "emit", "integer_values", "signature"]
 
 EMITTER_VERSION = 3
-RULES: Mapping[str, Mapping[str, Rule]] = {
-    "thread": THREAD_RULES,
-    "pair": PAIR_RULES,
-    "tile": TILE_RULES,
+RULES: Mapping[str, Rule] = {
+    "ld.global": load_store.ld_global,
+    "ld.shared": load_store.ld_shared,
+    "st.global": load_store.st_global,
+    "st.shared": load_store.st_shared,
+    "red.global": load_store.red_global,
+    "fma": arithmetic.fma,
+    "alu": arithmetic.alu,
+    "mufu": arithmetic.mufu,
+    "cvt": arithmetic.cvt,
+    "mov": arithmetic.mov,
+    "shfl.sync": arithmetic.shfl,
+    "cp.async": cp_async.copy,
+    "ldmatrix": mma_sync.ldmatrix,
+    "mma.sync": mma_sync.mma,
+    "cp.async.bulk.tensor": tma.bulk_tensor,
+    "cp.async.bulk.tensor.global": tma.bulk_tensor,
+    "wgmma": wgmma.mma_async,
+    "stmatrix": wgmma.stmatrix,
+    "tcgen05.mma": tcgen05.mma,
+    "tcgen05.cp": tcgen05.copy,
+    "tcgen05.ld": tcgen05.load_or_store,
+    "tcgen05.st": tcgen05.load_or_store,
 }
-"""The rule of each instruction, by what it is done on: a thread's values, pairs, a tile."""
+"""The rule of each instruction of a ``Do``, from the file of its family."""
 _GROUPS = {"cp.async": "cp.async.{}", "bulk": "cp.async.bulk.{}", "wgmma": "wgmma.{}.sync.aligned"}
 _AS_A_BRANCH = "bar.warp.sync -1"
 """Else ptxas makes a branch around loads a predicate and sinks them to the loop's end."""
 _SM_REGISTERS = 65536  # spec: CUDA C++ Programming Guide, "Compute Capabilities"
 _MOST_REGISTERS = 255
-_FENCES = {
-    "proxy.async": "fence.proxy.async.shared::cta",
-    "wgmma": "wgmma.fence.sync.aligned",
-    "tcgen05.before": "tcgen05.fence::before_thread_sync",
-    "tcgen05.after": "tcgen05.fence::after_thread_sync",
-}
 
 
 def emit(program: Program, arch: str = "sm_90a", sizes: Mapping[str, int] | None = None) -> str:
@@ -138,17 +155,17 @@ class Emitter(KernelCode):
                 self._enter(role, first)
                 self.body(role.body[:-1], Scope())
                 if self._takes(role):  # before what it took is released
-                    text.emit(_FENCES["tcgen05.before"])
+                    text.emit(barriers.FENCES["tcgen05.before"])
                 if not shared:
                     self.body(role.body[-1:], Scope())
                 if not first and uses_tensor_memory(program):
-                    release(self)
+                    tcgen05.release(self)
             text.emit(f"bra {last}" if shared else "ret")
             text.mark(end)
             first = after
         if shared:
             text.mark(last)
-            self.sync(shared)
+            barriers.sync(self, shared)
         text.emit("ret")
 
     def _takes(self, role: Role) -> bool:
@@ -195,7 +212,7 @@ class Emitter(KernelCode):
         text.mark(skip)
         text.emit("bar.warp.sync -1")
         if uses_tensor_memory(self.program):
-            allocate(self)
+            tcgen05.allocate(self)
         if self.ctas > 1:  # the fence has released them, but not the address of tensor memory
             how = "release" if uses_tensor_memory(self.program) else "relaxed"
             text.emit(f"barrier.cluster.arrive.{how}.aligned")
@@ -203,7 +220,7 @@ class Emitter(KernelCode):
         else:
             text.emit("bar.sync 0")
         if uses_tensor_memory(self.program):
-            self.tmem = allocated(self)
+            self.tmem = tcgen05.allocated(self)
         if self.program.early:
             text.emit("griddepcontrol.wait")
             text.emit("griddepcontrol.launch_dependents")
@@ -238,7 +255,7 @@ class Emitter(KernelCode):
                 case Exit():
                     self.exit(statement, scope)
                 case Sync():
-                    self.sync(statement)
+                    barriers.sync(self, statement)
                 case Commit():
                     self.text.emit(_GROUPS[statement.group].format("commit_group"))
                 case WaitGroup(group="tcgen05.ld" | "tcgen05.st"):
@@ -254,59 +271,41 @@ class Emitter(KernelCode):
                     self._elect(inside, scope)
                 case ForTile():
                     self._tiles(statement, scope)
-                case Wait(barrier, index):
-                    self._wait(barrier, index, scope)
+                case Wait():
+                    barriers.wait(self, statement, scope)
                 case Arrive():
-                    self._arrive(statement, scope)
+                    barriers.signal(self, statement, scope)
                 case Fence(kind):
-                    self.text.emit(_FENCES[kind])
+                    self.text.emit(barriers.FENCES[kind])
                 case _:
                     assert_never(statement)
-
-    def sync(self, statement: Sync) -> None:
-        """Emit a barrier: of a role's copy, of the CTA, of the cluster."""
-        text = self.text
-        if statement.scope == "cluster" and self.ctas > 1:
-            text.emit("barrier.cluster.arrive.release.aligned")
-            text.emit("barrier.cluster.wait.acquire.aligned")
-        elif statement.scope == "role" and self.program.barriers:
-            number = text.add(self.copy, statement.barrier)
-            text.emit(f"bar.sync {number}, {self.role.threads}")
-        else:
-            text.emit(f"bar.sync {statement.barrier}")
 
     def do(self, do: Do, scope: Scope) -> None:
         """Emit one statement through its rule."""
         self.text.note(str(do))
-        form = self.form(do)
-        rule = do.instruction.lower or RULES[form][do.instruction.name]
+        how, held = do.instruction, {a.buffer.fragment for a in do.accesses}
+        if do.write.buffer.home and (how.issuer != "thread" or "wgmma" not in held):
+            raise ProgramError(f"{do}: only sums of wgmma go to another CTA, by st.shared")
+        rule = how.lower or self.rule(do)
         guarded = any(g for a in do.accesses for g in a.guard)
-        if form != "tile" and self.program.guards == "tile" and guarded:
+        each_its_own = how.issuer in ("thread", "warp") and not any(held)
+        if each_its_own and self.program.guards == "tile" and guarded:
             self.whole_or_not(rule, do, scope)
         else:
             rule(self, do, scope)
 
-    def form(self, do: Do) -> str:
-        """Return what a statement is done on: a thread's values, pairs of them, a tile.
+    def rule(self, do: Do) -> Rule:
+        """Return the rule of a statement's instruction.
 
         Raises ProgramError for one that has no code.
         """
-        name, buffers = do.instruction.name, [a.buffer for a in do.accesses]
-        held = {b.fragment for b in buffers}
-        if do.write.buffer.home and (name != "st.shared" or "wgmma" not in held):
-            raise ProgramError(f"{do}: only sums of wgmma go to another CTA, by st.shared")
-        form, of = "thread", ""
-        if self.paired:
-            halves = any(b.level == "registers" and b.type.bytes == 2 for b in buffers)
-            if halves or do.instruction.issuer == "warp":
-                form, of = "pair", " on pairs"
-        elif self.program.barriers and (do.instruction.issuer != "thread" or any(held)):
-            each_its_own = do.instruction.unit in ("fma", "alu", "sfu")  # as ``cells`` finds them
-            if name in TILE_RULES or not each_its_own:
-                form, of = "tile", " on a tile"
-        if do.instruction.lower is None and name not in RULES[form]:
-            raise ProgramError(f"{do}: no lowering rule for {name}{of}; give it lower= or a rule")
-        return form
+        how, inside = do.instruction, bool(self.program.barriers)
+        if how.name not in RULES:
+            raise ProgramError(f"{do}: no lowering rule for {how.name}; give it lower= or a rule")
+        if how.issuer != "thread" and inside == (how.issuer == "warp"):
+            where = "without mbarriers" if inside else "with mbarriers and roles"
+            raise ProgramError(f"{do}: {how.name} has code in programs {where} alone")
+        return RULES[how.name]
 
     def whole_or_not(self, rule: Rule, do: Do, scope: Scope) -> None:
         """Emit a statement without guards for tiles that are whole, and with them for others."""
@@ -385,7 +384,7 @@ class Emitter(KernelCode):
         """Make the addresses of a loop's accesses in swizzled buffers, before it."""
         (inner,) = scope.within(loop)
         for do, here in instances(loop.body, inner):
-            for access, threads, at in swizzled_points(do):
+            for access, threads, at in mma_sync.swizzled_points(do):
                 self.folded(access, threads, at, here)
 
     def when(self, when: When, scope: Scope) -> None:
@@ -443,7 +442,7 @@ class Emitter(KernelCode):
             with text.scope():
                 static = {**scope.static, loop.tile: 0, loop.turn: 0}
                 inner = replace(scope, static=static)
-                prepare(self, loop.body, inner)
+                tma.prepare(self, loop.body, inner)
                 trim(self, loop.body, inner)
                 self.body(loop.body, inner)
             return
@@ -460,7 +459,7 @@ class Emitter(KernelCode):
         inner = replace(scope, running={**scope.running, loop.tile: tile, loop.turn: turn})
         again, end = text.label("tile"), text.label("tile_end")
         with text.scope():
-            prepare(self, loop.body, inner)
+            tma.prepare(self, loop.body, inner)
             more = text.less(at, total)
             text.emit(f"@!{more} bra {end}")
             text.mark(again)
@@ -479,41 +478,6 @@ class Emitter(KernelCode):
     def _value(self, index: Affine, scope: Scope) -> Number:
         known, terms = scope.split(index)
         return self.addresses.sum(terms, scope, known)
-
-    def _wait(self, barrier: Barrier, index: Affine, scope: Scope) -> None:
-        text = self.text
-        base, start, parity = self.barrier_at(barrier, index, scope)
-        again, passed = text.label("wait"), text.register("pred")
-        text.mark(again)
-        text.emit(f"mbarrier.try_wait.parity.shared::cta.b64 {passed}, [{base}+{start}], {parity}")
-        text.emit(f"@!{passed} bra {again}")
-
-    def _arrive(self, arrive: Arrive, scope: Scope) -> None:
-        text = self.text
-        base, start, _ = self.barrier_at(arrive.barrier, arrive.index, scope)
-        told = arrive.to != "cta" and not arrive.after
-        ranks = ranks_along(self, arrive.to) if told else []
-        many = len(ranks) > 1
-        if many and (arrive.bytes or arrive.barrier.home):
-            raise ProgramError(f"{arrive}: it counts at one barrier alone, its own or its home's")
-        if arrive.after:
-            commit(self, arrive, f"[{base}+{start}]")
-        elif arrive.barrier.home:
-            at = signal_at(self, arrive.barrier, arrive.index, scope)
-            what, more = (".expect_tx", f", {arrive.bytes}") if arrive.bytes else ("", "")
-            text.emit(f"mbarrier.arrive{what}.shared::cluster.b64 _, {at}{more}")
-        elif arrive.bytes:
-            at = f"[{base}+{start}], {expected_bytes(self, arrive, scope)}"
-            text.emit(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, {at}")
-        elif not many:
-            text.emit(f"mbarrier.arrive.shared::cta.b64 _, [{base}+{start}]")
-        else:
-            plain = text.register("u32")
-            text.emit(f"add.u32 {plain}, {base}, {start}")
-            for rank in ranks:
-                there = text.register("u32")
-                text.emit(f"mapa.shared::cluster.u32 {there}, {plain}, {rank}")
-                text.emit(f"mbarrier.arrive.shared::cluster.b64 _, [{there}]")
 
 
 def _unguarded(operand: Operand) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from tinygpu import Choice, Kernel, Machine, Problem, Schedule, emit, load_device, matmul
-from tinygpu.codegen.rules.tensor import tma
+from tinygpu.codegen.rules.tma import bulk_tensor
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.memory import GMEM, REGISTERS, SMEM
 from tinygpu.legality.concurrency.judge import verdict
@@ -28,7 +28,7 @@ REDUCE = Instruction(
     atomic=True,  # it adds to an array that is cleared before the launch
     issuer="one",
     arch="sm_90",
-    lower=partial(tma, store="cp.reduce.async", how=".add"),
+    lower=partial(bulk_tensor, store="cp.reduce.async", how=".add"),
     laws=(adds_in_f32,),
 )
 """Adds a tile of shared memory to one of global memory.  Source: PTX ISA 9, the same name."""

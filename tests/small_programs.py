@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term.expression import Constant, value
 from tinygpu.term.operation import matmul
 from tinygpu.term.program import (

@@ -14,13 +14,13 @@ from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, dos
 from tests.mutants import mutants
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.rules.warps import rows_of
+from tinygpu.codegen.rules.mma_sync import rows_of
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
 from tinygpu.isa.fragment import FRAGMENTS
-from tinygpu.isa.instruction import INSTRUCTIONS
-from tinygpu.isa.warp_matrix import products
+from tinygpu.isa.instructions import INSTRUCTIONS
+from tinygpu.isa.mma_sync import products
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import check_schedule
 from tinygpu.legality.warp_laws import WARP_LAWS

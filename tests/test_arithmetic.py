@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinygpu.errors import ProgramError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.meaning.interpret import interpret
 from tinygpu.term.arithmetic import compute
 from tinygpu.term.expression import Constant, Expression, apply, value

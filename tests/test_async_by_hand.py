@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinygpu.errors import ProgramError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.meaning.cluster import Mbarrier
 from tinygpu.meaning.interpret import check, interpret
 from tinygpu.term.expression import Constant, value

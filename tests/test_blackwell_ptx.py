@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,13 +17,15 @@ from tests.blackwell_terms import B200, LAYOUTS, broken, built, small
 from tests.hopper_terms import rewritten
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.blackwell import STARTS, Blackwell
 from tinygpu.meaning.interpret import check
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem, matmul
-from tinygpu.term.program import Arrive, Fence, Program, Statement, WaitGroup
+from tinygpu.term.program import Access, Arrive, Do, Fence, Program, Statement, WaitGroup
 
 SIZES = {"m": 200, "n": 72, "k": 136}
 
@@ -148,3 +151,22 @@ def test_code_with_a_wrong_number_is_found(right: str, wrong: str) -> None:
     text = text.replace(right, wrong)
     outcome = run_matmul(program, SIZES, text=text, arch="sm_100a", clusters=1)
     assert not outcome.right or outcome.report.findings != ()
+
+
+def test_what_is_loaded_from_tensor_memory_may_be_stored_there() -> None:
+    """The same registers and address, the other way round; ptxas takes it."""
+
+    def stored(statement: Statement) -> Statement:
+        if not isinstance(statement, Do) or statement.instruction.name != "tcgen05.ld":
+            return statement
+        (tile,), how = statement.reads, INSTRUCTIONS["tcgen05.st"]
+        assert isinstance(tile, Access)
+        return replace(statement, instruction=how, write=tile, reads=(statement.write,))
+
+    program = small("plain")
+    before, after = emit(program, "sm_100a"), emit(rewritten(program, stored), "sm_100a")
+    moves = [re.findall(r"\ttcgen05\.(?:ld|st)\.sync\S+ (.*);", text) for text in (before, after)]
+    turned = [re.sub(r"(\{.*\}), (\[.*\])", r"\2, \1", one) for one in moves[0]]
+    assert moves[1] == turned != []
+    assert "tcgen05.ld.sync" not in after
+    assemble(after, "sm_100a")

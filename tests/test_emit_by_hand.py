@@ -13,13 +13,14 @@ import pytest
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import ProgramError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term.expression import Constant, value
 from tinygpu.term.operation import elementwise
 from tinygpu.term.program import (
     Access,
     Affine,
     Axis,
+    Barrier,
     Buffer,
     Commit,
     Do,
@@ -133,6 +134,9 @@ def test_programs_by_hand_assemble(name: str, arch: str) -> None:
 
 
 OTHER = replace(INSTRUCTIONS["mov"], name="no.such")
+PAIRS, SUMS = (held(registers(f"r{of}", dtype, 4, fragment=of))
+               for dtype, of in (("f16", ""), ("f32", "wgmma")))  # fmt: skip
+MATRIX = do("ldmatrix", held(), inside())
 REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
     "an instruction without a rule": ("no lowering rule", (replace(LOAD, instruction=OTHER),)),
     "a ring of registers in a loop": (
@@ -151,7 +155,13 @@ REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
         "convert first",
         (do("fma", held(registers("half", "f16", 4)), held(), held(), held()),),
     ),
-}
+    "a tile's instruction without roles": (
+        "with mbarriers and roles alone", (do("stmatrix", inside(), held()),),
+    ),
+    "a constant in a pair": ("stand in pairs", (do("mov", PAIRS, Immediate(0.0)), MATRIX)),
+    "a shuffle of pairs": ("held as pair", (do("shfl.sync", PAIRS, PAIRS), MATRIX)),
+    "an addition of a tile": ("held as wgmma", (do("red.global", outside(Y), SUMS),)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -161,6 +171,13 @@ def test_what_has_no_code_is_refused(name: str) -> None:
     with pytest.raises(ProgramError, match=message) as caught:
         emit(program)
     assert "\n" not in str(caught.value)
+
+
+def test_a_warps_matrices_have_no_code_beside_mbarriers() -> None:
+    ring = Barrier("full", 1, 1)
+    program = hand(MATRIX, Sync(), barriers=(ring,))
+    with pytest.raises(ProgramError, match="ldmatrix has code in programs without mbarriers alone"):
+        emit(program)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.mutants import rewritten
 from tinygpu.errors import OperationError, ProgramError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.interpret import check, interpret
 from tinygpu.meaning.race import GlobalArray

@@ -12,7 +12,7 @@ import pytest
 from tests.family_mutants import mutants as family_mutants
 from tests.hopper_terms import rewritten, term
 from tinygpu.errors import ProgramError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.meaning.cluster import divided
 from tinygpu.meaning.interpret import check
 from tinygpu.term.expression import Constant, value

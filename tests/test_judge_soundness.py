@@ -16,7 +16,7 @@ from tests.blackwell_terms import small as blackwell
 from tests.hopper_terms import rebuffered, rewritten, term
 from tests.small_programs import MANY, ZERO, at, get, mine, put, small
 from tinygpu.errors import ProgramError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.concurrency.judge import Verdict, verdict
 from tinygpu.term.expression import Constant, value
 from tinygpu.term.program import (

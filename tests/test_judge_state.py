@@ -16,7 +16,7 @@ from tests.hopper_terms import rewritten
 from tests.hopper_terms import term as hopper
 from tests.small_programs import MANY, ZERO, at, copy, get, put, small
 from tests.test_judge_pipelines import PIPELINES
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.concurrency import facts
 from tinygpu.legality.concurrency.blocks import Plan, Spot, laid_out
 from tinygpu.legality.concurrency.cutoff import searched

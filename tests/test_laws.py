@@ -11,7 +11,7 @@ import pytest
 from tests.mutants import rewritten
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.laws import LAWS, Law, check_schedule, named, require_legal, serves
 from tinygpu.legality.reach import Case, Clause, exactly_once
 from tinygpu.legality.role_laws import ROLE_LAWS

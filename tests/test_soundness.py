@@ -29,7 +29,7 @@ from tests.small_programs import LEAVE, ZERO, at, get, put, small
 from tinygpu.cli import app
 from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError, MachineError, ProgramError, TinyGpuError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.concurrency.blocks import TILES
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS, check_schedule, serves

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError, MachineError, ScheduleError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.concurrency.erase import erase
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import check_schedule

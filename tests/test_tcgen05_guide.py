@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 
 GUIDE = Path(__file__).parent.parent / "docs" / "tcgen05.md"
 

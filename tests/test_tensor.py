@@ -17,7 +17,7 @@ from tinygpu.codegen.emit import emit
 from tinygpu.codegen.kernel.tensor_map import tensor_map_of, tensor_maps
 from tinygpu.codegen.runtime.maps import TensorMap, encode
 from tinygpu.errors import LaunchError, ProgramError
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term.expression import value
 from tinygpu.term.operation import matmul
 from tinygpu.term.program import (

@@ -27,14 +27,15 @@ from tinygpu import (
 )
 from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope
-from tinygpu.codegen.rules.lowering import move
+from tinygpu.codegen.rules.load_store import move
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.codegen.run.launch import Kernel as Launched
 from tinygpu.codegen.run.launch import gpu
 from tinygpu.codegen.run.measure import validate
 from tinygpu.errors import MachineError
-from tinygpu.isa.instruction import INSTRUCTIONS, Instruction
+from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import GMEM, REGISTERS
 from tinygpu.legality.laws import check_schedule
 from tinygpu.search.time.cost import cost

@@ -1,7 +1,7 @@
 """A kernel in the making: its text, its parameters, the registers and addresses of its values.
 
-The rules (``lowering.py``, ``warps.py``, ``tensor.py``) ask it where a value stands; ``emit.py``
-walks the term.  A value of a thread stands
+The rules (``codegen/rules``) ask it where a value stands; ``emit.py`` walks the term.  A value of
+a thread stands
 
 - in a register of its own, a ring of registers at an index that is known;
 - in *paired* kernels, whose warps work together: one of 16 bits in half of a 32-bit register, its
@@ -157,12 +157,27 @@ class KernelCode:
             raise ProgramError(f"{access}: value {int(offsets.max())} is outside {buffer}")
         return slot, offsets
 
+    def holding(self, do: Do) -> str:
+        """Return how registers hold a statement's values: "row", "wgmma", "pair", else ""."""
+        buffers = [a.buffer for a in do.accesses if a.buffer.level == "registers"]
+        found = {b.fragment for b in buffers}
+        if self.paired and any(b.type.bytes == 2 for b in buffers):
+            found.add("pair")
+        return min(found - {""}, default="")
+
+    def each_its_own(self, do: Do) -> None:
+        """Raise ProgramError unless each value is in a register of a thread's own."""
+        if held := self.holding(do):
+            raise ProgramError(f"{do}: no lowering rule for values held as {held}")
+
     def cells(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
         """Return the register of each value that a thread has of a register access."""
         buffer = access.buffer
         if buffer.fragment:
             columns, rows = map(int, values)
             return self._of_fragment(access, (columns, rows), scope)
+        if self.paired and buffer.type.bytes == 2:
+            raise ProgramError(f"{access}: its values stand in pairs; no rule takes one by one")
         slot, offsets = self.places(access, values, scope)
         kind = KINDS[buffer.dtype]
         return [self.cell(buffer.name, int(offset), kind, slot) for offset in offsets]

@@ -1,6 +1,6 @@
-"""Lowering: one rule for each instruction, from a statement to PTX lines.
+"""Rules: from a statement to PTX lines, in files of the names that families have in ``isa``.
 
-``lowering`` has what a thread does, ``warps`` what a warp does together, ``tensor`` and ``tcgen05``
-what is done on tiles; ``fragments``, ``rows`` and ``exchange`` move what threads hold.  May import
-``kernel``.  Begin with ``lowering``.
+A rule is given the kernel in the making, the statement and the loop variables.  ``fragments``,
+``rows`` and ``exchange`` move what threads hold together, ``descriptors`` say where a tile lies.
+``RULES`` of ``codegen/emit.py`` is their table.  May import ``kernel``.  Begin with ``cp_async``.
 """

@@ -17,7 +17,7 @@ from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Affine, Do
 
-__all__ = ["TCGEN05_128B", "WGMMA_128B", "adds", "descriptor", "offset"]
+__all__ = ["TCGEN05_128B", "WGMMA_128B", "adds", "descriptor", "moved", "offset"]
 
 _ATOM_BYTES = 1024  # spec: eight rows of 128 B, the period of the widest swizzle
 WGMMA_128B = 1 << 62
@@ -109,6 +109,12 @@ def descriptor(
     return str(text.once(("descriptor at", base, slot), staged)), known, by_k
 
 
+def moved(kernel: KernelCode, base: str, known: int) -> str:
+    """Return a descriptor so many bytes further on."""
+    text = kernel.text
+    return str(text.once(("moved", base, known), lambda: text.wide_add(base, known >> 4)))
+
+
 def _slot(kernel: KernelCode, access: Access, scope: Scope) -> Number:
     """Return the stage's number in a register, or its distance in bytes where it is known."""
     slot, _ = kernel.rings.position(access.buffer.stages, access.index, scope)
@@ -128,9 +134,8 @@ def adds(kernel: KernelCode, do: Do, scope: Scope) -> str:
         adds = text.register("pred")
         here = kernel.addresses.sum(terms, scope, known) if terms else known
         if isinstance(here, int):
-            text.emit(
-                f"setp.{'ne' if here else 'eq'}.u32 {adds}, {1 if here else 0}, {0 if here else 1}"
-            )
+            how = "ne" if here else "eq"
+            text.emit(f"setp.{how}.u32 {adds}, {int(here != 0)}, {int(here == 0)}")
         else:
             text.emit(f"setp.ne.u32 {adds}, {here}, 0")
         return adds

@@ -1,4 +1,4 @@
-"""Lowering of moves between a fragment and shared memory that lies as its threads hold it.
+"""Moves between a fragment and shared memory that lies as its threads hold it.
 
 Where thread t keeps its value v of a fragment ``t * step + place(v)`` elements from a start, one
 address a thread serves all of its values, and values that lie together move together, up to 16 B.

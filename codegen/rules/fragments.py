@@ -1,13 +1,14 @@
-"""Lowering of statements on fragments: how a warpgroup finishes and stores a tile.
+"""Fragments: how a warpgroup loads what lies beside a tile of wgmma, and stores it.
 
 A tile in registers is shared out as ``tinygpu.isa.fragment`` says; a thread's registers of a
-fragment stand in that order, two 16-bit elements to a register.  The rules are part of
-``TILE_RULES``.
+fragment stand in that order, two 16-bit elements to a register.
 
-Source: PTX ISA 9: "cvt", "stmatrix", "st", and the register fragments of "wgmma.mma_async".
+Source: PTX ISA 9: "ld", "st", and the register fragments of "wgmma.mma_async".
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.ptx import Scalar as Number
@@ -16,16 +17,11 @@ from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Do
 
 __all__ = [
-    "convert",
-    "ld_global",
-    "smem_stage",
-    "st_global",
-    "st_shared",
-    "stmatrix",
-    "swizzled",
-]
+    "PLAIN", "halves", "held_tile", "lane_of", "ld_global", "smem_stage", "st_global",
+    "st_shared", "swizzled",
+]  # fmt: skip
 
-_PLAIN, _TURNED = ((0, 1), (1, 0)), ((1, 0), (0, 1))  # columns, then rows, of a tile
+PLAIN = ((0, 1), (1, 0))  # columns, then rows, of a tile
 
 
 def smem_stage(kernel: KernelCode, access: Access, scope: Scope) -> Number:
@@ -35,30 +31,6 @@ def smem_stage(kernel: KernelCode, access: Access, scope: Scope) -> Number:
     if buffer.copies > 1:
         start = text.multiply_add(kernel.copy, buffer.stages * buffer.stage_bytes, start)
     return start
-
-
-def convert(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register; and the other way."""
-    held, shape = _held(kernel, do, scope)
-    if tuple(do.write.value) != _PLAIN:
-        raise ProgramError(f"{do}: a fragment is converted in place")
-    result, text = kernel.cells(do.write, shape, scope), kernel.text
-    before, after = do.accesses[0].buffer.dtype, do.write.buffer.dtype
-    match before, after:
-        case "f32", "f16" | "bf16":
-            for i, target in enumerate(result):
-                text.emit(f"cvt.rn.{after}x2.f32 {target}, {held[2 * i + 1]}, {held[2 * i]}")
-        case "f16" | "bf16", "f32":
-            for i, both in enumerate(held):
-                halves = [text.register("b16") for _ in range(2)]
-                text.emit(f"mov.b32 {{{', '.join(halves)}}}, {both}")
-                for half, target in zip(halves, result[2 * i :], strict=False):
-                    if before == "f16":
-                        text.emit(f"cvt.f32.f16 {target}, {half}")
-                    else:
-                        text.emit(f"mov.b32 {target}, {{{kernel.zero16()}, {half}}}")
-        case _:
-            raise ProgramError(f"{do}: a fragment is converted between f32 and f16 or bf16")
 
 
 def ld_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
@@ -118,52 +90,11 @@ def ld_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
                     text.emit(f"mov.b32 {targets[0]}, {{{', '.join(halves)}}}")
 
 
-def stmatrix(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """stmatrix: four (two) 8 x 8 matrices of a warp's 16 rows at once."""
-    held, (columns, rows) = _held(kernel, do, scope)
-    text, buffer = kernel.text, do.write.buffer
-    turned = do.variant == "trans"
-    if buffer.type.bytes != 2 or tuple(do.write.value) != (_TURNED if turned else _PLAIN):
-        raise ProgramError(f"{do}: stmatrix stores rows of 16-bit elements, .trans their columns")
-    warp, lane = _lane(kernel)
-    pitch, width = int(buffer.stride[0]), buffer.type.bytes
-    low, high = text.modulo(lane, 8), text.divide(lane, 16)
-    middle = text.modulo(text.divide(lane, 8), 2)
-    if turned:
-        line = text.multiply_add(high, 8, low)
-        column = text.multiply_add(warp, 16, text.multiply(middle, 8))
-    else:
-        line = text.multiply_add(warp, 16, text.multiply_add(middle, 8, low))
-        column = text.multiply(high, 8)
-    key = ("stmatrix", buffer.name, turned)
-    row_bytes = text.once((*key, "row"), lambda: text.multiply(line, pitch * width))
-    column_bytes = text.once((*key, "column"), lambda: swizzled(kernel, do.write, line, column))
-    stage = smem_stage(kernel, do.write, scope)
-    base = text.add(text.add("%smem", row_bytes), stage)
-    groups = columns // 8
-    at_once = 2 if groups % 2 == 0 else 1  # groups of 8 columns
-    suffix = ".trans" if turned else ""
-    for block in range(rows // 64):
-        for group in range(0, groups, at_once):
-            first = (block * groups + group) * 2
-            mine = held[first : first + 2 * at_once]
-            if turned:
-                known, here = group * 8 * pitch * width, column_bytes
-            else:
-                known = block * 64 * pitch * width
-                here = text.exclusive_or(column_bytes, group * 8 * width)
-            at = text.add(base, here)
-            text.emit(
-                f"stmatrix.sync.aligned.m8n8.x{len(mine)}{suffix}.shared.b16 "
-                f"[{at}+{known}], {{{', '.join(mine)}}}"
-            )
-
-
 def st_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """st.shared.v2.f32: two neighbours of a row."""
-    held, (columns, rows) = _held(kernel, do, scope)
+    held, (columns, rows) = held_tile(kernel, do, scope)
     text, buffer = kernel.text, do.write.buffer
-    if buffer.dtype != "f32" or tuple(do.write.value) != _PLAIN:
+    if buffer.dtype != "f32" or tuple(do.write.value) != PLAIN:
         raise ProgramError(f"{do}: only rows of f32 are stored this way; use stmatrix")
     pitch, groups = int(buffer.stride[0]), columns // 8
     line, column = _first(kernel)
@@ -182,7 +113,7 @@ def st_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
 
 def st_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """st.global: pairs of neighbours, or single elements where c is turned or its rows are odd."""
-    held, (columns, rows) = _held(kernel, do, scope)
+    held, (columns, rows) = held_tile(kernel, do, scope)
     text, access, buffer = kernel.text, do.write, do.write.buffer
     width, pairs = buffer.type.bytes, int(do.vector) == 2
     across, down = (_only(do, steps) for steps in access.value)
@@ -252,7 +183,15 @@ def _only(do: Do, steps: tuple[int, ...]) -> int:
     return moved[0]
 
 
-def _held(kernel: KernelCode, do: Do, scope: Scope) -> tuple[list[str], tuple[int, int]]:
+def halves(kernel: KernelCode, held: list[str]) -> Iterator[str]:
+    """Yield 16-bit registers, one an element, as registers that hold two are taken apart."""
+    for both in held:
+        two = [kernel.text.register("b16") for _ in range(2)]
+        kernel.text.emit(f"mov.b32 {{{', '.join(two)}}}, {both}")
+        yield from two
+
+
+def held_tile(kernel: KernelCode, do: Do, scope: Scope) -> tuple[list[str], tuple[int, int]]:
     """Return the registers that a statement reads, and how many (columns, rows) they are."""
     (read,) = do.reads
     assert isinstance(read, Access)
@@ -261,12 +200,12 @@ def _held(kernel: KernelCode, do: Do, scope: Scope) -> tuple[list[str], tuple[in
         raise ProgramError(
             f"{do}: rows in 64s, held as wgmma holds them by 128 threads, are stored"
         )
-    if tuple(read.value) != _PLAIN:
+    if tuple(read.value) != PLAIN:
         raise ProgramError(f"{do}: {read} has to be read by columns and rows, from left and top")
     return kernel.cells(read, (columns, rows), scope), (columns, rows)
 
 
-def _lane(kernel: KernelCode) -> tuple[Number, Number]:
+def lane_of(kernel: KernelCode) -> tuple[Number, Number]:
     """Return this thread's warp in its role's copy, and its lane."""
     text = kernel.text
     warp = text.once(("warp", kernel.local), lambda: text.divide(kernel.local, 32))
@@ -277,7 +216,7 @@ def _lane(kernel: KernelCode) -> tuple[Number, Number]:
 def _first(kernel: KernelCode) -> tuple[Number, Number]:
     """Return row and column of this thread's first value in a fragment of wgmma."""
     text = kernel.text
-    warp, lane = _lane(kernel)
+    warp, lane = lane_of(kernel)
     row = text.multiply_add(warp, 16, text.divide(lane, 4))
     return row, text.multiply(text.modulo(lane, 4), 2)
 

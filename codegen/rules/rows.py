@@ -1,4 +1,4 @@
-"""Lowering of statements on rows: how 128 threads finish and store what tcgen05.ld has given them.
+"""Rows: how 128 threads store what tcgen05.ld has given them.
 
 In the fragment "row" thread t has lane t.  A statement's values are (columns, lanes, lanes): lane
 l + apart * b has, in memory, l steps of value mode 1 and b steps of value mode 2; where modes do
@@ -13,11 +13,11 @@ from __future__ import annotations
 from tinygpu.codegen.kernel.kernel import HELD, KernelCode
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope
-from tinygpu.codegen.rules.fragments import smem_stage, swizzled
+from tinygpu.codegen.rules.fragments import halves, smem_stage, swizzled
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Buffer, Do
 
-__all__ = ["convert", "row_registers", "st_global", "st_shared"]
+__all__ = ["row_registers", "st_global", "st_shared"]
 
 _VECTOR_BYTES = 16
 _LANES = 128
@@ -29,20 +29,6 @@ def row_registers(kernel: KernelCode, buffer: Buffer) -> list[str]:
         raise ProgramError(f"{buffer.name}: rows of f32, f16 or bf16 in one stage are held")
     count = int(buffer.shape[1]) * buffer.type.bytes // 4
     return [kernel.cell(buffer.name, i, HELD[buffer.dtype]) for i in range(count)]
-
-
-def convert(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register."""
-    (source,) = do.reads
-    after = do.write.buffer.dtype
-    assert isinstance(source, Access)
-    if source.buffer.dtype != "f32" or after not in ("f16", "bf16"):
-        raise ProgramError(f"{do}: rows are converted from f32 to f16 or bf16")
-    if do.write.value != source.value:
-        raise ProgramError(f"{do}: a row is converted in place")
-    wide = row_registers(kernel, source.buffer)
-    for i, target in enumerate(row_registers(kernel, do.write.buffer)):
-        kernel.text.emit(f"cvt.rn.{after}x2.f32 {target}, {wide[2 * i + 1]}, {wide[2 * i]}")
 
 
 def _lane(kernel: KernelCode, do: Do) -> tuple[list[str], Number, Number, str | bool]:
@@ -114,20 +100,10 @@ def st_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
     words = max(1, vector * width // 4)
     many = f".v{words}" if words > 1 else ""
     kind = "f32" if width == 4 else "b32" if vector > 1 else "b16"
-    values = _halves(kernel, held) if kind == "b16" else held
+    values = list(halves(kernel, held)) if kind == "b16" else held
     for i in range(0, len(values), words):
         column = i * vector // words
         guard = text.less(column + vector - 1, left, inside if isinstance(inside, str) else None)
         listed = ", ".join(values[i : i + words])
         listed = f"{{{listed}}}" if words > 1 else listed
         text.emit(f"@{guard} st.global{many}.{kind} [{pointer}+{column * width}], {listed}")
-
-
-def _halves(kernel: KernelCode, held: list[str]) -> list[str]:
-    """Return 16-bit registers, one an element."""
-    found: list[str] = []
-    for both in held:
-        two = [kernel.text.register("b16") for _ in range(2)]
-        kernel.text.emit(f"mov.b32 {{{', '.join(two)}}}, {both}")
-        found += two
-    return found

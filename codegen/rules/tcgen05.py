@@ -1,4 +1,4 @@
-"""Lowering of tcgen05: tensor memory, products into it, and what takes them out.
+"""Rules of tcgen05: tensor memory, products into it, and what takes them out.
 
 A product (tcgen05.mma) is issued by one thread.  It gets the address of its sums (lane in the
 upper, column in the lower 16 bits), two matrix descriptors, and an *instruction descriptor*:
@@ -27,7 +27,7 @@ from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.codegen.kernel.smem import TMEM_SLOT
-from tinygpu.codegen.rules.descriptors import TCGEN05_128B, adds, descriptor
+from tinygpu.codegen.rules.descriptors import TCGEN05_128B, adds, descriptor, moved
 from tinygpu.codegen.rules.rows import row_registers
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Affine, Do, Program, walk
@@ -41,17 +41,9 @@ from tinygpu.term.tensor_memory import (
 )
 
 __all__ = [
-    "allocate",
-    "allocated",
-    "commit",
-    "copy",
-    "cta_group",
-    "instruction_descriptor",
-    "mma",
-    "release",
-    "tmem_load",
-    "tmem_store",
-]
+    "allocate", "allocated", "commit", "copy", "cta_group", "instruction_descriptor",
+    "load_or_store", "mma", "release",
+]  # fmt: skip
 
 _TYPES = {  # spec: kind, and number
     "f16": ("f16", 0), "bf16": ("f16", 1), "tf32": ("tf32", 2),
@@ -140,9 +132,9 @@ def mma(kernel: KernelCode, do: Do, scope: Scope) -> None:
         a, left_by_k = _first_input(kernel, do, x, scope), True
     else:
         left, left_known, left_by_k = descriptor(kernel, do, x, rows, scope, form=TCGEN05_128B)
-        a = _moved(kernel, left, left_known)
+        a = moved(kernel, left, left_known)
     right, right_known, right_by_k = descriptor(kernel, do, y, half, scope, form=TCGEN05_128B)
-    b = _moved(kernel, right, right_known)
+    b = moved(kernel, right, right_known)
     if x.buffer.type.bytes != 2 and not (left_by_k and right_by_k):
         raise ProgramError(f"{do}: inputs of 8 or 32 bits are read along k")
     what = instruction_descriptor(
@@ -158,12 +150,6 @@ def mma(kernel: KernelCode, do: Do, scope: Scope) -> None:
     more, sums = adds(kernel, do, scope), _address(kernel, do.write, scope)
     kind = f"cta_group::{group}.kind::{_TYPES[x.buffer.dtype][0]}"
     text.emit(f"tcgen05.mma.{kind} [{sums}], {a}, {b}, {shown}, {more}")
-
-
-def _moved(kernel: KernelCode, base: str, known: int) -> str:
-    """Return a descriptor so many bytes further on."""
-    text = kernel.text
-    return str(text.once(("moved", base, known), lambda: text.wide_add(base, known >> 4)))
 
 
 def _first_input(kernel: KernelCode, do: Do, x: Access, scope: Scope) -> str:
@@ -197,12 +183,12 @@ def copy(kernel: KernelCode, do: Do, scope: Scope) -> None:
     strides = np.array(source.buffer.stride, np.int64)
     for place in np.ndindex(*(int(v) for v in do.values[:1:-1])):
         at = dict(zip(reversed(modes), place, strict=True))
-        moved = sum(n * int(np.dot(strides, source.value[mode])) for mode, n in at.items())
+        further = sum(n * int(np.dot(strides, source.value[mode])) for mode, n in at.items())
         along = sum(n * int(target.value[mode][1]) for mode, n in at.items())
         if any(int(target.value[mode][0]) for mode in modes):
             raise ProgramError(f"{do}: its tiles lie side by side in tensor memory")
         to = _address(kernel, _shifted(target, along), scope)
-        of = _moved(kernel, base, known + moved * width)
+        of = moved(kernel, base, known + further * width)
         kernel.text.emit(f"tcgen05.cp.cta_group::1.128x256b [{to}], {of}")
 
 
@@ -240,33 +226,20 @@ def _address(kernel: KernelCode, access: Access, scope: Scope, beyond: Number = 
     return str(text.once(("tmem", buffer.name, slot, column, terms, beyond), make))
 
 
-def _taken(kernel: KernelCode, do: Do, tmem: Access, scope: Scope) -> tuple[str, str, str]:
-    """Return the shape, the registers and the address of a tcgen05.ld or st."""
-    text = kernel.text
-    (source,) = do.reads
-    held = do.write if tmem is source else source
-    assert isinstance(held, Access)
+def load_or_store(kernel: KernelCode, do: Do, scope: Scope) -> None:
+    """tcgen05.ld, tcgen05.st: each thread's lane, some columns of it."""
+    text, (source,) = kernel.text, do.reads
+    assert isinstance(source, Access)
+    loads = source.buffer.level == "tmem"
+    tmem, held = (source, do.write) if loads else (do.write, source)
     columns = int(do.values[0])
     if held.value != tmem.value or columns not in _LOADS or kernel.role.threads != LANES:
         raise ProgramError(f"{do}: 128 threads take the columns, 1 to 128, of their own lanes")
     warp = text.once(("warp", kernel.local), lambda: text.divide(kernel.local, 32))
-    at = _address(kernel, tmem, scope, text.multiply(warp, 32 << 16))
-    listed = ", ".join(row_registers(kernel, held.buffer)[:columns])
-    return f"sync.aligned.32x32b.x{columns}.b32", f"{{{listed}}}", f"[{at}]"
-
-
-def tmem_load(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """tcgen05.ld: each thread's lane, some columns of it."""
-    (source,) = do.reads
-    assert isinstance(source, Access)
-    shape, held, at = _taken(kernel, do, source, scope)
-    kernel.text.emit(f"tcgen05.ld.{shape} {held}, {at}")
-
-
-def tmem_store(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """tcgen05.st: the other way."""
-    shape, held, at = _taken(kernel, do, do.write, scope)
-    kernel.text.emit(f"tcgen05.st.{shape} {at}, {held}")
+    at = f"[{_address(kernel, tmem, scope, text.multiply(warp, 32 << 16))}]"
+    listed = f"{{{', '.join(row_registers(kernel, held.buffer)[:columns])}}}"
+    ends = f"{listed}, {at}" if loads else f"{at}, {listed}"
+    text.emit(f"tcgen05.{'ld' if loads else 'st'}.sync.aligned.32x32b.x{columns}.b32 {ends}")
 
 
 def commit(kernel: KernelCode, arrive: Arrive, at: str) -> None:

@@ -1,11 +1,12 @@
-"""Instructions: one value each.
+"""What an instruction is: one value, which stands in the file of its family.
 
-An instruction names the levels it reads and writes, how its completion is observed, the unit it
-occupies and what it computes on NumPy arrays.  That is the declaration; the one rule in each walk
-is in ``RULES`` of ``codegen/emit.py`` (code), ``search/time/work.py`` (time: by ``unit``),
+It names the levels that it reads and writes, how its completion is observed, the unit it occupies
+and what it computes on NumPy arrays.  The one rule in each walk is in the file of the same name
+under ``codegen/rules`` (code), in ``search/time/work.py`` (time: by ``unit``),
 ``tinygpu/legality/concurrency/erase.py`` (legality: by ``completion``) and
 ``tinygpu/meaning/interpret.py`` (meaning: by ``completion`` and ``semantics``).
 
+>>> from tinygpu.isa.instructions import INSTRUCTIONS
 >>> print(INSTRUCTIONS["cp.async"])
 cp.async                    gmem -> smem                lsu      seen by commit_group
 >>> INSTRUCTIONS["fma"].semantics("fma", 2.0, 3.0, 1.0)
@@ -16,7 +17,7 @@ Spelling and rules: PTX ISA 9, sections 9.7.1 to 9.7.16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -24,7 +25,7 @@ from tinygpu.devices.device import arch_number
 from tinygpu.errors import MachineError, nearest
 from tinygpu.isa.algebra import FLOATS, Algebra
 
-__all__ = ["INSTRUCTIONS", "Completion", "Instruction", "Issuer", "Unit"]
+__all__ = ["Completion", "Instruction", "Issuer", "Unit"]
 
 Completion = Literal[
     "at_once", "scoreboard", "commit_group", "barrier", "mbarrier", "bulk_group", "wgmma_group",
@@ -84,6 +85,7 @@ class Instruction:
     def runs_on(self, arch: str) -> bool:
         """Return whether an architecture has it.
 
+        >>> from tinygpu.isa.instructions import INSTRUCTIONS
         >>> [INSTRUCTIONS["wgmma"].runs_on(arch) for arch in ("sm_80", "sm_90a", "sm_100a")]
         [False, True, False]
         """
@@ -112,87 +114,3 @@ class Instruction:
     def __str__(self) -> str:
         move = f"{'+'.join(self.reads)} -> {'+'.join(self.writes)}" if self.writes else "threads"
         return f"{self.name:27} {move:27} {self.unit:8} seen by {self.completion}"
-
-
-_REGS = ("registers",)
-
-
-def _tma(
-    name: str, reads: tuple[str, ...], writes: tuple[str, ...], completion: Completion
-) -> Instruction:
-    return Instruction(name, reads, writes, "tma", completion, issuer="one", arch="sm_90")
-
-
-INSTRUCTIONS: Mapping[str, Instruction] = {
-    i.name: i
-    for i in (
-        Instruction("ld.global", ("gmem",), _REGS, "lsu", "scoreboard"),
-        Instruction("st.global", _REGS, ("gmem",), "lsu"),
-        Instruction("red.global", _REGS, ("gmem",), "lsu", atomic=True),
-        Instruction("cp.async", ("gmem",), ("smem",), "lsu", "commit_group", arch="sm_80"),
-        Instruction("ld.shared", ("smem",), _REGS, "lsu", "scoreboard"),
-        Instruction("st.shared", _REGS, ("smem",), "lsu"),
-        Instruction("fma", _REGS, _REGS, "fma", variants=("fma", "mul", "add", "sub")),
-        Instruction("alu", _REGS, _REGS, "alu", variants=("max", "min", "neg", "abs")),
-        Instruction(
-            "mufu",
-            _REGS,
-            _REGS,
-            "sfu",
-            variants=(
-                *("ex2", "lg2", "rcp", "sqrt", "rsqrt", "tanh", "div", "sigmoid"),
-                *("ex2.ftz", "rcp.ftz"),
-            ),
-        ),
-        Instruction("cvt", _REGS, _REGS, "cvt"),
-        Instruction("mov", (), _REGS, "alu"),
-        Instruction("shfl.sync", _REGS, _REGS, "shuffle"),
-        Instruction("bar.sync", (), (), "barrier", "barrier"),
-        _tma("cp.async.bulk.tensor", ("gmem",), ("smem",), "mbarrier"),
-        _tma("cp.async.bulk.tensor.global", ("smem",), ("gmem",), "bulk_group"),
-        Instruction(
-            "wgmma",
-            ("smem", "registers"),
-            _REGS,
-            "tensor",
-            "wgmma_group",
-            variants=("fma",),
-            issuer="warpgroup",
-            arch="sm_90a",
-        ),
-        Instruction(
-            "tcgen05.mma",
-            ("smem", "tmem"),
-            ("tmem",),
-            "tensor",
-            "tcgen05_commit",
-            variants=("fma",),
-            issuer="one",
-            arch="sm_100a",
-        ),
-        Instruction(
-            "tcgen05.cp",
-            ("smem",),
-            ("tmem",),
-            "tmem",
-            "tcgen05_commit",
-            issuer="one",
-            arch="sm_100a",
-        ),
-        *(
-            Instruction(*form, "tmem", "tcgen05_wait", issuer="warpgroup", arch="sm_100a")
-            for form in (("tcgen05.ld", ("tmem",), _REGS), ("tcgen05.st", _REGS, ("tmem",)))
-        ),
-        Instruction("tcgen05.alloc", (), (), "barrier", "barrier", arch="sm_100a"),
-        Instruction("tcgen05.commit", (), (), "barrier", "mbarrier", arch="sm_100a"),
-        Instruction("tcgen05.fence", (), (), "barrier", arch="sm_100a"),
-        Instruction("ldmatrix", ("smem",), _REGS, "lsu", "scoreboard", issuer="warp", arch="sm_75"),
-        Instruction(
-            "mma.sync", _REGS, _REGS, "tensor", variants=("fma",), issuer="warp", arch="sm_80"
-        ),
-        Instruction("stmatrix", _REGS, ("smem",), "lsu", issuer="warpgroup", arch="sm_90"),
-        Instruction("mbarrier", (), (), "barrier", "mbarrier", arch="sm_90"),
-        Instruction("barrier.cluster", (), (), "barrier", "barrier", arch="sm_90"),
-        Instruction("fence.proxy.async", (), (), "barrier", arch="sm_90"),
-    )
-}

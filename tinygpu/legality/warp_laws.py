@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tinygpu.isa.warp_matrix import FRAGMENT_VALUES
+from tinygpu.isa.mma_sync import FRAGMENT_VALUES
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of

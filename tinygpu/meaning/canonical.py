@@ -40,7 +40,7 @@ from tinygpu.errors import TinyGpuError
 from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES
-from tinygpu.isa.warp_matrix import products
+from tinygpu.isa.mma_sync import products
 from tinygpu.meaning.cluster import Run
 from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.interpret import unwritten

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
-from tinygpu.isa.warp_matrix import products
+from tinygpu.isa.mma_sync import products
 from tinygpu.meaning.cluster import Agent, InFlight, Registers, Run
 from tinygpu.meaning.race import UNWRITTEN, Integers, Kind, Shared, Use
 from tinygpu.meaning.touched import CellFault, Touched, extent

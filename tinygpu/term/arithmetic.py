@@ -28,7 +28,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tinygpu.errors import ProgramError, nearest
-from tinygpu.isa.instruction import INSTRUCTIONS, Instruction
+from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.program import Access, Do, Immediate, Scalar, registers
 

@@ -57,7 +57,8 @@ from typing import Any, Literal
 import numpy as np
 
 from tinygpu.errors import ProgramError, nearest
-from tinygpu.isa.instruction import INSTRUCTIONS, Instruction
+from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.term import program as term
 from tinygpu.term.access_map import Operand

@@ -38,7 +38,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
-from tinygpu.isa.instruction import INSTRUCTIONS, Instruction
+from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import Level
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.operation import ACC, Operation, is_matmul

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinygpu.isa.instruction import INSTRUCTIONS
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term.program import (
     Access,
     Affine,

@@ -20,7 +20,7 @@ is an array over the candidates instead (one array axis a decision, so it has th
 it does not depend on one).  Code that builds programs therefore computes with numbers, by
 arithmetic and ``select``, but does not branch on them.
 
->>> from tinygpu.isa.instruction import INSTRUCTIONS
+>>> from tinygpu.isa.instructions import INSTRUCTIONS
 >>> held = Access(registers("held", "f32", 4), ((1,),))
 >>> print(Do(INSTRUCTIONS["mov"], held, (Immediate(0.0),), values=(4,)))
 held = mov(0.0) x 4

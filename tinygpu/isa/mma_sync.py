@@ -1,4 +1,4 @@
-"""Products of a warp: what mma.sync computes on the registers of 32 threads together.
+"""Products of a warp, ldmatrix and mma.sync: what 32 threads compute on their registers together.
 
 A block's product is D = A B + C with A of 16 x 16, B of 16 x 8, C and D of 16 x 8 elements.  A
 thread holds 8, 4 and 4 of them, those that the fragments ``mma_a``, ``mma_b`` and ``mma`` give it.
@@ -23,8 +23,20 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.isa.algebra import FLOATS, Algebra
+from tinygpu.isa.instruction import Instruction
 
-__all__ = ["FRAGMENT_VALUES", "products"]
+__all__ = ["FAMILY", "FRAGMENT_VALUES", "products"]
+
+_REGISTERS = ("registers",)
+
+FAMILY: tuple[Instruction, ...] = (
+    Instruction(
+        "ldmatrix", ("smem",), _REGISTERS, "lsu", "scoreboard", issuer="warp", arch="sm_75"
+    ),
+    Instruction(
+        "mma.sync", _REGISTERS, _REGISTERS, "tensor", variants=("fma",), issuer="warp", arch="sm_80"
+    ),
+)
 
 FRAGMENT_VALUES = (2, 2, 2)
 """Pair, half, half of k: the values of a thread in one block's product."""

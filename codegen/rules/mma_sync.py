@@ -1,29 +1,25 @@
-"""Code of programs in which a warp works together: ldmatrix, mma.sync, registers that hold pairs.
+"""Rules of a warp's matrices: ldmatrix and mma.sync.
 
-A 16-bit value of a thread stands in half of a 32-bit register, its neighbour in the other half, as
-the instructions take them; one of tf32 in a register of its own.  ``PAIR_RULES`` has the rules of
-pairs and of a warp's instructions; all else goes by the ordinary ones.
-
-ldmatrix fetches rows of 16 B: lane r + 8 i has the address of row r of the i-th matrix.
+ldmatrix fetches rows of 16 B: lane r + 8 i has the address of row r of the i-th matrix.  Pairs of
+16-bit values stand in the registers that it fills, as mma.sync takes them.
 
 Source: PTX ISA 9, "Warp-level matrix load instruction: ldmatrix", "mma.m16n8k16", "mma.m16n8k8".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.codegen.kernel.kernel import KernelCode, Rule
+from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
-from tinygpu.codegen.rules.lowering import outside
 from tinygpu.errors import ProgramError
-from tinygpu.isa.warp_matrix import FRAGMENT_VALUES
+from tinygpu.isa.mma_sync import FRAGMENT_VALUES
 from tinygpu.term.program import Access, Do
 
-__all__ = ["PAIR_RULES", "rows_of", "swizzled_points"]
+__all__ = ["ldmatrix", "mma", "rows_of", "swizzled_points"]
 
 Point = tuple[Access, tuple[int, ...], NDArray[np.int64]]
 Steps = tuple[int, ...]
@@ -88,7 +84,7 @@ def swizzled_points(do: Do) -> Iterator[Point]:
             yield access, threads, at
 
 
-def _ldmatrix(kernel: KernelCode, do: Do, scope: Scope) -> None:
+def ldmatrix(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """ldmatrix: up to four matrices of 8 x 16 B at once; .trans where k is not contiguous."""
     held = kernel.words(do.write, do.values, scope)
     _, _, at_once = rows_of(do)
@@ -101,7 +97,7 @@ def _ldmatrix(kernel: KernelCode, do: Do, scope: Scope) -> None:
         )
 
 
-def _mma(kernel: KernelCode, do: Do, scope: Scope) -> None:
+def mma(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """mma.sync.m16n8k16 or k8: blocks row by row, every second backwards to share operands."""
     a, b, sums = (r for r in do.reads if isinstance(r, Access))
     columns, rows = (int(v) for v in do.values[3:])
@@ -122,71 +118,3 @@ def _mma(kernel: KernelCode, do: Do, scope: Scope) -> None:
                 f"mma.sync.aligned.m16n8k{_DEPTH[kind]}.row.col.f32.{kind}.{kind}.f32 "
                 f"{{{d}}}, {{{', '.join(pairs)}}}, {{{', '.join(others)}}}, {{{c}}}"
             )
-
-
-def _convert(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two sums to one register; or halves to f32."""
-    (source,) = do.reads
-    assert isinstance(source, Access)
-    if do.write.buffer.dtype == "f32":
-        wide, halves = kernel.cells(do.write, do.values, scope), kernel.halves
-        for target, half in zip(wide, halves(source, do.values, scope), strict=True):
-            if source.buffer.dtype == "f16":
-                kernel.text.emit(f"cvt.f32.f16 {target}, {half}")
-            else:
-                kernel.text.emit(f"mov.b32 {target}, {{{kernel.zero16()}, {half}}}")
-        return
-    if source.buffer.dtype != "f32":
-        raise ProgramError(f"{do}: pairs are converted from f32, halves to it")
-    wide = kernel.cells(source, do.values, scope)
-    kind = do.write.buffer.dtype
-    for i, target in enumerate(kernel.pairs(do.write, do.values, scope)):
-        kernel.text.emit(f"cvt.rn.{kind}x2.f32 {target}, {wide[2 * i + 1]}, {wide[2 * i]}")
-
-
-def _move(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """Move whole pairs, or single values where ``vector`` is 1."""
-    (source,) = do.reads
-    assert isinstance(source, Access)
-    loads = do.write.buffer.level == "registers"
-    memory, held = (source, do.write) if loads else (do.write, source)
-    space = "global" if memory.buffer.level == "gmem" else "shared"
-    places = value_coordinates(memory, do.values)
-    words = do.vector // 2
-    kind = "b32" if words else "b16"
-    whole = kernel.pairs(held, do.values, scope) if words or loads else []
-    if words:
-        parts = whole
-    elif loads:
-        parts = [kernel.text.register("b16") for _ in places]
-    else:
-        parts = list(kernel.halves(held, do.values, scope))
-    for i, at in enumerate(places[:: do.vector]):
-        guard = kernel.guard(do, memory, at, scope)
-        mine = parts[i * words : (i + 1) * words] if words else parts[i : i + 1]
-        if loads and guard is not True:
-            for part in mine:
-                kernel.text.emit(f"mov.{kind} {part}, {outside(memory, kind)}")
-        if guard is False:
-            continue
-        listed = f"{{{', '.join(mine)}}}" if len(mine) > 1 else mine[0]
-        how = f".v{len(mine)}" * (len(mine) > 1) + (".b32" if words else ".b16")
-        where = kernel.address(memory, do.threads, at, scope)
-        prefix = f"@{guard} " if isinstance(guard, str) else ""
-        ends = f"{listed}, {where}" if loads else f"{where}, {listed}"
-        kernel.text.emit(f"{prefix}{'ld' if loads else 'st'}.{space}{how} {ends}")
-    if loads and not words:
-        for i, pair in enumerate(whole):
-            kernel.text.emit(f"mov.b32 {pair}, {{{parts[2 * i]}, {parts[2 * i + 1]}}}")
-
-
-PAIR_RULES: Mapping[str, Rule] = {
-    "ldmatrix": _ldmatrix,
-    "mma.sync": _mma,
-    "cvt": _convert,
-    "ld.global": _move,
-    "ld.shared": _move,
-    "st.shared": _move,
-    "st.global": _move,
-}
-"""The rules of statements with 16-bit registers."""

@@ -1,0 +1,78 @@
+"""The rule of TMA, which moves a tile in boxes, one for each slab.
+
+Source: PTX ISA 9, "cp.async.bulk.tensor".
+"""
+
+from __future__ import annotations
+
+from tinygpu.codegen.kernel.clusters import receivers, signal_at
+from tinygpu.codegen.kernel.kernel import KernelCode
+from tinygpu.codegen.kernel.scope import Scope
+from tinygpu.codegen.kernel.tensor_map import tensor_map_of
+from tinygpu.codegen.kernel.trimming import trimmed_map
+from tinygpu.codegen.rules.descriptors import offset
+from tinygpu.codegen.rules.fragments import smem_stage
+from tinygpu.errors import ProgramError
+from tinygpu.term.program import Access, Affine, Do, Statement, each
+
+__all__ = ["bulk_tensor", "prepare"]
+
+
+def bulk_tensor(
+    kernel: KernelCode, do: Do, scope: Scope, *, store: str = "cp.async", how: str = ""
+) -> None:
+    """cp.async.bulk.tensor, either way: one instruction a slab.
+
+    A ``store`` by "cp.reduce.async" combines the tile with the array, ``how``: ".add", ".min", ...
+    """
+    (read,) = do.reads
+    assert isinstance(read, Access)
+    loads = read.buffer.level == "gmem"
+    gmem, smem = (read, do.write) if loads else (do.write, read)
+    if loads != (do.signal is not None) or len(do.values) > 3:
+        raise ProgramError(f"{do}: a load of up to three value modes signals a barrier, no store")
+    text, only = kernel.text, ""
+    if do.trimmed:
+        name, some = trimmed_map(kernel, do, scope)
+        only = f"@{some} "
+    else:
+        name = kernel.map_at(tensor_map_of(do))
+    base = text.add(smem_stage(kernel, smem, scope), offset(kernel, smem, scope))
+    slabs = int(do.values[2]) if len(do.values) > 2 else 1
+    mask = receivers(kernel, do.multicast)
+    signal = signal_at(kernel, *do.signal, scope) if do.signal else ""
+    for slab in range(slabs):
+        moved = [int(s) * slab for s in smem.value[2]] if slab else [0] * len(smem.buffer.shape)
+        strides = map(int, smem.buffer.stride)
+        far = sum(m * s for m, s in zip(moved, strides, strict=True)) * smem.buffer.type.bytes
+        at = text.add(text.add("%smem", base), far)
+        rank = len(gmem.origin)
+        beyond = [int(s) * slab for s in gmem.value[2]] if slab else [0] * rank
+        order = reversed(range(rank))
+        place = (_coordinate(kernel, gmem.origin[d], beyond[d], scope) for d in order)
+        where = f"{name}, {{{', '.join(place)}}}"
+        copy = f"{'cp.async' if loads else store}.bulk.tensor.{rank}d"
+        if not loads:
+            text.emit(f"{copy}.global.shared::cta{how}.tile.bulk_group [{where}], [{at}]")
+            continue
+        kind, to = (".multicast::cluster", f", {mask}") if mask else ("", "")
+        kind += ".cta_group::2" if do.signal and do.signal[0].home else ""
+        text.emit(
+            f"{only}{copy}.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            f"{kind} [{at}], [{where}], {signal}{to}"
+        )
+
+
+def _coordinate(kernel: KernelCode, origin: Affine, beyond: int, scope: Scope) -> str:
+    """Return a coordinate of gmem, ``beyond`` elements from an origin."""
+    known, terms = scope.split(origin)
+    known += beyond
+    key = ("tma", terms, known)
+    return str(kernel.text.once(key, lambda: kernel.addresses.sum(terms, scope, known)))
+
+
+def prepare(kernel: KernelCode, body: tuple[Statement, ...], scope: Scope) -> None:
+    """Compute before a loop the masks of the CTAs that its loads are sent to."""
+    for statement in each(body):
+        if isinstance(statement, Do) and statement.instruction.name == "cp.async.bulk.tensor":
+            receivers(kernel, statement.multicast)

@@ -1,0 +1,17 @@
+"""What a thread loads and stores: global and shared memory."""
+
+from __future__ import annotations
+
+from tinygpu.isa.instruction import Instruction
+
+__all__ = ["FAMILY"]
+
+_REGISTERS = ("registers",)
+
+FAMILY: tuple[Instruction, ...] = (
+    Instruction("ld.global", ("gmem",), _REGISTERS, "lsu", "scoreboard"),
+    Instruction("st.global", _REGISTERS, ("gmem",), "lsu"),
+    Instruction("red.global", _REGISTERS, ("gmem",), "lsu", atomic=True),
+    Instruction("ld.shared", ("smem",), _REGISTERS, "lsu", "scoreboard"),
+    Instruction("st.shared", _REGISTERS, ("smem",), "lsu"),
+)
