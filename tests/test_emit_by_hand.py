@@ -136,6 +136,8 @@ def test_programs_by_hand_assemble(name: str, arch: str) -> None:
 OTHER = replace(INSTRUCTIONS["mov"], name="no.such")
 PAIRS, SUMS = (held(registers(f"r{of}", dtype, 4, fragment=of))
                for dtype, of in (("f16", ""), ("f32", "wgmma")))  # fmt: skip
+ROWS = [Access(registers(f"row{of}", of, 128, 4, fragment="row"), ((0, 1),))
+        for of in ("f32", "f16")]  # fmt: skip
 MATRIX = do("ldmatrix", held(), inside())
 REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
     "an instruction without a rule": ("no lowering rule", (replace(LOAD, instruction=OTHER),)),
@@ -161,6 +163,7 @@ REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
     "a constant in a pair": ("stand in pairs", (do("mov", PAIRS, Immediate(0.0)), MATRIX)),
     "a shuffle of pairs": ("held as pair", (do("shfl.sync", PAIRS, PAIRS), MATRIX)),
     "an addition of a tile": ("held as wgmma", (do("red.global", outside(Y), SUMS),)),
+    "a row made wider": ("a row from f32", (do("cvt", *ROWS),)),
 }  # fmt: skip
 
 

@@ -144,7 +144,7 @@ def _packed(kernel: KernelCode, do: Do, scope: Scope) -> None:
         case "f32", "f16" | "bf16":
             for i, target in enumerate(result):
                 kernel.text.emit(f"cvt.rn.{after}x2.f32 {target}, {held[2 * i + 1]}, {held[2 * i]}")
-        case "f16" | "bf16", "f32":
+        case "f16" | "bf16", "f32" if how != "row":
             pair = how == "pair"
             each = kernel.halves(source, do.values, scope) if pair else halves(kernel, held)
             for target, half in zip(result, each, strict=True):
@@ -153,7 +153,9 @@ def _packed(kernel: KernelCode, do: Do, scope: Scope) -> None:
                 else:
                     kernel.text.emit(f"mov.b32 {target}, {{{kernel.zero16()}, {half}}}")
         case _:
-            raise ProgramError(f"{do}: pairs are converted between f32 and f16 or bf16")
+            raise ProgramError(
+                f"{do}: values in pairs are converted between f32 and f16 or bf16, a row from f32"
+            )
 
 
 def shfl(kernel: KernelCode, do: Do, scope: Scope) -> None:
