@@ -82,7 +82,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 27964, "search": 7770, "codegen": 16669}
+LINES = {"tinygpu": 27975, "search": 7777, "codegen": 16669}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: strategies, the command ``store`` and four causes of the time model; clusters,

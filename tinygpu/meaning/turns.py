@@ -109,8 +109,10 @@ class Turns:
         statement, env = agent.next
         match statement:
             case Wait(barrier, index):
-                phase = index.evaluate(env) // int(barrier.stages)
-                return agent.cta.mbarrier(barrier, index, env).passes(phase)
+                if agent.waits is None:  # asked at every turn until it passes
+                    phase = index.evaluate(env) // int(barrier.stages)
+                    agent.waits = agent.cta.mbarrier(barrier, index, env), phase
+                return agent.waits[0].passes(agent.waits[1])
             case WaitGroup(pending, "wgmma"):
                 groups = agent.groups["wgmma"]
                 return all(not p.missing for g in groups[: _covered(groups, pending)] for p in g)
@@ -178,7 +180,7 @@ class Turns:
                     self.cluster.find("unwaited", agent, flight.do, text, thread=thread)
 
     def _advance(self, agent: Agent) -> None:
-        agent.at, agent.next = None, next(agent.steps, None)
+        agent.at, agent.next, agent.waits = None, next(agent.steps, None), None
         if agent.next is not None:
             return
         self._unwaited(agent, agent.threads)
@@ -190,7 +192,7 @@ class Turns:
 
     def _meet(self, agent: Agent) -> None:
         """Let agents on if all that a barrier waits for are there."""
-        here = [a for a in self.cluster.agents if _door(a) == _door(agent)]
+        here = self._beside(agent)
         if sum(a.threads.size for a in here) != self._wanted(agent):
             return
         if agent.at is not None and agent.at.scope == "cluster":  # releases what was sent before
@@ -204,6 +206,11 @@ class Turns:
             other.at = None
         for other in here:
             self._advance(other)
+
+    def _beside(self, agent: Agent) -> list[Agent]:
+        """Return who stands at the barrier at which an agent stands."""
+        door = _door(agent)
+        return [a for a in self.cluster.agents if a.at is not None and _door(a) == door]
 
     def _wanted(self, agent: Agent) -> int:
         """Return how many threads the barrier at which an agent stands waits for."""
@@ -266,8 +273,7 @@ class Turns:
                 f"phase {barrier.phase}: {barrier.pending} arrivals and {barrier.bytes} B missing"
             )
         if isinstance(statement, Sync):
-            here = [a for a in self.cluster.agents if _door(a) == _door(agent)]
-            have = sum(a.threads.size for a in here)
+            have = sum(a.threads.size for a in self._beside(agent))
             return f"{statement} has {have} of {self._wanted(agent)} threads"
         return f"{statement} of products that the others have not issued"
 
