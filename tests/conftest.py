@@ -10,6 +10,10 @@ from hypothesis import HealthCheck, settings
 
 GOLDEN = Path(__file__).parent / "golden"
 
+# Before NumPy is imported, and for commands that tests start: matrices are small here, and threads
+# that wait for the next one spin, beside the other worker's.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 settings.register_profile(
     "tinygpu",
     deadline=None,

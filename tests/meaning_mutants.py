@@ -67,9 +67,11 @@ def drawn(machine: str, seed: int, count: int) -> list[tuple[Schedule, Operation
     kinds = OPERATIONS[machine]
     found = []
     for number, (operation, device) in enumerate(kinds):
+        share = count // len(kinds) + (number < count % len(kinds))
+        if not share:
+            continue  # nothing is drawn: its space need not be counted
         sizes = dict.fromkeys(operation.axes, 2048)
         space = Space(MACHINES[machine], Problem.of(operation, **sizes), load_device(device))
-        share = count // len(kinds) + (number < count % len(kinds))
         found += [(schedule, operation) for schedule in space.sample(random, share)]
     return found
 

@@ -125,13 +125,20 @@ def _outlined(view: TimeView, machine: Machine, problem: Problem, device: Device
 
 
 def compare(
-    a: Schedule, b: Schedule, machine: Machine, problem: Problem, device: Device
+    a: Schedule,
+    b: Schedule,
+    machine: Machine,
+    problem: Problem,
+    device: Device,
+    each: Callable[[Schedule, Machine, Problem, Device], Explanation] = explain,
 ) -> Comparison:
     """Say which of two schedules wins under the model, by how much, and what that is due to.
 
+    ``each`` explains one of them: ``outlined`` is enough for the text.
+
     Raises IllegalScheduleError for one that breaks a law.
     """
-    one, two = (explain(s, machine, problem, device) for s in (a, b))
+    one, two = (each(s, machine, problem, device) for s in (a, b))
     (steps,) = walked([(a, b)], lambda every: seconds_of(every, machine, problem, device))
     return Comparison(one, two, steps)
 

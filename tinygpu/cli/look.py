@@ -123,7 +123,8 @@ def explain(
     if other is None:
         found = explaining.explain(one.schedule, *where)
     else:
-        found = explaining.compare(one.schedule, two.schedule, *where)
+        each = explaining.explain if as_json else explaining.outlined
+        found = explaining.compare(one.schedule, two.schedule, *where, each)
     if as_json:
         say_json(found.tree())
     else:

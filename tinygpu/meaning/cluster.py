@@ -279,7 +279,8 @@ class Team:
 class Agent(Party):
     """Threads that run in step; ``threads`` are their numbers in the copy, ``key`` stands for them.
 
-    ``ready``: registers that it has not touched since its last wgmma.fence.
+    ``ready``: registers that it has not touched since its last wgmma.fence.  ``waits``: of the next
+    statement, if it is a wait that was asked: its mbarrier and its phase.
     """
 
     cta: Cta = field(kw_only=True)
@@ -288,6 +289,7 @@ class Agent(Party):
     registers: dict[str, Registers] = field(kw_only=True)
     steps: Iterator[Step] = field(default_factory=lambda: iter(()))
     next: Step | None = None
+    waits: tuple[Mbarrier, int] | None = None
     at: Sync | None = None
     time: int = 0
     key: int = 0

@@ -338,10 +338,12 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
         else:
             name = do.variant or instruction.name
             result = instruction.semantics(name, *arguments, algebra=run.algebra)
-        rounded = run.algebra.round(do.write.buffer.type, np.asarray(result)).astype(np.float64)
+        rounded = np.asarray(run.algebra.round(do.write.buffer.type, np.asarray(result)), float)
         if instruction.unit == "shuffle":
             rounded = _shuffled(agent, do, who.numbers, rounded)
-        rounded = np.broadcast_to(rounded, (high - low, who.threads.shape[1]))
+        shape = high - low, who.threads.shape[1]
+        if rounded.shape != shape:
+            rounded = np.broadcast_to(rounded, shape)
         _write(agent, do, spots[-1], rounded, low, high, use)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
-from tinygpu.meaning.cluster import Agent, Cluster, InFlight, Mbarrier, Run, Tiles, start_cluster
+from tinygpu.meaning.cluster import Agent, Cluster, InFlight, Run, Tiles, start_cluster
 from tinygpu.meaning.race import Finding, Integers
 from tinygpu.meaning.transfers import arrive, released, start
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
@@ -70,7 +70,6 @@ class Turns:
     def __init__(self, cluster: Cluster, strategy: Strategy) -> None:
         """Rank the agents: the first that can goes on, so the last is starved."""
         self.cluster, self.strategy, self.random = cluster, strategy, cluster.run.random
-        self.waits: dict[int, tuple[object, Mbarrier, int]] = {}
         order = self.random.permutation(len(cluster.agents)).tolist()
         self.ranked = [cluster.agents[i] for i in order]
         if strategy in ("leaders", "others"):  # first threads first, or last
@@ -107,16 +106,13 @@ class Turns:
     def _ready(self, agent: Agent) -> bool:
         if agent.next is None or agent.at is not None:
             return False
-        asked = self.waits.get(id(agent))
-        if asked is not None and asked[0] is agent.next:  # it is asked at every turn
-            return asked[1].passes(asked[2])
         statement, env = agent.next
         match statement:
             case Wait(barrier, index):
-                mbarrier = agent.cta.mbarrier(barrier, index, env)
-                phase = index.evaluate(env) // int(barrier.stages)
-                self.waits[id(agent)] = agent.next, mbarrier, phase
-                return mbarrier.passes(phase)
+                if agent.waits is None:  # asked at every turn until it passes
+                    phase = index.evaluate(env) // int(barrier.stages)
+                    agent.waits = agent.cta.mbarrier(barrier, index, env), phase
+                return agent.waits[0].passes(agent.waits[1])
             case WaitGroup(pending, "wgmma"):
                 groups = agent.groups["wgmma"]
                 return all(not p.missing for g in groups[: _covered(groups, pending)] for p in g)
@@ -184,7 +180,7 @@ class Turns:
                     self.cluster.find("unwaited", agent, flight.do, text, thread=thread)
 
     def _advance(self, agent: Agent) -> None:
-        agent.at, agent.next = None, next(agent.steps, None)
+        agent.at, agent.next, agent.waits = None, next(agent.steps, None), None
         if agent.next is not None:
             return
         self._unwaited(agent, agent.threads)
@@ -196,7 +192,7 @@ class Turns:
 
     def _meet(self, agent: Agent) -> None:
         """Let agents on if all that a barrier waits for are there."""
-        here = [a for a in self.cluster.agents if _door(a) == _door(agent)]
+        here = self._beside(agent)
         if sum(a.threads.size for a in here) != self._wanted(agent):
             return
         if agent.at is not None and agent.at.scope == "cluster":  # releases what was sent before
@@ -210,6 +206,11 @@ class Turns:
             other.at = None
         for other in here:
             self._advance(other)
+
+    def _beside(self, agent: Agent) -> list[Agent]:
+        """Return who stands at the barrier at which an agent stands."""
+        door = _door(agent)
+        return [a for a in self.cluster.agents if a.at is not None and _door(a) == door]
 
     def _wanted(self, agent: Agent) -> int:
         """Return how many threads the barrier at which an agent stands waits for."""
@@ -272,8 +273,7 @@ class Turns:
                 f"phase {barrier.phase}: {barrier.pending} arrivals and {barrier.bytes} B missing"
             )
         if isinstance(statement, Sync):
-            here = [a for a in self.cluster.agents if _door(a) == _door(agent)]
-            have = sum(a.threads.size for a in here)
+            have = sum(a.threads.size for a in self._beside(agent))
             return f"{statement} has {have} of {self._wanted(agent)} threads"
         return f"{statement} of products that the others have not issued"
 
