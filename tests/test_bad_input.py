@@ -132,6 +132,7 @@ COMMANDS = {
     "search matmul --machine hoper": "did you mean hopper?",
     "search matmul --dtype F32": "did you mean f32?",
     "search matmul --dtype int8": "known are f64",
+    "search matmul --assemble --measure --out found": "is assembled anyway",
     "search matmul --layout NN": "there are nn",
     "search matmul --layout n": "there are nn",
     # sizes

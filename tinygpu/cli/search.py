@@ -114,6 +114,8 @@ def search(
     chosen = list(fixed)
     apart = spread_of(chosen, spread)
     spaces = [Space(one, problem, chip, fixed=values) for one, values in fixed.items()]
+    if measure and assemble:
+        raise ScheduleError("--assemble: what is measured is assembled anyway; leave it out")
     if not measure and (budget or evaluations or strategy != "learned" or scheduler):
         raise ScheduleError(
             "--budget, --evaluations, --strategy, --scheduler: they are of what is measured; "
@@ -142,7 +144,7 @@ def search(
         }
         count = max(top, _RANKED if measure else _ASSEMBLED if assemble else 0)
         found = ranked(spaces, count, spreads, exact=not (climb or measure or assemble))
-        if assemble and not measure:
+        if assemble:
             found = assembled(spaces, found, top)
         if not measure:
             found, meanings = computing(spaces, found)
