@@ -253,22 +253,27 @@ class Barrier:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait(_Simple):
-    """``mbarrier.try_wait``: until phase floor(index / stages) of the stage is complete."""
+class _AtBarrier(_Simple):
+    """A statement about phase floor(index / stages) of a stage of an mbarrier."""
 
     barrier: Barrier
     index: Affine
 
     @property
     def uses(self) -> tuple[RingUse, ...]:
-        return (RingUse(self.barrier, self.index, "wait"),)
+        return (RingUse(self.barrier, self.index, "wait" if isinstance(self, Wait) else "tell"),)
 
     @property
     def told(self) -> tuple[Affine, ...]:
         return (self.index,)
 
-    def with_forms(self, change: Callable[[Affine], Affine]) -> Wait:
+    def with_forms(self, change: Callable[[Affine], Affine]) -> Self:
         return replace(self, index=change(self.index))
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(_AtBarrier):
+    """``mbarrier.try_wait``: until phase floor(index / stages) of the stage is complete."""
 
     @property
     def needs(self) -> str:
@@ -279,7 +284,7 @@ class Wait(_Simple):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrive(_Simple):
+class Arrive(_AtBarrier):
     """``mbarrier.arrive``: one arrival; with ``bytes``, which the phase then also has to see land.
 
     ``to`` "cluster": at the same barrier of every CTA of the cluster, the own one too; a cluster
@@ -288,22 +293,9 @@ class Arrive(_Simple):
     thread has issued are done.
     """
 
-    barrier: Barrier
-    index: Affine
     bytes: int = 0
     to: str = "cta"
     after: Literal["", "tcgen05"] = ""
-
-    @property
-    def uses(self) -> tuple[RingUse, ...]:
-        return (RingUse(self.barrier, self.index, "tell"),)
-
-    @property
-    def told(self) -> tuple[Affine, ...]:
-        return (self.index,)
-
-    def with_forms(self, change: Callable[[Affine], Affine]) -> Arrive:
-        return replace(self, index=change(self.index))
 
     @property
     def needs(self) -> str:
