@@ -257,7 +257,9 @@ def _corpus_rows(arch: str, *, compare: bool) -> Iterator[dict[str, Any]]:
             launched = (case.kernel, case.grid, case.block, case.smem_bytes, case.together)
             try:
                 theirs = worker.submit(_launched, cubin, launched, widths, before).result(60)
-            except Exception as error:  # whatever CUDA says; the process is of no more use
+            except (RuntimeError, TimeoutError) as error:  # CUDA's errors, a lost process, a hang
+                for process in multiprocessing.active_children():
+                    process.kill()
                 worker.shutdown(wait=False, cancel_futures=True)
                 worker = _worker()
                 faults.append(f"GPU: {type(error).__name__}: {error}")

@@ -88,7 +88,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 28096, "search": 7849, "codegen": 16651}
+LINES = {"tinygpu": 28102, "search": 7849, "codegen": 16651}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: strategies, the command ``store`` and four causes of the time model; clusters,

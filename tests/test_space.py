@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,6 +19,7 @@ from tinygpu.legality.concurrency.erase import erase
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.space.batches import waits_at_mbarriers
 from tinygpu.space.counting import Factor, Sums
 from tinygpu.space.questions import require, why_empty
 from tinygpu.space.signature import numbers_of
@@ -24,7 +27,27 @@ from tinygpu.space.space import Space
 from tinygpu.term.builder import Kernel
 from tinygpu.term.machine import Chosen, Requirement, Value
 from tinygpu.term.operation import Operation, Problem, matmul
-from tinygpu.term.program import Access, Affine, Do, For, Immediate, Program, Role, registers
+from tinygpu.term.program import (
+    Access,
+    Affine,
+    Body,
+    Buffer,
+    Commit,
+    Do,
+    Elect,
+    Fence,
+    For,
+    ForTile,
+    Immediate,
+    Program,
+    Role,
+    Statement,
+    Sync,
+    WaitGroup,
+    When,
+    registers,
+    var,
+)  # fmt: skip
 from tinygpu.term.schedule import Schedule
 
 H200 = load_device("h200")
@@ -180,6 +203,48 @@ def test_registers_that_another_block_reads_are_in_the_signature() -> None:
     assert answered not in others
     assert "held" not in str(answered)
     assert all("held" in str(other) for other in others)
+
+
+@pytest.mark.parametrize("cast", [int, np.int64])
+def test_every_number_that_orders_is_in_the_signature(cast: Callable[[int], Any]) -> None:
+    """Also where NumPy made it: two terms of one key and numbers get one verdict."""
+    ring = Buffer("ring", "smem", "f32", (4,), (1,), 3, 4)
+    moved = Do(INSTRUCTIONS["mov"], Access(ring, ((1,),), index=var("i")), (Immediate(0.0),), (4,))
+
+    def signature(*body: Statement) -> Any:
+        role = Role("all", 32, (For("i", 9, body), moved_apart))
+        return numbers_of(Program("p", matmul(), (ring,), (), (), (role,)))
+
+    moved_apart = replace(moved, write=Access(ring, ((1,),)))
+    pairs: list[list[tuple[Statement, ...]]] = [
+        [(When(var("i"), cast(n), (moved,)),) for n in (3, 4)],
+        [(When(var("i") + n, 4, (moved,)),) for n in (0, 1)],
+        [(For("j", cast(n), (moved, Sync())),) for n in (3, 4)],
+        [(For("j", 8, (moved, Sync()), start=cast(n)),) for n in (3, 4)],
+        [(Sync(cast(n)),) for n in (0, 1)],
+        [(Sync(0, scope),) for scope in ("cta", "role")],
+        [(WaitGroup(cast(n)),) for n in (0, 1)],
+    ]  # fmt: skip
+    for one, other in pairs:
+        assert signature(*one) != signature(*other), one
+        assert signature(*one) == signature(*one)
+
+
+@pytest.mark.parametrize(
+    ("body", "alone"),
+    [
+        ((Sync(), Commit(), WaitGroup(0)), False),
+        ((For("i", 2, (When(var("i"), 1, (Sync(),)),)),), False),
+        ((Elect((Commit(),)),), True),
+        ((ForTile("t", "turn", (Commit(),)),), True),
+        ((Sync(0, "role"),), True),
+        ((Commit("bulk"),), True),
+        ((Fence("proxy.async"),), True),
+    ],
+)
+def test_more_than_barriers_and_cp_async_is_judged_one_by_one(body: Body, *, alone: bool) -> None:
+    program = Program("p", matmul(), (), (), (), (Role("all", 32, body),), persistent=True)
+    assert waits_at_mbarriers(program) is alone
 
 
 def test_fixed_decisions_are_checked() -> None:

@@ -32,8 +32,10 @@ from tinygpu.space.signature import numbers_of
 from tinygpu.term.machine import Chosen, Machine, Value, arithmetic
 from tinygpu.term.operation import Problem
 from tinygpu.term.program import (
+    Block,
     Do,
     Program,
+    Sync,
     walk,
 )
 from tinygpu.term.schedule import Schedule
@@ -58,7 +60,9 @@ def _ordering(program: Program) -> Iterator[bool]:
         if isinstance(statement, Do):
             yield statement.instruction.completion not in _AT_ONCE
         else:
-            yield statement.needs not in _BATCHED
+            of_one = isinstance(statement, Block) and not statement.numbers  # a thread, a tile
+            apart = isinstance(statement, Sync) and statement.scope != "cta"
+            yield of_one or apart or statement.needs not in _BATCHED
 
 
 def _unsigned(program: Program) -> bool:

@@ -90,12 +90,14 @@ def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
             return "do", how, writes, tuple(map(touched, touches(statement)))
         if (
             isinstance(statement, For)
-            and isinstance(trips := statement.trips, int | np.ndarray)
+            and not isinstance(trips := statement.trips, str)
             and repeats(statement)
         ):
             often = np.minimum(np.maximum(trips - statement.start, 0), 2)
             own = [statement.var, often if isinstance(often, np.ndarray) else int(often)]
-        said = tuple(number(one) for one in own if isinstance(one, int | str | np.ndarray))
+        said = tuple(
+            number(one) for one in own if isinstance(one, int | str | np.generic | np.ndarray)
+        )
         forms = () if statement.accesses else tuple(map(affine, statement.forms))
         return type(statement).__name__, said, forms, tuple(map(key, statement.body))
 

@@ -82,8 +82,8 @@ class RingUse(NamedTuple):
     how: Literal["read", "write", "tell", "wait"]
 
 
-class _Asked:
-    """What is asked of every statement."""
+class _Answers:
+    """What every statement answers."""
 
     __slots__ = ()
 
@@ -143,7 +143,7 @@ class _Asked:
         return ""
 
 
-class _Simple(_Asked):
+class _Simple(_Answers):
     """A statement without a body."""
 
     __slots__ = ()
@@ -443,7 +443,7 @@ class Do(_Simple):
 
 
 @dataclass(frozen=True, slots=True)
-class For(_Asked):
+class For(_Answers):
     """A loop of ``trips`` (an int, or the name of a parameter) from ``start``."""
 
     var: str
@@ -465,7 +465,7 @@ class For(_Asked):
 
 
 @dataclass(frozen=True, slots=True)
-class When(_Asked):
+class When(_Answers):
     """The body where ``index < bound``: a guard on the distance to a loop's end."""
 
     index: Affine
@@ -512,7 +512,7 @@ class Exit(_Simple):
 
 
 @dataclass(frozen=True, slots=True)
-class Elect(_Asked):
+class Elect(_Answers):
     """The body, by the first thread of the role's copy alone."""
 
     body: Body
@@ -525,7 +525,7 @@ _ZERO = Affine()
 
 
 @dataclass(frozen=True, slots=True)
-class ForTile(_Asked):
+class ForTile(_Answers):
     """The body for each tile of this cluster, of which it binds the grid's variables.
 
     A cluster's tiles are ``cluster + t * clusters`` for t = 0, 1, .. in the order of the grid's

@@ -212,7 +212,7 @@ def _whole(s: Statement) -> Statement:
     changed: dict[str, Any] = {}
     for name in (field.name for field in fields(s)):
         value = getattr(s, name)
-        if isinstance(value, np.integer):
+        if isinstance(value, np.integer | np.ndarray):
             changed[name] = int(value)
         elif isinstance(value, Barrier):
             changed[name] = _barrier(value)
