@@ -70,6 +70,7 @@ __all__ = [
     "Agent",
     "At",
     "Op",
+    "Piece",
     "Plan",
     "Section",
     "Spot",
@@ -140,11 +141,31 @@ class Spot:
         return any(self.pace.values())
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Piece:
+    """The cells that a write fills: of which statement, in which iteration and of which CTA.
+
+    ``once`` and ``apart`` are those of the statement's footprint.
+    """
+
+    statement: tuple[int, int]
+    iteration: tuple[int, ...]
+    once: bool
+    apart: bool
+
+    def disjoint(self, other: Piece) -> bool:
+        """Say whether it is proved that no cell is in both."""
+        if self.statement == other.statement:
+            return self.once and self.iteration != other.iteration
+        return self.apart or other.apart
+
+
 @dataclass(frozen=True, slots=True)
 class Touch:
     """An access: of which place, from which shift it is seen there, at which offset.
 
-    ``late``: it counts at a barrier later than its thread.
+    ``piece``: the cells of a write, of which ``cells`` says when two are disjoint.  ``late``: it
+    counts at a barrier later than its thread.
     """
 
     place: int
@@ -152,7 +173,7 @@ class Touch:
     offset: int
     part: object = 1
     own: bool = True
-    piece: tuple[int, ...] = ()
+    piece: Piece | None = None
     token: tuple[object, ...] = ()
     late: bool = False
 
@@ -870,6 +891,13 @@ class _Walk:
             for (place, shift), after in zip(found, late, strict=True)
         )
 
+    def piece(self, number: int, write: Footprint, env: Env, shift: int) -> Piece:
+        """Return which cells a write fills at a place that sees it from a shift."""
+        ranks = self.plan.symmetry.moves(shift)
+        iteration = tuple(env[n] + ranks.get(n, 0) for n in write.along)
+        role = self.plan.agents[self.agent].role
+        return Piece((number, role), iteration, write.once, write.apart)
+
     def op(self, node: Node, env: Env, values: Values, turns: Values, *, fresh: bool) -> Op:
         """Return a statement as an operation."""
         s, a = node.node, self.plan.agents[self.agent]
@@ -888,14 +916,13 @@ class _Walk:
                 else:
                     consts = {**self.plan.envs[self.agent], **dict(values)}
                     apart = tuple(v for n, v in sorted(consts.items()) if n not in write.family)
-                    piece = (node.number, a.role, write.apart, *(env[n] for n in write.along))
                     token = (node.number, a.role, *apart, turns)
                     writes = tuple(
                         replace(
                             t,
                             part=write.part,
                             own=write.own,
-                            piece=(*piece, t.shift),
+                            piece=self.piece(node.number, write, env, t.shift),
                             token=(*token, t.shift),
                         )
                         for t in writes

@@ -8,6 +8,7 @@ condition asks about.  What stays of a write is a *footprint*:
     own      no two threads of the statement write one cell
     family   the loops of constant trips, copies and ranks along which ``own`` still holds
     along    those that move the cells; ``part`` is of one iteration
+    once     no cell is written twice, in an iteration or in two of them
     apart    no other statement that fills a part of the ring writes a cell of it
 
 Five rewrites make programs smaller, and none hides a fault:
@@ -100,6 +101,7 @@ class Footprint(Access):
     own: bool = True
     family: tuple[str, ...] = ()
     along: tuple[str, ...] = ()
+    once: bool = True
     apart: bool = True
     cells: bytes = b""  # a bit for each cell of a stage, while erasing
 
@@ -273,7 +275,7 @@ def _footprint(
     origin = tuple(normal(o) for o in write.origin)
     named = {name for o in origin for name, _ in o.terms}
     around = tuple(loop for loop in loops if loop[0] in named)
-    part, own, over, bits = _cells(
+    part, own, over, once, bits = _cells(
         write.buffer.level == "registers",
         tuple(map(int, write.buffer.shape)),
         origin,
@@ -291,7 +293,7 @@ def _footprint(
         part = min(Fraction(1), cells / wanted.get(write.buffer.name, 1))
     return Footprint(
         _buffer(write.buffer), index=normal(write.index), part=part, own=own, family=family,
-        along=tuple(loop[0] for loop in around), cells=bits,
+        along=tuple(loop[0] for loop in around), once=once, cells=bits,
     )  # fmt: skip
 
 
@@ -332,16 +334,16 @@ def _cells(
     lanes: tuple[int, int, int] | None,
     count: int,
     loops: tuple[Loop, ...],
-) -> tuple[Fraction, bool, bool, bytes]:
+) -> tuple[Fraction, bool, bool, bool, bytes]:
     """Return the part of a stage that an iteration fills, and whether threads' cells are apart.
 
-    That is so in one iteration, and in all of ``loops``, which move the origin.  Last a bit for
-    each cell that all of them fill, if they are known.
+    That is so in one iteration, and in all of ``loops``, which move the origin.  Then whether no
+    cell is written twice; last a bit for each cell that all of them fill, if they are known.
     """
     nothing = Fraction(0)
     moving = any(any(steps) for steps in threads[0])
     if private and (moving or lanes is not None):
-        return nothing, True, True, b""  # threads differ in what they write
+        return nothing, True, True, False, b""  # threads differ in what they write
     number = np.arange(1 if private else count)
     if lanes is not None:
         number = number[(number // lanes[0]) % lanes[1] == lanes[2]]
@@ -360,7 +362,7 @@ def _cells(
                     at = at + factor * (moves[i] + start)
         places.append(box[d][:, :, None] + at)
     if not shape or not places[0].size:
-        return Fraction(int(not shape)), True, True, b""
+        return Fraction(int(not shape)), True, True, not shape, b""
     cells = np.zeros_like(places[0])
     for at, extent in zip(places, shape, strict=True):
         low, high = int(at.min()), int(at.max())
@@ -375,10 +377,11 @@ def _cells(
     _, own = _owners(cells[:, :, :1], thread, reach)
     total = int((owner >= 0).sum())
     if not inside:
-        return nothing, own, over, b""
+        return nothing, own, over, False, b""
     filled = np.zeros(shape, bool)
     filled[tuple(places)] = True
-    return Fraction(total, prod(shape) * turns), own, over, np.packbits(filled).tobytes()
+    once = total == cells.size
+    return Fraction(total, prod(shape) * turns), own, over, once, np.packbits(filled).tobytes()
 
 
 def _parted(bodies: Sequence[Body]) -> list[Body]:
