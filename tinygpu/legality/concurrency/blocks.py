@@ -245,7 +245,11 @@ class At:
 
 @dataclass(slots=True)
 class Plan:
-    """A program, laid out.  ``failed`` are the assumptions that do not hold."""
+    """A program, laid out.  ``failed`` are the assumptions that do not hold.
+
+    Guards, bounds and restarts tell apart, of a parameter's loop, so many steps from its start
+    (``starts``) and from its end (``ends``), and whether it has fewer than ``totals`` steps at all.
+    """
 
     program: Program
     symmetry: Symmetry
@@ -253,8 +257,9 @@ class Plan:
     sections: tuple[Section, ...]
     places: list[Spot]
     least: dict[str, int]
-    near: dict[str, int]  # how far from a loop's start guards tell steps apart
-    far: dict[str, int]  # and from its end
+    starts: dict[str, int]
+    ends: dict[str, int]
+    totals: dict[str, int]
     inside: dict[str, bool]  # whether a parameter's loop is in the tiles
     turns: int
     strides: dict[int, tuple[int, int]]  # of an agent: its first tile and its step
@@ -268,6 +273,18 @@ class Plan:
     envs: list[dict[str, int]]  # ranks and copies, by agent
     bodies: list[Nodes]
     ops: dict[tuple[object, ...], Op] = field(default_factory=dict)  # of blocks, by agent and node
+
+    @property
+    def near(self) -> dict[str, int]:
+        """How many steps before a block it has to know of, at most."""
+        return {n: max(self.starts.get(n, 0), self.totals.get(n, 0))
+                for n in (*self.starts, *self.totals)}  # fmt: skip
+
+    @property
+    def far(self) -> dict[str, int]:
+        """How many steps from a block on it has to know of, at most."""
+        return {n: max(self.ends.get(n, 0), self.totals.get(n, 1) - 1)
+                for n in (*self.ends, *self.totals)}  # fmt: skip
 
     def doubt(self, text: str) -> None:
         """Note an assumption that does not hold."""
@@ -342,8 +359,8 @@ class _Reader:
         self.early = early
         symmetry = symmetry_of(program)
         self.plan = Plan(
-            program, symmetry, [], (), [], {}, {}, {}, {}, 1, {}, [], {}, [], [], False, {}, {}, [],
-            [],
+            program, symmetry, [], (), [], {}, {}, {}, {}, {}, 1, {}, [], {}, [], [], False, {},
+            {}, [], [],
         )  # fmt: skip
         self.count = 0
         self.groups: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -519,8 +536,9 @@ class _Reader:
             inside = ranges
             match s:
                 case For(var, int(trips), _, _, start):
-                    if trips > start:
-                        inside = {**ranges, var: (start, trips - 1)}
+                    if trips <= start:
+                        continue  # nobody executes its body
+                    inside = {**ranges, var: (start, trips - 1)}
                 case When(index, bound):
                     self._guard(index, bound, scope, ranges, where, tiled)
                 case Do(fresh=Affine() as form):
@@ -624,17 +642,18 @@ class _Reader:
         low, high = _range(rest, ranges)
         if isinstance(bound, int):
             if factor > 0:
-                plan.near[own] = max(plan.near.get(own, 0), -((low - bound) // factor))
+                plan.starts[own] = max(plan.starts.get(own, 0), -((low - bound) // factor))
             elif factor < 0:
-                plan.near[own] = max(plan.near.get(own, 0), (high - bound) // -factor + 1)
+                plan.starts[own] = max(plan.starts.get(own, 0), (high - bound) // -factor + 1)
         elif (factor == 1 and own == bound) or factor == 0:
             if bound in self.signed and low < 0:
                 self.fail(f"{bound} may be negative, and a guard asks")
             if plan.inside.get(bound) and tiled != "in":
                 self.fail(f"guard {index} < {bound} stands outside of the tiles")
-            plan.far[bound] = max(plan.far.get(bound, 0), high)
-            if factor == 0:
-                plan.near[bound] = max(plan.near.get(bound, 0), high + 1)
+            if factor:
+                plan.ends[bound] = max(plan.ends.get(bound, 0), high)
+            else:
+                plan.totals[bound] = max(plan.totals.get(bound, 1), high + 1)
         else:
             self.fail(f"guard {index} < {bound} is no distance to its loop's end")
 
@@ -648,7 +667,7 @@ class _Reader:
         elif factor:
             low, high = _range(rest, ranges)
             end = -low // factor if factor > 0 else high // -factor
-            self.plan.near[own] = max(self.plan.near.get(own, 0), end + 1)
+            self.plan.starts[own] = max(self.plan.starts.get(own, 0), end + 1)
 
     def _step(
         self, form: Affine, scope: Scope, ranges: Mapping[str, tuple[int, int]]

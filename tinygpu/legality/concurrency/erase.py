@@ -75,7 +75,7 @@ from tinygpu.term.program import (
     walk,
 )
 
-__all__ = ["Footprint", "Kind", "erase", "given", "kind_of", "settled"]
+__all__ = ["Footprint", "Kind", "erase", "given", "kind_of", "plain", "settled"]
 
 Kind = Literal["plain", "copy", "load", "product", "store", "mma", "cp", "take", "put"]
 Body = tuple[Statement, ...]
@@ -144,6 +144,16 @@ def erase(program: Program) -> Program:
         cluster=tuple((name, int(extent)) for name, extent in program.cluster),
         persistent=bool(program.persistent),
     )
+
+
+def plain(program: Program) -> Program:
+    """Return a program with Python's ints for NumPy's, and its forms normal."""
+
+    def of(s: Statement) -> Statement:
+        return _whole(s).with_forms(normal)
+
+    roles = tuple(replace(r, body=changed(r.body, of), copies=int(r.copies)) for r in program.roles)
+    return replace(program, roles=roles, persistent=bool(program.persistent))
 
 
 def _mentioned(bodies: Sequence[Body]) -> set[str]:
