@@ -176,7 +176,10 @@ def inside(case: Case, place: Place) -> Iterator[Clause]:
             else:
                 text = "{}: threads and values reach over {} along dimension {} in steps of {}"
                 yield Clause(left | (reach <= step), text, (access, reach, dimension, step))
-                holds, reach = far + step <= size, step
+                holds = far + step <= size
+                if access.buffer.level == "smem":  # what a load brings may be a part of a tile
+                    holds = holds | (far + reach <= size)
+                reach = step
             text = "{}: dimension {} reaches {}, and its size is {}"
             yield Clause(left | holds, text, (access, dimension, far + reach - 1, size))
 
