@@ -103,7 +103,7 @@ def broken(program: Program, sizes: Sequence[Sizes], device: str) -> str:
                 for clause in law.clauses(Case.of(program, here, chip)):
                     if not np.all(clause.holds):
                         return law.name + (" (unproved)" if clause.unproved else "")
-    return "computes" if computes(program).finding is not None else ""
+    return "computes" if computes(program).wrong else ""
 
 
 def outcome(

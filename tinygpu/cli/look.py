@@ -147,7 +147,7 @@ def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON 
         program = given.schedule.program(given.machine, given.problem.operation)
         with working("executing small instances"):
             found = computes(program)
-        if found.finding is None:
+        if not found.wrong:
             proof, meaning = proof_text(program), str(found)
         else:
             mend = f"let the term compute {program.operation}"

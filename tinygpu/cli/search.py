@@ -262,7 +262,7 @@ def computing(spaces: Sequence[Space], found: Ranking) -> tuple[Ranking, tuple[M
             progress(number, len(found.best), "")
             machine = machines[one.schedule.machine]
             meaning = computes(one.schedule.program(machine, operation))
-            if meaning.finding is None:
+            if not meaning.wrong:
                 kept.append(one)
                 meanings.append(meaning)
             else:
@@ -383,7 +383,7 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
         schedule, number = candidate.schedule, len(rows) + 1
         program = schedule.program(machines[schedule.machine], problem.operation)
         meaning = computes(program)
-        if meaning.finding is not None:
+        if meaning.wrong:
             say(f"left out: {schedule} {meaning}")
             continue
         meanings.append(meaning)

@@ -33,8 +33,9 @@ from tinygpu.legality.reach import (
     last_origin,
     moves,
     origin_of,
+    product,
 )
-from tinygpu.term.program import Access, Exit, select
+from tinygpu.term.program import Access, Do, Exit, select
 
 __all__ = [
     "aligned_vectors",
@@ -218,10 +219,31 @@ def _reach(access: Access, extents: tuple[Any, ...], dimension: int) -> Any:
 
 
 def fill_tiles(case: Case, place: Place) -> Iterator[Clause]:
-    """Check that a write to shared memory meets each element of a stage exactly once."""
+    """Check that a write to shared memory meets each element of a stage exactly once.
+
+    It does so by itself, or with the statements beside it: their boxes are disjoint and as many
+    elements as the stage.
+    """
     access = place.do.write
-    if access.buffer.level == "smem":
-        yield from _once(case, place, access, whole=True)
+    if access.buffer.level != "smem":
+        return
+    yield from _once(case, place, place.do)
+    boxes = [_box(case, place, do) for do in (place.do, *place.beside)]
+    sizes = [case.size(access, d) for d in range(len(access.buffer.shape))]
+    together: Any = len(boxes) > 1
+    for i, one in enumerate(boxes):
+        for other in boxes[:i]:
+            apart: Any = False
+            for (low, count), (low2, count2) in zip(one, other, strict=True):
+                apart = apart | (low + count <= low2) | (low2 + count2 <= low)
+            together = together & apart
+    filled = sum((product(count for _, count in box) for box in boxes), 0)
+    together = together & (filled == product(sizes))
+    for dimension, ((_, count), size) in enumerate(zip(boxes[0], sizes, strict=True)):
+        text = "{}: {} elements along dimension {} of {}"
+        if place.beside:
+            text += ", and no parts of one stage with the statements beside it"
+        yield Clause(together | (count == size), text, (access, count, dimension, size))
 
 
 def store_once(case: Case, place: Place) -> Iterator[Clause]:
@@ -230,7 +252,11 @@ def store_once(case: Case, place: Place) -> Iterator[Clause]:
     access, adds = place.do.write, place.do.instruction.atomic
     if access.buffer.name != output:
         return
-    yield from _once(case, place, access, whole=False)
+    yield from _once(case, place, place.do)
+    for dimension, (_, count) in enumerate(_box(case, place, place.do)):
+        size = case.size(access, dimension)
+        text = "{}: {} elements along dimension {} of {}"
+        yield Clause(count >= size, text, (access, count, dimension, size))
     if adds:
         yield Clause(case.program.zeroed, "{} is added to, but not cleared first", (output,))
     rank = len(access.buffer.shape)
@@ -265,11 +291,10 @@ def stored(case: Case) -> Iterator[Clause]:
     yield Clause(len(writes) > 0, "{} is never stored", (output,))
 
 
-def _once(case: Case, place: Place, access: Access, *, whole: bool) -> Iterator[Clause]:
-    """Yield the clauses that the modes of an access cover its buffer exactly once."""
-    rank = len(access.buffer.shape)
-    do = place.do
-    threads = _chosen_threads(do)
+def _once(case: Case, place: Place, do: Do) -> Iterator[Clause]:
+    """Yield the clauses that the modes of a write meet no element twice, and leave no gaps."""
+    access = do.write
+    threads = _chosen_threads(place, do)
     pairs = [
         *zip(do.values, access.value, strict=True),
         *zip(threads, access.thread, strict=bool(access.thread)),
@@ -281,23 +306,37 @@ def _once(case: Case, place: Place, access: Access, *, whole: bool) -> Iterator[
         text = "{}: {} values or threads move along {} dimensions, not along one"
         holds = (extent == 1) | (directions == 1)
         yield Clause(holds, text, (access, extent, directions))
-    for dimension in range(rank):
-        modes = [(e, s[dimension]) for e, s in pairs if moves(s[dimension])]
-        for name, coefficient in origin_of(case, access, dimension)[1]:
-            if name in place.ranges:
-                span = place.ranges[name]
-                modes.append((span.last - span.first + 1, coefficient))
-        holds, count = exactly_once(modes)
-        size = case.size(access, dimension)
+    for dimension in range(len(access.buffer.shape)):
+        holds, _ = exactly_once(_modes(case, place, do, dimension))
         text = "{}: threads and values meet dimension {} with gaps or overlaps"
         yield Clause(holds, text, (access, dimension))
-        text = "{}: {} elements along dimension {} of {}"
-        holds = (count == size) if whole else (count >= size)
-        yield Clause(holds, text, (access, count, dimension, size))
 
 
-def _chosen_threads(do: Any) -> tuple[Any, ...]:
-    """Return the thread extents, 1 for the mode that ``lanes`` pins to one value."""
+def _modes(case: Case, place: Place, do: Do, dimension: int) -> list[tuple[Any, Any]]:
+    """Return the extents and steps along a dimension: of values, threads, loops and the grid."""
+    access = do.write
+    extents = (*do.values, *(_chosen_threads(place, do) if access.thread else ()))
+    steps = (s[dimension] for s in (*access.value, *access.thread))
+    modes = [(e, s) for e, s in zip(extents, steps, strict=True) if moves(s)]
+    for name, coefficient in origin_of(case, access, dimension)[1]:
+        if name in place.ranges:
+            span = place.ranges[name]
+            modes.append((span.last - span.first + 1, coefficient))
+    return modes
+
+
+def _box(case: Case, place: Place, do: Do) -> list[tuple[Any, Any]]:
+    """Return of each dimension where a write begins and how many coordinates it meets."""
+    return [
+        (origin_of(case, do.write, d)[0], exactly_once(_modes(case, place, do, d))[1])
+        for d in range(len(do.write.buffer.shape))
+    ]
+
+
+def _chosen_threads(place: Place, do: Do) -> tuple[Any, ...]:
+    """Return the extents of the threads that act: 1 for the mode that ``lanes`` pins to a value."""
+    if place.elected:
+        return (1,) * len(do.threads)
     if do.lanes is None:
         return tuple(do.threads)
     divisor, extent, _ = do.lanes

@@ -33,6 +33,7 @@ from tinygpu.term.program import (
     Access,
     Affine,
     Block,
+    Body,
     Buffer,
     Do,
     Elect,
@@ -44,6 +45,7 @@ from tinygpu.term.program import (
     Statement,
     Sync,
     When,
+    same_stage,
     select,
     walked,
 )
@@ -78,7 +80,8 @@ class Place:
 
     ``loops`` name what repeats it for one tile: loops, ranks of the cluster, and copies of the role
     that take no tiles of their own.  ``tiles`` are the loops over tiles around it, ``elected`` says
-    that one thread of the copy executes it.
+    that one thread of the copy executes it.  ``beside``: the statements of the same body that
+    write the same buffer in shared memory at the same index.
     """
 
     do: Do
@@ -88,6 +91,7 @@ class Place:
     exits: tuple[Exit, ...]
     tiles: tuple[ForTile, ...] = ()
     elected: bool = False
+    beside: tuple[Do, ...] = ()
 
     @property
     def threads(self) -> Any:
@@ -100,7 +104,7 @@ class Place:
         ranges = [(n, *map(identity, (r.first, r.last, r.exact))) for n, r in self.ranges.items()]
         who = (self.role.copy, self.role.copies, self.role.threads, self.elected)
         tiles = tuple((t.start, t.step) for t in self.tiles)
-        around = identity((who, tiles, self.exits))
+        around = identity((who, tiles, self.exits, self.beside))
         return identity(self.do), tuple(ranges), self.loops, around
 
 
@@ -188,7 +192,19 @@ class Case:
                     loops = tuple(s.var for s in around if isinstance(s, For))
                     elected = any(isinstance(s, Elect) for s in around)
                     loops = (*loops, *ranks, *copies)
-                    places.append(Place(statement, ranges, loops, role, exits, turns, elected))
+                    body = around[-1].body if around else role.body
+                    places.append(
+                        Place(
+                            statement,
+                            ranges,
+                            loops,
+                            role,
+                            exits,
+                            turns,
+                            elected,
+                            _beside(statement, body),
+                        )
+                    )
         return Case(
             program,
             sizes,
@@ -216,6 +232,14 @@ class Case:
     def size(self, access: Access, dimension: int) -> Any:
         """Return the extent of a buffer's dimension."""
         return self.number(access.buffer.shape[dimension])
+
+
+def _beside(do: Do, body: Body) -> tuple[Do, ...]:
+    """Return the other statements of a body that write the same buffer at the same index."""
+    if do.write.buffer.level != "smem":
+        return ()
+    others = (other for other in body if isinstance(other, Do) and other is not do)
+    return tuple(other for other in others if same_stage(other.write, do.write))
 
 
 def _ranges(

@@ -8,7 +8,7 @@ every trip count is the theorem of ``docs/model.md``, section "Meaning".  It ass
                trips and grid are quotients of the sizes by the steps
     steps      reads of global memory step alike along the loop, and the output does not
     carried    a loop carries rings, and sums that are only added to
-    guards     guards reach a constant number of steps from the start and from the end
+    guards     guards, bounds and restarts reach a constant number of steps from either end
 
 and, for ends that are not full tiles, ``ends``: what is outside is read as 0, which adds 0, and is
 not stored.  Each is one function here, which returns why it does not hold, or nothing.
@@ -27,7 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
+from tinygpu.legality.concurrency.blocks import Plan, laid_out
+from tinygpu.legality.concurrency.erase import plain
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.program import (
@@ -40,7 +43,7 @@ from tinygpu.term.program import (
     For,
     ForTile,
     Program,
-    Statement,
+    Scalar,
     When,
     each,
     walk,
@@ -71,26 +74,21 @@ def unproved(program: Program) -> str:
 
 
 def window(program: Program) -> tuple[int, int]:
-    """Return s and q: so many steps from the start and the end of a loop are not as the others."""
-    start, end = 1, 0
-    names = {n for n, _ in program.parameters}
-    loops = {s.var for s, _ in walk(program) if isinstance(s, For) and s.trips in names}
-    for statement, around in walk(program):
-        match statement:
-            case When(body=body) if not _moves(body):
-                pass  # it guards order, which legality decides
-            case When(index, bound) if bound in names:
-                end = max(end, abs(index.constant))
-                short = [
-                    int(f.trips) for f in around if isinstance(f, For) and f.trips not in names
-                ]
-                start, end = max(start, *short, 0), max(end, *short, 0)
-            case When(index, bound) if loops & {name for name, _ in index.terms}:
-                start = max(start, abs(index.constant) + abs(int(bound)))
-            case For(trips=str() as trips, start=first) if trips in names:
-                start = max(start, first)
-    history = _history(program)
-    return max(start, history) if isinstance(history, int) else start, end
+    """Return s and q: so many steps from the start and the end of a loop are not as the others.
+
+    Guards, bounds and restarts are those that the judge's blocks tell apart.  What a guard lets a
+    ring hold is read as many steps later as the ring is long: both add up.
+    """
+    plan, history = _plan(program), _history(program)
+    start = max(plan.starts.values(), default=0) + (history if isinstance(history, int) else 0)
+    end = max(plan.ends.values(), default=0)
+    return max(1, start, max(plan.totals.values(), default=0) - end), end
+
+
+@lru_cache(256)
+def _plan(program: Program) -> Plan:
+    """Return how the judge reads the term: not abstracted, so that no guard is left out."""
+    return laid_out(plain(program))
 
 
 # The assumptions
@@ -108,11 +106,18 @@ def _affine(program: Program) -> str:
     if program.at_most:
         return f"{program.at_most[0][0]} is covered by statements"
     for name in trips:
+        if name not in dict(program.parameters):
+            return f"{name} is a size, and bounds a loop or a guard"
         steps = _quotient(dict(program.parameters)[name])
         if steps is None or (steps[0],) != operation.reduced:
             return f"{name} is no quotient of {', '.join(operation.reduced) or 'a reduced axis'}"
-    for statement, _ in walk(program):
+    for statement, around in walk(program):
+        for read in statement.reads if isinstance(statement, Do) else ():
+            if isinstance(read, Scalar) and read.size:
+                return f"{statement} reads the size {read.name} as a number"
         for access in statement.accesses:
+            if why := _bound(program, access, around):
+                return why
             strange = [
                 c
                 for o in access.origin
@@ -124,6 +129,15 @@ def _affine(program: Program) -> str:
             if access.buffer.level == "gmem" and (why := _foreign(program, access)):
                 return why
     return _grid(program)
+
+
+def _bound(program: Program, access: Access, around: tuple[Block, ...]) -> str:
+    """Return whether a place depends on what is no loop, rank or copy, nor a tile in gmem."""
+    known = {s.var for s in around if isinstance(s, For)} | _alone(program) | _finite(program)
+    if access.buffer.level == "gmem":
+        known |= {axis.var for axis in program.grid}
+    strange = [n for o in access.origin for n, _ in o.terms if n not in known]
+    return f"{access} moves with {strange[0]}" if strange else ""
 
 
 def _foreign(program: Program, access: Access) -> str:
@@ -170,6 +184,7 @@ def _grid(program: Program) -> str:
         for a in s.accesses
         if a.buffer.level == "gmem" and a.buffer.name != output.name
     ]
+    moved: set[str] = set()
     for axis in program.grid:
         if axis.var in _alone(program):
             continue
@@ -177,6 +192,9 @@ def _grid(program: Program) -> str:
         if found is None:
             return f"the grid along {axis.var} is no quotient of a size"
         name, width = found
+        if name in moved:
+            return f"two axes of the grid move along {name}"
+        moved.add(name)
         if name not in output.axes:
             return f"CTAs along {axis.var} share the output"
         for store in stores:
@@ -211,13 +229,15 @@ def _steps(program: Program) -> str:
             continue
         variables = {n for s in around for n in s.binds} & looped
         for access in statement.accesses:
-            if access.buffer.level != "gmem":
-                continue
-            axes = operation.operand(access.buffer.name).axes
             moving = {
                 d: sum(int(c) for n, c in o.terms if n in looped)
                 for d, o in enumerate(access.origin)
             }
+            if access.buffer.level != "gmem":
+                if any(moving.values()):
+                    return f"{access} moves on chip from step to step, but by its index"
+                continue
+            axes = operation.operand(access.buffer.name).axes
             if access is statement.write:
                 if variables or any(moving.values()):
                     return f"{access} is stored in the loop"
@@ -251,8 +271,9 @@ def _history(program: Program) -> int | str:
     edges: dict[str, set[str]] = {}
     for s, _ in inside:
         for access in s.accesses:
-            if access.buffer.name in sums and not _adds(s):
-                return f"{s} touches the sums {access.buffer.name} in the loop"
+            name = access.buffer.name
+            if name in sums and not (_adds(s) and name == s.write.buffer.name):
+                return f"{s} touches the sums {name} in the loop"
         if s.write.buffer.level != "gmem" and s.write.buffer.name not in sums:
             sources = {r.buffer.name for r in s.reads if isinstance(r, Access)}
             edges.setdefault(s.write.buffer.name, set()).update(sources)
@@ -357,28 +378,7 @@ def _cycle(edges: dict[str, set[str]]) -> str:
 
 
 def _guards(program: Program) -> str:
-    looped, trips = _looped(program), _trips(program)
-    finite = {name for name, _ in program.cluster} | {r.copy for r in program.roles}
-    for statement, around in walk(program):
-        constant = {
-            s.var for s in around if isinstance(s, For) and not isinstance(s.trips, str)
-        } | finite
-        for index, bound in statement.guards if _moves((statement,)) else ():
-            mine = [(n, c) for n, c in index.terms if n in looped]
-            others = {n for n, _ in index.terms} - looped
-            if not others <= constant:
-                return f"{index} < {bound} depends on {', '.join(sorted(others - constant))}"
-            if any(not isinstance(c, int) for _, c in index.terms):
-                return f"{index} < {bound} has a coefficient that the sizes decide"
-            if len(mine) > 1 or any(c not in (1, -1) for _, c in mine):
-                return f"{index} < {bound} is no distance"
-            if isinstance(bound, str) and (bound not in trips or [c for _, c in mine] != [1]):
-                return f"{index} < {bound} is no distance to the loop's end"
-            if mine and others:
-                return f"{index} < {bound} reaches as far as {', '.join(sorted(others))}" * (
-                    not isinstance(statement, Do)
-                )
-    return ""
+    return "; ".join(_plan(program).failed[:1])
 
 
 def ends(program: Program) -> str:
@@ -431,7 +431,7 @@ ASSUMPTIONS = (
     Assumption("affine", "accesses, strides, trips and grid are affine in the sizes", _affine),
     Assumption("steps", "reads step alike along the loop, the output does not", _steps),
     Assumption("carried", "a loop carries rings, and sums that are only added to", _carried),
-    Assumption("guards", "guards reach a constant number of steps from both ends", _guards),
+    Assumption("guards", "guards reach a constant number of steps from either end", _guards),
 )
 """What the theorem assumes, in the order in which it is asked."""
 
@@ -455,17 +455,17 @@ def _looped(program: Program) -> frozenset[str]:
     for statement, _ in walk(program):
         if isinstance(statement, When) and isinstance(statement.bound, str):
             found |= {name for name, _ in statement.index.terms}
-    return frozenset(found)
+    return frozenset(found) - _finite(program)
+
+
+def _finite(program: Program) -> frozenset[str]:
+    """Return the variables of ranks and copies."""
+    return frozenset({n for n, _ in program.cluster} | {r.copy for r in program.roles} - {""})
 
 
 def _alone(program: Program) -> frozenset[str]:
     """Return the grid's variables that are always 0."""
     return frozenset(a.var for a in program.grid if a.extent == Constant(1))
-
-
-def _moves(body: tuple[Statement, ...]) -> bool:
-    """Return whether values are moved or computed in a body."""
-    return any(isinstance(s, Do | Exit) for s in each(body))
 
 
 def _quotient(expression: Expression) -> tuple[str, int] | None:

@@ -12,14 +12,17 @@ along each axis of the grid; then sizes that differ pairwise, as equal ones hide
 and that end within a tile where the term allows that.  If the term keeps the assumptions of
 ``tinygpu.meaning.assumptions``, these sizes decide all: it is *proved*, up to the chance that
 different polynomials agree at a random place.  Else it is tested, and the outcome says what is
-missing.
+missing.  A term that is proved is also run at three larger sizes, which its hash draws: no part of
+the proof, a net under it.
 
 >>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER, Simt
 >>> from tinygpu.term.operation import matmul
 >>> found = computes(Simt().program(matmul(), Chosen(LADDER["shared"])))
 >>> print(found)
-computes its operation: proved for every m, n, k, by 3 sizes, 64, 64, 32 to 48, 47, 49
+computes its operation: proved for every m, n, k, by 3 sizes, 64, 64, 32 to 48, 47, 49; 3 larger
+>>> bool(found)
+True
 >>> print(computes(found.program, {"m": 4, "n": 3, "k": 5}))
 computes its operation: tested at 1 size, m, n, k = 4, 3, 5
 
@@ -31,11 +34,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import blake2b
 from math import prod
 
 import numpy as np
 
 from tinygpu.errors import IllegalScheduleError
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.meaning.assumptions import ends, unproved, window
 from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
 from tinygpu.meaning.interpret import edge_of, interpret, tile_of, wrong_result
@@ -49,6 +54,7 @@ __all__ = ["Meaning", "computes", "instances", "require_computes", "summary"]
 _MOST_WORK = 1e8  # fitted: element operations in about a second
 _STATEMENT = 4000  # fitted: what a statement costs besides, in element operations
 _MOST_CTAS = 144
+_MOST_LARGER, _LARGER = 2e7, (5, 2, 1)  # work of a size beyond a proof's, and tiles along an axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,10 @@ class Meaning:
     """At which sizes it was asked, in order, and the first finding, None if there is none.
 
     ``unproved``: why these sizes do not decide all, "" if they do; ``ragged``: why full tiles do
-    not decide others.  ``left_out``: how many sizes take too long to be asked.
+    not decide others.  ``left_out``: how many sizes take too long to be asked.  ``larger``: at how
+    many sizes beyond those of a proof it was run.  ``illegal``: why the judge refuses the term,
+    of which one run says nothing about the others.  It is true if the term is not illegal, was
+    asked, and nothing was found.
     """
 
     program: Program
@@ -65,6 +74,16 @@ class Meaning:
     unproved: str = ""
     ragged: str = ""
     left_out: int = 0
+    larger: int = 0
+    illegal: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.asked) and not self.wrong
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the term is known not to compute its operation, or may not run at all."""
+        return self.finding is not None or bool(self.illegal)
 
     @property
     def proved(self) -> bool:
@@ -73,6 +92,8 @@ class Meaning:
 
     def __str__(self) -> str:
         axes = ", ".join(self.program.operation.axes)
+        if self.illegal and self.finding is None:
+            return f"no run of it is its meaning: it is illegal: {self.illegal}"
         if not self.asked:
             why = self.unproved if not self.left_out else "every instance takes too long"
             return f"not asked whether it computes its operation: {why}"
@@ -82,7 +103,8 @@ class Meaning:
         many = f"{len(self.asked)} sizes" if self.asked[1:] else "1 size"
         span = f"{first} to {last}" if self.asked[1:] else first
         if self.proved:
-            return f"computes its operation: proved for every {axes}, by {many}, {span}"
+            text = f"computes its operation: proved for every {axes}, by {many}, {span}"
+            return f"{text}; {self.larger} larger" if self.larger else text
         text = f"computes its operation: tested at {many}, {axes} = {span}"
         if self.left_out:
             text += f"; {self.left_out} more take too long"
@@ -100,13 +122,15 @@ def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: in
     Raises ProgramError for a term that is malformed, OperationError for sizes that are not the
     operation's.
     """
+    judged = verdict(program)
+    illegal = judged.reason if judged.outcome == "illegal" else ""
     if sizes is not None:
         given = Problem.of(program.operation, **sizes).sizes
         asked, finding, _ = _asked(program, (given,), draws)
-        return Meaning(program, asked, finding, unproved=_GIVEN)
+        return Meaning(program, asked, finding, unproved=_GIVEN, illegal=illegal)
     plain = replace(program, raster=1, ctas_per_sm=1, addressing="pointer", guards="each",
                     specialised=False, early=False)  # fmt: skip
-    return replace(_computes(plain, draws), program=program)
+    return replace(_computes(plain, draws), program=program, illegal=illegal)
 
 
 def require_computes(program: Program) -> Meaning:
@@ -115,7 +139,7 @@ def require_computes(program: Program) -> Meaning:
     Raises IllegalScheduleError if it does not compute its operation.
     """
     found = computes(program)
-    if found.finding is not None:
+    if found.wrong:
         raise IllegalScheduleError(
             f"computes: {program.name} {found}; let the term compute {program.operation}"
         )
@@ -170,7 +194,14 @@ def _computes(program: Program, draws: int) -> Meaning:
         return Meaning(program, (), None, f"many CTAs, and no run of all at once: {error}")
     out = len(full) + 1 - len(chosen)
     why = f"{out} of {len(full) + 1} sizes take too long" if out else unproved(program) or shared
-    return Meaning(program, asked, finding, why, "" if why else ends(program), out)
+    found = Meaning(program, asked, finding, why, "" if why else ends(program), out)
+    if not found.proved:
+        return found
+    more = _larger(program)
+    here, finding, _ = _asked(program, more, 1)
+    if finding is not None:
+        return replace(found, asked=(*asked, *here), finding=finding)
+    return replace(found, larger=len(more))
 
 
 def _asked(
@@ -277,6 +308,27 @@ def _different(
             size += -by if guarded and size > by else by
         sizes[axis] = size
     return {axis: sizes[axis] for axis in steps}
+
+
+def _larger(program: Program) -> tuple[Mapping[str, int], ...]:
+    """Return sizes beyond those of the proof, drawn by the term's hash; each takes a few 10 ms."""
+    seed = blake2b(repr(program).encode(), digest_size=8).digest()
+    random = np.random.default_rng(int.from_bytes(seed, "little"))
+    trips = sum(window(program)) + 2
+    found = []
+    for wide in _LARGER:
+        sizes = {}
+        for axis in program.operation.axes:
+            width, looped = tile_of(program, axis)
+            unit, guarded = edge_of(program, axis)
+            tiles = int(trips + random.integers(wide + 1) if looped else 1 + random.integers(wide))
+            tiles = min(tiles, max(1, dict(program.at_most).get(axis, tiles * width) // width))
+            parts = width // unit
+            last = unit * int(random.integers(1, parts + 1)) if guarded and parts > 1 else width
+            sizes[axis] = (tiles - 1) * width + last
+        if _work(program, sizes) <= _MOST_LARGER:
+            found.append(sizes)
+    return tuple(found)
 
 
 def _work(program: Program, sizes: Mapping[str, int]) -> float:

@@ -7,9 +7,11 @@ may, at once or at random, and CTAs come in any order.  A correct term gives the
 whatever the seed; whatever is wrong on the way is a *finding*, the first of each kind.  Values that
 nobody wrote are NaN, so they cannot pass for results.
 
->>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.term.fields import require_known
+from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER, Simt
->>> from tinygpu.term.operation import matmul
+>>> from tinygpu.term.fields import require_known
+from tinygpu.term.operation import matmul
 >>> program = Simt().program(matmul(), Chosen(LADDER["shared"]))
 >>> check(program, {"m": 33, "n": 40, "k": 35})
 ()
@@ -78,6 +80,7 @@ def interpret(
     Raises OperationError for inputs of the wrong shape or a scalar that is missing, ProgramError
     for a term that is malformed.
     """
+    require_known(program)
     _well_formed(program)
     operation, random = program.operation, np.random.default_rng(seed)
     arrays = _arrays(program, sizes, inputs, algebra)

@@ -104,6 +104,7 @@ __all__ = [
     "each",
     "registers",
     "same_place",
+    "same_stage",
     "select",
     "span",
     "var",
@@ -417,6 +418,12 @@ def same_place(one: Access, other: Access) -> bool:
         for a in (one, other)
     )
     return one is other or _same(*parts)
+
+
+def same_stage(one: Access, other: Access) -> bool:
+    """Say whether two accesses are of one stage of a buffer."""
+    parts = ((a.buffer.name, a.index.constant, a.index.terms) for a in (one, other))
+    return _same(*parts)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -70,6 +70,7 @@ __all__ = [
     "Agent",
     "At",
     "Op",
+    "Piece",
     "Plan",
     "Section",
     "Spot",
@@ -140,11 +141,31 @@ class Spot:
         return any(self.pace.values())
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Piece:
+    """The cells that a write fills: of which statement, in which iteration and of which CTA.
+
+    ``once`` and ``apart`` are those of the statement's footprint.
+    """
+
+    statement: tuple[int, int]
+    iteration: tuple[int, ...]
+    once: bool
+    apart: bool
+
+    def disjoint(self, other: Piece) -> bool:
+        """Say whether it is proved that no cell is in both."""
+        if self.statement == other.statement:
+            return self.once and self.iteration != other.iteration
+        return self.apart or other.apart
+
+
 @dataclass(frozen=True, slots=True)
 class Touch:
     """An access: of which place, from which shift it is seen there, at which offset.
 
-    ``late``: it counts at a barrier later than its thread.
+    ``piece``: the cells of a write, of which ``cells`` says when two are disjoint.  ``late``: it
+    counts at a barrier later than its thread.
     """
 
     place: int
@@ -152,7 +173,7 @@ class Touch:
     offset: int
     part: object = 1
     own: bool = True
-    piece: tuple[int, ...] = ()
+    piece: Piece | None = None
     token: tuple[object, ...] = ()
     late: bool = False
 
@@ -224,7 +245,11 @@ class At:
 
 @dataclass(slots=True)
 class Plan:
-    """A program, laid out.  ``failed`` are the assumptions that do not hold."""
+    """A program, laid out.  ``failed`` are the assumptions that do not hold.
+
+    Guards, bounds and restarts tell apart, of a parameter's loop, so many steps from its start
+    (``starts``) and from its end (``ends``), and whether it has fewer than ``totals`` steps at all.
+    """
 
     program: Program
     symmetry: Symmetry
@@ -232,8 +257,9 @@ class Plan:
     sections: tuple[Section, ...]
     places: list[Spot]
     least: dict[str, int]
-    near: dict[str, int]  # how far from a loop's start guards tell steps apart
-    far: dict[str, int]  # and from its end
+    starts: dict[str, int]
+    ends: dict[str, int]
+    totals: dict[str, int]
     inside: dict[str, bool]  # whether a parameter's loop is in the tiles
     turns: int
     strides: dict[int, tuple[int, int]]  # of an agent: its first tile and its step
@@ -247,6 +273,18 @@ class Plan:
     envs: list[dict[str, int]]  # ranks and copies, by agent
     bodies: list[Nodes]
     ops: dict[tuple[object, ...], Op] = field(default_factory=dict)  # of blocks, by agent and node
+
+    @property
+    def near(self) -> dict[str, int]:
+        """How many steps before a block it has to know of, at most."""
+        return {n: max(self.starts.get(n, 0), self.totals.get(n, 0))
+                for n in (*self.starts, *self.totals)}  # fmt: skip
+
+    @property
+    def far(self) -> dict[str, int]:
+        """How many steps from a block on it has to know of, at most."""
+        return {n: max(self.ends.get(n, 0), self.totals.get(n, 1) - 1)
+                for n in (*self.ends, *self.totals)}  # fmt: skip
 
     def doubt(self, text: str) -> None:
         """Note an assumption that does not hold."""
@@ -321,8 +359,8 @@ class _Reader:
         self.early = early
         symmetry = symmetry_of(program)
         self.plan = Plan(
-            program, symmetry, [], (), [], {}, {}, {}, {}, 1, {}, [], {}, [], [], False, {}, {}, [],
-            [],
+            program, symmetry, [], (), [], {}, {}, {}, {}, {}, 1, {}, [], {}, [], [], False, {},
+            {}, [], [],
         )  # fmt: skip
         self.count = 0
         self.groups: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -498,8 +536,9 @@ class _Reader:
             inside = ranges
             match s:
                 case For(var, int(trips), _, _, start):
-                    if trips > start:
-                        inside = {**ranges, var: (start, trips - 1)}
+                    if trips <= start:
+                        continue  # nobody executes its body
+                    inside = {**ranges, var: (start, trips - 1)}
                 case When(index, bound):
                     self._guard(index, bound, scope, ranges, where, tiled)
                 case Do(fresh=Affine() as form):
@@ -603,17 +642,18 @@ class _Reader:
         low, high = _range(rest, ranges)
         if isinstance(bound, int):
             if factor > 0:
-                plan.near[own] = max(plan.near.get(own, 0), -((low - bound) // factor))
+                plan.starts[own] = max(plan.starts.get(own, 0), -((low - bound) // factor))
             elif factor < 0:
-                plan.near[own] = max(plan.near.get(own, 0), (high - bound) // -factor + 1)
+                plan.starts[own] = max(plan.starts.get(own, 0), (high - bound) // -factor + 1)
         elif (factor == 1 and own == bound) or factor == 0:
             if bound in self.signed and low < 0:
                 self.fail(f"{bound} may be negative, and a guard asks")
             if plan.inside.get(bound) and tiled != "in":
                 self.fail(f"guard {index} < {bound} stands outside of the tiles")
-            plan.far[bound] = max(plan.far.get(bound, 0), high)
-            if factor == 0:
-                plan.near[bound] = max(plan.near.get(bound, 0), high + 1)
+            if factor:
+                plan.ends[bound] = max(plan.ends.get(bound, 0), high)
+            else:
+                plan.totals[bound] = max(plan.totals.get(bound, 1), high + 1)
         else:
             self.fail(f"guard {index} < {bound} is no distance to its loop's end")
 
@@ -627,7 +667,7 @@ class _Reader:
         elif factor:
             low, high = _range(rest, ranges)
             end = -low // factor if factor > 0 else high // -factor
-            self.plan.near[own] = max(self.plan.near.get(own, 0), end + 1)
+            self.plan.starts[own] = max(self.plan.starts.get(own, 0), end + 1)
 
     def _step(
         self, form: Affine, scope: Scope, ranges: Mapping[str, tuple[int, int]]
@@ -870,6 +910,13 @@ class _Walk:
             for (place, shift), after in zip(found, late, strict=True)
         )
 
+    def piece(self, number: int, write: Footprint, env: Env, shift: int) -> Piece:
+        """Return which cells a write fills at a place that sees it from a shift."""
+        ranks = self.plan.symmetry.moves(shift)
+        iteration = tuple(env[n] + ranks.get(n, 0) for n in write.along)
+        role = self.plan.agents[self.agent].role
+        return Piece((number, role), iteration, write.once, write.apart)
+
     def op(self, node: Node, env: Env, values: Values, turns: Values, *, fresh: bool) -> Op:
         """Return a statement as an operation."""
         s, a = node.node, self.plan.agents[self.agent]
@@ -888,14 +935,13 @@ class _Walk:
                 else:
                     consts = {**self.plan.envs[self.agent], **dict(values)}
                     apart = tuple(v for n, v in sorted(consts.items()) if n not in write.family)
-                    piece = (node.number, a.role, write.apart, *(env[n] for n in write.along))
                     token = (node.number, a.role, *apart, turns)
                     writes = tuple(
                         replace(
                             t,
                             part=write.part,
                             own=write.own,
-                            piece=(*piece, t.shift),
+                            piece=self.piece(node.number, write, env, t.shift),
                             token=(*token, t.shift),
                         )
                         for t in writes

@@ -537,8 +537,8 @@ class Pass:
             self.fault("race", number, op, f"by two threads writes one cell of {place.ring}; "
                        "give each its own")  # fmt: skip
         token = touch.token if op.kind != "load" else None
-        together = slot.loads and touch.part != 1 if op.kind == "load" else slot.token == token
-        joined = together and touch.offset in slot.held
+        together = slot.token == token and touch.offset in slot.held
+        joined = _beside(slot, touch) if op.kind == "load" else together
         writes = slot.crossing if through else slot.writes
         need = slot.before if joined else writes
         if op.kind == "mma":  # products of one thread are done in order
@@ -625,7 +625,8 @@ class Pass:
         if touch.part == 1:
             slot.held, slot.pieces, slot.filling = (x,), (), x
             return
-        if slot.held == (x,):
+        assert touch.piece is not None
+        if slot.held == (x,) and not slot.loads:
             return
         if slot.filling != x or not slot.pieces:
             slot.pieces, slot.filling = (), x
@@ -633,14 +634,25 @@ class Pass:
         pieces[touch.piece] = touch.part
         filled: dict[object, Fraction] = {}
         for piece, part in pieces.items():
-            filled[piece[:2]] = filled.get(piece[:2], Fraction(0)) + part
+            filled[piece.statement] = filled.get(piece.statement, Fraction(0)) + part
         if sum(filled.values(), Fraction(0)) >= 1:
             slot.held, slot.pieces = (x,), ()
-            if max(filled.values()) < 1 and not all(piece[2] for piece in pieces):
+            if max(filled.values()) < 1 and not all(piece.apart for piece in pieces):
                 self.plan.doubt(f"statements that fill {place.ring} in parts may share cells")
         else:
             slot.pieces = tuple(sorted(pieces.items()))
             slot.held = tuple(sorted({*slot.held, x}, key=lambda v: (v is not None, v or 0)))
+
+
+def _beside(slot: Slot, touch: Touch) -> bool:
+    """Say whether a load goes on filling a stage with others, whose cells are not its own.
+
+    A stage that is full has no such cells.
+    """
+    piece = touch.piece
+    if piece is None or not (slot.loads and slot.pieces and slot.filling == touch.offset):
+        return False
+    return touch.part != 1 and all(piece.disjoint(other) for other, _ in slot.pieces)
 
 
 def _over(seen: int, past: int, issued: int, late: bool) -> bool:

@@ -8,6 +8,7 @@ condition asks about.  What stays of a write is a *footprint*:
     own      no two threads of the statement write one cell
     family   the loops of constant trips, copies and ranks along which ``own`` still holds
     along    those that move the cells; ``part`` is of one iteration
+    once     no cell is written twice, in an iteration or in two of them
     apart    no other statement that fills a part of the ring writes a cell of it
 
 Five rewrites make programs smaller, and none hides a fault:
@@ -74,7 +75,7 @@ from tinygpu.term.program import (
     walk,
 )
 
-__all__ = ["Footprint", "Kind", "erase", "given", "kind_of", "settled"]
+__all__ = ["Footprint", "Kind", "erase", "given", "kind_of", "plain", "settled"]
 
 Kind = Literal["plain", "copy", "load", "product", "store", "mma", "cp", "take", "put"]
 Body = tuple[Statement, ...]
@@ -100,6 +101,7 @@ class Footprint(Access):
     own: bool = True
     family: tuple[str, ...] = ()
     along: tuple[str, ...] = ()
+    once: bool = True
     apart: bool = True
     cells: bytes = b""  # a bit for each cell of a stage, while erasing
 
@@ -142,6 +144,16 @@ def erase(program: Program) -> Program:
         cluster=tuple((name, int(extent)) for name, extent in program.cluster),
         persistent=bool(program.persistent),
     )
+
+
+def plain(program: Program) -> Program:
+    """Return a program with Python's ints for NumPy's, and its forms normal."""
+
+    def of(s: Statement) -> Statement:
+        return _whole(s).with_forms(normal)
+
+    roles = tuple(replace(r, body=changed(r.body, of), copies=int(r.copies)) for r in program.roles)
+    return replace(program, roles=roles, persistent=bool(program.persistent))
 
 
 def _mentioned(bodies: Sequence[Body]) -> set[str]:
@@ -202,7 +214,8 @@ def _lowered(body: Body, threads: int, loops: tuple[Loop, ...], wanted: Mapping[
                 s = replace(s, unrolled=False)
                 if not isinstance(s.trips, str):
                     more = (*loops, (s.var, s.start, s.trips, False))
-            s = replace(s, body=_lowered(s.body, threads, more, wanted))
+            many = 1 if isinstance(s, Elect) else threads
+            s = replace(s, body=_lowered(s.body, many, more, wanted))
         out.append(s)
     return tuple(out)
 
@@ -273,7 +286,7 @@ def _footprint(
     origin = tuple(normal(o) for o in write.origin)
     named = {name for o in origin for name, _ in o.terms}
     around = tuple(loop for loop in loops if loop[0] in named)
-    part, own, over, bits = _cells(
+    part, own, over, once, bits = _cells(
         write.buffer.level == "registers",
         tuple(map(int, write.buffer.shape)),
         origin,
@@ -291,7 +304,7 @@ def _footprint(
         part = min(Fraction(1), cells / wanted.get(write.buffer.name, 1))
     return Footprint(
         _buffer(write.buffer), index=normal(write.index), part=part, own=own, family=family,
-        along=tuple(loop[0] for loop in around), cells=bits,
+        along=tuple(loop[0] for loop in around), once=once, cells=bits,
     )  # fmt: skip
 
 
@@ -332,16 +345,16 @@ def _cells(
     lanes: tuple[int, int, int] | None,
     count: int,
     loops: tuple[Loop, ...],
-) -> tuple[Fraction, bool, bool, bytes]:
+) -> tuple[Fraction, bool, bool, bool, bytes]:
     """Return the part of a stage that an iteration fills, and whether threads' cells are apart.
 
-    That is so in one iteration, and in all of ``loops``, which move the origin.  Last a bit for
-    each cell that all of them fill, if they are known.
+    That is so in one iteration, and in all of ``loops``, which move the origin.  Then whether no
+    cell is written twice; last a bit for each cell that all of them fill, if they are known.
     """
     nothing = Fraction(0)
     moving = any(any(steps) for steps in threads[0])
     if private and (moving or lanes is not None):
-        return nothing, True, True, b""  # threads differ in what they write
+        return nothing, True, True, False, b""  # threads differ in what they write
     number = np.arange(1 if private else count)
     if lanes is not None:
         number = number[(number // lanes[0]) % lanes[1] == lanes[2]]
@@ -360,7 +373,7 @@ def _cells(
                     at = at + factor * (moves[i] + start)
         places.append(box[d][:, :, None] + at)
     if not shape or not places[0].size:
-        return Fraction(int(not shape)), True, True, b""
+        return Fraction(int(not shape)), True, True, not shape, b""
     cells = np.zeros_like(places[0])
     for at, extent in zip(places, shape, strict=True):
         low, high = int(at.min()), int(at.max())
@@ -375,10 +388,11 @@ def _cells(
     _, own = _owners(cells[:, :, :1], thread, reach)
     total = int((owner >= 0).sum())
     if not inside:
-        return nothing, own, over, b""
+        return nothing, own, over, False, b""
     filled = np.zeros(shape, bool)
     filled[tuple(places)] = True
-    return Fraction(total, prod(shape) * turns), own, over, np.packbits(filled).tobytes()
+    once = total == cells.size
+    return Fraction(total, prod(shape) * turns), own, over, once, np.packbits(filled).tobytes()
 
 
 def _parted(bodies: Sequence[Body]) -> list[Body]:

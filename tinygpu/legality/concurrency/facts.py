@@ -30,12 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.legality.concurrency.blocks import Counter, Op, Plan, Spot
+from tinygpu.legality.concurrency.blocks import Counter, Op, Piece, Plan, Spot
 
 __all__ = ["Agent", "Facts", "Flight", "Frozen", "Group", "Phases", "Slot", "State"]
 
@@ -156,7 +157,7 @@ class Slot:
 
     held: tuple[int | None, ...] = (None,)
     filling: int = 0
-    pieces: tuple[tuple[Any, Any], ...] = ()
+    pieces: tuple[tuple[Piece, Fraction], ...] = ()
     writes: int = 0
     crossing: int = 0  # the same, for those who come through the other proxy
     before: int = 0  # what the first of the writes had to follow

@@ -48,6 +48,13 @@ class Symmetry:
             first, found[name] = divmod(first, extent)
         return found
 
+    def moves(self, shift: int) -> dict[str, int]:
+        """Return by how much a shift moves the rank along each even axis."""
+        found = {}
+        for name, extent in self.even:
+            shift, found[name] = divmod(shift, extent)
+        return found
+
     def split(self, cta: int) -> tuple[int, int]:
         """Return a CTA's first, and by which shift it is away from it."""
         first = shift = 0
