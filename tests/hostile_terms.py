@@ -83,7 +83,8 @@ IDLE = Role("idle", 32, (ARRIVE, WAIT))
 
 def of(array: Buffer, *, step: int = 64, maps: Any = BY_THREAD, beyond: Affine = AT_0) -> Access:
     """Two neighbours of each thread in a tile of 64, guarded."""
-    return Access(array, *maps, origin=(var("b", step) + beyond,), guard=(True,))
+    values, threads = maps
+    return Access(array, values, threads, (var("b", step) + beyond,), guard=(True,))
 
 
 def instruction(name: str, write: Access, *reads: Any, values: int = 2, **more: Any) -> Do:
@@ -263,6 +264,28 @@ def chain_of_factors() -> Program:
     return _chained(3, factor=True)
 
 
+def chain_in_one_buffer() -> Program:
+    """The same, each of the sums in a register of one buffer, and longer than sizes are drawn."""
+    links = 14
+
+    def change(s: Statement) -> Any:
+        if not isinstance(s, Do) or s.write.buffer.name != "sums":
+            return s
+        if s.instruction.name == "mov":
+            every = Access(s.write.buffer, ((0, 1), (0, 0)))
+            return replace(s, write=every, values=(links + 1, 1))
+        at = [replace(s.write, origin=(AT_0, Affine(i))) for i in range(links + 1)]
+        sources = (*at[1:], s.reads[0])
+        return s, *(
+            replace(s, write=to, reads=(source, Immediate(1.0), to))
+            for to, source in zip(at, sources, strict=True)
+        )
+
+    wide = (1, links + 1)
+    sums = rebuffered(naive(), "sums", shape=wide, stride=wide[::-1], stage_elements=links + 1)
+    return rewritten(sums, change)
+
+
 def copies_below_the_trips() -> Program:
     """``_looped`` takes a role's copy for a step; ``window`` counts loops alone."""
     program = naive()
@@ -339,6 +362,35 @@ def first_steps_left_out() -> Program:
     return with_body(naive(), *before, peeled, replace(loop, start=3), *after)
 
 
+def _two_writers(*, late: Body, early: Body, copies: bool) -> Program:
+    """Two roles, or copies of one, write one stage; who waits for the other stands first."""
+    ring, one, two = shared(), Barrier("one", 1, 32), Barrier("two", 1, 32)
+    last: Body = (Wait(one, AT_0), *late, put(ring), Arrive(two, AT_0))
+    first: Body = (*early, put(ring), Arrive(one, AT_0))
+    reader = (Wait(two, AT_0), get(ring), TWICE, STORE)
+    parts = [(name, (ForTile("t", "u", body),)) for name, body in
+             (("late", last), ("early", first), ("reader", reader))]  # fmt: skip
+    every = [Role(name, 32, body) for name, body in parts]
+    if copies:
+        c = var("c")
+        both: Body = (When(Affine(1) + c * -1, 1, last), When(c, 1, first))
+        every = [Role("both", 32, (ForTile("t", "u", both),), copies=2, copy="c"), every[2]]
+    return doubling(*every, buffers=(ring,), barriers=(one, two))
+
+
+CLEAR = instruction("mov", M, Immediate(0.0))
+
+
+def roles_that_write_in_another_order() -> Program:
+    """The canonical run takes the roles as they stand, and the barriers say otherwise."""
+    return _two_writers(late=(CLEAR,), early=(LOAD,), copies=False)
+
+
+def copies_that_write_in_another_order() -> Program:
+    """The same of two copies of a role, whose statements it takes as they stand."""
+    return _two_writers(late=(CLEAR,), early=(LOAD,), copies=True)
+
+
 def reads_what_others_store() -> Program:
     """The judge erases global memory: a thread reads what another one has stored."""
     other = instruction("ld.global", M, of(Y, maps=(((1,),), ((-2,),)), beyond=Affine(62)))
@@ -393,6 +445,7 @@ def other_half_of_a_tile() -> Program:
             return replace(s, values=(32, 64))
         if isinstance(s, Do) and s.instruction.name == "st.global":
             (read,) = s.reads
+            assert isinstance(read, Access)
             half = replace(read, origin=(AT_0, Affine(32)))
             return replace(s, values=(32, 64), reads=(half,), write=shifted(s.write, 1, Affine(32)))
         return s
@@ -408,6 +461,7 @@ def half_of_a_tile_written() -> Program:
             return replace(s, values=(32, 64))
         if isinstance(s, Do) and s.instruction.name == "st.global":
             (read,) = s.reads
+            assert isinstance(read, Access)
             return tuple(
                 replace(
                     s,
@@ -649,6 +703,28 @@ def lanes_of_a_second_role() -> Program:
     return roles(Role("first", 32, (ARRIVE,)), working(WAIT, LOAD, TWICE, store))
 
 
+def index_named_twice() -> Program:
+    """An index k + k: the emitted ring turns by one an iteration."""
+    ring, full, other = shared(stages=2), Barrier("full", 2, 32), (((32,),), ((1,),))
+    source = Access(X, *BY_THREAD, origin=(K * 64,), guard=(True,))
+    body = (
+        instruction("ld.global", M, source),
+        instruction("st.shared", Access(ring, *BY_THREAD, index=K), M),
+        Arrive(full, K * 2),
+        Wait(full, K + K),
+        instruction("ld.shared", M, Access(ring, *other, index=K)),
+        TWICE,
+        instruction("st.global", Access(Y, *other, origin=(K * 64,), guard=(True,)), M),
+    )
+    return doubling(
+        working(For("k", "trips", body)),
+        buffers=(ring,),
+        barriers=(full,),
+        parameters=(("trips", value("i").ceildiv(Constant(64))),),
+        grid=(Axis("b", Constant(1)),),
+    )
+
+
 # No terms
 
 
@@ -857,6 +933,30 @@ def every_second_index() -> Program:
     return _every_second_index(0)
 
 
+def the_later_role_stands_first() -> Program:
+    """What the reader gets is written by the role that waits for the other."""
+    return _two_writers(late=(LOAD,), early=(CLEAR,), copies=False)
+
+
+def ring_of_one_index() -> Program:
+    """Every step writes index 0 again, when the reader has read it."""
+    ring, full, empty = shared(), Barrier("full", 1, 32), Barrier("empty", 1, 32)
+    source, target = (Access(a, *BY_THREAD, origin=(K * 64,), guard=(True,)) for a in (X, Y))
+    fill = (Wait(empty, K + -1), instruction("ld.global", M, source), put(ring), Arrive(full, K))
+    store = instruction("st.global", target, M)
+    take = (Wait(full, K), get(ring), Arrive(empty, K), TWICE, store)
+    return doubling(
+        *(
+            working(For("k", "trips", fill)),
+            replace(working(For("k", "trips", take)), name="taker"),
+        ),
+        buffers=(ring,),
+        barriers=(full, empty),
+        parameters=(("trips", value("i").ceildiv(Constant(64))),),
+        grid=(Axis("b", Constant(1)),),
+    )
+
+
 SMALL, ODD = {"m": 8, "n": 4, "k": 2}, {"m": 9, "n": 7, "k": 11}
 TILE = {"m": 5, "n": 33, "k": 70}
 I100 = ({"i": 100},)
@@ -869,12 +969,15 @@ MEANING: tuple[Hostile, ...] = (
     Hostile(parameter_as_a_number, ({"m": 8, "n": 4, "k": 16},)),
     Hostile(chain_of_sums, ({"m": 8, "n": 4, "k": 9},)),
     Hostile(chain_of_factors, ({"m": 8, "n": 4, "k": 9},)),
+    Hostile(chain_in_one_buffer, ({"m": 8, "n": 4, "k": 20},)),
     Hostile(copies_below_the_trips, ({"m": 8, "n": 4, "k": 5},)),
     Hostile(two_axes_of_rows, ({"m": 44, "n": 4, "k": 3},)),
     Hostile(steps_in_registers, ({"m": 8, "n": 4, "k": 5},)),
     Hostile(turns_in_registers, ({"i": 576},)),
     Hostile(raster_below_one, I100),
     Hostile(first_steps_left_out, (ODD,)),
+    Hostile(roles_that_write_in_another_order, I100),
+    Hostile(copies_that_write_in_another_order, I100),
     Hostile(reads_what_others_store, I100),
     Hostile(stores_over_it, I100),
     Hostile(writes_an_input, I100),
@@ -908,6 +1011,7 @@ CODE: tuple[Hostile, ...] = (
     Hostile(lanes_that_compute, I100),
     Hostile(lanes_of_no_period, I100),
     Hostile(lanes_of_a_second_role, I100),
+    Hostile(index_named_twice, ({"i": 300},)),
 )
 
 BROKEN: tuple[Hostile, ...] = (
@@ -946,4 +1050,6 @@ RIGHT: tuple[Hostile, ...] = (
     Hostile(copied_by_all, I100),
     Hostile(register_of_an_unrolled_step, I100),
     Hostile(every_second_index, ({"i": 300},)),
+    Hostile(the_later_role_stands_first, I100),
+    Hostile(ring_of_one_index, ({"i": 200},)),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -47,7 +45,7 @@ def broken(program: Program, hostile: Hostile) -> list[str]:
     return found
 
 
-def of(terms: tuple[Hostile, ...]) -> Any:
+def of(terms: tuple[Hostile, ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("hostile", terms, ids=str)
 
 
