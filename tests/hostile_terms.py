@@ -402,6 +402,12 @@ def stores_over_it() -> Program:
     return alone(LOAD, STORE, TWICE, STORE)
 
 
+def shuffles_behind_an_exit() -> Program:
+    """Whoever has left is no partner: the canonical run asks him all the same."""
+    swap = instruction("shfl.sync", M, M, across=1)
+    return alone(Exit(of(Y), (2,), (32,)), LOAD, swap, swap, TWICE, STORE)
+
+
 def writes_an_input() -> Program:
     """No law asks who writes an input."""
     return alone(LOAD, TWICE, STORE, instruction("st.global", of(X), M))
@@ -725,6 +731,49 @@ def index_named_twice() -> Program:
     )
 
 
+def copied_by_some_lanes() -> Program:
+    """Half of a warp copies four each; what the other half's code copies is zeros, over them."""
+    ring, four = shared(), (((1,),), ((4,), (0,)))
+    source = Access(X, *four, origin=(var("b", 64),), guard=(True,))
+    target, lanes = Access(ring, *four), (16, 2, 0)
+    copy = Do(I["cp.async"], target, (source,), (4,), (16, 2), lanes=lanes)
+    return alone(copy, Commit(), WaitGroup(0), Sync(), get(ring), TWICE, STORE, buffers=(ring,))
+
+
+def loaded_by_odd_and_even_lanes() -> Program:
+    """Whom lanes leave out keeps what it has; its code clears the registers first."""
+    clear = instruction("mov", M, Immediate(0.0))
+    return alone(clear, *(replace(LOAD, lanes=(1, 2, r)) for r in (0, 1)), TWICE, STORE)
+
+
+def _boxes(lines: int) -> Program:
+    """Load the rows of x in two boxes, which leave out those that lie outside."""
+
+    def change(s: Do) -> Any:
+        (source,) = s.reads
+        assert isinstance(source, Access)
+        if s.write.buffer.name != "smem_a":
+            return s
+        parts = ((0, lines), (lines, 64 - lines))
+        return tuple(
+            replace(
+                s,
+                values=(s.values[0], many, *s.values[2:]),
+                write=replace(s.write, origin=(Affine(first), AT_0, AT_0)),
+                reads=(shifted(source, 0, Affine(first)),),
+            )
+            for first, many in parts
+        )
+
+    program = hopper("plain", stages=2, tile_n=64)
+    return rewritten(program, named("cp.async.bulk.tensor", change))
+
+
+def boxes_that_begin_between() -> Program:
+    """One map serves the last lines of all boxes if they begin at multiples of their lines."""
+    return _boxes(48)
+
+
 # No terms
 
 
@@ -938,6 +987,19 @@ def the_later_role_stands_first() -> Program:
     return _two_writers(late=(LOAD,), early=(CLEAR,), copies=False)
 
 
+def boxes_of_half_a_tile() -> Program:
+    return _boxes(32)
+
+
+def ranks_of_a_cluster() -> Program:
+    """Each CTA of a cluster has a tile of its own."""
+    own = var("r", 64)
+    load = instruction("ld.global", M, of(X, step=128, beyond=own))
+    store = instruction("st.global", of(Y, step=128, beyond=own), M)
+    worker = working(ARRIVE, WAIT, load, TWICE, store)
+    return roles(worker, tile=128, cluster=(("r", 2),))
+
+
 def ring_of_one_index() -> Program:
     """Every step writes index 0 again, when the reader has read it."""
     ring, full, empty = shared(), Barrier("full", 1, 32), Barrier("empty", 1, 32)
@@ -958,14 +1020,14 @@ def ring_of_one_index() -> Program:
 
 
 SMALL, ODD = {"m": 8, "n": 4, "k": 2}, {"m": 9, "n": 7, "k": 11}
-TILE = {"m": 5, "n": 33, "k": 70}
+TILE = {"m": 4, "n": 33, "k": 40}
 I100 = ({"i": 100},)
 
 MEANING: tuple[Hostile, ...] = (
     Hostile(store_by_a_parameter, ({"m": 32, "n": 4, "k": 3},)),
     Hostile(load_by_a_parameter, ({"m": 32, "n": 8, "k": 3},)),
     Hostile(load_before_the_array, ({"m": 8, "n": 4, "k": 11},)),
-    Hostile(read_of_shared_memory_by_a_parameter, ({"m": 4, "n": 100, "k": 8},)),
+    Hostile(read_of_shared_memory_by_a_parameter, ({"m": 4, "n": 97, "k": 4},)),
     Hostile(parameter_as_a_number, ({"m": 8, "n": 4, "k": 16},)),
     Hostile(chain_of_sums, ({"m": 8, "n": 4, "k": 9},)),
     Hostile(chain_of_factors, ({"m": 8, "n": 4, "k": 9},)),
@@ -981,6 +1043,7 @@ MEANING: tuple[Hostile, ...] = (
     Hostile(reads_what_others_store, I100),
     Hostile(stores_over_it, I100),
     Hostile(writes_an_input, I100),
+    Hostile(shuffles_behind_an_exit, ({"i": 97},)),
     Hostile(lanes_that_lack_a_partner, I100),
 )
 
@@ -1012,6 +1075,9 @@ CODE: tuple[Hostile, ...] = (
     Hostile(lanes_of_no_period, I100),
     Hostile(lanes_of_a_second_role, I100),
     Hostile(index_named_twice, ({"i": 300},)),
+    Hostile(copied_by_some_lanes, I100),
+    Hostile(loaded_by_odd_and_even_lanes, I100),
+    Hostile(boxes_that_begin_between, ({"m": 72, "n": 64, "k": 64},)),
 )
 
 BROKEN: tuple[Hostile, ...] = (
@@ -1046,10 +1112,12 @@ RIGHT: tuple[Hostile, ...] = (
     Hostile(first_step_peeled, (ODD, {"m": 8, "n": 4, "k": 1})),
     Hostile(first_step_peeled_under_a_guard, (ODD, {"m": 8, "n": 4, "k": 1})),
     Hostile(one_thread_fills, I100),
-    Hostile(persistent_ring, ({"i": 576},)),
+    Hostile(persistent_ring, ({"i": 300},)),
     Hostile(copied_by_all, I100),
     Hostile(register_of_an_unrolled_step, I100),
     Hostile(every_second_index, ({"i": 300},)),
     Hostile(the_later_role_stands_first, I100),
     Hostile(ring_of_one_index, ({"i": 200},)),
+    Hostile(boxes_of_half_a_tile, ({"m": 72, "n": 64, "k": 64},)),
+    Hostile(ranks_of_a_cluster, ({"i": 300},)),
 )
