@@ -272,7 +272,7 @@ def _history(program: Program) -> int | str:
     for s, _ in inside:
         for access in s.accesses:
             name = access.buffer.name
-            if name in sums and not (_adds(s) and name == s.write.buffer.name):
+            if name in sums and not (_adds(s) and access == s.write):
                 return f"{s} touches the sums {name} in the loop"
         if s.write.buffer.level != "gmem" and s.write.buffer.name not in sums:
             sources = {r.buffer.name for r in s.reads if isinstance(r, Access)}

@@ -7,11 +7,9 @@ may, at once or at random, and CTAs come in any order.  A correct term gives the
 whatever the seed; whatever is wrong on the way is a *finding*, the first of each kind.  Values that
 nobody wrote are NaN, so they cannot pass for results.
 
->>> from tinygpu.term.fields import require_known
-from tinygpu.term.machine import Chosen
+>>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER, Simt
->>> from tinygpu.term.fields import require_known
-from tinygpu.term.operation import matmul
+>>> from tinygpu.term.operation import matmul
 >>> program = Simt().program(matmul(), Chosen(LADDER["shared"]))
 >>> check(program, {"m": 33, "n": 40, "k": 35})
 ()
@@ -38,6 +36,7 @@ from tinygpu.meaning.tolerance import error_ratio, roundoff
 from tinygpu.meaning.touched import Toucher
 from tinygpu.meaning.turns import run_grid
 from tinygpu.term.expression import OPERATORS
+from tinygpu.term.fields import require_known
 from tinygpu.term.operation import Problem
 from tinygpu.term.program import Access, Do, Exit, For, Program, WaitGroup, When, walk
 
