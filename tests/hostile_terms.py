@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from tests.ampere_terms import term as ampere
 from tests.async_protocols import DOUBLE, X, Y
 from tests.blackwell_terms import small as blackwell
 from tests.hopper_terms import rebuffered, rewritten
@@ -774,6 +775,46 @@ def boxes_that_begin_between() -> Program:
     return _boxes(48)
 
 
+def product_into_one_column() -> Program:
+    """Two blocks of columns add to one place: once by its meaning, and one after the other."""
+
+    def change(s: Do) -> Any:
+        def column(number: int) -> Do:
+            def moved(a: Any) -> Any:
+                step = a.value[3]
+                origin = a.origin or (AT_0,) * len(step)
+                return replace(
+                    a,
+                    value=(*a.value[:3], (0,) * len(step), a.value[4]),
+                    origin=tuple(o + int(n) * number for o, n in zip(origin, step, strict=True)),
+                )
+
+            values = (*s.values[:3], 2, s.values[4])
+            return replace(s, values=values, write=moved(s.write), reads=tuple(map(moved, s.reads)))
+
+        return tuple(column(number) for number in range(int(s.values[3])))
+
+    return rewritten(ampere("plain"), named("mma.sync", change))
+
+
+def halves_by_stmatrix() -> Program:
+    """stmatrix's code passes by the origin of what it writes."""
+
+    def change(s: Do) -> Any:
+        (read,) = s.reads
+
+        def half(first: int) -> Do:
+            right = (AT_0, Affine(first))
+            assert isinstance(read, Access)
+            reads = (replace(read, origin=right),)
+            return replace(s, values=(32, 64), write=replace(s.write, origin=right), reads=reads)
+
+        return half(0), Sync(1, "role"), half(32)
+
+    program = hopper("tma store", tile_n=64, stages=2, store_n=64)
+    return rewritten(program, named("stmatrix", change))
+
+
 # No terms
 
 
@@ -1078,6 +1119,8 @@ CODE: tuple[Hostile, ...] = (
     Hostile(copied_by_some_lanes, I100),
     Hostile(loaded_by_odd_and_even_lanes, I100),
     Hostile(boxes_that_begin_between, ({"m": 72, "n": 64, "k": 64},)),
+    Hostile(product_into_one_column, ({"m": 64, "n": 64, "k": 32},)),
+    Hostile(halves_by_stmatrix, ({"m": 64, "n": 64, "k": 64},)),
 )
 
 BROKEN: tuple[Hostile, ...] = (
