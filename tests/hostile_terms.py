@@ -23,9 +23,9 @@ from tests.hopper_terms import rebuffered, rewritten
 from tests.hopper_terms import term as hopper
 from tinygpu.isa.instructions import INSTRUCTIONS as I
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.term.expression import Apply, Constant, apply, value
+from tinygpu.term.expression import Apply, Constant, apply, parse, value
 from tinygpu.term.machine import Chosen
-from tinygpu.term.operation import matmul
+from tinygpu.term.operation import elementwise, matmul
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -385,6 +385,18 @@ CLEAR = instruction("mov", M, Immediate(0.0))
 def roles_that_write_in_another_order() -> Program:
     """The canonical run takes the roles as they stand, and the barriers say otherwise."""
     return _two_writers(late=(CLEAR,), early=(LOAD,), copies=False)
+
+
+def roles_of_which_one_writes_no_number() -> Program:
+    """A cell that is NaN is taken for one that nobody has written; the field has no 1 / 0."""
+    late = (CLEAR, instruction("mufu", M, M, variant="rcp"))
+    return _two_writers(late=late, early=(LOAD,), copies=False)
+
+
+def nothing_to_compare_with() -> Program:
+    """What the operation makes NaN passes, and in the field that is what floats make infinite."""
+    nowhere = elementwise(parse("max(x, rcp(x - x))"), inputs=("x",))
+    return replace(alone(LOAD, TWICE, STORE), operation=nowhere)
 
 
 def copies_that_write_in_another_order() -> Program:
@@ -1081,6 +1093,8 @@ MEANING: tuple[Hostile, ...] = (
     Hostile(first_steps_left_out, (ODD,)),
     Hostile(roles_that_write_in_another_order, I100),
     Hostile(copies_that_write_in_another_order, I100),
+    Hostile(roles_of_which_one_writes_no_number, I100),
+    Hostile(nothing_to_compare_with, I100),
     Hostile(reads_what_others_store, I100),
     Hostile(stores_over_it, I100),
     Hostile(writes_an_input, I100),
