@@ -282,9 +282,8 @@ def store_once(case: Case, place: Place) -> Iterator[Clause]:
 def exit_last(case: Case) -> Iterator[Clause]:
     """Check that no barrier waits for threads that an Exit has removed."""
     late = case.waits_after_exit
-    yield Clause(
-        not late, "role {}: bar.sync after some of its threads left", (" and ".join(late),)
-    )
+    text = "role {}: its threads meet after some of them have left"
+    yield Clause(not late, text, (" and ".join(late),))
 
 
 def stored(case: Case) -> Iterator[Clause]:

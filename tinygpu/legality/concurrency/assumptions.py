@@ -2,8 +2,8 @@
 
 Names and declarations are checked when a Program is built.  Most of the rest is read while the
 program is laid out (``blocks``): loops of unknown length can be laid beside one another; guards are
-distances to a loop's ends; indices of a ring move alike and forwards; tiles are taken in turn.  Three
-are read here, from the program as it was written, before its maps are erased:
+distances to a loop's ends; indices of a ring move alike and forwards; tiles are taken in turn.
+Three are read here, from the program as it was written, before its maps are erased:
 
     fields     every field of every part is one that walks know
     storage    a stage of a buffer holds its whole layout, no two elements at one place
