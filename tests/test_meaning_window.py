@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.hopper_terms import rewritten, term
-from tinygpu import check, computes, emit, verdict
+from tinygpu import computes, emit, verdict
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.errors import IllegalScheduleError
 from tinygpu.legality.laws import require_sound

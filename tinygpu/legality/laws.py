@@ -122,7 +122,7 @@ def _own_laws(case: Case, place: Place) -> Iterator[Clause]:
         yield from law(case, place)
 
 
-_ANY_SIZE = 4096  # for laws that do not depend on it
+_ANY_SIZE = 64  # for laws that do not depend on it
 _GUIDE = "CUDA C++ Programming Guide, Compute Capabilities"
 _PTX = "PTX ISA 9, "
 _VECTORS = "(vector, vector_a, vector_b, vector_shared, vector_c)"
