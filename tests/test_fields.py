@@ -91,8 +91,8 @@ LEFT_OUT = {
     },
     "interpreter": {
         "the same meaning": (
-            "Program.name Program.specialised Program.addressing Program.guards Program.ctas_per_sm "
-            "Program.early"
+            "Program.name Program.specialised Program.addressing Program.guards "
+            "Program.ctas_per_sm Program.early"
         ),
         "registers are enough or not, which is a law's matter": "Role.registers",
         "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
