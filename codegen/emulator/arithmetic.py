@@ -306,7 +306,7 @@ def _unary(name: str) -> Builder:
     plain = _UNARY[name]
 
     def make(i: Instruction, part: np.dtype[Any]) -> Callable[..., Any]:
-        kind = i.parts[-1]
+        kind = _kind(i)
         if name in ("abs", "neg", "not", "cnot"):
             return plain
         mode = next((m for m in i.parts if m in _MODES), "")

@@ -277,8 +277,8 @@ def _chunks(run: Run, at: tuple[int, int], part: _Part) -> Array | None:
     The swizzle is of the address, not of the array's offset.
     """
     (cta, offset), align = at, 128 if part.swizzle else 16
-    if offset < 0 or offset + part.total > run.shared_bytes or not 0 <= cta < run.ctas:
-        run.find("address", f"{part.total} B at shared byte {offset} of {run.shared_bytes}")
+    if offset < 0 or offset + part.total > run.own_bytes or not 0 <= cta < run.ctas:
+        run.find("address", f"{part.total} B at shared byte {offset} of {run.own_bytes}")
         return None
     if (offset + FIRST_SHARED) % align:
         run.find("alignment", f"shared byte {offset} is no multiple of {align} B")

@@ -22,8 +22,17 @@ from tinygpu.codegen.emulator.functions import address_of, link
 from tinygpu.codegen.emulator.memory import FRAME
 from tinygpu.codegen.emulator.parser import Instruction, Kernel, Parsed, split, width_of
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import FIRST_SHARED, WARP, Action, Code, Group, Run, Step
-from tinygpu.codegen.emulator.special import CLOCKS, SPECIAL, TICK, special
+from tinygpu.codegen.emulator.run import (
+    FIRST_SHARED,
+    LOCAL_MOST,
+    WARP,
+    Action,
+    Code,
+    Group,
+    Run,
+    Step,
+)
+from tinygpu.codegen.emulator.special import CLOCKS, SPECIAL, special
 from tinygpu.codegen.emulator.values import TYPES, constant, immediate
 from tinygpu.errors import ProgramError, TinyGpuError
 
@@ -43,7 +52,8 @@ __all__ = [
     "waits",
 ]  # fmt: skip
 
-_MOST_BYTES = 1 << 24  # what a thread's local memory may have; the machine has less
+_MOST_BYTES = {"shared": 1 << 24, "local": LOCAL_MOST, "frame": LOCAL_MOST, "param": 1 << 24}
+"""What variables of a space may have together; ``frame`` is the local memory of one call."""
 
 Source = Callable[[Run, Group], Any]
 Target = Callable[[Run, Group, Any], None]
@@ -118,27 +128,35 @@ class Decoder:
         tensor = any(i.opcode.startswith("tcgen05") for i in kernel.instructions)
         fences = any(i.parts[0] in ("fence", "membar") for i in kernel.instructions)
         self.code = code = Code(kernel.instructions, self.widths, 2048 * tensor, fences)
+        code.target = parsed.target
         self.symbols: dict[str, tuple[str, int]] = {}
         for parameter in kernel.parameters:
             at = -(-code.parameter_bytes // parameter.align) * parameter.align
             code.parameter_at[parameter.name] = at
             self.symbols[parameter.name] = ("param", at)
             code.parameter_bytes = at + parameter.bytes
-        ends = {"shared": 0, "local": 0, "param": 0}
+        ends = {"shared": 0, "local": 0, "frame": 0, "param": 0}
         variables = (*parsed.variables, *kernel.variables)
+        called = {v.name for f in self.functions.values() for v in f.kernel.variables}
         for v in sorted(variables, key=lambda v: v.bytes == 0):  # what the launch sizes comes last
-            if v.space in ends:
-                start = -(-ends[v.space] // v.align) * v.align
-                first = {"shared": FIRST_SHARED, "param": FRAME}.get(v.space, 0)
-                self.symbols[v.name] = (v.space, start + first)
-                ends[v.space] = start + v.bytes
+            space = "frame" if v.space == "local" and v.name in called else v.space
+            if space in ends:
+                start = -(-ends[space] // v.align) * v.align
+                first = {"shared": FIRST_SHARED, "param": FRAME}.get(space, 0)
+                self.symbols[v.name] = (space, start + first)
+                ends[space] = start + v.bytes
             elif v.name in globals_at:
                 self.symbols[v.name] = (v.space, globals_at[v.name])
         for name in self.functions:
             self.symbols.setdefault(name, ("function", address_of(parsed, name)))
-        code.static_bytes, code.local_bytes, code.frame_bytes = ends.values()
-        if max(ends.values()) > _MOST_BYTES:
-            raise self.error(f"variables of {max(ends.values())} B; {_MOST_BYTES} are the most")
+        for space, end in ends.items():
+            if end > _MOST_BYTES[space]:
+                raise self.error(f".{space}: {end} B of variables; {_MOST_BYTES[space]} are the most")
+        code.static_bytes, code.local_bytes, call, code.frame_bytes = ends.values()
+        if call:  # frames lie one behind the other, each where its variables are aligned
+            align = max(16, *(v.align for v in variables if v.space == "local"))
+            code.call_bytes = -(-call // align) * align
+            code.local_bytes = -(-code.local_bytes // align) * align
 
     def error(self, what: str) -> ProgramError:
         """Return an error that names the instruction and its line."""
@@ -164,7 +182,8 @@ class Decoder:
             return self._held(self.numbers[text], dtype)
         if text in CLOCKS:
             shift = CLOCKS[text]
-            return lambda run, group: np.array(run.choices * TICK >> shift).astype(dtype)[()]
+            return lambda run, group: np.array(run.now() >> shift).astype(dtype)[()]
+        self.code.reserved |= text.startswith("%reserved_smem_offset")
         if text in SPECIAL:
             return lambda run, group: special(run, text)[group.index].astype(dtype, copy=False)
         symbol = re.fullmatch(r"([\w$#]+?)(?:\s*\+\s*(\d+))?", text)
@@ -174,6 +193,8 @@ class Decoder:
             if space == "shared":
                 window = "smem window"
                 return lambda run, group: (special(run, window)[group.index] + value).astype(dtype)
+            if space == "frame":
+                return lambda run, group: (run.frame_at(group) + int(value)).astype(dtype)
             return lambda run, group: value.astype(dtype)[()]
         try:
             constant = immediate(text, kind)

@@ -166,7 +166,7 @@ def launch(
     parameters, maps = _parameters(kernel, code, arguments)
     findings: dict[tuple[str, int, int], Finding] = {}
     counts, budget = [0] * len(code.steps), [limit]
-    total, done = int(np.prod(grid3)), 0
+    total, done, elapsed = int(np.prod(grid3)), 0, 0
     threads = -(-int(np.prod(block3)) // 128) * 128
     size = int(np.prod(shape))
     if lanes is None:
@@ -196,6 +196,7 @@ def launch(
                 counts=counts,
                 budget=budget,
                 workspace=workspace,
+                elapsed=elapsed,
                 unit=1 if lanes else WARP,
             )
             run.run()
@@ -203,7 +204,7 @@ def launch(
                 barriers.unfinished(run)
                 copies.unfinished(run)
                 tcgen05.unfinished(run)
-            done += batch
+            done, elapsed = done + batch, run.now()
             if any(f.kind in ("deadlock", "limit") for f in findings.values()):
                 break
     issued: dict[str, int] = {}
