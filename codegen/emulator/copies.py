@@ -51,12 +51,10 @@ def _channels(run: Run, group: Group) -> Array:
 
 def _cp_async(d: Decoder, i: Instruction) -> Action:
     to, of = d.address(i.operands[0]), d.address(i.operands[1])
-    size = int(i.operands[2], 0)
+    size = d.number(i.operands[2], (16,) if "cg" in i.parts else (4, 8, 16))
     rest = i.operands[3 : len(i.operands) - ("L2::cache_hint" in i.parts)]
     ignores = bool(rest) and d.kernel.registers.get(rest[0]) == "pred"
     taken = d.source(rest[0], "pred" if ignores else "u32") if rest else None
-    if size not in ((16,) if "cg" in i.parts else (4, 8, 16)):
-        raise d.error(f"{size} B; .cg copies 16, .ca 4, 8 or 16")
     d.touch(size)
 
     def copy(run: Run, group: Group) -> None:
@@ -171,6 +169,10 @@ def _plain(run: Run, dtype: np.dtype[Any], thread: int, start: int, total: int) 
     if total % 16 or start % 16:
         message = f"{total} B at {start:#x}: multiples of 16 are copied"
         run.find("alignment", message, thread=thread, address=start)
+        return None
+    if total > run.own_bytes:
+        message = f"{total} B, and a CTA's shared memory has {run.own_bytes}"
+        run.find("address", message, thread=thread, address=start)
         return None
     addresses = start + np.arange(0, total, dtype.itemsize)
     return _Part(total, 0, dtype, addresses, np.ones(len(addresses), bool), start=start)
@@ -327,15 +329,15 @@ def _st_bulk(d: Decoder, i: Instruction) -> Action:
     """Build st.bulk: zeros."""
     at, size = d.address(i.operands[0]), d.source(i.operands[1], "u64")
     start = 0 if "shared::cta" in i.parts else SHARED
-    if i.operands[2] != "0":
-        raise d.error("the value that st.bulk stores is 0")
+    d.number(i.operands[2], (0,))
     d.touch(8)
 
     def store(run: Run, group: Group) -> None:
         for thread, address, total in each_thread(run, group, at, size):
             one = one_of(thread)
-            if total % 8 or total < 1:
-                run.find("alignment", f"{total} B: a multiple of 8", thread=thread)
+            if total % 8 or not 1 <= total <= run.own_bytes:
+                message = f"{total} B: a multiple of 8, and {run.own_bytes} at most"
+                run.find("alignment", message, thread=thread)
                 continue
             found = shared_at(run, one, np.array([address - start]), total, align=8)
             if found is not None:

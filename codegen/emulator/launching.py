@@ -62,6 +62,7 @@ FAMILIES: Mapping[str, Mapping[str, Builder]] = {
 """Each family's builders by entry, as the table of forms has them."""
 _RESIDENT_THREADS = 8192
 _RESIDENT_BYTES = 1 << 23
+_RESIDENT_LOCAL = 1 << 27
 _COMPLETIONS = ("late", "early", "random")
 LANES_AT_MOST = 256
 _SHARED_MOST = {"sm_120a": 101_376, "sm_120f": 101_376, "sm_121a": 101_376}
@@ -157,61 +158,71 @@ def launch(
     Raises LaunchError for arguments that the kernel cannot take, ProgramError for an instruction
     that is not run.
     """
-    code = module.code(kernel_name, memory)
-    kernel = module.parsed.kernels[kernel_name]
-    grid3, block3 = _three(grid), _three(block)
-    shape = _three(kernel.directives.get("reqnctapercluster", cluster))
-    shared = code.static_bytes + smem_bytes
-    _check(module.parsed, kernel, (grid3, block3, shape), completion, shared)
-    parameters, maps = _parameters(kernel, code, arguments)
-    findings: dict[tuple[str, int, int], Finding] = {}
-    counts, budget = [0] * len(code.steps), [limit]
-    total, done, elapsed = int(np.prod(grid3)), 0, 0
-    threads = -(-int(np.prod(block3)) // 128) * 128
-    size = int(np.prod(shape))
-    if lanes is None:
-        lanes = size * int(np.prod(block3)) <= LANES_AT_MOST
-    room = min(_RESIDENT_THREADS // threads, _RESIDENT_BYTES // max(1, shared))
-    cooperative = any("%envreg" in o for i in code.instructions for o in i.operands)
-    batch = total if cooperative else max(1, room // size) * size  # such CTAs wait for all others
-    workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
-    with np.errstate(all="ignore"):
-        while done < total:
-            run = Run(
-                code=code,
-                memory=memory,
-                grid=grid3,
-                block=block3,
-                cluster=size,
-                cluster_shape=shape,
-                first_cta=done,
-                ctas=min(batch, total - done),
-                parameters=parameters,
-                tensor_maps=maps,
-                shared_bytes=shared,
-                dynamic_bytes=smem_bytes,
-                completion=completion,
-                random=random.Random(f"{seed}.{done}"),
-                findings=findings,
-                counts=counts,
-                budget=budget,
-                workspace=workspace,
-                elapsed=elapsed,
-                unit=1 if lanes else WARP,
-            )
-            run.run()
-            if not run.live.any():
-                barriers.unfinished(run)
-                copies.unfinished(run)
-                tcgen05.unfinished(run)
-            done, elapsed = done + batch, run.now()
-            if any(f.kind in ("deadlock", "limit") for f in findings.values()):
-                break
-    issued: dict[str, int] = {}
-    for instruction, count in zip(code.instructions, counts, strict=True):
-        if count:
-            issued[instruction.opcode] = issued.get(instruction.opcode, 0) + count
-    return Report(gathered(findings.values()), issued)
+    now: Run | None = None
+    with parser.guarded(
+        lambda: f"PTX {now.code.instructions[now.pc]}" if now else f"kernel {kernel_name}"
+    ):
+        code = module.code(kernel_name, memory)
+        kernel = module.parsed.kernels[kernel_name]
+        grid3, block3 = _three(grid), _three(block)
+        shape = _three(kernel.directives.get("reqnctapercluster", cluster))
+        shared = code.static_bytes + smem_bytes
+        _check(module.parsed, kernel, (grid3, block3, shape), completion, shared)
+        parameters, maps = _parameters(kernel, code, arguments)
+        findings: dict[tuple[str, int, int], Finding] = {}
+        counts, budget = [0] * len(code.steps), [limit]
+        total, done, elapsed = int(np.prod(grid3)), 0, 0
+        threads = -(-int(np.prod(block3)) // 128) * 128
+        size = int(np.prod(shape))
+        if lanes is None:
+            lanes = size * int(np.prod(block3)) <= LANES_AT_MOST
+        local = threads * (code.local_bytes + code.call_bytes)
+        room = min(
+            _RESIDENT_THREADS // threads,
+            _RESIDENT_BYTES // max(1, shared),
+            _RESIDENT_LOCAL // max(1, local),
+        )
+        # CTAs of a cooperative launch wait for all others
+        cooperative = any("%envreg" in o for i in code.instructions for o in i.operands)
+        batch = total if cooperative else max(1, room // size) * size
+        workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
+        with np.errstate(all="ignore"):
+            while done < total:
+                now = run = Run(
+                    code=code,
+                    memory=memory,
+                    grid=grid3,
+                    block=block3,
+                    cluster=size,
+                    cluster_shape=shape,
+                    first_cta=done,
+                    ctas=min(batch, total - done),
+                    parameters=parameters,
+                    tensor_maps=maps,
+                    shared_bytes=shared,
+                    dynamic_bytes=smem_bytes,
+                    completion=completion,
+                    random=random.Random(f"{seed}.{done}"),
+                    findings=findings,
+                    counts=counts,
+                    budget=budget,
+                    workspace=workspace,
+                    elapsed=elapsed,
+                    unit=1 if lanes else WARP,
+                )
+                run.run()
+                if not run.live.any():
+                    barriers.unfinished(run)
+                    copies.unfinished(run)
+                    tcgen05.unfinished(run)
+                done, elapsed = done + batch, run.now()
+                if any(f.kind in ("deadlock", "limit") for f in findings.values()):
+                    break
+        issued: dict[str, int] = {}
+        for instruction, count in zip(code.instructions, counts, strict=True):
+            if count:
+                issued[instruction.opcode] = issued.get(instruction.opcode, 0) + count
+        return Report(gathered(findings.values()), issued)
 
 
 def _three(extent: Extent) -> tuple[int, int, int]:

@@ -41,7 +41,9 @@ def _pack(d: Decoder, kind: str, to: str, of: str) -> Action:
     """``mov.b32 {a, b}, c`` and back: the first part is the lowest."""
     width = TYPES[kind].itemsize
     parts = d.listed(of if of.startswith("{") else to)
-    part = f"b{8 * width // len(parts)}"
+    part = f"b{8 * width // max(1, len(parts))}"
+    if part not in TYPES or 8 * width % len(parts):
+        raise d.error(f"{len(parts)} parts of {8 * width} bits")
     whole = f"b{8 * width}"
     small, big = TYPES[part], TYPES[whole]
     if of.startswith("{"):

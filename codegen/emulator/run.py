@@ -34,12 +34,11 @@ from tinygpu.codegen.emulator.clocks import ORDER, PROXIED, Clocks, Conflict
 from tinygpu.codegen.emulator.memory import Memory
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array, Finding
-from tinygpu.errors import ProgramError, TinyGpuError
 
 __all__ = [
     "COLUMNS", "DEEPEST", "FIRST_SHARED", "LANES", "LOCAL_MOST", "WARP", "WARPGROUP", "Action",
-    "ClusterBarrier", "Code", "Group", "Issued", "Mbarrier", "NamedBarrier", "Pending", "Run", "Step",
-    "TensorMemory", "Waiter", "one_of", "split",
+    "ClusterBarrier", "Code", "Group", "Issued", "Mbarrier", "NamedBarrier", "Pending", "Run",
+    "Step", "TensorMemory", "Waiter", "one_of", "split",
 ]  # fmt: skip
 
 WARP, WARPGROUP = 32, 128
@@ -674,20 +673,7 @@ class Run:
     # The loop.
 
     def run(self) -> None:
-        """Run until all threads have ended, none can go on, or the limit is reached.
-
-        Raises ProgramError, with the line, for what the interpreter cannot do.
-        """
-        try:
-            self._loop()
-        except TinyGpuError:
-            raise
-        except Exception as error:  # one boundary: no instruction fails without its line
-            where = self.code.instructions[self.pc]
-            what = f"{type(error).__name__}: {error}"
-            raise ProgramError(f"PTX {where}: cannot be run ({what})") from error
-
-    def _loop(self) -> None:
+        """Run until all threads have ended, none can go on, or the limit is reached."""
         chance = self.completion == "random"
         while True:
             while self.fragments:
