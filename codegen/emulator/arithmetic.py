@@ -60,7 +60,7 @@ def by_type(make: Callable[[Instruction, np.dtype[Any]], Callable[..., Any]]) ->
 
 
 def _flushes(i: Instruction, kind: str) -> bool:
-    flushes = ("f32",) if i.parts[0] == "cvt" else ("f32", "f16")
+    flushes = ("f32",) if i.parts[0] == "cvt" else ("f32", "f16", "bf16")
     return "ftz" in i.parts and PACKED.get(kind, kind) in flushes
 
 

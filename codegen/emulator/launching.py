@@ -159,9 +159,11 @@ def launch(
     that is not run.
     """
     now: Run | None = None
-    with parser.guarded(
-        lambda: f"PTX {now.code.instructions[now.pc]}" if now else f"kernel {kernel_name}"
-    ):
+
+    def where() -> str:
+        return f"PTX {now.code.instructions[now.pc]}" if now else f"kernel {kernel_name}"
+
+    with parser.guarded(where), np.errstate(all="ignore"):
         code = module.code(kernel_name, memory)
         kernel = module.parsed.kernels[kernel_name]
         grid3, block3 = _three(grid), _three(block)
@@ -186,38 +188,37 @@ def launch(
         cooperative = any("%envreg" in o for i in code.instructions for o in i.operands)
         batch = total if cooperative else max(1, room // size) * size
         workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
-        with np.errstate(all="ignore"):
-            while done < total:
-                now = run = Run(
-                    code=code,
-                    memory=memory,
-                    grid=grid3,
-                    block=block3,
-                    cluster=size,
-                    cluster_shape=shape,
-                    first_cta=done,
-                    ctas=min(batch, total - done),
-                    parameters=parameters,
-                    tensor_maps=maps,
-                    shared_bytes=shared,
-                    dynamic_bytes=smem_bytes,
-                    completion=completion,
-                    random=random.Random(f"{seed}.{done}"),
-                    findings=findings,
-                    counts=counts,
-                    budget=budget,
-                    workspace=workspace,
-                    elapsed=elapsed,
-                    unit=1 if lanes else WARP,
-                )
-                run.run()
-                if not run.live.any():
-                    barriers.unfinished(run)
-                    copies.unfinished(run)
-                    tcgen05.unfinished(run)
-                done, elapsed = done + batch, run.now()
-                if any(f.kind in ("deadlock", "limit") for f in findings.values()):
-                    break
+        while done < total:
+            now = run = Run(
+                code=code,
+                memory=memory,
+                grid=grid3,
+                block=block3,
+                cluster=size,
+                cluster_shape=shape,
+                first_cta=done,
+                ctas=min(batch, total - done),
+                parameters=parameters,
+                tensor_maps=maps,
+                shared_bytes=shared,
+                dynamic_bytes=smem_bytes,
+                completion=completion,
+                random=random.Random(f"{seed}.{done}"),
+                findings=findings,
+                counts=counts,
+                budget=budget,
+                workspace=workspace,
+                elapsed=elapsed,
+                unit=1 if lanes else WARP,
+            )
+            run.run()
+            if not run.live.any():
+                barriers.unfinished(run)
+                copies.unfinished(run)
+                tcgen05.unfinished(run)
+            done, elapsed = done + batch, run.now()
+            if any(f.kind in ("deadlock", "limit") for f in findings.values()):
+                break
         issued: dict[str, int] = {}
         for instruction, count in zip(code.instructions, counts, strict=True):
             if count:

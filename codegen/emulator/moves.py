@@ -44,6 +44,9 @@ def _pack(d: Decoder, kind: str, to: str, of: str) -> Action:
     part = f"b{8 * width // max(1, len(parts))}"
     if part not in TYPES or 8 * width % len(parts):
         raise d.error(f"{len(parts)} parts of {8 * width} bits")
+    for name in parts:
+        if name in d.numbers and d.widths[d.numbers[name]] * len(parts) != width:
+            raise d.error(f"{name} is no {width // len(parts)} B, a part of {width}")
     whole = f"b{8 * width}"
     small, big = TYPES[part], TYPES[whole]
     if of.startswith("{"):

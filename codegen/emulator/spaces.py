@@ -137,7 +137,8 @@ def shared_at(
     size, own_bytes = run.shared_bytes, run.own_bytes
     cta, inside = place(run, group.threads, addresses)
     if size > own_bytes:  # the reserved memory, which has the lowest addresses, is the last here
-        inside = np.where((inside < 0) & (inside >= -FIRST_SHARED), inside + size, inside)
+        behind, reserved = inside + width > own_bytes, (inside < 0) & (inside >= -FIRST_SHARED)
+        inside = np.where(reserved, inside + size, np.where(behind, -1, inside))
     if run.cluster > 1:
         own, reach = group.threads // run.threads_per_cta, run.cluster if remote else 1
         inside = np.where(cta // reach == own // reach, inside, -1)

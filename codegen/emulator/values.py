@@ -227,7 +227,7 @@ def flushed(values: Any, part: np.dtype[Any]) -> Any:
     """Return the values with subnormal ones as zeros of their sign, as ``.ftz`` does."""
     held = np.ascontiguousarray(values)
     halves = held.view(part) if held.dtype != part else held
-    small = np.abs(halves) < np.finfo(part).tiny
+    small = np.abs(halves) < _FINFO(part).tiny
     if not small.any():
         return values
     return np.where(small, np.copysign(part.type(0), halves), halves).view(held.dtype)
