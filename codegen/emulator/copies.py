@@ -203,9 +203,11 @@ def _load(d: Decoder, i: Instruction) -> Action:
         for (thread, address, bar_at, chosen), part in zip(given, parts(run, group), strict=True):
             if part is None:
                 continue
-            fetch: Callable[[], Array] = functools.partial(part.load, run)
+            fetch: Callable[[], Array] | None = functools.partial(part.load, run)
             if not tensor:
                 fetch = _fetch(run, thread, part, from_shared=from_shared)
+            if fetch is None:
+                continue
             bar_cta, bar_offset = place(run, thread, bar_at)
             own, offset = place(run, thread, address)
             for cta in multicast(run, own, chosen) if mask else [own]:
@@ -220,13 +222,18 @@ def _load(d: Decoder, i: Instruction) -> Action:
     return load
 
 
-def _fetch(run: Run, thread: int, part: _Part, *, from_shared: bool) -> Callable[[], Array]:
+def _fetch(
+    run: Run, thread: int, part: _Part, *, from_shared: bool
+) -> Callable[[], Array] | None:  # fmt: skip
+    """Return what reads a plain copy's bytes; None, and a finding, where there are none."""
     start, total = part.start, part.total
     if from_shared:
-        flat = thread // run.threads_per_cta * run.shared_bytes + place(run, thread, start)[1]
-        read, channel = flat + np.arange(0, total, 16), run.channel("bulk stores", thread, thread)
+        own = thread // run.threads_per_cta, place(run, thread, start)[1]
+        read, channel = _chunks(run, own, part), run.channel("bulk stores", thread, thread)
+        if read is None:
+            return None
         hold(run, one_of(thread), read, 16, channel, "copies")
-        return lambda: run.shared[flat : flat + total].copy()
+        return lambda: run.shared.reshape(-1, 16)[read // 16].reshape(-1)
     if not run.memory.locate(np.array([start]), total):
         run.find("address", f"{total} B at {run.memory.nearest(start)}")
     return functools.partial(part.load, run)

@@ -41,7 +41,7 @@ from tinygpu.codegen.emulator.memory import Memory
 from tinygpu.codegen.emulator.report import Array, Finding, Report, gathered
 from tinygpu.codegen.emulator.run import WARP, Run
 from tinygpu.codegen.emulator.tensor_map import TensorMap
-from tinygpu.codegen.emulator.values import TYPES, immediate, typed
+from tinygpu.codegen.emulator.values import TYPES, constant, immediate, typed
 from tinygpu.errors import LaunchError, ProgramError
 
 __all__ = ["FAMILIES", "TABLE", "Module", "launch"]
@@ -113,7 +113,11 @@ def _fill(
         name, _, offset = (part.strip() for part in plain.partition("+"))
         value: Any
         if name in places:
-            value = np.array(places[name] + int(offset or 0)).astype(dtype)
+            more = constant(offset or "0")
+            if more is None:
+                message = f"PTX variable {variable.name}: cannot read the value {text!r}"
+                raise ProgramError(message)
+            value = typed(places[name] + more, dtype)
         elif name in parsed.functions:
             value = np.array(address_of(parsed, name)).astype(dtype)
         else:
@@ -279,7 +283,9 @@ def _parameters(
             raw = np.frombuffer(bytes(argument), np.uint8)
         else:
             dtype = TYPES.get(parameter.type, np.dtype(np.void))
-            if parameter.bytes != dtype.itemsize or not isinstance(argument, numbers.Number):
+            number = numbers.Real if dtype.kind == "f" else numbers.Integral
+            whole = isinstance(argument, numbers.Real) and argument % 1 == 0
+            if parameter.bytes != dtype.itemsize or not (whole or isinstance(argument, number)):
                 raise LaunchError(f"{parameter.name}: {argument!r} for its {parameter.bytes} B")
             raw = typed(argument, dtype).reshape(1).view(np.uint8)
         if len(raw) != parameter.bytes:
