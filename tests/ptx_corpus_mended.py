@@ -1,6 +1,7 @@
 """Kernels of nvcc that the interpreter once ran wrong or not at all, with what each computes.
 
-``tests/ptx/corpus_mended.cu`` has them; cases are as in :mod:`tests.ptx_corpus`.
+``tests/ptx/corpus_mended.cu`` has them; cases are as in :mod:`tests.ptx_corpus`.  Beside them are
+kernels of PTX: an approximation of all numbers of 16 bits, and the registers of shared memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from tests.ptx_corpus import F16, F64, I32, I64, Array, Case, rng_of
 
-__all__ = ["CASES"]
+__all__ = ["APPROXIMATIONS", "CASES", "REGISTERS", "every_number", "registers"]
 
 
 def _folded(v: list[int], k: int, n: int) -> int:
@@ -83,3 +84,36 @@ CASES: dict[str, Case] = {
         holds=lambda before, after: bool((after.reshape(-1, 2) > [0, 10_000]).all()),
     ),
 }  # fmt: skip
+
+APPROXIMATIONS = {
+    "tanh.approx.f16": 2**-10.987, "tanh.approx.bf16": 2**-8,
+    "ex2.approx.f16": 2**-9.9, "ex2.approx.ftz.bf16": 2**-7,
+}  # fmt: skip
+"""The greatest error that PTX allows: absolute of tanh, relative of ex2."""
+REGISTERS = (
+    "total_smem_size", "aggr_smem_size", "dynamic_smem_size", "reserved_smem_offset_begin",
+    "reserved_smem_offset_cap", "reserved_smem_offset_end", "reserved_smem_offset_0",
+    "reserved_smem_offset_1",
+)  # fmt: skip
+"""Those that ``registers`` stores, in this order; what the driver sets comes last."""
+
+
+def every_number(opcode: str, target: str) -> str:
+    """Return a kernel ``k`` that replaces each of the 16-bit numbers at ``y``, or pairs of them."""
+    width, kind = (4, "b32") if opcode.endswith("x2") else (2, "b16")
+    return f""".version 9.0\n.target {target}\n.address_size 64
+    .visible .entry k(.param .u64 y) {{
+      .reg .u64 %d0; .reg .u32 %r<3>; .reg .{kind} %h;
+      ld.param.u64 %d0, [y]; mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x;
+      mad.lo.u32 %r0, %r1, 1024, %r0; mad.wide.u32 %d0, %r0, {width}, %d0;
+      ld.global.{kind} %h, [%d0]; {opcode} %h, %h; st.global.{kind} [%d0], %h; ret; }}"""
+
+
+def registers(target: str) -> str:
+    """Return a kernel ``k`` with 4 B of static shared memory, that stores its registers at ``y``."""
+    stores = "".join(
+        f"mov.u32 %r, %{r}; st.global.u32 [%d+{4 * n}], %r;" for n, r in enumerate(REGISTERS)
+    )
+    return f""".version 9.0\n.target {target}\n.address_size 64
+    .visible .entry k(.param .u64 y) {{ .reg .u64 %d; .reg .u32 %r; .shared .b32 held;
+      ld.param.u64 %d, [y]; st.shared.u32 [held], 1; {stores} ret; }}"""

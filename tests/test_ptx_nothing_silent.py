@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import ptx_corpus
-from tests.ptx_corpus_mended import CASES
+from tests.ptx_corpus_mended import APPROXIMATIONS, CASES, every_number, registers
 from tests.ptx_forms import SWEPT, swept
 from tinygpu.cli import app
 from tinygpu.codegen.emulator import Memory, Module, Report, check, launch
@@ -175,6 +175,14 @@ def test_older_machines_allocate_more() -> None:
     assert _run(".shared .b8 held[4];" + body, target="sm_75")[1][0, 0] == 256
 
 
+def test_registers_of_shared_memory() -> None:
+    """What ``benchmarks.ptx_agreement`` holds against a GPU."""
+    memory, y = Memory(), np.zeros(8, np.uint32)
+    module = Module.parse(registers("sm_90a"))
+    launch(module, "k", 1, 1, [memory.allocate(y)], memory, smem_bytes=200)
+    assert y.tolist() == [256, 1280, 200, 0, 1024, 1024, 0, 512]
+
+
 RESERVED = """mov.u32 %r1, %reserved_smem_offset_begin; mov.u32 %r2, %reserved_smem_offset_end;
   mov.u32 %r3, %reserved_smem_offset_cap; mov.u32 %r4, %reserved_smem_offset_1;"""
 
@@ -226,28 +234,19 @@ F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 def _approximated(opcode: str, *, pairs: bool) -> Array:
     """Return an instruction's results for all 65,536 numbers of 16 bits."""
-    width, kind = (4, "b32") if pairs else (2, "b16")
-    text = (
-        HEAD.format(target="sm_90a")
-        + f""".visible .entry k(.param .u64 y) {{
-      .reg .u64 %d0; .reg .u32 %r<3>; .reg .{kind} %h;
-      ld.param.u64 %d0, [y]; mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x;
-      mad.lo.u32 %r0, %r1, 1024, %r0; mad.wide.u32 %d0, %r0, {width}, %d0;
-      ld.global.{kind} %h, [%d0]; {opcode} %h, %h; st.global.{kind} [%d0], %h; ret; }}"""
-    )
+    text, threads = every_number(opcode + "x2" * pairs, "sm_90a"), 65536 >> pairs
     memory, y = Memory(), np.arange(65536, dtype=np.uint16)
-    launch(Module.parse(text), "k", 65536 * 2 // width // 1024, 1024, [memory.allocate(y)], memory)
+    launch(Module.parse(text), "k", threads // 1024, 1024, [memory.allocate(y)], memory)
     return y
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16"])
-@pytest.mark.parametrize("name", ["tanh", "ex2"])
-def test_every_number_of_16_bits(name: str, kind: str) -> None:
+@pytest.mark.parametrize("opcode", APPROXIMATIONS)
+def test_every_number_of_16_bits(opcode: str) -> None:
     """Within PTX's accuracy, by itself and in pairs; the corner cases as PTX has them."""
-    dtype = F16 if kind == "f16" else BF16
-    ftz = ".ftz" if (name, kind) == ("ex2", "bf16") else ""
-    bits = _approximated(f"{name}.approx{ftz}.{kind}", pairs=False)
-    np.testing.assert_array_equal(bits, _approximated(f"{name}.approx{ftz}.{kind}x2", pairs=True))
+    name, most, ftz = opcode.split(".")[0], APPROXIMATIONS[opcode], "ftz" in opcode
+    dtype = BF16 if opcode.endswith("bf16") else F16
+    bits = _approximated(opcode, pairs=False)
+    np.testing.assert_array_equal(bits, _approximated(opcode, pairs=True))
     tiny = float(ml_dtypes.finfo(dtype).tiny)
     with np.errstate(all="ignore"):
         x = np.arange(65536, dtype=np.uint16).view(dtype).astype(np.float64)
@@ -257,11 +256,11 @@ def test_every_number_of_16_bits(name: str, kind: str) -> None:
     usual = np.isfinite(exact) & (exact <= float(ml_dtypes.finfo(dtype).max))
     error = np.abs(got[usual] - exact[usual])
     if name == "tanh":
-        assert error.max() <= 2 ** (-10.987 if kind == "f16" else -8)
+        assert error.max() <= most
         assert bits[0x8000] == 0x8000  # -0 stays what it is
     else:
         normal = exact[usual] >= tiny
-        assert (error[normal] / exact[usual][normal]).max() <= 2 ** (-9.9 if kind == "f16" else -7)
+        assert (error[normal] / exact[usual][normal]).max() <= most
         small = got[(exact < tiny / 2) & (exact > 0)]
         assert (small == 0).all() if ftz else (small != 0).any()
         assert np.isinf(got[x == np.inf]).all()
