@@ -290,7 +290,8 @@ def _approximation_rows(arch: str, *, compare: bool) -> Iterator[dict[str, Any]]
         with np.errstate(all="ignore"):
             x = given.view(dtype).astype(np.float64)
             exact = np.tanh(x) if opcode.startswith("tanh") else np.exp2(x)
-        top, tiny = float(ml_dtypes.finfo(dtype).max), float(ml_dtypes.finfo(dtype).tiny)
+        info: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+        top, tiny = float(info.max), float(info.tiny)
         usual = np.isfinite(exact) & (exact <= top) & (np.abs(exact) >= tiny)
         scale = 1.0 if opcode.startswith("tanh") else exact[usual]
         for name, width in ((opcode, 1), (f"{opcode}x2", 2)):

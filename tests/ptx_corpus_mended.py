@@ -110,7 +110,7 @@ def every_number(opcode: str, target: str) -> str:
 
 
 def registers(target: str) -> str:
-    """Return a kernel ``k`` with 4 B of static shared memory, that stores its registers at ``y``."""
+    """Return a kernel ``k`` with 4 B of static shared memory; it stores its registers at ``y``."""
     stores = "".join(
         f"mov.u32 %r, %{r}; st.global.u32 [%d+{4 * n}], %r;" for n, r in enumerate(REGISTERS)
     )

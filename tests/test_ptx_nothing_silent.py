@@ -6,6 +6,7 @@ import json
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -232,6 +233,11 @@ def test_what_is_reserved_is_not_the_kernels(offset: int) -> None:
 F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 
+def _float(dtype: np.dtype[Any], what: str) -> float:
+    info: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return float(getattr(info, what))
+
+
 def _approximated(opcode: str, *, pairs: bool) -> Array:
     """Return an instruction's results for all 65,536 numbers of 16 bits."""
     text, threads = every_number(opcode + "x2" * pairs, "sm_90a"), 65536 >> pairs
@@ -247,13 +253,13 @@ def test_every_number_of_16_bits(opcode: str) -> None:
     dtype = BF16 if opcode.endswith("bf16") else F16
     bits = _approximated(opcode, pairs=False)
     np.testing.assert_array_equal(bits, _approximated(opcode, pairs=True))
-    tiny = float(ml_dtypes.finfo(dtype).tiny)
+    tiny = _float(dtype, "tiny")
     with np.errstate(all="ignore"):
         x = np.arange(65536, dtype=np.uint16).view(dtype).astype(np.float64)
         got = bits.view(dtype).astype(np.float64)
         exact = np.tanh(x) if name == "tanh" else np.exp2(x)
     assert (bits[np.isnan(x)] == 0x7FFF).all()
-    usual = np.isfinite(exact) & (exact <= float(ml_dtypes.finfo(dtype).max))
+    usual = np.isfinite(exact) & (exact <= _float(dtype, "max"))
     error = np.abs(got[usual] - exact[usual])
     if name == "tanh":
         assert error.max() <= most
@@ -316,7 +322,7 @@ def test_a_fault_of_the_interpreter_says_so(
 
     text = PLAIN.replace("ret;", "nanosleep.u32 1; ret;")
     for builder in (build, lambda d, i: lambda run, group: build(d, i)):
-        monkeypatch.setitem(TABLE, "nanosleep", builder)  # type: ignore[arg-type]
+        monkeypatch.setitem(TABLE, "nanosleep", builder)
         with pytest.raises(EmulatorError, match=r"line 5: nanosleep.u32 1: a fault of the interp"):
             check(text, "k", 1, 1, {"x": np.zeros(1, np.uint32)})
         (tmp_path / "k.ptx").write_text(text, encoding="utf-8")
@@ -330,7 +336,7 @@ def test_memory_that_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(decoder: Decoder, instruction: Instruction) -> object:
         raise MemoryError
 
-    monkeypatch.setitem(TABLE, "nanosleep", build)  # type: ignore[arg-type]
+    monkeypatch.setitem(TABLE, "nanosleep", build)
     with pytest.raises(LaunchError, match="out of memory"):
         check(PLAIN.replace("ret;", "nanosleep.u32 1; ret;"), "k", 1, 1, {"x": np.zeros(1)})
 
@@ -384,9 +390,9 @@ def _sweep(seed: int, *, opcodes: int, operands: int) -> tuple[int, list[str]]:
     faults, admitted = list[str](), list[str]()
     for form in FORMS:
         for text in swept(form, draw, opcodes=opcodes, operands=operands):
-            opcode, _, rest = text.partition(" ")
+            opcode, _, operand = text.partition(" ")
             try:
-                form_of(Instruction(1, opcode, split(rest)), REGISTERS, (9, 0), "")
+                form_of(Instruction(1, opcode, split(operand)), REGISTERS, (9, 0), "")
             except ProgramError:
                 continue
             admitted.append(text)

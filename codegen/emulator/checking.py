@@ -29,7 +29,7 @@ from tinygpu.codegen.emulator.report import NOT_CHECKED, Array, Finding, gathere
 from tinygpu.codegen.emulator.values import TYPES
 from tinygpu.errors import LaunchError
 
-__all__ = ["Checked", "Order", "argument", "check", "orders", "sarif"]
+__all__ = ["NOT_CHECKED", "Checked", "Order", "argument", "check", "orders", "sarif"]
 
 
 @dataclass(frozen=True, slots=True)

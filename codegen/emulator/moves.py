@@ -156,6 +156,8 @@ def _cvta(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
 
 def _isspacep(d: Decoder, i: Instruction) -> Action:
     start = _WINDOWS[i.parts[1].split("::")[0]] >> 40
+    if d.kernel.registers.get(i.operands[1]) == "pred":
+        raise d.error(f"{i.operands[1]} is a .pred, an address is needed")
     known = [w >> 40 for w in (SHARED, LOCAL, PARAM)]
     read, write = d.source(i.operands[1], "u64"), d.target(i.operands[0], "pred")
 
