@@ -430,8 +430,7 @@ def test_every_form_with_every_type() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 3])
-def test_more_of_every_form(seed: int) -> None:
-    ran, faults = _sweep(seed, opcodes=16, operands=3)
+def test_more_of_every_form() -> None:
+    ran, faults = _sweep(2, opcodes=4, operands=3)
     assert faults == []
-    assert ran > 3000
+    assert ran > 1000
