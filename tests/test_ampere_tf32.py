@@ -69,13 +69,6 @@ WRONG_TF32: dict[str, tuple[str, str, Callable[[Do], Do]]] = {
 }
 
 
-def test_the_types_of_a_product_are_a_law() -> None:
-    """Fragments of b declared as f32, wherever they are used."""
-    program = term("ring", dtype="tf32")
-    (fragment,) = [b for b in program.buffers if b.name == "b_fragment"]
-    assert "mma_shape" in broken(rewritten(program, fragment, replace(fragment, dtype="f32")))
-
-
 @pytest.mark.parametrize("name", WRONG_TF32)
 def test_the_laws_of_a_warp_break_for_tf32(name: str) -> None:
     law, instruction, change = WRONG_TF32[name]

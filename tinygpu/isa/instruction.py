@@ -24,8 +24,9 @@ from typing import Any, Literal, get_args
 from tinygpu.devices.device import arch_number
 from tinygpu.errors import MachineError, nearest
 from tinygpu.isa.algebra import FLOATS, Algebra
+from tinygpu.isa.memory import DTYPES
 
-__all__ = ["Completion", "Instruction", "Issuer", "Unit"]
+__all__ = ["Completion", "Instruction", "Issuer", "Unit", "same"]
 
 Completion = Literal[
     "at_once", "scoreboard", "commit_group", "barrier", "mbarrier", "bulk_group", "wgmma_group",
@@ -34,6 +35,11 @@ Completion = Literal[
 Unit = Literal["fma", "alu", "sfu", "cvt", "lsu", "shuffle", "barrier", "tma", "tensor", "tmem"]
 _ASYNC_PROXY = ("mbarrier", "bulk_group", "wgmma_group", "tcgen05_commit")
 Issuer = Literal["thread", "warp", "warpgroup", "one"]
+
+
+def same(*types: str) -> tuple[tuple[str, str], ...]:
+    """Return the types of what reads and writes one type, any of these."""
+    return tuple((one, one) for one in types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,9 @@ class Instruction:
     warpgroup on a tile, one thread on a tile.
     ``variants`` are the operators of
     ``tinygpu.term.expression`` that it covers.  ``arch``: the first architecture that has it; one
-    that ends in "a" alone has it.
+    that ends in "a" alone has it.  ``types``: pairs, a type that it reads and the one that it then
+    writes; what a product adds to is of the type that it writes.  Without pairs it moves or
+    computes any type, all of its operands of one.
 
     An instruction that the package does not have is a value of this class in a file of yours:
     ``lower(kernel, do, scope)`` emits it (``codegen/rules``); ``meaning(operators, *arrays)``
@@ -66,6 +74,7 @@ class Instruction:
     atomic: bool = False
     issuer: Issuer = "thread"
     arch: str = "sm_50"
+    types: tuple[tuple[str, str], ...] = ()
     lower: Callable[..., None] | None = None
     meaning: Callable[..., Any] | None = None
     laws: tuple[Callable[..., Iterator[Any]], ...] = ()
@@ -76,6 +85,12 @@ class Instruction:
             if (got := getattr(self, field)) not in get_args(known):
                 text = f"instruction {self.name}: {field} {got}; {nearest(got, get_args(known))}"
                 raise MachineError(text)
+        for one in (one for pair in self.types for one in pair if one not in DTYPES):
+            raise MachineError(f"instruction {self.name}: types {one}; {nearest(one, DTYPES)}")
+
+    def takes(self, read: str, written: str) -> bool:
+        """Return whether it makes one type of another."""
+        return (read, written) in self.types if self.types else read == written
 
     @property
     def proxy(self) -> Literal["generic", "async"]:

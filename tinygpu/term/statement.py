@@ -398,6 +398,24 @@ class Do(_Simple):
     def guards(self) -> tuple[tuple[Affine, int | str], ...]:
         return () if self.fresh is None else ((self.fresh, 1),)
 
+    @property
+    def wrong(self) -> str:
+        """Why its instruction does not take the types of its operands; "" if it does."""
+        how, to = self.instruction, self.write.buffer
+        given = [r.buffer for r in self.reads if isinstance(r, Access)]
+        added = given[2:] if how.unit == "tensor" else []
+        given = given[: len(given) - len(added)]
+        wrong = [b for b in given if b.dtype != given[0].dtype or not how.takes(b.dtype, to.dtype)]
+        if not given and how.types and all(to.dtype != written for _, written in how.types):
+            wrong = [to]
+        if not (wrong := [*wrong, *(b for b in added if b.dtype != to.dtype)]):
+            return ""
+        pairs = [a if a == b else f"{a} to {b}" for a, b in how.types]
+        return (
+            f"{wrong[0].name} is {wrong[0].dtype}, {to.name} {to.dtype}; {how.name} takes "
+            f"{', '.join(pairs) or 'one type for all'}: convert first (cvt)"
+        )
+
     def with_forms(self, change: Callable[[Affine], Affine]) -> Do:
         def moved(access: Access) -> Access:
             origin, index = tuple(map(change, access.origin)), change(access.index)
