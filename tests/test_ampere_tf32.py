@@ -11,7 +11,6 @@ import pytest
 
 from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import LARGE, LAYOUTS, broken, dos
-from tests.mutants import rewritten
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble

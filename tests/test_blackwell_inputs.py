@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.blackwell_terms import B200, LARGE, broken, small, term
-from tests.hopper_terms import dos, rebuffered
+from tests.hopper_terms import dos
 from tests.ptx_runs import run_matmul
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble

@@ -34,6 +34,7 @@ Completion = Literal[
 ]  # fmt: skip
 Unit = Literal["fma", "alu", "sfu", "cvt", "lsu", "shuffle", "barrier", "tma", "tensor", "tmem"]
 _ASYNC_PROXY = ("mbarrier", "bulk_group", "wgmma_group", "tcgen05_commit")
+_AT_ISSUE = ("at_once", "scoreboard", "commit_group")
 Issuer = Literal["thread", "warp", "warpgroup", "one"]
 
 
@@ -59,10 +60,11 @@ class Instruction:
     computes any type, all of its operands of one.
 
     An instruction that the package does not have is a value of this class in a file of yours:
-    ``lower(kernel, do, scope)`` emits it (``codegen/rules``); ``meaning(operators, *arrays)``
-    computes what it writes from what it reads, by the operators of an algebra; each of ``laws``
-    yields clauses on a statement of it, as the laws of ``tinygpu/legality`` do.  The other walks
-    read the fields above.
+    ``lower(kernel, do, scope)`` emits it (``codegen/rules``); ``meaning(operators, *values)``
+    says what it writes of what it reads, by operators of ``tinygpu.isa.algebra``, once: the values
+    are those of a formula, and no arrays (``tinygpu.term.statement``); each of ``laws`` yields
+    clauses on a statement of it, as the laws of ``tinygpu/legality`` do.  The other walks read the
+    fields above.
     """
 
     name: str
@@ -88,6 +90,12 @@ class Instruction:
         for one in (one for pair in self.types for one in pair if one not in DTYPES):
             raise MachineError(f"instruction {self.name}: types {one}; {nearest(one, DTYPES)}")
 
+        if self.meaning and (self.warp_product or self.completion not in _AT_ISSUE):
+            raise MachineError(
+                f"instruction {self.name}: its meaning would not be read; what completes by "
+                f"{self.completion} on the unit {self.unit} does what that unit does: leave it out"
+            )
+
     def takes(self, read: str, written: str) -> bool:
         """Return whether it makes one type of another."""
         return (read, written) in self.types if self.types else read == written
@@ -109,9 +117,7 @@ class Instruction:
         return arch_number(arch) >= arch_number(self.arch)
 
     def semantics(self, variant: str, *arguments: Any, algebra: Algebra = FLOATS) -> Any:
-        """Return what it writes, given the arrays that it reads."""
-        if self.meaning is not None:
-            return self.meaning(algebra.operators, *arguments)
+        """Return what it writes of the arrays that it reads, without a meaning of its own."""
         if self.variants:
             return algebra.operators[variant](*arguments)
         return arguments[0]

@@ -37,10 +37,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.instruction import Instruction
 from tinygpu.term.access_map import Access, Affine, Buffer, Operand
+from tinygpu.term.formula import formula, symbols
 
 __all__ = [
     "Arrive",
@@ -400,8 +402,13 @@ class Do(_Simple):
 
     @property
     def wrong(self) -> str:
-        """Why its instruction does not take the types of its operands; "" if it does."""
+        """Why its instruction does not take the types of its operands; "" if it does.
+
+        Raises MachineError for an instruction whose meaning is no formula of what it reads.
+        """
         how, to = self.instruction, self.write.buffer
+        if how.meaning is not None:
+            formula(how, len(self.reads))
         given = [r.buffer for r in self.reads if isinstance(r, Access)]
         added = given[2:] if how.unit == "tensor" else []
         given = given[: len(given) - len(added)]
@@ -429,6 +436,14 @@ class Do(_Simple):
             signal=(self.signal[0], change(self.signal[1])) if self.signal else None,
             fresh=None if self.fresh is None else change(self.fresh),
         )
+
+    def result(self, *values: Any, algebra: Algebra) -> Any:
+        """Return what it writes, not rounded yet, given the arrays of values that it reads."""
+        how = self.instruction
+        if how.meaning is None:
+            return how.semantics(self.variant or how.name, *values, algebra=algebra)
+        given = dict(zip(symbols(len(values)), values, strict=True))
+        return formula(how, len(values)).evaluate(given, algebra)
 
     @property
     def needs(self) -> str:
