@@ -412,29 +412,18 @@ class Do(_Simple):
         given = [r.buffer for r in self.reads if isinstance(r, Access)]
         added = given[2:] if how.unit == "tensor" else []
         given = given[: len(given) - len(added)]
-        wrong = [b for b in given if b.dtype != given[0].dtype or not how.takes(b.dtype, to.dtype)]
+        pairs = [(b, to) for b in given if not how.takes(b.dtype, to.dtype)]
+        pairs += [(given[0], b) for b in given if b.dtype != given[0].dtype]
+        pairs += [(b, to) for b in added if b.dtype != to.dtype]
         if not given and how.types and all(to.dtype != written for _, written in how.types):
-            wrong = [to]
-        if not (wrong := [*wrong, *(b for b in added if b.dtype != to.dtype)]):
+            pairs = [(to, to)]
+        if not pairs:
             return ""
-        pairs = [a if a == b else f"{a} to {b}" for a, b in how.types]
+        (one, other), *_ = pairs
+        known = ", ".join(a if a == b else f"{a} to {b}" for a, b in how.types)
         return (
-            f"{wrong[0].name} is {wrong[0].dtype}, {to.name} {to.dtype}; {how.name} takes "
-            f"{', '.join(pairs) or 'one type for all'}: convert first (cvt)"
-        )
-
-    def with_forms(self, change: Callable[[Affine], Affine]) -> Do:
-        def moved(access: Access) -> Access:
-            origin, index = tuple(map(change, access.origin)), change(access.index)
-            same = index is access.index and origin == access.origin
-            return access if same else replace(access, origin=origin, index=index)
-
-        return replace(
-            self,
-            write=moved(self.write),
-            reads=tuple(moved(r) if isinstance(r, Access) else r for r in self.reads),
-            signal=(self.signal[0], change(self.signal[1])) if self.signal else None,
-            fresh=None if self.fresh is None else change(self.fresh),
+            f"{one.name} is {one.dtype}, {other.name} {other.dtype}; {how.name} takes "
+            f"{known or 'one type for all'}: convert first (cvt)"
         )
 
     def result(self, *values: Any, algebra: Algebra) -> Any:
