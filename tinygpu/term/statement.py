@@ -426,6 +426,20 @@ class Do(_Simple):
             f"{known or 'one type for all'}: convert first (cvt)"
         )
 
+    def with_forms(self, change: Callable[[Affine], Affine]) -> Do:
+        def moved(access: Access) -> Access:
+            origin, index = tuple(map(change, access.origin)), change(access.index)
+            same = index is access.index and origin == access.origin
+            return access if same else replace(access, origin=origin, index=index)
+
+        return replace(
+            self,
+            write=moved(self.write),
+            reads=tuple(moved(r) if isinstance(r, Access) else r for r in self.reads),
+            signal=(self.signal[0], change(self.signal[1])) if self.signal else None,
+            fresh=None if self.fresh is None else change(self.fresh),
+        )
+
     def result(self, *values: Any, algebra: Algebra) -> Any:
         """Return what it writes, not rounded yet, given the arrays of values that it reads."""
         how = self.instruction
