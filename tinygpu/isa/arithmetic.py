@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 from tinygpu.isa.instruction import Instruction, same
 
 __all__ = ["FAMILY"]
 
 _REGISTERS = ("registers",)
+_FLOATS = ("f64", "f32", "f16", "bf16")
 _SPECIAL = (
     "ex2", "lg2", "rcp", "sqrt", "rsqrt", "tanh", "div", "sigmoid", "ex2.ftz", "rcp.ftz",
 )  # fmt: skip
@@ -20,7 +19,7 @@ FAMILY: tuple[Instruction, ...] = (
                 types=same("f32", "f64")),
     Instruction("mufu", _REGISTERS, _REGISTERS, "sfu", variants=_SPECIAL, types=same("f32")),
     Instruction("cvt", _REGISTERS, _REGISTERS, "cvt",
-                types=tuple(product(("f64", "f32", "f16", "bf16"), repeat=2))),
+                types=tuple((a, b) for a in _FLOATS for b in _FLOATS)),
     Instruction("mov", (), _REGISTERS, "alu"),
     Instruction("shfl.sync", _REGISTERS, _REGISTERS, "shuffle", types=same("f32", "tf32")),
 )  # fmt: skip
