@@ -227,7 +227,6 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     ("wgmma_shape", "makes 12 columns", dos(term("plain"), "wgmma", values_of(1, 12))),
     ("wgmma_shape", "makes 264 columns", dos(term("plain"), "wgmma", values_of(1, 264))),
     ("wgmma_shape", "takes 16 B of k", dos(term("plain"), "wgmma", values_of(0, 8))),
-    ("wgmma_shape", "bf16 by bf16 into f16", rebuffered(term("plain"), "sums", dtype="f16")),
     ("wgmma_shape", "no fragment", rebuffered(term("plain"), "sums", fragment="")),
     (
         "wgmma_shape",
@@ -279,11 +278,6 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
         "stmatrix",
         "not 8 neighbours",
         dos(term("tma store"), "stmatrix", lambda do: replace(do, variant="trans")),
-    ),
-    (
-        "stmatrix",
-        "not 8 neighbours",
-        rebuffered(term("tma store"), "smem_c", dtype="f32"),
     ),
     (
         "stmatrix",

@@ -260,13 +260,15 @@ class KernelCode:
         return str(self.text.once("zero16", make))
 
     def scalar(self, read: Scalar, dtype: str) -> str:
-        """Return a floating-point argument, or a size converted to floating point."""
-        if not read.size:
+        """Return a floating-point argument (f32), or a size, in a type."""
+        if not read.size and dtype == "f32":
             return f"%s_{read.name}"
 
         def make() -> Number:
-            result = self.text.register(dtype)
-            self.text.emit(f"cvt.rn.{dtype}.u32 {result}, {self.addresses.integer(read.name)}")
+            result = self.text.register(KINDS[dtype])
+            given = self.addresses.integer(read.name) if read.size else f"%s_{read.name}"
+            how = f"{'.rn' * (read.size or dtype != 'f64')}.{dtype}.{'u32' if read.size else 'f32'}"
+            self.text.emit(f"cvt{how} {result}, {given}")
             return result
 
         return str(self.text.once(("scalar", read.name, dtype), make))

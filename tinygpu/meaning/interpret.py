@@ -290,11 +290,6 @@ def _well_formed(program: Program) -> None:
                     f"{statement}: {buffer.name} is in {buffer.level}; {instruction.name} takes "
                     f"{' or '.join(levels)} there"
                 )
-            if buffer.dtype != write.buffer.dtype and instruction.unit not in ("cvt", "tensor"):
-                raise ProgramError(
-                    f"{statement}: {buffer.name} is {buffer.dtype}, {write.buffer.name} "
-                    f"{write.buffer.dtype}; convert first (cvt)"
-                )
             if int(buffer.stages) < 1:
                 raise ProgramError(f"{buffer.name}: {buffer.stages} stages; a ring needs 1 or more")
             if buffer.level == "registers" and any(any(steps) for steps in access.thread):
