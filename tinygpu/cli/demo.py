@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinygpu.cli.asked import Asked, problem_of
+from tinygpu.cli.asked import Asked, operation_of
 from tinygpu.cli.console import bar, json_text, resumable, say, table, time_text, working, write
 from tinygpu.cli.given import DEVICE, DTYPE, LAYOUT, MACHINE, Given, fixed_values, machine_named
 from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.cli.plot import drawn_timeline, shape_text
 from tinygpu.cli.shapes import LAYERS
 from tinygpu.devices.device import label, load_device
+from tinygpu.term.operation import Problem
 from tinygpu.term.schedule import to_json
 
 if TYPE_CHECKING:
@@ -123,8 +124,9 @@ def demo(
     for name in layer or ():
         if name not in LAYERS:
             raise OperationError(f"layer {name}: {nearest(name, LAYERS)}")
+    operation = operation_of(Asked("matmul", dtype=dtype, layout=layout), machine)
     problems = {
-        name: problem_of(Asked("matmul", m=tokens, n=n, k=k, dtype=dtype, layout=layout), machine)
+        name: Problem.of(operation, m=tokens, n=n, k=k)
         for name, (_, n, k) in LAYERS.items()
         if not layer or name in layer
     }
