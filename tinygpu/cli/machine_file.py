@@ -76,14 +76,14 @@ def operation_in(name: str) -> Operation:
         return found
     if wanted in vars(module):
         raise OperationError(
-            f"operation {name}: {wanted} is a {type(found).__name__}; give a "
+            f"operation {name}: {wanted} is of type {type(found).__name__}; give a "
             "tinygpu.Operation, or a function without arguments that returns one"
         )
     own = [n for n, value in vars(module).items() if isinstance(value, Operation)]
     own += [n for n, f in vars(module).items() if _defined_in(module, f)]
     raise OperationError(
-        f"operation {name}: the file has none of that name; "
-        + (nearest(wanted, own) if own else "write one, as double = elementwise('x + x')")
+        f"operation {name}: give FILE.py:NAME; "
+        + (nearest(wanted, own) if own else "the file has none: write one, as double = elementwise('x + x')")
     )
 
 

@@ -124,8 +124,11 @@ def texts_of(operation: str, axes: Sequence[str], given: Sequence[str]) -> dict[
 
 def sizes_of(operation: str, axes: Sequence[str], given: Sequence[str]) -> dict[str, int]:
     """Return the sizes that are given.  Raises OperationError for what is no axis or no size."""
-    texts = texts_of(operation, axes, given)
-    return {axis: size_in(spelled(axis), text) for axis, text in texts.items()}
+    found = {}
+    for axis, text in texts_of(operation, axes, given).items():
+        batch = axis == "l" and f"batch={text}" in given
+        found[axis] = size_in(spelled("batch" if batch else axis), text)
+    return found
 
 
 def every_size(

@@ -5,6 +5,7 @@ What was measured is in the bundle; what the time model says of exactly these si
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -131,9 +132,9 @@ def choices_tree(
     for number, kernel in enumerate(bundle.tree["kernels"]):
         text = bundle.code[kernel["schedule"]].decode()
         row: dict[str, Any] = {"kernel": kernel["name"], "machine": kernel["machine"]}
+        row["decisions"] = json.loads(text)["decisions"]
         if kernel["machine"] in machines:
             machine, problem, schedule = from_json(text, machines)
-            row["decisions"] = dict(schedule.decisions)
             refused = _refused(Contract.of(kernel["contract"]), problem.operation, sizes)
             if refused:
                 row["illegal"] = refused
@@ -209,4 +210,8 @@ def _say_which(tree: Mapping[str, Any]) -> None:
         ["kernel", "machine", "#predicted", *at, "waits for", "where it differs"],
         rows,
     )
+    unknown = {r["machine"] for r in tree["kernels"] if not {"illegal", "bottleneck"} & {*r}}
+    if unknown:
+        names = " and ".join(sorted(unknown))
+        say(f"no time of {names} is predicted: give --machine FILE.py:Class")
     say("its schedule: " + " ".join(f"{name}={value}" for name, value in mine.items()))
