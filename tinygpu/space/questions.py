@@ -228,9 +228,9 @@ def require(space: Space) -> None:
     if space.count():
         return
     why, sentences = ask(space), {law.sentence for law in LAWS.values()}
-    ways = [
-        reason.mend if reason.text in sentences else f"{reason.text}: {reason.mend}"
-        for reason in why.reasons
-        if reason.kind == "law"
-    ]
+    ways = []
+    for reason in why.reasons:
+        if reason.kind == "law":
+            told = reason.example or ("" if reason.text in sentences else reason.text)
+            ways.append(f"{told}: {reason.mend}" if told else reason.mend)
     raise IllegalScheduleError("; ".join([why.sentence, *ways]))

@@ -61,7 +61,7 @@ from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.term import program as term
-from tinygpu.term.access_map import Operand
+from tinygpu.term.access_map import Operand, number_text
 from tinygpu.term.arithmetic import compute
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import REDUCERS, Operation
@@ -1438,7 +1438,8 @@ class Kernel:
         """Raise ProgramError unless the digits count just as far as the tile's dimension."""
         extent, count = self._extent(axis), math.prod(map(self._extent, digits))
         if _differ(extent, count):
-            text = f"{axis} has {extent} elements, the digits count {count}"
+            has, counted = number_text(extent), number_text(count)
+            text = f"{axis} has {has} elements, the digits count {counted}"
             raise self.error(text, axis)
 
     def _place(self, part: Piece) -> _Steps:
@@ -1546,8 +1547,9 @@ class Kernel:
             self._covers[digit] = (axis, step, among)
         other, before, shared = self._covers[digit]
         if other != axis or _differ(before, step) or _differ(shared, among):
-            text = f"digit {digit}: covers {axis} in steps of {step}, and {other} in steps of"
-            raise self.error(f"{text} {before}; give it one way", digit)
+            one, two = number_text(step), number_text(before)
+            text = f"digit {digit}: covers {axis} in steps of {one}, and {other} in steps of {two}"
+            raise self.error(f"{text}; give it one way", digit)
 
     def _access(
         self, part: Piece, place: _Steps, modes: tuple[str, ...], outside: float = 0.0
@@ -1713,7 +1715,8 @@ class Kernel:
         if known and (known.by, by) != ("a tile", "a tile"):
             raise self.error(f"digit {name}: {known.by} counts it already", name)
         if known and known.extent is not extent and np.all(known.extent != extent):
-            text = f"digit {name}: has {known.extent} elements in another tile, here {extent}"
+            one, other = number_text(known.extent), number_text(extent)
+            text = f"digit {name}: has {one} elements in another tile, here {other}"
             raise self.error(text, name)
         self._order.setdefault(name, len(self._order))
         self._digits[name] = known or Digit(name, by, extent)

@@ -146,6 +146,12 @@ class Operation:
             if len({*axes}) < len(axes):
                 raise self._error(f"{what}: an axis is there twice; give each once")
         kept = tuple(a for a in self.axes if a in self.output.axes or a not in self.reduced)
+        if lost := [a for a in kept if a not in self.output.axes]:
+            summed = tuple(a for a in self.axes if a not in self.output.axes)
+            raise self._error(
+                f"{self.output} lacks {', '.join(lost)}, and nothing says that it is reduced; give "
+                f"reduced={summed}, or an output with the axes {', '.join(kept)}"
+            )
         if self.output.axes != kept:
             raise self._error(
                 f"{self.output} has to have the axes {', '.join(kept)}, in this order"
