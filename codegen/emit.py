@@ -45,7 +45,8 @@ from tinygpu.codegen.rules import (
     tma,
     wgmma,
 )
-from tinygpu.errors import ProgramError
+from tinygpu.devices.device import ARCHITECTURES
+from tinygpu.errors import DeviceError, OperationError, ProgramError, nearest, require_kind
 from tinygpu.term.access_map import Operand
 from tinygpu.term.program import (
     Access,
@@ -110,6 +111,10 @@ def emit(program: Program, arch: str = "sm_90a", sizes: Mapping[str, int] | None
     Raises ProgramError for a term that has no code: an unknown instruction, a register ring at an
     index that is not known, a specialised program without sizes.
     """
+    require_kind("emit: program", program, Program, ProgramError)
+    if arch not in ARCHITECTURES:
+        raise DeviceError(f"emit: arch {arch}; {nearest(str(arch), ARCHITECTURES)}")
+    require_kind("emit: sizes", sizes or {}, Mapping, OperationError)
     return Emitter(program, sizes).text_of(arch)
 
 

@@ -228,8 +228,8 @@ COMMANDS = {
     # spaces with nothing in them
     f"{SMALL} --fix tile_m=256 --fix consumers=1 --fix tile_n=256": "keeps accumulators",
     f"{SMALL} --fix consume=pingpong --fix consumers=1": "consumers = 1",
-    "search matmul --machine hopper -m 64 -n 4097 -k 64 --fix tile_m=128 --fix tile_n=128": "pad the rows",
-    "search matmul --machine hopper -m 2147483647 -n 65536 -k 4096 --fix tile_m=64": "keeps device_memory",
+    f"{SMALL} -n 4097 --fix tile_m=128 --fix tile_n=128": "pad the rows",
+    f"{SMALL} -m 2147483647 -n 65536 --fix tile_m=64": "keeps device_memory",
     f"{MATMUL} --machine hopper --device a100 --fix tile_m=128 --fix tile_n=128": "--device",
     # folders and files to write
     f"{ONE} --out file": "choose another folder",

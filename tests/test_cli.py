@@ -33,7 +33,8 @@ FIX = [
     for part in ("--fix", f"{name}={value}")
 ]
 SIZES = ["-m", "256", "-n", "256", "-k", "256"]
-SEARCH = ["search", "matmul", *SIZES, *FIX, "--top", "3"]
+ASKED = ["search", "matmul", *SIZES]
+SEARCH = [*ASKED, *FIX, "--top", "3"]
 
 
 def tinygpu(*words: object) -> Result:
@@ -215,20 +216,35 @@ def test_doctor_has_a_row_for_everything() -> None:
             "keeps device_memory",
         ),
         (["search", "matmul", "--machine", "hopper", "-m", "-5"], "at least 1"),
-        (["search", "matmul", *SIZES, "--machine", "hopper", "--dtype", "f32"], "choose dtype bf16"),
-        (["search", "matmul", "--layout", "tx"], "there are nn, nt, tn, tt"),
-        (["search", "matmul", *SIZES, "--machine", "hopper", "--fix", "tile_k=96"], "did you mean 64?"),
         (
-            ["search", "matmul", *SIZES, "--machine", "hopper", "-n", "4097"],
+            ["search", "matmul", *SIZES, "--machine", "hopper", "--dtype", "f32"],
+            "choose dtype bf16",
+        ),
+        (["search", "matmul", "--layout", "tx"], "there are nn, nt, tn, tt"),
+        (
+            ["search", "matmul", *SIZES, "--machine", "hopper", "--fix", "tile_k=96"],
+            "did you mean 64?",
+        ),
+        (
+            [*ASKED, "--machine", "hopper", "-n", "4097"],
             "pad the rows to multiples of 16 B",
         ),
-        (["search", "matmul", *SIZES, "--fix", "tile_x=64"], "did you mean tile_"),
-        (["search", "matmul", *SIZES, "--fix", "tile_m=65"], "did you mean 64?"),
-        (["search", "matmul", *SIZES, "--fix", "tile_m"], "decision=value"),
-        (["search", "matmul", *SIZES, "--fix", "tile_m=64", "--fix", "tile_m=8"], "--fix tile_m=64,8"),
-        (["search", "matmul", *SIZES, "--machine", "blackwell"], "and h200 is sm_90a; or choose another"),
-        (["search", "matmul", *SIZES, "--machine", "ampere", "-n", "1"], "single elements, as simt"),
-        (["search", "matmul", *SIZES, "--measure"], "give --out"),
+        ([*ASKED, "--fix", "tile_x=64"], "did you mean tile_"),
+        ([*ASKED, "--fix", "tile_m=65"], "did you mean 64?"),
+        ([*ASKED, "--fix", "tile_m"], "decision=value"),
+        (
+            ["search", "matmul", *SIZES, "--fix", "tile_m=64", "--fix", "tile_m=8"],
+            "--fix tile_m=64,8",
+        ),
+        (
+            ["search", "matmul", *SIZES, "--machine", "blackwell"],
+            "and h200 is sm_90a; or choose another",
+        ),
+        (
+            ["search", "matmul", *SIZES, "--machine", "ampere", "-n", "1"],
+            "single elements, as simt",
+        ),
+        ([*ASKED, "--measure"], "give --out"),
         (["search", "matmul", "--top", "0"], "--top"),
         (["search"], "tinygpu search --help"),
         (["serch"], "Did you mean 'search'?"),

@@ -129,7 +129,9 @@ def shapes_of(
     }
     count = math.prod(map(len, found.values())) * len(pairs)
     if count > _MOST:
-        raise OperationError(f"shapes: {count} of them; at most {_MOST}: lower --points, or give a list")
+        raise OperationError(
+            f"shapes: {count} of them; at most {_MOST}: lower --points, or give a list"
+        )
     others = [[(axis, size) for size in found[axis]] for axis in found if axis != along]
     return tuple(
         _shape(axes, {**dict(fixed), **pair, along: size}, along, 1.0, name)

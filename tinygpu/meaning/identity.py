@@ -35,7 +35,7 @@ from math import prod
 
 import numpy as np
 
-from tinygpu.errors import IllegalScheduleError
+from tinygpu.errors import IllegalScheduleError, ProgramError, require_kind
 from tinygpu.meaning.assumptions import ends, unproved, window
 from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
 from tinygpu.meaning.interpret import edge_of, interpret, tile_of, wrong_result
@@ -100,6 +100,7 @@ def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: in
     Raises ProgramError for a term that is malformed, OperationError for sizes that are not the
     operation's.
     """
+    require_kind("computes: program", program, Program, ProgramError)
     if sizes is not None:
         given = Problem.of(program.operation, **sizes).sizes
         asked, finding, _ = _asked(program, (given,), draws)

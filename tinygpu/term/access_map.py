@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.errors import ProgramError, nearest
+from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.memory import DTYPES, GMEM, REGISTERS, SMEM, TMEM, DType
 from tinygpu.term.layout import Layout, Swizzle
 
@@ -218,6 +218,10 @@ class Access:
     trimmed: bool = False
 
     def __post_init__(self) -> None:
+        require_kind("access: buffer", self.buffer, Buffer, ProgramError)
+        require_kind(f"{self.buffer.name}: index", self.index, Affine, ProgramError)
+        for one in self.origin:
+            require_kind(f"{self.buffer.name}: origin", one, Affine, ProgramError)
         rank = len(self.buffer.shape)
         for steps in (*self.value, *self.thread):
             if len(steps) != rank:

@@ -56,7 +56,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tinygpu.errors import ProgramError, nearest
+from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES
@@ -214,6 +214,11 @@ class Held:
         if not isinstance(at, str):
             index = self.kernel.counted_on(self, at)
             return Held(self.kernel, self.buffer, self.dimensions, self.origin, index, self.ring)
+        if not self.digits:
+            raise self.kernel.error(
+                f"{self.name}: a thread has one of it, and it has no digits; leave the pattern out",
+                self.name,
+            )
         equations = self.kernel.equations(at, self.digits)
         parts = [self.kernel.part_of(equations, digit) for digit in self.digits]
         digits, origin = (tuple(each) for each in zip(*parts, strict=True))
@@ -350,6 +355,8 @@ class Kernel:
     """One term in the making; see the module's text."""
 
     def __init__(self, name: str, operation: Operation) -> None:
+        require_kind("kernel: name", name, str, ProgramError)
+        require_kind("kernel: operation", operation, Operation, ProgramError)
         self.name, self.op = name, operation
         self._pitches: list[tuple[str, Expression]] = []
         arrays = []

@@ -383,7 +383,9 @@ class Program:
         how = ", persistent" * bool(self.persistent) + ", early" * bool(self.early)
         lines.append(f"  grid {axes}, raster {number_text(self.raster)}{how}")
         if self.cluster:
-            lines.append("  cluster " + " x ".join(f"{v} < {number_text(n)}" for v, n in self.cluster))
+            lines.append(
+                "  cluster " + " x ".join(f"{v} < {number_text(n)}" for v, n in self.cluster)
+            )
         for role in self.roles:
             copies = f" x {number_text(role.copies)} ({role.copy})" if role.copy else ""
             regs = f", {number_text(role.registers)} registers each" if role.registers else ""

@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple, Self
 
+from tinygpu.errors import ProgramError, require_kind
 from tinygpu.isa.instruction import Instruction
 from tinygpu.term.access_map import Access, Affine, Buffer, Operand, number_text
 
@@ -172,7 +173,9 @@ class Sync(_Simple):
     def __str__(self) -> str:
         if self.scope == "cluster":
             return "barrier.cluster"
-        return f"bar.sync {number_text(self.barrier)}" + (" of the role" if self.scope == "role" else "")
+        return f"bar.sync {number_text(self.barrier)}" + (
+            " of the role" if self.scope == "role" else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +262,10 @@ class _AtBarrier(_Simple):
 
     barrier: Barrier
     index: Affine
+
+    def __post_init__(self) -> None:
+        require_kind(f"{type(self).__name__}: barrier", self.barrier, Barrier, ProgramError)
+        require_kind(f"{type(self).__name__}: index", self.index, Affine, ProgramError)
 
     @property
     def uses(self) -> tuple[RingUse, ...]:
@@ -463,7 +470,8 @@ class For(_Answers):
         return (self.trips,)
 
     def __str__(self) -> str:
-        return f"for {self.var} in {self.start}..{number_text(self.trips)}{' (unrolled)' * self.unrolled}"
+        end = number_text(self.trips) + " (unrolled)" * self.unrolled
+        return f"for {self.var} in {self.start}..{end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,6 +481,9 @@ class When(_Answers):
     index: Affine
     bound: int | str
     body: Body
+
+    def __post_init__(self) -> None:
+        require_kind("When: index", self.index, Affine, ProgramError)
 
     @property
     def guards(self) -> tuple[tuple[Affine, int | str], ...]:
@@ -541,6 +552,9 @@ class ForTile(_Answers):
     start: Affine = _ZERO
     step: int = 1
 
+    def __post_init__(self) -> None:
+        require_kind("ForTile: start", self.start, Affine, ProgramError)
+
     @property
     def forms(self) -> tuple[Affine, ...]:
         return (self.start,)
@@ -554,7 +568,9 @@ class ForTile(_Answers):
 
     def __str__(self) -> str:
         plain = str(self.start) == "0" and str(self.step) == "1"
-        return f"for each tile {self.tile}" + f" from {self.start} by {number_text(self.step)}" * (not plain)
+        return f"for each tile {self.tile}" + f" from {self.start} by {number_text(self.step)}" * (
+            not plain
+        )
 
 
 Order = Sync | Commit | WaitGroup | Wait | Arrive | Fence
