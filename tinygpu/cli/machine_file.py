@@ -83,11 +83,7 @@ def operation_in(name: str) -> Operation:
     own += [n for n, f in vars(module).items() if _defined_in(module, f)]
     raise OperationError(
         f"operation {name}: give FILE.py:NAME; "
-        + (
-            nearest(wanted, own)
-            if own
-            else "the file has none: write one, as double = elementwise('x + x')"
-        )
+        + (nearest(wanted, own) if own else "write one, as double = elementwise('x + x')")
     )
 
 

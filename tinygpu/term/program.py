@@ -415,8 +415,9 @@ def _difference(declared: Buffer | Barrier, used: Buffer | Barrier) -> str:
 
 def _texts(value: object) -> str:
     """Return a field's value, numbers over a space as ranges."""
-    many = isinstance(value, tuple)
-    return f"({', '.join(map(number_text, value))})" if many else number_text(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(number_text, value))})"
+    return number_text(value)
 
 
 def same_place(one: Access, other: Access) -> bool:
