@@ -179,6 +179,8 @@ def shapes_in(path: Path, axes: Sequence[str]) -> tuple[Shape, ...]:
         if not isinstance(rows, list) or not rows:
             raise ValueError("give a list of shapes")
         every = [_row(row, axes) for row in rows]
+    except UnicodeDecodeError:
+        raise OperationError(f"shapes {path}: no utf-8 text; give a .json or .csv file") from None
     except (ValueError, RecursionError, csv.Error, OperationError) as error:
         raise OperationError(f"shapes {path}: {error}") from None
     if len(every) > _MOST:

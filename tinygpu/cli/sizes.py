@@ -68,7 +68,7 @@ def _gathered(words: Sequence[str], takes: Mapping[str, bool]) -> Iterator[str]:
                 yield from itertools.islice(rest, 1)
         elif short:
             size = short[2] or next(rest, None)
-            if size is None:
+            if size is None or re.match(r"-[A-Za-z-]", size):
                 raise OperationError(f"{word}: the option requires an argument, as {word} 4096")
             yield from (_OPTION, f"{short[1]}={size}")
         elif re.fullmatch(r"--[A-Za-z_]\w+", name):
