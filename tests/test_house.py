@@ -51,7 +51,7 @@ EDGES = {
     "strategies": {"isa", "term", "space", "search"},
     "kernel": {"isa", "term", "runtime"},
     "rules": {"devices", "isa", "term", "kernel"},
-    "codegen": {"term", "kernel", "rules"},
+    "codegen": {"devices", "term", "kernel", "rules"},
     "runtime": set[str](),
     "emulator": set[str](),
     "run": {
