@@ -33,7 +33,7 @@ from benchmarks.peers import FOLDER, write_tree
 from tinygpu.cli.console import bar
 from tinygpu.cli.dispatch import Dispatch
 from tinygpu.cli.dispatching import Fleet, Times, ranked_at, served_of, timed_at
-from tinygpu.cli.shapes import LAYERS, Shape, sampled
+from tinygpu.cli.shapes import LAYERS, Shape, matmul_shape, sampled
 from tinygpu.codegen.run.bundle import bundle_parts, write_bundle
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import label, load_device
@@ -54,8 +54,8 @@ _BUNDLE = {"4096": 8, "llama": 16}
 def layers(part: str) -> list[Shape]:
     """Return the shapes of a part with layers."""
     if part == "4096":
-        return [Shape(m, 4096, 4096) for m in ROWS]
-    return [Shape(m, n, k, 1.0, name) for name, (_, n, k) in LAYERS.items() for m in ROWS]
+        return [matmul_shape(m, 4096, 4096) for m in ROWS]
+    return [matmul_shape(m, n, k, 1.0, name) for name, (_, n, k) in LAYERS.items() for m in ROWS]
 
 
 def dispatch(part: str, out: Path) -> Dispatch:
@@ -64,7 +64,7 @@ def dispatch(part: str, out: Path) -> Dispatch:
     if part == "hints fp32":
         dtype, layout, machine = "f32", "nn", "simt"
     if part.startswith("hints"):
-        shapes = [Shape(s, s, s) for s in range(STEP, 4096 + STEP, STEP)]
+        shapes = [matmul_shape(s, s, s) for s in range(STEP, 4096 + STEP, STEP)]
     else:
         shapes = layers(part)
     operation = matmul(dtype, layout=layout)
@@ -129,7 +129,7 @@ def served(part: str, one: Dispatch, out: Path, seconds: float, most: int) -> di
     return {
         "rows": rows,
         "measured": {
-            "shapes": [[s.m, s.n, s.k] for s in shapes],
+            "shapes": [[*s.sizes.values()] for s in shapes],
             "kernels": [json.dumps(dict(s.decisions), sort_keys=True) for s in one.schedules],
             "first": one.times.tolist(),
             "second": second.tolist(),
@@ -151,7 +151,7 @@ def _serve_all(times: Times, count: int) -> bool:
 def hints(part: str, one: Dispatch) -> dict[str, Any]:
     """Measure the kernel of every hint at every size; return rows and the table of hints."""
     shapes = one.shapes
-    sizes = [shape.m for shape in shapes]
+    sizes = [shape.size for shape in shapes]
     with Fleet(0) as fleet, bar(f"{part}: search") as progress:
         every_best = fleet.each(ranked_at, [one.job(shape) for shape in shapes], progress)
         found = [[schedule for schedule, _ in of] for of in every_best]

@@ -45,7 +45,15 @@ from tinygpu.codegen.rules import (
     tma,
     wgmma,
 )
-from tinygpu.errors import ProgramError, TinyGpuError
+from tinygpu.devices.device import ARCHITECTURES
+from tinygpu.errors import (
+    DeviceError,
+    OperationError,
+    ProgramError,
+    TinyGpuError,
+    nearest,
+    require_kind,
+)
 from tinygpu.legality.laws import require_sound
 from tinygpu.term.access_map import Operand
 from tinygpu.term.fields import require_known
@@ -120,6 +128,10 @@ def emit(
     term that has no code: an unknown instruction, a register ring at an index that is not known, a
     specialised program without sizes.
     """
+    require_kind("emit: program", program, Program, ProgramError)
+    if arch not in ARCHITECTURES:
+        raise DeviceError(f"emit: arch {arch}; {nearest(str(arch), ARCHITECTURES)}")
+    require_kind("emit: sizes", sizes or {}, Mapping, OperationError)
     if not unchecked:
         require_sound(program, arch, sizes)
     require_known(program)

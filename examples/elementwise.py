@@ -1,6 +1,6 @@
 """y = f(x, ..), an expression of yours: a thread loads vectors of each input, computes, and stores.
 
-tinygpu search elementwise "x * sigmoid(a*x) * z" --machine examples/elementwise.py:Elementwise
+tinygpu search elementwise "x*sigmoid(a*x)*z" -i 65536 --machine examples/elementwise.py:Elementwise
 """
 
 from tinygpu import Choice, Machine, Problem, Space, elementwise, load_device

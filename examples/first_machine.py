@@ -1,6 +1,6 @@
 """A first machine: y = a*x + b, a thread a vector.  It is searched, explained and run as ours are.
 
-tinygpu search elementwise "a*x + b" --machine examples/first_machine.py:Axpb
+tinygpu search elementwise "a*x + b" -i 16777216 --machine examples/first_machine.py:Axpb
 """
 
 from tinygpu import Choice, Machine, Problem, Space, elementwise, load_device

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO, TypeVar
@@ -31,7 +31,7 @@ from typing import TextIO, TypeVar
 from tinygpu.errors import StoreError
 from tinygpu.space.measurement import Key, Measurement
 
-__all__ = ["FORMAT", "Store"]
+__all__ = ["FORMAT", "Store", "measurements_in"]
 
 FORMAT = 1
 """The version of the file, in its ``user_version``."""
@@ -47,6 +47,21 @@ create table if not exists measurement (
 """
 _WHERE = " and ".join(f"{name} = ?" for name in _KEY)
 T = TypeVar("T")
+
+
+def measurements_in(file: TextIO) -> list[Measurement]:
+    """Return the measurements of ``export_lines``.
+
+    Raises StoreError for a line that is no measurement.
+    """
+    rows = []
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                rows.append(Measurement.from_json(line))
+            except StoreError as error:
+                raise StoreError(f"line {number}: {error}") from None
+    return rows
 
 
 class Store:
@@ -103,13 +118,10 @@ class Store:
 
         Raises StoreError for a line that is no measurement.
         """
-        rows = []
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    rows.append(Measurement.from_json(line))
-                except StoreError as error:
-                    raise StoreError(f"line {number}: {error}") from None
+        return self.put_all(measurements_in(file))
+
+    def put_all(self, rows: Sequence[Measurement]) -> int:
+        """Keep all measurements, or none of them; return how many."""
         self._run(lambda: self._db.execute("begin immediate"))
         try:
             for one in rows:

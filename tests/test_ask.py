@@ -22,7 +22,8 @@ from tinygpu.term.schedule import from_json
 ROOT = Path(__file__).parent.parent
 PROBLEM = Problem.of(matmul(), m=64, n=64, k=64)
 PAGE = (ROOT / "docs" / "ask.md").read_text(encoding="utf-8")
-SMALL = ["matmul", "--machine", "hopper", "-m", 512, "-n", 512, "-k", 512]
+SIZES = ["-m", 512, "-n", 512, "-k", 512]
+SMALL = ["matmul", "--machine", "hopper", *SIZES]
 
 
 def test_the_page_names_every_quantity() -> None:
@@ -132,12 +133,12 @@ def test_statuses_and_json_say_which_answer_it_was(monkeypatch: pytest.MonkeyPat
         (["ask", *SMALL, "stagez > 5"], 'column 1, at "stagez"'),
         (["prove", *SMALL, "stages"], "is no condition"),
         (["prove", *SMALL], "claim: it is empty"),
-        (["prove", "matmul", "m > 0", "--dtype", "bf16"], "choose one, a wish is about"),
+        (["prove", "matmul", "m > 0", *SIZES, "--dtype", "bf16"], "choose one, a wish is about"),
         (
             ["prove", "matmul", "m > 0", "n > 0", "--machine", "hopper"],
             "EXPRESSION: matmul has none",
         ),
-        (["prove", "elementwise", "a*x"], "claim: it is empty"),
+        (["prove", "elementwise", "a*x", "-i", 64], "claim: it is empty"),
         (["prove", *SMALL, "m > 0", "--device", "a100"], "a100 is sm_80"),
         (["ask", *SMALL, "m > 0", "--fix", "stages=99"], "no value 99"),
     ],
@@ -148,8 +149,8 @@ def test_mistakes_are_one_line(words: list[object], told: str) -> None:
 
 def test_an_empty_search_says_what_ask_says() -> None:
     fix = ["--fix", "tile_m=256", "--fix", "consumers=1", "--fix", "tile_n=256"]
-    line = complaint(tinygpu("search", "matmul", "--machine", "hopper", *fix))
-    asked = tinygpu("ask", "matmul", "--machine", "hopper", *fix)
+    line = complaint(tinygpu("search", "matmul", *SIZES, "--machine", "hopper", *fix))
+    asked = tinygpu("ask", "matmul", *SIZES, "--machine", "hopper", *fix)
     assert asked.exit_code == 1
     reasons = re.findall(r"^  (fix|law)  +(\S+?)[: ]", asked.stdout, re.MULTILINE)
     assert reasons == [("fix", "tile_m"), ("fix", "tile_n"), ("law", "accumulators")]

@@ -33,7 +33,8 @@ FIX = [
     for part in ("--fix", f"{name}={value}")
 ]
 SIZES = ["-m", "256", "-n", "256", "-k", "256"]
-SEARCH = ["search", "matmul", *SIZES, *FIX, "--top", "3"]
+ASKED = ["search", "matmul", *SIZES]
+SEARCH = [*ASKED, *FIX, "--top", "3"]
 
 
 def tinygpu(*words: object) -> Result:
@@ -208,27 +209,42 @@ def test_doctor_has_a_row_for_everything() -> None:
         (["search", "matmul", "--device", "none.json"], "tinygpu calibrate writes one"),
         (["search", "matmul", "-m", "0"], "at least 1"),
         (["search", "matmul", "-k", "-4"], "at least 1"),
-        (["search", "matmul", "-n", "many"], "tinygpu search --help"),
+        (["search", "matmul", "-n", "many"], "-n: 'many' is no size; give a whole number"),
         (["search", "matmul", "--machine", "hopper", "-m", "99999999999"], "at most 2147483647"),
         (
-            ["search", "matmul", "--machine", "hopper", "-m", "2147483647", "-n", "65536"],
+            ["search", "matmul", "--machine", "hopper", "-m", "2147483647", *SIZES[2:]],
             "keeps device_memory",
         ),
         (["search", "matmul", "--machine", "hopper", "-m", "-5"], "at least 1"),
-        (["search", "matmul", "--machine", "hopper", "--dtype", "f32"], "choose dtype bf16"),
-        (["search", "matmul", "--layout", "tx"], "there are nn, nt, tn, tt"),
-        (["search", "matmul", "--machine", "hopper", "--fix", "tile_k=96"], "did you mean 64?"),
         (
-            ["search", "matmul", "--machine", "hopper", "-n", "4097"],
+            ["search", "matmul", *SIZES, "--machine", "hopper", "--dtype", "f32"],
+            "choose dtype bf16",
+        ),
+        (["search", "matmul", "--layout", "tx"], "there are nn, nt, tn, tt"),
+        (
+            ["search", "matmul", *SIZES, "--machine", "hopper", "--fix", "tile_k=96"],
+            "did you mean 64?",
+        ),
+        (
+            [*ASKED, "--machine", "hopper", "-n", "4097"],
             "pad the rows to multiples of 16 B",
         ),
-        (["search", "matmul", "--fix", "tile_x=64"], "did you mean tile_"),
-        (["search", "matmul", "--fix", "tile_m=65"], "did you mean 64?"),
-        (["search", "matmul", "--fix", "tile_m"], "decision=value"),
-        (["search", "matmul", "--fix", "tile_m=64", "--fix", "tile_m=8"], "--fix tile_m=64,8"),
-        (["search", "matmul", "--machine", "blackwell"], "and h200 is sm_90a; or choose another"),
-        (["search", "matmul", "--machine", "ampere", "-n", "1"], "single elements, as simt"),
-        (["search", "matmul", "--measure"], "give --out"),
+        ([*ASKED, "--fix", "tile_x=64"], "did you mean tile_"),
+        ([*ASKED, "--fix", "tile_m=65"], "did you mean 64?"),
+        ([*ASKED, "--fix", "tile_m"], "decision=value"),
+        (
+            ["search", "matmul", *SIZES, "--fix", "tile_m=64", "--fix", "tile_m=8"],
+            "--fix tile_m=64,8",
+        ),
+        (
+            ["search", "matmul", *SIZES, "--machine", "blackwell"],
+            "and h200 is sm_90a; or choose another",
+        ),
+        (
+            ["search", "matmul", *SIZES, "--machine", "ampere", "-n", "1"],
+            "single elements, as simt",
+        ),
+        ([*ASKED, "--measure"], "give --out"),
         (["search", "matmul", "--top", "0"], "--top"),
         (["search"], "tinygpu search --help"),
         (["serch"], "Did you mean 'search'?"),

@@ -23,6 +23,7 @@ from tinygpu.term.operation import Problem, elementwise
 from tinygpu.term.schedule import Schedule, device_in, from_json, to_json
 
 VECTORS = {"vector": 2, "unroll": 2, "threads": 128, "ctas": 0}
+CUBE = ["-m", "64", "-n", "64", "-k", "64"]
 ROWS = {"vector": 2, "chunks": 1, "warps": 2, "rows": 1, "teams": 1, "ctas": 0}
 SQUARE = ("-m", 96, "-n", 80, "-k", 64)
 CASES: dict[str, tuple[tuple[object, ...], Mapping[str, Value]]] = {
@@ -205,7 +206,7 @@ def test_mistakes_in_a_machine_are_one_line(
     (tmp_path / "exits.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "empty.py").write_text("\n")
     monkeypatch.chdir(tmp_path)
-    line = complaint("search", "elementwise", "x", "--machine", machine)
+    line = complaint("search", "elementwise", "x", "-i", 4096, "--machine", machine)
     assert MISTAKES[machine] in line
 
 
@@ -283,16 +284,22 @@ def test_a_spread_search_gives_no_two_alike() -> None:
         (["elementwise", "a"], "does not read u or v"),
         (["elementwise", "y + x"], "y is named twice"),
         (["elementwise", "x + x" * 300], "at most 500"),
-        (["elementwise", "x", "--dtype", "f64"], "known are f32, f16, bf16"),
+        (["elementwise", "x", "-i", "64", "--dtype", "f64"], "known are f32, f16, bf16"),
         (["softmax", "x"], "EXPRESSION: softmax has none"),
         (["softmax", "--bias"], "--bias: softmax has none, it is of matmul"),
-        (["matmul", "-i", "3"], "-i: matmul has none, it is of elementwise"),
+        (
+            ["matmul", "-i", "3"],
+            "matmul has no axis i; its sizes are -m, -n, -k",
+        ),
         (["matmul", "--out-dtype", "f3"], "unknown dtype 'f3'"),
-        (["matmul", "--bias"], "machine simt: matmul with a batch or an epilogue"),
+        (["matmul", *CUBE, "--bias"], "machine simt: matmul with a batch or an epilogue"),
         (["matmul", "--activation", "tanh"], "known are relu, gelu, silu"),
-        (["matmul", "--batch", "0"], "size l is 0"),
-        (["matmul", "--machine", "blackwell"], "tcgen05.alloc is of sm_100a, and h200 is sm_90a"),
-        (["softmax", "-j", "200000"], "covers more"),
+        (["matmul", "--batch", "0"], "--batch: '0' is no size"),
+        (
+            ["matmul", *CUBE, "--machine", "blackwell"],
+            "is of sm_100a, and h200 is sm_90a",
+        ),
+        (["softmax", "-i", "64", "-j", "200000"], "covers more"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(words: list[str], told: str) -> None:

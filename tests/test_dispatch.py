@@ -37,7 +37,7 @@ from tinygpu.cli.dispatching import (
     served_of,
     tables_of,
 )
-from tinygpu.cli.shapes import Shape, sampled
+from tinygpu.cli.shapes import Shape, matmul_shape, sampled
 from tinygpu.codegen.run.bundle import write_bundle
 from tinygpu.codegen.runtime.bundle import load_bundle
 from tinygpu.machines import MACHINES
@@ -285,8 +285,6 @@ def test_which_in_words(made: Path) -> None:
         (["-m", 64, "--layer", "odd"], "64 x 63 x 64: k0"),
         (["-m", 30, "--layer", "up"], "30 x 128 x 64: k0"),
         (["-m", 30, "--layer", "same"], "30 x 128 x 64: k0"),
-        (["-m", 9999, "-n", 63], "it serves m from "),
-        (["-m", 8, "-n", 32, "-k", 64], "of the nearest shape, "),
         (["-m", 8, "-n", 63, "--rule", "first call"], "by the rule 'first call'; of the nearest"),
         (["-m", 8, "-n", 63, "--rule", "round down"], "by the rule 'round down'"),
     ):
@@ -295,6 +293,36 @@ def test_which_in_words(made: Path) -> None:
         assert "serves it" in told
         assert "its schedule: tile_m=" in told
     assert "1 x 64 x 64: k0" in done("which", made / "one", "-m", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "beyond"),
+    [
+        (
+            ["-m", 513, "-n", 63],
+            "it serves m from ",
+            "m is 513, and the bundle was made for",
+        ),
+        (["-m", 8, "-n", 32, "-k", 64], "of the nearest shape, ", "n is 32, and the bundle was"),
+        (
+            ["-m", 8, "-n", 63, "-k", 65],
+            "of the nearest shape, ",
+            "k is 65, and the bundle",
+        ),
+    ],
+)
+def test_which_says_what_lies_beyond_the_bundle(
+    words: list[object], said: str, beyond: str, made: Path
+) -> None:
+    """Status 1: the kernel is served, but at such sizes nothing was compared."""
+    for form in ([], ["--json"], ["--ptx"]):
+        result = tinygpu("which", made / "layers", *words, *form)
+        assert result.exit_code == 1
+        assert beyond in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert form or said in result.stdout
+        assert form != ["--json"] or beyond in json.loads(result.stdout)["beyond"]
+    assert done("which", made / "layers", "-m", 512, "-n", 63)
 
 
 def test_which_prints_the_code(made: Path) -> None:
@@ -311,7 +339,7 @@ def test_which_prints_the_code(made: Path) -> None:
 
 BAD = {
     # dispatch
-    "softmax": "it is of matmul; kernels of the others serve every size",
+    "softmax": "--layout: softmax has none, it is of matmul; it takes --dtype",
     "matmul --kernels 0": "--kernels 0: at least 1, at most 64",
     "matmul --kernels 65": "--kernels 65: at least 1, at most 64",
     "matmul --kernels x": "--kernels",
@@ -330,28 +358,30 @@ BAD = {
     "matmul --budget -1": "--budget",
     "matmul --layer qvk": "--layer: it has n and k",
     "matmul -m 9:8": "the range 9:8 is backwards; write it 8:9",
-    "matmul -k 0": "size k is 0; at least 1",
+    "matmul -k 0": "-k: '0' is no size; give a whole number, at least 1",
+    "matmul --rows 7": "matmul has no axis rows; its sizes are -m, -n, -k",
     "matmul -m x": "'x' is no size",
     "matmul -n 2147483648": "at most 2147483647",
-    "matmul --shapes strings.json": "leave -m, -n, -k, --layer out",
+    "matmul --shapes strings.json": "leave -m, -n, -k and --layer out",
     "matmul --out other": "it holds something else than a bundle; choose another --out",
     "matmul --out other/mine.txt": "it holds something else than a bundle",
     "matmul --out other/mine.txt/b": "a file of that name is in the way",
     "matmul --out other.zip": "it holds something else than a bundle",
     "matmul --out .": "a bundle's folder is replaced whole; give one of its own",
     "matmul --out ..": "it holds something else than a bundle",
-    "matmul more": "unexpected extra argument",
+    "matmul more": "EXPRESSION: matmul has none",
     # which
     "which none -m 1": "bundle none: there is none",
     "which other -m 1": "'bundle.json' is missing",
     "which other/mine.txt -m 1": "it is no .zip, or a damaged one",
     "which damaged -m 1": "'kernels/k00.cubin' was altered; copy it again",
     "which newer -m 1": "format 99, and this loader reads 1",
-    "which one": "Missing option '-m'",
+    "which one": "-m: not given; say which size is to be served, as -m 64",
+    "which one --rows 3": "matmul has no axis rows; its sizes are -m, -n, -k",
     "which one -m x": "-m",
-    "which one -m 0": "give m, n, k, each at least 1",
+    "which one -m 0": "at least 1",
     "which one -m 2147483648": "at most 2147483647",
-    "which one -m 1 -n 0 -k 1": "each at least 1",
+    "which one -m 1 -n 0 -k 1": "-n: '0' is no size",
     "which one -m 1 --rule fastest": "it has no rule 'fastest'; known are 'measured'",
     "which one -m 1 --layer up": "--layer up: it has none",
     "which one -m 1 -n 65": "the bundle serves 64 x 64; say which",
@@ -402,9 +432,9 @@ def test_bad_input_is_one_line(words: str, folder: Path) -> None:
         ("--shapes none.json", "none.json: No such file"),
         ("--shapes other", "other: Is a directory"),
         ("--layer qvk -m 1", "did you mean qkv?"),
-        ("-m 1", "-n, -k: give both, or --layer, or --shapes"),
-        ("-n 1 -k 1", "-m: give the rows to serve"),
-        ("", "-m: give the rows to serve"),
+        ("-m 1", "-n and -k not given; give each size, as -n 1:8192 -k 1:8192; or give"),
+        ("-n 1 -k 1", "-m not given; give each size, as -m 1:8192"),
+        ("", "-m and -n and -k not given"),
         ("-m 1:4096 -n 1:8 -k 1:8 --points 4096", "at most 4096: lower --points"),
         ("-m 8 -n 64 -k 64 --machine hopper --dtype f32", "hopper"),
     ],
@@ -541,7 +571,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Shape], Times, list[int]]:
                          max_size=10))  # fmt: skip
     weight = st.sampled_from([1.0, 2.0, 1e-6])
     order = draw(st.permutations(sorted(pairs)))
-    shapes = [Shape(m, n, 4, draw(weight)) for m, n in order]
+    shapes = [matmul_shape(m, n, 4, draw(weight)) for m, n in order]
     seconds = st.sampled_from([1.0, 1.0, 1.0005, 1.3, 2.0, INF])
     row = st.lists(seconds, min_size=4, max_size=4)
     times = np.array([draw(row) for _ in shapes])
@@ -550,10 +580,10 @@ def cases(draw: st.DrawFn) -> tuple[list[Shape], Times, list[int]]:
     return shapes, times, list(kernels)
 
 
-def groups(shapes: Sequence[Shape]) -> dict[tuple[int, int], list[int]]:
-    found: dict[tuple[int, int], list[int]] = {}
-    for i in sorted(range(len(shapes)), key=lambda i: shapes[i].m):
-        found.setdefault((shapes[i].n, shapes[i].k), []).append(i)
+def groups(shapes: Sequence[Shape]) -> dict[tuple[int, ...], list[int]]:
+    found: dict[tuple[int, ...], list[int]] = {}
+    for i in sorted(range(len(shapes)), key=lambda i: shapes[i].size):
+        found.setdefault(shapes[i].at, []).append(i)
     return found
 
 
@@ -569,8 +599,8 @@ def test_a_table_serves_its_shapes_as_was_chosen(
     asked: list[int] = []
 
     def model(column: int, shape: Shape) -> float:
-        asked.append(shape.m)
-        return float(noise[column, shape.m % 64])
+        asked.append(shape.size)
+        return float(noise[column, shape.size % 64])
 
     tables = tables_of(times, times, shapes, kernels, aim, model)
     own = times[:, kernels]
@@ -591,10 +621,10 @@ def test_a_table_serves_its_shapes_as_was_chosen(
             assert row["upto"] == sorted({*row["upto"]})
             assert len(row["upto"]) == len(row["kernels"])
             assert all(a != b for a, b in zip(row["kernels"], row["kernels"][1:], strict=False))
-        sizes = [shapes[i].m for i in group]
+        sizes = [shapes[i].size for i in group]
         check_hints(tables, (n, k), sizes, [int(j) for j in wanted["measured"]])
     assert all(math.isfinite(own[i, j]) for rule in served for i, j in enumerate(served[rule]))
-    assert all(min(s.m for s in shapes) <= m <= max(s.m for s in shapes) for m in asked)
+    assert all(min(s.size for s in shapes) <= m <= max(s.size for s in shapes) for m in asked)
 
 
 def check_hints(
@@ -622,11 +652,11 @@ def check_hints(
 
 def test_a_switch_lies_where_the_model_says() -> None:
     """Its errors at both shapes are taken out; an illegal kernel begins at the next shape."""
-    shapes = [Shape(m, 8, 8) for m in (100, 200)]
+    shapes = [matmul_shape(m, 8, 8) for m in (100, 200)]
     seen = np.array([[1.0, 1.5], [3.0, 1.5]])
 
     def crossing(at: int, error: float) -> Callable[[int, Shape], float]:
-        return lambda j, s: error * (1.0 if (s.m <= at) == (j == 0) else 2.0)
+        return lambda j, s: error * (1.0 if (s.size <= at) == (j == 0) else 2.0)
 
     def switch(times: Times, model: Callable[[int, Shape], float]) -> int:
         (row,) = tables_of(times, times, shapes, [0, 1], "mean", model)["measured"]
@@ -641,12 +671,14 @@ def test_a_switch_lies_where_the_model_says() -> None:
     flat = switch(seen, lambda j, s: 1.0)  # by the errors alone: log 1.5 / log 3 of the way
     assert flat == 100 + round(4 / 12 * 100)
     holes = crossing(150, 1.0)
-    assert abs(switch(seen, lambda j, s: holes(j, s) if s.m % 100 in (0, 50) else INF) - 150) <= 50
+    assert (
+        abs(switch(seen, lambda j, s: holes(j, s) if s.size % 100 in (0, 50) else INF) - 150) <= 50
+    )
 
 
 def test_two_layers_of_one_size() -> None:
     """Measured apart they may differ by noise: the first of the two serves."""
-    shapes = [Shape(m, 8, 8, 1.0, layer) for m in (1, 5, 9) for layer in ("a", "b")]
+    shapes = [matmul_shape(m, 8, 8, 1.0, layer) for m in (1, 5, 9) for layer in ("a", "b")]
     times = np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [2.0, 1.0], [2.0, 1.0], [2.0, 1.0]])
     tables = tables_of(times, times, shapes, [0, 1], "mean", lambda j, s: 1.0)
     for rule in ("measured", "intervals", "model"):
@@ -656,7 +688,7 @@ def test_two_layers_of_one_size() -> None:
 def test_an_illegal_kernel_is_passed_over_as_by_the_loader() -> None:
     """To the next interval's, either side; where none of the table runs, to the fastest."""
     table = [{"at": [8, 8], "upto": [10, 20, 30], "kernels": [0, 1, 2]}]
-    shapes = [Shape(m, 8, 8) for m in (10, 11, 25, 31)]
+    shapes = [matmul_shape(m, 8, 8) for m in (10, 11, 25, 31)]
     times = np.array([[INF, 1.0, 0.5, 0.1], [1.0, INF, 1.0, 0.1], [9.0, INF, INF, 0.1],
                       [INF, INF, INF, 0.1]])  # fmt: skip
     assert served_of(table, shapes, times) == [1, 0, 0, 3]
@@ -669,11 +701,11 @@ def test_an_illegal_kernel_is_passed_over_as_by_the_loader() -> None:
        st.integers(1, 8))  # fmt: skip
 def test_anchors(pairs: list[tuple[int, int]], most: int) -> None:
     """At most as many, of each n and k as many, its smallest and largest m among them."""
-    shapes = [Shape(m, n, 4) for m, n in pairs]
+    shapes = [matmul_shape(m, n, 4) for m, n in pairs]
     found = anchors_of(shapes, most)
     assert len({*found}) == len(found) <= max(most, len(groups(shapes)))
     for group in groups(shapes).values():
-        mine = [s for s in found if s.n == shapes[group[0]].n]
+        mine = [s for s in found if s.at == shapes[group[0]].at]
         assert len(mine) == max(1, min(most // len(groups(shapes)), len(group)))
         assert mine[0] == shapes[group[0]]
         assert len(mine) == 1 or mine[-1] == shapes[group[-1]]
@@ -696,7 +728,7 @@ def test_times_under_the_model_are_infinite_where_illegal() -> None:
     wide, narrow = (
         Schedule.of(Simt(), {**LADDER["multi-stage"], "vector_b": v, "vector_c": v}) for v in (4, 1)
     )
-    shapes = [Shape(8, 64, 64), Shape(8, 63, 64)]
+    shapes = [matmul_shape(8, 64, 64), matmul_shape(8, 63, 64)]
     job = Job(("simt",), "h200", matmul(), shapes[0], shapes=tuple(shapes))
     times = np.array(predicted_at(replace(job, schedules=(wide, narrow))))
     assert np.isfinite(times).tolist() == [[True, False], [True, True]]

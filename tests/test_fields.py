@@ -70,14 +70,13 @@ LEFT_OUT = {
             "Program.zeroed Program.ctas_per_sm Program.early Role.registers"
         ),
         "values: which operator, of which numbers": (
-            "Immediate.number Do.variant Do.across Instruction.variants Instruction.meaning"
+            "Immediate.number Do.variant Do.across Instruction.variants"
         ),
         "how one statement's elements are cut into instructions": "Do.vector",
         "erasing keeps kinds and footprints, which say where values go": (
             "Instruction.name Instruction.reads Instruction.writes"
         ),
         "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
-        TYPES: "Instruction.types",
         "an Exit counts as one whatever it looks at": "Exit.values",
     },
     "computes": {

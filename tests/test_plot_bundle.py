@@ -20,7 +20,7 @@ from tests.test_cli import complaint, tinygpu
 from tests.test_pictures import require_legible
 from tinygpu.cli.bundle_picture import MOST_PANELS, bundle_figure, panels_of, seen_in, spaced
 from tinygpu.cli.console import json_text
-from tinygpu.cli.shapes import LAYERS, Shape, sampled
+from tinygpu.cli.shapes import LAYERS, matmul_shape, sampled
 from tinygpu.codegen.run.arguments import contract_of
 from tinygpu.codegen.runtime.bundle import BUNDLE_FORMAT, Bundle, digest, load_bundle, sealed
 from tinygpu.machines import MACHINES
@@ -45,9 +45,9 @@ def tree_of(
 ) -> dict[str, Any]:
     """A bundle's manifest: kernel j is best at the j-th of sizes that lie evenly by logarithm."""
     random = np.random.default_rng(len(layers) * kernels)
-    shapes = [Shape(x, n, k, 1.0, name) for name, n, k in layers for x in m]
+    shapes = [matmul_shape(x, n, k, 1.0, name) for name, n, k in layers for x in m]
     hints = np.geomspace(min(m), max(m), kernels)
-    far = np.abs(np.log2(np.array([s.m for s in shapes])[:, None] / hints))
+    far = np.abs(np.log2(np.array([s.size for s in shapes])[:, None] / hints))
     times = 1e-5 * (1 + 0.1 * far) * random.uniform(1, 1.02, far.shape)
     served = times.argmin(axis=1)
     rows = []
@@ -64,8 +64,8 @@ def tree_of(
     tables: dict[str, list[dict[str, Any]]] = {}
     for number, rule in enumerate(RULES):
         tables[rule] = []
-        for at in dict.fromkeys((s.n, s.k) for s in shapes):
-            mine = [int(served[i]) for i, s in enumerate(shapes) if (s.n, s.k) == at]
+        for at in dict.fromkeys(s.at for s in shapes):
+            mine = [int(served[i]) for i, s in enumerate(shapes) if s.at == at]
             mine = [min(kernels - 1, kernel + (number == 2)) for kernel in mine]
             tables[rule].append({"at": list(at), "upto": list(m), "kernels": mine})
     on = None if seen == "predicted" else {"device": "NVIDIA H200", "driver": "580.1"}

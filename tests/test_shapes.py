@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.test_bad_input import JSON
-from tinygpu.cli.shapes import LAYERS, Shape, sampled, shapes_in, shapes_of
+from tinygpu.cli.shapes import LAYERS, Shape, matmul_shape, sampled, shapes_in, shapes_of
 from tinygpu.errors import OperationError
-from tinygpu.term.operation import LARGEST_SIZE
+from tinygpu.term.operation import LARGEST_SIZE, matmul
 
 SIZE = st.integers(1, LARGEST_SIZE)
 
 
+def shapes(
+    m: str, n: str, k: str, layers: Sequence[str] = (), file: Path | None = None, points: int = 64
+) -> tuple[Shape, ...]:
+    """Shapes of a matmul; sizes that are empty were not given."""
+    given = {axis: text for axis, text in (("m", m), ("n", n), ("k", k)) if text}
+    return shapes_of(matmul(), given, layers, file, points)
+
+
 def typed(
     m: str = "", n: str = "", k: str = "", *layers: str, file: Path | None = None, points: int = 64
-) -> list[tuple[int, int, int]]:
-    return [(s.m, s.n, s.k) for s in shapes_of(m, n, k, layers, file, points)]
+) -> list[tuple[int, ...]]:
+    return [tuple(s.sizes.values()) for s in shapes(m, n, k, layers, file, points)]
 
 
 def complaint(m: str = "", n: str = "", k: str = "", *layers: str, **how: Any) -> str:
@@ -98,8 +106,9 @@ def test_every_combination_in_order() -> None:
     assert typed("1,2", "8,4", "3,5") == [
         (m, n, k) for n in (4, 8) for k in (3, 5) for m in (1, 2)
     ]  # fmt: skip
-    found = typed("1", "1:4096", "7")
-    assert len(found) == 5
+    found = typed("1,2", "1:4096", "7")
+    assert len(found) == 2 * 5
+    assert typed("1", "1:4096", "7") == [(1, n, 7) for n in sampled(1, 4096, 64)]
     assert typed("1:1024", "1:4096", "7", points=3) == [
         (m, n, 7) for n in sampled(1, 4096, 3) for m in sampled(1, 1024, 3)
     ]
@@ -107,10 +116,10 @@ def test_every_combination_in_order() -> None:
 
 def test_layers() -> None:
     """Known ones and one's own, in the order given, each with its name and the weight 1."""
-    found = shapes_of("1,2", "", "", ["down", "mine=24x40", "qkv"], None, 64)
+    found = shapes("1,2", "", "", ["down", "mine=24x40", "qkv"])
     pairs = {"down": (4096, 14336), "mine": (24, 40), "qkv": (6144, 4096)}
     assert found == tuple(
-        Shape(m, n, k, 1.0, name) for name, (n, k) in pairs.items() for m in (1, 2)
+        matmul_shape(m, n, k, 1.0, name) for name, (n, k) in pairs.items() for m in (1, 2)
     )
     assert found[0].sizes == {"m": 1, "n": 4096, "k": 14336}
     assert {name: LAYERS[name][1:] for name in ("down", "qkv")} == {
@@ -125,13 +134,13 @@ HUGE = "9" * 5000
     ("words", "said"),
     [
         (("9:8", "1", "1"), "-m 9:8: the range 9:8 is backwards; write it 8:9"),
-        (("", "1", "1"), "-m: give the rows to serve, as -m 1:8192"),
-        (("1", "", "1"), "-n, -k: give both, or --layer, or --shapes"),
-        (("1", "1", ""), "-n, -k: give both, or --layer, or --shapes"),
-        (("1", "1", "0"), "-k 0: size k is 0; at least 1, at most 2147483647"),
-        (("0:4", "1", "1"), "-m 0:4: size m is 0; at least 1"),
-        (("1", "2147483648", "1"), "size n is 2147483648; at least 1, at most 2147483647"),
-        (("-1", "1", "1"), "'-1' is no size; give a whole number from 1, as 4096"),
+        (("", "1", "1"), "matmul: -m not given; give each size, as -m 1:8192"),
+        (("1", "", "1"), "-n not given; give each size, as -n 1:8192; or give --shapes FILE, or"),
+        (("1", "1", ""), "-k not given"),
+        (("1", "1", "0"), "-k: '0' is no size; give a whole number, at least 1 and at most"),
+        (("0:4", "1", "1"), "-m: '0' is no size"),
+        (("1", "2147483648", "1"), "-n: '2147483648' is no size; give a whole number, at least 1 "),
+        (("-1", "1", "1"), "'-1' is no size; give a whole number"),
         ((",", "1", "1"), "'' is no size"),
         (("1,,2", "1", "1"), "'' is no size"),
         ((":", "1", "1"), "'' is no size"),
@@ -148,13 +157,13 @@ HUGE = "9" * 5000
         ((HUGE, "1", "1"), "is no size"),
         (("1:99999999999", "1", "1"), "is no size"),
         (("1", "", "", "qvk"), "layer qvk: known are qkv, o, gate_up, down; did you mean qkv?"),
-        (("1", "", "", "x="), "--layer x=: '' is no size"),
+        (("1", "", "", "x="), "--layer x=: n: '' is no size"),
         (("1", "", "", "x=3"), "write it NAME=NxK"),
-        (("1", "", "", "x=3x0"), "size k is 0"),
+        (("1", "", "", "x=3x0"), "k: '0' is no size"),
         (("1", "", "", "x=3x4x5"), "'4x5' is no size"),
         (("1", "2", "", "qkv"), "--layer: it has n and k; leave -n and -k out"),
-        (("", "", "", "qkv"), "-m: give the rows"),
-        ((",".join(map(str, range(1, 4098))), "1", "1"), "4097 x 1; at most 4096"),
+        (("", "", "", "qkv"), "-m not given"),
+        ((",".join(map(str, range(1, 4098))), "1", "1"), "4097 of them; at most 4096"),
     ],
 )
 def test_what_is_no_size(words: tuple[str, ...], said: str) -> None:
@@ -182,22 +191,22 @@ def test_a_file_of_json(tmp_path: Path) -> None:
             {"m": 2, "n": 4, "k": 7, "weight": ""},
         ],
     )  # fmt: skip
-    assert shapes_in(path) == (
-        Shape(2, 4, 7),
-        Shape(2, 8, 7),
-        Shape(9, 8, 7, 2.5),
-        Shape(1, 1, 1, 0.5, "up"),
+    assert shapes_in(path, "mnk") == (
+        matmul_shape(2, 4, 7),
+        matmul_shape(2, 8, 7),
+        matmul_shape(9, 8, 7, 2.5),
+        matmul_shape(1, 1, 1, 0.5, "up"),
     )
-    assert shapes_of("", "", "", (), path, 64) == shapes_in(path)
+    assert shapes("", "", "", (), path) == shapes_in(path, "mnk")
 
 
 def test_a_file_of_csv(tmp_path: Path) -> None:
     """The same, with columns in any order, after a byte order mark, with either line end."""
     text = "\ufeffk,m,weight,n,layer\r\n7,9,2.5,8,\r\n7,2,,8,\r\n1,1,0.5,1,up\r\n\r\n"
-    assert shapes_in(listed(tmp_path, "shapes.csv", text)) == (
-        Shape(2, 8, 7),
-        Shape(9, 8, 7, 2.5),
-        Shape(1, 1, 1, 0.5, "up"),
+    assert shapes_in(listed(tmp_path, "shapes.csv", text), "mnk") == (
+        matmul_shape(2, 8, 7),
+        matmul_shape(9, 8, 7, 2.5),
+        matmul_shape(1, 1, 1, 0.5, "up"),
     )
 
 
@@ -205,7 +214,7 @@ def test_a_shape_that_is_listed_twice_counts_twice(tmp_path: Path) -> None:
     """Its weights add up; of another layer it is another shape."""
     one = {"m": 1, "n": 2, "k": 3}
     path = listed(tmp_path, "s.json", [one, {**one, "weight": 4}, {**one, "layer": "up"}])
-    assert shapes_in(path) == (Shape(1, 2, 3, 5.0), Shape(1, 2, 3, 1.0, "up"))
+    assert shapes_in(path, "mnk") == (matmul_shape(1, 2, 3, 5.0), matmul_shape(1, 2, 3, 1.0, "up"))
 
 
 ONE = {"m": 1, "n": 2, "k": 3}
@@ -226,7 +235,7 @@ FILES: dict[str, tuple[str, str | bytes | list[Any], str]] = {
     "a field of two lines": ("s.json", [{**ONE, "a\nb": 1}], "known are m, n, k"),
     "no m": ("s.json", [{"n": 2, "k": 3}], "it lacks m"),
     "no m, no k": ("s.json", [{"m": None, "n": 2, "k": ""}], "it lacks m, k"),
-    "m 0": ("s.json", [{**ONE, "m": 0}], "size m is 0"),
+    "m 0": ("s.json", [{**ONE, "m": 0}], "'0' is no size"),
     "m -1": ("s.json", [{**ONE, "m": -1}], "'-1' is no size"),
     "m 2.0": ("s.json", [{**ONE, "m": 2.0}], "'2.0' is no size"),
     "m true": ("s.json", [{**ONE, "m": True}], "'True' is no size"),
@@ -283,8 +292,8 @@ def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
     """Of a .csv, and as what is typed: with no other error."""
     path = listed(tmp_path_factory.getbasetemp(), "any.csv", f"m,n,k,weight\n1,2,3,{text}\n")
     ways: list[Callable[[], object]] = [
-        lambda: shapes_in(path),
-        lambda: shapes_of(text, "1", "1", (), None, 8),
+        lambda: shapes_in(path, "mnk"),
+        lambda: shapes(text, "1", "1", points=8),
     ]
     for do in ways:
         try:
@@ -293,14 +302,14 @@ def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
             said = str(error)
             assert said.count("\n") <= text.count("\n")
         else:
-            assert all(1 <= s.m <= LARGEST_SIZE and s.weight > 0 for s in found)
+            assert all(1 <= s.size <= LARGEST_SIZE and s.weight > 0 for s in found)
 
 
 def test_a_file_stands_alone(tmp_path: Path) -> None:
     """Sizes beside it would not be heeded; what is no file is an OSError, which names it."""
     path = listed(tmp_path, "s.json", [ONE])
     for words in (("1",), ("", "1"), ("", "", "1"), ("", "", "", "qkv")):
-        assert "leave -m, -n, -k, --layer out" in complaint(*words, file=path)
+        assert "leave -m, -n, -k and --layer out" in complaint(*words, file=path)
     for wrong in (tmp_path / "none.json", tmp_path):
         with pytest.raises(OSError, match=wrong.name):
             typed(file=wrong)

@@ -84,11 +84,17 @@ def test_what_is_wrong_is_one_line(
     run("export", filled, "-o", lines)
     lines.write_text(lines.read_text() + "\n" + json.dumps({"seconds": 1}) + "\n")
     new = tmp_path / "new.db"
+    (tmp_path / "empty").mkdir()
     for words, told in (
         (("list", tmp_path / "none.db"), "there is none"),
         (("export", lines), "no store"),
         (("import", new, tmp_path / "none.jsonl"), "give a file that export wrote"),
         (("import", new, lines), "some.jsonl: line 5"),
+        (("import", new, lines.parent / "none"), "No such file"),
+        (("import", new, tmp_path / "empty"), "empty: it is a folder, and there is no store.db in"),
+        (("import", tmp_path / "empty", lines), "a search with --measure --out makes one"),
+        (("import", tmp_path, lines), f"give {filled}"),
+        (("list", tmp_path), f"give {filled}"),
         (("export", filled, "-o", tmp_path / "none" / "x.jsonl"), "give another file"),
     ):
         monkeypatch.setattr(sys, "argv", ["tinygpu", "store", *map(str, words)])
@@ -98,5 +104,4 @@ def test_what_is_wrong_is_one_line(
         assert (exit_.value.code, len(said.splitlines())) == (2, 1)
         assert told in said
     assert not (tmp_path / "none.db").exists()
-    with Store(new) as store:
-        assert len(store) == 0
+    assert not new.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "WishError",
     "nearest",
     "out_of_memory",
+    "require_kind",
+    "require_names",
 ]
 
 
@@ -83,6 +86,48 @@ def nearest(name: str, known: Iterable[object]) -> str:
     close = difflib.get_close_matches(name.lower(), lower, 1, 0.5)
     hint = f"; did you mean {lower[close[0]]}?" if close else ""
     return f"known are {', '.join(names)}{hint}"
+
+
+_EXAMPLES = {
+    "Affine": 'as var("k") or Affine(1)',
+    "Device": 'as load_device("h200") returns',
+    "Expression": 'as value("x") + 1',
+    "Machine": 'as MACHINES["hopper"]',
+    "Mapping": 'as {"m": 64}',
+    "Operand": 'as Operand("x", ("i",), "f32")',
+    "Operation": "as matmul() returns",
+    "Problem": "as Problem.of(matmul(), m=64, n=64, k=64)",
+    "Program": "as schedule.program(machine, operation) returns",
+    "Schedule": "as Schedule.of(machine, decisions)",
+    "Space": "as Space(machine, problem, device)",
+    "int": "as 64",
+    "str": 'as "f32"',
+    "tuple": 'as ("i", "j")',
+}
+
+
+def require_kind(what: str, value: object, kind: type, error: type[TinyGpuError]) -> None:
+    """Raise ``error`` unless a value is of a kind; a bool is no int.
+
+    >>> require_kind("size m", "64", int, OperationError)
+    Traceback (most recent call last):
+        ...
+    tinygpu.errors.OperationError: size m: '64' is of type str; give one of type int, as 64
+    """
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        example = f", {_EXAMPLES[kind.__name__]}" if kind.__name__ in _EXAMPLES else ""
+        raise error(
+            f"{what}: {reprlib.repr(value)} is of type {type(value).__name__}; give one of type "
+            f"{kind.__name__}{example}"
+        )
+
+
+def require_names(what: str, names: object, error: type[TinyGpuError]) -> None:
+    """Raise ``error`` unless it is a tuple of strings."""
+    require_kind(what, names, tuple, error)
+    assert isinstance(names, tuple)
+    for name in names:
+        require_kind(f"{what}: {reprlib.repr(names)}", name, str, error)
 
 
 def out_of_memory(error: Exception) -> str | None:

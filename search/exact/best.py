@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tinygpu.cores import cores
-from tinygpu.errors import IllegalScheduleError, ScheduleError, nearest
+from tinygpu.errors import IllegalScheduleError, MachineError, ScheduleError, nearest, require_kind
 from tinygpu.legality.concurrency.judge import Verdict, verdict
 from tinygpu.search.exact.branch import Entry, Key, Progress, Search
 from tinygpu.search.exact.pair import UnshareableError, search_in_two
@@ -77,6 +77,8 @@ def rank(
     more are left out.  ``progress(done, all)`` counts batches.  Raises IllegalScheduleError if
     nothing is legal, ScheduleError for a decision of the spread that there is not.
     """
+    require_kind("rank: space", space, Space, MachineError)
+    require_kind("rank: k", k, int, ScheduleError)
     if unknown := [name for name in spread if name not in space.values]:
         raise ScheduleError(
             f"spread over {unknown[0]}: it is no decision of {space.machine.name}; "

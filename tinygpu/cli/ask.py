@@ -11,6 +11,7 @@ import typer
 from tinygpu.cli.asked import Asked, asking, problem_of
 from tinygpu.cli.console import say, say_json, working, write
 from tinygpu.cli.given import DEVICE, JSON, MACHINE, fixed_values, machines_for
+from tinygpu.cli.sizes import SizedCommand
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import MachineError
 from tinygpu.term.schedule import to_json
@@ -27,8 +28,8 @@ _OUT = Annotated[Path | None, typer.Option(help="File for the schedule that is f
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command()(ask)
-    app.command()(prove)
+    app.command(cls=SizedCommand)(ask)
+    app.command(cls=SizedCommand)(prove)
 
 
 @asking

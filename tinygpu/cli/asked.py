@@ -3,11 +3,13 @@
     matmul                  -m -n -k  --batch --layout --out-dtype --bias --activation --scale
     elementwise EXPRESSION  -i        --inputs
     rmsnorm, softmax        -i -j
+    FILE.py:OPERATION       an option for each of its axes: -i, --rows
 
 In an EXPRESSION, as "a*x + b", the names u, v, w, x and z are arrays, or those that --inputs lists;
 every other name is a scalar, and the result is y.  Functions are those of
-``tinygpu.term.expression``. A command that is ``asking`` has all these options, and gets them as
-one ``Asked``.
+``tinygpu.term.expression``.  An operation of the user's is an ``Operation`` in a Python file, or a
+function without arguments that returns one.  A command that is ``asking`` has all these options,
+and gets them as one ``Asked``.
 """
 
 from __future__ import annotations
@@ -21,45 +23,33 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from tinygpu.cli.given import DTYPE, LAYOUT, machine_named
+from tinygpu.cli.machine_file import is_file, operation_in
+from tinygpu.cli.sizes import SIZES, every_size, sizes_of
 from tinygpu.errors import OperationError, nearest
 from tinygpu.isa.memory import DTYPES
 from tinygpu.term.operation import OPERATIONS, Operation, Problem, elementwise, matmul
 
-__all__ = ["BATCH", "Asked", "I", "J", "K", "M", "N", "asking", "problem_of"]
-
-M = Annotated[int | None, typer.Option("-m", help="Rows of c.")]
-N = Annotated[int | None, typer.Option("-n", help="Columns of c.")]
-K = Annotated[int | None, typer.Option("-k", help="Terms of each sum of a matmul.")]
-I = Annotated[int | None, typer.Option("-i", help="Elements of a vector, or rows.")]  # noqa: E741
-J = Annotated[int | None, typer.Option("-j", help="Elements of a row.")]
-BATCH = Annotated[int | None, typer.Option(help="Matmuls of one batch.")]
+__all__ = ["Asked", "asking", "operation_of", "problem_of"]
 
 _TAKES: Mapping[str, tuple[str, ...]] = {
-    "matmul": (
-        "m", "n", "k", "batch", "layout", "out_dtype", "bias", "activation", "scale"
-    ),
-    "elementwise": ("expression", "inputs", "i"),
-    "rmsnorm": ("i", "j"),
-    "softmax": ("i", "j"),
-}  # fmt: skip
-_SIZES = {"elementwise": {"i": 1 << 24}}
-_SIZE = 4096
+    "matmul": ("dtype", "layout", "out_dtype", "bias", "activation", "scale"),
+    "elementwise": ("expression", "dtype", "inputs"),
+    "rmsnorm": ("dtype",),
+    "softmax": ("dtype",),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An operation and its options, as they were given; a size that was not has its default."""
+    """An operation, its options and sizes, as they were given."""
 
-    operation: Annotated[str, typer.Argument(help=f"{', '.join(OPERATIONS)}.")]
+    operation: Annotated[
+        str, typer.Argument(help=f"{', '.join(OPERATIONS)}, or FILE.py:NAME for your own.")
+    ]
     expression: Annotated[
         str, typer.Argument(help='Of elementwise: "a*x + b"; u, v, w, x, z are arrays.')
     ] = ""
-    m: M = None
-    n: N = None
-    k: K = None
-    i: I = None
-    j: J = None
-    batch: BATCH = None
+    sizes: SIZES = None
     dtype: DTYPE = ""
     out_dtype: Annotated[str, typer.Option(help="Type of a matmul's c; else the inputs'.")] = ""
     layout: LAYOUT = ""
@@ -72,33 +62,37 @@ class Asked:
 def problem_of(asked: Asked, machine: str = "") -> Problem:
     """Return the problem; a machine that is named has a say in the type of the inputs.
 
-    Raises OperationError for a name, a type, an option or a size that cannot be, MachineError.
+    Raises OperationError for a name, a type, an option or a size that cannot be or is not given,
+    MachineError.
     """
-    name = asked.operation
-    if name not in OPERATIONS:
-        raise OperationError(f"operation {name}: {nearest(name, OPERATIONS)}")
+    operation = operation_of(asked, machine)
+    sizes = sizes_of(operation.name, operation.axes, asked.sizes or ())
+    every_size(operation, sizes)
+    return Problem.of(operation, **sizes)
+
+
+def operation_of(asked: Asked, machine: str = "") -> Operation:
+    """Return the operation, as ``problem_of`` does."""
+    name, own = asked.operation, is_file(asked.operation)
+    if not own and name not in OPERATIONS:
+        raise OperationError(
+            f"operation {name}: {nearest(name, OPERATIONS)}; or give FILE.py:NAME for your own"
+        )
+    takes = _TAKES.get(name, ())
     for field in fields(Asked):
-        if field.name in ("operation", "dtype", *_TAKES[name]):
+        if field.name in ("operation", "sizes", *takes):
             continue
         if getattr(asked, field.name) != field.default:
-            of = " and ".join(o for o, takes in _TAKES.items() if field.name in takes)
-            raise OperationError(
-                f"{_spelled(field.name)}: {name} has none, it is of {of}; "
-                f"{name} takes {', '.join(map(_spelled, _TAKES[name]))} and --dtype"
-            )
+            of = " and ".join(o for o, options in _TAKES.items() if field.name in options)
+            way = f"it takes {', '.join(map(_spelled, takes))}" if takes else "write it in the file"
+            raise OperationError(f"{_spelled(field.name)}: {name} has none, it is of {of}; {way}")
+    if own:
+        return operation_in(name)
     tensor = machine and any(i.unit == "tensor" for i in machine_named(machine).instructions)
     dtype = asked.dtype or ("bf16" if tensor else "f32")
     if dtype not in DTYPES:
         raise OperationError(f"dtype {dtype}: {nearest(dtype, DTYPES)}")
-    sizes = {"l": asked.batch} if asked.batch is not None else {}
-    for axis in (field for field in _TAKES[name] if len(field) == 1):
-        given = getattr(asked, axis)
-        sizes[axis] = _SIZES.get(name, {}).get(axis, _SIZE) if given is None else given
-    return Problem.of(_operation(asked, dtype), **sizes)
-
-
-def _operation(asked: Asked, dtype: str) -> Operation:
-    match asked.operation:
+    match name:
         case "matmul":
             return matmul(
                 dtype,
@@ -107,20 +101,18 @@ def _operation(asked: Asked, dtype: str) -> Operation:
                 scaled=asked.scale,
                 bias=asked.bias,
                 activation=asked.activation,
-                batched=asked.batch is not None,
+                batched=any(text.startswith(("batch=", "l=")) for text in asked.sizes or ()),
             )
         case "elementwise":
             if not asked.expression:
                 raise OperationError('elementwise: give its expression too, as "a*x + b"')
             inputs = tuple(dict.fromkeys(n.strip() for n in asked.inputs.split(",") if n.strip()))
             return elementwise(asked.expression, inputs=inputs, dtype=dtype)
-    return OPERATIONS[asked.operation](dtype)
+    return OPERATIONS[name](dtype)
 
 
 def _spelled(field: str) -> str:
-    if field == "expression":
-        return "EXPRESSION"
-    return f"-{field}" if len(field) == 1 else f"--{field.replace('_', '-')}"
+    return "EXPRESSION" if field == "expression" else f"--{field.replace('_', '-')}"
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,8 +1,8 @@
 """The picture of a bundle: how slow the kernel that serves a shape is, against the fastest there.
 
-Every layer, which is a pair of the sizes that are fixed, has a panel: slowdowns over m, the
-intervals of the kernels above them, and what cuBLASLt takes below.  Of more than ``MOST_PANELS``
-layers each is a line in one panel.
+Every layer, which is a choice of the sizes that are fixed, has a panel: slowdowns over m (the axis
+of the bundle's rules), the intervals of the kernels above them, and what cuBLASLt takes below.  Of
+more than ``MOST_PANELS`` layers each is a line in one panel.
 
 The times are the second measurement, where there is one; else the first; else the model's.
 """
@@ -75,36 +75,41 @@ def seen_in(tree: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def panels_of(bundle: Bundle) -> list[Panel]:
-    """Return the panels of a bundle, by n and k, with the rule that it was read with."""
+    """Return the panels of a bundle, by the other sizes, with the rule that it was read with."""
     tree = bundle.tree
-    rows = sorted(tree["shapes"], key=lambda row: (row["n"], row["k"], row["m"]))
+    others = [axis for axis in bundle.axes if axis != bundle.along]
+    rows = sorted(tree["shapes"], key=lambda row: [row[axis] for axis in (*others, bundle.along)])
     where, least, _ = seen_in(tree)
     times = _times([row[where] for row in rows])
     chosen_from = _times([row["measured"] or row["predicted"] for row in rows])
     best = np.array([row[least] or math.nan for row in rows])
-    shapes = [Shape(row["m"], row["n"], row["k"]) for row in rows]
+    shapes = [Shape(tuple((axis, row[axis]) for axis in bundle.axes), bundle.along) for row in rows]
     served = {rule: served_of(table, shapes, chosen_from) for rule, table in tree["rules"].items()}
     served[FIRST_CALL] = [int(j) for j in chosen_from.argmin(axis=1)]
     at = np.arange(len(rows))
     own = {rule: times[at, numbers] for rule, numbers in served.items()}
     peers = np.array([row.get("peer_seconds") or math.nan for row in rows])
     panels = []
-    for pair in dict.fromkeys((shape.n, shape.k) for shape in shapes):
-        here = [i for i in at if (shapes[i].n, shapes[i].k) == pair]
-        here = list({shapes[i].m: i for i in here}.values())  # layers of one n and k are one
-        names = dict.fromkeys(rows[i]["layer"] for i in at if (shapes[i].n, shapes[i].k) == pair)
+    for pair in dict.fromkeys(shape.at for shape in shapes):
+        here = [i for i in at if shapes[i].at == pair]
+        here = list({shapes[i].size: i for i in here}.values())  # layers of one size are one
+        names = dict.fromkeys(rows[i]["layer"] for i in at if shapes[i].at == pair)
         upto, kernels = _intervals(
-            bundle, pair, [shapes[i].m for i in here], [served[bundle.rule][i] for i in here]
+            bundle, pair, [shapes[i].size for i in here], [served[bundle.rule][i] for i in here]
         )
         panels.append(
             Panel(
                 ": ".join(
-                    [
-                        *filter(None, [", ".join(filter(None, names))]),
-                        f"n = {pair[0]}, k = {pair[1]}",
-                    ]
-                ),
-                tuple(shapes[i].m for i in here),
+                    filter(
+                        None,
+                        [
+                            ", ".join(filter(None, names)),
+                            ", ".join(f"{a} = {s}" for a, s in zip(others, pair, strict=True)),
+                        ],
+                    )
+                )
+                or tree["operation"].partition(":")[0],
+                tuple(shapes[i].size for i in here),
                 {rule: _finite(seconds[here] / best[here]) for rule, seconds in own.items()},
                 upto,
                 tuple(bundle.names[j] for j in kernels),
@@ -115,7 +120,7 @@ def panels_of(bundle: Bundle) -> list[Panel]:
 
 
 def _intervals(
-    bundle: Bundle, pair: tuple[int, int], m: Sequence[int], served: Sequence[int]
+    bundle: Bundle, pair: tuple[int, ...], m: Sequence[int], served: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ends of the intervals of a layer and their kernels."""
     for row in bundle.tree["rules"].get(bundle.rule, ()):

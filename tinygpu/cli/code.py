@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from tinygpu.cli.asked import BATCH, I, J, K, M, N
 from tinygpu.cli.console import bar, say, say_json, table, time_text, working, write
 from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, Given, read_schedule
 from tinygpu.cli.measuring import measured, why_no_gpu
+from tinygpu.cli.sizes import SIZES, SizedCommand, sizes_of
 from tinygpu.errors import (
     DeviceError,
     LaunchError,
@@ -35,8 +35,9 @@ __all__ = ["add_to", "interpreted_text"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (emit, run, calibrate, doctor):
+    for command in (emit, calibrate, doctor):
         app.command()(command)
+    app.command(cls=SizedCommand)(run)
 
 
 def emit(
@@ -134,12 +135,7 @@ def run(
     backend: Annotated[
         Backend | None, typer.Option(help="The GPU if it can run the kernel, else the interpreter.")
     ] = None,
-    m: M = None,
-    n: N = None,
-    k: K = None,
-    i: I = None,
-    j: J = None,
-    batch: BATCH = None,
+    sizes: SIZES = None,
     scalar: Annotated[
         list[str] | None, typer.Option(help="name=number, of a scalar (else 0.5); repeatable.")
     ] = None,
@@ -156,10 +152,9 @@ def run(
     hazards, not of time.
     """
     given = read_schedule(schedule, device, machine=machine)
-    sizes = {"l": batch, "m": m, "n": n, "k": k, "i": i, "j": j}
-    asked = {axis: size for axis, size in sizes.items() if size is not None}
-    scalars = _scalars(given.problem.operation, scalar or ())
     problem = given.problem
+    asked = sizes_of(problem.operation.name, problem.operation.axes, sizes or ())
+    scalars = _scalars(problem.operation, scalar or ())
     given = replace(given, problem=Problem.of(problem.operation, **{**problem.sizes, **asked}))
     meaning = str(given.computing())
     why_not = (

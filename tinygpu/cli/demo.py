@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinygpu.cli.asked import Asked, problem_of
+from tinygpu.cli.asked import Asked, operation_of
 from tinygpu.cli.console import bar, json_text, resumable, say, table, time_text, working, write
-from tinygpu.cli.given import DEVICE, DTYPE, LAYOUT, MACHINE, Given, fixed_values, machine_named
+from tinygpu.cli.given import (
+    DEVICE,
+    DTYPE,
+    LAYOUT,
+    MACHINE,
+    Given,
+    fixed_values,
+    machine_named,
+    machines_for,
+)
 from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.cli.plot import drawn_timeline, shape_text
 from tinygpu.cli.shapes import LAYERS
 from tinygpu.devices.device import label, load_device
+from tinygpu.term.operation import Problem
 from tinygpu.term.schedule import to_json
 
 if TYPE_CHECKING:
@@ -118,13 +128,16 @@ def demo(
     from tinygpu.errors import OperationError, nearest
     from tinygpu.space.space import Space
 
-    chosen, chip = machine_named(machine), load_device(device)
+    chip = load_device(device)
+    chosen = machine_named(machine)
     fixed = fixed_values(chosen, fix or ())
     for name in layer or ():
         if name not in LAYERS:
             raise OperationError(f"layer {name}: {nearest(name, LAYERS)}")
+    operation = operation_of(Asked("matmul", dtype=dtype, layout=layout), machine)
+    machines_for(operation, chip, machine)  # to know before a file is written that it can
     problems = {
-        name: problem_of(Asked("matmul", m=tokens, n=n, k=k, dtype=dtype, layout=layout), machine)
+        name: Problem.of(operation, m=tokens, n=n, k=k)
         for name, (_, n, k) in LAYERS.items()
         if not layer or name in layer
     }

@@ -12,18 +12,20 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinygpu.cli.asked import Asked, problem_of
+from tinygpu.cli.asked import Asked, asking, operation_of
 from tinygpu.cli.console import bar, resumable, say, say_json, table, time_text
-from tinygpu.cli.given import DEVICE, DTYPE, JSON, LAYOUT, machine_named, machines_for
+from tinygpu.cli.given import DEVICE, JSON, machine_named, machines_for
 from tinygpu.cli.measuring import why_no_gpu
 from tinygpu.cli.shapes import Shape, shapes_of
+from tinygpu.cli.sizes import SizedCommand, spelled, texts_of
 from tinygpu.devices.device import label, load_device
-from tinygpu.errors import IllegalScheduleError, LaunchError, OperationError, ScheduleError, nearest
+from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
 from tinygpu.term.schedule import Schedule, to_json
 
 if TYPE_CHECKING:
@@ -40,21 +42,20 @@ _SPREADS, _PART = 16, 16
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(dispatch)
+    app.command(cls=SizedCommand)(dispatch)
 
 
+@asking
 def dispatch(
-    operation: Annotated[str, typer.Argument(help="matmul.")],
+    asked: Asked,
     out: Annotated[Path, typer.Option(help="The bundle: a folder, or one file that ends in .zip.")],
-    m: Annotated[str, typer.Option("-m", help="Rows to serve: 1:8192, or 1,16,256:4096.")] = "",
-    n: Annotated[str, typer.Option("-n", help="Columns of c: a size, a list or a range.")] = "",
-    k: Annotated[str, typer.Option("-k", help="Terms of each sum, likewise.")] = "",
     layer: Annotated[
         list[str] | None,
         typer.Option(help="qkv, o, gate_up, down (of an 8B Llama), or NAME=NxK; repeatable."),
     ] = None,
     shapes: Annotated[
-        Path | None, typer.Option(help="A .json or .csv of m, n, k, and weight, layer if you like.")
+        Path | None,
+        typer.Option(help="A .json or .csv of sizes by axis, and weight, layer if you like."),
     ] = None,
     kernels: Annotated[int, typer.Option("--kernels", help="Kernels at most.")] = 8,
     aim: Annotated[
@@ -64,11 +65,6 @@ def dispatch(
     machine: Annotated[
         list[str] | None, typer.Option(help="Whose kernels; repeatable. Else all that fit.")
     ] = None,
-    dtype: DTYPE = "bf16",
-    layout: LAYOUT = "nt",
-    out_dtype: Annotated[str, typer.Option(help="Type of c; else the inputs'.")] = "",
-    bias: Annotated[bool, typer.Option("--bias", help=r"Add bias\[n] to c.")] = False,
-    activation: Annotated[str, typer.Option(help="End with gelu, silu or relu.")] = "",
     device: DEVICE = "h200",
     points: Annotated[int, typer.Option(min=1, max=4096, help="Sizes taken of a range.")] = 64,
     candidates: Annotated[
@@ -82,30 +78,29 @@ def dispatch(
     ] = 0.0,
     as_json: JSON = False,
 ) -> None:
-    """Choose a few kernels that serve every shape, and the rule; write them as a bundle."""
+    """Choose a few kernels that serve every shape, and the rule; write them as a bundle.
+
+    A size may be a range or a list: -m 1:8192, -m 1,16,256:4096.  A matmul is bf16 and nt if
+    nothing else is said.
+    """
     from tinygpu.cli.dispatching import RULES
     from tinygpu.codegen.run.assemble import find_ptxas
     from tinygpu.codegen.run.bundle import bundle_parts, refuse_other, write_bundle
     from tinygpu.codegen.run.provenance import provenance
     from tinygpu.search.selection import AIMS
 
-    if operation != "matmul":
-        raise OperationError(
-            f"dispatch {operation}: it is of matmul; kernels of the others serve every size"
-        )
     for option, given, known in (("--aim", aim, AIMS), ("--rule", rule, (*RULES, "first call"))):
         if given not in known:
             raise ScheduleError(f"{option} {given}: {nearest(given, known)}")
     if not 1 <= kernels <= _MOST_KERNELS:
         raise ScheduleError(f"--kernels {kernels}: at least 1, at most {_MOST_KERNELS}")
-    wanted = shapes_of(m, n, k, layer or (), shapes, points)
-    asked = Asked(
-        "matmul", m=wanted[0].m, n=wanted[0].n, k=wanted[0].k, dtype=dtype, layout=layout,
-        out_dtype=out_dtype, bias=bias, activation=activation,
-    )  # fmt: skip
-    problem, chip = problem_of(asked), load_device(device)
-    whose = machine or [one.name for one in machines_for(problem.operation, chip)]
-    every = [one for name in whose for one in machines_for(problem.operation, chip, name)]
+    if asked.operation == "matmul":
+        asked = replace(asked, dtype=asked.dtype or "bf16", layout=asked.layout or "nt")
+    operation, chip = operation_of(asked), load_device(device)
+    texts = texts_of(operation.name, operation.axes, asked.sizes or ())
+    wanted = shapes_of(operation, texts, layer or (), shapes, points)
+    whose = machine or [one.name for one in machines_for(operation, chip)]
+    every = [one for name in whose for one in machines_for(operation, chip, name)]
     names = {one.name: name for one, name in zip(every, whose, strict=True)}
     find_ptxas()
     refuse_other(out)
@@ -119,9 +114,7 @@ def dispatch(
     kept = f"measurements are kept in {store}; the same command goes on"
     again = "nothing is lost; the same command starts again"
     with resumable(again if why_not else kept), ExitStack() as open_:
-        chosen = open_.enter_context(
-            Dispatch(problem.operation, wanted, names, device, why_not, store)
-        )
+        chosen = open_.enter_context(Dispatch(operation, wanted, names, device, why_not, store))
         chosen.find(budget, kernels, candidates)
         chosen.time()
         chosen.choose(kernels, aim)
@@ -135,7 +128,8 @@ def dispatch(
         say_json({name: value for name, value in tree.items() if name != "files"})
         return
     show(tree)
-    say(f"bundle: {out}; ask it: tinygpu which {out} -m {wanted[len(wanted) // 2].m}")
+    middle = wanted[len(wanted) // 2]
+    say(f"bundle: {out}; ask it: tinygpu which {out} {spelled(middle.along)} {middle.size}")
 
 
 class Dispatch(ExitStack):
@@ -264,8 +258,8 @@ class Dispatch(ExitStack):
         weights = [s.weight for s in self.shapes]
         self.choice = choose(self.times, count, weights, aim=aim)
         served = self.choice.served
-        first = {j: served.index(j) for j in self.choice.kernels}  # by the smallest m they serve
-        self.kernels = sorted(self.choice.kernels, key=lambda j: self.shapes[first[j]].m)
+        first = {j: served.index(j) for j in self.choice.kernels}  # by the smallest they serve
+        self.kernels = sorted(self.choice.kernels, key=lambda j: self.shapes[first[j]].size)
         model = self._model() if refined else None
         self.tables = tables_of(self.times, self.predicted, self.shapes, self.kernels, aim, model)
 
@@ -375,8 +369,8 @@ class Dispatch(ExitStack):
             "device": device,
             "measured_on": {"device": timed.device, "driver": timed.driver} if timed else None,
             "why_not_measured": self.why_not,
-            "along": "m",
-            "axes": ["m", "n", "k"],
+            "along": self.shapes[0].along,
+            "axes": list(self.operation.axes),
             "rule": rule,
             "aim": aim,
             "candidates": len(self.schedules),
@@ -440,10 +434,10 @@ def _kernel_name(number: int) -> str:
 
 def show(tree: Mapping[str, Any]) -> None:
     """Print the kernels, what they serve, and the rules side by side."""
-    rows = []
+    rows, along = [], tree["along"]
     for number, kernel in enumerate(tree["kernels"]):
         mine = [s for s in tree["shapes"] if s["kernel"] == number]
-        sizes = sorted(s["m"] for s in mine)
+        sizes = sorted(s[along] for s in mine)
         rows.append(
             [
                 kernel["name"],
@@ -453,11 +447,12 @@ def show(tree: Mapping[str, Any]) -> None:
                 f"{sizes[0]} to {sizes[-1]}" if sizes else "none",
             ]
         )
-    many = len({(s["n"], s["k"]) for s in tree["shapes"]})
+    others = [axis for axis in tree["axes"] if axis != along]
+    many = len({tuple(s[axis] for axis in others) for s in tree["shapes"]})
     title = f"{tree['operation'].partition(':')[0]}, {len(tree['shapes'])} shapes"
     table(
         f"{title} of {many} layers" if many > 1 else title,
-        ["kernel", "machine", "#registers", "#shapes", "m"],
+        ["kernel", "machine", "#registers", "#shapes", along],
         rows,
     )
     gap = tree["slowdown"] / tree["bound"] - 1

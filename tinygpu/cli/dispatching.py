@@ -186,7 +186,7 @@ def _own_crew() -> Crew:
 
 
 def anchors_of(shapes: Sequence[Shape], most: int) -> list[Shape]:
-    """Return at most ``most`` of the shapes, those of each n and k evenly by their rank."""
+    """Return at most ``most`` of the shapes, those of each rule evenly by their rank."""
     groups, found = _groups(shapes), []
     for group in groups.values():
         few = max(1, min(len(group), most // len(groups)))
@@ -347,8 +347,8 @@ def tables_of(
     foreseen = predicted[:, list(kernels)]
     default = choose(own, 1, aim=aim).kernels[0] if _serves_all(own) else None
     tables: dict[str, list[dict[str, Any]]] = {rule: [] for rule in RULES}
-    for (n, k), group in _groups(shapes).items():
-        rows, share = [shapes[i].m for i in group], [shapes[i].weight for i in group]
+    for others, group in _groups(shapes).items():
+        rows, share = [shapes[i].size for i in group], [shapes[i].weight for i in group]
         here = own[group]
         nearest = [int(j) for j in here.argmin(axis=1)]
         measured = list(smooth(here, every, default, share)) if default is not None else nearest
@@ -372,19 +372,19 @@ def tables_of(
                         (mine[i], mine[i + 1]),
                         lambda j, shape: model(kernels[j], shape),
                     )
-            tables[rule].append({"at": [n, k], "upto": upto, "kernels": [mine[i] for i in last]})
+            tables[rule].append({"at": [*others], "upto": upto, "kernels": [mine[i] for i in last]})
     return tables
 
 
 def _switch(ends: Sequence[Shape], seen: Times, pair: tuple[int, int], model: Model) -> int:
-    """Return the last m between two shapes that the first of a pair of kernels is to serve.
+    """Return the last size between two shapes that the first of a pair of kernels is to serve.
 
     ``seen`` are the times at both shapes.  What the model errs by at them it errs by in between,
     from the one to the other evenly.
     """
-    low, high = (shape.m for shape in ends)
+    low, high = (shape.size for shape in ends)
     rows = np.array(sorted({low + round((high - low) * i / _STEPS) for i in range(_STEPS + 1)}))
-    foreseen = np.array([[model(j, replace(ends[0], m=int(m))) for j in pair] for m in rows])
+    foreseen = np.array([[model(j, ends[0].moved(int(m))) for j in pair] for m in rows])
     legal, both = np.isfinite(foreseen).all(axis=1), seen[:, list(pair)]
     if low == high or not (legal[0] and legal[-1] and np.isfinite(both).all()):
         return low
@@ -407,8 +407,8 @@ def served_of(
     found = []
     rows = {tuple(row["at"]): row for row in table}
     for shape, here in zip(shapes, times, strict=True):
-        row = rows[shape.n, shape.k]
-        at = min(bisect_left(row["upto"], shape.m), len(row["kernels"]) - 1)
+        row = rows[shape.at]
+        at = min(bisect_left(row["upto"], shape.size), len(row["kernels"]) - 1)
         order = sorted(range(len(row["kernels"])), key=lambda i: abs(i - at))
         legal = [row["kernels"][i] for i in order if math.isfinite(here[row["kernels"][i]])]
         found.append(int((*legal, here.argmin())[0]))
@@ -438,11 +438,11 @@ def _hinted(rule: str, hints: Mapping[int, int]) -> tuple[list[int], list[int]]:
     return [*ends, order[-1]], mine
 
 
-def _groups(shapes: Sequence[Shape]) -> dict[tuple[int, int], list[int]]:
-    """Return the shapes' indices by n and k, in order of m."""
-    found: dict[tuple[int, int], list[int]] = {}
-    for i in sorted(range(len(shapes)), key=lambda i: shapes[i].m):
-        found.setdefault((shapes[i].n, shapes[i].k), []).append(i)
+def _groups(shapes: Sequence[Shape]) -> dict[tuple[int, ...], list[int]]:
+    """Return the shapes' indices by their other sizes, in order along the axis of the rules."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for i in sorted(range(len(shapes)), key=lambda i: shapes[i].size):
+        found.setdefault(shapes[i].at, []).append(i)
     return dict(sorted(found.items()))
 
 

@@ -138,6 +138,11 @@ def machines_for(operation: Operation, device: Device, name: str = "") -> list[M
             why_not.append(f"machine {machine.name}: {needs}, and {device.name} is {device.arch}")
         else:
             found.append(machine)
+    if not found and not why_not:
+        raise OperationError(
+            f"operation {operation.name}: no machine that ships does it; give your own, whose "
+            "operations name it, by --machine FILE.py:Class"
+        )
     if not found:
         raise OperationError(
             f"{operation.name} on {device.name}: {'; '.join(why_not)}; or choose another --device"

@@ -95,10 +95,10 @@ def timeline(
     program = given.program()
     line = timelines.timeline(program, given.problem.sizes, given.device, iterations=iterations)
     figure = drawn_timeline(line, program, given)
-    _save(figure, output or schedule.with_suffix(".timeline.png"))
     if trace is not None:
         write(trace, json_text(timelines.trace(line, given.device)))
         say(f"{trace}: open it at https://ui.perfetto.dev")
+    _save(figure, output or schedule.with_suffix(".timeline.png"))
 
 
 def drawn_timeline(line: Timeline, program: Program, given: Given) -> Figure:

@@ -36,6 +36,7 @@ from tinygpu.cli.console import (
 )
 from tinygpu.cli.given import DEVICE, JSON, MACHINE, SPREAD, fixed_for, machines_for, spread_of
 from tinygpu.cli.measuring import Effort, Tuned, client_of, tune, why_no_gpu
+from tinygpu.cli.sizes import SizedCommand
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
 from tinygpu.term.schedule import to_json
@@ -59,7 +60,7 @@ _MOST = 100_000
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(search)
+    app.command(cls=SizedCommand)(search)
 
 
 @asking

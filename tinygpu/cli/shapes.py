@@ -2,29 +2,33 @@
 
     -m 1:8192 -n 4096 -k 4096        a range of one size: ``points`` sizes of it, dense at its start
     -m 1,16,256:8192                 a list, of sizes and ranges
+    --rows 1:8192 --columns 4096     likewise, of an operation with these axes
     --layer qkv --layer up=28672x4096
-    --shapes FILE                    .json or .csv with m, n, k and maybe weight and layer
+    --shapes FILE                    .json or .csv with a size for each axis, maybe weight and layer
 
 Sizes of a range lie evenly by their logarithm; every second one is a multiple of 64 where it can
-be, the others are ragged, as they come.
+be, the others are ragged, as they come.  A bundle's rules are *along* the first axis that has
+several sizes; each choice of the others has a rule of its own.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tinygpu.cli.sizes import every_size, size_in, spelled
 from tinygpu.errors import OperationError, nearest
-from tinygpu.term.operation import LARGEST_SIZE
+from tinygpu.term.operation import Operation, is_matmul
 
-__all__ = ["LAYERS", "Shape", "sampled", "shapes_in", "shapes_of"]
+__all__ = ["LAYERS", "Shape", "matmul_shape", "sampled", "shapes_in", "shapes_of"]
 
 LAYERS = {
     "qkv": ("the queries, keys and values", 6144, 4096),
@@ -42,50 +46,105 @@ _MULTIPLE = 64
 _FEW_POINTS = 5
 
 
+_FIELDS = ("weight", "layer", "kernel", "predicted", "bottleneck", "measured", "best", "scored",
+           "scored_best", "peer", "peer_seconds")  # fmt: skip
+"""What a bundle notes of a shape beside its sizes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes that a bundle serves, how much they count, and whose they are."""
+    """Sizes that a bundle serves, by axis, how much they count, and whose they are.
 
-    m: int
-    n: int
-    k: int
+    ``along``: the axis whose sizes a rule cuts into intervals.
+    """
+
+    extents: tuple[tuple[str, int], ...]
+    along: str
     weight: float = 1.0
     layer: str = ""
 
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes by their axes."""
-        return {"m": self.m, "n": self.n, "k": self.k}
+        return dict(self.extents)
+
+    @property
+    def size(self) -> int:
+        """The size along the axis of the rules."""
+        return self.sizes[self.along]
+
+    @property
+    def at(self) -> tuple[int, ...]:
+        """The sizes of the other axes."""
+        return tuple(size for axis, size in self.extents if axis != self.along)
+
+    def moved(self, size: int) -> Shape:
+        """Return the shape with another size along the axis of the rules."""
+        return replace(self, extents=tuple((self.sizes | {self.along: size}).items()))
+
+
+def matmul_shape(m: int, n: int, k: int, weight: float = 1.0, layer: str = "") -> Shape:
+    """Return a shape of a matmul, along m."""
+    return Shape((("m", m), ("n", n), ("k", k)), "m", weight, layer)
 
 
 def shapes_of(
-    m: str, n: str, k: str, layers: Sequence[str], file: Path | None, points: int
+    operation: Operation,
+    texts: Mapping[str, str],
+    layers: Sequence[str],
+    file: Path | None,
+    points: int,
 ) -> tuple[Shape, ...]:
-    """Return the shapes, in order of layer, n, k and m.
+    """Return the shapes, in order of layer, other sizes, and size along the axis of the rules.
 
-    Raises OperationError for a range that is empty or backwards, and for what is no size.
+    ``texts`` are the sizes, ranges or lists that were given, by axis.  Raises OperationError for a
+    range that is empty or backwards, and for what is no size or not given.
     """
-    if file is not None:
-        if m or n or k or layers:
-            raise OperationError("--shapes: the file has all sizes; leave -m, -n, -k, --layer out")
-        return shapes_in(file)
-    if not m:
-        raise OperationError("-m: give the rows to serve, as -m 1:8192")
-    rows = _sizes("-m", m, points)
-    if layers:
-        if n or k:
-            raise OperationError("--layer: it has n and k; leave -n and -k out")
-        pairs = [_layer(text) for text in layers]
-    else:
-        if not (n and k):
-            raise OperationError("-n, -k: give both, or --layer, or --shapes")
-        few = min(points, _FEW_POINTS)
-        pairs = [("", x, y) for x in _sizes("-n", n, few) for y in _sizes("-k", k, few)]
-    if len(rows) * len(pairs) > _MOST:
+    axes = operation.axes
+    if taken := [axis for axis in axes if axis in _FIELDS]:
         raise OperationError(
-            f"shapes: {len(rows)} x {len(pairs)}; at most {_MOST}: lower --points, or give a list"
+            f"dispatch: axis {taken[0]} of {operation.name}: a bundle notes something else under "
+            "this name; rename the axis"
         )
-    return tuple(Shape(x, y, z, 1.0, name) for name, y, z in pairs for x in rows)
+    if file is not None:
+        if texts or layers:
+            raise OperationError(
+                "--shapes: the file has all sizes; leave "
+                f"{', '.join(map(spelled, axes))} and --layer out"
+            )
+        return shapes_in(file, axes)
+    pairs: list[tuple[str, dict[str, int]]] = [("", {})]
+    if layers:
+        if not (is_matmul(operation) and axes == ("m", "n", "k")):
+            raise OperationError(f"--layer: it is of a matmul; give {operation.name} its sizes")
+        if "n" in texts or "k" in texts:
+            raise OperationError("--layer: it has n and k; leave -n and -k out")
+        pairs = [(name, {"n": n, "k": k}) for name, n, k in map(_layer, layers)]
+    ways = "; or give --shapes FILE" + ", or --layer" * is_matmul(operation)
+    every_size(operation, {**texts, **pairs[0][1]}, "1:8192", ways)
+    along = next((a for a, text in texts.items() if ":" in text or "," in text), axes[0])
+    found = {
+        axis: _sizes(spelled(axis), text, points if axis == along else min(points, _FEW_POINTS))
+        for axis, text in texts.items()
+    }
+    count = math.prod(map(len, found.values())) * len(pairs)
+    if count > _MOST:
+        raise OperationError(
+            f"shapes: {count} of them; at most {_MOST}: lower --points, or give a list"
+        )
+    others = [[(axis, size) for size in found[axis]] for axis in found if axis != along]
+    return tuple(
+        _shape(axes, {**dict(fixed), **pair, along: size}, along, 1.0, name)
+        for name, pair in pairs
+        for fixed in itertools.product(*others)
+        for size in found[along]
+    )
+
+
+def _shape(
+    axes: Iterable[str], sizes: Mapping[str, int], along: str, weight: float, layer: str
+) -> Shape:
+    return Shape(tuple((axis, sizes[axis]) for axis in axes), along, weight, layer)
 
 
 def sampled(low: int, high: int, points: int) -> list[int]:
@@ -110,7 +169,7 @@ def sampled(low: int, high: int, points: int) -> list[int]:
     return every
 
 
-def shapes_in(path: Path) -> tuple[Shape, ...]:
+def shapes_in(path: Path, axes: Sequence[str]) -> tuple[Shape, ...]:
     """Read a list of shapes.  Raises OperationError for what is none, OSError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -119,28 +178,35 @@ def shapes_in(path: Path) -> tuple[Shape, ...]:
         )
         if not isinstance(rows, list) or not rows:
             raise ValueError("give a list of shapes")
-        shapes = [_shape(row) for row in rows]
-    except (ValueError, RecursionError, csv.Error) as error:
+        every = [_row(row, axes) for row in rows]
+    except UnicodeDecodeError:
+        raise OperationError(f"shapes {path}: no utf-8 text; give a .json or .csv file") from None
+    except (ValueError, RecursionError, csv.Error, OperationError) as error:
         raise OperationError(f"shapes {path}: {error}") from None
-    if len(shapes) > _MOST:
-        raise OperationError(f"shapes {path}: {len(shapes)} of them; at most {_MOST}")
-    merged: dict[tuple[str, int, int, int], float] = {}
-    for s in shapes:
-        key = (s.layer, s.n, s.k, s.m)
-        merged[key] = merged.get(key, 0.0) + s.weight
-    return tuple(Shape(m, n, k, w, layer) for (layer, n, k, m), w in sorted(merged.items()))
+    if len(every) > _MOST:
+        raise OperationError(f"shapes {path}: {len(every)} of them; at most {_MOST}")
+    several = (axis for i, axis in enumerate(axes) if len({sizes[i] for sizes, _, _ in every}) > 1)
+    along = next(several, axes[0])
+    merged: dict[Shape, float] = {}
+    for sizes, weight, layer in every:
+        shape = Shape(tuple(zip(axes, sizes, strict=True)), along, layer=layer)
+        merged[shape] = merged.get(shape, 0.0) + weight
+    order = sorted(merged, key=lambda shape: (shape.layer, shape.at, shape.size))
+    return tuple(replace(shape, weight=merged[shape]) for shape in order)
 
 
-def _shape(row: Any) -> Shape:
+def _row(row: Any, axes: Sequence[str]) -> tuple[tuple[int, ...], float, str]:
+    """Return the sizes, the weight and the layer of a row of a file."""
     if not isinstance(row, Mapping):
-        raise ValueError(f'{row!r}; a shape is an object, as {{"m": 16, "n": 4096, "k": 4096}}')
-    known = ("m", "n", "k", "weight", "layer")
+        example = json.dumps(dict.fromkeys(axes, 4096))
+        raise ValueError(f"{row!r}; a shape is an object, as {example}")
+    known = (*axes, "weight", "layer")
     for name in row:
         if name not in known:
             raise ValueError(f"{name!r}: {nearest(str(name), known)}")
-    if missing := [axis for axis in "mnk" if row.get(axis) in (None, "")]:
+    if missing := [axis for axis in axes if row.get(axis) in (None, "")]:
         raise ValueError(f"{dict(row)}: it lacks {', '.join(missing)}")
-    sizes = [_size(axis, str(row[axis])) for axis in "mnk"]
+    sizes = tuple(size_in(f"size {axis}", str(row[axis])) for axis in axes)
     given = row.get("weight")
     try:
         weight = 1.0 if given in (None, "") else float(str(given))
@@ -148,36 +214,25 @@ def _shape(row: Any) -> Shape:
         weight = math.nan
     if not 0 < weight < math.inf:
         raise ValueError(f"{dict(row)}: weight {given!r}; give a number above 0")
-    return Shape(sizes[0], sizes[1], sizes[2], weight, str(row.get("layer") or ""))
+    return sizes, weight, str(row.get("layer") or "")
 
 
 def _sizes(option: str, text: str, points: int) -> list[int]:
-    try:
-        return sorted({size for part in text.split(",") for size in _part(option, part, points)})
-    except ValueError as error:
-        raise OperationError(f"{option} {text}: {error}") from None
+    return sorted({size for part in text.split(",") for size in _part(option, part, points)})
 
 
 def _part(option: str, text: str, points: int) -> Iterator[int]:
     low, colon, high = text.partition(":")
-    first = _size(option, low)
+    first = size_in(option, low)
     if not colon:
         yield first
         return
-    last = _size(option, high)
+    last = size_in(option, high)
     if last < first:
-        raise ValueError(f"the range {text} is backwards; write it {last}:{first}")
+        raise OperationError(
+            f"{option} {text}: the range {text} is backwards; write it {last}:{first}"
+        )
     yield from sampled(first, last, points)
-
-
-def _size(option: str, text: str) -> int:
-    digits = text.strip()
-    if not digits.isascii() or not digits.isdigit() or len(digits) > 10:
-        raise ValueError(f"{text!r} is no size; give a whole number from 1, as 4096")
-    size = int(digits)
-    if not 1 <= size <= LARGEST_SIZE:
-        raise ValueError(f"size {option.strip('-')} is {size}; at least 1, at most {LARGEST_SIZE}")
-    return size
 
 
 def _layer(text: str) -> tuple[str, int, int]:
@@ -188,6 +243,6 @@ def _layer(text: str) -> tuple[str, int, int]:
         return name, *LAYERS[name][1:]
     n, _, k = sizes.partition("x")
     try:
-        return name, _size("n", n), _size("k", k)
-    except ValueError as error:
+        return name, size_in("n", n), size_in("k", k)
+    except OperationError as error:
         raise OperationError(f"--layer {text}: {error}; write it NAME=NxK") from None

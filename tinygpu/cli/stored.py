@@ -28,9 +28,19 @@ def _opened(path: Path) -> Store:
     """Open a store that there is."""
     from tinygpu.search.store import Store
 
+    _refuse_folder(path)
     if not path.is_file():
         raise StoreError(f"store {path}: there is none; a search with --measure --out DIR makes it")
     return Store(path)
+
+
+def _refuse_folder(path: Path) -> None:
+    """Raise StoreError for a folder: of a search, or without a store."""
+    if path.is_dir():
+        inside = path / "store.db"
+        way = f"give {inside}" if inside.is_file() else "a search with --measure --out makes one"
+        has = "the store is a file in it" if inside.is_file() else "there is no store.db in it"
+        raise StoreError(f"store {path}: it is a folder, and {has}; {way}")
 
 
 def _what(one: Measurement) -> tuple[str, str, str, str]:
@@ -84,18 +94,22 @@ def imported(
     store: Annotated[Path, typer.Argument(help="The store; it is made if there is none.")],
     files: Annotated[list[Path], typer.Argument(help="Files of JSON lines, as export writes.")],
 ) -> None:
-    """Keep the measurements of exported files: all of a file, or none if a line is wrong."""
-    from tinygpu.search.store import Store
+    """Keep the measurements of exported files: all, or none if a line is wrong."""
+    from tinygpu.search.store import Store, measurements_in
 
+    _refuse_folder(store)
+    found = {}
+    for path in files:
+        _refuse_folder(path)
+        try:
+            with path.open(encoding="utf-8") as file:
+                found[path] = measurements_in(file)
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise StoreError(f"{path}: {why}; give a file that export wrote") from None
+        except StoreError as error:
+            raise StoreError(f"{path}: {error}") from None
     with Store(store) as kept:
-        for path in files:
-            try:
-                with path.open(encoding="utf-8") as file:
-                    count = kept.import_lines(file)
-            except (OSError, UnicodeDecodeError) as error:
-                why = getattr(error, "strerror", None) or "it is no text"
-                raise StoreError(f"{path}: {why}; give a file that export wrote") from None
-            except StoreError as error:
-                raise StoreError(f"{path}: {error}") from None
-            say(f"{path}: {count} measurements")
+        for path, measurements in found.items():
+            say(f"{path}: {kept.put_all(measurements)} measurements")
         say(f"{store}: {len(kept)} measurements")

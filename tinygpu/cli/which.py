@@ -5,21 +5,23 @@ What was measured is in the bundle; what the time model says of exactly these si
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tinygpu.cli.console import say, say_json, table, time_text
-from tinygpu.cli.given import JSON
+from tinygpu.cli.given import JSON, OWN, machines_with
+from tinygpu.cli.sizes import SIZES, SizedCommand, sizes_of, spelled
 from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, nearest
-from tinygpu.machines import MACHINES
 
 if TYPE_CHECKING:
     from tinygpu.codegen.runtime.bundle import Bundle
+    from tinygpu.term.machine import Machine
     from tinygpu.term.operation import Operation
 
 __all__ = ["BUNDLE", "add_to", "choices_tree", "read_bundle"]
@@ -29,7 +31,7 @@ BUNDLE = Annotated[Path, typer.Argument(help="A folder or .zip that dispatch wro
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(which)
+    app.command(cls=SizedCommand)(which)
 
 
 def read_bundle(path: Path, rule: str = "") -> Bundle:
@@ -41,21 +43,20 @@ def read_bundle(path: Path, rule: str = "") -> Bundle:
 
 def which(
     bundle: BUNDLE,
-    m: Annotated[int, typer.Option("-m", help="Rows of c.")],
-    n: Annotated[
-        int | None, typer.Option("-n", help="Columns; the bundle's, if it has one.")
-    ] = None,
-    k: Annotated[int | None, typer.Option("-k", help="Terms of a sum, likewise.")] = None,
+    sizes: SIZES = None,
     layer: Annotated[str, typer.Option(help="A layer's name, instead of -n and -k.")] = "",
     rule: Annotated[str, typer.Option(help="Another rule than the bundle's.")] = "",
+    machine: OWN = "",
     ptx: Annotated[bool, typer.Option("--ptx", help="Print its PTX.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print its machine code.")] = False,
     as_json: JSON = False,
 ) -> None:
-    """Say which kernel of a bundle serves a shape, and why not another."""
+    """Say which kernel of a bundle serves a shape, and why not another.
+
+    Status 1: the shape lies beyond those that the bundle was made for.
+    """
     opened = read_bundle(bundle, rule)
-    sizes = _sizes_in(opened, m, n, k, layer)
-    tree = choices_tree(opened, sizes)
+    tree = choices_tree(opened, _sizes_in(opened, sizes or (), layer), machines_with(machine))
     kernel = opened.tree["kernels"][tree["number"]]
     if ptx or sass:
         text = opened.code[kernel["ptx"]].decode()
@@ -64,36 +65,61 @@ def which(
 
             text = machine_code(opened.code[kernel["cubin"]])
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
-        return
-    if as_json:
+    elif as_json:
         say_json(tree)
-        return
-    _say_which(tree)
+    else:
+        _say_which(tree)
+    if tree["beyond"]:
+        typer.echo(tree["beyond"], err=True)
+        raise typer.Exit(1)
 
 
-def _sizes_in(bundle: Bundle, m: int, n: int | None, k: int | None, layer: str) -> dict[str, int]:
-    """Return the sizes that are asked for.  Raises LaunchError where they are not said."""
-    pairs = {(s["n"], s["k"]): s["layer"] for s in bundle.tree["shapes"]}
+def _sizes_in(bundle: Bundle, given: Sequence[str], layer: str) -> dict[str, int]:
+    """Return the sizes that are asked for.  Raises TinyGpuError where they are not said."""
+    shapes, axes = bundle.tree["shapes"], bundle.axes
+    name = bundle.tree["operation"].partition(":")[0]
+    asked = sizes_of(name, axes, given)
+    others = [axis for axis in axes if axis != bundle.along]
     if layer:
-        named = {s["layer"]: (s["n"], s["k"]) for s in bundle.tree["shapes"] if s["layer"]}
+        named = {s["layer"]: {axis: s[axis] for axis in others} for s in shapes if s["layer"]}
         if layer not in named:
             raise LaunchError(
                 f"--layer {layer}: {nearest(layer, named) if named else 'it has none'}"
             )
-        n, k = named[layer]
-    if n is None or k is None:
-        fit = [p for p in pairs if n in (None, p[0]) and k in (None, p[1])]
+        asked |= named[layer]
+    if bundle.along not in asked:
+        option = spelled(bundle.along)
+        raise LaunchError(f"{option}: not given; say which size is to be served, as {option} 64")
+    every = {tuple(s[axis] for axis in others): s["layer"] for s in shapes}
+    fit = [at for at in every if all(asked.get(a, s) == s for a, s in zip(others, at, strict=True))]
+    if any(axis not in asked for axis in others):
         if len(fit) != 1:
-            known = ", ".join(f"{x} x {y} {name}".strip() for (x, y), name in pairs.items())
-            raise LaunchError(f"-n, -k: the bundle serves {known}; say which")
-        n, k = fit[0]
-    return {"m": m, "n": n, "k": k}
+            options = ", ".join(map(spelled, others))
+            known = ", ".join(f"{' x '.join(map(str, at))} {n}".strip() for at, n in every.items())
+            raise LaunchError(f"{options}: the bundle serves {known}; say which")
+        asked |= zip(others, fit[0], strict=True)
+    return {axis: asked[axis] for axis in axes}
 
 
-def choices_tree(bundle: Bundle, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _beyond(bundle: Bundle, sizes: Mapping[str, int]) -> str:
+    """Return which sizes lie beyond those of the bundle's shapes, or ""."""
+    found = []
+    for axis, size in sizes.items():
+        every = [shape[axis] for shape in bundle.tree["shapes"]]
+        if not min(every) <= size <= max(every):
+            made = f"{min(every)} to {max(every)}" if min(every) < max(every) else f"{every[0]}"
+            found.append(f"{axis} is {size}, and the bundle was made for {axis} {made}")
+    way = "nothing was compared there: make a bundle for these sizes by tinygpu dispatch"
+    return f"beyond: {'; '.join(found)}; {way}" if found else ""
+
+
+def choices_tree(
+    bundle: Bundle, sizes: Mapping[str, int], machines: Mapping[str, Machine]
+) -> dict[str, Any]:
     """Return what serves the sizes and why: every kernel with its times near by and its bottleneck.
 
-    Predicted times are of these sizes; measured ones of the nearest shapes below and above.
+    Predicted times are of these sizes, for kernels of the ``machines``; measured ones of the
+    nearest shapes below and above.
     """
     from tinygpu.codegen.runtime.contract import Contract
     from tinygpu.search.time.cost import cost
@@ -106,9 +132,9 @@ def choices_tree(bundle: Bundle, sizes: Mapping[str, int]) -> dict[str, Any]:
     for number, kernel in enumerate(bundle.tree["kernels"]):
         text = bundle.code[kernel["schedule"]].decode()
         row: dict[str, Any] = {"kernel": kernel["name"], "machine": kernel["machine"]}
-        if kernel["machine"] in MACHINES:
-            machine, problem, schedule = from_json(text, MACHINES)
-            row["decisions"] = dict(schedule.decisions)
+        row["decisions"] = json.loads(text)["decisions"]
+        if kernel["machine"] in machines:
+            machine, problem, schedule = from_json(text, machines)
             refused = _refused(Contract.of(kernel["contract"]), problem.operation, sizes)
             if refused:
                 row["illegal"] = refused
@@ -117,12 +143,19 @@ def choices_tree(bundle: Bundle, sizes: Mapping[str, int]) -> dict[str, Any]:
                 found = cost(program, sizes, chip)
                 row |= {"predicted_seconds": float(found.seconds), "bottleneck": found.bottleneck}
         row["measured"] = {
-            shape["m"]: seconds
+            shape[bundle.along]: seconds
             for shape in near
             if (seconds := (shape.get("scored") or shape["measured"] or [None] * 99)[number])
         }
         rows.append(row)
-    return {**told, "sizes": dict(sizes), "shapes_near": [s["m"] for s in near], "kernels": rows}
+    return {
+        **told,
+        "along": bundle.along,
+        "sizes": dict(sizes),
+        "beyond": _beyond(bundle, sizes),
+        "shapes_near": [s[bundle.along] for s in near],
+        "kernels": rows,
+    }
 
 
 def _refused(contract: Any, operation: Operation, sizes: Mapping[str, int]) -> str:
@@ -140,12 +173,14 @@ def _refused(contract: Any, operation: Operation, sizes: Mapping[str, int]) -> s
 
 def _near(bundle: Bundle, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the shapes of the bundle next to the sizes: below or at, and above."""
-    group = [s for s in bundle.tree["shapes"] if (s["n"], s["k"]) == (sizes["n"], sizes["k"])]
-    below = [s for s in group if s["m"] <= sizes["m"]]
-    above = [s for s in group if s["m"] > sizes["m"]]
-    exact = below and max(s["m"] for s in below) == sizes["m"]
-    found = [max(below, key=lambda s: s["m"])] if below else []
-    found += [min(above, key=lambda s: s["m"])] if above and not exact else []
+    along = bundle.along
+    others = [axis for axis in bundle.axes if axis != along]
+    group = [s for s in bundle.tree["shapes"] if all(s[axis] == sizes[axis] for axis in others)]
+    below = [s for s in group if s[along] <= sizes[along]]
+    above = [s for s in group if s[along] > sizes[along]]
+    exact = below and max(s[along] for s in below) == sizes[along]
+    found = [max(below, key=lambda s: s[along])] if below else []
+    found += [min(above, key=lambda s: s[along])] if above and not exact else []
     return found
 
 
@@ -153,7 +188,7 @@ def _say_which(tree: Mapping[str, Any]) -> None:
     sizes = " x ".join(str(size) for size in tree["sizes"].values())
     if "interval" in tree:
         low, high = tree["interval"]
-        where = f"it serves m from {low}" + (f" to {high}" if high else " on")
+        where = f"it serves {tree['along']} from {low}" + (f" to {high}" if high else " on")
     else:
         where = "of the nearest shape, " + " x ".join(map(str, tree["nearest"].values()))
     say(f"{sizes}: {tree['kernel']}, by the rule {tree['rule']!r}; {where}")
@@ -169,10 +204,14 @@ def _say_which(tree: Mapping[str, Any]) -> None:
         predicted = time_text(row["predicted_seconds"]) if "predicted_seconds" in row else "-"
         why = row.get("illegal") or row.get("bottleneck", "")
         rows.append([row["kernel"], row["machine"], predicted, *measured, why, differs])
-    at = [f"#measured, m={m}" for m in near]
+    at = [f"#measured, {tree['along']}={m}" for m in near]
     table(
         f"kernels at {sizes}",
         ["kernel", "machine", "#predicted", *at, "waits for", "where it differs"],
         rows,
     )
+    unknown = {r["machine"] for r in tree["kernels"] if not {"illegal", "bottleneck"} & {*r}}
+    if unknown:
+        names = " and ".join(sorted(unknown))
+        say(f"no time of {names} is predicted: give --machine FILE.py:Class")
     say("its schedule: " + " ".join(f"{name}={value}" for name, value in mine.items()))

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tinygpu.document import document, fields_of
-from tinygpu.errors import DeviceError, TinyGpuError, nearest
+from tinygpu.errors import DeviceError, TinyGpuError, nearest, require_kind
 
 __all__ = [
     "ARCHITECTURES",
@@ -156,6 +156,8 @@ class Device:
         Raises DeviceError for one that is missing, unknown, no positive number, or no whole number
         where it counts something.
         """
+        require_kind("device: name", name, str, DeviceError)
+        require_kind("device: numbers", numbers, Mapping, DeviceError)
         where = f"device {name}"
         if not name.strip() or not name.isprintable():
             raise DeviceError(f"device {name!r}: give it a name that can be printed")

@@ -35,7 +35,15 @@ from typing import Any
 import numpy as np
 
 from tinygpu.devices.device import Device, limits
-from tinygpu.errors import IllegalScheduleError, MachineError, TinyGpuError
+from tinygpu.errors import (
+    DeviceError,
+    IllegalScheduleError,
+    MachineError,
+    OperationError,
+    ScheduleError,
+    TinyGpuError,
+    require_kind,
+)
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import (
@@ -322,6 +330,10 @@ def check_schedule(
     A machine's own requirements come first: where one fails, there is no term to judge.
     Raises ScheduleError or OperationError if it is no schedule of the machine at all.
     """
+    require_kind("schedule", schedule, Schedule, ScheduleError)
+    require_kind("machine", machine, Machine, MachineError)
+    require_kind("problem", problem, Problem, OperationError)
+    require_kind("device", device, Device, DeviceError)
     machine.check(problem.operation)
     values = dict(Schedule.of(machine, dict(schedule.decisions)).decisions)
     numeric = [law for law in LAWS.values() if law.numeric]

@@ -39,6 +39,7 @@ from math import prod
 
 import numpy as np
 
+from tinygpu.errors import ProgramError, require_kind
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.meaning.assumptions import ends, unproved, window
 from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
@@ -134,6 +135,7 @@ def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: in
     Raises ProgramError for a term that is malformed, OperationError for sizes that are not the
     operation's.
     """
+    require_kind("computes: program", program, Program, ProgramError)
     judged = verdict(program)
     illegal = judged.reason if judged.outcome == "illegal" else ""
     if sizes is not None:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.errors import OperationError, ProgramError, nearest
+from tinygpu.errors import OperationError, ProgramError, nearest, require_kind
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.cluster import Landing, Run
@@ -107,6 +107,8 @@ def check(
 
     Seeds s and s + 1 differ in who runs first and when copies land; three of them have all of each.
     """
+    require_kind("check: program", program, Program, ProgramError)
+    require_kind("check: sizes", sizes, Mapping, OperationError)
     operation = program.operation
     sizes = Problem.of(operation, **sizes).sizes
     found: dict[str, Finding] = {}
@@ -126,6 +128,8 @@ def reduced(problem: Problem, program: Program) -> dict[str, int]:
     Two tiles along each axis of the grid; along a loop two more than the most stages; the last one
     not full where a guard or an Exit looks at the axis.  No size exceeds the problem's.
     """
+    require_kind("reduced: problem", problem, Problem, OperationError)
+    require_kind("reduced: program", program, Program, ProgramError)
     stages = max((int(b.stages) for b in program.buffers if b.level == "smem"), default=1)
     sizes = {}
     for axis, size in problem.sizes.items():

@@ -22,7 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.devices.device import Device
-from tinygpu.errors import ScheduleError, nearest
+from tinygpu.errors import (
+    DeviceError,
+    MachineError,
+    OperationError,
+    ScheduleError,
+    nearest,
+    require_kind,
+)
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS, Places, check_schedule, judged
 from tinygpu.legality.reach import Case
@@ -121,6 +128,10 @@ class Choices:
         fixed: Mapping[str, Value | tuple[Value, ...]] | None = None,
     ) -> None:
         """Narrow the decisions; the batches are built on first use."""
+        require_kind("space: machine", machine, Machine, MachineError)
+        require_kind("space: problem", problem, Problem, OperationError)
+        require_kind("space: device", device, Device, DeviceError)
+        require_kind("space: fixed", fixed or {}, Mapping, ScheduleError)
         machine.check(problem.operation)
         self.machine, self.problem, self.device = machine, problem, device
         self.fixed = dict(fixed or {})

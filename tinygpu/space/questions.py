@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from tinygpu.errors import IllegalScheduleError
+from tinygpu.errors import IllegalScheduleError, MachineError, WishError, require_kind
 from tinygpu.legality.laws import LAWS, check_schedule, named
 from tinygpu.legality.reach import Case
 from tinygpu.space.quantities import named_values
@@ -139,6 +139,8 @@ def ask(space: Space, wish: str = "", *, resources: int = RESOURCES) -> Answer:
     ``resources`` limits z3's steps for one structural choice.  Raises WishError for what is not of
     the language.
     """
+    require_kind("ask: space", space, Space, MachineError)
+    require_kind("wish", wish, str, WishError)
     return _asked(
         space, " ".join(wish.split()), wishes(wish, space.machine, space.problem), resources
     )
@@ -150,6 +152,8 @@ def prove(space: Space, claim: str, *, resources: int = RESOURCES) -> Answer:
     ``resources`` is as for ``ask``.  Raises WishError for what is not of the language,
     IllegalScheduleError if nothing is legal.
     """
+    require_kind("prove: space", space, Space, MachineError)
+    require_kind("claim", claim, str, WishError)
     against = denied(wishes(claim, space.machine, space.problem))
     found = _asked(space, " ".join(claim.split()), (against,), resources)
     if found.outcome == "excluded":
@@ -220,6 +224,7 @@ def why_empty(space: Space) -> str:
 
     Returns "" if the space is not empty.
     """
+    require_kind("why_empty: space", space, Space, MachineError)
     return "" if space.count() else ask(space).sentence
 
 
@@ -228,9 +233,9 @@ def require(space: Space) -> None:
     if space.count():
         return
     why, sentences = ask(space), {law.sentence for law in LAWS.values()}
-    ways = [
-        reason.mend if reason.text in sentences else f"{reason.text}: {reason.mend}"
-        for reason in why.reasons
-        if reason.kind == "law"
-    ]
+    ways = []
+    for reason in why.reasons:
+        if reason.kind == "law":
+            told = reason.example or ("" if reason.text in sentences else reason.text)
+            ways.append(f"{told}: {reason.mend}" if told else reason.mend)
     raise IllegalScheduleError("; ".join([why.sentence, *ways]))

@@ -32,7 +32,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tinygpu.errors import ProgramError, nearest
+import numpy as np
+
+from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.memory import DTYPES, GMEM, REGISTERS, SMEM, TMEM, DType
 from tinygpu.term.layout import Layout, Swizzle
 
@@ -43,12 +45,25 @@ __all__ = [
     "Immediate",
     "Operand",
     "Scalar",
+    "number_text",
     "registers",
     "span",
     "var",
 ]
 
 _LEVELS = tuple(level.name for level in (GMEM, SMEM, TMEM, REGISTERS))
+
+
+def number_text(number: object) -> str:
+    """Return a number of a term; over a space, where it is an array, the range of its values.
+
+    >>> number_text(64), number_text(np.array([[64], [256]]))
+    ('64', '64 to 256')
+    """
+    if not (isinstance(number, np.ndarray) and number.size):
+        return str(number)
+    low, high = number.min(), number.max()
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +99,14 @@ class Affine:
         return total
 
     def __str__(self) -> str:
-        parts = [v if isinstance(c, int) and c == 1 else f"{c}*{v}" for v, c in self.terms]
-        if not parts or not isinstance(self.constant, int) or self.constant != 0:
-            parts.append(str(self.constant))
+        parts = []
+        for name, factor in self.terms:
+            text = number_text(factor)
+            text = f"({text})" if " " in text else text
+            parts.append(name if text == "1" else f"{text}*{name}")
+        constant = number_text(self.constant)
+        if not parts or constant != "0":
+            parts.append(constant)
         return " + ".join(parts)
 
 
@@ -158,12 +178,12 @@ class Buffer:
         return Layout(shape, stride, swizzle=swizzle)
 
     def __str__(self) -> str:
-        shape = ",".join(map(str, self.shape))
+        shape = ",".join(map(number_text, self.shape))
         text = f"{self.name:8} {self.level:9} {self.dtype:4} [{shape}]"
-        text += f" stride ({','.join(map(str, self.stride))})"
+        text += f" stride ({','.join(map(number_text, self.stride))})"
         if isinstance(self.swizzle[0], int) and self.swizzle[0]:
             text += f" {Swizzle(*self.swizzle)}"
-        text += f" x {self.stages} stages" if str(self.stages) != "1" else ""
+        text += f" x {number_text(self.stages)} stages" if str(self.stages) != "1" else ""
         return text + (f", at {self.home} 0" if self.home else "")
 
 
@@ -198,6 +218,10 @@ class Access:
     trimmed: bool = False
 
     def __post_init__(self) -> None:
+        require_kind("access: buffer", self.buffer, Buffer, ProgramError)
+        require_kind(f"{self.buffer.name}: index", self.index, Affine, ProgramError)
+        for one in self.origin:
+            require_kind(f"{self.buffer.name}: origin", one, Affine, ProgramError)
         rank = len(self.buffer.shape)
         for steps in (*self.value, *self.thread):
             if len(steps) != rank:

@@ -56,12 +56,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tinygpu.errors import ProgramError, nearest
+from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.term import program as term
-from tinygpu.term.access_map import Operand
+from tinygpu.term.access_map import Operand, number_text
 from tinygpu.term.arithmetic import compute
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import REDUCERS, Operation
@@ -214,6 +214,11 @@ class Held:
         if not isinstance(at, str):
             index = self.kernel.counted_on(self, at)
             return Held(self.kernel, self.buffer, self.dimensions, self.origin, index, self.ring)
+        if not self.digits:
+            raise self.kernel.error(
+                f"{self.name}: a thread has one of it, and it has no digits; leave the pattern out",
+                self.name,
+            )
         equations = self.kernel.equations(at, self.digits)
         parts = [self.kernel.part_of(equations, digit) for digit in self.digits]
         digits, origin = (tuple(each) for each in zip(*parts, strict=True))
@@ -350,6 +355,8 @@ class Kernel:
     """One term in the making; see the module's text."""
 
     def __init__(self, name: str, operation: Operation) -> None:
+        require_kind("kernel: name", name, str, ProgramError)
+        require_kind("kernel: operation", operation, Operation, ProgramError)
         self.name, self.op = name, operation
         self._pitches: list[tuple[str, Expression]] = []
         arrays = []
@@ -1438,7 +1445,8 @@ class Kernel:
         """Raise ProgramError unless the digits count just as far as the tile's dimension."""
         extent, count = self._extent(axis), math.prod(map(self._extent, digits))
         if _differ(extent, count):
-            text = f"{axis} has {extent} elements, the digits count {count}"
+            has, counted = number_text(extent), number_text(count)
+            text = f"{axis} has {has} elements, the digits count {counted}"
             raise self.error(text, axis)
 
     def _place(self, part: Piece) -> _Steps:
@@ -1546,8 +1554,9 @@ class Kernel:
             self._covers[digit] = (axis, step, among)
         other, before, shared = self._covers[digit]
         if other != axis or _differ(before, step) or _differ(shared, among):
-            text = f"digit {digit}: covers {axis} in steps of {step}, and {other} in steps of"
-            raise self.error(f"{text} {before}; give it one way", digit)
+            one, two = number_text(step), number_text(before)
+            text = f"digit {digit}: covers {axis} in steps of {one}, and {other} in steps of {two}"
+            raise self.error(f"{text}; give it one way", digit)
 
     def _access(
         self, part: Piece, place: _Steps, modes: tuple[str, ...], outside: float = 0.0
@@ -1713,7 +1722,8 @@ class Kernel:
         if known and (known.by, by) != ("a tile", "a tile"):
             raise self.error(f"digit {name}: {known.by} counts it already", name)
         if known and known.extent is not extent and np.all(known.extent != extent):
-            text = f"digit {name}: has {known.extent} elements in another tile, here {extent}"
+            one, other = number_text(known.extent), number_text(extent)
+            text = f"digit {name}: has {one} elements in another tile, here {other}"
             raise self.error(text, name)
         self._order.setdefault(name, len(self._order))
         self._digits[name] = known or Digit(name, by, extent)

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.errors import OperationError, nearest
+from tinygpu.errors import OperationError, nearest, require_kind, require_names
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DTYPES
 from tinygpu.term.expression import Expression, apply, parse, value
@@ -68,6 +68,9 @@ class Operand:
     dtype: str
 
     def __post_init__(self) -> None:
+        require_kind("operand: name", self.name, str, OperationError)
+        require_names(f"operand {self.name}: axes", self.axes, OperationError)
+        require_kind(f"operand {self.name}: dtype", self.dtype, str, OperationError)
         if self.dtype not in DTYPES:
             raise OperationError(
                 f"operand {self.name}: unknown dtype {self.dtype!r}; known are {', '.join(DTYPES)}"
@@ -91,6 +94,9 @@ class Reduction:
     expression: Expression
 
     def __post_init__(self) -> None:
+        require_kind("reduction: name", self.name, str, OperationError)
+        require_kind(f"reduction {self.name}: operator", self.operator, str, OperationError)
+        require_kind(f"reduction {self.name}", self.expression, Expression, OperationError)
         if self.operator not in REDUCERS:
             raise OperationError(
                 f"reduction {self.name}: {self.operator}; {nearest(self.operator, REDUCERS)}"
@@ -116,6 +122,7 @@ class Operation:
     before: tuple[Reduction, ...] = ()
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         before = [r.name for r in self.before]
         names = [*(o.name for o in self.operands), *self.scalars, *self.axes, *before, "acc"]
         for name in names:
@@ -146,10 +153,34 @@ class Operation:
             if len({*axes}) < len(axes):
                 raise self._error(f"{what}: an axis is there twice; give each once")
         kept = tuple(a for a in self.axes if a in self.output.axes or a not in self.reduced)
+        if lost := [a for a in kept if a not in self.output.axes]:
+            summed = tuple(a for a in self.axes if a not in self.output.axes)
+            raise self._error(
+                f"{self.output} lacks {', '.join(lost)}, and nothing says that it is reduced; give "
+                f"reduced={summed}, or an output with the axes {', '.join(kept)}"
+            )
         if self.output.axes != kept:
             raise self._error(
                 f"{self.output} has to have the axes {', '.join(kept)}, in this order"
             )
+
+    def _require_kinds(self) -> None:
+        """Raise OperationError for a field of another type."""
+        require_kind("operation: name", self.name, str, OperationError)
+        what = f"operation {self.name}"
+        for field in ("axes", "reduced", "scalars"):
+            require_names(f"{what}: {field}", getattr(self, field), OperationError)
+        for field, kind in (("inputs", Operand), ("before", Reduction)):
+            require_kind(f"{what}: {field}", getattr(self, field), tuple, OperationError)
+            for one in getattr(self, field):
+                require_kind(f"{what}: {field}", one, kind, OperationError)
+        require_kind(f"{what}: output", self.output, Operand, OperationError)
+        for field in ("combine", "epilogue"):
+            require_kind(f"{what}: {field}", getattr(self, field), Expression, OperationError)
+        if not self.name.strip() or not self.name.isprintable():
+            raise OperationError(f"operation {self.name!r}: give it a name that can be printed")
+        if not self.inputs:
+            raise OperationError(f"{what}: it has no inputs; give one or more operands")
 
     def _error(self, text: str) -> OperationError:
         return OperationError(f"operation {self.name}: {text}")
@@ -319,6 +350,8 @@ class Problem:
     extents: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
+        require_kind("problem: operation", self.operation, Operation, OperationError)
+        require_kind("problem: sizes", self.extents, tuple, OperationError)
         name, axes, sizes = self.operation.name, self.operation.axes, self.sizes
         for axis in (*(a for a in sizes if a not in axes), *axes):
             if axis not in axes or axis not in sizes:
@@ -343,6 +376,7 @@ class Problem:
     @staticmethod
     def of(operation: Operation, /, **sizes: int) -> Problem:
         """Make a problem: ``Problem.of(matmul("f32"), m=4096, n=4096, k=4096)``."""
+        require_kind("problem: operation", operation, Operation, OperationError)
         order = {a: i for i, a in enumerate(operation.axes)}
         return Problem(
             operation, tuple(sorted(sizes.items(), key=lambda item: order.get(item[0], len(order))))
@@ -370,6 +404,8 @@ def matmul(
     >>> print(matmul("bf16", layout="nt", bias=True, activation="relu").epilogue)
     max((acc + bias), 0.0)
     """
+    for what, text in (("layout", layout), ("activation", activation), ("dtype", dtype)):
+        require_kind(f"matmul: {what}", text, str, OperationError)
     if layout not in LAYOUTS:
         raise OperationError(f"matmul: layout {layout!r}; there are {', '.join(LAYOUTS)}")
     if activation and activation not in ACTIVATIONS:
@@ -428,6 +464,8 @@ def elementwise(
     """
     if isinstance(expression, str):
         expression = parse(expression)
+    require_kind("elementwise: expression", expression, Expression, OperationError)
+    require_names("elementwise: inputs", inputs, OperationError)
     names = tuple(expression.names())
     inputs = inputs or tuple(n for n in names if n in ARRAYS)
     if unread := [n for n in inputs if n not in names] or ([] if inputs else list(ARRAYS)):

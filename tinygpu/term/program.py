@@ -44,6 +44,7 @@ from tinygpu.term.access_map import (
     Buffer,
     Immediate,
     Scalar,
+    number_text,
     registers,
     span,
     var,
@@ -381,13 +382,15 @@ class Program:
         lines += [f"  {name} = {expression}" for name, expression in self.parameters]
         axes = " x ".join(f"{a.var} < {a.extent}" for a in self.grid)
         how = ", persistent" * bool(self.persistent) + ", early" * bool(self.early)
-        lines.append(f"  grid {axes}, raster {self.raster}{how}")
+        lines.append(f"  grid {axes}, raster {number_text(self.raster)}{how}")
         if self.cluster:
-            lines.append("  cluster " + " x ".join(f"{v} < {n}" for v, n in self.cluster))
+            lines.append(
+                "  cluster " + " x ".join(f"{v} < {number_text(n)}" for v, n in self.cluster)
+            )
         for role in self.roles:
-            copies = f" x {role.copies} ({role.copy})" if role.copy else ""
-            regs = f", {role.registers} registers each" if role.registers else ""
-            lines.append(f"  {role.name}: {role.threads} threads{copies}{regs}")
+            copies = f" x {number_text(role.copies)} ({role.copy})" if role.copy else ""
+            regs = f", {number_text(role.registers)} registers each" if role.registers else ""
+            lines.append(f"  {role.name}: {number_text(role.threads)} threads{copies}{regs}")
             lines += _show(role.body, "    ")
         return "\n".join(lines)
 
@@ -407,8 +410,15 @@ def _difference(declared: Buffer | Barrier, used: Buffer | Barrier) -> str:
     for field in fields(declared):
         one, other = getattr(declared, field.name), getattr(used, field.name)
         if not _same(one, other):
-            return f"{field.name} {other}, declared with {one}"
+            return f"{field.name} {_texts(other)}, declared with {_texts(one)}"
     return ""
+
+
+def _texts(value: object) -> str:
+    """Return a field's value, numbers over a space as ranges."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(number_text, value))})"
+    return number_text(value)
 
 
 def same_place(one: Access, other: Access) -> bool:

@@ -26,7 +26,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinygpu.document import document, fields_of, shown
-from tinygpu.errors import DocumentError, ScheduleError, TinyGpuError, nearest
+from tinygpu.errors import (
+    DocumentError,
+    MachineError,
+    ScheduleError,
+    TinyGpuError,
+    nearest,
+    require_kind,
+)
 from tinygpu.term.expression import DEEPEST, Apply, Constant, Expression, Value
 from tinygpu.term.machine import Chosen, Machine
 from tinygpu.term.machine import Value as Choosable
@@ -54,12 +61,18 @@ class Schedule:
     machine: str
     decisions: tuple[tuple[str, Choosable], ...]
 
+    def __post_init__(self) -> None:
+        require_kind("schedule: machine", self.machine, str, ScheduleError)
+        require_kind("schedule: decisions", self.decisions, tuple, ScheduleError)
+
     @staticmethod
     def of(machine: Machine, values: Mapping[str, Choosable]) -> Schedule:
         """Choose ``values`` for the machine's decisions; ``Choice.before`` for one that is newer.
 
         Raises ScheduleError for a decision that is unknown or missing, and for an unknown value.
         """
+        require_kind("schedule: machine", machine, Machine, MachineError)
+        require_kind("schedule: decisions", values, Mapping, ScheduleError)
         known = machine.decisions()
         for name in values:
             if name not in known:

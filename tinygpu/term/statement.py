@@ -39,9 +39,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+from tinygpu.errors import ProgramError, require_kind
 from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.instruction import Instruction
-from tinygpu.term.access_map import Access, Affine, Buffer, Operand
+from tinygpu.term.access_map import Access, Affine, Buffer, Operand, number_text
 from tinygpu.term.formula import formula, symbols
 
 __all__ = [
@@ -174,7 +175,9 @@ class Sync(_Simple):
     def __str__(self) -> str:
         if self.scope == "cluster":
             return "barrier.cluster"
-        return f"bar.sync {self.barrier}" + (" of the role" if self.scope == "role" else "")
+        return f"bar.sync {number_text(self.barrier)}" + (
+            " of the role" if self.scope == "role" else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,7 @@ class WaitGroup(_Simple):
         prefix, group, _ = _GROUPS[self.group]
         if group == self.group:
             return f"tcgen05.wait::{group[-2:]}"
-        return f"{prefix}.wait_group{'.read' * self.read} {self.pending}"
+        return f"{prefix}.wait_group{'.read' * self.read} {number_text(self.pending)}"
 
 
 _GROUPS: Mapping[Group, tuple[str, str, By]] = {
@@ -251,7 +254,8 @@ class Barrier:
 
     def __str__(self) -> str:
         where = f", at {self.home} 0" if self.home else ""
-        return f"{self.name:8} mbarrier  {self.arrivals} arrivals x {self.stages} stages{where}"
+        arrivals, stages = number_text(self.arrivals), number_text(self.stages)
+        return f"{self.name:8} mbarrier  {arrivals} arrivals x {stages} stages{where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +264,10 @@ class _AtBarrier(_Simple):
 
     barrier: Barrier
     index: Affine
+
+    def __post_init__(self) -> None:
+        require_kind(f"{type(self).__name__}: barrier", self.barrier, Barrier, ProgramError)
+        require_kind(f"{type(self).__name__}: index", self.index, Affine, ProgramError)
 
     @property
     def uses(self) -> tuple[RingUse, ...]:
@@ -312,7 +320,7 @@ class Arrive(_AtBarrier):
         text += f" {self.barrier.name}@({self.index})"
         text += " of the cluster" if self.to == "cluster" else ""
         text += f" along {self.to}" if self.to not in ("cta", "cluster") else ""
-        return text if str(self.bytes) == "0" else f"{text} expecting {self.bytes} B"
+        return text if str(self.bytes) == "0" else f"{text} expecting {number_text(self.bytes)} B"
 
 
 FenceKind = Literal["proxy.async", "wgmma", "tcgen05.before", "tcgen05.after"]
@@ -462,13 +470,14 @@ class Do(_Simple):
         if self.variant and self.variant != name:
             name += f".{self.variant}"
         text = f"{self.write} = {name}({', '.join(map(str, self.reads))})"
-        text += f" x {'*'.join(map(str, self.values)) or 1}"
+        text += f" x {'*'.join(map(number_text, self.values)) or 1}"
         if str(self.vector) != "1":
-            text += f" by {self.vector}"
+            text += f" by {number_text(self.vector)}"
         if str(self.across) != "0":
-            text += f" across {self.across}"
+            text += f" across {number_text(self.across)}"
         if self.lanes:
-            text += f" where t//{self.lanes[0]}%{self.lanes[1]} == {self.lanes[2]}"
+            step, count, lane = map(number_text, self.lanes)
+            text += f" where t//{step}%{count} == {lane}"
         if self.multicast:
             text += f" to all of {self.multicast}"
         if self.signal:
@@ -497,7 +506,8 @@ class For(_Answers):
         return (self.trips,)
 
     def __str__(self) -> str:
-        return f"for {self.var} in {self.start}..{self.trips}{' (unrolled)' * self.unrolled}"
+        end = number_text(self.trips) + " (unrolled)" * self.unrolled
+        return f"for {self.var} in {self.start}..{end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,6 +517,9 @@ class When(_Answers):
     index: Affine
     bound: int | str
     body: Body
+
+    def __post_init__(self) -> None:
+        require_kind("When: index", self.index, Affine, ProgramError)
 
     @property
     def guards(self) -> tuple[tuple[Affine, int | str], ...]:
@@ -520,7 +533,7 @@ class When(_Answers):
         return (self.bound,)
 
     def __str__(self) -> str:
-        return f"when {self.index} < {self.bound}"
+        return f"when {self.index} < {number_text(self.bound)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,6 +588,9 @@ class ForTile(_Answers):
     start: Affine = _ZERO
     step: int = 1
 
+    def __post_init__(self) -> None:
+        require_kind("ForTile: start", self.start, Affine, ProgramError)
+
     @property
     def forms(self) -> tuple[Affine, ...]:
         return (self.start,)
@@ -588,7 +604,9 @@ class ForTile(_Answers):
 
     def __str__(self) -> str:
         plain = str(self.start) == "0" and str(self.step) == "1"
-        return f"for each tile {self.tile}" + f" from {self.start} by {self.step}" * (not plain)
+        return f"for each tile {self.tile}" + f" from {self.start} by {number_text(self.step)}" * (
+            not plain
+        )
 
 
 Order = Sync | Commit | WaitGroup | Wait | Arrive | Fence

@@ -32,6 +32,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Literal
 
+from tinygpu.errors import ProgramError, require_kind
 from tinygpu.legality.concurrency import cutoff
 from tinygpu.legality.concurrency.assumptions import assumptions
 from tinygpu.legality.concurrency.blocks import TILES, Plan, laid_out
@@ -87,6 +88,7 @@ def verdict(program: Program, *, apart: bool = False) -> Verdict:
     All tiles have the same trips, as one parameter says; with ``apart`` each may have its own.
     That is searched first, as there are fewer states of it.
     """
+    require_kind("verdict: program", program, Program, ProgramError)
     doubts = assumptions(program)
     found = verdict_of(erase(program), apart=apart)
     if doubts and found.outcome != "illegal":
