@@ -54,7 +54,7 @@ def emit(
 ) -> None:
     """Write a schedule's PTX; of several, in parallel, PTX and cubins into a folder."""
     from tinygpu.codegen.emit import emit as emitted
-    from tinygpu.codegen.run.assemble import assemble
+    from tinygpu.codegen.run.assemble import assemble, check_waits, known_fault
 
     if len(schedules) > 1:
         if output is None or cubin is not None:
@@ -69,6 +69,7 @@ def emit(
     meaning = given.computing()
     text = emitted(meaning.program, given.device.arch, given.problem.sizes)
     code = None if cubin is None else assemble(text, given.device.arch)
+    waits = None if code is None else check_waits(code)
     if output is None:
         say(text.rstrip())
     else:
@@ -80,9 +81,11 @@ def emit(
         spilled = code.spill_stores_bytes + code.spill_loads_bytes
         typer.echo(
             f"{cubin}: {len(code.bytes)} B, {code.registers} registers a thread, "
-            f"{spilled} B spilled",
+            f"{spilled} B spilled, by ptxas {code.ptxas}; waits of its SASS: {waits}",
             err=output is None,  # PTX that is printed stays pure
         )
+        if fault := known_fault():
+            typer.echo(fault, err=output is None)
 
 
 def _emit_all(schedules: Sequence[Given], folder: Path, arch: str) -> None:

@@ -84,7 +84,7 @@ def dispatch(
 ) -> None:
     """Choose a few kernels that serve every shape, and the rule; write them as a bundle."""
     from tinygpu.cli.dispatching import RULES
-    from tinygpu.codegen.run.assemble import find_ptxas
+    from tinygpu.codegen.run.assemble import find_ptxas, known_fault
     from tinygpu.codegen.run.bundle import bundle_parts, refuse_other, write_bundle
     from tinygpu.codegen.run.provenance import provenance
     from tinygpu.search.selection import AIMS
@@ -135,6 +135,8 @@ def dispatch(
         say_json({name: value for name, value in tree.items() if name != "files"})
         return
     show(tree)
+    if fault := known_fault():
+        say(fault)
     say(f"bundle: {out}; ask it: tinygpu which {out} -m {wanted[len(wanted) // 2].m}")
 
 
