@@ -3,9 +3,9 @@
     python -m benchmarks.scoreboards --out FILE [--count N] [--old PATH] [--processes P]
 
 No GPU is needed, but nvdisasm.  Three groups of schedules are drawn, each by its number and
-judged: ``every``, legal schedules of all machines and operations in turn, ``N`` of them, assembled
-by the newest ptxas and one problem in four also by the one at PATH; ``aimed``, those of the problems
-on which ``benchmarks.fuzz`` met a wrong kernel, with what its decisions have in common, by both;
+judged: ``every``, legal schedules of all machines and operations in turn, ``N`` in all, assembled
+by the newest ptxas and one problem in four also by the one at PATH; ``aimed``, of the problems on
+which ``benchmarks.fuzz`` met a wrong kernel, with what its decisions have in common, by both;
 ``wrong``, the schedules that were wrong on a GPU, by both.
 
 A row is a problem: of each version of ptxas how many kernels are right, and those that the check

@@ -282,8 +282,11 @@ def test_a_cubin_that_lacks_a_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -
         launch.Kernel(program, arch=arch)
 
 
-def test_what_is_not_checked_is_built_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_checked_is_built_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without nvdisasm nothing is refused, and what is built says that it was not checked."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(assembling, "find_nvdisasm", lambda: None)
     arch, program = kernels()[2]
     (built,) = build.build_many([(program, arch, None)])

@@ -90,6 +90,7 @@ def emit(
 
 def _emit_all(schedules: Sequence[Given], folder: Path, arch: str) -> None:
     """Build each schedule file into ``folder``; say what ptxas said of each."""
+    from tinygpu.codegen.run.assemble import known_fault
     from tinygpu.codegen.run.build import build_many
     from tinygpu.meaning.identity import summary
 
@@ -118,6 +119,8 @@ def _emit_all(schedules: Sequence[Given], folder: Path, arch: str) -> None:
     columns = ("schedule", "#lines", "#registers", "#B spilled", "error")
     table(f"{folder}: PTX and cubins", columns, rows)
     say(summary(meanings))
+    if fault := known_fault():
+        say(fault)
     if failed:
         raise typer.Exit(1)
 
