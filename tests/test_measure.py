@@ -14,7 +14,7 @@ from benchmarks import peers
 from tinygpu.codegen.run import assemble, validation
 from tinygpu.codegen.run.measure import Campaign, Options, measure, peer_of
 from tinygpu.codegen.run.provenance import Clock, commit, provenance
-from tinygpu.codegen.run.scoreboards import Hazard, Instruction, Waits
+from tinygpu.codegen.run.scoreboards import Hazard, SassInstruction, Waits
 from tinygpu.codegen.run.timing import summary
 from tinygpu.codegen.run.worker import Worker
 from tinygpu.errors import LaunchError, StoreError
@@ -178,7 +178,7 @@ def test_a_kernel_that_lacks_a_wait_is_neither_run_nor_kept(
 ) -> None:
     """It fails with ptxas's version and the way out; the next ptxas is asked again."""
     fake, kept = Fake(tmp_path), Kept()
-    load = Instruction(16, "", "LDS", "R4, [R8]", 0, 7, 0, frozenset({"R8"}), frozenset({"R4"}))
+    load = SassInstruction(16, "", "LDS", "R4, [R8]", 0, 7, 0, frozenset({"R8"}), frozenset({"R4"}))
     use = replace(load, address=32, opcode="FADD", write=7)
     wrong = Waits((Hazard("R4", "reads", load, use),))
     with monkeypatch.context() as patched:

@@ -91,6 +91,7 @@ EXIT = Line("EXIT")
         ([LOAD, Line("DEPBAR.LE SB1, 0x0, {0}"), USE], []),
         ([LOAD, Line("DEPBAR.LE SB0, 0x1"), USE], ["reads R4"]),
         ([LOAD, Line("MOV R4, 0x1", writes="R4")], ["overwrites R4"]),
+        ([LOAD, LOAD, WAITS], []),  # in order
         # operands: a store's may not be overwritten before they are read
         ([Line("STG.E desc[UR4][R2.64], R4", reads="R2 R3 R4 UR4 UR5", read=1),
           Line("MOV R3, 0x1", writes="R3")], ["overwrites R3"]),
@@ -113,7 +114,7 @@ EXIT = Line("EXIT")
           Line("@!P0 MOV R4, RZ", reads="P0", writes="R4")], ["overwrites R4"]),
         # a loop: the wait of the first turn does not serve the second
         ([LOAD, Line("NOP", waits="0"), ".loop:", USE, LOAD, Line("@P0 BRA `(.loop)", reads="P0"),
-          EXIT], ["reads R4", "overwrites R4"]),
+          EXIT], ["reads R4"]),
         ([".loop:", LOAD, WAITS, Line("@P0 BRA `(.loop)", reads="P0"), EXIT], []),
         # one way waits, the other does not
         ([LOAD, Line("@P0 BRA `(.over)", reads="P0"), Line("NOP", waits="0"), ".over:", USE],
@@ -229,7 +230,9 @@ def walked(code: Sequence[Line]) -> set[tuple[int, int, str]]:
             same_unit = code[p].write != 7 and line.write != 7
             if kind == "result" and theirs in line.reads.split():
                 found.add((p, at, "reads"))
-            if theirs == line.writes and not (kind == "operand" and same_unit):
+            if theirs == line.writes and not (
+                same_unit if kind == "operand" else code[p].write == line.write == 0
+            ):
                 found.add((p, at, "overwrites"))
         if line.write != 7:
             pends |= {(at, "result"), (at, "operand")}

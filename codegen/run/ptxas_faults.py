@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FAULTS", "Fault", "faults_of", "way_out"]
+__all__ = ["FAULTS", "PtxasFault", "faults_of", "way_out"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PtxasFault:
     """What versions from ``first`` to ``last``, both included, do wrong, and when it matters."""
 
     first: str
@@ -30,8 +30,8 @@ class Fault:
         return f"{self.what} ({self.when}; {self.first} to {self.last})"
 
 
-FAULTS: tuple[Fault, ...] = (
-    Fault(
+FAULTS: tuple[PtxasFault, ...] = (
+    PtxasFault(
         "13.0.48",
         "13.0.88",
         "it may drop the wait between ldmatrix in a loop and mma",
@@ -44,7 +44,7 @@ FAULTS: tuple[Fault, ...] = (
 _NEWER = "pip install -U nvidia-cuda-nvcc"
 
 
-def faults_of(version: str) -> tuple[Fault, ...]:
+def faults_of(version: str) -> tuple[PtxasFault, ...]:
     """Return the known faults of a version of ptxas, given as ``13.0.88``."""
     return tuple(f for f in FAULTS if _key(f.first) <= _key(version) <= _key(f.last))
 

@@ -20,8 +20,9 @@ decide it for every path.  A wait for scoreboard b covers p if
     raised b: a unit reads in order;
     or p raised no write scoreboard, and a later result of p's unit raised b: those end in order.
 
-Two guards that exclude each other do so while their predicate keeps its value.  Predicates, and
-uniform registers but those of tensor memory and TMA, are read when an instruction starts.
+Loads from shared memory overwrite each other's results in order, and so do wgmmas.  Two guards that
+exclude each other do so while their predicate keeps its value.  Predicates, and uniform registers
+but those of tensor memory and TMA, are read when an instruction starts.
 
 What each instruction reads and writes says nvdisasm (``-plr``); a register that an operand names
 and nvdisasm does not mark, an opcode, a branch or a line that is not known make the answer *not
@@ -45,7 +46,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-__all__ = ["Hazard", "Instruction", "Waits", "instructions", "unwaited"]
+__all__ = ["Hazard", "SassInstruction", "Waits", "instructions", "unwaited"]
 
 _NONE, _SCOREBOARDS = 7, 6  # spec: 7 in a field of 3 bits is no scoreboard
 _FIRST = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(\S.*?)\s*;?\s*/\* 0x([0-9a-f]{16}) \*/")
@@ -85,13 +86,15 @@ _VARIABLE = _names(
 """Opcodes of variable latency: a result without a scoreboard of its own is not there at once."""
 _EITHER = tuple(_names(opcodes) for opcodes in (_DOUBLE, _TO_UNIFORM))
 """Opcodes whose latency varies on some chips: where one of a function raises a scoreboard."""
+_SHARED = _names("LDS LDSM")
+"""Opcodes whose results come in order, so that a later one may overwrite an earlier one's."""
 _WGMMA = _names("HGMMA QGMMA IGMMA BGMMA")
 _FIXED = _names(
-    "ACQBULK BMSK BPT CCTL CGAERRBAR CS2R DEPBAR ELECT ERRBAR F2FP FADD FADD2 FFMA FFMA2 FMNMX "
-    "FMNMX3 FMUL FMUL2 FSEL FSET FSETP HADD2 HFMA2 HMMA HMNMX2 HMUL2 HSET2 HSETP2 I2FP IABS IADD "
-    "IADD3 IDP IMAD IMMA IMNMX ISETP LEA LOP3 MOV NANOSLEEP NOP P2R PLOP3 PREEXIT PRMT R2P RPCMOV "
-    "SEL SGXT SHF UCGABAR_ARV UCGABAR_WAIT UFLO UIADD3 UIMAD UIMNMX UISETP ULDC ULEA ULOP3 UMOV "
-    "UPLOP3 UPOPC UPRMT USEL USGXT USHF UVIADD UVIMNMX UVIRTCOUNT VABSDIFF VIADD VIADDMNMX VIMNMX "
+    "ACQBULK BMSK BPT BREAK CCTL CGAERRBAR CS2R DEPBAR ELECT ERRBAR F2FP FADD FADD2 FFMA FFMA2 "
+    "FMNMX FMNMX3 FMUL FMUL2 FSEL FSET FSETP HADD2 HFMA2 HMMA HMNMX2 HMUL2 HSET2 HSETP2 I2FP IABS "
+    "IADD IADD3 IDP IMAD IMMA IMNMX ISETP LEA LOP3 MOV NANOSLEEP NOP P2R PLOP3 PREEXIT PRMT R2P "
+    "RPCMOV SEL SGXT SHF UCGABAR_ARV UCGABAR_WAIT UFLO UIADD3 UIMAD UIMNMX UISETP ULDC ULEA ULOP3 "
+    "UMOV UPLOP3 UPOPC UPRMT USEL USGXT USHF UVIADD UVIMNMX UVIRTCOUNT VABSDIFF VIADD VIADDMNMX VIMNMX "
     "VIMNMX3 VOTE VOTEU WARPGROUP WARPSYNC YIELD"
 )
 """Opcodes of fixed latency, which stall counts serve."""
@@ -101,7 +104,7 @@ _BY_CONVENTION = frozenset({"CALL", "RET"})  # nvdisasm marks what the calling c
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class SassInstruction:
     """One instruction: ``write`` and ``read`` are its scoreboards (7: none), ``waits`` its mask.
 
     ``reads`` and ``writes`` are registers by name: R4, P0, UR8, UP1.
@@ -134,8 +137,8 @@ class Hazard:
 
     register: str
     how: str
-    producer: Instruction
-    consumer: Instruction
+    producer: SassInstruction
+    consumer: SassInstruction
 
     def __str__(self) -> str:
         """One line."""
@@ -176,7 +179,7 @@ class _UnknownError(Exception):
 class _Function:
     """A section's instructions, and the labels' places among them."""
 
-    code: list[Instruction] = field(default_factory=list)
+    code: list[SassInstruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
 
 
@@ -193,7 +196,7 @@ def unwaited(sass: str) -> Waits:
     return Waits(tuple(hazards), "" if count else "no instructions", count)
 
 
-def instructions(sass: str) -> tuple[Instruction, ...]:
+def instructions(sass: str) -> tuple[SassInstruction, ...]:
     """Return the instructions of a text that ``unwaited`` knows; else none."""
     try:
         return tuple(i for function in _functions(sass) for i in function.code)
@@ -253,7 +256,7 @@ def _columns(files: Sequence[str], fields: Sequence[str]) -> list[tuple[str, int
 
 def _instruction(
     first: re.Match[str], second: int, columns: Sequence[tuple[str, int, int]], marks: str
-) -> Instruction:
+) -> SassInstruction:
     guard, text = "", _COMMENT.sub("", first[2])
     if text.startswith("@"):
         guard, _, text = text[1:].partition(" ")
@@ -278,7 +281,7 @@ def _instruction(
     if name in _WRITES_NOTHING:
         writes = set()
     control = second >> 41  # from bit 105 of the two words
-    return Instruction(
+    return SassInstruction(
         address=int(first[1], 16),
         guard="" if guard in ("PT", "UPT") else guard,
         opcode=opcode,
@@ -297,7 +300,7 @@ def _successors(function: _Function) -> list[list[int]]:
     joins: dict[str, set[int]] = defaultdict(set)
     after_calls: set[int] = set()
 
-    def target(i: Instruction) -> int:
+    def target(i: SassInstruction) -> int:
         match = _TARGET.search(i.operands)
         if match is None or match[1] not in labels:
             raise _UnknownError(f"branch {i}")
@@ -325,10 +328,9 @@ def _successors(function: _Function) -> list[list[int]]:
                     raise _UnknownError(f"branch {i}")
                 following = [target(i), number + 1] if i.guard else [target(i)]
             case "RET":
-                places = _returns(i, code)
-                if not places:
+                following = sorted(_returns(i, code) & (after_calls | {*labels.values()}))
+                if not following:
                     raise _UnknownError(f"branch {i}")
-                following = sorted(places | after_calls)
             case "WARPSYNC" if "`" in i.operands:
                 following = [target(i), number + 1]
             case _ if "`" in i.operands and i.name != "BSSY":
@@ -337,7 +339,7 @@ def _successors(function: _Function) -> list[list[int]]:
     return found
 
 
-def _returns(ret: Instruction, code: Sequence[Instruction]) -> set[int]:
+def _returns(ret: SassInstruction, code: Sequence[SassInstruction]) -> set[int]:
     """Return the places whose addresses are moved into the register that RET goes to."""
     at = {i.address: number for number, i in enumerate(code)}
     moves = [i for i in code if i.opcode.startswith(("MOV", "IMAD.MOV"))]
@@ -371,6 +373,7 @@ class _Check:
         self.readers: dict[str, int] = defaultdict(int)
         self.wgmma = 0
         self._results, self._operands = 0, 0
+        self._shared = 0
         self._alone, self._unread = 0, 0  # without a scoreboard of their own
         self._unit: dict[int, int] = defaultdict(int)
         self._guarded: dict[str, int] = defaultdict(int)
@@ -386,6 +389,8 @@ class _Check:
             if i.name in _WGMMA:
                 self.wgmma |= bit
                 late -= i.writes
+            if i.name in _SHARED:
+                self._shared |= bit
             if i.guard:
                 self._guarded[i.guard.lstrip("!")] |= bit
             if i.name in _UNITS:
@@ -418,7 +423,7 @@ class _Check:
                         found.setdefault(key, Hazard(register, how, p, i))
         return list(found.values())
 
-    def _uses(self, i: Instruction, state: State) -> Iterator[tuple[str, str, int]]:
+    def _uses(self, i: SassInstruction, state: State) -> Iterator[tuple[str, str, int]]:
         """Yield each use of a register, and the producers that it would have to wait for."""
         groups = 0
         for bits in state[_OPEN:]:
@@ -429,11 +434,12 @@ class _Check:
         for register in sorted(i.reads):
             sums = chained if register in i.writes else 0
             yield "reads", register, results & self.writers[register] & ~sums
+        ordered = self._shared if i.name in _SHARED else chained
         for register in sorted(i.writes):
-            yield "overwrites", register, results & self.writers[register] & ~chained
+            yield "overwrites", register, results & self.writers[register] & ~ordered
             yield "overwrites", register, operands & self.readers[register] & ~unit
 
-    def _excluded(self, number: int, p: Instruction, i: Instruction, state: State) -> bool:
+    def _excluded(self, number: int, p: SassInstruction, i: SassInstruction, state: State) -> bool:
         """Whether the two never run both: their guards are opposite and nothing changed them."""
         opposite = f"!{p.guard}" == i.guard or p.guard == f"!{i.guard}"
         return bool(p.guard and i.guard) and opposite and not state[_CHANGED] >> number & 1
@@ -507,7 +513,7 @@ def _bits(value: int) -> Iterator[int]:
         value ^= lowest
 
 
-def _waited(i: Instruction) -> tuple[int, ...]:
+def _waited(i: SassInstruction) -> tuple[int, ...]:
     """Return the scoreboards that are 0 when an instruction starts."""
     found = {b for b in range(_SCOREBOARDS) if i.waits >> b & 1}
     if i.name == "DEPBAR":
@@ -520,7 +526,7 @@ def _waited(i: Instruction) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _left(i: Instruction) -> int | None:
+def _left(i: SassInstruction) -> int | None:
     """Return how many groups of wgmma may be pending after an instruction that waits for them."""
     if i.name in _WGMMA:
         if "gsb" in i.operands and not i.operands.endswith(" gsb0"):
