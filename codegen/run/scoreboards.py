@@ -34,8 +34,8 @@ threads.
 
 Source: Jia, Maggioni, Staiger, Scarpazza, "Dissecting the NVIDIA Volta GPU Architecture via
 Microbenchmarking" (2018), section 2: bits 105 to 125 are stall (4), yield (1), write scoreboard
-(3), read scoreboard (3), wait mask (6).  In order: observed in 2,000 kernels of ptxas
-(``benchmarks/scoreboards.py``).
+(3), read scoreboard (3), wait mask (6).  In order: observed in the kernels of
+``benchmarks/scoreboards.py``.
 """
 
 from __future__ import annotations
