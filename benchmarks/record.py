@@ -69,7 +69,7 @@ from tinygpu.term.schedule import Schedule
 
 __all__ = [
     *("COUNTS", "FOLDER", "PARTS", "Lot", "Record", "advice", "differences", "drawn", "load"),
-    *("main", "made", "operation_of", "verdict_lots"),
+    *("main", "made", "operation_of", "random_operation", "random_sizes", "verdict_lots"),
 ]
 
 FOLDER = Path(__file__).parent.parent / "tests" / "golden" / "record"
@@ -301,9 +301,9 @@ def _lot(part: str, name: str, number: int, count: int, rng: np.random.Generator
     machine = MACHINES[name]
     devices = [d for d in DEVICES if machine.runs_on(load_device(d).arch)]
     device = load_device(devices[(number + number // 4) % len(devices)])
-    text = _operation(name, number, rng)
+    text = random_operation(name, number, rng)
     operation = operation_of(text)
-    problem = Problem.of(operation, **_sizes(operation, rng, long=part == "times"))
+    problem = Problem.of(operation, **random_sizes(operation, rng, long=part == "times"))
     choices = machine.decisions()
     structure = {n: _one(rng, c.values) for n, c in choices.items() if c.structural}
     space = Space(machine, problem, device, fixed=structure)
@@ -321,7 +321,7 @@ def _one(rng: np.random.Generator, values: Sequence[Any]) -> Any:
     return values[int(rng.integers(len(values)))]
 
 
-def _operation(machine: str, number: int, rng: np.random.Generator) -> str:
+def random_operation(machine: str, number: int, rng: np.random.Generator) -> str:
     """Return an operation that the machine can do: types and layout follow from a number."""
     it = MACHINES[machine]
     if it.operations == ("elementwise",):
@@ -346,7 +346,7 @@ def _operation(machine: str, number: int, rng: np.random.Generator) -> str:
         return " ".join([*plain, *words])
 
 
-def _sizes(operation: Operation, rng: np.random.Generator, *, long: bool) -> dict[str, int]:
+def random_sizes(operation: Operation, rng: np.random.Generator, *, long: bool) -> dict[str, int]:
     """Draw sizes: even, ragged or of a few elements; what is contiguous is often whole 16 B."""
     sizes = {}
     for axis in operation.axes:
@@ -520,7 +520,7 @@ def _near(name: str, rng: np.random.Generator) -> Program:
     choices = machine.decisions()
     first: dict[str, Value] = {n: c.values[0] for n, c in choices.items()}
     while True:
-        operation = operation_of(_operation(name, int(rng.integers(60)), rng))
+        operation = operation_of(random_operation(name, int(rng.integers(60)), rng))
 
         def broken(values: Mapping[str, Value], operation: Operation = operation) -> int:
             return sum(not r.holds for r in machine.requires(operation, Chosen(values)))

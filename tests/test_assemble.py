@@ -12,6 +12,7 @@ from tinygpu.codegen.run.assemble import (
     assemble,
     assemble_many,
     cache_folder,
+    every_ptxas,
     find_ptxas,
     parse,
     ptxas_version,
@@ -128,20 +129,50 @@ def fake_tool(folder: Path, script: str) -> Path:
 
 
 def test_ptxas_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First in the wheel, then on PATH; where it is in neither, the error says how to get it."""
-    wheel, path = tmp_path / "wheel", tmp_path / "path"
-    wheel.mkdir()
-    path.mkdir()
-    monkeypatch.setattr(module, "_wheel_folders", lambda: [wheel])
-    monkeypatch.setenv("PATH", str(path))
+    """In the wheel, on PATH and where the toolkit is; the newest is taken, by its numbers."""
+    folders = {name: tmp_path / name for name in ("wheel", "path", "home/bin", "local/cuda-13/bin")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(module, "_wheel_folders", lambda: [folders["wheel"]])
+    monkeypatch.setattr(module, "_INSTALLED", ((str(tmp_path / "local"), "cuda*/bin"),))
+    monkeypatch.setenv("PATH", str(folders["path"]))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
     with pytest.raises(AssemblyError, match="pip install nvidia-cuda-nvcc"):
         find_ptxas()
-    second = fake_tool(path, "exit 0")
-    assert find_ptxas() == second
-    first = fake_tool(wheel, "exit 0")
-    assert find_ptxas() == first
-    first.chmod(0o600)
-    assert find_ptxas() == second
+    mute = fake_tool(folders["wheel"], "exit 3")
+    with pytest.raises(AssemblyError, match="does not answer --version"):
+        find_ptxas()
+    old = fake_tool(folders["path"], "echo V13.0.88")
+    assert find_ptxas() == old
+    newer = fake_tool(folders["home/bin"], "echo V13.5.37")
+    assert find_ptxas() == newer
+    newest = fake_tool(folders["local/cuda-13/bin"], "echo V13.10.2")
+    assert every_ptxas() == ((newest, "13.10.2"), (newer, "13.5.37"), (old, "13.0.88"))
+    (folders["wheel"] / "ptxas").unlink()
+    (folders["wheel"] / "ptxas").symlink_to(newer)
+    assert every_ptxas()[1] == (folders["wheel"] / "ptxas", "13.5.37")
+    assert len(every_ptxas()) == 3
+    newest.chmod(0o600)
+    newer.chmod(0o600)
+    assert find_ptxas() == old
+    assert mute.parent == folders["wheel"]
+
+
+def test_a_known_fault_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the ptxas that is used alone: which, what it does, in which versions, and the way out."""
+    path = Path("/bin/ptxas")
+    monkeypatch.setattr(module, "every_ptxas", lambda: ((path, "13.0.88"), (path, "12.9.1")))
+    for part in ("ptxas 13.0.88 (/bin/ptxas)", "drop the wait", "13.0.48 to 13.0.88", "pip"):
+        assert part in module.known_fault()
+    monkeypatch.setattr(module, "every_ptxas", lambda: ((path, "13.1.80"), (path, "13.0.88")))
+    assert module.known_fault() == ""
+
+    def none() -> tuple[()]:
+        raise AssemblyError("ptxas: none")
+
+    monkeypatch.setattr(module, "every_ptxas", none)
+    assert module.known_fault() == ""
 
 
 def test_a_ptxas_that_is_none(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from tests.fake_gpu import Array, CupyArray, Gpu, installed
 from tests.test_bad_input import JSON, mutated
 from tinygpu.codegen.run import bundle as writing
 from tinygpu.codegen.run.arguments import contract_of
+from tinygpu.codegen.run.assemble import ptxas_version
 from tinygpu.codegen.run.build import Built, build_many
 from tinygpu.codegen.run.bundle import (
     BundledKernel,
@@ -974,3 +975,10 @@ def test_choosing_and_loading_take_little_time(folder: Path) -> None:
         choices.append((time.perf_counter() - start) / 1000)
     assert min(loads) < 0.1
     assert min(choices) < 5e-6
+
+
+def test_a_bundle_says_what_assembled_it() -> None:
+    """Of each kernel the version of ptxas, and whether its SASS was checked and is right."""
+    for kernel in tree_of(parts())["kernels"]:
+        assert kernel["ptxas"] == ptxas_version()
+        assert kernel["waits"] == "right" or kernel["waits"].startswith("not checked: ")

@@ -123,6 +123,23 @@ def test_search_as_json_is_in_order() -> None:
     assert first["bottleneck"] == max(first["parts_seconds"], key=first["parts_seconds"].get)
 
 
+def test_a_known_fault_of_ptxas_is_named(
+    legal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By search, as text and as JSON, and by emit where it assembles."""
+    fault = "ptxas 13.0.88 (/bin/ptxas): it may drop a wait"
+    monkeypatch.setattr("tinygpu.codegen.run.assemble.known_fault", lambda: fault)
+    assert fault in " ".join(tinygpu(*SEARCH).stdout.split())
+    assert json.loads(tinygpu(*SEARCH, "--json").stdout)["ptxas_fault"] == fault
+    ptx, cubin = tmp_path / "k.ptx", tmp_path / "k.cubin"
+    assembled = tinygpu("emit", legal, "-o", ptx, "--cubin", cubin)
+    assert fault in assembled.stdout
+    assert "waits of its SASS: " in " ".join(assembled.stdout.split())
+    assert fault not in tinygpu("emit", legal, "-o", ptx).stdout
+    monkeypatch.setattr("tinygpu.codegen.run.assemble.known_fault", lambda: "")
+    assert "ptxas_fault" not in json.loads(tinygpu(*SEARCH, "--json").stdout)
+
+
 def test_search_may_ask_ptxas_before_one_is_trusted() -> None:
     """The same schedules as by the term, with the times of their code, in order."""
     words = (*SEARCH[:-1], "45", "--json", "--spread", ",".join(OPEN))

@@ -38,19 +38,33 @@ def test_what_the_tests_need_is_there() -> None:
 def test_no_ptxas_and_old_ptxas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ptxas, or with one that does not know PTX 9.0, the row says so and does not raise."""
 
-    def none() -> Path:
+    def none() -> tuple[()]:
         raise AssemblyError("ptxas: found neither in the wheel nor on PATH; get it")
 
-    monkeypatch.setattr(doctor, "find_ptxas", none)
+    def there(*versions: str) -> None:
+        every = tuple((Path(f"/{version}/ptxas"), version) for version in versions)
+        monkeypatch.setattr(doctor, "every_ptxas", lambda: every)
+
+    monkeypatch.setattr(doctor, "every_ptxas", none)
     assert not rows()["ptxas"].ok
-    monkeypatch.setattr(doctor, "find_ptxas", lambda: Path("/bin/ptxas"))
-    monkeypatch.setattr(doctor, "ptxas_version", lambda _: "12.9.41")
+    there("12.9.41")
     assert "13.0" in rows()["ptxas"].missing
-    monkeypatch.setattr(doctor, "ptxas_version", lambda _: "13.0.0")
+    there("13.0.88")
     assert rows()["ptxas"].ok
-    assert "drops a wait" in rows()["ptxas"].found
-    monkeypatch.setattr(doctor, "ptxas_version", lambda _: "13.5.37")
-    assert "drops a wait" not in rows()["ptxas"].found
+    assert "drop the wait" in rows()["ptxas"].found
+    assert "pip install -U nvidia-cuda-nvcc" in rows()["ptxas"].found
+    there("13.5.37", "13.0.88")
+    assert rows()["ptxas"].found == "13.5.37 (/13.5.37/ptxas); not used: 13.0.88 (/13.0.88/ptxas)"
+
+
+def test_no_nvdisasm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without nvdisasm kernels are not checked, and doctor says so and how to get it."""
+    monkeypatch.setattr(doctor, "find_nvdisasm", lambda: None)
+    row = rows()["nvdisasm"]
+    assert not row.ok
+    assert not row.needed
+    assert "not checked for waits" in row.missing
+    assert "pip install nvidia-cuda-nvdisasm" in row.how
 
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

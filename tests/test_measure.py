@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks import peers
-from tinygpu.codegen.run import validation
+from tinygpu.codegen.run import assemble, validation
 from tinygpu.codegen.run.measure import Campaign, Options, measure, peer_of
 from tinygpu.codegen.run.provenance import Clock, commit, provenance
+from tinygpu.codegen.run.scoreboards import Hazard, SassInstruction, Waits
 from tinygpu.codegen.run.timing import summary
 from tinygpu.codegen.run.worker import Worker
 from tinygpu.errors import LaunchError, StoreError
@@ -170,6 +171,26 @@ def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
     other = replace(PROBLEM, extents=(("m", 128), ("n", 64), ("k", 64)))
     measure(both, Simt(), other, store=kept, options=fake.options)
     assert len(fake.asked) > asked
+
+
+def test_a_kernel_that_lacks_a_wait_is_neither_run_nor_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails with ptxas's version and the way out; the next ptxas is asked again."""
+    fake, kept = Fake(tmp_path), Kept()
+    load = SassInstruction(16, "", "LDS", "R4, [R8]", 0, 7, 0, frozenset({"R8"}), frozenset({"R4"}))
+    use = replace(load, address=32, opcode="FADD", write=7)
+    wrong = Waits((Hazard("R4", "reads", load, use),))
+    with monkeypatch.context() as patched:
+        patched.setattr(assemble, "waits_of", lambda _: wrong)
+        (found,) = measure(schedules(1), Simt(), PROBLEM, store=kept, options=fake.options)
+    assert not found.ok
+    assert found.reason.startswith(f"ptxas {assemble.ptxas_version()}: {assemble.DROPPED}: `0020")
+    assert "pip install -U nvidia-cuda-nvcc" in found.reason
+    assert fake.asked == []
+    assert not kept.puts
+    (found,) = measure(schedules(1), Simt(), PROBLEM, store=kept, options=fake.options)
+    assert found.ok
 
 
 def test_a_store_file_keeps_candidates_and_peers(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Assembly: PTX text to a cubin through ptxas, and what ptxas says of it.
 
-ptxas is looked for in the wheel ``nvidia-cuda-nvcc`` and then on PATH.  Its verbose report gives
-the registers and spilled bytes of each entry; where a text has several, the largest counts.  A
-cubin is a function of (text, architecture, options, version of ptxas), so it is cached under that
-key; a cache that cannot be written is done without.
+Of the ptxas that are found, in the wheel ``nvidia-cuda-nvcc``, on PATH and where the toolkit is
+installed, the newest assembles.  Its verbose report gives the registers and spilled bytes of each
+entry; where a text has several, the largest counts.  A cubin is a function of (text, architecture,
+options, version of ptxas), so it is cached under that key; a cache that cannot be written is done
+without.  nvdisasm tells a cubin's SASS, and ``scoreboards.py`` whether its waits are right.
 
 >>> report = '''ptxas info    : Compiling entry function 'k' for 'sm_90a'
 ... ptxas info    : Function properties for k
@@ -24,32 +25,45 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tinygpu.codegen.run.ptxas_faults import faults_of, way_out
+from tinygpu.codegen.run.scoreboards import Waits, unwaited
 from tinygpu.cores import cores
 from tinygpu.errors import AssemblyError
 
 __all__ = [
+    "DROPPED",
     "Cubin",
     "assemble",
     "assemble_many",
     "cache_folder",
+    "check_waits",
+    "every_ptxas",
+    "find_nvdisasm",
     "find_ptxas",
+    "known_fault",
+    "life_ranges",
     "parse",
     "ptxas_version",
     "sass",
+    "waits_of",
 ]
 
 _LIMIT_SECONDS = 300.0
 _GET = "pip install nvidia-cuda-nvcc, or put the CUDA toolkit's bin folder on PATH"
+_TOOLKITS = ("CUDA_HOME", "CUDA_PATH")
+_INSTALLED = (("/usr/local", "cuda*/bin"), ("/opt", "cuda*/bin"))
+DROPPED = "it dropped a wait, the kernel would be wrong"
+"""What an error says of a cubin that lacks a wait: the fault is not the schedule's."""
+_CHECKED = 1  # the version of the check, of which what was found is kept
 _NUMBERS = {
     "registers": r"Used (\d+) registers",
     "spill_stores_bytes": r"(\d+) bytes spill stores",
@@ -71,6 +85,7 @@ class Cubin:
     smem_bytes: int
     stack_bytes: int
     messages: str
+    ptxas: str = ""  # its version
 
     @property
     def spills(self) -> bool:
@@ -79,13 +94,41 @@ class Cubin:
 
 
 def find_ptxas() -> Path:
-    """Return the path of ptxas.  Raises AssemblyError where there is none."""
-    for folder in _wheel_folders():
-        if os.access(folder / "ptxas", os.X_OK):
-            return folder / "ptxas"
-    if found := shutil.which("ptxas"):
-        return Path(found)
-    raise AssemblyError(f"ptxas: found neither in the wheel nor on PATH; {_GET}")
+    """Return the path of the newest ptxas.  Raises AssemblyError where there is none that runs."""
+    return every_ptxas()[0][0]
+
+
+def every_ptxas() -> tuple[tuple[Path, str], ...]:
+    """Return each ptxas that is found and its version, the newest first; then as it is found.
+
+    Raises AssemblyError where there is none that answers.
+    """
+    found: dict[Path, tuple[Path, str]] = {}
+    lost: AssemblyError | None = None
+    for path in _tools("ptxas"):
+        if (real := path.resolve()) not in found:
+            try:
+                found[real] = path, ptxas_version(path)
+            except AssemblyError as error:
+                lost = error
+    if not found:
+        raise lost or AssemblyError(f"ptxas: found neither in the wheel nor on PATH; {_GET}")
+    return tuple(sorted(found.values(), key=lambda one: _numbers(one[1]), reverse=True))
+
+
+def known_fault() -> str:
+    """Return a line about the ptxas that is used if it has a known fault; else ""."""
+    try:
+        path, version = every_ptxas()[0]
+    except AssemblyError:
+        return ""
+    faults = "; ".join(map(str, faults_of(version)))
+    return f"ptxas {version} ({path}): {faults}; {way_out(version)}" if faults else ""
+
+
+def find_nvdisasm() -> Path | None:
+    """Return the path of nvdisasm, or None; without it no SASS is checked."""
+    return next(_tools("nvdisasm"), None)
 
 
 def ptxas_version(ptxas: Path | None = None) -> str:
@@ -143,22 +186,60 @@ def assemble_many(
 
 def sass(cubin: bytes) -> str:
     """Disassemble a cubin.  Raises AssemblyError without nvdisasm and cuobjdump."""
-    folders = [*map(str, _wheel_folders()), os.environ.get("PATH", "")]
     for tool, options in (("nvdisasm", ["-c"]), ("cuobjdump", ["--dump-sass"])):
-        found = shutil.which(tool, path=os.pathsep.join(folders))
-        if found is None:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "kernel.cubin")
-            path.write_bytes(cubin)
-            run = _process([found, *options, str(path)])
-        if run.returncode == 0:
-            return run.stdout
-        raise AssemblyError(f"{tool}: {run.stderr.strip() or 'failed'}; is it older than ptxas?")
+        if found := next(_tools(tool), None):
+            return _disassembled(found, options, cubin)
     raise AssemblyError(
         "disassembly: neither nvdisasm nor cuobjdump is installed; install the CUDA toolkit, "
         "or save the cubin and disassemble it elsewhere"
     )
+
+
+def _disassembled(tool: Path, options: Sequence[str], cubin: bytes) -> str:
+    with tempfile.TemporaryDirectory(prefix="tinygpu-") as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        run = _process([str(tool), *options, str(path)])
+    if run.returncode == 0:
+        return run.stdout
+    reason = (run.stderr.strip() or "failed").splitlines()[0]
+    raise AssemblyError(f"{tool.name}: {reason}; is it older than ptxas?")
+
+
+def life_ranges(cubin: bytes) -> str:
+    """Return the SASS that ``scoreboards.py`` reads.  Raises AssemblyError without nvdisasm."""
+    tool = find_nvdisasm()
+    if tool is None:
+        raise AssemblyError("nvdisasm is not installed; pip install nvidia-cuda-nvdisasm")
+    return _disassembled(tool, ["-c", "-hex", "-plr", "-lrm", "narrow"], cubin)
+
+
+def waits_of(cubin: bytes) -> Waits:
+    """Say whether a cubin's SASS waits for its registers; unknown without nvdisasm.
+
+    That a cubin is right is kept in the cache.
+    """
+    kept = cache_folder() / "waits" / hashlib.sha256(cubin + b"%d" % _CHECKED).hexdigest()
+    with suppress(OSError):
+        if kept.read_text(encoding="utf-8") == "right":
+            return Waits()
+    try:
+        found = unwaited(life_ranges(cubin))
+    except AssemblyError as error:
+        return Waits(unknown=str(error))
+    if found.right:
+        _keep(kept, "right")
+    return found
+
+
+def check_waits(cubin: Cubin) -> Waits:
+    """Return what ``waits_of`` says.  Raises AssemblyError where a wait is missing."""
+    found = waits_of(cubin.bytes)
+    if found.hazards:
+        raise AssemblyError(
+            f"ptxas {cubin.ptxas}: {DROPPED}: {found.hazards[0]}; {way_out(cubin.ptxas)}"
+        )
+    return found
 
 
 def parse(report: str) -> dict[str, int]:
@@ -178,6 +259,23 @@ def _wheel_folders() -> list[Path]:
     spec = importlib.util.find_spec("nvidia")
     roots = list(spec.submodule_search_locations or ()) if spec else []
     return [Path(root, part, "bin") for root in roots for part in ("cu13", "cuda_nvcc")]
+
+
+def _tools(name: str) -> Iterator[Path]:
+    """Yield the places of a tool: in the wheels, on PATH, and where the toolkit is installed."""
+    folders = _wheel_folders()
+    folders += map(Path, filter(None, os.environ.get("PATH", "").split(os.pathsep)))
+    folders += [Path(os.environ[name], "bin") for name in _TOOLKITS if os.environ.get(name)]
+    for root, pattern in _INSTALLED:
+        folders += sorted(Path(root).glob(pattern))
+    for folder in dict.fromkeys(folders):
+        path = folder / name
+        if path.is_file() and os.access(path, os.X_OK):
+            yield path
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 @functools.cache
@@ -220,7 +318,8 @@ def _run(ptxas: Path, ptx: str, arch: str, extra: tuple[str, ...]) -> Cubin:
         code = target.read_bytes()
     if repaired := re.search(r"\((C75\d\d)\).*", report):
         raise AssemblyError(f"ptxas {arch}: {repaired[0].strip()}; it would serialise the kernel")
-    return Cubin(bytes=code, arch=arch, **parse(report), messages=report)
+    version = ptxas_version(ptxas)
+    return Cubin(bytes=code, arch=arch, **parse(report), messages=report, ptxas=version)
 
 
 def _complaint(report: str, ptx: str, arch: str, returncode: int) -> str:
@@ -240,15 +339,20 @@ def _read(path: Path) -> Cubin | None:
     """Read a cached cubin; None where there is none, or one that was cut short."""
     try:
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Cubin(**{**stored, "bytes": base64.b64decode(stored["bytes"])})
+        code = base64.b64decode(stored.pop("bytes"))
+        return Cubin(bytes=code, ptxas=stored.pop("ptxas"), **stored)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _write(path: Path, cubin: Cubin) -> None:
-    """Cache a cubin: written whole or not at all, and not at all where nothing can be written."""
+    """Cache a cubin."""
     fields = {name: getattr(cubin, name) for name in Cubin.__slots__}
-    text = json.dumps({**fields, "bytes": base64.b64encode(cubin.bytes).decode()})
+    _keep(path, json.dumps({**fields, "bytes": base64.b64encode(cubin.bytes).decode()}))
+
+
+def _keep(path: Path, text: str) -> None:
+    """Write whole or not at all, and not at all where nothing can be written."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")

@@ -2,7 +2,8 @@
 
 Emission is Python's work and assembly that of ptxas, so that each of ``jobs`` worker processes
 takes the next term, emits and assembles it; the cubin comes to the caller through the cache of
-``assemble.py``.  Few terms are built here, where no process has to start.
+``assemble.py``.  A cubin that lacks a wait is an error (``scoreboards.py``).  Few terms are built
+here, where no process has to start.
 
 >>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER, Simt
@@ -28,7 +29,7 @@ from threading import Lock
 from typing import Any
 
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.run.assemble import Cubin, assemble, find_ptxas
+from tinygpu.codegen.run.assemble import Cubin, assemble, check_waits, find_ptxas
 from tinygpu.codegen.run.worker import Worker, serve
 from tinygpu.cores import cores
 from tinygpu.errors import AssemblyError, TinyGpuError
@@ -46,11 +47,15 @@ Wanted = tuple[Program, str, Mapping[str, int] | None]  # a term, an architectur
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A term's PTX text for ``arch``, and its cubin."""
+    """A term's PTX text for ``arch``, its cubin, and what is said of its waits: right, or why not.
+
+    ``waits`` is "right" or begins with "not checked".
+    """
 
     arch: str
     ptx: str
     cubin: Cubin
+    waits: str = ""
 
 
 def build_many(
@@ -103,7 +108,7 @@ class Builders(ExitStack):
             said = answer.get("failed") or answer.get("error")
             if said:
                 return AssemblyError(str(said))
-            return Built(one[1], answer["ptx"], assemble(answer["ptx"], one[1]))
+            return Built(one[1], answer["ptx"], assemble(answer["ptx"], one[1]), answer["waits"])
 
         pool = ThreadPoolExecutor(jobs)
         try:
@@ -114,7 +119,8 @@ class Builders(ExitStack):
 
 def _built(program: Program, arch: str, sizes: Mapping[str, int] | None) -> Built:
     ptx = emit(program, arch, sizes)
-    return Built(arch, ptx, assemble(ptx, arch))
+    cubin = assemble(ptx, arch)
+    return Built(arch, ptx, cubin, str(check_waits(cubin)))
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -123,9 +129,10 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {}
     job = pickle.loads(base64.b64decode(request["job"]))
     try:
-        return {"ptx": _built(*job).ptx}
+        built = _built(*job)
     except TinyGpuError as error:
         return {"error": str(error)}
+    return {"ptx": built.ptx, "waits": built.waits}
 
 
 if __name__ == "__main__":

@@ -139,6 +139,8 @@ def bundle_parts(
                 "cubin": names["cubin"],
                 "schedule": names["json"],
                 "registers": member.built.cubin.registers,
+                "ptxas": member.built.cubin.ptxas,
+                "waits": member.built.waits,
             }
         )
     tree = {

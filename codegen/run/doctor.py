@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import tinygpu as package
-from tinygpu.codegen.run.assemble import cache_folder, find_ptxas, ptxas_version
+from tinygpu.codegen.run.assemble import cache_folder, every_ptxas, find_nvdisasm
 from tinygpu.codegen.run.provenance import device_and_driver
+from tinygpu.codegen.run.ptxas_faults import faults_of, way_out
 from tinygpu.devices.device import DEVICES, load_device, names_gpu
 from tinygpu.errors import TinyGpuError
 
@@ -34,7 +34,6 @@ __all__ = ["Row", "diagnose", "how_to_install"]
 _PACKAGES = ("numpy", "ml_dtypes", "networkx", "matplotlib", "rich", "typer", "z3-solver")
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _PTXAS_OLDEST = (13, 0)  # spec: the first that takes PTX 9.0
-_PTXAS_WAITS = (13, 5)  # measured: docs/decisions.md, "ptxas 13.0.88 drops a wait"
 _DRIVER_OLDEST = 580  # spec: CUDA 13's compatibility table, the branch that came with CUDA 13.0
 
 
@@ -107,24 +106,25 @@ def _package(name: str) -> Row:
 def _ptxas() -> Row:
     how = "pip install nvidia-cuda-nvcc, or put the CUDA toolkit's bin folder on PATH"
     try:
-        path = find_ptxas()
-        found = ptxas_version(path)
+        (path, found), *others = every_ptxas()
     except TinyGpuError as error:
         return Row("ptxas", "", str(error).partition("; ")[0], how)
     where = f"{found} ({path})"
     if tuple(map(int, found.split(".")[:2])) < _PTXAS_OLDEST:
         return Row("ptxas", where, "13.0 or newer, which takes PTX 9.0", how)
-    if tuple(map(int, found.split(".")[:2])) < _PTXAS_WAITS:
-        where += "; 13.0.88 drops a wait in few kernels, 13.5.37 does not"
+    if faults := faults_of(found):
+        where += "".join(f"; {fault}" for fault in faults) + f"; {way_out(found)}"
+    if others:
+        where += "; not used: " + ", ".join(f"{version} ({at})" for at, version in others)
     return Row("ptxas", where)
 
 
 def _disassembler() -> Row:
-    found = next(filter(None, map(shutil.which, ("nvdisasm", "cuobjdump"))), "")
-    if found:
-        return Row("nvdisasm", found, needed=False)
+    if found := find_nvdisasm():
+        return Row("nvdisasm", str(found), needed=False)
     how = "pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit"
-    return Row("nvdisasm", "", "needed to look at SASS only", how, needed=False)
+    lost = "kernels are not checked for waits that ptxas dropped"
+    return Row("nvdisasm", "", lost, how, needed=False)
 
 
 def _cupy() -> Row:

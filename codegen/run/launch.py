@@ -3,9 +3,9 @@
     kernel = Kernel(program)
     c = kernel(a, b)
 
-A kernel is emitted and assembled when it is made, and loaded on a device at its first call there.
-What a call does says ``runtime/function.py``; one whose arrays are known costs the host a few
-microseconds, and ``prepare`` spares what is left of the looking up:
+A kernel is emitted and assembled and its waits are checked when it is made, and it is loaded on a
+device at its first call there.  What a call does says ``runtime/function.py``; one whose arrays are
+known costs the host a few microseconds, and ``prepare`` spares what is left of the looking up:
 
     launch = kernel.prepare(a, b, out=c)
     launch()
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.arguments import contract_of
-from tinygpu.codegen.run.assemble import Cubin, assemble
+from tinygpu.codegen.run.assemble import Cubin, assemble, check_waits
 from tinygpu.codegen.runtime.function import Function, Launch, device_arch, gpu, load
 from tinygpu.term.program import Program
 
@@ -50,4 +50,5 @@ class Kernel(Function):
         self.arch = arch or device_arch()
         self.ptx: str = emit(program, self.arch, sizes, unchecked=unchecked)
         self.cubin: Cubin = assemble(self.ptx, self.arch)
+        check_waits(self.cubin)
         super().__init__(contract_of(program, sizes), self.cubin.bytes)

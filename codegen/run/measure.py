@@ -7,9 +7,10 @@
 A campaign has one worker process for all its calls.  Every schedule that the store does not know
 yet is built, checked against the problem, assembled, and then *validated* in the worker, one at a
 time, while others are being built: a candidate that hangs, faults or is wrong is recorded with the
-reason, and another worker goes on.  The ones that are right are timed in batches, a batch
-interleaved in one process with the peers.  Inputs rotate through as many sets as exceed twice the
-L2, and outputs of the last round of the timed launches are checked again.
+reason, and another worker goes on.  One whose SASS lacks a wait is not run, nor recorded: another
+ptxas may make it right.  The ones that are right are timed in batches, a batch interleaved in one
+process with the peers.  Inputs rotate through as many sets as exceed twice the L2, and outputs of
+the last round of the timed launches are checked again.
 
 A peer is named ``package.module:function`` (``on_gpu.py`` says what it is called with); a peer that
 fails is recorded with its reason, like any candidate.
@@ -30,6 +31,7 @@ from typing import Any
 
 from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.codegen.run.arguments import contract_of, dense
+from tinygpu.codegen.run.assemble import DROPPED
 from tinygpu.codegen.run.build import Builders, Built
 from tinygpu.codegen.run.timing import Timing, time_interleaved
 from tinygpu.codegen.run.validation import roundoff, validate
@@ -230,7 +232,9 @@ class Campaign(ExitStack):
         fresh = [name for name in wanted if name not in self.kernels]
         for name, built in zip(fresh, self._built({n: wanted[n] for n in fresh}), strict=True):
             if isinstance(built, TinyGpuError):
-                self._fail(name, str(built))
+                self._fail(
+                    name, str(built), keep=DROPPED not in str(built)
+                )  # another ptxas may not
                 continue
             program = wanted[name]
             contract = contract_of(program, self.problem.sizes)
@@ -309,9 +313,9 @@ class Campaign(ExitStack):
         elif name not in self._found:  # a peer's first batch counts
             self._find(name, self._measurement(name, error=error, **timing), fresh=True)
 
-    def _fail(self, name: str, reason: str) -> None:
+    def _fail(self, name: str, reason: str, *, keep: bool = True) -> None:
         error = self.errors.get(name, 0.0)
-        self._find(name, self._measurement(name, error=error, reason=reason), fresh=True)
+        self._find(name, self._measurement(name, error=error, reason=reason), fresh=keep)
 
     def _find(self, name: str, measurement: Measurement, *, fresh: bool = False) -> None:
         self._found[name] = measurement

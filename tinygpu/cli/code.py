@@ -55,7 +55,7 @@ def emit(
 ) -> None:
     """Write a schedule's PTX; of several, in parallel, PTX and cubins into a folder."""
     from tinygpu.codegen.emit import emit as emitted
-    from tinygpu.codegen.run.assemble import assemble
+    from tinygpu.codegen.run.assemble import assemble, check_waits, known_fault
 
     if len(schedules) > 1:
         if output is None or cubin is not None:
@@ -70,6 +70,7 @@ def emit(
     meaning = given.computing()
     text = emitted(meaning.program, given.device.arch, given.problem.sizes)
     code = None if cubin is None else assemble(text, given.device.arch)
+    waits = None if code is None else check_waits(code)
     if output is None:
         say(text.rstrip())
     else:
@@ -81,13 +82,16 @@ def emit(
         spilled = code.spill_stores_bytes + code.spill_loads_bytes
         typer.echo(
             f"{cubin}: {len(code.bytes)} B, {code.registers} registers a thread, "
-            f"{spilled} B spilled",
+            f"{spilled} B spilled, by ptxas {code.ptxas}; waits of its SASS: {waits}",
             err=output is None,  # PTX that is printed stays pure
         )
+        if fault := known_fault():
+            typer.echo(fault, err=output is None)
 
 
 def _emit_all(schedules: Sequence[Given], folder: Path, arch: str) -> None:
     """Build each schedule file into ``folder``; say what ptxas said of each."""
+    from tinygpu.codegen.run.assemble import known_fault
     from tinygpu.codegen.run.build import build_many
     from tinygpu.meaning.identity import summary
 
@@ -116,6 +120,8 @@ def _emit_all(schedules: Sequence[Given], folder: Path, arch: str) -> None:
     columns = ("schedule", "#lines", "#registers", "#B spilled", "error")
     table(f"{folder}: PTX and cubins", columns, rows)
     say(summary(meanings))
+    if fault := known_fault():
+        say(fault)
     if failed:
         raise typer.Exit(1)
 

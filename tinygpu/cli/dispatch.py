@@ -84,7 +84,7 @@ def dispatch(
     nothing else is said.
     """
     from tinygpu.cli.dispatching import RULES
-    from tinygpu.codegen.run.assemble import find_ptxas
+    from tinygpu.codegen.run.assemble import find_ptxas, known_fault
     from tinygpu.codegen.run.bundle import bundle_parts, refuse_other, write_bundle
     from tinygpu.codegen.run.provenance import provenance
     from tinygpu.search.selection import AIMS
@@ -128,6 +128,8 @@ def dispatch(
         say_json({name: value for name, value in tree.items() if name != "files"})
         return
     show(tree)
+    if fault := known_fault():
+        say(fault)
     middle = wanted[len(wanted) // 2]
     say(f"bundle: {out}; ask it: tinygpu which {out} {spelled(middle.along)} {middle.size}")
 

@@ -106,6 +106,7 @@ def search(
     as_json: JSON = False,
 ) -> None:
     """Find the best schedules of an operation: under the model, or measured on this GPU."""
+    from tinygpu.codegen.run.assemble import known_fault
     from tinygpu.meaning.identity import summary
     from tinygpu.search.strategies import STRATEGIES
     from tinygpu.space.space import Space
@@ -163,10 +164,13 @@ def search(
             row["meaning"] = str(meaning)
         tree["meaning"] = summary(meanings)
     files = [] if out is None else _written(out, spaces[0], tree)
+    fault = known_fault()
     if as_json:
-        say_json(tree)
+        say_json({**tree, "ptxas_fault": fault} if fault else tree)
         return
     show(tree)
+    if fault:
+        say(fault)
     if files:
         more = f" to {files[-1].name}" if len(files) > 1 else ""
         say(f"schedules: {files[0]}{more}; why: tinygpu explain {files[0]}")
