@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
 import subprocess
+from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 from matplotlib.image import imread
+from plotly.offline import get_plotlyjs
 
 from tests.test_cli import FIX, SEARCH, complaint, tinygpu
 from tinygpu.cli.console import count_text, time_text
@@ -61,10 +64,14 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.stack.pop() == tag
 
+    def unpacked(self, name: str) -> str:
+        """The text that a script holds compressed."""
+        return gzip.decompress(b64decode(self.scripts[name])).decode()
+
     @property
     def data(self) -> Any:
         """The data from which the page draws itself."""
-        return json.loads(self.scripts["data"])
+        return json.loads(self.unpacked("data"))
 
 
 def page_of(folder: Path) -> Page:
@@ -138,8 +145,9 @@ def test_the_page_asks_for_nothing_outside_itself(searched: Path) -> None:
     page = page_of(searched)
     assert page.references == ["data:,"]
     library = page.scripts["plotly"]
-    assert len(library) > 10**6
-    rest = (searched / "report.html").read_text(encoding="utf-8").replace(library, "")
+    assert page.unpacked("plotly") == get_plotlyjs()
+    text = (searched / "report.html").read_text(encoding="utf-8").replace(library, "")
+    rest = text.replace(page.scripts["data"], page.unpacked("data"))
     assert re.findall(r"(?:https?:|//[\w-]+\.)\S{0,60}|@import|url\(", rest) == []
 
 
@@ -209,7 +217,7 @@ def test_hostile_texts_stay_texts(searched: Path) -> None:
     text = report_html(HOSTILE, HOSTILE, {HOSTILE: {HOSTILE: HOSTILE}}, [section])
     page = Page(text)
     assert page.data["title"] == page.data["sections"][0]["title"] == HOSTILE
-    assert "<script>alert" not in text.replace(page.scripts["plotly"], "")
+    assert "<script>alert" not in text
 
 
 def test_an_interrupted_demo_keeps_its_layers(
@@ -321,6 +329,9 @@ PROBE = """<script>
   const told = document.createElement("pre");
   told.id = "told";
   try {
+    while (!document.documentElement.dataset.ready && !errors.length) {
+      await new Promise((done) => setTimeout(done, 20));
+    }
     const answer = await (async () => { %s })();
     told.textContent = JSON.stringify({ answer, errors, hash: location.hash });
   } catch (error) {
@@ -390,11 +401,14 @@ def test_what_it_shows_is_what_the_command_prints(searched: Path) -> None:
     """Times and counts in the command's own form; the text of explain; the peer."""
     listed = json.loads((searched / "search.json").read_text())
     script = f"""{CELLS}
-    return {{ predicted: cells(2), measured: cells(4), words: at("words").textContent,
+    return {{ predicted: cells(3), interval: cells(4), measured: cells(5), words: at("words").textContent,
       about: at("about").innerText, failures: at("failures").innerText }};"""
     told, _ = seen(searched, script, state="a=3&b=1")
     rows = listed["best"]
     assert told["predicted"][:3] == [time_text(row["predicted_seconds"]) for row in rows]
+    ends = [[float(end) for end in text[:-3].split(" to ")] for text in told["interval"]]
+    for (low, high), row in zip(ends, rows, strict=False):
+        assert [1e-6 * low, 1e-6 * high] == pytest.approx(row["interval_seconds"], abs=6e-8)
     assert told["measured"] == ["30.00 us", "20.00 us", "failed", "40.00 us"]
     files = [searched / name for name in ("01.json", "03.json")]
     assert told["words"] == tinygpu("explain", *files).stdout.rstrip("\n")

@@ -347,7 +347,7 @@ def tree_of(
         for number, one in enumerate(found.best, 1)
     ]
     for row, run in zip(rows, timed, strict=False):
-        row |= {"seconds": run.seconds, "reason": run.reason}
+        row |= {"seconds": run.seconds, "spread": run.spread, "reason": run.reason}
     peer = {"cublas_seconds": timed[len(rows)].seconds} if len(timed) > len(rows) else {}
     return {**_common(spaces, found), "best": rows, **peer}
 
@@ -395,6 +395,7 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
                 **_parts(one),
                 "place": places.get(spread(schedule)),
                 "seconds": run.seconds,
+                "spread": run.spread,
                 "reason": run.reason,
                 "power_capped": run.capped,
                 "meaning": str(meaning),
