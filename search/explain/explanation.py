@@ -279,7 +279,7 @@ def _compared(c: Comparison) -> Iterator[str]:
     slow, fast = max(a.seconds, b.seconds), min(a.seconds, b.seconds)
     if c.winner == "neither":
         yield (
-            f"neither wins: {duration(fast)} and {duration(slow)}; the model cannot tell apart "
+            f"A and B tie: {duration(fast)} and {duration(slow)}; the model cannot tell apart "
             f"what is closer than {c.noise:.1%}"
         )
     else:

@@ -279,11 +279,16 @@ function about() {
 // ---- the table
 
 const classOf = (quantity) =>
-  [quantity.number && "n", quantity.narrow && "narrow"].filter(Boolean).join(" ") || null;
+  [quantity.number && "n", quantity.narrow && "narrow", quantity.told && "told"].filter(Boolean).join(" ") || null;
 
-function ranking() {
+// Of the decisions the last few, as many as have no room, share one column that wraps.
+function ranking(few = 0) {
   const { section, chosen } = state;
-  const shown = state.quantities.filter((one) => one.shown);
+  const listed = state.quantities.filter((one) => one.shown);
+  const together = listed.filter((one) => one.decision).slice(-few || Infinity);
+  const told = { key: "told", label: "further decisions", told: true, get: (row) => together.filter(
+    (one) => one.get(row) != null).map((one) => `${one.label}=${one.get(row)}`).join(" "), text: String };
+  const shown = [...listed.filter((one) => !together.includes(one)), ...(together.length ? [told] : [])];
   const key = state.sort.replace(/^-/, "");
   const heads = shown.map((one) => {
     const sorted = one.key === key;
@@ -317,6 +322,12 @@ function ranking() {
     element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "\u2713"), heads),
       element("tr", { class: "filters" }, element("th"), filters)),
     element("tbody", {}, body)));
+  const over = at("table").scrollWidth - at("table").clientWidth;
+  const columns = listed.filter((one) => one.decision).length;
+  if (over > 0 && few < columns) {
+    ranking(Math.min(columns, few + Math.ceil(over / 60)));
+    return;
+  }
   const head = at("table").querySelector("thead tr").offsetHeight;
   at("table").style.setProperty("--head", `${head}px`);
   const filtered = Object.entries(state.filters).map(([name, value]) => `${name} = ${value}`).join(", ");
@@ -848,6 +859,7 @@ async function start() {
   runs();
   render();
   addEventListener("hashchange", () => render());
+  addEventListener("resize", () => ranking());
   document.documentElement.dataset.ready = "1"; // all is drawn
 }
 
