@@ -466,7 +466,8 @@ def test_what_it_shows_is_what_the_command_prints(searched: Path) -> None:
     listed = json.loads((searched / "search.json").read_text())
     script = f"""{CELLS}
     return {{ predicted: cells(3), interval: cells(4), measured: cells(5),
-      words: at("words").textContent, about: at("about").innerText, failures: at("failures").innerText }};"""
+      words: at("words").textContent, about: at("about").innerText,
+      failures: at("failures").innerText }};"""
     told, _ = seen(searched, script, state="a=3&b=1")
     rows = listed["best"]
     assert told["predicted"][:3] == [time_text(row["predicted_seconds"]) for row in rows]

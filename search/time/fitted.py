@@ -140,7 +140,7 @@ so far apart that of a shape which is left out nine in ten lie between them.
 RANKING: Mapping[str, float] = {"threads": 0.0985, "warps": 0.0716, "tiles": 0.042}
 """The error of a ratio of two predicted times, as a logarithm, that half of all pairs exceed.
 
-Of two schedules of one problem, both predicted within 1.5 of the fastest: the mean over the fitting
-half of the oracle of each shape's median (``benchmarks/time_model.py --intervals``).  What is closer
-than that, the model does not tell apart.
+Two schedules of a problem, both predicted within 1.5 of the fastest: the mean over the shapes of
+the fitting half of the oracle of each shape's median (``benchmarks/time_model.py --intervals``).
+The model does not tell apart what is closer.
 """

@@ -12,6 +12,7 @@ import typer
 
 from tinygpu.cli.asked import Asked, problem_of
 from tinygpu.cli.console import bar, json_text, resumable, say, table, time_text, working, write
+from tinygpu.cli.folder import claimed
 from tinygpu.cli.given import DEVICE, DTYPE, LAYOUT, MACHINE, Given, fixed_values, machine_named
 from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.cli.plot import drawn_timeline, shape_text
@@ -139,7 +140,7 @@ def demo(
     about = f"{tokens} tokens; schedules of {chosen.name}, predicted for {chip.name}."
     done, sections = list[Layer](), list[dict[str, Any]]()
     way = "the same command does all again (--layer: one), but measures only what it has not"
-    with resumable(f"layers that are done are in {out}; {way}"):
+    with claimed(out), resumable(f"layers that are done are in {out}; {way}"):
         for number, (name, space) in enumerate(spaces.items(), 1):
             say(f"[{number}/{len(spaces)}] {name}: {LAYERS[name][0]}")
             done.append(_layer(name, space, top, out, why_not=why_not))
