@@ -598,7 +598,7 @@ def test_what_finds_nothing_leaves_the_earlier_search(fake: Fake, tmp_path: Path
         (["search", "matmul", "--machine", "ampere", "-n", "1"], "no schedule of ampere"),
         ([*SEARCH, "--evaluations", "3"], "none of 3 schedules ran; the first: it is wrong"),
     ):
-        result = tinygpu(*words, "--measure", "--out", out)
+        result = tinygpu(*words, "--measure", "--replace", "--out", out)
         assert result.exit_code == 2
         (line,) = result.stderr.strip().splitlines()
         assert line.startswith("error: ")
@@ -616,7 +616,7 @@ def test_the_folder_holds_one_search(fake: Fake, tmp_path: Path) -> None:
     mine = {"2048.json", "6.json", "notes.json", "99.txt"}
     assert set(kept(out)) == {"01.json", "02.json", "search.json", *mine}
     assert len(tree["best"]) == 2
-    result = tinygpu(*SEARCH, "--top", "1", "--out", out)  # under the model alone
+    result = tinygpu(*SEARCH, "--top", "1", "--replace", "--out", out)  # under the model alone
     assert result.exit_code == 0, result.output
     assert set(kept(out)) == {"01.json", "search.json", *mine}
     assert "evaluations" not in json.loads((out / "search.json").read_text())

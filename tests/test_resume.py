@@ -5,18 +5,17 @@ The GPU is pretended: a worker in the same process, which predicts with the cost
 
 from __future__ import annotations
 
-import base64
 import errno
 import json
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,28 +24,24 @@ import numpy as np
 import pytest
 
 from tests.test_cli import complaint
-from tests.test_measuring import LADDER, OPEN, Nothing, fixes, tinygpu
+from tests.test_measuring import OPEN, Nothing, fixes, tinygpu
 from tinygpu.cli import app
 from tinygpu.cli.folder import claimed
 from tinygpu.codegen.run import measure
-from tinygpu.devices.device import load_device
-from tinygpu.machines import MACHINES
+from tinygpu.machines.simt import LADDER
 from tinygpu.search.store import Store
-from tinygpu.search.time.cost import cost
-from tinygpu.term.schedule import Schedule
 
 WORDS = ["search", "matmul", "--machine", "simt", "-m", "256", "-n", "256", "-k", "256",
          *fixes({**LADDER["tuned"], **OPEN})]  # fmt: skip
-MEASURED = [*WORDS, "--measure", "--evaluations", "40", "--top", "3", "--out"]
+MEASURED = [*WORDS, "--measure", "--evaluations", "24", "--top", "3", "--out"]
 RANKED = [*WORDS, "--top", "3", "--out"]
-KILLS = 20
 
 
 class Pretended:
     """A worker that answers at once, and always the same."""
 
     def __init__(self, command: Any = ()) -> None:
-        self.device = load_device("h200")
+        pass
 
     def __enter__(self) -> Pretended:
         return self
@@ -63,19 +58,13 @@ class Pretended:
             return {"arch": "sm_90a", "device": "pretended", "driver": "1"}
         if doing == "peers":
             return {"names": []}
-        time.sleep(0.004)
+        time.sleep(0.002)
         if doing == "validate":
             return {"error": 0.5}
-        problem = pickle.loads(base64.b64decode(request["problem"]))
         told = {"spread": 0.01, "rounds": request["rounds"], "clock_mhz": 1, "error": 0.5}
-        return {"timings": {n: {"seconds": self.seconds(n, problem), **told}
-                            for n in request["kernels"]}}  # fmt: skip
-
-    def seconds(self, name: str, problem: Any) -> float:
-        tree = json.loads(name)
-        schedule = Schedule(tree["machine"], tuple(tree["decisions"].items()))
-        program = schedule.program(MACHINES[schedule.machine], problem.operation)
-        return float(cost(program, problem.sizes, self.device).seconds)
+        names = request["kernels"]
+        times = {name: 1e-5 + 1e-8 * (zlib.crc32(name.encode()) % 1000) for name in names}
+        return {"timings": {name: {"seconds": s, **told} for name, s in times.items()}}
 
 
 @pytest.fixture
@@ -121,9 +110,11 @@ def whole(out: Path) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("words", [MEASURED, RANKED], ids=["measured", "ranked"])
+@pytest.mark.parametrize(
+    ("words", "kills"), [(MEASURED, 16), (RANKED, 4)], ids=["measured", "ranked"]
+)
 def test_killed_at_twenty_moments_it_goes_on(
-    words: list[str], pretended: None, tmp_path: Path
+    words: list[str], kills: int, pretended: None, tmp_path: Path
 ) -> None:
     """By SIGKILL or SIGTERM, in one folder: what was measured stays, and the end is the same."""
     begun = time.monotonic()
@@ -133,7 +124,7 @@ def test_killed_at_twenty_moments_it_goes_on(
     assert alone.exitcode == 0
     wanted, out = result_of(tmp_path / "alone"), tmp_path / "killed"
     rng, killed, kept = np.random.default_rng(7), 0, 0
-    while killed < KILLS:
+    while killed < kills:
         process = child([*words, out])
         time.sleep(float(rng.uniform(0, seconds)))
         os.kill(process.pid, (signal.SIGKILL, signal.SIGTERM)[killed % 2])
@@ -167,7 +158,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("kib", [8, 24, 40, 52, 64, 80, 100])
+@pytest.mark.parametrize("kib", [8, 40, 64])
 def test_on_a_full_disk_it_says_so_and_goes_on(
     kib: int, pretended: None, small_disk: Path, tmp_path: Path
 ) -> None:
@@ -181,8 +172,8 @@ def test_on_a_full_disk_it_says_so_and_goes_on(
     told = complaint(tinygpu(*MEASURED, out))
     assert str(small_disk) in told
     assert "free some space" in told
-    whole(out)
     sized("4m")
+    whole(out)
     result = tinygpu(*MEASURED, out)
     assert result.exit_code == 0, result.output
     assert tinygpu(*MEASURED, tmp_path / "alone").exit_code == 0
@@ -223,11 +214,13 @@ def test_the_second_of_two_says_who_is_there(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        for words in (RANKED, ["demo", "--no-measure", "--layer", "o", "--out"]):
-            told = complaint(tinygpu(*words, tmp_path), status=1)
-            assert f"process {holder.pid} on {socket.gethostname()}, since 20" in told
-            assert "give another folder" in told
-        holder.kill()
+        try:
+            for words in (RANKED, ["demo", "--no-measure", "--layer", "o", "--out"]):
+                told = complaint(tinygpu(*words, tmp_path), status=1)
+                assert f"process {holder.pid} on {socket.gethostname()}, since 20" in told
+                assert "give another folder" in told
+        finally:
+            holder.kill()
     assert json.loads((tmp_path / ".tinygpu.lock").read_text())["pid"] == holder.pid
     with claimed(tmp_path):
         assert json.loads((tmp_path / ".tinygpu.lock").read_text())["pid"] == os.getpid()

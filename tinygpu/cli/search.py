@@ -145,13 +145,16 @@ def search(
         spaces = [space for space in spaces if not why_not[space.machine.name]]
         if not spaces:
             raise LaunchError("; ".join(dict.fromkeys(why_not.values())))  # before the search
-    identity = json.loads(
-        json_text({
-            "operation": str(problem.operation), "sizes": problem.sizes, "device": chip.name,
-            "machine": sorted(fixed), "decisions": fixed, "spread": spread,
-            "way": "measured" if measure else "assembled" if assemble else "climbed" * climb,
-        })
-    )  # fmt: skip
+    what = {
+        "operation": str(problem.operation),
+        "sizes": problem.sizes,
+        "device": chip.name,
+        "machine": [one.name for one in fixed],
+        "decisions": {one.name: values for one, values in fixed.items()},
+        "spread": spread,
+        "way": "measured" if measure else "assembled" if assemble else "climbed" * climb,
+    }
+    identity = json.loads(json_text(what))
     with claimed(out) if out is not None else nullcontext():
         if out is not None and not replace_it:
             require_same(out, identity)
