@@ -156,8 +156,10 @@ def search(
     }
     identity = json.loads(json_text(what))
     with claimed(out) if out is not None else nullcontext():
-        if out is not None and not replace_it:
-            require_same(out, identity)
+        if out is not None:
+            write(out / ".tinygpu", "").unlink()  # to know before the search that files can be
+            if not replace_it:
+                require_same(out, identity)
         way = "nothing is lost; the same command searches again"
         if measure and out is not None:
             way = f"measurements are kept in {out / 'store.db'}; the same command goes on"
