@@ -74,7 +74,14 @@ class Page(HTMLParser):
     @property
     def data(self) -> Any:
         """The data from which the page draws itself."""
-        return json.loads(self.unpacked("data"))
+        tree = json.loads(self.unpacked("data"))
+        for section in tree["sections"]:
+            columns = section["details"].items()
+            section["details"] = [
+                {name: values[i] for name, values in columns if values[i] is not None}
+                for i in range(len(section["found"]["best"]))
+            ]
+        return tree
 
 
 def page_of(folder: Path) -> Page:

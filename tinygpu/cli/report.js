@@ -852,6 +852,11 @@ function render() {
 
 async function start() {
   page = JSON.parse(await unpacked("data"));
+  for (const section of page.sections) { // its details come as columns, null where there is nothing
+    const columns = Object.entries(section.details);
+    section.details = section.found.best.map((_, i) => Object.fromEntries(
+      columns.map(([name, values]) => [name, values[i] ?? undefined])));
+  }
   const library = element("script");
   library.textContent = await unpacked("plotly");
   document.head.append(library);

@@ -77,7 +77,8 @@ def report_html(
         "other": (GREY, SYMBOLS["o"]),
     }
     tree = {
-        "title": title, "about": about, "runs": runs, "palette": palette, "sections": sections,
+        "title": title, "about": about, "runs": runs, "palette": palette,
+        "sections": [{**one, "details": _columns(one["details"])} for one in sections],
     }  # fmt: skip
     return Template((folder / "report.html").read_text(encoding="utf-8")).substitute(
         title=escape(title),
@@ -86,6 +87,12 @@ def report_html(
         plotly=_packed(get_plotlyjs()),
         script=(folder / "report.js").read_text(encoding="utf-8"),
     )
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows as columns, None where a row lacks one: what is alike compresses better."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _packed(text: str) -> str:
