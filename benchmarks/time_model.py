@@ -24,8 +24,8 @@ that were held out; ``fitting`` the same of the others.  ``assembled`` is the sa
 kernels ptxas finds registers for: predicted with the registers and spills that it said, of which
 nothing is timed.
 
-``--intervals`` prints ``INTERVALS`` of ``search/time/fitted.py`` anew, from the fitting cases alone
-(``calibrated``), and writes nothing.
+``--intervals`` prints ``INTERVALS`` and ``RANKING`` of ``search/time/fitted.py`` anew, from the
+fitting cases alone (``calibrated``, ``ranking_noise``), and writes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +224,37 @@ def calibrated(errors: Errors) -> dict[str, tuple[float, float]]:
     return found
 
 
+def ranking_noise(cases: Iterable[tuple[str, Times, Times]]) -> dict[str, float]:
+    """Return how far the ratio of two predicted times is off, as a logarithm, by who does the work.
+
+    A case is who, and the predicted and the measured seconds of a shape's schedules.  Of all pairs
+    that are predicted within ``NEAR`` of the fastest the median counts, and the mean of all shapes.
+    """
+    found: dict[str, list[float]] = {}
+    for who, model, times in cases:
+        error = np.log(times / model)[model <= NEAR * model.min()]
+        i, j = np.triu_indices(len(error), 1)
+        if len(i):
+            found.setdefault(who, []).append(float(np.median(np.abs(error[i] - error[j]))))
+    return {who: float(np.mean(medians)) for who, medians in found.items()}
+
+
+def _near_cases(trees: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Times, Times]]:
+    """Yield the fitting cases for ``ranking_noise``."""
+    for tree in trees:
+        machine, dtype, layout, shape = tree["case"]
+        if (machine, dtype, layout, tuple(shape)) in HELD_OUT:
+            continue
+        rows = [
+            (one.regime.partition(",")[0], float(one.seconds), math.sqrt(a * b))
+            for one, a, b in zip(breakdowns(tree), tree["first"], tree["second"], strict=True)
+            if a is not None and b is not None
+        ]
+        for who in dict.fromkeys(row[0] for row in rows):
+            both = np.array([row[1:] for row in rows if row[0] == who])
+            yield who, both[:, 0], both[:, 1]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Predict what was measured, and write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.time_model")
@@ -234,6 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.intervals:
         for regime, (low, high) in calibrated(errors_of(load())).items():
             sys.stdout.write(f'    "{regime}": ({low:.3g}, {high:.3g}),\n')
+        for who, noise in ranking_noise(_near_cases(load())).items():
+            sys.stdout.write(f'    "{who}": {noise:.3g},\n')
         return
     held = [one for case in HELD_OUT for one in cases_in(path_of(case), "", MACHINES)]
     if given.report:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.deadline import NEVER, Deadline
 from tinygpu.search.exact.scorer import Points, Scorer
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Value
@@ -45,9 +46,9 @@ class Candidate:
 class Neighbourhood:
     """The single changes of a space's schedules; batches that they need are built once."""
 
-    def __init__(self, space: Space) -> None:
-        """Build nothing yet."""
-        self.space = space
+    def __init__(self, space: Space, until: Deadline = NEVER) -> None:
+        """Build nothing yet; after ``until`` some changes are left out."""
+        self.space, self.until = space, until
         self._scorers: dict[tuple[Value, ...], Scorer | None] = {}
 
     def __call__(self, schedule: Schedule) -> list[Candidate]:
@@ -59,7 +60,7 @@ class Neighbourhood:
         found = list(self._changed(own, here, list(_singles(here, space.sums.lengths))))
         for i, name in enumerate(space.structural):
             for value in space.values[name]:
-                if value != own[i]:
+                if value != own[i] and not self.until.passed():
                     found += self._changed((*own[:i], value, *own[i + 1 :]), here, [()])
         best: dict[Schedule, Candidate] = {}
         for one in found:

@@ -389,7 +389,7 @@ def test_a_gpu_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
     monkeypatch.setattr("tinygpu.codegen.run.measure.Campaign.__enter__", failing)
-    line = complaint(tinygpu(*SEARCH, "--measure", "--out", tmp_path))
+    line = complaint(tinygpu(*SEARCH, "--measure", "--replace", "--out", tmp_path))
     assert "out of memory" in line
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
 

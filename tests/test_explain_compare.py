@@ -24,12 +24,14 @@ from tinygpu.search.explain.mends import duration
 
 
 @pytest.mark.parametrize(
-    ("one", "two"), [("naive", "multi-stage"), ("shared", "tuned"), ("tuned", "multi-stage")]
+    ("one", "two", "winner"),
+    [("naive", "multi-stage", "B"), ("shared", "tuned", "B"), ("tuned", "multi-stage", "neither")],
 )
-def test_contributions_sum_and_every_step_is_legal(one: str, two: str) -> None:
+def test_contributions_sum_and_every_step_is_legal(one: str, two: str, winner: str) -> None:
     """The walk meets legal schedules only, changes what differs once, and arrives."""
     why, here = walked(one, two), rung(one)
-    assert why.winner == "B"
+    assert why.winner == winner  # the last two are 6 % apart: the model may be off by more
+    assert why.b.seconds < why.a.seconds
     total = sum(step.seconds for step in why.steps)
     assert why.a.seconds + total == pytest.approx(why.b.seconds, rel=1e-9)
     for step in why.steps:

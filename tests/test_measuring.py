@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,13 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner, Result
 
-from tinygpu.cli import app, measuring
+from tinygpu.cli import app, measuring, search
 from tinygpu.cli.measuring import CUBLASLT, Effort, Tuned, measured, tune
-from tinygpu.codegen.run import measure
+from tinygpu.codegen.run import build, measure
 from tinygpu.codegen.run.assemble import Cubin
 from tinygpu.codegen.run.build import Builders, Built
 from tinygpu.codegen.run.measure import COARSE, SUSTAINED, Options, peer_of
+from tinygpu.deadline import NEVER, Deadline
 from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError
 from tinygpu.legality.laws import check_schedule
@@ -47,6 +49,7 @@ from tinygpu.term.schedule import Schedule, from_json
 FAKE = """
 import base64, hashlib, json, pickle, time
 from tinygpu.codegen.run.worker import serve
+from tinygpu.deadline import NEVER, Deadline
 from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 from tinygpu.term.schedule import Schedule
@@ -71,6 +74,7 @@ def handle(request):
         peer = request.get("peer", "").rpartition(":")[2]
         if peer:
             time.sleep(said["peer_sleeps"])
+        time.sleep(said["kernel_sleeps"] * ("kernel" in request))
         wrong = "kernel" in request and said["fails"] or peer == "algorithm_1"
         return {"error": 100.0 if wrong else 0.5}
     problem = pickle.loads(base64.b64decode(request["problem"]))
@@ -122,7 +126,8 @@ class Fake:
         self.say()
 
     def say(self, **what: Any) -> None:
-        usual = {"peers": PEERS, "modules": [CUBLASLT], "fails": False, "peer_sleeps": 0.0}
+        usual = {"peers": PEERS, "modules": [CUBLASLT], "fails": False, "peer_sleeps": 0.0,
+                 "kernel_sleeps": 0.0}  # fmt: skip
         (self.folder / "said.json").write_text(json.dumps(usual | what))
 
     def asked(self) -> list[list[Any]]:
@@ -136,7 +141,7 @@ class Fake:
 class Nothing(Builders):
     """Builders that build nothing."""
 
-    def each(self, wanted: Sequence[Any]) -> Iterator[Any]:
+    def each(self, wanted: Sequence[Any], until: Deadline = NEVER) -> Iterator[Any]:
         cubin = SimpleNamespace(bytes=b"")
         return iter([Built("sm_90a", "", cast("Cubin", cubin)) for _ in wanted])
 
@@ -254,6 +259,99 @@ def test_peers_cost_no_budget(simt: Space, fake: Fake) -> None:
     moment = tune([simt], first_of(simt), effort=Effort(seconds=0.001), peers=())
     assert len(moment.evaluated) == 6  # a batch is finished
     assert not moment.settled
+
+
+def test_it_ends_by_its_deadline_whatever_is_slow(
+    simt: Space, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Candidates that take long leave time for the final, whose rounds are as many as fit."""
+    monkeypatch.setattr(measure, "_TIMING_SECONDS", 0.3)
+    fake.say(kernel_sleeps=0.15, peer_sleeps=0.05)
+    begun = time.monotonic()
+    until = Deadline.within(4.0, time.monotonic)
+    found = tune([simt], first_of(simt), effort=Effort(finalists=3), until=until)
+    assert time.monotonic() - begun < 4.0 + 1.0
+    assert not found.settled
+    assert found.finalists[0][1].seconds
+    assert 1 <= len(found.evaluated) < 30
+    assert {m.reason for m in found.evaluated.values()} == {""}
+    assert COARSE.rounds < found.finalists[0][1].rounds <= SUSTAINED.rounds
+
+
+def test_without_time_for_a_final_the_coarse_times_count(simt: Space, fake: Fake) -> None:
+    """Its peers' are those of the first batch, the best two."""
+    now = [0.0]
+    found = tune(
+        [simt], first_of(simt, 3), effort=Effort(finalists=3), tell=lambda *_: now.append(99.0),
+        until=Deadline.within(50.0, lambda: now[-1]),
+    )  # fmt: skip
+    assert {m.rounds for _, m in found.finalists} == {COARSE.rounds}
+    assert [peer_of(m).rpartition(":")[2] for m in found.peers] == ["algorithm_3", "algorithm_4"]
+
+
+def test_a_candidate_that_the_deadline_cuts_off_is_not_said_to_hang(
+    simt: Space, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store knows nothing of it: the next search measures it."""
+    monkeypatch.setattr(measure, "_LEAST_SECONDS", 0.2)
+    monkeypatch.setattr(measure, "_TIMING_SECONDS", 0.3)
+    fake.say(kernel_sleeps=30.0)
+    begun = time.monotonic()
+    with Store(tmp_path / "store.db") as store:
+        with pytest.raises(LaunchError, match="give a longer --budget"):
+            tune(
+                [simt], first_of(simt), store=store, peers=(),
+                until=Deadline.within(2.0, time.monotonic),
+            )  # fmt: skip
+        assert time.monotonic() - begun < 3.5
+        assert len(store) == 0
+
+
+def test_what_is_built_when_the_time_is_over_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of each process is quick; the second takes for ever, and the process is killed."""
+    script = tmp_path / "builder.py"
+    script.write_text(
+        "import json, sys, time\n"
+        "told = [{'error': 'x'}]\n"
+        "for line in sys.stdin:\n"
+        "    building = 'build' in line\n"
+        "    if building and not told: time.sleep(60)\n"
+        "    print(json.dumps(told.pop() if building else {}), flush=True)\n"
+    )
+    monkeypatch.setattr(build, "_COMMAND", (sys.executable, str(script)))
+    program = Schedule.of(Simt(), LADDER["naive"]).program(Simt(), PROBLEM.operation)
+    wanted = [(program, "sm_90a", None)] * 4
+    with Builders(2) as builders:
+        for _ in range(2):
+            begun = time.monotonic()
+            found = list(builders.each(wanted, Deadline.within(1.5, time.monotonic)))
+            assert time.monotonic() - begun < 3.0
+            assert [str(one) for one in found] == ["x", "x"]
+
+
+def test_the_command_answers_within_its_budget_and_ten_seconds(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here three, so that the test is short: every phase takes what is left."""
+    monkeypatch.setattr(search, "_BESIDE_SECONDS", 3.0)
+    monkeypatch.setattr(search, "_TELLING_SECONDS", 0.5)
+    monkeypatch.setattr(measure, "_TIMING_SECONDS", 0.3)
+    fake.say(kernel_sleeps=0.2, peer_sleeps=0.2)
+    begun = time.monotonic()
+    tree = searched(tmp_path / "out", "--budget", "2", "--top", "3")
+    assert time.monotonic() - begun < 2.0 + 3.0 + 1.5
+    assert not tree["settled"]
+    assert tree["best"][0]["seconds"]
+
+
+def test_a_ranking_without_time_has_the_best_met(simt: Space) -> None:
+    """Fewer, and not proven."""
+    over = Deadline.within(0.0, time.monotonic)
+    some = rank(simt, 6, spread=simt.machine.spread, exact=False, until=over)
+    assert 1 <= len(some.best) < 6
+    assert not some.proven
 
 
 def test_one_that_starts_in_order_is_in_the_final(fake: Fake) -> None:
@@ -500,7 +598,7 @@ def test_what_finds_nothing_leaves_the_earlier_search(fake: Fake, tmp_path: Path
         (["search", "matmul", "--machine", "ampere", "-n", "1"], "no schedule of ampere"),
         ([*SEARCH, "--evaluations", "3"], "none of 3 schedules ran; the first: it is wrong"),
     ):
-        result = tinygpu(*words, "--measure", "--out", out)
+        result = tinygpu(*words, "--measure", "--replace", "--out", out)
         assert result.exit_code == 2
         (line,) = result.stderr.strip().splitlines()
         assert line.startswith("error: ")
@@ -518,7 +616,7 @@ def test_the_folder_holds_one_search(fake: Fake, tmp_path: Path) -> None:
     mine = {"2048.json", "6.json", "notes.json", "99.txt"}
     assert set(kept(out)) == {"01.json", "02.json", "search.json", *mine}
     assert len(tree["best"]) == 2
-    result = tinygpu(*SEARCH, "--top", "1", "--out", out)  # under the model alone
+    result = tinygpu(*SEARCH, "--top", "1", "--replace", "--out", out)  # under the model alone
     assert result.exit_code == 0, result.output
     assert set(kept(out)) == {"01.json", "search.json", *mine}
     assert "evaluations" not in json.loads((out / "search.json").read_text())

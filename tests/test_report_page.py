@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
 import subprocess
+from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
+from plotly.offline import get_plotlyjs
 
 from tests.test_cli import FIX, SEARCH, complaint, tinygpu
 from tinygpu.cli.console import count_text, time_text
 from tinygpu.cli.given import read_schedule
+from tinygpu.cli.palette import COMPONENTS, GRID, GROUND, MARKS, SYMBOLS
 from tinygpu.cli.report import _measured_on, report_html
 from tinygpu.machines import MACHINES
 from tinygpu.search.store import Store
@@ -61,10 +67,21 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.stack.pop() == tag
 
+    def unpacked(self, name: str) -> str:
+        """The text that a script holds compressed."""
+        return gzip.decompress(b64decode(self.scripts[name])).decode()
+
     @property
     def data(self) -> Any:
         """The data from which the page draws itself."""
-        return json.loads(self.scripts["data"])
+        tree = json.loads(self.unpacked("data"))
+        for section in tree["sections"]:
+            columns = section["details"].items()
+            section["details"] = [
+                {name: values[i] for name, values in columns if values[i] is not None}
+                for i in range(len(section["found"]["best"]))
+            ]
+        return tree
 
 
 def page_of(folder: Path) -> Page:
@@ -138,9 +155,51 @@ def test_the_page_asks_for_nothing_outside_itself(searched: Path) -> None:
     page = page_of(searched)
     assert page.references == ["data:,"]
     library = page.scripts["plotly"]
-    assert len(library) > 10**6
-    rest = (searched / "report.html").read_text(encoding="utf-8").replace(library, "")
+    assert page.unpacked("plotly") == get_plotlyjs()
+    text = (searched / "report.html").read_text(encoding="utf-8").replace(library, "")
+    rest = text.replace(page.scripts["data"], page.unpacked("data"))
     assert re.findall(r"(?:https?:|//[\w-]+\.)\S{0,60}|@import|url\(", rest) == []
+
+
+def test_a_report_is_under_3_mb(searched: Path) -> None:
+    """Of one search; a page of the demo has four, each of which adds what its data takes."""
+    page = page_of(searched)
+    data, whole = len(page.scripts["data"]), (searched / "report.html").stat().st_size
+    assert whole < 2.2e6
+    assert whole - data + 4 * 20 / len(page.data["sections"][0]["details"]) * data < 3e6
+
+
+def test_the_page_has_the_colours_of_the_pictures(searched: Path) -> None:
+    """Of parts the colours and marks, of the page the grounds and lines, all on a light ground."""
+    page = page_of(searched)
+    palette = page.data["palette"]
+    assert {name: paint for name, (paint, _) in palette["components"].items()} == {
+        name: paint for name, (paint, _) in COMPONENTS.items()
+    }
+    assert set(SYMBOLS) == set(MARKS) | {mark for _, mark in COMPONENTS.values()}
+    text = (searched / "report.html").read_text(encoding="utf-8")
+    for name, paint in (("page", "#ffffff"), ("line", GRID), ("ground", GROUND)):
+        assert f"--{name}: {paint};" in text
+    assert "prefers-color-scheme" not in text
+    script = (files("tinygpu.cli") / "report.js").read_text() + (
+        files("tinygpu.cli") / "report.css"
+    ).read_text()
+    assert set(re.findall(r"#[0-9a-f]{3,6}\b", script)) <= {"#data", "#111"}
+    panel = page.data["sections"][0]["details"][0]["layouts"][0]["panels"][0]
+    assert set(panel["paint"]) == {str(n) for row in panel["cells"] for n in row}
+
+
+def test_what_ties_is_on_the_page(searched: Path) -> None:
+    """Two times a tenth apart, whose rounds spread by more, stand together."""
+    (section,) = page_of(searched).data["sections"]
+    rows = section["found"]["best"]
+    assert [(row["stands"], row["shared"]) for row in rows] == [
+        (2, False), (1, False), (None, False), (3, False)
+    ]  # fmt: skip
+    assert section["ties"] == ""
+    for row in rows:
+        low, high = row["interval_seconds"]
+        assert low < row["predicted_seconds"] < high
 
 
 def test_a_folder_s_report_has_what_search_and_store_have(searched: Path) -> None:
@@ -209,7 +268,7 @@ def test_hostile_texts_stay_texts(searched: Path) -> None:
     text = report_html(HOSTILE, HOSTILE, {HOSTILE: {HOSTILE: HOSTILE}}, [section])
     page = Page(text)
     assert page.data["title"] == page.data["sections"][0]["title"] == HOSTILE
-    assert "<script>alert" not in text.replace(page.scripts["plotly"], "")
+    assert "<script>alert" not in text
 
 
 def test_an_interrupted_demo_keeps_its_layers(
@@ -321,6 +380,9 @@ PROBE = """<script>
   const told = document.createElement("pre");
   told.id = "told";
   try {
+    while (!document.documentElement.dataset.ready && !errors.length) {
+      await new Promise((done) => setTimeout(done, 20));
+    }
     const answer = await (async () => { %s })();
     told.textContent = JSON.stringify({ answer, errors, hash: location.hash });
   } catch (error) {
@@ -386,15 +448,39 @@ def test_it_opens_without_a_network_and_nothing_overflows(searched: Path, width:
 
 
 @in_a_browser
+@pytest.mark.parametrize("name", ["simt", "ampere", "hopper", "blackwell"])
+def test_the_table_fits_1280_pixels(name: str, searched: Path, tmp_path: Path) -> None:
+    """Every decision differs, and all was measured: no column is out of sight."""
+    (section,) = json.loads(json.dumps(page_of(searched).data["sections"]))
+    rng = np.random.default_rng(0)
+    choices = {n: one.values for n, one in MACHINES[name].decisions().items() if one.values}
+    drawn = [{n: v[rng.integers(len(v))] for n, v in choices.items()} for _ in range(24)]
+    row = section["found"]["best"][0] | {"seconds": 1.2345e-3, "spread": 0.1, "place": 88}
+    section["found"]["best"] = [row | {"decisions": one} for one in drawn]
+    section["details"] = [section["details"][0]] * len(drawn)
+    (tmp_path / "report.html").write_text(report_html(name, "", {}, [section]), encoding="utf-8")
+    script = """const box = at("table");
+    return [box.scrollWidth - box.clientWidth, box.textContent];"""
+    (over, text), _ = seen(tmp_path, script, width=1280)
+    differing = [n for n in choices if len({one[n] for one in drawn}) > 1]
+    assert [n for n in differing if n not in text] == []
+    assert over <= 0
+
+
+@in_a_browser
 def test_what_it_shows_is_what_the_command_prints(searched: Path) -> None:
     """Times and counts in the command's own form; the text of explain; the peer."""
     listed = json.loads((searched / "search.json").read_text())
     script = f"""{CELLS}
-    return {{ predicted: cells(2), measured: cells(4), words: at("words").textContent,
-      about: at("about").innerText, failures: at("failures").innerText }};"""
+    return {{ predicted: cells(3), interval: cells(4), measured: cells(5),
+      words: at("words").textContent, about: at("about").innerText,
+      failures: at("failures").innerText }};"""
     told, _ = seen(searched, script, state="a=3&b=1")
     rows = listed["best"]
     assert told["predicted"][:3] == [time_text(row["predicted_seconds"]) for row in rows]
+    ends = [[float(end) for end in text[:-3].split(" to ")] for text in told["interval"]]
+    for (low, high), row in zip(ends, rows, strict=False):
+        assert [1e-6 * low, 1e-6 * high] == pytest.approx(row["interval_seconds"], abs=6e-8)
     assert told["measured"] == ["30.00 us", "20.00 us", "failed", "40.00 us"]
     files = [searched / name for name in ("01.json", "03.json")]
     assert told["words"] == tinygpu("explain", *files).stdout.rstrip("\n")

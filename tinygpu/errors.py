@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable
+from typing import ClassVar
 
 __all__ = [
     "AssemblyError",
     "DeviceError",
     "DocumentError",
     "EmulatorError",
+    "FolderError",
     "IllegalScheduleError",
     "LaunchError",
     "MachineError",
@@ -28,7 +30,9 @@ __all__ = [
 
 
 class TinyGpuError(Exception):
-    """The root of all errors that a user can mend."""
+    """The root of all errors that a user can mend; ``status`` is the command's exit status."""
+
+    status: ClassVar[int] = 2
 
 
 class DeviceError(TinyGpuError):
@@ -65,6 +69,12 @@ class EmulatorError(TinyGpuError):
 
 class AssemblyError(TinyGpuError):
     """No ptxas, or ptxas refuses the code."""
+
+
+class FolderError(TinyGpuError):
+    """A folder of results that another process writes into, or that has another result."""
+
+    status: ClassVar[int] = 1
 
 
 class LaunchError(TinyGpuError):

@@ -32,6 +32,7 @@ from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import Cubin, assemble, check_waits, find_ptxas
 from tinygpu.codegen.run.worker import Worker, serve
 from tinygpu.cores import cores
+from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import AssemblyError, TinyGpuError
 from tinygpu.term.program import Program
 
@@ -86,10 +87,15 @@ class Builders(ExitStack):
         find_ptxas()
         self._workers = [self.enter_context(Worker(_COMMAND)) for _ in range(jobs or cores())]
 
-    def each(self, wanted: Sequence[Wanted]) -> Iterator[Built | TinyGpuError]:
-        """Yield what ``build_many`` returns, in order, each as soon as it is there."""
+    def each(
+        self, wanted: Sequence[Wanted], until: Deadline = NEVER
+    ) -> Iterator[Built | TinyGpuError]:
+        """Yield what ``build_many`` returns, in order, each as soon as it is there.
+
+        It ends at the deadline, with fewer; what is being built then is given up.
+        """
         jobs = min(len(self._workers), len(wanted))
-        if jobs <= 1 or len(wanted) <= _FEW:
+        if until.open and (jobs <= 1 or len(wanted) <= _FEW):
             for one in wanted:
                 try:
                     yield _built(*one)
@@ -110,9 +116,17 @@ class Builders(ExitStack):
                 return AssemblyError(str(said))
             return Built(one[1], answer["ptx"], assemble(answer["ptx"], one[1]), answer["waits"])
 
-        pool = ThreadPoolExecutor(jobs)
+        if not wanted:
+            return
+        pool, busy = ThreadPoolExecutor(jobs), list(free)
+        seconds = None if until.open else until.left()
         try:
-            yield from pool.map(ask, wanted)
+            yield from pool.map(ask, wanted, timeout=seconds)
+        except TimeoutError:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in busy:
+                worker.kill()
+            pool.shutdown(wait=True)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

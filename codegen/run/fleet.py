@@ -27,6 +27,7 @@ from typing import Any
 from tinygpu.codegen.run.launch import gpu
 from tinygpu.codegen.run.measure import Campaign, Crew, Options
 from tinygpu.cores import cores
+from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import LaunchError
 from tinygpu.space.measurement import Measurement, Results, canonical, describe
 from tinygpu.term.operation import Problem
@@ -158,8 +159,12 @@ class FleetCampaign(Campaign):
     def measure(
         self, programs: Programs, peers: Sequence[str] = (), *, options: Options | None = None,
         progress: Callable[[int, int], None] | None = None, anew: bool = False,
+        until: Deadline = NEVER,
     ) -> list[Measurement]:  # fmt: skip
-        """Return a measurement of each program and then of each peer, as a campaign does."""
+        """Return a measurement of each program and then of each peer, as a campaign does.
+
+        Shares that workers have begun are waited for, whatever the deadline.
+        """
         options = options or self.options
         self._found, self._progress, self._total = {}, progress, len(programs) + len(peers)
         self._keeps = not anew

@@ -27,6 +27,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from threading import Thread
 from typing import Any
 
 from tinygpu.codegen.emit import EMITTER_VERSION
@@ -37,6 +38,7 @@ from tinygpu.codegen.run.timing import Timing, time_interleaved
 from tinygpu.codegen.run.validation import roundoff, validate
 from tinygpu.codegen.run.worker import Worker, lost
 from tinygpu.codegen.runtime.contract import check
+from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.space.measurement import Measurement, Results, canonical, describe
 from tinygpu.term.machine import Machine
@@ -46,6 +48,7 @@ from tinygpu.term.schedule import Schedule
 
 __all__ = [
     "COARSE",
+    "LATE",
     "SUSTAINED",
     "Campaign",
     "Crew",
@@ -87,6 +90,9 @@ COARSE = Options(
 """Enough to tell which candidates are worth more; under load, as a power cap reorders them."""
 SUSTAINED = replace(COARSE, rounds=25, warm_seconds=1.0)
 """Round robin without a pause: what decides between the fastest."""
+LATE = "not measured: the time was over"
+_TIMING_SECONDS, _LEAST_SECONDS = 2.0, 3.0
+"""What is kept of a deadline to time a batch; what a request may take that was begun in time."""
 
 
 def measure(
@@ -125,6 +131,21 @@ class Crew(ExitStack):
         self.worker = self.enter_context(Worker(command))
         self.builders = self.enter_context(Builders(jobs))
         self.built: dict[tuple[str, str], Built] = {}
+        self._beginning: Thread | None = None
+
+    def begin(self, limit_seconds: float) -> None:
+        """Start the worker beside what the caller does next: CUDA takes seconds to begin."""
+        hello = {"do": "hello"}, limit_seconds
+        self._beginning = Thread(target=self.worker.ask, args=hello, daemon=True)
+        self._beginning.start()
+        self.callback(self.ready)
+        self.callback(self.worker.kill)
+
+    def ready(self) -> None:
+        """Wait for a worker that begins."""
+        if self._beginning is not None:
+            self._beginning.join()
+            self._beginning = None
 
 
 class Campaign(ExitStack):
@@ -149,9 +170,11 @@ class Campaign(ExitStack):
         self._found: dict[str, Measurement] = {}
         self._progress: Callable[[int, int], None] | None = None
         self._total = 0
+        self._until = NEVER
 
     def __enter__(self) -> Campaign:
         """Start the worker.  Raises LaunchError if it cannot use a GPU."""
+        self.crew.ready()
         hello = self.worker.ask({"do": "hello"}, self.options.limit_seconds)
         if "failed" in hello:
             self.close()
@@ -182,13 +205,16 @@ class Campaign(ExitStack):
         options: Options | None = None,
         progress: Callable[[int, int], None] | None = None,
         anew: bool = False,
+        until: Deadline = NEVER,
     ) -> list[Measurement]:
         """Return a measurement of each schedule's program and then of each peer, in order.
 
         ``options`` time differently from the campaign's.  With ``anew`` the store is not asked and
         keeps nothing: the times are for a comparison of these.  ``progress(done, all)`` is called
-        as they come.
+        as they come.  At the deadline nothing more is begun: what was not measured has ``LATE`` as
+        its reason, and the store does not keep that.
         """
+        self._until = until
         options = options or self.options
         self._found, self._progress, self._total = {}, progress, len(programs) + len(peers)
         self._keeps = not anew
@@ -210,7 +236,8 @@ class Campaign(ExitStack):
         batches = [right[i : i + options.batch] for i in range(0, len(right), options.batch)]
         for batch in batches or ([[]] if beside else []):
             self._time({name: self.kernels[name] for name in batch}, beside, options)
-        return [self._found[name] for name in (*schedules, *named)]
+        late = (self._measurement(name, reason=LATE) for name in (*schedules, *named))
+        return [self._found.get(one.schedule, one) for one in late]
 
     def _recall(self, name: str) -> None:
         """Take what the store has."""
@@ -230,7 +257,11 @@ class Campaign(ExitStack):
                 self._fail(name, str(error))
         right = [name for name in wanted if name in self.kernels]
         fresh = [name for name in wanted if name not in self.kernels]
-        for name, built in zip(fresh, self._built({n: wanted[n] for n in fresh}), strict=True):
+        early = self._until.before(_TIMING_SECONDS)  # what is right is to be timed, too
+        every = self._built({n: wanted[n] for n in fresh}, early)
+        for name, built in zip(fresh, every, strict=False):
+            if early.passed():
+                break
             if isinstance(built, TinyGpuError):
                 self._fail(
                     name, str(built), keep=DROPPED not in str(built)
@@ -244,13 +275,17 @@ class Campaign(ExitStack):
                 right.append(name)
         return right
 
-    def _built(self, programs: Mapping[str, Program]) -> Iterator[Built | TinyGpuError]:
-        """Yield what the crew has built before, or builds now."""
+    def _built(
+        self, programs: Mapping[str, Program], until: Deadline
+    ) -> Iterator[Built | TinyGpuError]:
+        """Yield what the crew has built before, or builds now, until the deadline."""
         known, operation = self.crew.built, self.nothing.operation
         wanted = [p for name, p in programs.items() if (operation, name) not in known]
-        fresh = self.crew.builders.each([(p, self.arch, self.problem.sizes) for p in wanted])
+        fresh = self.crew.builders.each([(p, self.arch, self.problem.sizes) for p in wanted], until)
         for name, program in programs.items():
-            built = known.get((operation, name)) or next(fresh)
+            built = known.get((operation, name)) or next(fresh, None)
+            if built is None:
+                return
             if isinstance(built, Built) and not program.specialised:
                 known[operation, name] = built
             yield built
@@ -262,7 +297,9 @@ class Campaign(ExitStack):
             return True
         seeded = {"seed": self.options.seed, **self._common}
         request = {"do": "validate", "name": name, **candidate, **seeded}
-        answer = self.worker.ask(request, self.options.limit_seconds)
+        answer = self._asked_worker(request, self.options.limit_seconds)
+        if answer is None:
+            return False
         if "failed" in answer:
             self._fail(name, str(answer["failed"]))
             return False
@@ -270,6 +307,15 @@ class Campaign(ExitStack):
         if error > allowed:
             self._fail(name, _wrong(error))
         return error <= allowed
+
+    def _asked_worker(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | None:
+        """Return the worker's answer; None if the deadline, and no limit, cut it off."""
+        if self._until.passed():
+            return None
+        limit = min(seconds, max(_LEAST_SECONDS, self._until.left()))
+        answer = self.worker.ask(request, limit)
+        cut = limit < seconds and lost(str(answer.get("failed", "")))
+        return None if cut and self._until.passed() else answer
 
     def _allowed(self, candidate: Mapping[str, str]) -> float:
         return self.options.peer_error if "peer" in candidate else 1.0
@@ -287,7 +333,9 @@ class Campaign(ExitStack):
             **self._common,
         }
         count = len(kernels) + len(peers)
-        answer = self.worker.ask(request, options.limit_seconds * (1 + count))
+        answer = self._asked_worker(request, options.limit_seconds * (1 + count))
+        if answer is None:
+            return
         if "failed" not in answer:
             for name, timing in answer["timings"].items():
                 self._timed(name, timing, 1.0 if name in kernels else options.peer_error)

@@ -78,8 +78,13 @@ class Worker:
             self.close()
         return answer
 
+    def kill(self) -> None:
+        """Kill the process, if there is one: who waits for its answer hears that it died."""
+        if self._process is not None:
+            self._process.kill()
+
     def close(self) -> None:
-        """Kill the process, if there is one."""
+        """Kill the process, if there is one, and wait for its end."""
         process, self._process = self._process, None
         if process is None:
             return

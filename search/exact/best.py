@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tinygpu.cores import cores
+from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import IllegalScheduleError, MachineError, ScheduleError, nearest, require_kind
 from tinygpu.legality.concurrency.judge import Verdict, verdict
 from tinygpu.search.exact.branch import Entry, Key, Progress, Search
@@ -68,13 +69,15 @@ def rank(
     exact: bool = True,
     below: float = math.inf,
     progress: Progress | None = None,
+    until: Deadline = NEVER,
 ) -> Ranking:
     """Return the k legal schedules with the least predicted time, in a fixed order.
 
     With a ``spread`` over some decisions, return only the best for each combination of their
     values: schedules that differ in more than details.  Without ``exact``, return the best met by
     improving random schedules of each batch: quick, and not proven.  Those of ``below`` seconds or
-    more are left out.  ``progress(done, all)`` counts batches.  Raises IllegalScheduleError if
+    more are left out.  ``progress(done, all)`` counts batches.  Without ``exact`` it ends with
+    fewer, the best met, soon after ``until``.  Raises IllegalScheduleError if
     nothing is legal, ScheduleError for a decision of the spread that there is not.
     """
     require_kind("rank: space", space, Space, MachineError)
@@ -94,10 +97,12 @@ def rank(
             return _ranking(space, k, both.entries, both.legal, both.scored)
     require(space)
     search = Search(space, k, spread, below)
-    search.start(exact=exact, progress=None if exact else progress)
+    search.start(exact=exact, progress=None if exact else progress, until=until)
     if exact:
         search.finish(progress)
-    return _ranking(space, k, search.entries(), space.count(), search.scored, proven=exact)
+    return _ranking(
+        space, k, search.entries(), space.count(), search.scored, proven=exact, until=until
+    )
 
 
 def _ranking(
@@ -108,6 +113,7 @@ def _ranking(
     scored: int,
     *,
     proven: bool = True,
+    until: Deadline = NEVER,
 ) -> Ranking:
     """Predict the k best of the entries; ties stand in the order of the decisions' values.
 
@@ -120,7 +126,7 @@ def _ranking(
     best: list[Ranked] = []
     refused: Verdict | None = None
     for _, schedule in found.values():
-        if len(best) == k:
+        if len(best) == k or (best and not proven and until.passed()):
             break
         program = schedule.program(space.machine, space.problem.operation)
         if waits_at_mbarriers(program) and not (judged := verdict(program)).legal:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.deadline import NEVER, Deadline
 from tinygpu.search.exact.scorer import Points, Scorer, SharedScores
 from tinygpu.space.space import Space
 from tinygpu.term.schedule import Schedule
@@ -72,11 +73,17 @@ class Search:
         self.scored = 0
 
     def start(
-        self, *, exact: bool = True, deal: int | None = None, progress: Progress | None = None
+        self,
+        *,
+        exact: bool = True,
+        deal: int | None = None,
+        progress: Progress | None = None,
+        until: Deadline = NEVER,
     ) -> News:
         """Draw from every batch, and climb in the most promising ones (without exact, in all).
 
-        ``deal`` 0 or 1: keep every second batch, in the order of their promise.
+        ``deal`` 0 or 1: keep every second batch, in the order of their promise.  After ``until``
+        nothing more is climbed.
         """
         space, found, rng = self.space, self.found, np.random.default_rng(0)
         with np.errstate(all="ignore"):
@@ -97,6 +104,8 @@ class Search:
                     self.loose[scorer] = scorer.looseness(ends[:4])
                 if progress:
                     progress(done, len(self.scorers))
+                if until.passed():
+                    break
         known = {key: seconds for key, (seconds, _, _) in found.found.items()}
         legal = sum(scorer.batch.count for scorer in self.scorers)
         return News(known, tuple(self.loose.values()), legal, len(self.scorers))

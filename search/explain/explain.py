@@ -110,6 +110,7 @@ def _outlined(view: TimeView, machine: Machine, problem: Problem, device: Device
         launch=_launch(view),
         seconds=view.seconds,
         interval=view.time.interval,
+        noise=view.time.noise,
         rate=rate,
         peak=peak,
         unit=unit,

@@ -11,6 +11,7 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,8 @@ class Lever:
 class Explanation:
     """What a schedule takes (seconds, under the model), waits for and could gain.
 
-    Nine in ten measured times of such kernels lie in the ``interval``.
+    Nine in ten measured times of such kernels lie in the ``interval``; times that are closer than
+    their ``noise`` (``search/ties.py``) are not told apart.
     ``rate`` and ``peak`` are both in FLOP/s (fp32, or "tensor FLOP/s"), or both in B/s, as
     ``unit`` says.  ``parts`` are
     sorted, each in seconds alone.  ``levers`` has, by cause, the decisions that lower it.
@@ -91,6 +93,7 @@ class Explanation:
     launch: str
     seconds: float
     interval: tuple[float, float]
+    noise: float
     rate: float
     peak: float
     unit: str
@@ -156,9 +159,14 @@ class Comparison:
     steps: tuple[Contribution, ...]
 
     @property
+    def noise(self) -> float:
+        """How far apart (as a logarithm) two times must be to be told apart."""
+        return max(self.a.noise, self.b.noise)
+
+    @property
     def winner(self) -> str:
         """Return "A", "B", or "neither" where the model cannot tell them apart."""
-        if self.a.seconds == self.b.seconds:
+        if abs(math.log(self.a.seconds / self.b.seconds)) <= self.noise:
             return "neither"
         return "A" if self.a.seconds < self.b.seconds else "B"
 
@@ -270,7 +278,10 @@ def _compared(c: Comparison) -> Iterator[str]:
     yield a.title
     slow, fast = max(a.seconds, b.seconds), min(a.seconds, b.seconds)
     if c.winner == "neither":
-        yield f"the model cannot tell them apart: {duration(fast)} each"
+        yield (
+            f"A and B tie: {duration(fast)} and {duration(slow)}; the model cannot tell apart "
+            f"what is closer than {c.noise:.1%}"
+        )
     else:
         times = f"{duration(fast)} against {duration(slow)}, {slow / fast:.3g} times faster"
         yield f"{c.winner} wins: {times}"

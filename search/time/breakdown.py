@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.search.time.deferred import applied
-from tinygpu.search.time.fitted import INTERVALS
+from tinygpu.search.time.fitted import INTERVALS, RANKING
 
 __all__ = ["RESOLUTION", "Breakdown", "blend", "resolved"]
 
@@ -62,6 +62,11 @@ class Breakdown:
         regime, seconds = self.regime, float(self.seconds)
         low, high = INTERVALS.get(regime) or INTERVALS[regime.partition(",")[0]]
         return seconds * low, seconds * high
+
+    @property
+    def noise(self) -> float:
+        """The error (a logarithm) of this time over another's that half of all pairs exceed."""
+        return RANKING[self.regime.partition(",")[0]]
 
 
 def resolved(seconds: Numbers) -> Numbers:

@@ -136,3 +136,11 @@ INTERVALS: Mapping[str, tuple[float, float]] = {
 They are quantiles over the fitting half of the oracle (``benchmarks/time_model.py --intervals``),
 so far apart that of a shape which is left out nine in ten lie between them.
 """
+
+RANKING: Mapping[str, float] = {"threads": 0.0985, "warps": 0.0716, "tiles": 0.042}
+"""The error of a ratio of two predicted times, as a logarithm, that half of all pairs exceed.
+
+Two schedules of a problem, both predicted within 1.5 of the fastest: the mean over the shapes of
+the fitting half of the oracle of each shape's median (``benchmarks/time_model.py --intervals``).
+The model does not tell apart what is closer.
+"""

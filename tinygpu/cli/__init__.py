@@ -65,7 +65,8 @@ class _Group(TyperGroup):
             told = usage.format_message().rstrip(".")  # none where a group has shown its help
             status = complain(f"{told}; see {path} --help") if told else 2
         except TinyGpuError as error:
-            status = complain(str(error))
+            complain(str(error))
+            status = error.status
         except MemoryError:
             status = complain(
                 "memory: not enough; fix some decisions by --fix, or lower --top or a size"

@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from tinygpu.cli.dispatching import served_of
-from tinygpu.cli.palette import COLOURS, pale
+from tinygpu.cli.palette import COLOURS, GREY, GRID, pale
 from tinygpu.cli.pictures import columns_of, number_axis
 from tinygpu.cli.shapes import Shape
 from tinygpu.codegen.runtime.bundle import FIRST_CALL
@@ -38,7 +38,7 @@ __all__ = ["MOST_PANELS", "Panel", "bundle_figure", "panels_of", "seen_in", "spa
 
 MOST_PANELS = 4
 _WIDTH = 9.0
-_GREY, _GRID, _PALE, _PEER = "#777777", "#dddddd", "#bbbbbb", COLOURS[8]
+_PALE, _PEER = "#bbbbbb", COLOURS[8]
 _DASHES = ("--", ":", "-.")
 _NAME_POINTS = 8.0
 _LEAST_TOP = 0.05
@@ -178,7 +178,7 @@ def _panelled(bundle: Bundle, panels: Sequence[Panel]) -> Figure:
             _draw_peer(one, panel)
         for one in (axes, *below):
             for end in panel.upto[:-1]:
-                one.axvline(end + 0.5, color=_GREY, linewidth=0.8, zorder=1)
+                one.axvline(end + 0.5, color=GREY, linewidth=0.8, zorder=1)
     _number_m(every[-1], bundle, low=low, high=high)
     figure.legend(handles=legend, loc="outside lower center", ncols=columns, fontsize=8.5,
                   frameon=False, title="a line that leaves its panel at the top is slower still",
@@ -233,7 +233,7 @@ def _legend(
     ]
     handles.append(Line2D([], [], color="black", linewidth=1.0, label=fastest))
     if any(len(panel.upto) > 1 for panel in panels):
-        handles.append(Line2D([], [], color=_GREY, linewidth=0.8, marker="|", markersize=9,
+        handles.append(Line2D([], [], color=GREY, linewidth=0.8, marker="|", markersize=9,
                               linestyle="", label="another kernel serves"))  # fmt: skip
     if peers:
         handles.append(Line2D([], [], color=_PEER, marker="s", markersize=3.5, linewidth=1.4,
@@ -276,7 +276,7 @@ def _draw_peer(axes: Axes, panel: Panel) -> None:
 
 
 def _plain(axes: Axes) -> None:
-    axes.grid(axis="y", zorder=0, color=_GRID, linewidth=0.6)
+    axes.grid(axis="y", zorder=0, color=GRID, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8.5)
     axes.locator_params(axis="y", nbins=5)
@@ -321,7 +321,7 @@ def _draw_names(
     named = sorted(sorted(range(len(widths)), key=lambda i: -widths[i])[:fit])
     places = spaced([points * middles[i] for i in named], each, points)
     for i, place in zip(named, places, strict=True):
-        strip.plot([middles[i], place / points], [band, text], color=_GREY, linewidth=0.6,
+        strip.plot([middles[i], place / points], [band, text], color=GREY, linewidth=0.6,
                    transform=strip.transAxes, clip_on=False)  # fmt: skip
         strip.text(place / points, text + 0.02 * inch, panel.kernels[i], ha="center", va="bottom",
                    transform=strip.transAxes, rotation=90 if upright else 0,
@@ -386,7 +386,7 @@ def _in_one(bundle: Bundle, panels: Sequence[Panel]) -> Figure:
         legend.append(Line2D([], [], color=_PALE, label=f"{len(rest)} more, less slow"))
     legend.append(Line2D([], [], color="black", linestyle="--", linewidth=1.0,
                          label="the fastest kernel of each shape"))  # fmt: skip
-    legend.append(Line2D([], [], color=_GREY, linestyle="", marker="o", markersize=4,
+    legend.append(Line2D([], [], color=GREY, linestyle="", marker="o", markersize=4,
                          label="another kernel serves from here on"))  # fmt: skip
     axes.axhline(1.0, color="black", linestyle="--", linewidth=1.0, zorder=2)
     top = 1 + 1.12 * max(_LEAST_TOP, *(value - 1 for value in worst.values()))

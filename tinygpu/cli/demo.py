@@ -12,6 +12,7 @@ import typer
 
 from tinygpu.cli.asked import Asked, operation_of
 from tinygpu.cli.console import bar, json_text, resumable, say, table, time_text, working, write
+from tinygpu.cli.folder import claimed
 from tinygpu.cli.given import (
     DEVICE,
     DTYPE,
@@ -144,26 +145,27 @@ def demo(
     spaces = {name: Space(chosen, p, chip, fixed=fixed) for name, p in problems.items()}
     find_ptxas()  # to know before the search that there is none
     why_not = why_no_gpu(chosen) if measure else "it was not asked for"
-    page = out / "report.html"  # now, to know before the search that it can be; an older one stays
-    nothing = b"<p>The demo has not finished its first layer.</p>\n"
-    write(page, page.read_bytes() if page.is_file() else nothing)
-    run = provenance(shlex.join(["tinygpu", *sys.argv[1:]]))
-    title = "The linear layers of an 8B-parameter Llama"
-    about = f"{tokens} tokens; schedules of {chosen.name}, predicted for {chip.name}."
-    done, sections = list[Layer](), list[dict[str, Any]]()
-    way = "the same command does all again (--layer: one), but measures only what it has not"
-    with resumable(f"layers that are done are in {out}; {way}"):
-        for number, (name, space) in enumerate(spaces.items(), 1):
-            say(f"[{number}/{len(spaces)}] {name}: {LAYERS[name][0]}")
-            done.append(_layer(name, space, top, out, why_not=why_not))
-            _say_layer(done[-1])
-            with working("writing the report"):
-                sections.append(section_tree(_section(done[-1])))
-            write(page, report_html(title, about, {"demo": run}, sections))
-            layers = {
-                one.name: _results(one, tree) for one, tree in zip(done, sections, strict=True)
-            }
-            write(out / "results.json", json_text({"provenance": run, "layers": layers}))
+    with claimed(out):
+        page = out / "report.html"  # now, to know that it can be; an older one stays
+        nothing = b"<p>The demo has not finished its first layer.</p>\n"
+        write(page, page.read_bytes() if page.is_file() else nothing)
+        run = provenance(shlex.join(["tinygpu", *sys.argv[1:]]))
+        title = "The linear layers of an 8B-parameter Llama"
+        about = f"{tokens} tokens; schedules of {chosen.name}, predicted for {chip.name}."
+        done, sections = list[Layer](), list[dict[str, Any]]()
+        way = "the same command does all again (--layer: one), but measures only what it has not"
+        with resumable(f"layers that are done are in {out}; {way}"):
+            for number, (name, space) in enumerate(spaces.items(), 1):
+                say(f"[{number}/{len(spaces)}] {name}: {LAYERS[name][0]}")
+                done.append(_layer(name, space, top, out, why_not=why_not))
+                _say_layer(done[-1])
+                with working("writing the report"):
+                    sections.append(section_tree(_section(done[-1])))
+                write(page, report_html(title, about, {"demo": run}, sections))
+                layers = {
+                    one.name: _results(one, tree) for one, tree in zip(done, sections, strict=True)
+                }
+                write(out / "results.json", json_text({"provenance": run, "layers": layers}))
     _say_all(done, why_not)
     say(f"report: {page}")
     if any(one.faults for one in done):

@@ -21,7 +21,7 @@ from tinygpu.errors import ScheduleError, nearest
 from tinygpu.term.access import BANK_BYTES, BANKS, WARP_LANES, bank_wavefronts
 from tinygpu.term.program import Access, Buffer, Do, Program, walk
 
-__all__ = ["layout_figure", "layout_panels", "shared_buffers"]
+__all__ = ["layout_figure", "layout_panels", "painted", "shared_buffers"]
 
 _ROWS, _COLUMNS = 16, 32
 _CELL_INCHES = 0.29
@@ -213,6 +213,17 @@ def _panel(axes: Axes, cells: Cells, most: int, colours: str) -> None:
     axes.tick_params(labelsize=7.5)
     axes.set_xticks(range(0, cells.shape[1], 4 if cells.shape[1] > 8 else 1))
     axes.set_yticks(range(0, cells.shape[0], 2 if cells.shape[0] > 4 else 1))
+
+
+def painted(cells: Cells, most: int, colours: str) -> dict[str, str]:
+    """Return the colour of each number that is drawn, as the page has it."""
+    numbers = np.unique(cells)
+    paint = (255 * _painted(numbers, most, colours)).round().astype(int)
+    return {
+        str(number): "#{:02x}{:02x}{:02x}".format(*rgb[:3])
+        for number, rgb in zip(numbers.tolist(), paint.tolist(), strict=True)
+        if number >= 0 and not (colours == "Blues" and number == 0)
+    }
 
 
 def _painted(cells: Cells, most: int, colours: str) -> NDArray[np.float64]:

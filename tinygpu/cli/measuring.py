@@ -17,16 +17,16 @@ Source: ``docs/measuring.md``.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import LaunchError
 from tinygpu.term.machine import Machine
 from tinygpu.term.schedule import Schedule
@@ -43,6 +43,11 @@ __all__ = ["Effort", "Tuned", "client_of", "measured", "tune", "why_no_gpu"]
 CUBLASLT = "tinygpu.codegen.run.cublaslt"
 _PEERS, _BEST_PEERS = 8, 2
 """Algorithms of cuBLASLt that are measured, and that reach the final."""
+
+_FINAL_SECONDS, _FINAL_SHARE = 6.0, 0.4
+"""What of a deadline is kept for the final, at most, and as a share of what is left."""
+_CAPTURE_SECONDS, _LEAST_ROUNDS = 0.08, 5
+"""What preparing a candidate of the final takes; the fewest rounds that give quartiles."""
 
 Told = Callable[[int, int | None, float], None]
 """What is told of progress: evaluations, how many may come, the best seconds so far."""
@@ -111,13 +116,16 @@ def tune(
     tell: Told | None = None,
     crew: Crew | None = None,
     client: Any = None,
+    until: Deadline = NEVER,
 ) -> Tuned:
     """Search by measuring, from ``first``, the schedules of spaces of one problem.
 
     ``first`` are the model's best, no two alike in more than details, the best first.
 
     ``client`` is of a fleet of GPUs that measures (``codegen/run/fleet.py``), else this GPU does.
-    ``peers`` are modules of peers, of each of which the first ``most_peers`` are measured.  Raises
+    ``peers`` are modules of peers, of each of which the first ``most_peers`` are measured.  It ends
+    by ``until``, whatever the effort: a part of what is left then is kept for the final, which has
+    fewer rounds if it must, and without time for it the times are the coarse ones.  Raises
     LaunchError if no worker can use a GPU, or if no schedule runs.
     """
     from tinygpu.codegen.run.fleet import FleetCampaign
@@ -129,9 +137,9 @@ def tune(
         if client is not None
         else Campaign(problem, store=store, options=options, crew=crew)
     ) as campaign:
-        search = _Tuning(campaign, spaces, first, effort, tell)
+        search = _Tuning(campaign, spaces, first, effort, tell, until)
         named = [name for module in peers for name in campaign.peers(module)[:most_peers]]
-        search.peers = campaign.measure({}, named)
+        search.peers = campaign.measure({}, named, until=search.until)
         return search.run(peers)
 
 
@@ -158,29 +166,37 @@ class _Tuning:
         first: Sequence[Candidate],
         effort: Effort,
         tell: Told | None,
+        whole: Deadline,
     ) -> None:
         from tinygpu.search.neighbourhood import Neighbourhood
 
+        self.whole = whole
+        self.until = whole.before(min(_FINAL_SECONDS, _FINAL_SHARE * whole.left()))
+
         self.campaign, self.first, self.effort, self.tell = campaign, first, effort, tell
         self.spaces = {space.machine.name: space for space in spaces}
-        self.near = {name: Neighbourhood(space) for name, space in self.spaces.items()}
+        self.near = {n: Neighbourhood(space, self.until) for n, space in self.spaces.items()}
         self.predicted = {c.schedule: c.predicted_seconds for c in first}
         self.evaluated: dict[Schedule, Measurement] = {}
         self.peers: list[Measurement] = []
-        self.end = math.inf
         self.stopped = False
 
     def run(self, modules: Sequence[str]) -> Tuned:
         """Walk as the strategy wants, and compare the fastest."""
         from tinygpu.search.strategies import STRATEGIES, Domain, walk
 
-        self.end = time.monotonic() + self.effort.seconds
+        self.until = self.until.sooner(self.effort.seconds)
+        for near in self.near.values():
+            near.until = self.until
         domain = Domain(self.first, self.changes, self.drawn, self.apart, self.pipelined)
         steps = STRATEGIES[self.effort.strategy](domain, np.random.default_rng(self.effort.seed))
         seconds = walk(steps, self.evaluate, go_on=self.go_on)
         right = sorted((s for s in seconds if math.isfinite(seconds[s])), key=seconds.__getitem__)
         if not right:
-            reason = next((m.reason for m in self.evaluated.values()), "there was none to try")
+            none = "there was none to try"
+            if self.whole.passed():
+                none = "the time was over before it was built; give a longer --budget"
+            reason = next((m.reason for m in self.evaluated.values()), none)
             raise LaunchError(
                 f"search: none of {len(self.evaluated)} schedules ran; the first: {reason}"
             )
@@ -230,19 +246,24 @@ class _Tuning:
         """Say whether the budget allows more."""
         most = self.effort.evaluations
         enough = most is not None and len(self.evaluated) >= most
-        self.stopped = self.stopped or enough or time.monotonic() > self.end
-        return not self.stopped
+        self.stopped = self.stopped or enough or self.until.passed()
+        return not self.stopped or not (self.evaluated or enough or self.whole.passed())
 
     def evaluate(self, schedules: Sequence[Schedule]) -> list[float]:
         """Measure coarsely, as many as the budget allows; the others count as failed.
 
         A schedule that may deadlock or race is refused where it is built.
         """
+        from tinygpu.codegen.run.measure import LATE
+
         most = self.effort.evaluations
         allowed = schedules[: most and most - len(self.evaluated)]
         self.stopped = len(allowed) < len(schedules)
         programs = self.programs(allowed)
-        found = dict(zip(programs, self.campaign.measure(programs), strict=True))
+        until = self.until if self.evaluated else self.whole
+        measured = self.campaign.measure(programs, until=until)
+        found = {s: m for s, m in zip(programs, measured, strict=True) if m.reason != LATE}
+        self.stopped = self.stopped or len(found) < len(programs)
         self.evaluated |= found
         if self.tell:
             times = [m.seconds for m in self.evaluated.values() if m.seconds]
@@ -279,13 +300,24 @@ class _Tuning:
                 name for m in _ran(self.peers) if (name := peer_of(m)).startswith(f"{module}:")
             ]
             beside += names[:_BEST_PEERS]
-        found = self.campaign.measure(self.programs(chosen), beside, options=SUSTAINED, anew=True)
-        mine = [
-            (Candidate(s, self.predicted[s]), m)
-            for s, m in zip(chosen, found[: len(chosen)], strict=True)
-        ]
-        mine.sort(key=lambda one: one[1].seconds or math.inf)
-        return tuple(mine), tuple(_ran(found[len(chosen) :]))
+        options = self.rounds(SUSTAINED, len(chosen) + len(beside))
+        found = self.campaign.measure(
+            self.programs(chosen), beside, options=options, anew=True, until=self.whole
+        )
+        mine = dict(zip(chosen, found[: len(chosen)], strict=True))
+        theirs = _ran(found[len(chosen) :])
+        if not any(m.seconds for m in mine.values()):  # there was no time for it
+            mine |= {s: self.evaluated[s] for s in chosen if s in self.evaluated}
+            theirs = [m for m in _ran(self.peers) if peer_of(m) in beside]
+        every = [(Candidate(s, self.predicted[s]), m) for s, m in mine.items()]
+        every.sort(key=lambda one: one[1].seconds or math.inf)
+        return tuple(every), tuple(theirs)
+
+    def rounds(self, options: Options, count: int) -> Options:
+        """Return options with as many rounds of ``count`` candidates as there is time for."""
+        left = self.whole.left() - options.warm_seconds - _CAPTURE_SECONDS * count
+        possible = left / (options.burst_seconds * max(1, count)) - 1
+        return replace(options, rounds=int(min(options.rounds, max(_LEAST_ROUNDS, possible))))
 
 
 def _ran(measurements: Sequence[Measurement]) -> list[Measurement]:

@@ -1,4 +1,4 @@
-"""Colours and marks of all pictures: one table for the parts of a time, one list for the rest.
+"""Colours and marks of all pictures and pages: one table for the parts of a time, one for the rest.
 
 The colours are the nine of Tol's scheme "muted" and black: told apart with any colour vision, and
 on a light ground.  Where they run out, marks or hatches tell.
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["COLOURS", "COMPONENTS", "MARKS", "pale"]
+__all__ = [
+    "COLOURS", "COMPONENTS", "GREY", "GRID", "GROUND", "MARKS", "SYMBOLS", "css", "pale",
+]  # fmt: skip
 
 _INDIGO, _ROSE, _TEAL, _SAND, _GREEN = "#332288", "#cc6677", "#44aa99", "#ddcc77", "#117733"
 _CYAN, _WINE, _OLIVE, _PURPLE, _BLACK = "#88ccee", "#882255", "#999933", "#aa4499", "#000000"
@@ -20,6 +22,23 @@ COLOURS = (_INDIGO, _ROSE, _TEAL, _SAND, _GREEN, _CYAN, _WINE, _OLIVE, _PURPLE, 
 
 MARKS = "osD^vPX*<>dph8"
 """Marks of matplotlib, in this order."""
+
+SYMBOLS: Mapping[str, str] = {
+    "o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down",
+    "P": "cross", "X": "x", "*": "star", "<": "triangle-left", ">": "triangle-right",
+    "d": "diamond-tall", "p": "pentagon", "h": "hexagon", "8": "octagon", "H": "hexagon2",
+}  # fmt: skip
+"""The same marks as the report's plotting library names them."""
+
+GREY, GRID, GROUND = "#777777", "#dddddd", "#e3e6ea"
+"""Lines and points of no colour; the lines of a grid; bars and bands behind the rest."""
+
+_CSS: Mapping[str, str] = {
+    "text": "#1b1f24", "dim": "#5b6570", "page": "#ffffff", "raised": "#f4f6f8", "line": GRID,
+    "ground": GROUND, "link": _INDIGO, "a": _INDIGO, "b": _WINE, "less": "#fde3dc",
+    "more": "#dcefdc", "wrong": "#b00020",
+}  # fmt: skip
+"""The custom properties of the pages' style sheets: a light ground, dark text."""
 
 COMPONENTS: Mapping[str, tuple[str, str]] = {
     # of every program
@@ -48,6 +67,11 @@ COMPONENTS: Mapping[str, tuple[str, str]] = {
     "spills": (_BLACK, "D"),
 }
 """The colour and the mark of each part of a time, in every picture."""
+
+
+def css() -> str:
+    """Return the pages' colours as a rule of CSS."""
+    return ":root { " + " ".join(f"--{name}: {colour};" for name, colour in _CSS.items()) + " }"
 
 
 def pale(colour: str, share: float = 0.7) -> str:

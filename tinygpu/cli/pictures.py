@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from tinygpu.cli.console import time_text
-from tinygpu.cli.palette import COLOURS, COMPONENTS, MARKS
+from tinygpu.cli.palette import COLOURS, COMPONENTS, GREY, GRID, GROUND, MARKS
 
 if TYPE_CHECKING:
     from tinygpu.search.exact.best import Ranked
@@ -39,7 +39,6 @@ __all__ = [
     "times_figure",
 ]
 
-_GREY, _GRID, _BAR = "#777777", "#dddddd", "#e3e6ea"
 _LINES = ("--", ":", "-.")
 _ROOM = 46  # characters of a schedule's name
 _LOOKS = 2 * len(COLOURS)  # problems that look different
@@ -90,8 +89,8 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
             shares[part].append(float(seconds) / float(one.seconds))
     parts = [part for part in shares if max(shares[part]) >= 0.02]
     parts.sort(key=lambda part: -sum(shares[part]))
-    looks = {part: COMPONENTS.get(part, (_GREY, "o")) for part in parts}
-    legend: list[Artist] = [Patch(color=_BAR, label="predicted time")]
+    looks = {part: COMPONENTS.get(part, (GREY, "o")) for part in parts}
+    legend: list[Artist] = [Patch(color=GROUND, label="predicted time")]
     legend += [
         Line2D(
             [],
@@ -109,7 +108,7 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
     height = 1.3 + 0.36 * len(best) + 0.22 * math.ceil(len(legend) / columns)
     figure = Figure(figsize=(10.5, height), layout="constrained")
     axes = figure.add_subplot()
-    axes.barh(range(len(best)), totals, height=0.7, color=_BAR, zorder=1)
+    axes.barh(range(len(best)), totals, height=0.7, color=GROUND, zorder=1)
     ends: list[float] = []
     for place, one in enumerate(best):
         worst, spent = one.breakdown.bottleneck, one.breakdown.parts
@@ -142,7 +141,7 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
         number_axis(axes.xaxis, low, high)
     axes.set_xlim(low, high)
     axes.set_xlabel(f"predicted time [{unit}]")
-    axes.grid(axis="x", zorder=0, color=_GRID, linewidth=0.6)
+    axes.grid(axis="x", zorder=0, color=GRID, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(fill(title, 90), fontsize=11)
     figure.legend(handles=legend, loc="outside lower center", ncols=columns, fontsize=8.5,
@@ -182,8 +181,8 @@ def measured_figure(
     for axis in (axes.xaxis, axes.yaxis):
         number_axis(axis, low, high)
     band = axes.fill_between([low, high], [low * 0.85, high * 0.85], [low * 1.15, high * 1.15],
-                             color=_BAR, zorder=0, label="within 15 %")  # fmt: skip
-    diagonal = axes.plot([low, high], [low, high], color=_GREY, label="measured = predicted")
+                             color=GROUND, zorder=0, label="within 15 %")  # fmt: skip
+    diagonal = axes.plot([low, high], [low, high], color=GREY, label="measured = predicted")
     legend: list[Artist] = [band, *diagonal]
     for number, problem in enumerate(problems):
         look = _look(number)
@@ -205,11 +204,11 @@ def measured_figure(
             axes.plot((low, high) if len(problems) == 1 else ends, [seconds * scale] * 2,
                       lines[name], color=look["color"], linewidth=1.3)  # fmt: skip
     if machines != [""]:
-        legend += [Line2D([], [], linestyle="", marker=marks[machine], color=_GREY, label=machine)
+        legend += [Line2D([], [], linestyle="", marker=marks[machine], color=GREY, label=machine)
                    for machine in machines]  # fmt: skip
     for name, line in lines.items():
-        legend += axes.plot([], [], line, color=_GREY, label=name)
-    axes.grid(zorder=0, color=_GRID, linewidth=0.6)
+        legend += axes.plot([], [], line, color=GREY, label=name)
+    axes.grid(zorder=0, color=GRID, linewidth=0.6)
     within = sum(abs(p.measured_seconds / p.predicted_seconds - 1) <= 0.15 for p in shown)
     figure.suptitle(f"{fill(title, 80)}\n{within} of {len(shown)} within 15 %", fontsize=11)
     axes.legend(handles=legend, loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=8.5,
@@ -220,7 +219,7 @@ def measured_figure(
 def _look(number: int) -> dict[str, Any]:
     """Return how the points of a problem look: full, then open ones, then all others alike."""
     turn, place = divmod(number, len(COLOURS))
-    colour = COLOURS[place] if number < _LOOKS else _GREY
+    colour = COLOURS[place] if number < _LOOKS else GREY
     face = "white" if turn == 1 else colour
     edge = "white" if face == colour else colour
     return {"color": colour, "markerfacecolor": face, "markeredgecolor": edge, "markersize": 7}

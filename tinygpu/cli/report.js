@@ -1,18 +1,21 @@
 "use strict";
-// Draws the report from the JSON in #data.  All that is chosen stands in the address:
+// Draws the report from the JSON in #data, which is compressed, as the plotting library is.  All that is chosen stands in the address:
 //   layer=NAME  a=, b=: two schedules  sort=, x=, y=: quantities (-: falling)  filter=QUANTITY:VALUE
 //   show=term|ptx  lines=all  reach=whole
 // Texts of the data become text nodes, never HTML.
 
-const page = JSON.parse(document.getElementById("data").textContent);
-const COLOURS = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866",
-  "#44aa99", "#882255", "#999933", "#332288", "#ee3377", "#0077bb", "#997700"];
-const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star", "pentagon"];
+let page = null;
 const CONTEXT = 3; // equal lines that stay around a difference
 const MOST_CELLS = 4e7; // of the table that a comparison of lines fills
 const BEGINNING = 220; // events of a timeline that are shown at first
 
 const at = (id) => document.getElementById(id);
+
+// The text of a script that holds it in base64, compressed.
+async function unpacked(id) {
+  const bytes = Uint8Array.from(atob(at(id).textContent), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -41,6 +44,14 @@ function countText(count) {
   return `${digits}e${power.padStart(2, "0")}`;
 }
 
+// Both ends of an interval, in the unit of the second.
+function intervalText([low, high]) {
+  const [unit, factor] = timeUnit(high);
+  const digits = high * factor < 10 ? 2 : high * factor < 100 ? 1 : 0;
+  return `${(low * factor).toFixed(digits)} to ${(high * factor).toFixed(digits)} ${unit}`;
+}
+
+const placeText = (row) => `${row.stands}${row.shared ? "=" : ""}`;
 const rateText = (rate) => rate.toFixed(rate < 10 ? 2 : 1);
 
 function timeUnit(seconds) {
@@ -112,9 +123,15 @@ function quantities(section) {
   };
   const time = { text: timeText, time: true };
   const rate = { text: rateText };
+  const timed = rows.some((row) => row.seconds);
   add("rank", "#", (row) => rows.indexOf(row) + 1, { shown: true, axis: "rank" });
+  add("stands", "stands", (row) => row.stands,
+    { shown: true, axis: "place, those that tie together", of: (row) => placeText(row) });
   add("predicted", "predicted", (row) => row.predicted_seconds, { ...time, shown: true, axis: "predicted time" });
-  add("tflops", "TFLOP/s", (row) => work / row.predicted_seconds, { ...rate, shown: true, axis: "predicted TFLOP/s" });
+  add("interval", "90 % interval", (row) => row.interval_seconds[1],
+    { ...time, shown: true, axis: "end of the 90 % interval", of: (row) => intervalText(row.interval_seconds) });
+  add("tflops", "TFLOP/s", (row) => work / row.predicted_seconds,
+    { ...rate, shown: !timed, axis: "predicted TFLOP/s" });
   add("measured", "measured", (row) => row.seconds, { ...time, shown: true, axis: "measured time" });
   add("measured_tflops", "TFLOP/s", (row) => row.seconds && work / row.seconds,
     { ...rate, shown: true, axis: "measured TFLOP/s" });
@@ -125,14 +142,14 @@ function quantities(section) {
   if (new Set(rows.map((row) => row.machine)).size > 1) {
     add("machine", "machine", (row) => row.machine, { shown: true, choice: true });
   }
-  add("registers", "registers", (row) => row.registers, { shown: true });
-  add("spilled_bytes", "spilled B", (row) => row.spilled_bytes, { shown: rows.some((row) => row.spilled_bytes) });
-  add("smem_bytes", "smem B", (row) => row.smem_bytes, { shown: true, axis: "shared memory, B a CTA" });
+  add("registers", "registers", (row) => row.registers, { shown: true, narrow: true });
+  add("spilled_bytes", "spilled B", (row) => row.spilled_bytes, { shown: rows.some((row) => row.spilled_bytes), narrow: true });
+  add("smem_bytes", "smem B", (row) => row.smem_bytes, { shown: true, narrow: true, axis: "shared memory, B a CTA" });
   add("threads", "threads a CTA", (row) => row.threads);
   for (const name of decisionsOf(rows)) {
     const varies = new Set(rows.map((row) => row.decisions[name])).size > 1;
     const taken = found.some((one) => one.key === name); // a decision may be called threads
-    const more = { shown: true, choice: true, decision: true };
+    const more = { shown: true, choice: true, decision: true, narrow: true };
     if (varies) add(taken ? `decision ${name}` : name, name, (row) => row.decisions[name], more);
   }
   for (const part of new Set(rows.flatMap((row) => Object.keys(row.parts_seconds)))) {
@@ -198,7 +215,8 @@ function overview() {
   const several = page.sections.length > 1;
   const timed = page.sections.some((one) => fastest(one) < Infinity);
   const beside = page.sections.some((one) => peersOf(one).length);
-  const head = ["problem", "#schedules", "#legal", "#predicted", "#TFLOP/s", "of the peak", "bottleneck",
+  const head = ["problem", "#schedules", "#legal", "#predicted", "#90 % interval", "#TFLOP/s", "of the peak",
+    "bottleneck",
     ...(timed ? ["#measured", "#TFLOP/s"] : []), ...(beside ? ["#best peer", "#speed-up", "which peer"] : [])];
   const rows = page.sections.map((one) => {
     const [first] = one.found.best;
@@ -208,7 +226,7 @@ function overview() {
     return [
       element("a", { href: `#layer=${encodeURIComponent(one.name)}` }, one.title),
       countText(one.found.raw), countText(one.found.legal), timeText(first.predicted_seconds),
-      rateText(first.tflops),
+      intervalText(first.interval_seconds), rateText(first.tflops),
       element("span", {}, element("span", { class: "share", style: `width:${90 * Math.min(share, 1)}px` }),
         ` ${(100 * share).toFixed(0)}%`),
       first.bottleneck,
@@ -260,33 +278,43 @@ function about() {
 
 // ---- the table
 
-function ranking() {
+const classOf = (quantity) =>
+  [quantity.number && "n", quantity.narrow && "narrow", quantity.told && "told"].filter(Boolean).join(" ") || null;
+
+// Of the decisions the last few, as many as have no room, share one column that wraps.
+function ranking(few = 0) {
   const { section, chosen } = state;
-  const shown = state.quantities.filter((one) => one.shown);
+  const listed = state.quantities.filter((one) => one.shown);
+  const together = listed.filter((one) => one.decision).slice(-few || Infinity);
+  const told = { key: "told", label: "further decisions", told: true, get: (row) => together.filter(
+    (one) => one.get(row) != null).map((one) => `${one.label}=${one.get(row)}`).join(" "), text: String };
+  const shown = [...listed.filter((one) => !together.includes(one)), ...(together.length ? [told] : [])];
   const key = state.sort.replace(/^-/, "");
   const heads = shown.map((one) => {
     const sorted = one.key === key;
     const falling = sorted && state.sort.startsWith("-");
-    return element("th", { class: one.number && "n", scope: "col",
+    return element("th", { class: classOf(one), scope: "col",
       "aria-sort": sorted ? (falling ? "descending" : "ascending") : "none" },
     element("button", { id: `sort ${one.key}`, title: `sort by ${one.axis ?? one.label}`,
       onclick: () => go({ sort: sorted && !falling ? `-${one.key}` : one.key }) },
     `${one.label}${sorted ? (falling ? " \u25be" : " \u25b4") : ""}`));
   });
-  const filters = shown.map((one) => element("th", { class: one.number && "n" }, one.choice ? filter(one) : null));
+  const filters = shown.map((one) => element("th", { class: classOf(one) }, one.choice ? filter(one) : null));
   const rows = sortedRows();
-  const body = rows.map((row) => {
+  const body = rows.map((row, n) => {
     const i = section.found.best.indexOf(row);
     const place = chosen.indexOf(i);
+    const next = rows[n + 1]; // a line closes those that stand together
+    const ends = (row.shared || next?.shared) && row.stands !== next?.stands ? "ends" : null;
     const box = element("input", { type: "checkbox", id: `choose ${i}`, checked: place >= 0,
       "aria-label": `compare schedule ${i + 1}`, onchange: () => toggle(i) });
     const cells = shown.map((one) => {
       const value = one.get(row);
       const failed = one.key === "measured" && value == null && row.reason;
-      const text = value == null ? (failed ? "failed" : "") : one.text(value);
-      return element("td", { class: one.number && "n", title: failed || null }, text);
+      const text = value == null ? (failed ? "failed" : "") : one.of ? one.of(row) : one.text(value);
+      return element("td", { class: classOf(one), title: failed || null }, text);
     });
-    return element("tr", { class: ["a", "b"][marks().indexOf(i)],
+    return element("tr", { class: [["a", "b"][marks().indexOf(i)], ends].filter(Boolean).join(" ") || null,
       onclick: (event) => { if (event.target !== box) toggle(i); } },
     element("td", {}, box), cells);
   });
@@ -294,13 +322,20 @@ function ranking() {
     element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "\u2713"), heads),
       element("tr", { class: "filters" }, element("th"), filters)),
     element("tbody", {}, body)));
+  const over = at("table").scrollWidth - at("table").clientWidth;
+  const columns = listed.filter((one) => one.decision).length;
+  if (over > 0 && few < columns) {
+    ranking(Math.min(columns, few + Math.ceil(over / 60)));
+    return;
+  }
   const head = at("table").querySelector("thead tr").offsetHeight;
   at("table").style.setProperty("--head", `${head}px`);
   const filtered = Object.entries(state.filters).map(([name, value]) => `${name} = ${value}`).join(", ");
   at("counts").replaceChildren(
     `${rows.length} of ${section.found.best.length} schedules`, filtered && `, those with ${filtered} `,
     filtered && element("button", { onclick: () => go({ filters: {} }) }, "show all"),
-    ". A click on a column's name sorts; two rows can be chosen and compared below.");
+    ". A click on a column's name sorts; two rows can be chosen and compared below.",
+    section.ties && element("strong", { id: "ties" }, ` ${section.ties}.`));
   const all = section.found.best;
   const same = decisionsOf(all).filter((name) => new Set(all.map((row) => row.decisions[name])).size === 1);
   at("common").textContent = same.length
@@ -350,11 +385,7 @@ function plot(div, traces, layout) {
   }, { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] });
 }
 
-function colour(name) {
-  const parts = ordered(page.sections.flatMap((one) => one.found.best.map((row) => row.bottleneck)));
-  const i = parts.indexOf(name);
-  return [COLOURS[i % COLOURS.length], SYMBOLS[i % SYMBOLS.length]];
-}
+const colour = (name) => page.palette.components[name] ?? page.palette.other;
 
 function told(row, i) {
   const took = row.seconds ? `, ${timeText(row.seconds)} measured` : "";
@@ -507,7 +538,7 @@ function chosen(pair, rows, details) {
     const values = rows.map(one.get);
     if (values.every((value) => value == null)) continue;
     if (one.decision && values.every((value) => value === values[0])) continue;
-    const texts = values.map((value) => (value == null ? "-" : one.text(value)));
+    const texts = values.map((value, i) => (value == null ? "-" : one.of ? one.of(rows[i]) : one.text(value)));
     lines.push([one.axis ?? one.label, ...texts]);
   }
   const names = decisionsOf(rows);
@@ -555,9 +586,19 @@ function kind(statement) {
   return statement.replace(/^(\w+)[^=]* = ([\w.]+)\(.*$/s, "$2 $1");
 }
 
+// Events as [row, statement, iteration, start, duration, flight or nothing], of their columns.
+function eventsOf([rows, statements, iterations, steps, durations, flights]) {
+  let start = 0;
+  return rows.map((row, i) => {
+    start += steps[i];
+    const event = [row, statements[i], iterations[i], start, durations[i]];
+    return flights[i] < 0 ? event : [...event, flights[i]];
+  });
+}
+
 function timelines(pair, details) {
   const whole = state.reach === "whole";
-  const lines = details.map((one) => one.timeline);
+  const lines = details.map((one) => one.timeline && { ...one.timeline, events: eventsOf(one.timeline.events) });
   const kinds = [...new Set(lines.flatMap((one) => one?.statements.map(kind) ?? []))];
   const end = Math.max(...lines.map((one) => {
     const starts = one?.events.map((event) => event[3]).sort((p, q) => p - q) ?? [];
@@ -566,7 +607,7 @@ function timelines(pair, details) {
   const { text, line, raised } = theme();
   const painted = kinds.filter((name) => name !== "wait" && !name.startsWith("more steps"));
   const paint = (name) => (name === "wait" ? line : name.startsWith("more steps") ? raised
-    : COLOURS[painted.indexOf(name) % COLOURS.length]);
+    : page.palette.colours[painted.indexOf(name) % page.palette.colours.length]);
   at("reach").replaceChildren(
     element("button", { id: "reach-button", "aria-pressed": whole,
       onclick: () => go({ reach: whole ? "beginning" : "whole" }) }, "all that was followed"),
@@ -623,23 +664,24 @@ function layouts(details) {
 }
 
 // A panel as a table: a number for each element, coloured by it.
-function grid({ text, cells, size, most, colours }) {
-  const paint = (number) => {
-    if (number < 0 || (colours === "Blues" && !number)) return null;
-    if (colours === "Blues") return `hsl(210 80% ${94 - 24 * (number / most)}%)`;
-    if (colours === "warps") return `hsl(${(Math.floor(number / 32) * 137) % 360} 65% 76%)`;
-    return `hsl(${(300 * number) / most} 75% 74%)`;
-  };
+function grid({ text, cells, size, paint }) {
+  const few = cells.some((row) => row.some((number) => !paint[number]));
   let last = cells.length; // of a few elements, the rows that have some
-  while (colours === "Blues" && last > 1 && cells[last - 1].every((number) => !number)) last -= 1;
+  while (few && last > 1 && cells[last - 1].every((number) => !paint[number])) last -= 1;
   const cut = cells.length < size[0] || cells[0].length < size[1];
   const part = cut ? `; the first ${cells.length} x ${cells[0].length} of ${size.join(" x ")}` : "";
   return element("figure", {}, element("figcaption", {}, text + part),
     element("div", { class: "scrolls" }, element("table", { class: "grid" }, cells.slice(0, last).map((row, i) =>
       element("tr", {}, element("th", { scope: "row" }, i), row.map((number) => {
-        const colour = paint(number);
-        return element("td", { style: colour && `background:${colour}` }, colour ? number : "");
+        const colour = paint[number];
+        return element("td", { style: colour && `background:${colour};color:${onto(colour)}` }, colour ? number : "");
       }))))));
+}
+
+// Dark on light and light on dark.
+function onto(colour) {
+  const [red, green, blue] = [1, 3, 5].map((place) => parseInt(colour.slice(place, place + 2), 16));
+  return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "black" : "white";
 }
 
 // ---- code, and the lines in which it differs
@@ -791,7 +833,7 @@ function runs() {
 let state = null;
 let drawn = "";
 
-function render({ again = false } = {}) {
+function render() {
   const focused = document.activeElement?.id;
   const before = state?.section;
   state = readState();
@@ -803,14 +845,29 @@ function render({ again = false } = {}) {
   ranking();
   scatter();
   const key = JSON.stringify([state.section.name, marks(), state.show, state.lines, state.reach]);
-  if (again || key !== drawn) compared();
+  if (key !== drawn) compared();
   drawn = key;
   if (focused) at(focused)?.focus({ preventScroll: true });
 }
 
-overview();
-runs();
-render();
-addEventListener("hashchange", () => render());
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => render({ again: true }));
-document.documentElement.dataset.ready = "1"; // all is drawn
+async function start() {
+  page = JSON.parse(await unpacked("data"));
+  for (const section of page.sections) { // its details come as columns, null where there is nothing
+    const columns = Object.entries(section.details);
+    section.details = section.found.best.map((_, i) => Object.fromEntries(
+      columns.map(([name, values]) => [name, values[i] ?? undefined])));
+  }
+  const library = element("script");
+  library.textContent = await unpacked("plotly");
+  document.head.append(library);
+  overview();
+  runs();
+  render();
+  addEventListener("hashchange", () => render());
+  addEventListener("resize", () => ranking());
+  document.documentElement.dataset.ready = "1"; // all is drawn
+}
+
+if (typeof DecompressionStream === "undefined") {
+  at("top").textContent = "This page unpacks itself with DecompressionStream: open it in a browser of 2023 or later.";
+} else start();

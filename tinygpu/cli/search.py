@@ -11,11 +11,13 @@ from __future__ import annotations
 import atexit
 import gc
 import itertools
+import json
 import math
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,14 +36,17 @@ from tinygpu.cli.console import (
     time_text,
     write,
 )
+from tinygpu.cli.folder import claimed, require_same
 from tinygpu.cli.given import DEVICE, JSON, MACHINE, SPREAD, fixed_for, machines_for, spread_of
 from tinygpu.cli.measuring import Effort, Tuned, client_of, tune, why_no_gpu
 from tinygpu.cli.sizes import SizedCommand
+from tinygpu.deadline import NEVER, Deadline
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
 from tinygpu.term.schedule import to_json
 
 if TYPE_CHECKING:
+    from tinygpu.codegen.run.measure import Crew
     from tinygpu.meaning.identity import Meaning
     from tinygpu.search.exact.best import Ranked, Ranking
     from tinygpu.space.measurement import Measurement
@@ -54,6 +59,10 @@ _RANKED = 96
 """Schedules of the model that a search by measuring starts from, one of each spread."""
 _ASSEMBLED = 32
 """Schedules of the model that are assembled before one is trusted, one of each spread."""
+_BESIDE_SECONDS, _TELLING_SECONDS = 9.0, 2.0
+"""What a search by measuring may take beside its budget, less Python's start; then, to tell."""
+_RANKING_SHARE = 0.25
+"""Of the whole time of a search by measuring, what the model's ranking takes at most."""
 _MOST = 100_000
 """Schedules that are ranked at most: more would take minutes and be read by nobody."""
 
@@ -77,7 +86,7 @@ def search(
         typer.Option(
             min=1,
             max=86_400,
-            help="Seconds of measuring, peers and the final comparison apart; 60 if not given.",
+            help="Seconds of measuring, 60 if not given; it answers within ten more.",
         ),
     ] = None,
     evaluations: Annotated[
@@ -103,6 +112,9 @@ def search(
     climb: Annotated[
         bool, typer.Option("--climb", help="Only improve random schedules, without a proof.")
     ] = False,
+    replace_it: Annotated[
+        bool, typer.Option("--replace", help="Replace another search's result in the folder.")
+    ] = False,
     as_json: JSON = False,
 ) -> None:
     """Find the best schedules of an operation: under the model, or measured on this GPU."""
@@ -111,6 +123,7 @@ def search(
     from tinygpu.search.strategies import STRATEGIES
     from tinygpu.space.space import Space
 
+    until = Deadline.within((budget or 60.0) + _BESIDE_SECONDS, time.monotonic)
     chip, problem = load_device(device), problem_of(asked, machine)
     fixed = fixed_for(machines_for(problem.operation, chip, machine), fix or ())
     chosen = list(fixed)
@@ -134,46 +147,69 @@ def search(
         spaces = [space for space in spaces if not why_not[space.machine.name]]
         if not spaces:
             raise LaunchError("; ".join(dict.fromkeys(why_not.values())))  # before the search
-    if scheduler:
-        with client_of(scheduler):
-            pass  # to know before the search that it answers
-    if out is not None:
-        write(out / ".tinygpu", "").unlink()  # to know before the search that files can be written
-    with resumable("nothing is lost; the same command searches again"):
-        spreads = {
-            one.name: apart.get(one.name) or (one.spread if measure or assemble else ())
-            for one in chosen
-        }
-        count = max(top, _RANKED if measure else _ASSEMBLED if assemble else 0)
-        found = ranked(spaces, count, spreads, exact=not (climb or measure or assemble))
-        if assemble:
-            found = assembled(spaces, found, top)
+    what = {
+        "operation": str(problem.operation),
+        "sizes": problem.sizes,
+        "device": chip.name,
+        "machine": [one.name for one in fixed],
+        "decisions": {one.name: values for one, values in fixed.items()},
+        "spread": spread,
+        "way": "measured" if measure else "assembled" if assemble else "climbed" * climb,
+    }
+    identity = json.loads(json_text(what))
+    with claimed(out) if out is not None else nullcontext():
+        if out is not None:
+            write(out / ".tinygpu", "").unlink()  # to know before the search that files can be
+            if not replace_it:
+                require_same(out, identity)
+        way = "nothing is lost; the same command searches again"
+        if measure and out is not None:
+            way = f"measurements are kept in {out / 'store.db'}; the same command goes on"
+        with resumable(way), ExitStack() as stack:
+            spreads = {
+                one.name: apart.get(one.name) or (one.spread if measure or assemble else ())
+                for one in chosen
+            }
+            count = max(top, _RANKED if measure else _ASSEMBLED if assemble else 0)
+            client = stack.enter_context(client_of(scheduler)) if measure else None
+            crew = stack.enter_context(_beginning()) if measure and client is None else None
+            soon = until.sooner(_RANKING_SHARE * until.left()) if measure else NEVER
+            exact = not (climb or measure or assemble)
+            with resumable("nothing is lost; the same command searches again"):
+                found = ranked(spaces, count, spreads, exact=exact, until=soon)
+            if assemble:
+                found = assembled(spaces, found, top)
+            if not measure:
+                found, meanings = computing(spaces, found)
+            elif out is not None:
+                effort = Effort(
+                    seconds=budget or 60.0,
+                    evaluations=evaluations,
+                    finalists=top,
+                    strategy=strategy,
+                )
+                end = until.before(_TELLING_SECONDS)
+                tuned = _tuned(spaces, found, effort, out / "store.db", client, crew, end)
+                stack.close()
+                tree = _measured_tree(spaces, found, tuned, until)
         if not measure:
-            found, meanings = computing(spaces, found)
-    if measure and out is not None:
-        with resumable(f"measurements are kept in {out / 'store.db'}; the same command goes on"):
-            effort = Effort(
-                seconds=budget or 60.0, evaluations=evaluations, finalists=top, strategy=strategy
-            )
-            with client_of(scheduler) as client:
-                tuned = _tuned(spaces, found, effort, out / "store.db", client)
-        tree = _measured_tree(spaces, found, tuned)
-    else:
-        tree = tree_of(spaces, found)
-        for row, meaning in zip(tree["best"], meanings, strict=True):
-            row["meaning"] = str(meaning)
-        tree["meaning"] = summary(meanings)
-    files = [] if out is None else _written(out, spaces[0], tree)
-    fault = known_fault()
-    if as_json:
-        say_json({**tree, "ptxas_fault": fault} if fault else tree)
-        return
-    show(tree)
-    if fault:
-        say(fault)
-    if files:
-        more = f" to {files[-1].name}" if len(files) > 1 else ""
-        say(f"schedules: {files[0]}{more}; why: tinygpu explain {files[0]}")
+            tree = tree_of(spaces, found)
+            for row, meaning in zip(tree["best"], meanings, strict=True):
+                row["meaning"] = str(meaning)
+            tree["meaning"] = summary(meanings)
+        files = [] if out is None else _written(out, spaces[0], {"asked": identity, **tree})
+        if replace_it and out is not None:
+            (out / "report.html").unlink(missing_ok=True)  # of what was replaced
+        fault = known_fault()
+        if as_json:
+            say_json({**tree, "ptxas_fault": fault} if fault else tree)
+            return
+        show(tree)
+        if fault:
+            say(fault)
+        if files:
+            more = f" to {files[-1].name}" if len(files) > 1 else ""
+            say(f"schedules: {files[0]}{more}; why: tinygpu explain {files[0]}")
 
 
 def ranked(
@@ -182,10 +218,12 @@ def ranked(
     spreads: Mapping[str, tuple[str, ...]],
     *,
     exact: bool = False,
+    until: Deadline = NEVER,
 ) -> Ranking:
     """Return the best of spaces of one problem, proven or only climbed to.
 
-    No two are of one machine and alike in its ``spreads``, if it has some.  Raises
+    No two are of one machine and alike in its ``spreads``, if it has some.  Without ``exact`` it
+    ends soon after ``until``, of which each space has its share.  Raises
     IllegalScheduleError, which says why, if all spaces are empty.
     """
     from tinygpu.search.exact.best import Ranking, rank
@@ -194,7 +232,8 @@ def ranked(
     empty: list[IllegalScheduleError] = []
     best: list[Ranked] = []
     with _no_collection():
-        for space in reversed(spaces):  # the latest machine first: what it finds bounds the others
+        # the latest machine first: what it finds bounds the others
+        for number, space in enumerate(reversed(spaces)):
             with bar(f"search {space.machine.name}") as progress:
                 spread = spreads[space.machine.name]
                 try:
@@ -206,6 +245,7 @@ def ranked(
                             spread=spread,
                             below=best[-1].seconds if len(best) == top else math.inf,
                             progress=progress,
+                            until=until.sooner(until.left() / (len(spaces) - number)),
                         )
                     )
                     best = sorted((*best, *found[-1].best), key=lambda one: one.seconds)[:top]
@@ -296,8 +336,24 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def _beginning() -> Iterator[Crew]:
+    """Give a crew whose worker starts while the model ranks."""
+    from tinygpu.codegen.run.measure import COARSE, Crew
+
+    with Crew(COARSE.worker) as crew:
+        crew.begin(COARSE.limit_seconds)
+        yield crew
+
+
 def _tuned(
-    spaces: Sequence[Space], found: Ranking, effort: Effort, store: Path, client: Any
+    spaces: Sequence[Space],
+    found: Ranking,
+    effort: Effort,
+    store: Path,
+    client: Any,
+    crew: Crew | None,
+    until: Deadline,
 ) -> Tuned:
     """Search by measuring from the model's best; what the store knows is not measured again."""
     from tinygpu.search.neighbourhood import Candidate
@@ -311,7 +367,10 @@ def _tuned(
             told = f"best {time_text(best)}, {_rate(flops, best)} TFLOP/s"
             progress(done, most, told if math.isfinite(best) else "")
 
-        return tune(spaces, first, store=kept, effort=effort, tell=tell, client=client)
+        return tune(
+            spaces, first, store=kept, effort=effort, tell=tell, crew=crew, client=client,
+            until=until,
+        )  # fmt: skip
 
 
 def _row(rank: int, schedule: Schedule, seconds: float, flops: float) -> dict[str, Any]:
@@ -352,7 +411,7 @@ def tree_of(
         for number, one in enumerate(found.best, 1)
     ]
     for row, run in zip(rows, timed, strict=False):
-        row |= {"seconds": run.seconds, "reason": run.reason}
+        row |= {"seconds": run.seconds, "spread": run.spread, "reason": run.reason}
     peer = {"cublas_seconds": timed[len(rows)].seconds} if len(timed) > len(rows) else {}
     return {**_common(spaces, found), "best": rows, **peer}
 
@@ -363,8 +422,12 @@ def _parts(one: Ranked) -> dict[str, Any]:
     return {"bottleneck": one.breakdown.bottleneck, **more}
 
 
-def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dict[str, Any]:
+def _measured_tree(
+    spaces: Sequence[Space], found: Ranking, tuned: Tuned, until: Deadline
+) -> dict[str, Any]:
     """Return a search by measuring as a tree: the finalists, the fastest first, and the peers.
+
+    Small instances are executed until the deadline; all finalists ran right on the GPU.
 
     ``place`` is the place of a schedule's spread in the model's ranking, if it is among the first.
     """
@@ -388,11 +451,14 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
     for candidate, run in tuned.finalists:
         schedule, number = candidate.schedule, len(rows) + 1
         program = schedule.program(machines[schedule.machine], problem.operation)
-        meaning = computes(program)
-        if meaning.wrong:
-            say(f"left out: {schedule} {meaning}")
-            continue
-        meanings.append(meaning)
+        told = "small instances were not executed: the time was over"
+        if not until.passed():
+            meaning = computes(program)
+            if meaning.wrong:
+                say(f"left out: {schedule} {meaning}")
+                continue
+            meanings.append(meaning)
+            told = str(meaning)
         predicted = cost(program, problem.sizes, device)
         one = Ranked(float(predicted.seconds), schedule, predicted)
         rows.append(
@@ -401,9 +467,11 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
                 **_parts(one),
                 "place": places.get(spread(schedule)),
                 "seconds": run.seconds,
+                "spread": run.spread,
                 "reason": run.reason,
                 "power_capped": run.capped,
-                "meaning": str(meaning),
+                "rounds": run.rounds,
+                "meaning": told,
             }
         )
     peers = [{"name": peer_of(m).rpartition(".")[2], "seconds": m.seconds} for m in tuned.peers]

@@ -10,18 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from tinygpu.cli.palette import COLOURS, COMPONENTS
+from tinygpu.cli.palette import COLOURS, COMPONENTS, GREY, GRID, GROUND
 from tinygpu.cli.pictures import number_axis
 from tinygpu.search.trust import COUNTS, Evidence, by_regime
 
 __all__ = ["figures_of"]
 
-_GRID, _GREY = "#dddddd", "#777777"
 _LEAST = 10
 _LOOKS = {
     "the model": (COLOURS[0], "o", "-"), "nvidia-matmul-heuristics": (COLOURS[4], "s", "-"),
     "roofline": (COLOURS[3], "D", "-"), "random": (COLOURS[1], "^", "-"),
-    "A/A floor": (_GREY, "", "--"),
+    "A/A floor": (GREY, "", "--"),
 }  # fmt: skip
 Of = Mapping[str, Sequence[Evidence]]
 
@@ -46,7 +45,7 @@ def _panels(names: Sequence[str], height: float, **more: Any) -> tuple[Figure, l
     panels = list(figure.subplots(1, len(names), squeeze=False, **more)[0])
     for axes, name in zip(panels, names, strict=True):
         axes.set_title(name, loc="left", fontsize=11)
-        axes.grid(color=_GRID, linewidth=0.6)
+        axes.grid(color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     return figure, panels
@@ -64,11 +63,11 @@ def _points(of: Of) -> Figure:
         named = np.array([name for case in cases for name in case.named])
         low, high = min(x.min(), y.min()) / 1.2, max(x.max(), y.max()) * 1.2
         axes.fill_between([low, high], [low / 1.1, high / 1.1], [low * 1.1, high * 1.1],
-                          color="#e3e6ea", zorder=0)  # fmt: skip
-        axes.plot([low, high], [low, high], color=_GREY, linewidth=0.8, zorder=1)
+                          color=GROUND, zorder=0)  # fmt: skip
+        axes.plot([low, high], [low, high], color=GREY, linewidth=0.8, zorder=1)
         names, counts = np.unique(named, return_counts=True)
         for name in names[np.argsort(-counts)].tolist():
-            colour, mark = COMPONENTS.get(name, (_GREY, "o"))
+            colour, mark = COMPONENTS.get(name, (GREY, "o"))
             axes.plot(x[named == name], y[named == name], mark, color=colour, markersize=3.2,
                       alpha=0.75, markeredgewidth=0, label=name)  # fmt: skip
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal",
@@ -93,7 +92,7 @@ def _errors(of: Of) -> Figure:
                      medianprops={"color": COLOURS[1]})  # fmt: skip
         names = [f"{name} ({len(errors)})" for name, errors in found.items()]
         axes.set_yticks(range(1, 1 + len(names)), names, fontsize=8.5)
-        axes.axvline(1, color=_GREY, linewidth=1, zorder=0)
+        axes.axvline(1, color=GREY, linewidth=1, zorder=0)
         axes.invert_yaxis()
         low = min(0.7, *(np.percentile(box, 5) / 1.1 for box in boxes))
         high = max(1.4, *(np.percentile(box, 95) * 1.1 for box in boxes))

@@ -1,0 +1,49 @@
+"""Ties: which of several times are closer than their noise, so that none of them is the best.
+
+A time's *noise* is the relative error that half of its repetitions exceed; two times tie if their
+logarithms differ by at most both noises, as independent errors add.  A measured time's is half the
+interquartile range of its rounds over their median (``Measurement.spread``).  A predicted time's is
+``Breakdown.noise``: what the model's order of two schedules was off by.
+
+Ties are told from the fastest down: a schedule stands with the first that it ties with, and the
+next that does not opens a place of its own.
+
+>>> places([1.00, 1.01, 1.10, None], [0.01, 0.01, 0.01, 0.0])
+[(1, True), (1, True), (3, False), None]
+
+Source: ``docs/measuring.md``, section "Ties".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["places", "tie"]
+
+
+def tie(seconds: float, other: float, noise: float, others_noise: float) -> bool:
+    """Say whether two times are closer than their noise, each relative."""
+    return abs(math.log(seconds / other)) <= math.hypot(noise, others_noise)
+
+
+def places(
+    seconds: Sequence[float | None], noises: Sequence[float]
+) -> list[tuple[int, bool] | None]:
+    """Return the place of each time, and whether others share it; None where there is no time."""
+    timed = [(time, i) for i, time in enumerate(seconds) if time]
+    found: list[tuple[int, bool] | None] = [None] * len(seconds)
+    groups: list[list[int]] = []
+    for time, i in sorted(timed):
+        if groups:
+            first = groups[-1][0]
+            if tie(time, seconds[first] or time, noises[i], noises[first]):
+                groups[-1].append(i)
+                continue
+        groups.append([i])
+    place = 1
+    for group in groups:
+        for i in group:
+            found[i] = place, len(group) > 1
+        place += len(group)
+    return found

@@ -1,0 +1,79 @@
+"""Ties: times closer than their noise stand together, and none of them wins."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import time_model
+from tinygpu.cli.standing import standing
+from tinygpu.devices.device import load_device
+from tinygpu.machines.hopper import STARTS, Hopper
+from tinygpu.search.explain.explain import compare, outlined
+from tinygpu.search.ties import places
+from tinygpu.search.time.breakdown import Breakdown
+from tinygpu.search.time.fitted import RANKING
+from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.schedule import Schedule
+
+
+def rows(*told: tuple[float, float | None, float]) -> list[dict[str, Any]]:
+    """Rows of search.json: the predicted seconds, the measured ones, their spread."""
+    return [
+        {"predicted_seconds": p, "parts_seconds": {"power": p}, "seconds": s, "spread": spread}
+        for p, s, spread in told
+    ]
+
+
+def test_a_tie_is_within_both_noises_of_the_first_that_it_stands_with() -> None:
+    """Ties do not run on: each is told against the fastest of its place."""
+    times = [1.0, 1.02, 1.04, 1.06]
+    assert places(times, [0.015] * 4) == [(1, True), (1, True), (3, True), (3, True)]
+    assert places(times, [0.0] * 4) == [(1, False), (2, False), (3, False), (4, False)]
+    assert places([1.02, 1.0], [0.0, 0.03]) == [(1, True), (1, True)]  # one noise is enough
+    assert places([1.0, 1.0], [0.0, 0.0]) == [(1, True), (1, True)]
+    assert places([None, None], [0.1, 0.1]) == [None, None]
+
+
+def test_measured_times_tie_by_their_rounds_and_not_by_the_model() -> None:
+    three = (1.0, 2.0, 0.02), (1.0, 2.01, 0.02), (1.0, 2.5, 0.02)
+    found, told = standing(rows(*three, (1.0, None, 0.0)))
+    assert found == [(1, True), (1, True), (3, False), None]
+    assert told.startswith("2 schedules tie for the first place: their measured times")
+    assert standing(rows((1.0, 2.0, 0.0), (1.0, 2.01, 0.0)))[1] == ""
+
+
+def test_predicted_times_tie_by_what_the_model_errs_between_two() -> None:
+    near, far = 1 + 0.9 * RANKING["tiles"], math.exp(1.1 * RANKING["tiles"])
+    found, told = standing(rows((1.0, None, 0), (near, None, 0), (far, None, 0)))
+    assert found == [(1, True), (1, True), (3, False)]
+    assert "their predicted times" in told
+    assert Breakdown(1.0, {"tensor": 1.0}).noise == RANKING["warps"]
+
+
+def test_of_two_that_tie_neither_wins() -> None:
+    """A comparison in words says so; of two farther apart one wins, as before."""
+    machine, device = Hopper(), load_device("h200")
+    problem = Problem.of(matmul("bf16", layout="nt"), m=4096, n=4096, k=4096)
+    one = Schedule.of(machine, STARTS["early"])
+    both = compare(one, one.with_(early=0), machine, problem, device, outlined)
+    assert 0 < abs(math.log(both.a.seconds / both.b.seconds)) < RANKING["tiles"]
+    assert both.winner == "neither"
+    assert " wins: " not in str(both)
+    assert compare(one, one.with_(cluster_n=2), machine, problem, device, outlined).winner == "A"
+    assert f"closer than {RANKING['tiles']:.1%}" in str(both)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_model_s_noise_is_the_median_error_of_a_ratio(seed: int) -> None:
+    """Errors that all schedules of a shape share do not count, nor do slow schedules."""
+    rng = np.random.default_rng(seed)
+    model = np.exp(rng.uniform(0, 0.3, 400))
+    times = model * np.exp(rng.normal(0.5, 0.03, 400))
+    slow = np.array([9.0, 10.0])
+    both = np.concatenate([model, slow]), np.concatenate([times, slow * [1, 100]])
+    (noise,) = time_model.ranking_noise([("tiles", *both)]).values()
+    assert noise == pytest.approx(0.6745 * 0.03 * math.sqrt(2), rel=0.1)
