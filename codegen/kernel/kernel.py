@@ -147,10 +147,11 @@ class KernelCode:
             raise ProgramError(
                 f"{access}: a ring of registers needs an index that is known; unroll the loop"
             )
-        if any(any(steps) for steps in access.thread):
-            raise ProgramError(f"{access}: registers are each thread's own; its steps must be 0")
         slot = known % buffer.stages
-        origin = np.array([scope.split(o)[0] for o in access.origin] or [0] * len(buffer.shape))
+        origins = [scope.split(o) for o in access.origin] or [(0, ())] * len(buffer.shape)
+        if any(left for _, left in origins):
+            raise ProgramError(f"{access}: registers need an origin that is known; unroll the loop")
+        origin = np.array([here for here, _ in origins])
         places = value_coordinates(access, values) + origin
         offsets = places @ np.array([int(s) for s in buffer.stride], np.int64)
         if len(offsets) and not 0 <= int(offsets.max()) < int(buffer.stage_elements):
@@ -263,10 +264,11 @@ class KernelCode:
         """Return a floating-point argument, or a size converted to floating point."""
         if not read.size:
             return f"%s_{read.name}"
+        sizes = self.program.operation.axes  # a parameter may be negative
 
         def make() -> Number:
-            result = self.text.register(dtype)
-            self.text.emit(f"cvt.rn.{dtype}.u32 {result}, {self.addresses.integer(read.name)}")
+            result, kind = self.text.register(dtype), "u32" if read.name in sizes else "s32"
+            self.text.emit(f"cvt.rn.{dtype}.{kind} {result}, {self.addresses.integer(read.name)}")
             return result
 
         return str(self.text.once(("scalar", read.name, dtype), make))
@@ -280,20 +282,25 @@ class KernelCode:
         )
         if do.lanes is None or inside is False:
             return inside
-        below, extent, residue = do.lanes
-
-        def make() -> Number:
-            here = self.text.modulo(self.text.divide("%tid_x", below), extent)
-            mine = self.text.register("pred")
-            self.text.emit(f"setp.eq.s32 {mine}, {here}, {residue}")
-            return mine
-
-        mine = str(self.text.once(("lanes", do.lanes), make))
+        mine = self.takes_part(do)
         if inside is True:
             return mine
         both = self.text.register("pred")
         self.text.emit(f"and.pred {both}, {mine}, {inside}")
         return both
+
+    def takes_part(self, do: Do) -> str:
+        """Return the predicate that this thread is one of a statement's ``lanes``."""
+        assert do.lanes is not None
+        below, extent, residue = do.lanes
+
+        def make() -> Number:
+            here = self.text.modulo(self.text.divide(self.local, below), extent)
+            mine = self.text.register("pred")
+            self.text.emit(f"setp.eq.s32 {mine}, {here}, {residue}")
+            return mine
+
+        return str(self.text.once(("lanes", do.lanes), make))
 
     def address(
         self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope

@@ -26,11 +26,9 @@ PLAIN = ((0, 1), (1, 0))  # columns, then rows, of a tile
 
 def smem_stage(kernel: KernelCode, access: Access, scope: Scope) -> Number:
     """Return the bytes from ``%smem`` to the stage (and copy) of an access."""
-    buffer, text = access.buffer, kernel.text
+    buffer = access.buffer
     start = kernel.smem_at(buffer.name, buffer.stages, access.index, scope)
-    if buffer.copies > 1:
-        start = text.multiply_add(kernel.copy, buffer.stages * buffer.stage_bytes, start)
-    return start
+    return kernel.addresses.copied(buffer, start)
 
 
 def ld_global(kernel: KernelCode, do: Do, scope: Scope) -> None:

@@ -146,19 +146,13 @@ def aligned_vectors(case: Case, place: Place) -> Iterator[Clause]:
 
 
 def inside(case: Case, place: Place) -> Iterator[Clause]:
-    """Check each dimension that nobody guards.
+    """Check where each dimension starts, and where it ends if nobody guards it.
 
     Where a loop or the grid moves the access along, its smallest step is taken as the tile: threads
     and values have to stay within it, and the last one within the size.
     """
     for access in place.do.accesses:
         for dimension in range(len(access.buffer.shape)):
-            guard = access.guard[dimension] if access.guard else False
-            if isinstance(guard, bool) and guard:
-                continue
-            left: Any = guard
-            for leave in place.exits:
-                left = left | _left(case, place, access, dimension, leave)
             lowest = first_origin(case, place, access, dimension)
             for extent, steps in zip(
                 (*place.do.values, *place.do.threads), (*access.value, *access.thread), strict=False
@@ -167,7 +161,13 @@ def inside(case: Case, place: Place) -> Iterator[Clause]:
                     lowest = lowest + (extent - 1) * steps[dimension]
             if np.any(np.asarray(lowest) < 0):
                 text = "{}: dimension {} starts at {}; coordinates count from 0"
-                yield Clause(left | (lowest >= 0), text, (access, dimension, lowest))
+                yield Clause(lowest >= 0, text, (access, dimension, lowest))
+            guard = access.guard[dimension] if access.guard else False
+            if isinstance(guard, bool) and guard:
+                continue
+            left: Any = guard
+            for leave in place.exits:
+                left = left | _left(case, place, access, dimension, leave)
             size = case.size(access, dimension)
             reach = _reach(access, (*place.do.values, *place.do.threads), dimension)
             far, step = last_origin(case, place, access, dimension)

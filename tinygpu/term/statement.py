@@ -35,10 +35,11 @@ Source: PTX ISA 9, "Parallel Synchronization and Communication Instructions"; ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self, get_args
 
+from tinygpu.errors import ProgramError, nearest
 from tinygpu.isa.instruction import Instruction
 from tinygpu.term.access_map import Access, Affine, Buffer, Operand
 
@@ -72,6 +73,11 @@ __all__ = [
 By = Literal["", "all", "warps", "one"]
 Scope = Literal["cta", "role", "cluster"]
 Group = Literal["cp.async", "wgmma", "bulk", "tcgen05.ld", "tcgen05.st"]
+
+
+def _known(what: str, word: str, words: Collection[str]) -> None:
+    if word not in words:
+        raise ProgramError(f"{what} {word}; {nearest(word, words)}")
 
 
 class RingUse(NamedTuple):
@@ -161,6 +167,9 @@ class Sync(_Simple):
     barrier: int = 0
     scope: Scope = "cta"
 
+    def __post_init__(self) -> None:
+        _known("a barrier's scope", self.scope, get_args(Scope))
+
     @property
     def by(self) -> By:
         return "all"
@@ -180,6 +189,9 @@ class Commit(_Simple):
     """Close the group of this thread's copies, of its stores, of this warpgroup's products."""
 
     group: Group = "cp.async"
+
+    def __post_init__(self) -> None:
+        _known("a group", self.group, _GROUPS)
 
     @property
     def needs(self) -> str:
@@ -203,6 +215,9 @@ class WaitGroup(_Simple):
     pending: int = 0
     group: Group = "cp.async"
     read: bool = False
+
+    def __post_init__(self) -> None:
+        _known("a group", self.group, _GROUPS)
 
     @property
     def wrong(self) -> str:
@@ -297,6 +312,9 @@ class Arrive(_AtBarrier):
     to: str = "cta"
     after: Literal["", "tcgen05"] = ""
 
+    def __post_init__(self) -> None:
+        _known("an arrival after", self.after, ("", "tcgen05"))
+
     @property
     def needs(self) -> str:
         return "tcgen05.commit" if self.after else "mbarrier"
@@ -327,6 +345,9 @@ class Fence(_Simple):
     """
 
     kind: FenceKind
+
+    def __post_init__(self) -> None:
+        _known("a fence", self.kind, _FENCES)
 
     @property
     def needs(self) -> str:
