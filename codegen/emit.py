@@ -44,7 +44,9 @@ from tinygpu.codegen.rules import (
     wgmma,
 )
 from tinygpu.errors import ProgramError
+from tinygpu.legality.laws import require_sound
 from tinygpu.term.access_map import Operand
+from tinygpu.term.fields import require_known
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -105,12 +107,23 @@ _SM_REGISTERS = 65536  # spec: CUDA C++ Programming Guide, "Compute Capabilities
 _MOST_REGISTERS = 255
 
 
-def emit(program: Program, arch: str = "sm_90a", sizes: Mapping[str, int] | None = None) -> str:
+def emit(
+    program: Program,
+    arch: str = "sm_90a",
+    sizes: Mapping[str, int] | None = None,
+    *,
+    unchecked: bool = False,
+) -> str:
     """Return the kernel's PTX.  ``sizes`` are needed by a specialised program only.
 
-    Raises ProgramError for a term that has no code: an unknown instruction, a register ring at an
-    index that is not known, a specialised program without sizes.
+    Raises IllegalScheduleError for a term that a law or the judge refuses, unless it is
+    ``unchecked``: such a kernel may hang a GPU, or compute anything.  Raises ProgramError for a
+    term that has no code: an unknown instruction, a register ring at an index that is not known, a
+    specialised program without sizes.
     """
+    if not unchecked:
+        require_sound(program, arch, sizes)
+    require_known(program)
     return Emitter(program, sizes).text_of(arch)
 
 

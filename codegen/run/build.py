@@ -31,8 +31,7 @@ from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import Cubin, assemble, find_ptxas
 from tinygpu.codegen.run.worker import Worker, serve
 from tinygpu.cores import cores
-from tinygpu.errors import AssemblyError, ProgramError, TinyGpuError
-from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.errors import AssemblyError, TinyGpuError
 from tinygpu.term.program import Program
 
 __all__ = ["Builders", "Built", "build_many"]
@@ -74,16 +73,12 @@ def build_many(
 
 
 class Builders(ExitStack):
-    """Up to ``jobs`` processes that build, started as they are needed; a context manager.
+    """Up to ``jobs`` processes that build, started as they are needed; a context manager."""
 
-    With ``judging`` a term is built only if the judge finds no deadlock and no race in it.
-    """
-
-    def __init__(self, jobs: int | None = None, *, judging: bool = False) -> None:
+    def __init__(self, jobs: int | None = None) -> None:
         """Start none yet.  Raises AssemblyError where there is no ptxas."""
         super().__init__()
         find_ptxas()
-        self._judging = judging
         self._workers = [self.enter_context(Worker(_COMMAND)) for _ in range(jobs or cores())]
 
     def each(self, wanted: Sequence[Wanted]) -> Iterator[Built | TinyGpuError]:
@@ -92,14 +87,14 @@ class Builders(ExitStack):
         if jobs <= 1 or len(wanted) <= _FEW:
             for one in wanted:
                 try:
-                    yield _built(*one, judging=self._judging)
+                    yield _built(*one)
                 except TinyGpuError as error:
                     yield error
             return
         free, lock = self._workers[:jobs], Lock()
 
         def ask(one: Wanted) -> Built | TinyGpuError:
-            job = {"job": base64.b64encode(pickle.dumps(one)).decode(), "judging": self._judging}
+            job = {"job": base64.b64encode(pickle.dumps(one)).decode()}
             with lock:
                 worker = free.pop()
             answer = worker.ask({"do": "build", **job}, _LIMIT_SECONDS)
@@ -117,9 +112,7 @@ class Builders(ExitStack):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _built(program: Program, arch: str, sizes: Mapping[str, int] | None, *, judging: bool) -> Built:
-    if judging and not (found := verdict(program)).legal:
-        raise ProgramError(f"concurrency: {found.outcome}: {found.reason}; choose another schedule")
+def _built(program: Program, arch: str, sizes: Mapping[str, int] | None) -> Built:
     ptx = emit(program, arch, sizes)
     return Built(arch, ptx, assemble(ptx, arch))
 
@@ -130,7 +123,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {}
     job = pickle.loads(base64.b64decode(request["job"]))
     try:
-        return {"ptx": _built(*job, judging=request["judging"]).ptx}
+        return {"ptx": _built(*job).ptx}
     except TinyGpuError as error:
         return {"error": str(error)}
 

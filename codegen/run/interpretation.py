@@ -73,7 +73,7 @@ def interpret(
     adds to it).  Raises ProgramError for a term without code and for PTX that is not run.
     """
     operation, rng = program.operation, np.random.default_rng(seed)
-    module = Module.parse(text or emit(program, arch, sizes))
+    module = Module.parse(text or emit(program, arch, sizes, unchecked=True))
     shapes = operation.shapes(sizes)
     inputs = {
         o.name: DTYPES[o.dtype].round(rng.standard_normal(shapes[o.name])) for o in operation.inputs

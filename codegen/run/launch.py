@@ -38,14 +38,16 @@ class Kernel(Function):
         *,
         arch: str | None = None,
         sizes: Mapping[str, int] | None = None,
+        unchecked: bool = False,
     ) -> None:
         """Emit and assemble, for the current device unless ``arch`` names another.
 
-        ``sizes`` are needed by a specialised program.  Raises ProgramError, AssemblyError, and
+        ``sizes`` are needed by a specialised program; ``unchecked`` is that of ``emit``.  Raises
+        IllegalScheduleError, ProgramError, AssemblyError, and
         LaunchError if no ``arch`` is given and there is no GPU.
         """
         self.program = program
         self.arch = arch or device_arch()
-        self.ptx: str = emit(program, self.arch, sizes)
+        self.ptx: str = emit(program, self.arch, sizes, unchecked=unchecked)
         self.cubin: Cubin = assemble(self.ptx, self.arch)
         super().__init__(contract_of(program, sizes), self.cubin.bytes)

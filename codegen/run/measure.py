@@ -121,7 +121,7 @@ class Crew(ExitStack):
         """Start none yet, and at most ``jobs`` builders.  Raises AssemblyError without a ptxas."""
         super().__init__()
         self.worker = self.enter_context(Worker(command))
-        self.builders = self.enter_context(Builders(jobs, judging=True))
+        self.builders = self.enter_context(Builders(jobs))
         self.built: dict[tuple[str, str], Built] = {}
 
 

@@ -66,6 +66,7 @@ from tinygpu.search.time.work import (
     of_agent,
     total_work,
 )
+from tinygpu.term.fields import require_known
 from tinygpu.term.program import Program, select
 
 __all__ = ["Features", "Placed", "combined", "cost", "features", "predict"]
@@ -130,8 +131,9 @@ def features(
 ) -> Features:
     """Return what the time depends on, as numbers or factored arrays.
 
-    Raises ProgramError for roles of another form than the recursion follows.
+    Raises ProgramError for roles of another form than the recursion follows, or unknown fields.
     """
+    require_known(program)
     launch = GridLaunch.of(program, sizes, device)
     if takes_tiles(program):
         many: Numbers = 1

@@ -27,6 +27,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -43,6 +44,7 @@ __all__ = [
     "adds_vectors",
     "arch_number",
     "label",
+    "limits",
     "load_device",
     "names_gpu",
     "save",
@@ -257,6 +259,20 @@ def arch_number(arch: str) -> int:
     (90, 120)
     """
     return int("".join(c for c in arch if c.isdigit()) or 0)
+
+
+@cache
+def limits(arch: str) -> Device:
+    """Return a device of an architecture, for what all chips of it have: threads, shared memory.
+
+    That is the one that comes with the package, or the nearest older one.
+
+    >>> limits("sm_90a").name, limits("sm_89").name, limits("sm_89").arch
+    ('h200', 'rtx3060', 'sm_89')
+    """
+    every = sorted(map(load_device, DEVICES), key=lambda d: arch_number(d.arch))
+    older = [d for d in every if arch_number(d.arch) <= arch_number(arch)] or every[:1]
+    return Device.of(older[-1].name, arch, older[-1].provenance)
 
 
 def adds_vectors(arch: str, dtype: str) -> bool:

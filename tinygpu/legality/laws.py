@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.devices.device import Device
+from tinygpu.devices.device import Device, limits
 from tinygpu.errors import IllegalScheduleError
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.law import Law
@@ -82,6 +82,7 @@ __all__ = [
     "judged",
     "named",
     "require_legal",
+    "require_sound",
     "serves",
 ]
 
@@ -121,6 +122,7 @@ def _own_laws(case: Case, place: Place) -> Iterator[Clause]:
         yield from law(case, place)
 
 
+_ANY_SIZE = 4096  # for laws that do not depend on it
 _GUIDE = "CUDA C++ Programming Guide, Compute Capabilities"
 _PTX = "PTX ISA 9, "
 _VECTORS = "(vector, vector_a, vector_b, vector_shared, vector_c)"
@@ -357,6 +359,24 @@ def require_legal(
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         raise IllegalScheduleError(f"{violations[0]}{more}")
     return schedule.program(machine, problem.operation)
+
+
+def require_sound(program: Program, arch: str, sizes: Mapping[str, int] | None = None) -> None:
+    """Ask the judge and the laws before a term becomes code for an architecture.
+
+    Without ``sizes`` those laws are left out that depend on them.  Raises IllegalScheduleError for
+    a term that breaks one, or is not proved to keep it.
+    """
+    laws = [law for law in LAWS.values() if sizes is not None or not law.of_sizes]
+    most = dict(program.at_most)
+    given = sizes or {axis: most.get(axis, _ANY_SIZE) for axis in program.operation.axes}
+    found = _violations(program, given, limits(arch), laws, {})
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        kind = "unproved" if all(one.unproved for one in found) else "illegal"
+        raise IllegalScheduleError(
+            f"{program.name} is {kind}: {found[0]}{more}; unchecked=True emits it all the same"
+        )
 
 
 def serves(program: Program, sizes: Mapping[str, int]) -> tuple[Violation, ...]:

@@ -294,7 +294,7 @@ def stored(case: Case) -> Iterator[Clause]:
 def _once(case: Case, place: Place, do: Do) -> Iterator[Clause]:
     """Yield the clauses that the modes of a write meet no element twice, and leave no gaps."""
     access = do.write
-    threads = _chosen_threads(do)
+    threads = _chosen_threads(place, do)
     pairs = [
         *zip(do.values, access.value, strict=True),
         *zip(threads, access.thread, strict=bool(access.thread)),
@@ -315,7 +315,7 @@ def _once(case: Case, place: Place, do: Do) -> Iterator[Clause]:
 def _modes(case: Case, place: Place, do: Do, dimension: int) -> list[tuple[Any, Any]]:
     """Return the extents and steps along a dimension: of values, threads, loops and the grid."""
     access = do.write
-    extents = (*do.values, *(_chosen_threads(do) if access.thread else ()))
+    extents = (*do.values, *(_chosen_threads(place, do) if access.thread else ()))
     steps = (s[dimension] for s in (*access.value, *access.thread))
     modes = [(e, s) for e, s in zip(extents, steps, strict=True) if moves(s)]
     for name, coefficient in origin_of(case, access, dimension)[1]:
@@ -333,8 +333,10 @@ def _box(case: Case, place: Place, do: Do) -> list[tuple[Any, Any]]:
     ]
 
 
-def _chosen_threads(do: Do) -> tuple[Any, ...]:
-    """Return the thread extents, 1 for the mode that ``lanes`` pins to one value."""
+def _chosen_threads(place: Place, do: Do) -> tuple[Any, ...]:
+    """Return the extents of the threads that act: 1 for the mode that ``lanes`` pins to a value."""
+    if place.elected:
+        return (1,) * len(do.threads)
     if do.lanes is None:
         return tuple(do.threads)
     divisor, extent, _ = do.lanes

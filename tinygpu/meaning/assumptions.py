@@ -184,6 +184,7 @@ def _grid(program: Program) -> str:
         for a in s.accesses
         if a.buffer.level == "gmem" and a.buffer.name != output.name
     ]
+    moved: set[str] = set()
     for axis in program.grid:
         if axis.var in _alone(program):
             continue
@@ -191,6 +192,9 @@ def _grid(program: Program) -> str:
         if found is None:
             return f"the grid along {axis.var} is no quotient of a size"
         name, width = found
+        if name in moved:
+            return f"two axes of the grid move along {name}"
+        moved.add(name)
         if name not in output.axes:
             return f"CTAs along {axis.var} share the output"
         for store in stores:
@@ -268,7 +272,7 @@ def _history(program: Program) -> int | str:
     for s, _ in inside:
         for access in s.accesses:
             name = access.buffer.name
-            if name in sums and not (_adds(s) and name == s.write.buffer.name):
+            if name in sums and not (_adds(s) and access == s.write):
                 return f"{s} touches the sums {name} in the loop"
         if s.write.buffer.level != "gmem" and s.write.buffer.name not in sums:
             sources = {r.buffer.name for r in s.reads if isinstance(r, Access)}

@@ -6,7 +6,8 @@ together, as one operation on arrays of the shape (values, threads, instances); 
 copy of a role in a CTA.  Copies land at once, and whoever waits finds what it waits for: of a term
 of one role because its threads run in program order, of one with mbarriers because all writes of a
 ring index come before its reads.  So rings have a stage for each index here, and a role runs to its
-end before those that read what it writes.
+end before those that read what it writes.  Where barriers order two writes of one cell at one index,
+there is no such run.
 
 Nothing is looked for that legality says: no race, no deadlock.  Raises ``NotCanonicalError`` where
 the order cannot be found, or a value is read that was not written: ``tinygpu.meaning.interpret``
@@ -630,6 +631,8 @@ class _Work:
         if do.multicast and do.instruction.completion == "mbarrier":
             targets = [other[rows] for other in self.grid.along(do.multicast)]
         for target in targets:
+            if self.run.program.barriers:
+                self.once(do, stage, cell, target)
             if target.size == stage.shape[1] and (target == np.arange(target.size)).all():
                 self.put(stage, cell, kept, mine, group)
             else:
@@ -639,6 +642,13 @@ class _Work:
                 else:
                     one, other, last = np.nonzero(np.broadcast_to(alive, kept.shape))
                     stage[cell[one, other], target[last]] = kept[one, other, last]
+
+    def once(self, do: Do, stage: Values, cell: Integers, target: Integers) -> None:
+        """Ask that nobody has written these cells: who did so before is not known here."""
+        again = np.unique(target).size < target.size
+        if again or not np.isnan(stage[cell[..., None], target]).all():
+            text = "an index is written twice, in an order that barriers say"
+            raise NotCanonicalError(f"{do}: {text}")
 
     def put(
         self, stage: Values, cell: Integers, kept: Values, mine: Integers, group: _Group

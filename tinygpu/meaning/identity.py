@@ -54,7 +54,7 @@ __all__ = ["Meaning", "computes", "instances", "require_computes", "summary"]
 _MOST_WORK = 1e8  # fitted: element operations in about a second
 _STATEMENT = 4000  # fitted: what a statement costs besides, in element operations
 _MOST_CTAS = 144
-_MOST_LARGER, _LARGER = 2e7, (5, 2, 1)  # work of a size beyond a proof's, and tiles along an axis
+_MOST_LARGER, _WIDE = 1e7, (5, 3, 2)  # work of a size beyond a proof's, and tiles more than least
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,24 +311,31 @@ def _different(
 
 
 def _larger(program: Program) -> tuple[Mapping[str, int], ...]:
-    """Return sizes beyond those of the proof, drawn by the term's hash; each takes a few 10 ms."""
+    """Return three sizes beyond those of the proof, drawn by the term's hash; each takes 0.1 s."""
     seed = blake2b(repr(program).encode(), digest_size=8).digest()
     random = np.random.default_rng(int.from_bytes(seed, "little"))
-    trips = sum(window(program)) + 2
-    found = []
-    for wide in _LARGER:
-        sizes = {}
+    most, found = dict(program.at_most), []
+    for wide in _WIDE:
+        least, tiles, ends = dict[str, int](), dict[str, int](), dict[str, tuple[int, int]]()
         for axis in program.operation.axes:
             width, looped = tile_of(program, axis)
             unit, guarded = edge_of(program, axis)
-            tiles = int(trips + random.integers(wide + 1) if looped else 1 + random.integers(wide))
-            tiles = min(tiles, max(1, dict(program.at_most).get(axis, tiles * width) // width))
-            parts = width // unit
-            last = unit * int(random.integers(1, parts + 1)) if guarded and parts > 1 else width
-            sizes[axis] = (tiles - 1) * width + last
-        if _work(program, sizes) <= _MOST_LARGER:
-            found.append(sizes)
+            least[axis] = sum(window(program)) + 2 if looped else 1
+            drawn = least[axis] + int(random.integers(wide))
+            tiles[axis] = min(drawn, max(1, most.get(axis, drawn * width) // width))
+            last = unit * int(random.integers(1, width // unit + 1)) if guarded else width
+            ends[axis] = width, last
+        sizes = _of_tiles(tiles, ends)
+        while _work(program, sizes) > _MOST_LARGER and any(tiles[a] > least[a] for a in tiles):
+            tiles[max(tiles, key=lambda axis: tiles[axis] - least[axis])] -= 1
+            sizes = _of_tiles(tiles, ends)
+        found.append(sizes)
     return tuple(found)
+
+
+def _of_tiles(tiles: Mapping[str, int], ends: Mapping[str, tuple[int, int]]) -> Mapping[str, int]:
+    """Return sizes of so many tiles of a width, of which the last is not full."""
+    return {axis: (tiles[axis] - 1) * width + last for axis, (width, last) in ends.items()}
 
 
 def _work(program: Program, sizes: Mapping[str, int]) -> float:

@@ -35,6 +35,7 @@ from tinygpu.meaning.race import Finding, GlobalArray
 from tinygpu.meaning.tolerance import error_ratio, roundoff
 from tinygpu.meaning.touched import Toucher
 from tinygpu.meaning.turns import run_grid
+from tinygpu.term.fields import require_known
 from tinygpu.term.operation import Problem
 from tinygpu.term.program import Do, Exit, For, Program, WaitGroup, When, walk
 
@@ -77,6 +78,7 @@ def interpret(
     Raises OperationError for inputs of the wrong shape or a scalar that is missing, ProgramError
     for a term that is malformed.
     """
+    require_known(program)
     for statement, _ in walk(program):
         if isinstance(statement, WaitGroup) and int(statement.pending) < 0:
             raise ProgramError(f"{statement}: pending groups are 0 or more; raise it")

@@ -2,9 +2,10 @@
 
 Names and declarations are checked when a Program is built.  Most of the rest is read while the
 program is laid out (``blocks``): loops of unknown length can be laid beside one another; guards are
-distances to a loop's ends; indices of a ring move alike and forwards; tiles are taken in turn.  One
-is read here, from the program as it was written, before its maps are erased:
+distances to a loop's ends; indices of a ring move alike and forwards; tiles are taken in turn.  Two
+are read here, from the program as it was written, before its maps are erased:
 
+    fields     every field of every part is one that walks know
     storage    a stage of a buffer holds its whole layout, no two elements at one place
 
 >>> from dataclasses import replace
@@ -26,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tinygpu.legality.storage_laws import cells
+from tinygpu.term.fields import unknown
 from tinygpu.term.program import Buffer, Program
 
 __all__ = ["assumptions"]
@@ -33,7 +35,8 @@ __all__ = ["assumptions"]
 
 def assumptions(program: Program) -> tuple[str, ...]:
     """Return what does not hold, of what is read from the program as it was written."""
-    return _stored(program.buffers)
+    strange = unknown(program)
+    return (*((f"fields: {strange}",) if strange else ()), *_stored(program.buffers))
 
 
 def _stored(buffers: Iterable[Buffer]) -> tuple[str, ...]:

@@ -225,7 +225,8 @@ def _lowered(body: Body, threads: int, loops: tuple[Loop, ...], wanted: Mapping[
                 s = replace(s, unrolled=False)
                 if not isinstance(s.trips, str):
                     more = (*loops, (s.var, s.start, s.trips, False))
-            s = replace(s, body=_lowered(s.body, threads, more, wanted))
+            many = 1 if isinstance(s, Elect) else threads
+            s = replace(s, body=_lowered(s.body, many, more, wanted))
         out.append(s)
     return tuple(out)
 

@@ -1,0 +1,343 @@
+"""Every field of a term is read by each walk, or the walk says why it need not; others refuse it.
+
+What a walk reads is recorded: the descriptors of the classes' slots note who asks.  So a field that
+is added to a statement fails here until it is in ``KNOWN``, and then until each walk reads it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import field, fields, make_dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.ptx_runs import unchecked
+from tinygpu.codegen.emit import emit
+from tinygpu.devices.device import load_device
+from tinygpu.errors import IllegalScheduleError, ProgramError
+from tinygpu.isa.instruction import Instruction
+from tinygpu.legality.concurrency.judge import verdict, verdict_of
+from tinygpu.legality.laws import LAWS
+from tinygpu.legality.reach import Case
+from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
+from tinygpu.meaning.identity import _computes, computes
+from tinygpu.meaning.interpret import check, reduced
+from tinygpu.search.time.cost import cost
+from tinygpu.term.access_map import Access, Affine, Buffer, Immediate, Scalar
+from tinygpu.term.fields import KNOWN, unknown
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import Operation, Problem, elementwise, matmul, rmsnorm
+from tinygpu.term.program import (
+    Arrive,
+    Axis,
+    Barrier,
+    Commit,
+    Do,
+    Elect,
+    Exit,
+    Fence,
+    For,
+    ForTile,
+    Program,
+    Role,
+    Sync,
+    Wait,
+    WaitGroup,
+    When,
+    changed,
+)
+
+PARTS = (
+    Program, Role, Axis, Buffer, Access, Affine, Immediate, Scalar, Barrier, Instruction, Do, For,
+    ForTile, When, Elect, Exit, Sync, Commit, WaitGroup, Wait, Arrive, Fence,
+)  # fmt: skip
+
+LEFT_OUT = {
+    "judge": {
+        "the order of tiles, the way of addressing and what guards global memory order nothing": (
+            "Program.raster Program.addressing Program.guards Access.guard Access.outside "
+            "Access.trimmed"
+        ),
+        "it decides all sizes, and CTAs of the grid share nothing on chip": (
+            "Program.specialised Program.at_most Axis.extent"
+        ),
+        "what the launch does before and beside": (
+            "Program.zeroed Program.ctas_per_sm Program.early Role.registers"
+        ),
+        "values: which operator, of which numbers": (
+            "Immediate.number Scalar.name Scalar.size Do.variant Do.across Instruction.variants "
+            "Instruction.meaning"
+        ),
+        "how one statement's elements are cut into instructions": "Do.vector",
+        "erasing keeps kinds and footprints, which say where values go": (
+            "Instruction.name Instruction.reads Instruction.writes"
+        ),
+        "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
+        "an Exit counts as one whatever it looks at": "Exit.values",
+    },
+    "computes": {
+        "the same meaning (the program is asked without them)": (
+            "Program.specialised Program.addressing Program.guards Program.ctas_per_sm "
+            "Program.early"
+        ),
+        "registers are enough or not, which is a law's matter": "Role.registers",
+        "levels are asked where a term is built": (
+            "Instruction.reads Instruction.writes"
+        ),
+        "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
+    },
+    "interpreter": {
+        "the same meaning": (
+            "Program.name Program.specialised Program.addressing Program.guards Program.ctas_per_sm "
+            "Program.early"
+        ),
+        "levels are asked where a term is built": (
+            "Instruction.reads Instruction.writes"
+        ),
+        "registers are enough or not, which is a law's matter": "Role.registers",
+        "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
+    },
+    "laws": {
+        "meaning's and the order's": (
+            "Program.raster Program.specialised Program.guards Program.persistent Program.zeroed "
+            "Access.outside Access.trimmed Immediate.number Scalar.name Scalar.size Do.across "
+            "Do.fresh WaitGroup.read Wait.index Arrive.index Instruction.variants "
+            "Instruction.meaning"
+        ),
+        "levels are asked where a term is built": (
+            "Instruction.reads Instruction.writes"
+        ),
+        "code's": "Instruction.lower",
+    },
+    "time": {
+        "a name takes no time": "Program.name",
+        "which stage and which number do not change how long it takes": (
+            "Access.outside Immediate.number Scalar.name Scalar.size Barrier.arrivals "
+            "Barrier.home Do.lanes Do.across Do.fresh ForTile.start Exit.values Exit.threads"
+        ),
+        "other walks'": (
+            "Instruction.reads Instruction.writes Instruction.variants Instruction.arch "
+            "Instruction.lower Instruction.meaning Instruction.laws"
+        ),
+    },
+    "code": {
+        "sizes that a term does not cover are refused at the launch": "Program.at_most",
+        "the launch clears the output, and counts the grid": "Program.zeroed Axis.extent",
+        "a name is not in the code": "Role.name",
+        "asked where sizes are given": "Program.specialised",
+        "meaning's and the laws'": (
+            "Instruction.meaning Instruction.laws Instruction.arch Instruction.variants "
+            "Instruction.writes Instruction.atomic"
+        ),
+    },
+}  # fmt: skip
+"""What each walk does not read of a term, and why it need not."""
+
+
+@cache
+def terms() -> tuple[tuple[str, Program, str], ...]:
+    """A few small terms that have every field between them, each with its device."""
+    of: list[tuple[str, str, Operation, dict[str, Any], str]] = [
+        ("simt", "simt", matmul(), dict(simt.LADDER["multi-stage"]), "h200"),
+        ("simt naive", "simt", matmul(), dict(simt.LADDER["naive"]), "h200"),
+        ("ampere", "ampere", matmul("bf16"), dict(ampere.STARTS["plain"]), "a100"),
+        ("hopper", "hopper", matmul("bf16", layout="nt"), small("tma store"), "h200"),
+        ("hopper cluster", "hopper", matmul("bf16", layout="nt"), small("cluster"), "h200"),
+        ("hopper shared k", "hopper", matmul("bf16", layout="nt"), small("shared k"), "h200"),
+        ("blackwell", "blackwell", matmul("bf16", layout="nt"), pair(), "b200"),
+        ("rows", "rows", rmsnorm(), {}, "h200"),
+        ("elementwise", "elementwise", elementwise("max(a*x + b*z, 0)"), {}, "h200"),
+    ]
+    return tuple(
+        (name, MACHINES[machine].program(operation, chosen(machine, values)), device)
+        for name, machine, operation, values, device in of
+    )
+
+
+def small(start: str) -> dict[str, Any]:
+    return {**hopper.STARTS[start], "tile_n": 64, "stages": 2}
+
+
+def pair() -> dict[str, Any]:
+    return {**blackwell.STARTS["narrow pair"], "stages": 2}
+
+
+def chosen(machine: str, values: dict[str, Any]) -> Chosen:
+    """Return values, or the first of each decision."""
+    choices = MACHINES[machine].decisions()
+    return Chosen({n: values.get(n, c.values[0]) for n, c in choices.items()})
+
+
+def sizes_of(program: Program) -> dict[str, int]:
+    most = dict(program.at_most)
+    return {axis: min(128, most.get(axis, 128)) for axis in program.operation.axes}
+
+
+def asks_laws(program: Program, device: str) -> None:
+    case = Case.of(program, sizes_of(program), load_device(device))
+    for law in LAWS.values():
+        for clause in law.clauses(case) if law.numeric else ():
+            assert clause.text
+
+
+def interprets(program: Program) -> None:
+    small_sizes = reduced(Problem.of(program.operation, **sizes_of(program)), program)
+    check(program, small_sizes, seeds=(0,))
+
+
+def judges(program: Program) -> None:
+    verdict_of.cache_clear()
+    verdict(program)
+
+
+def asks_meaning(program: Program) -> None:
+    _computes.cache_clear()
+    computes(program)
+
+
+WALKS: dict[str, Callable[[Program, str], object]] = {
+    "judge": lambda program, _: judges(program),
+    "computes": lambda program, _: asks_meaning(program),
+    "interpreter": lambda program, _: interprets(program),
+    "laws": asks_laws,
+    "time": lambda program, device: cost(program, sizes_of(program), load_device(device)),
+    "code": lambda program, device: unchecked(program, load_device(device).arch),
+}
+
+
+def building() -> bool:
+    """Return whether a part is being made, whose class checks its fields: that is no walk."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_name != "__post_init__":
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return True
+
+
+class Noting:
+    """A slot's descriptor that notes who reads the slot."""
+
+    def __init__(self, name: str, slot: Any, seen: set[str]) -> None:
+        self.name, self.slot, self.seen = name, slot, seen
+
+    def __get__(self, part: Any, owner: type) -> Any:
+        if part is None:
+            return self
+        asks = sys._getframe(1).f_code
+        generated = asks.co_filename == "<string>" or asks.co_name.startswith("__")
+        if not generated and "dataclasses" not in asks.co_filename and not building():
+            self.seen.add(f"{type(part).__name__}.{self.name}")
+        return self.slot.__get__(part, owner)
+
+    def __set__(self, part: Any, value: Any) -> None:
+        self.slot.__set__(part, value)
+
+
+@contextmanager
+def noted() -> Iterator[set[str]]:
+    """Note which fields are read."""
+    seen: set[str] = set()
+    homes = [(k, f.name) for kind in PARTS for f in fields(kind) for k in kind.__mro__
+             if f.name in k.__dict__]  # fmt: skip
+    slots = {(kind, name): kind.__dict__[name] for kind, name in homes}
+    for (kind, name), slot in slots.items():
+        setattr(kind, name, Noting(name, slot, seen))
+    try:
+        yield seen
+    finally:
+        for (kind, name), slot in slots.items():
+            setattr(kind, name, slot)
+
+
+def test_the_known_fields_are_those_of_the_classes() -> None:
+    assert {kind.__name__: {f.name for f in fields(kind)} for kind in PARTS} == dict(KNOWN)
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_a_walk_reads_each_field_or_says_why_it_need_not(walk: str) -> None:
+    every = {f"{kind.__name__}.{f.name}" for kind in PARTS for f in fields(kind)}
+    with noted() as seen:
+        for _, program, device in terms():
+            WALKS[walk](program, device)
+    left_out = {name for names in LEFT_OUT[walk].values() for name in names.split()}
+    assert every - seen == left_out
+
+
+# A field that no walk knows
+
+
+@cache
+def novel(kind: type) -> type:
+    """Return a class that has one field more."""
+    more = [("novel", int, field(default=1))]
+    return make_dataclass(kind.__name__, more, bases=(kind,), frozen=True, slots=True)
+
+
+def widened(part: Any) -> Any:
+    """Return a part with a field that nobody knows."""
+    return novel(type(part))(**{f.name: getattr(part, f.name) for f in fields(part)})
+
+
+def with_novel(kind: type, program: Program) -> Program | None:
+    """Return the program with the field in its parts of a kind, None if it has no such part."""
+
+    def access(one: Any) -> Any:
+        if type(one) is kind:
+            return widened(one)
+        if not isinstance(one, Access):
+            return one
+        if kind is Affine:
+            return replace(one, index=widened(one.index))
+        return replace(one, buffer=widened(one.buffer)) if kind is Buffer else one
+
+    def of(statement: Any) -> Any:
+        if isinstance(statement, Do):
+            statement = replace(
+                statement, write=access(statement.write), reads=tuple(map(access, statement.reads))
+            )
+            if kind is Instruction:
+                statement = replace(statement, instruction=widened(statement.instruction))
+            if kind is Barrier and statement.signal:
+                barrier, index = statement.signal
+                statement = replace(statement, signal=(widened(barrier), index))
+        if kind is Barrier and isinstance(statement, Wait | Arrive):
+            statement = replace(statement, barrier=widened(statement.barrier))
+        return widened(statement) if type(statement) is kind else statement
+
+    roles = tuple(replace(r, body=changed(r.body, of)) for r in program.roles)
+    changes: dict[str, Any] = {"roles": tuple(map(widened, roles)) if kind is Role else roles}
+    if kind is Axis:
+        changes["grid"] = tuple(map(widened, program.grid))
+    if kind is Buffer:
+        changes["buffers"] = tuple(map(widened, program.buffers))
+    if kind is Barrier:
+        changes["barriers"] = tuple(map(widened, program.barriers))
+    made = replace(program, **changes)
+    made = widened(made) if kind is Program else made
+    return made if unknown(made) else None
+
+
+@pytest.mark.parametrize("kind", PARTS, ids=lambda kind: kind.__name__)
+def test_no_walk_answers_where_a_field_is_not_known(kind: type) -> None:
+    found = ((with_novel(kind, program), device) for _, program, device in terms())
+    program, device = next((p, d) for p, d in found if p is not None)
+    says = f"no walk knows the field novel of {kind.__name__}"
+    assert says in unknown(program)
+    judged = verdict(program)
+    assert judged.outcome == "unproved"
+    assert says in judged.reason
+    assert not computes(program, sizes_of(program)).proved
+    chip = load_device(device)
+    with pytest.raises(ProgramError, match=says):
+        check(program, sizes_of(program))
+    with pytest.raises(ProgramError, match=says):
+        cost(program, sizes_of(program), chip)
+    with pytest.raises(IllegalScheduleError, match=says):
+        emit(program, chip.arch)
+    with pytest.raises(ProgramError, match=says):
+        unchecked(program, chip.arch)
