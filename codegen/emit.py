@@ -389,6 +389,8 @@ class Emitter(KernelCode):
         text = self.text
         if self.paired:
             self._fold(loop, scope)
+        if loop.start < 0:
+            raise ProgramError(f"{loop}: it begins below 0; unroll it, or count from 0")
         trips = self.addresses.integer(loop.trips)
         if isinstance(trips, int) and trips <= loop.start:
             return

@@ -282,7 +282,7 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     (
         "stmatrix",
         "not 8 neighbours",
-        rebuffered(term("tma store"), "smem_c", dtype="f32"),
+        rebuffered(term("tma store"), "rounded smem_c c", dtype="f32"),
     ),
     (
         "stmatrix",

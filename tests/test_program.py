@@ -88,7 +88,6 @@ def hand(*body: Statement, **how: Any) -> Program:
 
 
 REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
-    "a name with a blank": ("'my term' is no name", lambda: hand(LOAD, name="my term")),
     "unknown addressing": ("known are pointer, i32, i64", lambda: hand(addressing="i16")),
     "unknown guards": ("did you mean each", lambda: hand(guards="eac")),
     "a raster of nothing": ("raster: 0; it has to be 1", lambda: hand(raster=0)),
@@ -116,7 +115,6 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
     "an unrolled loop without an end": (
         "do not unroll it", lambda: hand(For("k", "trips", (LOAD,), unrolled=True)),
     ),
-    "a loop from below 0": ("start: -1", lambda: hand(For("k", 3, (LOAD,), start=-1))),
     "tiles that go back": (
         "step: 0", lambda: hand(ForTile("t", "u", (LOAD,), step=0), barriers=(BAR,)),
     ),
@@ -155,6 +153,18 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
         lambda: hand(Do(INSTRUCTIONS["mov"], Access(registers("sums", "f32", 64, 8,
                         fragment="wgmma"), ((0, 1), (1, 0))), (Immediate(0.0),), (8, 64),
                         lanes=(1, 2, 0))),
+    ),
+    "a signal of who moves at once": (
+        "st.shared has no signal", lambda: hand(do("st.shared", near(), MINE, signal=(BAR, ZERO))),
+    ),
+    "sums that begin anew": (
+        "fma has no fresh", lambda: hand(do("fma", MINE, MINE, MINE, MINE, fresh=ZERO)),
+    ),
+    "a store to many": (
+        "st.shared has no multicast", lambda: hand(do("st.shared", near(), MINE, multicast="r")),
+    ),
+    "a sum across lanes": (
+        "fma has no across", lambda: hand(do("fma", MINE, MINE, MINE, MINE, across=1)),
     ),
     "an unknown fence": ("did you mean wgmma", lambda: Fence("wgmm")),  # type: ignore[arg-type]
     "an unknown group": ("did you mean bulk", lambda: Commit("blk")),  # type: ignore[arg-type]
@@ -198,26 +208,26 @@ def right(program: Program, size: int, arch: str = "sm_90a") -> None:
 
 
 ODD, EVEN, NOBODY = (1, 2, 1), (1, 2, 0), (1, 2, 2)
-ZERO, WIDE = do("mov", MINE, Immediate(0.0)), Access(registers("wide", "f64", 1), ((0,),))
+CLEAR, WIDE = do("mov", MINE, Immediate(0.0)), Access(registers("wide", "f64", 1), ((0,),))
 BY_LANES: dict[str, tuple[Statement, ...]] = {
     "loads keep what others hold": (
-        ZERO, replace(LOAD, lanes=ODD), replace(LOAD, lanes=EVEN), STORE,
+        CLEAR, replace(LOAD, lanes=ODD), replace(LOAD, lanes=EVEN), STORE,
     ),
     "copies": (
         *(do("cp.async", near(), far(X), lanes=lanes) for lanes in (ODD, EVEN)),
         Commit(), WaitGroup(0), Sync(), do("ld.shared", MINE, near()), STORE,
     ),
     "loads from shared memory": (
-        LOAD, do("st.shared", near(), MINE), Sync(), ZERO,
+        LOAD, do("st.shared", near(), MINE), Sync(), CLEAR,
         *(do("ld.shared", MINE, near(), lanes=lanes) for lanes in (ODD, EVEN)), STORE,
     ),
     "arithmetic of nobody": (
-        LOAD, replace(ZERO, lanes=NOBODY), do("fma", MINE, MINE, MINE, variant="add", lanes=NOBODY),
+        LOAD, replace(CLEAR, lanes=NOBODY), do("fma", MINE, MINE, MINE, variant="add", lanes=NOBODY),
         do("alu", MINE, MINE, variant="neg", lanes=NOBODY),
         do("mufu", MINE, MINE, variant="tanh", lanes=NOBODY), STORE,
     ),
     "conversions": (
-        LOAD, do("cvt", WIDE, MINE), ZERO,
+        LOAD, do("cvt", WIDE, MINE), CLEAR,
         *(do("cvt", MINE, WIDE, lanes=lanes) for lanes in (ODD, EVEN)), STORE,
     ),
     "a shuffle of other warps": (
@@ -278,11 +288,13 @@ def test_a_role_may_do_nothing() -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
+        ({"name": "my term"}, "its kernel needs a name"),
+        ({"roles": (Role("all", 32, (For("k", 3, (LOAD,), start=-1),)),)}, "begins below 0"),
         ({"roles": (Role("all", 32, (LOAD, STORE), 2, "c"),)}, "several roles, and no barriers"),
         ({"cluster": (("r", 2),)}, "a cluster, and no barriers"),
     ],
 )
-def test_what_needs_mbarriers_is_refused_without(how: dict[str, Any], said: str) -> None:
+def test_what_has_no_code_is_refused(how: dict[str, Any], said: str) -> None:
     with pytest.raises(ProgramError, match=said):
         emit(hand(LOAD, STORE, **how))
 

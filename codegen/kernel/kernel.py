@@ -79,6 +79,10 @@ class KernelCode:
         """Name the parameters.  ``sizes`` are needed by a specialised program."""
         if program.specialised and sizes is None:
             raise ProgramError(f"program {program.name} is specialised: give the sizes to emit it")
+        if not program.name.isidentifier() or not program.name.isascii():
+            raise ProgramError(
+                f"program {program.name}: its kernel needs a name of letters, digits, _"
+            )
         self.program = program
         self.arch = ""  # until the text is made for one
         self.text = Text()

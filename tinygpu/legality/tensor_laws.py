@@ -108,6 +108,12 @@ def tma_box(case: Case, place: Place) -> Iterator[Clause]:
     along = along & (lines == 1)
     text = "{}: rows of its box do not run along the contiguous dimension of {}"
     yield Clause(along == 1, text, (do, gmem.buffer.name))
+    if gmem.trimmed:
+        line = len(gmem.buffer.shape) - 2
+        known, terms = origin_of(case, gmem, line)
+        for step in (known, *(step for _, step in terms)):
+            text = "{}: its lines begin {} apart; a load that leaves lines out begins at {} each"
+            yield Clause(step % do.values[1] == 0, text, (do, step, do.values[1]))
     yield from starts(case, place, smem, inner=None)
 
 

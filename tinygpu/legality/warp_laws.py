@@ -111,6 +111,11 @@ def mma(case: Case, place: Place) -> Iterator[Clause]:
         far = _FAR[max(1, 4 // a.buffer.type.bytes)][name]
         yield Clause(_same(steps, far), text, (access, steps, name, far))
     yield from _still(do, a, b)
+    for mode in (3, 4):
+        moved: Any = do.values[mode] == 1
+        for step in do.write.value[mode]:
+            moved = moved | (step != 0)
+        yield Clause(moved, "{}: two of its blocks have the same sums", (do,))
 
 
 def _still(do: Do, a: Access, b: Access) -> Iterator[Clause]:

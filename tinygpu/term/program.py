@@ -245,7 +245,7 @@ class Program:
         for kind, names in kinds:
             if len(set(names)) != len(names):
                 raise ProgramError(f"program {self.name}: two {kind} share a name in {names}")
-        for name in (self.name, *kinds[0][1], *kinds[2][1]):
+        for name in (*kinds[0][1], *kinds[2][1]):
             self._identifier(name)
         for name, _ in self.cluster:
             if name in ("cta", "cluster"):
@@ -277,9 +277,12 @@ class Program:
         for what, number in counts:
             if _below(number, 1):
                 raise ProgramError(f"program {self.name}: {what}: {number}; it has to be 1 or more")
-        for role in self.roles:
+        copied = {b.name for b in self.buffers if not isinstance(b.copies, int) or b.copies > 1}
+        for role in self.roles if copied else ():
             for buffer in buffers_of(role.body):
-                if np.all((buffer.copies != 1) & (buffer.copies != role.copies)):
+                if buffer.name in copied and np.all(
+                    (buffer.copies != 1) & (buffer.copies != role.copies)
+                ):
                     raise ProgramError(
                         f"program {self.name}: {buffer.name} has {buffer.copies} copies, and "
                         f"{role.name}, which uses it, {role.copies}; give it as many, or 1 for all"
@@ -492,8 +495,7 @@ def _fault(statement: Statement) -> str:
                     ("its lanes' extent", extent, 1),
                     ("its lanes' residue", residue, 0),
                 )
-        case For(start=start):
-            counts = (("start", start, 0),)
+        case For():
             if isinstance(statement.trips, str) and np.all(statement.unrolled):
                 return f"its trips, {statement.trips}, are not known; do not unroll it"
         case ForTile(step=step):
@@ -528,6 +530,16 @@ def _misused(do: Do) -> str:
             return f"registers are each thread's own; {buffer.name}'s thread steps have to be 0"
         if access.trimmed and how.unit != "tma":
             return f"{access}: only TMA leaves lines out; guard the access"
+    if not own:
+        tensor = how.unit == "tensor" and how.issuer in ("warpgroup", "one")
+        for field, given, meant in (
+            ("signal", do.signal is not None, how.completion == "mbarrier"),
+            ("fresh", do.fresh is not None, tensor),
+            ("multicast", do.multicast != "", how.unit == "tma" or tensor),
+            ("across", isinstance(do.across, int) and do.across != 0, how.unit == "shuffle"),
+        ):
+            if given and not meant:
+                return f"{how.name} has no {field}; leave it out"
     if do.lanes is not None and (
         how.issuer == "one" or any(a.buffer.fragment for a in do.accesses)
     ):
