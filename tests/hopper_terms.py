@@ -62,11 +62,11 @@ def dos(program: Program, instruction: str, change: Callable[[Do], Any]) -> Prog
     )
 
 
-def rebuffered(program: Program, names: str, **changes: Any) -> Program:
-    """The program with buffers changed, wherever they are mentioned."""
+def rebuffered(program: Program, name: str, **changes: Any) -> Program:
+    """The program with a buffer changed, wherever it is mentioned."""
 
     def buffer(old: Buffer) -> Buffer:
-        return replace(old, **changes) if old.name in names.split() else old
+        return replace(old, **changes) if old.name == name else old
 
     def access(old: Any) -> Any:
         return replace(old, buffer=buffer(old.buffer)) if isinstance(old, Access) else old

@@ -16,8 +16,9 @@ from tinygpu.errors import ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.laws import LAWS
 from tinygpu.legality.reach import Case
-from tinygpu.machines import MACHINES
+from tinygpu.machines import MACHINES, hopper
 from tinygpu.machines.ampere import STARTS
+from tinygpu.machines.simt import LADDER
 from tinygpu.meaning.interpret import check
 from tinygpu.term.expression import Constant, value
 from tinygpu.term.machine import Chosen
@@ -222,13 +223,13 @@ BY_LANES: dict[str, tuple[Statement, ...]] = {
         *(do("ld.shared", MINE, near(), lanes=lanes) for lanes in (ODD, EVEN)), STORE,
     ),
     "arithmetic of nobody": (
-        LOAD, replace(CLEAR, lanes=NOBODY), do("fma", MINE, MINE, MINE, variant="add", lanes=NOBODY),
+        LOAD, replace(CLEAR, lanes=NOBODY),
+        do("fma", MINE, MINE, MINE, variant="add", lanes=NOBODY),
         do("alu", MINE, MINE, variant="neg", lanes=NOBODY),
         do("mufu", MINE, MINE, variant="tanh", lanes=NOBODY), STORE,
     ),
-    "conversions": (
-        LOAD, do("cvt", WIDE, MINE), CLEAR,
-        *(do("cvt", MINE, WIDE, lanes=lanes) for lanes in (ODD, EVEN)), STORE,
+    "conversions of nobody": (
+        CLEAR, do("cvt", WIDE, MINE), LOAD, do("cvt", MINE, WIDE, lanes=NOBODY), STORE,
     ),
     "a shuffle of other warps": (
         LOAD, do("shfl.sync", MINE, MINE, across=1, lanes=(32, 2, 1)), STORE,
@@ -427,6 +428,37 @@ def test_an_index_that_names_its_variable_twice_turns_once() -> None:
     )
     term = hand(replace(body[0], body=bars), barriers=(barrier,), grid=(Axis("b", Constant(1)),))
     right(term, 200)
+
+
+def test_a_tile_is_stored_from_the_start_of_a_stage() -> None:
+    term = MACHINES["hopper"].program(
+        matmul("bf16", layout="nt"), Chosen(hopper.STARTS["tma store"])
+    )
+
+    def change(s: Statement) -> Statement:
+        if not isinstance(s, Do) or s.needs != "stmatrix":
+            return s
+        return replace(s, write=replace(s.write, origin=(ZERO, ZERO + 32)))
+
+    roles = tuple(replace(r, body=changed(r.body, change)) for r in term.roles)
+    with pytest.raises(ProgramError, match="leave its origin out"):
+        emit(replace(term, roles=roles))
+
+
+def test_32_bits_hold_what_a_kernel_counts() -> None:
+    """Rows fewer than 2^31 B apart; and coordinates that a guard asks for, of a last tile too."""
+    device = load_device("h200")
+
+    def holds(law: str, program: Program, **sizes: int) -> bool:
+        return all(c.holds for c in LAWS[law].clauses(Case.of(program, sizes, device)))
+
+    wide = MACHINES["simt"].program(matmul(), Chosen(LADDER["naive"]))
+    assert holds("integers", wide, m=2, n=(1 << 29) - 1, k=2)
+    assert not holds("integers", wide, m=2, n=1 << 29, k=2)
+    axis, at = Axis("b", value("i").ceildiv(Constant(40))), var("b", 40)
+    for tile, right in ((axis, False), (Axis("b", value("i").ceildiv(Constant(32))), True)):
+        load = do("ld.global", MINE, far(X, at if tile is axis else B))
+        assert holds("inside", hand(load, grid=(tile,)), i=(1 << 31) - 1) == right
 
 
 @pytest.mark.parametrize(("origin", "holds"), [(B, True), (B + -1, False), (B + 1, True)])

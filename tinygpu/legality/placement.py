@@ -35,6 +35,7 @@ from tinygpu.legality.reach import (
     origin_of,
     product,
 )
+from tinygpu.term.operation import LARGEST_SIZE
 from tinygpu.term.program import Access, Do, Exit, select
 
 __all__ = [
@@ -163,14 +164,19 @@ def inside(case: Case, place: Place) -> Iterator[Clause]:
                 text = "{}: dimension {} starts at {}; coordinates count from 0"
                 yield Clause(lowest >= 0, text, (access, dimension, lowest))
             guard = access.guard[dimension] if access.guard else False
-            if isinstance(guard, bool) and guard:
+            guarded, size = isinstance(guard, bool) and guard, case.size(access, dimension)
+            if guarded and np.all(size <= LARGEST_SIZE // 2):
+                continue
+            reach = _reach(access, (*place.do.values, *place.do.threads), dimension)
+            far, step = last_origin(case, place, access, dimension)
+            if guarded:
+                text = "{}: dimension {} is asked up to {}; 32 bits reach {}"
+                last = far + reach - 1
+                yield Clause(last <= LARGEST_SIZE, text, (access, dimension, last, LARGEST_SIZE))
                 continue
             left: Any = guard
             for leave in place.exits:
                 left = left | _left(case, place, access, dimension, leave)
-            size = case.size(access, dimension)
-            reach = _reach(access, (*place.do.values, *place.do.threads), dimension)
-            far, step = last_origin(case, place, access, dimension)
             if step is None:
                 holds = far + reach <= size
             else:

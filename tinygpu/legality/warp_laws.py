@@ -149,7 +149,7 @@ WARP_LAWS: Mapping[str, Law] = {
         Law(
             "mma_shape",
             "States that a warp's product is m16 n8 k16 of f16 or bf16, or m16 n8 k8 of tf32, into "
-            "f32, of values in the order of the fragments.",
+            "f32, of values in the order of the fragments, each block's with sums of its own.",
             "PTX ISA 9, mma.m16n8k16, mma.m16n8k8",
             "choose dtype bf16, f16 or tf32, and warps that divide the tile (tile_m, tile_n)",
             of_place=mma,

@@ -79,9 +79,7 @@ def interpret(
     for a term that is malformed.
     """
     require_known(program)
-    for statement, _ in walk(program):
-        if isinstance(statement, WaitGroup) and int(statement.pending) < 0:
-            raise ProgramError(f"{statement}: pending groups are 0 or more; raise it")
+    _well_formed(program)
     operation, random = program.operation, np.random.default_rng(seed)
     arrays = _arrays(program, sizes, inputs, algebra)
     f32 = DTYPES["f32"]
@@ -265,3 +263,19 @@ def wrong_result(
             f"{ratio.max():.3g} times the error allowed"
         )
     return [Finding("wrong_result", "", text, cell=cell)]
+
+
+def _well_formed(program: Program) -> None:
+    """Raise ProgramError for what laws refuse, and for which there is no meaning."""
+    for statement, _ in walk(program):
+        if isinstance(statement, WaitGroup) and int(statement.pending) < 0:
+            raise ProgramError(f"{statement}: pending groups are 0 or more; raise it")
+        if not isinstance(statement, Do) or statement.instruction.unit in ("cvt", "tensor"):
+            continue
+        into = statement.write.buffer
+        for buffer in (access.buffer for access in statement.accesses):
+            if buffer.dtype != into.dtype:
+                raise ProgramError(
+                    f"{statement}: {buffer.name} is {buffer.dtype}, {into.name} {into.dtype}; "
+                    "convert first (cvt)"
+                )

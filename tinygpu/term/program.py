@@ -524,7 +524,7 @@ def _misused(do: Do) -> str:
             return (
                 f"{buffer.name} is in {buffer.level}; {how.name} takes {' or '.join(levels)} there"
             )
-        if buffer.dtype != into.dtype and how.unit not in ("cvt", "tensor"):
+        if buffer.dtype != into.dtype and how.issuer == "thread" and how.unit != "cvt":
             return f"{buffer.name} is {buffer.dtype}, {into.name} {into.dtype}; convert first (cvt)"
         if registers and any(isinstance(n, int) and n for steps in access.thread for n in steps):
             return f"registers are each thread's own; {buffer.name}'s thread steps have to be 0"
