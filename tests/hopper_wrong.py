@@ -115,18 +115,6 @@ def with_barriers(program: Program, **changes: Any) -> Program:
 
 
 # A law, what its message says, and a term that breaks it.
-def first_line(by: int) -> Callable[[Do], Do]:
-    """Let the lines of a load, some of which it leaves out, begin later."""
-
-    def change(do: Do) -> Do:
-        (read,) = do.reads
-        assert isinstance(read, Access)
-        origin = (read.origin[0] + by, *read.origin[1:])
-        return replace(do, reads=(replace(read, origin=origin),))
-
-    return change
-
-
 WRONG: tuple[tuple[str, str, Program], ...] = (
     ("cluster_size", "4 x 4 has 16 CTAs", term("cluster", cluster_m=4, cluster_n=4)),
     ("issuers", "each thread of producer", rewritten(term("plain"), unelected)),
@@ -206,7 +194,6 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     ("accumulators", "it has 144", role(term("two consumers"), "consumer", registers=144)),
     ("tma_box", "a side of its box has 257", dos(term("plain"), LOAD, values_of(1, 257))),
     ("tma_box", "has 0 elements", dos(term("plain"), LOAD, values_of(1, 0))),
-    ("tma_box", "begin 8 apart", dos(term("plain"), LOAD, first_line(8))),
     ("tma_box", "have 104 B, no multiple of 16", dos(term("plain"), LOAD, values_of(0, 52))),
     ("tma_box", "have 64 B, and the swizzle", dos(term("plain"), LOAD, values_of(0, 32))),
     (

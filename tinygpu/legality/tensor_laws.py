@@ -108,14 +108,6 @@ def tma_box(case: Case, place: Place) -> Iterator[Clause]:
     along = along & (lines == 1)
     text = "{}: rows of its box do not run along the contiguous dimension of {}"
     yield Clause(along == 1, text, (do, gmem.buffer.name))
-    if gmem.trimmed:
-        line = len(gmem.buffer.shape) - 2
-        known, terms = origin_of(case, gmem, line)
-        for name, step in (("", known), *terms):
-            text = "{}: its lines begin {} apart; a load that leaves lines out begins at {} each"
-            among, lines = place.ranges.get(name), select(do.values[1] < 1, 1, do.values[1])
-            one = among is not None and among.first == among.last
-            yield Clause((step % lines == 0) | one, text, (do, step, lines))
     yield from starts(case, place, smem, inner=None)
 
 
@@ -292,8 +284,7 @@ TENSOR_LAWS: Mapping[str, Law] = {
         Law(
             "tma_box",
             "States that TMA moves boxes of 1 to 256 by 1 to 256 elements, packed, their rows a "
-            "multiple of 16 B and as long as the swizzle's; those that leave out lines begin at "
-            "multiples of their lines.",
+            "multiple of 16 B and as long as the swizzle's.",
             _MAPS + " (boxDim, swizzle)",
             "choose another tile (tile_m, tile_n, tile_k, store_n) or a smaller cluster",
             of_place=tma_box,
