@@ -192,6 +192,7 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     ),
     ("accumulators", "need 256 registers", term("ring", tile_m=128, tile_n=256)),
     ("accumulators", "it has 144", role(term("two consumers"), "consumer", registers=144)),
+    ("tma_lines", "boxes of 48 lines begin 64 lines apart", dos(term("plain"), LOAD, values_of(1, 48))),
     ("tma_box", "a side of its box has 257", dos(term("plain"), LOAD, values_of(1, 257))),
     ("tma_box", "has 0 elements", dos(term("plain"), LOAD, values_of(1, 0))),
     ("tma_box", "have 104 B, no multiple of 16", dos(term("plain"), LOAD, values_of(0, 52))),

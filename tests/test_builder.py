@@ -21,8 +21,8 @@ from examples.ring import Ring
 from examples.rmsnorm import RMSNorm
 from examples.softmax import Softmax
 from examples.transpose import TRANSPOSE, Transpose
+from tests.ptx_runs import unchecked as emit
 from tinygpu import MACHINES, Machine, Operation, Problem, Schedule, Space, load_device
-from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.errors import MachineError, ProgramError
 from tinygpu.legality.concurrency.judge import verdict

@@ -81,8 +81,8 @@ def test_hazards_have_their_line(
 ) -> None:
     """Without its barriers the kernel races: status 1, and both lines of PTX."""
 
-    def without(*given: Any) -> str:
-        return re.sub(r"bar\.sync 0;", "", emit(*given))
+    def without(*given: Any, **how: Any) -> str:
+        return re.sub(r"bar\.sync 0;", "", emit(*given, **how))
 
     monkeypatch.setattr(interpretation, "emit", without)
     result = run("simt")
@@ -97,8 +97,8 @@ def test_hazards_have_their_line(
 def test_a_wrong_result_fails(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     """No hazard, but the product is not the one that was asked for."""
 
-    def other(*given: Any) -> str:
-        return re.sub(r"(mov\.f32 %\w+), 0f0{8}", r"\1, 0f3F800000", emit(*given))
+    def other(*given: Any, **how: Any) -> str:
+        return re.sub(r"(mov\.f32 %\w+), 0f0{8}", r"\1, 0f3F800000", emit(*given, **how))
 
     monkeypatch.setattr(interpretation, "emit", other)
     result = run("simt")

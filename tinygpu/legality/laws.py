@@ -185,8 +185,9 @@ LAWS: Mapping[str, Law] = {
         ),
         Law(
             "exit_last",
-            "States that no barrier comes after an exit: threads that have left do not arrive.",
-            _PTX + "bar (all threads of the barrier take part)",
+            "States that no barrier, nor what a warp does together, comes after an exit: threads "
+            "that have left do not arrive.",
+            _PTX + "bar (all threads of the barrier take part), shfl.sync, mma",
             'keep the threads (edges "guard"), or take inputs from gmem without barriers',
             of_case=exit_last,
         ),

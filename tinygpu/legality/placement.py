@@ -182,7 +182,10 @@ def inside(case: Case, place: Place) -> Iterator[Clause]:
             else:
                 text = "{}: threads and values reach over {} along dimension {} in steps of {}"
                 yield Clause(left | (reach <= step), text, (access, reach, dimension, step))
-                holds, reach = far + step <= size, step
+                holds = far + step <= size
+                if access.buffer.level == "smem":  # what a load brings may be a part of a tile
+                    holds = holds | (far + reach <= size)
+                reach = step
             text = "{}: dimension {} reaches {}, and its size is {}"
             yield Clause(left | holds, text, (access, dimension, far + reach - 1, size))
 
@@ -285,9 +288,8 @@ def store_once(case: Case, place: Place) -> Iterator[Clause]:
 def exit_last(case: Case) -> Iterator[Clause]:
     """Check that no barrier waits for threads that an Exit has removed."""
     late = case.waits_after_exit
-    yield Clause(
-        not late, "role {}: bar.sync after some of its threads left", (" and ".join(late),)
-    )
+    text = "role {}: its threads meet after some of them have left"
+    yield Clause(not late, text, (" and ".join(late),))
 
 
 def stored(case: Case) -> Iterator[Clause]:

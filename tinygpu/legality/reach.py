@@ -27,6 +27,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tinygpu.devices.device import Device
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import (
@@ -185,6 +187,8 @@ class Case:
                     if left:
                         late[role.name] = None
                 elif isinstance(statement, Do):
+                    if left and _by_warps(statement):
+                        late[role.name] = None
                     ranges = _ranges(bound, around, parameters, tiles)
                     turns = tuple(s for s in around if isinstance(s, ForTile))
                     apart = any(role.copy == name for s in turns for name, _ in s.start.terms)
@@ -232,6 +236,11 @@ class Case:
     def size(self, access: Access, dimension: int) -> Any:
         """Return the extent of a buffer's dimension."""
         return self.number(access.buffer.shape[dimension])
+
+
+def _by_warps(do: Do) -> bool:
+    """Whether the threads of a warp, or of several, have to come to a statement together."""
+    return do.instruction.issuer in ("warp", "warpgroup") or do.instruction.unit == "shuffle"
 
 
 def _beside(do: Do, body: Body) -> tuple[Do, ...]:
@@ -296,8 +305,10 @@ def last_origin(case: Case, place: Place, access: Access, dimension: int) -> tup
     step: Any = None
     for name, coefficient in terms:
         if name in place.ranges:
-            total = total + coefficient * place.ranges[name].last
-            step = coefficient
+            span = place.ranges[name]
+            total = total + coefficient * span.last
+            if span.first is not span.last and np.any(np.asarray(span.first) != span.last):
+                step = coefficient
         elif name in case.parameters:
             total = total + coefficient * case.parameters[name]
     return total, step

@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
@@ -70,6 +72,19 @@ def tma_coordinates(case: Case, place: Place) -> Iterator[Clause]:
         for extent in map(case.number, buffer.shape):
             text = "{}: {} elements along a dimension; TMA's coordinates are below {}"
             yield Clause(extent < _COORDINATE, text, (buffer.name, extent, _COORDINATE))
+
+
+def tma_lines(case: Case, place: Place) -> Iterator[Clause]:
+    """Check where boxes begin of which lines outside are left out: one map has the rest of all."""
+    do = place.do
+    if do.instruction.unit != "tma" or not do.trimmed or len(do.values) < 2:
+        return
+    gmem, _ = _ends(do)
+    constant, terms = origin_of(case, gmem, len(gmem.buffer.shape) - 2)
+    lines = np.maximum(do.values[1], 1)
+    for step in (constant, *(c for _, c in terms)):
+        text = "{}: boxes of {} lines begin {} lines apart, and lines outside are left out"
+        yield Clause(step % lines == 0, text, (do, lines, step))
 
 
 def tma_box(case: Case, place: Place) -> Iterator[Clause]:
@@ -288,6 +303,14 @@ TENSOR_LAWS: Mapping[str, Law] = {
             _MAPS + " (boxDim, swizzle)",
             "choose another tile (tile_m, tile_n, tile_k, store_n) or a smaller cluster",
             of_place=tma_box,
+        ),
+        Law(
+            "tma_lines",
+            "States that boxes of which lines outside are left out begin at multiples of their "
+            "lines.",
+            "tinygpu/codegen/kernel/trimming.py; " + _MAPS,
+            "load boxes of one size (tile_m, tile_n), or fill lines outside with zeros",
+            of_place=tma_lines,
         ),
         Law(
             "swizzle",

@@ -6,8 +6,8 @@ together, as one operation on arrays of the shape (values, threads, instances); 
 copy of a role in a CTA.  Copies land at once, and whoever waits finds what it waits for: of a term
 of one role because its threads run in program order, of one with mbarriers because all writes of a
 ring index come before its reads.  So rings have a stage for each index here, and a role runs to its
-end before those that read what it writes.  Where barriers order two writes of one cell at one index,
-there is no such run.
+end before those that read what it writes.  Where barriers order two writes of one cell at one
+index, there is no such run.
 
 Nothing is looked for that legality says: no race, no deadlock.  Raises ``NotCanonicalError`` where
 the order cannot be found, or a value is read that was not written: ``tinygpu.meaning.interpret``
@@ -117,11 +117,12 @@ def canonical_run(
     run = Run(program, values, scalars, arrays, Toucher(values), random, "early", algebra)
     grid = _grid_of(program, sizes)
     memory: dict[tuple[str, int], Values] = {}
+    written: dict[tuple[str, int], Booleans] = {}
     touched: dict[tuple[str, int], Integers] = {}
     shared = ""
     with np.errstate(all="ignore"):
         for role in _in_order(program):
-            work = _Work(run, grid, role, memory, touched)
+            work = _Work(run, grid, role, memory, written, touched)
             work.statements(role.body, _everyone(run, grid, role))
             shared = shared or work.shared
     array = arrays[out.name]
@@ -247,6 +248,7 @@ def _everyone(run: Run, grid: _Grid, role: Role) -> _Group:
 class _Work:
     """A role at work in all CTAs.  ``memory``: stages on chip by name and ring index.
 
+    ``written``: which of their cells somebody has written, in a term with barriers.
     ``touched``: for each instance of a stage the tile that used it first.
     """
 
@@ -254,6 +256,7 @@ class _Work:
     grid: _Grid
     role: Role
     memory: dict[tuple[str, int], Values]
+    written: dict[tuple[str, int], Booleans]
     touched: dict[tuple[str, int], Integers]
     shared: str = ""
     tile: int = 0
@@ -631,8 +634,7 @@ class _Work:
         if do.multicast and do.instruction.completion == "mbarrier":
             targets = [other[rows] for other in self.grid.along(do.multicast)]
         for target in targets:
-            if self.run.program.barriers:
-                self.once(do, stage, cell, target)
+            self.once(do, access, cell, target, group)
             if target.size == stage.shape[1] and (target == np.arange(target.size)).all():
                 self.put(stage, cell, kept, mine, group)
             else:
@@ -643,12 +645,18 @@ class _Work:
                     one, other, last = np.nonzero(np.broadcast_to(alive, kept.shape))
                     stage[cell[one, other], target[last]] = kept[one, other, last]
 
-    def once(self, do: Do, stage: Values, cell: Integers, target: Integers) -> None:
-        """Ask that nobody has written these cells: who did so before is not known here."""
-        again = np.unique(target).size < target.size
-        if again or not np.isnan(stage[cell[..., None], target]).all():
+    def once(self, do: Do, access: Access, cell: Integers, target: Integers, group: _Group) -> None:
+        """Ask that nobody has written these cells before, where barriers say who comes first."""
+        if not self.run.program.barriers:
+            return
+        key = (access.buffer.name, _index(access, group))
+        if key not in self.written:
+            self.written[key] = np.zeros(self.memory[key].shape, np.bool_)
+        mine = cell[..., None], target
+        if np.unique(target).size < target.size or self.written[key][mine].any():
             text = "an index is written twice, in an order that barriers say"
             raise NotCanonicalError(f"{do}: {text}")
+        self.written[key][mine] = True
 
     def put(
         self, stage: Values, cell: Integers, kept: Values, mine: Integers, group: _Group
@@ -775,6 +783,8 @@ class _Work:
         anew = do.fresh is not None and do.fresh.evaluate(group.env) == 0
         narrow = self.narrowed(do, write)
         cells = self.cells(narrow, write, group, True).cell[:, 0]
+        if on_chip:
+            self.alone(do)
         for of in ctas:
             first = self.factor(do, x, group, of)
             total = algebra.contract(np.matmul, first, second.transpose(0, 2, 1))
@@ -796,6 +806,18 @@ class _Work:
                 stage[cells] = total
             else:
                 stage[cells[:, None], columns] = total
+
+    def alone(self, do: Do) -> None:
+        """Ask that one copy of one role writes the sums: others might come first, or later."""
+        name = do.write.buffer.name
+        writers = {
+            role.name
+            for role in self.run.program.roles
+            for s in each(role.body)
+            if isinstance(s, Do) and s.write.buffer.name == name
+        }
+        if len(writers) > 1 or (int(self.role.copies) > 1 and int(do.write.buffer.copies) == 1):
+            raise NotCanonicalError(f"{do}: several roles or copies write {name}")
 
     def factor(self, do: Do, read: Access, group: _Group, of: Integers | None) -> Values:
         """Return a factor as (instances, rows or columns, k), in CTAs ``of`` or in its own."""

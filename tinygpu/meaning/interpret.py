@@ -95,7 +95,7 @@ def interpret(
     result = algebra.round(output.dtype, output.flat).reshape(output.shape)
     findings = [*run.found.values(), *unwritten(program, output)]
     exact = {o.name: arrays[o.name].flat.reshape(arrays[o.name].shape) for o in operation.inputs}
-    findings += wrong_result(program, sizes, exact, given, result, algebra)
+    findings += wrong_result(program, sizes, exact, given, result, algebra)[0]
     return Result({operation.output.name: result}, tuple(findings))
 
 
@@ -232,8 +232,8 @@ def wrong_result(
     scalars: Mapping[str, float],
     result: NDArray[Any],
     algebra: Algebra,
-) -> list[Finding]:
-    """Compare with the operation's reference, where that is a number."""
+) -> tuple[list[Finding], float]:
+    """Compare with the operation's reference, where that is a number; say of which part it is."""
     operation = program.operation
     with np.errstate(all="ignore"):
         reference = operation.reference(inputs, scalars, algebra)
@@ -249,9 +249,10 @@ def wrong_result(
             roundoff=roundoff(program),
             dtype=operation.output.dtype,
         )
-    ratio = np.where(np.isnan(reference[name]), 0.0, ratio)
+    strange = np.isnan(reference[name])
+    ratio, compared = np.where(strange, 0.0, ratio), 1.0 - strange.sum() / max(1, strange.size)
     if not ratio.size or ratio.max() <= 1:
-        return []
+        return [], compared
     place = np.unravel_index(int(ratio.argmax()), ratio.shape)
     cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
     got, wanted = float(result[place]), float(reference[name][place])
@@ -262,7 +263,7 @@ def wrong_result(
             f"{program.name}: {cell} is {got:.6g}, not {wanted:.6g}: "
             f"{ratio.max():.3g} times the error allowed"
         )
-    return [Finding("wrong_result", "", text, cell=cell)]
+    return [Finding("wrong_result", "", text, cell=cell)], compared
 
 
 def _well_formed(program: Program) -> None:

@@ -2,11 +2,12 @@
 
 Names and declarations are checked when a Program is built.  Most of the rest is read while the
 program is laid out (``blocks``): loops of unknown length can be laid beside one another; guards are
-distances to a loop's ends; indices of a ring move alike and forwards; tiles are taken in turn.  Two
-are read here, from the program as it was written, before its maps are erased:
+distances to a loop's ends; indices of a ring move alike and forwards; tiles are taken in turn.
+Three are read here, from the program as it was written, before its maps are erased:
 
     fields     every field of every part is one that walks know
     storage    a stage of a buffer holds its whole layout, no two elements at one place
+    filled     of a tile in registers or tensor memory nothing is read but what something writes
 
 >>> from dataclasses import replace
 >>> from tinygpu.term.machine import Chosen
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tinygpu.legality.concurrency.erase import tile_cells
 from tinygpu.legality.storage_laws import cells
 from tinygpu.term.fields import unknown
 from tinygpu.term.program import Buffer, Program
@@ -36,10 +38,21 @@ __all__ = ["assumptions"]
 def assumptions(program: Program) -> tuple[str, ...]:
     """Return what does not hold, of what is read from the program as it was written."""
     strange = unknown(program)
-    return (*((f"fields: {strange}",) if strange else ()), *_stored(program.buffers))
+    named = (f"fields: {strange}",) if strange else ()
+    return (*named, *_stored(program.buffers), *_filled(program))
 
 
 def _stored(buffers: Iterable[Buffer]) -> tuple[str, ...]:
     """State that a stage holds its layout, and that the layout gives each element a place."""
     on_chip = (b for b in buffers if b.level != "gmem")
     return tuple(f"storage: {c}" for b in on_chip for c in cells(b) if not c.holds)
+
+
+def _filled(program: Program) -> tuple[str, ...]:
+    """State that what is read of a tile is written, at some index: footprints count such cells."""
+    doubts = []
+    for name, (written, read) in tile_cells(program).items():
+        missing = int.from_bytes(read, "big") & ~int.from_bytes(written, "big")
+        if not (written and read) or missing:
+            doubts.append(f"filled: of {name} cells are read that nothing is known to write")
+    return tuple(doubts)

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from math import lcm
 
 from tinygpu.legality.concurrency.erase import Footprint, Kind, kind_of, settled
@@ -171,7 +172,7 @@ class Touch:
     place: int
     shift: int
     offset: int
-    part: object = 1
+    part: Fraction = Fraction(1)
     own: bool = True
     piece: Piece | None = None
     token: tuple[object, ...] = ()

@@ -73,9 +73,10 @@ from tinygpu.term.program import (
     changed,
     each,
     walk,
+    walked,
 )
 
-__all__ = ["Footprint", "Kind", "erase", "given", "kind_of", "plain", "settled"]
+__all__ = ["Footprint", "Kind", "erase", "given", "kind_of", "plain", "settled", "tile_cells"]
 
 Kind = Literal["plain", "copy", "load", "product", "store", "mma", "cp", "take", "put"]
 Body = tuple[Statement, ...]
@@ -317,6 +318,41 @@ def _footprint(
         _buffer(write.buffer), index=normal(write.index), part=part, own=own, family=family,
         along=tuple(loop[0] for loop in around), once=once, cells=bits,
     )  # fmt: skip
+
+
+def tile_cells(program: Program) -> dict[str, tuple[bytes, bytes]]:
+    """Return of each tile in registers or tensor memory a bit for each cell written, and read.
+
+    That is at any index.  No bits: a place is not known.  What a statement adds to it only writes.
+    """
+    found: dict[str, list[NDArray[np.uint8] | None]] = {}
+    ranks = tuple((name, 0, int(extent), True) for name, extent in program.cluster)
+    for role in program.roles:
+        copies = ((role.copy, 0, int(role.copies), True),) if role.copy else ()
+        for s, around in walked(role.body):
+            if not isinstance(s, Do):
+                continue
+            fors = (f for f in around if isinstance(f, For) and not isinstance(f.trips, str))
+            loops = (*ranks, *copies, *((f.var, int(f.start), int(f.trips), False) for f in fors))
+            for access in s.accesses:
+                buffer = access.buffer
+                reads = access is not s.write
+                if not (buffer.fragment or buffer.level == "tmem") or (reads and access == s.write):
+                    continue
+                origin = tuple(normal(o) for o in access.origin)
+                named = {name for o in origin for name, _ in o.terms}
+                values = (access.value, tuple(map(int, s.values)))
+                moving = tuple(loop for loop in loops if loop[0] in named)
+                shape = tuple(map(int, buffer.shape))
+                *_, bits = _cells(False, shape, origin, values, ((), ()), None, 1, moving)
+                both = found.setdefault(buffer.name, [np.zeros(-(-prod(shape) // 8), np.uint8)] * 2)
+                here, old = np.frombuffer(bits, np.uint8), both[reads]
+                both[reads] = None if old is None or not here.size else old | here
+    return {name: (_bytes(written), _bytes(read)) for name, (written, read) in found.items()}
+
+
+def _bytes(bits: NDArray[np.uint8] | None) -> bytes:
+    return b"" if bits is None else bits.tobytes()
 
 
 def _fragments(program: Program) -> dict[str, int]:
