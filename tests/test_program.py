@@ -192,7 +192,8 @@ def test_it_is_refused_when_it_is_built(name: str) -> None:
 
 def test_what_is_wrong_in_some_schedules_alone_is_left_to_the_laws() -> None:
     """Numbers of a space are arrays; a program of it is refused if no schedule of it is right."""
-    some, none = np.array([0, 1]), np.array([0, -1])
+    some: Any = np.array([0, 1])
+    none: Any = np.array([0, -1])
     hand(LOAD, raster=some, ctas_per_sm=some)
     hand(replace(LOAD, vector=some))
     with pytest.raises(ProgramError, match="raster"):

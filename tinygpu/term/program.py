@@ -236,9 +236,11 @@ class Program:
 
     def _distinct(self) -> None:
         """Raise ProgramError for a name that is no identifier, or that two of a kind have."""
-        rings = (*self.buffers, *self.barriers)
         kinds = (
-            ("buffers and barriers", [ring.name for ring in rings]),
+            (
+                "buffers and barriers",
+                [b.name for b in self.buffers] + [b.name for b in self.barriers],
+            ),
             ("roles", [role.name for role in self.roles]),
             ("axes", [a.var for a in self.grid] + [name for name, _ in self.cluster]),
         )
@@ -270,8 +272,8 @@ class Program:
                 (f"{role.name}'s threads", role.threads),
                 (f"{role.name}'s copies", role.copies),
             ]
-        for ring in (*self.buffers, *self.barriers):
-            counts.append((f"{ring.name}'s stages", ring.stages))
+        counts += [(f"{b.name}'s stages", b.stages) for b in self.buffers]
+        counts += [(f"{b.name}'s stages", b.stages) for b in self.barriers]
         counts += [(f"{b.name}'s copies", b.copies) for b in self.buffers]
         counts += [(f"the cluster's {name}", extent) for name, extent in self.cluster]
         for what, number in counts:
