@@ -487,21 +487,17 @@ def _below(number: Any, least: int) -> bool:
 def _fault(statement: Statement) -> str:
     """Say what is wrong with a statement by itself; "" if nothing is."""
     counts: tuple[tuple[str, Any, int], ...] = ()
-    match statement:
-        case Do():
-            counts = (("vector", statement.vector, 1),)
-            if statement.lanes is not None:
-                below, extent, residue = statement.lanes
-                counts += (
-                    ("its lanes' divisor", below, 1),
-                    ("its lanes' extent", extent, 1),
-                    ("its lanes' residue", residue, 0),
-                )
-        case For():
-            if isinstance(statement.trips, str) and np.all(statement.unrolled):
-                return f"its trips, {statement.trips}, are not known; do not unroll it"
-        case ForTile(step=step):
-            counts = (("step", step, 1),)
+    if isinstance(statement, Do):
+        counts = (("vector", statement.vector, 1),)
+        if statement.lanes is not None:
+            below, extent, residue = statement.lanes
+            counts += (
+                ("its lanes' divisor", below, 1),
+                ("its lanes' extent", extent, 1),
+                ("its lanes' residue", residue, 0),
+            )
+    elif isinstance(statement, ForTile):
+        counts = (("step", statement.step, 1),)
     for what, number, least in counts:
         if _below(number, least):
             return f"{what}: {number}; it has to be {least} or more"

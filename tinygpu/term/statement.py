@@ -481,6 +481,11 @@ class For(_Answers):
     def numbers(self) -> tuple[int | str, ...]:
         return (self.trips,)
 
+    @property
+    def wrong(self) -> str:
+        endless = isinstance(self.trips, str) and isinstance(self.unrolled, bool) and self.unrolled
+        return f"its trips, {self.trips}, are not known; do not unroll it" if endless else ""
+
     def __str__(self) -> str:
         return f"for {self.var} in {self.start}..{self.trips}{' (unrolled)' * self.unrolled}"
 
