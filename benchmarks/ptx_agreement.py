@@ -5,8 +5,10 @@
 Every form of the interpreter's table that computes a register from registers, and whose bits PTX
 defines, is run on 256 threads of ordinary and extreme operands; then come random kernels of such
 instructions, and kernels of nvcc: those of ``tests/ptx/cuda_calls.ptx``, of whom sin and pow agree
-within 1e-13, as they build on approximations, and the 178 of the corpora, whose results are held
-against what they should be, and against each other where that is exact.  They are assembled with
+within 1e-13, as they build on approximations, and those of the corpora, whose results are held
+against what they should be, and against each other where that is exact.  ``tanh`` and ``ex2`` of
+all numbers of 16 bits are held against the exact ones, within what PTX allows; and the registers
+that tell of shared memory are shown.  They are assembled with
 ``--fmad=false``: PTX leaves open whether a ``mul`` and an ``add`` without a rounding are one fma.
 A NaN agrees with any NaN.
 ``ptxas`` assembles for ``--arch``; CuPy launches.  Neither z3 nor a network is needed.
@@ -29,12 +31,15 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers import write_tree
 from tests.ptx_corpus import CASES, FOLDER, run, wrong
 from tests.ptx_corpus_late import CASES as LATE
+from tests.ptx_corpus_mended import APPROXIMATIONS, REGISTERS, every_number, registers
+from tests.ptx_corpus_mended import CASES as MENDED
 from tests.ptx_forms import instances, rejected
 from tinygpu.codegen.emulator import Memory, Module, launch
 from tinygpu.codegen.emulator.forms import FORMS, runs_on
@@ -243,7 +248,7 @@ def _corpus_rows(arch: str, *, compare: bool) -> Iterator[dict[str, Any]]:
     """
     built: dict[str, tuple[Module, bytes]] = {}
     worker = _worker()
-    for name, case in {**CASES, **LATE}.items():
+    for name, case in {**CASES, **LATE, **MENDED}.items():
         if case.file not in built:
             text = lzma.decompress((FOLDER / f"{case.file}.ptx.xz").read_bytes()).decode()
             cubin = assemble(text, arch, extra=("--fmad=false",)).bytes
@@ -275,6 +280,64 @@ def _corpus_rows(arch: str, *, compare: bool) -> Iterator[dict[str, Any]]:
                     faults.append("the results differ, and PTX says what they are")
         yield {"kernel": f"nvcc {name}", "instructions": [], "faults": faults, "same_bits": same}
     worker.shutdown(wait=False, cancel_futures=True)
+
+
+def _approximation_rows(arch: str, *, compare: bool) -> Iterator[dict[str, Any]]:
+    """Yield a row for each approximation of 16 bits, alone and in pairs, of all numbers."""
+    for opcode, most in APPROXIMATIONS.items():
+        dtype: Any = ml_dtypes.bfloat16 if opcode.endswith("bf16") else np.float16
+        given = np.arange(65536, dtype=np.uint16)
+        with np.errstate(all="ignore"):
+            x = given.view(dtype).astype(np.float64)
+            exact = np.tanh(x) if opcode.startswith("tanh") else np.exp2(x)
+        info: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+        top, tiny = float(info.max), float(info.tiny)
+        usual = np.isfinite(exact) & (exact <= top) & (np.abs(exact) >= tiny)
+        scale = 1.0 if opcode.startswith("tanh") else exact[usual]
+        for name, width in ((opcode, 1), (f"{opcode}x2", 2)):
+            text, grid = every_number(name, arch), 64 // width
+            memory, mine = Memory(), given.copy()
+            launch(Module.parse(text), "k", grid, 1024, [memory.allocate(mine)], memory)
+            results = {"interpreter": mine}
+            cubin = assemble(text, arch).bytes
+            if compare:
+                launched = ("k", grid, 1024, 0, False)
+                results["GPU"] = _launched(cubin, launched, [8], [given])[0]
+            row: dict[str, Any] = {"kernel": name, "instructions": [name], "faults": []}
+            for who, bits in results.items():
+                got = bits.view(dtype).astype(np.float64)
+                error = float((np.abs(got[usual] - exact[usual]) / scale).max())
+                row[f"{who} error"] = error
+                if error > most:
+                    row["faults"].append(f"{who}: error {error}, PTX allows {most}")
+            if compare:
+                odd = ~usual & ~np.isnan(x) & (mine != results["GPU"])
+                row["equal"] = int((mine == results["GPU"]).sum())
+                row["odd"] = [
+                    [hex(n), hex(mine[n]), hex(results["GPU"][n])] for n in np.flatnonzero(odd)[:8]
+                ]
+            yield row
+
+
+def _register_rows(arch: str, *, compare: bool) -> Iterator[dict[str, Any]]:
+    """Yield the registers of shared memory; those that the driver sets are only shown."""
+    text, y = registers(arch), np.zeros(len(REGISTERS), np.uint32)
+    for dynamic in (0, 200):
+        memory, mine = Memory(), y.copy()
+        given = [memory.allocate(mine)]
+        launch(Module.parse(text), "k", 1, 1, given, memory, smem_bytes=dynamic)
+        row: dict[str, Any] = {"kernel": f"registers, {dynamic} B", "instructions": []}
+        row |= {"interpreter": mine.tolist(), "faults": []}
+        cubin = assemble(text, arch).bytes
+        if compare:
+            theirs = _launched(cubin, ("k", 1, 1, dynamic, False), [8], [y])[0]
+            row["gpu"] = theirs.tolist()
+            row["faults"] = [
+                f"%{name}: interpreter {a}, GPU {b}"
+                for name, a, b in list(zip(REGISTERS, mine, theirs, strict=True))[:5]
+                if a != b
+            ]
+        yield row
 
 
 def _worker() -> ProcessPoolExecutor:
@@ -339,6 +402,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ]  # fmt: skip
         rows.append({"kernel": name, "instructions": lines, "faults": faults})
     rows += _nvcc_rows(given.arch, compare=not given.assemble_only)
+    rows += _approximation_rows(given.arch, compare=not given.assemble_only)
+    rows += _register_rows(given.arch, compare=not given.assemble_only)
     rows += _corpus_rows(given.arch, compare=not given.assemble_only)
     summary = {"kernels": len(rows), "differing": sum(bool(r["faults"]) for r in rows),
                "instructions": sum(len(r["instructions"]) for r in rows),
@@ -350,6 +415,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_tree(given.out, {"provenance": record, "summary": summary, "rows": rows})
     print(json.dumps(summary))
     for row in rows:
+        if "gpu" in row or "GPU error" in row:
+            print(json.dumps(row))
         for fault in row["faults"][:4]:
             print(row["kernel"], json.dumps(fault))
     return 1 if summary["differing"] else 0

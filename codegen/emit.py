@@ -43,7 +43,7 @@ from tinygpu.codegen.rules import (
     tma,
     wgmma,
 )
-from tinygpu.errors import ProgramError
+from tinygpu.errors import ProgramError, TinyGpuError
 from tinygpu.legality.laws import require_sound
 from tinygpu.term.access_map import Operand
 from tinygpu.term.fields import require_known
@@ -329,7 +329,7 @@ class Emitter(KernelCode):
         how, held = do.instruction, {a.buffer.fragment for a in do.accesses}
         if do.write.buffer.home and (how.issuer != "thread" or "wgmma" not in held):
             raise ProgramError(f"{do}: only sums of wgmma go to another CTA, by st.shared")
-        rule = how.lower or self.rule(do)
+        rule = _brought(how.lower) if how.lower else self.rule(do)
         guarded = any(g for a in do.accesses for g in a.guard)
         each_its_own = how.issuer in ("thread", "warp") and not any(held)
         if do.lanes is not None and how.name not in _PREDICATED:
@@ -540,6 +540,21 @@ class Emitter(KernelCode):
     def _value(self, index: Affine, scope: Scope) -> Number:
         known, terms = scope.split(index)
         return self.addresses.sum(terms, scope, known)
+
+
+def _brought(lower: Rule) -> Rule:
+    """Return a user's rule, whose errors name the statement."""
+
+    def rule(kernel: KernelCode, do: Do, scope: Scope) -> None:
+        try:
+            lower(kernel, do, scope)
+        except TinyGpuError:
+            raise
+        except Exception as error:  # whatever a user's function may raise
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ProgramError(f"{do}: lower raises {said}; mend it") from error
+
+    return rule
 
 
 def _unguarded(operand: Operand) -> Any:

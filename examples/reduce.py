@@ -60,7 +60,7 @@ class SplitK(Machine):
         k.grid("bm", "bn", part=self.parts)
         x = k.smem("x", a.dtype, row=64, tk=64, stages=self.stages, swizzle=128)
         y = k.smem("y", b.dtype, tn=self.tile_n, tk=64, stages=self.stages, swizzle=128)
-        out = k.smem("out", "f32", row=64, col=self.store_n, swizzle="line")
+        out = k.smem("out", c.dtype, row=64, col=self.store_n, swizzle="line")
         full = k.mbarriers("full", self.stages, arrivals=1)
         empty = k.mbarriers("empty", self.stages, arrivals=1)
         with k.role("producer", warps=1), k.elect():
@@ -81,7 +81,7 @@ class SplitK(Machine):
                 with k.elect():
                     k.wait_group("bulk", 0, read=True)
                 k.sync("role")
-                k.store(out, sums["tn = (some col)"])
+                k.store(out, k.cast(sums["tn = (some col)"], c.dtype))
                 k.fence("proxy.async")
                 k.sync("role")
                 with k.elect():

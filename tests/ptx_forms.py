@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 import re
 import subprocess
 import tempfile
@@ -11,7 +14,7 @@ from pathlib import Path
 from tinygpu.codegen.emulator.forms import SETS, Form
 from tinygpu.codegen.run.assemble import find_ptxas
 
-__all__ = ["instances", "kernel", "rejected"]
+__all__ = ["SWEPT", "instances", "kernel", "rejected", "swept"]
 
 _PLAIN = {"tf32": "b32", "f16x2": "b32", "bf16x2": "b32", "e4m3x2": "b16", "e5m2x2": "b16",
           "f32x2": "b64", "u16x2": "b32", "s16x2": "b32", "f16": "b16", "bf16": "b16",
@@ -120,3 +123,53 @@ def rejected(instructions: list[str], version: str, target: str) -> dict[str, st
         else:
             found.setdefault(f"line {line}", what)
     return found
+
+
+SWEPT = (*TYPES, "b128")
+_ODD = (
+    *("1", "-1", "33", "0x7fffffffffffffff", "18446744073709551615", "99999999999999999999999"),
+    *("1.5", "1e5", "0f3F800000", "0fFFC00000", "0d3FF0000000000000", "WARP_SZ", "1 << 3", "0x"),
+    *("%tid.x", "%tid", "%nosuch.x", "%clock64", "%globaltimer", "%reserved_smem_offset_1"),
+    *("held", "held+4", "words", "words+4", "stack", "x", "k", "L", "nosuch", "nan", "", "_"),
+    *("%pred_1", "!%pred_1", "-%u32_1", "%u32_1|%pred_1", "%pred_1|%pred_2", "_|%pred_1"),
+    *("{}", "{1, 2}", "{%u32_1, %u32_2}", "{%b16_1, %b16_2}", "{_, %b32_1}", "{%b128_1}"),
+    *("{%f32_1, %f32_2, %f32_3, %f32_4}", "[%u64_0]", "[held]", "[words-8]", "[stack]", "[x]"),
+    *("[%u32_3]", "[%f32_1]", "[%pred_1]", "[5]", "[_]", "[]", "[%u64_0+-4]", "[%u64_0+%u32_1]"),
+    *("[%u64_0, {1}]", "[%u64_0, {%u32_1, %u32_2}]", "[%u64_0, %u32_1]"),
+    *(f"%{kind}_1" for kind in SWEPT),
+)
+"""Operands of every sort, also where they make no sense."""
+
+
+def swept(form: Form, draw: random.Random, *, opcodes: int, operands: int) -> Iterator[str]:
+    """Yield instructions of a form: drawn modifiers, right operands, then one or two odd ones."""
+    choices = [([""] * m.endswith("?")) + _alternatives(m) for m in form.modifiers]
+    every = [".".join([form.entry, *filter(None, c)]) for c in _some(choices, opcodes, draw)]
+    for opcode in dict.fromkeys(every):
+        right = [_any(o, opcode, n + 1) for n, o in enumerate(form.operands)]
+        given = [o for o in right if o]
+        yield f"{opcode} {', '.join(given)}".rstrip()
+        for _ in range(operands if given else 0):
+            odd = list(given)
+            odd[draw.randrange(len(odd))] = draw.choice(_ODD)
+            if draw.random() < 0.1:
+                odd.append(draw.choice(_ODD))
+            yield f"{opcode} {', '.join(odd)}".rstrip()
+
+
+def _some(choices: list[list[str]], most: int, draw: random.Random) -> Iterator[tuple[str, ...]]:
+    """Yield all combinations, or so many that are drawn."""
+    if math.prod(map(len, choices)) <= most:
+        yield from itertools.product(*choices)
+    else:
+        yield from (tuple(map(draw.choice, choices)) for _ in range(most))
+
+
+def _any(text: str, opcode: str, n: int) -> str | None:
+    """Return an operand also of what ``instances`` leaves out."""
+    role = text.rstrip("?")
+    if role == "L":
+        return "L"
+    if role in ("*", "{}"):
+        return {"*": "%b64_1", "{}": "{%b32_1, %b32_2, %b32_3, %b32_4}"}[role]
+    return _operand(text, opcode, n)

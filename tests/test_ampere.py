@@ -160,11 +160,6 @@ WRONG: dict[str, tuple[str, str, Callable[[Do], Do]]] = {
         "mma.sync",
         of_read(2, buffer=lambda b: replace(b, name="others")),
     ),
-    "types": (
-        "mma_shape",
-        "mma.sync",
-        of_read(1, buffer=lambda b: replace(b, name="others", dtype="f16")),
-    ),
 }
 
 

@@ -99,21 +99,6 @@ def of_the_step_before(program: Program) -> Program:
     return dos(program, MMA, change)
 
 
-def of_sums(program: Program) -> Program:
-    """Multiply sums, where they are, without a wait for the products that add to them."""
-    sums = the(program, MMA).write
-    others = replace(sums, buffer=replace(sums.buffer, name="others", dtype="f32"))
-    wide = replace(program, buffers=(*program.buffers, others.buffer))
-
-    def change(do: Do) -> tuple[Do, Do]:
-        held, columns, _ = do.reads
-        assert isinstance(held, Access)
-        x = Access(sums.buffer, held.value, index=sums.index)
-        return do, replace(do, write=others, reads=(x, columns, others))
-
-    return dos(wide, MMA, change)
-
-
 def by_another_thread(program: Program, *, told: bool) -> Program:
     """Copy in a role of its own, which commits; the multiplier, if ``told``, waits for that."""
     copy, stages = the(program, CP), program.barriers[0].stages
@@ -140,7 +125,6 @@ FAULTS: dict[str, Callable[[Program], Program]] = {
     "no commit of a stage": dropped(commits("empty")),
     "no fence before the copies": lambda p: of_multiplier(p, lambda s: isinstance(s, Fence)),
     "a fence behind the copies": fenced_late,
-    "sums multiplied unwaited": of_sums,
     "another thread copies": lambda p: by_another_thread(p, told=False),
 }
 

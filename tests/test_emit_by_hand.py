@@ -156,10 +156,11 @@ REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
         (do("fma", *[held(registers("half", "f16", 4))] * 4),),
     ),
     "a tile's instruction without roles": (
-        "with mbarriers and roles alone", (do("stmatrix", inside(), held()),),
+        "with mbarriers and roles alone",
+        (do("stmatrix", replace(inside(), buffer=replace(TILE, dtype="f16")), PAIRS),),
     ),
     "a constant in a pair": ("stand in pairs", (do("mov", PAIRS, Immediate(0.0)), MATRIX)),
-    "a shuffle of pairs": ("held as pair", (do("shfl.sync", PAIRS, PAIRS), MATRIX)),
+    "a shuffle of pairs": ("shfl.sync takes f32", (do("shfl.sync", PAIRS, PAIRS), MATRIX)),
     "an addition of a tile": ("held as wgmma", (do("red.global", outside(Y), SUMS),)),
     "a row made wider": ("a row from f32", (do("cvt", *ROWS),)),
 }  # fmt: skip
@@ -168,9 +169,8 @@ REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_code_is_refused(name: str) -> None:
     message, body = REFUSED[name]
-    program = hand(*body)
     with pytest.raises(ProgramError, match=message) as caught:
-        emit(program)
+        emit(hand(*body))
     assert "\n" not in str(caught.value)
 
 

@@ -56,6 +56,7 @@ PARTS = (
     ForTile, When, Elect, Exit, Sync, Commit, WaitGroup, Wait, Arrive, Fence,
 )  # fmt: skip
 
+TYPES = "operands of other types are refused where the term is built"
 LEFT_OUT = {
     "judge": {
         "the order of tiles, the way of addressing and what guards global memory order nothing": (
@@ -77,6 +78,7 @@ LEFT_OUT = {
             "Instruction.name Instruction.reads Instruction.writes"
         ),
         "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
+        TYPES: "Instruction.types",
         "an Exit counts as one whatever it looks at": "Exit.values",
     },
     "computes": {
@@ -91,9 +93,10 @@ LEFT_OUT = {
         "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
     },
     "interpreter": {
+        TYPES: "Instruction.types",
         "the same meaning": (
-            "Program.name Program.specialised Program.addressing Program.guards Program.ctas_per_sm "
-            "Program.early"
+            "Program.name Program.specialised Program.addressing Program.guards "
+            "Program.ctas_per_sm Program.early"
         ),
         "levels are asked where a term is built": (
             "Instruction.reads Instruction.writes"
@@ -102,9 +105,10 @@ LEFT_OUT = {
         "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
     },
     "laws": {
+        TYPES: "Instruction.types",
         "meaning's and the order's": (
             "Program.raster Program.specialised Program.guards Program.persistent Program.zeroed "
-            "Access.outside Access.trimmed Immediate.number Scalar.name Scalar.size Do.across "
+            "Access.outside Immediate.number Scalar.name Scalar.size Do.across "
             "Do.fresh WaitGroup.read Wait.index Arrive.index Instruction.variants "
             "Instruction.meaning"
         ),
@@ -114,6 +118,7 @@ LEFT_OUT = {
         "code's": "Instruction.lower",
     },
     "time": {
+        TYPES: "Instruction.types",
         "a name takes no time": "Program.name",
         "which stage and which number do not change how long it takes": (
             "Access.outside Immediate.number Scalar.name Scalar.size Barrier.arrivals "
@@ -130,7 +135,7 @@ LEFT_OUT = {
         "a name is not in the code": "Role.name",
         "asked where sizes are given": "Program.specialised",
         "meaning's and the laws'": (
-            "Instruction.meaning Instruction.laws Instruction.arch Instruction.variants "
+            "Instruction.laws Instruction.arch Instruction.variants "
             "Instruction.writes Instruction.atomic"
         ),
     },

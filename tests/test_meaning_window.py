@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from tests.hopper_terms import rewritten, term
-from tinygpu import check, computes, emit, verdict
+from tinygpu import computes, emit, verdict
+from tinygpu.codegen.run.agreement import require_computes
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.errors import IllegalScheduleError
 from tinygpu.legality.laws import require_sound
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.meaning import identity
 from tinygpu.meaning.assumptions import unproved, window
-from tinygpu.meaning.identity import Meaning, require_computes
+from tinygpu.meaning.identity import Meaning
 from tinygpu.term.expression import Expression, value
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul

@@ -18,7 +18,7 @@ from tests.test_ptx_twins import TWINS
 from tinygpu.cli import app
 from tinygpu.codegen.emulator import Memory, Module, check, launch
 from tinygpu.codegen.emulator.checking import Order, argument, orders, sarif
-from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.errors import EmulatorError, LaunchError, TinyGpuError
 
 RACE, LINE = TWINS["no barrier between warps"].text(faulty=True)
 GOOD, _ = TWINS["no barrier between warps"].text(faulty=False)
@@ -150,8 +150,7 @@ def test_no_text_gives_a_traceback(which: int, seed: int) -> None:
     try:
         module = Module.parse(mutated(TEXTS[which], seed))
         launch(module, "k", 1, 64, arrays, memory, completion=completion, limit=20_000)
-    except TinyGpuError as error:
-        told = str(error)
-    else:
-        told = "PTX"
-    assert "PTX" in told or "cannot be r" not in told
+    except EmulatorError:
+        raise
+    except TinyGpuError:
+        pass

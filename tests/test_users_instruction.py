@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from examples.reduce import REDUCE, SplitK
+from tests.hopper_terms import dos, rewritten
+from tests.test_interpret import ASYNC, simt
 from tinygpu import (
     Choice,
     Kernel,
@@ -25,22 +30,28 @@ from tinygpu import (
     matmul,
     verdict,
 )
+from tinygpu.cli import app
 from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope
+from tinygpu.codegen.rules.cp_async import copy
 from tinygpu.codegen.rules.load_store import move
+from tinygpu.codegen.rules.tma import bulk_tensor
+from tinygpu.codegen.run.agreement import require_computes
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.codegen.run.launch import Kernel as Launched
 from tinygpu.codegen.run.launch import gpu
 from tinygpu.codegen.run.measure import validate
-from tinygpu.errors import MachineError
+from tinygpu.errors import IllegalScheduleError, MachineError
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import GMEM, REGISTERS
 from tinygpu.legality.laws import check_schedule
+from tinygpu.legality.reach import Case, Clause, Place
 from tinygpu.search.time.cost import cost
 from tinygpu.term.machine import instructions
-from tinygpu.term.program import Do, Program
+from tinygpu.term.program import Commit, Do, Program, WaitGroup
+from tinygpu.term.schedule import to_json
 
 ROOT = Path(__file__).parent.parent
 H200 = load_device("h200")
@@ -249,3 +260,207 @@ def test_a_word_that_no_walk_knows_is_refused() -> None:
         ((field, word),) = change.items()
         with pytest.raises(MachineError, match=f"instruction mad.rn: {field} {word}; known are"):
             replace(MAD, **change)  # type: ignore[arg-type]
+
+
+def multiply_add(**changes: Any) -> Program:
+    """The term of ``MultiplyAdd`` with another instruction."""
+
+    class Own(MultiplyAdd):
+        def forward(self, k: Kernel) -> None:
+            at = "i = (block thread v)"
+            k.grid("block")
+            k.threads(thread=self.threads)
+            k.values(v=self.vector)
+            own = replace(MAD, **changes)
+            k.store(k.output[at], k.apply(own, *(k.load(x[at]) for x in k.inputs)))
+
+    operation = elementwise("x*z + w", inputs=("x", "z", "w"))
+    return Schedule.of(Own(), {"threads": 128, "vector": 4}).program(Own(), operation)
+
+
+def emitting(*lines: str) -> Callable[[KernelCode, Do, Scope], None]:
+    def lower(kernel: KernelCode, do: Do, scope: Scope) -> None:
+        for d, a, b, c in kernel.operands(do, scope):
+            for line in lines:
+                kernel.text.emit(line.format(d=d, a=a, b=b, c=c))
+
+    return lower
+
+
+def raising(kernel: KernelCode, do: Do, scope: Scope) -> None:
+    raise KeyError("no such register")
+
+
+LIES = {
+    "another operator": (emitting("mul.rn.f32 {d}, {a}, {b}"), "by its code and "),
+    "nothing": (emitting(), "y[0] is nan by its code"),
+    "operands exchanged": (emitting("mad.rn.f32 {d}, {a}, {c}, {b}"), "by its code and "),
+    "large numbers cut off": (
+        emitting("mad.rn.f32 {d}, {a}, {b}, {c}", "min.f32 {d}, {d}, 0f42C80000"),
+        "is 100 by its code and ",
+    ),
+    "an exception": (raising, "it has no code: result = mad.rn(x_held, z_held, w_held) x 4: lower"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_code_that_is_not_its_meaning_is_found(name: str) -> None:
+    """By ``check``, by ``computes``, and by what commands ask before they go on."""
+    lower, said = LIES[name]
+    term = multiply_add(lower=lower)
+    found, meant = check(term, {"i": 1500}), computes(term)
+    assert verdict(term).legal
+    assert [f.kind for f in found] == ["code_differs"]
+    assert said in str(found[0])
+    assert meant.finding is not None
+    assert not meant.proved
+    assert "mad.rn(x_held, z_held, w_held)" in str(meant)
+    assert "\n" not in f"{found[0]}{meant}"
+    with pytest.raises(IllegalScheduleError, match="code_differs"):
+        require_computes(term)
+
+
+def test_code_that_rounds_once_more_is_right() -> None:
+    lines = "mul.rn.f32 {d}, {a}, {b}", "add.rn.f32 {d}, {d}, {c}"
+    term = multiply_add(lower=emitting(*lines))
+    assert check(term, {"i": 1500}) == ()
+    assert computes(term).proved
+
+
+def test_code_that_the_emulator_does_not_know_is_unproved() -> None:
+    found = computes(multiply_add(lower=emitting("frobnicate.f32 {d}, {a}, {b}, {c}")))
+    assert found.finding is None
+    assert not found.proved
+    assert "not proved, code of mad.rn is not compared with its meaning: PTX line" in str(found)
+
+
+def test_another_reduction_than_it_says_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asynchronous, by TMA: it takes the maximum of the parts of k, not their sum."""
+    most = replace(REDUCE, lower=partial(bulk_tensor, store="cp.reduce.async", how=".max"))
+    monkeypatch.setattr("examples.reduce.REDUCE", most)
+    term = program(parts=2)
+    assert verdict(term).legal
+    assert [f.kind for f in check(term, {"m": 64, "n": 64, "k": 256}, seeds=(0,))] == [
+        "code_differs"
+    ]
+
+
+def test_a_copy_that_is_said_to_be_over_at_once_is_found() -> None:
+    """Its data land after the barrier."""
+    early = replace(INSTRUCTIONS["cp.async"], completion="at_once", lower=copy)
+    waits = lambda s: () if isinstance(s, Commit | WaitGroup) else s  # noqa: E731
+    term = simt(ASYNC)
+    lying = dos(rewritten(term, waits), "cp.async", lambda do: replace(do, instruction=early))
+    assert verdict(lying).legal
+    sizes = {"m": 32, "n": 32, "k": 64}
+    assert check(term, sizes, seeds=(0,)) == ()
+    (found,) = check(lying, sizes, seeds=(0,))
+    assert found.kind == "code_differs"
+    assert "copies landing late" in str(found)
+
+
+MEANINGS: dict[str, tuple[Callable[..., Any], str]] = {
+    "raises": (lambda operators, a, b, c: 1 / 0, "raises ZeroDivisionError: division by zero"),
+    "size": (
+        lambda operators, a, b, c: operators["fma"](a, b, c) if np.size(a) < 3000 else a,
+        "raises TypeError: an expression is no array and has no size",
+    ),
+    "shape": (lambda operators, a, b, c: a if a.shape[0] else b, "raises AttributeError"),
+    "neighbour": (lambda operators, a, b, c: operators["fma"](a, b, np.roll(c, 1)), "TypeError"),
+    "function": (lambda operators, a, b, c: np.maximum(a, b), "raises TypeError"),
+    "branch": (lambda operators, a, b, c: a if a > 0 else b, "raises TypeError"),
+    "constant": (lambda operators, a, b, c: np.float64(1.0), "gives np.float64(1.0), no formula"),
+    "operator": (lambda operators, a, b, c: operators["fmad"](a, b, c), "raises KeyError: 'fmad'"),
+    "count": (lambda operators, a, b: a, "its meaning of 3 values raises TypeError"),
+    "nothing": (lambda operators, a, b, c: None, "gives None, no formula"),
+}
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_a_meaning_that_is_no_formula_of_its_values_is_refused(name: str) -> None:
+    meaning, said = MEANINGS[name]
+    with pytest.raises(MachineError, match=r"instruction mad\.rn: its meaning") as found:
+        multiply_add(meaning=meaning)
+    assert said in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "meaning",
+    [
+        lambda operators, a, b, c: a * b + c,
+        lambda operators, a, b, c: 0.0 - (np.float64(-1.0) * a * b - c),
+        lambda operators, a, b, c: c + 1.0 / (1.0 / (b * a)),
+    ],
+)
+def test_pythons_operators_are_those_of_every_algebra(meaning: Callable[..., Any]) -> None:
+    term = multiply_add(meaning=meaning)
+    assert computes(term).proved
+    assert check(term, {"i": 1500}) == ()
+
+
+def test_a_meaning_is_asked_once_and_for_all_sizes() -> None:
+    calls = []
+
+    def meaning(operators: Any, a: Any, b: Any, c: Any) -> Any:
+        calls.append(a)
+        return operators["fma"](a, b, c)
+
+    term = multiply_add(meaning=meaning)
+    assert computes(term).proved
+    assert check(term, {"i": 1500}) == ()
+    assert len(calls) == 1
+
+
+def test_a_meaning_that_nobody_would_read_is_refused() -> None:
+    with pytest.raises(MachineError, match="its meaning would not be read"):
+        replace(REDUCE, meaning=lambda operators, a: a)
+
+
+def test_a_law_that_raises_says_so() -> None:
+    def law(case: Case, place: Place) -> Iterator[Clause]:
+        yield Clause(case.nothing, "")  # type: ignore[attr-defined]
+
+    class Own(MultiplyAdd):
+        instructions = (*instructions("ld.global", "st.global"), replace(MAD, laws=(law,)))
+
+        def forward(self, k: Kernel) -> None:
+            at = "i = (block thread v)"
+            k.grid("block")
+            k.threads(thread=self.threads)
+            k.values(v=self.vector)
+            own = self.instructions[-1]
+            k.store(k.output[at], k.apply(own, *(k.load(x[at]) for x in k.inputs)))
+
+    problem = Problem.of(elementwise("x*z + w", inputs=("x", "z", "w")), i=10_000)
+    with pytest.raises(MachineError, match=r"instruction mad\.rn: its law law raises Attr"):
+        check_schedule(Schedule.of(Own(), {"threads": 128, "vector": 4}), Own(), problem, H200)
+
+
+OWN = """
+from tests.test_users_instruction import *
+
+
+class Mine(MultiplyAdd):
+    own = replace(MAD, lower=emitting("{line}"))
+    instructions = (*instructions("ld.global", "st.global"), own)
+
+    def forward(self, k):
+        at = "i = (block thread v)"
+        k.grid("block")
+        k.threads(thread=self.threads)
+        k.values(v=self.vector)
+        k.store(k.output[at], k.apply(self.own, *(k.load(x[at]) for x in k.inputs)))
+"""
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_command_check_asks_for_the_code(right: bool, tmp_path: Path) -> None:
+    line = "mad.rn.f32 {d}, {a}, {b}, {c}" if right else "add.rn.f32 {d}, {a}, {b}"
+    path, saved = tmp_path / "own.py", tmp_path / "one.json"
+    path.write_text(OWN.replace("{line}", line), encoding="utf-8")
+    problem = Problem.of(elementwise("x*z + w", inputs=("x", "z", "w")), i=10_000)
+    saved.write_text(to_json(Schedule.of(MultiplyAdd(), {"threads": 128, "vector": 4}), problem))
+    result = CliRunner().invoke(app, ["check", str(saved), "--machine", f"{path}:Mine"])
+    assert result.exit_code == (0 if right else 1), result.output
+    assert ("by its code and" in result.output) == (not right)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tinygpu.codegen.emit import emit
+    from tinygpu.codegen.run.agreement import check, computes
     from tinygpu.devices.device import Device, load_device
     from tinygpu.errors import TinyGpuError
     from tinygpu.legality.concurrency.judge import verdict
     from tinygpu.legality.laws import check_schedule, require_legal
     from tinygpu.machines import MACHINES
-    from tinygpu.meaning.identity import computes
-    from tinygpu.meaning.interpret import check, reduced
+    from tinygpu.meaning.interpret import reduced
     from tinygpu.search.exact.best import rank
     from tinygpu.search.explain.explain import explain
     from tinygpu.space.questions import ask, prove, why_empty
@@ -72,9 +72,9 @@ _HOMES = {
     "Space": "space.space",
     "TinyGpuError": "errors",
     "ask": "space.questions",
-    "check": "meaning.interpret",
+    "check": "codegen.run.agreement",
     "check_schedule": "legality.laws",
-    "computes": "meaning.identity",
+    "computes": "codegen.run.agreement",
     "elementwise": "term.operation",
     "emit": "codegen.emit",
     "explain": "search.explain.explain",

@@ -9,6 +9,7 @@ __all__ = [
     "AssemblyError",
     "DeviceError",
     "DocumentError",
+    "EmulatorError",
     "IllegalScheduleError",
     "LaunchError",
     "MachineError",
@@ -53,6 +54,10 @@ class IllegalScheduleError(TinyGpuError):
 
 class ProgramError(TinyGpuError):
     """A term that is malformed, or that an interpretation found to be wrong."""
+
+
+class EmulatorError(TinyGpuError):
+    """A fault of the PTX interpreter itself: what it says is for a report of it."""
 
 
 class AssemblyError(TinyGpuError):

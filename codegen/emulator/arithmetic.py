@@ -60,7 +60,7 @@ def by_type(make: Callable[[Instruction, np.dtype[Any]], Callable[..., Any]]) ->
 
 
 def _flushes(i: Instruction, kind: str) -> bool:
-    flushes = ("f32",) if i.parts[0] == "cvt" else ("f32", "f16")
+    flushes = ("f32",) if i.parts[0] == "cvt" else ("f32", "f16", "bf16")
     return "ftz" in i.parts and PACKED.get(kind, kind) in flushes
 
 
@@ -306,7 +306,7 @@ def _unary(name: str) -> Builder:
     plain = _UNARY[name]
 
     def make(i: Instruction, part: np.dtype[Any]) -> Callable[..., Any]:
-        kind = i.parts[-1]
+        kind = _kind(i)
         if name in ("abs", "neg", "not", "cnot"):
             return plain
         mode = next((m for m in i.parts if m in _MODES), "")

@@ -25,11 +25,11 @@ import numpy as np
 
 from tinygpu.codegen.emulator.launching import Extent, Module, launch
 from tinygpu.codegen.emulator.memory import Memory
-from tinygpu.codegen.emulator.report import Array, Finding, gathered
+from tinygpu.codegen.emulator.report import NOT_CHECKED, Array, Finding, gathered
 from tinygpu.codegen.emulator.values import TYPES
 from tinygpu.errors import LaunchError
 
-__all__ = ["Checked", "Order", "argument", "check", "orders", "sarif"]
+__all__ = ["NOT_CHECKED", "Checked", "Order", "argument", "check", "orders", "sarif"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class Checked:
             "orders": [str(order) for order in self.orders],
             "instructions": self.instructions,
             "differing": list(self.differing),
+            "not_checked": list(NOT_CHECKED),
             "findings": [asdict(f) | {"lines": list(f.lines)} for f in self.findings],
         }
 
@@ -190,9 +191,17 @@ def sarif(checked: Checked, path: str) -> dict[str, Any]:
             result["relatedLocations"] = [place(line) for line in others]
         results.append(result)
     rules = [{"id": kind} for kind in sorted({f.kind for f in checked.findings})]
+    told = [{"level": "note", "message": {"text": f"not checked: {n}"}} for n in NOT_CHECKED]
     driver = {"name": "tinygpu ptx", "rules": rules}
     return {
         "version": "2.1.0",
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
-        "runs": [{"tool": {"driver": driver}, "results": results}],
+        "runs": [
+            {
+                "tool": {"driver": driver},
+                "results": results,
+                "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": told}],
+                "properties": {"not_checked": list(NOT_CHECKED)},
+            }
+        ],
     }

@@ -1,8 +1,8 @@
 """Control flow: branches, ends, calls and returns.
 
 Threads keep where they return to.  Parameters of functions lie in a frame, one a thread.  What
-calls itself, through others or not, keeps its registers and its parameters by depth; local
-variables of such functions are shared by their calls.
+calls itself, through others or not, keeps its registers and its parameters by depth.  Each call has
+its own local memory.
 
 Source: PTX ISA 9.0, section 9.7.12 (control flow).
 """
@@ -20,7 +20,7 @@ from tinygpu.codegen.emulator.functions import Function, address_of, parts_of_ca
 from tinygpu.codegen.emulator.memory import FRAME
 from tinygpu.codegen.emulator.parser import Instruction, Variable, width_of
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import DEEPEST, Group, Run
+from tinygpu.codegen.emulator.run import DEEPEST, LOCAL_MOST, Group, Run
 
 __all__ = ["TABLE"]
 
@@ -61,10 +61,13 @@ def _trap(d: Decoder, i: Instruction) -> Control:
 
 def enter(run: Run, group: Group, back: int, keep: tuple[int, ...]) -> Group | None:
     """Note where a group returns to and keep registers; returns who is not too deep."""
-    deep = run.depth[group.index] >= DEEPEST
+    code, most = run.code, DEEPEST
+    if code.call_bytes:
+        most = min(most, (LOCAL_MOST - code.local_bytes) // code.call_bytes)
+    deep = run.depth[group.index] >= most
     if deep.any():
-        who = int(group.threads[np.argmax(deep)])
-        run.find("stack", f"is {DEEPEST} calls deep", who=who)
+        who, each = int(group.threads[np.argmax(deep)]), code.call_bytes
+        run.find("stack", f"is {most} calls deep, each with {each} B of local memory", who=who)
         end(run, group.where(deep))
         if deep.all():
             return None
@@ -78,6 +81,8 @@ def enter(run: Run, group: Group, back: int, keep: tuple[int, ...]) -> Group | N
             place = run.kept.setdefault((level, number), np.zeros_like(source))
             place[here.index] = source[here.index]
     run.depth[group.index] += 1
+    if code.call_bytes:
+        run.clear_frame(group)
     return group
 
 

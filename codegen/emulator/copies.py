@@ -51,12 +51,10 @@ def _channels(run: Run, group: Group) -> Array:
 
 def _cp_async(d: Decoder, i: Instruction) -> Action:
     to, of = d.address(i.operands[0]), d.address(i.operands[1])
-    size = int(i.operands[2], 0)
+    size = d.number(i.operands[2], (16,) if "cg" in i.parts else (4, 8, 16))
     rest = i.operands[3 : len(i.operands) - ("L2::cache_hint" in i.parts)]
     ignores = bool(rest) and d.kernel.registers.get(rest[0]) == "pred"
     taken = d.source(rest[0], "pred" if ignores else "u32") if rest else None
-    if size not in ((16,) if "cg" in i.parts else (4, 8, 16)):
-        raise d.error(f"{size} B; .cg copies 16, .ca 4, 8 or 16")
     d.touch(size)
 
     def copy(run: Run, group: Group) -> None:
@@ -172,6 +170,10 @@ def _plain(run: Run, dtype: np.dtype[Any], thread: int, start: int, total: int) 
         message = f"{total} B at {start:#x}: multiples of 16 are copied"
         run.find("alignment", message, thread=thread, address=start)
         return None
+    if total > run.own_bytes:
+        message = f"{total} B, and a CTA's shared memory has {run.own_bytes}"
+        run.find("address", message, thread=thread, address=start)
+        return None
     addresses = start + np.arange(0, total, dtype.itemsize)
     return _Part(total, 0, dtype, addresses, np.ones(len(addresses), bool), start=start)
 
@@ -201,9 +203,11 @@ def _load(d: Decoder, i: Instruction) -> Action:
         for (thread, address, bar_at, chosen), part in zip(given, parts(run, group), strict=True):
             if part is None:
                 continue
-            fetch: Callable[[], Array] = functools.partial(part.load, run)
+            fetch: Callable[[], Array] | None = functools.partial(part.load, run)
             if not tensor:
                 fetch = _fetch(run, thread, part, from_shared=from_shared)
+            if fetch is None:
+                continue
             bar_cta, bar_offset = place(run, thread, bar_at)
             own, offset = place(run, thread, address)
             for cta in multicast(run, own, chosen) if mask else [own]:
@@ -218,13 +222,18 @@ def _load(d: Decoder, i: Instruction) -> Action:
     return load
 
 
-def _fetch(run: Run, thread: int, part: _Part, *, from_shared: bool) -> Callable[[], Array]:
+def _fetch(
+    run: Run, thread: int, part: _Part, *, from_shared: bool
+) -> Callable[[], Array] | None:  # fmt: skip
+    """Return what reads a plain copy's bytes; None, and a finding, where there are none."""
     start, total = part.start, part.total
     if from_shared:
-        flat = thread // run.threads_per_cta * run.shared_bytes + place(run, thread, start)[1]
-        read, channel = flat + np.arange(0, total, 16), run.channel("bulk stores", thread, thread)
+        own = thread // run.threads_per_cta, place(run, thread, start)[1]
+        read, channel = _chunks(run, own, part), run.channel("bulk stores", thread, thread)
+        if read is None:
+            return None
         hold(run, one_of(thread), read, 16, channel, "copies")
-        return lambda: run.shared[flat : flat + total].copy()
+        return lambda: run.shared.reshape(-1, 16)[read // 16].reshape(-1)
     if not run.memory.locate(np.array([start]), total):
         run.find("address", f"{total} B at {run.memory.nearest(start)}")
     return functools.partial(part.load, run)
@@ -277,8 +286,8 @@ def _chunks(run: Run, at: tuple[int, int], part: _Part) -> Array | None:
     The swizzle is of the address, not of the array's offset.
     """
     (cta, offset), align = at, 128 if part.swizzle else 16
-    if offset < 0 or offset + part.total > run.shared_bytes or not 0 <= cta < run.ctas:
-        run.find("address", f"{part.total} B at shared byte {offset} of {run.shared_bytes}")
+    if offset < 0 or offset + part.total > run.own_bytes or not 0 <= cta < run.ctas:
+        run.find("address", f"{part.total} B at shared byte {offset} of {run.own_bytes}")
         return None
     if (offset + FIRST_SHARED) % align:
         run.find("alignment", f"shared byte {offset} is no multiple of {align} B")
@@ -327,15 +336,15 @@ def _st_bulk(d: Decoder, i: Instruction) -> Action:
     """Build st.bulk: zeros."""
     at, size = d.address(i.operands[0]), d.source(i.operands[1], "u64")
     start = 0 if "shared::cta" in i.parts else SHARED
-    if i.operands[2] != "0":
-        raise d.error("the value that st.bulk stores is 0")
+    d.number(i.operands[2], (0,))
     d.touch(8)
 
     def store(run: Run, group: Group) -> None:
         for thread, address, total in each_thread(run, group, at, size):
             one = one_of(thread)
-            if total % 8 or total < 1:
-                run.find("alignment", f"{total} B: a multiple of 8", thread=thread)
+            if total % 8 or not 1 <= total <= run.own_bytes:
+                message = f"{total} B: a multiple of 8, and {run.own_bytes} at most"
+                run.find("alignment", message, thread=thread)
                 continue
             found = shared_at(run, one, np.array([address - start]), total, align=8)
             if found is not None:

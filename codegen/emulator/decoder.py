@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,21 @@ import numpy as np
 from tinygpu.codegen.emulator.forms import form_of, kinds_of
 from tinygpu.codegen.emulator.functions import address_of, link
 from tinygpu.codegen.emulator.memory import FRAME
-from tinygpu.codegen.emulator.parser import Instruction, Kernel, Parsed, split, width_of
+from tinygpu.codegen.emulator.parser import Instruction, Kernel, Parsed, guarded, split, width_of
 from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import FIRST_SHARED, WARP, Action, Code, Group, Run, Step
-from tinygpu.codegen.emulator.special import CLOCKS, SPECIAL, TICK, special
-from tinygpu.codegen.emulator.values import TYPES, constant, immediate
-from tinygpu.errors import ProgramError, TinyGpuError
+from tinygpu.codegen.emulator.run import (
+    FIRST_SHARED,
+    LOCAL_MOST,
+    WARP,
+    Action,
+    Code,
+    Group,
+    Run,
+    Step,
+)
+from tinygpu.codegen.emulator.special import CLOCKS, SPECIAL, special
+from tinygpu.codegen.emulator.values import TYPES, constant, immediate, wrapped
+from tinygpu.errors import ProgramError
 
 __all__ = [
     "Action",
@@ -43,7 +52,8 @@ __all__ = [
     "waits",
 ]  # fmt: skip
 
-_MOST_BYTES = 1 << 24  # what a thread's local memory may have; the machine has less
+_MOST_BYTES = {"shared": 1 << 24, "local": LOCAL_MOST, "frame": LOCAL_MOST, "param": 1 << 24}
+"""What variables of a space may have together; ``frame`` is the local memory of one call."""
 
 Source = Callable[[Run, Group], Any]
 Target = Callable[[Run, Group, Any], None]
@@ -85,7 +95,7 @@ def waits(kind: str, unit: int = 1) -> Builder:
     """Return the builder of what waits for all groups but the last ones, or for everything."""
 
     def build(d: Decoder, i: Instruction) -> Action | Control:
-        pending = int(i.operands[0], 0) if i.operands else -1
+        pending = d.number(i.operands[0]) if i.operands else -1
 
         def wait(run: Run, group: Group) -> None:
             run.tick()
@@ -118,27 +128,35 @@ class Decoder:
         tensor = any(i.opcode.startswith("tcgen05") for i in kernel.instructions)
         fences = any(i.parts[0] in ("fence", "membar") for i in kernel.instructions)
         self.code = code = Code(kernel.instructions, self.widths, 2048 * tensor, fences)
+        code.target = parsed.target
         self.symbols: dict[str, tuple[str, int]] = {}
         for parameter in kernel.parameters:
             at = -(-code.parameter_bytes // parameter.align) * parameter.align
             code.parameter_at[parameter.name] = at
             self.symbols[parameter.name] = ("param", at)
             code.parameter_bytes = at + parameter.bytes
-        ends = {"shared": 0, "local": 0, "param": 0}
+        ends = {"shared": 0, "local": 0, "frame": 0, "param": 0}
         variables = (*parsed.variables, *kernel.variables)
+        called = {v.name for f in self.functions.values() for v in f.kernel.variables}
         for v in sorted(variables, key=lambda v: v.bytes == 0):  # what the launch sizes comes last
-            if v.space in ends:
-                start = -(-ends[v.space] // v.align) * v.align
-                first = {"shared": FIRST_SHARED, "param": FRAME}.get(v.space, 0)
-                self.symbols[v.name] = (v.space, start + first)
-                ends[v.space] = start + v.bytes
+            space = "frame" if v.space == "local" and v.name in called else v.space
+            if space in ends:
+                start = -(-ends[space] // v.align) * v.align
+                first = {"shared": FIRST_SHARED, "param": FRAME}.get(space, 0)
+                self.symbols[v.name] = (space, start + first)
+                ends[space] = start + v.bytes
             elif v.name in globals_at:
                 self.symbols[v.name] = (v.space, globals_at[v.name])
         for name in self.functions:
             self.symbols.setdefault(name, ("function", address_of(parsed, name)))
-        code.static_bytes, code.local_bytes, code.frame_bytes = ends.values()
-        if max(ends.values()) > _MOST_BYTES:
-            raise self.error(f"variables of {max(ends.values())} B; {_MOST_BYTES} are the most")
+        for space, end in ends.items():
+            if end > (most := _MOST_BYTES[space]):
+                raise self.error(f".{space}: {end} B of variables; {most} are the most")
+        code.static_bytes, code.local_bytes, call, code.frame_bytes = ends.values()
+        if call:  # frames lie one behind the other, each where its variables are aligned
+            align = max(16, *(v.align for v in variables if v.space == "local"))
+            code.call_bytes = -(-call // align) * align
+            code.local_bytes = -(-code.local_bytes // align) * align
 
     def error(self, what: str) -> ProgramError:
         """Return an error that names the instruction and its line."""
@@ -154,17 +172,39 @@ class Decoder:
             raise self.error(f"{name} is no register of {self.kernel.name}")
         return self.numbers[name]
 
+    def matrix(self, text: str, kind: str) -> list[int]:
+        """Return the numbers of registers that hold a matrix's elements of a type, 32 bits or more.
+
+        Raises ProgramError for registers of another width.
+        """
+        width = max(4, TYPES[kind].itemsize)
+        numbers = [self.register(name) for name in self.listed(text)]
+        for name, number in zip(self.listed(text), numbers, strict=True):
+            if self.widths[number] != width:
+                raise self.error(f"{name} has {self.widths[number]} B; .{kind} is held in {width}")
+        return numbers
+
+    def number(self, text: str, allowed: Sequence[int] = ()) -> int:
+        """Return a constant; raises ProgramError if it is none, or not an allowed one."""
+        value = constant(text)
+        if value is None or (allowed and value not in allowed):
+            says = " or ".join(map(str, allowed[:4])) or "a number"
+            says = f"{allowed[0]} to {allowed[-1]}" if len(allowed) > 4 else says
+            raise self.error(f"{text} stands where {says} has to")
+        return value
+
     def source(self, text: str, kind: str) -> Source:
         """Return the function that reads an operand: an array of a value a thread, or a scalar."""
         dtype = TYPES[kind]
-        if text.startswith("!"):
+        if kind == "pred" and text.startswith("!"):
             inner = self.source(text[1:], "pred")
             return lambda run, group: ~inner(run, group)
         if text in self.numbers:
             return self._held(self.numbers[text], dtype)
         if text in CLOCKS:
             shift = CLOCKS[text]
-            return lambda run, group: np.array(run.choices * TICK >> shift).astype(dtype)[()]
+            return lambda run, group: np.array(run.now() >> shift).astype(dtype)[()]
+        self.code.reserved |= text.startswith("%reserved_smem_offset")
         if text in SPECIAL:
             return lambda run, group: special(run, text)[group.index].astype(dtype, copy=False)
         symbol = re.fullmatch(r"([\w$#]+?)(?:\s*\+\s*(\d+))?", text)
@@ -174,6 +214,8 @@ class Decoder:
             if space == "shared":
                 window = "smem window"
                 return lambda run, group: (special(run, window)[group.index] + value).astype(dtype)
+            if space == "frame":
+                return lambda run, group: (run.frame_at(group) + int(value)).astype(dtype)
             return lambda run, group: value.astype(dtype)[()]
         try:
             constant = immediate(text, kind)
@@ -220,7 +262,10 @@ class Decoder:
 
     def listed(self, text: str) -> tuple[str, ...]:
         """Return the parts of ``{a, b}``, or the one operand that it is."""
-        return split(text[1:-1]) if text.startswith("{") else (text,)
+        parts = split(text[1:-1]) if text.startswith("{") else (text,)
+        if not parts or (text.startswith("{") and not text.endswith("}")):
+            raise self.error(f"cannot read the list {text!r}")
+        return parts
 
     def vector(self, text: str, kind: str) -> Source:
         """Return the function that reads the parts of a vector: (n, parts)."""
@@ -250,7 +295,9 @@ class Decoder:
         more = constant(found.group(3)) if found and found.group(3) else 0
         if not found or more is None:
             raise self.error(f"cannot read the address {text!r}")
-        base, offset = found.group(1), -more if found.group(2) == "-" else more
+        base, offset = found.group(1), wrapped(-more if found.group(2) == "-" else more)
+        if (kind := self.kernel.registers.get(base, "u64")) in ("pred", "b128") or kind[0] == "f":
+            raise self.error(f"{base} is a .{kind}; an address is an integer")
         plain = self.source(base, "s64")
         if base in self.numbers:
             return lambda run, group: plain(run, group) + offset
@@ -276,12 +323,8 @@ def decode(
         decoder.instruction, decoder.pc = instruction, pc
         form = form_of(instruction, kernel.registers, parsed.version, parsed.target)
         decoder.kinds = kinds_of(form, instruction)
-        try:
+        with guarded(lambda: f"PTX {decoder.instruction}"):
             built = table[form.entry](decoder, instruction)
-        except TinyGpuError:
-            raise
-        except Exception as error:  # one boundary: no instruction fails without its line
-            raise decoder.error(f"cannot be read ({type(error).__name__}: {error})") from error
         guard = decoder.register(instruction.guard) if instruction.guard else -1
         if not isinstance(built, Control):
             built = Control(built, 0)

@@ -82,9 +82,9 @@ def matrix_at(
         start % _WHOLE, lbo, sbo, table[field], mn_major, rows=rows, columns=columns, width=width
     )
     inside = at + (start - start % _WHOLE - FIRST_SHARED)
-    if inside.min() < 0 or inside.max() + width > run.shared_bytes:
+    if inside.min() < 0 or inside.max() + width > run.own_bytes:
         reach = f"{bits:#x} reaches shared bytes {inside.min()} to {inside.max()}"
-        run.find("descriptor", f"{reach} of {run.shared_bytes}")
+        run.find("descriptor", f"{reach} of {run.own_bytes}")
         return None
     result: Array = inside + cta * run.shared_bytes
     return result

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinygpu.codegen.emulator.parser import Instruction, split, width_of
+from tinygpu.codegen.emulator.values import constant
 from tinygpu.errors import ProgramError
 
 __all__ = [
@@ -180,6 +181,7 @@ def _fits(form: Form, parts: list[str]) -> tuple[int, bool]:
 
 _UNTYPED = {"tf32", "f16x2", "bf16x2", "f32x2", "u16x2", "s16x2", "e4m3x2", "e5m2x2", "b"}
 _LISTS = ("mov", "ldmatrix", "stmatrix", "tcgen05")
+_FRACTION = re.compile(r"0[fF][0-9a-fA-F]{8}|\d*\.\d+")
 _TYPE = re.compile(r"(?:[busf]|bf|tf)\d+(?:x2)?|pred|e\dm\dx2")
 
 
@@ -275,7 +277,8 @@ def _operand(role: _Role, text: str, i: Instruction, registers: Mapping[str, str
     if base.startswith("["):
         return "" if text.startswith("[") else f"{text} is no address"
     if base == "#":
-        return "" if text not in registers else f"{text} has to be a number"
+        fraction = i.parts[0] == "createpolicy" and _FRACTION.fullmatch(text)
+        return "" if fraction or constant(text) is not None else f"{text} has to be a number"
     if text.startswith("["):
         return f"{text} is an address, and a value is needed"
     if base in ("dp", "pq", "p"):
@@ -324,11 +327,11 @@ def _typed(text: str, kind: str, registers: Mapping[str, str], *, wider: bool = 
 def _mismatch(have: str, kind: str, wider: bool) -> bool:
     """Whether a register of type ``have`` cannot stand where ``kind`` is needed."""
     if kind == "x":
-        return False
+        return have == "b128"
     if have == "pred" or kind == "pred":
         return have != kind
     own, needed = width_of(have), width_of(kind)
-    if own < needed or (own > needed and not wider):
+    if own < needed or (own > needed and (not wider or own > 8)):
         return True
     classes = {_class(have), _class(kind)}
     return len(classes) > 1 and "b" not in classes and not (wider and own > needed)

@@ -41,7 +41,7 @@ from tinygpu.codegen.emulator.memory import Memory
 from tinygpu.codegen.emulator.report import Array, Finding, Report, gathered
 from tinygpu.codegen.emulator.run import WARP, Run
 from tinygpu.codegen.emulator.tensor_map import TensorMap
-from tinygpu.codegen.emulator.values import TYPES, immediate, typed
+from tinygpu.codegen.emulator.values import TYPES, constant, immediate, typed
 from tinygpu.errors import LaunchError, ProgramError
 
 __all__ = ["FAMILIES", "TABLE", "Module", "launch"]
@@ -62,6 +62,7 @@ FAMILIES: Mapping[str, Mapping[str, Builder]] = {
 """Each family's builders by entry, as the table of forms has them."""
 _RESIDENT_THREADS = 8192
 _RESIDENT_BYTES = 1 << 23
+_RESIDENT_LOCAL = 1 << 27
 _COMPLETIONS = ("late", "early", "random")
 LANES_AT_MOST = 256
 _SHARED_MOST = {"sm_120a": 101_376, "sm_120f": 101_376, "sm_121a": 101_376}
@@ -112,7 +113,11 @@ def _fill(
         name, _, offset = (part.strip() for part in plain.partition("+"))
         value: Any
         if name in places:
-            value = np.array(places[name] + int(offset or 0)).astype(dtype)
+            more = constant(offset or "0")
+            if more is None:
+                message = f"PTX variable {variable.name}: cannot read the value {text!r}"
+                raise ProgramError(message)
+            value = typed(places[name] + more, dtype)
         elif name in parsed.functions:
             value = np.array(address_of(parsed, name)).astype(dtype)
         else:
@@ -157,27 +162,38 @@ def launch(
     Raises LaunchError for arguments that the kernel cannot take, ProgramError for an instruction
     that is not run.
     """
-    code = module.code(kernel_name, memory)
-    kernel = module.parsed.kernels[kernel_name]
-    grid3, block3 = _three(grid), _three(block)
-    shape = _three(kernel.directives.get("reqnctapercluster", cluster))
-    shared = code.static_bytes + smem_bytes
-    _check(module.parsed, kernel, (grid3, block3, shape), completion, shared)
-    parameters, maps = _parameters(kernel, code, arguments)
-    findings: dict[tuple[str, int, int], Finding] = {}
-    counts, budget = [0] * len(code.steps), [limit]
-    total, done = int(np.prod(grid3)), 0
-    threads = -(-int(np.prod(block3)) // 128) * 128
-    size = int(np.prod(shape))
-    if lanes is None:
-        lanes = size * int(np.prod(block3)) <= LANES_AT_MOST
-    room = min(_RESIDENT_THREADS // threads, _RESIDENT_BYTES // max(1, shared))
-    cooperative = any("%envreg" in o for i in code.instructions for o in i.operands)
-    batch = total if cooperative else max(1, room // size) * size  # such CTAs wait for all others
-    workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
-    with np.errstate(all="ignore"):
+    now: Run | None = None
+
+    def where() -> str:
+        return f"PTX {now.code.instructions[now.pc]}" if now else f"kernel {kernel_name}"
+
+    with parser.guarded(where), np.errstate(all="ignore"):
+        code = module.code(kernel_name, memory)
+        kernel = module.parsed.kernels[kernel_name]
+        grid3, block3 = _three(grid), _three(block)
+        shape = _three(kernel.directives.get("reqnctapercluster", cluster))
+        shared = code.static_bytes + smem_bytes
+        _check(module.parsed, kernel, (grid3, block3, shape), completion, shared)
+        parameters, maps = _parameters(kernel, code, arguments)
+        findings: dict[tuple[str, int, int], Finding] = {}
+        counts, budget = [0] * len(code.steps), [limit]
+        total, done, elapsed = int(np.prod(grid3)), 0, 0
+        threads = -(-int(np.prod(block3)) // 128) * 128
+        size = int(np.prod(shape))
+        if lanes is None:
+            lanes = size * int(np.prod(block3)) <= LANES_AT_MOST
+        local = threads * (code.local_bytes + code.call_bytes)
+        room = min(
+            _RESIDENT_THREADS // threads,
+            _RESIDENT_BYTES // max(1, shared),
+            _RESIDENT_LOCAL // max(1, local),
+        )
+        # CTAs of a cooperative launch wait for all others
+        cooperative = any("%envreg" in o for i in code.instructions for o in i.operands)
+        batch = total if cooperative else max(1, room // size) * size
+        workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
         while done < total:
-            run = Run(
+            now = run = Run(
                 code=code,
                 memory=memory,
                 grid=grid3,
@@ -196,6 +212,7 @@ def launch(
                 counts=counts,
                 budget=budget,
                 workspace=workspace,
+                elapsed=elapsed,
                 unit=1 if lanes else WARP,
             )
             run.run()
@@ -203,14 +220,14 @@ def launch(
                 barriers.unfinished(run)
                 copies.unfinished(run)
                 tcgen05.unfinished(run)
-            done += batch
+            done, elapsed = done + batch, run.now()
             if any(f.kind in ("deadlock", "limit") for f in findings.values()):
                 break
-    issued: dict[str, int] = {}
-    for instruction, count in zip(code.instructions, counts, strict=True):
-        if count:
-            issued[instruction.opcode] = issued.get(instruction.opcode, 0) + count
-    return Report(gathered(findings.values()), issued)
+        issued: dict[str, int] = {}
+        for instruction, count in zip(code.instructions, counts, strict=True):
+            if count:
+                issued[instruction.opcode] = issued.get(instruction.opcode, 0) + count
+        return Report(gathered(findings.values()), issued)
 
 
 def _three(extent: Extent) -> tuple[int, int, int]:
@@ -266,7 +283,9 @@ def _parameters(
             raw = np.frombuffer(bytes(argument), np.uint8)
         else:
             dtype = TYPES.get(parameter.type, np.dtype(np.void))
-            if parameter.bytes != dtype.itemsize or not isinstance(argument, numbers.Number):
+            number = numbers.Real if dtype.kind == "f" else numbers.Integral
+            whole = isinstance(argument, numbers.Real) and argument % 1 == 0
+            if parameter.bytes != dtype.itemsize or not (whole or isinstance(argument, number)):
                 raise LaunchError(f"{parameter.name}: {argument!r} for its {parameter.bytes} B")
             raw = typed(argument, dtype).reshape(1).view(np.uint8)
         if len(raw) != parameter.bytes:

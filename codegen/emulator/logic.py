@@ -113,7 +113,7 @@ def _shf(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array]
 
 
 def _lop3(d: Decoder, i: Instruction) -> Action:
-    table = int(i.operands[4], 0)
+    table = d.number(i.operands[4], range(256))
 
     def look(a: Array, b: Array, c: Array, _: Array) -> Array:
         result = np.zeros_like(np.broadcast_arrays(a, b, c)[0])
@@ -292,6 +292,7 @@ def sign_extend(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array]
 def find_nth(*given: Array) -> Array:
     """Return the place of the n-th one from a base on, upwards or (n below 0) downwards: fns."""
     masks, bases, numbers = np.broadcast_arrays(*map(np.atleast_1d, given))
+    bases = np.minimum(bases, 32)  # a base beyond the bits: PTX leaves open what there is
     result = np.full(masks.shape, 0xFFFFFFFF)
     for n, (mask, start, number) in enumerate(zip(masks, bases, numbers, strict=True)):
         step = -1 if number < 0 else 1

@@ -99,9 +99,10 @@ def shape_of(i: Instruction) -> list[int]:
 
 def _mma(d: Decoder, i: Instruction) -> Control:
     rows, _, depth = shape_of(i)
-    to, a_kind, b_kind, _ = i.parts[-4:]
+    to, *kinds = i.parts[-4:]
+    a_kind, b_kind, _ = kinds
     each = max(1, 4 // TYPES[a_kind].itemsize)
-    result, a, b, c = ([d.register(r) for r in d.listed(o)] for o in i.operands[:4])
+    result, a, b, c = map(d.matrix, i.operands, (to, *kinds))
     needs = (rows * depth // (WARP * each), 8 * depth // (WARP * each))
     sums = rows * 8 * TYPES[to].itemsize // (WARP * d.widths[c[0]])
     if (len(a), len(b)) != needs or len(c) != sums or len(result) != sums:
@@ -222,9 +223,9 @@ def _matrix(d: Decoder, i: Instruction, which: str, kind: str, text: str) -> _Ma
     m, n, k = shape_of(i)
     rows, columns = {"a": (m, k), "b": (k, n)}.get(which, (m, n))
     names, dtype = d.listed(text), TYPES[kind]
-    width = d.widths[d.register(names[0])]
+    width = d.widths[d.matrix(text, kind)[0]]
     each = width // dtype.itemsize
-    if not each or WARP * each * len(names) % (rows * columns):
+    if WARP * each * len(names) % (rows * columns):
         raise d.error(f"{len(names)} registers of {width} B hold no {rows} x {columns} of {kind}")
     return _Matrix(rows, columns, dtype, names, each, f"b{8 * width}")
 

@@ -15,6 +15,7 @@ from tinygpu.codegen.emulator import spaces
 from tinygpu.codegen.emulator.arithmetic import by_type
 from tinygpu.codegen.emulator.atomics import RUNNING, UPDATES, in_turn, rounds
 from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder
+from tinygpu.codegen.emulator.forms import runs_on
 from tinygpu.codegen.emulator.memory import LOCAL, PARAM, SHARED
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array
@@ -40,7 +41,12 @@ def _pack(d: Decoder, kind: str, to: str, of: str) -> Action:
     """``mov.b32 {a, b}, c`` and back: the first part is the lowest."""
     width = TYPES[kind].itemsize
     parts = d.listed(of if of.startswith("{") else to)
-    part = f"b{8 * width // len(parts)}"
+    part = f"b{8 * width // max(1, len(parts))}"
+    if part not in TYPES or 8 * width % len(parts):
+        raise d.error(f"{len(parts)} parts of {8 * width} bits")
+    for name in parts:
+        if name in d.numbers and d.widths[d.numbers[name]] * len(parts) != width:
+            raise d.error(f"{name} is no {width // len(parts)} B, a part of {width}")
     whole = f"b{8 * width}"
     small, big = TYPES[part], TYPES[whole]
     if of.startswith("{"):
@@ -68,8 +74,13 @@ def space_of(d: Decoder, i: Instruction) -> str:
 
 def _shape(d: Decoder, i: Instruction, space: str) -> int:
     lanes = next((int(p[1:]) for p in i.parts if re.fullmatch(r"v[248]", p)), 1)
+    width = lanes * TYPES[i.parts[-1]].itemsize
+    if width > 16 and (width > 32 or space not in ("global", "generic")):
+        raise d.error(f"{width} B at once; 16 are the most, 32 in global memory")
+    if width > 16 and d.parsed.target and not runs_on("100", d.parsed.target):
+        raise d.error(f"{width} B at once need .target sm_100, not {d.parsed.target}")
     if space in ("shared", "cluster", "generic"):
-        d.touch(lanes * TYPES[i.parts[-1]].itemsize)
+        d.touch(min(width, 16))
     return lanes
 
 
@@ -145,6 +156,8 @@ def _cvta(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
 
 def _isspacep(d: Decoder, i: Instruction) -> Action:
     start = _WINDOWS[i.parts[1].split("::")[0]] >> 40
+    if d.kernel.registers.get(i.operands[1]) == "pred":
+        raise d.error(f"{i.operands[1]} is a .pred, an address is needed")
     known = [w >> 40 for w in (SHARED, LOCAL, PARAM)]
     read, write = d.source(i.operands[1], "u64"), d.target(i.operands[0], "pred")
 
@@ -158,6 +171,16 @@ def _isspacep(d: Decoder, i: Instruction) -> Action:
 def hint(d: Decoder, i: Instruction) -> Action:
     """Return what executes an instruction that only hints."""
     return lambda run, group: None
+
+
+def _nanosleep(d: Decoder, i: Instruction) -> Action:
+    """Let clocks grow by the longest sleep of the threads; nobody waits."""
+    read = d.source(i.operands[0], "u32")
+
+    def sleep(run: Run, group: Group) -> None:
+        run.elapsed += int(np.max(read(run, group)))
+
+    return sleep
 
 
 def _mapa(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:
@@ -199,7 +222,8 @@ TABLE: Mapping[str, Builder] = {
     "mapa": by_type(_mapa),
     "getctarank": _rank,
     **dict.fromkeys(("prefetch", "prefetchu", "discard", "applypriority"), hint),
-    **dict.fromkeys(("nanosleep", "griddepcontrol"), hint),
+    "griddepcontrol": hint,
+    "nanosleep": _nanosleep,
     **{f"createpolicy.{how}": _policy for how in ("fractional", "range", "cvt")},
 }
 """This family's builders by entry."""

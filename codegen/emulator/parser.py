@@ -15,14 +15,15 @@ Source: PTX ISA 9.0, sections 4 (syntax), 5 (state spaces, types and variables) 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from tinygpu.codegen.emulator.values import TYPES, constant
-from tinygpu.errors import ProgramError, TinyGpuError
+from tinygpu.errors import EmulatorError, LaunchError, ProgramError, TinyGpuError
 
-__all__ = ["Instruction", "Kernel", "Parsed", "Variable", "parse", "split"]
+__all__ = ["Instruction", "Kernel", "Parsed", "Variable", "guarded", "parse", "split"]
 
 _MOST_REGISTERS = 1 << 16  # of one name; nvcc declares as many as it uses
 _NAME = r"[\w$%]+"
@@ -124,12 +125,27 @@ def split(text: str) -> tuple[str, ...]:
 def parse(text: str) -> Parsed:
     """Read a module.  Raises ProgramError with the line of what is not PTX."""
     reader = _Reader(text)
-    try:
+    with guarded(lambda: f"PTX line {reader.line()}"):
         return reader.module()
+
+
+@contextlib.contextmanager
+def guarded(where: Callable[[], str]) -> Iterator[None]:
+    """Make an EmulatorError that says where of what no error for users should be.
+
+    Raises LaunchError where memory does not suffice.
+    """
+    try:
+        yield
     except TinyGpuError:
         raise
-    except Exception as error:  # one boundary: nothing fails without its line
-        raise reader.error(f"cannot be read ({type(error).__name__}: {error})") from error
+    except MemoryError as error:
+        raise LaunchError(f"{where()}: out of memory; launch fewer or smaller CTAs") from error
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".rstrip().replace("\n", " ")
+        raise EmulatorError(
+            f"{where()}: a fault of the interpreter, not of the kernel ({what}); please report it"
+        ) from error
 
 
 def width_of(kind: str) -> int:

@@ -12,7 +12,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Finding", "Report", "gathered"]
+__all__ = ["NOT_CHECKED", "Array", "Finding", "Report", "gathered"]
+
+NOT_CHECKED = ("races in global memory",)
+"""What no run looks for, so that its findings say nothing of it."""
 
 Array = NDArray[Any]
 
@@ -98,10 +101,18 @@ class Report:
     """The outcome of a launch.
 
     ``instruction_counts`` says for each opcode how many warps issued it, summed over the run.
+
+    >>> print(Report((), {}))
+    nothing found
+    not checked: races in global memory
     """
 
     findings: tuple[Finding, ...]
     instruction_counts: dict[str, int]
+
+    def __str__(self) -> str:
+        found = [str(finding) for finding in self.findings] or ["nothing found"]
+        return "\n".join([*found, f"not checked: {', '.join(NOT_CHECKED)}"])
 
     @property
     def kinds(self) -> set[str]:

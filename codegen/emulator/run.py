@@ -34,12 +34,11 @@ from tinygpu.codegen.emulator.clocks import ORDER, PROXIED, Clocks, Conflict
 from tinygpu.codegen.emulator.memory import Memory
 from tinygpu.codegen.emulator.parser import Instruction
 from tinygpu.codegen.emulator.report import Array, Finding
-from tinygpu.errors import ProgramError, TinyGpuError
 
 __all__ = [
-    "COLUMNS", "DEEPEST", "FIRST_SHARED", "LANES", "WARP", "WARPGROUP", "Action", "ClusterBarrier",
-    "Code", "Group", "Issued", "Mbarrier", "NamedBarrier", "Pending", "Run", "Step",
-    "TensorMemory", "Waiter", "one_of", "split",
+    "COLUMNS", "DEEPEST", "FIRST_SHARED", "LANES", "LOCAL_MOST", "WARP", "WARPGROUP", "Action",
+    "ClusterBarrier", "Code", "Group", "Issued", "Mbarrier", "NamedBarrier", "Pending", "Run",
+    "Step", "TensorMemory", "Waiter", "one_of", "split",
 ]  # fmt: skip
 
 WARP, WARPGROUP = 32, 128
@@ -200,7 +199,10 @@ class TensorMemory:
 
 DEEPEST = 64
 """How many calls deep a thread may be: a recursion beyond it is a finding."""
-FIRST_SHARED = 1024  # spec: the first KiB of a CTA's shared window belongs to the system
+LOCAL_MOST = 1 << 19  # spec: a thread's local memory, CUDA guide, compute capabilities
+TICK = 64
+"""By how much clocks grow with each choice of the scheduler, and each time one is read."""
+FIRST_SHARED = 1024  # spec: the first KiB of a CTA's shared window is reserved, sm_90 and later
 _FAIR = 32
 _PATIENCE = 512
 
@@ -230,10 +232,15 @@ class Code:
     granule: int = 16
     static_bytes: int = 0
     local_bytes: int = 0
+    call_bytes: int = 0
+    """Local memory of one call of a function, behind the kernel's own."""
     frame_bytes: int = 0
     parameter_bytes: int = 0
     parameter_at: dict[str, int] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    target: str = ""
+    reserved: bool = False
+    """Whether it asks where the reserved shared memory is, and so may use it."""
 
 
 @dataclass(slots=True)
@@ -274,6 +281,8 @@ class Run:
     polls: list[Callable[[], bool]] = field(default_factory=list)
     pc: int = 0
     shared: Array = field(init=False)
+    own_bytes: int = field(init=False)
+    """The shared memory of a CTA that is its own; behind it the reserved, if it may use that."""
     local: Array = field(init=False)
     local_written: Array = field(init=False)
     committed: dict[str, Array] = field(init=False)
@@ -287,6 +296,8 @@ class Run:
     """What recursive callers have kept, by depth and register."""
     clocks: Clocks = field(init=False)
     choices: int = 0
+    elapsed: int = 0
+    """What clocks have grown beside the choices: by reads of them and nanosleep."""
     gone: list[Array] = field(default_factory=list)
     """Those of the running group who do not go on: they jump, wait or end."""
     named: dict[tuple[int, int], NamedBarrier] = field(default_factory=dict)
@@ -326,7 +337,8 @@ class Run:
             bits = np.full(total * width, 0xFF, np.uint8)  # a NaN of every floating-point type
             kind = f"u{width}" if width < 16 else "V16"
             self.registers.append(bits.view(kind) if width else np.zeros(total, bool))
-        size = -(-max(self.shared_bytes, 16) // 16) * 16
+        self.own_bytes = -(-max(self.shared_bytes, 16) // 16) * 16
+        size = self.own_bytes + FIRST_SHARED * self.code.reserved
         self.shared = np.full(self.ctas * size, 0xFF, np.uint8)
         self.shared_bytes = size
         size = -(-self.code.local_bytes // 16) * 16
@@ -416,6 +428,31 @@ class Run:
         places: Array = first + split(ctas % self.cluster, shape)
         return places
 
+    # Calls and clocks.
+
+    def frame_at(self, group: Group) -> Array:
+        """Return where the local memory of each thread's call begins."""
+        frames: Array = self.depth[group.index] - 1
+        return self.code.local_bytes + frames * self.code.call_bytes
+
+    def clear_frame(self, group: Group) -> None:
+        """Make local memory for the call that threads have entered: nobody has written it."""
+        size = self.code.call_bytes
+        first = self.frame_at(group)
+        more = int(first.max()) + size - self.local.shape[1]
+        if more > 0:
+            pads = (0, 0), (0, more)
+            self.local = np.pad(self.local, pads, constant_values=0xFF)
+            self.local_written = np.pad(self.local_written, pads)
+        bytes_of = first[:, None] + np.arange(size)
+        self.local[group.threads[:, None], bytes_of] = 0xFF
+        self.local_written[group.threads[:, None], bytes_of] = False
+
+    def now(self) -> int:
+        """Return what clocks show, in cycles or nanoseconds: later than whenever they were read."""
+        self.elapsed += TICK
+        return self.choices * TICK + self.elapsed
+
     # Findings.
 
     def tick(self) -> int:
@@ -458,6 +495,8 @@ class Run:
         cta, at = divmod(found.granule, granules)
         at *= self.code.granule
         where, fence = f"shared byte {at}", "nothing orders before"
+        if at >= self.own_bytes:
+            where = f"reserved shared byte {at - self.own_bytes}"
         if cta >= self.ctas:  # behind all shared memory
             column = found.granule - self.ctas * granules
             cta, at = column // self.code.tensor_granules, -1
@@ -634,20 +673,7 @@ class Run:
     # The loop.
 
     def run(self) -> None:
-        """Run until all threads have ended, none can go on, or the limit is reached.
-
-        Raises ProgramError, with the line, for what the interpreter cannot do.
-        """
-        try:
-            self._loop()
-        except TinyGpuError:
-            raise
-        except Exception as error:  # one boundary: no instruction fails without its line
-            where = self.code.instructions[self.pc]
-            what = f"{type(error).__name__}: {error}"
-            raise ProgramError(f"PTX {where}: cannot be run ({what})") from error
-
-    def _loop(self) -> None:
+        """Run until all threads have ended, none can go on, or the limit is reached."""
         chance = self.completion == "random"
         while True:
             while self.fragments:

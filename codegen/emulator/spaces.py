@@ -134,16 +134,24 @@ def shared_at(
 
     ``remote`` allows the memory of another CTA of the cluster.  Reports the others.
     """
-    size, (cta, inside) = run.shared_bytes, place(run, group.threads, addresses)
+    size, own_bytes = run.shared_bytes, run.own_bytes
+    cta, inside = place(run, group.threads, addresses)
+    if size > own_bytes:  # the reserved memory, which has the lowest addresses, is the last here
+        behind, reserved = inside + width > own_bytes, (inside < 0) & (inside >= -FIRST_SHARED)
+        inside = np.where(reserved, inside + size, np.where(behind, -1, inside))
     if run.cluster > 1:
         own, reach = group.threads // run.threads_per_cta, run.cluster if remote else 1
         inside = np.where(cta // reach == own // reach, inside, -1)
     align = align or width
-    if inside.min() >= 0 and inside.max() + width <= size and not (inside & (align - 1)).any():
+    aligned = not (inside & (align - 1)).any()
+    if aligned and inside.min() >= 0 and inside.max() + width <= own_bytes:
         return group, cta * size + inside
-    begin = f"{width} B; the CTA's {size} B begin at {FIRST_SHARED:#x}"
+    outside = (inside < 0) | (inside + width > np.where(inside < own_bytes, own_bytes, size))
+    if aligned and not outside.any():
+        return group, cta * size + inside
+    begin = f"{width} B; the CTA's {own_bytes} B begin at {FIRST_SHARED:#x}"
     found = _without(
-        run, group, addresses, (inside < 0) | (inside + width > size), "address",
+        run, group, addresses, outside, "address",
         lambda _, at: f"shared address {at:#x} of {begin}",
     )  # fmt: skip
     if found is not None:
@@ -172,8 +180,12 @@ def _places(
         known = np.where(np.isin(window, list(names)), window, 0)
         for number in sorted(set(known.tolist()), key=lambda n: [*names, 0].index(n)):
             mask, name = known == number, names.get(number, "global")
-            at = addresses[mask] - (number << 40)
-            yield from _places(run, name, group.where(mask), at, width, writes=writes)
+            at, here = addresses[mask] - (number << 40), group.where(mask)
+            if number and width > 16:
+                message = f"{width} B at once at {name} byte {at[0]}; in global memory alone"
+                run.find("address", message, who=int(here.threads[0]), address=int(at[0]))
+                continue
+            yield from _places(run, name, here, at, width, writes=writes)
         return
     if space in ("shared", "cluster"):
         found = shared_at(run, group, addresses, width, remote=space == "cluster")
@@ -194,6 +206,8 @@ def _places(
         outside(run, here, at, width, parts)
         return
     what, held, size = "local", run.local, run.code.local_bytes
+    if run.code.call_bytes:  # a thread's calls, up to the one that it is in
+        size = size + run.code.call_bytes * run.depth[here.index]
     if space == "param":
         what, held, size = "parameter", run.frame, run.code.frame_bytes
         if writes or (at >= FRAME).all():
@@ -202,7 +216,7 @@ def _places(
             held, size = run.parameters[None], run.code.parameter_bytes
     found = _without(
         run, here, at, (at < 0) | (at + width > size), "address",
-        lambda who, at: f"{who}: {width} B at {what} byte {at}, of which there are {size}",
+        lambda who, at: f"{who}: {width} B at {what} byte {at}, of which there are {np.max(size)}",
     )  # fmt: skip
     if found is not None:
         row = found[0].threads * held.shape[1] if len(held) > 1 else 0
@@ -280,6 +294,8 @@ def _fresh(run: Run, group: Group, flat: Array, at: Array, how: Semantics) -> No
     """Report reads of what nobody wrote; strong ones also of what was first written unordered."""
     clocks = run.clocks
     fresh = clocks.unsure(at, run.rows(group)[:, None]) if how.strong else clocks.fresh(at)
+    if run.code.reserved:  # the system has written there
+        fresh &= (flat % run.shared_bytes < run.own_bytes)[:, None]
     if fresh.any():
         i = int(np.argmax(fresh.any(1)))
         offset, thread = int(flat[i]) % run.shared_bytes, int(group.threads[i])

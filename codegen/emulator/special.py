@@ -5,6 +5,7 @@ Source: PTX ISA 9.0, section 10.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from tinygpu.codegen.emulator.report import Array
 from tinygpu.codegen.emulator.run import FIRST_SHARED, Run, split
 
-__all__ = ["CLOCKS", "SPECIAL", "TICK", "special"]
+__all__ = ["CLOCKS", "SPECIAL", "special"]
 
 
 def _inside(run: Run) -> Array:
@@ -63,8 +64,21 @@ def _window(run: Run) -> Array:
     return _rank(run) << 24 if run.cluster > 1 else _rank(run) * 0
 
 
-_ZEROS = ("gridid", "reserved_smem_offset_begin", "current_graph_exec", "envreg0",
-          *(f"envreg{n}" for n in range(3, 32)))  # fmt: skip
+def _total(run: Run) -> int:
+    """Return the bytes of shared memory as they are allocated: in pieces of 128 or 256."""
+    unit = 256 if re.match("sm_[3-7]", run.code.target) else 128
+    return -(-(run.code.static_bytes + run.dynamic_bytes) // unit) * unit
+
+
+def _reserved(at: int) -> Callable[[Run], Array]:
+    return lambda run: _window(run) + at
+
+
+_RESERVED = {"begin": 0, "end": FIRST_SHARED, "cap": FIRST_SHARED, "0": 0, "1": FIRST_SHARED // 2}
+"""The reserved shared memory, as of sm_90: ptxas has ``begin``, ``0`` and ``cap`` as numbers there,
+the driver gives the others, and cooperative groups use 288 B from ``1`` on.  What sm_80 has behind
+the CTA's own memory is here at the beginning too."""
+_ZEROS = ("gridid", "current_graph_exec", *(f"envreg{n}" for n in (0, *range(3, 32))))
 _ONE_MASK = np.uint64(1)
 SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     **{f"%tid.{c}": _part(_inside, lambda run: run.block, d) for d, c in enumerate("xyz")},
@@ -85,10 +99,8 @@ SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     "%nwarpid": _fixed(lambda run: run.threads_per_cta // 32),
     "%smid": _cta,
     "%nsmid": _fixed(lambda run: run.grid[0] * run.grid[1] * run.grid[2]),
-    "%aggr_smem_size": _fixed(lambda run: run.shared_bytes),
-    "%reserved_smem_offset_end": _fixed(lambda run: FIRST_SHARED),
-    "%reserved_smem_offset_0": _fixed(lambda run: 0),  # PTX leaves open where: half of it each
-    "%reserved_smem_offset_1": _fixed(lambda run: FIRST_SHARED // 2),
+    "%aggr_smem_size": _fixed(lambda run: _total(run) + FIRST_SHARED),
+    **{f"%reserved_smem_offset_{name}": _reserved(at) for name, at in _RESERVED.items()},
     **{f"%{name}": _fixed(lambda run: 0) for name in _ZEROS},
     "%envreg1": _fixed(lambda run: run.workspace >> 32),  # what grid.sync of nvcc counts in
     "%envreg2": _fixed(lambda run: run.workspace & 0xFFFFFFFF),
@@ -99,15 +111,14 @@ SPECIAL: Mapping[str, Callable[[Run], Array]] = {
                                   - _ONE_MASK),
     "%lanemask_ge": lambda run: ~((_ONE_MASK << _lane(run).astype(np.uint64)) - _ONE_MASK),
     "%dynamic_smem_size": _fixed(lambda run: run.dynamic_bytes),
-    "%total_smem_size": _fixed(lambda run: run.shared_bytes),
+    "%total_smem_size": _fixed(_total),
     "smem window": _window,
 }  # fmt: skip
 """Each special register's value for every thread of a run, but for those that change."""
 CLOCKS = {"%clock": 0, "%clock64": 0, "%globaltimer": 0, "%globaltimer_lo": 0, "%clock_hi": 32,
           "%globaltimer_hi": 32, **{f"%pm{n}": 0 for n in range(8)}}  # fmt: skip
-"""Registers that only grow, and by how many bits they are shifted: they count the scheduler's
-choices, ``TICK`` each, and tell no time."""
-TICK = 64
+"""Registers that only grow, and by how many bits they are shifted: they tell no time, but
+``nanosleep`` and whatever lies between two reads makes a difference that is positive."""
 
 
 def special(run: Run, name: str) -> Array:

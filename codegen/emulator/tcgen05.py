@@ -125,11 +125,11 @@ def _ld_st(d: Decoder, i: Instruction) -> Control:
     at = d.address(i.operands[1 if loads else 0])
     listed = d.listed(i.operands[0 if loads else -1])
     if shape == "16x32bx2":
-        starts.append(int(i.operands[2 if loads else 1], 0))
+        starts.append(d.number(i.operands[2 if loads else 1], range(COLUMNS)))
         columns = columns + starts[1] * (np.arange(WARP)[:, None] >= 16)
     if len(listed) != lanes.shape[1]:
         raise d.error(f"{len(listed)} registers; {shape}.x{times} has {lanes.shape[1]}")
-    registers = [d.register(r) for r in listed]
+    registers = d.matrix(i.operands[0 if loads else -1], "b32")
 
     def move(run: Run, here: Group) -> None:
         addresses = at(run, here)

@@ -30,7 +30,7 @@ from tinygpu.codegen.emulator.report import Array
 
 __all__ = [
     "PACKED", "TYPES", "constant", "flushed", "fma", "immediate", "products", "quotient", "root",
-    "rounded", "typed",
+    "rounded", "typed", "wrapped",
 ]  # fmt: skip
 
 _TOKEN = re.compile(
@@ -66,7 +66,8 @@ def constant(text: str) -> int | None:
     return None if tokens else value
 
 
-def _wrapped(value: int) -> int:
+def wrapped(value: int) -> int:
+    """Return an integer's lower 64 bits, with a sign."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -87,7 +88,7 @@ def _binary(tokens: list[str], level: int) -> int:
         return _unary(tokens)
     value = _binary(tokens, level + 1)
     while tokens and tokens[0] in _LEVELS[level]:
-        value = _wrapped(_LEVELS[level][tokens.pop(0)](value, _binary(tokens, level + 1)))
+        value = wrapped(_LEVELS[level][tokens.pop(0)](value, _binary(tokens, level + 1)))
     return value
 
 
@@ -107,11 +108,14 @@ def _unary(tokens: list[str]) -> int:
         "-": operator.neg, "+": operator.pos, "~": operator.invert, "!": lambda a: int(not a),
     }  # fmt: skip
     if token in signs:
-        return _wrapped(signs[token](_unary(tokens)))
+        return wrapped(signs[token](_unary(tokens)))
     if token == "WARP_SZ":
         return 32
     digits = token.rstrip("U")
-    return int(digits, 8) if re.fullmatch(r"0[0-7]+", digits) else int(digits, 0)
+    value = int(digits, 8) if re.fullmatch(r"0[0-7]+", digits) else int(digits, 0)
+    if value >> 64:
+        raise ValueError("a constant has 64 bits")
+    return value
 
 
 TYPES: Mapping[str, np.dtype[Any]] = {
@@ -223,7 +227,7 @@ def flushed(values: Any, part: np.dtype[Any]) -> Any:
     """Return the values with subnormal ones as zeros of their sign, as ``.ftz`` does."""
     held = np.ascontiguousarray(values)
     halves = held.view(part) if held.dtype != part else held
-    small = np.abs(halves) < np.finfo(part).tiny
+    small = np.abs(halves) < _FINFO(part).tiny
     if not small.any():
         return values
     return np.where(small, np.copysign(part.type(0), halves), halves).view(held.dtype)

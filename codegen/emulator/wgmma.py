@@ -56,16 +56,18 @@ def _mma(d: Decoder, i: Instruction) -> Control:
     parts = i.parts
     _, columns, depth = shape_of(i)
     to, a_kind, b_kind = parts[-3:]
-    results = tuple(d.register(r) for r in d.listed(i.operands[0]))
+    results = tuple(d.matrix(i.operands[0], to))
     if len(results) != columns // (4 if to == "f16" else 2):
         raise d.error(f"{len(results)} registers hold no 64 x {columns} of {to}")
     in_registers = i.operands[1].startswith("{")
-    given = tuple(d.register(r) for r in d.listed(i.operands[1])) if in_registers else ()
+    given = tuple(d.matrix(i.operands[1], a_kind)) if in_registers else ()
+    if in_registers and len(given) != 4:
+        raise d.error(f"{len(given)} registers for 64 x {depth} of {a_kind}; it has 4")
     a_at = None if in_registers else d.source(i.operands[1], "u64")
     b_at = d.source(i.operands[2], "u64")
     scale = d.source(i.operands[3], "pred")
-    signs = [int(x, 0) for x in i.operands[4:6]] or [1, 1]
-    turned = [bool(int(x, 0)) for x in i.operands[6:8]]
+    signs = [d.number(x, (-1, 1)) for x in i.operands[4:6]] or [1, 1]
+    turned = [bool(d.number(x, (0, 1))) for x in i.operands[6:8]]
     turns = (False, turned[0]) if in_registers and turned else tuple(turned) or (False, False)
     d.touch(8)
 
@@ -138,7 +140,7 @@ def watch(run: Run, group: Group, registers: tuple[int, ...]) -> None:
 
 def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
     """Give registers back to the CTA's pool, or take them as soon as there are enough."""
-    number, increases = int(i.operands[0], 0), "inc" in i.parts
+    number, increases = d.number(i.operands[0]), "inc" in i.parts
     if number % 8 or not 24 <= number <= 256:
         raise d.error("a multiple of 8 from 24 to 256 is needed")
     directives = d.kernel.directives

@@ -265,14 +265,17 @@ class KernelCode:
         return str(self.text.once("zero16", make))
 
     def scalar(self, read: Scalar, dtype: str) -> str:
-        """Return a floating-point argument, or a size converted to floating point."""
-        if not read.size:
+        """Return a floating-point argument (f32), or a size, in a type."""
+        if not read.size and dtype == "f32":
             return f"%s_{read.name}"
         sizes = self.program.operation.axes  # a parameter may be negative
 
         def make() -> Number:
-            result, kind = self.text.register(dtype), "u32" if read.name in sizes else "s32"
-            self.text.emit(f"cvt.rn.{dtype}.{kind} {result}, {self.addresses.integer(read.name)}")
+            kind = "u32" if read.name in sizes else "s32"
+            result = self.text.register(KINDS[dtype])
+            given = self.addresses.integer(read.name) if read.size else f"%s_{read.name}"
+            how = f"{'.rn' * (read.size or dtype != 'f64')}.{dtype}.{kind if read.size else 'f32'}"
+            self.text.emit(f"cvt{how} {result}, {given}")
             return result
 
         return str(self.text.once(("scalar", read.name, dtype), make))

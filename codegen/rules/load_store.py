@@ -141,12 +141,16 @@ def _move_pairs(kernel: KernelCode, do: Do, scope: Scope) -> None:
 
 
 def red_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """red.global.add: vectors of ``do.vector`` fp32 values from sm_90 on, else one at a time."""
+    """red.global.add: vectors of ``do.vector`` fp32 values from sm_90 on, else one at a time.
+
+    Of 16 bits it adds with .noftz, the one form that there is.
+    """
     source = do.reads[0]
     assert isinstance(source, Access)
     kernel.each_its_own(do)
     kind = do.write.buffer.dtype
     vector = do.vector if adds_vectors(kernel.arch, kind) else 1
+    plain = ".noftz" * (do.write.buffer.type.bytes == 2)
     places = value_coordinates(do.write, do.values)
     registers = kernel.cells(source, do.values, scope)
     for first in range(0, len(places), vector):
@@ -155,7 +159,7 @@ def red_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
             continue
         mine = registers[first : first + vector]
         listed = f".v{vector}.{kind}", f"{{{', '.join(mine)}}}"
-        how, what = listed if vector > 1 else (f".{kind}", mine[0])
+        how, what = listed if vector > 1 else (f"{plain}.{kind}", mine[0])
         at = kernel.address(do.write, do.threads, places[first], scope)
         prefix = f"@{guard} " if isinstance(guard, str) else ""
         kernel.text.emit(f"{prefix}red.global.add{how} {at}, {what}")

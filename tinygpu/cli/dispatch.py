@@ -303,11 +303,11 @@ class Dispatch(ExitStack):
 
     def members(self, arch: str, device: str) -> list[BundledKernel]:
         """Build the kernels.  Raises AssemblyError, ProgramError."""
+        from tinygpu.codegen.run.agreement import require_computes
         from tinygpu.codegen.run.arguments import contract_of
         from tinygpu.codegen.run.build import build_many
         from tinygpu.codegen.run.bundle import BundledKernel
         from tinygpu.errors import TinyGpuError
-        from tinygpu.meaning.identity import require_computes
         from tinygpu.term.operation import Problem
 
         if self.gpus:

@@ -97,7 +97,7 @@ class Given:
 
         Raises IllegalScheduleError if it is illegal on the device or computes something else.
         """
-        from tinygpu.meaning.identity import require_computes
+        from tinygpu.codegen.run.agreement import require_computes
 
         return require_computes(self.program())
 

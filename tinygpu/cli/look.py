@@ -136,8 +136,8 @@ def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON 
 
     A term that does not compute its operation at small sizes, in a prime field, is illegal too.
     """
+    from tinygpu.codegen.run.agreement import computes
     from tinygpu.legality.laws import Violation, check_schedule
-    from tinygpu.meaning.identity import computes
 
     given = read_schedule(schedule, device, machine=machine)
     with working("judging"):

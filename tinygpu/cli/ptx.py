@@ -88,6 +88,7 @@ def ptx(
             say(f"{file}: warning: {name} is not the same in every order")
         told = f"{len(checked.findings)} findings" if checked.findings else "nothing found"
         say(f"{checked.kernel}: {told}; orders {', '.join(map(str, checked.orders))}")
+        say(f"not checked: {', '.join(checking.NOT_CHECKED)}")
     sys.exit(checked.status)
 
 

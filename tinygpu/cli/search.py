@@ -252,7 +252,7 @@ def computing(spaces: Sequence[Space], found: Ranking) -> tuple[Ranking, tuple[M
 
     Raises IllegalScheduleError if none does.
     """
-    from tinygpu.meaning.identity import computes
+    from tinygpu.codegen.run.agreement import computes
 
     machines = {space.machine.name: space.machine for space in spaces}
     operation = spaces[0].problem.operation
@@ -363,8 +363,9 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
 
     ``place`` is the place of a schedule's spread in the model's ranking, if it is among the first.
     """
+    from tinygpu.codegen.run.agreement import computes
     from tinygpu.codegen.run.measure import peer_of
-    from tinygpu.meaning.identity import computes, summary
+    from tinygpu.meaning.identity import summary
     from tinygpu.search.exact.best import Ranked
     from tinygpu.search.time.cost import cost
 

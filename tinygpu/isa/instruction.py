@@ -24,8 +24,9 @@ from typing import Any, Literal, get_args
 from tinygpu.devices.device import arch_number
 from tinygpu.errors import MachineError, nearest
 from tinygpu.isa.algebra import FLOATS, Algebra
+from tinygpu.isa.memory import DTYPES
 
-__all__ = ["Completion", "Instruction", "Issuer", "Unit"]
+__all__ = ["Completion", "Instruction", "Issuer", "Unit", "same"]
 
 Completion = Literal[
     "at_once", "scoreboard", "commit_group", "barrier", "mbarrier", "bulk_group", "wgmma_group",
@@ -33,7 +34,13 @@ Completion = Literal[
 ]  # fmt: skip
 Unit = Literal["fma", "alu", "sfu", "cvt", "lsu", "shuffle", "barrier", "tma", "tensor", "tmem"]
 _ASYNC_PROXY = ("mbarrier", "bulk_group", "wgmma_group", "tcgen05_commit")
+_AT_ISSUE = ("at_once", "scoreboard", "commit_group")
 Issuer = Literal["thread", "warp", "warpgroup", "one"]
+
+
+def same(*types: str) -> tuple[tuple[str, str], ...]:
+    """Return the types of what reads and writes one type, any of these."""
+    return tuple((one, one) for one in types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +55,16 @@ class Instruction:
     warpgroup on a tile, one thread on a tile.
     ``variants`` are the operators of
     ``tinygpu.term.expression`` that it covers.  ``arch``: the first architecture that has it; one
-    that ends in "a" alone has it.
+    that ends in "a" alone has it.  ``types``: pairs, a type that it reads and the one that it then
+    writes; what a product adds to is of the type that it writes.  Without pairs it moves or
+    computes any type, all of its operands of one.
 
     An instruction that the package does not have is a value of this class in a file of yours:
-    ``lower(kernel, do, scope)`` emits it (``codegen/rules``); ``meaning(operators, *arrays)``
-    computes what it writes from what it reads, by the operators of an algebra; each of ``laws``
-    yields clauses on a statement of it, as the laws of ``tinygpu/legality`` do.  The other walks
-    read the fields above.
+    ``lower(kernel, do, scope)`` emits it (``codegen/rules``); ``meaning(operators, *values)``
+    says what it writes of what it reads, by operators of ``tinygpu.isa.algebra``, once: the values
+    are those of a formula, and no arrays (``tinygpu.term.statement``); each of ``laws`` yields
+    clauses on a statement of it, as the laws of ``tinygpu/legality`` do.  The other walks read the
+    fields above.
     """
 
     name: str
@@ -66,6 +76,7 @@ class Instruction:
     atomic: bool = False
     issuer: Issuer = "thread"
     arch: str = "sm_50"
+    types: tuple[tuple[str, str], ...] = ()
     lower: Callable[..., None] | None = None
     meaning: Callable[..., Any] | None = None
     laws: tuple[Callable[..., Iterator[Any]], ...] = ()
@@ -76,6 +87,18 @@ class Instruction:
             if (got := getattr(self, field)) not in get_args(known):
                 text = f"instruction {self.name}: {field} {got}; {nearest(got, get_args(known))}"
                 raise MachineError(text)
+        for one in (one for pair in self.types for one in pair if one not in DTYPES):
+            raise MachineError(f"instruction {self.name}: types {one}; {nearest(one, DTYPES)}")
+
+        if self.meaning and (self.warp_product or self.completion not in _AT_ISSUE):
+            raise MachineError(
+                f"instruction {self.name}: its meaning would not be read; what completes by "
+                f"{self.completion} on the unit {self.unit} does what that unit does: leave it out"
+            )
+
+    def takes(self, read: str, written: str) -> bool:
+        """Return whether it makes one type of another."""
+        return (read, written) in self.types if self.types else read == written
 
     @property
     def proxy(self) -> Literal["generic", "async"]:
@@ -94,9 +117,7 @@ class Instruction:
         return arch_number(arch) >= arch_number(self.arch)
 
     def semantics(self, variant: str, *arguments: Any, algebra: Algebra = FLOATS) -> Any:
-        """Return what it writes, given the arrays that it reads."""
-        if self.meaning is not None:
-            return self.meaning(algebra.operators, *arguments)
+        """Return what it writes of the arrays that it reads, without a meaning of its own."""
         if self.variants:
             return algebra.operators[variant](*arguments)
         return arguments[0]

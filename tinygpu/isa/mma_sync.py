@@ -34,9 +34,10 @@ FAMILY: tuple[Instruction, ...] = (
         "ldmatrix", ("smem",), _REGISTERS, "lsu", "scoreboard", issuer="warp", arch="sm_75"
     ),
     Instruction(
-        "mma.sync", _REGISTERS, _REGISTERS, "tensor", variants=("fma",), issuer="warp", arch="sm_80"
+        "mma.sync", _REGISTERS, _REGISTERS, "tensor", variants=("fma",), issuer="warp",
+        arch="sm_80", types=tuple((t, "f32") for t in ("f16", "bf16", "tf32")),
     ),
-)
+)  # fmt: skip
 
 FRAGMENT_VALUES = (2, 2, 2)
 """Pair, half, half of k: the values of a thread in one block's product."""

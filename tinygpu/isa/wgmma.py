@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.instruction import Instruction, same
 
 __all__ = ["FAMILY"]
 
@@ -10,6 +10,8 @@ _REGISTERS = ("registers",)
 
 FAMILY: tuple[Instruction, ...] = (
     Instruction("wgmma", ("smem", "registers"), _REGISTERS, "tensor", "wgmma_group",
-                variants=("fma",), issuer="warpgroup", arch="sm_90a"),
-    Instruction("stmatrix", _REGISTERS, ("smem",), "lsu", issuer="warpgroup", arch="sm_90"),
+                variants=("fma",), issuer="warpgroup", arch="sm_90a",
+                types=(("bf16", "f32"), ("f16", "f32"), ("e4m3", "f32"))),
+    Instruction("stmatrix", _REGISTERS, ("smem",), "lsu", issuer="warpgroup", arch="sm_90",
+                types=same("bf16", "f16")),
 )  # fmt: skip

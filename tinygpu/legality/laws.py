@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.devices.device import Device, limits
-from tinygpu.errors import IllegalScheduleError
+from tinygpu.errors import IllegalScheduleError, MachineError, TinyGpuError
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import (
@@ -117,12 +117,24 @@ def _concurrency(case: Case) -> Iterator[Clause]:
 
 
 def _own_laws(case: Case, place: Place) -> Iterator[Clause]:
-    """Yield the clauses of an instruction's own laws."""
+    """Yield the clauses of an instruction's own laws.
+
+    Raises MachineError for one that raises.
+    """
     for law in place.do.instruction.laws if isinstance(place.do, Do) else ():
-        yield from law(case, place)
+        try:
+            yield from law(case, place)
+        except TinyGpuError:
+            raise
+        except Exception as error:  # whatever a user's function may raise
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise MachineError(
+                f"instruction {place.do.instruction.name}: its law {getattr(law, '__name__', law)} "
+                f"raises {said}; yield Clauses of numbers"
+            ) from error
 
 
-_ANY_SIZE = 4096  # for laws that do not depend on it
+_ANY_SIZE = 64  # for laws that do not depend on it
 _GUIDE = "CUDA C++ Programming Guide, Compute Capabilities"
 _PTX = "PTX ISA 9, "
 _VECTORS = "(vector, vector_a, vector_b, vector_shared, vector_c)"

@@ -117,8 +117,6 @@ def copies(case: Case, place: Place) -> Iterator[Clause]:
     levels = (source.buffer.level, target.buffer.level)
     text = "{} goes from {} to {}, not from shared to tensor memory"
     yield Clause(levels == ("smem", "tmem"), text, (do, *levels))
-    types = (source.buffer.dtype, target.buffer.dtype)
-    yield Clause(types[0] == types[1], "{} makes {} of {}; it copies bits", (do, *types[::-1]))
     alone = all(not p.do.multicast for p in case.places if p.do.instruction.unit == "tensor")
     text = "{}: products of pairs are in its kernel; it copies for one CTA"
     yield Clause(alone and not do.multicast, text, (do,))

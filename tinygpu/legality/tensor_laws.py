@@ -150,9 +150,9 @@ def swizzle(case: Case) -> Iterator[Clause]:
 
 
 def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
-    """Check the shape and the types of a product."""
+    """Check the shape of a product."""
     do = place.do
-    a, b, sums = (r for r in do.reads if isinstance(r, Access))
+    a, _, sums = (r for r in do.reads if isinstance(r, Access))
     k, inner, outer, rows = do.values
     columns, slice_bytes = inner * outer, k * a.buffer.type.bytes
     text = "{} multiplies blocks of {} rows; wgmma has 64"
@@ -162,9 +162,6 @@ def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
     yield Clause(holds, text, (do, columns, _COLUMNS))
     text = "{} takes {} B of k; wgmma takes {}"
     yield Clause(slice_bytes == _SLICE_BYTES, text, (do, slice_bytes, _SLICE_BYTES))
-    types = (a.buffer.dtype, b.buffer.dtype, sums.buffer.dtype)
-    holds = types in (("bf16", "bf16", "f32"), ("f16", "f16", "f32"), ("e4m3", "e4m3", "f32"))
-    yield Clause(holds, "{} multiplies {} by {} into {}", (do, *types))
     held = sums.buffer.fragment == "wgmma" and sums.buffer.name == do.write.buffer.name
     yield Clause(held, "{} adds to no fragment of wgmma's own", (do,))
     text = "{} adds to {} and writes {}; wgmma has one place for both"
@@ -230,7 +227,7 @@ def stmatrix(case: Case, place: Place) -> Iterator[Clause]:
     turned = do.variant == "trans"
     run, lines = do.write.value[int(turned)], do.write.value[1 - int(turned)]
     width = do.write.buffer.type.bytes
-    holds = (width == 2) & (memory_step(do.write, run) == 1)
+    holds = memory_step(do.write, run) == 1
     yield Clause(holds, "{}: its rows are not 8 neighbours of 2 B", (do,))
     apart = memory_step(do.write, lines) * width
     text = "{}: its rows lie {} B apart, no multiple of {}"
@@ -322,9 +319,9 @@ TENSOR_LAWS: Mapping[str, Law] = {
         ),
         Law(
             "wgmma_shape",
-            "States that a product is m64 nN k of 32 B, N 8 to 256 by 8, of f16, bf16 or e4m3.",
+            "States that a product is m64 nN k of 32 B, N 8 to 256 by 8.",
             _PTX + "wgmma.mma_async",
-            "choose another tile (tile_m, tile_n), 64 rows for each consumer, or dtype bf16",
+            "choose another tile (tile_m, tile_n), 64 rows for each consumer",
             of_place=wgmma_shape,
             of="wgmma",
         ),

@@ -52,7 +52,6 @@ from tinygpu.term.tensor_memory import (
 __all__ = ["TMEM_LAWS"]
 
 _CELL_BYTES = 4
-_MULTIPLIED = ("bf16", "f16", "tf32", "e4m3", "e5m2")
 _LOADED = (1, 2, 4, 8, 16, 32, 64, 128)  # spec: columns of one tcgen05.ld.32x32b
 _MOST_COLUMNS = 256  # spec: tcgen05.mma's largest n
 
@@ -76,9 +75,9 @@ def columns(case: Case) -> Iterator[Clause]:
 
 
 def shape(case: Case, place: Place) -> Iterator[Clause]:
-    """Check a product's shape and types, and that its sums lie where the hardware puts them."""
+    """Check a product's shape, and that its sums lie where the hardware puts them."""
     do = place.do
-    x, y, sums = (r for r in do.reads if isinstance(r, Access))
+    x, _, sums = (r for r in do.reads if isinstance(r, Access))
     k, inner, outer, halves, high, blocks = do.values
     rows, wide, ctas = high * blocks, inner * outer * halves, multiplying(case, place)
     text = "{} multiplies {} rows of a CTA; tcgen05.mma has 64 or 128"
@@ -92,9 +91,6 @@ def shape(case: Case, place: Place) -> Iterator[Clause]:
     taken = k * x.buffer.type.bytes
     text = "{} takes {} B of k; tcgen05.mma takes {}"
     yield Clause(taken == SLICE_BYTES, text, (do, taken, SLICE_BYTES))
-    types = (x.buffer.dtype, y.buffer.dtype, sums.buffer.dtype)
-    holds = x.buffer.dtype in _MULTIPLIED and types[1:] == (x.buffer.dtype, "f32")
-    yield Clause(holds, "{} multiplies {} by {} into {}, which it cannot", (do, *types))
     own = sums.buffer.level == "tmem" and sums.buffer.name == do.write.buffer.name
     yield Clause(own, "{} adds to no sums of its own in tensor memory", (do,))
     text = "{} adds to {} and writes {}; tcgen05.mma has one place for both"
@@ -123,8 +119,6 @@ def lanes(case: Case, place: Place) -> Iterator[Clause]:
     (source,) = (r for r in do.reads if isinstance(r, Access))
     tmem, held = (source, do.write) if source.buffer.level == "tmem" else (do.write, source)
     yield Clause(held.buffer.fragment == "row", "{}: {} is no row a thread", (do, held.buffer.name))
-    bits = tmem.buffer.type.bytes * 8
-    yield Clause(bits == 32, "{}: it moves whole columns; elements have {} bits", (do, bits))
     same: Any = True
     for one, other in zip(tmem.value, held.value, strict=True):
         same = same & (one[0] == other[0]) & (one[1] == other[1])
@@ -230,10 +224,9 @@ TMEM_LAWS: Mapping[str, Law] = {
         Law(
             "tcgen05_shape",
             "States that a product has 64 or 128 rows of a CTA, 8 to 256 columns (by 8, or by 16 "
-            "with 128 rows or a pair), k of 32 B, f16, bf16, tf32, e4m3 or e5m2, and f32 sums "
-            "where the hardware has them.",
+            "with 128 rows or a pair), k of 32 B, and its sums where the hardware has them.",
             _PTX + "tcgen05.mma, Matrix shape, Data Path Layout Organization",
-            "choose another tile (tile_m, tile_n), or dtype bf16",
+            "choose another tile (tile_m, tile_n)",
             of_place=shape,
             of="tcgen05.mma",
         ),

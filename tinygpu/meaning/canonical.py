@@ -384,8 +384,7 @@ class _Work:
             if do.instruction.warp_product:
                 result = self.warps(do, arguments)
             else:
-                name = do.variant or do.instruction.name
-                result = do.instruction.semantics(name, *arguments, algebra=algebra)
+                result = do.result(*arguments, algebra=algebra)
             rounded = algebra.round(do.write.buffer.type, np.asarray(result))
             rounded = rounded.astype(np.float64, copy=False)
             if modes and rounded.ndim:

@@ -336,8 +336,7 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
             each = 4 // do.accesses[0].buffer.type.bytes
             result = products(do.values, *arguments, each=each, algebra=run.algebra)
         else:
-            name = do.variant or instruction.name
-            result = instruction.semantics(name, *arguments, algebra=run.algebra)
+            result = do.result(*arguments, algebra=run.algebra)
         rounded = np.asarray(run.algebra.round(do.write.buffer.type, np.asarray(result)), float)
         if instruction.unit == "shuffle":
             rounded = _shuffled(agent, do, who.numbers, rounded)

@@ -39,17 +39,17 @@ from math import prod
 
 import numpy as np
 
-from tinygpu.errors import IllegalScheduleError
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.meaning.assumptions import ends, unproved, window
 from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
 from tinygpu.meaning.interpret import edge_of, interpret, tile_of, wrong_result
 from tinygpu.meaning.prime_field import P, prime_field
 from tinygpu.meaning.race import Finding
+from tinygpu.meaning.tolerance import roundings
 from tinygpu.term.operation import Problem
 from tinygpu.term.program import Do, For, Program, Statement, walk
 
-__all__ = ["Meaning", "computes", "instances", "require_computes", "summary"]
+__all__ = ["Meaning", "computes", "instances", "summary"]
 
 _MOST_WORK = 1e8  # fitted: element operations in about a second
 _STATEMENT = 4000  # fitted: what a statement costs besides, in element operations
@@ -87,11 +87,22 @@ class Meaning:
         return self.finding is not None or bool(self.illegal)
 
     @property
+    def rounding(self) -> str:
+        """Where the term rounds and its operation does not; a prime field does not see it."""
+        found = roundings(self.program)
+        more = f" and {len(found) - 1} more" if found[1:] else ""
+        return f"up to rounding to {found[0]}{more}" if found else ""
+
+    @property
     def proved(self) -> bool:
         """Whether it computes its operation at every size."""
         return self.finding is None and bool(self.asked) and not self.unproved and not self.ragged
 
     def __str__(self) -> str:
+        right = self.finding is None and self.asked and self.rounding
+        return f"{self._found()}; {self.rounding}" if right else self._found()
+
+    def _found(self) -> str:
         axes = ", ".join(self.program.operation.axes)
         if self.illegal and self.finding is None:
             return f"no run of it is its meaning: it is illegal: {self.illegal}"
@@ -134,19 +145,6 @@ def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: in
     return replace(_computes(plain, draws), program=program, illegal=illegal)
 
 
-def require_computes(program: Program) -> Meaning:
-    """Return what ``computes`` found of a legal term.
-
-    Raises IllegalScheduleError if it does not compute its operation.
-    """
-    found = computes(program)
-    if found.wrong:
-        raise IllegalScheduleError(
-            f"computes: {program.name} {found}; let the term compute {program.operation}"
-        )
-    return found
-
-
 def summary(found: Sequence[Meaning]) -> str:
     """Say in a line what was found of several terms that compute their operation, each once.
 
@@ -166,6 +164,7 @@ def summary(found: Sequence[Meaning]) -> str:
             text = f"tested at small sizes ({one.unproved})"
         else:
             text = f"proved for full tiles, tested at others ({one.ragged})"
+        text += f", {one.rounding}" if one.rounding else ""
         kinds[text] = kinds.get(text, 0) + 1
     if len(kinds) == 1:
         many = f"{len(found)} compute their operation" if found[1:] else "it computes its operation"

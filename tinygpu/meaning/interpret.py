@@ -271,12 +271,3 @@ def _well_formed(program: Program) -> None:
     for statement, _ in walk(program):
         if isinstance(statement, WaitGroup) and int(statement.pending) < 0:
             raise ProgramError(f"{statement}: pending groups are 0 or more; raise it")
-        if not isinstance(statement, Do) or statement.instruction.unit in ("cvt", "tensor"):
-            continue
-        into = statement.write.buffer
-        for buffer in (access.buffer for access in statement.accesses):
-            if buffer.dtype != into.dtype:
-                raise ProgramError(
-                    f"{statement}: {buffer.name} is {buffer.dtype}, {into.name} {into.dtype}; "
-                    "convert first (cvt)"
-                )

@@ -56,7 +56,7 @@ Integers = NDArray[np.int64]
 Kind = Literal[
     "race", "deadlock", "stale", "unwritten_read", "unwritten", "out_of_bounds", "written_twice",
     "written_input", "red_not_zeroed", "shuffle", "unwaited", "misaligned", "wrong_result",
-    "unfenced", "aliased", "unbalanced", "exited",
+    "unfenced", "aliased", "unbalanced", "exited", "code_differs",
 ]  # fmt: skip
 UNWRITTEN = np.iinfo(np.int64).min
 _MANY_USES = 24

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from tinygpu.isa.memory import DTYPES
 from tinygpu.term.operation import Operation
-from tinygpu.term.program import Do, Program, walk
+from tinygpu.term.program import Access, Do, Program, walk
 
-__all__ = ["error_ratio", "roundoff", "ulp", "usual_roundoff"]
+__all__ = ["error_ratio", "roundings", "roundoff", "ulp", "usual_roundoff"]
 
 _LARGEST_EXPONENT: Mapping[str, int] = {
     "f64": 1023, "f32": 127, "tf32": 127, "f16": 15, "bf16": 127, "e4m3": 8, "e5m2": 15,
@@ -89,7 +89,9 @@ def usual_roundoff(operation: Operation) -> float:
 def roundoff(program: Program) -> float:
     """Return u: the unit roundoff of the narrowest type in which the term does arithmetic.
 
-    Products of 8-bit numbers are summed with about 13 bits, whatever the sums' type.
+    It is no more than what the operation is usually summed with: a term that rounds to fewer bits
+    on the way is right only if its result is.  Products of 8-bit numbers are summed with about 13
+    bits, whatever the sums' type.
     """
     found = (
         _SHORT if statement.accesses[0].buffer.type.bytes == 1
@@ -99,4 +101,50 @@ def roundoff(program: Program) -> float:
         and (i := statement.instruction)
         and (i.variants or i.meaning or i.atomic)
     )  # fmt: skip
-    return max(found, default=DTYPES["f32"].roundoff)
+    return min(max(found, default=1.0), usual_roundoff(program.operation))
+
+
+def roundings(program: Program) -> tuple[str, ...]:
+    """Return the statements that round where the operation does not, with their types.
+
+    An operation is computed in fp32, or in the type of its output if that is wider, and rounded to
+    that type at the end.  So each conversion or result of fewer bits counts of which the term goes
+    on to compute, and each sum of fewer bits that is added up in global memory.
+
+    >>> from tinygpu.machines.simt import LADDER, Simt
+    >>> from tinygpu.term.machine import Chosen
+    >>> from tinygpu.term.operation import matmul
+    >>> roundings(Simt().program(matmul("bf16"), Chosen(LADDER["shared"])))
+    ()
+    >>> roundings(Simt().program(matmul("f64"), Chosen(LADDER["shared"])))[0]
+    'f32: a_wide@(32*kt + kk) = cvt(a_fragment@(32*kt + kk)) x 1*1'
+    """
+    own = min(DTYPES["f32"].roundoff, DTYPES[program.operation.output.dtype].roundoff)
+    statements = [s for s, _ in walk(program) if isinstance(s, Do)]
+    used = {name for s in statements if _computes(s) for name in _reads(s)}
+    moves = [s for s in statements if not _computes(s)]
+    more = True
+    while more:  # what is moved to where it is computed with
+        before = len(used)
+        used |= {name for s in moves if s.write.buffer.name in used for name in _reads(s)}
+        more = len(used) > before
+    return tuple(
+        dict.fromkeys(
+            f"{s.write.buffer.dtype}: {s}"
+            for s in statements
+            if _computes(s)
+            and s.write.buffer.type.roundoff > own
+            and (s.write.buffer.name in used or s.instruction.atomic)
+        )
+    )
+
+
+def _computes(do: Do) -> bool:
+    """Whether a statement's results are other numbers than those that it reads."""
+    how = do.instruction
+    own = how.variants or how.meaning or how.atomic
+    return bool(own) or any(a.buffer.dtype != do.write.buffer.dtype for a in do.accesses)
+
+
+def _reads(do: Do) -> set[str]:
+    return {read.buffer.name for read in do.reads if isinstance(read, Access)}

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from inspect import signature
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -60,6 +60,10 @@ class Expression:
     """A node of an expression; Python's operators build larger ones."""
 
     __slots__ = ()
+    __array_ufunc__ = None  # NumPy's functions refuse an expression instead of holding it
+
+    def __array__(self, *_: object) -> NoReturn:
+        raise TypeError("an expression is no array and has no size")
 
     def __add__(self, other: Expression | float) -> Apply:
         return apply("add", self, other)
@@ -70,6 +74,9 @@ class Expression:
     def __sub__(self, other: Expression | float) -> Apply:
         return apply("sub", self, other)
 
+    def __rsub__(self, other: float) -> Apply:
+        return apply("sub", other, self)
+
     def __mul__(self, other: Expression | float) -> Apply:
         return apply("mul", self, other)
 
@@ -78,6 +85,9 @@ class Expression:
 
     def __truediv__(self, other: Expression | float) -> Apply:
         return apply("div", self, other)
+
+    def __rtruediv__(self, other: float) -> Apply:
+        return apply("div", other, self)
 
     def __neg__(self) -> Apply:
         return apply("neg", self)

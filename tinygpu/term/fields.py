@@ -41,7 +41,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
         "Scalar": "name size",
         "Barrier": "name stages arrivals home",
         "Instruction": "name reads writes unit completion variants atomic issuer arch lower "
-        "meaning laws",
+        "meaning laws types",
         "Do": "instruction write reads values threads vector variant lanes across signal multicast "
         "fresh",
         "For": "var trips body unrolled start",

@@ -506,7 +506,7 @@ def _fault(statement: Statement) -> str:
 
 def _misused(do: Do) -> str:
     """Say how a statement's operands are none of its instruction's; "" if they are."""
-    how, into = do.instruction, do.write.buffer
+    how = do.instruction
     own = how.lower is not None or how.meaning is not None
     variant = do.variant or how.name
     if how.variants and variant not in how.variants:
@@ -522,8 +522,6 @@ def _misused(do: Do) -> str:
             return (
                 f"{buffer.name} is in {buffer.level}; {how.name} takes {' or '.join(levels)} there"
             )
-        if buffer.dtype != into.dtype and how.issuer == "thread" and how.unit != "cvt":
-            return f"{buffer.name} is {buffer.dtype}, {into.name} {into.dtype}; convert first (cvt)"
         if registers and any(isinstance(n, int) and n for steps in access.thread for n in steps):
             return f"registers are each thread's own; {buffer.name}'s thread steps have to be 0"
         if access.trimmed and how.unit != "tma":

@@ -37,11 +37,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from tinygpu.errors import ProgramError, nearest
+from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.instruction import Instruction
 from tinygpu.term.access_map import Access, Affine, Buffer, Operand
+from tinygpu.term.formula import formula, symbols
 
 __all__ = [
     "Arrive",
@@ -419,6 +421,32 @@ class Do(_Simple):
     def guards(self) -> tuple[tuple[Affine, int | str], ...]:
         return () if self.fresh is None else ((self.fresh, 1),)
 
+    @property
+    def wrong(self) -> str:
+        """Why its instruction does not take the types of its operands; "" if it does.
+
+        Raises MachineError for an instruction whose meaning is no formula of what it reads.
+        """
+        how, to = self.instruction, self.write.buffer
+        if how.meaning is not None:
+            formula(how, len(self.reads))
+        given = [r.buffer for r in self.reads if isinstance(r, Access)]
+        added = given[2:] if how.unit == "tensor" else []
+        given = given[: len(given) - len(added)]
+        pairs = [(b, to) for b in given if not how.takes(b.dtype, to.dtype)]
+        pairs += [(given[0], b) for b in given if b.dtype != given[0].dtype]
+        pairs += [(b, to) for b in added if b.dtype != to.dtype]
+        if not given and how.types and all(to.dtype != written for _, written in how.types):
+            pairs = [(to, to)]
+        if not pairs:
+            return ""
+        (one, other), *_ = pairs
+        known = ", ".join(a if a == b else f"{a} to {b}" for a, b in how.types)
+        return (
+            f"{one.name} is {one.dtype}, {other.name} {other.dtype}; {how.name} takes "
+            f"{known or 'one type for all'}: convert first (cvt)"
+        )
+
     def with_forms(self, change: Callable[[Affine], Affine]) -> Do:
         def moved(access: Access) -> Access:
             origin, index = tuple(map(change, access.origin)), change(access.index)
@@ -432,6 +460,14 @@ class Do(_Simple):
             signal=(self.signal[0], change(self.signal[1])) if self.signal else None,
             fresh=None if self.fresh is None else change(self.fresh),
         )
+
+    def result(self, *values: Any, algebra: Algebra) -> Any:
+        """Return what it writes, not rounded yet, given the arrays of values that it reads."""
+        how = self.instruction
+        if how.meaning is None:
+            return how.semantics(self.variant or how.name, *values, algebra=algebra)
+        given = dict(zip(symbols(len(values)), values, strict=True))
+        return formula(how, len(values)).evaluate(given, algebra)
 
     @property
     def needs(self) -> str:

@@ -53,6 +53,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.isa.instruction import Instruction
 from tinygpu.term.expression import Constant, Expression, value
 from tinygpu.term.operation import Operand, Operation
 from tinygpu.term.program import (
@@ -266,7 +267,7 @@ def _bare(
     )
     landed = prod(map(int, do.values)) * do.write.buffer.type.bytes if do.signal else 1
     return Do(
-        do.instruction,
+        _untyped(do.instruction),
         _footprint(do, threads, loops, wanted),
         reads,
         (landed,),
@@ -274,6 +275,12 @@ def _bare(
         multicast=do.multicast,
         fresh=None if do.fresh is None else normal(do.fresh),
     )
+
+
+@lru_cache(4096)
+def _untyped(instruction: Instruction) -> Instruction:
+    """Return what is left of an instruction: who issues it, and how it is seen to be done."""
+    return replace(instruction, types=(), lower=None, meaning=None, laws=())
 
 
 @lru_cache(4096)

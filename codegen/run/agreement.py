@@ -1,0 +1,165 @@
+"""The code of a user's instruction is compared with its meaning.
+
+The package's rules are tested against the interpreter once and for all; a user's ``lower`` is not.
+So a term with one is emitted, its PTX is run by ``tinygpu.codegen.emulator``, copies landing late,
+early and at random, and its output is compared with the interpreter's.  Inputs are normal, but for
+a quarter of zeros, ones and large and small numbers of either sign.  Code that differs, or in which
+something is found, is a *finding*; what the emulator does not know makes an answer *unproved*.
+
+An element may differ by twice what ``tinygpu/meaning/tolerance.py`` allows, once for each side.
+What shows at other sizes, inputs or orders alone is not found; ``laws`` are taken at their word.
+
+>>> from tinygpu.machines.simt import LADDER, Simt
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.term.operation import matmul
+>>> differences(Simt().program(matmul(), Chosen(LADDER["shared"])), {"m": 8, "n": 8, "k": 8})
+((), '')
+
+Source: ``docs/tutorial/instruction.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from tinygpu.devices.device import arch_number
+from tinygpu.errors import IllegalScheduleError, ProgramError
+from tinygpu.isa.memory import DTYPES
+from tinygpu.meaning import identity, interpret
+from tinygpu.meaning.identity import Meaning
+from tinygpu.meaning.race import Finding
+from tinygpu.meaning.tolerance import error_ratio, roundoff
+from tinygpu.term.program import Do, Program, walk
+
+__all__ = ["check", "computes", "differences", "require_computes"]
+
+_SCALAR = 0.5
+_SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0**-6, -(2.0**-6), 240.0, -240.0)  # numbers of every type
+_OFTEN = 0.25
+_BOTH = 2.0  # the code may be off by what is allowed, and so may the interpreter
+
+
+def check(
+    program: Program, sizes: Mapping[str, int], *, seeds: tuple[int, ...] = (0, 1, 2)
+) -> tuple[Finding, ...]:
+    """Interpret on normal inputs (scalars 0.5) at each seed; return the first finding of each kind.
+
+    Seeds s and s + 1 differ in who runs first and when copies land; three of them have all of each.
+    Of a term of which nothing is found, the code of a user's instructions is compared too.
+    """
+    found = interpret.check(program, sizes, seeds=seeds)
+    return found or differences(program, sizes)[0]
+
+
+def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: int = 2) -> Meaning:
+    """Ask a legal term at ``sizes``, or at its ``instances``, the last with ``draws`` inputs.
+
+    The code of a user's instructions is compared with their meaning at the last sizes.  Raises
+    ProgramError for a term that is malformed, OperationError for sizes that are not the
+    operation's.
+    """
+    found = identity.computes(program, sizes, draws)
+    if found.finding is not None or not found.asked:
+        return found
+    differs, why = differences(program, found.asked[-1])
+    if differs:
+        return replace(found, finding=differs[0])
+    return replace(found, unproved=why or found.unproved)
+
+
+def require_computes(program: Program) -> Meaning:
+    """Return what ``computes`` found of a legal term.
+
+    Raises IllegalScheduleError if it does not compute its operation.
+    """
+    found = computes(program)
+    if found.wrong:
+        raise IllegalScheduleError(
+            f"computes: {program.name} {found}; let the term compute {program.operation}"
+        )
+    return found
+
+
+def differences(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[Finding, ...], str]:
+    """Return where code and meaning differ, the first element; and why they are not compared.
+
+    There is nothing to compare in a term whose instructions are all lowered by the package.
+    """
+    brought = (s for s, _ in walk(program) if isinstance(s, Do) and s.instruction.lower is not None)
+    first = next(brought, None)
+    return ((), "") if first is None else _differences(program, first, tuple(sizes.items()))
+
+
+@lru_cache(256)
+def _differences(
+    program: Program, first: Do, at: tuple[tuple[str, int], ...]
+) -> tuple[tuple[Finding, ...], str]:
+    """Compare; ``first`` is a statement that a user's ``lower`` emits."""
+    from tinygpu.codegen.emit import emit  # what other terms do not need
+    from tinygpu.codegen.emulator import Module
+    from tinygpu.codegen.run.interpretation import COMPLETIONS, execute
+
+    operation, sizes, random = program.operation, dict(at), np.random.default_rng(0)
+    own = {s.instruction for s, _ in walk(program) if isinstance(s, Do) and s.instruction.lower}
+    names = ", ".join(sorted(i.name for i in own))
+    shapes, out = operation.shapes(sizes), operation.output
+    inputs = {}
+    for operand in operation.inputs:
+        normal = random.standard_normal(shapes[operand.name])
+        special = random.choice(_SPECIAL, normal.shape)
+        mixed = np.where(random.random(normal.shape) < _OFTEN, special, normal)
+        inputs[operand.name] = DTYPES[operand.dtype].round(mixed)
+    exact = {name: values.astype(np.float64) for name, values in inputs.items()}
+    scalars = dict.fromkeys(operation.scalars, _SCALAR)
+    meant = interpret.interpret(program, sizes, exact, scalars=scalars).outputs[out.name]
+    with np.errstate(all="ignore"):
+        scale = operation.reference(exact, scalars)["scale"]
+    arch = max((s.instruction.arch for s, _ in walk(program) if isinstance(s, Do)), key=_newest)
+    try:
+        text = emit(program, arch, sizes, unchecked=True)
+    except ProgramError as error:
+        return (_finding(first, f"it has no code: {error}"),), ""
+    for completion in COMPLETIONS:
+        output = np.empty(shapes[out.name], DTYPES[out.dtype].numpy)
+        output.reshape(-1).view(np.uint8)[:] = 0 if program.zeroed else 0xFF
+        arrays = inputs | {out.name: output}
+        try:
+            report = execute(program, sizes, arrays, Module.parse(text), scalars=scalars,
+                             completion=completion)  # fmt: skip
+        except ProgramError as error:
+            return (), f"code of {names} is not compared with its meaning: {error}"
+        wrong = [f for f in report.findings if f.severity == "error"]
+        if wrong:
+            return (_finding(first, f"in its code, copies landing {completion}: {wrong[0]}"),), ""
+        ratio = error_ratio(
+            output,
+            meant,
+            scale,
+            depth=prod(sizes[axis] for axis in operation.reduced),
+            roundoff=roundoff(program),
+            dtype=out.dtype,
+        )
+        ratio = np.where(np.isnan(meant.astype(np.float64)) | np.isnan(ratio), 0.0, ratio)
+        if ratio.max() > _BOTH:
+            place = np.unravel_index(int(ratio.argmax()), ratio.shape)
+            cell = f"{out.name}[{', '.join(str(int(p)) for p in place)}]"
+            got, want = (float(x[place]) for x in (output, meant))
+            text = (
+                f"{cell} is {got:.6g} by its code and {want:.6g} by its meaning, copies landing "
+                f"{completion}; mend lower, meaning or completion of {names}"
+            )
+            return (_finding(first, text, cell),), ""
+    return (), ""
+
+
+def _newest(arch: str) -> tuple[int, bool]:
+    return arch_number(arch), arch.endswith("a")
+
+
+def _finding(first: Do, text: str, cell: str = "") -> Finding:
+    return Finding("code_differs", str(first), f"{first}: {text}", cell=cell)
