@@ -82,6 +82,7 @@ LEFT_OUT = {
         "an Exit counts as one whatever it looks at": "Exit.values",
     },
     "computes": {
+        TYPES: "Instruction.types",
         "the same meaning (the program is asked without them)": (
             "Program.specialised Program.addressing Program.guards Program.ctas_per_sm "
             "Program.early"
@@ -135,8 +136,8 @@ LEFT_OUT = {
         "a name is not in the code": "Role.name",
         "asked where sizes are given": "Program.specialised",
         "meaning's and the laws'": (
-            "Instruction.laws Instruction.arch Instruction.variants "
-            "Instruction.writes Instruction.atomic"
+            "Instruction.meaning Instruction.laws Instruction.arch Instruction.variants "
+            "Instruction.writes Instruction.atomic Instruction.types"
         ),
     },
 }  # fmt: skip
