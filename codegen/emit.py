@@ -28,12 +28,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
 
-import numpy as np
-
 from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
 from tinygpu.codegen.kernel.loops import instances, rotating_slots, stepped_pointers
 from tinygpu.codegen.kernel.ptx import Scalar as Number
-from tinygpu.codegen.kernel.scope import Scope
+from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.codegen.kernel.trimming import trim
 from tinygpu.codegen.rules import (
     arithmetic,
@@ -76,6 +74,7 @@ from tinygpu.term.program import (
     WaitGroup,
     When,
     walk,
+    walked,
 )
 from tinygpu.term.tensor_memory import uses_tensor_memory
 
@@ -108,6 +107,8 @@ RULES: Mapping[str, Rule] = {
 }
 """The rule of each instruction of a ``Do``, from the file of its family."""
 _GROUPS = {"cp.async": "cp.async.{}", "bulk": "cp.async.bulk.{}", "wgmma": "wgmma.{}.sync.aligned"}
+_PREDICATED = ("st.global", "st.shared", "red.global")
+"""What writes no register and asks for ``lanes`` itself; others are branched around."""
 _AS_A_BRANCH = "bar.warp.sync -1"
 """Else ptxas makes a branch around loads a predicate and sinks them to the loop's end."""
 _SM_REGISTERS = 65536  # spec: CUDA C++ Programming Guide, "Compute Capabilities"
@@ -151,11 +152,13 @@ class Emitter(KernelCode):
             if self.ctas > 1:
                 directives.append(f".reqnctapercluster {self.ctas}, 1, 1")
             return self.module(arch, directives, tuple(self.maps.values()))
-        linear = text.register("u32")
-        text.emit(f"mov.u32 {linear}, %ctaid.x")
-        self.grid(linear)
-        if len(program.roles) > 1:
+        if len(program.roles) > 1 or program.roles[0].copies > 1:
             raise ProgramError(f"program {program.name}: several roles, and no barriers")
+        if self.ctas > 1:
+            raise ProgramError(f"program {program.name}: a cluster, and no barriers")
+        self._launched()
+        self._ranks()
+        self._enter(program.roles[0], 0)
         self.body(program.roles[0].body, Scope())
         text.emit("ret")
         directives = [f".maxntid {program.threads}, 1, 1"]
@@ -202,11 +205,13 @@ class Emitter(KernelCode):
 
     def _last(self) -> Sync | None:
         """Return the barrier that ends all roles: one place for it, as synccheck wants it."""
-        ends = [role.body[-1] for role in self.program.roles]
-        first = ends[0]
-        if uses_tensor_memory(self.program) or any(end != first for end in ends):
+        ends = [role.body[-1:] for role in self.program.roles]
+        if uses_tensor_memory(self.program) or any(end != ends[0] for end in ends):
             return None
-        return first if isinstance(first, Sync) and first.scope != "role" else None
+        match ends[0]:
+            case (Sync(scope=scope) as last,) if scope != "role":
+                return last
+        return None
 
     def _ranks(self) -> None:
         """Set the variables of the CTA's rank in its cluster."""
@@ -261,8 +266,31 @@ class Emitter(KernelCode):
         here = text.subtract("%tid_x", first)
         self.copy = text.divide(here, role.threads) if role.copies > 1 else 0
         self.local = str(text.modulo(here, role.threads) if role.copies > 1 else here)
+        self.addresses.copy, self.addresses.local = self.copy, self.local
         if role.copy:
             self.addresses.variables[role.copy] = self.copy
+        if self.program.barriers and not self.program.persistent and self._outside_tiles(role):
+            self._launched()
+
+    def _outside_tiles(self, role: Role) -> bool:
+        """Say whether a role names the grid's variables where no loop over tiles binds them."""
+        axes = {axis.var for axis in self.program.grid}
+        return any(
+            name in axes
+            for statement, around in walked(role.body)
+            if not any(isinstance(block, ForTile) for block in around)
+            for form in statement.forms
+            for name, _ in form.terms
+        )
+
+    def _launched(self) -> str:
+        """Return the number of the CTA's cluster; set the grid's variables to its tile."""
+        linear = self.text.register("u32")
+        source = "%clusterid.x" if self.ctas > 1 else "%ctaid.x"
+        self.text.emit(f"mov.u32 {linear}, {source}")
+        if not self.program.persistent:
+            self.grid(linear)
+        return linear
 
     def body(self, body: tuple[Statement, ...], scope: Scope) -> None:
         """Emit statements in order."""
@@ -285,6 +313,8 @@ class Emitter(KernelCode):
                     self.text.emit(_GROUPS[statement.group].format("commit_group"))
                 case WaitGroup(group="tcgen05.ld" | "tcgen05.st"):
                     self.text.emit(f"{statement}.sync.aligned")
+                case WaitGroup(pending) if pending < 0:
+                    raise ProgramError(f"{statement}: pending groups are 0 or more; raise it")
                 case WaitGroup(pending, group, read):
                     how = f"wait_group{'.read' * read}"
                     self.text.emit(f"{_GROUPS[group].format(how)} {pending}")
@@ -314,10 +344,24 @@ class Emitter(KernelCode):
         rule = _brought(how.lower) if how.lower else self.rule(do)
         guarded = any(g for a in do.accesses for g in a.guard)
         each_its_own = how.issuer in ("thread", "warp") and not any(held)
-        if each_its_own and self.program.guards == "tile" and guarded:
+        if do.lanes is not None and how.name not in _PREDICATED:
+            self._by_lanes(rule, do, scope)
+        elif each_its_own and self.program.guards == "tile" and guarded:
             self.whole_or_not(rule, do, scope)
         else:
             rule(self, do, scope)
+
+    def _by_lanes(self, rule: Rule, do: Do, scope: Scope) -> None:
+        """Emit a branch of the other threads around a statement."""
+        text, how = self.text, do.instruction
+        together = how.issuer != "thread" or how.unit == "shuffle"
+        if together and do.lanes is not None and do.lanes[0] % 32:
+            raise ProgramError(f"{do}: whole warps execute it; let its lanes divide by 32")
+        mine, skip = self.takes_part(do), text.label("others")
+        text.emit(f"@!{mine} bra {skip}")
+        with text.scope():
+            rule(self, replace(do, lanes=None), scope)
+        text.mark(skip)
 
     def rule(self, do: Do) -> Rule:
         """Return the rule of a statement's instruction.
@@ -357,6 +401,8 @@ class Emitter(KernelCode):
         text = self.text
         if self.paired:
             self._fold(loop, scope)
+        if loop.start < 0:
+            raise ProgramError(f"{loop}: it begins below 0; unroll it, or count from 0")
         trips = self.addresses.integer(loop.trips)
         if isinstance(trips, int) and trips <= loop.start:
             return
@@ -432,7 +478,10 @@ class Emitter(KernelCode):
 
     def exit(self, statement: Exit, scope: Scope) -> None:
         """Emit the early return of threads whose first element is outside already."""
-        at = np.zeros(len(statement.access.buffer.shape), np.int64)
+        places = value_coordinates(statement.access, statement.values)
+        at = places.min(axis=0, initial=0)
+        if not (places == at).all(axis=1).any():
+            raise ProgramError(f"{statement}: none of its values is the lowest in each dimension")
         inside = self.addresses.guard(statement.access, statement.threads, at, scope)
         if inside is False:
             self.text.emit("ret")
@@ -456,20 +505,19 @@ class Emitter(KernelCode):
 
     def _tiles(self, loop: ForTile, scope: Scope) -> None:
         """Emit the loop over a cluster's tiles, or the one tile that there is."""
-        text = self.text
-        linear = text.register("u32")
-        text.emit(f"mov.u32 {linear}, {'%clusterid.x' if self.ctas > 1 else '%ctaid.x'}")
+        text, around = self.text, dict(self.addresses.variables)
+        linear = self._launched()
         start = self._value(loop.start, scope) if isinstance(loop.start, Affine) else loop.start
         if not self.program.persistent:
             if start != 0:
                 raise ProgramError(f"for each tile from {loop.start}: there is but one, tile 0")
-            self.grid(linear)
             with text.scope():
                 static = {**scope.static, loop.tile: 0, loop.turn: 0}
                 inner = replace(scope, static=static)
                 tma.prepare(self, loop.body, inner)
                 trim(self, loop.body, inner)
                 self.body(loop.body, inner)
+            self.addresses.variables = around
             return
         clusters = text.register("u32")
         text.emit(f"mov.u32 {clusters}, {'%nclusterid.x' if self.ctas > 1 else '%nctaid.x'}")
@@ -499,6 +547,7 @@ class Emitter(KernelCode):
                 more = text.less(at, total)
                 text.emit(f"@{more} bra {again}")
             text.mark(end)
+        self.addresses.variables = around
 
     def _value(self, index: Affine, scope: Scope) -> Number:
         known, terms = scope.split(index)

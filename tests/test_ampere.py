@@ -148,6 +148,13 @@ WRONG: dict[str, tuple[str, str, Callable[[Do], Do]]] = {
     "order": ("mma_shape", "mma.sync", of_read(0, value=lambda v: (v[0], v[2], v[1], *v[3:]))),
     "blocks": ("mma_shape", "mma.sync", lambda d: replace(d, values=(2, 2, 1, *d.values[3:]))),
     "shared": ("mma_shape", "mma.sync", of_read(1, value=lambda v: (*v[:4], (1, 0, 0)))),
+    "one sum": (
+        "mma_shape",
+        "mma.sync",
+        lambda d: replace(
+            d, write=replace(d.write, value=(*d.write.value[:3], *[(0, 0, 0, 0)] * 2))
+        ),
+    ),
     "others": (
         "mma_shape",
         "mma.sync",

@@ -64,28 +64,32 @@ LEFT_OUT = {
             "Access.trimmed"
         ),
         "it decides all sizes, and CTAs of the grid share nothing on chip": (
-            "Program.specialised Program.at_most"
+            "Program.specialised Program.at_most Axis.extent"
         ),
         "what the launch does before and beside": (
             "Program.zeroed Program.ctas_per_sm Program.early Role.registers"
         ),
         "values: which operator, of which numbers": (
-            "Immediate.number Do.variant Do.across Instruction.variants"
+            "Immediate.number Scalar.name Scalar.size Do.variant Do.across Instruction.variants"
         ),
         "how one statement's elements are cut into instructions": "Do.vector",
         "erasing keeps kinds and footprints, which say where values go": (
             "Instruction.name Instruction.reads Instruction.writes"
         ),
         "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
+        "what is wrong with them is asked where the term is built": (
+            "Instruction.meaning Instruction.types"
+        ),
         "an Exit counts as one whatever it looks at": "Exit.values",
     },
     "computes": {
+        TYPES: "Instruction.types",
         "the same meaning (the program is asked without them)": (
             "Program.specialised Program.addressing Program.guards Program.ctas_per_sm "
             "Program.early"
         ),
         "registers are enough or not, which is a law's matter": "Role.registers",
-        "levels are asked where a program is well formed": (
+        "levels are asked where a term is built": (
             "Instruction.reads Instruction.writes"
         ),
         "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
@@ -95,6 +99,9 @@ LEFT_OUT = {
         "the same meaning": (
             "Program.name Program.specialised Program.addressing Program.guards "
             "Program.ctas_per_sm Program.early"
+        ),
+        "levels are asked where a term is built": (
+            "Instruction.reads Instruction.writes"
         ),
         "registers are enough or not, which is a law's matter": "Role.registers",
         "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
@@ -107,7 +114,7 @@ LEFT_OUT = {
             "Do.fresh WaitGroup.read Wait.index Arrive.index Instruction.variants "
             "Instruction.meaning"
         ),
-        "levels are asked where a program is well formed": (
+        "levels are asked where a term is built": (
             "Instruction.reads Instruction.writes"
         ),
         "code's": "Instruction.lower",
@@ -126,13 +133,13 @@ LEFT_OUT = {
     },
     "code": {
         "sizes that a term does not cover are refused at the launch": "Program.at_most",
-        "the launch clears the output": "Program.zeroed",
+        "the launch clears the output, and counts the grid": "Program.zeroed Axis.extent",
+        "a name is not in the code": "Role.name",
         "asked where sizes are given": "Program.specialised",
         "meaning's and the laws'": (
-            "Instruction.laws Instruction.arch Instruction.variants "
-            "Instruction.writes Instruction.atomic"
+            "Instruction.meaning Instruction.laws Instruction.arch Instruction.variants "
+            "Instruction.writes Instruction.atomic Instruction.types"
         ),
-        "the first value's place is asked": "Exit.values",
     },
 }  # fmt: skip
 """What each walk does not read of a term, and why it need not."""
@@ -209,6 +216,16 @@ WALKS: dict[str, Callable[[Program, str], object]] = {
 }
 
 
+def building() -> bool:
+    """Return whether a part is being made, whose class checks its fields: that is no walk."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_name != "__post_init__":
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return True
+
+
 class Noting:
     """A slot's descriptor that notes who reads the slot."""
 
@@ -220,7 +237,7 @@ class Noting:
             return self
         asks = sys._getframe(1).f_code
         generated = asks.co_filename == "<string>" or asks.co_name.startswith("__")
-        if not generated and "dataclasses" not in asks.co_filename:
+        if not generated and "dataclasses" not in asks.co_filename and not building():
             self.seen.add(f"{type(part).__name__}.{self.name}")
         return self.slot.__get__(part, owner)
 

@@ -20,7 +20,15 @@ from tinygpu.term.program import Program
 ARCH = "sm_90a"
 
 
-REFUSED: frozenset[str] = frozenset()
+REFUSED = frozenset({
+    "raster_below_one", "more_copies_than_the_role_has", "buffer_called_as_a_barrier",
+    "sums_by_the_wrong_unit", "parameter_called_as_the_grid", "lanes_of_no_period",
+    "fewer_copies_than_the_role_has", "raster_of_nothing", "no_ctas_on_an_sm",
+    "unrolled_without_end", "vectors_of_nothing", "vectors_below_one",
+    "lines_left_out_by_a_thread", "operator_without_a_name", "maximum_by_fma", "product_of_one",
+    "sum_of_nothing", "constant_stored", "shared_memory_as_an_operand", "ring_without_stages",
+    "shared_memory_as_long_as_an_axis",
+})  # fmt: skip
 """Terms that are refused where they are built."""
 
 

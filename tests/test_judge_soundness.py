@@ -39,6 +39,7 @@ from tinygpu.term.program import (
     Wait,
     WaitGroup,
     When,
+    registers,
     var,
 )
 
@@ -238,11 +239,12 @@ def test_7_products_without_a_barrier_in_the_term() -> None:
     x, y, sums = (replace(r, index=Affine(), origin=()) for r in product.reads
                       if isinstance(r, Access))  # fmt: skip
     alone = replace(product, reads=(x, y, sums), write=sums, fresh=Affine())
+    stored = registers("stored", x.buffer.dtype, 1)
     fill = [
         Do(
             INSTRUCTIONS["st.shared"],
             Access(a.buffer, ((0, 0, 0),), ((0, 0, 1),)),
-            (),
+            (Access(stored),),
             (1,),
             (128,),
         )
@@ -254,13 +256,17 @@ def test_7_products_without_a_barrier_in_the_term() -> None:
                                      if isinstance(r, Access)),
                    write=replace(take.write, index=Affine(), origin=()))  # fmt: skip
     right: tuple[Statement, ...] = (
+        Do(INSTRUCTIONS["mov"], Access(stored), (Immediate(0.0),)),
         *fill, Fence("proxy.async"), Sync(), Fence("wgmma"), alone, Commit("wgmma"),
         WaitGroup(0, "wgmma"), read,
     )  # fmt: skip
 
     def of(body: tuple[Statement, ...]) -> Program:
         role = Role("all", 128, body)
-        bare = replace(program, roles=(role,), barriers=(), cluster=(), persistent=False)
+        bare = replace(
+            program, buffers=(*program.buffers, stored), roles=(role,), barriers=(), cluster=(),
+            persistent=False,
+        )  # fmt: skip
         return rewritten(bare, _whole)
 
     assert verdict(of(right)).legal, verdict(of(right))
@@ -313,7 +319,8 @@ def test_8_in_a_term_with_barriers() -> None:
     def change(s: Statement) -> Statement:
         if isinstance(s, Do) and s.instruction.name == "stmatrix":
             own = replace(s.write, value=((1, 0),), thread=((1, 0),), origin=(var("j"), Affine()))
-            plain = Do(INSTRUCTIONS["st.shared"], own, (), (1,), (32,))
+            held = Access(s.accesses[0].buffer, ((0, 0),), ((0, 0),))
+            plain = Do(INSTRUCTIONS["st.shared"], own, (held,), (1,), (32,))
             return For("j", 2, (plain,))
         return s
 

@@ -187,8 +187,8 @@ def test_exactly_once_is_what_counting_says(modes: list[tuple[int, int]], holds:
 
 def test_a_sum_that_is_too_large_for_a_thread_names_itself() -> None:
     big = registers("sums", "f64", 16, 16)
-    zero = Do(INSTRUCTIONS["fma"], Access(big, ((0, 1), (1, 0))), (Access(big, ((0, 1), (1, 0))),),
-              (16, 16), variant="add")  # fmt: skip
+    whole = Access(big, ((0, 1), (1, 0)))
+    zero = Do(INSTRUCTIONS["fma"], whole, (whole, whole), (16, 16), variant="add")
     program = Simt().program(matmul(), Chosen(LADDER["naive"]))
     (role,) = program.roles
     wider = replace(

@@ -18,12 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.codegen.kernel.ptx import Scalar, Text
+from tinygpu.codegen.kernel.rings import split_index
 from tinygpu.codegen.kernel.scope import Scope, Terms
 from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.term.layout import Swizzle
-from tinygpu.term.program import Access, Affine, Buffer, Do, Exit, Program, span
+from tinygpu.term.program import Access, Affine, Buffer, Do, Exit, Program
 
 __all__ = ["Addresses"]
+
+
+_FAR = 1 << 31  # an operand's immediate has 32 bits
 
 
 class Addresses:
@@ -36,6 +40,8 @@ class Addresses:
         self.integers, self.pointers = integers, pointers
         self.plan = smem_plan(program)
         self.variables: dict[str, Scalar] = {}
+        self.local = "%tid_x"  # this thread's number in its role's copy
+        self.copy: Scalar = 0
 
     def integer(self, number: int | str) -> Scalar:
         """Return a parameter's value, or the number itself."""
@@ -67,7 +73,7 @@ class Addresses:
         above = int(np.prod(threads[i + 1 :]))
 
         def make() -> Scalar:
-            shifted = text.divide("%tid_x", below)
+            shifted = text.divide(self.local, below)
             return shifted if above == 1 else text.modulo(shifted, threads[i])
 
         return text.once(("thread", below, threads[i], above == 1), make)
@@ -147,7 +153,11 @@ class Addresses:
                 if not guarded:
                     continue
                 known, _ = scope.split(access.origin[d])
-                last = known + span(access, do.values, do.threads, d) - 1
+                modes = (
+                    *zip(do.values, access.value, strict=True),
+                    *zip(do.threads, access.thread, strict=True),
+                )
+                last = known + sum((extent - 1) * max(steps[d], 0) for extent, steps in modes)
                 rest = self.rest(access, d, scope)
                 inside = self.text.less(last, rest, inside if isinstance(inside, str) else None)
                 if inside is False:
@@ -196,6 +206,12 @@ class Addresses:
             elif k != row:
                 pitch = self._pitch(stride, width)
                 base = self._row(base, pitch, k - row)
+        return self._operand(base, immediate)
+
+    def _operand(self, base: Scalar, immediate: int) -> str:
+        if not -_FAR <= immediate < _FAR:
+            key = ("far", base, immediate)
+            base, immediate = self.text.once(key, lambda: self.text.wide_add(base, immediate)), 0
         return f"[{base}+{immediate}]" if immediate else f"[{base}]"
 
     def _row(self, base: Scalar, pitch: Scalar, rows: int) -> Scalar:
@@ -281,7 +297,7 @@ class Addresses:
             address = text.wide_add(scaled, base)
         else:
             address = text.wide_multiply_add(offset, buffer.type.bytes, base)
-        return f"[{address}+{immediate}]" if immediate else f"[{address}]"
+        return self._operand(address, immediate)
 
     def _long(self, stride: Scalar) -> Scalar:
         """Return a stride in 64 bits."""
@@ -372,19 +388,26 @@ class Addresses:
         return text.exclusive_or(linear, text.divide(masked, 1 << shift))
 
     def slot(self, buffer: Buffer, index: Affine, scope: Scope) -> Scalar:
-        """Return the offset in bytes of the stage of a ring index."""
+        """Return the offset in bytes of the stage of a ring index, in this copy's part.
+
+        Raises ProgramError for an index that counts down.
+        """
         if buffer.stages == 1:
-            return 0
-        known, terms = scope.split(index)
+            return self.copied(buffer, 0)
+        _, base, terms = split_index(buffer.stages, index, scope)
         stage_bytes = self.plan.stage_bytes[buffer.name]
         if not terms:
-            return known % buffer.stages * stage_bytes
-        rotating = self.text.known(("slot", buffer.stages, stage_bytes, known, terms))
-        if rotating is not None:
-            return rotating
+            return self.copied(buffer, base * stage_bytes)
 
         def make() -> Scalar:
-            here = self.sum(terms, scope, known)
+            here = self.sum(terms, scope, base)
             return self.text.multiply(self.text.modulo(here, buffer.stages), stage_bytes)
 
-        return self.text.once(("slot", buffer.stages, stage_bytes, known, terms), make)
+        stage = self.text.once(("slot", buffer.stages, stage_bytes, base, terms), make)
+        return self.copied(buffer, stage)
+
+    def copied(self, buffer: Buffer, offset: Scalar) -> Scalar:
+        """Return an offset in bytes in the part of a buffer that the role's copy has."""
+        if buffer.copies == 1:
+            return offset
+        return self.text.multiply_add(self.copy, buffer.stages * buffer.stage_bytes, offset)

@@ -79,6 +79,10 @@ class KernelCode:
         """Name the parameters.  ``sizes`` are needed by a specialised program."""
         if program.specialised and sizes is None:
             raise ProgramError(f"program {program.name} is specialised: give the sizes to emit it")
+        if not program.name.isidentifier() or not program.name.isascii():
+            raise ProgramError(
+                f"program {program.name}: its kernel needs a name of letters, digits, _"
+            )
         self.program = program
         self.arch = ""  # until the text is made for one
         self.text = Text()
@@ -147,10 +151,11 @@ class KernelCode:
             raise ProgramError(
                 f"{access}: a ring of registers needs an index that is known; unroll the loop"
             )
-        if any(any(steps) for steps in access.thread):
-            raise ProgramError(f"{access}: registers are each thread's own; its steps must be 0")
         slot = known % buffer.stages
-        origin = np.array([scope.split(o)[0] for o in access.origin] or [0] * len(buffer.shape))
+        origins = [scope.split(o) for o in access.origin] or [(0, ())] * len(buffer.shape)
+        if any(left for _, left in origins):
+            raise ProgramError(f"{access}: registers need an origin that is known; unroll the loop")
+        origin = np.array([here for here, _ in origins])
         places = value_coordinates(access, values) + origin
         offsets = places @ np.array([int(s) for s in buffer.stride], np.int64)
         if len(offsets) and not 0 <= int(offsets.max()) < int(buffer.stage_elements):
@@ -263,11 +268,13 @@ class KernelCode:
         """Return a floating-point argument (f32), or a size, in a type."""
         if not read.size and dtype == "f32":
             return f"%s_{read.name}"
+        sizes = self.program.operation.axes  # a parameter may be negative
 
         def make() -> Number:
+            kind = "u32" if read.name in sizes else "s32"
             result = self.text.register(KINDS[dtype])
             given = self.addresses.integer(read.name) if read.size else f"%s_{read.name}"
-            how = f"{'.rn' * (read.size or dtype != 'f64')}.{dtype}.{'u32' if read.size else 'f32'}"
+            how = f"{'.rn' * (read.size or dtype != 'f64')}.{dtype}.{kind if read.size else 'f32'}"
             self.text.emit(f"cvt{how} {result}, {given}")
             return result
 
@@ -282,20 +289,25 @@ class KernelCode:
         )
         if do.lanes is None or inside is False:
             return inside
-        below, extent, residue = do.lanes
-
-        def make() -> Number:
-            here = self.text.modulo(self.text.divide("%tid_x", below), extent)
-            mine = self.text.register("pred")
-            self.text.emit(f"setp.eq.s32 {mine}, {here}, {residue}")
-            return mine
-
-        mine = str(self.text.once(("lanes", do.lanes), make))
+        mine = self.takes_part(do)
         if inside is True:
             return mine
         both = self.text.register("pred")
         self.text.emit(f"and.pred {both}, {mine}, {inside}")
         return both
+
+    def takes_part(self, do: Do) -> str:
+        """Return the predicate that this thread is one of a statement's ``lanes``."""
+        assert do.lanes is not None
+        below, extent, residue = do.lanes
+
+        def make() -> Number:
+            here = self.text.modulo(self.text.divide(self.local, below), extent)
+            mine = self.text.register("pred")
+            self.text.emit(f"setp.eq.s32 {mine}, {here}, {residue}")
+            return mine
+
+        return str(self.text.once(("lanes", do.lanes), make))
 
     def address(
         self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope

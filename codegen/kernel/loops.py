@@ -15,6 +15,7 @@ import numpy as np
 
 from tinygpu.codegen.kernel.addresses import Addresses
 from tinygpu.codegen.kernel.ptx import Scalar as Number
+from tinygpu.codegen.kernel.rings import split_index
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.term.program import Access, Body, Do, For
 
@@ -75,15 +76,15 @@ def rotating_slots(addresses: Addresses, loop: For, scope: Scope) -> list[tuple[
             buffer = access.buffer
             if buffer.level != "smem" or buffer.stages == 1:
                 continue
-            known, terms = inner.split(access.index)
+            _, base, terms = split_index(buffer.stages, access.index, inner)
             if terms != ((loop.var, 1),):
                 continue
             stage_bytes = addresses.plan.stage_bytes[buffer.name]
-            key = ("slot", buffer.stages, stage_bytes, known, terms)
+            key = ("slot", buffer.stages, stage_bytes, base, terms)
             if key in rings:
                 continue
             offset = text.register("u32")
-            start = (known + loop.start) % buffer.stages * stage_bytes
+            start = (base + loop.start) % buffer.stages * stage_bytes
             text.emit(f"mov.u32 {offset}, {start}")
             text.remember(key, offset)
             rings[key] = (offset, stage_bytes, stage_bytes * buffer.stages)

@@ -30,7 +30,7 @@ from tinygpu.codegen.kernel.scope import Scope, Terms
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Affine, Barrier, Body
 
-__all__ = ["Ring", "Rings"]
+__all__ = ["Ring", "Rings", "split_index"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Rings:
         Raises ProgramError for an index that counts down.
         """
         text = self.text
-        turns, base, terms = _split(stages, index, scope)
+        turns, base, terms = split_index(stages, index, scope)
         if not terms:
             return base, turns & 1
         key = ("ring", stages, base, terms)
@@ -74,10 +74,11 @@ class Rings:
         text = self.text
         found: dict[tuple[object, ...], Ring] = {}
         for stages, index, here in _uses(body, scope):
-            _, base, terms = _split(stages, index, here)
+            _, base, terms = split_index(stages, index, here)
             inner = any(other in here.running and other not in scope.running for other, _ in terms)
             key = ("ring", stages, base, terms)
-            if (name, 1) not in terms or inner or key in found or stages == 1:
+            steps = [factor for other, factor in terms if other == name]
+            if steps != [1] or inner or key in found or stages == 1:
                 continue  # what an inner loop counts, that one turns
             rest = tuple(t for t in terms if t[0] != name)
             slot, parity = text.register("u32"), text.register("u32")
@@ -106,8 +107,11 @@ class Rings:
             text.emit(f"mov.u32 {parity}, {at // stages & 1}")
 
 
-def _split(stages: int, index: Affine, scope: Scope) -> tuple[int, int, Terms]:
-    """Return turns, base and terms of an index."""
+def split_index(stages: int, index: Affine, scope: Scope) -> tuple[int, int, Terms]:
+    """Return turns, base and terms of an index.
+
+    Raises ProgramError for an index that counts down.
+    """
     known, terms = scope.split(index)
     if any(isinstance(factor, int) and factor < 0 for _, factor in terms):
         raise ProgramError(f"index {index}: a ring's index has to count up where it is not known")

@@ -48,13 +48,20 @@ class Scope:
             yield from self.within(block)
 
     def split(self, affine: Affine) -> tuple[int, Terms]:
-        """Return the known part of an affine index and what is left of its terms."""
-        known, terms = affine.constant, []
+        """Return the known part of an affine index and what is left of its terms.
+
+        A variable has one term of a number, and others of parameters.
+        """
+        known, factors = affine.constant, dict[str, int]()
+        terms: list[tuple[str, int | str]] = []
         for name, coefficient in affine.terms:
-            if name in self.static and isinstance(coefficient, int):
-                known += coefficient * self.static[name]
-            elif coefficient != 0:
+            if isinstance(coefficient, str):
                 terms.append((name, coefficient))
+            elif name in self.static:
+                known += coefficient * self.static[name]
+            else:
+                factors[name] = factors.get(name, 0) + coefficient
+        terms += [(name, factor) for name, factor in factors.items() if factor != 0]
         return known, tuple(sorted(terms, key=str))
 
 

@@ -5,6 +5,8 @@ Source: PTX ISA 9, "Floating Point Instructions", "cvt", "mov", "shfl.sync".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tinygpu.codegen.kernel.kernel import KINDS, KernelCode
 from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.codegen.rules.fragments import halves, held_tile
@@ -12,7 +14,7 @@ from tinygpu.codegen.rules.rows import row_registers
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Do
 
-__all__ = ["alu", "cvt", "fma", "mov", "mufu", "shfl"]
+__all__ = ["alu", "cvt", "fma", "in_any_order", "mov", "mufu", "shfl"]
 
 
 def mov(kernel: KernelCode, do: Do, scope: Scope) -> None:
@@ -27,14 +29,41 @@ def fma(kernel: KernelCode, do: Do, scope: Scope) -> None:
 
     Every second run of the first value mode is walked backwards, so that each instruction shares a
     source register with the one before it: the operand cache then saves a register-file read.
+    Values that read what others of them write are taken in order.
     """
-    kind = _arithmetic(do)
+    kind, how = _arithmetic(do), do.variant or "fma"
     lines = list(kernel.operands(do, scope))
-    run = do.values[0] if do.values else 1
+    turns = bool(do.values) and in_any_order(lines, _ADDED[how])
+    run = do.values[0] if turns else max(1, len(lines))
     for first in range(0, len(lines), run):
         here = lines[first : first + run]
         for target, *sources in here[::-1] if first // run % 2 else here:
-            kernel.text.emit(f"{do.variant or 'fma'}.rn.{kind} {target}, {', '.join(sources)}")
+            kernel.text.emit(f"{how}.rn.{kind} {target}, {', '.join(sources)}")
+
+
+_ADDED = {"fma": (2,), "add": (0, 1), "sub": (0,), "mul": (0, 1)}
+"""Where a statement reads what it adds to, or multiplies: it may then do so in any order."""
+
+
+def in_any_order(lines: Sequence[Sequence[str]], added: tuple[int, ...] = ()) -> bool:
+    """Say whether (target, source, ..) give the same in any order.
+
+    None reads the target of another one, and two of one target read it at the places ``added``.
+
+    >>> in_any_order([("a", "a", "x"), ("b", "b", "a")])
+    False
+    >>> in_any_order([("a", "a", "x"), ("a", "a", "y")], added=(0,))
+    True
+    """
+    targets = {target for target, *_ in lines}
+    again = len(targets) < len(lines)
+    for target, *sources in lines:
+        own = [i for i, source in enumerate(sources) if source == target]
+        if again and own not in [[i] for i in added]:
+            return False
+        if any(source in targets for source in sources if source != target):
+            return False
+    return True
 
 
 def alu(kernel: KernelCode, do: Do, scope: Scope) -> None:

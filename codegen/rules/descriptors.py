@@ -88,7 +88,8 @@ def descriptor(
 
     def start() -> Number:
         bytes_there = text.subtract(offset(kernel, access, scope), known)
-        at = text.add("%smem", text.add(bytes_there, kernel.addresses.plan.start[buffer.name]))
+        first = kernel.addresses.copied(buffer, kernel.addresses.plan.start[buffer.name])
+        at = text.add("%smem", text.add(bytes_there, first))
         low, wide = text.register("u32"), text.register("u64")
         text.emit(f"and.b32 {low}, {at}, 0x3ffff")  # an address of a cluster has the rank above
         text.emit(f"shr.u32 {low}, {low}, 4")

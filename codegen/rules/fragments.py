@@ -17,8 +17,8 @@ from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Do
 
 __all__ = [
-    "PLAIN", "halves", "held_tile", "lane_of", "ld_global", "smem_stage", "st_global",
-    "st_shared", "swizzled",
+    "PLAIN", "at_its_start", "halves", "held_tile", "lane_of", "ld_global", "smem_stage",
+    "st_global", "st_shared", "swizzled",
 ]  # fmt: skip
 
 PLAIN = ((0, 1), (1, 0))  # columns, then rows, of a tile
@@ -26,11 +26,9 @@ PLAIN = ((0, 1), (1, 0))  # columns, then rows, of a tile
 
 def smem_stage(kernel: KernelCode, access: Access, scope: Scope) -> Number:
     """Return the bytes from ``%smem`` to the stage (and copy) of an access."""
-    buffer, text = access.buffer, kernel.text
+    buffer = access.buffer
     start = kernel.smem_at(buffer.name, buffer.stages, access.index, scope)
-    if buffer.copies > 1:
-        start = text.multiply_add(kernel.copy, buffer.stages * buffer.stage_bytes, start)
-    return start
+    return kernel.addresses.copied(buffer, start)
 
 
 def ld_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
@@ -90,9 +88,18 @@ def ld_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
                     text.emit(f"mov.b32 {targets[0]}, {{{', '.join(halves)}}}")
 
 
+def at_its_start(do: Do, access: Access, scope: Scope) -> None:
+    """Raise ProgramError unless a tile is stored from the first row and column of a stage."""
+    if any(scope.split(origin) != (0, ()) for origin in access.origin):
+        raise ProgramError(
+            f"{do}: a tile is stored from the start of a stage; leave its origin out"
+        )
+
+
 def st_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """st.shared.v2.f32: two neighbours of a row."""
     held, (columns, rows) = held_tile(kernel, do, scope)
+    at_its_start(do, do.write, scope)
     text, buffer = kernel.text, do.write.buffer
     if buffer.dtype != "f32" or tuple(do.write.value) != PLAIN:
         raise ProgramError(f"{do}: only rows of f32 are stored this way; use stmatrix")

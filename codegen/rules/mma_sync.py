@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
+from tinygpu.codegen.rules.arithmetic import in_any_order
 from tinygpu.errors import ProgramError
 from tinygpu.isa.mma_sync import FRAGMENT_VALUES
 from tinygpu.term.program import Access, Do
@@ -107,6 +108,8 @@ def mma(kernel: KernelCode, do: Do, scope: Scope) -> None:
     alone = 1 if a.buffer.type.bytes == 2 else 2  # of tf32 both values of a pair are one register
     left, right = (kernel.words(x, do.values, scope)[::alone] for x in (a, b))
     held, before = (kernel.cells(x, do.values, scope) for x in (do.write, sums))
+    if not in_any_order([(held[i], before[i]) for i in range(len(held)) if i % 8 < 4]):
+        raise ProgramError(f"{do}: a block's sums are those of another; let each add to its own")
     for row in range(rows):
         order = range(columns)
         for column in reversed(order) if row % 2 else order:

@@ -10,7 +10,14 @@ import numpy as np
 from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.codegen.rules.descriptors import WGMMA_128B, adds, descriptor, moved
-from tinygpu.codegen.rules.fragments import PLAIN, held_tile, lane_of, smem_stage, swizzled
+from tinygpu.codegen.rules.fragments import (
+    PLAIN,
+    at_its_start,
+    held_tile,
+    lane_of,
+    smem_stage,
+    swizzled,
+)
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Do
 
@@ -54,6 +61,7 @@ def stmatrix(kernel: KernelCode, do: Do, scope: Scope) -> None:
     held, (columns, rows) = held_tile(kernel, do, scope)
     text, buffer = kernel.text, do.write.buffer
     turned = do.variant == "trans"
+    at_its_start(do, do.write, scope)
     if buffer.type.bytes != 2 or tuple(do.write.value) != (_TURNED if turned else PLAIN):
         raise ProgramError(f"{do}: stmatrix stores rows of 16-bit elements, .trans their columns")
     warp, lane = lane_of(kernel)

@@ -244,7 +244,8 @@ LAWS: Mapping[str, Law] = {
         ),
         Law(
             "inside",
-            "States that a dimension without a guard is never left.",
+            "States that coordinates count from 0, that a dimension without a guard is never left, "
+            "and that where there is a guard 32 bits hold what it asks for.",
             "docs/model.md, Terms",
             'guard it (edges "guard"), or choose tiles that divide the size',
             of_place=inside,
@@ -276,7 +277,8 @@ LAWS: Mapping[str, Law] = {
         ),
         Law(
             "integers",
-            "States that sizes and parameters are below 2^31: kernels take them in 32 bits.",
+            "States that sizes, parameters and the bytes from row to row are below 2^31: kernels "
+            "take them in 32 bits.",
             "docs/model.md, Terms; the emitter's parameters are .u32",
             "split the problem, or put an axis that is larger into two",
             of_case=integers,

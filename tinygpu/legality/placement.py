@@ -35,6 +35,7 @@ from tinygpu.legality.reach import (
     origin_of,
     product,
 )
+from tinygpu.term.operation import LARGEST_SIZE
 from tinygpu.term.program import Access, Do, Exit, select
 
 __all__ = [
@@ -146,19 +147,13 @@ def aligned_vectors(case: Case, place: Place) -> Iterator[Clause]:
 
 
 def inside(case: Case, place: Place) -> Iterator[Clause]:
-    """Check each dimension that nobody guards.
+    """Check where each dimension starts, and where it ends if nobody guards it.
 
     Where a loop or the grid moves the access along, its smallest step is taken as the tile: threads
     and values have to stay within it, and the last one within the size.
     """
     for access in place.do.accesses:
         for dimension in range(len(access.buffer.shape)):
-            guard = access.guard[dimension] if access.guard else False
-            if isinstance(guard, bool) and guard:
-                continue
-            left: Any = guard
-            for leave in place.exits:
-                left = left | _left(case, place, access, dimension, leave)
             lowest = first_origin(case, place, access, dimension)
             for extent, steps in zip(
                 (*place.do.values, *place.do.threads), (*access.value, *access.thread), strict=False
@@ -167,19 +162,27 @@ def inside(case: Case, place: Place) -> Iterator[Clause]:
                     lowest = lowest + (extent - 1) * steps[dimension]
             if np.any(np.asarray(lowest) < 0):
                 text = "{}: dimension {} starts at {}; coordinates count from 0"
-                yield Clause(left | (lowest >= 0), text, (access, dimension, lowest))
-            size = case.size(access, dimension)
+                yield Clause(lowest >= 0, text, (access, dimension, lowest))
+            guard = access.guard[dimension] if access.guard else False
+            guarded, size = isinstance(guard, bool) and guard, case.size(access, dimension)
+            if guarded and np.all(size <= LARGEST_SIZE // 2):
+                continue
             reach = _reach(access, (*place.do.values, *place.do.threads), dimension)
             far, step = last_origin(case, place, access, dimension)
-            if step is None:
+            if guarded:
+                text = "{}: dimension {} is asked up to {}; 32 bits reach {}"
+                last = far + reach - 1
+                yield Clause(last <= LARGEST_SIZE, text, (access, dimension, last, LARGEST_SIZE))
+                continue
+            left: Any = guard
+            for leave in place.exits:
+                left = left | _left(case, place, access, dimension, leave)
+            if step is None or access.buffer.level == "smem":  # a load may bring a part of a tile
                 holds = far + reach <= size
             else:
                 text = "{}: threads and values reach over {} along dimension {} in steps of {}"
                 yield Clause(left | (reach <= step), text, (access, reach, dimension, step))
-                holds = far + step <= size
-                if access.buffer.level == "smem":  # what a load brings may be a part of a tile
-                    holds = holds | (far + reach <= size)
-                reach = step
+                holds, reach = far + step <= size, step
             text = "{}: dimension {} reaches {}, and its size is {}"
             yield Clause(left | holds, text, (access, dimension, far + reach - 1, size))
 

@@ -27,8 +27,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tinygpu.devices.device import Device
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import (
@@ -305,10 +303,8 @@ def last_origin(case: Case, place: Place, access: Access, dimension: int) -> tup
     step: Any = None
     for name, coefficient in terms:
         if name in place.ranges:
-            span = place.ranges[name]
-            total = total + coefficient * span.last
-            if span.first is not span.last and np.any(np.asarray(span.first) != span.last):
-                step = coefficient
+            total = total + coefficient * place.ranges[name].last
+            step = coefficient
         elif name in case.parameters:
             total = total + coefficient * case.parameters[name]
     return total, step

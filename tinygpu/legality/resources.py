@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.legality.reach import Case, Clause, product
@@ -192,12 +194,18 @@ def index_width(case: Case) -> Iterator[Clause]:
 
 
 def integers(case: Case) -> Iterator[Clause]:
-    """Check that what a kernel takes as an integer is one of its 32 bits."""
+    """Check that what a kernel takes as an integer, and steps by, is one of its 32 bits."""
     names = dict.fromkeys((*case.program.operation.axes, *dict(case.program.parameters)))
     for name in names:
         number = case.parameters[name]
         text = "{} is {}; a kernel takes integers up to {}"
         yield Clause(number <= LARGEST_SIZE, text, (name, number, LARGEST_SIZE))
+    for buffer in case.program.buffers:
+        for stride in buffer.stride if buffer.level == "gmem" else ():
+            apart = case.number(stride) * buffer.type.bytes
+            if np.any(apart > LARGEST_SIZE):
+                text = "{}: neighbours along a dimension lie {} B apart; code steps up to {} B"
+                yield Clause(apart <= LARGEST_SIZE, text, (buffer.name, apart, LARGEST_SIZE))
 
 
 def device_memory(case: Case) -> Iterator[Clause]:

@@ -108,6 +108,11 @@ def mma(case: Case, place: Place) -> Iterator[Clause]:
         far = _FAR[max(1, 4 // a.buffer.type.bytes)][name]
         yield Clause(_same(steps, far), text, (access, steps, name, far))
     yield from _still(do, a, b)
+    for mode in (3, 4):
+        moved: Any = do.values[mode] == 1
+        for step in do.write.value[mode]:
+            moved = moved | (step != 0)
+        yield Clause(moved, "{}: two of its blocks have the same sums", (do,))
 
 
 def _still(do: Do, a: Access, b: Access) -> Iterator[Clause]:
@@ -141,7 +146,7 @@ WARP_LAWS: Mapping[str, Law] = {
         Law(
             "mma_shape",
             "States that a warp's product is m16 n8 k16 of f16 or bf16, or m16 n8 k8 of tf32, into "
-            "f32, of values in the order of the fragments.",
+            "f32, of values in the order of the fragments, each block's with sums of its own.",
             "PTX ISA 9, mma.m16n8k16, mma.m16n8k8",
             "choose dtype bf16, f16 or tf32, and warps that divide the tile (tile_m, tile_n)",
             of_place=mma,

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.errors import OperationError, ProgramError, nearest, require_kind
+from tinygpu.errors import OperationError, ProgramError, require_kind
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.cluster import Landing, Run
@@ -35,10 +35,9 @@ from tinygpu.meaning.race import Finding, GlobalArray
 from tinygpu.meaning.tolerance import error_ratio, roundoff
 from tinygpu.meaning.touched import Toucher
 from tinygpu.meaning.turns import run_grid
-from tinygpu.term.expression import OPERATORS
 from tinygpu.term.fields import require_known
 from tinygpu.term.operation import Problem
-from tinygpu.term.program import Access, Do, Exit, For, Program, WaitGroup, When, walk
+from tinygpu.term.program import Do, Exit, For, Program, WaitGroup, When, walk
 
 __all__ = [
     "Finding",
@@ -272,32 +271,7 @@ def wrong_result(
 
 
 def _well_formed(program: Program) -> None:
-    """Raise ProgramError for a statement that is none of its machine."""
+    """Raise ProgramError for what laws refuse, and for which there is no meaning."""
     for statement, _ in walk(program):
         if isinstance(statement, WaitGroup) and int(statement.pending) < 0:
             raise ProgramError(f"{statement}: pending groups are 0 or more; raise it")
-        if not isinstance(statement, Do):
-            continue
-        instruction, write = statement.instruction, statement.write
-        reads = [r for r in statement.reads if isinstance(r, Access)]
-        if instruction.variants and (statement.variant or instruction.name) not in OPERATORS:
-            raise ProgramError(
-                f"{statement}: {nearest(statement.variant or instruction.name, OPERATORS)}"
-            )
-        for access, levels in (
-            (write, instruction.writes),
-            *((r, instruction.reads or ("registers",)) for r in reads),
-        ):
-            buffer = access.buffer
-            if buffer.level not in levels:
-                raise ProgramError(
-                    f"{statement}: {buffer.name} is in {buffer.level}; {instruction.name} takes "
-                    f"{' or '.join(levels)} there"
-                )
-            if int(buffer.stages) < 1:
-                raise ProgramError(f"{buffer.name}: {buffer.stages} stages; a ring needs 1 or more")
-            if buffer.level == "registers" and any(any(steps) for steps in access.thread):
-                raise ProgramError(
-                    f"{statement}: registers are each thread's own; {buffer.name}'s thread steps "
-                    "have to be 0"
-                )

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.errors import ProgramError, nearest, require_kind
+from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES, GMEM, REGISTERS, SMEM, TMEM, DType
 from tinygpu.term.layout import Layout, Swizzle
 
@@ -146,6 +147,12 @@ class Buffer:
             raise ProgramError(f"buffer {self.name}: {self.dtype}; {nearest(self.dtype, DTYPES)}")
         if self.level not in _LEVELS:
             raise ProgramError(f"buffer {self.name}: {self.level}; {nearest(self.level, _LEVELS)}")
+        if self.fragment and self.fragment not in FRAGMENTS:
+            text = f"buffer {self.name}: fragment {self.fragment}"
+            raise ProgramError(f"{text}; {nearest(self.fragment, FRAGMENTS)}")
+        named = [n for n in (*self.shape, *self.stride) if isinstance(n, str)]
+        if named and self.level != "gmem":
+            raise ProgramError(f"buffer {self.name}: {named[0]} in {self.level}; give a number")
         if len(self.shape) != len(self.stride):
             raise ProgramError(f"buffer {self.name}: shape {self.shape} and stride {self.stride}")
 
@@ -226,6 +233,8 @@ class Access:
         for steps in (*self.value, *self.thread):
             if len(steps) != rank:
                 raise ProgramError(f"{self.buffer.name}: steps {steps} need {rank} dimensions")
+        if self.buffer.level == "gmem" and not self.origin:
+            object.__setattr__(self, "origin", (Affine(),) * rank)
         for what, parts in (("origin", self.origin), ("guard", self.guard)):
             if parts and len(parts) != rank:
                 text = f"{self.buffer.name}: {what} {', '.join(map(str, parts))} is of {len(parts)}"

@@ -39,6 +39,7 @@ from tinygpu.isa.algebra import FLOATS, OPERATORS, Algebra
 __all__ = [
     "DEEPEST",
     "OPERATORS",
+    "TAKES",
     "Apply",
     "Constant",
     "Expression",
@@ -50,7 +51,8 @@ __all__ = [
 ]
 
 
-_TAKES = {n: getattr(f, "nin", 0) or len(signature(f).parameters) for n, f in OPERATORS.items()}
+TAKES = {n: getattr(f, "nin", 0) or len(signature(f).parameters) for n, f in OPERATORS.items()}
+"""How many arguments an operator takes."""
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
@@ -197,7 +199,7 @@ class Apply(Expression):
     def __post_init__(self) -> None:
         if self.operator not in OPERATORS:
             raise OperationError(f"operator {self.operator}: {nearest(self.operator, OPERATORS)}")
-        given, takes = len(self.arguments), _TAKES[self.operator]
+        given, takes = len(self.arguments), TAKES[self.operator]
         if given != takes:
             raise OperationError(f"operator {self.operator}: {given} arguments; it takes {takes}")
 

@@ -49,7 +49,7 @@ from tinygpu.term.access_map import (
     span,
     var,
 )
-from tinygpu.term.expression import Expression, bounds
+from tinygpu.term.expression import TAKES, Expression, bounds
 from tinygpu.term.operation import LARGEST_SIZE, Operation
 from tinygpu.term.statement import (
     Arrive,
@@ -114,6 +114,7 @@ __all__ = [
 ]
 
 
+_ADDRESSING, _GUARDS = ("pointer", "i32", "i64"), ("each", "tile")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
 
@@ -182,9 +183,12 @@ class Program:
 
     def __post_init__(self) -> None:
         self._distinct()
+        self._fields()
         self._resolve()
         seen: set[int] = set()  # what is declared is mostly used by identity, and often
         for statement, _ in walk(self):
+            if fault := _fault(statement):
+                raise ProgramError(f"program {self.name}: {statement}: {fault}")
             for access in statement.accesses:
                 assert isinstance(statement, Do | Exit)
                 if id(access.buffer) not in seen:
@@ -204,8 +208,6 @@ class Program:
                             f"program {self.name}: {statement}: {access.buffer.name} has steps "
                             f"for {len(steps)} extents, not {len(extents)}; give one for each"
                         )
-            if statement.wrong:
-                raise ProgramError(f"program {self.name}: {statement}: {statement.wrong}")
             for ring, _, _ in statement.uses:
                 if isinstance(ring, Barrier):
                     self._declares(statement, "barrier", ring, self.barriers)
@@ -236,15 +238,17 @@ class Program:
     def _distinct(self) -> None:
         """Raise ProgramError for a name that is no identifier, or that two of a kind have."""
         kinds = (
-            ("buffers", [b.name for b in self.buffers]),
-            ("barriers", [b.name for b in self.barriers]),
+            (
+                "buffers and barriers",
+                [b.name for b in self.buffers] + [b.name for b in self.barriers],
+            ),
             ("roles", [role.name for role in self.roles]),
             ("axes", [a.var for a in self.grid] + [name for name, _ in self.cluster]),
         )
         for kind, names in kinds:
             if len(set(names)) != len(names):
                 raise ProgramError(f"program {self.name}: two {kind} share a name in {names}")
-        for name in (*kinds[0][1], *kinds[1][1], *kinds[3][1]):
+        for name in (*kinds[0][1], *kinds[2][1]):
             self._identifier(name)
         for name, _ in self.cluster:
             if name in ("cta", "cluster"):
@@ -252,6 +256,40 @@ class Program:
                     f"program {self.name}: an axis of the cluster is called {name}, which says "
                     "whom an arrival reaches; call it otherwise, as rank_m"
                 )
+
+    def _fields(self) -> None:
+        """Raise ProgramError for a word that is unknown, or a number that is too small."""
+        for what, word, words in (
+            ("addressing", self.addressing, _ADDRESSING),
+            ("guards", self.guards, _GUARDS),
+        ):
+            if isinstance(word, str) and word not in words:
+                raise ProgramError(f"program {self.name}: {what} {word}; {nearest(word, words)}")
+        if not self.roles:
+            raise ProgramError(f"program {self.name}: no role; give it one, whose body it is")
+        counts = [("raster", self.raster), ("ctas_per_sm", self.ctas_per_sm)]
+        for role in self.roles:
+            counts += [
+                (f"{role.name}'s threads", role.threads),
+                (f"{role.name}'s copies", role.copies),
+            ]
+        counts += [(f"{b.name}'s stages", b.stages) for b in self.buffers]
+        counts += [(f"{b.name}'s stages", b.stages) for b in self.barriers]
+        counts += [(f"{b.name}'s copies", b.copies) for b in self.buffers]
+        counts += [(f"the cluster's {name}", extent) for name, extent in self.cluster]
+        for what, number in counts:
+            if _below(number, 1):
+                raise ProgramError(f"program {self.name}: {what}: {number}; it has to be 1 or more")
+        copied = {b.name for b in self.buffers if not isinstance(b.copies, int) or b.copies > 1}
+        for role in self.roles if copied else ():
+            for buffer in buffers_of(role.body):
+                if buffer.name in copied and np.all(
+                    (buffer.copies != 1) & (buffer.copies != role.copies)
+                ):
+                    raise ProgramError(
+                        f"program {self.name}: {buffer.name} has {buffer.copies} copies, and "
+                        f"{role.name}, which uses it, {role.copies}; give it as many, or 1 for all"
+                    )
 
     def _identifier(self, name: str) -> None:
         if not _IDENTIFIER.fullmatch(name):
@@ -315,6 +353,12 @@ class Program:
             if name in known:
                 raise ProgramError(f"program {self.name}: two parameters or sizes are {name}")
             known.add(name)
+        for axis in self.grid:
+            if f"grid_{axis.var}" in known:
+                raise ProgramError(
+                    f"program {self.name}: a parameter or size is grid_{axis.var}, as the code "
+                    f"calls the extent of the grid's {axis.var}; rename it"
+                )
         parameters = {name for name, _ in self.parameters}
         for axis in self.grid:
             need(f"grid axis {axis.var}", axis.extent.names(), known)
@@ -443,6 +487,70 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(np.array_equal(one, other))
+
+
+def _below(number: Any, least: int) -> bool:
+    """Say whether a number is too small; of a space: in every schedule."""
+    return number < least if isinstance(number, int) else bool(np.all(number < least))
+
+
+def _fault(statement: Statement) -> str:
+    """Say what is wrong with a statement by itself; "" if nothing is."""
+    counts: tuple[tuple[str, Any, int], ...] = ()
+    if isinstance(statement, Do):
+        counts = (("vector", statement.vector, 1),)
+        if statement.lanes is not None:
+            below, extent, residue = statement.lanes
+            counts += (
+                ("its lanes' divisor", below, 1),
+                ("its lanes' extent", extent, 1),
+                ("its lanes' residue", residue, 0),
+            )
+    elif isinstance(statement, ForTile):
+        counts = (("step", statement.step, 1),)
+    for what, number, least in counts:
+        if _below(number, least):
+            return f"{what}: {number}; it has to be {least} or more"
+    return statement.wrong or (_misused(statement) if isinstance(statement, Do) else "")
+
+
+def _misused(do: Do) -> str:
+    """Say how a statement's operands are none of its instruction's; "" if they are."""
+    how = do.instruction
+    own = how.lower is not None or how.meaning is not None
+    variant = do.variant or how.name
+    if how.variants and variant not in how.variants:
+        return f"variant {variant}; {nearest(variant, how.variants)}"
+    if not own and len(do.reads) != (takes := TAKES[variant] if how.variants else 1):
+        return f"{len(do.reads)} operands are read; {variant} takes {takes}"
+    if how.reads and not (own or how.variants or isinstance(do.reads[0], Access)):
+        return f"{do.reads[0]} is in no register or memory; set a register to it (mov)"
+    for access in do.accesses:
+        buffer, registers = access.buffer, access.buffer.level == "registers"
+        levels = how.writes if access is do.write else how.reads or ("registers",)
+        if buffer.level not in levels:
+            return (
+                f"{buffer.name} is in {buffer.level}; {how.name} takes {' or '.join(levels)} there"
+            )
+        if registers and any(isinstance(n, int) and n for steps in access.thread for n in steps):
+            return f"registers are each thread's own; {buffer.name}'s thread steps have to be 0"
+        if access.trimmed and how.unit != "tma":
+            return f"{access}: only TMA leaves lines out; guard the access"
+    if not own:
+        tensor = how.unit == "tensor" and how.issuer in ("warpgroup", "one")
+        for field, given, meant in (
+            ("signal", do.signal is not None, how.completion == "mbarrier"),
+            ("fresh", do.fresh is not None, tensor),
+            ("multicast", do.multicast != "", how.unit == "tma" or tensor),
+            ("across", isinstance(do.across, int) and do.across != 0, how.unit == "shuffle"),
+        ):
+            if given and not meant:
+                return f"{how.name} has no {field}; leave it out"
+    if do.lanes is not None and (
+        how.issuer == "one" or any(a.buffer.fragment for a in do.accesses)
+    ):
+        return "a tile is moved by all who hold it; leave its lanes out"
+    return ""
 
 
 def _loads(statement: Do | Exit) -> bool:

@@ -35,11 +35,11 @@ Source: PTX ISA 9, "Parallel Synchronization and Communication Instructions"; ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
-from tinygpu.errors import ProgramError, require_kind
+from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.instruction import Instruction
 from tinygpu.term.access_map import Access, Affine, Buffer, Operand, number_text
@@ -75,6 +75,11 @@ __all__ = [
 By = Literal["", "all", "warps", "one"]
 Scope = Literal["cta", "role", "cluster"]
 Group = Literal["cp.async", "wgmma", "bulk", "tcgen05.ld", "tcgen05.st"]
+
+
+def _known(what: str, word: str, words: Collection[str]) -> None:
+    if word not in words:
+        raise ProgramError(f"{what} {word}; {nearest(word, words)}")
 
 
 class RingUse(NamedTuple):
@@ -164,6 +169,9 @@ class Sync(_Simple):
     barrier: int = 0
     scope: Scope = "cta"
 
+    def __post_init__(self) -> None:
+        _known("a barrier's scope", self.scope, get_args(Scope))
+
     @property
     def by(self) -> By:
         return "all"
@@ -185,6 +193,9 @@ class Commit(_Simple):
     """Close the group of this thread's copies, of its stores, of this warpgroup's products."""
 
     group: Group = "cp.async"
+
+    def __post_init__(self) -> None:
+        _known("a group", self.group, _GROUPS)
 
     @property
     def needs(self) -> str:
@@ -208,6 +219,9 @@ class WaitGroup(_Simple):
     pending: int = 0
     group: Group = "cp.async"
     read: bool = False
+
+    def __post_init__(self) -> None:
+        _known("a group", self.group, _GROUPS)
 
     @property
     def wrong(self) -> str:
@@ -307,6 +321,9 @@ class Arrive(_AtBarrier):
     to: str = "cta"
     after: Literal["", "tcgen05"] = ""
 
+    def __post_init__(self) -> None:
+        _known("an arrival after", self.after, ("", "tcgen05"))
+
     @property
     def needs(self) -> str:
         return "tcgen05.commit" if self.after else "mbarrier"
@@ -337,6 +354,9 @@ class Fence(_Simple):
     """
 
     kind: FenceKind
+
+    def __post_init__(self) -> None:
+        _known("a fence", self.kind, _FENCES)
 
     @property
     def needs(self) -> str:
@@ -504,6 +524,11 @@ class For(_Answers):
     @property
     def numbers(self) -> tuple[int | str, ...]:
         return (self.trips,)
+
+    @property
+    def wrong(self) -> str:
+        endless = isinstance(self.trips, str) and isinstance(self.unrolled, bool) and self.unrolled
+        return f"its trips, {self.trips}, are not known; do not unroll it" if endless else ""
 
     def __str__(self) -> str:
         end = number_text(self.trips) + " (unrolled)" * self.unrolled

@@ -81,6 +81,17 @@ __all__ = ["Footprint", "Kind", "erase", "given", "kind_of", "plain", "settled",
 
 Kind = Literal["plain", "copy", "load", "product", "store", "mma", "cp", "take", "put"]
 Body = tuple[Statement, ...]
+
+
+class _Erased(Program):
+    """A program whose statements have footprints for operands: nothing is asked of those."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        pass
+
+
 Loop = tuple[str, int, int, bool]  # a variable, from where to where, and if by other threads
 
 _SIZE = "size_of_nothing"
@@ -132,7 +143,7 @@ def erase(program: Program) -> Program:
     bodies = _parted(_counted(bodies))
     touched = (a.buffer for body in bodies for do in _dos(body) for a in do.accesses)
     known = {b.name: _barrier(b) for b in program.barriers}
-    return Program(
+    return _Erased(
         program.name,
         _NOTHING,
         tuple(dict.fromkeys((*touched, _NOWHERE))),
