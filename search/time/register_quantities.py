@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.search.time.fitted import FITTED
+from tinygpu.space.sharing import narrowed, remembered
 from tinygpu.term.program import Access, Block, Buffer, Do, For, Program, select, walk
 
 __all__ = [
@@ -106,6 +107,12 @@ def piece_name(name: str, bend: int) -> str:
 def worth(addend: Any) -> Any:
     """Return an addend: itself, or the product of its factors."""
     return prod(addend) if isinstance(addend, tuple) else addend
+
+
+def _few(addend: Any) -> Any:
+    """Return an addend along no more decisions than it changes with: sums of such stay small."""
+    amount = worth(addend)
+    return remembered(narrowed, amount) if isinstance(amount, np.ndarray) else amount
 
 
 def bent(name: str, amount: Any) -> dict[str, Any]:
@@ -291,7 +298,7 @@ def flying(program: Program, registers: int | None = None) -> tuple[Any, Any]:
     """
     found = amounts(program)
     names = ("kept", "direct_vectors", "direct", "direct_lines", "products")
-    kept, loads, words, guards, products = (sum(map(worth, found[name]), 0.0) for name in names)
+    kept, loads, words, guards, products = (sum(map(_few, found[name]), 0.0) for name in names)
     if not np.any(words):
         return FITTED["loads_in_flight"], 0.0
     whole = is_true((guards > 0) & (products < _LARGE_BODY))
