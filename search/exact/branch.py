@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 _PART = 8192
 _FEW = 1024
 """Nodes whose bounds take less time than the steps to them: decide more before looking."""
-_PATIENCE = 100_000
+_PATIENCE = 1_000_000
 _SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 3, 16, 10
 
 
@@ -208,7 +208,8 @@ def _climb(scorer: Scorer, found: _Best, rng: np.random.Generator) -> tuple[int,
     seconds = scorer.seconds(points)
     found.add(scorer, points, seconds)
     scored = len(points)
-    points = points[np.argsort(seconds, kind="stable")[:_CLIMBERS]]
+    first = np.argsort(seconds, kind="stable")[:_CLIMBERS]
+    points, own = points[first], seconds[first]
     moves = np.array([(a, v) for a, n in enumerate(scorer.lengths) for v in range(n)])
     ends = points[:0]
     for _ in range(_STEPS if len(moves) else 0):
@@ -216,16 +217,20 @@ def _climb(scorer: Scorer, found: _Best, rng: np.random.Generator) -> tuple[int,
         near[np.arange(len(near)), np.tile(moves[:, 0], len(points))] = np.tile(
             moves[:, 1], len(points)
         )
-        legal = scorer.legal(near)
+        legal = np.flatnonzero(scorer.legal(near))
+        scored += len(legal)
+        below = np.maximum(own, found.limit)[legal // len(moves)]
+        legal = legal[scorer.least(near[legal]) <= below]  # others are no step, nor the best
         seconds = np.full(len(near), np.inf)
         seconds[legal] = scorer.seconds(near[legal])
-        scored += int(legal.sum())
         found.add(scorer, near[legal], seconds[legal])
         best = seconds.reshape(len(points), len(moves)).argmin(axis=1)
-        moved = near[best + np.arange(len(points)) * len(moves)]
+        best += np.arange(len(points)) * len(moves)
+        moved = near[best]
         ended = (moved == points).all(axis=1)
         ends = np.concatenate([ends, points[ended]])
-        points = np.unique(moved[~ended], axis=0)
+        points, first = np.unique(moved[~ended], axis=0, return_index=True)
+        own = seconds[best[~ended][first]]
         if not len(points):
             break
     ends = np.unique(np.concatenate([ends, points]), axis=0)
@@ -248,7 +253,7 @@ class _Descent:
         Return False if more nodes were scored than a good order needs.
         """
         scorer, found, order = self.scorer, self.found, self.order
-        bounds = np.zeros(len(nodes)) if order else scorer.seconds(nodes)
+        bounds = np.zeros(len(nodes))
         while level < len(order) and len(nodes):
             before = len(nodes)
             while level < len(order) and len(nodes):
@@ -261,7 +266,8 @@ class _Descent:
                 level += 1
                 chosen = frozenset(order[:level])
                 nodes = nodes[scorer.allows(nodes, chosen, axis)]
-            bounds = scorer.bound(nodes, order, level)
+            every = level == len(order)
+            bounds = scorer.least(nodes) if every else scorer.bound(nodes, order, level)
             self.scored += len(nodes)
             if self.scored > self.most:
                 return False
@@ -274,5 +280,9 @@ class _Descent:
                     if not self.below(nodes[here][bounds[here] < found.limit], level):
                         return False
                 return True
-        found.add(scorer, nodes, bounds)
+        chosen = frozenset(order)
+        for first in range(0, len(nodes), _PART):  # the times of some spare others theirs
+            here = slice(first, first + _PART)
+            some = nodes[here][bounds[here] < found.limits(scorer, nodes[here], chosen)]
+            found.add(scorer, some, scorer.seconds(some))
         return True
