@@ -85,7 +85,7 @@ class Search:
             for batch in space.batches():
                 scorer = Scorer(batch, space, shared)
                 points = space.points(batch, rng, _SAMPLE)
-                promises[scorer] = found.add(scorer, points, scorer.seconds(points))
+                promises[scorer] = found.add(scorer, points, self._seconds(scorer, points))
                 self.scored += len(points)
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
             if deal is not None:
@@ -100,6 +100,13 @@ class Search:
         known = {key: seconds for key, (seconds, _, _) in found.found.items()}
         legal = sum(scorer.batch.count for scorer in self.scorers)
         return News(known, tuple(self.loose.values()), legal, len(self.scorers))
+
+    def _seconds(self, scorer: Scorer, points: Points) -> NDArray[np.float64]:
+        """Return the seconds of points that may be among the best, a bound of the others'."""
+        seconds = scorer.least(points)
+        near = seconds < self.found.limit
+        seconds[near] = scorer.seconds(points[near])
+        return seconds
 
     def learn(self, news: News) -> None:
         """Take over what the search of another part knows."""
