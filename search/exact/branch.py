@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.search.exact.scorer import Points, Scorer, SharedScores
+from tinygpu.space.sharing import forget
 from tinygpu.space.space import Space
 from tinygpu.term.schedule import Schedule
 
@@ -97,6 +98,8 @@ class Search:
                     self.loose[scorer] = scorer.looseness(ends[:4])
                 if progress:
                     progress(done, len(self.scorers))
+        shared.tables.forget()  # what only the features asked for
+        forget(number for s in self.scorers for number in vars(s.batch.chosen).values())
         known = {key: seconds for key, (seconds, _, _) in found.found.items()}
         legal = sum(scorer.batch.count for scorer in self.scorers)
         return News(known, tuple(self.loose.values()), legal, len(self.scorers))
