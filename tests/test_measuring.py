@@ -594,7 +594,10 @@ def test_what_finds_nothing_leaves_the_earlier_search(fake: Fake, tmp_path: Path
     fake.say(fails=True)
     for words, told in (
         (["search", "matmul", "-m", "0"], "at least 1"),
-        (["search", "matmul", "--machine", "simt", "--fix", "vector_k=3"], "did you mean vector_"),
+        (
+            ["search", "matmul", *"-m 64 -n 64 -k 64 --machine simt --fix vector_k=3".split()],
+            "did you mean vector_",
+        ),
         (["search", "matmul", "--machine", "ampere", "-n", "1"], "no schedule of ampere"),
         ([*SEARCH, "--evaluations", "3"], "none of 3 schedules ran; the first: it is wrong"),
     ):

@@ -12,6 +12,7 @@ import pytest
 from tests.test_bad_input import tree_of
 from tests.test_cli_language import complaint, said, tinygpu
 from tests.test_dispatch import Here
+from tests.test_report_page import Page
 from tinygpu.cli import dispatching
 from tinygpu.cli.machine_file import operation_in
 from tinygpu.codegen.emit import EMITTER_VERSION
@@ -112,7 +113,7 @@ def test_every_command_takes_it(own: str, tmp_path: Path) -> None:
     assert "report: found/report.html" in said("report", "found", *machine)
     page = (tmp_path / "found" / "report.html").read_text()
     assert "gated 300 x 1024" in page
-    assert "NVIDIA H200, driver 580" in page
+    assert "NVIDIA H200, driver 580" in Page(page).unpacked("data")
 
 
 def measure(folder: str, machine: str) -> None:

@@ -210,7 +210,7 @@ def test_a_load_signals_and_a_store_does_not(*, loads: bool) -> None:
     name = "cp.async.bulk.tensor" + ("" if loads else ".global")
     signal = None if loads else (program.barriers[0], Affine())
     with pytest.raises(
-        ProgramError, match="signals a barrier, no store|has no signal; leave it out"
+        ProgramError, match=r"signals a barrier, no store|has no signal; leave it out"
     ):
         emit(dos(program, name, lambda do: replace(do, signal=signal)))
 

@@ -15,6 +15,7 @@ def main() -> None:
     Ctrl-C raises KeyboardInterrupt within a command alone: while modules are loaded or Python
     ends, some code would show its traceback and some would swallow it, and nothing is to be saved.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads spin between small products
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeded:  # a shell lets what runs in its background ignore it
         signal.signal(signal.SIGINT, _stop)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.search.exact.scorer import Points, Scorer, SharedScores
+from tinygpu.space.sharing import forget
 from tinygpu.space.space import Space
 from tinygpu.term.schedule import Schedule
 
@@ -38,7 +39,7 @@ Progress = Callable[[int, int], None]
 _PART = 8192
 _FEW = 1024
 """Nodes whose bounds take less time than the steps to them: decide more before looking."""
-_PATIENCE = 100_000
+_PATIENCE = 1_000_000
 _SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 3, 16, 10
 
 
@@ -92,7 +93,7 @@ class Search:
             for batch in space.batches():
                 scorer = Scorer(batch, space, shared)
                 points = space.points(batch, rng, _SAMPLE)
-                promises[scorer] = found.add(scorer, points, scorer.seconds(points))
+                promises[scorer] = found.add(scorer, points, self._seconds(scorer, points))
                 self.scored += len(points)
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
             if deal is not None:
@@ -106,9 +107,18 @@ class Search:
                     progress(done, len(self.scorers))
                 if until.passed():
                     break
+        shared.tables.forget()  # what only the features asked for
+        forget(number for s in self.scorers for number in vars(s.batch.chosen).values())
         known = {key: seconds for key, (seconds, _, _) in found.found.items()}
         legal = sum(scorer.batch.count for scorer in self.scorers)
         return News(known, tuple(self.loose.values()), legal, len(self.scorers))
+
+    def _seconds(self, scorer: Scorer, points: Points) -> NDArray[np.float64]:
+        """Return the seconds of points that may be among the best, a bound of the others'."""
+        seconds = scorer.least(points)
+        near = seconds < self.found.limit
+        seconds[near] = scorer.seconds(points[near])
+        return seconds
 
     def learn(self, news: News) -> None:
         """Take over what the search of another part knows."""
@@ -217,7 +227,8 @@ def _climb(scorer: Scorer, found: _Best, rng: np.random.Generator) -> tuple[int,
     seconds = scorer.seconds(points)
     found.add(scorer, points, seconds)
     scored = len(points)
-    points = points[np.argsort(seconds, kind="stable")[:_CLIMBERS]]
+    first = np.argsort(seconds, kind="stable")[:_CLIMBERS]
+    points, own = points[first], seconds[first]
     moves = np.array([(a, v) for a, n in enumerate(scorer.lengths) for v in range(n)])
     ends = points[:0]
     for _ in range(_STEPS if len(moves) else 0):
@@ -225,16 +236,20 @@ def _climb(scorer: Scorer, found: _Best, rng: np.random.Generator) -> tuple[int,
         near[np.arange(len(near)), np.tile(moves[:, 0], len(points))] = np.tile(
             moves[:, 1], len(points)
         )
-        legal = scorer.legal(near)
+        legal = np.flatnonzero(scorer.legal(near))
+        scored += len(legal)
+        below = np.maximum(own, found.limit)[legal // len(moves)]
+        legal = legal[scorer.least(near[legal]) <= below]  # others are no step, nor the best
         seconds = np.full(len(near), np.inf)
         seconds[legal] = scorer.seconds(near[legal])
-        scored += int(legal.sum())
         found.add(scorer, near[legal], seconds[legal])
         best = seconds.reshape(len(points), len(moves)).argmin(axis=1)
-        moved = near[best + np.arange(len(points)) * len(moves)]
+        best += np.arange(len(points)) * len(moves)
+        moved = near[best]
         ended = (moved == points).all(axis=1)
         ends = np.concatenate([ends, points[ended]])
-        points = np.unique(moved[~ended], axis=0)
+        points, first = np.unique(moved[~ended], axis=0, return_index=True)
+        own = seconds[best[~ended][first]]
         if not len(points):
             break
     ends = np.unique(np.concatenate([ends, points]), axis=0)
@@ -257,7 +272,7 @@ class _Descent:
         Return False if more nodes were scored than a good order needs.
         """
         scorer, found, order = self.scorer, self.found, self.order
-        bounds = np.zeros(len(nodes)) if order else scorer.seconds(nodes)
+        bounds = np.zeros(len(nodes))
         while level < len(order) and len(nodes):
             before = len(nodes)
             while level < len(order) and len(nodes):
@@ -270,7 +285,8 @@ class _Descent:
                 level += 1
                 chosen = frozenset(order[:level])
                 nodes = nodes[scorer.allows(nodes, chosen, axis)]
-            bounds = scorer.bound(nodes, order, level)
+            every = level == len(order)
+            bounds = scorer.least(nodes) if every else scorer.bound(nodes, order, level)
             self.scored += len(nodes)
             if self.scored > self.most:
                 return False
@@ -283,5 +299,9 @@ class _Descent:
                     if not self.below(nodes[here][bounds[here] < found.limit], level):
                         return False
                 return True
-        found.add(scorer, nodes, bounds)
+        chosen = frozenset(order)
+        for first in range(0, len(nodes), _PART):  # the times of some spare others theirs
+            here = slice(first, first + _PART)
+            some = nodes[here][bounds[here] < found.limits(scorer, nodes[here], chosen)]
+            found.add(scorer, some, scorer.seconds(some))
         return True

@@ -72,9 +72,14 @@ class Scorer:
         with np.errstate(all="ignore"):
             return self._at(self._exact, points, _itself)
 
+    def least(self, points: Points) -> NDArray[np.float64]:
+        """Return a lower bound of the seconds at points, made without following their steps."""
+        with np.errstate(all="ignore"):
+            return self._at(self._bounded, points, _itself)
+
     def bound(self, points: Points, order: Sequence[int], count: int) -> NDArray[np.float64]:
         """Return a lower bound of the seconds, given the first ``count`` decisions of the order."""
-        if self.floor is not None and count == len(order):
+        if count == len(order):
             return self.seconds(points)
         chosen = frozenset(order[:count])
 

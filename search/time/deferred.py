@@ -97,6 +97,10 @@ class Tables:
             self._made[key] = Deferred(self, axes, table, function, inputs), inputs
         return self._made[key][0]
 
+    def forget(self) -> None:
+        """Drop what was made; tables and steps that are in use stay as they are."""
+        self._made.clear()
+
     def _aligned(self, x: Any, axes: tuple[int, ...]) -> Any:
         if not isinstance(x, Deferred):
             return x

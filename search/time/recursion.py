@@ -533,12 +533,13 @@ class Recursion:
         inputs = [np.asarray(x, np.float64) for x in (share, tiles, steps, stages, *leaves)]
         shape = np.broadcast_shapes(*(x.shape for x in inputs))
         flat = [np.broadcast_to(x, shape).reshape(-1) if x.ndim else x for x in inputs]
-        count = int(np.prod(shape))
-        result = np.empty(count)
-        for first in range(0, count, _CHUNK):
-            here = slice(first, min(first + _CHUNK, count))
-            result[here] = self._part([x[here] if x.ndim else x for x in flat], here.stop - first)
-        return result.reshape(shape) if shape else float(result[0])
+        first, same = _apart([x for x in flat if x.ndim], int(np.prod(shape)))
+        flat = [x[first] if x.ndim else x for x in flat]
+        result = np.empty(len(first))
+        for start in range(0, len(first), _CHUNK):
+            here = slice(start, min(start + _CHUNK, len(first)))
+            result[here] = self._part([x[here] if x.ndim else x for x in flat], here.stop - start)
+        return result[same].reshape(shape) if shape else float(result[0])
 
     def _part(self, inputs: Sequence[Times], size: int) -> Times:
         """Follow one tile until its steps are periodic; where there are more, whole turns of it."""
@@ -581,6 +582,16 @@ class Recursion:
             found[0, of] = run.cycles(some[1], some[2], *divmod(first, _MANY), period)
             found[1, of], found[2, of] = run.turn, run.apart
         return found[0], found[1], found[2]
+
+
+def _apart(columns: Sequence[Times], count: int) -> tuple[Places, Places]:
+    """Return where each combination of numbers comes first, and which one each point has."""
+    if not columns or count < 2:
+        return np.zeros(1, np.int64), np.zeros(count, np.int64)
+    rows = np.stack(columns, axis=-1)
+    whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).reshape(-1)
+    _, first, same = np.unique(whole, return_index=True, return_inverse=True)
+    return first, same
 
 
 def _alike(numbers: Times) -> Numbers:

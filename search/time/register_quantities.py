@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.search.time.fitted import FITTED
+from tinygpu.space.sharing import narrowed, remembered
 from tinygpu.term.program import Access, Block, Buffer, Do, For, Program, select, walk
 
 __all__ = [
@@ -106,6 +107,11 @@ def piece_name(name: str, bend: int) -> str:
 def worth(addend: Any) -> Any:
     """Return an addend: itself, or the product of its factors."""
     return prod(addend) if isinstance(addend, tuple) else addend
+
+
+def _few(number: Any) -> Any:
+    """Return a number along no more decisions than it changes with: what is made of it is small."""
+    return remembered(narrowed, number) if isinstance(number, np.ndarray) else number
 
 
 def bent(name: str, amount: Any) -> dict[str, Any]:
@@ -245,8 +251,9 @@ def _loads_and_stores(program: Program, kept: tuple[str, ...]) -> Iterator[tuple
         lines: Any = 0.0
         for d, guarded in enumerate(access.guard):
             along = rows if not _is_one(access.buffer.stride[d]) else columns
-            lines = lines + select(is_true(guarded), along, 0.0)
-            both = both & is_true(guarded)
+            asked = is_true(guarded)
+            lines = lines + select(asked, along, 0.0)
+            both = both & asked
         if where == "stored":
             yield "stored", vectors
             yield "store_lines", lines
@@ -291,17 +298,34 @@ def flying(program: Program, registers: int | None = None) -> tuple[Any, Any]:
     """
     found = amounts(program)
     names = ("kept", "direct_vectors", "direct", "direct_lines", "products")
-    kept, loads, words, guards, products = (sum(map(worth, found[name]), 0.0) for name in names)
+    kept, loads, words, guards, products = (
+        sum((_few(worth(addend)) for addend in found[name]), 0.0) for name in names
+    )
     if not np.any(words):
         return FITTED["loads_in_flight"], 0.0
-    whole = is_true((guards > 0) & (products < _LARGE_BODY))
-    ahead = select(whole, products, FITTED["ahead"])
-    ahead = select(is_true(program.ctas_per_sm == 1), 0.0, ahead)
-    many = loads * np.minimum(ahead / np.maximum(products, 1.0), 1.0)
-    if registers is not None:
+    if registers is None:
+        many = remembered(_ahead, loads, guards, products, program.ctas_per_sm)
+    else:
         many = loads * (registers - kept - FITTED["beside"]) / words
     many = np.maximum(many, FITTED["loads_in_flight"])
-    return many, np.minimum(many / loads, 1.0) * words
+    return many, remembered(_held, many, loads, words)
+
+
+def _ahead(loads: Any, guards: Any, products: Any, ctas_per_sm: Any) -> Any:
+    """Return how many loads are moved up together.
+
+    What is made between is not kept: over a space it depends on decisions that change nothing.
+    """
+    whole = is_true((guards > 0) & (products < _LARGE_BODY))
+    ahead = select(whole, products, FITTED["ahead"])
+    ahead = select(is_true(ctas_per_sm == 1), 0.0, ahead)
+    many = loads * np.minimum(ahead / np.maximum(products, 1.0), 1.0)
+    return _few(many)
+
+
+def _held(many: Any, loads: Any, words: Any) -> Any:
+    """Return the registers that loads in flight hold."""
+    return np.minimum(many / loads, 1.0) * words
 
 
 def fragment_registers(program: Program) -> tuple[Any, ...]:

@@ -297,16 +297,19 @@ def computing(spaces: Sequence[Space], found: Ranking) -> tuple[Ranking, tuple[M
 
     Raises IllegalScheduleError if none does.
     """
-    from tinygpu.codegen.run.agreement import computes
+    from tinygpu.cli.computed import computed
 
     machines = {space.machine.name: space.machine for space in spaces}
     operation = spaces[0].problem.operation
     kept, meanings, wrong = [], [], []
+    programs = [
+        one.schedule.program(machines[one.schedule.machine], operation) for one in found.best
+    ]
     with bar("execute small instances") as progress:
-        for number, one in enumerate(found.best):
-            progress(number, len(found.best), "")
-            machine = machines[one.schedule.machine]
-            meaning = computes(one.schedule.program(machine, operation))
+        progress(0, len(programs), "")
+        asked = zip(found.best, computed(programs), strict=True)
+        for number, (one, meaning) in enumerate(asked, 1):
+            progress(number, len(programs), "")
             if not meaning.wrong:
                 kept.append(one)
                 meanings.append(meaning)
