@@ -585,6 +585,10 @@ def test_an_interrupt_leaves_the_earlier_search(
     assert coarse == 30 + len(PEERS) - known
 
 
+def sizes(*axes: str) -> list[str]:
+    return [word for axis in axes for word in (f"-{axis}", "4096")]
+
+
 def test_what_finds_nothing_leaves_the_earlier_search(fake: Fake, tmp_path: Path) -> None:
     """An illegal problem, or schedules none of which runs: one line, and not a byte is changed."""
     out = tmp_path / "out"
@@ -593,12 +597,15 @@ def test_what_finds_nothing_leaves_the_earlier_search(fake: Fake, tmp_path: Path
     before = kept(out)
     fake.say(fails=True)
     for words, told in (
-        (["search", "matmul", "-m", "0"], "at least 1"),
+        (["search", "matmul", "-m", "0", *sizes("n", "k")], "at least 1"),
         (
-            ["search", "matmul", *"-m 64 -n 64 -k 64 --machine simt --fix vector_k=3".split()],
+            ["search", "matmul", *sizes("m", "n", "k"), "--machine", "simt", "--fix", "vector_k=3"],
             "did you mean vector_",
         ),
-        (["search", "matmul", "--machine", "ampere", "-n", "1"], "no schedule of ampere"),
+        (
+            ["search", "matmul", "--machine", "ampere", "-n", "1", *sizes("m", "k")],
+            "no schedule of ampere",
+        ),
         ([*SEARCH, "--evaluations", "3"], "none of 3 schedules ran; the first: it is wrong"),
     ):
         result = tinygpu(*words, "--measure", "--replace", "--out", out)
