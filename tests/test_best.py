@@ -63,7 +63,7 @@ def test_best_is_brute_force(case: int) -> None:
         assert [r.seconds for r in found.best] == pytest.approx(every[:k], rel=1e-9)
         assert len({r.schedule for r in found.best}) == k
         assert all(space.contains(r.schedule) for r in found.best)
-        assert found.legal == len(every)
+        assert found.admissible == len(every)
 
 
 @pytest.mark.parametrize("k", [1, 2, 9])
@@ -88,7 +88,7 @@ def test_what_takes_too_long_is_left_out(below: float) -> None:
     most = best.best[9].seconds * below
     found = rank(space, 60, below=most)
     assert [r.seconds for r in found.best] == [r.seconds for r in best.best if r.seconds < most]
-    assert found.legal == best.legal
+    assert found.admissible == best.admissible
 
 
 @pytest.mark.parametrize("case", range(len(SPACES)))

@@ -104,8 +104,8 @@ def test_two_find_what_one_finds(name: str, two: list[Any]) -> None:
     assert [r.seconds for r in both.best] == [r.seconds for r in one.best]
     assert len({r.schedule for r in both.best}) == len(both.best) == 30
     assert all(space.contains(r.schedule) for r in both.best[:5])
-    assert (both.raw, both.legal, both.proven) == (one.raw, one.legal, True)
-    assert both.legal == space.count()
+    assert (both.raw, both.admissible, both.proven) == (one.raw, one.admissible, True)
+    assert both.admissible == space.count()
     assert steps == sorted(steps)
     assert steps[-1] == (len(space.batches()),) * 2
     places = [best._place(space, r.schedule) for r in both.best]
@@ -155,7 +155,7 @@ def test_an_empty_half_is_no_error(
     )
     both, one = rank(spaces()["wide"], 9), alone(spaces()["wide"], 9)
     assert [r.seconds for r in both.best] == [r.seconds for r in one.best]
-    assert both.legal == one.legal
+    assert both.admissible == one.admissible
     assert len(two) == 1
 
 
@@ -178,7 +178,7 @@ def faulty(fault: str) -> Space:
 
 def test_an_error_of_the_second_process_is_raised(two: list[Any]) -> None:
     """It is the same error as in one process; a death is one too, with its status."""
-    assert rank(faulty(""), 3).legal == spaces()["wide"].count()
+    assert rank(faulty(""), 3).admissible == spaces()["wide"].count()
     with pytest.raises(ProgramError, match="take another"):
         rank(faulty("error"), 3)
     with pytest.raises(TinyGpuError, match="ended with status -9; it may lack memory"):

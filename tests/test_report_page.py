@@ -233,7 +233,7 @@ def test_a_folder_without_a_search_is_no_report(tmp_path: Path) -> None:
 def test_what_the_page_could_not_show_is_no_search(searched: Path, tmp_path: Path) -> None:
     """A count that is missing, and a number that JavaScript does not read."""
     tree = json.loads((searched / "search.json").read_text())
-    for wrong in ({**tree, "raw": None}, {**tree, "legal": float("nan")}):
+    for wrong in ({**tree, "raw": None}, {**tree, "admissible": float("nan")}):
         (tmp_path / "search.json").write_text(json.dumps(wrong))
         assert "not a search that has finished" in complaint(tinygpu("report", tmp_path))
 

@@ -1,4 +1,4 @@
-"""The exact best k of a whole legal space under the time model, and scores of many schedules.
+"""The exact best k of a whole space under the time model, and scores of many schedules.
 
 The space is a union of batches, one a structural choice, and a batch a product of numeric decisions
 cut down by tables.  The search is branch and bound (``branch.py``), all vectorised: a set of
@@ -48,7 +48,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The best schedules, fastest first, and how many there were: in all, legal, scored.
+    """The best schedules, fastest first, and how many there were: in all, admissible, scored.
 
     ``scored`` counts what was given a time, or a bound if partly chosen; ``proven``: that no other
     is faster under the model.
@@ -56,7 +56,7 @@ class Ranking:
 
     best: tuple[Ranked, ...]
     raw: int
-    legal: int
+    admissible: int
     scored: int
     proven: bool = True
 
@@ -92,9 +92,9 @@ def rank(
     if exact and space.raw >= _LARGE and cores() > 1:
         with suppress(UnshareableError):  # one process can search it all
             both = search_in_two(space, k, spread, below, progress)
-            if not both.legal:
+            if not both.admissible:
                 require(space)
-            return _ranking(space, k, both.entries, both.legal, both.scored)
+            return _ranking(space, k, both.entries, both.admissible, both.scored)
     require(space)
     search = Search(space, k, spread, below)
     search.start(exact=exact, progress=None if exact else progress, until=until)
@@ -109,7 +109,7 @@ def _ranking(
     space: Space,
     k: int,
     entries: Sequence[Entry],
-    legal: int,
+    admissible: int,
     scored: int,
     *,
     proven: bool = True,
@@ -140,7 +140,7 @@ def _ranking(
             "fix other decisions, or mend the machine"
         )
     best.sort(key=lambda r: (r.seconds, _place(space, r.schedule)))
-    return Ranking(tuple(best), space.raw, legal, scored, proven)
+    return Ranking(tuple(best), space.raw, admissible, scored, proven)
 
 
 def _place(space: Space, schedule: Schedule) -> tuple[int, ...]:

@@ -47,12 +47,12 @@ _SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 3, 16, 10
 class News:
     """What a search knows after its start: times in seconds, and how loose decisions make bounds.
 
-    ``loose`` has a ``Scorer.looseness`` a batch.  ``legal`` schedules stand in ``batches``.
+    ``loose`` has a ``Scorer.looseness`` a batch.  ``admissible`` schedules stand in ``batches``.
     """
 
     known: Mapping[Key, float]
     loose: Sequence[NDArray[np.float64]]
-    legal: int
+    admissible: int
     batches: int
 
 
@@ -110,8 +110,8 @@ class Search:
         shared.tables.forget()  # what only the features asked for
         forget(number for s in self.scorers for number in vars(s.batch.chosen).values())
         known = {key: seconds for key, (seconds, _, _) in found.found.items()}
-        legal = sum(scorer.batch.count for scorer in self.scorers)
-        return News(known, tuple(self.loose.values()), legal, len(self.scorers))
+        admissible = sum(scorer.batch.count for scorer in self.scorers)
+        return News(known, tuple(self.loose.values()), admissible, len(self.scorers))
 
     def _seconds(self, scorer: Scorer, points: Points) -> NDArray[np.float64]:
         """Return the seconds of points that may be among the best, a bound of the others'."""

@@ -37,7 +37,7 @@ def serve(pipe: Connection) -> None:
         pipe.send(news)
         search.learn(pickle.loads(inbox.get()))
         search.finish(lambda done, _: pipe.send(done))
-        pipe.send(HalfResult(search.entries(), news.legal, search.scored))
+        pipe.send(HalfResult(search.entries(), news.admissible, search.scored))
     except Exception as error:  # whatever it is, the first process has to hear of it
         pipe.send(Failed(_told(error), loading))
 

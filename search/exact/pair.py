@@ -61,10 +61,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class HalfResult:
-    """The best of one half or of both, and how many schedules were legal and scored."""
+    """The best of one half or of both, and how many schedules were admissible and scored."""
 
     entries: list[Entry]
-    legal: int
+    admissible: int
     scored: int
 
 
@@ -126,7 +126,7 @@ def search_in_two(
         result = other.result
     return HalfResult(
         search.entries() + result.entries,
-        news.legal + told.legal,
+        news.admissible + told.admissible,
         search.scored + result.scored,
     )
 

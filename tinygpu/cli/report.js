@@ -215,7 +215,7 @@ function overview() {
   const several = page.sections.length > 1;
   const timed = page.sections.some((one) => fastest(one) < Infinity);
   const beside = page.sections.some((one) => peersOf(one).length);
-  const head = ["problem", "#schedules", "#legal", "#predicted", "#90 % interval", "#TFLOP/s", "of the peak",
+  const head = ["problem", "#schedules", "#admissible", "#predicted", "#90 % interval", "#TFLOP/s", "of the peak",
     "bottleneck",
     ...(timed ? ["#measured", "#TFLOP/s"] : []), ...(beside ? ["#best peer", "#speed-up", "which peer"] : [])];
   const rows = page.sections.map((one) => {
@@ -225,7 +225,7 @@ function overview() {
     const took = fastest(one);
     return [
       element("a", { href: `#layer=${encodeURIComponent(one.name)}` }, one.title),
-      countText(one.found.raw), countText(one.found.legal), timeText(first.predicted_seconds),
+      countText(one.found.raw), countText(one.found.admissible), timeText(first.predicted_seconds),
       intervalText(first.interval_seconds), rateText(first.tflops),
       element("span", {}, element("span", { class: "share", style: `width:${90 * Math.min(share, 1)}px` }),
         ` ${(100 * share).toFixed(0)}%`),
@@ -255,7 +255,7 @@ function about() {
     : "not proven: the best that were met";
   const rows = [
     ["operation", found.operation],
-    ["searched", `${countText(found.raw)} schedules, ${countText(found.legal)} legal, `
+    ["searched", `${countText(found.raw)} schedules, ${countText(found.admissible)} admissible, `
       + `${countText(found.scored)} scored; ${how}`],
     ...Object.entries(section.facts),
     ["measured", section.why_not ? `nothing: ${section.why_not}`

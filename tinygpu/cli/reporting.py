@@ -106,7 +106,9 @@ def _search(folder: Path) -> dict[str, Any]:
     try:
         tree: dict[str, Any] = parsed(path.read_text(encoding="utf-8"))
         whole = bool(tree["best"]) and isinstance(tree["device"], str)
-        whole &= all(isinstance(tree[name], int | float) for name in ("raw", "legal", "scored"))
+        whole &= all(
+            isinstance(tree[name], int | float) for name in ("raw", "admissible", "scored")
+        )
         for row in tree["best"]:
             whole &= all(isinstance(row[name], kind) for name, kind in _ROW.items())
     except (DocumentError, ValueError, KeyError, TypeError):

@@ -256,7 +256,7 @@ def ranked(
     return Ranking(
         best=tuple(best),
         raw=sum(space.raw for space in spaces),
-        legal=sum(of.legal for of in found),
+        admissible=sum(of.admissible for of in found),
         scored=sum(of.scored for of in found),
         proven=all(of.proven for of in found),
     )
@@ -394,7 +394,7 @@ def _common(spaces: Sequence[Space], found: Ranking) -> dict[str, Any]:
         "machine": ", ".join(space.machine.name for space in spaces),
         "device": spaces[0].device.name,
         "raw": found.raw,
-        "legal": found.legal,
+        "admissible": found.admissible,
         "scored": found.scored,
         "proven": found.proven,
     }
@@ -539,7 +539,11 @@ def show(tree: Mapping[str, Any]) -> None:
         [*columns, "where they differ"],
         shown,
     )
-    counts = (tree["raw"], "schedules"), (tree["legal"], "legal"), (tree["scored"], "scored")
+    counts = (
+        (tree["raw"], "schedules"),
+        (tree["admissible"], "admissible"),
+        (tree["scored"], "scored"),
+    )
     proof = (
         "proven: under the model, none of the others is faster"
         if tree["proven"]

@@ -1,4 +1,4 @@
-"""Spaces: the legal schedules of a machine for a problem on a device.
+"""Spaces: the admissible schedules of a machine for a problem on a device.
 
 ``space`` is the object: counted, sampled, explained.  ``batches`` builds the term of each
 structural choice with all numbers open, and its laws as tables; ``counting`` counts and samples

@@ -1,12 +1,14 @@
-"""Spaces: the legal part of the product of a machine's decisions, counted, sampled, explained.
+"""Spaces: the admissible schedules of a machine, counted, sampled, explained.
 
 A *batch* is one choice of every structural decision, with all numbers still open: its term holds
 arrays, one axis a numeric decision, and each law comes out as a few *tables* over just the
-decisions that it depends on.  A schedule is legal if every table of its batch holds at it.  Batches
-share arrays (``tinygpu.space.sharing``), counts and samples are sums of products
+decisions that it depends on.  A schedule is *admissible* if every table of its batch holds at it.
+Batches share arrays (``tinygpu.space.sharing``), counts and samples are sums of products
 (``tinygpu.space.counting``), so a space of 10^17 points costs about a second and little memory.
-The concurrency law of terms with mbarriers is left to ``check_schedule``: a space counts and draws
-what all other laws allow.
+An admissible schedule keeps every law; it is *legal* if the judge proves it, too.  Without mbarriers
+the judge's verdict is a table, and all that is admissible is legal.  With mbarriers a verdict takes
+milliseconds and there are millions: it is asked of the schedules that somebody wants, by ``rank``
+of the best and by ``check_schedule``.
 
 >>> from tinygpu.devices.device import load_device
 >>> from tinygpu.machines.simt import LADDER, Simt
@@ -41,22 +43,22 @@ __all__ = ["Batch", "Space", "Table"]
 
 
 class Space(Choices):
-    """The legal schedules of a machine for a problem on a device.
+    """The admissible schedules of a machine for a problem on a device.
 
     ``fixed`` narrows decisions to one value or a tuple of values.  Raises ScheduleError for a
     decision or value that there is not, OperationError if the machine cannot do the operation.
     """
 
     def batches(self) -> tuple[Batch, ...]:
-        """Return the structural choices that have legal schedules."""
+        """Return the structural choices that have admissible schedules."""
         return self._batches
 
     def count(self) -> int:
-        """Return how many schedules are legal, exactly."""
+        """Return how many schedules are admissible, exactly."""
         return sum(batch.count for batch in self._batches)
 
     def sample(self, rng: np.random.Generator, n: int) -> list[Schedule]:
-        """Return ``n`` different legal schedules, uniformly; all, if there are no more than n."""
+        """Return ``n`` different admissible schedules, uniformly; all, if there are no more than n."""
         total = self.count()
         if n >= total:
             return list(self)
@@ -133,7 +135,7 @@ class Space(Choices):
         return best and best[1:]
 
     def contains(self, schedule: Schedule) -> bool:
-        """Say whether a schedule is legal and within the fixed decisions."""
+        """Say whether a schedule is admissible and within the fixed decisions."""
         inside = all(schedule[n] in v for n, v in self.values.items())
         return inside and not check_schedule(schedule, self.machine, self.problem, self.device)
 
@@ -149,7 +151,7 @@ class Space(Choices):
         return f"{self.machine.name} for {what} on {self.device.name}"
 
     def __iter__(self) -> Iterator[Schedule]:
-        """Yield every legal schedule (for small spaces)."""
+        """Yield every admissible schedule (for small spaces)."""
         for batch in self._batches:
             for point in self.sums.points(batch.tables):
                 yield self._schedule(batch, point)
