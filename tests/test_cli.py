@@ -104,7 +104,7 @@ def test_search_prints_counts_and_writes_schedules(tmp_path: Path) -> None:
     result = tinygpu(*SEARCH, "--out", tmp_path / "found")
     assert result.exit_code == 0, result.stderr
     assert "45 schedules" in result.stdout
-    assert "legal" in result.stdout
+    assert "admissible" in result.stdout
     names = sorted(path.name for path in (tmp_path / "found").iterdir())
     assert names == ["01.json", "02.json", "03.json", "search.json"]
     machine, problem, _ = from_json((tmp_path / "found" / "01.json").read_text(), MACHINES)

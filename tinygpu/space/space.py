@@ -5,10 +5,10 @@ arrays, one axis a numeric decision, and each law comes out as a few *tables* ov
 decisions that it depends on.  A schedule is *admissible* if every table of its batch holds at it.
 Batches share arrays (``tinygpu.space.sharing``), counts and samples are sums of products
 (``tinygpu.space.counting``), so a space of 10^17 points costs about a second and little memory.
-An admissible schedule keeps every law; it is *legal* if the judge proves it, too.  Without mbarriers
-the judge's verdict is a table, and all that is admissible is legal.  With mbarriers a verdict takes
-milliseconds and there are millions: it is asked of the schedules that somebody wants, by ``rank``
-of the best and by ``check_schedule``.
+An admissible schedule keeps every law; it is *legal* if the judge proves it, too.  Without
+mbarriers the judge's verdict is a table, and all that is admissible is legal.  With mbarriers a
+verdict takes milliseconds and there are millions: it is asked of the schedules that somebody wants,
+by ``rank`` of the best and by ``check_schedule``.
 
 >>> from tinygpu.devices.device import load_device
 >>> from tinygpu.machines.simt import LADDER, Simt
@@ -58,7 +58,7 @@ class Space(Choices):
         return sum(batch.count for batch in self._batches)
 
     def sample(self, rng: np.random.Generator, n: int) -> list[Schedule]:
-        """Return ``n`` different admissible schedules, uniformly; all, if there are no more than n."""
+        """Return ``n`` different admissible schedules, uniformly; all, if there are no more."""
         total = self.count()
         if n >= total:
             return list(self)
