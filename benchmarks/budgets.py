@@ -1,4 +1,4 @@
-"""Does ``search --measure`` answer within its budget and ten seconds?  On a GPU, each command alone.
+"""Does ``search --measure`` answer within its budget and ten seconds?  Needs a GPU.
 
     python -m benchmarks.budgets [--out FILE]
 

@@ -227,7 +227,7 @@ def test_special_registers() -> None:
     """Clocks only grow, in both halves; registers of the environment are 0 but for grid.sync's."""
     body = """mov.u32 %r1, %clock_hi; mov.u32 %r2, %globaltimer_lo; mov.u32 %r3, %envreg3;
       mov.u32 %r4, %nwarpid; mov.u32 %r5, %aggr_smem_size; mov.u32 %r6, %total_smem_size;
-      sub.u32 %r5, %r5, %r6; sub.u32 %r5, %r5, 1024; or.b32 %r9, %r1, %r3; or.b32 %r9, %r9, %r5;"""
+      sub.u32 %r5, %r5, 1024; div.u32 %r5, %r5, %r6; or.b32 %r9, %r1, %r3; or.b32 %r9, %r9, %r5;"""
     report, y = run(body)
     assert report.findings == ()
     assert not y.any()

@@ -74,10 +74,10 @@ def _reserved(at: int) -> Callable[[Run], Array]:
     return lambda run: _window(run) + at
 
 
-_RESERVED = {"begin": 0, "end": FIRST_SHARED, "cap": FIRST_SHARED, "0": 0, "1": FIRST_SHARED // 2}
+_RESERVED = {"begin": 0, "end": 288, "cap": FIRST_SHARED, "0": 0, "1": 0}
 """The reserved shared memory, as of sm_90: ptxas has ``begin``, ``0`` and ``cap`` as numbers there,
-the driver gives the others, and cooperative groups use 288 B from ``1`` on.  What sm_80 has behind
-the CTA's own memory is here at the beginning too."""
+the driver gives the others (read on an H100, driver 580.159.04).  What sm_80 has behind the CTA's
+own memory is here at the beginning too."""
 _ZEROS = ("gridid", "current_graph_exec", *(f"envreg{n}" for n in (0, *range(3, 32))))
 _ONE_MASK = np.uint64(1)
 SPECIAL: Mapping[str, Callable[[Run], Array]] = {
@@ -99,7 +99,9 @@ SPECIAL: Mapping[str, Callable[[Run], Array]] = {
     "%nwarpid": _fixed(lambda run: run.threads_per_cta // 32),
     "%smid": _cta,
     "%nsmid": _fixed(lambda run: run.grid[0] * run.grid[1] * run.grid[2]),
-    "%aggr_smem_size": _fixed(lambda run: _total(run) + FIRST_SHARED),
+    "%aggr_smem_size": _fixed(
+        lambda run: run.code.static_bytes + run.dynamic_bytes + FIRST_SHARED
+    ),
     **{f"%reserved_smem_offset_{name}": _reserved(at) for name, at in _RESERVED.items()},
     **{f"%{name}": _fixed(lambda run: 0) for name in _ZEROS},
     "%envreg1": _fixed(lambda run: run.workspace >> 32),  # what grid.sync of nvcc counts in

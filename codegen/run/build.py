@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 from tinygpu.codegen.emit import emit
@@ -86,6 +86,14 @@ class Builders(ExitStack):
         super().__init__()
         find_ptxas()
         self._workers = [self.enter_context(Worker(_COMMAND)) for _ in range(jobs or cores())]
+        self._beginning: list[Thread] = []
+
+    def begin(self, limit_seconds: float) -> None:
+        """Start all beside what the caller does next: Python takes a second or two to begin."""
+        hello = {"do": "hello"}, limit_seconds
+        self._beginning = [Thread(target=w.ask, args=hello, daemon=True) for w in self._workers]
+        for thread in self._beginning:
+            thread.start()
 
     def each(
         self, wanted: Sequence[Wanted], until: Deadline = NEVER
@@ -118,6 +126,8 @@ class Builders(ExitStack):
 
         if not wanted:
             return
+        for thread in self._beginning:
+            thread.join()
         pool, busy = ThreadPoolExecutor(jobs), list(free)
         seconds = None if until.open else until.left()
         try:

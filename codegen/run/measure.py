@@ -134,12 +134,13 @@ class Crew(ExitStack):
         self._beginning: Thread | None = None
 
     def begin(self, limit_seconds: float) -> None:
-        """Start the worker beside what the caller does next: CUDA takes seconds to begin."""
+        """Start all processes beside what the caller does next: CUDA takes seconds to begin."""
         hello = {"do": "hello"}, limit_seconds
         self._beginning = Thread(target=self.worker.ask, args=hello, daemon=True)
         self._beginning.start()
         self.callback(self.ready)
         self.callback(self.worker.kill)
+        self.builders.begin(limit_seconds)
 
     def ready(self) -> None:
         """Wait for a worker that begins."""

@@ -76,9 +76,10 @@ def rank(
     With a ``spread`` over some decisions, return only the best for each combination of their
     values: schedules that differ in more than details.  Without ``exact``, return the best met by
     improving random schedules of each batch: quick, and not proven.  Those of ``below`` seconds or
-    more are left out.  ``progress(done, all)`` counts batches.  Without ``exact`` it ends with
-    fewer, the best met, soon after ``until``.  Raises IllegalScheduleError if
-    nothing is legal, ScheduleError for a decision of the spread that there is not.
+    more are left out.  ``progress(done, all)`` counts batches.  Without ``exact`` it ends soon
+    after ``until`` with the best met; then whoever makes code of them asks the judge.  Raises
+    IllegalScheduleError if nothing is legal, ScheduleError for a decision of the spread that there
+    is not.
     """
     require_kind("rank: space", space, Space, MachineError)
     require_kind("rank: k", k, int, ScheduleError)
@@ -117,8 +118,8 @@ def _ranking(
 ) -> Ranking:
     """Predict the k best of the entries; ties stand in the order of the decisions' values.
 
-    Terms with mbarriers are asked for the verdict here.  What is illegal or unproved is left out,
-    and then others than the entries might be among the best.
+    Terms with mbarriers are asked for the verdict here, unless there is a deadline.  What is
+    illegal or unproved is left out, and then others than the entries might be among the best.
     """
     found: dict[Key, tuple[float, Schedule]] = {}
     for key, seconds, schedule in sorted(entries, key=lambda e: (e[1], _place(space, e[2]))):
@@ -126,10 +127,11 @@ def _ranking(
     best: list[Ranked] = []
     refused: Verdict | None = None
     for _, schedule in found.values():
-        if len(best) == k or (best and not proven and until.passed()):
+        if len(best) == k:
             break
         program = schedule.program(space.machine, space.problem.operation)
-        if waits_at_mbarriers(program) and not (judged := verdict(program)).legal:
+        asks = until.open and waits_at_mbarriers(program)
+        if asks and not (judged := verdict(program)).legal:
             refused, proven = judged, False
             continue
         breakdown = cost(program, space.problem.sizes, space.device)
