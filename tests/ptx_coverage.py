@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks.interpreter_speed import POINTS, SIZES
 from tests.ptx_runs import term_of
+from tests.ptx_runs import unchecked as emit
 from tests.test_ptx_kernels import VARIANTS
-from tinygpu.codegen.emit import emit
 from tinygpu.codegen.emulator import FAMILIES
 from tinygpu.codegen.emulator.forms import FORMS, SETS, find
 from tinygpu.codegen.emulator.parser import parse

@@ -58,7 +58,6 @@ EDGES = {
         "devices",
         "isa",
         "term",
-        "legality",
         "meaning",
         "space",
         "kernel",

@@ -97,7 +97,7 @@ def test_2_home_rings_need_the_clusters_barrier() -> None:
 
 def test_2_home_rings_that_a_bulk_store_sends() -> None:
     """Nor is a home ring a store's own."""
-    program = term("shared k")
+    program = term("shared k", output="f32")
     parts = next(b for b in program.buffers if b.name == "parts")
     send = INSTRUCTIONS["cp.async.bulk.tensor.global"]
     c = next(b for b in program.buffers if b.name == "c")

@@ -206,7 +206,7 @@ def test_a_store_file_keeps_candidates_and_peers(tmp_path: Path) -> None:
         again = measure(both, Simt(), PROBLEM, store=store, peers=peer, options=options)
         assert again == first
         assert len(fake.asked) == asked
-        more = [*both, naive.with_(ctas_per_sm=3)]
+        more = [*both, Schedule.of(Simt(), LADDER["naive"])]
         found = measure(more, Simt(), PROBLEM, store=store, peers=peer, options=options)
         assert found[:2] == first[:2]
         assert fake.asked[asked:] == ["validate", "validate", "time"]  # the new one and the peer
@@ -233,7 +233,8 @@ def test_a_batch_that_dies_is_halved(tmp_path: Path) -> None:
     """One candidate that kills the timing of a batch costs the others nothing."""
     fake = Fake(tmp_path, "die")
     naive = Schedule.of(Simt(), LADDER["coalesced"])
-    good = [naive.with_(ctas_per_sm=n) for n in (1, 2, 3, 4)]
+    ladder = (naive, Schedule.of(Simt(), LADDER["naive"]))
+    good = [one.with_(ctas_per_sm=n) for one in ladder for n in (1, 2)]
     found = measure([*good, *schedules(16)], Simt(), PROBLEM, options=fake.options)
     assert [m.ok for m in found] == [True] * 4 + [False]
     assert "died with status 1" in found[-1].reason

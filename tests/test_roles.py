@@ -216,7 +216,7 @@ def hand(*roles: Role, stages: tuple[int, ...], **how: Any) -> Program:
         buffers=(),
         parameters=(("trips", value("k")),),
         grid=(Axis("br", value("m")), Axis("bc", value("n"))),
-        roles=roles,
+        roles=roles or (Role("all", 32, (Sync(),)),),
         barriers=barriers,
         **how,
     )

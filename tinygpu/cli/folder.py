@@ -14,7 +14,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,17 @@ _PART = ".part"  # of a file that is being written (``console.write``)
 def claimed(folder: Path) -> Iterator[None]:
     """Hold a folder, made if there is none; remove what an interrupted write left in it.
 
+    A folder that was made, and into which nothing was written, is removed.
+
     Raises FolderError, which names the process that holds it, if another one does.
     """
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _LOCK
-    with _locked(path) as file:
+    with ExitStack() as stack:
+        if made:
+            stack.callback(_without, folder)
+        file = stack.enter_context(_locked(path))
         me = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -47,6 +53,12 @@ def claimed(folder: Path) -> Iterator[None]:
         for left in folder.rglob(f".*{_PART}"):
             left.unlink(missing_ok=True)
         yield
+
+
+def _without(folder: Path) -> None:
+    """Remove a folder into which nothing was written."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 @contextmanager
