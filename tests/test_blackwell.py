@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_what_has_no_code_is_refused() -> None:
     def moved(do: Do) -> Do:
         steps = (*do.write.value[:4], (1, 0), (32, 0))
         sums = Access(do.write.buffer, steps, index=do.write.index)
-        return Do(do.instruction, sums, (*do.reads[:2], sums), do.values, fresh=do.fresh)
+        return replace(do, write=sums, reads=(*do.reads[:2], sums))
 
     with pytest.raises(ProgramError, match="do not lie in the lanes"):
         emit(dos(term("ring"), "tcgen05.mma", moved), "sm_100a")

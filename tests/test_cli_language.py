@@ -360,7 +360,7 @@ def test_a_term_that_computes_something_else_is_illegal(tmp_path: Path) -> None:
         tree = json.loads(tinygpu("check", path, "--machine", machine, "--json").stdout)
         assert tree["legal"] == legal
         if legal:
-            tested = "computes its operation: proved for every i, by 2 sizes, 1024 to 770"
+            tested = "computes its operation: proved for every i, by 2 sizes, 1024 to 770; 3 larger"
             assert tested in result.stdout
             assert tree["meaning"] == tested
         else:

@@ -38,6 +38,7 @@ from tinygpu.term.program import (
     Program,
     Role,
     Statement,
+    Sync,
     Wait,
     var,
 )

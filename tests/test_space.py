@@ -209,11 +209,13 @@ def test_registers_that_another_block_reads_are_in_the_signature() -> None:
 def test_every_number_that_orders_is_in_the_signature(cast: Callable[[int], Any]) -> None:
     """Also where NumPy made it: two terms of one key and numbers get one verdict."""
     ring = Buffer("ring", "smem", "f32", (4,), (1,), 3, 4)
-    moved = Do(INSTRUCTIONS["mov"], Access(ring, ((1,),), index=var("i")), (Immediate(0.0),), (4,))
+    held = registers("held", "f32", 4)
+    into, source = Access(ring, ((1,),), index=var("i")), Access(held, ((1,),))
+    moved = Do(INSTRUCTIONS["st.shared"], into, (source,), (4,))
 
     def signature(*body: Statement) -> Any:
         role = Role("all", 32, (For("i", 9, body), moved_apart))
-        return numbers_of(Program("p", matmul(), (ring,), (), (), (role,)))
+        return numbers_of(Program("p", matmul(), (ring, held), (), (), (role,)))
 
     moved_apart = replace(moved, write=Access(ring, ((1,),)))
     pairs: list[list[tuple[Statement, ...]]] = [

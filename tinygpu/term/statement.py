@@ -322,6 +322,7 @@ class Arrive(_AtBarrier):
     after: Literal["", "tcgen05"] = ""
 
     def __post_init__(self) -> None:
+        _AtBarrier.__post_init__(self)
         _known("an arrival after", self.after, ("", "tcgen05"))
 
     @property

@@ -70,8 +70,8 @@ __all__ = [
     "TILES",
     "Agent",
     "At",
+    "Cells",
     "Op",
-    "Piece",
     "Plan",
     "Section",
     "Spot",
@@ -143,7 +143,7 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Piece:
+class Cells:
     """The cells that a write fills: of which statement, in which iteration and of which CTA.
 
     ``once`` and ``apart`` are those of the statement's footprint.
@@ -154,7 +154,7 @@ class Piece:
     once: bool
     apart: bool
 
-    def disjoint(self, other: Piece) -> bool:
+    def disjoint(self, other: Cells) -> bool:
         """Say whether it is proved that no cell is in both."""
         if self.statement == other.statement:
             return self.once and self.iteration != other.iteration
@@ -174,7 +174,7 @@ class Touch:
     offset: int
     part: Fraction = Fraction(1)
     own: bool = True
-    piece: Piece | None = None
+    piece: Cells | None = None
     token: tuple[object, ...] = ()
     late: bool = False
 
@@ -911,12 +911,12 @@ class _Walk:
             for (place, shift), after in zip(found, late, strict=True)
         )
 
-    def piece(self, number: int, write: Footprint, env: Env, shift: int) -> Piece:
+    def piece(self, number: int, write: Footprint, env: Env, shift: int) -> Cells:
         """Return which cells a write fills at a place that sees it from a shift."""
         ranks = self.plan.symmetry.moves(shift)
         iteration = tuple(env[n] + ranks.get(n, 0) for n in write.along)
         role = self.plan.agents[self.agent].role
-        return Piece((number, role), iteration, write.once, write.apart)
+        return Cells((number, role), iteration, write.once, write.apart)
 
     def op(self, node: Node, env: Env, values: Values, turns: Values, *, fresh: bool) -> Op:
         """Return a statement as an operation."""

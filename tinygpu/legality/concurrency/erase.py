@@ -33,8 +33,8 @@ for kt in 0..trips:
   smem_a@(kt) = st.shared() x 1
   smem_b@(kt) = st.shared() x 1
   bar.sync 0
-  nowhere[] = ld.shared(smem_a@(kt)) x 1
-  nowhere[] = ld.shared(smem_b@(kt)) x 1
+  nowhere[0] = ld.shared(smem_a@(kt)) x 1
+  nowhere[0] = ld.shared(smem_b@(kt)) x 1
   sums = fma(sums) x 1
   bar.sync 0
 

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.legality.concurrency.blocks import Counter, Op, Piece, Plan, Spot
+from tinygpu.legality.concurrency.blocks import Cells, Counter, Op, Plan, Spot
 
 __all__ = ["Agent", "Facts", "Flight", "Frozen", "Group", "Phases", "Slot", "State"]
 
@@ -157,7 +157,7 @@ class Slot:
 
     held: tuple[int | None, ...] = (None,)
     filling: int = 0
-    pieces: tuple[tuple[Piece, Fraction], ...] = ()
+    pieces: tuple[tuple[Cells, Fraction], ...] = ()
     writes: int = 0
     crossing: int = 0  # the same, for those who come through the other proxy
     before: int = 0  # what the first of the writes had to follow
