@@ -92,8 +92,17 @@ class Builders(ExitStack):
         """Start all beside what the caller does next: Python takes a second or two to begin."""
         hello = {"do": "hello"}, limit_seconds
         self._beginning = [Thread(target=w.ask, args=hello, daemon=True) for w in self._workers]
+        self.callback(self._ready)
+        for worker in self._workers:
+            self.callback(worker.kill)
         for thread in self._beginning:
             thread.start()
+
+    def _ready(self) -> None:
+        """Wait for those that begin."""
+        for thread in self._beginning:
+            thread.join()
+        self._beginning = []
 
     def each(
         self, wanted: Sequence[Wanted], until: Deadline = NEVER
@@ -126,8 +135,7 @@ class Builders(ExitStack):
 
         if not wanted:
             return
-        for thread in self._beginning:
-            thread.join()
+        self._ready()
         pool, busy = ThreadPoolExecutor(jobs), list(free)
         seconds = None if until.open else until.left()
         try:

@@ -95,6 +95,8 @@ class Search:
                 points = space.points(batch, rng, _SAMPLE)
                 promises[scorer] = found.add(scorer, points, self._seconds(scorer, points))
                 self.scored += len(points)
+                if until.passed():
+                    break
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
             if deal is not None:
                 self.scorers = self.scorers[deal::2]
