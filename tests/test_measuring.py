@@ -347,12 +347,12 @@ def test_the_command_answers_within_its_budget_and_ten_seconds(
 
 
 def test_a_ranking_without_time_has_the_best_met(simt: Space) -> None:
-    """Of one batch, and not proven."""
+    """The best met of one batch, and not proven."""
     over = Deadline.within(0.0, time.monotonic)
     some = rank(simt, 6, spread=simt.machine.spread, exact=False, until=over)
     every = rank(simt, 6, spread=simt.machine.spread, exact=False)
     assert 1 <= len(some.best) <= 6
-    assert some.scored < every.scored
+    assert some.scored <= every.scored
     assert not some.proven
 
 

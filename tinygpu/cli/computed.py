@@ -17,7 +17,7 @@ from typing import Any
 
 from tinygpu.codegen.run.agreement import computes
 from tinygpu.cores import cores
-from tinygpu.meaning.identity import Meaning
+from tinygpu.meaning.identity import Meaning, unlaunched
 from tinygpu.term.program import Program
 
 __all__ = ["computed"]
@@ -27,15 +27,25 @@ _programs: Sequence[Program] = ()
 
 
 def computed(programs: Sequence[Program]) -> Iterator[Meaning]:
-    """Yield what each program computes, in order.  Raises what ``computes`` does."""
-    many = min(cores(), len(programs)) if hasattr(os, "fork") else 1
+    """Yield what each program computes, in order.  Raises what ``computes`` does.
+
+    Programs that differ in how they are launched alone are asked once.
+    """
+    alike = [unlaunched(program) for program in programs]
+    once = dict.fromkeys(alike)
+    many = min(cores(), len(once)) if hasattr(os, "fork") else 1
     if many == 1:
         yield from map(computes, programs)
         return
-    with multiprocessing.get_context("fork").Pool(many, _begin, (programs,)) as pool:
-        found = pool.imap(_asked, range(len(programs)))
-        for program, known in zip(programs, found, strict=True):
-            yield computes(program) if known is None else Meaning(program=program, **known)
+    left = iter(once)
+    with multiprocessing.get_context("fork").Pool(many, _begin, (tuple(once),)) as pool:
+        asked = pool.imap(_asked, range(len(once)))
+        known = {}
+        for program, one in zip(programs, alike, strict=True):
+            while one not in known:
+                known[next(left)] = next(asked)
+            found = known[one]
+            yield computes(program) if found is None else Meaning(program=program, **found)
 
 
 def _begin(programs: Sequence[Program]) -> None:

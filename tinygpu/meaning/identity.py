@@ -50,7 +50,7 @@ from tinygpu.meaning.tolerance import roundings
 from tinygpu.term.operation import Problem
 from tinygpu.term.program import Do, For, Program, Statement, walk
 
-__all__ = ["Meaning", "computes", "instances", "summary"]
+__all__ = ["Meaning", "computes", "instances", "summary", "unlaunched"]
 
 _MOST_WORK = 1e8  # fitted: element operations in about a second
 _STATEMENT = 4000  # fitted: what a statement costs besides, in element operations
@@ -142,9 +142,13 @@ def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: in
         given = Problem.of(program.operation, **sizes).sizes
         asked, finding, _ = _asked(program, (given,), draws)
         return Meaning(program, asked, finding, unproved=_GIVEN, illegal=illegal)
-    plain = replace(program, raster=1, ctas_per_sm=1, addressing="pointer", guards="each",
-                    specialised=False, early=False)  # fmt: skip
-    return replace(_computes(plain, draws), program=program, illegal=illegal)
+    return replace(_computes(unlaunched(program), draws), program=program, illegal=illegal)
+
+
+def unlaunched(program: Program) -> Program:
+    """Return the program without what says how it is launched, and not what it computes."""
+    return replace(program, raster=1, ctas_per_sm=1, addressing="pointer", guards="each",
+                   specialised=False, early=False)  # fmt: skip
 
 
 def summary(found: Sequence[Meaning]) -> str:
