@@ -58,7 +58,7 @@ def test_search_and_run(machine: str, dtype: str, layout: str, site: Path, tmp_p
     """``search --measure`` ends with a schedule that is right, beside cuBLASLt; ``run`` agrees."""
     named = ["--machine", machine] if machine else []
     asked = ["--dtype", dtype, "--layout", layout, "-m", 512, "-n", 512, "-k", 512]
-    effort = ["--measure", "--budget", 2, "--evaluations", 24, "--top", 4, "--out", "found"]
+    effort = ["--measure", "--budget", 8, "--evaluations", 24, "--top", 4, "--out", "found"]
     done = tinygpu(site, tmp_path, "search", "matmul", *named, *asked, *effort)
     assert done.returncode == 0, done.stderr
     tree: dict[str, Any] = json.loads((tmp_path / "found" / "search.json").read_text())
