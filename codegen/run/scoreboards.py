@@ -328,9 +328,7 @@ def _successors(function: _Function) -> list[list[int]]:
                     raise _UnknownError(f"branch {i}")
                 following = [target(i), number + 1] if i.guard else [target(i)]
             case "RET":
-                places = (after_calls | {*labels.values()}) - {
-                    0
-                }  # not its beginning
+                places = (after_calls | {*labels.values()}) - {0}  # not its beginning
                 following = sorted(_returns(i, code) & places)
                 if not following:
                     raise _UnknownError(f"branch {i}")

@@ -165,8 +165,7 @@ class Cells:
 class Touch:
     """An access: of which place, from which shift it is seen there, at which offset.
 
-    ``piece``: the cells of a write, of which ``cells`` says when two are disjoint.  ``late``: it
-    counts at a barrier later than its thread.
+    ``piece``: the cells of a write.  ``late``: it counts at a barrier later than its thread.
     """
 
     place: int
