@@ -20,9 +20,9 @@ decide it for every path.  A wait for scoreboard b covers p if
     raised b: a unit reads in order;
     or p raised no write scoreboard, and a later result of p's unit raised b: those end in order.
 
-Loads from shared memory overwrite each other's results in order, and so do wgmmas.  Two guards that
-exclude each other do so while their predicate keeps its value.  Predicates, and uniform registers
-but those of tensor memory and TMA, are read when an instruction starts.
+Loads from shared memory and shuffles overwrite each other's results in order, and so do wgmmas.
+Two guards that exclude each other do so while their predicate keeps its value.  Predicates, and
+uniform registers but those of tensor memory and TMA, are read when an instruction starts.
 
 What each instruction reads and writes says nvdisasm (``-plr``); a register that an operand names
 and nvdisasm does not mark, an opcode, a branch or a line that is not known make the answer *not
@@ -86,7 +86,7 @@ _VARIABLE = _names(
 """Opcodes of variable latency: a result without a scoreboard of its own is not there at once."""
 _EITHER = tuple(_names(opcodes) for opcodes in (_DOUBLE, _TO_UNIFORM))
 """Opcodes whose latency varies on some chips: where one of a function raises a scoreboard."""
-_SHARED = _names("LDS LDSM")
+_SHARED = _names("LDS LDSM SHFL")
 """Opcodes whose results come in order, so that a later one may overwrite an earlier one's."""
 _WGMMA = _names("HGMMA QGMMA IGMMA BGMMA")
 _FIXED = _names(
