@@ -50,6 +50,7 @@ from tinygpu.errors import (
     ProgramError,
     TinyGpuError,
     nearest,
+    raised,
     require_kind,
 )
 from tinygpu.legality.laws import require_sound
@@ -563,8 +564,7 @@ def _brought(lower: Rule) -> Rule:
         except TinyGpuError:
             raise
         except Exception as error:  # whatever a user's function may raise
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ProgramError(f"{do}: lower raises {said}; mend it") from error
+            raise ProgramError(f"{do}: lower raises {raised(error)}; mend it") from error
 
     return rule
 

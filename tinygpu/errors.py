@@ -24,6 +24,7 @@ __all__ = [
     "WishError",
     "nearest",
     "out_of_memory",
+    "raised",
     "require_kind",
     "require_names",
 ]
@@ -138,6 +139,15 @@ def require_names(what: str, names: object, error: type[TinyGpuError]) -> None:
     assert isinstance(names, tuple)
     for name in names:
         require_kind(f"{what}: {reprlib.repr(names)}", name, str, error)
+
+
+def raised(error: Exception) -> str:
+    """Return in one line what a user's function raised.
+
+    >>> raised(ValueError("two   words"))
+    'ValueError: two words'
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def out_of_memory(error: Exception) -> str | None:

@@ -42,6 +42,7 @@ from tinygpu.errors import (
     OperationError,
     ScheduleError,
     TinyGpuError,
+    raised,
     require_kind,
 )
 from tinygpu.legality.concurrency.judge import verdict
@@ -135,10 +136,9 @@ def _own_laws(case: Case, place: Place) -> Iterator[Clause]:
         except TinyGpuError:
             raise
         except Exception as error:  # whatever a user's function may raise
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise MachineError(
                 f"instruction {place.do.instruction.name}: its law {getattr(law, '__name__', law)} "
-                f"raises {said}; yield Clauses of numbers"
+                f"raises {raised(error)}; yield Clauses of numbers"
             ) from error
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 
-from tinygpu.errors import MachineError
+from tinygpu.errors import MachineError, raised
 from tinygpu.isa.instruction import Instruction
 from tinygpu.term.expression import OPERATORS, Expression, apply, value
 
@@ -45,7 +45,7 @@ def formula(instruction: Instruction, count: int) -> Expression:
     except Exception as error:  # whatever a user's function may raise
         raise MachineError(
             f"instruction {instruction.name}: its meaning of {count} values raises "
-            f"{type(error).__name__}: {' '.join(str(error).split())}; {by}"
+            f"{raised(error)}; {by}"
         ) from error
     if not isinstance(found, Expression):
         raise MachineError(
