@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.fuzz import asked_of, each_done
 from benchmarks.peers import FOLDER, write_tree
-from benchmarks.record import operation_of, random_operation, random_sizes
+from benchmarks.problems import operation_of, random_operation, random_sizes
 from tinygpu.codegen.emit import EMITTER_VERSION, emit
 from tinygpu.codegen.run.assemble import assemble, every_ptxas, ptxas_version, waits_of
 from tinygpu.codegen.run.provenance import provenance

@@ -5,29 +5,36 @@ All of it: ``python -m benchmarks.record --check``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.problems import operation_of
 from benchmarks.record import (
     COUNTS,
     FOLDER,
+    LOTS,
     PARTS,
+    WHOLE,
     Record,
     advice,
     differences,
     drawn,
     load,
     main,
-    operation_of,
-    verdict_lots,
 )
+from benchmarks.record_terms import verdict_lots
+from tinygpu.legality.laws import LAWS
 from tinygpu.machines import MACHINES
 from tinygpu.term.operation import OPERATIONS
 
-SAMPLES = {"ptx": (12, 1), "verdicts": (10, 6), "times": (40, 1)}
+SAMPLES = {
+    "ptx": (12, 1), "verdicts": (10, 6), "times": (40, 1), "counts": (8, 1), "nodes": (4, 1),
+    "meanings": (6, 1), "texts": (20, 2),
+}  # fmt: skip
 """Of how many lots how many entries are made anew."""
 
 
@@ -75,8 +82,48 @@ def test_every_lot_of_verdicts_is_recorded() -> None:
     assert words >= {"proved", "race", "deadlock", "stale", "balance", "unwritten"}
 
 
+@pytest.mark.parametrize("part", ["counts", "nodes"])
+def test_spaces_of_every_machine_are_recorded(part: str) -> None:
+    record = load(part)
+    whole = [lot.name for lot in record.lots if lot.keys == ("",)]
+    assert whole == [*WHOLE[part]]
+    places = Counter(lot.name.split()[0] for lot in record.lots if lot.keys != ("",))
+    assert places == COUNTS[part]
+    assert len({lot.name for lot in record.lots}) == len(record.lots)
+
+
+@pytest.mark.parametrize("part", ["meanings", "texts"])
+def test_every_term_of_the_corpora_is_recorded(part: str) -> None:
+    record = load(part)
+    drawn_of = Counter[str]()
+    for lot in record.lots:
+        drawn_of[lot.name.split()[0]] += len(lot.keys) * (" | " in lot.name)
+    assert +drawn_of == Counter(COUNTS[part])
+    recorded = {lot.name: lot.keys for lot in record.lots if " | " not in lot.name}
+    assert recorded == {name: tuple(words()) for name, words in LOTS[part]().items()}
+
+
+def test_meanings_are_of_every_kind() -> None:
+    found = [value for lot in load("meanings").lots for value in lot.values]
+    for words in ("proved for every m, n, k", "tested at", "does not compute its operation",
+                  "not asked", "refused: ProgramError", "wrong_result", "race"):  # fmt: skip
+        assert any(words in value for value in found), words
+
+
+def test_laws_and_requirements_are_recorded_in_words() -> None:
+    found = {
+        line.split(": ")[0]
+        for lot in load("texts").lots
+        for value in lot.values
+        for line in value.splitlines()
+    }
+    own = {name for name in found if name.isidentifier()} - {*LAWS}
+    assert len(found & {*LAWS}) >= 30, {*LAWS} - found
+    assert len(own) >= 20, own
+
+
 def test_records_are_small() -> None:
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 500_000
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 600_000
 
 
 def of_first(part: str, value: str) -> list[str]:
@@ -99,6 +146,41 @@ def test_a_difference_says_what_was_and_what_is() -> None:
     assert "only comments differ" in line
     (line,) = of_first("ptx", f"{'0' * 64} 00000000")
     assert line.endswith(f"is {whole} {code}")
+
+
+def test_one_changed_value_of_a_space_is_noticed() -> None:
+    count = load("counts").lots[0].values[0]
+    (line,) = of_first("counts", str(int(count) + 1))
+    assert f"was {int(count) + 1}, is {count}" in line
+    value = load("nodes").lots[0].values[0]
+    scored, seconds = value.split()[0], value.split()[3]
+    late, near = (repr(float(seconds) * f) for f in (1.01, 1.0 + 4e-16))
+    assert of_first("nodes", f"{int(scored) + 1}{value.removeprefix(scored)}")
+    assert of_first("nodes", value.replace(seconds, late, 1))
+    assert near != seconds
+    assert not of_first("nodes", value.replace(seconds, near, 1))
+    assert of_first("nodes", f"{value}0")
+
+
+@pytest.mark.parametrize("part", ["meanings", "texts"])
+def test_one_changed_word_is_noticed(part: str) -> None:
+    """Of a schedule that was drawn, and of a term of a corpus."""
+    record = load(part)
+    for lot in (record.lots[0], next(t for t in record.lots if t.name == "hostile RIGHT")):
+        other = replace(lot, values=(f"{lot.values[0]}.", *lot.values[1:]))
+        (line,) = differences(replace(record, lots=(other,)), {lot.name: [0]})
+        assert f"was {lot.values[0]}., is {lot.values[0]}" in line
+
+
+def test_a_term_that_is_none_any_more_is_a_difference() -> None:
+    record = load("texts")
+    lot = replace(record.lots[-1], keys=("nothing",), values=("legal",))
+    (line,) = differences(replace(record, lots=(lot,)))
+    assert "is KeyError" in line
+    record = load("counts")
+    lot = replace(record.lots[0], keys=("nothing=1",), values=("1",))
+    (line,) = differences(replace(record, lots=(lot,)))
+    assert "is ScheduleError" in line
 
 
 def test_a_lot_that_cannot_be_made_is_a_difference() -> None:
