@@ -32,7 +32,7 @@ coordinate is the number in mixed radix.  Slowest first too are keywords of decl
 ...     k.values(v=4)
 ...     at = "i = (block thread v)"
 ...     held = {x.name: k.load(x[at]) for x in k.inputs}
-...     k.store(k.output[at], k.compute(k.op.combine, held))
+...     k.store(k.output[at], k.compute(k.op.epilogue, held))
 >>> for statement in trace("scale", forward, elementwise("a*x")).roles[0].body:
 ...     print(statement)
 x_held = ld.global(x[512*block]) x 4 by 4
