@@ -363,7 +363,8 @@ class Kernel:
         for o in operation.operands:
             stride: list[int | str] = [1]
             for back, axis in enumerate(reversed(o.axes[1:])):
-                pitch = f"{'ld' if back == 0 else 'ls'}_{o.name}"
+                kind = "ld" if back == 0 else f"ls{back if back > 1 else ''}"
+                pitch = f"{kind}_{o.name}"
                 inner = stride[0] if isinstance(stride[0], str) else None
                 self._pitches.append((pitch, value(inner) * value(axis) if inner else value(axis)))
                 stride.insert(0, pitch)

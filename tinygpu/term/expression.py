@@ -47,6 +47,7 @@ from tinygpu.isa.algebra import FLOATS, OPERATORS, Algebra
 
 __all__ = [
     "DEEPEST",
+    "INTEGERS",
     "OPERATORS",
     "TAKES",
     "Apply",
@@ -67,7 +68,8 @@ TAKES = {n: getattr(f, "nin", 0) or len(signature(f).parameters) for n, f in OPE
 _COMPARED = {"le": "<=", "lt": "<"}
 _CONDITIONS = (*_COMPARED, "and")
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", **_COMPARED, "and": "and"}
-_INTEGERS = replace(FLOATS, number=int)
+INTEGERS = replace(FLOATS, number=int)
+"""The algebra of conditions: coordinates, sizes and whole numbers."""
 
 
 class Expression:
@@ -142,7 +144,7 @@ class Expression:
                     )
                 return _element(values[name], algebra)
             case Apply(operator, arguments) if operator in _CONDITIONS:
-                return OPERATORS[operator](*(a.evaluate(values, _INTEGERS) for a in arguments))
+                return OPERATORS[operator](*(a.evaluate(values, INTEGERS) for a in arguments))
             case Apply(operator, arguments):
                 return algebra.operators[operator](
                     *(a.evaluate(values, algebra) for a in arguments)

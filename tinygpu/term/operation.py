@@ -9,7 +9,8 @@ scalars, sizes and coordinates, and has the axes of what it reads that it does n
     r2 = reduce over axes of expression(r1, inputs, ..)
     output[output axes] = epilogue(r1, r2, .., inputs, ..)
 
-A matmul has one reduction, its sum ``acc``; a softmax two; an elementwise operation none.
+A matmul has one reduction, its sum ``acc``; a softmax two; attention four; an elementwise operation
+none.
 
 >>> print(softmax("f32"))
 softmax: y[i,j] f32 = top: max over j of x[i,j] f32; sum over j of \
@@ -42,7 +43,17 @@ from numpy.typing import NDArray
 from tinygpu.errors import OperationError, nearest, require_kind, require_names
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DTYPES
-from tinygpu.term.expression import Apply, Expression, Index, apply, comparisons, parse, value
+from tinygpu.term.expression import (
+    INTEGERS,
+    Apply,
+    Constant,
+    Expression,
+    Index,
+    apply,
+    comparisons,
+    parse,
+    value,
+)
 
 __all__ = [
     "ACC",
@@ -53,6 +64,7 @@ __all__ = [
     "Operation",
     "Problem",
     "Reduction",
+    "attention",
     "elementwise",
     "is_matmul",
     "matmul",
@@ -295,15 +307,38 @@ class Operation:
     def flops(self, sizes: Mapping[str, int]) -> float:
         """Return the arithmetic operations, a nominal count.
 
-        It is what contractions multiply and add, if there are any; else the operators of all
-        reductions, or of the epilogue alone.
+        It is what contractions multiply and add, if there are any, at points that the mask shows;
+        else the operators of all reductions, or of the epilogue alone.
         """
         contracted = [r for r in self.reductions if self.is_contracted(r)]
         if contracted:
-            return sum(len(r.factors) * self._count(self.points_of(r), sizes) for r in contracted)
+            return sum(len(r.factors) * self._shown(self.points_of(r), sizes) for r in contracted)
         points = [r.expression for r in self.reductions] or [self.epilogue]
         nodes = sum(1 for e in points for n in e.nodes() if isinstance(n, Apply))
         return self._count(self.axes, sizes) * (nodes + len(self.reductions))
+
+    @property
+    def mask(self) -> Expression | None:
+        """The condition where the reductions' points count, if there is one: elsewhere 0 or -inf.
+
+        Points of several masks all count.
+        """
+        nodes = (n for r in self.reductions for n in r.expression.nodes())
+        found = {
+            n.arguments[0]
+            for n in nodes
+            if isinstance(n, Apply) and n.operator == "where"
+            if n.arguments[2] in (Constant(0.0), Constant(-math.inf))
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def _shown(self, axes: tuple[str, ...], sizes: Mapping[str, int]) -> float:
+        """Return how many points of some axes the mask shows; all, if it is of other axes."""
+        moving = self.axes_of(self.mask) if self.mask else ()
+        if self.mask is None or not moving or not {*moving} <= {*axes}:
+            return self._count(axes, sizes)
+        rest = tuple(a for a in axes if a not in moving)
+        return self._count(rest, sizes) * _true_points(self.mask, moving, sizes)
 
     def _count(self, axes: tuple[str, ...], sizes: Mapping[str, int]) -> float:
         """Return how many points there are."""
@@ -337,7 +372,8 @@ class Operation:
             here = {
                 o.name: exact[o.name][tuple(slice(*block[a]) for a in o.axes)] for o in self.inputs
             }
-            parts = self._of_block(here, block, {**sizes, **(scalars or {})}, algebra)
+            with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
+                parts = self._of_block(here, block, {**sizes, **(scalars or {})}, algebra)
             if not found:
                 shape = self.shapes(sizes)[self.output.name]
                 found = [np.empty_like(here[self.inputs[0].name], shape=shape) for _ in parts]
@@ -430,6 +466,35 @@ class Operation:
         if not parts:
             return text + str(self.epilogue)
         return text if self.epilogue == ACC else f"{text}, then {self.epilogue}"
+
+
+def _true_points(condition: Expression, axes: Sequence[str], sizes: Mapping[str, int]) -> int:
+    """Count the points of axes where a condition holds: along the last, comparisons cut a range.
+
+    >>> causal = parse("index(n) <= index(m)")
+    >>> _true_points(causal, ("m", "n"), {"m": 3, "n": 4})
+    6
+    """
+    *outer, inner = axes
+    values: dict[str, Any] = dict(sizes)
+    places = np.ix_(*(np.arange(sizes[a]) for a in outer))
+    values |= {str(Index(a)): place for a, place in zip(outer, places, strict=True)}
+    low: Any = np.zeros([sizes[a] for a in outer], np.int64)
+    high: Any = low + sizes[inner] - 1
+    for compared in comparisons(condition):
+        strict = int(compared.operator == "lt")
+        left = apply("sub", *compared.arguments[::-1]) - strict  # true where it is 0 or more
+        first, second = (
+            left.evaluate({**values, str(Index(inner)): at}, INTEGERS) for at in (0, 1)
+        )
+        slope = int(np.max(second - first))  # the same everywhere, as the comparison is affine
+        if slope > 0:
+            low = np.maximum(low, -(first // slope))
+        elif slope < 0:
+            high = np.minimum(high, first // -slope)
+        else:
+            high = np.where(np.asarray(first) >= 0, high, -1)
+    return int(np.maximum(high - low + 1, 0).sum())
 
 
 def _contracted(factors: Sequence[Any], over: tuple[int, ...], algebra: Algebra) -> Any:
@@ -683,6 +748,75 @@ def softmax(dtype: str = "f32") -> Operation:
     )
 
 
+def attention(dtype: str = "bf16", *, mask: str = "none", scale: bool = True) -> Operation:
+    """``o = softmax(scale q k^T + mask) v``, for each of l batches, h kv heads and g query heads.
+
+    ``q[l,h,g,m,d]``, ``k[l,h,n,d]``, ``v[l,h,n,e]``, ``o[l,h,g,m,e]``: m queries, n keys; the g
+    query heads of a kv head share its keys.  Reductions: s, the scores; top, the maximum of what
+    the mask shows; total and acc, the sums of 2^((s - top) scale log2 e) and of it times v.
+    ``scale``: a positive scalar of that name, usually 1 / sqrt(d); else 1.  Masks:
+
+    - "none";
+    - "causal": query i sees key j if j <= i + (n - m), so that the last ones meet;
+    - "window:LEFT:RIGHT": if i + (n - m) - LEFT <= j <= i + (n - m) + RIGHT.
+
+    A query that sees no key gives 0, without a NaN on the way: top is never below the least number
+    of fp32, and rcp0 is 0 at 0.  Raises OperationError for another mask, and for types of 8 bits.
+
+    >>> print(attention(mask="causal").mask)
+    (index(n) <= (index(m) + (n - m)))
+
+    Source: T. Dao, "FlashAttention-2", arXiv:2307.08691, section 3; FlashAttention's
+    ``flash_attn_func`` for where masks are aligned and what an empty row gives.
+    """
+    require_kind("attention: dtype", dtype, str, OperationError)
+    require_kind("attention: mask", mask, str, OperationError)
+    if dtype not in ("f16", "bf16", "f32"):
+        raise OperationError(
+            f"attention: dtype {dtype}; there are f16, bf16, f32: weights of 8 bits lose the "
+            "softmax's sum, convert the inputs"
+        )
+    shown, s = _shows(mask), value("s")
+    seen = s if shown is None else apply("where", shown, s, -math.inf)
+    exponent = seen - apply("max", value("top"), _LEAST)
+    weight = apply("ex2.ftz", exponent * (value("scale") * _LOG2_E if scale else _LOG2_E))
+    shapes = {"q": "lhgmd", "k": "lhnd", "v": "lhne", "o": "lhgme"}
+    *inputs, output = (Operand(name, tuple(axes), dtype) for name, axes in shapes.items())
+    return Operation(
+        name="attention",
+        axes=tuple("lhgmnde"),
+        inputs=tuple(inputs),
+        output=output,
+        reductions=(
+            Reduction("s", "add", value("q") * value("k"), ("d",)),
+            Reduction("top", "max", seen, ("n",)),
+            Reduction("total", "add", weight, ("n",)),
+            Reduction("acc", "add", weight * value("v"), ("n",)),
+        ),
+        epilogue=ACC * apply("rcp0", value("total")),
+        scalars=("scale",) if scale else (),
+    )
+
+
+def _shows(mask: str) -> Expression | None:
+    """Return the condition under which query m sees key n; None for all keys."""
+    last, key = Index("m") + (value("n") - value("m")), Index("n")
+    if mask == "none":
+        return None
+    if mask == "causal":
+        return apply("le", key, last)
+    if found := re.fullmatch(r"window:(\d{1,9}):(\d{1,9})", mask):
+        left, right = map(float, found.groups())
+        return apply("and", apply("le", last - left, key), apply("le", key, last + right))
+    raise OperationError(
+        f"attention: mask {mask!r}; there are none, causal and window:LEFT:RIGHT, as window:127:0"
+    )
+
+
+_LEAST = -(2 - 2.0**-23) * 2.0**127
+"""The least finite number of fp32."""
+
+
 def _gated(x: Expression, exponent: Expression) -> Expression:
     """Return x / (1 + 2^exponent), both sides of the quotient scaled.
 
@@ -714,5 +848,6 @@ OPERATIONS: Mapping[str, Callable[..., Operation]] = {
     "elementwise": elementwise,
     "rmsnorm": rmsnorm,
     "softmax": softmax,
+    "attention": attention,
 }
 """Operations by name."""
