@@ -216,10 +216,10 @@ def peer_of(library: str, problem: Problem, data: Trial, output: Output) -> tupl
     """Return what the library has for a problem, by its name."""
     given = (problem, data.inputs, output.array, data.scalars)
     if library == "PyTorch":
-        if problem.operation.reduced:
+        if problem.operation.reductions:
             return "torch.mm", peers.torch_matmul(*given)
         return "torch.add", peers.torch_add(*given)
-    if problem.operation.reduced and problem.operation.output.dtype == "f32":
+    if problem.operation.reductions and problem.operation.output.dtype == "f32":
         a, b = data.inputs
         return "cupy.matmul", lambda: gpu().matmul(a, b, out=output.array)
     return "", None

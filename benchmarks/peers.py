@@ -126,14 +126,14 @@ def torch_eager(
 ) -> Run:
     """PyTorch's kernels for an elementwise expression, one for each operator."""
     operation = problem.operation
-    if operation.reduced:
+    if operation.reductions:
         raise OperationError(f"{operation.name}: this peer is elementwise; choose another")
     *given, y = tensors(problem, inputs, output)
     names = [o.name for o in operation.inputs]
 
     def run(*given: Any) -> Any:
         values = {**scalars, **dict(zip(names, given, strict=True))}
-        return _evaluate(operation.combine, values).to(y.dtype)
+        return _evaluate(operation.epilogue, values).to(y.dtype)
 
     return lambda: run(*given)
 

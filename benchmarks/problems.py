@@ -23,6 +23,7 @@ from tinygpu.term.operation import (
     Operand,
     Operation,
     Problem,
+    attention,
     elementwise,
     matmul,
     reduce,
@@ -76,6 +77,8 @@ def operation_of(text: str) -> Operation:
             return matmul(dtype, output, layout, activation=activation, **flags)
         case "elementwise":
             return elementwise(" ".join(words), dtype=dtype)
+        case "attention":
+            return attention(dtype, mask=" ".join(words) or "none")
         case "reduce":
             combine, epilogue = map(parse, REDUCED[words[0]])
             arrays = [Operand("x", ("i", "j"), dtype), Operand("w", ("j",), dtype)]

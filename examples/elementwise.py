@@ -39,7 +39,7 @@ class Elementwise(Machine):
     def tile(self, k: Kernel, at: str) -> None:
         """Load, compute, store: the elements ``at``."""
         held = {x.name: k.load(x[at]) for x in k.inputs}
-        k.store(k.output[at], k.compute(k.op.combine, held))
+        k.store(k.output[at], k.compute(k.op.epilogue, held))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Axpb(Machine):
         k.values(v=self.vector)
         at = "i = (block thread v)"
         held = {x.name: k.load(x[at]) for x in k.inputs}
-        k.store(k.output[at], k.compute(k.op.combine, held))
+        k.store(k.output[at], k.compute(k.op.epilogue, held))
 
 
 if __name__ == "__main__":

@@ -27,13 +27,14 @@ class Naive(Machine):
     def forward(self, k: Kernel) -> None:
         """Walk k, add the products."""
         a, b, c = k.arrays
+        (acc,) = k.op.reductions
         at = "m = (bm y), n = (bn x), k = step"
         k.grid("bm", "bn")
         k.threads(y=self.ty, x=self.tx)
         k.leave_outside(c[at])
         sums = k.zeros("sums", "f32")
         for _ in k.loop("step"):
-            k.add(sums, k.op.combine, {"a": k.load(a[at]), "b": k.load(b[at])})
+            k.add(sums, acc.expression, {"a": k.load(a[at]), "b": k.load(b[at])})
         k.store(c[at], sums)
 
 

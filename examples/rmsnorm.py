@@ -29,13 +29,14 @@ class RMSNorm(Machine):
     def forward(self, k: Kernel) -> None:
         """Load; sum a thread's part, over lanes, over warps; scale and store."""
         x, w, y = k.arrays
+        (acc,) = k.op.reductions
         at = "i = (block team row), j = (chunk warp lane v)"
         k.grid("block")
         k.threads(team=self.teams, warp=self.warps, lane=32)
         k.values(row=self.rows, chunk=self.chunks, v=self.vector)
         held = {"w": k.load(w[at]), "x": k.load(x[at])}  # x keeps row, chunk, v; w chunk, v
         sums = k.zeros("sums", "f32", "row")
-        k.add(sums, k.op.combine, held)  # over chunk and v
+        k.add(sums, acc.expression, held)  # over chunk and v
         k.butterfly("add", sums, over="lane")
         if self.warps > 1:
             parts = k.smem("parts", "f32", mine=self.teams * self.rows, of=self.warps)

@@ -14,7 +14,7 @@ from tinygpu.term.operation import Operand, Operation
 
 TRANSPOSE = Operation(
     "transpose", ("i", "j"), (Operand("x", ("j", "i"), "f32"),), Operand("y", ("i", "j"), "f32"),
-    combine=value("x"),
+    epilogue=value("x"),
 )  # fmt: skip
 
 

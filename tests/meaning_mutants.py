@@ -110,16 +110,15 @@ def _read(program: Program, name: str, change: Callable[[Access], Access]) -> Pr
 
 def _factor(program: Program, random: np.random.Generator) -> str:
     """One of the inputs that are multiplied."""
-    names = [
-        o.name for o in program.operation.inputs if o.name in program.operation.combine.names()
-    ]
+    reads = [*program.operation.reductions[0].expression.names()]
+    names = [o.name for o in program.operation.inputs if o.name in reads]
     return names[int(random.integers(len(names)))]
 
 
 def _along(program: Program, name: str) -> int | None:
     """The dimension of an operand along which is summed."""
-    axes = program.operation.operand(name).axes
-    return next((d for d, axis in enumerate(axes) if axis in program.operation.reduced), None)
+    axes, (acc,) = program.operation.operand(name).axes, program.operation.reductions
+    return next((d for d, axis in enumerate(axes) if axis in acc.over), None)
 
 
 def _moved(program: Program, name: str, d: int, change: Callable[[Affine], Affine]) -> Program:
@@ -181,7 +180,7 @@ def _late(program: Program, random: np.random.Generator) -> Program | None:
 
 def _other(program: Program, random: np.random.Generator) -> Program | None:
     name = _factor(program, random)
-    other = next(n for n in program.operation.combine.names() if n != name)
+    other = next(n for n in program.operation.reductions[0].expression.names() if n != name)
     by_name = {b.name: b for b in program.buffers}
     return _read(program, name, lambda a: replace(a, buffer=by_name[other]))
 
@@ -239,7 +238,9 @@ def _bias(program: Program, random: np.random.Generator) -> Program | None:
 
 def _combined(expression: Expression) -> Change:
     def change(program: Program, random: np.random.Generator) -> Program | None:
-        return replace(program, operation=replace(program.operation, combine=expression))
+        (acc,) = program.operation.reductions
+        other = replace(program.operation, reductions=(replace(acc, expression=expression),))
+        return replace(program, operation=other)
 
     return change
 

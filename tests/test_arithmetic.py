@@ -74,7 +74,7 @@ def result(expression: Expression, x: Any, r: Any, a: float, dtype: str = "f64")
         Do(INSTRUCTIONS["st.global"], Access(gmem["y"], y_.value), (y_,), both),
     )
     x_in, r_in, y_out = (Operand(n, s, dtype) for n, s in shapes.items())
-    op = Operation("test", ("i", "j"), (x_in, r_in), y_out, expression, scalars=("a",))
+    op = Operation("test", ("i", "j"), (x_in, r_in), y_out, (), expression, scalars=("a",))
     grid = (Axis("block", Constant(1)),)
     program = Program("test", op, buffers_of(body), (), grid, (Role("all", 1, body),))
     sizes = {"i": ROWS, "j": COLUMNS}

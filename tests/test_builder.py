@@ -288,7 +288,7 @@ def test_ctas_share_what_a_loop_covers(at: str, origin: str, parameters: dict[st
         k.values(v=4)
         for _ in k.loop("turn"):
             held = {x.name: k.load(x[at]) for x in k.inputs}
-            k.store(k.output[at], k.compute(k.op.combine, held))
+            k.store(k.output[at], k.compute(k.op.epilogue, held))
 
     program = trace("shares", forward, elementwise("a*x"))
     assert {name: str(e) for name, e in program.parameters} == parameters
@@ -317,7 +317,7 @@ def test_threads_that_count_in_two_ways() -> None:
         at = "i = (block element), element = (far thread near)"
         held = {x.name: k.load(tile[at])}
         assert held[x.name].digits == ("r",)
-        k.store(y[at], k.compute(k.op.combine, held))
+        k.store(y[at], k.compute(k.op.epilogue, held))
 
     program = trace("ways", forward, elementwise("a*x"))
     dos = [s for s, _ in walk(program) if isinstance(s, Do) and s.threads]

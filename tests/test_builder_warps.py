@@ -153,7 +153,7 @@ def test_each_goes_through_a_digit_of_values(added: bool) -> None:
             if added:
                 k.add(held, more)
             else:
-                held = k.compute(k.op.combine, {"x": held, "z": more})
+                held = k.compute(k.op.epilogue, {"x": held, "z": more})
             k.store(k.output[at], held)
         seen.append(whole.digits)
 

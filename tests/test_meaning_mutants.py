@@ -192,7 +192,8 @@ def test_a_file_that_asks_for_another_operation_is_one_clear_error(
 @pytest.mark.parametrize("machine", ["simt", "ampere", "hopper", "blackwell"])
 def test_machines_match_what_is_summed_and_not_the_name(machine: str) -> None:
     operation = matmul("f32" if machine == "simt" else "bf16", layout="nt")
-    for combine in (value("a") + value("b"), value("a")):
-        other: Operation = replace(operation, combine=combine)
+    (acc,) = operation.reductions
+    for summand in (value("a") + value("b"), value("a")):
+        other: Operation = replace(operation, reductions=(replace(acc, expression=summand),))
         with pytest.raises(OperationError, match="is no matmul"):
             MACHINES[machine].check(other)

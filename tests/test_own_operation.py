@@ -32,10 +32,10 @@ BOTH = ("rows", "columns")
 x, r = (Operand(name, BOTH, "f32") for name in "xr")
 gates = Operation(
     "gated", BOTH, (x, Operand("g", ("columns",), "f32"), r), Operand("y", BOTH, "f32"),
-    value("r") + value("g") * value("x"),
+    epilogue=value("r") + value("g") * value("x"),
 )
 twice = Operation("twice", ("i",), (Operand("x", ("i",), "f32"),), Operand("y", ("i",), "f32"),
-                  value("x") + value("x"))
+                  epilogue=value("x") + value("x"))
 number = 3
 
 def made(dtype="f32"):
@@ -68,7 +68,7 @@ class Gated(Machine):
         k.threads(thread=self.threads)
         k.values(v=self.vector)
         held = {"x": k.load(x[at]), "g": k.load(g[across]), "r": k.load(r[at])}
-        k.store(k.output[at], k.compute(k.op.combine, held))
+        k.store(k.output[at], k.compute(k.op.epilogue, held))
 """
 LOADER = """
 import sys

@@ -174,18 +174,21 @@ def test_only_a_load_may_give_another_number_outside() -> None:
         replace(program, roles=(role,))
 
 
-def rowwise(combine: str, epilogue: str, before: tuple[Reduction, ...] = ()) -> Operation:
+def rowwise(summand: str, epilogue: str, earlier: tuple[Reduction, ...] = ()) -> Operation:
     x, y = (Operand(name, ("i", "j"), "f32") for name in "xy")
-    return reduce(parse(combine), parse(epilogue), inputs=(x,), output=y, before=before)
+    return reduce(parse(summand), parse(epilogue), inputs=(x,), output=y, earlier=earlier)
+
+
+LEAST = Reduction("top", "max", parse("0 - x"), ("j",))
 
 
 def test_reductions_of_ones_own() -> None:
     """A sum, and a sum of what a sum before it gave: the variance, without a kernel of its own."""
-    mean = Reduction("total", "add", value("x"))
+    mean = Reduction("total", "add", value("x"), ("j",))
     for operation in (
         rowwise("abs(x)", "x / acc"),
         rowwise("x * x", "(x - total / j) * rsqrt(acc)", (mean,)),
-        rowwise("max(x, 0)", "(x - top) * acc", (Reduction("top", "max", parse("x - 1")),)),
+        rowwise("max(x, 0)", "(x - top) * acc", (Reduction("top", "max", parse("x - 1"), ("j",)),)),
     ):
         program = Rows().program(operation, Chosen(ROWS[3]))
         assert check(program, {"i": 9, "j": 60}) == ()
@@ -195,7 +198,7 @@ def test_reductions_of_ones_own() -> None:
     ("operation", "said"),
     [
         (rowwise("x + 1", "x / acc"), "beyond a row's end"),
-        (rowwise("x", "x - acc", (Reduction("top", "max", parse("0 - x")),)), "beyond a row's end"),
+        (rowwise("x", "x - acc + top", (LEAST,)), "beyond a row's end"),
         (matmul(), "known are rmsnorm, softmax, reduce"),
         (softmax("f64"), r"x\[i,j\] f64; known are f32, f16, bf16"),
     ],

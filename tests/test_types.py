@@ -120,7 +120,7 @@ class Through(Machine):
         k.values(v=2)
         held = {x.name: k.load(x[at]) for x in k.inputs}
         wide = "f64" if k.output.dtype == "f64" else "f32"
-        y = k.compute(k.op.combine, held, wide, name="y_held")
+        y = k.compute(k.op.epilogue, held, wide, name="y_held")
         for number, dtype in enumerate((*self.way, k.output.dtype)):
             y = k.cast(y, dtype, into=f"y{number}")
         k.store(k.output[at], y)

@@ -36,7 +36,7 @@ RIGHT: dict[str, tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] 
     "Choice": (Choice, (1, 2), {"before": 1}),
     "Device": (tinygpu.Device.of, ("h200", "sm_90a", DEVICE.provenance), {}),
     "Kernel": (Kernel, ("mine", matmul()), {}),
-    "Operation": (Operation, ("copy", ("i",), (X,), Y, value("x")), {"scalars": (), "before": ()}),
+    "Operation": (Operation, ("copy", ("i",), (X,), Y, (), value("x")), {"scalars": ()}),
     "Problem": (Problem, (matmul(), PROBLEM.extents), {}),
     "Problem.of": (Problem.of, (matmul(),), {"m": 64, "n": 64, "k": 64}),
     "Schedule": (Schedule, (SCHEDULE.machine, SCHEDULE.decisions), {}),
@@ -58,12 +58,12 @@ RIGHT: dict[str, tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] 
     "verdict": (tinygpu.verdict, (PROGRAM,), {}),
     "why_empty": (tinygpu.why_empty, (SPACE,), {}),
     "Operand": (Operand, ("x", ("i",), "f32"), {}),
-    "Reduction": (Reduction, ("top", "max", value("x")), {}),
+    "Reduction": (Reduction, ("top", "max", value("x"), ("i",)), {}),
 }
 ACCEPTED = {
     ("Choice", 0), ("Choice", 1), ("Choice", "before"),  # any number or text is a value
     ("Device", 0), ("Kernel", 0), ("Schedule", 0), ("Operand", 0), ("Reduction", 0),  # any name
-    ("Operation", 0), ("Operation", "scalars"), ("Operation", "before"),  # there may be none
+    ("Operation", 0), ("Operation", 4), ("Operation", "scalars"),  # there may be none
     ("Schedule", 1), ("Space", "fixed"), ("Operand", 1), ("elementwise", "inputs"),
     ("ask", 1),  # an empty wish
     ("matmul", 1), ("matmul", "activation"),  # none
@@ -108,12 +108,12 @@ def test_a_wrong_argument_is_a_tinygpu_error(name: str) -> None:
 def test_what_is_forgotten_is_named() -> None:
     """An axis that the output lacks is reduced: the message says how to write it."""
     a, c = Operand("a", ("m", "k"), "f32"), Operand("c", ("m",), "f32")
-    with pytest.raises(OperationError, match=re.escape("c[m] f32 lacks k, and nothing says")) as e:
-        Operation("sums", ("m", "k"), (a,), c, value("a"))
-    assert "give reduced=('k',), or an output with the axes m, k" in str(e.value)
-    Operation("sums", ("m", "k"), (a,), c, value("a"), reduced=("k",))
+    with pytest.raises(OperationError, match=re.escape("c[m] f32 lacks k, and no reduction")) as e:
+        Operation("sums", ("m", "k"), (a,), c, epilogue=value("a"))
+    assert "give one, or an output with the axes m, k" in str(e.value)
+    Operation("sums", ("m", "k"), (a,), c, (Reduction("acc", "add", value("a"), ("k",)),))
     with pytest.raises(OperationError, match="no inputs"):
-        Operation("none", ("m",), (), c, value("m"))
+        Operation("none", ("m",), (), c, epilogue=value("m"))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ class Lacking(Machine):
         k.threads(thread=self.threads)
         k.values(v=self.vector)
         x = k.load(k.inputs[0]["i = (block thread v)"])
-        k.store(k.output["i = (block thread v)"], k.compute(k.op.combine, {"x": x}))
+        k.store(k.output["i = (block thread v)"], k.compute(k.op.epilogue, {"x": x}))
 
 
 class Unlike(Lacking):

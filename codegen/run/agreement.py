@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 
 import numpy as np
 
@@ -141,7 +140,7 @@ def _differences(
             output,
             meant,
             scale,
-            depth=prod(sizes[axis] for axis in operation.reduced),
+            depth=operation.depth(sizes),
             roundoff=roundoff(program),
             dtype=out.dtype,
         )

@@ -71,7 +71,7 @@ def contract_of(program: Program, sizes: Mapping[str, int] | None = None) -> Con
         persistent=program.persistent,
         early=program.early,
         zeroed=program.zeroed,
-        in_place=not operation.reduced,
+        in_place=not operation.reductions,
         addressing=program.addressing,
     )
 

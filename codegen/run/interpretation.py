@@ -96,7 +96,7 @@ def interpret(
             output,
             wanted[name],
             wanted["scale"],
-            depth=math.prod(sizes[axis] for axis in operation.reduced),
+            depth=operation.depth(sizes),
             roundoff=roundoff(program),
             dtype=dtype,
         )

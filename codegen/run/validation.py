@@ -52,7 +52,7 @@ class Trial:
             _widen(output.array, dtype),
             self.wanted,
             self.scale,
-            depth=math.prod(sizes[axis] for axis in operation.reduced),
+            depth=operation.depth(sizes),
             roundoff=unit_roundoff,
             dtype=dtype,
         )

@@ -260,16 +260,19 @@ def _strides(contract: Contract, views: Sequence[View], usual: Mapping[str, int]
                     f"{argument.name}: rows lie {apart} B apart; at most {_LARGEST} B fit the "
                     "kernel's 32-bit row lengths: split the problem"
                 )
-            if extent == 1 or step == want:
+            if extent == 1:
                 continue
             if not (isinstance(stride, str) and stride in free):
+                if step == want:
+                    continue
                 why = " (it was specialised)" if isinstance(stride, str) else ""
                 raise LaunchError(
                     f"{argument.name}: stride {step} in dimension {d}, the kernel needs {want}"
                     f"{why}; copy it with ascontiguousarray (CuPy) or .contiguous() (PyTorch)"
                 )
-            inner = 1 + sum((e - 1) * s for e, s in zip(got.shape, got.strides, strict=True))
-            reach = inner - (extent - 1) * step
+            others = [(e, s) for i, (e, s) in enumerate(zip(got.shape, got.strides, strict=True))
+                      if i != d and e > 1 and s <= max(step, 1)]  # fmt: skip
+            reach = 1 + sum((e - 1) * s for e, s in others)
             if step < reach:
                 raise LaunchError(
                     f"{argument.name}: stride {step} in dimension {d} makes its rows of {reach} "

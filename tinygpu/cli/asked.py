@@ -3,6 +3,7 @@
     matmul                  -m -n -k  --batch --layout --out-dtype --bias --activation --scale
     elementwise EXPRESSION  -i        --inputs
     rmsnorm, softmax        -i -j
+    attention               -l -h -g -m -n -d -e  --mask
     FILE.py:OPERATION       an option for each of its axes: -i, --rows
 
 In an EXPRESSION, as "a*x + b", the names u, v, w, x and z are arrays, or those that --inputs lists;
@@ -27,7 +28,7 @@ from tinygpu.cli.machine_file import is_file, operation_in
 from tinygpu.cli.sizes import SIZES, every_size, sizes_of
 from tinygpu.errors import OperationError, nearest
 from tinygpu.isa.memory import DTYPES
-from tinygpu.term.operation import OPERATIONS, Operation, Problem, elementwise, matmul
+from tinygpu.term.operation import OPERATIONS, Operation, Problem, attention, elementwise, matmul
 
 __all__ = ["Asked", "asking", "operation_of", "problem_of"]
 
@@ -36,6 +37,7 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
     "elementwise": ("expression", "dtype", "inputs"),
     "rmsnorm": ("dtype",),
     "softmax": ("dtype",),
+    "attention": ("dtype", "mask"),
 }
 
 
@@ -56,6 +58,7 @@ class Asked:
     bias: Annotated[bool, typer.Option("--bias", help=r"Add bias\[n] to c.")] = False
     activation: Annotated[str, typer.Option(help="End with gelu, silu or relu.")] = ""
     scale: Annotated[bool, typer.Option("--scale", help="c = alpha a b + beta d.")] = False
+    mask: Annotated[str, typer.Option(help="Of attention: none, causal or window:LEFT:RIGHT.")] = ""
     inputs: Annotated[str, typer.Option(help="Arrays of an expression, as x,z.")] = ""
 
 
@@ -108,6 +111,8 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
                 raise OperationError('elementwise: give its expression too, as "a*x + b"')
             inputs = tuple(dict.fromkeys(n.strip() for n in asked.inputs.split(",") if n.strip()))
             return elementwise(asked.expression, inputs=inputs, dtype=dtype)
+        case "attention":
+            return attention(asked.dtype or "bf16", mask=asked.mask or "none")
     return OPERATIONS[name](dtype)
 
 

@@ -183,6 +183,7 @@ def proof_text(program: Any) -> str:
     found = verdict(program)
     if not found.legal:
         return str(found)
-    axes = ", ".join(program.operation.reduced).upper() or "size"
+    over = dict.fromkeys(a for r in program.operation.reductions for a in r.over)
+    axes = ", ".join(over).upper() or "size"
     states = f"{found.states} state{'s' * (found.states != 1)}"
     return f"proved for every {axes} and every number of tiles, in {states}"

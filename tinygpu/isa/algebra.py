@@ -52,6 +52,10 @@ def _sigmoid(x: Any) -> Any:
     return 1.0 / (1.0 + np.exp(-x))
 
 
+def _rcp0(x: Any) -> Any:
+    return np.where(x == 0, 0.0, 1.0 / np.where(x == 0, 1.0, x))
+
+
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -72,6 +76,11 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "rsqrt": lambda a: 1.0 / np.sqrt(a),
     "tanh": np.tanh,
     "sigmoid": _sigmoid,
+    "rcp0": _rcp0,  # 1 / x, and 0 at 0: an empty sum's weight
+    "le": np.less_equal,
+    "lt": np.less,
+    "and": np.logical_and,
+    "where": lambda condition, a, b: np.where(condition, a, b),
 }
 """Operators by name: their meaning on NumPy arrays, PTX's names where PTX has them."""
 

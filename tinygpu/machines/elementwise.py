@@ -50,5 +50,5 @@ class Elementwise(Machine):
     def tile(self, k: Kernel, at: str) -> None:
         """Load every input, compute, store."""
         held = {x.name: k.load(x[at], vector=self.vector) for x in k.inputs}
-        y = k.compute(k.op.combine, held, k.output.dtype, name="y_held")
+        y = k.compute(k.op.epilogue, held, k.output.dtype, name="y_held")
         k.store(k.output[at], y, vector=self.vector)

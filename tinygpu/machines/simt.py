@@ -162,6 +162,7 @@ class Simt(Machine):
     def forward(self, k: Kernel) -> None:
         """Clear the sums; walk k in one of three pipelines; store."""
         a, b, c = k.arrays
+        (acc,) = k.op.reductions
         self.declare(k)
         at = (
             "m = (bm tm), tm = (warp_m wm), wm = (far_m lane_m near_m),"
@@ -183,10 +184,10 @@ class Simt(Machine):
                 held = {x.name: self.fragment(k, tiles.get(x.name, x)[step][at]) for x in (a, b)}
                 wide = {x: k.cast(h, product, into=f"{x}_wide") for x, h in held.items()}
                 if self.accumulator == "f32+f64":
-                    products = k.compute(k.op.combine, wide, into="products")
+                    products = k.compute(acc.expression, wide, into="products")
                     k.add(sums, k.cast(products, "f64", into="widened"))
                 else:
-                    k.add(sums, k.op.combine, wide)
+                    k.add(sums, acc.expression, wide)
 
         if self.pipeline == "none" or not copies:
             for step in k.loop("kt"):

@@ -105,12 +105,13 @@ def _affine(program: Program) -> str:
         return f"loops of {' and '.join(sorted(trips))}"
     if program.at_most:
         return f"{program.at_most[0][0]} is covered by statements"
+    over = {a for r in operation.reductions for a in r.over}
     for name in trips:
         if name not in dict(program.parameters):
             return f"{name} is a size, and bounds a loop or a guard"
         steps = _quotient(dict(program.parameters)[name])
-        if steps is None or (steps[0],) != operation.reduced:
-            return f"{name} is no quotient of {', '.join(operation.reduced) or 'a reduced axis'}"
+        if steps is None or {steps[0]} != over:
+            return f"{name} is no quotient of {', '.join(sorted(over)) or 'a reduced axis'}"
     for statement, around in walk(program):
         for read in statement.reads if isinstance(statement, Do) else ():
             if isinstance(read, Scalar) and read.size:
@@ -404,9 +405,9 @@ def ends(program: Program) -> str:
             return f"{access} is not guarded along {name}"
         if not written and access.outside:
             return f"{access} is {access.outside} outside"
-    for name in guarded & {*operation.reduced}:
+    for name in guarded & {a for r in operation.reductions for a in r.over}:
         if not _vanishes(program, name):
-            return f"{operation.combine} is not 0 where what depends on {name} is"
+            return f"{operation.reductions[-1].expression} is not 0 where what depends on {name} is"
     return ""
 
 
@@ -423,7 +424,7 @@ def _vanishes(program: Program, axis: str) -> bool:
                 return any(of(a) for a in arguments)
         return False
 
-    return not operation.before and of(operation.combine)
+    return len(operation.reductions) == 1 and of(operation.reductions[0].expression)
 
 
 ASSUMPTIONS = (

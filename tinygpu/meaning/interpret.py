@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import lcm, prod
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -241,7 +241,7 @@ def wrong_result(
     operation = program.operation
     with np.errstate(all="ignore"):
         reference = operation.reference(inputs, scalars, algebra)
-    name, depth = operation.output.name, prod(sizes[a] for a in operation.reduced)
+    name, depth = operation.output.name, operation.depth(sizes)
     if algebra.exact:
         ratio = np.where(result == reference[name], 0.0, np.inf)
     else:

@@ -52,7 +52,8 @@ def prime_field(seed: int) -> Algebra:
     operators: dict[str, Callable[..., Any]] = {
         "add": _add, "sub": _sub, "mul": _mul, "neg": lambda a: _sub(0.0, a), "rcp": _rcp,
         "div": lambda a, b: _mul(a, _rcp(b)),
-        "fma": _fma,
+        "fma": _fma, "rcp0": lambda a: np.where(a == 0, 0.0, _rcp(a)),
+        "where": OPERATORS["where"],
     }  # fmt: skip
     for name in OPERATORS:
         key = int(random.integers(2**63))
@@ -63,7 +64,8 @@ def prime_field(seed: int) -> Algebra:
             operators[name] = partial(_hash, key, np.nan if name != "ex2" else 0.0)
     for name, other in _SAME.items():
         operators[name] = operators[other]
-    del operators["ceildiv"]  # of sizes, which are ints
+    for name in ("ceildiv", "le", "lt", "and"):
+        del operators[name]  # of integers, whatever the algebra
     total = partial(_total, operators)
     return Algebra(operators, _number, _unrounded, _contract, total, exact=True)
 

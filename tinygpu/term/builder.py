@@ -32,7 +32,7 @@ coordinate is the number in mixed radix.  Slowest first too are keywords of decl
 ...     k.values(v=4)
 ...     at = "i = (block thread v)"
 ...     held = {x.name: k.load(x[at]) for x in k.inputs}
-...     k.store(k.output[at], k.compute(k.op.combine, held))
+...     k.store(k.output[at], k.compute(k.op.epilogue, held))
 >>> for statement in trace("scale", forward, elementwise("a*x")).roles[0].body:
 ...     print(statement)
 x_held = ld.global(x[512*block]) x 4 by 4
@@ -363,7 +363,8 @@ class Kernel:
         for o in operation.operands:
             stride: list[int | str] = [1]
             for back, axis in enumerate(reversed(o.axes[1:])):
-                pitch = f"{'ld' if back == 0 else 'ls'}_{o.name}"
+                kind = "ld" if back == 0 else f"ls{back if back > 1 else ''}"
+                pitch = f"{kind}_{o.name}"
                 inner = stride[0] if isinstance(stride[0], str) else None
                 self._pitches.append((pitch, value(inner) * value(axis) if inner else value(axis)))
                 stride.insert(0, pitch)

@@ -13,10 +13,19 @@ parameter is in terms of the sizes (``ceildiv(k, 16)``).  ``evaluate`` reads Num
 >>> (value("k").ceildiv(16)).evaluate({"k": 100})
 7
 
+``Index(axis)`` is the coordinate of a point along an axis.  A *condition* compares integer
+expressions, affine in coordinates, of sizes and whole numbers, and ``where`` chooses by it; so a
+mask is an expression.  Its integers have 64 bits, whatever the algebra of the values.
+
 ``parse`` reads an expression as Python writes it, or as it is printed; functions are OPERATORS.
 
 >>> print(parse("max(a*x + b, 0)"))
 max(((a * x) + b), 0.0)
+>>> causal = parse("where(index(n) <= index(m), s, -inf)")
+>>> print(causal)
+where((index(n) <= index(m)), s, -inf)
+>>> float(causal.evaluate({"index(n)": 3, "index(m)": 2, "s": 1.0}))
+-inf
 
 Source: ``docs/model.md``, section "Operations".
 """
@@ -26,8 +35,8 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -38,14 +47,17 @@ from tinygpu.isa.algebra import FLOATS, OPERATORS, Algebra
 
 __all__ = [
     "DEEPEST",
+    "INTEGERS",
     "OPERATORS",
     "TAKES",
     "Apply",
     "Constant",
     "Expression",
+    "Index",
     "Value",
     "apply",
     "bounds",
+    "comparisons",
     "parse",
     "value",
 ]
@@ -53,7 +65,11 @@ __all__ = [
 
 TAKES = {n: getattr(f, "nin", 0) or len(signature(f).parameters) for n, f in OPERATORS.items()}
 """How many arguments an operator takes."""
-_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_COMPARED = {"le": "<=", "lt": "<"}
+_CONDITIONS = (*_COMPARED, "and")
+_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", **_COMPARED, "and": "and"}
+INTEGERS = replace(FLOATS, number=int)
+"""The algebra of conditions: coordinates, sizes and whole numbers."""
 
 
 class Expression:
@@ -97,12 +113,12 @@ class Expression:
         return apply("ceildiv", self, other)
 
     def names(self) -> Iterator[str]:
-        """Yield the names of the values it reads, in order of first use."""
+        """Yield the names of the values it reads, in order of first use; "index(m)" is one."""
         seen: set[str] = set()
         for node in self.nodes():
-            if isinstance(node, Value) and node.name not in seen:
-                seen.add(node.name)
-                yield node.name
+            if isinstance(node, Value | Index) and str(node) not in seen:
+                seen.add(str(node))
+                yield str(node)
 
     def nodes(self) -> Iterator[Expression]:
         """Yield every node, arguments before what uses them."""
@@ -114,17 +130,21 @@ class Expression:
     def evaluate(self, values: Mapping[str, Any], algebra: Algebra = FLOATS) -> Any:
         """Evaluate with ``values`` (scalars or arrays that broadcast), in an algebra.
 
-        Raises OperationError for a name that is missing.
+        An int and an array of coordinates are integers, which the algebra gives a meaning.  Raises
+        OperationError for a name that is missing.
         """
         match self:
             case Constant(number):
                 return algebra.number(number)
-            case Value(name):
+            case Value() | Index():
+                name = str(self)
                 if name not in values:
                     raise OperationError(
                         f"expression {self}: no value {name}; given {list(values)}"
                     )
-                return values[name]
+                return _element(values[name], algebra)
+            case Apply(operator, arguments) if operator in _CONDITIONS:
+                return OPERATORS[operator](*(a.evaluate(values, INTEGERS) for a in arguments))
             case Apply(operator, arguments):
                 return algebra.operators[operator](
                     *(a.evaluate(values, algebra) for a in arguments)
@@ -146,8 +166,12 @@ class Expression:
         match self:
             case Constant(number):
                 return number, 0.0
-            case Value(name):
-                return values[name], errors.get(name, 0.0)
+            case Value() | Index():
+                return values[str(self)], errors.get(str(self), 0.0)
+            case Apply("where", (condition, *arguments)):
+                chosen = condition.evaluate(values)
+                one, other = (a.rounded(values, errors) for a in arguments)
+                return tuple(np.where(chosen, *pair) for pair in zip(one, other, strict=True))
             case Apply(operator, arguments):
                 function = OPERATORS[operator]
                 pairs = [a.rounded(values, errors) for a in arguments]
@@ -164,6 +188,13 @@ class Expression:
                             error = error + np.abs(moved - result) / _STEP
                 return result, np.where(np.isfinite(error), error, 0.0)
         raise AssertionError(self)
+
+
+def _element(number: Any, algebra: Algebra) -> Any:
+    """Return what an algebra means by an integer or an array of them; others are elements."""
+    if algebra.exact and isinstance(number, np.ndarray) and number.dtype.kind == "i":
+        return np.vectorize(algebra.number, otypes=[np.float64])(number)
+    return algebra.number(number) if isinstance(number, int) else number
 
 
 _STEP = 2.0**-20  # small, but far above the rounding of float64
@@ -190,6 +221,16 @@ class Value(Expression):
 
 
 @dataclass(frozen=True, slots=True)
+class Index(Expression):
+    """The coordinate of a point along an axis, from 0 on."""
+
+    axis: str
+
+    def __str__(self) -> str:
+        return f"index({self.axis})"
+
+
+@dataclass(frozen=True, slots=True)
 class Apply(Expression):
     """An operator of OPERATORS applied to arguments."""
 
@@ -202,6 +243,17 @@ class Apply(Expression):
         given, takes = len(self.arguments), TAKES[self.operator]
         if given != takes:
             raise OperationError(f"operator {self.operator}: {given} arguments; it takes {takes}")
+        if self.operator in _COMPARED:
+            if any(_degree(a) > 1 for a in self.arguments):
+                raise OperationError(f"{self}: a product of coordinates; compare sums of them")
+            return
+        wanted = {"where": 1, "and": 2}.get(self.operator, 0)
+        for place, argument in enumerate(self.arguments):
+            if _is_condition(argument) != (place < wanted):
+                what = "no condition" if place < wanted else "a condition, and no number"
+                raise OperationError(
+                    f"{self}: {argument} is {what}; write where(index(n) <= index(m), a, b)"
+                )
 
     def __str__(self) -> str:
         if self.operator in _SYMBOLS:
@@ -221,6 +273,38 @@ def value(name: str) -> Value:
     return Value(name)
 
 
+def _is_condition(node: Expression) -> bool:
+    return isinstance(node, Apply) and node.operator in _CONDITIONS
+
+
+def _degree(node: Expression) -> int:
+    """Return the degree in the coordinates of an integer expression; raise for another one."""
+    match node:
+        case Constant(number) if float(number).is_integer():
+            return 0
+        case Value():
+            return 0
+        case Index():
+            return 1
+        case Apply("add" | "sub" | "neg", arguments):
+            return max(map(_degree, arguments))
+        case Apply("mul", arguments):
+            return sum(map(_degree, arguments))
+        case Apply("max" | "min" | "ceildiv", arguments) if not any(map(_degree, arguments)):
+            return 0
+    raise OperationError(
+        f"comparison of {node}: it is no sum of coordinates, sizes and whole numbers; "
+        "compare as index(n) <= index(m) + 1"
+    )
+
+
+def comparisons(condition: Expression) -> Iterator[Apply]:
+    """Yield the comparisons that a condition joins."""
+    for node in condition.nodes():
+        if isinstance(node, Apply) and node.operator in _COMPARED:
+            yield node
+
+
 Bounds = tuple[Any, Any]
 
 
@@ -237,8 +321,11 @@ def bounds(expression: Expression, values: Mapping[str, Bounds]) -> Bounds:
     match expression:
         case Constant(number):
             return number, number
-        case Value(name):
-            return values[name]
+        case Value() | Index():
+            return values[str(expression)]
+        case Apply("where", (_, *arguments)):
+            (a, b), (c, d) = (bounds(argument, values) for argument in arguments)
+            return _lower(a, c), _higher(b, d)
         case Apply(operator, arguments):
             ends = [bounds(argument, values) for argument in arguments]
             return _bounded(operator, ends)
@@ -281,13 +368,17 @@ _BINARY: Mapping[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"
 }  # fmt: skip
 
+_ORDERS: Mapping[type[ast.cmpop], tuple[str, bool]] = {
+    ast.LtE: ("le", False), ast.Lt: ("lt", False), ast.GtE: ("le", True), ast.Gt: ("lt", True)
+}  # fmt: skip
+
 _LONGEST = 500
 DEEPEST = 100
 """Levels of an expression that is read: the walks over one are recursive."""
 
 
 def parse(text: str) -> Expression:
-    """Read an expression: numbers, names, + - * / and the functions of OPERATORS.
+    """Read an expression: numbers, names, + - * /, comparisons and the functions of OPERATORS.
 
     Raises OperationError, in one line, for anything else.
     """
@@ -313,12 +404,22 @@ def _read(node: ast.expr) -> Expression:
     match node:
         case ast.Constant(int() | float() as number) if not isinstance(number, bool):
             return _constant(float(number), node)
-        case ast.Name(name):
+        case ast.UnaryOp(ast.USub(), ast.Name("inf")):
+            return Constant(-math.inf)
+        case ast.Name(name) if name != "inf":
             return Value(name)
+        case ast.Call(ast.Name("index"), [ast.Name(axis)], []):
+            return Index(axis)
         case ast.UnaryOp(ast.USub(), operand):
             return _applied("neg", [_read(operand)], node)
         case ast.BinOp(left, operation, right) if type(operation) in _BINARY:
             return _applied(_BINARY[type(operation)], [_read(left), _read(right)], node)
+        case ast.BoolOp(ast.And(), parts):
+            return reduce(partial(apply, "and"), map(_read, parts))
+        case ast.Compare(left, [compared], [right]) if type(compared) in _ORDERS:
+            operator, turned = _ORDERS[type(compared)]
+            sides = [_read(left), _read(right)]
+            return Apply(operator, tuple(sides[::-1] if turned else sides))
         case ast.Call(function, arguments, []):
             return _applied(ast.unparse(function), [_read(a) for a in arguments], node)
     raise OperationError(

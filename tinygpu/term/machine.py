@@ -207,7 +207,8 @@ class Machine(ABC):
                 raise OperationError(
                     f"machine {self.name}: {operand}; {nearest(operand.dtype, self.dtypes)}"
                 )
-        types = sorted({o.dtype for o in operation.inputs if o.name in operation.combine.names()})
+        reads = {name for r in operation.reductions for name in r.expression.names()}
+        types = sorted({o.dtype for o in operation.inputs if o.name in reads})
         if self.outputs and not (
             len(types) == 1 and operation.output.dtype in self.outputs.get(types[0], ())
         ):
@@ -217,7 +218,8 @@ class Machine(ABC):
                 f"it multiplies {', '.join(pairs)}: choose dtype {', '.join(self.outputs)}, or the "
                 "machine simt"
             )
-        if not self.fuses and (operation.epilogue != ACC or "l" in operation.axes):
+        fused = operation.reductions and operation.epilogue != ACC
+        if not self.fuses and (fused or "l" in operation.axes):
             raise OperationError(
                 f"machine {self.name}: {operation.name} with a batch or an epilogue "
                 f"({operation.epilogue}); choose a machine that fuses, as hopper"

@@ -1,13 +1,16 @@
 """Operations: what a kernel has to compute, apart from how.
 
 An operation has axes; operands, each an index map (the axes that index it, row-major in that
-order) and a data type; a ``combine`` expression of one point of the axes; a sum of it over some
-axes; and an ``epilogue`` expression of the sum and the operands.  With ``acc`` for the sum,
+order) and a data type; reductions, in order; and an ``epilogue``.  A reduction is a named sum or
+maximum, over some axes, of an expression of a point.  It may read the reductions before it, inputs,
+scalars, sizes and coordinates, and has the axes of what it reads that it does not reduce:
 
-    acc[free axes] = sum over the other axes of combine(inputs)
-    output[output axes] = epilogue(acc, inputs, scalars, sizes)
+    r1 = reduce over axes of expression(inputs, scalars, sizes, coordinates)
+    r2 = reduce over axes of expression(r1, inputs, ..)
+    output[output axes] = epilogue(r1, r2, .., inputs, ..)
 
-Other reductions over the same axes, sums or maxima, may come ``before``; what follows names them:
+A matmul has one reduction, its sum ``acc``; a softmax two; attention four; an elementwise operation
+none.
 
 >>> print(softmax("f32"))
 softmax: y[i,j] f32 = top: max over j of x[i,j] f32; sum over j of \
@@ -29,8 +32,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -39,7 +43,17 @@ from numpy.typing import NDArray
 from tinygpu.errors import OperationError, nearest, require_kind, require_names
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DTYPES
-from tinygpu.term.expression import Expression, apply, parse, value
+from tinygpu.term.expression import (
+    INTEGERS,
+    Apply,
+    Constant,
+    Expression,
+    Index,
+    apply,
+    comparisons,
+    parse,
+    value,
+)
 
 __all__ = [
     "ACC",
@@ -50,6 +64,7 @@ __all__ = [
     "Operation",
     "Problem",
     "Reduction",
+    "attention",
     "elementwise",
     "is_matmul",
     "matmul",
@@ -87,24 +102,41 @@ LARGEST_SIZE = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A named value: an expression of a point, reduced by "add" or "max" over the reduced axes."""
+    """A named value: an expression of a point, reduced by "add" or "max" over some axes."""
 
     name: str
     operator: str
     expression: Expression
+    over: tuple[str, ...]
 
     def __post_init__(self) -> None:
         require_kind("reduction: name", self.name, str, OperationError)
-        require_kind(f"reduction {self.name}: operator", self.operator, str, OperationError)
-        require_kind(f"reduction {self.name}", self.expression, Expression, OperationError)
+        what = f"reduction {self.name}"
+        require_kind(f"{what}: operator", self.operator, str, OperationError)
+        require_kind(what, self.expression, Expression, OperationError)
+        require_names(f"{what}: axes", self.over, OperationError)
         if self.operator not in REDUCERS:
-            raise OperationError(
-                f"reduction {self.name}: {self.operator}; {nearest(self.operator, REDUCERS)}"
-            )
+            raise OperationError(f"{what}: {self.operator}; {nearest(self.operator, REDUCERS)}")
+        if not self.over:
+            raise OperationError(f"{what}: it is over no axis; give one or more")
+
+    @property
+    def factors(self) -> tuple[Expression, ...]:
+        """The factors of a point that is a product; else the point alone."""
+        found, left = [], [self.expression]
+        while left:
+            match left.pop():
+                case Apply("mul", arguments):
+                    left += arguments[::-1]
+                case node:
+                    found.append(node)
+        return tuple(found)
 
 
 REDUCERS: Mapping[str, float] = {"add": 0.0, "max": -math.inf}
 """Operators that reduce, each with its identity."""
+_BLOCK = 2**24
+"""The most elements of an array that ``reference`` makes on the way, if axes can be cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,68 +147,88 @@ class Operation:
     axes: tuple[str, ...]
     inputs: tuple[Operand, ...]
     output: Operand
-    combine: Expression
-    reduced: tuple[str, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
     epilogue: Expression = ACC
     scalars: tuple[str, ...] = ()
-    before: tuple[Reduction, ...] = ()
 
     def __post_init__(self) -> None:
         self._require_kinds()
-        before = [r.name for r in self.before]
-        names = [*(o.name for o in self.operands), *self.scalars, *self.axes, *before, "acc"]
+        made = [r.name for r in self.reductions]
+        names = [*(o.name for o in self.operands), *self.scalars, *self.axes, *made]
         for name in names:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", name):
                 raise self._error(f"name {name!r}; a name has letters, digits and _")
             if names.count(name) > 1:
                 raise self._error(
-                    f"{name} is named twice: arrays, scalars, axes and acc, the sum, differ"
+                    f"{name} is named twice: arrays, scalars, axes and reductions differ"
                 )
-        later = [self.output.name, *before, "acc"]  # what an expression may not read, or not yet
-        every = [*(r.expression for r in self.before), self.combine, self.epilogue]
-        for expression, made in zip(every, [*before, "acc", ""], strict=True):
-            known = [name for name in names if name not in later]
-            for name in expression.names():
-                if name not in known:
-                    raise self._error(
-                        f"expression names {name!r}, which is no input, scalar or axis; "
-                        f"known are {', '.join(sorted(known))}"
-                    )
-            later = [name for name in later if name != made]
-        if "acc" not in self.epilogue.names() or (self.before and not self.reduced):
-            raise self._error("the epilogue reads acc, and what comes before it is reduced too")
-        listed = [("reduced axes", self.reduced), *((str(o), o.axes) for o in self.operands)]
+        self._require_read(made)
+        listed = [
+            *((f"{r.name}: reduced axes", r.over) for r in self.reductions),
+            *((str(o), o.axes) for o in self.operands),
+        ]
         for what, axes in listed:
             if missing := [a for a in axes if a not in self.axes]:
                 there_are = nearest(missing[0], self.axes)
                 raise self._error(f"{what}: axis {missing[0]} is not the operation's; {there_are}")
             if len({*axes}) < len(axes):
                 raise self._error(f"{what}: an axis is there twice; give each once")
-        kept = tuple(a for a in self.axes if a in self.output.axes or a not in self.reduced)
+        reduced = {a for r in self.reductions for a in r.over}
+        kept = tuple(a for a in self.axes if a in self.output.axes or a not in reduced)
         if lost := [a for a in kept if a not in self.output.axes]:
-            summed = tuple(a for a in self.axes if a not in self.output.axes)
             raise self._error(
-                f"{self.output} lacks {', '.join(lost)}, and nothing says that it is reduced; give "
-                f"reduced={summed}, or an output with the axes {', '.join(kept)}"
+                f"{self.output} lacks {', '.join(lost)}, and no reduction is over it; give "
+                f"one, or an output with the axes {', '.join(kept)}"
             )
         if self.output.axes != kept:
             raise self._error(
                 f"{self.output} has to have the axes {', '.join(kept)}, in this order"
+            )
+        if more := [a for a in self.axes_of(self.epilogue) if a not in self.output.axes]:
+            raise self._error(
+                f"the epilogue {self.epilogue} has the axis {more[0]}, which {self.output} lacks; "
+                "read a reduction over it"
+            )
+
+    def _require_read(self, made: list[str]) -> None:
+        """Raise OperationError for names that are unknown or later, and reductions nobody reads."""
+        arrays = [o.name for o in self.inputs]
+        known, unread = [*arrays, *self.scalars, *self.axes], list(made)
+        every = [*(r.expression for r in self.reductions), self.epilogue]
+        for expression, name in zip(every, [*made, ""], strict=True):
+            reads = [*expression.names()]
+            for read in reads:
+                if read not in (*known, *map(str, map(Index, self.axes))):
+                    raise self._error(
+                        f"expression names {read!r}, which is no input, scalar, axis or reduction "
+                        f"before it; known are {', '.join(sorted(known))}"
+                    )
+            for compared in comparisons(expression):
+                if strange := [n for n in compared.names() if n in known and n not in self.axes]:
+                    raise self._error(
+                        f"{compared}: {strange[0]} is no size; compare index(axis), sizes and "
+                        "whole numbers"
+                    )
+            unread = [u for u in unread if u not in reads]
+            known.append(name)
+        if unread:
+            raise self._error(
+                f"the reduction {unread[0]} is read by nothing; leave it out, or read it in the "
+                "epilogue"
             )
 
     def _require_kinds(self) -> None:
         """Raise OperationError for a field of another type."""
         require_kind("operation: name", self.name, str, OperationError)
         what = f"operation {self.name}"
-        for field in ("axes", "reduced", "scalars"):
+        for field in ("axes", "scalars"):
             require_names(f"{what}: {field}", getattr(self, field), OperationError)
-        for field, kind in (("inputs", Operand), ("before", Reduction)):
+        for field, kind in (("inputs", Operand), ("reductions", Reduction)):
             require_kind(f"{what}: {field}", getattr(self, field), tuple, OperationError)
             for one in getattr(self, field):
                 require_kind(f"{what}: {field}", one, kind, OperationError)
         require_kind(f"{what}: output", self.output, Operand, OperationError)
-        for field in ("combine", "epilogue"):
-            require_kind(f"{what}: {field}", getattr(self, field), Expression, OperationError)
+        require_kind(f"{what}: epilogue", self.epilogue, Expression, OperationError)
         if not self.name.strip() or not self.name.isprintable():
             raise OperationError(f"operation {self.name!r}: give it a name that can be printed")
         if not self.inputs:
@@ -184,11 +236,6 @@ class Operation:
 
     def _error(self, text: str) -> OperationError:
         return OperationError(f"operation {self.name}: {text}")
-
-    @property
-    def reductions(self) -> tuple[Reduction, ...]:
-        """Every reduction in order; the last is the sum that ``acc`` names."""
-        return (*self.before, Reduction("acc", "add", self.combine)) if self.reduced else ()
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -226,12 +273,76 @@ class Operation:
                     )
         return sizes
 
+    def axes_of(self, expression: Expression) -> tuple[str, ...]:
+        """Return the axes that a value moves along, in the operation's order."""
+        spans: dict[str, set[str]] = {o.name: {*o.axes} for o in self.inputs}
+        spans |= {str(Index(a)): {a} for a in self.axes}
+
+        def of(node: Expression) -> set[str]:
+            return set[str]().union(*(spans.get(name, ()) for name in node.names()))
+
+        for r in self.reductions:
+            spans[r.name] = of(r.expression) - {*r.over}
+        found = of(expression)
+        return tuple(a for a in self.axes if a in found)
+
+    def points_of(self, reduction: Reduction) -> tuple[str, ...]:
+        """Return the axes of the points that a reduction reduces, in the operation's order."""
+        found = {*self.axes_of(reduction.expression), *reduction.over}
+        return tuple(a for a in self.axes if a in found)
+
+    def is_contracted(self, reduction: Reduction) -> bool:
+        """Whether it sums products none of whose factors has all axes: never made point by point.
+
+        So of matrix products; a sum over j of x[i,j] * w[j] has no more points than x.
+        """
+        spans = [{*self.axes_of(factor)} for factor in reduction.factors]
+        every = set[str]().union(*spans)
+        return reduction.operator == "add" and {*reduction.over} <= every and every not in spans
+
+    def depth(self, sizes: Mapping[str, int]) -> int:
+        """Return how many terms the longest reduction has."""
+        return max((math.prod(sizes[a] for a in r.over) for r in self.reductions), default=1)
+
     def flops(self, sizes: Mapping[str, int]) -> float:
-        """Return the arithmetic operations of ``combine`` and reductions, a nominal count."""
-        work = float(np.prod([float(sizes[a]) for a in self.axes]))
-        points = (*(r.expression for r in self.before), self.combine)
-        nodes = sum(1 for e in points for n in e.nodes() if hasattr(n, "operator"))
-        return work * (nodes + len(self.reductions))
+        """Return the arithmetic operations, a nominal count.
+
+        It is what contractions multiply and add, if there are any, at points that the mask shows;
+        else the operators of all reductions, or of the epilogue alone.
+        """
+        contracted = [r for r in self.reductions if self.is_contracted(r)]
+        if contracted:
+            return sum(len(r.factors) * self._shown(self.points_of(r), sizes) for r in contracted)
+        points = [r.expression for r in self.reductions] or [self.epilogue]
+        nodes = sum(1 for e in points for n in e.nodes() if isinstance(n, Apply))
+        return self._count(self.axes, sizes) * (nodes + len(self.reductions))
+
+    @property
+    def mask(self) -> Expression | None:
+        """The condition where the reductions' points count, if there is one: elsewhere 0 or -inf.
+
+        Points of several masks all count.
+        """
+        nodes = (n for r in self.reductions for n in r.expression.nodes())
+        found = {
+            n.arguments[0]
+            for n in nodes
+            if isinstance(n, Apply) and n.operator == "where"
+            if n.arguments[2] in (Constant(0.0), Constant(-math.inf))
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def _shown(self, axes: tuple[str, ...], sizes: Mapping[str, int]) -> float:
+        """Return how many points of some axes the mask shows; all, if it is of other axes."""
+        moving = self.axes_of(self.mask) if self.mask else ()
+        if self.mask is None or not moving or not {*moving} <= {*axes}:
+            return self._count(axes, sizes)
+        rest = tuple(a for a in axes if a not in moving)
+        return self._count(rest, sizes) * _true_points(self.mask, moving, sizes)
+
+    def _count(self, axes: tuple[str, ...], sizes: Mapping[str, int]) -> float:
+        """Return how many points there are."""
+        return math.prod(float(sizes[a]) for a in axes)
 
     def bytes(self, sizes: Mapping[str, int]) -> float:
         """Return the fewest bytes to move: every operand once."""
@@ -254,89 +365,192 @@ class Operation:
         """
         exact = {n: x.astype(np.float64) for n, x in inputs.items()}
         sizes = self.sizes({n: x.shape for n, x in exact.items()})
-        values: dict[str, Any] = {a: algebra.number(n) for a, n in sizes.items()}
-        values |= scalars or {}
-        values |= {o.name: self._spread(o, exact[o.name]) for o in self.inputs}
-        errors: dict[str, Any] = {}
+        if missing := [a for a in self.axes if a not in sizes]:
+            raise self._error(f"no input has the axis {missing[0]}; its size is not known")
+        found: list[Any] = []
+        for block in self._blocks(sizes):
+            here = {
+                o.name: exact[o.name][tuple(slice(*block[a]) for a in o.axes)] for o in self.inputs
+            }
+            with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
+                parts = self._of_block(here, block, {**sizes, **(scalars or {})}, algebra)
+            if not found:
+                shape = self.shapes(sizes)[self.output.name]
+                found = [np.empty_like(here[self.inputs[0].name], shape=shape) for _ in parts]
+            for whole, part in zip(found, parts, strict=True):
+                whole[tuple(slice(*block[a]) for a in self.output.axes)] = part
+        return {self.output.name: found[0], "scale": found[1]}
+
+    def _blocks(self, sizes: Mapping[str, int]) -> Iterator[dict[str, tuple[int, int]]]:
+        """Yield the blocks in which the output is made: a range along each axis.
+
+        Axes that no reduction is over are cut until no array on the way is too large.
+        """
+        expressions = [f for r in self.reductions for f in (*r.factors, value(r.name))]
+        made = {self.output.axes, *map(self.axes_of, expressions)}
+        made |= {self.points_of(r) for r in self.reductions if not self.is_contracted(r)}
+        reduced = {a for r in self.reductions for a in r.over}
+        steps = dict(sizes)
+        for axis in (a for a in self.output.axes if a not in reduced):
+            while steps[axis] > 1 and max(self._count(m, steps) for m in made) > _BLOCK:
+                steps[axis] = -(-steps[axis] // 2)
+        cuts = [
+            [(i, min(i + s, sizes[a])) for i in range(0, sizes[a], s)] for a, s in steps.items()
+        ]
+        for block in product(*cuts):
+            yield dict(zip(steps, block, strict=True))
+
+    def _of_block(
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        block: Mapping[str, tuple[int, int]],
+        numbers: Mapping[str, float],
+        algebra: Algebra,
+    ) -> tuple[Any, Any]:
+        """Return a block of the output, and its S; ``numbers``: sizes and scalars."""
+        extents = {a: stop - start for a, (start, stop) in block.items()}
+        values: dict[str, Any] = {**numbers}
+        values |= {o.name: self._spread(o.axes, inputs[o.name]) for o in self.inputs}
+        like, errors = inputs[self.inputs[0].name], dict[str, Any]()
+        for axis in self.axes:
+            values[str(Index(axis))] = self._spread((axis,), np.arange(*block[axis], like=like))
 
         def at(expression: Expression) -> tuple[Any, Any]:
             if algebra.exact:
                 return expression.evaluate(values, algebra), 0.0
             return expression.rounded(values, errors)
 
-        if self._is_product:
-            both = (exact, {n: np.abs(x) for n, x in exact.items()})
-            values["acc"], errors["acc"] = (self._product(env, sizes, algebra) for env in both)
-        else:
-            for r in self.reductions:
-                point, error = at(r.expression)
-                if r.operator == "add" and not algebra.exact:  # which rounds, too
-                    error = np.maximum(np.abs(point), error)
-                values[r.name] = self._over(r, point, sizes, algebra)
-                errors[r.name] = self._over(r, error, sizes, algebra) if np.ndim(error) else error
-        if not self.reduced:
-            values["acc"], errors["acc"] = at(self.combine)
-        shape = tuple(sizes[a] for a in self.output.axes)
-        keep = tuple(i for i, a in enumerate(self.axes) if a not in self.output.axes)
+        for r in self.reductions:
+            over = tuple(self.axes.index(a) for a in r.over)
+            if self.is_contracted(r):
+                pairs = [at(factor) for factor in r.factors]
+                values[r.name] = _contracted([x for x, _ in pairs], over, algebra)
+                if not algebra.exact:
+                    errors[r.name] = _contracted_error(pairs, over)
+                continue
+            point, error = at(r.expression)
+            if r.operator == "add" and not algebra.exact:  # which rounds, too
+                error = np.maximum(np.abs(point), error)
+            shape = tuple(extents[a] if a in self.points_of(r) else 1 for a in self.axes)
+            values[r.name], errors[r.name] = (
+                algebra.total(r.operator, np.broadcast_to(x, shape), over) if np.ndim(x) else x
+                for x in (np.broadcast_to(point, shape), error)
+            )
+        shape = tuple(extents[a] for a in self.output.axes)
+        gone = tuple(i for i, a in enumerate(self.axes) if a not in self.output.axes)
         result, scale = (
-            np.broadcast_to(x.squeeze(axis=keep) if np.ndim(x) == len(self.axes) else x, shape)
+            np.broadcast_to(x.squeeze(axis=gone) if np.ndim(x) == len(self.axes) else x, shape)
             for x in at(self.epilogue)
         )
-        return {self.output.name: result, "scale": scale}
+        return result, scale
 
-    def _spread(self, operand: Operand, array: NDArray[Any]) -> NDArray[Any]:
-        """Give the array the axes of the operation, in order, length 1 where it has none."""
-        order = [operand.axes.index(a) for a in self.axes if a in operand.axes]
-        shape = [array.shape[operand.axes.index(a)] if a in operand.axes else 1 for a in self.axes]
+    def _spread(self, axes: tuple[str, ...], array: NDArray[Any]) -> NDArray[Any]:
+        """Give an array the axes of the operation, in order, length 1 where it has none."""
+        order = [axes.index(a) for a in self.axes if a in axes]
+        shape = [array.shape[axes.index(a)] if a in axes else 1 for a in self.axes]
         return array.transpose(order).reshape(shape)
 
-    def _over(
-        self, reduction: Reduction, point: NDArray[Any], sizes: Mapping[str, int], algebra: Algebra
-    ) -> NDArray[np.float64]:
-        """Reduce over the reduced axes, whose length becomes 1."""
-        where = tuple(self.axes.index(a) for a in self.reduced)
-        full = np.broadcast_to(point, tuple(sizes[a] for a in self.axes))
-        result: NDArray[np.float64] = algebra.total(reduction.operator, full, where)
-        return result
-
-    @property
-    def _is_product(self) -> bool:
-        """Whether a plain product of operands is summed, as einsum does."""
-        names = " * ".join(self.combine.names())
-        return bool(self.reduced) and not self.before and str(self.combine) == f"({names})"
-
-    def _product(
-        self, env: Mapping[str, NDArray[Any]], sizes: Mapping[str, int], algebra: Algebra
-    ) -> NDArray[np.float64]:
-        """Sum a plain product of operands over the reduced axes, whose length becomes 1."""
-        letters = {a: chr(97 + i) for i, a in enumerate(self.axes)}
-        operands = [self.operand(n) for n in self.combine.names()]
-        terms = ",".join("".join(letters[a] for a in o.axes) for o in operands)
-        free = "".join(letters[a] for a in self.axes if a not in self.reduced)
-
-        def form(a: Any, b: Any) -> Any:
-            return np.einsum(f"{terms}->{free}", a, b, optimize=True)
-
-        out = algebra.contract(form, *(env[o.name] for o in operands))
-        result: NDArray[np.float64] = out.reshape(
-            [1 if a in self.reduced else sizes[a] for a in self.axes]
-        )
-        return result
-
     def __str__(self) -> str:
-        names = {o.name: str(o) for o in self.inputs} if self.reduced else {}
+        names = {o.name: str(o) for o in self.inputs} if self.reductions else {}
 
         def spelled(expression: Expression) -> str:
             return re.sub(r"\w+", lambda m: names.get(m[0], m[0]), str(expression))
 
-        head, over = f"{self.name}: {self.output} = ", ",".join(self.reduced)
-        if not self.reduced:
-            return head + spelled(self.combine)
-        words = {"add": "sum", "max": "max"}
-        for r in self.before:
-            head += f"{r.name}: {words[r.operator]} over {over} of {spelled(r.expression)}; "
-        text = f"{head}sum over {over} of {spelled(self.combine)}"
+        head, words = f"{self.name}: {self.output} = ", {"add": "sum", "max": "max"}
+        parts = [
+            ("" if value(r.name) == ACC else f"{r.name}: ")
+            + f"{words[r.operator]} over {','.join(r.over)} of {spelled(r.expression)}"
+            for r in self.reductions
+        ]
+        text = head + "; ".join(parts)
+        if not parts:
+            return text + str(self.epilogue)
         return text if self.epilogue == ACC else f"{text}, then {self.epilogue}"
+
+
+def _true_points(condition: Expression, axes: Sequence[str], sizes: Mapping[str, int]) -> int:
+    """Count the points of axes where a condition holds: along the last, comparisons cut a range.
+
+    >>> causal = parse("index(n) <= index(m)")
+    >>> _true_points(causal, ("m", "n"), {"m": 3, "n": 4})
+    6
+    """
+    *outer, inner = axes
+    values: dict[str, Any] = dict(sizes)
+    places = np.ix_(*(np.arange(sizes[a]) for a in outer))
+    values |= {str(Index(a)): place for a, place in zip(outer, places, strict=True)}
+    low: Any = np.zeros([sizes[a] for a in outer], np.int64)
+    high: Any = low + sizes[inner] - 1
+    for compared in comparisons(condition):
+        strict = int(compared.operator == "lt")
+        left = apply("sub", *compared.arguments[::-1]) - strict  # true where it is 0 or more
+        first, second = (
+            left.evaluate({**values, str(Index(inner)): at}, INTEGERS) for at in (0, 1)
+        )
+        slope = int(np.max(second - first))  # the same everywhere, as the comparison is affine
+        if slope > 0:
+            low = np.maximum(low, -(first // slope))
+        elif slope < 0:
+            high = np.minimum(high, first // -slope)
+        else:
+            high = np.where(np.asarray(first) >= 0, high, -1)
+    return int(np.maximum(high - low + 1, 0).sum())
+
+
+def _contracted(factors: Sequence[Any], over: tuple[int, ...], algebra: Algebra) -> Any:
+    """Sum products of factors over dimensions; the pair with the smallest product goes first.
+
+    Factors have all dimensions, each of its length or 1; the result has length 1 where it is
+    summed.
+    """
+    left = list(factors)
+    while len(left) > 1:
+        options = []
+        for pair in combinations(range(len(left)), 2):
+            rest = [np.shape(x) for i, x in enumerate(left) if i not in pair]
+            now = [d for d in over if all(shape[d : d + 1] in ((), (1,)) for shape in rest)]
+            shape = np.broadcast_shapes(*(np.shape(left[i]) for i in pair))
+            size = math.prod(n for d, n in enumerate(shape) if d not in now)
+            options.append((size, pair, now))
+        _, (i, j), now = min(options)
+        both = _multiplied(left[i], left[j], now, algebra)
+        left = [*(x for at, x in enumerate(left) if at not in (i, j)), both]
+    return left[0]
+
+
+def _multiplied(a: Any, b: Any, over: Sequence[int], algebra: Algebra) -> Any:
+    """Return the products of two factors, summed over dimensions: as matrices, in batches."""
+    alone = [[d for d in over if np.ndim(x) and x.shape[d] > 1] for x in (a, b)]
+    inner = [d for d in alone[0] if d in alone[1]]
+    a, b = (
+        algebra.total("add", x, tuple(mine)) if (mine := [d for d in ds if d not in inner]) else x
+        for x, ds in zip((a, b), alone, strict=True)
+    )
+    if not inner:
+        return algebra.operators["mul"](a, b)
+    outer = [d for d in range(a.ndim) if d not in inner]
+    batch = [d for d in outer if a.shape[d] == b.shape[d]]
+    rows, columns = ([d for d in outer if d not in batch and x.shape[d] == 1] for x in (b, a))
+
+    def matrices(x: Any, one: list[int], other: list[int], absent: list[int]) -> Any:
+        lengths = [math.prod(x.shape[d] for d in group) for group in (batch, one, other)]
+        return x.transpose(*batch, *one, *other, *absent).reshape(lengths)
+
+    left = matrices(a, rows, inner, columns)
+    product = algebra.contract(np.matmul, left, matrices(b, inner, columns, rows))
+    order = [*batch, *rows, *columns, *inner]
+    shape = [1 if d in inner else max(a.shape[d], b.shape[d]) for d in order]
+    return product.reshape(shape).transpose([order.index(d) for d in range(a.ndim)])
+
+
+def _contracted_error(pairs: Sequence[tuple[Any, Any]], over: tuple[int, ...]) -> Any:
+    """Return S of a contraction: each product rounds, each factor passes on what it is off by."""
+    sizes = [np.abs(x) for x, _ in pairs]
+    total = (len(pairs) - 1) * _contracted(sizes, over, FLOATS)
+    for i, (_, off) in enumerate(pairs):
+        if np.ndim(off) or off:
+            total = total + _contracted([*sizes[:i], off, *sizes[i + 1 :]], over, FLOATS)
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,8 +643,7 @@ def matmul(
         axes=(*every, "m", "n", "k"),
         inputs=tuple(inputs),
         output=Operand("c", (*every, "m", "n"), narrow),
-        combine=value("a") * value("b"),
-        reduced=("k",),
+        reductions=(Reduction("acc", "add", value("a") * value("b"), ("k",)),),
         epilogue=ACTIVATIONS[activation](result) if activation else result,
         scalars=("alpha", "beta") if scaled else (),
     )
@@ -441,7 +654,7 @@ def is_matmul(operation: Operation) -> bool:
 
     def form(of: Operation) -> tuple[object, ...]:
         arrays = [(o.name, o.axes) for o in (*of.inputs[:2], of.output)]
-        return of.axes, of.reduced, of.combine, arrays
+        return of.axes, of.reductions, arrays
 
     batched = "l" in operation.axes
     return any(form(operation) == form(matmul(layout=t, batched=batched)) for t in LAYOUTS)
@@ -479,34 +692,37 @@ def elementwise(
         axes=("i",),
         inputs=tuple(Operand(n, ("i",), dtype) for n in inputs),
         output=Operand("y", ("i",), dtype),
-        combine=expression,
+        epilogue=expression,
         scalars=scalars,
     )
 
 
 def reduce(
-    combine: Expression,
+    summand: Expression,
     epilogue: Expression,
     *,
     inputs: tuple[Operand, ...],
     output: Operand,
     name: str = "reduce",
-    before: tuple[Reduction, ...] = (),
+    earlier: tuple[Reduction, ...] = (),
 ) -> Operation:
-    """Reduce each row ``i`` over ``j`` and write ``epilogue`` of the sum and the inputs."""
-    known = {o.name for o in inputs} | {"i", "j", "acc"} | {r.name for r in before}
-    every = (*(r.expression for r in before), combine, epilogue)
-    names = (n for expression in every for n in expression.names())
+    """Sum each row ``i`` over ``j``, as acc, and write ``epilogue`` of the sum and the inputs.
+
+    ``earlier`` reductions come before the sum, which may read them.
+    """
+    require_kind("reduce: earlier", earlier, tuple, OperationError)
+    reductions = (*earlier, Reduction("acc", "add", summand, ("j",)))
+    known = {o.name for o in inputs} | {"i", "j"} | {r.name for r in reductions}
+    every = (*(r.expression for r in reductions), epilogue)
+    names = (n for expression in every for n in expression.names() if "(" not in n)
     return Operation(
         name=name,
         axes=("i", "j"),
         inputs=inputs,
         output=output,
-        combine=combine,
-        reduced=("j",),
+        reductions=reductions,
         epilogue=epilogue,
         scalars=tuple(dict.fromkeys(n for n in names if n not in known)),
-        before=before,
     )
 
 
@@ -528,8 +744,77 @@ def softmax(dtype: str = "f32") -> Operation:
         inputs=(Operand("x", ("i", "j"), dtype),),
         output=Operand("y", ("i", "j"), dtype),
         name="softmax",
-        before=(Reduction("top", "max", x),),
+        earlier=(Reduction("top", "max", x, ("j",)),),
     )
+
+
+def attention(dtype: str = "bf16", *, mask: str = "none", scale: bool = True) -> Operation:
+    """``o = softmax(scale q k^T + mask) v``, for each of l batches, h kv heads and g query heads.
+
+    ``q[l,h,g,m,d]``, ``k[l,h,n,d]``, ``v[l,h,n,e]``, ``o[l,h,g,m,e]``: m queries, n keys; the g
+    query heads of a kv head share its keys.  Reductions: s, the scores; top, the maximum of what
+    the mask shows; total and acc, the sums of 2^((s - top) scale log2 e) and of it times v.
+    ``scale``: a positive scalar of that name, usually 1 / sqrt(d); else 1.  Masks:
+
+    - "none";
+    - "causal": query i sees key j if j <= i + (n - m), so that the last ones meet;
+    - "window:LEFT:RIGHT": if i + (n - m) - LEFT <= j <= i + (n - m) + RIGHT.
+
+    A query that sees no key gives 0, without a NaN on the way: top is never below the least number
+    of fp32, and rcp0 is 0 at 0.  Raises OperationError for another mask, and for types of 8 bits.
+
+    >>> print(attention(mask="causal").mask)
+    (index(n) <= (index(m) + (n - m)))
+
+    Source: T. Dao, "FlashAttention-2", arXiv:2307.08691, section 3; FlashAttention's
+    ``flash_attn_func`` for where masks are aligned and what an empty row gives.
+    """
+    require_kind("attention: dtype", dtype, str, OperationError)
+    require_kind("attention: mask", mask, str, OperationError)
+    if dtype not in ("f16", "bf16", "f32"):
+        raise OperationError(
+            f"attention: dtype {dtype}; there are f16, bf16, f32: weights of 8 bits lose the "
+            "softmax's sum, convert the inputs"
+        )
+    shown, s = _shows(mask), value("s")
+    seen = s if shown is None else apply("where", shown, s, -math.inf)
+    exponent = seen - apply("max", value("top"), _LEAST)
+    weight = apply("ex2.ftz", exponent * (value("scale") * _LOG2_E if scale else _LOG2_E))
+    shapes = {"q": "lhgmd", "k": "lhnd", "v": "lhne", "o": "lhgme"}
+    *inputs, output = (Operand(name, tuple(axes), dtype) for name, axes in shapes.items())
+    return Operation(
+        name="attention",
+        axes=tuple("lhgmnde"),
+        inputs=tuple(inputs),
+        output=output,
+        reductions=(
+            Reduction("s", "add", value("q") * value("k"), ("d",)),
+            Reduction("top", "max", seen, ("n",)),
+            Reduction("total", "add", weight, ("n",)),
+            Reduction("acc", "add", weight * value("v"), ("n",)),
+        ),
+        epilogue=ACC * apply("rcp0", value("total")),
+        scalars=("scale",) if scale else (),
+    )
+
+
+def _shows(mask: str) -> Expression | None:
+    """Return the condition under which query m sees key n; None for all keys."""
+    last, key = Index("m") + (value("n") - value("m")), Index("n")
+    if mask == "none":
+        return None
+    if mask == "causal":
+        return apply("le", key, last)
+    if found := re.fullmatch(r"window:(\d{1,9}):(\d{1,9})", mask):
+        left, right = map(float, found.groups())
+        return apply("and", apply("le", last - left, key), apply("le", key, last + right))
+    raise OperationError(
+        f"attention: mask {mask!r}; there are none, causal and window:LEFT:RIGHT, as window:127:0"
+    )
+
+
+_LEAST = -(2 - 2.0**-23) * 2.0**127
+"""The least finite number of fp32."""
 
 
 def _gated(x: Expression, exponent: Expression) -> Expression:
@@ -563,5 +848,6 @@ OPERATIONS: Mapping[str, Callable[..., Operation]] = {
     "elementwise": elementwise,
     "rmsnorm": rmsnorm,
     "softmax": softmax,
+    "attention": attention,
 }
 """Operations by name."""

@@ -21,6 +21,7 @@ Source: ``docs/model.md``, section "Machines".
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ from tinygpu.errors import (
     nearest,
     require_kind,
 )
-from tinygpu.term.expression import DEEPEST, Apply, Constant, Expression, Value
+from tinygpu.term.expression import DEEPEST, Apply, Constant, Expression, Index, Value
 from tinygpu.term.machine import Chosen, Machine
 from tinygpu.term.machine import Value as Choosable
 from tinygpu.term.operation import Operand, Operation, Problem, Reduction
@@ -49,8 +50,10 @@ _FILE = {"machine": str, "operation": dict, "sizes": dict, "decisions": dict}
 _DEVICE = {"device": str}
 _OPERATION = {
     "name": str, "axes": list, "inputs": list, "output": list,
-    "combine": None, "reduced": list, "epilogue": None, "scalars": list,
+    "reductions": list, "epilogue": None, "scalars": list,
 }  # fmt: skip
+_OLD = {**_OPERATION, "combine": None, "reduced": list}
+del _OLD["reductions"]
 _BEFORE = {"before": list}
 
 
@@ -180,23 +183,23 @@ def _operation_to_tree(operation: Operation) -> dict[str, Any]:
         return [o.name, list(o.axes), o.dtype]
 
     def reduction(r: Reduction) -> list[Any]:
-        return [r.name, r.operator, _expression_to_tree(r.expression)]
+        return [r.name, r.operator, _expression_to_tree(r.expression), list(r.over)]
 
     return {
         "name": operation.name,
         "axes": list(operation.axes),
         "inputs": [operand(o) for o in operation.inputs],
         "output": operand(operation.output),
-        "combine": _expression_to_tree(operation.combine),
-        "reduced": list(operation.reduced),
+        "reductions": list(map(reduction, operation.reductions)),
         "epilogue": _expression_to_tree(operation.epilogue),
         "scalars": list(operation.scalars),
-        **({"before": [reduction(r) for r in operation.before]} if operation.before else {}),
     }
 
 
 def _operation_from_tree(tree: Any) -> Operation:
-    parts = fields_of(tree, "operation", _OPERATION, _BEFORE)
+    if isinstance(tree, dict) and "combine" in tree:
+        tree = _renewed(fields_of(tree, "operation", _OLD, _BEFORE))
+    parts = fields_of(tree, "operation", _OPERATION)
 
     def names(listed: Any, what: str) -> tuple[str, ...]:
         if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
@@ -211,22 +214,23 @@ def _operation_from_tree(tree: Any) -> Operation:
 
     def reduction(r: Any) -> Reduction:
         match r:
-            case [str(name), str(operator), expression]:
-                return Reduction(name, operator, _expression_from_tree(expression))
-        raise DocumentError(f"operation: reduction {shown(r)}; give [name, operator, expression]")
+            case [str(name), str(operator), expression, over]:
+                made = _expression_from_tree(expression)
+                return Reduction(name, operator, made, names(over, f"reduced axes of {name}"))
+        raise DocumentError(
+            f"operation: reduction {shown(r)}; give [name, operator, expression, [axes]]"
+        )
 
     operation = Operation(
         name=parts["name"],
         axes=names(parts["axes"], "axes"),
         inputs=tuple(map(operand, parts["inputs"])),
         output=operand(parts["output"]),
-        combine=_expression_from_tree(parts["combine"]),
-        reduced=names(parts["reduced"], "reduced axes"),
+        reductions=tuple(map(reduction, parts["reductions"])),
         epilogue=_expression_from_tree(parts["epilogue"]),
         scalars=names(parts["scalars"], "scalars"),
-        before=tuple(map(reduction, parts.get("before", ()))),
     )
-    every = (*(r.expression for r in operation.before), operation.combine, operation.epilogue)
+    every = (*(r.expression for r in operation.reductions), operation.epilogue)
     read = {name for expression in every for name in expression.names()}
     for scalar in operation.scalars:
         if scalar not in read:
@@ -234,13 +238,37 @@ def _operation_from_tree(tree: Any) -> Operation:
     return operation
 
 
+def _renewed(old: dict[str, Any]) -> dict[str, Any]:
+    """Return an operation as it is written now.
+
+    It was written with ``combine``, which the sum acc over ``reduced`` axes was of, and reductions
+    ``before`` it over the same axes; without ``reduced`` axes acc was ``combine``.
+    """
+    combine, over, before = (old.pop(n, ()) for n in ("combine", "reduced", "before"))
+
+    def put(tree: Any) -> Any:
+        if isinstance(tree, list):
+            return [tree[0], *map(put, tree[1:])] if tree else tree
+        return combine if tree == "acc" else tree
+
+    if not over:
+        return {**old, "reductions": list(before), "epilogue": put(old["epilogue"])}
+    sums = [*before, ["acc", "add", combine]]
+    listed = [[*r, over] if isinstance(r, list) else r for r in sums]
+    return {**old, "reductions": listed}
+
+
 def _expression_to_tree(expression: Expression) -> Any:
     """Write a name as a string, a constant as a number, an operator as a list."""
     match expression:
         case Value(name):
             return name
+        case Constant(number) if number == -math.inf:
+            return ["-inf"]
         case Constant(number):
             return number
+        case Index(axis):
+            return ["index", axis]
         case Apply(operator, arguments):
             return [operator, *map(_expression_to_tree, arguments)]
     raise AssertionError(expression)
@@ -254,6 +282,10 @@ def _expression_from_tree(tree: Any, depth: int = 0) -> Expression:
             return Value(tree)
         case int() | float() if not isinstance(tree, bool):
             return Constant(tree)
+        case ["-inf"]:
+            return Constant(-math.inf)
+        case ["index", str(axis)]:
+            return Index(axis)
         case [str(operator), *arguments]:
             return Apply(operator, tuple(_expression_from_tree(a, depth + 1) for a in arguments))
     raise DocumentError(

@@ -97,7 +97,7 @@ Loop = tuple[str, int, int, bool]  # a variable, from where to where, and if by 
 _SIZE = "size_of_nothing"
 _NOTHING = Operation(
     "nothing", (_SIZE,), (Operand("anything", (_SIZE,), "f32"),),
-    Operand("nowhere", (_SIZE,), "f32"), value("anything"),
+    Operand("nowhere", (_SIZE,), "f32"), epilogue=value("anything"),
 )  # fmt: skip
 _NOWHERE = Buffer("nowhere", "gmem", "f32", (_SIZE,), (1,))
 _KINDS: dict[str, Kind] = {
