@@ -44,6 +44,7 @@ __all__ = [
     "Constant",
     "Expression",
     "Value",
+    "alike",
     "apply",
     "bounds",
     "parse",
@@ -219,6 +220,20 @@ def apply(operator: str, *arguments: Expression | float) -> Apply:
 def value(name: str) -> Value:
     """Return the expression that reads the value called ``name``."""
     return Value(name)
+
+
+def alike(one: Expression, other: Expression) -> bool:
+    """Say whether two expressions are the same, number by number, also of arrays over a space.
+
+    >>> alike(value("k") + np.array([1, 2]), value("k") + np.array([1, 2]))
+    True
+    """
+    match one, other:
+        case Constant(a), Constant(b):
+            return a is b or bool(np.array_equal(a, b))
+        case Apply(operator, arguments), Apply(same, others):
+            return operator == same and all(map(alike, arguments, others))
+    return one is other or (isinstance(one, Value) and one == other)
 
 
 Bounds = tuple[Any, Any]
