@@ -23,7 +23,8 @@ Instructions".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
@@ -55,6 +56,7 @@ from tinygpu.errors import (
 )
 from tinygpu.legality.laws import require_sound
 from tinygpu.term.access_map import Operand
+from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.fields import require_known
 from tinygpu.term.program import (
     Access,
@@ -74,6 +76,8 @@ from tinygpu.term.program import (
     Wait,
     WaitGroup,
     When,
+    counted,
+    each,
     walk,
     walked,
 )
@@ -512,7 +516,7 @@ class Emitter(KernelCode):
         if not self.program.persistent:
             if start != 0:
                 raise ProgramError(f"for each tile from {loop.start}: there is but one, tile 0")
-            with text.scope():
+            with text.scope(), self._valued(loop):
                 static = {**scope.static, loop.tile: 0, loop.turn: 0}
                 inner = replace(scope, static=static)
                 tma.prepare(self, loop.body, inner)
@@ -530,7 +534,9 @@ class Emitter(KernelCode):
         text.emit(f"mov.u32 {turn}, 0")
         text.emit(f"mov.u32 {at}, {text.multiply_add(start, clusters, linear)}")
         stride = text.multiply(clusters, loop.step)
-        inner = replace(scope, running={**scope.running, loop.tile: tile, loop.turn: turn})
+        counters = self._counters(loop, start, linear, clusters)
+        running = {loop.tile: tile, loop.turn: turn, **{counted(*one): r for one, r in counters}}
+        inner = replace(scope, running={**scope.running, **running})
         again, end = text.label("tile"), text.label("tile_end")
         with text.scope():
             tma.prepare(self, loop.body, inner)
@@ -540,8 +546,10 @@ class Emitter(KernelCode):
             text.lines.append('\t.pragma "nounroll";')
             with text.scope():
                 self.grid(at)
-                trim(self, loop.body, inner)
-                self.body(loop.body, inner)
+                with self._valued(loop):
+                    trim(self, loop.body, inner)
+                    self.body(loop.body, inner)
+                    self._count(loop, counters, at, clusters)
                 text.emit(f"add.s32 {tile}, {tile}, {loop.step}")
                 text.emit(f"add.s32 {turn}, {turn}, 1")
                 text.emit(f"add.s32 {at}, {at}, {stride}")
@@ -549,6 +557,87 @@ class Emitter(KernelCode):
                 text.emit(f"@{more} bra {again}")
             text.mark(end)
         self.addresses.variables = around
+
+    @contextmanager
+    def _valued(self, loop: ForTile) -> Iterator[None]:
+        """Set the tile values of the tile at which the grid's variables are."""
+        addresses = self.addresses
+        around = dict(addresses.integers)
+        for name, expression in loop.values:
+            addresses.integers[name] = self._computed(expression)
+        yield
+        addresses.integers.clear()
+        addresses.integers.update(around)
+
+    def _computed(self, expression: Expression) -> Number:
+        match expression:
+            case Constant(number) if number == int(number):
+                return int(number)
+            case Value(name):
+                return self.addresses.variable(name, Scope())
+            case Apply(operator, (one, other)):
+                return self.text.signed(operator, self._computed(one), self._computed(other))
+        raise ProgramError(f"tile value {expression}: no code; write it with sums and quotients")
+
+    def _there(self, loop: ForTile, at: Number, names: Iterable[str]) -> dict[str, Number]:
+        """Return tile values of the tile at a linear number."""
+        around = dict(self.addresses.variables)
+        with self.text.scope():
+            self.grid(at)
+            with self._valued(loop):
+                found = {name: self.addresses.integers[name] for name in names}
+        self.addresses.variables = around
+        return found
+
+    def _counters(
+        self, loop: ForTile, start: Number, linear: Number, clusters: Number
+    ) -> list[tuple[tuple[str, str], str]]:
+        """Make the running numbers that a loop over tiles counts, each in a register.
+
+        Of all tiles they begin with those before ``start``, which other copies take.
+        """
+        text, own = self.text, loop.defines
+        used = [
+            (name, factor)
+            for statement in each(loop.body)
+            for form in statement.forms
+            for name, factor in form.terms
+            if factor in own
+        ]
+        found = [((v, str(name)), text.register("u32")) for v, name in dict.fromkeys(used)]
+        for _, register in found:
+            text.emit(f"mov.u32 {register}, 0")
+        every = [(name, register) for (v, name), register in found if v == loop.tile]
+        in_turn = loop.start == Affine(0, ((self.role.copy, 1),)) and self.role.copies <= loop.step
+        if every and isinstance(start, str) and not in_turn:
+            raise ProgramError(
+                f"{loop}: {', '.join(n for n, _ in every)} counts on, and its first tile is no "
+                "number and no copy below its step; begin there"
+            )
+        for i in range(start if isinstance(start, int) else loop.step - 1) if every else ():
+            there = self._there(loop, text.multiply_add(i, clusters, linear), (n for n, _ in every))
+            before = text.less(i, start)
+            for name, register in every:
+                more = there[name]
+                if isinstance(before, str):
+                    more = text.register("u32")
+                    text.emit(f"selp.b32 {more}, {there[name]}, 0, {before}")
+                text.emit(f"add.s32 {register}, {register}, {more}")
+        return found
+
+    def _count(
+        self, loop: ForTile, counters: list[tuple[tuple[str, str], str]], at: Number,
+        clusters: Number,
+    ) -> None:  # fmt: skip
+        """Count on: the tile's own values, and for all tiles those of the tiles in between."""
+        text = self.text
+        for (_, name), register in counters:
+            text.emit(f"add.s32 {register}, {register}, {self.addresses.integer(name)}")
+        every = [(name, register) for (v, name), register in counters if v == loop.tile]
+        for i in range(1, loop.step) if every else ():
+            there = self._there(loop, text.multiply_add(i, clusters, at), (n for n, _ in every))
+            for name, register in every:
+                text.emit(f"add.s32 {register}, {register}, {there[name]}")
 
     def _value(self, index: Affine, scope: Scope) -> Number:
         known, terms = scope.split(index)

@@ -63,9 +63,7 @@ LEFT_OUT = {
             "Program.raster Program.addressing Program.guards Access.guard Access.outside "
             "Access.trimmed"
         ),
-        "it decides all sizes, and CTAs of the grid share nothing on chip": (
-            "Program.specialised Program.at_most Axis.extent"
-        ),
+        "it decides all sizes": "Program.specialised Program.at_most",
         "what the launch does before and beside": (
             "Program.zeroed Program.ctas_per_sm Program.early Role.registers"
         ),

@@ -22,7 +22,7 @@ from tinygpu.codegen.kernel.rings import split_index
 from tinygpu.codegen.kernel.scope import Scope, Terms
 from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.term.layout import Swizzle
-from tinygpu.term.program import Access, Affine, Buffer, Do, Exit, Program
+from tinygpu.term.program import Access, Affine, Buffer, Do, Exit, Program, counted
 
 __all__ = ["Addresses"]
 
@@ -61,6 +61,10 @@ class Addresses:
         """Return the value of affine terms."""
         total = start
         for name, coefficient in terms:
+            running = counted(name, coefficient) if isinstance(coefficient, str) else ""
+            if running in scope.running:
+                total = self.text.add(scope.running[running], total)
+                continue
             total = self.text.multiply_add(
                 self.variable(name, scope), self.integer(coefficient), total
             )

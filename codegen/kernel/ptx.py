@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
+from tinygpu.errors import ProgramError
+
 __all__ = ["Scalar", "Text"]
 
 Scalar = int | str
@@ -140,6 +142,41 @@ class Text:
         if isinstance(a, int):
             a, b = b, a
         return self._make("u32", f"min.u32 {{}}, {a}, {b}")
+
+    def signed(self, operator: str, a: Scalar, b: Scalar) -> Scalar:
+        """32-bit signed sum, difference, product, minimum, maximum, or quotient rounded up.
+
+        A quotient is by a positive number that is known.
+        """
+        match operator:
+            case "add":
+                return self.add(a, b)
+            case "sub":
+                return self.subtract(a, b)
+            case "mul":
+                return self.multiply(a, b)
+            case "min" | "max" if isinstance(a, int) and isinstance(b, int):
+                return min(a, b) if operator == "min" else max(a, b)
+            case "min" | "max":
+                a, b = (b, a) if isinstance(a, int) else (a, b)
+                return self._make("u32", f"{operator}.s32 {{}}, {a}, {b}")
+            case "ceildiv" if isinstance(b, int) and b > 0:
+                return self._ceildiv(a, b)
+        raise ProgramError(
+            f"{operator} of {a} and {b}: a tile value has code of add, sub, mul, min, max, and of "
+            "ceildiv by a positive number; write it so"
+        )
+
+    def _ceildiv(self, a: Scalar, b: int) -> Scalar:
+        """Round ``a / b`` up, which is (a + b - 1) / b rounded down."""
+        if isinstance(a, int):
+            return -(-a // b)
+        up = self.add(a, b - 1)
+        if b in _SHIFTS:
+            return up if b == 1 else self._make("u32", f"shr.s32 {{}}, {up}, {_SHIFTS[b]}")
+        quotient = self._make("u32", f"div.s32 {{}}, {up}, {b}")  # towards 0
+        rest = self.subtract(up, self.multiply(quotient, b))
+        return self.add(quotient, self._make("u32", f"shr.s32 {{}}, {rest}, 31"))
 
     def exclusive_or(self, a: Scalar, b: Scalar) -> Scalar:
         """32-bit xor."""

@@ -27,7 +27,10 @@ Terms = tuple[tuple[str, int | str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Loop variables: unrolled ones are known, the others live in registers."""
+    """Loop variables: unrolled ones are known, the others live in registers.
+
+    So do the running numbers of tile values, under the names that ``counted`` gives them.
+    """
 
     static: dict[str, int] = field(default_factory=dict)
     running: dict[str, str] = field(default_factory=dict)

@@ -73,6 +73,7 @@ def contract_of(program: Program, sizes: Mapping[str, int] | None = None) -> Con
         zeroed=program.zeroed,
         in_place=not operation.reductions,
         addressing=program.addressing,
+        tile_values=_tile_values(program),
     )
 
 
@@ -125,6 +126,36 @@ def _formula(expression: Expression) -> Formula:
         case Apply(operator, arguments) if operator in FORMULAS:
             return (operator, *map(_formula, arguments))
     raise ProgramError(f"parameter {expression}: sizes are whole; write it with {[*FORMULAS]}")
+
+
+def _tile_values(program: Program) -> tuple[tuple[str, Formula, Formula], ...]:
+    """Return the ends of each tile value, and of each part of its expression, over all tiles."""
+    found: dict[str, tuple[Formula, Formula]] = {axis.var: (0, axis.var) for axis in program.grid}
+
+    def of(node: Expression) -> tuple[Formula, Formula]:
+        if isinstance(node, Value):
+            return found.get(node.name, (node.name, node.name))
+        if isinstance(node, Constant):
+            return _formula(node), _formula(node)
+        _formula(node)
+        assert isinstance(node, Apply)
+        (a, b), (c, d) = (of(argument) for argument in node.arguments)
+        match node.operator:
+            case "sub":
+                ends: tuple[Formula, Formula] = ("sub", a, d), ("sub", b, c)
+            case "mul":
+                p, q, r, s = (("mul", x, y) for x in (a, b) for y in (c, d))
+                least: Formula = ("min", ("min", p, q), ("min", r, s))
+                ends = least, ("max", ("max", p, q), ("max", r, s))
+            case operator:  # monotonic in both; a quotient is by a positive number
+                ends = (operator, a, c), (operator, b, d)
+        found[str(node)] = ends
+        return ends
+
+    for name, expression in program.tile_values.items():
+        found[name] = of(expression)
+    places = {axis.var for axis in program.grid}
+    return tuple((name, *ends) for name, ends in found.items() if name not in places)
 
 
 def _reaches(program: Program) -> Iterator[Reach]:

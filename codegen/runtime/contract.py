@@ -104,6 +104,8 @@ class Contract:
     """What a kernel takes and how it is started; see the module's text.
 
     ``arguments``: the operands, the output last.  ``integers``: names of the u32 arguments.
+    ``tile_values``: numbers that each tile computes for itself, and what they are made of, each
+    with formulas of the least and the most that it is in any tile.
     ``sizes``: those that a specialised kernel was made for.  ``in_place``: the output may be an
     input.  ``cluster``: CTAs of one; ``grid`` counts clusters.  The other fields are a program's.
     """
@@ -130,6 +132,7 @@ class Contract:
     zeroed: bool
     in_place: bool
     addressing: str
+    tile_values: tuple[tuple[str, Formula, Formula], ...] = ()
 
     def tree(self) -> dict[str, Any]:
         """Return it as a tree for JSON."""
@@ -312,6 +315,13 @@ def _check_inside(contract: Contract, values: Mapping[str, int]) -> None:
     """Hold accesses against the sizes and 32 bits, at the largest value of each variable."""
     every = {**values, **dict(contract.variables), "zero": 0}
     every |= {name: values[f"grid_{name}"] - 1 for name, _ in contract.grid}
+    for name, least, most in contract.tile_values:
+        low, every[name] = formula_value(least, every), formula_value(most, every)
+        if low < -_LARGEST or every[name] > _LARGEST:
+            raise LaunchError(
+                f"index: {name} counts from {low} to {every[name]} over the tiles; a kernel "
+                f"computes with numbers of 32 bits, up to {_LARGEST}: split the problem"
+            )
     largest_under: dict[Any, dict[str, int] | None] = {}
     for access, axis, (constant, *terms), span, guarded, around in contract.reaches:
         if around not in largest_under:

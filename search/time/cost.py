@@ -55,6 +55,7 @@ from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.launch import Assembled, GridLaunch, never, takes_tiles
 from tinygpu.search.time.recursion import Recursion, numbers, occupied, path, span_cycles
 from tinygpu.search.time.register_quantities import flying
+from tinygpu.search.time.tile_steps import TileSteps, steps_of_tiles
 from tinygpu.search.time.work import (
     WARP,
     Event,
@@ -83,13 +84,15 @@ OF_TILES = ("tensor", "smem", "tma", "fill")
 class Features:
     """All that the time depends on; each number depends on few decisions.
 
-    ``steps`` of a tile, and ``stages`` of their ring, where there are steps.
+    ``steps`` of a tile, and ``stages`` of their ring, where there are steps.  Where tiles take
+    different steps they are the mean, and ``own`` has each tile's.
     """
 
     agents: tuple[TimedAgent, ...]
     launch: GridLaunch
     steps: Numbers = 0
     stages: Numbers = 0
+    own: TileSteps | None = None
 
     @property
     def tree(self) -> Tree:
@@ -108,6 +111,7 @@ class Features:
             self.launch.mapped(low, high),
             low(self.steps),
             low(self.stages),
+            self.own.mapped(low) if self.own else None,
         )
 
 
@@ -146,6 +150,9 @@ def features(
     if not found[0].steps:
         return Features(found, launch)
     stages = max((barrier.stages for barrier in program.barriers), key=np.max)
+    if found[0].steps in program.tile_values:
+        own = steps_of_tiles(program, sizes, found[0].steps)
+        return Features(found, launch, own.mean, stages, own)
     return Features(found, launch, program.parameter_values(sizes)[found[0].steps], stages)
 
 
@@ -156,6 +163,7 @@ class Placed:
     Clusters do ``tiles`` in ``waves``; a CTA does ``turns`` of them and has 1 / ``share`` of an
     SM.  ``agents`` know how long their loads take in the busy chip; the bytes are those of the
     whole launch.  ``dram_slow``: how much longer DRAM takes, as too few bytes are in flight.
+    ``at_once``: how many clusters run at once.
     """
 
     agents: tuple[TimedAgent, ...]
@@ -167,6 +175,7 @@ class Placed:
     dram_bytes: Numbers
     stored_bytes: Numbers
     dram_slow: Numbers
+    at_once: Numbers = 1
 
     @staticmethod
     def of(f: Features) -> Placed:
@@ -200,7 +209,7 @@ class Placed:
         return Placed(
             tuple(_with_loads(agent, per_byte, latency) for agent in f.agents),
             tiles, waves, share, select(stays, waves, 1.0),
-            asked, from_dram, stored, slow,
+            asked, from_dram, stored, slow, at_once,
         )  # fmt: skip
 
 
@@ -260,7 +269,11 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     """
     launch, device, timed, waves = f.launch, f.launch.device, place.agents, place.waves
     l2_rate, dram_rate = _rates(device)
-    cycles = applied(Recursion(timed), place.share, place.turns, f.steps, f.stages, *numbers(timed))
+    run, which = Recursion(timed), tuple[Numbers, ...]()
+    if f.own and "tail" not in launch.without:
+        run, which = Recursion(timed, f.own.tables), (place.at_once, f.own.kind)
+    leaves = (*which, *numbers(timed))
+    cycles = applied(run, place.share, place.turns, f.steps, f.stages, *leaves)
     rounds = select(launch.persistent == 1, 1.0, waves)
     start = FITTED["prologue"] + FITTED["cluster_start"] * (launch.cluster - 1)
     prologue = start * (1 - FITTED["early"] * launch.early)

@@ -54,14 +54,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.search.time.fitted import FITTED
+from tinygpu.search.time.tile_steps import Steps, busiest
 from tinygpu.search.time.work import Event, Guard, Loop, TimedAgent, Tree, of_agent, total_work
-from tinygpu.term.program import select
+from tinygpu.term.program import counted, select
 
 __all__ = [
     "CopyState", "Following", "Recursion", "Time", "Walk", "alone", "numbers", "occupied", "pace",
@@ -81,6 +83,8 @@ _CHUNK = 4096
 _MANY = 1 << 16
 _EVEN = 1e-6
 """Cycles between steps that are alike."""
+_OWN = 8
+"""Tiles of a CTA that are followed each with its own steps."""
 _BEFORE = 64
 """Phases before the first that an index may name; they are over from the start."""
 
@@ -180,6 +184,7 @@ class CopyState:
     Of threads: ``now`` is when the next statement may issue, ``last`` when all so far have;
     ``units`` and ``ready``: when units are free and registers there; ``landed``: all copies.
     ``groups`` are the ends of groups, ``done`` that of the products or copies of the next one.
+    ``turn``: how many tiles it has done, with ``taken`` steps.
     """
 
     now: Time
@@ -189,6 +194,7 @@ class CopyState:
     done: tuple[Time, Time] = (0.0, 0.0)
     groups: list[tuple[Time, Time]] = field(default_factory=list)
     turn: int = 0
+    taken: int = 0
     warps: Numbers = 1.0
     units: dict[str, Time] = field(default_factory=dict)
     ready: dict[str, Time] = field(default_factory=dict)
@@ -341,13 +347,20 @@ class Following(Walk):
         self, tiles: Numbers, steps: Numbers, first_tiles: int, first_steps: int, window: int
     ) -> Times:
         """Return the cycles of all tiles: the first ones step by step, then at the period."""
-        self.rows = first_tiles * first_steps + 2
+        return self.followed(tiles, [(steps, first_steps)] * first_tiles, window)
+
+    def followed(self, tiles: Numbers, each: Sequence[tuple[Numbers, int]], window: int) -> Times:
+        """Return the cycles of all tiles; ``each`` of the first has steps, the first one by one."""
+        before = list(accumulate((first for _, first in each), initial=0))
+        self.rows = max(before[-1], len(each)) + 2
         ends: list[Time] = []
-        for tile in range(first_tiles):
+        for tile, (steps, first_steps) in enumerate(each):
             states = [copies[tile % len(copies)] for copies in self.states]
             values = [
                 {s.agent.tile: tile, s.agent.turn: s.turn, s.agent.copy: s.copy,
-                 s.agent.steps: first_steps}
+                 s.agent.steps: first_steps,
+                 counted(s.agent.tile, s.agent.steps): before[tile],
+                 counted(s.agent.turn, s.agent.steps): s.taken}
                 for s in states
             ]  # fmt: skip
             for state, known in zip(states, values, strict=True):
@@ -362,10 +375,11 @@ class Following(Walk):
             for state, known in zip(states, values, strict=True):
                 self.nodes(state.agent.after, state, known)
                 state.turn += 1
+                state.taken += first_steps
             ends.append(reduce(self.later, [s.last for c in self.states for s in c]))
         if len(ends) > window:
             period = (ends[-1] - ends[-1 - window]) / window
-            return np.asarray(ends[-1] + np.maximum(tiles - first_tiles, 0) * period)
+            return np.asarray(ends[-1] + np.maximum(tiles - len(each), 0) * period)
         return np.asarray(ends[-1])
 
     def jump(self, states: list[CopyState], seen: list[Time], more: Numbers) -> None:
@@ -521,12 +535,14 @@ class Recursion:
     """Cycles of a CTA's tiles, from the numbers of its agents, in one flat order.
 
     ``numbers(agents)`` gives the order; before them come ``share``, the tiles, the steps and the
-    stages of the ring of steps.
+    stages of the ring of steps.  Where tiles take different steps (``tables``, of
+    ``tinygpu.search.time.tile_steps``) then come the clusters at once and the kind; the steps are
+    not used.
     """
 
-    def __init__(self, agents: tuple[TimedAgent, ...]) -> None:
+    def __init__(self, agents: tuple[TimedAgent, ...], tables: tuple[Steps, ...] = ()) -> None:
         """Remember the form; the numbers of ``agents`` are not used."""
-        self.agents = agents
+        self.agents, self.tables = agents, tables
 
     def __call__(self, share: Any, tiles: Any, steps: Any, stages: Any, *leaves: Any) -> Any:
         """Return the cycles from the first load to the last store: elementwise on arrays."""
@@ -538,16 +554,66 @@ class Recursion:
         result = np.empty(len(first))
         for start in range(0, len(first), _CHUNK):
             here = slice(start, min(start + _CHUNK, len(first)))
-            result[here] = self._part([x[here] if x.ndim else x for x in flat], here.stop - start)
+            some, size = [x[here] if x.ndim else x for x in flat], here.stop - start
+            result[here] = self._apart(some, size) if self.tables else self._part(some, size)
         return result[same].reshape(shape) if shape else float(result[0])
+
+    def _apart(self, inputs: Sequence[Times], size: int) -> Times:
+        """Follow the busiest cluster's tiles, each with its steps; of many: with their mean.
+
+        A CTA of one tile, as others follow it on its SM, has their mean too.
+        """
+        share, tiles, _, stages, at_once, kind, *leaves = inputs
+        rows = np.stack([np.broadcast_to(x, size) for x in (tiles, at_once, kind)], axis=-1)
+        each, which = np.unique(rows, axis=0, return_inverse=True)
+        result = np.empty(size)
+        for number, (turns, many, of) in enumerate(each.tolist()):
+            at = np.flatnonzero(which.reshape(-1) == number)
+            some = [x[at] if x.ndim else x for x in (share, stages, *leaves)]
+            taken = busiest(self.tables[int(of)], int(many))
+            mean, own = np.asarray(float(-(-sum(taken) // len(taken)))), len(taken) <= _OWN
+            if turns > 1 and own and len(taken) > 1:
+                result[at] = self._sequence(some, taken, len(at))
+            else:
+                of_all = np.asarray(turns)
+                result[at] = self._part([some[0], of_all, mean, some[1], *some[2:]], len(at))
+        return result
+
+    def _sequence(self, some: Sequence[Times], taken: tuple[int, ...], size: int) -> Times:
+        """Follow tiles with different steps, the first of each until they are periodic."""
+        share, stages, *leaves = some
+        longest = np.asarray(float(max(taken)))
+        inputs = [share, np.asarray(1.0), longest, stages, *leaves]
+        _, few, turn = self._one_tile(inputs, size)
+        result = np.empty(size)
+        for first, period in sorted({*zip(few.tolist(), turn.tolist(), strict=True)}):
+            at = np.flatnonzero((few == first) & (turn == period))
+            here = [_alike(x[at] if x.ndim else x) for x in inputs]
+            run = Following(_filled(self.agents, here[4:]), here[0], here[3], len(at))
+            each = [(n, int(min(n, first) + max(n - first, 0) % period)) for n in taken]
+            result[at] = run.followed(len(each), each, len(each))
+        return result
 
     def _part(self, inputs: Sequence[Times], size: int) -> Times:
         """Follow one tile until its steps are periodic; where there are more, whole turns of it."""
         tiles, most, ring = (np.broadcast_to(x, size) for x in inputs[1:4])
+        result, few, turn = self._one_tile(inputs, size)
         copies = 1
         for agent in _filled(self.agents, inputs[4:]):
             copies = max(copies, int(np.max(agent.step)))
-        stages = 2 ** np.ceil(np.log2(np.maximum(ring, 4)))  # few different ones
+        at = np.flatnonzero(tiles > 1)
+        if len(at):
+            stages = _few_stages(ring)
+            covering = copies * np.ceil(stages / np.maximum(most, 1))  # tiles that fill the ring
+            tiles = np.minimum(tiles, 2 * covering + 1)
+            steps = few + (most - few) % turn
+            result[at], _, _ = self._followed(inputs, at, tiles, steps, covering)
+        return result
+
+    def _one_tile(self, inputs: Sequence[Times], size: int) -> tuple[Times, Times, Times]:
+        """Return a tile's cycles, how many steps were followed until periodic, and their turns."""
+        most, ring = (np.broadcast_to(x, size) for x in inputs[2:4])
+        stages = _few_stages(ring)
         result, few, turn = np.empty(size), np.zeros(size), np.ones(size)
         at, one = np.arange(size), np.ones(size)
         for times in (1, 2, 4):
@@ -556,13 +622,7 @@ class Recursion:
             at = at[apart > _EVEN]
             if not len(at):
                 break
-        at = np.flatnonzero(tiles > 1)
-        if len(at):
-            covering = copies * np.ceil(stages / np.maximum(most, 1))  # tiles that fill the ring
-            tiles = np.minimum(tiles, 2 * covering + 1)
-            steps = few + (most - few) % turn
-            result[at], _, _ = self._followed(inputs, at, tiles, steps, covering)
-        return result
+        return result, few, turn
 
     def _followed(
         self, inputs: Sequence[Times], at: Places, tiles: Times, steps: Times, window: Times
@@ -582,6 +642,11 @@ class Recursion:
             found[0, of] = run.cycles(some[1], some[2], *divmod(first, _MANY), period)
             found[1, of], found[2, of] = run.turn, run.apart
         return found[0], found[1], found[2]
+
+
+def _few_stages(ring: Times) -> Times:
+    """Round stages up, so that there are few different ones."""
+    return np.asarray(2 ** np.ceil(np.log2(np.maximum(ring, 4))))
 
 
 def _apart(columns: Sequence[Times], count: int) -> tuple[Places, Places]:

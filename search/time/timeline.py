@@ -57,6 +57,7 @@ from tinygpu.search.time.recursion import (
     tokens_of,
     waits,
 )
+from tinygpu.search.time.tile_steps import busiest
 from tinygpu.search.time.work import WARP, Event, Loop, TimedAgent, Tree, total_work
 from tinygpu.term.program import Do, Program
 
@@ -148,13 +149,16 @@ def timeline(
 def _tiles(program: Program, found: Features, tiles: int) -> Timeline:
     place = Placed.of(found)
     ring, steps, turns = int(found.stages), int(found.steps), int(place.turns)
-    first_tiles = min(turns, tiles)
+    taken = [steps] * turns
+    if found.own:
+        table = found.own.tables[int(found.own.kind)]
+        taken = list(busiest(table, int(place.at_once)))[:turns]
     turn = math.lcm(ring, int(np.max(tokens_of(place.agents, found.stages))))
-    first_steps = steps if steps <= _STEPS else _STEPS + (steps - _STEPS) % turn
+    each = [(n, n if n <= _STEPS else _STEPS + (n - _STEPS) % turn) for n in taken[:tiles]]
     depth = {barrier.name: int(barrier.stages) for barrier in program.barriers}
     run = _Tiles(place.agents, float(place.share), ring, depth)
-    cycles = run.cycles(first_tiles, steps, first_tiles, first_steps, first_tiles)
-    whole = turns <= tiles and first_steps == steps
+    cycles = run.followed(len(each), each, len(each))
+    whole = len(taken) <= tiles and all(n == first for n, first in each)
     return Timeline(run.ordered(), tuple(run.begins), float(np.max(cycles)), whole)
 
 

@@ -275,6 +275,9 @@ def store_once(case: Case, place: Place) -> Iterator[Clause]:
         text = "{} is stored for tiles from {} by {}; {} copies of {} take each tile once"
         values = (output, tiles.start, tiles.step, place.role.copies, place.role.name)
         yield Clause((tiles.start.constant == 0) & (tiles.step == copies), text, values)
+    for loop in place.to_values:
+        text = "{} moves with {}, whose trips are each tile's own: some may leave elements out"
+        yield Clause(loop not in used, text, (output, loop), unproved=True)
     for name in (*case.grid, *place.loops):
         if name not in used and not adds:
             times = place.ranges[name].last - place.ranges[name].first + 1

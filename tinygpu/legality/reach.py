@@ -81,7 +81,8 @@ class Place:
     ``loops`` name what repeats it for one tile: loops, ranks of the cluster, and copies of the role
     that take no tiles of their own.  ``tiles`` are the loops over tiles around it, ``elected`` says
     that one thread of the copy executes it.  ``beside``: the statements of the same body that
-    write the same buffer in shared memory at the same index.
+    write the same buffer in shared memory at the same index.  ``to_values``: the loops around it
+    that run to a tile value.
     """
 
     do: Do
@@ -92,6 +93,7 @@ class Place:
     tiles: tuple[ForTile, ...] = ()
     elected: bool = False
     beside: tuple[Do, ...] = ()
+    to_values: tuple[str, ...] = ()
 
     @property
     def threads(self) -> Any:
@@ -102,7 +104,7 @@ class Place:
     def key(self) -> Any:
         """What decides its clauses: equal for statements of equal numbers (arrays by identity)."""
         ranges = [(n, *map(identity, (r.first, r.last, r.exact))) for n, r in self.ranges.items()]
-        who = (self.role.copy, self.role.copies, self.role.threads, self.elected)
+        who = (self.role.copy, self.role.copies, self.role.threads, self.elected, self.to_values)
         tiles = tuple((t.start, t.step) for t in self.tiles)
         around = identity((who, tiles, self.exits, self.beside))
         return identity(self.do), tuple(ranges), self.loops, around
@@ -162,6 +164,10 @@ class Case:
         grid = dict(zip((axis.var for axis in program.grid), extents, strict=True))
         outside = {name: Range(0, extent - 1) for name, extent in grid.items()}
         tiles = Range(0, product(grid.values()) - 1, exact=False)
+        ends = {n: (number, number) for n, number in parameters.items()}
+        ends |= {name: (0, extent - 1) for name, extent in grid.items()}
+        for name, (least, most) in program.value_bounds(ends).items():
+            outside[name] = Range(least, most, exact=False)
         outside |= {name: Range(0, extent - 1) for name, extent in program.cluster}
         ranks = tuple(name for name, _ in program.cluster)
         places: list[Place] = []
@@ -192,6 +198,8 @@ class Case:
                     apart = any(role.copy == name for s in turns for name, _ in s.start.terms)
                     copies = (role.copy,) if role.copy and not apart else ()
                     loops = tuple(s.var for s in around if isinstance(s, For))
+                    own = {name for s in turns for name in s.defines}
+                    fors = (s for s in around if isinstance(s, For) and isinstance(s.trips, str))
                     elected = any(isinstance(s, Elect) for s in around)
                     loops = (*loops, *ranks, *copies)
                     body = around[-1].body if around else role.body
@@ -205,6 +213,7 @@ class Case:
                             turns,
                             elected,
                             _beside(statement, body),
+                            tuple(s.var for s in fors if s.trips in own),
                         )
                     )
         return Case(
@@ -257,16 +266,25 @@ def _ranges(
 ) -> dict[str, Range]:
     """Return the ranges of the variables within some blocks; ``tiles`` is that of their numbers."""
     ranges = dict(outside)
+
+    def most(number: Any) -> tuple[Any, bool]:
+        """Return a number, or the most that a tile value is, and whether that is all tiles'."""
+        if not isinstance(number, str):
+            return number, True
+        if number in parameters:
+            return parameters[number], True
+        return outside[number].last, False
+
     for statement in around:
         match statement:
             case For(name, trips, _, _, start):
-                end = parameters[trips] if isinstance(trips, str) else trips
-                ranges[name] = Range(start, end - 1)
+                end, known = most(trips)
+                ranges[name] = Range(start, end - 1, known)
             case When(Affine(constant, ((name, 1),)), bound) if name in ranges:
-                limit = (parameters[bound] if isinstance(bound, str) else bound) - 1 - constant
-                old = ranges[name]
+                end, known = most(bound)
+                limit, old = end - 1 - constant, ranges[name]
                 end = select(limit < old.last, limit, old.last)
-                ranges[name] = Range(old.first, end, old.exact)
+                ranges[name] = Range(old.first, end, old.exact and known)
             case When(index):
                 for name, _ in index.terms:
                     if name in ranges:

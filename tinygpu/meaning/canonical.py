@@ -69,6 +69,7 @@ from tinygpu.term.program import (
     Wait,
     WaitGroup,
     When,
+    counted,
     each,
     walk,
 )
@@ -135,6 +136,7 @@ class _Grid:
     """The CTAs: each one's cluster and ranks; the tiles in order, and which a cluster has."""
 
     ctas: int
+    many: int
     cluster: Integers
     ranks: Mapping[str, Integers]
     places: Mapping[str, Integers]
@@ -168,6 +170,7 @@ def _grid_of(program: Program, sizes: Mapping[str, int]) -> _Grid:
     by_name = {a.var: rows[:, d] for d, a in enumerate(program.grid)}
     return _Grid(
         ctas=cluster.size,
+        many=len(tiles),
         cluster=cluster,
         ranks={n: np.tile(ranks[:, d], clusters) for d, n in enumerate(names)},
         places={} if persistent else {n: x[cluster] for n, x in by_name.items()},
@@ -287,9 +290,10 @@ class _Work:
         for s in body:
             match s:
                 case For(var, trips, inner, _, start):
-                    end = self.run.values[trips] if isinstance(trips, str) else int(trips)
-                    for i in range(start, end):
-                        self.statements(inner, group.bind(**{var: i}))
+                    end = group.env[trips] if isinstance(trips, str) else int(trips)
+                    for i in range(start, int(np.max(end))):
+                        mine = group if np.all(end > i) else group.part(np.flatnonzero(end > i))
+                        self.statements(inner, mine.bind(**{var: i}))
                 case ForTile():
                     self.tiles(s, group)
                 case When(index, bound, inner):
@@ -317,6 +321,13 @@ class _Work:
         start = loop.start.evaluate(group.env)
         own = group.who % self.grid.ctas
         count, clusters = self.grid.count[own], self.grid.clusters
+        values = loop.values_at({**self.run.values, **self.grid.tiles})
+        before = {name: np.zeros(self.grid.many, np.int64) for name in values}
+        taken = {name: np.zeros(group.who.size, np.int64) for name in values}
+        for name, of in before.items():
+            values[name] = np.broadcast_to(values[name], self.grid.many).astype(np.int64)
+            for p in range(clusters, self.grid.many):
+                of[p] = of[p - clusters] + values[name][p - clusters]
         turn = 0
         while True:
             tile = np.broadcast_to(start + turn * int(loop.step), group.who.shape)
@@ -327,6 +338,10 @@ class _Work:
                 place = self.grid.cluster[own[chosen]] + t * clusters
                 at = {n: x[place] for n, x in self.grid.tiles.items()}
                 more = {loop.tile: t, loop.turn: turn, **at}
+                for name, number in values.items():
+                    more |= {name: number[place], counted(loop.tile, name): before[name][place]}
+                    more[counted(loop.turn, name)] = taken[name][chosen]
+                    taken[name][chosen] += number[place]
                 self.tile = t
                 if chosen.size == group.who.size:
                     self.statements(loop.body, group.bind(**more))

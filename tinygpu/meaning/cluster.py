@@ -61,6 +61,7 @@ from tinygpu.term.program import (
     WaitGroup,
     When,
     buffers_of,
+    counted,
     each,
 )
 from tinygpu.term.statement import Group
@@ -604,6 +605,27 @@ def place_of(program: Program, tile: tuple[int, ...]) -> dict[str, int]:
     return {a.var: p for a, p in zip(program.grid, tile, strict=True)}
 
 
+def tiles_of(
+    loop: ForTile, env: Mapping[str, int], tiles: Tiles, program: Program
+) -> Iterator[dict[str, int]]:
+    """Yield what a loop binds in each of its tiles; ``tiles`` are all those of the cluster.
+
+    A tile's values count on: over all tiles before it, and over those of this loop.
+    """
+    start, step = int(loop.start.evaluate(env)), int(loop.step)
+    variables = loop.tile, loop.turn
+    running = {counted(v, name): 0 for name in loop.defines for v in variables}
+    for t, place in enumerate(tiles):
+        here = place_of(program, place)
+        values = loop.values_at({**env, **here})
+        own = t >= start and (t - start) % step == 0
+        if own:
+            yield {loop.tile: t, loop.turn: (t - start) // step, **here, **values, **running}
+        for name, number in values.items():
+            for variable, goes_on in ((loop.tile, True), (loop.turn, own)):
+                running[counted(variable, name)] += number * goes_on
+
+
 def _unfold(
     body: tuple[Statement, ...],
     env: Mapping[str, int],
@@ -619,11 +641,8 @@ def _unfold(
             case For(var, trips, _, _, start):
                 end = env[trips] if isinstance(trips, str) else int(trips)
                 inner = [{**env, var: i} for i in range(start, end)]
-            case ForTile(tile, turn, _, start, step):
-                inner = [
-                    {**env, tile: t, turn: i, **place_of(program, tiles[t])}
-                    for i, t in enumerate(range(int(start.evaluate(env)), len(tiles), int(step)))
-                ]
+            case ForTile():
+                inner = [{**env, **here} for here in tiles_of(s, env, tiles, program)]
             case When(index, bound):
                 if index.evaluate(env) < (env[bound] if isinstance(bound, str) else int(bound)):
                     inner = [env]

@@ -31,10 +31,11 @@ Source: ``docs/model.md``, section "Meaning".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -295,9 +296,34 @@ def _instances(
             tiles = trips if loops else 1 + (trips == 1)
             sizes[axis] = width * min(tiles, most[axis] // width)
         found.append(sizes)
+    found += (sizes for sizes in _telling(program, steps, most) if sizes not in found)
     kinds = {(last, 2): None, (min(2, last), 2): None, (1, 2): None, (1, 1): None}
     others = (_different(steps, most, trips=trips, wide=wide) for trips, wide in kinds)
     return tuple(found), tuple(others)
+
+
+_FEW = 3
+
+
+def _telling(
+    program: Program, steps: Mapping[str, tuple[int, bool, int, bool]], most: Mapping[str, int]
+) -> Iterator[Mapping[str, int]]:
+    """Yield the fewest full tiles at which a tile value is 0 in some tile, and where tiles differ.
+
+    Of each value, as far as three tiles along each axis show it.
+    """
+    axes = program.operation.axes
+    wanted = {(name, how) for name in program.tile_values for how in ("none", "differ")}
+    for tiles in sorted(product(range(1, _FEW + 1), repeat=len(axes)), key=sum) if wanted else ():
+        sizes = {a: steps[a][0] * n for a, n in zip(axes, tiles, strict=True)}
+        if any(sizes[a] > most[a] for a in axes):
+            continue
+        every = program.values_of_tiles(sizes)
+        shown = {(name, "none") for name, each in every.items() if 0 in each}
+        shown |= {(name, "differ") for name, each in every.items() if len({*each} - {0}) > 1}
+        if wanted & shown:
+            wanted -= shown
+            yield sizes
 
 
 def _different(
@@ -352,7 +378,9 @@ def _of_tiles(tiles: Mapping[str, int], ends: Mapping[str, tuple[int, int]]) -> 
 
 def _work(program: Program, sizes: Mapping[str, int]) -> float:
     """Return about how many element operations a run takes, of some 10 ns each."""
-    values = program.parameter_values(sizes)
+    values: dict[str, float] = dict(program.parameter_values(sizes))
+    for name, every in program.values_of_tiles(sizes).items():
+        values[name] = sum(every) / len(every)
     ctas = prod(program.grid_extents(sizes)) * prod(int(n) for _, n in program.cluster)
 
     def of(body: tuple[Statement, ...], many: int, instances: int) -> float:

@@ -141,23 +141,32 @@ def reduced(problem: Problem, program: Program) -> dict[str, int]:
     return sizes
 
 
-_FARTHEST = 1 << 20
+_FARTHEST, _LONG = 1 << 20, 1 << 10
 
 
 def tile_of(program: Program, axis: str) -> tuple[int, bool]:
-    """Return how far an axis goes before the grid or a loop grows, and whether a loop does."""
+    """Return how far an axis goes before the grid or a loop grows, and whether a loop does.
+
+    Of a loop that runs to a tile value: in some tile.
+    """
     names: list[int | str] = []
     for statement, _ in walk(program):
         match statement:
             case For(trips=name) | When(bound=name):
                 names.append(name)
-    trips = sorted({n for n in names if isinstance(n, str)} - set(program.operation.axes))
+    known = dict(program.parameters)
+    trips = sorted({n for n in names if isinstance(n, str) and n in known})
     most = dict(program.at_most).get(axis, _FARTHEST)
 
-    def counts(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        sizes = dict.fromkeys(program.operation.axes, 1) | {axis: size}
+    others = dict.fromkeys(program.operation.axes, 1)
+    if program.tile_values:  # which may grow with one axis only where another one is long
+        others = {a: min(dict(program.at_most).get(a, _LONG), _LONG) for a in others}
+
+    def counts(size: int) -> tuple[tuple[int, ...], tuple[object, ...]]:
+        sizes = others | {axis: size}
         values = program.parameter_values(sizes)
-        return program.grid_extents(sizes), tuple(values[t] for t in trips)
+        own = tuple(frozenset(each) for each in program.values_of_tiles(sizes).values())
+        return program.grid_extents(sizes), (*(values[t] for t in trips), *own)
 
     low, high = 1, 2
     while high <= most and counts(high) == counts(1):

@@ -46,6 +46,7 @@ __all__ = [
     "Immediate",
     "Operand",
     "Scalar",
+    "counted",
     "number_text",
     "registers",
     "span",
@@ -67,9 +68,22 @@ def number_text(number: object) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
+def counted(variable: str, number: str) -> str:
+    """Return under which name an environment has the running number ``number * variable``.
+
+    No variable has such a name.
+    """
+    return f"{number}*{variable}"
+
+
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """``constant + sum of coefficient * variable``; a coefficient may name a parameter."""
+    """``constant + sum of coefficient * variable``; a coefficient may name a parameter.
+
+    It may name a tile value too, of the variables of its loop over tiles.  Then the term is the
+    *running number*: the sum of that value over the tiles before, which for a parameter, the same
+    in all tiles, is the product.
+    """
 
     constant: int = 0
     terms: tuple[tuple[str, int | str], ...] = ()
@@ -92,11 +106,21 @@ class Affine:
     __rmul__ = __mul__
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """Evaluate with the variables' and parameters' values."""
+        """Evaluate with the variables' and parameters' values, and running numbers (``counted``).
+
+        >>> var("tile", "trips").evaluate({"tile": 2, "trips": 3})
+        6
+        >>> var("tile", "trips").evaluate({"tile": 2, "trips": 3, counted("tile", "trips"): 4})
+        4
+        """
         total: Any = self.constant
         for name, coefficient in self.terms:
-            factor = values[coefficient] if isinstance(coefficient, str) else coefficient
-            total = total + factor * values[name]
+            if not isinstance(coefficient, str):
+                total = total + coefficient * values[name]
+            elif (running := counted(name, coefficient)) in values:
+                total = total + values[running]
+            else:
+                total = total + values[coefficient] * values[name]
         return total
 
     def __str__(self) -> str:

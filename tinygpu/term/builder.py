@@ -80,6 +80,8 @@ __all__ = [
     "LoopIndex",
     "Number",
     "Piece",
+    "Tile",
+    "TileValue",
     "trace",
 ]
 
@@ -171,11 +173,36 @@ class LoopIndex:
         less: Affine = self.affine + -1 * other.affine
         return replace(self, affine=less, loops=self.loops + other.loops)
 
-    def __lt__(self, bound: Number) -> Condition:
-        return Condition(self.affine, bound)
+    def __lt__(self, bound: Number | TileValue) -> Condition:
+        return Condition(self.affine, bound.name if isinstance(bound, TileValue) else bound)
 
     def __ge__(self, bound: Number) -> Condition:
         return Condition(-1 * self.affine + bound, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TileValue:
+    """A number that each tile has for itself; ``k.loop`` runs to it, ``k.when`` asks for it."""
+
+    name: str
+
+    def __ge__(self, number: Number) -> Condition:
+        return Condition(Affine(number + -1), self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile(LoopIndex):
+    """A tile's number; its values are attributes, as ``tile.trips``."""
+
+    values: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> TileValue:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self.values:
+            known = nearest(name, self.values) if self.values else "give it to k.tiles"
+            raise ProgramError(f"tile: no value {name}; {known}")
+        return TileValue(name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -378,6 +405,8 @@ class Kernel:
         self._covers: dict[str, tuple[str, Number, Number]] = {}
         """Of open digits the axis, what one step is, and among how many CTAs it is shared."""
         self._counts: dict[str, str] = {}  # the names of loops' counts
+        self._begins: dict[str, str] = {}  # of open loops: the tile value at which they begin
+        self._by_tile: set[str] = set()  # loops that run to a tile value
         self._steps: dict[str, tuple[str, Expression]] = {}  # by digit: parameters that are steps
         self._bounds: dict[str, Number] = {}  # sizes that no open digit covers
         self._inside: dict[str, tuple[str, ...]] = {}  # equations that an Exit keeps inside
@@ -515,11 +544,14 @@ class Kernel:
         self._places.clear()
 
     def loop(
-        self, name: str, *, over: str = "", by: Number = 1, first: Number | None = None
-    ) -> Iterator[LoopIndex]:
+        self, name: str, *, over: str = "", by: Number = 1, first: Number | None = None,
+        trips: TileValue | None = None, start: TileValue | None = None,
+    ) -> Iterator[LoopIndex]:  # fmt: skip
         """Trace a loop's body once.  It covers the axis in whose pattern it stands, or ``over``.
 
-        With ``first`` = n its first n turns are written out, and no more done.
+        With ``first`` = n its first n turns are written out, and no more done.  With ``trips`` =
+        ``tile.trips`` it runs so often in a tile; with ``start`` = ``tile.begin`` patterns count
+        its digit from there on, and the variable itself, as indices of rings do, from 0.
         """
         if name not in self._digits:
             self._declare(name, "a loop", None)
@@ -527,10 +559,28 @@ class Kernel:
             raise self.error(f"digit {name}: {self._digits[name].by} counts it already", name)
         if over and over not in self.op.axes:
             raise self.error(f"axis {over}: there is none; {nearest(over, self.op.axes)}", over)
-        self._counts.setdefault(name, f"{name}_trips" if self._counts else "trips")
         if over:
             self._cover(name, over, by)
+        if trips is not None:
+            return self._loop_in_tile(name, trips, start, first)
+        if start is not None:
+            text = f"loop {name}: starts at {start.name}, and its trips are no tile value"
+            raise self.error(f"{text}; give both", name)
+        if name in self._by_tile:
+            raise self.error(f"loop {name}: runs to a tile value elsewhere; give it trips=", name)
+        self._counts.setdefault(name, f"{name}_trips" if self._counts else "trips")
         return self._loop(name, self._counts[name], self._where(), first)
+
+    def _loop_in_tile(
+        self, name: str, trips: TileValue, start: TileValue | None, first: Number | None
+    ) -> Iterator[LoopIndex]:
+        if first is not None or name in self._counts:
+            text = f"loop {name}: runs to a parameter elsewhere, or is written out"
+            raise self.error(f"{text}; one to a tile value does neither", name)
+        self._by_tile.add(name)
+        self._begins |= {name: start.name} if start else {}
+        yield from self._loop(name, trips.name, self._where(), None)
+        self._begins.pop(name, None)
 
     def unrolled(
         self, name: str, count: Number, *, start: Number = 0, stop: Number | None = None
@@ -578,25 +628,31 @@ class Kernel:
         each = ((name, self._digits[name].extent) for name in self._open_loops)
         return tuple((name, extent) for name, extent in each if extent is not None)
 
-    def tiles(self, *, start: str = "", step: Number = 1) -> Iterator[LoopIndex]:
+    def tiles(self, *, start: str = "", step: Number = 1, **values: Expression) -> Iterator[Tile]:
         """Trace what is done for each tile of a CTA: one, or with ``persistent`` several.
 
         Copies that take tiles in turn begin at the digit ``start`` and go on by ``step``.
+        ``values``: numbers of each tile, none below 0, as expressions of the grid's digits, the
+        sizes and the values before them: ``trips=(value("br") + 1).ceildiv(2)``.
         """
         self._in_role("tiles")
         if self._tiles or self._open_loops:
             raise self.error("tiles: stands in a loop; the tiles are around all loops", "tiles")
         if start and (start not in self._digits or self._digits[start].by != "copies of a role"):
             raise self.error(f"tiles: {start} counts no copies of a role", start)
-        return self._each_tile(var(start) if start else Affine(), step)
+        for name, expression in values.items():
+            require_kind(f"tiles: {name}", expression, Expression, ProgramError)
+        return self._each_tile(var(start) if start else Affine(), step, tuple(values.items()))
 
-    def _each_tile(self, start: Affine, step: Number) -> Iterator[LoopIndex]:
+    def _each_tile(
+        self, start: Affine, step: Number, values: tuple[tuple[str, Expression], ...]
+    ) -> Iterator[Tile]:
         around, self._body = self._body, []
         self._tiles = ("tile", "turn")
-        yield LoopIndex(var("tile"), ())
+        yield Tile(var("tile"), (), values=tuple(name for name, _ in values))
         self._tiles, self._tiled = None, True
         body, self._body = tuple(self._body), around
-        self._body.append(term.ForTile("tile", "turn", body, start, step))
+        self._body.append(term.ForTile("tile", "turn", body, start, step, values))
 
     # memory
 
@@ -1490,6 +1546,8 @@ class Kernel:
         if unguarded or self._inside.get(axis) == digits:
             return True
         opened = next((d for d in digits if d in self._covers), "")
+        if opened in self._by_tile:
+            return False
         if not is_open or self._digits[opened].by != "a loop":
             return is_open and len(digits) == 1
         _, step, among = self._covers[opened]
@@ -1530,6 +1588,9 @@ class Kernel:
         unit = math.prod(self._extents(d for d in within if d not in sharing))
         self._cover(digit, axis, unit, math.prod(self._extents((*parts, *sharing))))
         found[digit] = self._parameter(digit, Constant(step)) if sharing else step
+        if parts and digit not in self._counts:
+            text = f"digit {parts[0]}: parts of what {digit} covers are equal, and its trips a tile"
+            raise self.error(f"{text}'s own; let CTAs not share it", parts[0])
         for part in parts:
             found[part] = self._parameter(part, value(self._counts[digit]) * Constant(unit))
         return found, step, True
@@ -1590,6 +1651,8 @@ class Kernel:
                 more = numbers[digit] * step
             else:
                 more = var(digit, step)
+            if digit in self._begins:
+                more = more + var(self._begins[digit], step)
             origin[dimension] = origin[dimension] + more
         stage = _ZERO if buffer.level == "gmem" else self._stage(part)
         return Access(buffer, values, place.strides, tuple(origin), stage, place.guard, outside)
@@ -1935,7 +1998,7 @@ class Kernel:
             )
         digits = self._digits.values()
         grid = tuple(term.Axis(d.name, self._trips(d)) for d in digits if d.by == "the grid")
-        loops = [d for d in digits if d.by == "a loop" and d.extent is None]
+        loops = [d for d in digits if d.name in self._counts and d.extent is None]
         trips = tuple((self._counts[d.name], self._trips(d)) for d in loops)
         cluster = tuple((d.name, self._extent(d.name)) for d in digits if d.by == "the cluster")
         used = term.buffers_of(tuple(s for role in roles for s in role.body))

@@ -55,6 +55,7 @@ __all__ = [
     "Expression",
     "Index",
     "Value",
+    "alike",
     "apply",
     "bounds",
     "comparisons",
@@ -303,6 +304,20 @@ def comparisons(condition: Expression) -> Iterator[Apply]:
     for node in condition.nodes():
         if isinstance(node, Apply) and node.operator in _COMPARED:
             yield node
+
+
+def alike(one: Expression, other: Expression) -> bool:
+    """Say whether two expressions are the same, number by number, also of arrays over a space.
+
+    >>> alike(value("k") + np.array([1, 2]), value("k") + np.array([1, 2]))
+    True
+    """
+    match one, other:
+        case Constant(a), Constant(b):
+            return a is b or bool(np.array_equal(a, b))
+        case Apply(operator, arguments), Apply(same, others):
+            return operator == same and all(map(alike, arguments, others))
+    return one is other or (isinstance(one, Value | Index) and one == other)
 
 
 Bounds = tuple[Any, Any]

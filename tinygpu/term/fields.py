@@ -45,7 +45,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
         "Do": "instruction write reads values threads vector variant lanes across signal multicast "
         "fresh",
         "For": "var trips body unrolled start",
-        "ForTile": "tile turn body start step",
+        "ForTile": "tile turn body start step values",
         "When": "index bound body",
         "Elect": "body",
         "Exit": "access values threads",

@@ -44,12 +44,13 @@ from tinygpu.term.access_map import (
     Buffer,
     Immediate,
     Scalar,
+    counted,
     number_text,
     registers,
     span,
     var,
 )
-from tinygpu.term.expression import TAKES, Expression, bounds
+from tinygpu.term.expression import TAKES, Expression, alike, bounds
 from tinygpu.term.operation import LARGEST_SIZE, Operation
 from tinygpu.term.statement import (
     Arrive,
@@ -102,6 +103,7 @@ __all__ = [
     "When",
     "buffers_of",
     "changed",
+    "counted",
     "each",
     "registers",
     "same_place",
@@ -114,6 +116,7 @@ __all__ = [
 ]
 
 
+Values = Mapping[str, tuple[str, ...]]  # tile values in scope, each with the variables of its loop
 _ADDRESSING, _GUARDS = ("pointer", "i32", "i64"), ("each", "tile")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
@@ -300,8 +303,8 @@ class Program:
     def _resolve(self) -> None:
         """Raise ProgramError for a name that is not in scope, or that is bound twice there.
 
-        A bound, a trip count and a coefficient are ints, or name a size or a parameter.  A loop
-        may be called as a size, but then the size has no name inside it.
+        A bound, a trip count and a coefficient are ints, or name a size, a parameter or a tile
+        value.  A loop may be called as a size, but then the size has no name inside it.
         """
         known, operands = {*self.operation.axes}, {o.name for o in self.operation.operands}
 
@@ -311,8 +314,10 @@ class Program:
                     others = nearest(name, sorted(among))
                     raise ProgramError(f"program {self.name}: {what} names {name!r}; {others}")
 
-        def number(what: object, names: Iterable[object], variables: frozenset[str]) -> None:
-            need(what, names, known)
+        def number(
+            what: object, names: Iterable[object], variables: frozenset[str], values: Values
+        ) -> None:
+            need(what, names, known | values.keys())
             for name in names:
                 if isinstance(name, str) and name in variables:
                     raise ProgramError(
@@ -330,22 +335,44 @@ class Program:
                     )
             return variables.union(names)
 
-        def resolve(body: Body, variables: frozenset[str]) -> None:
+        def resolve(body: Body, variables: frozenset[str], values: Values) -> None:
             for statement in body:
                 for form in statement.forms:
                     for name, factor in form.terms:
                         if name not in variables and name not in known:
-                            need(statement, (name,), known | variables)
+                            need(statement, (name,), known | variables | values.keys())
                         if isinstance(factor, str):
-                            number(statement, (factor,), variables)
+                            number(statement, (factor,), variables, values)
+                            if name not in values.get(factor, (name,)):
+                                raise ProgramError(
+                                    f"program {self.name}: {statement} multiplies {name} by "
+                                    f"{factor}, a tile value, which counts tiles alone; multiply "
+                                    f"{' or '.join(values[factor])} by it"
+                                )
                 if isinstance(statement, Do):
                     for read in statement.reads:
                         if isinstance(read, Scalar):
                             among = known if read.size else self.operation.scalars
                             need(statement, (read.name,), among)
-                number(statement, statement.numbers, variables)
+                number(statement, statement.numbers, variables, values)
                 inside = bind(statement.binds, variables)
-                resolve(statement.body, inside | grid if isinstance(statement, ForTile) else inside)
+                if not isinstance(statement, ForTile):
+                    resolve(statement.body, inside, values)
+                    continue
+                for name in statement.defines:
+                    self._identifier(name)
+                    taken_already = name in inside | grid | known | values.keys()
+                    if taken_already or statement.defines.count(name) > 1:
+                        raise ProgramError(
+                            f"program {self.name}: tile value {name} has the name of a size, a "
+                            "parameter, a variable or another value; give it its own"
+                        )
+                given = known | grid
+                for name, expression in statement.values:
+                    need(f"tile value {name}", expression.names(), given)
+                    given = given | {name}
+                own = dict.fromkeys(statement.defines, statement.binds)
+                resolve(statement.body, inside | grid, {**values, **own})
 
         for name, expression in self.parameters:
             need(f"parameter {name}", expression.names(), known)
@@ -371,7 +398,37 @@ class Program:
         taken = isinstance(self.persistent, int) and bool(self.persistent)
         for role in self.roles:
             outside = bind((role.copy,) if role.copy else (), grid | ranks)
-            resolve(role.body, outside - grid if taken else outside)
+            resolve(role.body, outside - grid if taken else outside, {})
+        self._agree()
+
+    def _agree(self) -> None:
+        """Raise ProgramError for a tile value that differs between loops, or may be negative."""
+        defined: dict[str, Expression] = {}
+        for loop in self._valued():
+            for name, expression in loop.values:
+                if not alike(defined.setdefault(name, expression), expression):
+                    raise ProgramError(
+                        f"program {self.name}: tile value {name} is {expression} in one loop over "
+                        f"tiles and {defined[name]} in another; give it one value, or two names"
+                    )
+        least = self.least_values() if defined else {}
+        for name, expression in defined.items():
+            if _below(least[name], 0):
+                raise ProgramError(
+                    f"program {self.name}: tile value {name} = {expression} may be "
+                    f"{number_text(least[name])}; it has to be 0 or more: take the maximum with 0"
+                )
+
+    def _valued(self) -> Iterator[ForTile]:
+        """Yield the loops over tiles that have values."""
+        for statement, _ in walk(self):
+            if isinstance(statement, ForTile) and statement.values:
+                yield statement
+
+    @property
+    def tile_values(self) -> dict[str, Expression]:
+        """The tile values by name: a name has one expression in all loops over tiles."""
+        return {name: one for loop in self._valued() for name, one in loop.values}
 
     @property
     def threads(self) -> int:
@@ -406,14 +463,40 @@ class Program:
         return values
 
     def least_values(self) -> dict[str, Any]:
-        """Return what each size and parameter is at least, whatever the sizes; it may be negative.
+        """Return what each size, parameter and tile value is at least, whatever the sizes.
 
-        It is what the expressions prove, so that a parameter may never be as small.
+        It is what the expressions prove, so that a parameter may never be as small; it may be
+        negative.
         """
         ends: dict[str, tuple[Any, Any]] = dict.fromkeys(self.operation.axes, (1, LARGEST_SIZE))
         for name, expression in self.parameters:
             ends[name] = bounds(expression, ends)
-        return {name: least for name, (least, _) in ends.items()}
+        places = {a.var: (0, bounds(a.extent, ends)[1] - 1) for a in self.grid}
+        found = {name: least for name, (least, _) in ends.items()}
+        for name, (least, _) in self.value_bounds({**ends, **places}).items():
+            found[name] = least
+        return found
+
+    def value_bounds(self, ends: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+        """Return bounds of each tile value, given those of sizes, parameters and the grid."""
+        found: dict[str, tuple[Any, Any]] = {}
+        for name, expression in self.tile_values.items():
+            found[name] = bounds(expression, {**ends, **found})
+        return found
+
+    def values_of_tiles(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
+        """Return each tile value in all tiles, the last axis of the grid fastest."""
+        found = self.tile_values
+        if not found:
+            return {}
+        extents = self.grid_extents(sizes)
+        places = np.indices(extents).reshape(len(extents), -1)
+        known: dict[str, Any] = dict(self.parameter_values(sizes))
+        known |= {axis.var: place for axis, place in zip(self.grid, places, strict=True)}
+        many = places.shape[1]
+        for name, expression in found.items():
+            known[name] = np.broadcast_to(expression.evaluate(known), many)
+        return {name: [int(x) for x in known[name]] for name in found}
 
     def grid_extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return how many CTAs stand along each axis of the grid."""

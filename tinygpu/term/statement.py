@@ -43,6 +43,7 @@ from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.instruction import Instruction
 from tinygpu.term.access_map import Access, Affine, Buffer, Operand, number_text
+from tinygpu.term.expression import Expression
 from tinygpu.term.formula import formula, symbols
 
 __all__ = [
@@ -131,8 +132,13 @@ class _Answers:
         return ()
 
     @property
+    def defines(self) -> tuple[str, ...]:
+        """The numbers that its body names as it names parameters: a tile's values."""
+        return ()
+
+    @property
     def numbers(self) -> tuple[int | str, ...]:
-        """What of it may be the name of a parameter or size."""
+        """What of it may be the name of a parameter, a size or a tile value."""
         return ()
 
     @property
@@ -510,7 +516,7 @@ class Do(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class For(_Answers):
-    """A loop of ``trips`` (an int, or the name of a parameter) from ``start``."""
+    """A loop of ``trips`` (an int, or the name of a parameter or tile value) from ``start``."""
 
     var: str
     trips: int | str
@@ -606,6 +612,12 @@ class ForTile(_Answers):
     A cluster's tiles are ``cluster + t * clusters`` for t = 0, 1, .. in the order of the grid's
     raster (one tile, if the program is not ``persistent``).  The body runs for t = ``start``,
     ``start + step``, ..: ``tile`` is bound to t, ``turn`` to 0, 1, 2, ..
+
+    ``values`` are *tile values*: names of numbers that each tile has for itself, none below 0, as
+    expressions of the grid's variables, of sizes and parameters, and of values before them.  An
+    index with the term value * ``tile`` counts on by them: the term is the sum over all tiles of
+    the cluster before this one, also those that another copy takes; with ``turn`` over those
+    before it that this copy takes.
     """
 
     tile: str
@@ -613,6 +625,7 @@ class ForTile(_Answers):
     body: Body
     start: Affine = _ZERO
     step: int = 1
+    values: tuple[tuple[str, Expression], ...] = ()
 
     def __post_init__(self) -> None:
         require_kind("ForTile: start", self.start, Affine, ProgramError)
@@ -628,11 +641,26 @@ class ForTile(_Answers):
     def binds(self) -> tuple[str, ...]:
         return self.tile, self.turn
 
+    @property
+    def defines(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.values)
+
+    def values_at(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tile values, given the grid's variables, the sizes and the parameters.
+
+        Variables may be arrays, over tiles or over a space.
+        """
+        found: dict[str, Any] = {}
+        for name, expression in self.values:
+            value = expression.evaluate({**known, **found})
+            found[name] = value if getattr(value, "ndim", 0) else int(value)
+        return found
+
     def __str__(self) -> str:
         plain = str(self.start) == "0" and str(self.step) == "1"
-        return f"for each tile {self.tile}" + f" from {self.start} by {number_text(self.step)}" * (
-            not plain
-        )
+        text = f"for each tile {self.tile}"
+        text += f" from {self.start} by {number_text(self.step)}" * (not plain)
+        return text + "".join(f", {name} = {expression}" for name, expression in self.values)
 
 
 Order = Sync | Commit | WaitGroup | Wait | Arrive | Fence

@@ -62,6 +62,7 @@ from tinygpu.term.program import (
     Sync,
     WaitGroup,
     When,
+    counted,
     each,
 )
 
@@ -285,6 +286,11 @@ class Plan:
         """How many steps from a block on it has to know of, at most."""
         return {n: max(self.ends.get(n, 0), self.totals.get(n, 1) - 1)
                 for n in (*self.ends, *self.totals)}  # fmt: skip
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The numbers that each tile has for itself."""
+        return tuple(self.program.tile_values)
 
     def doubt(self, text: str) -> None:
         """Note an assumption that does not hold."""
@@ -803,9 +809,6 @@ def unfolded(
 
     This reads the terms alone, whatever assumptions they break.
     """
-    before: dict[str, list[int]] = {}
-    for name in {n for mine in tiles for n in mine}:
-        before[name] = [sum(t[name] for t in tiles[:i]) for i in range(len(tiles) + 1)]
 
     def number(form: Affine, env: Env) -> int:
         total = form.constant
@@ -813,8 +816,8 @@ def unfolded(
             x = env[name] if name in env else env[f"={name}"]
             if isinstance(factor, int):
                 total += factor * x
-            elif factor in before and f"tile {name}" in env:
-                total += before[factor][x]
+            elif (running := counted(name, factor)) in env:
+                total += env[running]
             else:
                 total += env[f"={factor}"] * x
         return total
@@ -827,7 +830,7 @@ def unfolded(
 
     out: list[Op] = []
     walk = _Walk(plan, agent, passes, number, fresh, out)
-    walk.tiles = [_named(tile) for tile in tiles]
+    walk.tiles = tiles
     first = dict.fromkeys((a.var for a in plan.program.grid), 0)
     walk.visit(plan.bodies[agent], {**first, **_named(once), **plan.envs[agent]}, ())
     return tuple(out)
@@ -881,8 +884,12 @@ class _Walk:
                         outer = (*turns, *more) if isinstance(trips, str) else turns
                         self.visit(node.body, {**env, var: n}, values + more, outer)
                 case ForTile(tile, turn, _, start, step):
-                    for i, t in enumerate(range(start.constant, len(self.tiles), step)):
-                        here = {**env, **self.tiles[t], tile: t, turn: i, f"tile {tile}": 1}
+                    own = range(start.constant, len(self.tiles), step)
+                    for i, t in enumerate(own):
+                        here = {**env, **_named(self.tiles[t]), tile: t, turn: i}
+                        for name in self.tiles[t]:
+                            for v, earlier in ((tile, range(t)), (turn, own[:i])):
+                                here[counted(v, name)] = sum(self.tiles[n][name] for n in earlier)
                         more = ((tile, t),)
                         self.visit(node.body, here, values + more, turns + more)
                 case s if isinstance(s, Block):

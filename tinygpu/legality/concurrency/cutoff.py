@@ -39,7 +39,7 @@ Source: ``docs/model-concurrency.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -75,9 +75,17 @@ class Witness:
         """Whether all tiles have the same trips."""
         return len(set(self.tiles)) <= 1
 
-    def levelled(self) -> tuple[Witness, ...]:
-        """Return it, if its tiles are alike, or the runs whose tiles are all like one of them."""
-        alike = dict.fromkeys((tile,) * len(self.tiles) for tile in self.tiles)
+    def levelled(self, own: Collection[str] = ()) -> tuple[Witness, ...]:
+        """Return it, if its tiles are alike, or the runs whose tiles are all like one of them.
+
+        Of the numbers that are each tile's ``own`` they need not be.
+        """
+
+        def like(one: Pairs) -> tuple[Pairs, ...]:
+            same = {n: number for n, number in one if n not in own}
+            return tuple(tuple((n, same.get(n, x)) for n, x in tile) for tile in self.tiles)
+
+        alike = dict.fromkeys(map(like, self.tiles))
         return tuple(Witness(tiles, self.once) for tiles in alike) or (self,)
 
     def __str__(self) -> str:

@@ -68,6 +68,7 @@ from tinygpu.term.program import (
     Elect,
     Exit,
     For,
+    ForTile,
     Program,
     Role,
     Statement,
@@ -140,7 +141,7 @@ def erase(program: Program) -> Program:
         body = _answered(body, flying)
         asked = flying | {b.name for do in _dos(body) for b in _private(do, reads_only=True)}
         bodies.append(_shortened(body, asked))
-    bodies = _parted(_counted(bodies))
+    bodies = [_least(program, body) for body in _parted(_counted(bodies))]
     touched = (a.buffer for body in bodies for do in _dos(body) for a in do.accesses)
     known = {b.name: _barrier(b) for b in program.barriers}
     return _Erased(
@@ -167,6 +168,18 @@ def plain(program: Program) -> Program:
 
     roles = tuple(replace(r, body=changed(r.body, of), copies=int(r.copies)) for r in program.roles)
     return replace(program, roles=roles, persistent=bool(program.persistent))
+
+
+def _least(program: Program, body: Body) -> Body:
+    """Return a body whose tile values are the least that they may be: more is not known of them."""
+    ends = program.least_values()
+
+    def of(s: Statement) -> Statement:
+        if not isinstance(s, ForTile):
+            return s
+        return replace(s, values=tuple((name, Constant(int(ends[name]))) for name in s.defines))
+
+    return changed(body, of)
 
 
 def _mentioned(bodies: Sequence[Body]) -> set[str]:
@@ -649,5 +662,5 @@ def _named(body: Body, bound: frozenset[str] = frozenset()) -> set[str]:
         terms = [term for form in s.forms for term in form.terms]
         names = {name for name, _ in terms} | {f for _, f in terms if isinstance(f, str)}
         found |= {*names, *(n for n in s.numbers if isinstance(n, str))} - bound
-        found |= _named(s.body, bound.union(s.binds))
+        found |= _named(s.body, bound.union(s.binds, s.defines))
     return found

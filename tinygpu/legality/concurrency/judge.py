@@ -86,7 +86,8 @@ def verdict(program: Program, *, apart: bool = False) -> Verdict:
     """Decide it for a program whose numbers are ints.
 
     All tiles have the same trips, as one parameter says; with ``apart`` each may have its own.
-    That is searched first, as there are fewer states of it.
+    That is searched first, as there are fewer states of it.  Tile values are each tile's own: any
+    numbers from the least that their expressions prove.
     """
     require_kind("verdict: program", program, Program, ProgramError)
     doubts = assumptions(program)
@@ -106,7 +107,7 @@ def verdict_of(program: Program, *, apart: bool = False) -> Verdict:
     if plan.failed:
         return _tried(plan, tuple(plan.failed))
     tiled = any(section.param == TILES for section in plan.sections)
-    same = apart or not any(plan.inside.values())
+    same = apart or bool(plan.own) or not any(plan.inside.values())
     doubt = ""
     for own in (True,) if same else (True, False):
         plan, found = _found(program, plan, own)
@@ -118,7 +119,7 @@ def verdict_of(program: Program, *, apart: bool = False) -> Verdict:
             return Verdict("legal", by, states=found.states)
         doubt = found.doubt
         if found.run is not None:
-            for run in (found.run,) if apart else found.run.levelled():
+            for run in (found.run,) if apart else found.run.levelled(plan.own):
                 fault = replayed(plan, run)
                 if fault is not None:
                     return Verdict("illegal", fault=fault, run=run, states=found.states)
@@ -148,15 +149,18 @@ def verdict_at(program: Program, run: Witness) -> Fault | None:
 
 def _tried(plan: Plan, doubts: tuple[str, ...]) -> Verdict:
     """Look for a fault at some points where nothing is proved."""
-    names = [n for n, _ in plan.program.parameters]
+    names = [*(n for n, _ in plan.program.parameters), *plan.own]
+    least = tuple((n, plan.least[n]) for n in names)
     tiled = bool(plan.program.persistent)
     most = 8
     while most > 1 and (most + 1) ** len(names) * (3 if tiled else 1) > _MANY_POINTS:
         most -= 1
     for values in product(*(range(plan.least[n], plan.least[n] + most + 1) for n in names)):
         once = tuple(zip(names, values, strict=True))
-        for tiles in (1, 2, 4) if tiled else (0,):
-            run = Witness((once,) * tiles, once)
+        runs = [Witness((once,) * tiles, once) for tiles in ((1, 2, 4) if tiled else (0,))]
+        if tiled and plan.own:  # then tiles of the least numbers, too
+            runs += Witness((once, least) * 2, once).levelled(plan.own)[:1]
+        for run in runs:
             fault = replayed(plan, run)
             if fault is not None:
                 return Verdict("illegal", fault=fault, run=run)

@@ -1,0 +1,121 @@
+"""Steps of tiles: how many each tile of the grid takes, where tiles take different ones.
+
+A loop over steps that runs to a tile value takes in each tile its own.  What all tiles do together
+(units, bytes, energy) goes by the *mean*.  A CTA takes every P-th tile in the order of the raster,
+where P clusters run at once, so clusters have different work; the *busiest* has the most steps, and
+among those of as many steps the most tiles.  The recursion follows its tiles, each with its steps.
+So the time is the makespan, as far as a CTA with more steps takes longer.
+
+Over a space the steps depend on few decisions: there is a table for each *kind* of their values.
+
+>>> busiest(np.array([1, 2, 3, 4, 5]), 2)
+(1, 3, 5)
+
+Source: ``docs/model.md``, section "Time".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.term.expression import Apply, Constant, Expression
+from tinygpu.term.program import Program
+
+__all__ = ["TileSteps", "busiest", "steps_of_tiles"]
+
+Numbers = Any
+Steps = NDArray[np.int64]
+_MOST_TILES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class TileSteps:
+    """The steps of the tiles, in the order in which they are taken, of each kind of candidate.
+
+    ``kind`` and ``mean`` are numbers, or arrays over a space.
+    """
+
+    tables: tuple[Steps, ...]
+    kind: Numbers
+    mean: Numbers
+
+    def mapped(self, low: Callable[[Any], Any]) -> TileSteps:
+        """Apply a function to what differs between candidates."""
+        return TileSteps(self.tables, low(self.kind), low(self.mean))
+
+
+def busiest(steps: Steps, at_once: int) -> tuple[int, ...]:
+    """Return the steps of the tiles of the cluster that has the most, if so many run at once."""
+    width = max(1, min(at_once, len(steps)))
+    many = -(-len(steps) // width)
+    total = np.zeros(many * width, np.int64)
+    total[: len(steps)] = steps * (many + 1) + 1
+    first = int(total.reshape(many, width).sum(0).argmax())
+    return tuple(steps[first::width].tolist())
+
+
+def steps_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> TileSteps:
+    """Return the steps of a program whose loops run to the tile value of this name.
+
+    Of more than 65,536 tiles so many are counted, evenly spread.
+    """
+    known: dict[str, Any] = {**program.parameter_values(sizes), "=raster": program.raster}
+    known |= dict(
+        zip((f"={a.var}" for a in program.grid), program.grid_extents(sizes), strict=True)
+    )
+    values = program.tile_values
+    numbers = [*known.values(), *(n.number for e in values.values() for n in e.nodes()
+                                  if isinstance(n, Constant))]  # fmt: skip
+    varying = [x for x in numbers if isinstance(x, np.ndarray)]
+    shape = np.broadcast_shapes(*(x.shape for x in varying))
+    flat = [np.broadcast_to(x, shape).reshape(-1) for x in varying]
+    rows = np.stack(flat, axis=-1) if flat else np.zeros((1, 0), np.int64)
+    each, which = np.unique(rows, axis=0, return_inverse=True)
+    tables = []
+    for row in each:
+        here = dict(zip(map(id, varying), row, strict=True))
+        tables.append(_table(program, name, known, values, here))
+    kind = np.asarray(which).reshape(shape)
+    mean = np.array([table.mean() for table in tables])[kind]
+    if not shape:
+        return TileSteps(tuple(tables), int(kind), float(mean))
+    return TileSteps(tuple(tables), kind, mean)
+
+
+def _table(
+    program: Program, name: str, known: Mapping[str, Any], values: Mapping[str, Expression],
+    here: Mapping[int, Any],
+) -> Steps:  # fmt: skip
+    """Return the steps of the tiles in order, where arrays have the numbers of one candidate."""
+    env: dict[str, Any] = {n: here.get(id(x), x) for n, x in known.items()}
+    extents = [max(1, int(env[f"={axis.var}"])) for axis in program.grid]
+    many = int(np.prod(extents, dtype=np.int64))
+    some = np.arange(0, many, -(-many // _MOST_TILES))
+    places = np.array(np.unravel_index(some, extents)).reshape(len(extents), len(some))
+    places = places[:, _in_order(places, int(env["=raster"]))]
+    env |= {axis.var: place for axis, place in zip(program.grid, places, strict=True)}
+    for one, expression in values.items():
+        env[one] = _with(expression, here).evaluate(env)
+    return np.broadcast_to(np.asarray(env[name], np.int64), len(some))
+
+
+def _with(expression: Expression, here: Mapping[int, Any]) -> Expression:
+    """Return an expression with the numbers of one candidate."""
+    match expression:
+        case Constant(number):
+            return Constant(here[id(number)]) if id(number) in here else expression
+        case Apply(operator, arguments):
+            return Apply(operator, tuple(_with(one, here) for one in arguments))
+    return expression
+
+
+def _in_order(places: Steps, raster: int) -> Steps:
+    """Return the tiles' numbers in the order of ``Program.raster``, of places row by row."""
+    none = np.zeros((max(0, 2 - len(places)), places.shape[1]), np.int64)
+    *outer, row, column = np.concatenate([none, places])
+    return np.lexsort((row, column, row // max(1, raster), *outer[::-1]))
