@@ -32,7 +32,7 @@ from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer
 from tinygpu.codegen.kernel.loops import instances, rotating_slots, stepped_pointers
 from tinygpu.codegen.kernel.peel import Rest, Short, apart, written_out
 from tinygpu.codegen.kernel.ptx import Scalar as Number
-from tinygpu.codegen.kernel.scope import Scope, Turns, value_coordinates
+from tinygpu.codegen.kernel.scope import Scope, TurnRange, value_coordinates
 from tinygpu.codegen.kernel.trimming import trim
 from tinygpu.codegen.rules import (
     arithmetic,
@@ -418,7 +418,7 @@ class Emitter(KernelCode):
             steps = self._turns(loop, inner)
             for piece in written_out(loop.trips, loop.start, first, last, trips):
                 match piece:
-                    case Turns():
+                    case TurnRange():
                         self._turn(loop, inner, piece, steps)
                     case Short(count, turns):
                         short = text.label(f"{loop.var}_short") if turns else end
@@ -442,7 +442,9 @@ class Emitter(KernelCode):
                     self._turn(loop, inner, known, steps)
             text.mark(end)
 
-    def _turn(self, loop: For, scope: Scope, known: Turns, steps: list[Callable[[], None]]) -> None:
+    def _turn(
+        self, loop: For, scope: Scope, known: TurnRange, steps: list[Callable[[], None]]
+    ) -> None:
         """Emit one turn of a running loop, and the steps to the next."""
         with self.text.scope():
             self.body(loop.body, replace(scope, turns={**scope.turns, loop.var: known}))

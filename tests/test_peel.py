@@ -13,7 +13,7 @@ from tests.ptx_runs import unchecked as emit
 from tests.term_threads import Thread
 from tests.test_roles import agree, threads_of
 from tinygpu.codegen.kernel.peel import Rest, Short, apart, written_out
-from tinygpu.codegen.kernel.scope import Scope, Turns
+from tinygpu.codegen.kernel.scope import Scope, TurnRange
 from tinygpu.codegen.run.assemble import assemble, every_ptxas
 from tinygpu.term.program import (
     Affine,
@@ -49,7 +49,7 @@ def loop(guards: tuple[Guard, ...], start: int = 0) -> For:
 
 def turns_of(
     found: For, trips: int, first: int, last: int, *, known: bool
-) -> Iterator[tuple[int, Turns]]:
+) -> Iterator[tuple[int, TurnRange]]:
     """Execute what stands for a loop: each turn, and what is known of it there."""
     start = found.start
     k = start
@@ -63,7 +63,7 @@ def turns_of(
                 while k < trips - last:
                     yield k, inside
                     k += 1
-            case Turns():
+            case TurnRange():
                 yield k, piece
                 k += 1
 
@@ -106,7 +106,7 @@ def test_no_turn_more_is_written_out() -> None:
         assert (first == 0) or (last == 0)
         for less, fewer in ((first - 1, last), (first, last - 1)):
             if less >= 0 and fewer >= 0:
-                rest = Turns("trips", less, None, fewer + 1)
+                rest = TurnRange("trips", less, None, fewer + 1)
                 assert rest.below(c, factor, bound) is None
 
 

@@ -10,7 +10,7 @@ largest of the former and q of the latter
     the last q turns             written out, trips - k known
 
 and where there are fewer than s + q trips, those turns are written out apart, each with k and
-trips known.  No guard asks while the kernel runs; ``Turns`` has what is known of a turn.
+trips known.  No guard asks while the kernel runs; ``TurnRange`` has what is known of a turn.
 
 >>> for piece in written_out("trips", 0, 1, 1):
 ...     print(piece)
@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tinygpu.codegen.kernel.scope import Scope, Turns
+from tinygpu.codegen.kernel.scope import Scope, TurnRange
 from tinygpu.term.program import Body, For, When
 
 __all__ = ["Rest", "Short", "apart", "written_out"]
@@ -41,7 +41,7 @@ _FARTHEST = 4
 class Rest:
     """The loop itself, which may have no turn."""
 
-    turns: Turns
+    turns: TurnRange
 
     def __str__(self) -> str:
         return f"the loop: {self.turns}"
@@ -52,13 +52,13 @@ class Short:
     """What is done instead of all that follows where there are at most so many trips."""
 
     trips: int
-    turns: tuple[Turns, ...]
+    turns: tuple[TurnRange, ...]
 
     def __str__(self) -> str:
         return f"trips <= {self.trips}: {'; '.join(map(str, self.turns)) or 'nothing more'}"
 
 
-Piece = Turns | Rest | Short
+Piece = TurnRange | Rest | Short
 
 
 def apart(loop: For, scope: Scope) -> tuple[int, int]:
@@ -85,8 +85,8 @@ def written_out(
     what is not done is left out.
     """
 
-    def all_of(begin: int, end: int) -> tuple[Turns, ...]:
-        return tuple(Turns(trips, k, k, end - k, end - k) for k in range(begin, end))
+    def all_of(begin: int, end: int) -> tuple[TurnRange, ...]:
+        return tuple(TurnRange(trips, k, k, end - k, end - k) for k in range(begin, end))
 
     if isinstance(count, int) and count < first + last:
         yield from all_of(start, count)
@@ -97,11 +97,11 @@ def written_out(
     for k in range(start, first):
         if asked:
             yield Short(k + last, all_of(k, k + last))
-        yield Turns(trips, k, k, last + 1)
+        yield TurnRange(trips, k, k, last + 1)
     if count != first + last:
-        yield Rest(Turns(trips, first, None, last + 1))
+        yield Rest(TurnRange(trips, first, None, last + 1))
     for left in range(last, 0, -1):
-        yield Turns(trips, first, None, left, left)
+        yield TurnRange(trips, first, None, left, left)
 
 
 def _distances(body: Body, name: str, scope: Scope) -> Iterator[tuple[int, int, int | str]]:

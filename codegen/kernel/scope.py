@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 
 from tinygpu.term.program import Access, Affine, For, Statement, When
 
-__all__ = ["Scope", "Terms", "Turns", "value_coordinates"]
+__all__ = ["Scope", "Terms", "TurnRange", "value_coordinates"]
 
 Terms = tuple[tuple[str, int | str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class TurnRange:
     """Turns k of a loop: ``low <= k <= high`` and ``near <= trips - k <= far``; None: any number.
 
-    >>> Turns("trips", 2).below(-1, 1, 1), Turns("trips", 2, near=1, far=1).below(1, 1, "trips")
+    >>> last = TurnRange("trips", 2, near=1, far=1)
+    >>> last.below(-1, 1, 1), last.below(1, 1, "trips")
     (False, False)
     """
 
@@ -70,7 +71,7 @@ class Scope:
 
     static: dict[str, int] = field(default_factory=dict)
     running: dict[str, str] = field(default_factory=dict)
-    turns: dict[str, Turns] = field(default_factory=dict)
+    turns: dict[str, TurnRange] = field(default_factory=dict)
 
     def within(self, block: Statement) -> Iterator[Scope]:
         """Yield the scope of a block's body: one for each iteration if it is unrolled."""
