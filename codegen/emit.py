@@ -31,8 +31,9 @@ from typing import Any, assert_never
 
 from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
 from tinygpu.codegen.kernel.loops import instances, rotating_slots, stepped_pointers
+from tinygpu.codegen.kernel.peel import Rest, Short, apart, written_out
 from tinygpu.codegen.kernel.ptx import Scalar as Number
-from tinygpu.codegen.kernel.scope import Scope, value_coordinates
+from tinygpu.codegen.kernel.scope import Scope, TurnRange, value_coordinates
 from tinygpu.codegen.kernel.trimming import trim
 from tinygpu.codegen.rules import (
     arithmetic,
@@ -411,26 +412,52 @@ class Emitter(KernelCode):
         trips = self.addresses.integer(loop.trips)
         if isinstance(trips, int) and trips <= loop.start:
             return
-        counter = text.register("u32")
+        first, last = apart(loop, scope) if self.program.barriers else (loop.start, 0)
+        counter, stop = text.register("u32"), text.subtract(trips, last)
         again, end = text.label(loop.var), text.label(f"{loop.var}_end")
         text.emit(f"mov.u32 {counter}, {loop.start}")
         inner = replace(scope, running={**scope.running, loop.var: counter})
+        shorter: list[tuple[str, Short]] = []
         with text.scope():
-            turns = self._turns(loop, inner)
-            skip = text.less(loop.start, trips)
-            if skip is not True:
-                text.emit(f"@!{skip} bra {end}")
-            text.mark(again)
-            text.lines.append('\t.pragma "nounroll";')
-            with text.scope():
-                self.body(loop.body, inner)
-                for turn in turns:
-                    turn()
-                more = text.register("pred")
-                text.emit(f"add.s32 {counter}, {counter}, 1")
-                text.emit(f"setp.lt.s32 {more}, {counter}, {trips}")
-                text.emit(f"@{more} bra {again}")
+            steps = self._turns(loop, inner)
+            for piece in written_out(loop.trips, loop.start, first, last, trips):
+                match piece:
+                    case TurnRange():
+                        self._turn(loop, inner, piece, steps)
+                    case Short(count, turns):
+                        short = text.label(f"{loop.var}_short") if turns else end
+                        text.emit(f"@!{text.less(count, trips)} bra {short}")
+                        shorter += [(short, piece)] if turns else []
+                    case Rest(known):
+                        over = text.label(f"{loop.var}_last") if last else end
+                        some = text.less(first, stop)
+                        if some is not True:
+                            text.emit(f"@!{some} bra {over}")
+                        text.mark(again)
+                        text.lines.append('\t.pragma "nounroll";')
+                        self._turn(loop, inner, known, steps)
+                        text.emit(f"@{text.less(counter, stop)} bra {again}")
+                        if last:
+                            text.mark(over)
+            for short, piece in shorter:
+                text.emit(f"bra {end}")
+                text.mark(short)
+                for known in piece.turns:
+                    self._turn(loop, inner, known, steps)
             text.mark(end)
+
+    def _turn(
+        self, loop: For, scope: Scope, known: TurnRange, steps: list[Callable[[], None]]
+    ) -> None:
+        """Emit one turn of a running loop, and the steps to the next."""
+        with self.text.scope():
+            self.body(loop.body, replace(scope, turns={**scope.turns, loop.var: known}))
+            if known.far == 1:
+                return
+            for step in steps:
+                step()
+            counter = scope.running[loop.var]
+            self.text.emit(f"add.s32 {counter}, {counter}, 1")
 
     def _turns(self, loop: For, scope: Scope) -> list[Callable[[], None]]:
         """Set the positions of a loop's accesses; return what moves each one on."""
@@ -466,8 +493,10 @@ class Emitter(KernelCode):
     def when(self, when: When, scope: Scope) -> None:
         """Emit a guarded body: nothing, the body, or a branch around it."""
         known, terms = scope.split(when.index)
-        index = self.addresses.sum(terms, scope, known)
-        inside = self.text.less(index, self.addresses.integer(when.bound))
+        inside: str | bool | None = scope.below(known, terms, when.bound)
+        if inside is None:
+            index = self.addresses.sum(terms, scope, known)
+            inside = self.text.less(index, self.addresses.integer(when.bound))
         if inside is False:
             return
         with self.text.scope():

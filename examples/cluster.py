@@ -68,15 +68,14 @@ class Cluster(Machine):
             sums = k.registers("sums", "f32", "row", "tn", fragment="wgmma")
             for _ in k.tiles():
                 for step in k.loop("step", over="k", by=self.tile_k):
-                    k.wait(full[step])
-                    k.wgmma(sums, x[step]["tm = (w row)"], y[step], fresh=step.first)
-                    k.wait_group("wgmma", self.in_flight)
+                    with k.when(step < step.count):
+                        k.wait(full[step])
+                        k.wgmma(sums, x[step]["tm = (w row)"], y[step], fresh=step.first)
+                        k.wait_group("wgmma", self.in_flight)
                     with k.when(step >= self.in_flight), k.elect():
                         k.arrive(empty[step - self.in_flight], to="cluster")
                 k.wait_group("wgmma", 0)
-                for back in k.unrolled("back", self.in_flight):
-                    with k.when(back < step.count), k.elect():
-                        k.arrive(empty[step.last - back], to="cluster")
+                k.run_on("step", self.in_flight)
                 for chunk in k.unrolled("chunk", self.tile_n // self.store_n):
                     with k.elect():
                         k.wait_group("bulk", self.store_stages - 1, read=True)

@@ -37,8 +37,8 @@ OF_ONE_CTA = (
 )
 OF_CLUSTERS = (
     "unsent smem_a",  # there is one CTA along that axis
-    "bound+ back",  # one group in flight is there at every trip count
-    "bound- back",  # .. and at five
+    "bound+ -1*kt_on",  # one group in flight is there at every trip count
+    "bound- -1*kt_on",  # .. and at five
     "later wait empty",  # two stages do
     "double barrier.cluster",  # threads that have left are not waited for
     "alone barrier.cluster",

@@ -58,18 +58,17 @@ class Turns(Machine):
             for tile in k.tiles(start="w", step=2):
                 k.wait(turn[tile - 1])
                 for step in k.loop("step", over="k", by=64):
-                    k.wait(full[step])
-                    k.wgmma(sums, x[step], y[step], fresh=step.first)
-                    k.wait_group("wgmma", self.in_flight)
+                    with k.when(step < step.count):
+                        k.wait(full[step])
+                        k.wgmma(sums, x[step], y[step], fresh=step.first)
+                        k.wait_group("wgmma", self.in_flight)
                     with k.when(step >= self.in_flight), k.elect():
                         k.arrive(empty[step - self.in_flight], to="cluster")
                 k.sync("role")
                 with k.elect():
                     k.arrive(turn[tile])
                 k.wait_group("wgmma", 0)
-                for back in k.unrolled("back", self.in_flight):
-                    with k.when(back < step.count), k.elect():
-                        k.arrive(empty[step.last - back], to="cluster")
+                k.run_on("step", self.in_flight)
                 for chunk in k.unrolled("chunk", 2):
                     with k.elect():
                         k.wait_group("bulk", 1, read=True)

@@ -277,7 +277,7 @@ def test_positions_in_rings(
         (r"0x40000040", "0x40000080"),  # eight rows lie too far apart
         (r"(add\.s64 %rd\d+, %rd\d+), 128;", r"\1, 64;"),  # k steps by half
         (r"(wgmma.*), 1, 1;", r"\1, 0, 1;"),  # a is not turned
-        (r"(setp\.ne\.u32 %p\d+, %r\d+), 0;", r"\1, 1;"),  # sums start anew at a second step
+        (r"(setp\.eq\.u32 %p\d+, 0), 1;", r"\1, 0;"),  # sums do not start anew
         (r"(mapa.*), 1;", r"\1, 0;"),  # only one CTA is told
         (r"(cp\.async\.bulk\.wait_group\.read) 1;", r"\1 0;"),
         (r"(shl\.b32 %r\d+, %r\d+), 8;", r"\1, 7;"),  # a tile's first row

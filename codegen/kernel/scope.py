@@ -20,9 +20,46 @@ from numpy.typing import NDArray
 
 from tinygpu.term.program import Access, Affine, For, Statement, When
 
-__all__ = ["Scope", "Terms", "value_coordinates"]
+__all__ = ["Scope", "Terms", "TurnRange", "value_coordinates"]
 
 Terms = tuple[tuple[str, int | str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRange:
+    """Turns k of a loop: ``low <= k <= high`` and ``near <= trips - k <= far``; None: any number.
+
+    >>> last = TurnRange("trips", 2, near=1, far=1)
+    >>> last.below(-1, 1, 1), last.below(1, 1, "trips")
+    (False, False)
+    """
+
+    trips: int | str
+    low: int
+    high: int | None = None
+    near: int = 1
+    far: int | None = None
+
+    def below(self, known: int, factor: int, bound: int | str) -> bool | None:
+        """Say whether ``known + factor * k < bound`` in each turn, or in none; None: it varies."""
+        least: int | None  # of what the left side lacks
+        most: int | None
+        if bound == self.trips and factor == 1:
+            least, most = self.near - known, None if self.far is None else self.far - known
+        elif isinstance(bound, int):
+            first = bound - known - factor * self.low
+            last = None if self.high is None else bound - known - factor * self.high
+            least, most = (last, first) if factor > 0 else (first, last)
+        else:
+            return None
+        if least is not None and least > 0:
+            return True
+        return False if most is not None and most <= 0 else None
+
+    def __str__(self) -> str:
+        k = f"k = {self.low}" if self.high == self.low else f"k >= {self.low}"
+        left = f"= {self.near}" if self.far == self.near else f">= {self.near}"
+        return f"{k}, trips - k {left}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +67,12 @@ class Scope:
     """Loop variables: unrolled ones are known, the others live in registers.
 
     So do the running numbers of tile values, under the names that ``counted`` gives them.
+    ``turns``: in which turns of a running loop this is.
     """
 
     static: dict[str, int] = field(default_factory=dict)
     running: dict[str, str] = field(default_factory=dict)
+    turns: dict[str, TurnRange] = field(default_factory=dict)
 
     def within(self, block: Statement) -> Iterator[Scope]:
         """Yield the scope of a block's body: one for each iteration if it is unrolled."""
@@ -66,6 +105,13 @@ class Scope:
                 factors[name] = factors.get(name, 0) + coefficient
         terms += [(name, factor) for name, factor in factors.items() if factor != 0]
         return known, tuple(sorted(terms, key=str))
+
+    def below(self, known: int, terms: Terms, bound: int | str) -> bool | None:
+        """Say whether ``known + terms < bound`` in each of these turns, or in none; else None."""
+        match terms:
+            case ((name, int(factor)),) if name in self.turns:
+                return self.turns[name].below(known, factor, bound)
+        return None
 
 
 def value_coordinates(access: Access, values: tuple[int, ...]) -> NDArray[np.int64]:

@@ -128,8 +128,10 @@ def adds(kernel: KernelCode, do: Do, scope: Scope) -> str:
     """Return the predicate that sums are added to, not started."""
     text = kernel.text
     known, terms = scope.split(do.fresh) if do.fresh is not None else (1, ())
-    if known > 0:
-        terms = ()
+    if known > 0 or scope.below(known, terms, 1) is False:
+        known, terms = 1, ()
+    elif scope.below(known, terms, 1):
+        known, terms = 0, ()
 
     def make() -> Number:
         adds = text.register("pred")

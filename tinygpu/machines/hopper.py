@@ -197,9 +197,10 @@ class Hopper(Machine):
                 if turns:
                     k.wait(turn[tile - 1])
                 for step in k.loop("kt"):
-                    k.wait(full[step])
-                    k.wgmma(sums, smem_x[step][mine], smem_y[step], fresh=step.first)
-                    k.wait_group("wgmma", self.in_flight)
+                    with k.when(step < step.count):
+                        k.wait(full[step])
+                        k.wgmma(sums, smem_x[step][mine], smem_y[step], fresh=step.first)
+                        k.wait_group("wgmma", self.in_flight)
                     with k.when(step >= self.in_flight), k.elect():
                         k.arrive(empty[step - self.in_flight], to=receivers)
                 if turns:
@@ -207,9 +208,7 @@ class Hopper(Machine):
                     with k.elect():
                         k.arrive(turn[tile])
                 k.wait_group("wgmma", 0)
-                for back in k.unrolled("back", self.in_flight):
-                    with k.when(back < step.count), k.elect():
-                        k.arrive(empty[step.last - back], to=receivers)
+                k.run_on("kt", self.in_flight)  # what is left to release
                 if shared_k:
                     with k.cluster_sum(sums, over="rank_k"):
                         store.tile(sums)

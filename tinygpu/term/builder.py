@@ -63,6 +63,7 @@ from tinygpu.isa.memory import DTYPES
 from tinygpu.term import program as term
 from tinygpu.term.access_map import Operand, number_text
 from tinygpu.term.arithmetic import compute
+from tinygpu.term.beyond import beyond_trips, within_trips
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import REDUCERS, Operation
 from tinygpu.term.parts import add_parts
@@ -155,13 +156,6 @@ class LoopIndex:
     def first(self) -> LoopIndex:
         """Whether it is 0, for ``fresh``."""
         return self
-
-    @property
-    def last(self) -> LoopIndex:
-        """The loop's last turn, also when it is over."""
-        named = isinstance(self.count, str)
-        end = var(self.count) + -1 if named else Affine(self.count + -1)
-        return replace(self, affine=end, loops=())
 
     def __add__(self, number: Number) -> LoopIndex:
         more = self.affine + number
@@ -611,6 +605,23 @@ class Kernel:
             raise self._error_at(where, text, name)
         body, self._body = tuple(self._body), around
         self._body.append(term.For(name, trips, body, written is not None, start))
+
+    def run_on(self, name: str, turns: Number) -> None:
+        """Do here what a loop before, of a parameter's trips, leaves undone: ``turns`` more of it.
+
+        What stands there ``when(step < step.count)`` is not done again; what it does n steps late,
+        ``when(step >= n)``, is done for the last n steps where ``turns`` is n.
+        """
+        at, loop = next(
+            ((i, s) for i, s in enumerate(self._body) if isinstance(s, term.For) and s.var == name),
+            (-1, None),
+        )
+        if loop is None or not isinstance(loop.trips, str):
+            raise self.error(f"run_on {name}: no loop of this name and a parameter's trips", name)
+        beyond = f"{name}_on"
+        self._declare(beyond, "a loop", turns)
+        self._body[at] = replace(loop, body=within_trips(loop))
+        self._body.append(term.For(beyond, turns, beyond_trips(loop, beyond), unrolled=True))
 
     def each(self, name: str) -> Iterator[LoopIndex]:
         """Trace a body for one value of a digit of values after another: written out, as a loop."""
