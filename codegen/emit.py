@@ -233,7 +233,7 @@ class Emitter(KernelCode):
         text.emit(f"@{others} bra {skip}")
         for name in self.maps.values():
             text.emit(f"prefetch.tensormap [%{name}]")
-        for barrier in self.program.barriers:
+        for barrier in (b for b in self.program.barriers if not b.named):
             for stage in range(barrier.stages):
                 at = f"[%smem+{self.addresses.plan.start[barrier.name] + 8 * stage}]"
                 text.emit(f"mbarrier.init.shared::cta.b64 {at}, {barrier.arrivals}")

@@ -389,6 +389,12 @@ class _Accountant:
                 return [replace(self.tile(statement), statement=statement)]
             case Do():
                 return [self.threads(statement, around)]
+            case Wait(barrier, index) if barrier.named:  # it arrives, too
+                cycles = {"serial": device.barrier_latency_cycles}
+                return [
+                    Event("arrive", {"serial": 0.0}, barrier.name, index),
+                    Event("wait", cycles, barrier.name, index, statement=statement),
+                ]
             case Wait(barrier, index):
                 cycles = {"serial": device.mbarrier_latency_cycles}
                 return [Event("wait", cycles, barrier.name, index, statement=statement)]

@@ -213,7 +213,7 @@ LAWS: Mapping[str, Law] = {
         ),
         Law(
             "barrier_ids",
-            "States that barriers are among the 16 of a CTA.",
+            "States that barriers are among the 16 of a CTA; named ones count whole warps.",
             _PTX + "bar",
             "use fewer barriers",
             of_case=barrier_ids,

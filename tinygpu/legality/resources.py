@@ -44,7 +44,7 @@ __all__ = [
     "threads",
 ]
 
-_BARRIERS = 16
+_BARRIERS, _WARP = 16, 32
 _INT32_LIMIT = 1 << 31
 
 
@@ -166,7 +166,8 @@ def residency(case: Case) -> Iterator[Clause]:
 def barrier_ids(case: Case) -> Iterator[Clause]:
     """Check that barriers are among the sixteen of a CTA, and that two of them do not meet.
 
-    Copy c of a role uses barrier ``barrier + c``; the CTA uses 0 to make its mbarriers known.
+    Copy c of a role uses barrier ``barrier + c``; the CTA uses 0 to make its mbarriers known.  A
+    stage of named barriers has a number of its own, and counts whole warps of the CTA.
     """
     used: list[tuple[str, Any, Any]] = [("", 0, 0)] if case.program.barriers else []
     for sync, role in case.syncs:
@@ -180,6 +181,21 @@ def barrier_ids(case: Case) -> Iterator[Clause]:
                 values = (first, name or "the CTA", other or "the CTA")
                 yield Clause((last < lowest) | (first > highest), text, values)
         used.append((name, first, last))
+    for barrier in case.program.barriers:
+        if barrier.number is None:
+            continue
+        first, last = barrier.number, barrier.number + barrier.stages - 1
+        text = "{} has numbers {} to {}; a CTA has barriers 0 to 15"
+        yield Clause((first >= 0) & (last < _BARRIERS), text, (barrier.name, first, last))
+        for other, lowest, highest in used:
+            text = "{}, numbers {} to {}, has one of those of {}"
+            given = (barrier.name, first, last, other or "the CTA")
+            yield Clause((last < lowest) | (first > highest), text, given)
+        used.append((barrier.name, first, last))
+        text = "{} counts {} threads; whole warps arrive: a multiple of {} up to {}"
+        whole = (barrier.arrivals > 0) & (barrier.arrivals % _WARP == 0)
+        holds = whole & (barrier.arrivals <= case.program.threads)
+        yield Clause(holds, text, (barrier.name, barrier.arrivals, _WARP, case.program.threads))
 
 
 def index_width(case: Case) -> Iterator[Clause]:

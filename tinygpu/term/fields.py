@@ -39,7 +39,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
         "Affine": "constant terms",
         "Immediate": "number",
         "Scalar": "name size",
-        "Barrier": "name stages arrivals home",
+        "Barrier": "name stages arrivals home number",
         "Instruction": "name reads writes unit completion variants atomic issuer arch lower "
         "meaning laws types",
         "Do": "instruction write reads values threads vector variant lanes across signal multicast "

@@ -383,7 +383,7 @@ class Program:
         """Shared memory of a CTA's buffers and barriers, and of tensor memory's address."""
         buffers = sum(b.bytes for b in self.buffers if b.level == "smem")
         address = 8 if any(b.level == "tmem" for b in self.buffers) else 0
-        return buffers + address + sum(8 * b.stages for b in self.barriers)
+        return buffers + address + sum(8 * b.stages for b in self.barriers if not b.named)
 
     def parameter_values(
         self, sizes: Mapping[str, int], given: Mapping[str, int] | None = None

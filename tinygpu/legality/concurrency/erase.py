@@ -71,6 +71,7 @@ from tinygpu.term.program import (
     Program,
     Role,
     Statement,
+    Wait,
     changed,
     each,
     walk,
@@ -183,7 +184,8 @@ def _crowd(threads: int, body: Body) -> int:
 def _counting(body: Body) -> Iterator[bool]:
     """Yield of what all threads do at a barrier that it counts them."""
     for s in body:
-        yield any(use.how == "tell" for use in s.uses)
+        named = isinstance(s, Wait) and s.barrier.named
+        yield named or any(use.how == "tell" for use in s.uses)
         if not isinstance(s, Elect):
             yield from _counting(s.body)
 
@@ -246,7 +248,8 @@ def _whole(s: Statement) -> Statement:
 
 
 def _barrier(barrier: Barrier) -> Barrier:
-    return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals), barrier.home)
+    number = None if barrier.number is None else int(barrier.number)
+    return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals), barrier.home, number)
 
 
 def _bare(
