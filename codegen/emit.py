@@ -431,6 +431,9 @@ class Emitter(KernelCode):
     def _turns(self, loop: For, scope: Scope) -> list[Callable[[], None]]:
         """Set the positions of a loop's accesses; return what moves each one on."""
         text, addresses = self.text, self.addresses
+        for do, here in instances(loop.body, scope):
+            if do.where is not None:
+                addresses.compared(do, here, fixed_only=True)
         if self.program.barriers:
             rings = self.rings.turning(loop.body, loop.var, loop.start, scope)
             return [partial(self.rings.turn, ring) for ring in rings]

@@ -66,6 +66,7 @@ from tinygpu.legality.resources import (
     early,
     index_width,
     integers,
+    predicates,
     registers,
     residency,
     smem_per_cta,
@@ -273,6 +274,14 @@ LAWS: Mapping[str, Law] = {
             _PTX + "Integer Arithmetic Instructions",
             'make offsets in 64 bits (addressing "pointer" or "i64")',
             of_case=index_width,
+            of_sizes=True,
+        ),
+        Law(
+            "predicates",
+            "States that what a predicate compares fits 32 bits.",
+            _PTX + "setp",
+            "count from a nearer origin, or split the problem",
+            of_place=predicates,
             of_sizes=True,
         ),
         Law(

@@ -24,7 +24,7 @@ import numpy as np
 
 from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES
-from tinygpu.legality.reach import Case, Clause, product
+from tinygpu.legality.reach import Case, Clause, Place, product
 from tinygpu.term.operation import LARGEST_SIZE
 from tinygpu.term.program import Buffer, select
 
@@ -36,6 +36,7 @@ __all__ = [
     "held_registers",
     "index_width",
     "integers",
+    "predicates",
     "registers",
     "registers_at_once",
     "residency",
@@ -207,6 +208,31 @@ def index_width(case: Case) -> Iterator[Clause]:
         values = (operand.name, count, _INT32_LIMIT)
         if count >= _INT32_LIMIT:
             yield Clause(narrow ^ True, text, values)
+
+
+def predicates(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that what a predicate compares, and its distance to the bound, fit 32 bits."""
+    do, where = place.do, place.do.where
+    if where is None:
+        return
+    low = high = where.origin.constant
+    bound = where.bound.evaluate(case.parameters)
+    steps = [
+        *zip(do.values, where.value, strict=False),
+        *zip(do.threads, where.thread, strict=False),
+    ]
+    parts = [(0, extent - 1, step) for extent, step in steps]
+    for name, coefficient in where.origin.terms:
+        span = place.ranges.get(name)
+        ends = (span.first, span.last) if span else (case.parameters[name],) * 2
+        parts.append((*ends, case.number(coefficient)))
+    for first, last, step in parts:
+        low = low + select(step < 0, step * last, step * first)
+        high = high + select(step < 0, step * first, step * last)
+    for start, end in ((low, high), (low - bound, high - bound)):
+        text = "{}: its predicate compares {} to {}; 32 bits hold numbers below {}"
+        holds = (start > -_INT32_LIMIT) & (end < _INT32_LIMIT)
+        yield Clause(holds, text, (do, start, end, _INT32_LIMIT))
 
 
 def integers(case: Case) -> Iterator[Clause]:

@@ -112,6 +112,8 @@ def _affine(program: Program) -> str:
         if steps is None or (steps[0],) != operation.reduced:
             return f"{name} is no quotient of {', '.join(operation.reduced) or 'a reduced axis'}"
     for statement, around in walk(program):
+        if isinstance(statement, Do) and statement.where is not None:
+            return f"{statement} compares coordinates"
         for read in statement.reads if isinstance(statement, Do) else ():
             if isinstance(read, Scalar) and read.size:
                 return f"{statement} reads the size {read.name} as a number"

@@ -43,6 +43,7 @@ from tinygpu.term.access_map import (
     Affine,
     Buffer,
     Immediate,
+    Predicate,
     Scalar,
     number_text,
     registers,
@@ -91,6 +92,7 @@ __all__ = [
     "For",
     "ForTile",
     "Immediate",
+    "Predicate",
     "Program",
     "RingUse",
     "Role",
@@ -115,6 +117,7 @@ __all__ = [
 
 
 _ADDRESSING, _GUARDS = ("pointer", "i32", "i64"), ("each", "tile")
+_PREDICATED = ("fma", "alu", "sfu")  # units
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
 
@@ -550,6 +553,23 @@ def _misused(do: Do) -> str:
         how.issuer == "one" or any(a.buffer.fragment for a in do.accesses)
     ):
         return "a tile is moved by all who hold it; leave its lanes out"
+    return _predicated(do) if do.where else ""
+
+
+def _predicated(do: Do) -> str:
+    """Say why a statement cannot have its predicate; "" if it can."""
+    how, where = do.instruction, do.where
+    assert where is not None
+    own = do.write.buffer.level == "registers" and not any(a.buffer.fragment for a in do.accesses)
+    if not own or how.lower or how.issuer != "thread" or how.unit not in _PREDICATED:
+        return f"{how.name} has no predicate; fma, alu, mufu and mov on a thread's own registers do"
+    if do.write.buffer.dtype not in ("f32", "f64"):
+        return f"{do.write.buffer.name} is {do.write.buffer.dtype}; a predicate is of f32 or f64"
+    for what, extents, steps in (
+        ("values", do.values, where.value), ("threads", do.threads, where.thread),
+    ):  # fmt: skip
+        if steps and len(steps) != len(extents):
+            return f"its predicate has {len(steps)} steps for {len(extents)} extents of {what}"
     return ""
 
 

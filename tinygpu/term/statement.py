@@ -50,7 +50,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.instruction import Instruction
-from tinygpu.term.access_map import Access, Affine, Buffer, Operand, number_text
+from tinygpu.term.access_map import Access, Affine, Buffer, Operand, Predicate, number_text
 from tinygpu.term.formula import formula, symbols
 
 __all__ = [
@@ -127,7 +127,12 @@ class _Answers:
     def forms(self) -> tuple[Affine, ...]:
         """The affine forms that it itself has: origins, indices, starts."""
         places = [form for access in self.accesses for form in (*access.origin, access.index)]
-        return (*places, *self.told, *(index for index, _ in self.guards))
+        return (*places, *self.told, *self.compared, *(index for index, _ in self.guards))
+
+    @property
+    def compared(self) -> tuple[Affine, ...]:
+        """What its predicate compares."""
+        return ()
 
     def with_forms(self, change: Callable[[Affine], Affine]) -> Self:
         """Return it, but for its body, with ``change`` of each of its indices and starts."""
@@ -446,6 +451,10 @@ class Do(_Simple):
     Of products: where ``fresh`` is 0 the sums start anew instead of being added to.  Of tcgen05.mma
     ``multicast`` names the axis of a pair of CTAs, each of which multiplies its own first input by
     the second inputs of both: half h of the columns (value mode 3) is CTA h's.
+
+    ``where``: it acts on those values alone of which the predicate holds, of what else it would
+    write the register keeps what it had.  It is a predicate of the instruction, never a branch,
+    and only of arithmetic on a thread's own registers.
     """
 
     instruction: Instruction
@@ -460,6 +469,7 @@ class Do(_Simple):
     signal: tuple[Barrier, Affine] | None = None
     multicast: str = ""
     fresh: Affine | None = None
+    where: Predicate | None = None
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -468,13 +478,18 @@ class Do(_Simple):
 
     @property
     def uses(self) -> tuple[RingUse, ...]:
-        reads = [RingUse(r.buffer, r.index, "read") for r in self.reads if isinstance(r, Access)]
+        read = (*self.reads, *([self.write] if self.where else ()))  # which it keeps, else
+        reads = [RingUse(r.buffer, r.index, "read") for r in read if isinstance(r, Access)]
         told = (RingUse(*self.signal, "tell"),) if self.signal else ()
         return (*reads, RingUse(self.write.buffer, self.write.index, "write"), *told)
 
     @property
     def told(self) -> tuple[Affine, ...]:
         return self.signal[1:] if self.signal else ()
+
+    @property
+    def compared(self) -> tuple[Affine, ...]:
+        return () if self.where is None else (self.where.origin, self.where.bound)
 
     @property
     def guards(self) -> tuple[tuple[Affine, int | str], ...]:
@@ -520,6 +535,11 @@ class Do(_Simple):
             reads=tuple(moved(r) if isinstance(r, Access) else r for r in self.reads),
             signal=(self.signal[0], change(self.signal[1])) if self.signal else None,
             fresh=None if self.fresh is None else change(self.fresh),
+            where=None
+            if self.where is None
+            else replace(
+                self.where, origin=change(self.where.origin), bound=change(self.where.bound)
+            ),
         )
 
     def result(self, *values: Any, algebra: Algebra) -> Any:
@@ -558,6 +578,8 @@ class Do(_Simple):
             text += f" at {self.signal[0].name}@({self.signal[1]})"
         if self.fresh is not None:
             text += f", anew where {self.fresh} == 0"
+        if self.where is not None:
+            text += f" where {self.where}"
         return text
 
 

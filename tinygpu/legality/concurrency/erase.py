@@ -11,6 +11,8 @@ condition asks about.  What stays of a write is a *footprint*:
     once     no cell is written twice, in an iteration or in two of them
     apart    no other statement that fills a part of the ring writes a cell of it
 
+A statement with a predicate reads what it writes: where that does not hold it is kept.
+
 Five rewrites make programs smaller, and none hides a fault:
 
 * A read of registers that follows, in the same block, a whole write at the same index sees that
@@ -264,7 +266,7 @@ def _bare(
     reads = tuple(
         dict.fromkeys(
             Access(_buffer(r.buffer), index=normal(r.index))
-            for r in do.reads
+            for r in (*do.reads, *([do.write] if do.where else ()))
             if isinstance(r, Access) and r.buffer.level != "gmem"
         )
     )
