@@ -238,7 +238,7 @@ class Emitter(KernelCode):
         text.emit(f"@{others} bra {skip}")
         for name in self.maps.values():
             text.emit(f"prefetch.tensormap [%{name}]")
-        for barrier in self.program.barriers:
+        for barrier in (b for b in self.program.barriers if not b.named):
             for stage in range(barrier.stages):
                 at = f"[%smem+{self.addresses.plan.start[barrier.name] + 8 * stage}]"
                 text.emit(f"mbarrier.init.shared::cta.b64 {at}, {barrier.arrivals}")
@@ -462,6 +462,9 @@ class Emitter(KernelCode):
     def _turns(self, loop: For, scope: Scope) -> list[Callable[[], None]]:
         """Set the positions of a loop's accesses; return what moves each one on."""
         text, addresses = self.text, self.addresses
+        for do, here in instances(loop.body, scope):
+            if do.where is not None:
+                addresses.compared(do, here, fixed_only=True)
         if self.program.barriers:
             rings = self.rings.turning(loop.body, loop.var, loop.start, scope)
             return [partial(self.rings.turn, ring) for ring in rings]

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.ptx_runs import unchecked
+from tests.test_predicates import masked
 from tinygpu.codegen.emit import emit
 from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError, ProgramError
@@ -27,7 +28,7 @@ from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.meaning.identity import _computes, computes
 from tinygpu.meaning.interpret import check, reduced
 from tinygpu.search.time.cost import cost
-from tinygpu.term.access_map import Access, Affine, Buffer, Immediate, Scalar
+from tinygpu.term.access_map import Access, Affine, Buffer, Immediate, Predicate, Scalar
 from tinygpu.term.fields import KNOWN, unknown
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import Operation, Problem, elementwise, matmul, rmsnorm
@@ -52,8 +53,8 @@ from tinygpu.term.program import (
 )
 
 PARTS = (
-    Program, Role, Axis, Buffer, Access, Affine, Immediate, Scalar, Barrier, Instruction, Do, For,
-    ForTile, When, Elect, Exit, Sync, Commit, WaitGroup, Wait, Arrive, Fence,
+    Program, Role, Axis, Buffer, Access, Affine, Immediate, Scalar, Predicate, Barrier, Instruction,
+    Do, For, ForTile, When, Elect, Exit, Sync, Commit, WaitGroup, Wait, Arrive, Fence,
 )  # fmt: skip
 
 TYPES = "operands of other types are refused where the term is built"
@@ -66,6 +67,9 @@ LEFT_OUT = {
         "it decides all sizes": "Program.specialised Program.at_most",
         "what the launch does before and beside": (
             "Program.zeroed Program.ctas_per_sm Program.early Role.registers"
+        ),
+        "which values a predicate takes: a statement with one reads what it writes": (
+            "Predicate.origin Predicate.value Predicate.thread Predicate.bound"
         ),
         "values: which operator, of which numbers": (
             "Immediate.number Scalar.name Scalar.size Do.variant Do.across Instruction.variants"
@@ -120,6 +124,9 @@ LEFT_OUT = {
     "time": {
         TYPES: "Instruction.types",
         "a name takes no time": "Program.name",
+        "a comparison takes as long whatever it compares": (
+            "Predicate.origin Predicate.value Predicate.thread Predicate.bound"
+        ),
         "which stage and which number do not change how long it takes": (
             "Access.outside Immediate.number Scalar.name Scalar.size Barrier.arrivals "
             "Barrier.home Do.lanes Do.across Do.fresh ForTile.start Exit.values Exit.threads"
@@ -157,9 +164,12 @@ def terms() -> tuple[tuple[str, Program, str], ...]:
         ("rows", "rows", rmsnorm(), {}, "h200"),
         ("elementwise", "elementwise", elementwise("max(a*x + b*z, 0)"), {}, "h200"),
     ]
-    return tuple(
-        (name, MACHINES[machine].program(operation, chosen(machine, values)), device)
-        for name, machine, operation, values, device in of
+    return (
+        *(
+            (name, MACHINES[machine].program(operation, chosen(machine, values)), device)
+            for name, machine, operation, values, device in of
+        ),
+        ("masked", masked(causal=False), "h200"),
     )
 
 
@@ -308,6 +318,8 @@ def with_novel(kind: type, program: Program) -> Program | None:
             statement = replace(
                 statement, write=access(statement.write), reads=tuple(map(access, statement.reads))
             )
+            if kind is Predicate and statement.where:
+                statement = replace(statement, where=widened(statement.where))
             if kind is Instruction:
                 statement = replace(statement, instruction=widened(statement.instruction))
             if kind is Barrier and statement.signal:

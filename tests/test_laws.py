@@ -22,7 +22,19 @@ from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem, matmul
-from tinygpu.term.program import Access, Do, Program, Role, Statement, Sync, registers, var
+from tinygpu.term.program import (
+    Access,
+    Affine,
+    Do,
+    Predicate,
+    Program,
+    Role,
+    Statement,
+    Sync,
+    registers,
+    var,
+    walk,
+)
 from tinygpu.term.schedule import Schedule
 
 H200 = load_device("h200")
@@ -62,7 +74,14 @@ TERMS: dict[str, Callable[[Program], Program]] = {
     ),
     "barrier_ids": lambda p: _with(p, Sync(16)),
     "instruction": lambda p: _with(p, _of_no_use(p)),
+    "predicates": lambda p: _with(p, _far(p)),
 }
+
+
+def _far(program: Program) -> Statement:
+    """Return a statement whose predicate compares what no 32 bits hold."""
+    dos = (s for s, _ in walk(program) if isinstance(s, Do) and s.instruction.name == "mov")
+    return replace(next(dos), where=Predicate(Affine(1 << 31)))
 
 
 def _with(program: Program, statement: Statement) -> Program:

@@ -1,6 +1,7 @@
 """Barriers: of a CTA's threads (named ones), of clusters, and mbarriers with their phases.
 
 A named or a cluster's barrier joins the clocks of all who arrive, and gives them to those who wait.
+Who arrives at a named one has to know that the phase before is complete, else it may count in that.
 
 A phase of an mbarrier completes when no arrival and no byte is pending; then its parity turns.
 ``try_wait`` is run as a wait: its threads sleep until the phase completes.  An arrival gives its
@@ -82,6 +83,7 @@ def _bar(d: Decoder, i: Instruction) -> Control:
             say = "at barrier {1}, where {0.arrived} of {0.expected} arrived".format
             waiter = Waiter(run.pc + 1, here, functools.partial(say, barrier, which))
             _join(run, barrier, here, int(counts[mask][0]), step)
+            _known_to_be_open(run, (cta, which), barrier, here, step)
             warps = set(here.warp_numbers.tolist())
             if aligned and barrier.joined & warps:
                 run.find("barrier", "arrives twice before it completes", who=int(here.threads[0]))
@@ -101,8 +103,7 @@ def _bar(d: Decoder, i: Instruction) -> Control:
                     thread=int(here.threads[0]),
                 )
             if barrier.arrived >= barrier.expected:
-                barrier = run.named.pop((cta, which))
-                run.release(barrier.waiters, barrier.clock)
+                _complete(run, (cta, which))
 
     return together(sync) if aligned else Control(sync, WARP)
 
@@ -144,6 +145,32 @@ def _join(run: Run, barrier: NamedBarrier, group: Group, expected: int, step: in
     barrier.expected, barrier.counted = expected or everyone, bool(expected)
 
 
+def _known_to_be_open(
+    run: Run, key: tuple[int, int], barrier: NamedBarrier, group: Group, step: int
+) -> None:
+    """Report who arrives and does not know that the phase before is complete."""
+    domain, agents = run.members(group)
+    before = run.named_before.get(key, {})
+    known = run.clocks.clocks[[ORDER, LIFE], domain].max(0)
+    late = [a for a, s in before.items() if (known[[n for n in agents if n != a], a] < s).any()]
+    if late:
+        run.find(
+            "barrier",
+            f"arrives at barrier {key[1]}, and nothing says that its phase before is complete: "
+            "this may count in that",
+            other=run.log[before[late[0]]],
+            who=int(group.threads[0]),
+        )
+    barrier.marks.update(dict.fromkeys(agents, step))
+
+
+def _complete(run: Run, key: tuple[int, int]) -> None:
+    """End a phase of a named barrier: who waits goes on."""
+    barrier = run.named.pop(key)
+    run.named_before[key] = barrier.marks
+    run.release(barrier.waiters, barrier.clock)
+
+
 def _reduce(run: Run, barrier: NamedBarrier, group: Group, how: str, write: Target) -> None:
     ballots = np.concatenate(barrier.votes)
     result = {"popc": ballots.sum(), "and": ballots.all(), "or": ballots.any()}[how]
@@ -167,7 +194,7 @@ def end(run: Run, group: Group) -> None:
         for key in [k for k in run.named if k[0] == cta]:
             barrier = run.named[key]
             if barrier.arrived >= everyone > 0 and barrier.waiters and not barrier.counted:
-                run.release(run.named.pop(key).waiters, barrier.clock)
+                _complete(run, key)
 
 
 def _check_exit(run: Run, cta: int) -> None:

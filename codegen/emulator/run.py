@@ -112,6 +112,8 @@ class NamedBarrier:
     waiters: list[Waiter] = field(default_factory=list)
     joined: set[int] = field(default_factory=set)
     """The warps of those who have arrived."""
+    marks: dict[int, int] = field(default_factory=dict)
+    """When each agent has arrived."""
     expected: int = 0
     counted: bool = False
     votes: list[Array] = field(default_factory=list)
@@ -301,6 +303,8 @@ class Run:
     gone: list[Array] = field(default_factory=list)
     """Those of the running group who do not go on: they jump, wait or end."""
     named: dict[tuple[int, int], NamedBarrier] = field(default_factory=dict)
+    named_before: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    """The marks of the last phase that is complete."""
     """Named barriers that some have reached, by CTA and number."""
     clusters: dict[int, ClusterBarrier] = field(default_factory=dict)
     mbarriers: dict[int, Mbarrier] = field(default_factory=dict)

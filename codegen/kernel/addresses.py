@@ -117,6 +117,30 @@ class Addresses:
             return start
         return self.text.once((*key, looped), lambda: self.sum(looped, scope, start))
 
+    def compared(
+        self, do: Do, scope: Scope, *, fixed_only: bool = False
+    ) -> tuple[Scalar, list[int]]:
+        """Return what a predicate compares less its bound: of this thread, and of each value more.
+
+        The predicate holds where the sum of both is below 0.
+        """
+        where = do.where
+        assert where is not None
+        known, terms = scope.split(where.origin + -1 * where.bound)
+        looped = tuple(t for t in terms if t[0] in scope.running)
+        fixed = tuple(t for t in terms if t[0] not in scope.running)
+        weights = where.thread or (0,) * len(do.threads)
+        here = self.thread_sum(do.threads, weights)
+        key = ("compared", do.threads, weights, fixed)
+        total = self.text.once(key, lambda: self.sum(fixed, scope, here))
+        if looped and not fixed_only:
+            start = total
+            total = self.text.once((*key, looped), lambda: self.sum(looped, scope, start))
+        offsets = np.full(1, known, np.int64)
+        for extent, step in zip(do.values, where.value or (0,) * len(do.values), strict=True):
+            offsets = (np.arange(extent)[:, None] * step + offsets[None]).reshape(-1)
+        return total, offsets.tolist()
+
     def prepare(self, access: Access, threads: tuple[int, ...], scope: Scope) -> None:
         """Compute here, before a loop, what of an access does not depend on the loop."""
         if access.buffer.level == "smem":

@@ -20,6 +20,7 @@ Source: ``docs/model.md``, section "Code"; PTX ISA 9.0.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
 from math import prod
 
 import numpy as np
@@ -247,6 +248,30 @@ class KernelCode:
             else:
                 columns.append([self.operand(read, do.write.buffer.dtype)] * len(columns[0]))
         return zip(*columns, strict=True)
+
+    def lines(self, do: Do, scope: Scope) -> Iterator[tuple[str, ...]]:
+        """Yield, for each value that may be written, "" or "@p ", its target and sources."""
+        for holds, line in zip(self._holds(do, scope), self.operands(do, scope), strict=False):
+            if holds is not False:
+                yield ("" if holds is True else f"@{holds} ", *line)
+
+    def _holds(self, do: Do, scope: Scope) -> Iterator[str | bool]:
+        """Yield the predicate of each value."""
+        if do.where is None:
+            yield from repeat(True)
+        else:
+            number, offsets = self.addresses.compared(do, scope)
+            for more in offsets:
+                key = ("holds", number, more)
+                found = self.text.known(key)
+                if found is None:
+                    predicate = self.text.less(number, -more)
+                    if isinstance(predicate, bool):
+                        yield predicate
+                        continue
+                    self.text.remember(key, predicate)
+                    found = predicate
+                yield str(found)
 
     def operand(self, read: Immediate | Scalar, dtype: str) -> str:
         """Return a constant or a scalar argument as an operand."""

@@ -56,7 +56,7 @@ def smem_plan(program: Program) -> SmemPlan:
         if buffer.level == "smem" and buffer.copies > 1:
             start[buffer.name], stage_bytes[buffer.name] = total, buffer.stage_bytes
             total += buffer.bytes
-    for barrier in program.barriers:
+    for barrier in (b for b in program.barriers if not b.named):
         start[barrier.name], stage_bytes[barrier.name] = total, 8
         total += 8 * barrier.stages
     if uses_tensor_memory(program):

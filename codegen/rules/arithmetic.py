@@ -20,8 +20,8 @@ __all__ = ["alu", "cvt", "fma", "in_any_order", "mov", "mufu", "shfl"]
 def mov(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """mov: a constant, a scalar argument or another register."""
     kind = KINDS[do.write.buffer.dtype]
-    for target, *sources in kernel.operands(do, scope):
-        kernel.text.emit(f"mov.{kind} {target}, {sources[0]}")
+    for when, target, source in kernel.lines(do, scope):
+        kernel.text.emit(f"{when}mov.{kind} {target}, {source}")
 
 
 def fma(kernel: KernelCode, do: Do, scope: Scope) -> None:
@@ -32,6 +32,10 @@ def fma(kernel: KernelCode, do: Do, scope: Scope) -> None:
     Values that read what others of them write are taken in order.
     """
     kind, how = _arithmetic(do), do.variant or "fma"
+    if do.where is not None:
+        for when, target, *sources in kernel.lines(do, scope):
+            kernel.text.emit(f"{when}{how}.rn.{kind} {target}, {', '.join(sources)}")
+        return
     lines = list(kernel.operands(do, scope))
     turns = bool(do.values) and in_any_order(lines, _ADDED[how])
     run = do.values[0] if turns else max(1, len(lines))
@@ -69,8 +73,8 @@ def in_any_order(lines: Sequence[Sequence[str]], added: tuple[int, ...] = ()) ->
 def alu(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """max, min, neg, abs."""
     kind = _arithmetic(do)
-    for target, *sources in kernel.operands(do, scope):
-        kernel.text.emit(f"{do.variant}.{kind} {target}, {', '.join(sources)}")
+    for when, target, *sources in kernel.lines(do, scope):
+        kernel.text.emit(f"{when}{do.variant}.{kind} {target}, {', '.join(sources)}")
 
 
 _UNARY = {
@@ -96,9 +100,9 @@ def mufu(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """
     text = kernel.text
     _arithmetic(do)
-    for target, *sources in kernel.operands(do, scope):
+    for when, target, *sources in kernel.lines(do, scope):
         if do.variant in _UNARY:
-            text.emit(f"{_UNARY[do.variant]} {target}, {', '.join(sources)}")
+            text.emit(f"{when}{_UNARY[do.variant]} {target}, {', '.join(sources)}")
             continue
         power, below, part = (text.register("f32") for _ in range(3))
         scale = _LOG2_E if do.variant == "sigmoid" else _TWO_LOG2_E
@@ -109,10 +113,10 @@ def mufu(kernel: KernelCode, do: Do, scope: Scope) -> None:
         text.emit(f"add.rn.f32 {below}, {power}, {_ONE}")
         if do.variant == "sigmoid":
             text.emit(f"rcp.approx.f32 {part}, {below}")
-            text.emit(f"mul.rn.f32 {target}, {power}, {part}")
+            text.emit(f"{when}mul.rn.f32 {target}, {power}, {part}")
         else:
             text.emit(f"rcp.rn.f32 {part}, {below}")
-            text.emit(f"fma.rn.f32 {target}, {part}, {_MINUS_TWO}, {_ONE}")
+            text.emit(f"{when}fma.rn.f32 {target}, {part}, {_MINUS_TWO}, {_ONE}")
 
 
 def _arithmetic(do: Do) -> str:

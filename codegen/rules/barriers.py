@@ -37,8 +37,11 @@ def sync(kernel: KernelCode, statement: Sync) -> None:
 
 
 def wait(kernel: KernelCode, statement: Wait, scope: Scope) -> None:
-    """mbarrier.try_wait, until it passes."""
+    """mbarrier.try_wait, until it passes; bar.sync of a named barrier."""
     text = kernel.text
+    if statement.barrier.named:
+        text.emit(f"bar.sync {_named(kernel, statement, scope)}")
+        return
     base, start, parity = kernel.barrier_at(statement.barrier, statement.index, scope)
     again, passed = text.label("wait"), text.register("pred")
     text.mark(again)
@@ -46,9 +49,20 @@ def wait(kernel: KernelCode, statement: Wait, scope: Scope) -> None:
     text.emit(f"@!{passed} bra {again}")
 
 
+def _named(kernel: KernelCode, statement: Wait | Arrive, scope: Scope) -> str:
+    """Return a named barrier's number, an immediate or a register, and its threads."""
+    barrier = statement.barrier
+    assert barrier.number is not None
+    stage, _ = kernel.rings.position(barrier.stages, statement.index, scope)
+    return f"{kernel.text.add(stage, barrier.number)}, {barrier.arrivals}"
+
+
 def signal(kernel: KernelCode, arrive: Arrive, scope: Scope) -> None:
-    """mbarrier.arrive: here, at the barrier's home or at each CTA told; tcgen05.commit."""
+    """mbarrier.arrive: here, at its home, at each CTA told; tcgen05.commit; bar.arrive."""
     text = kernel.text
+    if arrive.barrier.named:
+        text.emit(f"bar.arrive {_named(kernel, arrive, scope)}")
+        return
     base, start, _ = kernel.barrier_at(arrive.barrier, arrive.index, scope)
     told = arrive.to != "cta" and not arrive.after
     ranks = ranks_along(kernel, arrive.to) if told else []

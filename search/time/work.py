@@ -389,6 +389,12 @@ class _Accountant:
                 return [replace(self.tile(statement), statement=statement)]
             case Do():
                 return [self.threads(statement, around)]
+            case Wait(barrier, index) if barrier.named:  # it arrives, too
+                cycles = {"serial": device.barrier_latency_cycles}
+                return [
+                    Event("arrive", {"serial": 0.0}, barrier.name, index),
+                    Event("wait", cycles, barrier.name, index, statement=statement),
+                ]
             case Wait(barrier, index):
                 cycles = {"serial": device.mbarrier_latency_cycles}
                 return [Event("wait", cycles, barrier.name, index, statement=statement)]
@@ -546,6 +552,9 @@ class _Accountant:
                 raise ProgramError(f"role {self.role.name}: {do} is not on a tile")
             case unit:
                 assert_never(unit)
+        if do.where is not None:  # a setp of each value
+            each["issue"] = self.issue(2)
+            each["int"] = WARP / device.int_per_cycle_per_sm
         return self.finish(do, count, each, latency)
 
     def apart(self, do: Do) -> Numbers:
@@ -565,7 +574,7 @@ class _Accountant:
 
     def finish(self, do: Do, count: Numbers, each: dict[str, Numbers], latency: Numbers) -> Event:
         # of a ring in registers another stage is read than is written: nothing waits for that
-        waits = (a.buffer for a in do.accesses[:-1])
+        waits = (a.buffer for a in (do.accesses if do.where else do.accesses[:-1]))
         reads = tuple(b.name for b in waits if b.level != "registers" or np.all(b.stages == 1))
         kind: Kind = "async" if do.instruction.completion == "commit_group" else "do"
         return Event(

@@ -66,6 +66,7 @@ from tinygpu.legality.resources import (
     early,
     index_width,
     integers,
+    predicates,
     registers,
     residency,
     smem_per_cta,
@@ -213,7 +214,7 @@ LAWS: Mapping[str, Law] = {
         ),
         Law(
             "barrier_ids",
-            "States that barriers are among the 16 of a CTA.",
+            "States that barriers are among the 16 of a CTA; named ones count whole warps.",
             _PTX + "bar",
             "use fewer barriers",
             of_case=barrier_ids,
@@ -273,6 +274,14 @@ LAWS: Mapping[str, Law] = {
             _PTX + "Integer Arithmetic Instructions",
             'make offsets in 64 bits (addressing "pointer" or "i64")',
             of_case=index_width,
+            of_sizes=True,
+        ),
+        Law(
+            "predicates",
+            "States that what a predicate compares fits 32 bits.",
+            _PTX + "setp",
+            "count from a nearer origin, or split the problem",
+            of_place=predicates,
             of_sizes=True,
         ),
         Law(

@@ -40,6 +40,7 @@ from tinygpu.term.program import (
     Exit,
     For,
     ForTile,
+    Predicate,
     Program,
     Role,
     Statement,
@@ -125,9 +126,11 @@ def identity(value: Any) -> Any:
         case Access():
             parts = (value.value, value.thread, value.origin, value.guard)
             return identity(value.buffer), identity(parts)
+        case Predicate(origin, steps, thread, bound):
+            return identity((origin, steps, thread, bound))
         case Do():
             how = (value.variant, value.multicast, value.vector, value.lanes)
-            parts = identity((value.accesses, value.values, value.threads))
+            parts = identity((value.accesses, value.values, value.threads, value.where))
             return value.instruction.name, identity(how), parts
         case Exit():
             return identity((value.access, value.values, value.threads))

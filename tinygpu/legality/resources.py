@@ -24,7 +24,7 @@ import numpy as np
 
 from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES
-from tinygpu.legality.reach import Case, Clause, product
+from tinygpu.legality.reach import Case, Clause, Place, product
 from tinygpu.term.operation import LARGEST_SIZE
 from tinygpu.term.program import Buffer, select
 
@@ -36,6 +36,7 @@ __all__ = [
     "held_registers",
     "index_width",
     "integers",
+    "predicates",
     "registers",
     "registers_at_once",
     "residency",
@@ -44,7 +45,7 @@ __all__ = [
     "threads",
 ]
 
-_BARRIERS = 16
+_BARRIERS, _WARP = 16, 32
 _INT32_LIMIT = 1 << 31
 
 
@@ -166,7 +167,8 @@ def residency(case: Case) -> Iterator[Clause]:
 def barrier_ids(case: Case) -> Iterator[Clause]:
     """Check that barriers are among the sixteen of a CTA, and that two of them do not meet.
 
-    Copy c of a role uses barrier ``barrier + c``; the CTA uses 0 to make its mbarriers known.
+    Copy c of a role uses barrier ``barrier + c``; the CTA uses 0 to make its mbarriers known.  A
+    stage of named barriers has a number of its own, and counts whole warps of the CTA.
     """
     used: list[tuple[str, Any, Any]] = [("", 0, 0)] if case.program.barriers else []
     for sync, role in case.syncs:
@@ -180,6 +182,21 @@ def barrier_ids(case: Case) -> Iterator[Clause]:
                 values = (first, name or "the CTA", other or "the CTA")
                 yield Clause((last < lowest) | (first > highest), text, values)
         used.append((name, first, last))
+    for barrier in case.program.barriers:
+        if barrier.number is None:
+            continue
+        first, last = barrier.number, barrier.number + barrier.stages - 1
+        text = "{} has numbers {} to {}; a CTA has barriers 0 to 15"
+        yield Clause((first >= 0) & (last < _BARRIERS), text, (barrier.name, first, last))
+        for other, lowest, highest in used:
+            text = "{}, numbers {} to {}, has one of those of {}"
+            given = (barrier.name, first, last, other or "the CTA")
+            yield Clause((last < lowest) | (first > highest), text, given)
+        used.append((barrier.name, first, last))
+        text = "{} counts {} threads; whole warps arrive: a multiple of {} up to {}"
+        whole = (barrier.arrivals > 0) & (barrier.arrivals % _WARP == 0)
+        holds = whole & (barrier.arrivals <= case.program.threads)
+        yield Clause(holds, text, (barrier.name, barrier.arrivals, _WARP, case.program.threads))
 
 
 def index_width(case: Case) -> Iterator[Clause]:
@@ -191,6 +208,31 @@ def index_width(case: Case) -> Iterator[Clause]:
         values = (operand.name, count, _INT32_LIMIT)
         if count >= _INT32_LIMIT:
             yield Clause(narrow ^ True, text, values)
+
+
+def predicates(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that what a predicate compares, and its distance to the bound, fit 32 bits."""
+    do, where = place.do, place.do.where
+    if where is None:
+        return
+    low = high = where.origin.constant
+    bound = where.bound.evaluate(case.parameters)
+    steps = [
+        *zip(do.values, where.value, strict=False),
+        *zip(do.threads, where.thread, strict=False),
+    ]
+    parts = [(0, extent - 1, step) for extent, step in steps]
+    for name, coefficient in where.origin.terms:
+        span = place.ranges.get(name)
+        ends = (span.first, span.last) if span else (case.parameters[name],) * 2
+        parts.append((*ends, case.number(coefficient)))
+    for first, last, step in parts:
+        low = low + select(step < 0, step * last, step * first)
+        high = high + select(step < 0, step * first, step * last)
+    for start, end in ((low, high), (low - bound, high - bound)):
+        text = "{}: its predicate compares {} to {}; 32 bits hold numbers below {}"
+        holds = (start > -_INT32_LIMIT) & (end < _INT32_LIMIT)
+        yield Clause(holds, text, (do, start, end, _INT32_LIMIT))
 
 
 def integers(case: Case) -> Iterator[Clause]:

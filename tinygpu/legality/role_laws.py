@@ -192,7 +192,7 @@ def mbarrier(case: Case) -> Iterator[Clause]:
         elif isinstance(statement, Do):
             lost = statement.instruction.completion == "mbarrier"
             yield Clause(not lost, "{} tells no barrier that it is done", (statement,))
-    for barrier in case.program.barriers:
+    for barrier in (b for b in case.program.barriers if not b.named):  # else law barrier_ids
         text = "{} counts {} arrivals; 1 to {} are allowed"
         holds = (barrier.arrivals >= 1) & (barrier.arrivals <= _COUNT) & (barrier.stages >= 1)
         yield Clause(holds, text, (barrier.name, barrier.arrivals, _COUNT))

@@ -115,6 +115,8 @@ def _affine(program: Program) -> str:
         if steps is None or {steps[0]} != over:
             return f"{name} is no quotient of {', '.join(sorted(over)) or 'a reduced axis'}"
     for statement, around in walk(program):
+        if isinstance(statement, Do) and statement.where is not None:
+            return f"{statement} compares coordinates"
         for read in statement.reads if isinstance(statement, Do) else ():
             if isinstance(read, Scalar) and read.size:
                 return f"{statement} reads the size {read.name} as a number"

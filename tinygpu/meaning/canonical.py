@@ -46,7 +46,7 @@ from tinygpu.meaning.cluster import Run
 from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.interpret import unwritten
 from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind
-from tinygpu.meaning.touched import Touched, Toucher, coordinates, extent
+from tinygpu.meaning.touched import Touched, Toucher, compared, coordinates, extent
 from tinygpu.meaning.turns import raster_of
 from tinygpu.term.program import (
     Access,
@@ -636,6 +636,11 @@ class _Work:
                     stage[column] = kept
                 else:
                     stage[column[:, None], group.who] = kept
+            elif do.where is not None:
+                kept = np.broadcast_to(values, (high - low, mine.size, many))
+                holds = self.holds(do, group, mine)[low:high]
+                one, other, last = np.nonzero(np.broadcast_to(holds, kept.shape))
+                stage[column[one], mine[other], group.who[last]] = kept[one, other, last]
             elif group.whole and mine.size == self.threads:
                 stage[column] = values
             else:
@@ -671,6 +676,14 @@ class _Work:
             text = "an index is written twice, in an order that barriers say"
             raise NotCanonicalError(f"{do}: {text}")
         self.written[key][mine] = True
+
+    def holds(self, do: Do, group: _Group, mine: Integers) -> Booleans:
+        """Return where a statement's predicate holds: (values, threads, instances or 1)."""
+        where = do.where
+        assert where is not None
+        number = compared(do, mine)[..., None] + np.asarray(where.origin.evaluate(group.env))
+        found: Booleans = number < np.asarray(where.bound.evaluate(group.env))
+        return found
 
     def put(
         self, stage: Values, cell: Integers, kept: Values, mine: Integers, group: _Group

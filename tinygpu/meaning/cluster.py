@@ -77,6 +77,7 @@ __all__ = [
     "Run",
     "Step",
     "Team",
+    "ThreadBarrier",
     "Tiles",
     "divided",
     "place_of",
@@ -165,6 +166,40 @@ class Mbarrier:
             np.maximum(self.clock, self.gathered, out=self.clock)
             self.clock[self.column] = self.phase
             self.gathered[:] = 0
+
+
+@dataclass(slots=True, eq=False)
+class ThreadBarrier:
+    """One of a CTA's named barriers: who has arrived in its phase, and who of them waits.
+
+    It counts threads, and is as new when all have come; that counts its phases.
+    """
+
+    arrivals: int
+    clock: Integers
+    here: list[Agent] = field(default_factory=list)
+    waiting: list[Agent] = field(default_factory=list)
+    phase: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Threads that have arrived."""
+        return sum(agent.threads.size for agent in self.here)
+
+    def arrive(self, agent: Agent, *, waits: bool) -> list[Agent]:
+        """Let an agent arrive; return who may go on, if that ends the phase."""
+        self.here.append(agent)
+        if waits:
+            self.waiting.append(agent)
+        np.maximum(self.clock, agent.says, out=self.clock)
+        if self.threads < self.arrivals:
+            return []
+        free, self.waiting, self.here = self.waiting, [], []
+        for one in free:
+            np.maximum(one.clock, self.clock, out=one.clock)
+        self.clock[:] = 0
+        self.phase += 1
+        return free
 
 
 class Registers(Stages):
@@ -291,7 +326,7 @@ class Agent(Party):
     steps: Iterator[Step] = field(default_factory=lambda: iter(()))
     next: Step | None = None
     waits: tuple[Mbarrier, int] | None = None
-    at: Sync | None = None
+    at: Sync | Wait | None = None
     time: int = 0
     key: int = 0
     issued: int = 0
@@ -387,6 +422,7 @@ class Cta:
     ranks: Mapping[str, int]
     shared: dict[tuple[str, int], Shared]
     barriers: dict[str, list[Mbarrier]]
+    named: dict[int, ThreadBarrier] = field(default_factory=dict)
     agents: list[Agent] = field(default_factory=list)
 
     @property
@@ -403,6 +439,13 @@ class Cta:
         ring = self.barriers[barrier.name]
         stage: int = index.evaluate(env) % len(ring)
         return ring[stage]
+
+    def named_barrier(
+        self, barrier: Barrier, index: Affine, env: Mapping[str, int]
+    ) -> ThreadBarrier:
+        """Return the named barrier of a ring that an index means."""
+        assert barrier.number is not None
+        return self.named[int(barrier.number) + index.evaluate(env) % int(barrier.stages)]
 
     def along(self, axis: str) -> list[Cta]:
         """Return the CTAs of its cluster along an axis, or several; itself, if it is no axis."""
@@ -504,7 +547,7 @@ def start_cluster(run: Run, number: int, tiles: Tiles) -> Cluster:
     ranks = [dict(zip(names, r[::-1], strict=True))
              for r in product(*(range(n) for n in extents[::-1]))]  # fmt: skip
     agents = sum(map(len, _partition(run)))
-    stages = sum(int(b.stages) for b in program.barriers)
+    stages = sum(int(b.stages) for b in program.barriers if not b.named)
     known = np.zeros((agents * len(ranks), (agents + stages) * len(ranks)), np.int64)
     cluster = Cluster(run, number, (number,) if program.persistent else tiles[0], known)
     column = len(known)
@@ -518,6 +561,10 @@ def start_cluster(run: Run, number: int, tiles: Tiles) -> Cluster:
         cta = Cta(cluster, rank, own, shared, {})
         for b in program.barriers:
             fresh = np.zeros(known.shape[1], np.int64)
+            if b.number is not None:
+                for s in range(int(b.stages)):
+                    cta.named[int(b.number) + s] = ThreadBarrier(int(b.arrivals), fresh.copy())
+                continue
             cta.barriers[b.name] = [
                 Mbarrier(int(b.arrivals), fresh.copy(), column + s) for s in range(int(b.stages))
             ]
@@ -588,7 +635,7 @@ def _elects(body: tuple[Statement, ...]) -> bool:
     """Whether one thread does something alone, or mbarriers let one thread lag behind."""
     return any(
         isinstance(s, Elect)
-        or any(isinstance(use.ring, Barrier) for use in s.uses)
+        or any(isinstance(use.ring, Barrier) and not use.ring.named for use in s.uses)
         or (isinstance(s, Do) and s.instruction.issuer == "one")
         for s in each(body)
     )

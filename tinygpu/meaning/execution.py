@@ -28,7 +28,7 @@ from tinygpu.errors import ProgramError
 from tinygpu.isa.mma_sync import products
 from tinygpu.meaning.cluster import Agent, InFlight, Registers, Run
 from tinygpu.meaning.race import UNWRITTEN, Integers, Kind, Shared, Use
-from tinygpu.meaning.touched import CellFault, Touched, extent
+from tinygpu.meaning.touched import CellFault, Touched, compared, extent
 from tinygpu.term.program import Access, Do
 from tinygpu.term.statement import Group
 
@@ -343,7 +343,10 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
         shape = high - low, who.threads.shape[1]
         if rounded.shape != shape:
             rounded = np.broadcast_to(rounded, shape)
-        _write(agent, do, spots[-1], rounded, low, high, use)
+        if do.where is None:
+            _write(agent, do, spots[-1], rounded, low, high, use)
+        else:
+            _write_where(do, spots[-1], rounded, (low, high), env)
 
 
 def _spot(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who) -> _Spot:
@@ -440,6 +443,20 @@ def _write(
     else:
         taken = place.taken[low:high]
         memory.put(stage, place.cell[low:high][taken], values[taken], index)
+
+
+def _write_where(
+    do: Do, spot: _Spot, values: Values, part: tuple[int, int], env: Mapping[str, int]
+) -> None:
+    """Write those values of a part of which the predicate holds, to registers."""
+    where, who = do.where, spot.who
+    assert where is not None
+    assert spot.memory is not None
+    number = compared(do, who.numbers)[slice(*part)] + where.origin.evaluate(env)
+    value, thread = np.nonzero(number < where.bound.evaluate(env))
+    cell = spot.place.cell[slice(*part), 0][value]
+    own = thread if who.mine is None else who.mine[thread]
+    spot.memory.put(spot.stage, (cell, own), values[value, thread], spot.wanted)
 
 
 def _shuffled(agent: Agent, do: Do, numbers: Integers, values: Values) -> Values:

@@ -28,7 +28,7 @@ from tinygpu.errors import ProgramError
 from tinygpu.meaning.race import Integers, Kind
 from tinygpu.term.program import Access, Do, Exit
 
-__all__ = ["CellFault", "Touched", "Toucher", "coordinates", "extent"]
+__all__ = ["CellFault", "Touched", "Toucher", "compared", "coordinates", "extent"]
 
 Booleans = NDArray[np.bool_]
 
@@ -107,6 +107,29 @@ def _add(
             if distance:
                 place[d] += rest % size * distance
         rest = rest // size
+
+
+def compared(do: Do, numbers: Integers) -> Integers:
+    """Return what a predicate compares, origin apart, for threads ``numbers``: (values, threads).
+
+    Raises ProgramError where threads lie beyond the extents.
+    """
+    where = do.where
+    assert where is not None
+    found = np.zeros((extent(do.values), numbers.size), np.int64)
+    digits = [(np.arange(extent(do.values))[:, None], do.values, where.value)]
+    if any(where.thread):
+        if numbers.size and int(numbers.max()) >= extent(do.threads):
+            raise ProgramError(
+                f"{do}: its extents {tuple(do.threads)} are {extent(do.threads)} threads, the role "
+                f"has {int(numbers.max()) + 1} or more; give every thread a place"
+            )
+        digits.append((numbers[None, :], do.threads, where.thread))
+    for rest, extents, steps in digits:
+        for size, step in zip(extents, steps, strict=bool(steps)):
+            found = found + rest % size * step
+            rest = rest // size
+    return found
 
 
 class Toucher:

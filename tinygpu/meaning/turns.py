@@ -108,7 +108,7 @@ class Turns:
             return False
         statement, env = agent.next
         match statement:
-            case Wait(barrier, index):
+            case Wait(barrier, index) if not barrier.named:
                 if agent.waits is None:  # asked at every turn until it passes
                     phase = index.evaluate(env) // int(barrier.stages)
                     agent.waits = agent.cta.mbarrier(barrier, index, env), phase
@@ -138,6 +138,9 @@ class Turns:
                 agent.open[group] = []
             case WaitGroup():
                 self._wait_group(agent, statement)
+            case Wait() | Arrive() if statement.barrier.named:
+                self._at_named(agent, statement, env)
+                return
             case Wait():
                 self._wait(agent, statement, env)
             case Arrive():
@@ -186,7 +189,7 @@ class Turns:
         self._unwaited(agent, agent.threads)
         if agent is agent.cta.agents[0]:
             released(agent)
-        waiting = [a for a in self.cluster.agents if a.at is not None and a.at.scope == "cluster"]
+        waiting = [a for a in self.cluster.agents if _door(a) == ("cluster",)]
         if waiting:
             self._meet(waiting[0])
 
@@ -195,7 +198,7 @@ class Turns:
         here = self._beside(agent)
         if sum(a.threads.size for a in here) != self._wanted(agent):
             return
-        if agent.at is not None and agent.at.scope == "cluster":  # releases what was sent before
+        if _door(agent) == ("cluster",):  # releases what was sent before
             for other in here:
                 for flight in other.sent:
                     self.cluster.land(flight)
@@ -214,7 +217,7 @@ class Turns:
 
     def _wanted(self, agent: Agent) -> int:
         """Return how many threads the barrier at which an agent stands waits for."""
-        assert agent.at is not None
+        assert isinstance(agent.at, Sync)
         match agent.at.scope:
             case "role":
                 return int(agent.team.role.threads)
@@ -253,6 +256,27 @@ class Turns:
             self.cluster.find("aliased", agent, wait, text)
         np.maximum(agent.clock, barrier.clock, out=agent.clock)
 
+    def _at_named(self, agent: Agent, s: Wait | Arrive, env: Mapping[str, int]) -> None:
+        """Arrive at a named barrier; let those on who wait there, if that ends its phase."""
+        barrier = agent.cta.named_barrier(s.barrier, s.index, env)
+        phase, threads = s.index.evaluate(env) // int(s.barrier.stages), agent.threads.size
+        text = ""
+        if agent in barrier.here:
+            text = "arrives again before the phase in which it has arrived is complete; wait for it"
+        elif barrier.phase != phase:
+            text = f"means phase {phase} and counts in phase {barrier.phase}; wait for those before"
+        if text:
+            self.cluster.find("aliased", agent, s, text)
+        if barrier.threads + threads > barrier.arrivals:
+            text = f"brings {barrier.threads + threads} threads to a phase of {barrier.arrivals}"
+            self.cluster.find("unbalanced", agent, s, f"{text}; count them")
+        if isinstance(s, Wait):
+            agent.at = s
+        for one in barrier.arrive(agent, waits=isinstance(s, Wait)):
+            self._advance(one)
+        if isinstance(s, Arrive):
+            self._advance(agent)
+
     def _deadlock(self, stuck: list[Agent]) -> None:
         """Say who waits for what."""
         waits = [f"{a.name} of CTA {a.cta.rank}: {self._lacking(a)}" for a in stuck[:_MOST_NAMED]]
@@ -265,6 +289,9 @@ class Turns:
         """Say what an agent waits for that is not there."""
         assert agent.next is not None
         statement, env = agent.next
+        if isinstance(statement, Wait) and statement.barrier.named:
+            named = agent.cta.named_barrier(statement.barrier, statement.index, env)
+            return f"{statement} has {named.threads} of {named.arrivals} threads"
         if isinstance(statement, Wait):
             barrier = agent.cta.mbarrier(statement.barrier, statement.index, env)
             index, stages = statement.index.evaluate(env), int(statement.barrier.stages)
@@ -303,7 +330,7 @@ def _covered(groups: Sequence[object], pending: int) -> int:
 def _door(agent: Agent) -> tuple[object, ...] | None:
     """Return which barrier an agent waits at: named ones are a CTA's, whoever uses them."""
     match agent.at:
-        case None:
+        case None | Wait():
             return None
         case Sync(scope="cluster"):
             return ("cluster",)

@@ -86,7 +86,8 @@ def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
         own = [getattr(statement, field.name) for field in fields(statement)]
         if isinstance(statement, Do):
             writes = statement.write.buffer.level != "gmem"
-            how = statement.instruction.completion, statement.lanes is None, statement.across
+            completion, across = statement.instruction.completion, statement.across
+            how = completion, statement.lanes is None, across, statement.where is None
             return "do", how, writes, tuple(map(touched, touches(statement)))
         if (
             isinstance(statement, For)
@@ -115,7 +116,7 @@ def _asked(body: Body) -> set[str]:
             written.clear()
         elif isinstance(statement, Do):
             *reads, write = statement.accesses
-            for read in reads:
+            for read in (*reads, write) if statement.where else reads:
                 name = read.buffer.name
                 if read.buffer.level == "registers" and written.get(name) != _identity(read.index):
                     found.add(name)

@@ -45,6 +45,7 @@ __all__ = [
     "Buffer",
     "Immediate",
     "Operand",
+    "Predicate",
     "Scalar",
     "counted",
     "number_text",
@@ -294,6 +295,31 @@ class Scalar:
 
 
 Operand = Access | Immediate | Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Predicate:
+    """``number < bound``, asked of each value of each thread.
+
+    The number is ``origin + sum_i t_i thread[i] + sum_j v_j value[j]``, with a step for each extent
+    of threads and of values; the bound is affine in sizes and parameters.
+
+    >>> key, query = 64 * var("kt"), 16 * var("block")
+    >>> print(Predicate(query + -1 * key, (-1,), (1,), bound=var("m") + -1 * var("n")))
+    16*block + -64*kt < m + -1*n
+    """
+
+    origin: Affine
+    value: tuple[int, ...] = ()
+    thread: tuple[int, ...] = ()
+    bound: Affine = Affine()
+
+    def __post_init__(self) -> None:
+        require_kind("predicate: origin", self.origin, Affine, ProgramError)
+        require_kind("predicate: bound", self.bound, Affine, ProgramError)
+
+    def __str__(self) -> str:
+        return f"{self.origin} < {self.bound}"
 
 
 def span(access: Access, values: tuple[int, ...], threads: tuple[int, ...], dimension: int) -> Any:

@@ -61,7 +61,7 @@ from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.term import program as term
-from tinygpu.term.access_map import Operand, number_text
+from tinygpu.term.access_map import Operand, Predicate, number_text
 from tinygpu.term.arithmetic import compute
 from tinygpu.term.beyond import beyond_trips, within_trips
 from tinygpu.term.expression import Constant, Expression, apply, value
@@ -75,7 +75,9 @@ __all__ = [
     "Array",
     "BarrierRing",
     "BarrierUse",
+    "Below",
     "Condition",
+    "Coordinate",
     "Held",
     "Kernel",
     "LoopIndex",
@@ -351,6 +353,58 @@ class _Steps:
     guard: tuple[Number, ...]
     threads: tuple[Number, ...]
     strides: tuple[tuple[Number, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """A sum of coordinates along axes, sizes and numbers: ``k.at("n = (kt tn)") - k.size("n")``.
+
+    ``parts``: along which axis and digits, and how often each counts.  Compared with another one
+    it is a condition on each value: ``k.fill(s, -inf, where=k.at(..) >= k.size("n"))``.
+    """
+
+    kernel: Kernel
+    parts: tuple[tuple[Piece, int], ...]
+    rest: Affine
+
+    def __add__(self, other: Coordinate | int) -> Coordinate:
+        if not isinstance(other, Coordinate):
+            return replace(self, rest=self.rest + other)
+        return Coordinate(self.kernel, self.parts + other.parts, self.rest + other.rest)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Coordinate:
+        parts = tuple((part, -often) for part, often in self.parts)
+        return Coordinate(self.kernel, parts, -1 * self.rest)
+
+    def __sub__(self, other: Coordinate | int) -> Coordinate:
+        return self + -other
+
+    def __rsub__(self, other: int) -> Coordinate:
+        return -self + other
+
+    def __lt__(self, other: Coordinate | int) -> Below:
+        return Below(self - other)
+
+    def __le__(self, other: Coordinate | int) -> Below:
+        return Below(self - other - 1)
+
+    def __gt__(self, other: Coordinate | int) -> Below:
+        return Below(-(self - other))
+
+    def __ge__(self, other: Coordinate | int) -> Below:
+        return Below(-(self - other) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The condition that a coordinate is below 0."""
+
+    number: Coordinate
+
+    def __bool__(self) -> bool:
+        raise ProgramError("each value is asked by itself: give the condition to k.fill, not to if")
 
 
 @cache
@@ -1082,9 +1136,54 @@ class Kernel:
         self.fill(held, 0.0)
         return held
 
-    def fill(self, held: Held, number: float) -> None:
-        """Set every value."""
+    def fill(self, held: Held, number: float, *, where: Below | None = None) -> None:
+        """Set every value, or those of which a condition on coordinates holds: a mask."""
         self._compute(Constant(number), {}, held, held.digits)
+        if where is not None:
+            last = self._body[-1]
+            assert isinstance(last, term.Do)
+            threads = self._thread_extents(self._counting(()))
+            asked = self._predicate(where, held.digits[::-1])
+            self._body[-1] = replace(last, threads=threads, where=asked)
+
+    def at(self, pattern: str) -> Coordinate:
+        """Return the coordinate along an axis of the operation: ``k.at("n = (kt block col)")``."""
+        axes = tuple([axis for axis, _ in _equations(pattern) if axis in self.op.axes])
+        if len(axes) != 1:
+            text = f"at: {pattern!r} has {len(axes)} axes of the operation; one is a coordinate"
+            raise self.error(text, "at")
+        buffer = Buffer(f"coordinate of {axes[0]}", "gmem", "f32", axes, (1,))
+        part = Piece(Array(self, buffer, axes), self.equations(pattern, axes))
+        return Coordinate(self, ((part, 1),), _ZERO)
+
+    def size(self, axis: str) -> Coordinate:
+        """Return the size of an axis, which coordinates are compared with."""
+        if axis not in self.op.axes:
+            raise self.error(f"axis {axis}: there is none; {nearest(axis, self.op.axes)}", axis)
+        return Coordinate(self, (), var(axis))
+
+    def _predicate(self, where: Below, modes: tuple[str, ...]) -> Predicate:
+        """Return a condition on the values of ``modes``, by all threads."""
+        counting = self._counting(())
+        origin, rest = _ZERO, where.number.rest
+        value: list[Number] = [0] * len(modes)
+        thread: list[Number] = [0] * len(counting)
+        for part, often in where.number.parts:
+            place = self._place(part)
+            strange = [d for d in place.steps if self.counted(d) and d not in modes]
+            if strange:
+                text = f"where: the condition moves with {strange[0]}, and the registers have not"
+                raise self.error(f"{text} that digit", strange[0])
+            access = self._access(part, place, modes)
+            if place.threads != self._thread_extents(counting):
+                raise self.error("where: its threads count otherwise than the first k.threads", "")
+            value = [old + often * step for old, (step,) in zip(value, access.value, strict=True)]
+            thread = [
+                old + often * step for old, (step,) in zip(thread, access.thread, strict=True)
+            ]
+            origin = origin + often * access.origin[0]
+        origin, bound = origin + rest.constant, -1 * Affine(0, rest.terms)
+        return Predicate(origin, tuple(value), tuple(thread), bound)
 
     def cast(self, held: Held, dtype: str, *, into: str = "") -> Held:
         """Round to a type; what has the type already is returned as it is."""

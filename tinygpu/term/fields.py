@@ -39,11 +39,12 @@ KNOWN: Mapping[str, frozenset[str]] = {
         "Affine": "constant terms",
         "Immediate": "number",
         "Scalar": "name size",
-        "Barrier": "name stages arrivals home",
+        "Predicate": "origin value thread bound",
+        "Barrier": "name stages arrivals home number",
         "Instruction": "name reads writes unit completion variants atomic issuer arch lower "
         "meaning laws types",
         "Do": "instruction write reads values threads vector variant lanes across signal multicast "
-        "fresh",
+        "fresh where",
         "For": "var trips body unrolled start",
         "ForTile": "tile turn body start step values",
         "When": "index bound body",
@@ -86,6 +87,7 @@ def _kinds(program: Program) -> Iterator[type]:
         if isinstance(statement, Do):
             yield type(statement.instruction)
             yield from map(type, statement.reads)
+            yield from [type(statement.where)] if statement.where is not None else []
         if isinstance(statement, Do | Exit):
             for access in statement.accesses:
                 yield type(access)

@@ -43,6 +43,7 @@ from tinygpu.term.access_map import (
     Affine,
     Buffer,
     Immediate,
+    Predicate,
     Scalar,
     counted,
     number_text,
@@ -92,6 +93,7 @@ __all__ = [
     "For",
     "ForTile",
     "Immediate",
+    "Predicate",
     "Program",
     "RingUse",
     "Role",
@@ -118,6 +120,7 @@ __all__ = [
 
 Values = Mapping[str, tuple[str, ...]]  # tile values in scope, each with the variables of its loop
 _ADDRESSING, _GUARDS = ("pointer", "i32", "i64"), ("each", "tile")
+_PREDICATED = ("fma", "alu", "sfu")  # units
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
 
@@ -440,7 +443,7 @@ class Program:
         """Shared memory of a CTA's buffers and barriers, and of tensor memory's address."""
         buffers = sum(b.bytes for b in self.buffers if b.level == "smem")
         address = 8 if any(b.level == "tmem" for b in self.buffers) else 0
-        return buffers + address + sum(8 * b.stages for b in self.barriers)
+        return buffers + address + sum(8 * b.stages for b in self.barriers if not b.named)
 
     def parameter_values(
         self, sizes: Mapping[str, int], given: Mapping[str, int] | None = None
@@ -633,6 +636,23 @@ def _misused(do: Do) -> str:
         how.issuer == "one" or any(a.buffer.fragment for a in do.accesses)
     ):
         return "a tile is moved by all who hold it; leave its lanes out"
+    return _predicated(do) if do.where else ""
+
+
+def _predicated(do: Do) -> str:
+    """Say why a statement cannot have its predicate; "" if it can."""
+    how, where = do.instruction, do.where
+    assert where is not None
+    own = do.write.buffer.level == "registers" and not any(a.buffer.fragment for a in do.accesses)
+    if not own or how.lower or how.issuer != "thread" or how.unit not in _PREDICATED:
+        return f"{how.name} has no predicate; fma, alu, mufu and mov on a thread's own registers do"
+    if do.write.buffer.dtype not in ("f32", "f64"):
+        return f"{do.write.buffer.name} is {do.write.buffer.dtype}; a predicate is of f32 or f64"
+    for what, extents, steps in (
+        ("values", do.values, where.value), ("threads", do.threads, where.thread),
+    ):  # fmt: skip
+        if steps and len(steps) != len(extents):
+            return f"its predicate has {len(steps)} steps for {len(extents)} extents of {what}"
     return ""
 
 

@@ -8,7 +8,7 @@
     Exit(access)                                      threads with no element inside leave
     Sync(barrier, scope)          bar.sync: all threads of the CTA, a role's copy, the cluster
     Commit(group), WaitGroup(..)  groups of copies (cp.async), products (wgmma), stores (bulk)
-    Arrive, Wait                  an mbarrier: a phase ends when all arrivals and bytes are there
+    Arrive, Wait                  a barrier: a phase ends when all arrivals and bytes are there
     Fence                         fence.proxy.async, wgmma.fence, tcgen05.fence
 
 **A walk asks a statement, not its kind**: every one has a ``body`` (empty, unless it is a block),
@@ -22,10 +22,18 @@ names it carries an index x, affine in the loop variables, and means phase floor
 x mod D.  Phases before 0 are over from the start, so that a producer waits for index n - D, the
 last use of the stage that it is about to fill, without a special case.
 
+**A named barrier is a ring, too**, of the sixteen that bar.sync and bar.arrive have.  It counts
+threads: a ``Wait`` arrives and then waits (bar.sync), an ``Arrive`` only arrives (bar.arrive).  It
+has no parity, so an arrival that comes a phase early counts in the wrong one.  No phase is before
+0: who comes first is said in the term.
+
 >>> from tinygpu.term.access_map import var
 >>> full = Barrier("full", 4, arrivals=1)
 >>> print(Wait(full, var("k")), "|", Arrive(full, var("k"), bytes=32768))
 wait full@(k) | arrive full@(k) expecting 32768 B
+>>> turn = Barrier("turn", 2, arrivals=256, number=2)
+>>> print(Wait(turn, var("k")), "|", Arrive(turn, var("k") + 1))
+bar.sync turn@(k) | bar.arrive turn@(k + 1)
 >>> loop = For("k", 4, (Wait(full, var("k")), Arrive(full, var("k") + 1)))
 >>> [str(form) for statement in each((loop,)) for form in statement.forms]
 ['k', 'k + 1']
@@ -42,7 +50,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.instruction import Instruction
-from tinygpu.term.access_map import Access, Affine, Buffer, Operand, number_text
+from tinygpu.term.access_map import Access, Affine, Buffer, Operand, Predicate, number_text
 from tinygpu.term.expression import Expression
 from tinygpu.term.formula import formula, symbols
 
@@ -120,7 +128,12 @@ class _Answers:
     def forms(self) -> tuple[Affine, ...]:
         """The affine forms that it itself has: origins, indices, starts."""
         places = [form for access in self.accesses for form in (*access.origin, access.index)]
-        return (*places, *self.told, *(index for index, _ in self.guards))
+        return (*places, *self.told, *self.compared, *(index for index, _ in self.guards))
+
+    @property
+    def compared(self) -> tuple[Affine, ...]:
+        """What its predicate compares."""
+        return ()
 
     def with_forms(self, change: Callable[[Affine], Affine]) -> Self:
         """Return it, but for its body, with ``change`` of each of its indices and starts."""
@@ -261,26 +274,39 @@ _GROUPS: Mapping[Group, tuple[str, str, By]] = {
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """A ring of mbarriers in shared memory, each of which ``arrivals`` complete.
+    """A ring of barriers, each of which ``arrivals`` complete: mbarriers in shared memory.
 
     With ``home`` = a cluster axis's variable, CTAs along it use the one of the CTA at 0: whatever
     arrives or lands at it does so there.  Only that CTA may wait for it.
+
+    With a ``number`` they are named barriers of the CTA: stage s is the one of bar.sync that has
+    the number ``number + s``, and ``arrivals`` are threads, those that wait among them.
     """
 
     name: str
     stages: int = 1
     arrivals: int = 1
     home: str = ""
+    number: int | None = None
+
+    @property
+    def named(self) -> bool:
+        """Whether it is a ring of named barriers, and not of mbarriers."""
+        return self.number is not None
 
     def __str__(self) -> str:
         where = f", at {self.home} 0" if self.home else ""
         arrivals, stages = number_text(self.arrivals), number_text(self.stages)
-        return f"{self.name:8} mbarrier  {arrivals} arrivals x {stages} stages{where}"
+        if self.named:
+            kind, where = "bar.sync ", f"{where}, from number {number_text(self.number)}"
+        else:
+            kind = "mbarrier "
+        return f"{self.name:8} {kind} {arrivals} arrivals x {stages} stages{where}"
 
 
 @dataclass(frozen=True, slots=True)
 class _AtBarrier(_Simple):
-    """A statement about phase floor(index / stages) of a stage of an mbarrier."""
+    """A statement about phase floor(index / stages) of a stage of a barrier."""
 
     barrier: Barrier
     index: Affine
@@ -303,14 +329,26 @@ class _AtBarrier(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Wait(_AtBarrier):
-    """``mbarrier.try_wait``: until phase floor(index / stages) of the stage is complete."""
+    """``mbarrier.try_wait``: until phase floor(index / stages) of the stage is complete.
+
+    Of a named barrier ``bar.sync``: each thread of the role's copy arrives there, then waits.
+    """
 
     @property
     def needs(self) -> str:
-        return "mbarrier"
+        return "bar.sync" if self.barrier.named else "mbarrier"
+
+    @property
+    def by(self) -> By:
+        return "all" if self.barrier.named else ""
+
+    @property
+    def wrong(self) -> str:
+        return _no_home(self.barrier)
 
     def __str__(self) -> str:
-        return f"wait {self.barrier.name}@({self.index})"
+        how = "bar.sync" if self.barrier.named else "wait"
+        return f"{how} {self.barrier.name}@({self.index})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +359,8 @@ class Arrive(_AtBarrier):
     axis's variable, or several with blanks between: of every CTA along it.
     ``after`` "tcgen05" (tcgen05.commit): not now, but when all products (tcgen05.mma) that the
     thread has issued are done.
+
+    Of a named barrier ``bar.arrive``, by each thread of the role's copy.
     """
 
     bytes: int = 0
@@ -333,18 +373,34 @@ class Arrive(_AtBarrier):
 
     @property
     def needs(self) -> str:
+        if self.barrier.named:
+            return "bar.sync"
         return "tcgen05.commit" if self.after else "mbarrier"
 
     @property
     def by(self) -> By:
+        if self.barrier.named:
+            return "all"
         return "one" if self.after else ""
 
+    @property
+    def wrong(self) -> str:
+        if self.barrier.named and (self.after or self.to != "cta" or str(self.bytes) != "0"):
+            return "a named barrier counts now, in its own CTA, and no bytes; use an mbarrier"
+        return _no_home(self.barrier)
+
     def __str__(self) -> str:
-        text = "tcgen05.commit" if self.after else "arrive"
+        text = "tcgen05.commit" if self.after else "bar.arrive" if self.barrier.named else "arrive"
         text += f" {self.barrier.name}@({self.index})"
         text += " of the cluster" if self.to == "cluster" else ""
         text += f" along {self.to}" if self.to not in ("cta", "cluster") else ""
         return text if str(self.bytes) == "0" else f"{text} expecting {number_text(self.bytes)} B"
+
+
+def _no_home(barrier: Barrier) -> str:
+    """Return why PTX has no such barrier; "" if it has."""
+    far = barrier.named and barrier.home
+    return "a named barrier is its CTA's own; leave out its home, or use an mbarrier" if far else ""
 
 
 FenceKind = Literal["proxy.async", "wgmma", "tcgen05.before", "tcgen05.after"]
@@ -401,6 +457,10 @@ class Do(_Simple):
     Of products: where ``fresh`` is 0 the sums start anew instead of being added to.  Of tcgen05.mma
     ``multicast`` names the axis of a pair of CTAs, each of which multiplies its own first input by
     the second inputs of both: half h of the columns (value mode 3) is CTA h's.
+
+    ``where``: it acts on those values alone of which the predicate holds, of what else it would
+    write the register keeps what it had.  It is a predicate of the instruction, never a branch,
+    and only of arithmetic on a thread's own registers.
     """
 
     instruction: Instruction
@@ -415,6 +475,7 @@ class Do(_Simple):
     signal: tuple[Barrier, Affine] | None = None
     multicast: str = ""
     fresh: Affine | None = None
+    where: Predicate | None = None
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -423,13 +484,18 @@ class Do(_Simple):
 
     @property
     def uses(self) -> tuple[RingUse, ...]:
-        reads = [RingUse(r.buffer, r.index, "read") for r in self.reads if isinstance(r, Access)]
+        read = (*self.reads, *([self.write] if self.where else ()))  # which it keeps, else
+        reads = [RingUse(r.buffer, r.index, "read") for r in read if isinstance(r, Access)]
         told = (RingUse(*self.signal, "tell"),) if self.signal else ()
         return (*reads, RingUse(self.write.buffer, self.write.index, "write"), *told)
 
     @property
     def told(self) -> tuple[Affine, ...]:
         return self.signal[1:] if self.signal else ()
+
+    @property
+    def compared(self) -> tuple[Affine, ...]:
+        return () if self.where is None else (self.where.origin, self.where.bound)
 
     @property
     def guards(self) -> tuple[tuple[Affine, int | str], ...]:
@@ -442,6 +508,8 @@ class Do(_Simple):
         Raises MachineError for an instruction whose meaning is no formula of what it reads.
         """
         how, to = self.instruction, self.write.buffer
+        if self.signal and self.signal[0].named:
+            return "bytes land at an mbarrier, not at a named barrier; signal one without number"
         if how.meaning is not None:
             formula(how, len(self.reads))
         given = [r.buffer for r in self.reads if isinstance(r, Access)]
@@ -473,6 +541,11 @@ class Do(_Simple):
             reads=tuple(moved(r) if isinstance(r, Access) else r for r in self.reads),
             signal=(self.signal[0], change(self.signal[1])) if self.signal else None,
             fresh=None if self.fresh is None else change(self.fresh),
+            where=None
+            if self.where is None
+            else replace(
+                self.where, origin=change(self.where.origin), bound=change(self.where.bound)
+            ),
         )
 
     def result(self, *values: Any, algebra: Algebra) -> Any:
@@ -511,6 +584,8 @@ class Do(_Simple):
             text += f" at {self.signal[0].name}@({self.signal[1]})"
         if self.fresh is not None:
             text += f", anew where {self.fresh} == 0"
+        if self.where is not None:
+            text += f" where {self.where}"
         return text
 
 

@@ -60,6 +60,7 @@ from tinygpu.term.program import (
     Role,
     Statement,
     Sync,
+    Wait,
     WaitGroup,
     When,
     counted,
@@ -119,7 +120,7 @@ class Spot:
     ``crossed``: the asynchronous proxy touches it.  ``askers``: the agents that touch it, from
     which shift of the cluster, and whether by a tcgen05 instruction.  ``loaded``: nothing but loads
     writes it, or, of a barrier, some load counts there; ``late``: some contribution to it is later
-    than its thread.
+    than its thread; ``named``: it is a named barrier.
     """
 
     number: int
@@ -129,6 +130,7 @@ class Spot:
     cta: int
     private: bool = False
     arrivals: int = 0
+    named: bool = False
     pace: dict[Counter, int] = field(default_factory=dict)
     lowest: int = 0
     crossed: bool = False
@@ -369,7 +371,7 @@ class _Reader:
             {}, [], [],
         )  # fmt: skip
         self.count = 0
-        self.groups: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.groups: dict[tuple[int, int], tuple[object, ...]] = {}
         for name, low in program.least_values().items():
             self.plan.least[name] = max(0, int(low))
         self.signed = {name for name, low in program.least_values().items() if low < 0}
@@ -560,7 +562,12 @@ class _Reader:
                 case Do() if kind_of(s) in GROUPS:
                     self.plan.grouped[agent][GROUPS[kind_of(s)]] = None
                 case Sync(number, scope_) if scope_ != "cluster":
-                    self._meets(agent, s, number)
+                    a, role = self.plan.agents[agent], scope_ == "role"
+                    team = (a.role, a.copy) if role else ()
+                    self._meets(agent, number + a.copy * role, team)
+                case Wait() | Arrive() if s.barrier.number is not None:
+                    for stage in range(s.barrier.stages):
+                        self._meets(agent, s.barrier.number + stage, (s.barrier.name,))
                 case _:
                     pass
             for ring, form, how in _indices(s):
@@ -585,12 +592,10 @@ class _Reader:
                             self.fail(f"indices of {place.ring} move at two speeds")
             self._visit(agent, node.body, scope, inside, where, tiled)
 
-    def _meets(self, agent: int, sync: Sync, number: int) -> None:
+    def _meets(self, agent: int, number: int, group: tuple[object, ...]) -> None:
         """Note who meets at which number."""
         a = self.plan.agents[agent]
-        role = sync.scope == "role"
-        group = (a.role, a.copy) if role else ()
-        key = (a.cta, number + a.copy * role)
+        key = (a.cta, number)
         if self.groups.setdefault(key, group) != group:
             text = f"bar.sync {key[1]} joins other threads in {a} than elsewhere"
             self.plan.shared.append(f"{text}; choose another number")
@@ -740,7 +745,7 @@ def _reached(
         if isinstance(ring, Barrier):
             key = ("barrier", *key)
             new = Spot(0, ring.name, ring.stages, "barrier", home, arrivals=ring.arrivals)
-            new.loaded = False
+            new.loaded, new.named = False, ring.named
         elif ring.level == "registers":
             key = (ring.name, "agent", agent)
             new = Spot(0, ring.name, ring.stages, ring.level, a.cta, private=True)

@@ -82,6 +82,7 @@ class Pass:
         self.at = [0] * n
         self.begun = [-1] * n  # the position at which a wait has begun
         self.meet: dict[tuple[object, ...], set[int]] = {}
+        self.at_named: dict[tuple[int, int], list[int]] = {}  # who waits: place and index
         self.flights: dict[tuple[int, int, int], list[Flight]] = {}
         self.teams: dict[tuple[int, int, int], set[int]] = {}
         for a in plan.agents:
@@ -158,6 +159,8 @@ class Pass:
     def _wait(self, number: int, agent: Agent, op: Op) -> bool:
         (told,) = op.told
         place = self.plan.places[told.place]
+        if place.named:
+            return self._wait_at_named(number, agent, op, told)
         stages, x = place.stages, told.offset
         p = self.state.barriers[told.place][x % stages]
         seen = agent.known
@@ -182,10 +185,36 @@ class Pass:
         p.unseen = False
         return True
 
+    def _wait_at_named(self, number: int, agent: Agent, op: Op, told: Touch) -> bool:
+        """Arrive at a named barrier, and wait until its phase is over; then know what all know."""
+        if self.begun[number] == self.at[number]:
+            return False
+        self.begun[number] = self.at[number]
+        waiting = self.at_named.setdefault((told.place, told.offset), [])
+        waiting.append(number)
+        self._tell_named(number, agent, op, told)
+        return not waiting
+
+    def _tell_named(self, number: int, agent: Agent, op: Op, told: Touch) -> None:
+        """Arrive at a named barrier (B): each thread once in a phase."""
+        if agent.left:
+            self.fault("deadlock", number, op, "follows an exit of some threads")
+        place, threads = self.plan.places[told.place], self.plan.agents[number].threads
+        p = self.state.barriers[told.place][told.offset % place.stages]
+        if told.offset == p.index and p.who >> number & 1:
+            self.fault("balance", number, op, f"arrives at {place.ring}@{told.offset} again; "
+                       "arrive once in a phase", p.last)  # fmt: skip
+        if told.offset == p.index:
+            p.who |= 1 << number
+        self._give(number, op, told, self.state.tell(agent), 0, threads, 0, 0)
+
     def _arrive(self, number: int, agent: Agent, op: Op) -> None:
         assert isinstance(op.node, Arrive)
         if agent.left:
             self.fault("deadlock", number, op, "follows an exit of some threads")
+        if op.node.barrier.named:
+            self._tell_named(number, agent, op, op.told[0])
+            return
         threads = self.plan.agents[number].threads
         bit = self.state.epoch(number, op)
         message = self.state.tell(agent)
@@ -215,7 +244,7 @@ class Pass:
                 text += f"{place.arrivals} arrivals, {p.expected} B expected, {p.landed} landed"
             self.fault("balance", number, op, f"{text}; change an index or the count", p.last)
         seen = self.moved(self.state.agents[number].known, told.shift)
-        if (p.past if p.past_loads else p.past_issued) & ~seen:
+        if (p.past if p.past_loads or place.named else p.past_issued) & ~seen:
             self.fault("early", number, op, f"may count for the phase before {which}; "
                        "wait for that first", p.last)  # fmt: skip
         facts = self.moved(message, told.shift)
@@ -246,9 +275,26 @@ class Pass:
         p.past = self.state.fact(f"the end of {place.ring}@{p.index}")
         p.past_message, p.past_issued = p.message | p.past, p.issued
         p.past_late, p.past_loads, p.past_passes, p.unseen = p.late, p.loads, 0, p.loads
+        if place.named:
+            self._let_on(number, op, place, p)
         p.index += place.stages
         p.arrivals = p.expected = p.landed = p.message = p.issued = 0
         p.late = p.loads = False
+
+    def _let_on(self, number: int, op: Op, place: Spot, p: Phases) -> None:
+        """End a phase of a named barrier: whole copies have arrived, and who waits goes on."""
+        for team in self.teams.values():
+            here = {n for n in team if p.who >> n & 1}
+            if here and here != team:
+                self.fault("deadlock", number, op, f"ends {place.ring}@{p.index} with some threads "
+                           "of a copy; let all of them arrive", p.last)  # fmt: skip
+        waiting = self.at_named.get((place.number, p.index), [])
+        for n in waiting:
+            self.state.agents[n].known |= p.past_message
+            if n != number:
+                self.at[n] += 1
+        waiting.clear()
+        p.who = 0
 
     def _sync(self, number: int, agent: Agent, op: Op) -> bool:
         """D: wait until all members are there; then each knows what all know."""

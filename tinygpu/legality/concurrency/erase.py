@@ -11,6 +11,8 @@ condition asks about.  What stays of a write is a *footprint*:
     once     no cell is written twice, in an iteration or in two of them
     apart    no other statement that fills a part of the ring writes a cell of it
 
+A statement with a predicate reads what it writes: where that does not hold it is kept.
+
 Five rewrites make programs smaller, and none hides a fault:
 
 * A read of registers that follows, in the same block, a whole write at the same index sees that
@@ -72,6 +74,7 @@ from tinygpu.term.program import (
     Program,
     Role,
     Statement,
+    Wait,
     changed,
     each,
     walk,
@@ -196,7 +199,8 @@ def _crowd(threads: int, body: Body) -> int:
 def _counting(body: Body) -> Iterator[bool]:
     """Yield of what all threads do at a barrier that it counts them."""
     for s in body:
-        yield any(use.how == "tell" for use in s.uses)
+        named = isinstance(s, Wait) and s.barrier.named
+        yield named or any(use.how == "tell" for use in s.uses)
         if not isinstance(s, Elect):
             yield from _counting(s.body)
 
@@ -259,7 +263,8 @@ def _whole(s: Statement) -> Statement:
 
 
 def _barrier(barrier: Barrier) -> Barrier:
-    return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals), barrier.home)
+    number = None if barrier.number is None else int(barrier.number)
+    return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals), barrier.home, number)
 
 
 def _bare(
@@ -274,7 +279,7 @@ def _bare(
     reads = tuple(
         dict.fromkeys(
             Access(_buffer(r.buffer), index=normal(r.index))
-            for r in do.reads
+            for r in (*do.reads, *([do.write] if do.where else ()))
             if isinstance(r, Access) and r.buffer.level != "gmem"
         )
     )

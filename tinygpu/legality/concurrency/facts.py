@@ -172,10 +172,14 @@ class Slot:
 
 @dataclass(slots=True)
 class Phases:
-    """A stage of a barrier; ``index`` is of the open phase."""
+    """A stage of a barrier; ``index`` is of the open phase.
+
+    ``who``: a bit for each agent that has arrived, of a named barrier.
+    """
 
     index: int
     arrivals: int = 0
+    who: int = 0
     expected: int = 0
     landed: int = 0
     message: int = 0
@@ -363,7 +367,7 @@ class State:
 
 _PHASES = ("issued", "past", "past_issued", "past_passes", "older", "older_issued")
 _COUNTS = (
-    "arrivals", "expected", "landed", "late", "loads", "past_late", "past_loads", "unseen",
+    "arrivals", "who", "expected", "landed", "late", "loads", "past_late", "past_loads", "unseen",
     "older_late",
 )  # fmt: skip
 _KNOWN = ("known", "own", "unfenced", "multiplied", "batch", "mine", "untold", "after")
