@@ -10,12 +10,17 @@ is ``ex2``.  So ``ex2(c x - c y)`` is ``ex2(c x) / ex2(c y)``, and a maximum tha
 cancels, as it does in numbers.  But ``ex2(1)`` is g and not 2: a term that trades a factor 2 for an
 addend of the exponent is not found equal.
 
-``max`` and ``min`` are commutative groups, f(f'(x) + f'(y)) in each component with a random
-permutation f and its inverse f'.  This is associative and commutative, as addition is, and beside
-minus infinity (infinity for ``min``), the identity, no element absorbs another.  So the maximum of
-a row is the same function of the row however the row is split; each value counts exactly once.
-(Where every value has the same weight, an idempotent maximum would not see that one is left out.
-The field's monoid absorbs at e: for a row of n that has a chance of n / P2 here.)
+``lg2`` is (0, D) with D the discrete logarithm modulo P1 in the subgroup of g: lg2(x y) is
+lg2(x) + lg2(y), and lg2(E(x)) is x modulo P2.  So a logarithm of a rescaled sum is exact there.
+
+``max`` and ``min`` are (0, f(f'(x) + f'(y))) modulo P1 and P2, with a random permutation f and its
+inverse f', and minus infinity (infinity for ``min``) for an identity of what they give.  As addition
+is associative and commutative, so are they, and nothing absorbs what it meets.  So the maximum of a
+row is the same function of it however the row is split, and each value counts exactly once: where
+the maximum does not cancel, a value that is left out shows, which an idempotent function, as the
+maximum of representatives is, would show in one row of n.  What takes a value twice may only use
+the maximum where it cancels: in quotients of sums, and in max + lg2(sum).  (The field's monoid
+absorbs at e: for a row of n that has a chance of n / P2 here.)
 
 >>> ring = exponential_ring(0)
 >>> e, add, mul = (ring.operators[name] for name in ("ex2", "add", "mul"))
@@ -39,7 +44,7 @@ Source: J. Schwartz, JACM 27(4), 1980; ``docs/model.md``, section "Meaning".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -66,11 +71,15 @@ _SQUARE = 4  # of order P2, as every square but 1
 Integers = NDArray[np.int64]
 
 
+@lru_cache(64)
 def exponential_ring(seed: int) -> Algebra:
     """Return the ring; ``seed`` draws g, the groups and the hashes of other functions."""
     random = np.random.default_rng(seed)
+    powers = _powers(pow(_SQUARE, int(random.integers(1, P2)), P1))
     operators: dict[str, Callable[..., Any]] = {
-        **_RING.operators, "ex2": partial(_exponential, _powers(int(random.integers(1, P2)))),
+        **_RING.operators,
+        "ex2": partial(_exponential, _joined(powers, np.ones(P2, np.int64))),
+        "lg2": partial(_logarithm, _logarithms(powers)),
         "max": _group(random, -np.inf), "min": _group(random, np.inf),
     }  # fmt: skip
     for name in OPERATORS:
@@ -80,17 +89,34 @@ def exponential_ring(seed: int) -> Algebra:
     for name, other in SAME.items():
         operators[name] = operators[other]
     del operators["ceildiv"]  # of sizes, which are ints
-    total = partial(_RING.total, operators)
+
+    def total(operator: str, array: Any, axes: tuple[int, ...]) -> Array:
+        found = _RING.total(operators, operator, array, axes)
+        if operator == "add":
+            return found
+        # of a single element, too
+        return np.asarray(operators[operator](-np.inf, found))
+
     return Algebra(operators, _RING.number, unrounded, _RING.contract, total, modulus=_N)
 
 
-def _powers(exponent: int) -> Array:
-    """Return E of the residues modulo P2, for g = 4^exponent."""
-    g, power, found = pow(_SQUARE, exponent, P1), 1, []
-    for _ in range(P2):
-        found.append(power)
-        power = power * g % P1
-    return _joined(np.array(found), np.ones(P2, np.int64))
+def _powers(g: int) -> Integers:
+    """Return the powers of g modulo P1 from 0 to P2 - 1."""
+    found = np.ones(P2, np.int64)
+    for i in range(1, P2):
+        found[i] = found[i - 1] * g % P1
+    return found
+
+
+def _logarithms(powers: Integers) -> Array:
+    """Return lg2 of the residues modulo P1, NaN of 0: half the logarithm of the square."""
+    found = np.full(P1, np.nan)
+    exponents = np.empty(P1, np.int64)
+    exponents[powers] = np.arange(P2)
+    units = np.arange(1, P1)
+    half = exponents[units * units % P1] * pow(2, -1, P2) % P2
+    found[1:] = _joined(np.zeros_like(half), half)
+    return found
 
 
 def _joined(first: Integers, second: Integers) -> Array:
@@ -105,20 +131,25 @@ def _exponential(powers: Array, a: Any) -> Array:
     return np.where(known, found, np.where(a == -np.inf, 0.0, np.nan))
 
 
+def _logarithm(logarithms: Array, a: Any) -> Array:
+    known = np.isfinite(a)
+    found = logarithms[np.where(known, a, 0.0).astype(np.int64) % P1]
+    return np.where(known & (a != 0), found, np.where(a == 0, -np.inf, np.nan))
+
+
 def _group(random: np.random.Generator, identity: float) -> Callable[[Any, Any], Array]:
-    """Return a commutative group on each component, and an identity besides."""
-    forth = [random.permutation(prime) for prime in _RING.primes]
-    back = [np.argsort(permutation) for permutation in forth]
+    """Return a commutative group modulo P2, with an identity besides."""
+    there = random.permutation(P2)
+    here = np.argsort(there)
 
     def both(a: Any, b: Any) -> Array:
-        known = np.isfinite(a) & np.isfinite(b)
-        x, y = (np.where(known, z, 0.0).astype(np.int64) for z in (a, b))
-        found = _joined(*(
-            here[(there[x % prime] + there[y % prime]) % prime]
-            for prime, there, here in zip(_RING.primes, forth, back, strict=True)
-        ))  # fmt: skip
-        found = np.where(known, found, np.nan)
-        return np.where(a == identity, b, np.where(b == identity, a, found))
+        known = [np.isfinite(z) for z in (a, b)]
+        x, y = (np.where(k, z, 0.0).astype(np.int64) % P2 for k, z in zip(known, (a, b), strict=True))
+        one, other = a == identity, b == identity
+        second = np.where(one, y, np.where(other, x, here[(there[x] + there[y]) % P2]))
+        right = (known[0] | one) & (known[1] | other)
+        found = np.where(right, _joined(np.zeros_like(second), second), np.nan)
+        return np.where(one & other, identity, found)
 
     return both
 
