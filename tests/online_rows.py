@@ -32,9 +32,16 @@ def weighted(dtype: str = "f32", *, logarithm: bool = False) -> Operation:
     x, v, top = value("x"), value("v"), value("top")
     p = apply("ex2.ftz", (x - top) * C)
     if logarithm:
-        return Operation("logarithm", ("i", "j"), (Operand("x", ("i", "j"), dtype),),
-                         Operand("y", ("i",), "f32"), p, ("j",),
-                         top * C + apply("lg2", ACC), (), (Reduction("top", "max", x),))  # fmt: skip
+        return Operation(
+            name="logarithm",
+            axes=("i", "j"),
+            inputs=(Operand("x", ("i", "j"), dtype),),
+            output=Operand("y", ("i",), "f32"),
+            combine=p,
+            reduced=("j",),
+            epilogue=top * C + apply("lg2", ACC),
+            before=(Reduction("top", "max", x),),
+        )
     return Operation(
         name="weighted",
         axes=("i", "e", "j"),

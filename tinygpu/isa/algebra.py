@@ -33,7 +33,8 @@ class Algebra:
     ``number``: the element that a constant or a size means.  ``round(dtype, array)``.
     ``contract(form, a, b)``: ``form(a, b)``, where ``form`` gives sums of products of an element of
     a and one of b.  ``total(operator, array, axes)``: the reduction by "add" or "max" over axes,
-    whose length becomes 1.  ``modulus``: elements are whole numbers modulo it; 0: floats.
+    whose length becomes 1.  ``exact``: results are equal or wrong, and no errors are worked out.
+    ``modulus``: elements are whole numbers modulo it; 0: floats.
     """
 
     operators: Mapping[str, Callable[..., Any]]
@@ -41,12 +42,8 @@ class Algebra:
     round: Callable[[DType, Any], Any]
     contract: Callable[[Callable[[Any, Any], Any], Any, Any], Any]
     total: Callable[[str, Any, tuple[int, ...]], Any]
+    exact: bool
     modulus: int = 0
-
-    @property
-    def exact(self) -> bool:
-        """Whether results are equal or wrong."""
-        return self.modulus > 0
 
 
 def _ceildiv(a: Any, b: Any) -> Any:
@@ -92,5 +89,6 @@ FLOATS = Algebra(
     round=lambda dtype, array: dtype.round(array),
     contract=lambda form, a, b: form(a, b),
     total=_total,
+    exact=False,
 )
 """float64, rounded to each type; CuPy's arrays as well as NumPy's."""

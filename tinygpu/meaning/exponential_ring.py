@@ -14,8 +14,8 @@ addend of the exponent is not found equal.
 lg2(x) + lg2(y), and lg2(E(x)) is x modulo P2.  So a logarithm of a rescaled sum is exact there.
 
 ``max`` and ``min`` are (0, f(f'(x) + f'(y))) modulo P1 and P2, with a random permutation f and its
-inverse f', and minus infinity (infinity for ``min``) for an identity of what they give.  As addition
-is associative and commutative, so are they, and nothing absorbs what it meets.  So the maximum of a
+inverse f', and minus infinity (infinity for ``min``) for an identity of what they give.  Addition
+is associative and commutative, so they are, and no element absorbs another.  So the maximum of a
 row is the same function of it however the row is split, and each value counts exactly once: where
 the maximum does not cancel, a value that is left out shows, which an idempotent function, as the
 maximum of representatives is, would show in one row of n.  What takes a value twice may only use
@@ -97,7 +97,9 @@ def exponential_ring(seed: int) -> Algebra:
         # of a single element, too
         return np.asarray(operators[operator](-np.inf, found))
 
-    return Algebra(operators, _RING.number, unrounded, _RING.contract, total, modulus=_N)
+    return Algebra(
+        operators, _RING.number, unrounded, _RING.contract, total, exact=True, modulus=_N
+    )
 
 
 def _powers(g: int) -> Integers:
@@ -143,11 +145,11 @@ def _group(random: np.random.Generator, identity: float) -> Callable[[Any, Any],
     here = np.argsort(there)
 
     def both(a: Any, b: Any) -> Array:
-        known = [np.isfinite(z) for z in (a, b)]
-        x, y = (np.where(k, z, 0.0).astype(np.int64) % P2 for k, z in zip(known, (a, b), strict=True))
+        first, last = np.isfinite(a), np.isfinite(b)
+        x, y = (np.where(np.isfinite(z), z, 0.0).astype(np.int64) % P2 for z in (a, b))
         one, other = a == identity, b == identity
         second = np.where(one, y, np.where(other, x, here[(there[x] + there[y]) % P2]))
-        right = (known[0] | one) & (known[1] | other)
+        right = (first | one) & (last | other)
         found = np.where(right, _joined(np.zeros_like(second), second), np.nan)
         return np.where(one & other, identity, found)
 

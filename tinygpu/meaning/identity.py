@@ -343,10 +343,11 @@ def _told(program: Program, finding: Finding, modulus: int) -> Finding:
         return finding
     stores = [s for s, _ in walk(program) if isinstance(s, Do)]
     own = [str(s) for s in stores if s.write.buffer.name == program.operation.output.name]
+    by = " or ".join(dict.fromkeys(own))
     return replace(
         finding,
         statement=own[0] if own[:1] == own else "",
-        message=f"{finding.message} (modulo {modulus}); written by {' or '.join(dict.fromkeys(own))}",
+        message=f"{finding.message} (modulo {modulus}); written by {by}",
     )
 
 

@@ -5,7 +5,7 @@
               of a running maximum rescales, and an exponential from which no maximum is subtracted
               overflows fp32
     planted   normal, and in each row of what a maximum is taken of one element is PLANTED higher:
-              in row i the one at (i + 1) mod n: where a causal mask begins, and at every edge of blocks
+              in row i the one at (i + 1) mod n, where a causal mask begins: at every edge
 
 An operation without a maximum has normal inputs only.
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import lcm, prod
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.cluster import Landing, Run
 from tinygpu.meaning.inputs import drawn, kinds
 from tinygpu.meaning.race import Finding, GlobalArray
-from tinygpu.meaning.tolerance import error_ratio, roundoff
+from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.meaning.touched import Toucher
 from tinygpu.meaning.turns import run_grid
 from tinygpu.term.fields import require_known
@@ -107,7 +107,8 @@ def check(
 ) -> tuple[Finding, ...]:
     """Interpret at each seed on inputs of each kind; return the first finding of each kind.
 
-    The inputs are those of ``tinygpu.meaning.inputs``, scalars are 0.5.  Seeds s and s + 1 differ in who runs first and when copies land; three of them have all of each.
+    The inputs are those of ``tinygpu.meaning.inputs``, scalars are 0.5.  Seeds s and s + 1
+    differ in who runs first and when copies land; three of them have all of each.
     """
     require_kind("check: program", program, Program, ProgramError)
     require_kind("check: sizes", sizes, Mapping, OperationError)
@@ -243,18 +244,11 @@ def wrong_result(
     operation = program.operation
     with np.errstate(all="ignore"):
         reference = operation.reference(inputs, scalars, algebra)
-    name, depth = operation.output.name, prod(sizes[a] for a in operation.reduced)
+    name = operation.output.name
     if algebra.exact:
         ratio = np.where(result == reference[name], 0.0, np.inf)
     else:
-        ratio = error_ratio(
-            result,
-            reference[name],
-            reference["scale"],
-            depth=depth,
-            roundoff=roundoff(program),
-            dtype=operation.output.dtype,
-        )
+        ratio = ratio_of(program, inputs, scalars, output=result, reference=reference)
     strange = np.isnan(reference[name])
     ratio, compared = np.where(strange, 0.0, ratio), 1.0 - strange.sum() / max(1, strange.size)
     if not ratio.size or ratio.max() <= 1:

@@ -23,7 +23,6 @@ JACM 27(4), 1980; ``docs/model.md``, section "Meaning".
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,7 @@ from tinygpu.isa.algebra import OPERATORS, Algebra
 from tinygpu.isa.memory import DType
 from tinygpu.meaning.residues import Array, Residues, hashed
 
-__all__ = ["P", "SAME", "prime_field", "unrounded"]
+__all__ = ["SAME", "P", "prime_field", "unrounded"]
 
 P = 67_108_859
 SAME = {"ex2.ftz": "ex2", "rcp.ftz": "rcp"}
@@ -56,7 +55,9 @@ def prime_field(seed: int) -> Algebra:
         operators[name] = operators[other]
     del operators["ceildiv"]  # of sizes, which are ints
     total = partial(_FIELD.total, operators)
-    return Algebra(operators, _FIELD.number, unrounded, _FIELD.contract, total, modulus=P)
+    return Algebra(
+        operators, _FIELD.number, unrounded, _FIELD.contract, total, exact=True, modulus=P
+    )
 
 
 def _monoid(e: float, s: float, identity: float, a: Any, b: Any) -> Array:
