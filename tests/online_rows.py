@@ -98,6 +98,8 @@ def online(
                 used = k.cast(p, rounded, into="narrow") if rounded else p
                 at = "j = (t part lane), e = (be col)"
                 right = k.load(k.inputs[1][at], into="right", vector=1)
+                if change == "narrow inputs":
+                    right = k.cast(right, "bf16", into="narrow_right")
                 if change != "sums are not rescaled":
                     k.set(sums, value("o") * value("s"), {"o": sums, "s": shrink})
                 if change == "the first block is lost":
@@ -109,7 +111,7 @@ def online(
         if last:
             out = k.compute(value("m") * C + apply("lg2", value("l")), {"m": top, "l": total})
             with k.only(lane=0):
-                k.store(y["i = (bi row)"], out)
+                k.store(y["i = (bi row)"], out, vector=1)
             return
         k.butterfly("add", sums, over="lane")
         out = k.compute(value("o") * apply("rcp", value("l")), {"o": sums, "l": total})

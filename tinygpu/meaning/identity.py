@@ -252,7 +252,8 @@ class _Asked:
 
 def _asked(program: Program, every: tuple[Mapping[str, int], ...], draws: int) -> _Asked:
     """Ask in the field; if its exponential, which is any function, differs, in the ring's."""
-    found = _asked_in(prime_field, program, every, (*(1,) * (len(every) - 1), draws))
+    last = (1,) * len(every[:-1]) + (draws,) * len(every[-1:])
+    found = _asked_in(prime_field, program, every, last)
     if found.finding is None or not has_exponential(program):
         return found
     found = _asked_in(exponential_ring, program, every, (max(DRAWS, draws),) * len(every))

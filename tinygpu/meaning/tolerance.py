@@ -30,8 +30,9 @@ Sci. Comput. 41(5), 2019.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,8 @@ def between(
         for number, r in enumerate(every)
         if r.operator == "add" and r.name not in read and made & {*r.expression.names()}
     ]
+    if not loose:
+        return np.zeros(())
     off = [_with_sums_off(operation, inputs, scalars, number) for number in (-1, *loose)]
     with np.errstate(all="ignore"):
         moved = sum((np.abs(x - off[0]) for x in off[1:]), start=0.0 * off[0]) / _STEP
@@ -161,7 +164,7 @@ def _with_sums_off(
     number: int,
 ) -> NDArray[np.float64]:
     """Return the reference where the reduction of that number is off; they are made in order."""
-    turns: Iterator[int] = iter(range(len(operation.reductions)))
+    turns = count()
 
     def total(operator: str, array: Any, axes: tuple[int, ...]) -> Any:
         found = FLOATS.total(operator, array, axes)
@@ -176,7 +179,7 @@ def _with_sums_off(
     algebra = replace(FLOATS, total=total, contract=contract, exact=True)
     with np.errstate(all="ignore"):
         found = operation.reference(inputs, scalars, algebra)[operation.output.name]
-    assert next(turns, None) is None
+    assert next(turns) == len(operation.reductions)
     return found
 
 
