@@ -32,7 +32,7 @@ from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning import identity, interpret
 from tinygpu.meaning.identity import Meaning
 from tinygpu.meaning.race import Finding
-from tinygpu.meaning.tolerance import error_ratio, roundoff
+from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.term.program import Do, Program, walk
 
 __all__ = ["check", "computes", "differences", "require_computes"]
@@ -117,7 +117,7 @@ def _differences(
     scalars = dict.fromkeys(operation.scalars, _SCALAR)
     meant = interpret.interpret(program, sizes, exact, scalars=scalars).outputs[out.name]
     with np.errstate(all="ignore"):
-        scale = operation.reference(exact, scalars)["scale"]
+        reference = operation.reference(exact, scalars) | {out.name: meant}
     needed = (s.instruction.arch for s, _ in walk(program) if isinstance(s, Do))
     arch = max((ARCHITECTURES[0], *needed), key=_newest)
     try:
@@ -136,14 +136,7 @@ def _differences(
         wrong = [f for f in report.findings if f.severity == "error"]
         if wrong:
             return (_finding(first, f"in its code, copies landing {completion}: {wrong[0]}"),), ""
-        ratio = error_ratio(
-            output,
-            meant,
-            scale,
-            depth=operation.depth(sizes),
-            roundoff=roundoff(program),
-            dtype=out.dtype,
-        )
+        ratio = ratio_of(program, exact, scalars, output=output, reference=reference)
         ratio = np.where(np.isnan(meant.astype(np.float64)) | np.isnan(ratio), 0.0, ratio)
         if ratio.max() > _BOTH:
             place = np.unravel_index(int(ratio.argmax()), ratio.shape)

@@ -31,7 +31,7 @@ from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.codegen.runtime.maps import box_of, pitches_bytes
 from tinygpu.isa.memory import DTYPES
-from tinygpu.meaning.tolerance import error_ratio, roundoff
+from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.term.program import Program
 
 __all__ = ["COMPLETIONS", "Interpretation", "execute", "interpret"]
@@ -92,14 +92,7 @@ def interpret(
             program, sizes, inputs | {name: output}, module, scalars=scalars, seed=seed,
             completion=completion,
         )  # fmt: skip
-        ratio = error_ratio(
-            output,
-            wanted[name],
-            wanted["scale"],
-            depth=operation.depth(sizes),
-            roundoff=roundoff(program),
-            dtype=dtype,
-        )
+        ratio = ratio_of(program, exact, scalars, output=output, reference=wanted)
         errors.append(float(ratio.max()))
         findings |= dict.fromkeys(report.findings)
         issued = sum(report.instruction_counts.values())

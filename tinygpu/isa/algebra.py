@@ -33,7 +33,8 @@ class Algebra:
     ``number``: the element that a constant or a size means.  ``round(dtype, array)``.
     ``contract(form, a, b)``: ``form(a, b)``, where ``form`` gives sums of products of an element of
     a and one of b.  ``total(operator, array, axes)``: the reduction by "add" or "max" over axes,
-    whose length becomes 1.  ``exact``: results are equal or wrong.
+    whose length becomes 1.  ``exact``: results are equal or wrong, and no errors are worked out.
+    ``modulus``: elements are whole numbers modulo it; 0: floats.
     """
 
     operators: Mapping[str, Callable[..., Any]]
@@ -42,6 +43,7 @@ class Algebra:
     contract: Callable[[Callable[[Any, Any], Any], Any, Any], Any]
     total: Callable[[str, Any, tuple[int, ...]], Any]
     exact: bool
+    modulus: int = 0
 
 
 def _ceildiv(a: Any, b: Any) -> Any:

@@ -394,7 +394,7 @@ class _Work:
         if tile:
             self.owners(do, group)
         for low, high in pairwise(self.cuts(do, group, tile, size)):
-            modes = _modes(do, high - low)
+            modes = _modes(do, low, high)
             arguments = [self.read(do, r, group, mine, tile, low, high, modes) for r in do.reads]
             if do.instruction.warp_product:
                 result = self.warps(do, arguments)
@@ -871,10 +871,14 @@ class _Work:
         return self.narrow[key]
 
 
-def _modes(do: Do, many: int) -> tuple[int, ...]:
-    """Return the value modes of a part of an operator's values, slowest first; () if flat."""
+def _modes(do: Do, low: int, high: int) -> tuple[int, ...]:
+    """Return the value modes of a part of an operator's values, slowest first; () if flat.
+
+    A part has modes where it is all of the fastest ones: it begins at a multiple of its length.
+    """
     modes: list[int] = []
-    if do.instruction.variants and not do.instruction.warp_product:
+    many = high - low
+    if low % many == 0 and do.instruction.variants and not do.instruction.warp_product:
         for size in do.values:
             if prod(modes) == many:
                 break

@@ -5,6 +5,12 @@ step left out or exchanged scalars give another element, almost surely, however 
 would be. What floats alone find is too early a rounding, which ``tinygpu.meaning.interpret.check``
 asks about.
 
+In the field an exponential is any function: a term that is right there is right.  One that is not,
+as it rescales what it has summed, is asked in a ring that has an exponential
+(``tinygpu.meaning.exponential_ring``), where a maximum that is subtracted cancels.  As that also
+holds for a term that subtracts none, it is asked in floats, too, on normal, rising and planted
+inputs (``tinygpu.meaning.inputs``).
+
 The question is one about legal terms: such a term computes the same in every run, so that one is
 enough (``tinygpu.meaning.canonical``).  Where guards in a loop reach s steps from its start and q
 from its end, full tiles are asked at each number of trips from 1 to s + q + 1, the first with two
@@ -31,7 +37,7 @@ Source: ``docs/model.md``, section "Meaning".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -41,11 +47,15 @@ from math import prod
 import numpy as np
 
 from tinygpu.errors import ProgramError, require_kind
+from tinygpu.isa.algebra import FLOATS, Algebra
+from tinygpu.isa.memory import DTYPES
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.meaning.assumptions import ends, unproved, window
 from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
-from tinygpu.meaning.interpret import edge_of, interpret, tile_of, wrong_result
-from tinygpu.meaning.prime_field import P, prime_field
+from tinygpu.meaning.exponential_ring import DRAWS, P2, exponential_ring, has_exponential
+from tinygpu.meaning.inputs import drawn, kinds
+from tinygpu.meaning.interpret import SCALAR, edge_of, interpret, tile_of, wrong_result
+from tinygpu.meaning.prime_field import prime_field
 from tinygpu.meaning.race import Finding
 from tinygpu.meaning.tolerance import roundings
 from tinygpu.term.operation import Problem
@@ -67,8 +77,9 @@ class Meaning:
     ``unproved``: why these sizes do not decide all, "" if they do; ``ragged``: why full tiles do
     not decide others.  ``left_out``: how many sizes take too long to be asked.  ``larger``: at how
     many sizes beyond those of a proof it was run.  ``illegal``: why the judge refuses the term,
-    of which one run says nothing about the others.  It is true if the term is not illegal, was
-    asked, and nothing was found.
+    of which one run says nothing about the others.  ``exponential``: the least share of elements at
+    which the operation is a number, where it was asked in the ring with an exponential, else None.
+    It is true if the term is not illegal, was asked, and nothing was found.
     """
 
     program: Program
@@ -79,6 +90,7 @@ class Meaning:
     left_out: int = 0
     larger: int = 0
     illegal: str = ""
+    exponential: float | None = None
 
     def __bool__(self) -> bool:
         return bool(self.asked) and not self.wrong
@@ -101,8 +113,20 @@ class Meaning:
         return self.finding is None and bool(self.asked) and not self.unproved and not self.ragged
 
     def __str__(self) -> str:
-        right = self.finding is None and self.asked and self.rounding
-        return f"{self._found()}; {self.rounding}" if right else self._found()
+        if self.finding is not None or not self.asked:
+            return self._found()
+        return "; ".join(t for t in (self._found(), self.by, self.rounding) if t)
+
+    @property
+    def by(self) -> str:
+        """How exponentials were asked, if it was in their ring, and how often that errs."""
+        if self.exponential is None:
+            return ""
+        inputs = ", ".join(kinds(self.program.operation))
+        return (
+            f"exponentials multiply, at {self.exponential:.2%} of the elements, a wrong one passes "
+            f"once in {float(P2**DRAWS):.0e} times; in floats on inputs that are {inputs}"
+        )
 
     def _found(self) -> str:
         axes = ", ".join(self.program.operation.axes)
@@ -141,8 +165,9 @@ def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: in
     illegal = judged.reason if judged.outcome == "illegal" else ""
     if sizes is not None:
         given = Problem.of(program.operation, **sizes).sizes
-        asked, finding, _ = _asked(program, (given,), draws)
-        return Meaning(program, asked, finding, unproved=_GIVEN, illegal=illegal)
+        found = _asked(program, (given,), draws)
+        return Meaning(program, found.sizes, found.finding, unproved=_GIVEN, illegal=illegal,
+                       exponential=found.exponential)  # fmt: skip
     return replace(_computes(unlaunched(program), draws), program=program, illegal=illegal)
 
 
@@ -196,73 +221,135 @@ def _computes(program: Program, draws: int) -> Meaning:
             small.append(sizes)
     chosen = (*small, *last)
     try:
-        asked, finding, shared = _asked(program, chosen, draws)
+        here = _asked(program, chosen, draws)
     except NotCanonicalError as error:
         return Meaning(program, (), None, f"many CTAs, and no run of all at once: {error}")
     out = len(full) + 1 - len(chosen)
-    why = f"{out} of {len(full) + 1} sizes take too long" if out else unproved(program) or shared
-    found = Meaning(program, asked, finding, why, "" if why else ends(program), out)
+    why = f"{out} of {len(full) + 1} sizes take too long" if out else unproved(program)
+    why = why or here.shared
+    found = Meaning(program, here.sizes, here.finding, why, "" if why else ends(program), out,
+                    exponential=here.exponential)  # fmt: skip
     if not found.proved:
         return found
     more = _larger(program)
     try:
-        here, finding, _ = _asked(program, more, 1)
+        net = _asked(program, more, 1)
     except NotCanonicalError:  # many CTAs, each by itself: the proof stands without a net
         return found
-    if finding is not None:
-        return replace(found, asked=(*asked, *here), finding=finding)
+    if net.finding is not None:
+        return replace(found, asked=(*here.sizes, *net.sizes), finding=net.finding)
     return replace(found, larger=len(more))
 
 
-def _asked(
-    program: Program, every: tuple[Mapping[str, int], ...], draws: int
-) -> tuple[tuple[Mapping[str, int], ...], Finding | None, str]:
-    """Return the sizes at which it was asked, up to the first finding; and what tiles share."""
-    every_shared = ""
-    for number, here in enumerate(every):
-        for draw in range(draws if number == len(every) - 1 else 1):
-            found, shared = _findings(program, here, number, draw)
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Sizes up to the first finding, if any; what tiles share; ``exponential`` as in Meaning."""
+
+    sizes: tuple[Mapping[str, int], ...]
+    finding: Finding | None
+    shared: str = ""
+    exponential: float | None = None
+
+
+def _asked(program: Program, every: tuple[Mapping[str, int], ...], draws: int) -> _Asked:
+    """Ask in the field; if its exponential, which is any function, differs, in the ring's."""
+    last = (1,) * len(every[:-1]) + (draws,) * len(every[-1:])
+    found = _asked_in(prime_field, program, every, last)
+    if found.finding is None or not has_exponential(program):
+        return found
+    found = _asked_in(exponential_ring, program, every, (max(DRAWS, draws),) * len(every))
+    if found.finding is None and every:
+        finding = _finding_in_floats(program, every[-1])
+        return replace(found, finding=finding)
+    return found
+
+
+def _asked_in(
+    algebra: Callable[[int], Algebra],
+    program: Program,
+    every: tuple[Mapping[str, int], ...],
+    draws: tuple[int, ...],
+) -> _Asked:
+    """Ask at each size with as many draws, up to the first finding."""
+    every_shared, least, ring = "", 1.0, algebra is exponential_ring
+    for number, (here, many) in enumerate(zip(every, draws, strict=True)):
+        shares = []
+        for draw in range(many):
+            found, shared, share = _findings(program, here, number, draw, algebra)
             every_shared = every_shared or shared
+            shares.append(share)
             if found:
                 first = next((f for f in found if f.kind == "wrong_result"), found[0])
-                return every[: number + 1], _told(program, first), every_shared
-    return every, None, every_shared
+                told = _told(program, first, algebra(0).modulus)
+                return _Asked(every[: number + 1], told, every_shared)
+        share = sum(shares) / many
+        if share < _COMPARED:
+            few = f"the operation is a number at {share:.0%} of its elements only"
+            every_shared = every_shared or few
+        least = min(least, share)
+    return _Asked(every, None, every_shared, least if ring else None)
 
 
 def _findings(
-    program: Program, sizes: Mapping[str, int], number: int, draw: int
-) -> tuple[tuple[Finding, ...], str]:
-    """Return what is wrong at some sizes, with one random input, and why that proves nothing."""
+    program: Program,
+    sizes: Mapping[str, int],
+    number: int,
+    draw: int,
+    algebra: Callable[[int], Algebra],
+) -> tuple[tuple[Finding, ...], str, float]:
+    """Return what is wrong with one random input, why that proves nothing, and what was compared.
+
+    The last is the share of the elements at which the operation is a number.
+    """
     operation, random = program.operation, np.random.default_rng((number, draw))
-    shapes, field = operation.shapes(sizes), prime_field(number + draw)
+    shapes, exact = operation.shapes(sizes), algebra(number + draw)
     inputs = {
-        o.name: random.integers(P, size=shapes[o.name]).astype(np.float64) for o in operation.inputs
+        o.name: random.integers(exact.modulus, size=shapes[o.name]).astype(np.float64)
+        for o in operation.inputs
     }
-    scalars = {n: float(random.integers(P)) for n in operation.scalars}
+    scalars = {n: float(random.integers(exact.modulus)) for n in operation.scalars}
     try:
-        result, found, shared = canonical_run(program, sizes, inputs, scalars, field)
+        result, found, shared = canonical_run(program, sizes, inputs, scalars, exact)
     except NotCanonicalError:
         if prod(program.grid_extents(sizes)) > _MOST_CTAS:
             raise
-        run = interpret(program, sizes, inputs, scalars=scalars, seed=number + draw, algebra=field)
-        return run.findings, "independent: the term was asked of the interpreter"
-    wrong, compared = wrong_result(program, sizes, inputs, scalars, result, field)
+        run = interpret(program, sizes, inputs, scalars=scalars, seed=number + draw, algebra=exact)
+        why = "independent: the term was asked of the interpreter"
+        output = run.outputs[operation.output.name]
+        compared = wrong_result(program, sizes, inputs, scalars, output, exact)[1]
+        return run.findings, why, compared
+    wrong, compared = wrong_result(program, sizes, inputs, scalars, result, exact)
     why = f"independent: tiles share {shared}" if shared else ""
-    if compared < _COMPARED:
-        why = f"the operation is a number at {compared:.0%} of its elements only"
-    return (*found, *wrong), why
+    return (*found, *wrong), why, compared
 
 
-def _told(program: Program, finding: Finding) -> Finding:
+def _finding_in_floats(program: Program, sizes: Mapping[str, int]) -> Finding | None:
+    """Return what is wrong in floats, on inputs of each kind: a sum that overflows, above all."""
+    operation, scalars = program.operation, dict.fromkeys(program.operation.scalars, SCALAR)
+    for kind in kinds(operation):
+        made = drawn(operation, sizes, kind, np.random.default_rng(0).standard_normal)
+        inputs = {o.name: DTYPES[o.dtype].round(made[o.name]) for o in operation.inputs}
+        try:
+            result, found, _ = canonical_run(program, sizes, inputs, scalars, FLOATS)
+            found = (*found, *wrong_result(program, sizes, inputs, scalars, result, FLOATS)[0])
+        except NotCanonicalError:
+            found = interpret(program, sizes, inputs, scalars=scalars).findings
+        if found:
+            return replace(found[0], message=f"{found[0].message} (in floats, {kind} inputs)")
+    return None
+
+
+def _told(program: Program, finding: Finding, modulus: int) -> Finding:
     """Add to a wrong result the statements that write the output."""
     if finding.kind != "wrong_result":
         return finding
     stores = [s for s, _ in walk(program) if isinstance(s, Do)]
     own = [str(s) for s in stores if s.write.buffer.name == program.operation.output.name]
+    by = " or ".join(dict.fromkeys(own))
     return replace(
         finding,
         statement=own[0] if own[:1] == own else "",
-        message=f"{finding.message} (modulo {P}); written by {' or '.join(dict.fromkeys(own))}",
+        message=f"{finding.message} (modulo {modulus}); written by {by}",
     )
 
 

@@ -31,8 +31,9 @@ from tinygpu.errors import OperationError, ProgramError, require_kind
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.cluster import Landing, Run
+from tinygpu.meaning.inputs import drawn, kinds
 from tinygpu.meaning.race import Finding, GlobalArray
-from tinygpu.meaning.tolerance import error_ratio, roundoff
+from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.meaning.touched import Toucher
 from tinygpu.meaning.turns import run_grid
 from tinygpu.term.fields import require_known
@@ -40,6 +41,7 @@ from tinygpu.term.operation import Problem
 from tinygpu.term.program import Do, Exit, For, Program, WaitGroup, When, walk
 
 __all__ = [
+    "SCALAR",
     "Finding",
     "Result",
     "check",
@@ -52,7 +54,8 @@ __all__ = [
 ]
 
 _LANDINGS: tuple[Landing, ...] = ("late", "random", "early")
-_SCALAR = 0.5
+SCALAR = 0.5
+"""What a scalar is where floats are asked."""
 _TMA_BYTES = 16  # spec: the strides of a tensor map are multiples of them
 
 
@@ -102,9 +105,10 @@ def interpret(
 def check(
     program: Program, sizes: Mapping[str, int], *, seeds: tuple[int, ...] = (0, 1, 2)
 ) -> tuple[Finding, ...]:
-    """Interpret on normal inputs (scalars 0.5) at each seed; return the first finding of each kind.
+    """Interpret at each seed on inputs of each kind; return the first finding of each kind.
 
-    Seeds s and s + 1 differ in who runs first and when copies land; three of them have all of each.
+    The inputs are those of ``tinygpu.meaning.inputs``, scalars are 0.5.  Seeds s and s + 1
+    differ in who runs first and when copies land; three of them have all of each.
     """
     require_kind("check: program", program, Program, ProgramError)
     require_kind("check: sizes", sizes, Mapping, OperationError)
@@ -112,12 +116,11 @@ def check(
     sizes = Problem.of(operation, **sizes).sizes
     found: dict[str, Finding] = {}
     for seed in seeds:
-        random = np.random.default_rng(seed)
-        shapes = operation.shapes(sizes)
-        inputs = {o.name: random.standard_normal(shapes[o.name]) for o in operation.inputs}
-        scalars = dict.fromkeys(operation.scalars, _SCALAR)
-        for finding in interpret(program, sizes, inputs, scalars=scalars, seed=seed).findings:
-            found.setdefault(finding.kind, finding)
+        for kind in kinds(operation):
+            inputs = drawn(operation, sizes, kind, np.random.default_rng(seed).standard_normal)
+            scalars = dict.fromkeys(operation.scalars, SCALAR)
+            for finding in interpret(program, sizes, inputs, scalars=scalars, seed=seed).findings:
+                found.setdefault(finding.kind, finding)
     return tuple(found.values())
 
 
@@ -250,18 +253,11 @@ def wrong_result(
     operation = program.operation
     with np.errstate(all="ignore"):
         reference = operation.reference(inputs, scalars, algebra)
-    name, depth = operation.output.name, operation.depth(sizes)
+    name = operation.output.name
     if algebra.exact:
         ratio = np.where(result == reference[name], 0.0, np.inf)
     else:
-        ratio = error_ratio(
-            result,
-            reference[name],
-            reference["scale"],
-            depth=depth,
-            roundoff=roundoff(program),
-            dtype=operation.output.dtype,
-        )
+        ratio = ratio_of(program, inputs, scalars, output=result, reference=reference)
     strange = np.isnan(reference[name])
     ratio, compared = np.where(strange, 0.0, ratio), 1.0 - strange.sum() / max(1, strange.size)
     if not ratio.size or ratio.max() <= 1:

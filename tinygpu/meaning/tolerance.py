@@ -4,10 +4,19 @@ With C64 the reference in float64, S what the same operation gives on magnitudes
 matmul), K the length of a sum and u the unit roundoff of what it is summed in, an output element is
 right if
 
-    |C - C64| <= 4 u sqrt(K) S + 1 ulp of the output type at C64
+    |C - C64| <= 4 u sqrt(K) S + 4 w T + 1 ulp of the output type at C64
 
 The first part is the probabilistic bound on a sum of K rounded terms, whatever their order, with a
-factor of 4 in hand; the second is the rounding of the result itself.
+factor of 4 in hand; the last is the rounding of the result itself.
+
+The second is for terms that round between two stages: a value that is made of an earlier reduction
+is rounded to a narrow type, and then multiplied and summed.  w adds up the unit roundoffs of such
+statements (``narrowing``), 0 where there are none.  Let p_j be what a later sum adds.  Each is off
+by at most w |p_j|, with a sign of its own, so by Hoeffding's inequality, errors taken as uniform,
+their sum is beyond 4 w sqrt(sum p_j^2) with a probability of 2 exp(-24).  (A linear bound,
+w sum |p_j|, would be up to sqrt(n) / 4 times wider.)  T is that root of each such sum, times the
+slope of the output, added over the sums (``between``).  What is rounded before an exponential, or
+before a sum of which a later sum is made, gains nothing: a term that does so is held to fp32.
 
 >>> ratio = error_ratio(np.array([1.0, 1.5]), np.ones(2), np.ones(2),
 ...                     depth=4, roundoff=2.0**-24, dtype="f32")
@@ -22,16 +31,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.isa.algebra import FLOATS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.term.operation import Operation
 from tinygpu.term.program import Access, Do, Program, walk
 
-__all__ = ["error_ratio", "roundings", "roundoff", "ulp", "usual_roundoff"]
+__all__ = [
+    "between",
+    "error_ratio",
+    "narrowing",
+    "ratio_of",
+    "roundings",
+    "roundoff",
+    "ulp",
+    "usual_roundoff",
+]
 
 _LARGEST_EXPONENT: Mapping[str, int] = {
     "f64": 1023, "f32": 127, "tf32": 127, "f16": 15, "bf16": 127, "e4m3": 8, "e5m2": 15,
@@ -62,22 +82,81 @@ def error_ratio(
     depth: int,
     roundoff: float,
     dtype: str,
+    between: NDArray[Any] | float = 0.0,
 ) -> NDArray[np.float64]:
     """Return the error of each element over what is allowed: right where it is at most 1.
 
-    ``scale`` is S, ``depth`` K, ``roundoff`` u and ``dtype`` the output's type.  An element that is
-    not a number counts as infinitely wrong, and so does an infinite one unless the reference
-    overflows ``dtype`` to the same infinity.  The arrays are NumPy's, or all CuPy's.
+    ``scale`` is S, ``depth`` K, ``roundoff`` u, ``between`` w T, ``dtype`` the output's type.  An
+    element that is not a number counts as infinitely wrong, and so does an infinite one unless the
+    reference overflows ``dtype`` to the same infinity.  The arrays are NumPy's, or all CuPy's.
     """
     got, want = output.astype(np.float64), reference64.astype(np.float64)
     with np.errstate(all="ignore"):
         allowed = 4 * roundoff * math.sqrt(depth) * np.abs(scale) + ulp(want, dtype)
+        allowed = allowed + 4 * between
         ratio = np.abs(got - want) / allowed
     least_infinite = (2 - DTYPES[dtype].roundoff) * 2.0 ** _LARGEST_EXPONENT[dtype]
     overflow = np.isinf(got) & (np.abs(want) >= least_infinite) & (np.sign(got) == np.sign(want))
     wrong = np.where(overflow, 0.0, np.inf)
     result: NDArray[np.float64] = np.where(np.isfinite(got), ratio, wrong)
     return result
+
+
+def ratio_of(
+    program: Program,
+    inputs: Mapping[str, NDArray[Any]],
+    scalars: Mapping[str, float],
+    *,
+    output: NDArray[Any],
+    reference: Mapping[str, NDArray[Any]],
+) -> NDArray[np.float64]:
+    """Return the error of each element of a term's output over what is allowed.
+
+    ``inputs`` are rounded to their types, in float64; ``reference`` is the operation's.
+    """
+    operation, narrow = program.operation, narrowing(program)
+    sizes = operation.sizes({name: x.shape for name, x in inputs.items()})
+    return error_ratio(
+        output,
+        reference[operation.output.name],
+        reference["scale"],
+        depth=operation.depth(sizes),
+        roundoff=roundoff(program),
+        dtype=operation.output.dtype,
+        between=narrow * between(operation, inputs, scalars) if narrow else 0.0,
+    )
+
+
+def between(
+    operation: Operation, inputs: Mapping[str, NDArray[Any]], scalars: Mapping[str, float]
+) -> NDArray[np.float64]:
+    """Return T: how far roundings between stages move the output, by the unit roundoff.
+
+    The operation is evaluated anew with each sum of what earlier reductions made off by a little of
+    its root sum of squares.  The arrays are NumPy's, or all CuPy's.  A sum that a later reduction
+    reads is left as it is.
+    """
+    made = {r.name for r in operation.reductions}
+    read = {name for r in operation.reductions for name in r.expression.names()}
+    loose = [
+        r.name
+        for r in operation.reductions
+        if r.operator == "add" and r.name not in read and made & {*r.expression.names()}
+    ]
+    if not loose:
+        return np.zeros(())
+    algebra, name = replace(FLOATS, exact=True), operation.output.name  # no S is asked for
+    right, *off = (
+        operation.reference(inputs, scalars, algebra, moved)[name]
+        for moved in ({}, *({one: _STEP} for one in loose))
+    )
+    with np.errstate(all="ignore"):
+        moved = sum((np.abs(x - right) for x in off), start=0.0 * right) / _STEP
+    found: NDArray[np.float64] = np.where(np.isfinite(moved), moved, 0.0)
+    return found
+
+
+_STEP = 2.0**-20  # small, but far above the rounding of float64
 
 
 def usual_roundoff(operation: Operation) -> float:
@@ -119,6 +198,27 @@ def roundings(program: Program) -> tuple[str, ...]:
     >>> roundings(Simt().program(matmul("f64"), Chosen(LADDER["shared"])))[0]
     'f32: a_wide@(32*kt + kk) = cvt(a_fragment@(32*kt + kk)) x 1*1'
     """
+    return tuple(dict.fromkeys(f"{s.write.buffer.dtype}: {s}" for s in _narrow(program)))
+
+
+def narrowing(program: Program) -> float:
+    """Return w: the unit roundoffs of what ``roundings`` names, added up.
+
+    An input that is rounded before anything is computed of it does not count.
+    """
+    statements = [s for s, _ in walk(program) if isinstance(s, Do)]
+    made: set[str] = set()
+    more = True
+    while more:
+        before = len(made)
+        made |= {s.write.buffer.name for s in statements if _operates(s) or _reads(s) & made}
+        more = len(made) > before
+    return sum(
+        s.write.buffer.type.roundoff for s in _narrow(program) if _operates(s) or _reads(s) & made
+    )
+
+
+def _narrow(program: Program) -> list[Do]:
     own = min(DTYPES["f32"].roundoff, DTYPES[program.operation.output.dtype].roundoff)
     statements = [s for s, _ in walk(program) if isinstance(s, Do)]
     used = {name for s in statements if _computes(s) for name in _reads(s)}
@@ -128,22 +228,23 @@ def roundings(program: Program) -> tuple[str, ...]:
         before = len(used)
         used |= {name for s in moves if s.write.buffer.name in used for name in _reads(s)}
         more = len(used) > before
-    return tuple(
-        dict.fromkeys(
-            f"{s.write.buffer.dtype}: {s}"
-            for s in statements
-            if _computes(s)
-            and s.write.buffer.type.roundoff > own
-            and (s.write.buffer.name in used or s.instruction.atomic)
-        )
-    )
+    return [
+        s
+        for s in statements
+        if _computes(s)
+        and s.write.buffer.type.roundoff > own
+        and (s.write.buffer.name in used or s.instruction.atomic)
+    ]
 
 
 def _computes(do: Do) -> bool:
     """Whether a statement's results are other numbers than those that it reads."""
+    return _operates(do) or any(a.buffer.dtype != do.write.buffer.dtype for a in do.accesses)
+
+
+def _operates(do: Do) -> bool:
     how = do.instruction
-    own = how.variants or how.meaning or how.atomic
-    return bool(own) or any(a.buffer.dtype != do.write.buffer.dtype for a in do.accesses)
+    return bool(how.variants or how.meaning or how.atomic)
 
 
 def _reads(do: Do) -> set[str]:

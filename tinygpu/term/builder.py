@@ -1095,6 +1095,23 @@ class Kernel:
         made = self.registers(name, dtype, *tile.digits, fragment=tile.buffer.fragment)
         return replace(made, index=self._part())
 
+    def set(
+        self, into: Held, expression: Expression, reads: Mapping[str, Held] | None = None
+    ) -> None:
+        """Set registers to an expression of registers, scalars and sizes, at each of their digits.
+
+        An expression that also reads ``into`` collects over the digits that ``into`` has not, in
+        their order.  Raises ProgramError for another one of such digits, whose last value would be
+        kept.
+        """
+        used = self._used(expression, reads or {})
+        digits = {*into.digits, *(d for held in used.values() for d in held.digits)}
+        more = sorted(digits - {*into.digits})
+        if more and all(held.buffer is not into.buffer for held in used.values()):
+            text = f"set: {into.name} has no {', '.join(more)}, which the expression reads"
+            raise self.error(f"{text}; reduce it over {', '.join(more)}", into.name)
+        self._compute(expression, used, into, self._ordered(digits))
+
     def reduce(
         self, operator: str, into: Held, of: Held | Expression,
         reads: Mapping[str, Held] | None = None,
@@ -1106,10 +1123,7 @@ class Kernel:
         if isinstance(of, Held):
             known = {".more": of}
         expression: Expression = value(".more") if isinstance(of, Held) else of
-        used = self._used(expression, known)
-        digits = {*into.digits, *(d for h in used.values() for d in h.digits)}
-        both = apply(operator, value(".into"), expression)
-        self._compute(both, {".into": into, **used}, into, self._ordered(digits))
+        self.set(into, apply(operator, value(".into"), expression), {".into": into, **known})
 
     def add(
         self, into: Held, of: Held | Expression, reads: Mapping[str, Held] | None = None
@@ -1138,7 +1152,7 @@ class Kernel:
 
     def fill(self, held: Held, number: float, *, where: Below | None = None) -> None:
         """Set every value, or those of which a condition on coordinates holds: a mask."""
-        self._compute(Constant(number), {}, held, held.digits)
+        self.set(held, Constant(number))
         if where is not None:
             last = self._body[-1]
             assert isinstance(last, term.Do)

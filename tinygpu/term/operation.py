@@ -35,6 +35,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -356,12 +357,14 @@ class Operation:
         inputs: Mapping[str, NDArray[Any]],
         scalars: Mapping[str, float] | None = None,
         algebra: Algebra = FLOATS,
+        off: Mapping[str, float] = MappingProxyType({}),
     ) -> dict[str, NDArray[np.float64]]:
         """Compute in float64; returns the output and, as ``"scale"``, what errors are relative to.
 
         That is S: to first order, rounding every number on the way by u moves an element by at most
         u S (``Expression.rounded``).  For a matmul it is |A||B|.  CuPy arrays are computed where
         they are, and give CuPy arrays.  In an exact algebra there are no errors, and S is 0.
+        ``off``: sums that are taken off by a multiple of their root sum of squares, by name.
         """
         exact = {n: x.astype(np.float64) for n, x in inputs.items()}
         sizes = self.sizes({n: x.shape for n, x in exact.items()})
@@ -373,7 +376,8 @@ class Operation:
                 o.name: exact[o.name][tuple(slice(*block[a]) for a in o.axes)] for o in self.inputs
             }
             with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
-                parts = self._of_block(here, block, {**sizes, **(scalars or {})}, algebra)
+                numbers = {**sizes, **(scalars or {})}
+                parts = self._of_block(here, block, numbers, algebra, off)
             if not found:
                 shape = self.shapes(sizes)[self.output.name]
                 found = [np.empty_like(here[self.inputs[0].name], shape=shape) for _ in parts]
@@ -406,6 +410,7 @@ class Operation:
         block: Mapping[str, tuple[int, int]],
         numbers: Mapping[str, float],
         algebra: Algebra,
+        off: Mapping[str, float],
     ) -> tuple[Any, Any]:
         """Return a block of the output, and its S; ``numbers``: sizes and scalars."""
         extents = {a: stop - start for a, (start, stop) in block.items()}
@@ -425,6 +430,9 @@ class Operation:
             if self.is_contracted(r):
                 pairs = [at(factor) for factor in r.factors]
                 values[r.name] = _contracted([x for x, _ in pairs], over, algebra)
+                if r.name in off:
+                    squares = _contracted([x * x for x, _ in pairs], over, algebra)
+                    values[r.name] = values[r.name] + off[r.name] * np.sqrt(squares)
                 if not algebra.exact:
                     errors[r.name] = _contracted_error(pairs, over)
                 continue
@@ -436,6 +444,9 @@ class Operation:
                 algebra.total(r.operator, np.broadcast_to(x, shape), over) if np.ndim(x) else x
                 for x in (np.broadcast_to(point, shape), error)
             )
+            if r.name in off:
+                squares = algebra.total("add", np.broadcast_to(point * point, shape), over)
+                values[r.name] = values[r.name] + off[r.name] * np.sqrt(squares)
         shape = tuple(extents[a] for a in self.output.axes)
         gone = tuple(i for i, a in enumerate(self.axes) if a not in self.output.axes)
         result, scale = (

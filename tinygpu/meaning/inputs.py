@@ -1,0 +1,88 @@
+"""Inputs that show what a kernel does wrong: normal ones, rising and planted ones.
+
+    normal    every element is drawn from the normal distribution
+    rising    what a maximum is taken of grows along its axis, from 0 to RISE |normal|: every block
+              of a running maximum rescales, and an exponential from which no maximum is subtracted
+              overflows fp32
+    planted   normal, and in each row of what a maximum is taken of one element is PLANTED higher:
+              in row i the one at (i + 1) mod n, where a causal mask begins: at every edge
+
+An operation without a maximum has normal inputs only.
+
+>>> from tinygpu.term.operation import matmul, softmax
+>>> kinds(matmul()), kinds(softmax())
+(('normal',), ('normal', 'rising', 'planted'))
+>>> import numpy as np
+>>> x = drawn(softmax(), {"i": 2, "j": 4}, "rising", np.ones)["x"]
+>>> x.tolist()[0]
+[16.0, 32.0, 48.0, 64.0]
+
+Source: ``docs/model.md``, section "Meaning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+from tinygpu.term.operation import Operation
+
+__all__ = ["KINDS", "PLANTED", "RISE", "drawn", "kinds"]
+
+KINDS = ("normal", "rising", "planted")
+RISE = 64.0
+"""Of 64 |normal| one in six is above 89, whose exponential is beyond fp32; fp16 holds all."""
+PLANTED = 16.0
+"""The exponential of the planted element is about e^16 times another."""
+
+
+def kinds(operation: Operation) -> tuple[str, ...]:
+    """Return the kinds of inputs that tell terms of the operation apart."""
+    return KINDS if any(r.operator == "max" for r in operation.reductions) else KINDS[:1]
+
+
+def drawn(
+    operation: Operation,
+    sizes: Mapping[str, int],
+    kind: str,
+    normal: Callable[[tuple[int, ...]], Any],
+) -> dict[str, Any]:
+    """Return inputs of a kind, made of ``normal(shape)``: arrays of NumPy, or all of CuPy."""
+    shapes = operation.shapes(sizes)
+    over = {a for r in operation.reductions if r.operator == "max" for a in r.over}
+    found = {o.name: normal(shapes[o.name]) for o in operation.inputs}
+    if kind == "normal":
+        return found
+    for operand in operation.inputs:
+        if operand.name not in _compared(operation):
+            continue
+        array = found[operand.name]
+        for place, axis in enumerate(operand.axes):
+            if axis not in over:
+                continue
+            size, last = sizes[axis], (1,) * (len(operand.axes) - place - 1)
+            along = _counted(array, size).reshape(size, *last)
+            if kind == "rising":
+                array = abs(array) * ((along + 1) * (RISE / size))
+            else:
+                before = array.shape[:place]
+                row = _counted(array, prod(before)).reshape(*before, 1, *last)
+                array = array + PLANTED * ((along - row - 1) % size == 0)
+        found[operand.name] = array
+    return found
+
+
+def _compared(operation: Operation) -> set[str]:
+    """Return what the expressions name of which a maximum is taken, also of other reductions."""
+    known = {r.name: set(r.expression.names()) for r in operation.reductions}
+    found = set().union(*(known[r.name] for r in operation.reductions if r.operator == "max"))
+    for r in reversed(operation.reductions):
+        if r.name in found:
+            found |= known[r.name]
+    return found
+
+
+def _counted(like: Any, size: int) -> Any:
+    """Return 0, 1, .. as an array of the library and the type of a larger one."""
+    return (like.ravel()[:size] * 0 + 1).cumsum() - 1
