@@ -37,20 +37,20 @@ def weighted(dtype: str = "f32", *, logarithm: bool = False) -> Operation:
             axes=("i", "j"),
             inputs=(Operand("x", ("i", "j"), dtype),),
             output=Operand("y", ("i",), "f32"),
-            combine=p,
-            reduced=("j",),
+            reductions=(Reduction("top", "max", x, ("j",)), Reduction("acc", "add", p, ("j",))),
             epilogue=top * C + apply("lg2", ACC),
-            before=(Reduction("top", "max", x),),
         )
     return Operation(
         name="weighted",
         axes=("i", "e", "j"),
         inputs=(Operand("x", ("i", "j"), dtype), Operand("v", ("j", "e"), dtype)),
         output=Operand("y", ("i", "e"), "f32"),
-        combine=p * v,
-        reduced=("j",),
+        reductions=(
+            Reduction("top", "max", x, ("j",)),
+            Reduction("total", "add", p, ("j",)),
+            Reduction("acc", "add", p * v, ("j",)),
+        ),
         epilogue=ACC * apply("rcp", value("total")),
-        before=(Reduction("top", "max", x), Reduction("total", "add", p)),
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from benchmarks.record import operation_of
+from benchmarks.problems import operation_of
 from tests.test_operation import naive
 from tinygpu.cli.asked import Asked
 from tinygpu.cli.asked import operation_of as asked_for

@@ -33,7 +33,7 @@ from tinygpu.space.signature import numbers_of
 from tinygpu.term.access_map import Access, Affine, Buffer, Immediate, Predicate
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import Constant, value
-from tinygpu.term.operation import Operand, Operation
+from tinygpu.term.operation import Operand, Operation, Reduction
 from tinygpu.term.program import (
     Axis,
     Do,
@@ -51,8 +51,8 @@ ROWS = Operation(
     ("i", "j"),
     (Operand("x", ("i", "j"), "f32"),),
     Operand("y", ("i",), "f32"),
-    value("x"),
-    ("j",),
+    (Reduction("acc", "add", value("x"), ("j",)),),
+    value("acc"),
 )
 OUTSIDE = 7.0
 
