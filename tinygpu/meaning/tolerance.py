@@ -51,6 +51,7 @@ __all__ = [
     "roundings",
     "roundoff",
     "ulp",
+    "usual_narrowing",
     "usual_roundoff",
 ]
 
@@ -130,7 +131,7 @@ def ratio_of(
 
 def between(
     operation: Operation, inputs: Mapping[str, NDArray[Any]], scalars: Mapping[str, float]
-) -> NDArray[np.float64]:
+) -> NDArray[np.float64] | float:
     """Return T: how far roundings between stages move the output, by the unit roundoff.
 
     The operation is evaluated anew with each sum of what earlier reductions made off by a little of
@@ -146,7 +147,7 @@ def between(
         if r.operator == "add" and r.name not in read and made & {*r.expression.names()}
     ]
     if not loose:
-        return np.zeros(())
+        return 0.0
     off = [_with_sums_off(operation, inputs, scalars, number) for number in (-1, *loose)]
     with np.errstate(all="ignore"):
         moved = sum((np.abs(x - off[0]) for x in off[1:]), start=0.0 * off[0]) / _STEP
@@ -187,6 +188,11 @@ def usual_roundoff(operation: Operation) -> float:
     """Return u of whoever sums the operation in fp32, as libraries do."""
     eight_bits = any(DTYPES[o.dtype].bytes == 1 for o in operation.inputs)
     return _SHORT if eight_bits else DTYPES["f32"].roundoff
+
+
+def usual_narrowing(operation: Operation) -> float:
+    """Return w of whoever rounds what lies between two stages to the type of the inputs."""
+    return max(DTYPES[o.dtype].roundoff for o in operation.inputs)
 
 
 def roundoff(program: Program) -> float:
