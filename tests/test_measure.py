@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import peers
+from tests.online_rows import C, weighted
 from tinygpu.codegen.run import assemble, validation
 from tinygpu.codegen.run.measure import Campaign, Options, measure, peer_of
 from tinygpu.codegen.run.provenance import Clock, commit, provenance
@@ -20,6 +21,8 @@ from tinygpu.codegen.run.worker import Worker
 from tinygpu.errors import LaunchError, StoreError
 from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.meaning.inputs import KINDS
+from tinygpu.meaning.tolerance import usual_narrowing
 from tinygpu.search.store import Store
 from tinygpu.space.measurement import Key, Measurement
 from tinygpu.term.machine import Value
@@ -386,6 +389,23 @@ def test_a_trial_tells_right_from_wrong(dtype: str) -> None:
     output.array[:] = rounded.view(np.uint16) if dtype == "bf16" else rounded
     output._all[-1] = 0
     assert data.worst(output, u) == np.inf
+
+
+@pytest.mark.usefixtures("on_the_host")
+def test_a_trial_has_inputs_of_a_kind_and_knows_what_stages_may_round() -> None:
+    """A rising one is beyond fp32's exponential; what bf16 weights sum to is right by T alone."""
+    problem = Problem.of(weighted("bf16"), i=64, e=8, j=128)
+    for kind in KINDS:
+        data, output = validation.trial(problem, 1, kind=kind), validation.Output(problem)
+        x, v = (validation._widen(held, "bf16") for held in data.inputs)
+        assert (kind == "rising") == (x.max() > 100)
+        p = np.exp2((x - x.max(axis=1, keepdims=True)) * C)
+        rounded = DTYPES["bf16"].round(p).astype(np.float64)
+        output.array[:] = rounded @ v / p.sum(axis=1, keepdims=True)
+        u, narrow = DTYPES["f32"].roundoff, usual_narrowing(problem.operation)
+        assert data.worst(output, u, narrow) < 0.5
+        if kind == "normal":
+            assert data.worst(output, u) > 5
 
 
 @pytest.mark.usefixtures("on_the_host")

@@ -40,6 +40,7 @@ from tinygpu.codegen.run.worker import Worker, lost
 from tinygpu.codegen.runtime.contract import check
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.meaning.tolerance import narrowing
 from tinygpu.space.measurement import Measurement, Results, canonical, describe
 from tinygpu.term.machine import Machine
 from tinygpu.term.operation import Problem
@@ -270,7 +271,7 @@ class Campaign(ExitStack):
                 continue
             program = wanted[name]
             contract = contract_of(program, self.problem.sizes)
-            packed = _pack((contract, built.cubin.bytes, roundoff(program)))
+            packed = _pack((contract, built.cubin.bytes, (roundoff(program), narrowing(program))))
             if self._validated(name, {"kernel": packed}):
                 self.kernels[name] = packed
                 right.append(name)

@@ -3,7 +3,7 @@
 A request is of ``measure.py``: "hello", "peers" (the names of a module's peers for a problem),
 "validate" (one candidate, once) or "time" (a batch with its peers); both use the data that is drawn
 once for a problem, and again after a candidate that was wrong.  A candidate is a
-packed kernel (its contract, its cubin, its unit roundoff) or the name ``package.module:function``
+packed kernel (its contract, its cubin, its unit roundoffs) or the name ``package.module:function``
 of a peer: the function is called with the problem, the input arrays, the output array (CuPy's;
 bf16 as its bits) and the scalars.  It returns a function that enqueues one run on the current
 stream, and that writes that output or returns a tensor of its own.
@@ -19,7 +19,7 @@ import importlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tinygpu.codegen.run.provenance import device_and_driver
@@ -27,7 +27,7 @@ from tinygpu.codegen.run.timing import current_stream, time_interleaved
 from tinygpu.codegen.run.validation import Output, Trial, trial
 from tinygpu.codegen.runtime.function import Function, device_arch, gpu
 from tinygpu.errors import TinyGpuError
-from tinygpu.meaning.tolerance import usual_roundoff
+from tinygpu.meaning.tolerance import usual_narrowing, usual_roundoff
 from tinygpu.term.operation import Problem, matmul
 
 __all__ = ["answer_on_gpu"]
@@ -119,10 +119,7 @@ def _data(
     checked = sorted({i * sets // _CHECKED_SETS for i in range(_CHECKED_SETS)})
     trials = {i: trial(problem, seed + i, scalars=dict(scalars)) for i in checked}
     given = [trials[max(c for c in checked if c <= i)] for i in range(sets)]
-    data = [
-        t if i in trials else Trial(problem, _copies(t.inputs), t.scalars, t.wanted, t.scale)
-        for i, t in enumerate(given)
-    ]
+    data = [t if i in trials else replace(t, inputs=_copies(t.inputs)) for i, t in enumerate(given)]
     return data, [Output(problem) for _ in range(sets)], checked
 
 
@@ -130,10 +127,14 @@ class _Run:
     """A candidate on one set of arrays."""
 
     def __init__(
-        self, enqueue: Callable[[], Any], data: Trial, output: Output, unit_roundoff: float
+        self,
+        enqueue: Callable[[], Any],
+        data: Trial,
+        output: Output,
+        roundoffs: tuple[float, float],
     ) -> None:
         self._enqueue, self._data, self._output = enqueue, data, output
-        self._roundoff = unit_roundoff
+        self._roundoffs = roundoffs
         self._own: Any = None
 
     @staticmethod
@@ -144,10 +145,11 @@ class _Run:
             module, _, function = str(candidate["peer"]).partition(":")
             make = getattr(_module(module), function)
             run = make(problem, data.inputs, output.array, data.scalars)
-            return _Run(run, data, output, usual_roundoff(problem.operation))
-        kernel, unit_roundoff = _kernel(candidate["kernel"])
+            usual = usual_roundoff(problem.operation), usual_narrowing(problem.operation)
+            return _Run(run, data, output, usual)
+        kernel, roundoffs = _kernel(candidate["kernel"])
         launch = kernel.prepare(*data.inputs, out=output.array, **data.scalars)
-        return _Run(lambda: launch(stream().ptr), data, output, unit_roundoff)
+        return _Run(lambda: launch(stream().ptr), data, output, roundoffs)
 
     def enqueue(self) -> None:
         """Enqueue it on the current stream; a peer's own output stays alive for its replays."""
@@ -158,7 +160,7 @@ class _Run:
         if self._own is not None:
             raw = self._own.view(_torch_bits(self._own))
             self._output.array.view(f"i{raw.itemsize}")[...] = gpu().from_dlpack(raw)
-        return self._data.worst(self._output, self._roundoff)
+        return self._data.worst(self._output, *self._roundoffs)
 
 
 def _torch_bits(tensor: Any) -> Any:
@@ -181,10 +183,10 @@ def _rotating(runs: Sequence[_Run]) -> Callable[[int], None]:
 
 
 @functools.lru_cache(256)
-def _kernel(packed: str) -> tuple[Function, float]:
-    """Return a candidate's kernel, made once in a process, and its unit roundoff."""
-    contract, code, unit_roundoff = _unpack(packed)
-    return Function(contract, code), unit_roundoff
+def _kernel(packed: str) -> tuple[Function, tuple[float, float]]:
+    """Return a candidate's kernel, made once in a process, and what its sums and stages round by."""
+    contract, code, roundoffs = _unpack(packed)
+    return Function(contract, code), roundoffs
 
 
 def _unpack(text: str) -> Any:

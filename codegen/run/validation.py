@@ -1,8 +1,9 @@
 """Validation: whether a kernel computes on a GPU what its operation says.
 
-A *trial* is a problem's inputs, drawn from the normal distribution, and the operation's reference
-in float64, all on the GPU.  A kernel writes into a *poisoned* output: every element is NaN before,
-and so are margins on both sides, which have to stay untouched.  The kernel is right if its worst
+A *trial* is a problem's inputs, of one of the kinds of ``tinygpu/meaning/inputs.py``, and the
+operation's reference in float64, all on the GPU.  A kernel writes into a *poisoned* output: every
+element is NaN before, and so are margins on both sides, which have to stay untouched.
+The kernel is right if its worst
 error ratio (``tinygpu/meaning/tolerance.py``) is at most 1.  The unit roundoff there is that of the
 narrowest type in which the term does arithmetic: fp32 products in fp64 sums count as fp32, and so
 are sums that meet by ``red`` in fp32.
@@ -24,7 +25,8 @@ import numpy as np
 
 from tinygpu.codegen.run.launch import Kernel, gpu
 from tinygpu.isa.memory import DTYPES
-from tinygpu.meaning.tolerance import error_ratio, roundoff
+from tinygpu.meaning.inputs import drawn, kinds
+from tinygpu.meaning.tolerance import between, error_ratio, narrowing, roundoff
 from tinygpu.term.operation import Problem
 
 __all__ = ["Output", "Trial", "roundoff", "scalars_of", "trial", "validate"]
@@ -36,16 +38,20 @@ _EIGHT_BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}  # spec: bits of mantissa, lea
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A problem's inputs, scalars, reference and scale, on the GPU."""
+    """A problem's inputs, scalars and reference, with the tolerance's S and T, on the GPU."""
 
     problem: Problem
     inputs: tuple[Any, ...]
     scalars: Mapping[str, float]
     wanted: Any
     scale: Any
+    between: Any = 0.0
 
-    def worst(self, output: Output, unit_roundoff: float) -> float:
-        """Return the worst error ratio of an output; infinite if a margin was touched."""
+    def worst(self, output: Output, unit_roundoff: float, narrowing: float = 0.0) -> float:
+        """Return the worst error ratio of an output; infinite if a margin was touched.
+
+        ``narrowing``: the unit roundoff of what is rounded between two stages.
+        """
         operation, sizes = self.problem.operation, self.problem.sizes
         dtype = operation.output.dtype
         ratio = error_ratio(
@@ -55,6 +61,7 @@ class Trial:
             depth=operation.depth(sizes),
             roundoff=unit_roundoff,
             dtype=dtype,
+            between=narrowing * self.between,
         )
         worst = float(ratio.max())
         return worst if worst >= 0 and output.untouched() else math.inf
@@ -88,31 +95,45 @@ class Output:
 def validate(
     kernel: Kernel, problem: Problem, seed: int, *, scalars: Mapping[str, float] | None = None
 ) -> float:
-    """Run a kernel once on fresh data; return its worst error ratio (right where at most 1).
+    """Run a kernel once on fresh data of each kind; return its worst error ratio.
 
-    Raises LaunchError if the kernel cannot take the problem's arrays or the launch fails.
+    It is right where that is at most 1.  Raises LaunchError if the kernel cannot take the problem's
+    arrays or the launch fails.
     """
-    data = trial(problem, seed, scalars=scalars)
-    output = Output(problem)
-    kernel(*data.inputs, out=output.array, **data.scalars)
-    return data.worst(output, roundoff(kernel.program))
+    errors = []
+    for kind in kinds(problem.operation):
+        data, output = trial(problem, seed, scalars=scalars, kind=kind), Output(problem)
+        kernel(*data.inputs, out=output.array, **data.scalars)
+        program = kernel.program
+        errors.append(data.worst(output, roundoff(program), narrowing(program)))
+    return max(errors)
 
 
-def trial(problem: Problem, seed: int, *, scalars: Mapping[str, float] | None = None) -> Trial:
-    """Draw a trial; the scalars that are not given are 0.5."""
+def trial(
+    problem: Problem,
+    seed: int,
+    *,
+    scalars: Mapping[str, float] | None = None,
+    kind: str = "normal",
+) -> Trial:
+    """Draw a trial of a kind of inputs; the scalars that are not given are 0.5."""
     cupy, operation = gpu(), problem.operation
     random = cupy.random.default_rng(seed)
     given = scalars_of(problem, scalars)
     inputs, exact = [], {}
+
+    def normal(shape: tuple[int, ...]) -> Any:
+        return random.standard_normal(math.prod(shape), dtype=np.float32).reshape(shape)
+
+    made = drawn(operation, problem.sizes, kind, normal)
     for operand in operation.inputs:
-        shape = operation.shapes(problem.sizes)[operand.name]
-        drawn = random.standard_normal(math.prod(shape), dtype=np.float32)
-        held = _narrow(drawn, operand.dtype).reshape(shape)
+        flat = made[operand.name].astype(np.float32).ravel()
+        held = _narrow(flat, operand.dtype).reshape(made[operand.name].shape)
         inputs.append(held)
         exact[operand.name] = _widen(held, operand.dtype)
     reference = operation.reference(exact, given)
-    name = operation.output.name
-    return Trial(problem, tuple(inputs), given, reference[name], reference["scale"])
+    wanted, scale = reference[operation.output.name], reference["scale"]
+    return Trial(problem, tuple(inputs), given, wanted, scale, between(operation, exact, given))
 
 
 def scalars_of(problem: Problem, given: Mapping[str, float] | None) -> dict[str, float]:

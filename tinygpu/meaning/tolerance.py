@@ -50,6 +50,7 @@ __all__ = [
     "roundings",
     "roundoff",
     "ulp",
+    "usual_narrowing",
     "usual_roundoff",
 ]
 
@@ -129,7 +130,7 @@ def ratio_of(
 
 def between(
     operation: Operation, inputs: Mapping[str, NDArray[Any]], scalars: Mapping[str, float]
-) -> NDArray[np.float64]:
+) -> NDArray[np.float64] | float:
     """Return T: how far roundings between stages move the output, by the unit roundoff.
 
     The operation is evaluated anew with each sum of what earlier reductions made off by a little of
@@ -144,7 +145,7 @@ def between(
         if r.operator == "add" and r.name not in read and made & {*r.expression.names()}
     ]
     if not loose:
-        return np.zeros(())
+        return 0.0
     algebra, name = replace(FLOATS, exact=True), operation.output.name  # no S is asked for
     right, *off = (
         operation.reference(inputs, scalars, algebra, moved)[name]
@@ -163,6 +164,11 @@ def usual_roundoff(operation: Operation) -> float:
     """Return u of whoever sums the operation in fp32, as libraries do."""
     eight_bits = any(DTYPES[o.dtype].bytes == 1 for o in operation.inputs)
     return _SHORT if eight_bits else DTYPES["f32"].roundoff
+
+
+def usual_narrowing(operation: Operation) -> float:
+    """Return w of whoever rounds what lies between two stages to the type of the inputs."""
+    return max(DTYPES[o.dtype].roundoff for o in operation.inputs)
 
 
 def roundoff(program: Program) -> float:
