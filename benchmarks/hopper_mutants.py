@@ -30,7 +30,7 @@ from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import Problem, matmul
 from tinygpu.term.program import Program
 
-__all__ = ["CHOSEN", "FIELDS", "chosen", "main"]
+__all__ = ["CHOSEN", "FIELDS", "chosen", "main", "outcome_of"]
 
 FIELDS = ("verdict", "outcome", "tries")
 SIZES = {"m": 4096, "n": 4096, "k": 512}  # several tiles for each CTA that stays
@@ -80,10 +80,20 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if request["do"] == "hello":
         gpu().zeros(1)
         return {}
-    program = pickle.loads(base64.b64decode(request["program"]))
-    kernel = Kernel(program)
-    problem = Problem.of(program.operation, **SIZES)
+    program, problem = pickle.loads(base64.b64decode(request["program"]))
+    kernel = Kernel(program, sizes=problem.sizes, unchecked=True)  # it is known to be illegal
     return {"errors": [validate(kernel, problem, seed) for seed in range(TRIES)]}
+
+
+def outcome_of(program: Program, problem: Problem) -> tuple[str, list[float]]:
+    """Run a faulty program in a process of its own: what comes of it, and the errors of its runs.
+
+    It "hangs", is "wrong" or "right", "faults" with what was said, or is "not assembled".
+    """
+    packed = base64.b64encode(pickle.dumps((program, problem))).decode()
+    with Worker((sys.executable, "-m", "benchmarks.hopper_mutants", "--serve")) as worker:
+        answer = worker.ask({"do": "run", "program": packed}, LIMIT_SECONDS)
+    return _outcome(answer), answer.get("errors", [])
 
 
 def _outcome(answer: dict[str, Any]) -> str:
@@ -104,11 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         for point, name, program in chosen():
             said = str(verdict(program))
-            packed = base64.b64encode(pickle.dumps(program)).decode()
-            with Worker((sys.executable, "-m", "benchmarks.hopper_mutants", "--serve")) as worker:
-                answer = worker.ask({"do": "run", "program": packed}, LIMIT_SECONDS)
-            outcome = _outcome(answer)
-            errors = answer.get("errors")
+            outcome, errors = outcome_of(program, Problem.of(program.operation, **SIZES))
             row: dict[str, Any] = {
                 "group": "main", "case": f"{point}: {name}", **SIZES, "dtype": "bf16",
                 "schedule": dict(STARTS[point]), "predicted_seconds": None, "seconds": None,

@@ -1,0 +1,575 @@
+"""Attention beside its peers: ``python -m benchmarks.attention``.
+
+    o = softmax(q k^T / sqrt(d) + mask) v    for b batches, h kv heads of g query heads each
+
+The named points of the machine ``attention`` stand beside cuDNN (PyTorch's SDPA), FlashAttention-3
+(the wheel ``fa3-fwd``) and the fastest of 12 configurations of Triton: round robin in new orders
+under one load without a pause, in CUDA graphs.  Inputs are normal, in bf16, dense [b, heads, rows,
+d], the same arrays for all, and rotate through as many sets as exceed twice the L2.  Each candidate
+is right before it is timed, and the outputs of its last round are checked, in float64 at ``_ROWS``
+queries of ``_HEADS`` heads; all of them have to be numbers.
+
+An error is what ``reference`` allows at most 1 of.  FLOP are those of visible pairs, 4 d each.  The
+causal mask is aligned at the bottom right: where m and n differ, cuDNN has no such mask here.
+
+A row is the fastest point; ``points`` has the seconds of all, or why there are none.  ``ratio`` is
+the time of the fastest peer over ours.  Peers that are not there are null, with a reason.  A case
+runs in a process of its own under a watchdog: a kernel that hangs costs its case alone.
+
+    --parts ...   some cases; --missing: those without a row; --out: the folder of the results
+    --peers       peers alone: no point is measured
+
+>>> len(CASES), visible(2, 5, causal=True), visible(5, 2, causal=True)
+(27, 9, 3)
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import importlib
+import importlib.metadata
+import math
+import pickle
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.peers import FOLDER, load_rows, write_results
+from benchmarks.triton_attention import CONFIGURATIONS, Configuration
+from benchmarks.triton_attention import attention as triton_attention
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.codegen.run.worker import Worker, serve
+from tinygpu.devices.device import load_device
+from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.isa.memory import DTYPES
+from tinygpu.legality.laws import check_schedule
+from tinygpu.machines import MACHINES
+from tinygpu.meaning.tolerance import ulp
+from tinygpu.search.time.cost import cost
+from tinygpu.term.operation import Problem
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
+
+__all__ = ["CASES", "FIELDS", "Case", "Data", "compare", "main", "points", "problem_of",
+           "reference", "row_of", "summary", "visible"]  # fmt: skip
+
+FIELDS = (
+    *("b", "h", "g", "d", "causal", "flops", "tflops", "ratio", "points"),
+    *("peer_reason", "peer_error", "fa3_seconds", "fa3_error", "fa3_reason"),
+    *("triton", "triton_seconds", "triton_reason"),
+    *("clock_mhz", "peer_clock_mhz", "capped", "spread"),
+)
+"""The fields of a row beside the usual ones, of which ``k`` is d."""
+DEVICE = "h200"
+LIMIT_SECONDS = 300.0
+_ROWS, _HEADS = 96, 3
+_ROUNDS, _COARSE_ROUNDS, _WARM_SECONDS, _BURST_SECONDS = 25, 3, 1.0, 0.02
+_MOST_SETS = 64
+
+Array = Any
+"""A tensor of PyTorch; tests give NumPy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Sizes: b batches, h kv heads, g query heads of each, m queries, n keys, d."""
+
+    group: str
+    b: int
+    h: int
+    g: int
+    m: int
+    n: int
+    d: int
+    causal: bool
+
+    @property
+    def part(self) -> str:
+        """Its name on the command line and in the results."""
+        name = f"b{self.b}_h{self.h}x{self.g}_{self.m}x{self.n}_d{self.d}"
+        return name + "_causal" * self.causal
+
+    @property
+    def flops(self) -> int:
+        """Of both products, at visible pairs alone."""
+        pairs = visible(self.m, self.n, causal=self.causal)
+        return 4 * self.b * self.h * self.g * self.d * pairs
+
+    @property
+    def bytes(self) -> int:
+        """Of q, k, v and o, in 16 bits."""
+        return 4 * self.b * self.h * self.d * (self.g * self.m + self.n)
+
+
+def visible(m: int, n: int, *, causal: bool) -> int:
+    """Return how many pairs of a query and a key the mask shows."""
+    if not causal:
+        return m * n
+    return sum(min(n, max(0, n - m + i + 1)) for i in range(m))
+
+
+def _cases() -> Iterator[Case]:
+    lengths = (512, 1024, 2048, 4096, 8192, 16384)
+    for causal in (False, True):
+        for m in lengths:  # 16 heads of 32k tokens in all
+            yield Case("causal" if causal else "full", 32768 // m, 16, 1, m, m, 128, causal)
+    for causal in (False, True):
+        for m in (1024, 4096, 16384):
+            yield Case("d 64", 32768 // m, 32, 1, m, m, 64, causal)
+    for causal in (False, True):
+        for m in (2048, 8192):  # llama: 64 query heads on 8
+            yield Case("llama", 1, 8, 8, m, m, 128, causal)
+    for m, n, causal in (
+        (1000, 1000, False), (1000, 1000, True), (4000, 4100, False), (4000, 4100, True),
+        (77, 5000, True),
+    ):  # fmt: skip
+        yield Case("ragged", 4, 4, 4, m, n, 128, causal)
+
+
+CASES: tuple[Case, ...] = tuple(_cases())
+"""Every case, the marks first."""
+
+
+def problem_of(one: Case) -> Problem:
+    """Return the problem of a case."""
+    operation = importlib.import_module("tinygpu.term.operation").attention(
+        "bf16", mask="causal" if one.causal else "none"
+    )
+    sizes = {"l": one.b, "h": one.h, "g": one.g, "m": one.m, "n": one.n, "d": one.d, "e": one.d}
+    return Problem.of(operation, **sizes)
+
+
+def points(problem: Problem) -> dict[str, Program]:
+    """Return the terms of the machine's named points that are legal for a problem.
+
+    Raises LaunchError if none is.
+    """
+    machine, found, refused = MACHINES["attention"], {}, ""
+    for name, values in importlib.import_module("tinygpu.machines.attention").STARTS.items():
+        schedule = Schedule.of(machine, dict(values))
+        broken = check_schedule(schedule, machine, problem, load_device(DEVICE))
+        if broken:
+            refused = f"{name}: {broken[0]}"
+        else:
+            found[name] = schedule.program(machine, problem.operation)
+    if not found:
+        raise LaunchError(f"attention at {dict(problem.sizes)}: no named point is legal; {refused}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A set of arrays: q and out [b, heads, m, d], k and v [b, kv heads, n, d]."""
+
+    q: Array
+    k: Array
+    v: Array
+    out: Array
+
+
+Enqueue = Callable[[], Array | None]
+"""It enqueues one run, which writes the set's output, or returns one of its own."""
+Candidate = Callable[[Data], Enqueue]
+
+
+def reference(
+    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], shown: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the output in float64 and what error is allowed, of queries that see ``shown`` keys.
+
+    Each query [rows, d] sees its first keys of k, v [n, d].  Allowed is 4 times what roundings do:
+    of p to bf16 (independent: the norm of p v), of scores of d and sums of n terms in fp32; and
+    1 ulp of the output.
+    """
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    (_, d), n = q.shape, len(k)
+    seen = np.arange(n) < shown[:, None]
+    s = np.where(seen, q @ k.T / math.sqrt(d), -np.inf)
+    p = np.exp(s - s.max(axis=1, keepdims=True, initial=-1e300))
+    p /= np.maximum(p.sum(axis=1, keepdims=True), 1e-300)
+    wanted = p @ v
+    u, single = DTYPES["bf16"].roundoff, DTYPES["f32"].roundoff
+    largest = (np.abs(q) @ np.abs(k).T / math.sqrt(d)).max(axis=1, keepdims=True)
+    rounded = u * np.sqrt(p**2 @ v**2)
+    summed = single * (math.sqrt(d) * largest + math.sqrt(n) + 8) * (p @ np.abs(v))
+    return wanted, 4 * (rounded + summed) + ulp(wanted, "bf16")
+
+
+class _Checked:
+    """A set's sampled queries with their reference; it says how far an output is off."""
+
+    def __init__(self, one: Case, data: Data, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        heads = one.h * one.g
+        edges = [r for r in (0, 63, 64, 127, 128, one.m // 2, one.m - 1) if r < one.m]
+        self._rows = np.unique([*edges, *random.integers(one.m, size=_ROWS)])
+        taken = random.choice(one.b * heads, min(_HEADS, one.b * heads), replace=False)
+        self._heads = [divmod(int(i), heads) for i in taken]
+        last = one.n - one.m + self._rows + 1 if one.causal else np.full_like(self._rows, one.n)
+        shown = np.clip(last, 0, one.n)
+        self._wanted = [
+            reference(
+                _host(data.q[b, head])[self._rows],
+                _host(data.k[b, head // one.g]),
+                _host(data.v[b, head // one.g]),
+                shown,
+            )
+            for b, head in self._heads
+        ]
+
+    def error(self, output: Array) -> float:
+        """Return the worst error over what is allowed; infinite if something is no number."""
+        if bool((output != output).any()):
+            return math.inf
+        worst = 0.0
+        for (b, head), (wanted, allowed) in zip(self._heads, self._wanted, strict=True):
+            off = np.abs(_host(output[b, head])[self._rows] - wanted) / allowed
+            worst = max(worst, float(off.max()))
+        return worst
+
+
+def _host(x: Array) -> NDArray[np.float64]:
+    if isinstance(x, np.ndarray):
+        return x.astype(np.float64)
+    found: NDArray[np.float64] = x.double().cpu().numpy()
+    return found
+
+
+class _Run:
+    """A candidate on a set."""
+
+    def __init__(self, candidate: Candidate, data: Data) -> None:
+        self._enqueue, self._data = candidate(data), data
+        self._own: Array | None = None
+
+    def __call__(self) -> None:
+        self._own = self._enqueue()  # which stays alive for its replays
+
+    def output(self) -> Array:
+        return self._data.out if self._own is None else self._own
+
+    def poison(self) -> None:
+        """Make the output what no kernel writes."""
+        self.output()[...] = math.nan
+
+
+def compare(
+    one: Case,
+    candidates: Mapping[str, Candidate],
+    sets: Sequence[Data],
+    time: Callable[..., Mapping[str, Any]],
+    wait: Callable[[], None],
+) -> dict[str, Any]:
+    """Check candidates, time those that are right; the fastest of Triton stands for all of them.
+
+    ``time`` is ``time_interleaved``; ``wait`` waits for the device.  Returns ``timings`` by name
+    and ``failures``, a reason for each candidate that has none.
+    """
+    checked = {i: _Checked(one, sets[i], i) for i in sorted({0, len(sets) - 1})}
+    failures: dict[str, str] = {}
+    runs: dict[str, list[_Run]] = {}
+    errors: dict[str, float] = {}
+    for name, candidate in candidates.items():
+        try:
+            made = [_Run(candidate, data) for data in sets]
+            made[0].poison()
+            wait()
+            made[0]()
+            wait()
+        except LaunchError:
+            raise
+        except Exception as error:  # a library may refuse in any way
+            failures[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            continue
+        errors[name] = checked[0].error(made[0].output())
+        if errors[name] <= 1:
+            runs[name] = made
+        else:
+            failures[name] = _wrong(errors[name])
+
+    @contextmanager
+    def around(name: str) -> Iterator[None]:
+        for run in runs[name]:
+            run.poison()
+        wait()
+        yield
+        found = (checked[i].error(runs[name][i].output()) for i in checked)
+        errors[name] = max(errors[name], *found)
+
+    def timed(names: Sequence[str], rounds: int) -> dict[str, Any]:
+        found = time(
+            {name: partial(_rotate, runs[name]) for name in names},
+            rounds=rounds,
+            burst_seconds=_BURST_SECONDS,
+            warm_seconds=_WARM_SECONDS,
+            least_launches=len(sets),
+            around=around,
+            failures=failures,
+        )
+        for name in found:
+            if errors[name] > 1:
+                failures[name] = _wrong(errors[name])
+        return {name: t for name, t in found.items() if errors[name] <= 1}
+
+    triton = [name for name in runs if name.startswith("triton ")]
+    others = [name for name in runs if name not in triton]
+    coarse = timed(triton, _COARSE_ROUNDS) if triton else {}
+    best = sorted(coarse, key=lambda name: float(coarse[name].seconds))[:1]
+    timings = timed([*others, *best], _ROUNDS)
+    return {
+        "timings": {name: {**asdict(t), "error": errors[name]} for name, t in timings.items()},
+        "failures": failures,
+    }
+
+
+def _rotate(runs: Sequence[_Run], number: int) -> None:
+    runs[number % len(runs)]()
+
+
+def _wrong(error: float) -> str:
+    return f"it is wrong: its worst error is {error:.3g} times what rounding allows"
+
+
+def _cudnn(one: Case, data: Data) -> Enqueue:
+    """PyTorch's SDPA with cuDNN alone."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if one.causal and one.m != one.n:
+        raise NotImplementedError("SDPA aligns its causal mask at the top left")
+    more = {"enable_gqa": True} if one.g > 1 else {}
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def run() -> Array:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return attend(data.q, data.k, data.v, is_causal=one.causal, **more)
+
+    return run
+
+
+def _fa3(one: Case, data: Data) -> Enqueue:
+    """FlashAttention-3 of the wheel ``fa3-fwd``."""
+    attend = importlib.import_module("fa3_fwd_interface").flash_attn_func
+    q, k, v = (x.transpose(1, 2) for x in (data.q, data.k, data.v))
+
+    def run() -> Array:
+        found = attend(q, k, v, causal=one.causal)
+        return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
+
+    return run
+
+
+def _triton(name: str, one: Case, data: Data) -> Enqueue:
+    return triton_attention(
+        Configuration.of(name), data.q, data.k, data.v, data.out, causal=one.causal
+    )
+
+
+def _point(kernel: Any, one: Case, data: Data) -> Enqueue:
+    """Prepare the launch of a term's kernel."""
+    import torch
+
+    grouped = (one.b, one.h, one.g, one.m, one.d)
+    q, out = data.q.view(grouped), data.out.view(grouped)
+    scalars = {"scale": 1 / math.sqrt(one.d)}
+    launch = kernel.prepare(q, data.k, data.v, out=out, **scalars)
+    return lambda: launch(torch.cuda.current_stream().cuda_stream)
+
+
+def peers_of(one: Case) -> dict[str, Candidate]:
+    """Return the peers by name."""
+    found: dict[str, Candidate] = {"cudnn": partial(_cudnn, one), "fa3": partial(_fa3, one)}
+    return found | {f"triton {name}": partial(_triton, name, one) for name in CONFIGURATIONS}
+
+
+def _drawn(one: Case) -> list[Data]:
+    """Draw as many sets as exceed twice the L2."""
+    import torch
+
+    random = torch.Generator("cuda")
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    sets = min(_MOST_SETS, 2 + 2 * l2_bytes // one.bytes)
+    shapes = [(one.b, one.h * one.g, one.m, one.d), *[(one.b, one.h, one.n, one.d)] * 2]
+
+    def draw(shape: tuple[int, ...]) -> Array:
+        drawn = torch.randn(shape, generator=random, device="cuda", dtype=torch.float32)
+        return drawn.to(torch.bfloat16)
+
+    found = []
+    for seed in range(sets):
+        random.manual_seed(seed)
+        q, k, v = map(draw, shapes)
+        found.append(Data(q, k, v, torch.empty_like(q)))
+    return found
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Measure a case in a worker."""
+    import torch
+
+    from tinygpu.codegen.run.launch import Kernel, gpu
+    from tinygpu.codegen.run.timing import time_interleaved
+
+    if request["do"] == "hello":
+        gpu().zeros(1)
+        torch.zeros(1, device="cuda")
+        return {}
+    one = Case(**request["case"])
+    candidates: dict[str, Candidate] = {}
+    failures: dict[str, str] = {}
+    for name, program in pickle.loads(base64.b64decode(request["programs"])).items():
+        try:
+            sizes = problem_of(one).sizes
+            candidates[f"point {name}"] = partial(_point, Kernel(program, sizes=sizes), one)
+        except TinyGpuError as error:
+            failures[f"point {name}"] = str(error)
+    candidates |= peers_of(one)
+    found = compare(one, candidates, _drawn(one), time_interleaved, torch.cuda.synchronize)
+    return {**found, "failures": {**failures, **found["failures"]}}
+
+
+def row_of(one: Case, answer: Mapping[str, Any], programs: Mapping[str, Program]) -> dict[str, Any]:
+    """Return the row of what a worker measured.  Raises LaunchError if it measured nothing."""
+    timings, failures = answer.get("timings", {}), answer.get("failures", {})
+    if not timings:
+        reasons = "; ".join(f"{n}: {why}" for n, why in failures.items())
+        raise LaunchError(f"{one.part}: nothing was timed: {answer.get('failed', reasons)}")
+    ours = {name: timings.get(f"point {name}") for name in programs}
+    best = min((n for n, t in ours.items() if t), key=lambda n: ours[n]["seconds"], default="")
+    mine = ours.get(best) or {}
+    cudnn, fa3 = timings.get("cudnn", {}), timings.get("fa3", {})
+    triton = next((name for name in timings if name.startswith("triton ")), "")
+    theirs = [t["seconds"] for name, t in timings.items() if not name.startswith("point ")]
+    seconds = mine.get("seconds")
+    predicted = None
+    if best:
+        rates = load_device(DEVICE)
+        predicted = float(cost(programs[best], problem_of(one).sizes, rates).seconds)
+    return {
+        "group": one.group, "case": one.part, "m": one.m, "n": one.n, "k": one.d, "dtype": "bf16",
+        "schedule": {"point": best}, "predicted_seconds": predicted, "seconds": seconds,
+        "peer": "cudnn", "peer_seconds": cudnn.get("seconds"), "error": mine.get("error"),
+        "b": one.b, "h": one.h, "g": one.g, "d": one.d, "causal": one.causal,
+        "flops": one.flops,
+        "tflops": one.flops / seconds * 1e-12 if seconds else None,
+        "ratio": min(theirs) / seconds if seconds and theirs else None,
+        "points": {n: t["seconds"] if t else failures.get(f"point {n}") for n, t in ours.items()},
+        "peer_reason": failures.get("cudnn", ""), "peer_error": cudnn.get("error"),
+        "fa3_seconds": fa3.get("seconds"), "fa3_error": fa3.get("error"),
+        "fa3_reason": failures.get("fa3", ""),
+        "triton": triton.removeprefix("triton "),
+        "triton_seconds": timings[triton]["seconds"] if triton else None,
+        "triton_reason": "" if triton else failures.get(f"triton {CONFIGURATIONS[0]}", ""),
+        "clock_mhz": mine.get("clock_mhz"), "peer_clock_mhz": cudnn.get("clock_mhz"),
+        "capped": any(t["capped"] for t in timings.values()), "spread": mine.get("spread"),
+    }  # fmt: skip
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return, by group, the geometric mean and the worst of a peer's time over ours."""
+    found: dict[str, Any] = {}
+    for row in (r for r in rows if r["seconds"]):
+        theirs = {"cudnn": row["peer_seconds"], "fa3": row["fa3_seconds"]}
+        theirs["triton"] = row["triton_seconds"]
+        known = {name: t for name, t in theirs.items() if t}
+        if known:
+            known["best"] = min(known.values())
+        of = found.setdefault(row["group"], {})
+        for name, seconds in known.items():
+            of.setdefault(name, {})[row["case"]] = seconds / row["seconds"]
+    return {
+        group: {
+            name: {
+                "cases": len(ratios),
+                "geometric mean": round(statistics.geometric_mean(ratios.values()), 4),
+                "worst": round(min(ratios.values()), 4),
+                "worst case": min(ratios, key=lambda case: ratios[case]),
+            }
+            for name, ratios in of.items()
+        }
+        for group, of in found.items()
+    }
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    def rate(seconds: float | None) -> str:
+        return f"{row['flops'] / seconds * 1e-12:.0f}" if seconds else "none"
+
+    line = f"{row['group']} {row['case']}: {rate(row['seconds'])} TFLOP/s"
+    line += f" ({row['schedule']['point'] or 'no point'}), cuDNN {rate(row['peer_seconds'])}"
+    line += f", FA3 {rate(row['fa3_seconds'])}, Triton {rate(row['triton_seconds'])}"
+    line += f", {row['ratio']:.3f} of the best" if row["ratio"] else ""
+    reasons = (f"; {row[f]}" for f in ("peer_reason", "fa3_reason", "triton_reason") if row[f])
+    return line + "".join(reasons)
+
+
+def _record(command: str) -> dict[str, Any]:
+    """Return the provenance of a run, with the versions of the peers."""
+    found = provenance(command)
+    for package in ("torch", "triton", "fa3-fwd", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "none"
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the cases; write ``attention.json`` after each."""
+    names = [one.part for one in CASES]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--parts", nargs="+", choices=names, metavar="PART", default=names)
+    parser.add_argument("--missing", action="store_true", help="only parts that have no row yet")
+    parser.add_argument("--peers", action="store_true", help="peers alone")
+    given = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    command = " ".join(("python -m benchmarks.attention", *words))
+    chosen = [one for one in CASES if one.part in given.parts]
+    failed: list[str] = []
+    record: dict[str, Any] = {}
+    try:
+        if given.missing:
+            there = {row["case"] for row in load_rows("attention", given.out)}
+            chosen = [one for one in chosen if one.part not in there]
+        with Worker((sys.executable, "-m", "benchmarks.attention", "--serve")) as worker:
+            for one in chosen:
+                programs = {} if given.peers else points(problem_of(one))
+                packed = base64.b64encode(pickle.dumps(programs)).decode()
+                request = {"do": "case", "case": asdict(one), "programs": packed}
+                try:
+                    row = row_of(one, worker.ask(request, LIMIT_SECONDS), programs)
+                except LaunchError as error:
+                    failed.append(str(error))
+                    sys.stdout.write(f"{error}\n")
+                    continue
+                record = _record(command)  # now: the clock is that of a busy GPU
+                old = {f: row[f] for f in ("group", "case")}
+                write_results("attention", [row], record, given.out, instead_of=old, fields=FIELDS)
+                sys.stdout.write(f"{_text(row)}\n")
+                sys.stdout.flush()
+        if record:
+            told = summary(load_rows("attention", given.out))
+            write_results(
+                "attention", [], record, given.out, fields=FIELDS, beside={"summary": told}
+            )
+    except TinyGpuError as error:
+        sys.exit(str(error))
+    if failed:
+        sys.exit(f"{len(failed)} of {len(chosen)} parts failed; the first: {failed[0]}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--serve"]:
+        serve(_answer)
+    else:
+        main()
