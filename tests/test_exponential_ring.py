@@ -150,7 +150,7 @@ def test_products_of_matrices_are_exact(m: int, k: int, seed: int) -> None:
     assert (found == (a.astype(object) @ b.astype(object) % N).astype(np.float64)).all()
 
 
-@pytest.mark.parametrize("name", exponential_ring(0).operators)
+@pytest.mark.parametrize("name", [n for n in exponential_ring(0).operators if n != "where"])
 def test_nan_is_poison(name: str) -> None:
     ring = exponential_ring(0)
     arguments = [np.full(3, np.nan), np.ones(3), np.ones(3)]
@@ -158,7 +158,7 @@ def test_nan_is_poison(name: str) -> None:
     with np.errstate(all="ignore"):
         assert np.isnan(ring.operators[name](*arguments[:takes])).all()
         assert np.isnan(ring.operators[name](*arguments[:takes][::-1])).all()
-    assert set(ring.operators) == set(FLOATS.operators) - {"ceildiv"}
+    assert set(ring.operators) == set(FLOATS.operators) - {"ceildiv", "le", "lt", "and"}
 
 
 def test_seeds_draw_other_exponentials_and_maxima() -> None:

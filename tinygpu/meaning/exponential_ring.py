@@ -88,7 +88,8 @@ def exponential_ring(seed: int) -> Algebra:
             operators[name] = partial(hashed, _N, key, np.nan)
     for name, other in SAME.items():
         operators[name] = operators[other]
-    del operators["ceildiv"]  # of sizes, which are ints
+    for name in ("ceildiv", "le", "lt", "and"):
+        del operators[name]  # of integers, whatever the algebra
 
     def total(operator: str, array: Any, axes: tuple[int, ...]) -> Array:
         found = _RING.total(operators, operator, array, axes)
