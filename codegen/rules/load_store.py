@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from tinygpu.codegen.kernel.clusters import home_rank
 from tinygpu.codegen.kernel.kernel import KernelCode, constant
+from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
-from tinygpu.codegen.rules import fragments, rows
-from tinygpu.codegen.rules.exchange import exchange
+from tinygpu.codegen.rules import rows
 from tinygpu.devices.device import adds_vectors
 from tinygpu.term.program import Access, Do
 
@@ -23,28 +24,26 @@ __all__ = ["ld_global", "ld_shared", "move", "red_global", "st_global", "st_shar
 
 def ld_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """ld.global: a thread's own values, pairs, or what a tile has beside it."""
-    rule = {"": move, "pair": _move_pairs}.get(kernel.holding(do), fragments.ld_global)
+    rule = {"": move, "pair": _move_pairs}[kernel.holding(do)]
     rule(kernel, do, scope)
 
 
 def ld_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """ld.shared: a thread's own values, pairs, or a fragment as its threads hold it."""
-    rule = {"": move, "pair": _move_pairs}.get(kernel.holding(do), exchange)
+    rule = {"": move, "pair": _move_pairs}[kernel.holding(do)]
     rule(kernel, do, scope)
 
 
 def st_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """st.global: a thread's own values, pairs, rows, or the sums of wgmma."""
     known = {"": move, "pair": _move_pairs, "row": rows.st_global}
-    known.get(kernel.holding(do), fragments.st_global)(kernel, do, scope)
+    known[kernel.holding(do)](kernel, do, scope)
 
 
 def st_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """st.shared: a tile goes to rows and columns where the buffer has them, else as it is held."""
-    by_rows = len(do.write.buffer.shape) == 2 and not do.write.buffer.home
     known = {"": move, "pair": _move_pairs, "row": rows.st_shared}
-    tile = fragments.st_shared if by_rows else exchange
-    known.get(kernel.holding(do), tile)(kernel, do, scope)
+    known[kernel.holding(do)](kernel, do, scope)
 
 
 def move(kernel: KernelCode, do: Do, scope: Scope, hint: str = "") -> None:
@@ -82,6 +81,8 @@ def move(kernel: KernelCode, do: Do, scope: Scope, hint: str = "") -> None:
         listed = f"{{{', '.join(parts)}}}" if len(parts) > 1 else parts[0]
         suffix = f".v{len(parts)}" if len(parts) > 1 else ""
         at = kernel.address(memory, do.threads, places[first], scope)
+        if memory.buffer.home and not loads:
+            space, at = "shared::cluster", _at_home(kernel, at, memory.buffer.home)
         prefix = f"@{guard} " if isinstance(guard, str) else ""
         if loads:
             if prefix:
@@ -94,6 +95,18 @@ def move(kernel: KernelCode, do: Do, scope: Scope, hint: str = "") -> None:
             for pair, part in halves:
                 kernel.text.emit(f"mov.b32 {part}, {pair}")
             kernel.text.emit(f"{prefix}st.{space}{hint}{suffix}.{kind} {at}, {listed}")
+
+
+def _at_home(kernel: KernelCode, address: str, home: str) -> str:
+    """Return the address operand in shared memory of the CTA at 0 along an axis."""
+    base, _, known = address[1:-1].partition("+")
+
+    def make() -> Number:
+        there = kernel.text.register("u32")
+        kernel.text.emit(f"mapa.shared::cluster.u32 {there}, {base}, {home_rank(kernel, home)}")
+        return there
+
+    return f"[{kernel.text.once(('home', base), make)}+{known or 0}]"
 
 
 def outside(access: Access, kind: str) -> str:

@@ -47,7 +47,9 @@ from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.interpret import unwritten
 from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind
 from tinygpu.meaning.touched import Touched, Toucher, coordinates, extent
+from tinygpu.meaning.transfers import joined
 from tinygpu.meaning.turns import raster_of
+from tinygpu.term.digits import together
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -264,6 +266,7 @@ class _Work:
     alive: Booleans | None = None
     places: dict[tuple[int, int, bool], Any] = field(default_factory=dict)
     narrow: dict[tuple[int, int], Do] = field(default_factory=dict)
+    wholes: dict[int, Do] = field(default_factory=dict)
     cut: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
     tags: dict[str, Integers] = field(default_factory=dict)
 
@@ -775,6 +778,9 @@ class _Work:
         x, y = do.reads[:2]
         assert isinstance(x, Access)
         assert isinstance(y, Access)
+        if do.threads:
+            self.multiply_by_threads(do, group)
+            return
         algebra, write = self.run.algebra, do.write
         on_chip = write.buffer.level != "registers"
         ctas = self.grid.along(do.multicast) if on_chip and do.multicast else [None]
@@ -817,6 +823,22 @@ class _Work:
         }
         if len(writers) > 1 or (int(self.role.copies) > 1 and int(do.write.buffer.copies) == 1):
             raise NotCanonicalError(f"{do}: several roles or copies write {name}")
+
+    def multiply_by_threads(self, do: Do, group: _Group) -> None:
+        """Multiply in the threads of a role, each the values that its digits give it."""
+        whole = self.wholes.setdefault(id(do), together(do))
+        algebra, write = self.run.algebra, do.write
+        anew = do.fresh is not None and do.fresh.evaluate(group.env) == 0
+        first, second = (self.factor(whole, r, group, None) for r in whole.accesses[:2])
+        shapes = [self.narrowed(whole, r).values[:0:-1] for r in whole.accesses[:2]]
+        flat = algebra.contract(np.matmul, first, second.transpose(0, 2, 1))
+        cells = self.cells(self.narrowed(do, write), write, group, True).cell[:, 0]
+        total = joined(flat, *shapes).reshape(len(flat), self.threads, -1).transpose(2, 1, 0)
+        stage = self.stage(write, group, writes=anew)
+        where = np.ix_(cells, np.arange(self.threads), group.who)
+        if not anew:
+            total = algebra.operators["add"](total, stage[where])
+        stage[where] = algebra.round(write.buffer.type, total)
 
     def factor(self, do: Do, read: Access, group: _Group, of: Integers | None) -> Values:
         """Return a factor as (instances, rows or columns, k), in CTAs ``of`` or in its own."""

@@ -41,6 +41,7 @@ from tinygpu.meaning.execution import (
 )
 from tinygpu.meaning.race import UNWRITTEN, Shared, Use
 from tinygpu.meaning.touched import extent
+from tinygpu.term.digits import together
 from tinygpu.term.program import Access, Arrive, Do
 
 __all__ = ["arrive", "released", "start"]
@@ -188,6 +189,17 @@ def _committed(agent: Agent) -> list[Use]:
 # Products of tiles
 
 
+def joined(flat: Values, rows: tuple[int, ...], columns: tuple[int, ...]) -> Values:
+    """Return a product, (.., rows, columns), by the modes that either factor moves along."""
+    before, many = flat.shape[:-2], len(rows)
+    if any(r > 1 and c > 1 for r, c in zip(rows, columns, strict=True)):
+        raise ProgramError("a product's factors share a digit besides the sum's")
+    first = len(before)
+    order = [first + i + many * j for i in range(many) for j in (0, 1)]
+    turned = flat.reshape(*before, *rows, *columns).transpose(*range(first), *order)
+    return turned.reshape(*before, *(r * c for r, c in zip(rows, columns, strict=True)))
+
+
 def _factor(agent: Agent, cta: Cta, do: Do, read: Access, env: Env) -> Values:
     """Return a tile, an axis for each value mode, of length 1 where it does not depend on one."""
     place, narrow = tile_of(agent, do, read, env)
@@ -222,35 +234,34 @@ def _multiply(agent: Agent, do: Do, env: Env) -> None:
     if name not in agent.ready:
         text = f"adds to {name}, touched since the last wgmma.fence; put one between"
         cta.cluster.find("unfenced", agent, do, text, name)
+    known = cta.cluster.run.known
+    whole: Do = known.setdefault(("together", id(do)), together(do))
     factors = [
-        (cta.memory(agent, r.buffer), stage_of(r, env), tile_of(agent, do, r, env)[0].cells)
-        for r in do.accesses[:2]
-        if r.buffer.level == "smem"
+        (cta.memory(agent, r.buffer), stage_of(r, env), tile_of(agent, whole, r, env)[0].cells)
+        for r in whole.accesses[:2]
     ]
     uses = [Use(do, agent, cells, None, writes=False, plain=False) for _, _, cells in factors]
     first = agent.issued == len(team.issued)
     for (memory, stage, _), use in zip(factors, uses, strict=True):
         claim(memory, stage, use, keep=first)
     if first:
-        shape = tuple(int(v) for v in do.values[:0:-1])  # m, n_outer, n_inner
-        algebra = cta.cluster.run.algebra
+        algebra, write = cta.cluster.run.algebra, do.write
+        cells, stage = tile_of(agent, do, write, env)[0].cell[:, 0], stage_of(write, env)
+        index = write.index.evaluate(env)
 
         def land() -> None:
-            factors = (_factor(agent, cta, do, r, env) for r in do.accesses[:2])
-            a, b = (np.broadcast_to(f, (*f.shape[:3], int(do.values[0]))) for f in factors)
-            if a.shape[1:3] == (1, 1) and b.shape[0] == 1:
-                flat = algebra.contract(np.matmul, a[:, 0, 0], b.reshape(-1, b.shape[3]).T)
-                product = flat.reshape(-1, *b.shape[1:3])
-            else:
-                product = algebra.contract(lambda x, y: (x * y).sum(axis=3), a, b)
-            product = np.broadcast_to(product, shape).reshape(-1)
-            _add(agent, cta, agent.registers[name], do, product, env)
+            a, b = (_factor(agent, cta, whole, r, env) for r in whole.accesses[:2])
+            depth = a.shape[-1]
+            flat = algebra.contract(np.matmul, a.reshape(-1, depth), b.reshape(-1, depth).T)
+            product = joined(flat, a.shape[:-1], b.shape[:-1]).reshape(-1, cells.size).T
+            for one in team.agents:
+                held, mine = one.registers[name], product[:, one.threads]
+                if do.fresh is None or do.fresh.evaluate(env) != 0:
+                    stale(one, do, held, stage, cells, index, cells=cells[:, None])
+                    mine = algebra.operators["add"](mine, held.value[stage][cells])
+                held.put(stage, cells, algebra.round(write.buffer.type, mine), index)
 
-        held = [
-            (a.buffer.name, stage_of(a, env), tile_of(agent, do, a, env)[0].cell, a is do.write)
-            for a in do.accesses
-            if a.buffer.level == "registers"
-        ]
+        held = [(name, stage, cells[:, None], True)]
         flight = InFlight(do, land, uses, held=held, queue=team.products, missing=len(team.agents))
         team.issued.append(flight)
         cta.cluster.launch(flight)

@@ -65,7 +65,6 @@ from tinygpu.term.access_map import Operand, number_text
 from tinygpu.term.arithmetic import compute
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import REDUCERS, Operation
-from tinygpu.term.parts import add_parts
 from tinygpu.term.program import Access, Affine, Buffer, Program, Statement, registers, select, var
 from tinygpu.term.statement import FenceKind, Group, Scope
 from tinygpu.term.tensor_memory import LANES, RowLanes
@@ -725,17 +724,14 @@ class Kernel:
 
     def load(
         self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None,
-        into: str | Held = "", like: Held | None = None, by: Instruction | None = None,
+        into: str | Held = "", by: Instruction | None = None,
     ) -> Held:  # fmt: skip
         """Load into registers; what lies outside of the array is ``outside``.
 
         ``by``: another instruction of a thread that loads, such as one with a hint for caches.
-        Loads ``into`` registers of one name use the same ones, if they hold the same digits.  What
-        is loaded ``like`` a tile's part threads share as they do that: once for each element of it.
+        Loads ``into`` registers of one name use the same ones, if they hold the same digits.
         """
         part = _piece(part)
-        if like:
-            return self._load_tile(part, like)
         self._each_thread("a load")
         place = self._place(part)
         modes = self._modes(place)
@@ -749,18 +745,6 @@ class Kernel:
         there = self._access(part, place, modes, outside)
         wide = self._vector(part, place, vector)
         self._do(by, held, there, modes, place, vector=wide)
-        return held
-
-    def _load_tile(self, part: Piece, like: Held) -> Held:
-        """Load for each element of a warpgroup's tile: neighbouring columns go in pairs."""
-        self._warpgroup("the load of a tile")
-        held = self._like(like, f"{part.array.name}_held", part.array.dtype)
-        place, modes = self._place(part), like.digits[::-1]
-        there, own = self._access(part, place, modes), self._own(held, modes)
-        there = replace(there, guard=(True,) * len(part.array.axes))
-        vector = 2 if place.last == modes[0] else 1
-        load, values = INSTRUCTIONS["ld.global"], self._extents(modes)
-        self._body.append(term.Do(load, own, (there,), values, vector=vector))
         return held
 
     def ldmatrix(self, into: Held, part: Piece) -> None:
@@ -778,6 +762,16 @@ class Kernel:
         how = "" if self.counted(place.last) else "trans"
         there, wide = self._access(part, place, modes), self._vector(part, place, None)
         self._do(INSTRUCTIONS["ldmatrix"], held, there, modes, place, vector=wide, variant=how)
+
+    def stmatrix(self, part: Piece, held: Held) -> None:
+        """Store matrices of 8 x 8 to shared memory, a warp at a time: ``ldmatrix`` the other way."""
+        self._each_thread("stmatrix")
+        place = self._place(part)
+        modes = self._modes(place)
+        how = "" if self.counted(place.last) else "trans"
+        there = self._access(part, place, modes)
+        wide = self._vector(part, place, None)
+        self._do(INSTRUCTIONS["stmatrix"], there, held, modes, place, vector=wide, variant=how)
 
     def _fitting(self, held: Held, part: Piece, modes: tuple[str, ...]) -> Held:
         """Return registers that a part is loaded into.  Raises ProgramError if it has no place."""
@@ -808,9 +802,6 @@ class Kernel:
         part = _piece(part)
         if held.buffer.fragment == "row":
             self._store_lanes(part, held, vector)
-            return
-        if held.buffer.fragment:
-            self._store_tile(part, held)
             return
         self._each_thread("a store")
         place = self._place(part)
@@ -874,7 +865,7 @@ class Kernel:
             here = var(rank, extents[shared])
         trimmed = trim and part.array.axes[-2] in self.op.output.axes
         before = (0,) * (len(part.array.axes) - 2)  # a batch's
-        access = self._access(part, place, ())
+        access = replace(self._access(part, place, ()), thread=())
         moved = [*access.origin[:-2], *(
             o + here if digit == shared else o
             for o, digit in zip(access.origin[-2:], array.axes, strict=True)
@@ -912,7 +903,7 @@ class Kernel:
             text = f"tma_store: {array.name} has {slabs[0]}, and the pattern of {part.array.name}"
             raise self.error(f"{text} has not", part.array.name)
         modes, guard = (column, row, *slabs), (True,) * len(part.array.axes)
-        there = replace(self._access(part, place, modes), guard=guard)
+        there = replace(self._access(part, place, modes), thread=(), guard=guard)
         within = ((0, 1, 0), (1, 0, 0), (0, 0, 1)) if slabs else ((0, 1), (1, 0))
         read = Access(array.buffer, within, index=self._whole(tile))
         self._zeroed = self._zeroed or by.atomic
@@ -1064,10 +1055,16 @@ class Kernel:
         x, y = _piece(x), _piece(y)
         row_axis, depth = self._by_k(x, y)
         column_axis, other = self._by_k(y, x)
-        rows, above = self.part_of(x.equations, row_axis)
-        columns, before = self.part_of(y.equations, column_axis)
-        if depth != other or sums.digits != (rows, columns) or sums.buffer.fragment != "wgmma":
-            got = f"{' '.join(sums.digits)} += {rows} {depth} * {columns} {other}"
+        down, across = (self._along(axis, piece.equations)[0]
+                        for axis, piece in ((row_axis, x), (column_axis, y)))  # fmt: skip
+        half, far = (d for d in down if self.counted(d))
+        pair, *groups = (d for d in across if self.counted(d))
+        columns = math.prod(self._extents(groups))
+        threads = self._countings[0]
+        if depth != other or {*sums.digits} != {far, half, *groups, pair}:
+            got = (
+                f"{' '.join(sums.digits)} += {' '.join(down)} {depth} * {' '.join(across)} {other}"
+            )
             raise self.error(f"wgmma: {got}; it computes tm tn += tm tk * tn tk", "wgmma")
         slab = x.array.slab
         if not slab or y.array.slab != slab:
@@ -1075,29 +1072,58 @@ class Kernel:
         self.in_scope(fresh)
         step = _SLICE_BYTES * slab // 128
         within, at = var("slice", step), var("slab")
+        above, before = (
+            sum((var(d, s) for d, s in steps.items() if self._digits[d].by in _MOVING), Affine())
+            for steps in (down, across)
+        )
         row, along = var("block", _BLOCK), var("slab", slab) + within
-        wide, of_y, from_y = self._second(y, columns, before)
-        total = Access(
-            sums.buffer, ((0, 0), (0, 1), (0, wide), (1, 0)), origin=(row, Affine()),
-            index=self._turn(),
-        )  # fmt: skip
+        wide, of_y, from_y = self._second(y, column_axis, before, columns * 8)
+        inner = wide // 8
         if x.array.axes[-1] == depth:
-            of_x = ((0, 1, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0))
-            from_x = (above + row, within, at)
+            deep, line, from_x = (0, 1, 0), (1, 0, 0), (above + row, within, at)
         else:  # rows are contiguous: a slab has a block of them
-            blocks = self.part_of(x.equations, row_axis, of=_BLOCK)[1]
-            of_x = ((1, 0, 0), (0, 0, 0), (0, 0, 0), (0, 1, 0))
-            from_x = (along, Affine(), blocks + var("block"))
-        left = Access(x.array.buffer, of_x, origin=from_x, index=self._stage(x))
-        right = Access(y.array.buffer, (*of_y, (0, 0, 0)), origin=from_y, index=self._stage(y))
+            blocks = sum((var(d, s // _BLOCK) for d, s in down.items()
+                          if self._digits[d].by in _MOVING), Affine())  # fmt: skip
+            deep, line, from_x = (1, 0, 0), (0, 1, 0), (along, Affine(), blocks + var("block"))
+
+        def by(unit: tuple[Number, ...], times: Number) -> tuple[Number, ...]:
+            return tuple(times * u for u in unit)
+
+        still = (0, 0, 0)
+        of_x = (deep, still, by(line, down[half]))
+        held = self._own(sums, ("", pair, half, *groups), len(threads))
+        modes: list[tuple[Number, tuple[Number, ...], tuple[Number, ...]]] = []
+        count: Number = 1  # groups of 8 columns so far; each digit in two, within a slab and beyond
+        for digit, own in zip(groups, held.value[3:], strict=True):
+            extent = self._extent(digit)
+            room = select(count < inner, inner // count, 1)
+            near = select(extent < room, extent, room)
+            first = select(count < inner, 1, 0)
+            along_slab = tuple(
+                select(first == 1, count * 8 * u, (count // inner) * f)
+                for u, f in zip(of_y[1], of_y[2], strict=True)
+            )
+            further = by(of_y[2], count * near // inner)
+            modes += [(near, along_slab, own), (extent // near, further, by(own, near))]
+            count = count * extent
+        rest = [step for _, step, _ in modes]
+        of_y = (of_y[0], by(of_y[1], across[pair]), still, *rest)
+        by_x = tuple(by(line, down.get(d, 0)) for d in threads)
+        by_y = tuple(by(of_y[1], across.get(d, 0)) for d in threads)
+        of_x = (*of_x, *(still for _ in modes))
+        left = Access(x.array.buffer, of_x, by_x, from_x, self._stage(x))
+        right = Access(y.array.buffer, of_y, by_y, from_y, self._stage(y))
+        first = tuple(var("block") if d == far else Affine() for d in sums.digits)
+        own = (*held.value[:3], *(each for _, _, each in modes))
+        total = replace(held, value=own, origin=first)
         anew = fresh.affine + at + var("slice")
+        values = (step, *self._extents((pair, half)), *(n for n, _, _ in modes))
         body: Statement = term.Do(
-            INSTRUCTIONS["wgmma"], total, (left, right, total),
-            (step, wide, self._extent(columns) // wide, _BLOCK),
-            variant="fma", fresh=anew,
+            INSTRUCTIONS["wgmma"], total, (left, right, total), values,
+            self._extents(threads), variant="fma", fresh=anew,
         )  # fmt: skip
         trips = (
-            ("block", self._extent(rows) // _BLOCK),
+            ("block", self._extent(far)),
             ("slice", slab // step),
             ("slab", self._extent(depth) // slab),
         )
@@ -1202,7 +1228,7 @@ class Kernel:
         return self._lanes[tile.array.axes[0]]
 
     def _second(
-        self, y: Piece, columns: str, before: Affine
+        self, y: Piece, columns: str, before: Affine, count: Number = 0
     ) -> tuple[Number, tuple[tuple[Number, ...], ...], tuple[Affine, ...]]:
         """Return the columns in one slab of a product's second factor, its steps, its origin."""
         slab = y.array.slab
@@ -1210,7 +1236,7 @@ class Kernel:
         if y.array.axes[-1] == columns:
             along = var("slab", slab) + within
             return slab, ((1, 0, 0), (0, 1, 0), (0, 0, 1)), (along, Affine(), before)
-        wide = self._extent(columns)
+        wide = self._extent(columns) if isinstance(count, int) and not count else count
         return wide, ((0, 1, 0), (1, 0, 0), (wide, 0, 0)), (before, within, var("slab"))
 
     def _by_k(self, one: Piece, other: Piece) -> tuple[str, str]:
@@ -1227,12 +1253,40 @@ class Kernel:
         self._warpgroup("cluster_sum")
         around, self._body = self._body, []
         yield
-        added, buffers = add_parts(
-            sums.buffer, tuple(self._body), over=over, ctas=self._extent(over),
-            copies=self._copies, turn=self._turn(),
-        )  # fmt: skip
-        self._on_chip.insert(self._first_own, buffers[0])
-        self._body = [*around, *added]
+        stored, self._body = tuple(self._body), []
+        threads, turn, others = self._countings[0], self._turn(), self._extent(over) - 1
+        pair, half, *slow = sums.digits[::-1]
+        digits = (pair, half, *threads, *slow)  # as threads hold them: no two lanes meet a bank
+        shape, strides = self._extents(digits), [math.prod(self._extents(digits[:i]))
+                                                 for i in range(len(digits))]  # fmt: skip
+        parts = Buffer(self._free("parts"), "smem", "f32", shape, tuple(strides), others,
+                       math.prod(shape), copies=self._copies, home=over)  # fmt: skip
+        self._on_chip.insert(self._first_own, parts)
+
+        def move(by: str, held: Held, index: Affine, modes: tuple[str, ...]) -> None:
+            value, thread = (tuple(tuple(int(d == e) for e in digits) for d in each)
+                             for each in (modes, threads))  # fmt: skip
+            origin = tuple(var(d) if d in self.gone_through else Affine() for d in digits)
+            there, own = Access(parts, value, thread, origin, index), self._own(held, modes, 3)
+            ends = (there, own) if by == "st.shared" else (own, there)
+            self._body.append(term.Do(INSTRUCTIONS[by], ends[0], (ends[1],), self._extents(modes),
+                                      self._extents(threads), vector=2))  # fmt: skip
+
+        def add(left: tuple[str, ...]) -> None:
+            if left:
+                for _ in self.each(left[-1]):
+                    add(left[:-1])
+                return
+            move("ld.shared", part, turn * others + var("r"), (pair, half))
+            self.add(sums, part)
+
+        move("st.shared", sums, turn * others + var(over) + -1, (pair, half, *slow))
+        send, self._body = tuple(self._body), []
+        part = self.registers("part", "f32", half, pair)
+        add(tuple(slow))
+        adding = term.For("r", others, tuple(self._body), unrolled=True)
+        self._body = [*around, term.When(var(over, -1), 0, send), term.Sync(scope="cluster"),
+                      term.When(var(over), 1, (adding, *stored))]  # fmt: skip
 
     # order
 
@@ -1286,8 +1340,8 @@ class Kernel:
 
         A digit as ``w=2`` makes copies of it.  ``registers`` of a thread (0: as they come).
         """
-        if any(d.by == "threads" for d in self._digits.values()):
-            text = f"role {name}: k.threads has the CTA's threads; write roles, or threads"
+        if self._countings:
+            text = f"role {name}: k.threads has the CTA's threads; write it in the roles"
             raise self.error(text, name)
         count = warps * _WARP + warpgroups * _WARPGROUP
         if np.any(count <= 0) or self._role or self._body or len(copies) > 1:
@@ -1309,6 +1363,7 @@ class Kernel:
         role = term.Role(name, count, body, self._copies, "".join(copies), registers)
         self._roles.append((bool(np.all(warpgroups > 0)), role))
         self._role, self._role_threads, self._copies, self._body = "", 0, 1, []
+        self._countings.clear()
 
     @contextmanager
     def elect(self) -> Iterator[None]:
@@ -1603,43 +1658,6 @@ class Kernel:
             index = index * self._extent(loop) + var(loop)
         return index
 
-    def _store_tile(self, part: Piece, sums: Held) -> None:
-        """Store a warpgroup's tile: neighbouring columns go in pairs, as a thread holds them."""
-        self._warpgroup("the store of a tile")
-        rows, columns = sums.digits
-        if part.array.buffer.level == "smem":
-            self._stage_tile(part, sums)
-            return
-        place = self._place(part)
-        modes = (columns, rows)
-        if {d for d in place.steps if self.counted(d)} != {*modes}:
-            text = f"{part.array.name}: its pattern has to have {rows} and {columns}, as"
-            raise self.error(f"{text} {sums.name}, and no other values", part.array.name)
-        rounded = self.cast(sums, part.array.dtype)
-        there = self._access(part, place, modes)
-        there = replace(there, guard=(True,) * len(part.array.axes))
-        vector = 2 if place.last == columns else 1
-        store, held = INSTRUCTIONS["st.global"], self._own(rounded, modes)
-        self._body.append(term.Do(store, there, (held,), self._extents(modes), vector=vector))
-
-    def _stage_tile(self, part: Piece, held: Held) -> None:
-        """Store a warpgroup's tile into shared memory, as it is or turned.
-
-        Elements of 16 bits go as matrices.
-        """
-        array, turned = part.array, part.array.axes == held.digits[::-1]
-        if not (turned or array.axes == held.digits) or array.slab:
-            text = f"{array.name} has {' '.join(array.axes)}, {held.name} {' '.join(held.digits)}"
-            raise self.error(f"{text}; they have to be the same, in a tile of one slab", array.name)
-        held = self.cast(held, array.dtype)
-        name = "stmatrix" if DTYPES[array.dtype].bytes == 2 else "st.shared"
-        modes = held.digits[::-1]
-        steps = ((1, 0), (0, 1)) if turned else ((0, 1), (1, 0))
-        there = Access(array.buffer, steps, index=self._whole(part))
-        read, how = self._own(held, modes), "trans" if turned else ""
-        store, values = INSTRUCTIONS[name], self._extents(modes)
-        self._body.append(term.Do(store, there, (read,), values, variant=how))
-
     def _store_lanes(self, part: Piece, held: Held, vector: Number | None) -> None:
         """Store what a warpgroup took from tensor memory: each thread columns of its lane."""
         self._warpgroup("the store of lanes")
@@ -1815,7 +1833,7 @@ class Kernel:
             origin = origin or tuple(var(d) if d in gone else Affine() for d in held.dimensions)
         index = held.index
         if index is None:
-            index = self._turn() if held.buffer.fragment else _ZERO
+            index = self._turn() if held.buffer.fragment or self._role else _ZERO
         return Access(held.buffer, steps, ((0,) * rank,) * threads, origin, index)
 
     def _in_full(self, held: Held) -> tuple[Access, tuple[Number, ...]]:
@@ -1870,13 +1888,14 @@ class Kernel:
         return name if count == 1 else self._free(f"{name}{count}")
 
     def _each_thread(self, what: str) -> None:
-        if self._role:
-            text = f"{what} of each thread's values stands in the body of a role"
-            raise self.error(f"{text}; declare k.threads, without roles", "")
         if self._only and what != "a store":
             raise self.error(f"{what}: k.only is for stores; move it out", "")
         if not self._countings:
-            raise self.error(f"{what}: nobody declared the CTA's threads; write k.threads", "")
+            whose = "role" if self._role else "CTA"
+            text = f"{what}: nobody declared the {whose}'s threads; write k.threads"
+            raise self.error(text, "")
+        if self._elected:
+            raise self.error(f"{what} of each thread's values: one thread is elected", "")
 
     def _warpgroup(self, what: str) -> None:
         if np.any(self._role_threads != _WARPGROUP) or self._elected:
