@@ -11,7 +11,7 @@ from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.codegen.rules.descriptors import WGMMA_128B, adds, descriptor, moved
 from tinygpu.errors import ProgramError
-from tinygpu.term.digits import product_of
+from tinygpu.term.digits import depth_modes, held_factor, layout_faults, product_of
 from tinygpu.term.program import Access, Do
 
 __all__ = ["mma_async"]
@@ -20,30 +20,39 @@ _TYPES = ("bf16", "f16", "e4m3")
 
 
 def mma_async(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """wgmma.mma_async: one m64 n k16 product from shared memory."""
+    """wgmma.mma_async: one m64 n k16 product, its first factor from shared memory or registers."""
     text = kernel.text
-    x, y, sums_before = do.reads
+    x, sums_before = do.reads[0], do.reads[2]
     assert isinstance(x, Access)
-    assert isinstance(y, Access)
-    width = x.buffer.type.bytes
-    tile = product_of(do)
-    columns = int(tile.values[1]) * int(tile.values[2])
-    if int(do.values[0]) * width != 32 or columns % 8 or columns > 256:
+    for holds, what in layout_faults(do):
+        if not holds:
+            raise ProgramError(f"{do}: its digits do not count the {what}")
+    tile, deep, held = product_of(do), depth_modes(do), held_factor(do)
+    k, inner, outer, rows = map(int, tile.values)
+    columns, kind, width = inner * outer, x.buffer.dtype, x.buffer.type.bytes
+    if k * width != 32 or rows != 64 or columns % 8 or columns > 256:
         raise ProgramError(f"{do}: wgmma multiplies 64 x n x 32 B, n a multiple of 8 up to 256")
     if sums_before != do.write:
         raise ProgramError(f"{do}: wgmma adds to a tile of sums, column by column")
-    once = replace(do.write, value=do.write.value[1:])
-    sums = kernel.cells(once, do.values[1:], scope)
-    x, y = tile.reads[:2]
-    left, left_known, left_by_k = descriptor(kernel, tile, x, 64, scope, form=WGMMA_128B)
+    own = replace(do.write, value=do.write.value[deep:])
+    sums = ", ".join(kernel.cells(own, do.values[deep:], scope))
+    left, y = tile.reads[:2]
+    assert isinstance(left, Access)
+    assert isinstance(y, Access)
     right, right_known, right_by_k = descriptor(kernel, tile, y, columns, scope, form=WGMMA_128B)
-    a, b = moved(kernel, left, left_known), moved(kernel, right, right_known)
-    more = adds(kernel, do, scope)
-    kind = x.buffer.dtype
+    left_by_k = True
+    if held:
+        pairs = replace(held, value=tuple(held.value[i] for i in (0, deep + 1, deep - 1)))
+        a = f"{{{', '.join(kernel.pairs(pairs, (2, 2, 2), scope))}}}"
+    else:
+        base, known, left_by_k = descriptor(kernel, tile, left, rows, scope, form=WGMMA_128B)
+        a = moved(kernel, base, known)
+    b, more = moved(kernel, right, right_known), adds(kernel, do, scope)
     if kind not in _TYPES or (width == 1 and not (left_by_k and right_by_k)):
         raise ProgramError(f"{do}: wgmma multiplies {', '.join(_TYPES)}, 8 bits along k only")
-    turned = f", {int(not left_by_k)}, {int(not right_by_k)}" if width == 2 else ""
+    majors = (right_by_k,) if held else (left_by_k, right_by_k)
+    turned = "".join(f", {int(not by_k)}" for by_k in majors) if width == 2 else ""
     text.emit(
-        f"wgmma.mma_async.sync.aligned.m64n{columns}k{do.values[0]}.f32.{kind}.{kind} "
-        f"{{{', '.join(sums)}}}, {a}, {b}, {more}, 1, 1{turned}"
+        f"wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{kind}.{kind} "
+        f"{{{sums}}}, {a}, {b}, {more}, 1, 1{turned}"
     )

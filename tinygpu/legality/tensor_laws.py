@@ -33,7 +33,7 @@ import numpy as np
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
-from tinygpu.term.digits import product_of
+from tinygpu.term.digits import held_factor, layout_faults, product_of
 from tinygpu.term.program import Access, Buffer, Do, same_place, select
 
 __all__ = ["TENSOR_LAWS", "span_bytes", "starts"]
@@ -149,16 +149,11 @@ def swizzle(case: Case) -> Iterator[Clause]:
             yield Clause(holds, text, (buffer.name, buffer.stage_bytes, widest))
 
 
-_WGMMA_ROWS, _WGMMA_COLUMNS = (0, 8, 0, 0, 1, 16), (1, 0, 8, 2, 0, 0)
-"""Steps of pair, half, group, quad, octet, warp in a product's rows and columns."""
-
-
 def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
     """Check the shape of a product."""
     do = place.do
-    a, b, sums = (r for r in do.reads if isinstance(r, Access))
-    tile = product_of(do)
-    k, inner, outer, rows = tile.values
+    a, _, sums = (r for r in do.reads if isinstance(r, Access))
+    k, inner, outer, rows = product_of(do).values
     columns, slice_bytes = inner * outer, k * a.buffer.type.bytes
     text = "{} multiplies blocks of {} rows; wgmma has 64"
     yield Clause(rows == _BLOCK, text, (do, rows))
@@ -169,31 +164,20 @@ def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
     yield Clause(slice_bytes == _SLICE_BYTES, text, (do, slice_bytes, _SLICE_BYTES))
     text = "{} adds to {} and writes {}; wgmma has one place for both"
     yield Clause(same_place(sums, do.write), text, (do, sums, do.write))
-    digits = (do.values[1], do.values[2], *do.threads)
-    counted: Any = True
-    for extent, wanted in zip(digits, (2, 2, 4, 8, 4), strict=True):
-        counted = counted & (extent == wanted)
-    for access, times in ((a, _WGMMA_ROWS), (b, _WGMMA_COLUMNS)):
-        unit = access.thread[1] if access is a else access.value[1]
-        got = (*access.value[1:4], *access.thread)
-        for steps, count, extent in zip(got, times, (*do.values[1:4], *do.threads), strict=True):
-            for step, one in zip(steps, unit, strict=True):
-                counted = counted & ((step == count * one) | (extent == 1))
-    order: Any = 1  # a thread's registers follow one another: pair, half, group
-    for steps, extent in zip(do.write.value[1:], do.values[1:], strict=True):
-        counted = counted & ((memory_step(do.write, steps) == order) | (extent == 1))
-        order = order * extent
-    yield Clause(counted, "{}: its values do not count rows and columns of the sums", (do,))
+    for holds, what in layout_faults(do):
+        yield Clause(holds, "{}: its digits do not count the {}", (do, what))
 
 
 def wgmma_descriptors(case: Case, place: Place) -> Iterator[Clause]:
     """Check that a descriptor can say how each input lies."""
     do = place.do
-    a, b, _ = (r for r in do.reads if isinstance(r, Access))
     tile = product_of(do)
-    a, b = tile.reads[:2]
+    a, b, _ = (r for r in tile.reads if isinstance(r, Access))
     _, inner, outer, rows = tile.values
-    for access, first, count, slabs in ((a, 3, rows, 1), (b, 1, inner, outer)):
+    factors = (
+        ((b, 1, inner, outer),) if held_factor(do) else ((a, 3, rows, 1), (b, 1, inner, outer))
+    )
+    for access, first, count, slabs in factors:
         buffer = access.buffer
         width, wide = buffer.type.bytes, span_bytes(buffer)
         yield Clause(wide >= 32, "{} of {} has no swizzle", (access, do))

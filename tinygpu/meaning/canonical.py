@@ -42,14 +42,14 @@ from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.isa.mma_sync import products
+from tinygpu.isa.wgmma import joined, rows_of
 from tinygpu.meaning.cluster import Run
 from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.interpret import unwritten
 from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind
 from tinygpu.meaning.touched import Touched, Toucher, coordinates, extent
-from tinygpu.meaning.transfers import joined
 from tinygpu.meaning.turns import raster_of
-from tinygpu.term.digits import together
+from tinygpu.term.digits import depth_modes, held_factor, spans, together
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -827,10 +827,15 @@ class _Work:
     def multiply_by_threads(self, do: Do, group: _Group) -> None:
         """Multiply in the threads of a role, each the values that its digits give it."""
         whole = self.wholes.setdefault(id(do), together(do))
-        algebra, write = self.run.algebra, do.write
+        algebra, write, held = self.run.algebra, do.write, held_factor(do)
         anew = do.fresh is not None and do.fresh.evaluate(group.env) == 0
-        first, second = (self.factor(whole, r, group, None) for r in whole.accesses[:2])
-        shapes = [self.narrowed(whole, r).values[:0:-1] for r in whole.accesses[:2]]
+        x, y = whole.accesses[:2]
+        shapes, depth = spans(do), prod(map(int, do.values[: depth_modes(do)]))
+        if held:
+            first = rows_of(self.held_values(do, held, group))
+        else:
+            first = self.factor(whole, x, group, None, depth)
+        second = self.factor(whole, y, group, None, depth)
         flat = algebra.contract(np.matmul, first, second.transpose(0, 2, 1))
         cells = self.cells(self.narrowed(do, write), write, group, True).cell[:, 0]
         total = joined(flat, *shapes).reshape(len(flat), self.threads, -1).transpose(2, 1, 0)
@@ -840,8 +845,19 @@ class _Work:
             total = algebra.operators["add"](total, stage[where])
         stage[where] = algebra.round(write.buffer.type, total)
 
-    def factor(self, do: Do, read: Access, group: _Group, of: Integers | None) -> Values:
-        """Return a factor as (instances, rows or columns, k), in CTAs ``of`` or in its own."""
+    def held_values(self, do: Do, held: Access, group: _Group) -> Values:
+        """Return what threads hold of a factor: (values, threads, instances)."""
+        cells = self.cells(self.narrowed(do, held), held, group, True).cell[:, 0]
+        found = self.stage(held, group, writes=False)[cells]
+        return found if group.whole else found[..., group.who]
+
+    def factor(
+        self, do: Do, read: Access, group: _Group, of: Integers | None, depth: int = 0
+    ) -> Values:
+        """Return a factor as (instances, rows or columns, k), in CTAs ``of`` or in its own.
+
+        ``depth``: the steps of k, if several modes count them.
+        """
         narrow = self.narrowed(do, read)
         touched = self.cells(narrow, read, group, True)
         stage = self.stage(read, group, writes=False)
@@ -851,8 +867,8 @@ class _Work:
         else:
             rows = self.rows(read.buffer, group, writes=False)
             found = found[:, rows if of is None else of[rows]]
-        deep = int(narrow.values[0])
-        if deep != int(do.values[0]):
+        deep = depth or int(do.values[0])
+        if not depth and int(narrow.values[0]) != deep:
             raise NotCanonicalError(f"{do}: a factor that does not move along the sum's mode")
         return np.ascontiguousarray(found.reshape(-1, deep, found.shape[1]).transpose(2, 0, 1))
 

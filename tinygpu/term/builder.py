@@ -87,7 +87,7 @@ Number = Any
 
 _VECTOR_BYTES = 16  # spec: PTX ISA, "ld"
 _SLAB_BYTES = 128  # the widest swizzle
-_SLICE_BYTES, _BLOCK = 32, 64  # spec: PTX ISA, a product's k in bytes, and wgmma's rows
+_SLICE_BYTES, _PAIR = 32, 2  # spec: PTX ISA, a product's k in bytes; neighbours in a register
 _ZERO = Affine()
 _UNREAD: tuple[dict[str, tuple[str, ...]], frozenset[str]] = ({}, frozenset())
 _WARP, _WARPGROUP, _REGISTER_BYTES = 32, 128, 4
@@ -339,6 +339,13 @@ def _equations(pattern: str) -> tuple[tuple[str, str], ...]:
         match = _EQUATION.fullmatch(text)
         found.append((match[1], match[2] or match[3]) if match else ("", text.strip()))
     return tuple(found)
+
+
+def _across(array: Array, axis: str, step: Number) -> tuple[Number, ...]:
+    """Return a slabbed tile's step of so many elements along an axis, in its three dimensions."""
+    if array.axes[-1] != axis:
+        return (step, 0, 0)
+    return (0, select(step < array.slab, step, 0), step // array.slab)
 
 
 def _differ(one: Number, other: Number) -> bool:
@@ -1049,87 +1056,157 @@ class Kernel:
         reads, values = (left, right, total), self._extents(modes)
         self._body.append(term.Do(multiply, total, reads, values, variant="fma"))
 
-    def wgmma(self, sums: Held, x: Piece | Array, y: Piece | Array, *, fresh: LoopIndex) -> None:
-        """Add the product of two tiles, tm tn += tm tk * tn tk; where ``fresh`` is 0, set it."""
+    def wgmma(
+        self, sums: Held, x: Held | Piece | Array, y: Piece | Array, *, fresh: LoopIndex | bool
+    ) -> None:
+        """Add the product of two tiles, by the digits of the sums; where ``fresh`` is 0, set it.
+
+        Patterns say how digits count: x["tm = (.. warp half octet)"] the rows, y["tn = (.. group
+        quad pair)"] the columns.  x may lie in registers, 16-bit values by rows and two digits of
+        k; y's pattern then says how those count k, with the quad of threads: "tk = (group quad
+        pair)".  ``fresh`` True sets the sums, False adds to them.
+        """
         self._warpgroup("wgmma")
-        x, y = _piece(x), _piece(y)
-        row_axis, depth = self._by_k(x, y)
-        column_axis, other = self._by_k(y, x)
-        down, across = (self._along(axis, piece.equations)[0]
-                        for axis, piece in ((row_axis, x), (column_axis, y)))  # fmt: skip
-        half, far = (d for d in down if self.counted(d))
-        pair, *groups = (d for d in across if self.counted(d))
-        columns = math.prod(self._extents(groups))
-        threads = self._countings[0]
-        if depth != other or {*sums.digits} != {far, half, *groups, pair}:
-            got = (
-                f"{' '.join(sums.digits)} += {' '.join(down)} {depth} * {' '.join(across)} {other}"
-            )
-            raise self.error(f"wgmma: {got}; it computes tm tn += tm tk * tn tk", "wgmma")
-        slab = x.array.slab
-        if not slab or y.array.slab != slab:
+        self._each_thread("wgmma")
+        x, y = x if isinstance(x, Held) else _piece(x), _piece(y)
+        slab, threads = y.array.slab, self._countings[0]
+        if not slab or (isinstance(x, Piece) and x.array.slab != slab):
             raise self.error("wgmma: both tiles need swizzle=128", "wgmma")
-        self.in_scope(fresh)
-        step = _SLICE_BYTES * slab // 128
-        within, at = var("slice", step), var("slab")
-        above, before = (
-            sum((var(d, s) for d, s in steps.items() if self._digits[d].by in _MOVING), Affine())
-            for steps in (down, across)
-        )
-        row, along = var("block", _BLOCK), var("slab", slab) + within
-        wide, of_y, from_y = self._second(y, column_axis, before, columns * 8)
-        inner = wide // 8
-        if x.array.axes[-1] == depth:
-            deep, line, from_x = (0, 1, 0), (1, 0, 0), (above + row, within, at)
-        else:  # rows are contiguous: a slab has a block of them
-            blocks = sum((var(d, s // _BLOCK) for d, s in down.items()
-                          if self._digits[d].by in _MOVING), Affine())  # fmt: skip
-            deep, line, from_x = (1, 0, 0), (0, 1, 0), (along, Affine(), blocks + var("block"))
-
-        def by(unit: tuple[Number, ...], times: Number) -> tuple[Number, ...]:
-            return tuple(times * u for u in unit)
-
-        still = (0, 0, 0)
-        of_x = (deep, still, by(line, down[half]))
-        held = self._own(sums, ("", pair, half, *groups), len(threads))
-        modes: list[tuple[Number, tuple[Number, ...], tuple[Number, ...]]] = []
-        count: Number = 1  # groups of 8 columns so far; each digit in two, within a slab and beyond
-        for digit, own in zip(groups, held.value[3:], strict=True):
-            extent = self._extent(digit)
-            room = select(count < inner, inner // count, 1)
-            near = select(extent < room, extent, room)
-            first = select(count < inner, 1, 0)
-            along_slab = tuple(
-                select(first == 1, count * 8 * u, (count // inner) * f)
-                for u, f in zip(of_y[1], of_y[2], strict=True)
-            )
-            further = by(of_y[2], count * near // inner)
-            modes += [(near, along_slab, own), (extent // near, further, by(own, near))]
-            count = count * extent
-        rest = [step for _, step, _ in modes]
-        of_y = (of_y[0], by(of_y[1], across[pair]), still, *rest)
-        by_x = tuple(by(line, down.get(d, 0)) for d in threads)
-        by_y = tuple(by(of_y[1], across.get(d, 0)) for d in threads)
-        of_x = (*of_x, *(still for _ in modes))
-        left = Access(x.array.buffer, of_x, by_x, from_x, self._stage(x))
-        right = Access(y.array.buffer, of_y, by_y, from_y, self._stage(y))
-        first = tuple(var("block") if d == far else Affine() for d in sums.digits)
-        own = (*held.value[:3], *(each for _, _, each in modes))
-        total = replace(held, value=own, origin=first)
-        anew = fresh.affine + at + var("slice")
-        values = (step, *self._extents((pair, half)), *(n for n, _, _ in modes))
-        body: Statement = term.Do(
-            INSTRUCTIONS["wgmma"], total, (left, right, total), values,
-            self._extents(threads), variant="fma", fresh=anew,
+        if isinstance(fresh, LoopIndex):
+            self.in_scope(fresh)
+        row_axis, depth, column_axis = self._factors(x, y)
+        columns, along = (self._along(axis, y.equations)[0] for axis in (column_axis, depth))
+        if isinstance(x, Piece):
+            rows = self._along(row_axis, x.equations)[0]
+        else:
+            rows = dict.fromkeys((d for d in x.digits[::-1] if d not in along), 0)
+        half, far, pair, groups = self._of_sums(sums, rows, columns)
+        step, many = _SLICE_BYTES * slab // _SLAB_BYTES, self._extent(depth)
+        slices, slabs = slab // step, many // slab
+        still, more = (0, 0, 0), len(groups) * 2
+        if isinstance(x, Piece):
+            counts, of_k = (step,), (_across(y.array, depth, 1),)
+            left = Access(
+                x.array.buffer,
+                (_across(x.array, depth, 1), still, _across(x.array, row_axis, rows[half]),
+                 *(still,) * more),
+                tuple(_across(x.array, row_axis, rows.get(d, 0)) for d in threads),
+                self._origin(x.array, {row_axis: {**self._moving(rows), "block": rows.get(far, 0)},
+                                       depth: {"slab": slab, "slice": step}}),
+                self._stage(x),
+            )  # fmt: skip
+        else:
+            word, deep, quad = self._of_depth(x, along, (half, far))
+            counts = (self._extent(word), self._extent(quad), _PAIR)
+            of_k = tuple(_across(y.array, depth, along[d]) for d in (word, quad, deep))
+            if y.array.axes[-1] != depth:  # a line for each of k, as many as there are
+                slices, slabs = -(-many // step), 1
+            own = self._own(x, (word, "", deep, "", half, *("",) * more), len(threads))
+            at = var("slab", slab * _PAIR // step) + var("slice", _PAIR)
+            left = replace(own, origin=self._part_of(x, {far: var("block"), deep: at}))
+        modes = [mode for digit in groups for mode in self._in_slabs(y.array, column_axis,
+                                                                      columns[digit], digit)]  # fmt: skip
+        right = Access(
+            y.array.buffer,
+            (*of_k, _across(y.array, column_axis, columns[pair]), still, *(s for _, s, _ in modes)),
+            tuple(_across(y.array, column_axis, columns.get(d, 0)) for d in threads),
+            self._origin(y.array, {column_axis: self._moving(columns),
+                                   depth: {"slab": slab, "slice": step}}),
+            self._stage(y),
         )  # fmt: skip
-        trips = (
-            ("block", self._extent(far)),
-            ("slice", slab // step),
-            ("slab", self._extent(depth) // slab),
-        )
-        for name, count in trips:
+        own = self._own(sums, (*("",) * len(counts), pair, half, *groups), len(threads))
+        first, steps = len(counts) + _PAIR, (times for *_, times in modes)
+        twice = (step for step in own.value[first:] for _ in range(2))
+        values = (tuple(n * s for s in step) for n, step in zip(steps, twice, strict=True))
+        total = replace(
+            own, value=(*own.value[:first], *values),
+            origin=self._part_of(sums, {far: var("block")}),
+        )  # fmt: skip
+        anew = None
+        if fresh is not False:
+            anew = (fresh.affine if isinstance(fresh, LoopIndex) else Affine()) + var("slab")
+            anew = anew + var("slice")
+        body: Statement = term.Do(
+            INSTRUCTIONS["wgmma"], total, (left, right, total),
+            (*counts, *self._extents((pair, half)), *(n for n, *_ in modes)), self._extents(threads),
+            variant="fma", fresh=anew,
+        )  # fmt: skip
+        blocks = self._extent(far) if far else 1
+        for name, count in (("block", blocks), ("slice", slices), ("slab", slabs)):
             body = term.For(name, count, (body,), unrolled=True)
         self._body += [term.Fence("wgmma"), body, term.Commit("wgmma")]
+
+    def _factors(self, x: Held | Piece, y: Piece) -> tuple[str, str, str]:
+        """Return the axes of a product: its rows (none in registers), its sum's, its columns."""
+        if isinstance(x, Piece):
+            rows, depth = self._by_k(x, y)
+            columns, other = self._by_k(y, x)
+            if depth == other and not {depth} & {*x.equations, *y.equations}:
+                return rows, depth, columns
+            got = f"{' '.join(x.array.axes)} * {' '.join(y.array.axes)}"
+            raise self.error(f"wgmma: {got}; it multiplies tm tk * tn tk, all of tk", "wgmma")
+        own = {*x.digits}
+        for depth, columns in (y.array.axes, y.array.axes[::-1]):
+            if own & {*self._along(depth, y.equations)[0]}:
+                return "", depth, columns
+        text = f"wgmma: no digit of {x.name} counts {' or '.join(y.array.axes)} of {y.array.name}"
+        raise self.error(f"{text}; say how in a pattern of that", "wgmma")
+
+    def _of_sums(
+        self, sums: Held, rows: Mapping[str, Number], columns: Mapping[str, Number]
+    ) -> tuple[str, str, str, list[str]]:
+        """Return the digits of sums: half, far (or none), pair, groups, fastest first."""
+        down, across = (list(filter(self.counted, digits)) for digits in (rows, columns))
+        half, far = (*down, "", "")[:2]
+        pair, *groups = (*across, *[""] * (not across))
+        if {*sums.digits} != {*down, *across} or not half or not groups or len(down) > 2:
+            got = f"{' '.join(sums.digits)} += ({' '.join(rows)}) * ({' '.join(columns)})"
+            text = f"wgmma: {got}; rows are (far half) of the sums' digits, columns (group pair)"
+            raise self.error(f"{text}, fastest last: write patterns as tm = (far warp half octet)",
+                             "wgmma")  # fmt: skip
+        return half, far, pair, groups
+
+    def _of_depth(
+        self, x: Held, along: Mapping[str, Number], rows: tuple[str, ...]
+    ) -> tuple[str, str, str]:
+        """Return the digits that count k in registers: word, deep, and the quad of threads."""
+        digits = list(filter(self.counted, along))
+        quads = [d for d in along if self._digits[d].by == "threads"]
+        if len(digits) != 2 or len(quads) != 1 or {*x.digits} != {*digits, *filter(None, rows)}:
+            text = f"wgmma: {x.name} has {' '.join(x.digits)}, and ({' '.join(along)}) counts k"
+            raise self.error(f"{text}; they have to be a digit, a quad and a pair", "wgmma")
+        return digits[0], digits[1], quads[0]
+
+    def _moving(self, steps: Mapping[str, Number]) -> dict[str, Number]:
+        """Return the steps of digits that neither threads nor an instruction count."""
+        return {d: s for d, s in steps.items()
+                if not self.counted(d) and self._digits[d].by != "threads"}  # fmt: skip
+
+    def _origin(self, array: Array, axes: Mapping[str, Mapping[str, Number]]) -> tuple[Affine, ...]:
+        """Return where a slabbed tile's part begins, by the steps of variables along its axes."""
+        found = [Affine()] * 3
+        for axis, steps in axes.items():
+            for name, step in steps.items():
+                for d, one in enumerate(_across(array, axis, step)):
+                    if not isinstance(one, int) or one:
+                        found[d] = found[d] + var(name, one)
+        return tuple(found)
+
+    def _part_of(self, held: Held, known: Mapping[str, Affine]) -> tuple[Affine, ...]:
+        """Return where a part of registers begins: at ``known``, and where ``k.each`` is."""
+        gone = self.gone_through
+        return tuple(known.get(d) or (var(d) if d in gone else Affine()) for d in held.dimensions)
+
+    def _in_slabs(
+        self, array: Array, axis: str, step: Number, digit: str
+    ) -> list[tuple[Number, tuple[Number, ...], Number]]:
+        """Return a digit as two modes, within a slab and beyond: extent, way, steps of the digit."""
+        extent, near = self._extent(digit), self._extent(digit)
+        if array.axes[-1] == axis:
+            room = select(step < array.slab, array.slab // step, 1)
+            near = select(extent < room, extent, room)
+        ways = (_across(array, axis, step), _across(array, axis, step * near))
+        return [(near, ways[0], 1), (extent // near, ways[1], near)]
 
     def tcgen05_mma(self, sums: Piece, x: Piece, y: Piece, *, fresh: LoopIndex) -> None:
         """Add the product of two tiles, tm tn += tm tk * part tk; where ``fresh`` is 0, set it.
@@ -1228,7 +1305,7 @@ class Kernel:
         return self._lanes[tile.array.axes[0]]
 
     def _second(
-        self, y: Piece, columns: str, before: Affine, count: Number = 0
+        self, y: Piece, columns: str, before: Affine
     ) -> tuple[Number, tuple[tuple[Number, ...], ...], tuple[Affine, ...]]:
         """Return the columns in one slab of a product's second factor, its steps, its origin."""
         slab = y.array.slab
@@ -1236,7 +1313,7 @@ class Kernel:
         if y.array.axes[-1] == columns:
             along = var("slab", slab) + within
             return slab, ((1, 0, 0), (0, 1, 0), (0, 0, 1)), (along, Affine(), before)
-        wide = self._extent(columns) if isinstance(count, int) and not count else count
+        wide = self._extent(columns)
         return wide, ((0, 1, 0), (1, 0, 0), (wide, 0, 0)), (before, within, var("slab"))
 
     def _by_k(self, one: Piece, other: Piece) -> tuple[str, str]:
