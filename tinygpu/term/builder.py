@@ -1014,7 +1014,18 @@ class Kernel:
 
     def fill(self, held: Held, number: float) -> None:
         """Set every value."""
-        self._compute(Constant(number), {}, held, held.digits)
+        self.set(held, Constant(number), {})
+
+    def set(self, into: Held, expression: Expression, reads: Mapping[str, Held]) -> None:
+        """Set registers to an expression of registers, themselves too, for each of their digits.
+
+        What has fewer digits is read again along the others, as a statistic of a row by its columns.
+        """
+        used = self._used(expression, reads)
+        if extra := self._ordered({d for h in used.values() for d in h.digits} - {*into.digits}):
+            text = f"{into.name} has one value for all {extra[0]}; use k.reduce"
+            raise self.error(text, extra[0])
+        self._compute(expression, used, into, into.digits)
 
     def cast(self, held: Held, dtype: str, *, into: str = "") -> Held:
         """Round to a type; what has the type already is returned as it is."""
