@@ -73,11 +73,8 @@ def term(
         sk = k.smem("sk", dtype, "tn", "td", stages=stages, swizzle=128)
         sv = k.smem("sv", dtype, "tn", "te", stages=stages, swizzle=128)
         q_full, q_empty = k.mbarriers("qf", 1, arrivals=1), k.mbarriers("qe", 1, arrivals=consumers)
-        rings = [
-            (k.mbarriers(f"{n}f", stages, arrivals=1), k.mbarriers(f"{n}e", stages, arrivals=consumers))
-            for n in "kv"
-        ]  # fmt: skip
-        (k_full, k_empty), (v_full, v_empty) = rings
+        k_full, v_full = (k.mbarriers(f"{n}f", stages, arrivals=1) for n in "kv")
+        k_empty, v_empty = (k.mbarriers(f"{n}e", stages, arrivals=consumers) for n in "kv")
         with k.role("producer", warps=4, registers=registers[0]):
             with k.elect():
                 for tile in k.tiles():

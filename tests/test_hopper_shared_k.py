@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tinygpu.codegen.rules.exchange import runs
 
 from tests.async_mutants import mutants
 from tests.hopper_terms import broken, dos, rebuffered, rewritten
 from tests.ptx_runs import run_matmul
 from tests.ptx_runs import unchecked as emit
-from tinygpu.codegen.rules.exchange import runs
 from tinygpu.errors import MachineError, ProgramError, ScheduleError
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.hopper import STARTS, Hopper

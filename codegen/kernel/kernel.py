@@ -6,8 +6,8 @@ a thread stands
 - in a register of its own, a ring of registers at an index that is known;
 - in *paired* kernels, whose warps work together: one of 16 bits in half of a 32-bit register, its
   neighbour in the other half, as ldmatrix and mma.sync take them; one of tf32 in an untyped one;
-- of a *fragment* (a tile in the registers of many threads) in the register that
-  ``tinygpu.isa.fragment`` says, two 16-bit elements to one.
+- of a row that tcgen05.ld loads in the registers that ``rules/rows.py`` says, two 16-bit elements
+  to one.
 
 An address in a swizzled buffer is ``swizzle(x + y)``, x of the thread and y of the value.  The
 swizzle is linear over GF(2); where x and y have no bit in common it is ``swizzle(x) ^ swizzle(y)``,
@@ -44,7 +44,7 @@ PTX_VERSION = "9.0"  # spec: the newest that ptxas 13.0 takes
 KINDS = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16", "tf32": "b32"}
 """The register of a thread's value."""
 HELD = {"f32": "f32", "f16": "b32", "bf16": "b32"}
-"""The register of a fragment's elements, of 16 bits two."""
+"""The register of a row's elements, of 16 bits two."""
 
 
 def signature(program: Program) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ class KernelCode:
         return slot, offsets
 
     def holding(self, do: Do) -> str:
-        """Return how registers hold a statement's values: "row", "wgmma", "pair", else ""."""
+        """Return how registers hold a statement's values: "row", "pair", else ""."""
         buffers = [a.buffer for a in do.accesses if a.buffer.level == "registers"]
         found = {b.fragment for b in buffers}
         if self.paired and any(b.type.bytes == 2 for b in buffers):

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from tinygpu.codegen.kernel.kernel import KINDS, KernelCode
 from tinygpu.codegen.kernel.scope import Scope
-from tinygpu.codegen.rules.fragments import halves
-from tinygpu.codegen.rules.rows import row_registers
+from tinygpu.codegen.rules.rows import halves, row_registers
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Do
 

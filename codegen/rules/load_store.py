@@ -1,49 +1,54 @@
 """Rules of loads and stores, by how registers hold the values that move.
 
-A thread's own values move one by one or as vectors, pairs of 16-bit values as whole registers; a
-fragment moves by ``fragments``, ``rows`` (what tcgen05 has loaded) or ``exchange`` (shared memory
-that lies as the threads hold it).
+A thread's own values move one by one or as vectors, pairs of 16-bit values as whole registers, what
+tcgen05 has loaded by ``rows``.
 
 Source: PTX ISA 9, "ld", "st", "red".
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tinygpu.codegen.kernel.clusters import home_rank
-from tinygpu.codegen.kernel.kernel import KernelCode, constant
+from tinygpu.codegen.kernel.kernel import KernelCode, Rule, constant
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.codegen.rules import rows
 from tinygpu.devices.device import adds_vectors
+from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Do
 
 __all__ = ["ld_global", "ld_shared", "move", "red_global", "st_global", "st_shared"]
 
 
 def ld_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """ld.global: a thread's own values, pairs, or what a tile has beside it."""
-    rule = {"": move, "pair": _move_pairs}[kernel.holding(do)]
-    rule(kernel, do, scope)
+    """ld.global: a thread's own values, or pairs."""
+    _held(kernel, do, scope, {"": move, "pair": _move_pairs})
 
 
 def ld_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """ld.shared: a thread's own values, pairs, or a fragment as its threads hold it."""
-    rule = {"": move, "pair": _move_pairs}[kernel.holding(do)]
-    rule(kernel, do, scope)
+    """ld.shared: a thread's own values, or pairs."""
+    _held(kernel, do, scope, {"": move, "pair": _move_pairs})
 
 
 def st_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """st.global: a thread's own values, pairs, rows, or the sums of wgmma."""
-    known = {"": move, "pair": _move_pairs, "row": rows.st_global}
-    known[kernel.holding(do)](kernel, do, scope)
+    """st.global: a thread's own values, pairs, or rows."""
+    _held(kernel, do, scope, {"": move, "pair": _move_pairs, "row": rows.st_global})
 
 
 def st_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """st.shared: a tile goes to rows and columns where the buffer has them, else as it is held."""
-    known = {"": move, "pair": _move_pairs, "row": rows.st_shared}
-    known[kernel.holding(do)](kernel, do, scope)
+    """st.shared: a thread's own values, pairs, or rows."""
+    _held(kernel, do, scope, {"": move, "pair": _move_pairs, "row": rows.st_shared})
+
+
+def _held(kernel: KernelCode, do: Do, scope: Scope, rules: Mapping[str, Rule]) -> None:
+    """Move as registers hold the values.  Raises ProgramError where no rule does."""
+    if (held := kernel.holding(do)) not in rules:
+        raise ProgramError(f"{do}: no lowering rule for values held as {held}")
+    rules[held](kernel, do, scope)
 
 
 def move(kernel: KernelCode, do: Do, scope: Scope, hint: str = "") -> None:

@@ -386,7 +386,7 @@ class _Accountant:
         each = {} if self.of_tiles else {"issue": self.issue(1)}
         arrive = {"serial": FITTED["arrive"]}
         match statement:
-            case Do() if self.of_tiles or _of_tile(statement):
+            case Do() if self.of_tiles:
                 return [replace(self.tile(statement), statement=statement)]
             case Do():
                 return [self.threads(statement, around)]

@@ -194,20 +194,6 @@ def wgmma_descriptors(case: Case, place: Place) -> Iterator[Clause]:
         yield from starts(case, place, access, inner=dimension)
 
 
-def stmatrix(case: Case, place: Place) -> Iterator[Clause]:
-    """Check the rows of 8 elements that stmatrix stores."""
-    do = place.do
-    turned = do.variant == "trans"
-    run, lines = do.write.value[0], do.write.thread[1]
-    run, lines = (lines, run) if turned else (run, lines)
-    width = do.write.buffer.type.bytes
-    holds = memory_step(do.write, run) == 1
-    yield Clause(holds, "{}: its rows are not 8 neighbours of 2 B", (do,))
-    apart = memory_step(do.write, lines) * width
-    text = "{}: its rows lie {} B apart, no multiple of {}"
-    yield Clause(apart % _PIECE_BYTES == 0, text, (do, apart, _PIECE_BYTES))
-
-
 def _ends(do: Do) -> tuple[Access, Access]:
     """Return the ends of a copy: in gmem, in shared memory."""
     (source,) = (r for r in do.reads if isinstance(r, Access))
@@ -307,14 +293,6 @@ TENSOR_LAWS: Mapping[str, Law] = {
             "choose a wider tile (tile_m, tile_n) or another layout of the operation",
             of_place=wgmma_descriptors,
             of="wgmma",
-        ),
-        Law(
-            "stmatrix",
-            "States that stmatrix stores rows of eight 2-byte neighbours, 16 B aligned.",
-            _PTX + "stmatrix",
-            'store otherwise (epilogue "direct"), or choose a 16-bit output',
-            of_place=stmatrix,
-            of="stmatrix",
         ),
     )
 }

@@ -90,7 +90,7 @@ class Selection:
 
 def is_tile(do: Do) -> bool:
     """Whether the values are those of a tile, and not of each thread."""
-    together = do.instruction.issuer in ("warpgroup", "one")
+    together = do.instruction.issuer in ("warpgroup", "one") and not do.threads
     return together or any(a.buffer.fragment for a in do.accesses)
 
 

@@ -179,16 +179,14 @@ class LoopIndex:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Registers with a value for each of their digits (slowest first), or of a warpgroup's tile.
+    """Registers with a value for each of their digits (slowest first).
 
-    Of a tile a pattern takes a part, ``sums["tn = (chunk col)"]``, which begins at ``origin``.
     Of a ring ``held[step, s]`` is a use: the numbers of several digits count on, slowest first.
     """
 
     kernel: Kernel
     buffer: Buffer
     dimensions: tuple[str, ...]
-    origin: tuple[Affine, ...] = ()
     index: Affine | None = None
     """Which value of a ring it is."""
     ring: bool = False
@@ -200,28 +198,13 @@ class Held:
         return tuple(d for d in self.dimensions if d not in gone) if gone else self.dimensions
 
     @property
-    def rows(self) -> Number:
-        """The rows of a tile."""
-        return self.buffer.shape[0]
-
-    @property
     def name(self) -> str:
         """The name of the registers."""
         return self.buffer.name
 
-    def __getitem__(self, at: str | LoopIndex | tuple[LoopIndex, ...]) -> Held:
-        if not isinstance(at, str):
-            index = self.kernel.counted_on(self, at)
-            return Held(self.kernel, self.buffer, self.dimensions, self.origin, index, self.ring)
-        if not self.digits:
-            raise self.kernel.error(
-                f"{self.name}: a thread has one of it, and it has no digits; leave the pattern out",
-                self.name,
-            )
-        equations = self.kernel.equations(at, self.digits)
-        parts = [self.kernel.part_of(equations, digit) for digit in self.digits]
-        digits, origin = (tuple(each) for each in zip(*parts, strict=True))
-        return replace(self, dimensions=digits, origin=origin)
+    def __getitem__(self, at: LoopIndex | tuple[LoopIndex, ...]) -> Held:
+        index = self.kernel.counted_on(self, at)
+        return Held(self.kernel, self.buffer, self.dimensions, index, self.ring)
 
 
 @dataclass(frozen=True, slots=True)
@@ -695,28 +678,27 @@ class Kernel:
         self._barriers.append(barrier)
         return BarrierRing(self, barrier)
 
-    def registers(
-        self, name: str, dtype: str, *digits: str, fragment: str = "", stages: Number | None = None
-    ) -> Held:
+    def registers(self, name: str, dtype: str, *digits: str, stages: Number | None = None) -> Held:
         """Declare registers with a value for each of the digits, of each thread.
 
-        With a ``fragment`` the digits are a tile's rows and columns, which threads share out.
         ``stages`` make a ring.
         """
         for digit in digits:
             self._known(digit)
-        ordered = digits if fragment else self._ordered(digits)
+        ordered = self._ordered(digits)
         if wrong := [d for d in ordered if not self.counted(d)]:
             by = self._digits[wrong[0]].by
             raise self.error(f"digit {wrong[0]}: {by} counts it, not each thread", wrong[0])
         shape = tuple(self._digits[d].extent for d in ordered) or (1,)
-        if fragment == "row":
-            if len(digits) != 3 or digits[1] not in self._lanes:
-                raise self.error(f"registers {name}: those of lanes are tcgen05_ld's", fragment)
-            shape = (LANES, shape[-1])
         many = 1 if stages is None else stages
-        buffer = registers(self._free(name), dtype, *shape, stages=many, fragment=fragment)
+        buffer = registers(self._free(name), dtype, *shape, stages=many)
         return Held(self, buffer, ordered, ring=stages is not None)
+
+    def _rows(self, name: str, dtype: str, *digits: str) -> Held:
+        """Declare registers for columns of lanes: each thread of a warpgroup has its own."""
+        shape = (LANES, self._extent(digits[-1]))
+        buffer = registers(self._free(name), dtype, *shape, fragment="row")
+        return Held(self, buffer, digits, index=self._part())
 
     def _into(self, into: str, name: str, dtype: str, *digits: str) -> Held:
         """Return new registers, or those that are used over and over under the name ``into``."""
@@ -771,7 +753,7 @@ class Kernel:
         self._do(INSTRUCTIONS["ldmatrix"], held, there, modes, place, vector=wide, variant=how)
 
     def stmatrix(self, part: Piece, held: Held) -> None:
-        """Store matrices of 8 x 8 to shared memory, a warp at a time: ``ldmatrix`` the other way."""
+        """Store matrices of 8 x 8 to shared memory: ``ldmatrix`` the other way."""
         self._each_thread("stmatrix")
         place = self._place(part)
         modes = self._modes(place)
@@ -940,13 +922,8 @@ class Kernel:
         It is computed in f32, and then rounded to ``dtype``.
         """
         used = self._used(expression, reads)
-        tile = next((h for h in used.values() if h.buffer.fragment), None)
-        if tile and tile.buffer.fragment == "row":
-            raise self.error(f"compute: {tile.name} lies by lanes; cast and store it", "compute")
-        if tile:
-            result = self._like(tile, name, dtype)
-            self._compute(expression, used, result, tile.digits)
-            return result
+        if lanes := [h.name for h in used.values() if h.buffer.fragment]:
+            raise self.error(f"compute: {lanes[0]} lies by lanes; cast and store it", "compute")
         digits = self._ordered({d for h in used.values() for d in h.digits})
         result = self._into(into, name, dtype, *digits)
         if all(h.index for h in used.values()):  # of a ring, and so one of it
@@ -965,11 +942,6 @@ class Kernel:
         write, values = self._own(result, modes), self._extents(modes)
         self._body.append(term.Do(instruction, write, sources, values))
         return result
-
-    def _like(self, tile: Held, name: str, dtype: str) -> Held:
-        """Declare registers that a warpgroup's threads share as they do a tile's, or a part's."""
-        made = self.registers(name, dtype, *tile.digits, fragment=tile.buffer.fragment)
-        return replace(made, index=self._part())
 
     def reduce(
         self, operator: str, into: Held, of: Held | Expression,
@@ -1019,7 +991,7 @@ class Kernel:
     def set(self, into: Held, expression: Expression, reads: Mapping[str, Held]) -> None:
         """Set registers to an expression of registers, themselves too, for each of their digits.
 
-        What has fewer digits is read again along the others, as a statistic of a row by its columns.
+        Registers of fewer digits are read again along the others: a row's statistic by its columns.
         """
         used = self._used(expression, reads)
         if extra := self._ordered({d for h in used.values() for d in h.digits} - {*into.digits}):
@@ -1031,9 +1003,8 @@ class Kernel:
         """Round to a type; what has the type already is returned as it is."""
         if held.buffer.dtype == dtype:
             return held
-        fragment = held.buffer.fragment
-        if fragment:
-            rounded = self._like(held, into or "rounded", dtype)
+        if held.buffer.fragment:
+            rounded = self._rows(into or "rounded", dtype, *held.digits)
         else:
             rounded = self._into(into, f"{held.name}_rounded", dtype, *held.digits)
             rounded = replace(rounded, index=held.index)
@@ -1115,8 +1086,8 @@ class Kernel:
             own = self._own(x, (word, "", deep, "", half, *("",) * more), len(threads))
             at = var("slab", slab * _PAIR // step) + var("slice", _PAIR)
             left = replace(own, origin=self._part_of(x, {far: var("block"), deep: at}))
-        modes = [mode for digit in groups for mode in self._in_slabs(y.array, column_axis,
-                                                                      columns[digit], digit)]  # fmt: skip
+        each = (self._in_slabs(y.array, column_axis, columns[d], d) for d in groups)
+        modes = [mode for both in each for mode in both]
         right = Access(
             y.array.buffer,
             (*of_k, _across(y.array, column_axis, columns[pair]), still, *(s for _, s, _ in modes)),
@@ -1137,9 +1108,9 @@ class Kernel:
         if fresh is not False:
             anew = (fresh.affine if isinstance(fresh, LoopIndex) else Affine()) + var("slab")
             anew = anew + var("slice")
+        extents = (*counts, *self._extents((pair, half)), *(n for n, *_ in modes))
         body: Statement = term.Do(
-            INSTRUCTIONS["wgmma"], total, (left, right, total),
-            (*counts, *self._extents((pair, half)), *(n for n, *_ in modes)), self._extents(threads),
+            INSTRUCTIONS["wgmma"], total, (left, right, total), extents, self._extents(threads),
             variant="fma", fresh=anew,
         )  # fmt: skip
         blocks = self._extent(far) if far else 1
@@ -1211,7 +1182,7 @@ class Kernel:
     def _in_slabs(
         self, array: Array, axis: str, step: Number, digit: str
     ) -> list[tuple[Number, tuple[Number, ...], Number]]:
-        """Return a digit as two modes, within a slab and beyond: extent, way, steps of the digit."""
+        """Return a digit as two modes, in a slab and beyond: extent, way, steps of the digit."""
         extent, near = self._extent(digit), self._extent(digit)
         if array.axes[-1] == axis:
             room = select(step < array.slab, array.slab // step, 1)
@@ -1296,8 +1267,7 @@ class Kernel:
         origin, step = Affine(), self._extent(column)
         for digit in reversed(others):
             origin, step = var(digit, step) + origin, step * self._extent(digit)
-        held = self.registers(name, array.dtype, half, rows, column, fragment="row")
-        held = replace(held, index=self._part())
+        held = self._rows(name, array.dtype, half, rows, column)
         write, values = self._in_full(held)
         read = Access(array.buffer, write.value, (), (Affine(), origin), self._stage(part))
         self._body.append(term.Do(INSTRUCTIONS["tcgen05.ld"], write, (read,), values))
@@ -1336,7 +1306,8 @@ class Kernel:
     def cluster_sum(self, sums: Held, *, over: str) -> Iterator[None]:
         """Add up a tile's sums over CTAs of a cluster; the first of them does the body.
 
-        The others' go through its shared memory, in fragments: see ``tinygpu.term.parts``.
+        The others' go through its shared memory, in the order in which threads hold them: 16 B of a
+        thread, then those of the next, so that no two lanes of a warp meet a bank twice.
         """
         self._warpgroup("cluster_sum")
         around, self._body = self._body, []
@@ -1569,20 +1540,6 @@ class Kernel:
             else:
                 found.append(digit)
         return tuple(found)
-
-    def part_of(
-        self, equations: Mapping[str, tuple[str, ...]], axis: str, *, of: int = 1
-    ) -> tuple[str, Affine]:
-        """Return the digit of a tile's part along an axis, and where it begins (in blocks)."""
-        if axis not in equations:
-            return axis, Affine()
-        *others, last = self._expanded(equations, axis)
-        if not self.counted(last) or any(map(self.counted, others)):
-            raise self.error(f"{axis}: a part is counted by its last digit alone", axis)
-        origin, step = Affine(), self._extent(last) // of
-        for digit in reversed(others):
-            origin, step = origin + var(digit, step), step * self._extent(digit)
-        return last, origin
 
     def _counts_all(self, axis: str, digits: Iterable[str]) -> None:
         """Raise ProgramError unless the digits count just as far as the tile's dimension."""
@@ -1915,18 +1872,13 @@ class Kernel:
                     known[near] = known[digit]
                     known[slow] = (*before, self._extent(near), *after)
             self._owned[key] = tuple([known.get(mode, (0,) * rank) for mode in modes])
-        steps, origin = self._owned[key], held.origin
-        if self.gone_through:
-            gone = self.gone_through
-            origin = origin or tuple(var(d) if d in gone else Affine() for d in held.dimensions)
-        index = held.index
-        if index is None:
-            index = self._turn() if held.buffer.fragment or self._role else _ZERO
+        steps, origin = self._owned[key], self._part_of(held, {}) if self.gone_through else ()
+        index = self._turn() if held.index is None else held.index
         return Access(held.buffer, steps, ((0,) * rank,) * threads, origin, index)
 
     def _in_full(self, held: Held) -> tuple[Access, tuple[Number, ...]]:
         """Return the access to all of it, fastest first, and how far each of its modes goes."""
-        if held.buffer.fragment != "row":
+        if not held.buffer.fragment:
             modes = held.digits[::-1]
             return self._own(held, modes), self._extents(modes)
         _, rows, column = held.digits
@@ -1954,9 +1906,7 @@ class Kernel:
     def _compute(
         self, expression: Expression, reads: Mapping[str, Held], write: Held, digits: Iterable[str]
     ) -> None:
-        fragment = write.buffer.fragment
-        if not fragment:
-            self._each_thread("arithmetic")
+        self._each_thread("arithmetic")
         modes = tuple(digits)[::-1]
         sources: dict[str, Operand] = {
             name: term.Scalar(name, size=name in self.op.axes)
@@ -1966,9 +1916,7 @@ class Kernel:
         to, values = self._own(write, modes), self._extents(modes)
         dtype = "f64" if write.buffer.dtype == "f64" else "f32"
         name = self._free("t") + "_"
-        self._body += compute(
-            expression, sources, to, values=values, dtype=dtype, name=name, fragment=fragment
-        )
+        self._body += compute(expression, sources, to, values=values, dtype=dtype, name=name)
 
     def _free(self, name: str) -> str:
         """Return the name, or one made of it that nothing has yet."""

@@ -62,7 +62,10 @@ def spans(do: Do) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """
     whole, deep = together(do), depth_modes(do)
     for factor in whole.accesses[held_factor(do) is not None : 2]:
-        if any(int(n) > 1 and not any(s) for n, s in zip(do.values[:deep], factor.value)):
+        if any(
+            int(n) > 1 and not any(s)
+            for n, s in zip(do.values[:deep], factor.value[:deep], strict=True)
+        ):
             raise ProgramError(f"{do}: {factor.buffer.name} does not move along k")
     rows, columns = (
         [int(n) if any(steps) else 1 for n, steps in zip(whole.values, r.value, strict=True)][deep:]

@@ -458,8 +458,8 @@ class Pass:
         """Bring an agent to a product, which is issued when all of its copy have come."""
         a = self.plan.agents[number]
         if agent.touched:
-            self.fault("proxy", number, op, "needs a wgmma.fence after what else touched its registers; "
-                       "put one before it")  # fmt: skip
+            self.fault("proxy", number, op, "needs a wgmma.fence after what else touched its "
+                       "registers; put one before it")  # fmt: skip
         team = (a.cta, a.role, a.copy)
         flights = self.flights.setdefault(team, [])
         flight = next((f for f in flights if number in f.missing), None)
