@@ -47,6 +47,13 @@ HELD = {"f32": "f32", "f16": "b32", "bf16": "b32"}
 """The register of a row's elements, of 16 bits two."""
 
 
+def _works_in_pairs(do: Do) -> bool:
+    """Return whether warps, or the threads of a warpgroup, work together on registers."""
+    return do.instruction.issuer == "warp" or (
+        do.instruction.issuer == "warpgroup" and bool(do.threads)
+    )
+
+
 def signature(program: Program) -> tuple[str, ...]:
     """Return the kernel's integer parameters: the sizes, the term's parameters, the grid."""
     return (
@@ -95,10 +102,7 @@ class KernelCode:
         pointers = {o.name: f"%p_{o.name}" for o in program.operation.operands}
         self.addresses = Addresses(program, self.text, integers, pointers)
         self.rings = Rings(self.text, self.addresses.sum)
-        self.paired = any(
-            isinstance(s, Do) and s.threads and s.instruction.issuer in ("warp", "warpgroup")
-            for s, _ in walk(program)
-        )
+        self.paired = any(isinstance(s, Do) and _works_in_pairs(s) for s, _ in walk(program))
         self.maps = {m: f"map_{i}" for i, m in enumerate(tensor_maps(program))}
         self.ctas = prod(extent for _, extent in program.cluster)
         self.role = program.roles[0]

@@ -1329,7 +1329,7 @@ class Kernel:
             there, own = Access(parts, value, thread, origin, index), self._own(held, modes, 3)
             ends = (there, own) if by == "st.shared" else (own, there)
             self._body.append(term.Do(INSTRUCTIONS[by], ends[0], (ends[1],), self._extents(modes),
-                                      self._extents(threads), vector=2))  # fmt: skip
+                                      self._extents(threads), vector=_PAIR * _PAIR))  # fmt: skip
 
         def add(left: tuple[str, ...]) -> None:
             if left:
