@@ -155,7 +155,9 @@ REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
     ),
     "a tile's instruction without roles": (
         "with mbarriers and roles alone",
-        (do("wgmma", held(), *[replace(inside(), buffer=replace(TILE, dtype="f16"))] * 2, held()),),
+        (
+            do("tcgen05.cp", inside(), inside()),
+        ),
     ),
     "a constant in a pair": ("stand in pairs", (do("mov", PAIRS, Immediate(0.0)), MATRIX)),
     "a shuffle of pairs": ("shfl.sync takes f32", (do("shfl.sync", PAIRS, PAIRS), MATRIX)),
