@@ -136,6 +136,7 @@ OTHER = replace(INSTRUCTIONS["mov"], name="no.such")
 PAIRS = held(registers("r", "f16", 4))
 ROWS = [Access(registers(f"row{of}", of, 128, 4, fragment="row"), ((0, 1),))
         for of in ("f32", "f16")]  # fmt: skip
+HALF = replace(inside(), buffer=replace(TILE, dtype="f16"))
 MATRIX = do("ldmatrix", held(), inside())
 REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
     "an instruction without a rule": (
@@ -155,9 +156,7 @@ REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
     ),
     "a tile's instruction without roles": (
         "with mbarriers and roles alone",
-        (
-            do("tcgen05.cp", inside(), inside()),
-        ),
+        (do("wgmma", held(), HALF, HALF, held(), variant="fma"),),
     ),
     "a constant in a pair": ("stand in pairs", (do("mov", PAIRS, Immediate(0.0)), MATRIX)),
     "a shuffle of pairs": ("shfl.sync takes f32", (do("shfl.sync", PAIRS, PAIRS), MATRIX)),

@@ -11,7 +11,7 @@ to 16 bits, are A of the next, where a group of 8 columns is half of 16 steps of
 
 >>> held = np.arange(8.0 * 128).reshape(8, 128, 1)
 >>> matrix = rows_of(held)
->>> matrix.shape, matrix[0, 1, :4].tolist()   # row 1: octet 1, so thread 4 has steps 0 and 1
+>>> matrix.shape, matrix[0, 2, :4].tolist()      # octet 1: thread 4 has steps 0 and 1 of k
 ((1, 64, 16), [4.0, 132.0, 5.0, 133.0])
 
 Source: PTX ISA 9, "wgmma.mma_async", "Register Fragments", "stmatrix".
@@ -48,7 +48,8 @@ Values = NDArray[np.float64]
 def rows_of(held: Values) -> Values:
     """Return A, (instances, rows, steps of k), of what threads hold: (values, threads, instances).
 
-    A thread's values count word, deep, half.  Raises ProgramError for others.
+    A thread's values count word, deep, half; rows count half, octet, warp, as sums' digits do.
+    Raises ProgramError for other values.
     """
     quad, octet, warp = THREADS
     if held.shape[:2] != (8, quad * octet * warp):
