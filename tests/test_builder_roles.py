@@ -54,13 +54,17 @@ class Turns(Machine):
         turn = k.mbarriers("turn", 2, arrivals=1)
         with k.role("consumer", warpgroups=1, registers=232, w=2):
             out = k.smem("out", c.dtype, tm=64, col=64, stages=2, swizzle="line")
-            sums = k.registers("sums", "f32", "tm", "tn", fragment="wgmma")
+            k.threads(warp=4, octet=8, quad=4)
+            k.values(chunk=2, group=8, half=2, pair=2)
+            rows = "tm = (warp half octet)"
+            sums = k.registers("sums", "f32", "chunk", "group", "half", "pair")
             for tile in k.tiles(start="w", step=2):
                 k.wait(turn[tile - 1])
                 for step in k.loop("step", over="k", by=64):
                     with k.when(step < step.count):
                         k.wait(full[step])
-                        k.wgmma(sums, x[step], y[step], fresh=step.first)
+                        columns = y[step]["tn = (chunk group quad pair)"]
+                        k.wgmma(sums, x[step][rows], columns, fresh=step.first)
                         k.wait_group("wgmma", self.in_flight)
                     with k.when(step >= self.in_flight), k.elect():
                         k.arrive(empty[step - self.in_flight], to="cluster")
@@ -69,11 +73,12 @@ class Turns(Machine):
                     k.arrive(turn[tile])
                 k.wait_group("wgmma", 0)
                 k.run_on("step", self.in_flight)
-                for chunk in k.unrolled("chunk", 2):
+                for chunk in k.each("chunk"):
                     with k.elect():
                         k.wait_group("bulk", 1, read=True)
                     k.sync("role")
-                    k.store(out[chunk], sums["tn = (chunk col)"])
+                    part = out[chunk][f"{rows}, col = (group quad pair)"]
+                    k.stmatrix(part, k.cast(sums, c.dtype))
                     k.fence("proxy.async")
                     k.sync("role")
                     with k.elect():

@@ -308,7 +308,7 @@ NAMED = {
 
 BESIDE = {
     "isa": {"algebra", "fragment", "instruction", "instructions", "memory"},
-    "rules": {"descriptors", "exchange", "fragments", "rows"},
+    "rules": {"descriptors", "rows"},
 }
 """What the families have in common: what an instruction is; what several rules call."""
 

@@ -186,12 +186,18 @@ class Hopper(Machine):
                     w=self.consumers):  # fmt: skip
             own = self.tile_m if turns else self.tile_m // self.consumers
             high = 64 if self.swap else own  # rows stored together
-            k.tile(row=own, high=high, col=self.store_n)
-            mine = "tm = row" if turns else "tm = (w row)"
+            k.tile(high=high, col=self.store_n)
+            k.threads(warp=4, octet=8, quad=4)
+            k.values(far=own // 64, chunk=self.tile_n // self.store_n, group=self.store_n // 8,
+                     half=2, pair=2)  # fmt: skip
+            row = "far warp half octet"
+            mine = f"tm = ({row})" if turns else f"tm = (w {row})"
+            cols = "tn = (chunk group quad pair)"
             if turns:
                 turn = k.mbarriers("turn", self.consumers, arrivals=1)
-            store = TileStore(self, k, f"{at}, {mine}, row = (block high), tn = (chunk col)")
-            sums = k.registers("sums", "f32", "row", "tn", fragment="wgmma")
+            copied = f"tm = ({'w ' * (not turns)}{'far ' * self.swap}high), tn = (chunk col)"
+            store = TileStore(self, k, f"{at}, {mine}, {cols}", f"{at}, {copied}")
+            sums = k.registers("sums", "f32", "far", "chunk", "group", "half", "pair")
             first, after = ("w", self.consumers) if turns else ("", 1)
             for tile in k.tiles(start=first, step=after):
                 if turns:
@@ -199,7 +205,7 @@ class Hopper(Machine):
                 for step in k.loop("kt"):
                     with k.when(step < step.count):
                         k.wait(full[step])
-                        k.wgmma(sums, smem_x[step][mine], smem_y[step], fresh=step.first)
+                        k.wgmma(sums, smem_x[step][mine], smem_y[step][cols], fresh=step.first)
                         k.wait_group("wgmma", self.in_flight)
                     with k.when(step >= self.in_flight), k.elect():
                         k.arrive(empty[step - self.in_flight], to=receivers)
@@ -224,8 +230,9 @@ class Hopper(Machine):
 class TileStore:
     """How a consumer stores a tile of c: by chunks of columns; if swapped, of rows too."""
 
-    def __init__(self, machine: Hopper, k: Kernel, at: str) -> None:
+    def __init__(self, machine: Hopper, k: Kernel, at: str, copied: str) -> None:
         self.machine, self.k, self.c, self.at = machine, k, k.output, at
+        self.copied = copied
         if machine.epilogue == "tma":
             lines = ("col", "high") if machine.swap else ("high", "col")
             self.out = k.smem("smem_c", self.c.dtype, *lines, stages=machine.store_stages,
@@ -234,21 +241,23 @@ class TileStore:
     def tile(self, sums: Held) -> None:
         """Store chunk by chunk: straight to c, or through shared memory and by TMA."""
         k, machine, c = self.k, self.machine, self.c
-        high = 64 if machine.swap else sums.rows
-        for _ in k.unrolled("block", sums.rows // high):
-            for chunk in k.unrolled("chunk", machine.tile_n // machine.store_n):
-                part = sums["row = (block high), tn = (chunk col)"]
+        by_block = machine.swap or machine.epilogue == "direct"
+        for _ in k.each("far") if by_block else (None,):
+            for chunk in k.each("chunk"):
                 if machine.epilogue == "direct":
-                    k.store(c[self.at], self.finished(part))
+                    k.store(c[self.at], self.finished(sums))
                     continue
                 with k.elect():  # until the chunk's place is free
                     k.wait_group("bulk", machine.store_stages - 1, read=True)
                 k.sync("role")
-                k.store(self.out[chunk], self.finished(part))
+                far = "" if machine.swap else "far "
+                at = f"high = ({far}warp half octet), col = (group quad pair)"
+                store = k.stmatrix if DTYPES[c.dtype].bytes == 2 else k.store
+                store(self.out[chunk][at], self.finished(sums))
                 k.fence("proxy.async")
                 k.sync("role")
                 with k.elect():
-                    k.tma_store(c[self.at], self.out[chunk])
+                    k.tma_store(c[self.copied], self.out[chunk])
                     k.commit("bulk")
 
     def finished(self, sums: Held) -> Held:
@@ -256,7 +265,7 @@ class TileStore:
         k = self.k
         if k.op.epilogue == ACC:
             return k.cast(sums, self.c.dtype)
-        held = {x.name: k.load(x[self.at], like=sums) for x in k.inputs[2:]}
+        held = {x.name: k.load(x[self.at]) for x in k.inputs[2:]}
         return k.compute(k.op.epilogue, {**held, "acc": sums}, self.c.dtype)
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.meaning.cluster import Agent, Cluster, InFlight, Run, Tiles, start_cluster
+from tinygpu.meaning.execution import shuffle
 from tinygpu.meaning.race import Finding, Integers
 from tinygpu.meaning.transfers import arrive, released, start
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
@@ -113,6 +114,11 @@ class Turns:
                     phase = index.evaluate(env) // int(barrier.stages)
                     agent.waits = agent.cta.mbarrier(barrier, index, env), phase
                 return agent.waits[0].passes(agent.waits[1])
+            case Do() if statement.across and agent.team.elects:
+                return all(
+                    a.next is not None and a.next[0] is statement and a.next[1] == env
+                    for a in _sharing(agent)
+                )
             case WaitGroup(pending, "wgmma"):
                 groups = agent.groups["wgmma"]
                 return all(not p.missing for g in groups[: _covered(groups, pending)] for p in g)
@@ -125,6 +131,11 @@ class Turns:
         statement, env = agent.next
         agent.tick()
         match statement:
+            case Do() if statement.across and agent.team.elects:
+                shuffle(_sharing(agent), statement, env)
+                for other in _sharing(agent):
+                    self._advance(other)
+                return
             case Do():
                 start(agent, statement, env)
             case Exit():
@@ -321,6 +332,12 @@ class Turns:
                         place = (*cluster.place, cta.rank)
                         finding = Finding("unbalanced", name, text, place)
                         cluster.run.found.setdefault("unbalanced", finding)
+
+
+def _sharing(agent: Agent) -> list[Agent]:
+    """Return who has threads of the same warps: the first thread acts alone, and the others."""
+    warps = set((agent.threads // 32).tolist())
+    return [a for a in agent.team.agents if warps & set((a.threads // 32).tolist())]
 
 
 def _covered(groups: Sequence[object], pending: int) -> int:

@@ -439,6 +439,7 @@ _FENCES = {
     "tcgen05.before": "tcgen05.fence::before_thread_sync",
     "tcgen05.after": "tcgen05.fence::after_thread_sync",
 }
+_ISSUED: Mapping[str, By] = {"thread": "", "warp": "warps", "warpgroup": "all", "one": "one"}
 _FENCED: Mapping[FenceKind, By] = {
     "wgmma": "all", "tcgen05.before": "warps", "tcgen05.after": "warps",
 }  # fmt: skip
@@ -448,7 +449,7 @@ _FENCED: Mapping[FenceKind, By] = {
 class Do(_Simple):
     """One instruction by each thread (``threads`` extents) on each of its values.
 
-    ``vector`` values of mode 0 are moved by one instruction.  ``variant`` picks of a family.
+    ``vector`` values, the first in order, are moved by one instruction.  ``variant`` picks of a family.
     ``lanes`` = (divisor, extent, residue) restricts it to threads with
     ``(t // divisor) % extent == residue``.  ``across`` is shfl.sync's butterfly mask.
 
@@ -500,6 +501,13 @@ class Do(_Simple):
     @property
     def guards(self) -> tuple[tuple[Affine, int | str], ...]:
         return () if self.fresh is None else ((self.fresh, 1),)
+
+    @property
+    def by(self) -> By:
+        how = self.instruction
+        if how.unit == "shuffle":
+            return "warps"
+        return _ISSUED[how.issuer]
 
     @property
     def wrong(self) -> str:
