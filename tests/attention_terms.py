@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import apply, value
-from tinygpu.term.operation import Operand, Operation
+from tinygpu.term.operation import Operand, Operation, Reduction
 from tinygpu.term.program import Program
 
 LOG2_E = math.log2(math.e)
@@ -51,8 +51,7 @@ def operation(dtype: str = "bf16") -> Operation:
         (Operand("q", ("m", "d"), dtype), Operand("k", ("n", "d"), dtype),
          Operand("v", ("n", "e"), dtype)),
         Operand("o", ("m", "e"), "f32"),
-        combine=q * k * v,
-        reduced=("n", "d"),
+        (Reduction("acc", "add", q * k * v, ("n", "d")),),
     )  # fmt: skip
 
 

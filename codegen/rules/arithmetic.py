@@ -88,11 +88,13 @@ _UNARY = {
 }
 _LOG2_E, _LARGEST_POWER = "0f3FB8AA3B", "0f42F80000"  # 124: its reciprocal is no subnormal
 _TWO_LOG2_E = "0f4038AA3B"
-_ONE, _MINUS_TWO = "0f3F800000", "0fC0000000"
+_ZERO, _ONE, _MINUS_TWO = "0f00000000", "0f3F800000", "0fC0000000"
 
 
 def mufu(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """ex2, lg2, rcp, sqrt, rsqrt, div by their instructions; sigmoid and tanh by ex2 and rcp.
+
+    rcp0 is a reciprocal, and 0 at 0.
 
     sigmoid x is e / (1 + e), e = 2^(x log2 e), held below infinity: for a large negative x it is e,
     down to the subnormal numbers.
@@ -102,6 +104,12 @@ def mufu(kernel: KernelCode, do: Do, scope: Scope) -> None:
     for when, target, *sources in kernel.lines(do, scope):
         if do.variant in _UNARY:
             text.emit(f"{when}{_UNARY[do.variant]} {target}, {', '.join(sources)}")
+            continue
+        if do.variant == "rcp0":
+            part, empty = text.register("f32"), text.register("pred")
+            text.emit(f"rcp.rn.f32 {part}, {sources[0]}")
+            text.emit(f"setp.eq.f32 {empty}, {sources[0]}, {_ZERO}")
+            text.emit(f"{when}selp.f32 {target}, {_ZERO}, {part}, {empty}")
             continue
         power, below, part = (text.register("f32") for _ in range(3))
         scale = _LOG2_E if do.variant == "sigmoid" else _TWO_LOG2_E

@@ -10,6 +10,7 @@ _REGISTERS = ("registers",)
 _FLOATS = ("f64", "f32", "f16", "bf16")
 _SPECIAL = (
     "ex2", "lg2", "rcp", "sqrt", "rsqrt", "tanh", "div", "sigmoid", "ex2.ftz", "rcp.ftz",
+    "rcp0",
 )  # fmt: skip
 
 FAMILY: tuple[Instruction, ...] = (

@@ -158,6 +158,13 @@ class LoopIndex:
         """Whether it is 0, for ``fresh``."""
         return self
 
+    @property
+    def last(self) -> LoopIndex:
+        """The loop's last turn, also when it is over."""
+        named = isinstance(self.count, str)
+        end = var(self.count) + -1 if named else Affine(self.count + -1)
+        return replace(self, affine=end, loops=())
+
     def __add__(self, number: Number) -> LoopIndex:
         more = self.affine + number
         return LoopIndex(more, self.loops, self.count, self.tiles, self.around, self.digit)
@@ -1130,14 +1137,17 @@ class Kernel:
             asked = self._predicate(where, held.digits[::-1])
             self._body[-1] = replace(last, threads=threads, where=asked)
 
-    def at(self, pattern: str) -> Coordinate:
-        """Return the coordinate along an axis of the operation: ``k.at("n = (kt block col)")``."""
+    def at(self, pattern: str, *numbers: LoopIndex) -> Coordinate:
+        """Return the coordinate along an axis of the operation: ``k.at("n = (kt block col)")``.
+
+        With a number, as ``step.last - step``, at that one of the digit that it is a number of.
+        """
         axes = tuple([axis for axis, _ in _equations(pattern) if axis in self.op.axes])
         if len(axes) != 1:
             text = f"at: {pattern!r} has {len(axes)} axes of the operation; one is a coordinate"
             raise self.error(text, "at")
         buffer = Buffer(f"coordinate of {axes[0]}", "gmem", "f32", axes, (1,))
-        part = Piece(Array(self, buffer, axes), self.equations(pattern, axes))
+        part = Piece(Array(self, buffer, axes), self.equations(pattern, axes), numbers=numbers)
         return Coordinate(self, ((part, 1),), _ZERO)
 
     def size(self, axis: str) -> Coordinate:
@@ -1169,11 +1179,20 @@ class Kernel:
         origin, bound = origin + rest.constant, -1 * Affine(0, rest.terms)
         return Predicate(origin, tuple(value), tuple(thread), bound)
 
-    def cast(self, held: Held, dtype: str, *, into: str = "") -> Held:
-        """Round to a type; what has the type already is returned as it is."""
+    def cast(self, held: Held, dtype: str, *, into: str | Held = "") -> Held:
+        """Round to a type; what has the type already is returned as it is.
+
+        ``into``: registers of that type by the same digits, or the name of some.
+        """
         if held.buffer.dtype == dtype:
             return held
-        if held.buffer.fragment:
+        if isinstance(into, Held):
+            if {*into.digits} != {*held.digits} or into.buffer.dtype != dtype:
+                text = f"{into.name} has {into.buffer.dtype} by {' '.join(into.digits)}"
+                here = f"{dtype} by {' '.join(held.digits)}"
+                raise self.error(f"{text}, {held.name} is rounded to {here}", into.name)
+            rounded = into
+        elif held.buffer.fragment:
             rounded = self._rows(into or "rounded", dtype, *held.digits)
         else:
             rounded = self._into(into, f"{held.name}_rounded", dtype, *held.digits)

@@ -1,0 +1,331 @@
+"""The machine ``attention``: softmax(scale q k^T + mask) v by TMA, mbarriers and wgmma (sm_90a).
+
+A CTA takes a block of queries of one head.  Its producer loads them, and then blocks of keys and
+values, the last block first, into two rings of stages in shared memory.  Each of one to three
+consumer warpgroups has 64 of the queries: it multiplies them with a block of keys, keeps each row's
+maximum and sum, and multiplies the rounded weights, which stay in registers, with the values.  With
+``skew`` 1 the second product of a block flies under the softmax of the next one.
+
+The first blocks alone are masked: those that the diagonal or the end of the keys may cut.
+
+Source: J. Shah et al., "FlashAttention-3", arXiv:2407.08608; T. Dao, "FlashAttention-2",
+arXiv:2307.08691.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from tinygpu.errors import OperationError
+from tinygpu.isa.memory import GMEM, L2, REGISTERS, SMEM
+from tinygpu.term.builder import Array, BarrierRing, Held, Kernel, LoopIndex, Piece, Tile
+from tinygpu.term.expression import Constant, Expression, apply, value
+from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.operation import Operation, attention
+
+__all__ = ["STARTS", "Attention"]
+
+_BLOCK = 64  # spec: PTX ISA, wgmma's rows
+_LOG2_E = math.log2(math.e)
+_LEAST = -(2.0**100)
+"""Below any score, and finite when it is scaled: a row without a visible key has weights 0."""
+_WHOLE = "l = bl, h = bh, g = bg, m = (bm tm), d = td, n = (kt tn), e = te"
+_ROWS, _KEYS = "tm = (w warp half octet)", "tn = (group quad pair)"
+_OUT = "te = (chunk wide quad both)"
+
+
+class Attention(Machine):
+    """Flash attention forward by warpgroup products of 16-bit inputs, fp32 sums and statistics."""
+
+    name, entry = "attention", "hopper_attention"
+    levels = (GMEM, L2, SMEM, REGISTERS)
+    instructions = instructions(
+        "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "wgmma", "cvt",
+        "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "shfl.sync", "st.global",
+        "fma", "alu", "mufu", "mov",
+    )  # fmt: skip
+    operations = ("attention",)
+    dtypes = ("bf16", "f16")
+    spread = ("consumers", "tile_n", "skew")
+
+    depth = Choice(128, 64, structural=True, meaning="head dimension that the kernel is for")
+    consumers = Choice(1, 2, 3, structural=True, meaning="warpgroups that multiply, 64 rows each")
+    tile_n = Choice(
+        64, 80, 96, 112, 128, 144, 160, 176, 192, structural=True, meaning="keys in a block"
+    )
+    stages_k = Choice(1, 2, 3, 4, structural=True, meaning="blocks of keys in shared memory")
+    stages_v = Choice(1, 2, 3, 4, structural=True, meaning="blocks of values in shared memory")
+    stages_q = Choice(1, 2, structural=True, meaning="blocks of queries in shared memory")
+    skew = Choice(0, 1, structural=True, meaning="steps that the second product is behind")
+    epilogue = Choice("direct", "tma", structural=True, meaning="how rows reach o")
+    persistent = Choice(0, 1, structural=True, meaning="CTAs stay for several tiles (1)")
+    early = Choice(0, 1, structural=True, meaning="start while the kernel before ends (1)")
+
+    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+        """Return what this machine's decisions have to agree on."""
+        d = choose
+        # scores, sums and weights
+        held = d.tile_n // 2 + d.depth // 2 + (d.tile_n // 4)
+        return (
+            Requirement(
+                "statistics",
+                held <= (208 if d.consumers < 3 else 136),
+                "scores, weights and sums leave a thread registers to work with",
+                "lower tile_n, depth or consumers",
+            ),
+            Requirement(
+                "unused",
+                d.stages_q == 1 or d.persistent == 1,
+                "a decision about what the kernel does not have stays at its first value",
+                "choose stages_q 1, or persistent 1",
+            ),
+        )
+
+    def check(self, operation: Operation) -> None:
+        """Raise OperationError if this machine cannot do the operation."""
+        super().check(operation)
+        dtype, scaled = operation.inputs[0].dtype, bool(operation.scalars)
+        if operation not in [attention(dtype, mask=m, scale=scaled) for m in ("none", "causal")]:
+            raise OperationError(
+                f"machine {self.name}: {operation.name} with the mask {operation.mask}; it does "
+                "attention(..) of tinygpu.term.operation, with mask none or causal"
+            )
+
+    def forward(self, k: Kernel) -> None:
+        """Let a producer fill the rings; let consumers multiply twice a block, and store."""
+        q, keys, values = k.inputs
+        k.launch(persistent=self.persistent, early=self.early)
+        k.grid("bl", "bh", "bg", "bm")
+        k.cluster(rank=1)
+        k.tile(tm=_BLOCK * self.consumers, tn=self.tile_n, td=self.depth, te=self.depth)
+        rings = [
+            Ring(k, name, lines, wide, stages, self.consumers)
+            for name, lines, wide, stages in (
+                ("q", "tm", "td", self.stages_q),
+                ("k", "tn", "td", self.stages_k),
+                ("v", "tn", "te", self.stages_v),
+            )
+        ]
+        ring_q, ring_k, ring_v = rings
+        few = self.consumers == 3
+        with k.role("producer", warps=4, registers=32 if few else 24):
+            with k.elect():
+                for tile in self.tiles(k):
+                    ring_q.fill(tile, q[_WHOLE])
+                    for step in self.steps(k, tile):
+                        back = step.last - step
+                        ring_k.fill(step, keys[back][_WHOLE])
+                        ring_v.fill(step, values[back][_WHOLE])
+            k.sync("cluster")
+        with k.role("consumer", warpgroups=1, registers=160 if few else 240, w=self.consumers):
+            self.consume(k, *rings)
+            k.sync("cluster")
+
+    def tiles(self, k: Kernel) -> Iterator[Tile]:
+        """Trace a tile; under a mask each has trips of its own: blocks that its rows see."""
+        if k.op.mask is None:
+            return k.tiles()
+        rows = (value("bm") + Constant(1)) * (_BLOCK * self.consumers)
+        seen = apply("min", value("n"), rows + (value("n") - value("m")))
+        return k.tiles(trips=apply("max", seen, 0).ceildiv(self.tile_n))
+
+    def steps(self, k: Kernel, tile: Tile) -> Iterator[LoopIndex]:
+        """Trace a block of keys of a tile."""
+        return k.loop("kt") if k.op.mask is None else k.loop("kt", trips=tile.trips)
+
+    def consume(self, k: Kernel, ring_q: Ring, ring_k: Ring, ring_v: Ring) -> None:
+        """Multiply with keys, exponentiate, multiply with values; divide by the sum, and store."""
+        dtype, wide = k.output.dtype, min(self.depth, 64)
+        k.threads(warp=4, octet=8, quad=4)
+        k.tile(high=_BLOCK, col=wide)
+        k.values(group=self.tile_n // 8, chunk=self.depth // wide, wide=wide // 8,
+                 half=2, pair=2, both=2)  # fmt: skip
+        scores = k.registers("scores", "f32", "group", "half", "pair")
+        weights = k.registers("weights", dtype, "group", "half", "pair")
+        acc = k.registers("acc", "f32", "chunk", "wide", "half", "both")
+        store = RowStore(self, k)
+        rows = Rows(k, scores, acc)
+        for tile in self.tiles(k):
+            rows.begin()
+            ring_q.wait(tile)
+            for step in self.steps(k, tile):
+                ring_k.wait(step)
+                k.wgmma(scores, ring_q.tile[tile][_ROWS], ring_k.tile[step][_KEYS], fresh=True)
+                if self.skew:
+                    with k.when(step >= 1):
+                        ring_v.wait(step - 1)
+                        self.weigh(k, acc, weights, ring_v.tile[step - 1])
+                        k.wait_group("wgmma", 1)
+                    with k.when(step < 1):
+                        k.wait_group("wgmma", 0)
+                else:
+                    k.wait_group("wgmma", 0)
+                ring_k.release(step)
+                self.mask(k, scores, step)
+                rows.exponentiate()
+                if self.skew:
+                    k.wait_group("wgmma", 0)
+                    with k.when(step >= 1):
+                        ring_v.release(step - 1)
+                rows.rescale()
+                k.cast(scores, dtype, into=weights)
+                if not self.skew:
+                    ring_v.wait(step)
+                    self.weigh(k, acc, weights, ring_v.tile[step])
+                    k.wait_group("wgmma", 0)
+                    ring_v.release(step)
+            k.sync("role")
+            ring_q.release(tile)
+            if self.skew:
+                with k.when(tile.trips >= 1) if k.op.mask is not None else nullcontext():
+                    ring_v.wait(step.last)
+                    self.weigh(k, acc, weights, ring_v.tile[step.last])
+                    k.wait_group("wgmma", 0)
+                    ring_v.release(step.last)
+            rows.end()
+            store.rows(acc)
+        store.end()
+
+    def weigh(self, k: Kernel, acc: Held, weights: Held, values: Piece) -> None:
+        """Add weights times a block of values."""
+        k.wgmma(acc, weights, values[f"{_KEYS}, {_OUT}"], fresh=False)
+
+    def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
+        """Set scores to minus infinity that a query does not see, in blocks that may have such."""
+        key = k.at(f"n = (kt tn), {_KEYS}", step.last - step)
+        query = k.at(f"m = (bm tm), {_ROWS}")
+        cut, hidden = 1, key >= k.size("n")
+        if k.op.mask is not None:
+            cut = -(-(_BLOCK * self.consumers - 1) // self.tile_n) + 1
+            hidden = key > query + (k.size("n") - k.size("m"))
+        with k.when(step < cut):
+            k.fill(scores, -math.inf, where=hidden)
+
+
+class Ring:
+    """A ring of tiles in shared memory and its barriers."""
+
+    def __init__(
+        self, k: Kernel, name: str, lines: str, wide: str, stages: int, consumers: int
+    ) -> None:
+        self.k, self.stages = k, stages
+        dtype = k.inputs[0].dtype
+        self.tile = k.smem(f"smem_{name}", dtype, lines, wide, stages=stages, swizzle=128)
+        self.full = k.mbarriers(f"{name}_full", stages, arrivals=1)
+        self.empty = k.mbarriers(f"{name}_empty", stages, arrivals=consumers)
+
+    def fill(self, number: LoopIndex, part: Piece) -> None:
+        """Load a tile once its stage is free."""
+        self.k.wait(self.empty[number - self.stages])
+        self.k.arrive(self.full[number], expect=self.tile.stage_bytes)
+        self.k.tma(self.tile[number], part, signal=self.full[number], trim=False)
+
+    def wait(self, number: LoopIndex) -> None:
+        """Wait for a tile."""
+        self.k.wait(self.full[number])
+
+    def release(self, number: LoopIndex) -> None:
+        """Say that this copy has read a tile."""
+        with self.k.elect():
+            self.k.arrive(self.empty[number])
+
+
+class Rows:
+    """The statistics of a consumer's rows: the maximum so far, and the sum of weights below it."""
+
+    def __init__(self, k: Kernel, scores: Held, acc: Held) -> None:
+        self.k, self.scores, self.acc = k, scores, acc
+        self.top, self.new, self.total = (
+            k.registers(name, "f32", "half") for name in ("top", "new", "total")
+        )
+        self.shift, self.shrink = (k.registers(name, "f32", "half") for name in ("shift", "shrink"))
+        scale = value("scale") * _LOG2_E if k.op.scalars else Constant(_LOG2_E)
+        self.scale, self.factor = scale, k.registers("factor", "f32")
+
+    def begin(self) -> None:
+        """Begin with no key."""
+        k = self.k
+        k.set(self.factor, self.scale)
+        k.fill(self.top, _LEAST)
+        k.fill(self.total, 0.0)
+        k.fill(self.acc, 0.0)
+
+    def exponentiate(self) -> None:
+        """Make weights of scores, below the new maximum, and add them to what was shrunk."""
+        k, known = self.k, {"factor": self.factor, "shift": self.shift}
+        k.set(self.new, value("top"), {"top": self.top})
+        k.reduce("max", self.new, self.scores)
+        k.butterfly("max", self.new, over="quad")
+        k.set(self.shift, -(value("new") * value("factor")), {"new": self.new, **known})
+        power = apply("ex2.ftz", value("x") * value("factor") + value("shift"))
+        k.set(self.shrink, power, {"x": self.top, **known})
+        k.set(self.scores, power, {"x": self.scores, **known})
+        k.set(self.top, value("new"), {"new": self.new})
+        k.set(self.total, value("x") * value("by"), {"x": self.total, "by": self.shrink})
+        k.add(self.total, self.scores)
+
+    def rescale(self) -> None:
+        """Shrink the sums to the new maximum."""
+        self.k.set(self.acc, value("x") * value("by"), {"x": self.acc, "by": self.shrink})
+
+    def end(self) -> None:
+        """Divide the sums by the weights' sum; rows that saw no key are 0."""
+        k = self.k
+        k.butterfly("add", self.total, over="quad")
+        k.set(self.total, apply("rcp0", value("x")), {"x": self.total})
+        k.set(self.acc, value("x") * value("by"), {"x": self.acc, "by": self.total})
+
+
+class RowStore:
+    """How a consumer stores its rows: from registers, or by chunks through shared memory."""
+
+    def __init__(self, machine: Attention, k: Kernel) -> None:
+        self.k, self.tma = k, machine.epilogue == "tma"
+        if self.tma:
+            self.out = k.smem("smem_o", k.output.dtype, "high", "col", stages=2, swizzle="line")
+
+    def rows(self, acc: Held) -> None:
+        """Round and store."""
+        k, o = self.k, self.k.output
+        at = "l = bl, h = bh, g = bg, m = (bm tm), e = te"
+        if not self.tma:
+            k.store(o[f"{at}, {_ROWS}, {_OUT}"], acc)
+            return
+        for chunk in k.each("chunk"):
+            with k.elect():  # until the chunk's place is free
+                k.wait_group("bulk", 1, read=True)
+            k.sync("role")
+            part = "high = (warp half octet), col = (wide quad both)"
+            k.stmatrix(self.out[chunk][part], k.cast(acc, o.dtype))
+            k.fence("proxy.async")
+            k.sync("role")
+            with k.elect():
+                k.tma_store(o[f"{at}, tm = (w high), te = (chunk col)"], self.out[chunk])
+                k.commit("bulk")
+
+    def end(self) -> None:
+        """Wait until the last chunks are read."""
+        if self.tma:
+            with self.k.elect():
+                self.k.wait_group("bulk", 0, read=True)
+
+
+_FA2: Mapping[str, Value] = {
+    "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
+    "skew": 0, "epilogue": "direct", "persistent": 1, "early": 0,
+}  # fmt: skip
+_FA3 = {**_FA2, "skew": 1}
+_LINES = {**_FA3, "epilogue": "tma"}
+_AHEAD = {**_LINES, "stages_q": 2}
+
+STARTS: Mapping[str, Mapping[str, Value]] = {
+    "fa2": _FA2,
+    "fa3": _FA3,
+    "tma store": _LINES,
+    "queries ahead": _AHEAD,
+}
+"""Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""
