@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,11 +21,13 @@ from benchmarks.attention import CASES, Case, Data, compare, reference, row_of, 
 from benchmarks.peers import load_rows
 from benchmarks.triton_attention import CONFIGURATIONS, Configuration
 from tests.hopper_terms import term
+from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.timing import Timing
-from tinygpu.errors import LaunchError, OperationError
+from tinygpu.errors import IllegalScheduleError, LaunchError, OperationError
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines import MACHINES, hopper
 from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Program
 
 SMALL = Case("small", 2, 2, 2, 40, 56, 16, causal=True)
 NOTHING: Mapping[str, Any] = {"clock_mhz": 1500, "capped": False, "spread": 0.01, "rounds": 3}
@@ -310,3 +314,20 @@ def test_what_a_faulty_program_does_is_said(
     FakeWorker.answers = (said,)
     problem = Problem.of(matmul("bf16", layout="nt"), m=64, n=64, k=64)
     assert hopper_mutants.outcome_of(term("plain"), problem) == (outcome, said.get("errors", []))
+
+
+def test_a_rejected_term_becomes_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``emit`` refuses what the judge rejects, and so it has to be told."""
+    ((_, program, _),) = attention_fuzz.rejected({"plain": term("plain")}, 1)
+    with pytest.raises(IllegalScheduleError):
+        emit(program, "sm_90a")
+
+    def made(program: Program, **how: Any) -> str:
+        return emit(program, "sm_90a", how["sizes"], unchecked=how["unchecked"])
+
+    monkeypatch.setattr("tinygpu.codegen.run.launch.Kernel", made)
+    monkeypatch.setattr("tinygpu.codegen.run.validation.validate", lambda text, _, seed: len(text))
+    problem = Problem.of(program.operation, m=64, n=64, k=64)
+    packed = base64.b64encode(pickle.dumps((program, problem))).decode()
+    answer = hopper_mutants._answer({"do": "run", "program": packed})
+    assert all(errors > 100 for errors in answer["errors"])
