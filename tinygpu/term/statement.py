@@ -2,7 +2,7 @@
 
     Do(instruction, writes, reads, threads, values)   one instruction by each thread, on each value
     For(var, trips, body)                             a loop, unrolled or not
-    ForTile(tile, turn, body)                         a loop over the tiles of a cluster
+    ForTile(tile, turn, body)                         a loop over the tiles of a cluster, and values
     When(index, bound, body)                          the body where index < bound
     Elect(body)                                       the body by one thread of the role, the first
     Exit(access)                                      threads with no element inside leave
