@@ -140,7 +140,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("trips", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("trips", [1, 2, 3, 5])
 @pytest.mark.parametrize("in_flight", [0, 1, 2])
 @pytest.mark.parametrize("start", ["ring", "persistent", "pingpong", "cluster"])
 def test_a_thread_does_what_the_term_says_at_any_trips(
@@ -149,7 +149,7 @@ def test_a_thread_does_what_the_term_says_at_any_trips(
     """Stages and phases are right in turns that are written out, and after them."""
     program = term(start, in_flight=in_flight, tile_n=64, store_n=64, stages=3)
     text = emit(program)
-    for number in threads_of(program)[-3::2]:
+    for number in threads_of(program)[:3:2]:
         thread = Thread(program, {"m": 300, "n": 200, "k": 64 * trips}, number, 0, 1, 2)
         agree(program, text, thread)
 
@@ -161,7 +161,7 @@ def test_products_under_a_guard(when: When, trips: int) -> None:
     for start in ("ring", "persistent"):
         program = guarded(term(start, tile_n=64, store_n=64, stages=3), when)
         text = emit(program)
-        for number in threads_of(program)[-3::2]:
+        for number in threads_of(program)[:3:2]:
             thread = Thread(program, {"m": 300, "n": 200, "k": 64 * trips}, number, 0, 1, 2)
             agree(program, text, thread)
 
