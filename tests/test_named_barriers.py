@@ -14,6 +14,7 @@ import pytest
 
 from tests.ptx_runs import parsed, unchecked
 from tinygpu.codegen.run.interpretation import execute
+from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError, ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.concurrency.judge import verdict
@@ -21,6 +22,8 @@ from tinygpu.legality.laws import LAWS, require_sound
 from tinygpu.legality.reach import Case
 from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import check, interpret
+from tinygpu.search.time.work import _Accountant
+from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import Constant, value
 from tinygpu.term.operation import elementwise, matmul
 from tinygpu.term.program import (
@@ -47,6 +50,7 @@ from tinygpu.term.program import (
     changed,
     registers,
     var,
+    walk,
 )
 
 TILE = 64
@@ -205,6 +209,50 @@ def test_a_number_that_two_groups_meet_at_is_illegal() -> None:
 def test_what_a_named_barrier_cannot_do_is_refused(wrong: Callable[[], Program]) -> None:
     with pytest.raises(ProgramError, match="named barrier"):
         wrong()
+
+
+def by_builder(first: int = 1, more: int = 1) -> Program:
+    def forward(k: Kernel) -> None:
+        turn = k.named_barriers("turn", 2, threads=256, number=3)
+        with k.role("worker", warpgroups=1, w=2):
+            w = k.copy("w")
+            with k.when(w >= first):
+                k.arrive(turn[w - 1])
+            for _ in k.tiles():
+                for step in k.loop("kt", over="k", by=64):
+                    k.wait(turn[step, w])
+                    k.arrive(turn[step, w + more])
+
+    return trace("turns", forward, matmul("bf16"))
+
+
+def test_the_builder_lets_copies_take_turns() -> None:
+    program = by_builder()
+    loop = next(s for s, _ in walk(program) if isinstance(s, For))
+    assert [str(s) for s in loop.body] == [
+        "bar.sync turn@(trips*tile + trips*tile + 2*kt + w)",
+        "bar.arrive turn@(trips*tile + trips*tile + 2*kt + w + 1)",
+    ]
+    assert verdict(program).outcome == "legal"
+    for wrong in (by_builder(first=2), by_builder(first=0), by_builder(more=0)):
+        assert verdict(wrong).outcome == "illegal"
+
+
+def test_a_copy_is_of_a_role() -> None:
+    k = Kernel("turns", matmul("bf16"))
+    k.grid("block")
+    with pytest.raises(ProgramError, match="the grid counts block"):
+        k.copy("block")
+
+
+def test_a_wait_at_a_named_barrier_takes_as_long_as_bar_sync_and_the_last_to_come() -> None:
+    program, device = turns(), load_device("h200")
+    role = program.roles[0]
+    account = _Accountant(program, device, SIZES, role, True, 1)
+    arrives, waits = account.event(TAKE, ())
+    assert (arrives.kind, waits.kind) == ("arrive", "wait")
+    assert waits.cycles["serial"] == device.barrier_latency_cycles
+    assert {arrives.barrier, waits.barrier} == {"turn"}
 
 
 # FlashAttention-3
