@@ -80,17 +80,13 @@ LOOP: Body = (LOAD, TAKE, PUT, MEET, GET, GIVE, TWICE, STORE)
 SIZES = {"i": 5 * TILE - 3}
 
 
-def turns(
-    loop: Body = LOOP, before: Body = (FIRST,), turn: Barrier = TURN, more: Body = ()
-) -> Program:
+def turns(loop: Body = LOOP, before: Body = (FIRST,), turn: Barrier = TURN) -> Program:
     trips = (("trips", value("i").ceildiv(Constant(2 * TILE))),)
 
     def of(s: Statement) -> Statement:
-        if isinstance(s, When):
-            return replace(s, body=tuple(map(of, s.body)))
         return replace(s, barrier=turn) if isinstance(s, Wait | Arrive) else s
 
-    body = (*map(of, before), For("k", "trips", tuple(map(of, loop))), *more)
+    body = changed((*before, For("k", "trips", loop)), of)
     return Program(
         "turns", DOUBLE, (X, Y, SCRATCH, HELD), trips, (Axis("b", Constant(1)),),
         (Role("worker", 32, body, 2, "w"),), barriers=(turn,),
@@ -154,6 +150,9 @@ MUTANTS: dict[str, Callable[[], Program]] = {
     "one thread gives": lambda: turns(put(LOOP, GIVE, Elect((GIVE,)))),
     "one barrier for both": lambda: turns(turn=replace(TURN, stages=1)),
 }
+MUTANTS["each arrives twice, and is counted so"] = lambda: turns(
+    put(LOOP, GIVE, GIVE, GIVE), before=(EARLY,), turn=replace(TURN, arrivals=96)
+)
 SAME_CODE = {"an arrival a phase early", "an arrival of a phase that is over"}
 SAME_CODE |= {"a wait for an index below 0"}
 """A wrong name for what is done: bar.sync has no parity, so the code is that of the right term."""
@@ -168,6 +167,63 @@ def test_a_wrong_protocol_is_found(name: str) -> None:
         require_sound(program, "sm_90a", SIZES)
     found = any(emulated(program, seed)[0] for seed in range(4))
     assert found != (name in SAME_CODE)
+
+
+def meeting(*, giver: Body, taker: Body, first: Body = (), more: int = 64) -> Program:
+    """Two warps that only meet: no values."""
+    barriers = replace(MEETING, arrivals=more), BACK
+
+    def of(s: Statement) -> Statement:
+        if isinstance(s, Wait | Arrive) and s.barrier.name == MEETING.name:
+            return replace(s, barrier=barriers[0])
+        return s
+
+    trips = (("trips", value("i")),)
+    return Program(
+        "meeting", DOUBLE, (X, Y), trips, (Axis("b", Constant(1)),),
+        (
+            Role("giver", 32, changed((*first, For("k", "trips", giver)), of)),
+            Role("taker", 32, changed((For("k", "trips", taker),), of)),
+        ),
+        barriers=barriers,
+    )  # fmt: skip
+
+
+MEETING, BACK = Barrier("there", 1, 64, number=1), Barrier("back", 1, 64, number=2)
+
+
+def test_two_roles_that_only_wait_meet() -> None:
+    program = meeting(giver=(Wait(MEETING, K),), taker=(Wait(MEETING, K),))
+    assert verdict(program).outcome == "legal"
+    few = meeting(giver=(Wait(MEETING, K),), taker=(Wait(MEETING, K),), more=32)
+    assert verdict(few).outcome == "illegal"
+
+
+def test_who_has_arrived_is_part_of_the_state() -> None:
+    """The giver arrives for k + 1 at the end of turn k, and again at the beginning of the next."""
+    taker = (Wait(MEETING, K), Arrive(BACK, K))
+    once = meeting(giver=(Arrive(MEETING, K), Wait(BACK, K)), taker=taker)
+    assert verdict(once).outcome == "legal"
+    twice = meeting(
+        giver=(Arrive(MEETING, K), Wait(BACK, K), Arrive(MEETING, K + 1)), taker=taker,
+        first=(Arrive(MEETING, Affine()),), more=96,
+    )  # fmt: skip
+    judged = verdict(twice)
+    assert judged.outcome == "illegal"
+    assert "again" in str(judged)
+
+
+def test_all_threads_of_a_copy_arrive() -> None:
+    """One thread cannot arrive for its warp, also where just so many are counted."""
+    one = When(-1 * W + 1, 1, (Elect((Arrive(TURN, Affine()),)),))
+    program = turns(put(LOOP, GIVE, Elect((GIVE,))), (one,), replace(TURN, arrivals=33))
+    judged = verdict(program)
+    assert judged.outcome == "illegal"
+    assert "some threads of a copy" in str(judged)
+
+
+def test_the_last_numbers_are_used() -> None:
+    assert emulated(turns(turn=replace(TURN, number=14))) == (set(), True)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import interpret
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.work import agents, total_work
-from tinygpu.space.signature import numbers_of
+from tinygpu.space.signature import _asked, numbers_of
 from tinygpu.term.access_map import Access, Affine, Buffer, Immediate, Predicate
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import Constant, value
@@ -240,6 +240,8 @@ def test_a_predicate_is_part_of_what_tells_terms_apart() -> None:
     assert len(keys) == 3
     plain = with_statements(masked(), lambda s: replace(s, where=None))
     assert numbers_of(masked())[0] != numbers_of(plain)[0]
+    assert _asked((mask,)) == {"x_held"}  # which it reads, as it keeps some of it
+    assert not _asked((replace(mask, where=None),))
 
 
 def test_a_predicate_costs_a_comparison() -> None:

@@ -405,10 +405,10 @@ def _differ(one: Number, other: Number) -> bool:
 
 def _multiple(index: Affine, count: Number) -> Affine:
     """Return ``index * count``; what a parameter scales stands there as often."""
-    scaled = [term for term in index.terms if isinstance(term[1], str)]
-    others = tuple(term for term in index.terms if not isinstance(term[1], str))
+    scaled = [(name, factor) for name, factor in index.terms if isinstance(factor, str)]
+    others = tuple((n, factor * count) for n, factor in index.terms if not isinstance(factor, str))
     many = scaled * count if scaled else []
-    return Affine(0, tuple(many)) + Affine(index.constant, others) * count
+    return Affine(index.constant * count, (*many, *others))
 
 
 def _not(exact: Number) -> Number:
