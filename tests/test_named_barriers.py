@@ -14,6 +14,7 @@ import pytest
 
 from tests.ptx_runs import parsed, unchecked
 from tinygpu.codegen.run.interpretation import execute
+from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError, ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.concurrency.judge import verdict
@@ -21,6 +22,8 @@ from tinygpu.legality.laws import LAWS, require_sound
 from tinygpu.legality.reach import Case
 from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import check, interpret
+from tinygpu.search.time.work import _Accountant
+from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import Constant, value
 from tinygpu.term.operation import elementwise, matmul
 from tinygpu.term.program import (
@@ -47,6 +50,7 @@ from tinygpu.term.program import (
     changed,
     registers,
     var,
+    walk,
 )
 
 TILE = 64
@@ -76,17 +80,13 @@ LOOP: Body = (LOAD, TAKE, PUT, MEET, GET, GIVE, TWICE, STORE)
 SIZES = {"i": 5 * TILE - 3}
 
 
-def turns(
-    loop: Body = LOOP, before: Body = (FIRST,), turn: Barrier = TURN, more: Body = ()
-) -> Program:
+def turns(loop: Body = LOOP, before: Body = (FIRST,), turn: Barrier = TURN) -> Program:
     trips = (("trips", value("i").ceildiv(Constant(2 * TILE))),)
 
     def of(s: Statement) -> Statement:
-        if isinstance(s, When):
-            return replace(s, body=tuple(map(of, s.body)))
         return replace(s, barrier=turn) if isinstance(s, Wait | Arrive) else s
 
-    body = (*map(of, before), For("k", "trips", tuple(map(of, loop))), *more)
+    body = changed((*before, For("k", "trips", loop)), of)
     return Program(
         "turns", DOUBLE, (X, Y, SCRATCH, HELD), trips, (Axis("b", Constant(1)),),
         (Role("worker", 32, body, 2, "w"),), barriers=(turn,),
@@ -150,6 +150,9 @@ MUTANTS: dict[str, Callable[[], Program]] = {
     "one thread gives": lambda: turns(put(LOOP, GIVE, Elect((GIVE,)))),
     "one barrier for both": lambda: turns(turn=replace(TURN, stages=1)),
 }
+MUTANTS["each arrives twice, and is counted so"] = lambda: turns(
+    put(LOOP, GIVE, GIVE, GIVE), before=(EARLY,), turn=replace(TURN, arrivals=96)
+)
 SAME_CODE = {"an arrival a phase early", "an arrival of a phase that is over"}
 SAME_CODE |= {"a wait for an index below 0"}
 """A wrong name for what is done: bar.sync has no parity, so the code is that of the right term."""
@@ -164,6 +167,63 @@ def test_a_wrong_protocol_is_found(name: str) -> None:
         require_sound(program, "sm_90a", SIZES)
     found = any(emulated(program, seed)[0] for seed in range(4))
     assert found != (name in SAME_CODE)
+
+
+def meeting(*, giver: Body, taker: Body, first: Body = (), more: int = 64) -> Program:
+    """Two warps that only meet: no values."""
+    barriers = replace(MEETING, arrivals=more), BACK
+
+    def of(s: Statement) -> Statement:
+        if isinstance(s, Wait | Arrive) and s.barrier.name == MEETING.name:
+            return replace(s, barrier=barriers[0])
+        return s
+
+    trips = (("trips", value("i")),)
+    return Program(
+        "meeting", DOUBLE, (X, Y), trips, (Axis("b", Constant(1)),),
+        (
+            Role("giver", 32, changed((*first, For("k", "trips", giver)), of)),
+            Role("taker", 32, changed((For("k", "trips", taker),), of)),
+        ),
+        barriers=barriers,
+    )  # fmt: skip
+
+
+MEETING, BACK = Barrier("there", 1, 64, number=1), Barrier("back", 1, 64, number=2)
+
+
+def test_two_roles_that_only_wait_meet() -> None:
+    program = meeting(giver=(Wait(MEETING, K),), taker=(Wait(MEETING, K),))
+    assert verdict(program).outcome == "legal"
+    few = meeting(giver=(Wait(MEETING, K),), taker=(Wait(MEETING, K),), more=32)
+    assert verdict(few).outcome == "illegal"
+
+
+def test_who_has_arrived_is_part_of_the_state() -> None:
+    """The giver arrives for k + 1 at the end of turn k, and again at the beginning of the next."""
+    taker = (Wait(MEETING, K), Arrive(BACK, K))
+    once = meeting(giver=(Arrive(MEETING, K), Wait(BACK, K)), taker=taker)
+    assert verdict(once).outcome == "legal"
+    twice = meeting(
+        giver=(Arrive(MEETING, K), Wait(BACK, K), Arrive(MEETING, K + 1)), taker=taker,
+        first=(Arrive(MEETING, Affine()),), more=96,
+    )  # fmt: skip
+    judged = verdict(twice)
+    assert judged.outcome == "illegal"
+    assert "again" in str(judged)
+
+
+def test_all_threads_of_a_copy_arrive() -> None:
+    """One thread cannot arrive for its warp, also where just so many are counted."""
+    one = When(-1 * W + 1, 1, (Elect((Arrive(TURN, Affine()),)),))
+    program = turns(put(LOOP, GIVE, Elect((GIVE,))), (one,), replace(TURN, arrivals=33))
+    judged = verdict(program)
+    assert judged.outcome == "illegal"
+    assert "some threads of a copy" in str(judged)
+
+
+def test_the_last_numbers_are_used() -> None:
+    assert emulated(turns(turn=replace(TURN, number=14))) == (set(), True)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +265,50 @@ def test_a_number_that_two_groups_meet_at_is_illegal() -> None:
 def test_what_a_named_barrier_cannot_do_is_refused(wrong: Callable[[], Program]) -> None:
     with pytest.raises(ProgramError, match="named barrier"):
         wrong()
+
+
+def by_builder(first: int = 1, more: int = 1) -> Program:
+    def forward(k: Kernel) -> None:
+        turn = k.named_barriers("turn", 2, threads=256, number=3)
+        with k.role("worker", warpgroups=1, w=2):
+            w = k.copy("w")
+            with k.when(w >= first):
+                k.arrive(turn[w - 1])
+            for _ in k.tiles():
+                for step in k.loop("kt", over="k", by=64):
+                    k.wait(turn[step, w])
+                    k.arrive(turn[step, w + more])
+
+    return trace("turns", forward, matmul("bf16"))
+
+
+def test_the_builder_lets_copies_take_turns() -> None:
+    program = by_builder()
+    loop = next(s for s, _ in walk(program) if isinstance(s, For))
+    assert [str(s) for s in loop.body] == [
+        "bar.sync turn@(trips*tile + trips*tile + 2*kt + w)",
+        "bar.arrive turn@(trips*tile + trips*tile + 2*kt + w + 1)",
+    ]
+    assert verdict(program).outcome == "legal"
+    for wrong in (by_builder(first=2), by_builder(first=0), by_builder(more=0)):
+        assert verdict(wrong).outcome == "illegal"
+
+
+def test_a_copy_is_of_a_role() -> None:
+    k = Kernel("turns", matmul("bf16"))
+    k.grid("block")
+    with pytest.raises(ProgramError, match="the grid counts block"):
+        k.copy("block")
+
+
+def test_a_wait_at_a_named_barrier_takes_as_long_as_bar_sync_and_the_last_to_come() -> None:
+    program, device = turns(), load_device("h200")
+    role = program.roles[0]
+    account = _Accountant(program, device, SIZES, role, True, 1)
+    arrives, waits = account.event(TAKE, ())
+    assert (arrives.kind, waits.kind) == ("arrive", "wait")
+    assert waits.cycles["serial"] == device.barrier_latency_cycles
+    assert {arrives.barrier, waits.barrier} == {"turn"}
 
 
 # FlashAttention-3

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import test_named_barriers as turns_of
 from tests.ptx_runs import parsed, unchecked
 from tinygpu.codegen.run.interpretation import execute
 from tinygpu.devices.device import load_device
@@ -29,7 +30,7 @@ from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import interpret
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.work import agents, total_work
-from tinygpu.space.signature import numbers_of
+from tinygpu.space.signature import _asked, numbers_of
 from tinygpu.term.access_map import Access, Affine, Buffer, Immediate, Predicate
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import Constant, value
@@ -239,6 +240,8 @@ def test_a_predicate_is_part_of_what_tells_terms_apart() -> None:
     assert len(keys) == 3
     plain = with_statements(masked(), lambda s: replace(s, where=None))
     assert numbers_of(masked())[0] != numbers_of(plain)[0]
+    assert _asked((mask,)) == {"x_held"}  # which it reads, as it keeps some of it
+    assert not _asked((replace(mask, where=None),))
 
 
 def test_a_predicate_costs_a_comparison() -> None:
@@ -272,6 +275,26 @@ def test_a_mask_is_never_proved_for_all_sizes() -> None:
     found = computes(masked())
     assert not found.proved
     assert "compares coordinates" in found.unproved
+
+
+def test_a_predicate_in_a_role_counts_the_threads_of_the_copy() -> None:
+    """Worker w of two doubles tiles 2 k + w: here only elements from 100 on, less 5 for a lane."""
+    where = Predicate(
+        100 + -1 * (turns_of.TILE * turns_of.STEP), (-1,), (-5,), bound=Affine(1)
+    )  # 64 (2 k + w) + v + 5 t > 99
+    twice = replace(turns_of.TWICE, where=where)
+    program = turns_of.turns(turns_of.put(turns_of.LOOP, turns_of.TWICE, twice))
+    assert verdict(program).legal
+    x = np.random.default_rng(2).standard_normal(turns_of.SIZES["i"]).astype(np.float32)
+    at = np.arange(len(x))  # value v of lane t is element t + 32 v of its tile
+    number = at // 64 * 64 + at % 64 // 32 + 5 * (at % 32)
+    want = np.where(number > 99, 2 * x, x)
+    result = interpret(program, turns_of.SIZES, {"x": x})
+    np.testing.assert_array_equal(result.outputs["y"], want)
+    y = np.full_like(x, np.nan)
+    text = parsed(unchecked(program))
+    assert not execute(program, turns_of.SIZES, {"x": x, "y": y}, text).findings
+    np.testing.assert_array_equal(y, want)
 
 
 # Random predicates, of any arithmetic

@@ -320,14 +320,16 @@ class BarrierUse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BarrierRing:
-    """A ring of mbarriers: ``ring[step]`` is a use, and uses before the first one are over."""
+    """A ring of barriers: ``ring[step]`` is a use; of mbarriers, uses before the first are over.
+
+    ``ring[step, w]``: the numbers of several digits count on, slowest first.
+    """
 
     kernel: Kernel
     barrier: term.Barrier
 
-    def __getitem__(self, index: LoopIndex) -> BarrierUse:
-        self.kernel.in_scope(index)
-        return BarrierUse(self.barrier, index.use(own=False))
+    def __getitem__(self, at: LoopIndex | tuple[LoopIndex, ...]) -> BarrierUse:
+        return BarrierUse(self.barrier, self.kernel.use_of(self.barrier.name, at, own=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +418,14 @@ def _across(array: Array, axis: str, step: Number) -> tuple[Number, ...]:
 def _differ(one: Number, other: Number) -> bool:
     """Say whether two plain ints differ; of decisions' numbers it is for the laws to say."""
     return isinstance(one, int) and isinstance(other, int) and one != other
+
+
+def _multiple(index: Affine, count: Number) -> Affine:
+    """Return ``index * count``; what a parameter scales stands there as often."""
+    scaled = [(name, factor) for name, factor in index.terms if isinstance(factor, str)]
+    others = tuple((n, factor * count) for n, factor in index.terms if not isinstance(factor, str))
+    many = scaled * count if scaled else []
+    return Affine(index.constant * count, (*many, *others))
 
 
 def _not(exact: Number) -> Number:
@@ -806,6 +816,25 @@ class Kernel:
         barrier = term.Barrier(self._free(name), stages, arrivals, home)
         self._barriers.append(barrier)
         return BarrierRing(self, barrier)
+
+    def named_barriers(
+        self, name: str, stages: Number, *, threads: Number, number: Number
+    ) -> BarrierRing:
+        """Declare a ring of named barriers, ``number`` and those after it, of so many threads.
+
+        ``k.wait`` of a use is bar.sync by all threads of the role's copy, ``k.arrive`` bar.arrive;
+        ``threads`` are those of both.  Numbers of ``k.sync("role")`` begin at 1, one for each copy.
+        """
+        barrier = term.Barrier(self._free(name), stages, threads, number=number)
+        self._barriers.append(barrier)
+        return BarrierRing(self, barrier)
+
+    def copy(self, digit: str) -> LoopIndex:
+        """Return which copy of its role it is: ``turn[step, k.copy("w") + 1]``."""
+        self._known(digit)
+        if (by := self._digits[digit].by) != "copies of a role":
+            raise self.error(f"copy: {by} counts {digit}, not copies of a role", digit)
+        return LoopIndex(var(digit), (), self._extent(digit), digit=digit)
 
     def registers(self, name: str, dtype: str, *digits: str, stages: Number | None = None) -> Held:
         """Declare registers with a value for each of the digits, of each thread.
@@ -1696,18 +1725,22 @@ class Kernel:
 
     def counted_on(self, held: Held, at: LoopIndex | tuple[LoopIndex, ...]) -> Affine:
         """Return which value of a ring of registers is meant by numbers, slowest first."""
-        first, *others = at if isinstance(at, tuple) else (at,)
         if not held.ring:
             text = f"{held.name} has no stages; give k.registers its stages"
             raise self.error(text, held.name)
+        return self.use_of(held.name, at, own=True)
+
+    def use_of(self, name: str, at: LoopIndex | tuple[LoopIndex, ...], *, own: bool) -> Affine:
+        """Return which use of a ring is meant by numbers, slowest first."""
+        first, *others = at if isinstance(at, tuple) else (at,)
         self.in_scope(first)
-        index = first.use(own=True)
+        index = first.use(own=own)
         for number in others:
             self.in_scope(number)
             if isinstance(number.count, str):
-                text = f"{held.name}: {number.digit} is open; only the first number may be so"
-                raise self.error(text, held.name)
-            index = index * number.count + number.affine
+                text = f"{name}: {number.digit} is open; only the first number may be so"
+                raise self.error(text, name)
+            index = _multiple(index, number.count) + number.affine
         return index
 
     def in_scope(self, index: LoopIndex) -> None:
