@@ -54,7 +54,8 @@ class Ring(Machine):
                 with k.when(step >= self.in_flight), k.elect():
                     k.arrive(empty[step - self.in_flight])
             k.wait_group("wgmma", 0)
-            k.store(c[f"{at}, {rows}, {columns}"], sums)  # rounds to c's type
+            for _ in k.each("far"):  # 64 rows at a time need fewer registers
+                k.store(c[f"{at}, {rows}, {columns}"], sums)  # rounds to c's type
 
 
 if __name__ == "__main__":

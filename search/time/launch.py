@@ -254,14 +254,16 @@ def takes_tiles(program: Program) -> bool:
 
 def _allotted(program: Program) -> Numbers:
     """Return the registers of a CTA: what its roles set, or their share of what holds sums."""
-    total: Numbers = 0
+    held: Numbers = 0
     for role in program.roles:
-        held: Numbers = 0
         for buffer in buffers_of(role.body):
             if buffer.level == "registers":
-                many = buffer.stage_elements * buffer.type.bytes / 4
-                held = np.maximum(held, many / role.threads if buffer.fragment else many)
-        own = held + FITTED["registers"]
+                threads = 1 if buffer.fragment else role.threads  # that have as many each
+                many = buffer.stage_elements * buffer.type.bytes / 4 * threads
+                held = np.maximum(held, many)
+    total: Numbers = 0
+    for role in program.roles:
+        own = held / role.threads + FITTED["registers"]
         each = select(np.asanyarray(role.registers) > 0, role.registers, own)
         total = total + role.threads * role.copies * each
     return total

@@ -241,19 +241,20 @@ class TileStore:
     def tile(self, sums: Held) -> None:
         """Store chunk by chunk: straight to c, or through shared memory and by TMA."""
         k, machine, c = self.k, self.machine, self.c
-        by_block = machine.swap or machine.epilogue == "direct"
-        for _ in k.each("far") if by_block else (None,):
-            for chunk in k.each("chunk"):
-                if machine.epilogue == "direct":
+        if machine.epilogue == "direct":
+            for _ in k.each("far"):
+                for _ in k.each("chunk"):
                     k.store(c[self.at], self.finished(sums))
-                    continue
+            return
+        store = k.stmatrix if DTYPES[c.dtype].bytes == 2 else k.store
+        part = f"high = ({'far ' * (not machine.swap)}warp half octet), col = (group quad pair)"
+        for _ in k.each("far") if machine.swap else (None,):
+            for chunk in k.each("chunk"):
                 with k.elect():  # until the chunk's place is free
                     k.wait_group("bulk", machine.store_stages - 1, read=True)
                 k.sync("role")
-                far = "" if machine.swap else "far "
-                at = f"high = ({far}warp half octet), col = (group quad pair)"
-                store = k.stmatrix if DTYPES[c.dtype].bytes == 2 else k.store
-                store(self.out[chunk][at], self.finished(sums))
+                for _ in (None,) if machine.swap else k.each("far"):  # 64 rows at a time
+                    store(self.out[chunk][part], self.finished(sums))
                 k.fence("proxy.async")
                 k.sync("role")
                 with k.elect():
