@@ -27,6 +27,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tinygpu.devices.device import Device
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import (
@@ -83,7 +85,7 @@ class Place:
     that take no tiles of their own.  ``tiles`` are the loops over tiles around it, ``elected`` says
     that one thread of the copy executes it.  ``beside``: the statements of the same body that
     write the same buffer in shared memory at the same index.  ``to_values``: the loops around it
-    that run to a tile value.
+    that run to a tile value; ``counts``: those from 0 to a number with a name, and the name.
     """
 
     do: Do
@@ -95,6 +97,7 @@ class Place:
     elected: bool = False
     beside: tuple[Do, ...] = ()
     to_values: tuple[str, ...] = ()
+    counts: tuple[tuple[str, str], ...] = ()
 
     @property
     def threads(self) -> Any:
@@ -106,6 +109,7 @@ class Place:
         """What decides its clauses: equal for statements of equal numbers (arrays by identity)."""
         ranges = [(n, *map(identity, (r.first, r.last, r.exact))) for n, r in self.ranges.items()]
         who = (self.role.copy, self.role.copies, self.role.threads, self.elected, self.to_values)
+        who = (*who, self.counts)
         tiles = tuple((t.start, t.step) for t in self.tiles)
         around = identity((who, tiles, self.exits, self.beside))
         return identity(self.do), tuple(ranges), self.loops, around
@@ -202,7 +206,7 @@ class Case:
                     copies = (role.copy,) if role.copy and not apart else ()
                     loops = tuple(s.var for s in around if isinstance(s, For))
                     own = {name for s in turns for name in s.defines}
-                    fors = (s for s in around if isinstance(s, For) and isinstance(s.trips, str))
+                    fors = [s for s in around if isinstance(s, For) and isinstance(s.trips, str)]
                     elected = any(isinstance(s, Elect) for s in around)
                     loops = (*loops, *ranks, *copies)
                     body = around[-1].body if around else role.body
@@ -217,6 +221,7 @@ class Case:
                             elected,
                             _beside(statement, body),
                             tuple(s.var for s in fors if s.trips in own),
+                            tuple((s.var, str(s.trips)) for s in fors if s.start == 0),
                         )
                     )
         return Case(
@@ -315,14 +320,33 @@ def origin_of(case: Case, access: Access, dimension: int) -> tuple[Any, list[tup
     return affine.constant, [(n, c) for n, c in summed.items() if moves(c)]
 
 
+def _counted_up(
+    place: Place, constant: Any, terms: Sequence[tuple[str, Any]]
+) -> tuple[Any, dict[str, Any]]:
+    """Return an origin in which loops count up: step * (trips - 1 - k) takes the values step * k.
+
+    >>> from types import SimpleNamespace
+    >>> _counted_up(SimpleNamespace(counts=(("k", "trips"),)), -8, [("trips", 8), ("k", -8)])
+    (0, {'k': 8})
+    """
+    steps = dict(terms)
+    for name, trips in place.counts:
+        step = steps.get(name, 0)
+        if moves(step) and np.all(step < 0) and np.all(steps.get(trips, 0) == -step):
+            constant = constant - step
+            steps[name] = -step
+            del steps[trips]
+    return constant, steps
+
+
 def last_origin(case: Case, place: Place, access: Access, dimension: int) -> tuple[Any, Any]:
     """Return an origin's largest coordinate and its last variable's step (None if it has none).
 
     Coefficients are not negative.
     """
-    total, terms = origin_of(case, access, dimension)
+    total, steps = _counted_up(place, *origin_of(case, access, dimension))
     step: Any = None
-    for name, coefficient in terms:
+    for name, coefficient in steps.items():
         if name in place.ranges:
             total = total + coefficient * place.ranges[name].last
             step = coefficient
@@ -333,8 +357,8 @@ def last_origin(case: Case, place: Place, access: Access, dimension: int) -> tup
 
 def first_origin(case: Case, place: Place, access: Access, dimension: int) -> Any:
     """Return an origin's smallest coordinate; loops without an iteration do not count."""
-    total, terms = origin_of(case, access, dimension)
-    for name, coefficient in terms:
+    total, steps = _counted_up(place, *origin_of(case, access, dimension))
+    for name, coefficient in steps.items():
         span = place.ranges.get(name)
         ends = (span.first, span.last) if span else (case.parameters.get(name, 0),) * 2
         total = total + coefficient * select(coefficient < 0, ends[1], ends[0])
