@@ -82,7 +82,7 @@ def by_rows(arrays: dict[str, Any], mask: str, scale: float) -> NDArray[np.float
 
 
 @settings(max_examples=60, deadline=None)
-@given(SIZES, st.sampled_from(MASKS), st.integers(0, 99), st.sampled_from([2**24, 9]))
+@given(SIZES, st.sampled_from(MASKS), st.integers(0, 99), st.sampled_from([2**20, 1]))
 def test_it_is_the_softmax_of_what_is_seen(
     sizes: dict[str, int], mask: str, seed: int, block: int
 ) -> None:
@@ -177,9 +177,9 @@ def test_large_scores_are_cut_into_blocks() -> None:
     blocks = list(operation._blocks(sizes))
     for block in blocks:
         extents = {a: stop - start for a, (start, stop) in block.items()}
-        assert math.prod(extents[a] for a in "lhgmn") <= operations._BLOCK
+        assert math.prod(extents[a] for a in "lhgmn") <= 16384 * 128  # as k has
         assert extents["n"] == 16384
-    assert len(blocks) == 256
+    assert len(blocks) == 16 * 128
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "window:20:3"])

@@ -34,6 +34,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, product
 from typing import Any
 
@@ -135,8 +136,8 @@ class Reduction:
 
 REDUCERS: Mapping[str, float] = {"add": 0.0, "max": -math.inf}
 """Operators that reduce, each with its identity."""
-_BLOCK = 2**24
-"""The most elements of an array that ``reference`` makes on the way, if axes can be cut."""
+_BLOCK = 2**20
+"""Elements of an array that ``reference`` makes on the way, if axes can be cut; 8 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +385,8 @@ class Operation:
     def _blocks(self, sizes: Mapping[str, int]) -> Iterator[dict[str, tuple[int, int]]]:
         """Yield the blocks in which the output is made: a range along each axis.
 
-        Axes that no reduction is over are cut until no array on the way is too large.
+        Axes that no reduction is over are cut until no array on the way is larger than _BLOCK and
+        than every input.
         """
         expressions = [f for r in self.reductions for f in (*r.factors, value(r.name))]
         made = {self.output.axes, *map(self.axes_of, expressions)}
@@ -392,7 +394,10 @@ class Operation:
         reduced = {a for r in self.reductions for a in r.over}
         steps = dict(sizes)
         for axis in (a for a in self.output.axes if a not in reduced):
-            while steps[axis] > 1 and max(self._count(m, steps) for m in made) > _BLOCK:
+            while steps[axis] > 1:
+                inputs = (self._count(o.axes, steps) for o in self.inputs)
+                if max(self._count(m, steps) for m in made) <= max(_BLOCK, *inputs):
+                    break
                 steps[axis] = -(-steps[axis] // 2)
         cuts = [
             [(i, min(i + s, sizes[a])) for i in range(0, sizes[a], s)] for a, s in steps.items()
@@ -415,6 +420,7 @@ class Operation:
         for axis in self.axes:
             values[str(Index(axis))] = self._spread((axis,), np.arange(*block[axis], like=like))
 
+        @cache  # attention's weights are in two sums
         def at(expression: Expression) -> tuple[Any, Any]:
             if algebra.exact:
                 return expression.evaluate(values, algebra), 0.0
