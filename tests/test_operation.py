@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tinygpu.errors import OperationError
+from tinygpu.errors import OperationError, ProgramError
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.machines import MACHINES, elementwise, rows
 from tinygpu.meaning.prime_field import P, prime_field
@@ -30,6 +30,7 @@ from tinygpu.term.expression import (
     parse,
     value,
 )
+from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import (
     Operand,
     Operation,
@@ -305,6 +306,19 @@ def test_what_is_no_operation(wrong: Any, said: str) -> None:
         wrong()
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_coordinate_is_no_scalar_and_no_machine_computes_it_unasked() -> None:
+    ramp = elementwise_of("where(index(i) < 2, a*x, index(i))")
+    assert ramp.scalars == ("a",)
+    found = ramp.reference({"x": np.ones(4)}, {"a": 5.0})["y"]
+    assert found.tolist() == [5, 5, 2, 3]
+    machine = elementwise.Elementwise()
+    point = Chosen({n: c.values[0] for n, c in machine.decisions().items()})
+    with pytest.raises(ProgramError, match=r"reads index\(i\)|no instruction for it"):
+        machine.program(ramp, point)
+    with pytest.raises(ProgramError, match=r"reads index\(i\)"):
+        machine.program(elementwise_of("x * index(i)"), point)
 
 
 def test_a_size_that_no_input_has_is_not_known() -> None:

@@ -30,7 +30,7 @@ from dataclasses import replace
 from tinygpu.errors import ProgramError, nearest
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import INSTRUCTIONS
-from tinygpu.term.expression import Apply, Constant, Expression, Value
+from tinygpu.term.expression import Apply, Constant, Expression, Index, Value
 from tinygpu.term.program import Access, Do, Immediate, Scalar, registers
 
 __all__ = ["compute"]
@@ -81,7 +81,8 @@ def compute(
         match node:
             case Constant(number):
                 return Immediate(number)
-            case Value(wanted):
+            case Value() | Index():
+                wanted = str(node)
                 if wanted not in reads:
                     raise ProgramError(f"{expression} reads {wanted}; {nearest(wanted, reads)}")
                 found = reads[wanted]

@@ -703,7 +703,7 @@ def elementwise(
             f"elementwise {expression}: it does not read {' or '.join(unread)}; "
             "give an expression of arrays, as a*x + b, or name its inputs"
         )
-    scalars = tuple(n for n in expression.names() if n not in inputs)
+    scalars = tuple(n for n in names if n not in inputs and n != str(Index("i")))
     return Operation(
         name="elementwise",
         axes=("i",),
