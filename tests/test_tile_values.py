@@ -638,6 +638,20 @@ def test_a_space_is_timed_as_each_of_its_schedules() -> None:
         assert every[i, j] == pytest.approx(cost(program, sizes, H200).seconds)
 
 
+def test_time_refuses_a_guard_on_another_value() -> None:
+    program = blocks({**LOWER, "more": value("br")}, turns=False)
+
+    def guarded(s: Statement) -> Statement:
+        return When(Affine(), "more", (s,)) if isinstance(s, Elect) and not s.body[0].body else s
+
+    consumer, producer = program.roles
+    wrong = replace(
+        program, roles=(replace(consumer, body=changed(consumer.body, guarded)), producer)
+    )
+    with pytest.raises(ProgramError, match="compares with more; the time model follows trips"):
+        cost(wrong, SIZES, H200)
+
+
 def test_a_timeline_has_each_tile_with_its_steps() -> None:
     steps = apply("max", 3 - apply("max", value("br") * 1000 - 131 * 1000, 0), 1)
     line = timeline(blocks({"trips": steps}, turns=False), {"m": 64 * 264, "n": 64, "k": 256}, H200)
