@@ -24,6 +24,7 @@ from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, ProgramError
 from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.legality.concurrency.blocks import laid_out, unfolded
+from tinygpu.legality.concurrency.cutoff import Witness
 from tinygpu.legality.concurrency.erase import erase
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS, check_schedule
@@ -36,7 +37,8 @@ from tinygpu.meaning.interpret import interpret
 from tinygpu.meaning.prime_field import P, prime_field
 from tinygpu.meaning.turns import raster_of
 from tinygpu.search.exact.best import rank
-from tinygpu.search.time.cost import cost
+from tinygpu.search.time.cost import Placed, cost, features
+from tinygpu.search.time.recursion import Following, Recursion
 from tinygpu.search.time.tile_steps import busiest
 from tinygpu.search.time.timeline import timeline
 from tinygpu.space.space import Space
@@ -614,19 +616,57 @@ def test_the_busiest_has_the_most_steps(steps: list[int], many: int) -> None:
     assert (sum(found), len(found)) == max((sum(one), len(one)) for one in every)
 
 
-def test_unequal_tiles_take_as_long_as_the_busiest_cta() -> None:
-    def found(trips: Expression, k: int) -> float:
-        sizes = {"m": 64 * 264, "n": 64, "k": 64 * k}
+def test_unequal_tiles_take_as_long_as_the_busiest_cta(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[tuple[int, ...]] = []
+    plain = Recursion._sequence
+
+    def noting(self: Recursion, some: Any, taken: tuple[int, ...], size: int) -> Any:
+        followed.append(taken)
+        return plain(self, some, taken, size)
+
+    monkeypatch.setattr(Recursion, "_sequence", noting)
+    many = int(Placed.of(features(blocks(ALL), SIZES, H200)).at_once)
+    sizes = {"m": 64 * 2 * many, "n": 64, "k": 64 * 400}
+
+    def found(trips: Expression) -> float:
         return float(cost(blocks({"trips": trips}), sizes, H200).seconds)
 
-    late = apply("max", value("br") * 1000 - 263 * 1000 + 400, 1)  # the last of two tiles has 400
-    first = apply("max", 400 - value("br") * 1000, 1)  # the first of two
-    every = [found(late, 400), found(first, 400)]
-    short, long = (found(apply("min", COLUMNS, n), 400) for n in (1, 400))
-    (one,) = (found(apply("min", COLUMNS, n), 400) for n in (200,))
-    assert short < every[0] < long
-    assert short < every[1] < long
-    assert every == pytest.approx([one, one], rel=0.1)
+    late = apply("max", (value("br") - (2 * many - 1)) * 1000 + 400, 1)  # the last tile has 400
+    first = apply("max", 400 - value("br") * 1000, 1)
+    every = [found(late), found(first)]
+    assert followed == [(1, 400), (400, 1)]  # each tile with its own
+    short, mean, long = (found(apply("min", COLUMNS, n)) for n in (1, 201, 400))
+    assert all(short < one < long for one in every)
+    assert every == pytest.approx([mean, mean], rel=0.1)
+
+
+@pytest.mark.parametrize("counts", ["tile", "turn"])
+def test_time_counts_the_steps_of_the_tiles_before(
+    counts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = blocks(LOWER, turns=False)
+    for role in ("producer", "consumer") if counts == "turn" else ():
+        program = indices(program, role, WRONG["turn for tile"])
+    met: list[int] = []
+    plain = Following.complete
+
+    def noting(self: Following, barrier: str, index: Any, at: Any, mask: Any) -> None:
+        if barrier == "empty":
+            met.append(int(index))
+        plain(self, barrier, index, at, mask)
+
+    monkeypatch.setattr(Following, "complete", noting)
+    run_of = Following(Placed.of(features(program, SIZES, H200)).agents, 1.0, 3, 1)
+    run_of.followed(3, [(3, 3), (0, 0), (2, 2)], 3)
+    assert met == [0, 1, 2, 3, 4]
+
+
+def test_a_run_keeps_the_values_of_its_tiles_where_parameters_are_made_alike() -> None:
+    tiles = (("p", 1), ("own", 2)), (("p", 3), ("own", 4))
+    assert Witness(tiles).levelled({"own"}) == (
+        Witness(((("p", 1), ("own", 2)), (("p", 1), ("own", 4)))),
+        Witness(((("p", 3), ("own", 2)), (("p", 3), ("own", 4)))),
+    )
 
 
 def test_a_space_is_timed_as_each_of_its_schedules() -> None:
@@ -636,6 +676,20 @@ def test_a_space_is_timed_as_each_of_its_schedules() -> None:
     for i, j in product(range(2), range(3)):
         program = blocks(CAUSAL, stages=int(stages[i, 0]), tile_n=int(columns[0, j]))
         assert every[i, j] == pytest.approx(cost(program, sizes, H200).seconds)
+
+
+def test_time_refuses_a_guard_on_another_value() -> None:
+    program = blocks({**LOWER, "more": value("br")}, turns=False)
+
+    def guarded(s: Statement) -> Statement:
+        return When(Affine(), "more", (s,)) if isinstance(s, Elect) and not s.body[0].body else s
+
+    consumer, producer = program.roles
+    wrong = replace(
+        program, roles=(replace(consumer, body=changed(consumer.body, guarded)), producer)
+    )
+    with pytest.raises(ProgramError, match="compares with more; the time model follows trips"):
+        cost(wrong, SIZES, H200)
 
 
 def test_a_timeline_has_each_tile_with_its_steps() -> None:

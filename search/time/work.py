@@ -288,6 +288,12 @@ class _Accountant:
         self.flying = flying
         self.runs: dict[str, tuple[tuple[Numbers, ...], Numbers]] = {}  # of loads to registers
 
+    @property
+    def steps(self) -> str:
+        """The parameter or tile value to which the loops over steps run."""
+        looping = (s for s, _ in walk(self.program) if isinstance(s, For))
+        return next((s.trips for s in looping if isinstance(s.trips, str)), "")
+
     def agent(self) -> TimedAgent:
         """Find the loop over tiles and the loop over steps."""
         tiles = _only(_opened(self.role.body), ForTile, self.role.name)
@@ -295,10 +301,8 @@ class _Accountant:
         in_turn = str(tiles.step) != "1"
         if in_turn:
             self.together = 1
-        looping = (s for s, _ in walk(self.program) if isinstance(s, For))
         found = TimedAgent(
-            self.role.name, tiles.tile, tiles.turn, self.role.copy,
-            steps=next((s.trips for s in looping if isinstance(s.trips, str)), ""),
+            self.role.name, tiles.tile, tiles.turn, self.role.copy, steps=self.steps,
             together=self.together, step=tiles.step if in_turn else 1,
         )  # fmt: skip
         if not any(isinstance(s, For) and not s.unrolled for s in inside):
@@ -346,6 +350,11 @@ class _Accountant:
                         raise ProgramError(
                             f"role {self.role.name}: {statement.index} guards more than arrivals, "
                             "which the time model does not follow"
+                        )
+                    if isinstance(bound, str) and bound != self.steps:
+                        raise ProgramError(
+                            f"role {self.role.name}: {statement} compares with {bound}; the time "
+                            f"model follows {self.steps or 'no parameter'} alone, the steps' number"
                         )
                     found.append(Guard(index, bound, nodes))
                 case _:
