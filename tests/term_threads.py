@@ -195,13 +195,14 @@ class Thread:
         k, pair, half, *groups = do.values
         quad, octet, warp = do.threads
         several = replace(read, value=(*read.value, *read.thread), thread=())
-        found = self.addresses(several, (*do.values, *do.threads), env)
-        found = found.reshape(warp, octet, quad, *groups[::-1], half, pair, k)
-        many = len(groups)
+        extents = (k, pair, half, *groups, quad, octet, warp)
+        narrow = [n if any(s) else 1 for n, s in zip(extents, several.value, strict=True)]
+        found = self.addresses(several, narrow, env).reshape(narrow[::-1])
         if read is do.reads[0]:  # rows: warp, half, octet
-            one = found[:, :, 0, *(0,) * many, :, 0].transpose(0, 2, 1, 3)
-            return one.reshape(-1, k)
-        return found[0, 0, :, ..., 0, :, :].transpose(*range(1, 1 + many), 0, -2, -1).reshape(-1, k)
+            rows = found.reshape(warp, octet, half, k)
+            return rows.transpose(0, 2, 1, 3).reshape(-1, k)
+        columns = found.reshape(quad, math.prod(groups), pair, k)
+        return columns.transpose(1, 0, 2, 3).reshape(-1, k)
 
     def _do(self, do: Do, env: dict[str, int], copy: int) -> Iterator[Step]:
         name = do.instruction.name

@@ -289,7 +289,7 @@ MISTAKES: list[tuple[Callable[[Kernel], None], str]] = [
     (no_k, "wgmma: no digit of p counts tk or tn of y; say how in a pattern of that"),
     (
         no_quad,
-        "wgmma: p has wide half both, and (both wide) counts k; they have to be a digit, a "
+        "wgmma: p has half wide both, and (both wide) counts k; they have to be a digit, a "
         "quad and a pair",
     ),
     (one_for_all, "top has one value for all u; use k.reduce"),

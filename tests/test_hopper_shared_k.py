@@ -295,7 +295,7 @@ def test_a_part_lies_so_that_no_two_lanes_meet_a_bank() -> None:
     for do in moves:
         (part,) = (a for a in do.accesses if a.buffer.name == "parts")
         steps = [
-            sum(s * n for s, n in zip(each, part.buffer.stride, strict=True))
+            sum(s * int(n) for s, n in zip(each, part.buffer.stride, strict=True))
             for each in part.thread
         ]
         assert list(zip(do.threads, steps, strict=True)) == [(4, 4), (8, 16), (4, 128)]

@@ -4,8 +4,9 @@ The rules (``codegen/rules``) ask it where a value stands; ``emit.py`` walks the
 a thread stands
 
 - in a register of its own, a ring of registers at an index that is known;
-- in *paired* kernels, whose warps work together: one of 16 bits in half of a 32-bit register, its
-  neighbour in the other half, as ldmatrix and mma.sync take them; one of tf32 in an untyped one;
+- in *paired* kernels, whose warps work together or whose roles have digits of threads: one of 16
+  bits in half of a 32-bit register, its neighbour in the other half, as ldmatrix and products take
+  them; one of tf32 in an untyped one;
 - of a row that tcgen05.ld loads in the registers that ``rules/rows.py`` says, two 16-bit elements
   to one.
 
@@ -46,13 +47,6 @@ KINDS = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16", "tf32": "b32"}
 """The register of a thread's value."""
 HELD = {"f32": "f32", "f16": "b32", "bf16": "b32"}
 """The register of a row's elements, of 16 bits two."""
-
-
-def _works_in_pairs(do: Do) -> bool:
-    """Return whether warps, or the threads of a warpgroup, work together on registers."""
-    return do.instruction.issuer == "warp" or (
-        do.instruction.issuer == "warpgroup" and bool(do.threads)
-    )
 
 
 def signature(program: Program) -> tuple[str, ...]:
@@ -103,7 +97,11 @@ class KernelCode:
         pointers = {o.name: f"%p_{o.name}" for o in program.operation.operands}
         self.addresses = Addresses(program, self.text, integers, pointers)
         self.rings = Rings(self.text, self.addresses.sum)
-        self.paired = any(isinstance(s, Do) and _works_in_pairs(s) for s, _ in walk(program))
+        self.paired = any(
+            isinstance(s, Do)
+            and (s.instruction.issuer == "warp" or (program.barriers and s.threads))
+            for s, _ in walk(program)
+        )
         self.maps = {m: f"map_{i}" for i, m in enumerate(tensor_maps(program))}
         self.ctas = prod(extent for _, extent in program.cluster)
         self.role = program.roles[0]

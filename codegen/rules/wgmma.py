@@ -1,6 +1,6 @@
-"""Rules of wgmma, which finds its tiles by descriptors, and of stmatrix, which stores its sums.
+"""The rule of wgmma: tiles by descriptors, or its first factor in registers.
 
-Source: PTX ISA 9, "wgmma.mma_async", "stmatrix".
+Source: PTX ISA 9, "wgmma.mma_async".
 """
 
 from __future__ import annotations

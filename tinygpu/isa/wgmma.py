@@ -1,4 +1,4 @@
-"""Products of a warpgroup, and matrices of its sums that go to shared memory (sm_90a).
+"""Products of a warpgroup (sm_90a).
 
 A product is D += A B, A of 64 rows and 32 B of k, B of 8 to 256 columns, by 128 threads.  Threads
 count (quad, octet, warp), each holds the sums of (pair, half, groups of 8 columns), fastest first:
@@ -14,7 +14,7 @@ to 16 bits, are A of the next, where a group of 8 columns is half of 16 steps of
 >>> matrix.shape, matrix[0, 2, :4].tolist()      # octet 1: thread 4 has steps 0 and 1 of k
 ((1, 64, 16), [4.0, 132.0, 5.0, 133.0])
 
-Source: PTX ISA 9, "wgmma.mma_async", "Register Fragments", "stmatrix".
+Source: PTX ISA 9, "wgmma.mma_async", "Register Fragments".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
-from tinygpu.isa.instruction import Instruction, same
+from tinygpu.isa.instruction import Instruction
 
 __all__ = ["COLUMN_STEPS", "FAMILY", "ROW_STEPS", "THREADS", "joined", "rows_of"]
 
@@ -33,8 +33,6 @@ FAMILY: tuple[Instruction, ...] = (
     Instruction("wgmma", ("smem", "registers"), _REGISTERS, "tensor", "wgmma_group",
                 variants=("fma",), issuer="warpgroup", arch="sm_90a",
                 types=(("bf16", "f32"), ("f16", "f32"), ("e4m3", "f32"))),
-    Instruction("stmatrix", _REGISTERS, ("smem",), "lsu", issuer="warp", arch="sm_90",
-                types=same("bf16", "f16")),
 )  # fmt: skip
 
 THREADS = (4, 8, 4)

@@ -85,7 +85,7 @@ def cluster_size(case: Case) -> Iterator[Clause]:
 def issuers(case: Case, place: Place) -> Iterator[Clause]:
     """Check that as many threads execute a statement as its instruction has."""
     do, role = place.do, place.role
-    together = do.by == "warps" or any(a.buffer.fragment for a in do.accesses)
+    together = do.instruction.of_warps or any(a.buffer.fragment for a in do.accesses)
     match do.instruction.issuer:
         case "one":
             yield Clause(place.elected, "{}: each thread of {} issues it", (do, role.name))
@@ -102,8 +102,8 @@ def collective(case: Case) -> Iterator[Clause]:
     """Check that what all threads do is not left to one, and what one does not done by all."""
     for _, statement, around in case.statements:
         elected = any(isinstance(s, Elect) for s in around)
-        if isinstance(statement, Do) or statement.needs.startswith(TENSOR_MEMORY):
-            continue  # laws issuers, tcgen05_collective
+        if statement.needs.startswith(TENSOR_MEMORY):
+            continue  # law tcgen05_collective
         if statement.by == "all":
             yield Clause(not elected, "{}: one thread alone executes it", (statement,))
         elif statement.by == "one":

@@ -163,7 +163,7 @@ def collective(case: Case) -> Iterator[Clause]:
     issuing = {p.role.name for p in case.places if p.do.instruction.completion == committed}
     for role, statement, around in case.statements:
         elected = any(isinstance(s, Elect) for s in around)
-        if isinstance(statement, Do) or not statement.needs.startswith(TENSOR_MEMORY):
+        if not statement.needs.startswith(TENSOR_MEMORY):
             continue
         if statement.by == "one":
             text = "{}: the thread that multiplies (or copies) commits, {} does not"

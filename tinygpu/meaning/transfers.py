@@ -228,7 +228,8 @@ def _held_rows(agent: Agent, do: Do, held: Access, env: Env) -> Values:
         own = one.registers[name]
         stale(one, do, own, stage, cells, index, cells=cells[:, None])
         found[:, one.threads] = own.value[stage][cells]
-    return rows_of(found[..., None])[0]
+    rows: Values = rows_of(found[..., None])[0]
+    return rows
 
 
 def _multiply(agent: Agent, do: Do, env: Env) -> None:

@@ -108,17 +108,16 @@ class Turns:
         if agent.next is None or agent.at is not None:
             return False
         statement, env = agent.next
+        if lanes := _shuffling(agent):
+            return all(
+                a.next is not None and a.next[0] is statement and a.next[1] == env for a in lanes
+            )
         match statement:
             case Wait(barrier, index) if not barrier.named:
                 if agent.waits is None:  # asked at every turn until it passes
                     phase = index.evaluate(env) // int(barrier.stages)
                     agent.waits = agent.cta.mbarrier(barrier, index, env), phase
                 return agent.waits[0].passes(agent.waits[1])
-            case Do() if statement.across and agent.team.elects:
-                return all(
-                    a.next is not None and a.next[0] is statement and a.next[1] == env
-                    for a in _sharing(agent)
-                )
             case WaitGroup(pending, "wgmma"):
                 groups = agent.groups["wgmma"]
                 return all(not p.missing for g in groups[: _covered(groups, pending)] for p in g)
@@ -130,12 +129,13 @@ class Turns:
         assert agent.next is not None
         statement, env = agent.next
         agent.tick()
+        if lanes := _shuffling(agent):
+            assert isinstance(statement, Do)
+            shuffle(lanes, statement, env)
+            for lane in lanes:
+                self._advance(lane)
+            return
         match statement:
-            case Do() if statement.across and agent.team.elects:
-                shuffle(_sharing(agent), statement, env)
-                for other in _sharing(agent):
-                    self._advance(other)
-                return
             case Do():
                 start(agent, statement, env)
             case Exit():
@@ -334,8 +334,14 @@ class Turns:
                         cluster.run.found.setdefault("unbalanced", finding)
 
 
-def _sharing(agent: Agent) -> list[Agent]:
-    """Return who has threads of the same warps: the first thread acts alone, and the others."""
+def _shuffling(agent: Agent) -> list[Agent]:
+    """Return who has to come to a shuffle that is next: those with threads of the same warps.
+
+    The first thread of a role may act alone, and the others with it.  Else nobody has to.
+    """
+    statement = agent.next[0] if agent.next and agent.team.elects else None
+    if not isinstance(statement, Do) or not statement.across:
+        return []
     warps = set((agent.threads // 32).tolist())
     return [a for a in agent.team.agents if warps & set((a.threads // 32).tolist())]
 

@@ -233,6 +233,9 @@ class Held:
         return self.buffer.name
 
     def __getitem__(self, at: LoopIndex | tuple[LoopIndex, ...]) -> Held:
+        if isinstance(at, str):
+            text = f"{self.name}: registers take no pattern; k.each goes through a digit"
+            raise self.kernel.error(text, self.name)
         index = self.kernel.counted_on(self, at)
         return Held(self.kernel, self.buffer, self.dimensions, index, self.ring)
 
@@ -1285,7 +1288,7 @@ class Kernel:
         slices, slabs = slab // step, many // slab
         still, more = (0, 0, 0), len(groups) * 2
         if isinstance(x, Piece):
-            counts, of_k = (step,), (_across(y.array, depth, 1),)
+            counts, of_k = [step], [_across(y.array, depth, 1)]
             left = Access(
                 x.array.buffer,
                 (_across(x.array, depth, 1), still, _across(x.array, row_axis, rows[half]),
@@ -1297,8 +1300,8 @@ class Kernel:
             )  # fmt: skip
         else:
             word, deep, quad = self._of_depth(x, along, (half, far))
-            counts = (self._extent(word), self._extent(quad), _PAIR)
-            of_k = tuple(_across(y.array, depth, along[d]) for d in (word, quad, deep))
+            counts = [self._extent(word), self._extent(quad), _PAIR]
+            of_k = [_across(y.array, depth, along[d]) for d in (word, quad, deep)]
             if y.array.axes[-1] != depth:  # a line for each of k, as many as there are
                 slices, slabs = -(-many // step), 1
             own = self._own(x, (word, "", deep, "", half, *("",) * more), len(threads))

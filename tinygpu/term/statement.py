@@ -439,7 +439,6 @@ _FENCES = {
     "tcgen05.before": "tcgen05.fence::before_thread_sync",
     "tcgen05.after": "tcgen05.fence::after_thread_sync",
 }
-_ISSUED: Mapping[str, By] = {"thread": "", "warp": "warps", "warpgroup": "all", "one": "one"}
 _FENCED: Mapping[FenceKind, By] = {
     "wgmma": "all", "tcgen05.before": "warps", "tcgen05.after": "warps",
 }  # fmt: skip
@@ -502,13 +501,6 @@ class Do(_Simple):
     @property
     def guards(self) -> tuple[tuple[Affine, int | str], ...]:
         return () if self.fresh is None else ((self.fresh, 1),)
-
-    @property
-    def by(self) -> By:
-        how = self.instruction
-        if how.unit == "shuffle":
-            return "warps"
-        return _ISSUED[how.issuer]
 
     @property
     def wrong(self) -> str:

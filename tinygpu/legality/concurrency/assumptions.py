@@ -55,7 +55,7 @@ def _lanes(program: Program) -> Iterator[str]:
     """State that what a warp's lanes do together is left neither to one nor to some of them."""
     for role in program.roles:
         for s, around in walked(role.body):
-            if not isinstance(s, Do) or s.by != "warps":
+            if not isinstance(s, Do) or not s.instruction.of_warps:
                 continue
             text = f"lanes: {s}: whole warps execute it, and in {role.name}"
             if any(isinstance(block, Elect) for block in around):
