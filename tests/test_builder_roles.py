@@ -282,15 +282,19 @@ MISTAKES: list[tuple[Callable[[Kernel], None], str]] = [
     (plain_tile, "tma_store: out is no tile with the swizzle it needs"),
     (
         no_pattern,
-        "wgmma: group half pair += (octet half warp) * (tn); rows are (far half) of the "
-        "sums' digits, columns (group pair), fastest last: write patterns as "
-        "tm = (far warp half octet)",
+        (
+            "wgmma: group half pair += (octet half warp) * (tn); rows are (far half) of the "
+            "sums' digits, columns (group pair), fastest last: write patterns as "
+            "tm = (far warp half octet)"
+        ),
     ),
     (no_k, "wgmma: no digit of p counts tk or tn of y; say how in a pattern of that"),
     (
         no_quad,
-        "wgmma: p has half wide both, and (both wide) counts k; they have to be a digit, a "
-        "quad and a pair",
+        (
+            "wgmma: p has half wide both, and (both wide) counts k; they have to be a digit, a "
+            "quad and a pair"
+        ),
     ),
     (one_for_all, "top has one value for all u; use k.reduce"),
     (elected_arithmetic, "arithmetic of each thread's values: one thread is elected"),

@@ -284,7 +284,7 @@ def test_what_the_judge_accepts_no_order_makes_fail(data: st.DataObject) -> None
 
 def test_only_stores_of_threads_go_to_another_cta() -> None:
     program = rebuffered(shared("pairs of rows"), "smem_c", home="rank_k")
-    with pytest.raises(ProgramError, match="only st.shared goes to another CTA"):
+    with pytest.raises(ProgramError, match=r"only st\.shared goes to another CTA"):
         emit(program)
 
 

@@ -137,7 +137,7 @@ def test_a_number_where_a_form_belongs(statement: Callable[[], object]) -> None:
 def test_registers_take_no_pattern() -> None:
     kernel = Kernel("mine", matmul())
     held = Held(kernel, registers("x", "f32"), ())
-    with pytest.raises(ProgramError, match="x: registers take no pattern; k.each goes"):
+    with pytest.raises(ProgramError, match=r"x: registers take no pattern; k.each goes"):
         held["i = v"]  # type: ignore[index]
 
 

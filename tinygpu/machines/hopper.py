@@ -242,9 +242,11 @@ class TileStore:
         """Store chunk by chunk: straight to c, or through shared memory and by TMA."""
         k, machine, c = self.k, self.machine, self.c
         if machine.epilogue == "direct":
+            fused = k.op.epilogue != ACC  # its steps are registers too: 8 columns at a time
             for _ in k.each("far"):
                 for _ in k.each("chunk"):
-                    k.store(c[self.at], self.finished(sums))
+                    for _ in k.each("group") if fused else (None,):
+                        k.store(c[self.at], self.finished(sums))
             return
         store = k.stmatrix if DTYPES[c.dtype].bytes == 2 else k.store
         part = f"high = ({'far ' * (not machine.swap)}warp half octet), col = (group quad pair)"
@@ -263,11 +265,17 @@ class TileStore:
 
     def finished(self, sums: Held) -> Held:
         """Make elements of c of sums, by the operation's epilogue."""
-        k = self.k
+        k, c = self.k, self.c
         if k.op.epilogue == ACC:
-            return k.cast(sums, self.c.dtype)
-        held = {x.name: k.load(x[self.at]) for x in k.inputs[2:]}
-        return k.compute(k.op.epilogue, {**held, "acc": sums}, self.c.dtype)
+            return k.cast(sums, c.dtype)
+        if "group" not in sums.digits:
+            held = {x.name: k.load(x[self.at]) for x in k.inputs[2:]}
+            return k.compute(k.op.epilogue, {**held, "acc": sums}, c.dtype)
+        made = k.registers("made", c.dtype, *sums.digits)
+        for _ in k.each("group"):
+            held = {x.name: k.load(x[self.at]) for x in k.inputs[2:]}
+            k.set(made, k.op.epilogue, {**held, "acc": sums})
+        return made
 
 
 _PLAIN: Mapping[str, Value] = {
