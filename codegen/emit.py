@@ -100,7 +100,7 @@ RULES: Mapping[str, Rule] = {
     "cp.async.bulk.tensor": tma.bulk_tensor,
     "cp.async.bulk.tensor.global": tma.bulk_tensor,
     "wgmma": wgmma.mma_async,
-    "stmatrix": wgmma.stmatrix,
+    "stmatrix": mma_sync.stmatrix,
     "tcgen05.mma": tcgen05.mma,
     "tcgen05.cp": tcgen05.copy,
     "tcgen05.ld": tcgen05.load_or_store,
@@ -340,8 +340,8 @@ class Emitter(KernelCode):
         """Emit one statement through its rule."""
         self.text.note(str(do))
         how, held = do.instruction, {a.buffer.fragment for a in do.accesses}
-        if do.write.buffer.home and (how.issuer != "thread" or "wgmma" not in held):
-            raise ProgramError(f"{do}: only sums of wgmma go to another CTA, by st.shared")
+        if do.write.buffer.home and how.issuer != "thread":
+            raise ProgramError(f"{do}: only st.shared goes to another CTA")
         rule = _brought(how.lower) if how.lower else self.rule(do)
         guarded = any(g for a in do.accesses for g in a.guard)
         each_its_own = how.issuer in ("thread", "warp") and not any(held)
@@ -372,9 +372,10 @@ class Emitter(KernelCode):
         how, inside = do.instruction, bool(self.program.barriers)
         if how.name not in RULES:
             raise ProgramError(f"{do}: no lowering rule for {how.name}; give it lower= or a rule")
-        if how.issuer != "thread" and inside == (how.issuer == "warp"):
-            where = "without mbarriers" if inside else "with mbarriers and roles"
-            raise ProgramError(f"{do}: {how.name} has code in programs {where} alone")
+        if how.issuer in ("warpgroup", "one") and not inside:
+            raise ProgramError(
+                f"{do}: {how.name} has code in programs with mbarriers and roles alone"
+            )
         return RULES[how.name]
 
     def whole_or_not(self, rule: Rule, do: Do, scope: Scope) -> None:
@@ -400,7 +401,7 @@ class Emitter(KernelCode):
     def loop(self, loop: For, scope: Scope) -> None:
         """Emit a running loop: positions before it, one step of each at its end."""
         text = self.text
-        if self.paired:
+        if self.paired and not self.program.barriers:
             self._fold(loop, scope)
         if loop.start < 0:
             raise ProgramError(f"{loop}: it begins below 0; unroll it, or count from 0")

@@ -65,11 +65,16 @@ class Cluster(Machine):
         with k.role("consumer", warpgroups=1, registers=232, w=2):
             out = k.smem("out", c.dtype, row=self.tile_m // 2, col=self.store_n,
                          stages=self.store_stages, swizzle="line")  # fmt: skip
-            sums = k.registers("sums", "f32", "row", "tn", fragment="wgmma")
+            k.threads(warp=4, octet=8, quad=4)  # as wgmma shares a product out
+            k.values(far=self.tile_m // 128, chunk=self.tile_n // self.store_n,
+                     group=self.store_n // 8, half=2, pair=2)  # fmt: skip
+            rows, columns = "tm = (w far warp half octet)", "tn = (chunk group quad pair)"
+            sums = k.registers("sums", "f32", "far", "chunk", "group", "half", "pair")
+            part = "row = (far warp half octet), col = (group quad pair)"
             for _ in k.tiles():
                 for step in k.loop("step", over="k", by=self.tile_k):
                     k.wait(full[step])
-                    k.wgmma(sums, x[step]["tm = (w row)"], y[step], fresh=step.first)
+                    k.wgmma(sums, x[step][rows], y[step][columns], fresh=step.first)
                     k.wait_group("wgmma", self.in_flight)
                     with k.when(step >= self.in_flight), k.elect():
                         k.arrive(empty[step - self.in_flight], to="cluster")
@@ -77,11 +82,11 @@ class Cluster(Machine):
                 for back in k.unrolled("back", self.in_flight):
                     with k.when(back < step.count), k.elect():
                         k.arrive(empty[step.last - back], to="cluster")
-                for chunk in k.unrolled("chunk", self.tile_n // self.store_n):
+                for chunk in k.each("chunk"):
                     with k.elect():
                         k.wait_group("bulk", self.store_stages - 1, read=True)
                     k.sync("role")
-                    k.store(out[chunk], sums["tn = (chunk col)"])  # rounds to c's type
+                    k.stmatrix(out[chunk][part], k.cast(sums, c.dtype))
                     k.fence("proxy.async")
                     k.sync("role")
                     with k.elect():

@@ -70,18 +70,21 @@ class SplitK(Machine):
                 k.tma(x[step], a[at], signal=full[step])
                 k.tma(y[step], b[at], signal=full[step])
         with k.role("consumer", warpgroups=1):
-            sums = k.registers("sums", "f32", "row", "tn", fragment="wgmma")
+            k.threads(warp=4, octet=8, quad=4)  # as wgmma shares a product out
+            k.values(some=self.tile_n // self.store_n, group=self.store_n // 8, half=2, pair=2)
+            rows, columns = "row = (warp half octet)", "tn = (some group quad pair)"
+            sums = k.registers("sums", "f32", "some", "group", "half", "pair")
             for step in k.loop("step"):
                 k.wait(full[step])
-                k.wgmma(sums, x[step], y[step], fresh=step.first)
+                k.wgmma(sums, x[step][rows], y[step][columns], fresh=step.first)
                 k.wait_group("wgmma", 0)
                 with k.elect():
                     k.arrive(empty[step])
-            for _ in k.unrolled("some", self.tile_n // self.store_n):
+            for _ in k.each("some"):
                 with k.elect():
                     k.wait_group("bulk", 0, read=True)
                 k.sync("role")
-                k.store(out, k.cast(sums["tn = (some col)"], c.dtype))
+                k.store(out[f"{rows}, col = (group quad pair)"], k.cast(sums, c.dtype))
                 k.fence("proxy.async")
                 k.sync("role")
                 with k.elect():

@@ -43,15 +43,19 @@ class Ring(Machine):
                 k.tma(x[step], a[at], signal=full[step])
                 k.tma(y[step], b[at], signal=full[step])
         with k.role("consumer", warpgroups=1):
-            sums = k.registers("sums", "f32", "tm", "tn", fragment="wgmma")
+            k.threads(warp=4, octet=8, quad=4)  # as wgmma shares a product out
+            k.values(far=self.tile_m // 64, group=self.tile_n // 8, half=2, pair=2)
+            rows, columns = "tm = (far warp half octet)", "tn = (group quad pair)"
+            sums = k.registers("sums", "f32", "far", "group", "half", "pair")
             for step in k.loop("step", over="k", by=self.tile_k):
                 k.wait(full[step])
-                k.wgmma(sums, x[step], y[step], fresh=step.first)
+                k.wgmma(sums, x[step][rows], y[step][columns], fresh=step.first)
                 k.wait_group("wgmma", self.in_flight)
                 with k.when(step >= self.in_flight), k.elect():
                     k.arrive(empty[step - self.in_flight])
             k.wait_group("wgmma", 0)
-            k.store(c[at], sums)  # rounds to c's type
+            for _ in k.each("far"):  # 64 rows at a time need fewer registers
+                k.store(c[f"{at}, {rows}, {columns}"], sums)  # rounds to c's type
 
 
 if __name__ == "__main__":

@@ -70,12 +70,47 @@ def halves(do: Do, apart: int) -> Do:
     x, y, sums = do.reads
     assert isinstance(y, Access)
     assert isinstance(sums, Access)
-    k, *_, rows = do.values
-    value = (y.value[0], y.value[1], (apart, 0, 0), y.value[3])
-    held = replace(sums, value=((0, 0), (0, 1), (0, 32), (1, 0)))
+    first, near, far, *rest = do.values[:3], 4, 2, *do.values[5:]
+    value = (*y.value[:4], (apart, 0, 0), *y.value[5:])
+    fourth = tuple(4 * step for step in sums.value[3])
+    held = replace(sums, value=(*sums.value[:4], fourth, *sums.value[5:]))
     return replace(
-        do, values=(k, 32, 2, rows), reads=(x, replace(y, value=value), held), write=held
+        do, values=(*first, near, far, *rest), reads=(x, replace(y, value=value), held), write=held
     )
+
+
+def stepped(which: int, mode: int, step: tuple[int, ...]) -> Callable[[Do], Do]:
+    """Let a factor (0, 1) of a product move otherwise along a mode of values."""
+
+    def change(do: Do) -> Do:
+        factor = do.reads[which]
+        assert isinstance(factor, Access)
+        value = (*factor.value[:mode], step, *factor.value[mode + 1 :])
+        factors = [*do.reads]
+        factors[which] = replace(factor, value=value)
+        return replace(do, reads=tuple(factors))
+
+    return change
+
+
+def turned(do: Do) -> Do:
+    """Let the first factor's rows go by warps before octets."""
+    x, *rest = do.reads
+    assert isinstance(x, Access)
+    quad, octet, warp = x.thread
+    return replace(do, reads=(replace(x, thread=(quad, warp, octet)), *rest))
+
+
+def four_columns(do: Do) -> Do:
+    """Let a product have the columns of half a group."""
+    return replace(do, values=(do.values[0], 1, do.values[2], *(1 for _ in do.values[3:])))
+
+
+def one_register(do: Do) -> Do:
+    """Let both columns of a pair of sums have one register."""
+    still = (0,) * len(do.write.buffer.shape)
+    held = replace(do.write, value=(do.write.value[0], still, *do.write.value[2:]))
+    return replace(do, write=held, reads=(*do.reads[:2], held))
 
 
 def within_a_piece(do: Do) -> Do:
@@ -120,7 +155,6 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     ("issuers", "each thread of producer", rewritten(term("plain"), unelected)),
     ("issuers", "one thread cannot", dos(term("plain"), "wgmma", lambda do: Elect((do,)))),
     ("issuers", "a copy of consumer has 64", role(term("plain"), "consumer", threads=64)),
-    ("issuers", "one thread holds no tile", dos(term("plain"), "cvt", lambda do: Elect((do,)))),
     ("collective", "barrier.cluster: one", rewritten(term("plain"), elected(Sync))),
     ("collective", "bulk.commit_group: threads", rewritten(term("tma store"), unelected)),
     ("collective", "wgmma.commit_group: one", rewritten(term("plain"), elected(Commit))),
@@ -223,21 +257,30 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     ("swizzle", "none of the swizzles", rebuffered(term("plain"), "smem_a", swizzle=(3, 3, 4))),
     ("swizzle", "none of the swizzles", rebuffered(term("plain"), "smem_a", swizzle=(4, 3, 3))),
     ("swizzle", "a stage has 8208 B", rebuffered(term("plain"), "smem_a", stage_elements=4104)),
-    ("wgmma_shape", "blocks of 32 rows", dos(term("plain"), "wgmma", values_of(3, 32))),
-    ("wgmma_shape", "makes 12 columns", dos(term("plain"), "wgmma", values_of(1, 12))),
-    ("wgmma_shape", "makes 264 columns", dos(term("plain"), "wgmma", values_of(1, 264))),
+    ("wgmma_shape", "blocks of 32 rows", dos(term("plain"), "wgmma", values_of(2, 1))),
+    ("wgmma_shape", "makes 4 columns", dos(term("plain"), "wgmma", four_columns)),
+    ("wgmma_shape", "makes 264 columns", dos(term("plain"), "wgmma", values_of(3, 33))),
     ("wgmma_shape", "takes 16 B of k", dos(term("plain"), "wgmma", values_of(0, 8))),
-    ("wgmma_shape", "no fragment", rebuffered(term("plain"), "sums", fragment="")),
     (
         "wgmma_shape",
-        "do not count rows",
-        dos(
-            term("plain"),
-            "wgmma",
-            lambda do: replace(
-                do, write=replace(do.write, value=((0, 0), (1, 0), (0, 64), (0, 1)))
-            ),
-        ),
+        "do not count the rows of the sums",
+        dos(term("plain"), "wgmma", stepped(0, 2, (1, 0, 0))),
+    ),
+    ("wgmma_shape", "do not count the rows of the sums", dos(term("plain"), "wgmma", turned)),
+    (
+        "wgmma_shape",
+        "do not count the columns of the sums",
+        dos(term("plain"), "wgmma", stepped(1, 3, (16, 0, 0))),
+    ),
+    (
+        "wgmma_shape",
+        "do not count the registers of the sums",
+        dos(term("plain"), "wgmma", one_register),
+    ),
+    (
+        "wgmma_shape",
+        "do not count the digits pair, half, quad, octet, warp",
+        dos(term("plain"), "wgmma", lambda do: replace(do, threads=(4, 4, 8))),
     ),
     ("wgmma_descriptors", "no swizzle", rebuffered(term("plain"), "smem_b", swizzle=(0, 3, 3))),
     (
@@ -263,7 +306,7 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     (
         "wgmma_descriptors",
         "k steps 128 B, rows 2 B",
-        dos(term("plain", "nn"), "wgmma", values_of(1, 32)),
+        dos(term("plain", "nn"), "wgmma", values_of(3, 4)),
     ),
     (
         "wgmma_descriptors",
@@ -271,17 +314,14 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
         rebuffered(term("ring", "nn"), "smem_b", stride=(64, 1, 4100)),
     ),
     ("wgmma_descriptors", "steps of 8 B", dos(term("plain"), "wgmma", within_a_piece)),
-    ("fragments", "moves 4", dos(term("plain"), "st.global", lambda do: replace(do, vector=4))),
-    ("fragments", "12 along dimension 1", dos(term("plain"), "cvt", values_of(0, 12))),
-    ("fragments", "a copy of consumer has 64", role(term("plain"), "consumer", threads=64)),
     (
-        "stmatrix",
-        "not 8 neighbours",
+        "stmatrix_rows",
+        "neighbours of its rows lie 64 elements apart",
         dos(term("tma store"), "stmatrix", lambda do: replace(do, variant="trans")),
     ),
     (
-        "stmatrix",
-        "rows lie 136 B apart",
+        "stmatrix_rows",
+        "its rows start 68 elements apart, no multiple of 16 B",
         rebuffered(term("tma store"), "smem_c", stride=(68, 1)),
     ),
     (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 from typing import Any
 
@@ -190,13 +190,25 @@ class Thread:
         offsets = np.asarray(access.buffer.layout(tuple(coordinates)), np.int64)
         return SMEM + self.stage(access, env, copy) + offsets * access.buffer.type.bytes
 
+    def factor(self, do: Do, read: Access, env: dict[str, int]) -> Addresses:
+        """Where a factor's rows (or columns) lie: its digits in the order of PTX's fragments."""
+        k, pair, half, *groups = do.values
+        quad, octet, warp = do.threads
+        several = replace(read, value=(*read.value, *read.thread), thread=())
+        extents = (k, pair, half, *groups, quad, octet, warp)
+        narrow = [n if any(s) else 1 for n, s in zip(extents, several.value, strict=True)]
+        found = self.addresses(several, narrow, env).reshape(narrow[::-1])
+        if read is do.reads[0]:  # rows: warp, half, octet
+            rows = found.reshape(warp, octet, half, k)
+            return rows.transpose(0, 2, 1, 3).reshape(-1, k)
+        columns = found.reshape(quad, math.prod(groups), pair, k)
+        return columns.transpose(1, 0, 2, 3).reshape(-1, k)
+
     def _do(self, do: Do, env: dict[str, int], copy: int) -> Iterator[Step]:
         name = do.instruction.name
         if name == "wgmma":
-            k, inner, outer, rows = do.values
-            (x, y) = (r for r in do.reads[:2] if isinstance(r, Access))
-            left = self.addresses(x, (k, 1, 1, rows), env).reshape(rows, k)
-            right = self.addresses(y, (k, inner, outer, 1), env).reshape(inner * outer, k)
+            x, y = (r for r in do.reads[:2] if isinstance(r, Access))
+            left, right = self.factor(do, x, env), self.factor(do, y, env)
             adds = do.fresh is None or do.fresh.evaluate(env) != 0
             yield "wgmma", left.tobytes(), right.tobytes(), adds
         elif do.instruction.unit == "tma":
@@ -208,17 +220,16 @@ class Thread:
         """Where a thread's sums lie in shared memory, 16 B at once; the lanes of rows in a tile."""
         copy, local, _ = who
         stores = do.write.buffer.level == "smem"
-        memory, held = (do.write, do.reads[0]) if stores else (do.reads[0], do.write)
+        memory = do.write if stores else do.reads[0]
         assert isinstance(memory, Access)
-        assert isinstance(held, Access)
         if len(memory.buffer.shape) == 2:
             yield (do.instruction.name,)
             return
-        tile = value_coordinates(held, do.values)
-        row, column = tile.T
-        mine = row % 8 == local % 32 // 4
-        mine &= (row // 16 % 4 == local // 32) & (column % 8 // 2 == local % 4)
-        places = np.sort(self.addresses(memory, do.values, env, copy)[mine])
+        origin = list(memory.origin or (Affine(),) * len(memory.buffer.shape))
+        for extent, steps in zip(do.threads, memory.thread, strict=True):
+            local, digit = divmod(local, extent)
+            origin = [o + digit * step for o, step in zip(origin, steps, strict=True)]
+        places = self.addresses(replace(memory, origin=tuple(origin)), do.values, env, copy)
         assert (np.diff(places.reshape(-1, 4)) == 4).all()
         home = min(self.along(memory.buffer.home)) if stores else self.rank
         for at in places[::4].tolist():

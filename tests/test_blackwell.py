@@ -141,7 +141,7 @@ def test_what_has_no_code_is_refused() -> None:
     with pytest.raises(ProgramError, match="none of TMA"):
         emit(rebuffered(term("ring"), "smem_a", swizzle=(2, 3, 3)), "sm_100a")
     with pytest.raises(ProgramError, match="rows of f32"):
-        emit(rebuffered(term("ring"), "taken", fragment="wgmma"), "sm_100a")
+        emit(rebuffered(term("ring"), "taken", fragment="mma"), "sm_100a")
 
 
 def test_a_space_is_counted_and_drawn_from() -> None:

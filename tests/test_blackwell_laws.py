@@ -197,7 +197,7 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
         "elements of 1 B do not lie along k",
         Blackwell().program(matmul("e4m3", "f32", "tt"), Chosen({**STARTS["ring"], "tile_k": 128})),
     ),
-    ("tmem_lanes", "is no row", rebuffered(term("ring"), "taken", fragment="wgmma")),
+    ("tmem_lanes", "is no row", rebuffered(term("ring"), "taken", fragment="mma")),
     ("tmem_lanes", "is given others", dos(term("ring"), LD, lane_up)),
     ("tmem_lanes", "is given others", dos(term("ring"), LD, held_apart)),
     ("tmem_lanes", "moves 24 columns", dos(term("ring"), LD, resized(0, 24))),

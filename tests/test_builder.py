@@ -456,7 +456,7 @@ def other_tile(k: Kernel) -> None:
 def one_warp(k: Kernel) -> None:
     x, y, _ = tiles(k)
     with k.role("consumer", warps=1):
-        sums = k.registers("sums", "f32", "tm", "tn", fragment="wgmma")
+        sums = k.registers("sums", "f32")
         for step in k.loop("step", over="k", by=64):
             k.wgmma(sums, x[step], y[step], fresh=step.first)
 
@@ -555,8 +555,8 @@ MISTAKES: list[tuple[Callable[[Kernel], None], str, str]] = [
      "write it in k.role(.., warpgroups=1)"), "k.wgmma(sums, x[step], y[step], fresh=step.first)"),
     (one_thread, "sync: some threads would wait for all; leave k.elect() or k.only(..) first",
      "k.sync()"),
-    (a_load, ("a load of each thread's values stands in the body of a role; declare k.threads, "
-     "without roles"), 'k.load(k.inputs[0]["m = bm, k = bm"])'),
+    (a_load, "a load: nobody declared the role's threads; write k.threads",
+     'k.load(k.inputs[0]["m = bm, k = bm"])'),
     (too_few, "tm has 64 elements, the digits count 63", 'k.load(tile["tm = (w row)"])'),
     (no_stage, "x is a ring of stages; say which, as x[step]",
      'k.load(x["rows = lane"])'),

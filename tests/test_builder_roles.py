@@ -22,6 +22,7 @@ from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import check
 from tinygpu.search.time.cost import cost
 from tinygpu.term.builder import Kernel, trace
+from tinygpu.term.expression import value
 from tinygpu.term.operation import matmul
 from tinygpu.term.program import Program, walk
 
@@ -54,12 +55,16 @@ class Turns(Machine):
         turn = k.mbarriers("turn", 2, arrivals=1)
         with k.role("consumer", warpgroups=1, registers=232, w=2):
             out = k.smem("out", c.dtype, tm=64, col=64, stages=2, swizzle="line")
-            sums = k.registers("sums", "f32", "tm", "tn", fragment="wgmma")
+            k.threads(warp=4, octet=8, quad=4)
+            k.values(chunk=2, group=8, half=2, pair=2)
+            rows = "tm = (warp half octet)"
+            sums = k.registers("sums", "f32", "chunk", "group", "half", "pair")
             for tile in k.tiles(start="w", step=2):
                 k.wait(turn[tile - 1])
                 for step in k.loop("step", over="k", by=64):
                     k.wait(full[step])
-                    k.wgmma(sums, x[step], y[step], fresh=step.first)
+                    columns = y[step]["tn = (chunk group quad pair)"]
+                    k.wgmma(sums, x[step][rows], columns, fresh=step.first)
                     k.wait_group("wgmma", self.in_flight)
                     with k.when(step >= self.in_flight), k.elect():
                         k.arrive(empty[step - self.in_flight], to="cluster")
@@ -70,11 +75,12 @@ class Turns(Machine):
                 for back in k.unrolled("back", self.in_flight):
                     with k.when(back < step.count), k.elect():
                         k.arrive(empty[step.last - back], to="cluster")
-                for chunk in k.unrolled("chunk", 2):
+                for chunk in k.each("chunk"):
                     with k.elect():
                         k.wait_group("bulk", 1, read=True)
                     k.sync("role")
-                    k.store(out[chunk], sums["tn = (chunk col)"])
+                    part = out[chunk][f"{rows}, col = (group quad pair)"]
+                    k.stmatrix(part, k.cast(sums, c.dtype))
                     k.fence("proxy.async")
                     k.sync("role")
                     with k.elect():
@@ -226,20 +232,46 @@ def two_copies(k: Kernel) -> None:
         pass
 
 
-def other_part(k: Kernel) -> None:
+def products(k: Kernel, rows: str, columns: str, *digits: str) -> Any:
+    """Two tiles in shared memory, patterns and registers of a warpgroup."""
+    k.threads(warp=4, octet=8, quad=4)
+    k.values(group=8, half=2, pair=2, wide=8, both=2)
+    x, y = (k.smem(n, "bf16", tk=64, **{d: 64}, swizzle=128) for n, d in (("x", "tm"), ("y", "tn")))
+    return k.registers("sums", "f32", *digits), x[rows] if rows else x, y[columns] if columns else y
+
+
+def no_pattern(k: Kernel) -> None:
     with k.role("consumer", warpgroups=1):
-        out = k.smem("out", "bf16", row=64, col=32, swizzle="line")
-        k.smem("x", "bf16", tm=64, tn=64, swizzle=128)
-        sums = k.registers("sums", "f32", "tm", "tn", fragment="wgmma")
-        k.store(out, sums)
+        sums, x, y = products(k, "tm = (warp half octet)", "", "group", "half", "pair")
+        k.wgmma(sums, x, y, fresh=True)
 
 
-def counted(k: Kernel) -> None:
+def no_k(k: Kernel) -> None:
+    with k.role("consumer", warpgroups=1):
+        columns = "tn = (group quad pair)"
+        sums, _, y = products(k, "", columns, "group", "half", "pair")
+        k.wgmma(sums, k.registers("p", "bf16", "half", "wide", "both"), y, fresh=False)
+
+
+def no_quad(k: Kernel) -> None:
+    with k.role("consumer", warpgroups=1):
+        k.tile(tk=64)
+        columns = "tn = (group quad pair), tk = (wide both)"
+        sums, _, y = products(k, "", columns, "group", "half", "pair")
+        k.wgmma(sums, k.registers("p", "bf16", "half", "wide", "both"), y, fresh=False)
+
+
+def one_for_all(k: Kernel) -> None:
+    k.threads(lane=32)
     k.values(u=2)
+    k.set(k.registers("top", "f32"), value("s"), {"s": k.registers("s", "f32", "u")})
+
+
+def elected_arithmetic(k: Kernel) -> None:
     with k.role("consumer", warpgroups=1):
-        k.smem("x", "bf16", tm=64, tn=64, col=32, swizzle=0)
-        sums = k.registers("sums", "f32", "tm", "tn", fragment="wgmma")
-        sums["tn = (u col)"]
+        k.threads(thread=128)
+        with k.elect():
+            k.zeros("top", "f32")
 
 
 MISTAKES: list[tuple[Callable[[Kernel], None], str]] = [
@@ -249,8 +281,24 @@ MISTAKES: list[tuple[Callable[[Kernel], None], str]] = [
     (no_rank, "tma: the grid counts bm, not the cluster"),
     (everyone_stores, "tma_store: every thread would issue it; write `with k.elect():`"),
     (plain_tile, "tma_store: out is no tile with the swizzle it needs"),
-    (other_part, "out has row col, sums tm tn; they have to be the same, in a tile of one slab"),
-    (counted, "tn: a part is counted by its last digit alone"),
+    (
+        no_pattern,
+        (
+            "wgmma: group half pair += (octet half warp) * (tn); rows are (far half) of the "
+            "sums' digits, columns (group pair), fastest last: write patterns as "
+            "tm = (far warp half octet)"
+        ),
+    ),
+    (no_k, "wgmma: no digit of p counts tk or tn of y; say how in a pattern of that"),
+    (
+        no_quad,
+        (
+            "wgmma: p has half wide both, and (both wide) counts k; they have to be a digit, a "
+            "quad and a pair"
+        ),
+    ),
+    (one_for_all, "top has one value for all u; use k.reduce"),
+    (elected_arithmetic, "arithmetic of each thread's values: one thread is elected"),
     (two_copies, "role consumer: needs warps= or warpgroups=, outside of other statements"),
 ]
 

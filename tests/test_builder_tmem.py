@@ -237,11 +237,6 @@ def computed(k: Kernel) -> None:
         k.compute(value("sums"), {"sums": taken(k, "tn = (half col)")})
 
 
-def by_hand(k: Kernel) -> None:
-    begun(k)
-    k.registers("taken", "f32", "tm", "tn", fragment="row")
-
-
 def later_cta(k: Kernel) -> None:
     begun(k)
     with k.role("multiplier", warps=1), k.only(pair=1):
@@ -275,7 +270,6 @@ MISTAKES: list[tuple[Callable[[Kernel], None], str]] = [
     ),
     (other_pattern, "c: its pattern has to have half, tm, col, as taken, and no other values"),
     (computed, "compute: taken lies by lanes; cast and store it"),
-    (by_hand, "registers taken: those of lanes are tcgen05_ld's"),
     (later_cta, "only: of a cluster the first CTA alone, pair=0"),
     (slab_left_out, "tma_store: out has half, and the pattern of c has not"),
 ]

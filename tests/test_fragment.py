@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,8 +18,10 @@ from tests.hopper_terms import term
 from tests.ptx_threads import Event
 from tests.term_threads import C, Thread, tiles_of
 from tinygpu.codegen.emit import emit
+from tinygpu.codegen.kernel.scope import value_coordinates
 from tinygpu.errors import ProgramError
 from tinygpu.isa.fragment import FRAGMENTS
+from tinygpu.isa.wgmma import COLUMN_STEPS, ROW_STEPS, THREADS, rows_of
 from tinygpu.term.machine import Value
 from tinygpu.term.program import Block, Do, For, Program, walk
 
@@ -30,13 +34,15 @@ MANUAL: dict[str, tuple[tuple[int, int], int, Callable[[Any], tuple[Any, Any]]]]
     "mma": ((16, 8), 4, lambda i: (8 * (i // 2), i % 2)),
     "mma_a": ((16, 16), 8, lambda i: (8 * (i // 2 % 2), i % 2 + 8 * (i // 4))),
     "mma_b": ((8, 16), 4, lambda i: (0 * i, i % 2 + 8 * (i // 2))),
-    "wgmma": ((64, 8), 4, lambda i: (8 * (i // 2), i % 2)),
 }
 
 
+WGMMA = ((64, 8), *MANUAL["mma"][1:])
+
+
 def by_formula(name: str, shape: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """PTX ISA: registers of mma.m16n8k16 and of wgmma.m64nN, repeated along columns, then rows."""
-    (high, wide), each, beyond = MANUAL[name]
+    """PTX ISA: registers of mma.m16n8k16, and of wgmma.m64nN, repeated along columns, then rows."""
+    (high, wide), each, beyond = MANUAL.get(name, WGMMA)
     threads = 128 if name == "wgmma" else 32
     t = np.arange(threads)[:, None]
     number, i = np.divmod(np.arange(shape[0] * shape[1] // threads)[None, :], each)
@@ -70,11 +76,37 @@ def test_places_are_those_of_the_manual(name: str, rows: int, columns: int) -> N
         assert np.array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("shape", [(63, 8), (64, 12), (32, 8)])
+@pytest.mark.parametrize("shape", [(15, 8), (16, 12), (8, 8)])
 def test_parts_of_a_fragment_are_refused(shape: tuple[int, int]) -> None:
-    with pytest.raises(ProgramError, match="no whole number of 64 x 8") as caught:
-        FRAGMENTS["wgmma"].places(shape)
+    with pytest.raises(ProgramError, match="no whole number of 16 x 8") as caught:
+        FRAGMENTS["mma"].places(shape)
     assert "\n" not in str(caught.value)
+
+
+def test_digits_of_a_product_are_those_of_the_manual() -> None:
+    """Threads count quad, octet, warp; values pair, half, groups of columns."""
+    extents = (2, 2, *THREADS)
+    place = np.indices(extents[::-1])[::-1]  # of pair, half, quad, octet, warp
+    row, column = (sum(s * at for s, at in zip(steps, place, strict=True))
+                   for steps in (ROW_STEPS, COLUMN_STEPS))  # fmt: skip
+    wanted = by_formula("wgmma", (64, 8))
+    assert np.array_equal(np.asarray(row).reshape(128, 4), wanted[0])
+    assert np.array_equal(np.asarray(column).reshape(128, 4), wanted[1])
+
+
+def test_a_factor_in_registers_is_that_of_the_manual() -> None:
+    """PTX ISA, A of m64k16: a0, a1 k beside one another; a2, a3 eight rows on; a4.. eight of k."""
+    matrix = np.arange(64.0 * 16).reshape(64, 16)
+    held = np.empty((8, 128, 1))
+    for t in range(128):
+        for i in range(8):
+            row = t // 32 * 16 + t % 32 // 4 + 8 * (i // 2 % 2)
+            word, half, deep = i % 2, i // 2 % 2, i // 4
+            held[word + 2 * deep + 4 * half, t] = matrix[row, t % 4 * 2 + i % 2 + 8 * (i // 4)]
+    in_order = matrix.reshape(4, 2, 8, 16).transpose(0, 2, 1, 3).reshape(64, 16)  # half fastest
+    assert np.array_equal(rows_of(held)[0], in_order)
+    with pytest.raises(ProgramError, match="count word, deep, half"):
+        rows_of(held[:4])
 
 
 ROW, COLUMN = (places.tolist() for places in by_formula("wgmma", (64, 256)))
@@ -167,14 +199,26 @@ def chunks_of(program: Program, thread: Thread, copy: int) -> Iterator[dict[int,
     """For each chunk of the tile: address to (row, column) of the consumer's sums."""
     do, around = statement(program, "stmatrix", "st.shared")
     loops = [loop for loop in around if isinstance(loop, For) and loop.unrolled]
-    columns, rows = do.values
+    every = replace(do.write, value=(*do.write.value, *do.write.thread), thread=())
+    extents = (*do.values, *do.threads)
+    rows, columns = by_columns(do)
+    chunk = do.write.buffer.shape[columns]
+    places = value_coordinates(every, extents)
     for numbers in product(*(range(int(loop.trips)) for loop in loops)):
-        env = {"turn": 0, **dict(zip((loop.var for loop in loops), numbers, strict=True))}
-        addresses = thread.addresses(do.write, do.values, env, copy).reshape(rows, columns)
-        row, column = env["block"] * rows, env["chunk"] * columns
+        env = {"turn": 0, "far": 0}
+        env |= dict(zip((loop.var for loop in loops), numbers, strict=True))
+        addresses = thread.addresses(every, extents, env, copy)
+        assert len({*addresses.tolist()}) == addresses.size
         yield {
-            int(addresses[r, c]): (row + r, column + c) for r in range(rows) for c in range(columns)
+            at: (place[rows] + 64 * env["far"], place[columns] + chunk * env["chunk"])
+            for at, place in zip(addresses.tolist(), places.tolist(), strict=True)
         }
+
+
+def by_columns(do: Do) -> tuple[int, int]:
+    """The dimensions of a store along which the rows and the columns of sums lie."""
+    columns = do.write.value[0].index(1)  # a pair's
+    return 1 - columns, columns
 
 
 DIRECT: list[tuple[str, str | None, dict[str, Value]]] = [
@@ -225,13 +269,12 @@ def statement(program: Program, *names: str) -> tuple[Do, tuple[Block, ...]]:
 def placed(program: Program, thread: Thread, at: Element, sizes: dict[str, int]) -> Element:
     """Where in c the element of a consumer's sums belongs."""
     do, _ = statement(program, "st.global")
-    (row, column), high = at, do.values[1]
-    env: dict[str, int] = {**thread.ranks(thread.rank), "w": thread.number // 128, "chunk": 0}
+    rows, columns = by_columns(do)
+    wide = 8 * math.prod(do.values[2:])
+    env: dict[str, int] = {**thread.ranks(thread.rank), "w": thread.number // 128}
     env |= dict(zip(("br", "bc"), tiles_of(program, sizes)[thread.cluster], strict=True))
-    env["block"] = row // high
-    origin = [o.evaluate(env) for o in do.write.origin]
-    steps = do.write.value
-    return (
-        origin[0] + column * steps[0][0] + row % high * steps[1][0],
-        origin[1] + column * steps[0][1] + row % high * steps[1][1],
-    )
+    env |= {"far": at[0] // 64, "chunk": at[1] // wide}
+    place = [o.evaluate(env) for o in do.write.origin]
+    place[rows] += at[0] % 64
+    place[columns] += at[1] % wide
+    return place[0], place[1]

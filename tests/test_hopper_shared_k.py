@@ -16,14 +16,13 @@ from tests.async_mutants import mutants
 from tests.hopper_terms import broken, dos, rebuffered, rewritten
 from tests.ptx_runs import run_matmul
 from tests.ptx_runs import unchecked as emit
-from tinygpu.codegen.rules.exchange import runs
 from tinygpu.errors import MachineError, ProgramError, ScheduleError
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.meaning.interpret import check, interpret
 from tinygpu.term.machine import Choice, Chosen
 from tinygpu.term.operation import matmul
-from tinygpu.term.program import Access, Do, Fence, For, Program, Statement, Sync, When
+from tinygpu.term.program import Access, Do, Fence, For, Program, Statement, Sync, When, walk
 from tinygpu.term.schedule import Schedule
 
 SMALL: dict[str, Any] = {
@@ -283,21 +282,25 @@ def test_what_the_judge_accepts_no_order_makes_fail(data: st.DataObject) -> None
             assert not kinds & {"race", "deadlock", "stale", "exited", "unbalanced", "unwaited"}
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=12, unique=True), st.integers(1, 12))
-def test_runs_are_whole_aligned_and_all(places: list[int], step: int) -> None:
-    found = runs(np.array(places), step=step)
-    assert sorted(v for run in found for v in run) == list(range(len(places)))
-    for run in found:
-        first = places[run[0]]
-        assert [places[v] for v in run] == list(range(first, first + len(run)))
-        assert first % len(run) == step % len(run) == 0
-
-
-def test_only_sums_go_to_another_cta() -> None:
+def test_only_stores_of_threads_go_to_another_cta() -> None:
     program = rebuffered(shared("pairs of rows"), "smem_c", home="rank_k")
-    with pytest.raises(ProgramError, match="only sums of wgmma go to another CTA"):
+    with pytest.raises(ProgramError, match=r"only st\.shared goes to another CTA"):
         emit(program)
-    program = rebuffered(shared("two"), "parts", stride=(1, 8, 2, 16, 128, 512, 1024))
-    assert verdict(program).legal
-    with pytest.raises(ProgramError, match="do not lie as those of the one before it"):
-        emit(rebuffered(shared("two"), "parts", stride=(1, 2, 4, 128, 16, 512, 1024)))
+
+
+def test_a_part_lies_so_that_no_two_lanes_meet_a_bank() -> None:
+    """16 B of a thread, then those of the next: the vectors of eight lanes fill all banks."""
+    moves = [s for s, _ in walk(shared("two")) if isinstance(s, Do) and _moves_parts(s)]
+    assert {s.instruction.name for s in moves} == {"st.shared", "ld.shared"}
+    for do in moves:
+        (part,) = (a for a in do.accesses if a.buffer.name == "parts")
+        steps = [
+            sum(s * int(n) for s, n in zip(each, part.buffer.stride, strict=True))
+            for each in part.thread
+        ]
+        assert list(zip(do.threads, steps, strict=True)) == [(4, 4), (8, 16), (4, 128)]
+    assert emit(shared("two")).count("st.shared::cluster.v4.f32") > 0
+
+
+def _moves_parts(do: Do) -> bool:
+    return any(a.buffer.name == "parts" for a in do.accesses)

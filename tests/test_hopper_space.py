@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,6 +18,7 @@ from tinygpu.legality.reach import Case, Place
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.space.questions import prove, why_empty
 from tinygpu.space.space import Space
+from tinygpu.term.digits import product_of
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Operation, Problem, matmul
 from tinygpu.term.program import Access, Program
@@ -187,7 +189,7 @@ def test_a_clusters_parts_make_each_tile_once(drawn: tuple[dict[str, Any], Progr
 def test_descriptors_say_where_each_element_lies(drawn: tuple[dict[str, Any], Program]) -> None:
     """Compare the canonical layouts of PTX with the accesses of each product."""
     _, program = drawn
-    for do in (p.do for p in places(program, "wgmma")):
+    for do in (product_of(p.do) for p in places(program, "wgmma")):
         k, inner, outer, rows = do.values
         a, b, _ = do.reads
         for access, modes in ((a, (rows, 1)), (b, (inner, outer))):
@@ -228,6 +230,8 @@ def test_every_element_of_c_is_stored_once(drawn: tuple[dict[str, Any], Program]
     seen = np.zeros((rows, columns), int)
     for each in product(*ranges.values()):
         env = Variables(zip(ranges, each, strict=True))
-        at = coordinates(place.do.write, place.do.values, env)
+        write = place.do.write
+        every = replace(write, value=(*write.value, *write.thread))
+        at = coordinates(every, (*place.do.values, *place.do.threads), env)
         np.add.at(seen, (at[:, 0], at[:, 1]), 1)
     assert (seen == 1).all()

@@ -44,12 +44,12 @@ EDGES = {
     "meaning": {"isa", "term", "legality"},
     "space": {"devices", "term", "legality"},
     "machines": {"isa", "term"},
-    "time": {"devices", "isa", "term", "space"},
+    "time": {"devices", "term", "space"},
     "exact": {"term", "legality", "space", "time"},
     "search": {"devices", "isa", "term", "space", "time", "exact"},
     "explain": {"devices", "isa", "term", "legality", "space", "time", "exact"},
     "strategies": {"isa", "term", "space", "search"},
-    "kernel": {"isa", "term", "runtime"},
+    "kernel": {"term", "runtime"},
     "rules": {"devices", "isa", "term", "kernel"},
     "codegen": {"devices", "term", "legality", "kernel", "rules"},
     "runtime": set[str](),
@@ -308,7 +308,7 @@ NAMED = {
 
 BESIDE = {
     "isa": {"algebra", "fragment", "instruction", "instructions", "memory"},
-    "rules": {"descriptors", "exchange", "fragments", "rows"},
+    "rules": {"descriptors", "rows"},
 }
 """What the families have in common: what an instruction is; what several rules call."""
 

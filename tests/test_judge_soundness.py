@@ -319,7 +319,8 @@ def test_8_in_a_term_with_barriers() -> None:
     def change(s: Statement) -> Statement:
         if isinstance(s, Do) and s.instruction.name == "stmatrix":
             own = replace(s.write, value=((1, 0),), thread=((1, 0),), origin=(var("j"), Affine()))
-            held = Access(s.accesses[0].buffer, ((0, 0),), ((0, 0),))
+            still = ((0,) * len(s.accesses[0].buffer.shape),)
+            held = Access(s.accesses[0].buffer, still, still)
             plain = Do(INSTRUCTIONS["st.shared"], own, (held,), (1,), (32,))
             return For("j", 2, (plain,))
         return s

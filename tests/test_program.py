@@ -16,7 +16,7 @@ from tinygpu.errors import ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.laws import LAWS
 from tinygpu.legality.reach import Case
-from tinygpu.machines import MACHINES, hopper
+from tinygpu.machines import MACHINES
 from tinygpu.machines.ampere import STARTS
 from tinygpu.machines.simt import LADDER
 from tinygpu.meaning.interpret import check
@@ -151,8 +151,8 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "lanes of a tile": (
         "leave its lanes out",
-        lambda: hand(Do(INSTRUCTIONS["mov"], Access(registers("sums", "f32", 64, 8,
-                        fragment="wgmma"), ((0, 1), (1, 0))), (Immediate(0.0),), (8, 64),
+        lambda: hand(Do(INSTRUCTIONS["mov"], Access(registers("sums", "f32", 128, 8,
+                        fragment="row"), ((0, 1), (1, 0))), (Immediate(0.0),), (8, 128),
                         lanes=(1, 2, 0))),
     ),
     "a signal of who moves at once": (
@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
         lambda: Arrive(BAR, ZERO, after="tcgen5"),  # type: ignore[arg-type]
     ),
     "an unknown fragment": (
-        "did you mean wgmma", lambda: registers("s", "f32", 64, 8, fragment="wgma"),
+        "did you mean row", lambda: registers("s", "f32", 64, 8, fragment="rows"),
     ),
     "a size on chip": ("i in smem; give a number", lambda: replace(TILE, shape=("i",))),
 }  # fmt: skip
@@ -429,21 +429,6 @@ def test_an_index_that_names_its_variable_twice_turns_once() -> None:
     )
     term = hand(replace(body[0], body=bars), barriers=(barrier,), grid=(Axis("b", Constant(1)),))
     right(term, 200)
-
-
-def test_a_tile_is_stored_from_the_start_of_a_stage() -> None:
-    term = MACHINES["hopper"].program(
-        matmul("bf16", layout="nt"), Chosen(hopper.STARTS["tma store"])
-    )
-
-    def change(s: Statement) -> Statement:
-        if not isinstance(s, Do) or s.needs != "stmatrix":
-            return s
-        return replace(s, write=replace(s.write, origin=(ZERO, ZERO + 32)))
-
-    roles = tuple(replace(r, body=changed(r.body, change)) for r in term.roles)
-    with pytest.raises(ProgramError, match="leave its origin out"):
-        emit(replace(term, roles=roles))
 
 
 def test_32_bits_hold_what_a_kernel_counts() -> None:

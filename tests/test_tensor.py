@@ -49,11 +49,34 @@ def tile(name: str, lines: int, slabs: int, stages: int) -> Buffer:
 
 
 def product(x: Access, y: Access, values: tuple[int, ...], **how: Any) -> Program:
-    """A program of nothing but one product, in a loop over k."""
-    sums = registers("sums", "f32", 64, values[1] * values[2], fragment="wgmma")
-    held = Access(sums, ((0, 0), (0, 1), (0, values[1]), (1, 0)))
-    do = Do(INSTRUCTIONS["wgmma"], held, (x, y, held), values, variant="fma", **how)
+    """A program of nothing but one product, in a loop over k.
+
+    ``x`` and ``y`` move along k, columns of a slab, slabs, rows, as many as ``values``: here digits
+    count them.
+    """
+    k, columns, slabs, rows = values
+    still, line, column = (0, 0, 0), x.value[3], y.value[1]
+    groups = columns // 8
+    sums = registers("sums", "f32", slabs, groups, 2, 2)
+    steps = ((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 0), (0, 1, 0, 0), (1, 0, 0, 0))
+    held = Access(sums, steps, ((0,) * 4,) * 3)
+    x = replace(
+        x, value=(x.value[0], still, times(line, 8), still, still),
+        thread=(still, line, times(line, 16)),
+    )  # fmt: skip
+    y = replace(
+        y, value=(y.value[0], column, still, times(column, 8), y.value[2]),
+        thread=(times(column, 2), still, still),
+    )  # fmt: skip
+    do = Do(
+        INSTRUCTIONS["wgmma"], held, (x, y, held), (k, 2, rows // 32, groups, slabs), (4, 8, 4),
+        variant="fma", **how,
+    )  # fmt: skip
     return hand(do, x.buffer, y.buffer, sums)
+
+
+def times(steps: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return tuple(count * step for step in steps)
 
 
 def hand(do: Do, *buffers: Buffer) -> Program:
@@ -122,14 +145,15 @@ def test_this_product_has_code() -> None:
 
 WRONG: dict[str, tuple[str, Access, Access, tuple[int, ...]]] = {
     "k of 64 B": ("64 x n x 32 B", X, Y, (32, 32, 1, 64)),
-    "128 rows": ("64 x n x 32 B", X, Y, (16, 32, 1, 128)),
-    "12 columns": ("64 x n x 32 B", X, Y, (16, 12, 1, 64)),
-    "one row of x": ("64 neighbours", replace(X, value=((0, 1, 0), *((0, 0, 0),) * 3)), Y, VALUES),
-    "every second row": ("32 neighbours", X, replace(Y, value=((0, 1, 0), (2, 0, 0),
+    "128 rows": ("digits pair, half", X, Y, (16, 32, 1, 128)),
+    "264 columns": ("64 x n x 32 B", X, Y, (16, 264, 1, 64)),
+    "one row of x": ("rows of the sums", replace(X, value=((0, 1, 0), *((0, 0, 0),) * 3)), Y,
+                     VALUES),
+    "every second row": ("columns of the sums", X, replace(Y, value=((0, 1, 0), (2, 0, 0),
                          (0, 0, 0), (0, 0, 0))), VALUES),
-    "x's rows by columns": ("64 neighbours", replace(X, value=((0, 1, 0), (1, 0, 0), (0, 0, 0),
+    "x's rows by columns": ("rows of the sums", replace(X, value=((0, 1, 0), (1, 0, 0), (0, 0, 0),
                             (0, 0, 0))), Y, VALUES),
-    "k across slabs": ("along a row", replace(X, value=((0, 0, 1), *X.value[1:])), Y, VALUES),
+    "k across slabs": ("rows of the sums", replace(X, value=((0, 0, 1), *X.value[1:])), Y, VALUES),
     "rows of 64 B": ("128 B rows", replace(X, buffer=replace(A, stride=(32, 1, 2048))), Y, VALUES),
     "no swizzle": ("128 B rows", replace(X, buffer=replace(A, swizzle=(0, 0, 0))), Y, VALUES),
 }  # fmt: skip
@@ -145,7 +169,7 @@ def test_what_no_descriptor_says_is_refused(name: str) -> None:
 
 def test_other_sums_are_refused() -> None:
     program = product(X, Y, VALUES)
-    other = registers("other", "f32", 64, 32, fragment="wgmma")
+    other = registers("other", "f32", 1, 4, 2, 2)
 
     def change(do: Do) -> Do:
         return replace(do, reads=(*do.reads[:2], replace(do.write, buffer=other)))

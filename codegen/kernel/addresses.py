@@ -76,7 +76,7 @@ class Addresses:
             shifted = text.divide(self.local, below)
             return shifted if above == 1 else text.modulo(shifted, threads[i])
 
-        return text.once(("thread", below, threads[i], above == 1), make)
+        return text.once(("thread", self.local, below, threads[i], above == 1), make)
 
     def thread_sum(self, threads: tuple[int, ...], weights: tuple[int, ...]) -> Scalar:
         """Return the thread's part: coordinates times weights."""
@@ -90,7 +90,7 @@ class Addresses:
                     )
             return total
 
-        return self.text.once(("thread sum", threads, weights), make)
+        return self.text.once(("thread sum", self.local, threads, weights), make)
 
     def coordinate(
         self,
@@ -107,7 +107,7 @@ class Addresses:
         here = self.thread_sum(threads, weights)
         looped = tuple(t for t in terms if t[0] in scope.running)
         fixed = tuple(t for t in terms if t[0] not in scope.running)
-        key = ("coordinate", threads, weights, fixed)
+        key = ("coordinate", self.local, threads, weights, fixed)
         start = self.text.once(key, lambda: self.sum(fixed, scope, here))
         if not looped or fixed_only:
             return start
@@ -396,8 +396,8 @@ class Addresses:
             return self.copied(buffer, 0)
         _, base, terms = split_index(buffer.stages, index, scope)
         stage_bytes = self.plan.stage_bytes[buffer.name]
-        if not terms:
-            return self.copied(buffer, base * stage_bytes)
+        if all(isinstance(c, int) and c % buffer.stages == 0 for _, c in terms):
+            return self.copied(buffer, base % buffer.stages * stage_bytes)
 
         def make() -> Scalar:
             here = self.sum(terms, scope, base)

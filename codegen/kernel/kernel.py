@@ -4,10 +4,11 @@ The rules (``codegen/rules``) ask it where a value stands; ``emit.py`` walks the
 a thread stands
 
 - in a register of its own, a ring of registers at an index that is known;
-- in *paired* kernels, whose warps work together: one of 16 bits in half of a 32-bit register, its
-  neighbour in the other half, as ldmatrix and mma.sync take them; one of tf32 in an untyped one;
-- of a *fragment* (a tile in the registers of many threads) in the register that
-  ``tinygpu.isa.fragment`` says, two 16-bit elements to one.
+- in *paired* kernels, whose warps work together or whose roles have digits of threads: one of 16
+  bits in half of a 32-bit register, its neighbour in the other half, as ldmatrix and products take
+  them; one of tf32 in an untyped one;
+- of a row that tcgen05.ld loads in the registers that ``rules/rows.py`` says, two 16-bit elements
+  to one.
 
 An address in a swizzled buffer is ``swizzle(x + y)``, x of the thread and y of the value.  The
 swizzle is linear over GF(2); where x and y have no bit in common it is ``swizzle(x) ^ swizzle(y)``,
@@ -33,7 +34,6 @@ from tinygpu.codegen.kernel.rings import Rings
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.codegen.kernel.tensor_map import TensorMap, tensor_maps
 from tinygpu.errors import ProgramError
-from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.term.layout import Swizzle
 from tinygpu.term.program import Access, Affine, Barrier, Do, Immediate, Program, Scalar, walk
 
@@ -45,7 +45,7 @@ PTX_VERSION = "9.0"  # spec: the newest that ptxas 13.0 takes
 KINDS = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16", "tf32": "b32"}
 """The register of a thread's value."""
 HELD = {"f32": "f32", "f16": "b32", "bf16": "b32"}
-"""The register of a fragment's elements, of 16 bits two."""
+"""The register of a row's elements, of 16 bits two."""
 
 
 def signature(program: Program) -> tuple[str, ...]:
@@ -96,8 +96,10 @@ class KernelCode:
         pointers = {o.name: f"%p_{o.name}" for o in program.operation.operands}
         self.addresses = Addresses(program, self.text, integers, pointers)
         self.rings = Rings(self.text, self.addresses.sum)
-        self.paired = not program.barriers and any(
-            isinstance(s, Do) and s.instruction.issuer == "warp" for s, _ in walk(program)
+        self.paired = any(
+            isinstance(s, Do)
+            and (s.instruction.issuer == "warp" or (program.barriers and s.threads))
+            for s, _ in walk(program)
         )
         self.maps = {m: f"map_{i}" for i, m in enumerate(tensor_maps(program))}
         self.ctas = prod(extent for _, extent in program.cluster)
@@ -163,7 +165,7 @@ class KernelCode:
         return slot, offsets
 
     def holding(self, do: Do) -> str:
-        """Return how registers hold a statement's values: "row", "wgmma", "pair", else ""."""
+        """Return how registers hold a statement's values: "row", "pair", else ""."""
         buffers = [a.buffer for a in do.accesses if a.buffer.level == "registers"]
         found = {b.fragment for b in buffers}
         if self.paired and any(b.type.bytes == 2 for b in buffers):
@@ -178,39 +180,11 @@ class KernelCode:
     def cells(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
         """Return the register of each value that a thread has of a register access."""
         buffer = access.buffer
-        if buffer.fragment:
-            columns, rows = map(int, values)
-            return self._of_fragment(access, (columns, rows), scope)
         if self.paired and buffer.type.bytes == 2:
             raise ProgramError(f"{access}: its values stand in pairs; no rule takes one by one")
         slot, offsets = self.places(access, values, scope)
         kind = KINDS[buffer.dtype]
         return [self.cell(buffer.name, int(offset), kind, slot) for offset in offsets]
-
-    def _of_fragment(self, access: Access, extents: tuple[int, int], scope: Scope) -> list[str]:
-        """Return a thread's registers of a part (columns, rows) of a tile, in fragment order.
-
-        Raises ProgramError for what is no whole fragments, and where the part is not known here.
-        """
-        buffer = access.buffer
-        fragment = FRAGMENTS[buffer.fragment]
-        known = [scope.split(o) for o in access.origin] if access.origin else [(0, ()), (0, ())]
-        if any(terms for _, terms in known):
-            raise ProgramError(f"{access}: a fragment's registers need an origin that is known")
-        (row, _), (column, _) = known
-        (columns, rows), (high, wide) = extents, fragment.base
-        if row % high or column % wide or rows % high or columns % wide:
-            raise ProgramError(f"{access}: no whole parts of the fragment {fragment.name}")
-        if buffer.dtype not in HELD or buffer.stages != 1:
-            raise ProgramError(f"{access}: no fragment of {buffer.dtype} x {buffer.stages} stages")
-        kind, across = HELD[buffer.dtype], int(buffer.shape[1]) // wide
-        each = buffer.type.bytes  # a base has four elements: as many registers as an element bytes
-        return [
-            self.cell(buffer.name, (block * across + group) * each + i, kind)
-            for block in range(row // high, (row + rows) // high)
-            for group in range(column // wide, (column + columns) // wide)
-            for i in range(each)
-        ]
 
     def words(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
         """Return the 32-bit registers of a warp's matrix, a pair or one value in each."""

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from tinygpu.codegen.kernel.kernel import KINDS, KernelCode
 from tinygpu.codegen.kernel.scope import Scope
-from tinygpu.codegen.rules.fragments import halves, held_tile
-from tinygpu.codegen.rules.rows import row_registers
+from tinygpu.codegen.rules.rows import halves, row_registers
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Do
 
@@ -164,11 +163,8 @@ def _packed(kernel: KernelCode, do: Do, scope: Scope) -> None:
         raise ProgramError(f"{do}: a tile is converted in place")
     if how == "pair":
         held, result = (kernel.words(a, do.values, scope) for a in (source, do.write))
-    elif how == "row":
-        held, result = (row_registers(kernel, a.buffer) for a in (source, do.write))
     else:
-        held, shape = held_tile(kernel, do, scope)
-        result = kernel.cells(do.write, shape, scope)
+        held, result = (row_registers(kernel, a.buffer) for a in (source, do.write))
     match before, after:
         case "f32", "f16" | "bf16":
             for i, target in enumerate(result):

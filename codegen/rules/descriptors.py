@@ -17,12 +17,19 @@ from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Affine, Do
 
-__all__ = ["TCGEN05_128B", "WGMMA_128B", "adds", "descriptor", "moved", "offset"]
+__all__ = ["TCGEN05_128B", "WGMMA_128B", "adds", "descriptor", "moved", "offset", "smem_stage"]
 
 _ATOM_BYTES = 1024  # spec: eight rows of 128 B, the period of the widest swizzle
 WGMMA_128B = 1 << 62
 TCGEN05_128B = 1 << 46 | 2 << 61
 """What a descriptor says of the format: rows of 128 B, swizzled as wide."""
+
+
+def smem_stage(kernel: KernelCode, access: Access, scope: Scope) -> Number:
+    """Return the bytes from ``%smem`` to the stage (and copy) of an access."""
+    buffer = access.buffer
+    start = kernel.smem_at(buffer.name, buffer.stages, access.index, scope)
+    return kernel.addresses.copied(buffer, start)
 
 
 def offset(kernel: KernelCode, access: Access, scope: Scope) -> Number:

@@ -1,50 +1,54 @@
 """Rules of loads and stores, by how registers hold the values that move.
 
-A thread's own values move one by one or as vectors, pairs of 16-bit values as whole registers; a
-fragment moves by ``fragments``, ``rows`` (what tcgen05 has loaded) or ``exchange`` (shared memory
-that lies as the threads hold it).
+A thread's own values move one by one or as vectors, pairs of 16-bit values as whole registers, what
+tcgen05 has loaded by ``rows``.
 
 Source: PTX ISA 9, "ld", "st", "red".
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from tinygpu.codegen.kernel.kernel import KernelCode, constant
+from tinygpu.codegen.kernel.clusters import home_rank
+from tinygpu.codegen.kernel.kernel import KernelCode, Rule, constant
+from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
-from tinygpu.codegen.rules import fragments, rows
-from tinygpu.codegen.rules.exchange import exchange
+from tinygpu.codegen.rules import rows
 from tinygpu.devices.device import adds_vectors
+from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Do
 
 __all__ = ["ld_global", "ld_shared", "move", "red_global", "st_global", "st_shared"]
 
 
 def ld_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """ld.global: a thread's own values, pairs, or what a tile has beside it."""
-    rule = {"": move, "pair": _move_pairs}.get(kernel.holding(do), fragments.ld_global)
-    rule(kernel, do, scope)
+    """ld.global: a thread's own values, or pairs."""
+    _held(kernel, do, scope, {"": move, "pair": _move_pairs})
 
 
 def ld_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """ld.shared: a thread's own values, pairs, or a fragment as its threads hold it."""
-    rule = {"": move, "pair": _move_pairs}.get(kernel.holding(do), exchange)
-    rule(kernel, do, scope)
+    """ld.shared: a thread's own values, or pairs."""
+    _held(kernel, do, scope, {"": move, "pair": _move_pairs})
 
 
 def st_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """st.global: a thread's own values, pairs, rows, or the sums of wgmma."""
-    known = {"": move, "pair": _move_pairs, "row": rows.st_global}
-    known.get(kernel.holding(do), fragments.st_global)(kernel, do, scope)
+    """st.global: a thread's own values, pairs, or rows."""
+    _held(kernel, do, scope, {"": move, "pair": _move_pairs, "row": rows.st_global})
 
 
 def st_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """st.shared: a tile goes to rows and columns where the buffer has them, else as it is held."""
-    by_rows = len(do.write.buffer.shape) == 2 and not do.write.buffer.home
-    known = {"": move, "pair": _move_pairs, "row": rows.st_shared}
-    tile = fragments.st_shared if by_rows else exchange
-    known.get(kernel.holding(do), tile)(kernel, do, scope)
+    """st.shared: a thread's own values, pairs, or rows."""
+    _held(kernel, do, scope, {"": move, "pair": _move_pairs, "row": rows.st_shared})
+
+
+def _held(kernel: KernelCode, do: Do, scope: Scope, rules: Mapping[str, Rule]) -> None:
+    """Move as registers hold the values.  Raises ProgramError where no rule does."""
+    if (held := kernel.holding(do)) not in rules:
+        raise ProgramError(f"{do}: no lowering rule for values held as {held}")
+    rules[held](kernel, do, scope)
 
 
 def move(kernel: KernelCode, do: Do, scope: Scope, hint: str = "") -> None:
@@ -82,6 +86,8 @@ def move(kernel: KernelCode, do: Do, scope: Scope, hint: str = "") -> None:
         listed = f"{{{', '.join(parts)}}}" if len(parts) > 1 else parts[0]
         suffix = f".v{len(parts)}" if len(parts) > 1 else ""
         at = kernel.address(memory, do.threads, places[first], scope)
+        if memory.buffer.home and not loads:
+            space, at = "shared::cluster", _at_home(kernel, at, memory.buffer.home)
         prefix = f"@{guard} " if isinstance(guard, str) else ""
         if loads:
             if prefix:
@@ -94,6 +100,18 @@ def move(kernel: KernelCode, do: Do, scope: Scope, hint: str = "") -> None:
             for pair, part in halves:
                 kernel.text.emit(f"mov.b32 {part}, {pair}")
             kernel.text.emit(f"{prefix}st.{space}{hint}{suffix}.{kind} {at}, {listed}")
+
+
+def _at_home(kernel: KernelCode, address: str, home: str) -> str:
+    """Return the address operand in shared memory of the CTA at 0 along an axis."""
+    base, _, known = address[1:-1].partition("+")
+
+    def make() -> Number:
+        there = kernel.text.register("u32")
+        kernel.text.emit(f"mapa.shared::cluster.u32 {there}, {base}, {home_rank(kernel, home)}")
+        return there
+
+    return f"[{kernel.text.once(('home', base), make)}+{known or 0}]"
 
 
 def outside(access: Access, kind: str) -> str:

@@ -20,7 +20,7 @@ from tinygpu.errors import ProgramError
 from tinygpu.isa.mma_sync import FRAGMENT_VALUES
 from tinygpu.term.program import Access, Do
 
-__all__ = ["ldmatrix", "mma", "rows_of", "swizzled_points"]
+__all__ = ["ldmatrix", "mma", "rows_of", "stmatrix", "swizzled_points"]
 
 Point = tuple[Access, tuple[int, ...], NDArray[np.int64]]
 Steps = tuple[int, ...]
@@ -33,8 +33,7 @@ def rows_of(do: Do) -> tuple[Access, tuple[int, ...], int]:
 
     Raises ProgramError for values and threads that are no fragments of 8 x 8.
     """
-    (read,) = do.reads
-    assert isinstance(read, Access)
+    read = next(a for a in do.accesses if a.buffer.level == "smem")
     pair, *matrices = read.value
     turned = do.variant == "trans"
     quad, group, *warps = read.thread
@@ -65,10 +64,9 @@ def rows_of(do: Do) -> tuple[Access, tuple[int, ...], int]:
 
 def _points(do: Do) -> Iterator[Point]:
     """Yield each address that a statement makes in shared memory: access, threads, coordinates."""
-    if do.instruction.name == "ldmatrix":
+    if do.instruction.name in ("ldmatrix", "stmatrix"):
         access, threads, at_once = rows_of(do)
-        (read,) = do.reads
-        assert isinstance(read, Access)
+        read = next(a for a in do.accesses if a.buffer.level == "smem")
         for at in value_coordinates(read, do.values)[:: do.values[0] * at_once]:
             yield access, threads, at
         return
@@ -87,15 +85,28 @@ def swizzled_points(do: Do) -> Iterator[Point]:
 
 def ldmatrix(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """ldmatrix: up to four matrices of 8 x 16 B at once; .trans where k is not contiguous."""
-    held = kernel.words(do.write, do.values, scope)
+    for many, how, mine, where in _matrices(kernel, do, do.write, scope):
+        kernel.text.emit(f"ldmatrix.sync.aligned.m8n8.x{many}{how}.shared.b16 {{{mine}}}, {where}")
+
+
+def stmatrix(kernel: KernelCode, do: Do, scope: Scope) -> None:
+    """stmatrix: the other way."""
+    (source,) = do.reads
+    assert isinstance(source, Access)
+    for many, how, mine, where in _matrices(kernel, do, source, scope):
+        kernel.text.emit(f"stmatrix.sync.aligned.m8n8.x{many}{how}.shared.b16 {where}, {{{mine}}}")
+
+
+def _matrices(
+    kernel: KernelCode, do: Do, registers: Access, scope: Scope
+) -> Iterator[tuple[int, str, str, str]]:
+    """Yield how many matrices move at once, how, their registers and a lane's address."""
+    held = kernel.words(registers, do.values, scope)
     _, _, at_once = rows_of(do)
-    turned = ".trans" if do.variant == "trans" else ""
+    how = ".trans" if do.variant == "trans" else ""
     for i, (access, threads, at) in enumerate(_points(do)):
         mine = ", ".join(held[i * at_once : (i + 1) * at_once])
-        where = kernel.address(access, threads, at, scope)
-        kernel.text.emit(
-            f"ldmatrix.sync.aligned.m8n8.x{at_once}{turned}.shared.b16 {{{mine}}}, {where}"
-        )
+        yield at_once, how, mine, kernel.address(access, threads, at, scope)
 
 
 def mma(kernel: KernelCode, do: Do, scope: Scope) -> None:

@@ -10,14 +10,16 @@ Source: PTX ISA 9: "tcgen05.ld", "cvt", "st".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tinygpu.codegen.kernel.kernel import HELD, KernelCode
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope
-from tinygpu.codegen.rules.fragments import halves, smem_stage, swizzled
+from tinygpu.codegen.rules.descriptors import smem_stage
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Buffer, Do
 
-__all__ = ["row_registers", "st_global", "st_shared"]
+__all__ = ["halves", "row_registers", "st_global", "st_shared"]
 
 _VECTOR_BYTES = 16
 _LANES = 128
@@ -65,7 +67,7 @@ def st_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
         text.multiply_add(line, pitch * width, "%smem"), smem_stage(kernel, access, scope)
     )
     base = text.multiply_add(block, beyond, base)
-    first = swizzled(kernel, access, line, 0)
+    first = _swizzled(kernel, access, line, 0)
     kind = HELD[buffer.dtype]
     prefix = "" if mine is True else f"@{mine} "
     for piece in range(row_bytes // _VECTOR_BYTES):
@@ -107,3 +109,34 @@ def st_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
         listed = ", ".join(values[i : i + words])
         listed = f"{{{listed}}}" if words > 1 else listed
         text.emit(f"@{guard} st.global{many}.{kind} [{pointer}+{column * width}], {listed}")
+
+
+def halves(kernel: KernelCode, held: list[str]) -> Iterator[str]:
+    """Yield 16-bit registers, one an element, as registers that hold two are taken apart."""
+    for both in held:
+        two = [kernel.text.register("b16") for _ in range(2)]
+        kernel.text.emit(f"mov.b32 {{{', '.join(two)}}}, {both}")
+        yield from two
+
+
+def _swizzled(kernel: KernelCode, access: Access, line: Number, column: Number) -> Number:
+    """Return the bytes of an element of a row (``line``), ``column`` known to stay inside it.
+
+    The row's bits choose which 16 B pieces change places: the result is linear in what is XORed to
+    the column, so that a known part of the column may be XORed in later.
+    """
+    text, buffer = kernel.text, access.buffer
+    width, pitch = buffer.type.bytes, int(buffer.stride[0])
+    bits, base, shift = (int(x) for x in buffer.swizzle)
+    if not bits:
+        return text.multiply(column, width)
+    mask = ((1 << bits) - 1) << (base + shift)
+
+    def make() -> Number:
+        linear = text.multiply(line, pitch)
+        masked = text.register("u32")
+        text.emit(f"and.b32 {masked}, {linear}, {mask}")
+        moved = text.exclusive_or(column, text.divide(masked, 1 << shift))
+        return text.multiply(moved, width)
+
+    return text.once(("swizzled", line, column, pitch, bits, width), make)

@@ -10,8 +10,7 @@ from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.codegen.kernel.tensor_map import tensor_map_of
 from tinygpu.codegen.kernel.trimming import trimmed_map
-from tinygpu.codegen.rules.descriptors import offset
-from tinygpu.codegen.rules.fragments import smem_stage
+from tinygpu.codegen.rules.descriptors import offset, smem_stage
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Affine, Do, Statement, each
 

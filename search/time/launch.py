@@ -36,7 +36,7 @@ import numpy as np
 from tinygpu.devices.device import Device
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.registers import RegisterModel
-from tinygpu.term.program import Access, Do, For, ForTile, Program, select, walk
+from tinygpu.term.program import Access, Do, For, ForTile, Program, buffers_of, select, walk
 from tinygpu.term.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
 
 __all__ = [
@@ -255,9 +255,12 @@ def takes_tiles(program: Program) -> bool:
 def _allotted(program: Program) -> Numbers:
     """Return the registers of a CTA: what its roles set, or their share of what holds sums."""
     held: Numbers = 0
-    for buffer in program.buffers:
-        if buffer.level == "registers":
-            held = np.maximum(held, buffer.stage_elements * buffer.type.bytes / 4)
+    for role in program.roles:
+        for buffer in buffers_of(role.body):
+            if buffer.level == "registers":
+                threads = 1 if buffer.fragment else role.threads  # that have as many each
+                many = buffer.stage_elements * buffer.type.bytes / 4 * threads
+                held = np.maximum(held, many)
     total: Numbers = 0
     for role in program.roles:
         own = held / role.threads + FITTED["registers"]

@@ -30,8 +30,6 @@ from typing import Any
 import numpy as np
 
 from tinygpu.devices.device import Device
-from tinygpu.errors import ProgramError
-from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.search.time.pattern import wavefronts
 from tinygpu.term.access_map import Access
 from tinygpu.term.program import Do, Program, select
@@ -155,21 +153,10 @@ def sectors_of_warp(do: Do, values: Mapping[str, int], sector_bytes: int) -> Num
     """
     access = next(a for a in do.accesses if a.buffer.level == "gmem")
     strides = [values[s] if isinstance(s, str) else s for s in access.buffer.stride]
-    column, row = (
-        sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0)
-        for steps in access.value
-    )
     width = access.buffer.type.bytes
     total: Numbers = 1.0
-    for extent, rows, columns in FRAGMENTS[_fragment(do)].thread_modes[:2]:  # a warp's lanes
-        step_bytes = (rows * row + columns * column) * width
-        near = np.ceil(extent * step_bytes / sector_bytes)
-        total = total * select(np.asanyarray(step_bytes) < sector_bytes, near, extent)
+    for extent, steps in zip(do.threads[:2], access.thread[:2], strict=True):  # a warp's lanes
+        step = sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0)
+        near = np.ceil(extent * step * width / sector_bytes)
+        total = total * select(np.asanyarray(step * width) < sector_bytes, near, extent)
     return total
-
-
-def _fragment(do: Do) -> str:
-    names = {access.buffer.fragment for access in do.accesses} - {""}
-    if len(names) != 1:
-        raise ProgramError(f"{do}: moves no fragment; the time model needs one to know its lines")
-    return names.pop()

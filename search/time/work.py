@@ -66,6 +66,7 @@ from tinygpu.search.time.rates import (
     transfer_cycles,
 )
 from tinygpu.term.access_map import Affine
+from tinygpu.term.digits import product_of
 from tinygpu.term.program import (
     Access,
     Arrive,
@@ -385,7 +386,7 @@ class _Accountant:
         each = {} if self.of_tiles else {"issue": self.issue(1)}
         arrive = {"serial": FITTED["arrive"]}
         match statement:
-            case Do() if _of_tile(statement):
+            case Do() if self.of_tiles:
                 return [replace(self.tile(statement), statement=statement)]
             case Do():
                 return [self.threads(statement, around)]
@@ -432,12 +433,15 @@ class _Accountant:
         device, how = self.device, do.instruction
         smem = device.smem_bytes_per_cycle_per_sm * FITTED["smem_share"]
         count: Numbers = math.prod(do.values)
+        if not _of_tile(do):
+            count = count * self.role.threads
         width, end = do.write.buffer.type.bytes, FITTED["product_end"]
         match how.unit:
             case "tensor" if how.issuer == "one":
                 return Event("product", product_cycles(do, device, smem), latency=end)
             case "tensor":
-                k, inner, outer, rows = do.values
+                k, inner, outer, rows = product_of(do).values
+                count = k * inner * outer * rows
                 width = smem_width(do)
                 read = (rows + inner * outer) * k * width / smem
                 busy = count * width / device.tensor_flop_per_cycle_per_sm  # that of 2 B inputs

@@ -1,22 +1,21 @@
-"""Fragments: how the threads of a warp or a warpgroup share out the registers of a tile.
+"""Fragments: how the threads of a warp, or of tcgen05.ld, share out the registers of a tile.
 
 A fragment is a thread-value layout: thread t and register i hold one element (row, column) of the
 tile.  Threads and registers count in mixed radix, least significant first, each digit a *mode*
 (extent, step in rows, step in columns); a tile larger than the fragment's base repeats it along the
 columns first, then along the rows.  In "row", what tcgen05.ld.32x32b loads, thread t has lane t.
 
->>> wgmma = FRAGMENTS["wgmma"]
->>> wgmma.base, wgmma.threads, wgmma.per_thread((64, 256))
-((64, 8), 128, 128)
->>> rows, columns = wgmma.places((64, 16))
->>> rows[35, :4].tolist(), columns[35, :4].tolist()        # thread 35 = warp 1, lane 3
-([16, 16, 24, 24], [6, 7, 6, 7])
+>>> mma = FRAGMENTS["mma"]
+>>> mma.base, mma.threads, mma.per_thread((16, 256))
+((16, 8), 32, 128)
+>>> rows, columns = mma.places((16, 16))
+>>> rows[3, :4].tolist(), columns[3, :4].tolist()
+([0, 0, 8, 8], [6, 7, 6, 7])
 
 ``mma_a`` (rows, steps of k) and ``mma_b`` (columns, steps of k) are the operands of mma.m16n8k16,
 ``mma_a_tf32`` and ``mma_b_tf32`` those of mma.m16n8k8, and ``mma`` the sums of both.
 
-Source: PTX ISA 9, "Register Fragments and Shared Memory Matrix Layouts" of wgmma.mma_async and
-of tcgen05.ld.
+Source: PTX ISA 9, "Matrix Fragments for mma", "tcgen05.ld".
 """
 
 from __future__ import annotations
@@ -91,7 +90,6 @@ FRAGMENTS: Mapping[str, Fragment] = {
         Fragment("mma_b", (8, 16), ((4, 0, 2), (8, 1, 0)), ((2, 0, 1), (2, 0, 8))),
         Fragment("mma_a_tf32", (16, 8), ((4, 0, 1), (8, 1, 0)), ((2, 8, 0), (2, 0, 4))),
         Fragment("mma_b_tf32", (8, 8), ((4, 0, 1), (8, 1, 0)), ((2, 0, 4),)),
-        Fragment("wgmma", (64, 8), ((4, 0, 2), (8, 1, 0), (4, 16, 0)), _PAIR),
         Fragment("row", (128, 1), ((128, 1, 0),), ()),
     )
 }

@@ -128,6 +128,11 @@ class Instruction:
         return self.reads == ("gmem",) and self.completion == "scoreboard"
 
     @property
+    def of_warps(self) -> bool:
+        """Whether a warp's lanes execute it together: a shuffle, matrices, a product."""
+        return self.unit == "shuffle" or self.issuer == "warp"
+
+    @property
     def warp_product(self) -> bool:
         """Whether a warp's lanes multiply fragments together."""
         return self.unit == "tensor" and self.issuer == "warp"

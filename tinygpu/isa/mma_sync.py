@@ -1,4 +1,4 @@
-"""Products of a warp, ldmatrix and mma.sync: what 32 threads compute on their registers together.
+"""Products and matrices of a warp: what 32 threads compute on their registers, or move, together.
 
 A block's product is D = A B + C with A of 16 x 16, B of 16 x 8, C and D of 16 x 8 elements.  A
 thread holds 8, 4 and 4 of them, those that the fragments ``mma_a``, ``mma_b`` and ``mma`` give it.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.isa.algebra import FLOATS, Algebra
-from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.instruction import Instruction, same
 
 __all__ = ["FAMILY", "FRAGMENT_VALUES", "products"]
 
@@ -32,6 +32,10 @@ _REGISTERS = ("registers",)
 FAMILY: tuple[Instruction, ...] = (
     Instruction(
         "ldmatrix", ("smem",), _REGISTERS, "lsu", "scoreboard", issuer="warp", arch="sm_75"
+    ),
+    Instruction(
+        "stmatrix", _REGISTERS, ("smem",), "lsu", issuer="warp", arch="sm_90",
+        types=same("bf16", "f16"),
     ),
     Instruction(
         "mma.sync", _REGISTERS, _REGISTERS, "tensor", variants=("fma",), issuer="warp",

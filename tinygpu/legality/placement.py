@@ -92,8 +92,21 @@ def memory_step(access: Access, steps: tuple[Any, ...]) -> Any:
     return total
 
 
+def _in_two(do: Do, access: Access, vector: Any) -> Any:
+    """Return whether a vector goes over whole first values of the second mode, that follow on."""
+    if len(do.values) < 2:
+        return False
+    first, second = do.values[:2]
+    whole = (vector % np.maximum(first, 1) == 0) & (vector > first)
+    times = np.maximum(vector // np.maximum(first, 1), 1)
+    return whole & (second % times == 0) & (memory_step(access, access.value[1]) == first)
+
+
 def contiguous_vectors(case: Case, place: Place) -> Iterator[Clause]:
-    """Check that a vector's elements follow one another in memory, and vectors fill the mode."""
+    """Check that a vector's elements follow one another in memory, and vectors fill the mode.
+
+    Or the first two modes, if what the second counts follows on what the first does.
+    """
     for access, vector in _vectors(place):
         if not place.do.values:
             continue
@@ -108,7 +121,8 @@ def contiguous_vectors(case: Case, place: Place) -> Iterator[Clause]:
         yield Clause(single | holds, text, (access, vector))
         text = "{} by vectors of {}: {} values are no whole vectors"
         values = (access, vector, place.do.values[0])
-        yield Clause(single | (place.do.values[0] % vector == 0), text, values)
+        filled = (place.do.values[0] % vector == 0) | _in_two(place.do, access, vector)
+        yield Clause(single | filled, text, values)
 
 
 def aligned_vectors(case: Case, place: Place) -> Iterator[Clause]:
@@ -121,10 +135,11 @@ def aligned_vectors(case: Case, place: Place) -> Iterator[Clause]:
             *zip(do.threads, access.thread, strict=bool(access.thread)),
         ]
         text = "{} by vectors of {}: a step of {} elements lies between two of them"
-        for extent, steps in modes:
+        for number, (extent, steps) in enumerate(modes):
             step = memory_step(access, steps)
             if moves(step):
-                holds = single | (step % vector == 0) | (extent == 1)
+                inside = number == 0 and _in_two(do, access, vector)
+                holds = single | (step % vector == 0) | (extent == 1) | inside
                 yield Clause(holds, text, (access, vector, step))
         for dimension, stride in enumerate(buffer.stride):
             if isinstance(stride, str) or not access.origin:

@@ -85,7 +85,7 @@ def cluster_size(case: Case) -> Iterator[Clause]:
 def issuers(case: Case, place: Place) -> Iterator[Clause]:
     """Check that as many threads execute a statement as its instruction has."""
     do, role = place.do, place.role
-    tile = any(access.buffer.fragment for access in do.accesses)
+    together = do.instruction.of_warps or any(a.buffer.fragment for a in do.accesses)
     match do.instruction.issuer:
         case "one":
             yield Clause(place.elected, "{}: each thread of {} issues it", (do, role.name))
@@ -93,11 +93,9 @@ def issuers(case: Case, place: Place) -> Iterator[Clause]:
             yield Clause(not place.elected, "{}: one thread cannot issue it", (do,))
             text = "{}: a warpgroup of 128 threads issues it, and a copy of {} has {}"
             yield Clause(place.threads == _WARPGROUP, text, (do, role.name, place.threads))
-        case "warp":
-            yield Clause(not place.elected, "{}: one thread cannot issue it", (do,))
-        case "thread":
-            text = "{}: one thread holds no tile"
-            yield Clause(not (tile and place.elected), text, (do,))
+        case "warp" | "thread":
+            text = "{}: one thread has no lanes beside it"
+            yield Clause(not (together and place.elected), text, (do,))
 
 
 def collective(case: Case) -> Iterator[Clause]:

@@ -30,11 +30,11 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
-from tinygpu.term.program import Access, Buffer, Do, same_place, select, span
+from tinygpu.term.digits import held_factor, layout_faults, product_of
+from tinygpu.term.program import Access, Buffer, Do, same_place, select
 
 __all__ = ["TENSOR_LAWS", "span_bytes", "starts"]
 
@@ -153,7 +153,7 @@ def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
     """Check the shape of a product."""
     do = place.do
     a, _, sums = (r for r in do.reads if isinstance(r, Access))
-    k, inner, outer, rows = do.values
+    k, inner, outer, rows = product_of(do).values
     columns, slice_bytes = inner * outer, k * a.buffer.type.bytes
     text = "{} multiplies blocks of {} rows; wgmma has 64"
     yield Clause(rows == _BLOCK, text, (do, rows))
@@ -162,25 +162,22 @@ def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
     yield Clause(holds, text, (do, columns, _COLUMNS))
     text = "{} takes {} B of k; wgmma takes {}"
     yield Clause(slice_bytes == _SLICE_BYTES, text, (do, slice_bytes, _SLICE_BYTES))
-    held = sums.buffer.fragment == "wgmma" and sums.buffer.name == do.write.buffer.name
-    yield Clause(held, "{} adds to no fragment of wgmma's own", (do,))
     text = "{} adds to {} and writes {}; wgmma has one place for both"
     yield Clause(same_place(sums, do.write), text, (do, sums, do.write))
-    wanted = ((0, 0), (0, 1), (0, inner), (1, 0))
-    counted: Any = True
-    for access in (sums, do.write):
-        for extent, got, steps in zip(do.values, access.value, wanted, strict=True):
-            for one, other in zip(got, steps, strict=True):
-                counted = counted & ((one == other) | (extent == 1))
-    yield Clause(counted, "{}: its values do not count rows and columns of the sums", (do,))
+    for holds, what in layout_faults(do):
+        yield Clause(holds, "{}: its digits do not count the {}", (do, what))
 
 
 def wgmma_descriptors(case: Case, place: Place) -> Iterator[Clause]:
     """Check that a descriptor can say how each input lies."""
     do = place.do
-    a, b, _ = (r for r in do.reads if isinstance(r, Access))
-    _, inner, outer, rows = do.values
-    for access, first, count, slabs in ((a, 3, rows, 1), (b, 1, inner, outer)):
+    tile = product_of(do)
+    a, b, _ = (r for r in tile.reads if isinstance(r, Access))
+    _, inner, outer, rows = tile.values
+    factors = (
+        ((b, 1, inner, outer),) if held_factor(do) else ((a, 3, rows, 1), (b, 1, inner, outer))
+    )
+    for access, first, count, slabs in factors:
         buffer = access.buffer
         width, wide = buffer.type.bytes, span_bytes(buffer)
         yield Clause(wide >= 32, "{} of {} has no swizzle", (access, do))
@@ -195,43 +192,6 @@ def wgmma_descriptors(case: Case, place: Place) -> Iterator[Clause]:
         yield Clause(by_k | by_row, text, (access, along_k, across, wide))
         dimension = next((d for d, s in enumerate(access.value[0]) if moves(s)), None)
         yield from starts(case, place, access, inner=dimension)
-
-
-def fragments(case: Case, place: Place) -> Iterator[Clause]:
-    """Check that tiles of fragments are whole ones, and vectors lie in one thread."""
-    do = place.do
-    for access in do.accesses:
-        if not access.buffer.fragment or access.buffer.fragment == "row":
-            continue  # rows: ``tmem_laws.py``
-        fragment = FRAGMENTS[access.buffer.fragment]
-        text = "{} is held by {} threads; a copy of {} has {}"
-        values = (access, fragment.threads, place.role.name, place.threads)
-        yield Clause(place.threads == fragment.threads, text, values)
-        for d, base in enumerate(fragment.base):
-            reach = span(access, do.values, do.threads, d)
-            holds = (access.buffer.shape[d] % base == 0) & (reach % base == 0)
-            constant, terms = origin_of(case, access, d)
-            for number in (constant, *(c for _, c in terms)):
-                holds = holds & (number % base == 0)
-            text = "{}: {} along dimension {} are no whole fragments of {}"
-            yield Clause(holds, text, (access, reach, d, base))
-        pairs = fragment.value_modes[0][0]
-        holds = (do.vector == 1) | ((do.vector == pairs) & (access.value[0][1] == 1))
-        text = "{}: a thread holds runs of {} columns, and moves {}"
-        yield Clause(holds, text, (access, pairs, do.vector))
-
-
-def stmatrix(case: Case, place: Place) -> Iterator[Clause]:
-    """Check the rows of 8 elements that stmatrix stores."""
-    do = place.do
-    turned = do.variant == "trans"
-    run, lines = do.write.value[int(turned)], do.write.value[1 - int(turned)]
-    width = do.write.buffer.type.bytes
-    holds = memory_step(do.write, run) == 1
-    yield Clause(holds, "{}: its rows are not 8 neighbours of 2 B", (do,))
-    apart = memory_step(do.write, lines) * width
-    text = "{}: its rows lie {} B apart, no multiple of {}"
-    yield Clause(apart % _PIECE_BYTES == 0, text, (do, apart, _PIECE_BYTES))
 
 
 def _ends(do: Do) -> tuple[Access, Access]:
@@ -333,21 +293,6 @@ TENSOR_LAWS: Mapping[str, Law] = {
             "choose a wider tile (tile_m, tile_n) or another layout of the operation",
             of_place=wgmma_descriptors,
             of="wgmma",
-        ),
-        Law(
-            "fragments",
-            "States that a tile in registers is whole fragments of 64 x 8 that its threads hold.",
-            _PTX + "Register Fragments of wgmma",
-            "choose tiles and chunks of whole fragments (tile_m, tile_n, store_n)",
-            of_place=fragments,
-        ),
-        Law(
-            "stmatrix",
-            "States that stmatrix stores rows of eight 2-byte neighbours, 16 B aligned.",
-            _PTX + "stmatrix",
-            'store otherwise (epilogue "direct"), or choose a 16-bit output',
-            of_place=stmatrix,
-            of="stmatrix",
         ),
     )
 }

@@ -47,10 +47,10 @@ _FAR = {
 """By the elements of a and b in a register, what lies how many of them apart."""
 
 
-def ldmatrix(case: Case, place: Place) -> Iterator[Clause]:
-    """Check that lanes hold the pairs of rows of 16 B."""
+def matrices(case: Case, place: Place) -> Iterator[Clause]:
+    """Check that lanes hold the pairs of rows of 16 B, which ldmatrix reads or stmatrix writes."""
     do = place.do
-    (read,) = (r for r in do.reads if isinstance(r, Access))
+    read, own = sorted(do.accesses, key=lambda access: access.buffer.level != "smem")
     text = "{}: its first threads are {}; a warp's lanes are 4 pairs by 8 rows"
     lanes = tuple(do.threads[:2])
     yield Clause(len(lanes) == len(_LANES) and _same(lanes, _LANES), text, (do, lanes))
@@ -65,8 +65,8 @@ def ldmatrix(case: Case, place: Place) -> Iterator[Clause]:
     text = "{}: the next lane is {} from this one, and an element {} wide"
     holds = _same(quad, tuple(pairs * step for step in pair))
     yield Clause(holds, text, (do, quad, pair))
-    held = memory_step(do.write, do.write.value[0])
-    yield Clause(held == 1, "{}: pairs lie {} registers apart in {}", (do, held, do.write))
+    held = memory_step(own, own.value[0])
+    yield Clause(held == 1, "{}: pairs lie {} registers apart in {}", (do, held, own))
     text = "{}: neighbours of its rows lie {} elements apart"
     step = memory_step(read, along)
     yield Clause(step == 1, text, (do, step))
@@ -140,8 +140,17 @@ WARP_LAWS: Mapping[str, Law] = {
             "q + 4 g gets the 4 B q of row g.",
             "PTX ISA 9, ldmatrix",
             "choose rows of multiples of 16 B (tile_m, tile_n, tile_k)",
-            of_place=ldmatrix,
+            of_place=matrices,
             of="ldmatrix",
+        ),
+        Law(
+            "stmatrix_rows",
+            "States that stmatrix writes rows of 16 B of neighbours, 16 B aligned, and that lane "
+            "q + 4 g has the 4 B q of row g.",
+            "PTX ISA 9, stmatrix",
+            "store rows of multiples of 16 B (store_n)",
+            of_place=matrices,
+            of="stmatrix",
         ),
         Law(
             "mma_shape",

@@ -186,19 +186,25 @@ class Hopper(Machine):
                     w=self.consumers):  # fmt: skip
             own = self.tile_m if turns else self.tile_m // self.consumers
             high = 64 if self.swap else own  # rows stored together
-            k.tile(row=own, high=high, col=self.store_n)
-            mine = "tm = row" if turns else "tm = (w row)"
+            k.tile(high=high, col=self.store_n)
+            k.threads(warp=4, octet=8, quad=4)
+            k.values(far=own // 64, chunk=self.tile_n // self.store_n, group=self.store_n // 8,
+                     half=2, pair=2)  # fmt: skip
+            row = "far warp half octet"
+            mine = f"tm = ({row})" if turns else f"tm = (w {row})"
+            cols = "tn = (chunk group quad pair)"
             if turns:
                 turn = k.mbarriers("turn", self.consumers, arrivals=1)
-            store = TileStore(self, k, f"{at}, {mine}, row = (block high), tn = (chunk col)")
-            sums = k.registers("sums", "f32", "row", "tn", fragment="wgmma")
+            copied = f"tm = ({'w ' * (not turns)}{'far ' * self.swap}high), tn = (chunk col)"
+            store = TileStore(self, k, f"{at}, {mine}, {cols}", f"{at}, {copied}")
+            sums = k.registers("sums", "f32", "far", "chunk", "group", "half", "pair")
             first, after = ("w", self.consumers) if turns else ("", 1)
             for tile in k.tiles(start=first, step=after):
                 if turns:
                     k.wait(turn[tile - 1])
                 for step in k.loop("kt"):
                     k.wait(full[step])
-                    k.wgmma(sums, smem_x[step][mine], smem_y[step], fresh=step.first)
+                    k.wgmma(sums, smem_x[step][mine], smem_y[step][cols], fresh=step.first)
                     k.wait_group("wgmma", self.in_flight)
                     with k.when(step >= self.in_flight), k.elect():
                         k.arrive(empty[step - self.in_flight], to=receivers)
@@ -225,8 +231,9 @@ class Hopper(Machine):
 class TileStore:
     """How a consumer stores a tile of c: by chunks of columns; if swapped, of rows too."""
 
-    def __init__(self, machine: Hopper, k: Kernel, at: str) -> None:
+    def __init__(self, machine: Hopper, k: Kernel, at: str, copied: str) -> None:
         self.machine, self.k, self.c, self.at = machine, k, k.output, at
+        self.copied = copied
         if machine.epilogue == "tma":
             lines = ("col", "high") if machine.swap else ("high", "col")
             self.out = k.smem("smem_c", self.c.dtype, *lines, stages=machine.store_stages,
@@ -235,30 +242,41 @@ class TileStore:
     def tile(self, sums: Held) -> None:
         """Store chunk by chunk: straight to c, or through shared memory and by TMA."""
         k, machine, c = self.k, self.machine, self.c
-        high = 64 if machine.swap else sums.rows
-        for _ in k.unrolled("block", sums.rows // high):
-            for chunk in k.unrolled("chunk", machine.tile_n // machine.store_n):
-                part = sums["row = (block high), tn = (chunk col)"]
-                if machine.epilogue == "direct":
-                    k.store(c[self.at], self.finished(part))
-                    continue
+        if machine.epilogue == "direct":
+            fused = k.op.epilogue != ACC  # its steps are registers too: 8 columns at a time
+            for _ in k.each("far"):
+                for _ in k.each("chunk"):
+                    for _ in k.each("group") if fused else (None,):
+                        k.store(c[self.at], self.finished(sums))
+            return
+        store = k.stmatrix if DTYPES[c.dtype].bytes == 2 else k.store
+        part = f"high = ({'far ' * (not machine.swap)}warp half octet), col = (group quad pair)"
+        for _ in k.each("far") if machine.swap else (None,):
+            for chunk in k.each("chunk"):
                 with k.elect():  # until the chunk's place is free
                     k.wait_group("bulk", machine.store_stages - 1, read=True)
                 k.sync("role")
-                k.store(self.out[chunk], self.finished(part))
+                for _ in (None,) if machine.swap else k.each("far"):  # 64 rows at a time
+                    store(self.out[chunk][part], self.finished(sums))
                 k.fence("proxy.async")
                 k.sync("role")
                 with k.elect():
-                    k.tma_store(c[self.at], self.out[chunk])
+                    k.tma_store(c[self.copied], self.out[chunk])
                     k.commit("bulk")
 
     def finished(self, sums: Held) -> Held:
         """Make elements of c of sums, by the operation's epilogue."""
-        k = self.k
+        k, c = self.k, self.c
         if k.op.epilogue == ACC:
-            return k.cast(sums, self.c.dtype)
-        held = {x.name: k.load(x[self.at], like=sums) for x in k.inputs[2:]}
-        return k.compute(k.op.epilogue, {**held, "acc": sums}, self.c.dtype)
+            return k.cast(sums, c.dtype)
+        if "group" not in sums.digits:
+            held = {x.name: k.load(x[self.at]) for x in k.inputs[2:]}
+            return k.compute(k.op.epilogue, {**held, "acc": sums}, c.dtype)
+        made = k.registers("made", c.dtype, *sums.digits)
+        for _ in k.each("group"):
+            held = {x.name: k.load(x[self.at]) for x in k.inputs[2:]}
+            k.set(made, k.op.epilogue, {**held, "acc": sums})
+        return made
 
 
 _PLAIN: Mapping[str, Value] = {

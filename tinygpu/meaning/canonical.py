@@ -42,12 +42,14 @@ from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.isa.mma_sync import products
+from tinygpu.isa.wgmma import joined, rows_of
 from tinygpu.meaning.cluster import Run
 from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.interpret import unwritten
 from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind
 from tinygpu.meaning.touched import Touched, Toucher, coordinates, extent
 from tinygpu.meaning.turns import raster_of
+from tinygpu.term.digits import depth_modes, held_factor, spans, together
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -264,6 +266,7 @@ class _Work:
     alive: Booleans | None = None
     places: dict[tuple[int, int, bool], Any] = field(default_factory=dict)
     narrow: dict[tuple[int, int], Do] = field(default_factory=dict)
+    wholes: dict[int, Do] = field(default_factory=dict)
     cut: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
     tags: dict[str, Integers] = field(default_factory=dict)
 
@@ -775,6 +778,9 @@ class _Work:
         x, y = do.reads[:2]
         assert isinstance(x, Access)
         assert isinstance(y, Access)
+        if do.threads:
+            self.multiply_by_threads(do, group)
+            return
         algebra, write = self.run.algebra, do.write
         on_chip = write.buffer.level != "registers"
         ctas = self.grid.along(do.multicast) if on_chip and do.multicast else [None]
@@ -818,8 +824,40 @@ class _Work:
         if len(writers) > 1 or (int(self.role.copies) > 1 and int(do.write.buffer.copies) == 1):
             raise NotCanonicalError(f"{do}: several roles or copies write {name}")
 
-    def factor(self, do: Do, read: Access, group: _Group, of: Integers | None) -> Values:
-        """Return a factor as (instances, rows or columns, k), in CTAs ``of`` or in its own."""
+    def multiply_by_threads(self, do: Do, group: _Group) -> None:
+        """Multiply in the threads of a role, each the values that its digits give it."""
+        whole = self.wholes.setdefault(id(do), together(do))
+        algebra, write, held = self.run.algebra, do.write, held_factor(do)
+        anew = do.fresh is not None and do.fresh.evaluate(group.env) == 0
+        x, y = whole.accesses[:2]
+        shapes, depth = spans(do), prod(map(int, do.values[: depth_modes(do)]))
+        if held:
+            first = rows_of(self.held_values(do, held, group))
+        else:
+            first = self.factor(whole, x, group, None, depth)
+        second = self.factor(whole, y, group, None, depth)
+        flat = algebra.contract(np.matmul, first, second.transpose(0, 2, 1))
+        cells = self.cells(self.narrowed(do, write), write, group, True).cell[:, 0]
+        total = joined(flat, *shapes).reshape(len(flat), self.threads, -1).transpose(2, 1, 0)
+        stage = self.stage(write, group, writes=anew)
+        where = np.ix_(cells, np.arange(self.threads), group.who)
+        if not anew:
+            total = algebra.operators["add"](total, stage[where])
+        stage[where] = algebra.round(write.buffer.type, total)
+
+    def held_values(self, do: Do, held: Access, group: _Group) -> Values:
+        """Return what threads hold of a factor: (values, threads, instances)."""
+        cells = self.cells(self.narrowed(do, held), held, group, True).cell[:, 0]
+        found = self.stage(held, group, writes=False)[cells]
+        return found if group.whole else found[..., group.who]
+
+    def factor(
+        self, do: Do, read: Access, group: _Group, of: Integers | None, depth: int = 0
+    ) -> Values:
+        """Return a factor as (instances, rows or columns, k), in CTAs ``of`` or in its own.
+
+        ``depth``: the steps of k, if several modes count them.
+        """
         narrow = self.narrowed(do, read)
         touched = self.cells(narrow, read, group, True)
         stage = self.stage(read, group, writes=False)
@@ -829,8 +867,8 @@ class _Work:
         else:
             rows = self.rows(read.buffer, group, writes=False)
             found = found[:, rows if of is None else of[rows]]
-        deep = int(narrow.values[0])
-        if deep != int(do.values[0]):
+        deep = depth or int(do.values[0])
+        if not depth and int(narrow.values[0]) != deep:
             raise NotCanonicalError(f"{do}: a factor that does not move along the sum's mode")
         return np.ascontiguousarray(found.reshape(-1, deep, found.shape[1]).transpose(2, 0, 1))
 

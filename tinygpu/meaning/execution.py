@@ -16,7 +16,7 @@ Source: ``docs/model.md``, section "Terms"; PTX ISA 9, 9.7.9.25 (cp.async).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
@@ -39,6 +39,7 @@ __all__ = [
     "from_gmem",
     "is_tile",
     "place_of",
+    "shuffle",
     "stage_of",
     "stale",
     "tile_of",
@@ -89,7 +90,7 @@ class Selection:
 
 def is_tile(do: Do) -> bool:
     """Whether the values are those of a tile, and not of each thread."""
-    together = do.instruction.issuer in ("warpgroup", "one")
+    together = do.instruction.issuer in ("warpgroup", "one") and not do.threads
     return together or any(a.buffer.fragment for a in do.accesses)
 
 
@@ -135,7 +136,8 @@ def place_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: 
         key = (id(do), id(access), who.key, *(o.evaluate(env) for o in access.origin))
         if key not in run.known:
             buffer = access.buffer
-            if asked == "tile" and buffer.level == "registers" and not buffer.fragment:
+            tile = asked == "tile" and not do.threads
+            if tile and buffer.level == "registers" and not buffer.fragment:
                 raise ProgramError(f"{do}: {buffer.name} is no fragment; tiles lie in fragments")
             touched = run.touch.on_chip(do, access, who.numbers, asked, env)
             run.known[key] = _placed(touched, who)
@@ -312,9 +314,7 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     Raises ProgramError for what a warp does together where one of its threads acts alone.
     """
     run, instruction = agent.cta.cluster.run, do.instruction
-    if agent.team.elects and (
-        do.across or instruction.issuer == "warp" or instruction.unit in ("barrier", "shuffle")
-    ):
+    if agent.team.elects and (instruction.warp_product or instruction.unit == "barrier"):
         raise ProgramError(f"{do}: a role with a thread that acts alone cannot; use another role")
     who = who_of(agent, do, env)
     if not who.threads.size or not extent(do.values):
@@ -440,6 +440,27 @@ def _write(
     else:
         taken = place.taken[low:high]
         memory.put(stage, place.cell[low:high][taken], values[taken], index)
+
+
+def shuffle(agents: Sequence[Agent], do: Do, env: Mapping[str, int]) -> None:
+    """Execute a shuffle by the agents that share warps, all of which have come to it."""
+    sides = [[_spot(a, do, x, env, who_of(a, do, env)) for x in do.accesses] for a in agents]
+    values = []
+    for agent, spots in zip(agents, sides, strict=True):
+        for spot in spots:
+            _touch(agent, do, spot, writes=spot is spots[-1])
+        values.append(_read(agent, do, spots[0], 0, extent(do.values)))
+    numbers = np.concatenate([a.threads for a in agents])
+    order = np.argsort(numbers)
+    found = np.empty((extent(do.values), numbers.size))
+    found[:, order] = _shuffled(
+        agents[0], do, numbers[order], np.concatenate(values, axis=1)[:, order]
+    )
+    first = 0
+    for agent, spots in zip(agents, sides, strict=True):
+        mine = found[:, first : first + agent.threads.size]
+        _write(agent, do, spots[-1], mine, 0, extent(do.values), None)
+        first += agent.threads.size
 
 
 def _shuffled(agent: Agent, do: Do, numbers: Integers, values: Values) -> Values:

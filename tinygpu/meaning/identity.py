@@ -43,6 +43,7 @@ from tinygpu.errors import ProgramError, require_kind
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.meaning.assumptions import ends, unproved, window
 from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
+from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.interpret import edge_of, interpret, tile_of, wrong_result
 from tinygpu.meaning.prime_field import P, prime_field
 from tinygpu.meaning.race import Finding
@@ -360,10 +361,9 @@ def _work(program: Program, sizes: Mapping[str, int]) -> float:
         for s in body:
             if isinstance(s, Do):
                 elements = prod(int(v) for v in s.values)
-                tile = s.instruction.issuer in ("one", "warpgroup")
-                tile |= any(a.buffer.fragment for a in s.accesses)
+                tile = is_tile(s)
                 if s.instruction.unit == "tensor":
-                    elements = elements // 2 if tile else 4 * elements
+                    elements = 4 * elements if s.instruction.warp_product else elements // 2
                 total += _STATEMENT + elements * (1 if tile else many) * instances
             often = s.trips if isinstance(s, For) else 1
             times = values[often] if isinstance(often, str) else int(often)

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
+from tinygpu.isa.wgmma import joined, rows_of
 from tinygpu.meaning.cluster import Agent, Cta, InFlight, Mbarrier, Registers
 from tinygpu.meaning.execution import (
     TOGETHER,
@@ -41,6 +43,7 @@ from tinygpu.meaning.execution import (
 )
 from tinygpu.meaning.race import UNWRITTEN, Shared, Use
 from tinygpu.meaning.touched import extent
+from tinygpu.term.digits import depth_modes, held_factor, spans, together
 from tinygpu.term.program import Access, Arrive, Do
 
 __all__ = ["arrive", "released", "start"]
@@ -216,15 +219,33 @@ def _add(
     memory.put(stage, cells, total, write.index.evaluate(env))
 
 
+def _held_rows(agent: Agent, do: Do, held: Access, env: Env) -> Values:
+    """Return a first factor, (rows, k), of what the threads of a team hold."""
+    name, stage, index = held.buffer.name, stage_of(held, env), held.index.evaluate(env)
+    cells = tile_of(agent, do, held, env)[0].cell[:, 0]
+    found = np.empty((cells.size, sum(one.threads.size for one in agent.team.agents)))
+    for one in agent.team.agents:
+        own = one.registers[name]
+        stale(one, do, own, stage, cells, index, cells=cells[:, None])
+        found[:, one.threads] = own.value[stage][cells]
+    rows: Values = rows_of(found[..., None])[0]
+    return rows
+
+
 def _multiply(agent: Agent, do: Do, env: Env) -> None:
-    """Issue a wgmma, or join in the one that others of the team have issued."""
-    team, cta, name = agent.team, agent.cta, do.write.buffer.name
-    if name not in agent.ready:
-        text = f"adds to {name}, touched since the last wgmma.fence; put one between"
-        cta.cluster.find("unfenced", agent, do, text, name)
+    """Issue a wgmma, or join in the one that others of the team have issued.
+
+    What it reads and writes in registers nobody touches between its fence and a wait for it.
+    """
+    team, cta, name, held = agent.team, agent.cta, do.write.buffer.name, held_factor(do)
+    for own in {name, *([held.buffer.name] if held else [])} - agent.ready:
+        text = f"works on {own}, touched since the last wgmma.fence; put one between"
+        cta.cluster.find("unfenced", agent, do, text, own)
+    known = cta.cluster.run.known
+    whole: Do = known.setdefault(("together", id(do)), together(do))
     factors = [
-        (cta.memory(agent, r.buffer), stage_of(r, env), tile_of(agent, do, r, env)[0].cells)
-        for r in do.accesses[:2]
+        (cta.memory(agent, r.buffer), stage_of(r, env), tile_of(agent, whole, r, env)[0].cells)
+        for r in whole.accesses[:2]
         if r.buffer.level == "smem"
     ]
     uses = [Use(do, agent, cells, None, writes=False, plain=False) for _, _, cells in factors]
@@ -232,26 +253,34 @@ def _multiply(agent: Agent, do: Do, env: Env) -> None:
     for (memory, stage, _), use in zip(factors, uses, strict=True):
         claim(memory, stage, use, keep=first)
     if first:
-        shape = tuple(int(v) for v in do.values[:0:-1])  # m, n_outer, n_inner
-        algebra = cta.cluster.run.algebra
+        algebra, write = cta.cluster.run.algebra, do.write
+        cells, stage = tile_of(agent, do, write, env)[0].cell[:, 0], stage_of(write, env)
+        shapes, index, depth = (
+            spans(do),
+            write.index.evaluate(env),
+            prod(map(int, do.values[: depth_modes(do)])),
+        )
 
         def land() -> None:
-            factors = (_factor(agent, cta, do, r, env) for r in do.accesses[:2])
-            a, b = (np.broadcast_to(f, (*f.shape[:3], int(do.values[0]))) for f in factors)
-            if a.shape[1:3] == (1, 1) and b.shape[0] == 1:
-                flat = algebra.contract(np.matmul, a[:, 0, 0], b.reshape(-1, b.shape[3]).T)
-                product = flat.reshape(-1, *b.shape[1:3])
-            else:
-                product = algebra.contract(lambda x, y: (x * y).sum(axis=3), a, b)
-            product = np.broadcast_to(product, shape).reshape(-1)
-            _add(agent, cta, agent.registers[name], do, product, env)
+            x, y = whole.accesses[:2]
+            a = _held_rows(agent, do, held, env) if held else _factor(agent, cta, whole, x, env)
+            b = _factor(agent, cta, whole, y, env)
+            flat = algebra.contract(np.matmul, a.reshape(-1, depth), b.reshape(-1, depth).T)
+            product = joined(flat, *shapes).reshape(-1, cells.size).T
+            for one in team.agents:
+                sums, mine = one.registers[name], product[:, one.threads]
+                if do.fresh is None or do.fresh.evaluate(env) != 0:
+                    stale(one, do, sums, stage, cells, index, cells=cells[:, None])
+                    mine = algebra.operators["add"](mine, sums.value[stage][cells])
+                sums.put(stage, cells, algebra.round(write.buffer.type, mine), index)
 
-        held = [
-            (a.buffer.name, stage_of(a, env), tile_of(agent, do, a, env)[0].cell, a is do.write)
-            for a in do.accesses
-            if a.buffer.level == "registers"
-        ]
-        flight = InFlight(do, land, uses, held=held, queue=team.products, missing=len(team.agents))
+        touched = [(name, stage, cells[:, None], True)]
+        if held:
+            at = tile_of(agent, do, held, env)[0].cell
+            touched.append((held.buffer.name, stage_of(held, env), at, True))
+        flight = InFlight(
+            do, land, uses, held=touched, queue=team.products, missing=len(team.agents)
+        )
         team.issued.append(flight)
         cta.cluster.launch(flight)
     flight = team.issued[agent.issued]

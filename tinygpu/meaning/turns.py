@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.meaning.cluster import Agent, Cluster, InFlight, Run, Tiles, start_cluster
+from tinygpu.meaning.execution import shuffle
 from tinygpu.meaning.race import Finding, Integers
 from tinygpu.meaning.transfers import arrive, released, start
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
@@ -107,6 +108,10 @@ class Turns:
         if agent.next is None or agent.at is not None:
             return False
         statement, env = agent.next
+        if lanes := _shuffling(agent):
+            return all(
+                a.next is not None and a.next[0] is statement and a.next[1] == env for a in lanes
+            )
         match statement:
             case Wait(barrier, index):
                 if agent.waits is None:  # asked at every turn until it passes
@@ -124,6 +129,12 @@ class Turns:
         assert agent.next is not None
         statement, env = agent.next
         agent.tick()
+        if lanes := _shuffling(agent):
+            assert isinstance(statement, Do)
+            shuffle(lanes, statement, env)
+            for lane in lanes:
+                self._advance(lane)
+            return
         match statement:
             case Do():
                 start(agent, statement, env)
@@ -294,6 +305,18 @@ class Turns:
                         place = (*cluster.place, cta.rank)
                         finding = Finding("unbalanced", name, text, place)
                         cluster.run.found.setdefault("unbalanced", finding)
+
+
+def _shuffling(agent: Agent) -> list[Agent]:
+    """Return who has to come to a shuffle that is next: those with threads of the same warps.
+
+    The first thread of a role may act alone, and the others with it.  Else nobody has to.
+    """
+    statement = agent.next[0] if agent.next and agent.team.elects else None
+    if not isinstance(statement, Do) or not statement.across:
+        return []
+    warps = set((agent.threads // 32).tolist())
+    return [a for a in agent.team.agents if warps & set((a.threads // 32).tolist())]
 
 
 def _covered(groups: Sequence[object], pending: int) -> int:

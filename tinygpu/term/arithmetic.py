@@ -49,12 +49,10 @@ def compute(
     values: tuple[int, ...],
     dtype: str = "f32",
     name: str = "t",
-    fragment: str = "",
 ) -> tuple[Do, ...]:
     """Return statements that set ``write`` to the expression; their registers are called name0, ..
 
-    With a ``fragment``, ``values`` are the (columns, rows) of a tile that threads hold together,
-    and all is computed at each, at ``write``'s index.  Every access of ``reads`` and ``write``
+    Every access of ``reads`` and ``write``
     has one step a mode of ``values``.  Raises ProgramError
     for a name that ``reads`` lacks and for an operator that no instruction computes.
     """
@@ -62,11 +60,6 @@ def compute(
     known: dict[Expression, Source] = {}
 
     def do(instruction: Instruction, variant: str, *sources: Source) -> Access:
-        if fragment:
-            tile = registers(f"{name}{len(done)}", dtype, *reversed(values), fragment=fragment)
-            whole = Access(tile, ((0, 1), (1, 0)), index=write.index)
-            done.append(Do(instruction, whole, sources, values, variant=variant))
-            return whole
         moves = [_moves(s, len(values)) for s in sources]
         kept = [any(column) for column in zip(*moves, strict=True)]
         here = tuple(v if k else 1 for v, k in zip(values, kept, strict=True))

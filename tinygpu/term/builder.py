@@ -65,7 +65,6 @@ from tinygpu.term.access_map import Operand, number_text
 from tinygpu.term.arithmetic import compute
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import REDUCERS, Operation
-from tinygpu.term.parts import add_parts
 from tinygpu.term.program import Access, Affine, Buffer, Program, Statement, registers, select, var
 from tinygpu.term.statement import FenceKind, Group, Scope
 from tinygpu.term.tensor_memory import LANES, RowLanes
@@ -88,7 +87,7 @@ Number = Any
 
 _VECTOR_BYTES = 16  # spec: PTX ISA, "ld"
 _SLAB_BYTES = 128  # the widest swizzle
-_SLICE_BYTES, _BLOCK = 32, 64  # spec: PTX ISA, a product's k in bytes, and wgmma's rows
+_SLICE_BYTES, _PAIR = 32, 2  # spec: PTX ISA, a product's k in bytes; neighbours in a register
 _ZERO = Affine()
 _UNREAD: tuple[dict[str, tuple[str, ...]], frozenset[str]] = ({}, frozenset())
 _WARP, _WARPGROUP, _REGISTER_BYTES = 32, 128, 4
@@ -180,16 +179,14 @@ class LoopIndex:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Registers with a value for each of their digits (slowest first), or of a warpgroup's tile.
+    """Registers with a value for each of their digits (slowest first).
 
-    Of a tile a pattern takes a part, ``sums["tn = (chunk col)"]``, which begins at ``origin``.
     Of a ring ``held[step, s]`` is a use: the numbers of several digits count on, slowest first.
     """
 
     kernel: Kernel
     buffer: Buffer
     dimensions: tuple[str, ...]
-    origin: tuple[Affine, ...] = ()
     index: Affine | None = None
     """Which value of a ring it is."""
     ring: bool = False
@@ -201,28 +198,16 @@ class Held:
         return tuple(d for d in self.dimensions if d not in gone) if gone else self.dimensions
 
     @property
-    def rows(self) -> Number:
-        """The rows of a tile."""
-        return self.buffer.shape[0]
-
-    @property
     def name(self) -> str:
         """The name of the registers."""
         return self.buffer.name
 
-    def __getitem__(self, at: str | LoopIndex | tuple[LoopIndex, ...]) -> Held:
-        if not isinstance(at, str):
-            index = self.kernel.counted_on(self, at)
-            return Held(self.kernel, self.buffer, self.dimensions, self.origin, index, self.ring)
-        if not self.digits:
-            raise self.kernel.error(
-                f"{self.name}: a thread has one of it, and it has no digits; leave the pattern out",
-                self.name,
-            )
-        equations = self.kernel.equations(at, self.digits)
-        parts = [self.kernel.part_of(equations, digit) for digit in self.digits]
-        digits, origin = (tuple(each) for each in zip(*parts, strict=True))
-        return replace(self, dimensions=digits, origin=origin)
+    def __getitem__(self, at: LoopIndex | tuple[LoopIndex, ...]) -> Held:
+        if isinstance(at, str):
+            text = f"{self.name}: registers take no pattern; k.each goes through a digit"
+            raise self.kernel.error(text, self.name)
+        index = self.kernel.counted_on(self, at)
+        return Held(self.kernel, self.buffer, self.dimensions, index, self.ring)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +325,13 @@ def _equations(pattern: str) -> tuple[tuple[str, str], ...]:
         match = _EQUATION.fullmatch(text)
         found.append((match[1], match[2] or match[3]) if match else ("", text.strip()))
     return tuple(found)
+
+
+def _across(array: Array, axis: str, step: Number) -> tuple[Number, ...]:
+    """Return a slabbed tile's step of so many elements along an axis, in its three dimensions."""
+    if array.axes[-1] != axis:
+        return (step, 0, 0)
+    return (0, select(step < array.slab, step, 0), step // array.slab)
 
 
 def _differ(one: Number, other: Number) -> bool:
@@ -689,28 +681,27 @@ class Kernel:
         self._barriers.append(barrier)
         return BarrierRing(self, barrier)
 
-    def registers(
-        self, name: str, dtype: str, *digits: str, fragment: str = "", stages: Number | None = None
-    ) -> Held:
+    def registers(self, name: str, dtype: str, *digits: str, stages: Number | None = None) -> Held:
         """Declare registers with a value for each of the digits, of each thread.
 
-        With a ``fragment`` the digits are a tile's rows and columns, which threads share out.
         ``stages`` make a ring.
         """
         for digit in digits:
             self._known(digit)
-        ordered = digits if fragment else self._ordered(digits)
+        ordered = self._ordered(digits)
         if wrong := [d for d in ordered if not self.counted(d)]:
             by = self._digits[wrong[0]].by
             raise self.error(f"digit {wrong[0]}: {by} counts it, not each thread", wrong[0])
         shape = tuple(self._digits[d].extent for d in ordered) or (1,)
-        if fragment == "row":
-            if len(digits) != 3 or digits[1] not in self._lanes:
-                raise self.error(f"registers {name}: those of lanes are tcgen05_ld's", fragment)
-            shape = (LANES, shape[-1])
         many = 1 if stages is None else stages
-        buffer = registers(self._free(name), dtype, *shape, stages=many, fragment=fragment)
+        buffer = registers(self._free(name), dtype, *shape, stages=many)
         return Held(self, buffer, ordered, ring=stages is not None)
+
+    def _rows(self, name: str, dtype: str, *digits: str) -> Held:
+        """Declare registers for columns of lanes: each thread of a warpgroup has its own."""
+        shape = (LANES, self._extent(digits[-1]))
+        buffer = registers(self._free(name), dtype, *shape, fragment="row")
+        return Held(self, buffer, digits, index=self._part())
 
     def _into(self, into: str, name: str, dtype: str, *digits: str) -> Held:
         """Return new registers, or those that are used over and over under the name ``into``."""
@@ -725,17 +716,14 @@ class Kernel:
 
     def load(
         self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None,
-        into: str | Held = "", like: Held | None = None, by: Instruction | None = None,
+        into: str | Held = "", by: Instruction | None = None,
     ) -> Held:  # fmt: skip
         """Load into registers; what lies outside of the array is ``outside``.
 
         ``by``: another instruction of a thread that loads, such as one with a hint for caches.
-        Loads ``into`` registers of one name use the same ones, if they hold the same digits.  What
-        is loaded ``like`` a tile's part threads share as they do that: once for each element of it.
+        Loads ``into`` registers of one name use the same ones, if they hold the same digits.
         """
         part = _piece(part)
-        if like:
-            return self._load_tile(part, like)
         self._each_thread("a load")
         place = self._place(part)
         modes = self._modes(place)
@@ -749,18 +737,6 @@ class Kernel:
         there = self._access(part, place, modes, outside)
         wide = self._vector(part, place, vector)
         self._do(by, held, there, modes, place, vector=wide)
-        return held
-
-    def _load_tile(self, part: Piece, like: Held) -> Held:
-        """Load for each element of a warpgroup's tile: neighbouring columns go in pairs."""
-        self._warpgroup("the load of a tile")
-        held = self._like(like, f"{part.array.name}_held", part.array.dtype)
-        place, modes = self._place(part), like.digits[::-1]
-        there, own = self._access(part, place, modes), self._own(held, modes)
-        there = replace(there, guard=(True,) * len(part.array.axes))
-        vector = 2 if place.last == modes[0] else 1
-        load, values = INSTRUCTIONS["ld.global"], self._extents(modes)
-        self._body.append(term.Do(load, own, (there,), values, vector=vector))
         return held
 
     def ldmatrix(self, into: Held, part: Piece) -> None:
@@ -778,6 +754,16 @@ class Kernel:
         how = "" if self.counted(place.last) else "trans"
         there, wide = self._access(part, place, modes), self._vector(part, place, None)
         self._do(INSTRUCTIONS["ldmatrix"], held, there, modes, place, vector=wide, variant=how)
+
+    def stmatrix(self, part: Piece, held: Held) -> None:
+        """Store matrices of 8 x 8 to shared memory: ``ldmatrix`` the other way."""
+        self._each_thread("stmatrix")
+        place = self._place(part)
+        modes = self._modes(place)
+        how = "" if self.counted(place.last) else "trans"
+        there = self._access(part, place, modes)
+        wide = self._vector(part, place, None)
+        self._do(INSTRUCTIONS["stmatrix"], there, held, modes, place, vector=wide, variant=how)
 
     def _fitting(self, held: Held, part: Piece, modes: tuple[str, ...]) -> Held:
         """Return registers that a part is loaded into.  Raises ProgramError if it has no place."""
@@ -808,9 +794,6 @@ class Kernel:
         part = _piece(part)
         if held.buffer.fragment == "row":
             self._store_lanes(part, held, vector)
-            return
-        if held.buffer.fragment:
-            self._store_tile(part, held)
             return
         self._each_thread("a store")
         place = self._place(part)
@@ -874,7 +857,7 @@ class Kernel:
             here = var(rank, extents[shared])
         trimmed = trim and part.array.axes[-2] in self.op.output.axes
         before = (0,) * (len(part.array.axes) - 2)  # a batch's
-        access = self._access(part, place, ())
+        access = replace(self._access(part, place, ()), thread=())
         moved = [*access.origin[:-2], *(
             o + here if digit == shared else o
             for o, digit in zip(access.origin[-2:], array.axes, strict=True)
@@ -912,7 +895,7 @@ class Kernel:
             text = f"tma_store: {array.name} has {slabs[0]}, and the pattern of {part.array.name}"
             raise self.error(f"{text} has not", part.array.name)
         modes, guard = (column, row, *slabs), (True,) * len(part.array.axes)
-        there = replace(self._access(part, place, modes), guard=guard)
+        there = replace(self._access(part, place, modes), thread=(), guard=guard)
         within = ((0, 1, 0), (1, 0, 0), (0, 0, 1)) if slabs else ((0, 1), (1, 0))
         read = Access(array.buffer, within, index=self._whole(tile))
         self._zeroed = self._zeroed or by.atomic
@@ -942,13 +925,8 @@ class Kernel:
         It is computed in f32, and then rounded to ``dtype``.
         """
         used = self._used(expression, reads)
-        tile = next((h for h in used.values() if h.buffer.fragment), None)
-        if tile and tile.buffer.fragment == "row":
-            raise self.error(f"compute: {tile.name} lies by lanes; cast and store it", "compute")
-        if tile:
-            result = self._like(tile, name, dtype)
-            self._compute(expression, used, result, tile.digits)
-            return result
+        if lanes := [h.name for h in used.values() if h.buffer.fragment]:
+            raise self.error(f"compute: {lanes[0]} lies by lanes; cast and store it", "compute")
         digits = self._ordered({d for h in used.values() for d in h.digits})
         result = self._into(into, name, dtype, *digits)
         if all(h.index for h in used.values()):  # of a ring, and so one of it
@@ -967,11 +945,6 @@ class Kernel:
         write, values = self._own(result, modes), self._extents(modes)
         self._body.append(term.Do(instruction, write, sources, values))
         return result
-
-    def _like(self, tile: Held, name: str, dtype: str) -> Held:
-        """Declare registers that a warpgroup's threads share as they do a tile's, or a part's."""
-        made = self.registers(name, dtype, *tile.digits, fragment=tile.buffer.fragment)
-        return replace(made, index=self._part())
 
     def reduce(
         self, operator: str, into: Held, of: Held | Expression,
@@ -1016,15 +989,25 @@ class Kernel:
 
     def fill(self, held: Held, number: float) -> None:
         """Set every value."""
-        self._compute(Constant(number), {}, held, held.digits)
+        self.set(held, Constant(number), {})
+
+    def set(self, into: Held, expression: Expression, reads: Mapping[str, Held]) -> None:
+        """Set registers to an expression of registers, themselves too, for each of their digits.
+
+        Registers of fewer digits are read again along the others: a row's statistic by its columns.
+        """
+        used = self._used(expression, reads)
+        if extra := self._ordered({d for h in used.values() for d in h.digits} - {*into.digits}):
+            text = f"{into.name} has one value for all {extra[0]}; use k.reduce"
+            raise self.error(text, extra[0])
+        self._compute(expression, used, into, into.digits)
 
     def cast(self, held: Held, dtype: str, *, into: str = "") -> Held:
         """Round to a type; what has the type already is returned as it is."""
         if held.buffer.dtype == dtype:
             return held
-        fragment = held.buffer.fragment
-        if fragment:
-            rounded = self._like(held, into or "rounded", dtype)
+        if held.buffer.fragment:
+            rounded = self._rows(into or "rounded", dtype, *held.digits)
         else:
             rounded = self._into(into, f"{held.name}_rounded", dtype, *held.digits)
             rounded = replace(rounded, index=held.index)
@@ -1058,52 +1041,157 @@ class Kernel:
         reads, values = (left, right, total), self._extents(modes)
         self._body.append(term.Do(multiply, total, reads, values, variant="fma"))
 
-    def wgmma(self, sums: Held, x: Piece | Array, y: Piece | Array, *, fresh: LoopIndex) -> None:
-        """Add the product of two tiles, tm tn += tm tk * tn tk; where ``fresh`` is 0, set it."""
+    def wgmma(
+        self, sums: Held, x: Held | Piece | Array, y: Piece | Array, *, fresh: LoopIndex | bool
+    ) -> None:
+        """Add the product of two tiles, by the digits of the sums; where ``fresh`` is 0, set it.
+
+        Patterns say how digits count: x["tm = (.. warp half octet)"] the rows, y["tn = (.. group
+        quad pair)"] the columns.  x may lie in registers, 16-bit values by rows and two digits of
+        k; y's pattern then says how those count k, with the quad of threads: "tk = (group quad
+        pair)".  ``fresh`` True sets the sums, False adds to them.
+        """
         self._warpgroup("wgmma")
-        x, y = _piece(x), _piece(y)
-        row_axis, depth = self._by_k(x, y)
-        column_axis, other = self._by_k(y, x)
-        rows, above = self.part_of(x.equations, row_axis)
-        columns, before = self.part_of(y.equations, column_axis)
-        if depth != other or sums.digits != (rows, columns) or sums.buffer.fragment != "wgmma":
-            got = f"{' '.join(sums.digits)} += {rows} {depth} * {columns} {other}"
-            raise self.error(f"wgmma: {got}; it computes tm tn += tm tk * tn tk", "wgmma")
-        slab = x.array.slab
-        if not slab or y.array.slab != slab:
+        self._each_thread("wgmma")
+        x, y = x if isinstance(x, Held) else _piece(x), _piece(y)
+        slab, threads = y.array.slab, self._countings[0]
+        if not slab or (isinstance(x, Piece) and x.array.slab != slab):
             raise self.error("wgmma: both tiles need swizzle=128", "wgmma")
-        self.in_scope(fresh)
-        step = _SLICE_BYTES * slab // 128
-        within, at = var("slice", step), var("slab")
-        row, along = var("block", _BLOCK), var("slab", slab) + within
-        wide, of_y, from_y = self._second(y, columns, before)
-        total = Access(
-            sums.buffer, ((0, 0), (0, 1), (0, wide), (1, 0)), origin=(row, Affine()),
-            index=self._turn(),
+        if isinstance(fresh, LoopIndex):
+            self.in_scope(fresh)
+        row_axis, depth, column_axis = self._factors(x, y)
+        columns, along = (self._along(axis, y.equations)[0] for axis in (column_axis, depth))
+        if isinstance(x, Piece):
+            rows = self._along(row_axis, x.equations)[0]
+        else:
+            rows = dict.fromkeys((d for d in x.digits[::-1] if d not in along), 0)
+        half, far, pair, groups = self._of_sums(sums, rows, columns)
+        step, many = _SLICE_BYTES * slab // _SLAB_BYTES, self._extent(depth)
+        slices, slabs = slab // step, many // slab
+        still, more = (0, 0, 0), len(groups) * 2
+        if isinstance(x, Piece):
+            counts, of_k = [step], [_across(y.array, depth, 1)]
+            left = Access(
+                x.array.buffer,
+                (_across(x.array, depth, 1), still, _across(x.array, row_axis, rows[half]),
+                 *(still,) * more),
+                tuple(_across(x.array, row_axis, rows.get(d, 0)) for d in threads),
+                self._origin(x.array, {row_axis: {**self._moving(rows), "block": rows.get(far, 0)},
+                                       depth: {"slab": slab, "slice": step}}),
+                self._stage(x),
+            )  # fmt: skip
+        else:
+            word, deep, quad = self._of_depth(x, along, (half, far))
+            counts = [self._extent(word), self._extent(quad), _PAIR]
+            of_k = [_across(y.array, depth, along[d]) for d in (word, quad, deep)]
+            if y.array.axes[-1] != depth:  # a line for each of k, as many as there are
+                slices, slabs = -(-many // step), 1
+            own = self._own(x, (word, "", deep, "", half, *("",) * more), len(threads))
+            at = var("slab", slab * _PAIR // step) + var("slice", _PAIR)
+            left = replace(own, origin=self._part_of(x, {far: var("block"), deep: at}))
+        each = (self._in_slabs(y.array, column_axis, columns[d], d) for d in groups)
+        modes = [mode for both in each for mode in both]
+        right = Access(
+            y.array.buffer,
+            (*of_k, _across(y.array, column_axis, columns[pair]), still, *(s for _, s, _ in modes)),
+            tuple(_across(y.array, column_axis, columns.get(d, 0)) for d in threads),
+            self._origin(y.array, {column_axis: self._moving(columns),
+                                   depth: {"slab": slab, "slice": step}}),
+            self._stage(y),
         )  # fmt: skip
-        if x.array.axes[-1] == depth:
-            of_x = ((0, 1, 0), (0, 0, 0), (0, 0, 0), (1, 0, 0))
-            from_x = (above + row, within, at)
-        else:  # rows are contiguous: a slab has a block of them
-            blocks = self.part_of(x.equations, row_axis, of=_BLOCK)[1]
-            of_x = ((1, 0, 0), (0, 0, 0), (0, 0, 0), (0, 1, 0))
-            from_x = (along, Affine(), blocks + var("block"))
-        left = Access(x.array.buffer, of_x, origin=from_x, index=self._stage(x))
-        right = Access(y.array.buffer, (*of_y, (0, 0, 0)), origin=from_y, index=self._stage(y))
-        anew = fresh.affine + at + var("slice")
+        own = self._own(sums, (*("",) * len(counts), pair, half, *groups), len(threads))
+        first, steps = len(counts) + _PAIR, (times for *_, times in modes)
+        twice = (step for step in own.value[first:] for _ in range(2))
+        values = (tuple(n * s for s in step) for n, step in zip(steps, twice, strict=True))
+        total = replace(
+            own, value=(*own.value[:first], *values),
+            origin=self._part_of(sums, {far: var("block")}),
+        )  # fmt: skip
+        anew = None
+        if fresh is not False:
+            anew = (fresh.affine if isinstance(fresh, LoopIndex) else Affine()) + var("slab")
+            anew = anew + var("slice")
+        extents = (*counts, *self._extents((pair, half)), *(n for n, *_ in modes))
         body: Statement = term.Do(
-            INSTRUCTIONS["wgmma"], total, (left, right, total),
-            (step, wide, self._extent(columns) // wide, _BLOCK),
+            INSTRUCTIONS["wgmma"], total, (left, right, total), extents, self._extents(threads),
             variant="fma", fresh=anew,
         )  # fmt: skip
-        trips = (
-            ("block", self._extent(rows) // _BLOCK),
-            ("slice", slab // step),
-            ("slab", self._extent(depth) // slab),
-        )
-        for name, count in trips:
+        blocks = self._extent(far) if far else 1
+        for name, count in (("block", blocks), ("slice", slices), ("slab", slabs)):
             body = term.For(name, count, (body,), unrolled=True)
         self._body += [term.Fence("wgmma"), body, term.Commit("wgmma")]
+
+    def _factors(self, x: Held | Piece, y: Piece) -> tuple[str, str, str]:
+        """Return the axes of a product: its rows (none in registers), its sum's, its columns."""
+        if isinstance(x, Piece):
+            rows, depth = self._by_k(x, y)
+            columns, other = self._by_k(y, x)
+            if depth == other and not {depth} & {*x.equations, *y.equations}:
+                return rows, depth, columns
+            got = f"{' '.join(x.array.axes)} * {' '.join(y.array.axes)}"
+            raise self.error(f"wgmma: {got}; it multiplies tm tk * tn tk, all of tk", "wgmma")
+        own = {*x.digits}
+        for depth, columns in (y.array.axes, y.array.axes[::-1]):
+            if own & {*self._along(depth, y.equations)[0]}:
+                return "", depth, columns
+        text = f"wgmma: no digit of {x.name} counts {' or '.join(y.array.axes)} of {y.array.name}"
+        raise self.error(f"{text}; say how in a pattern of that", "wgmma")
+
+    def _of_sums(
+        self, sums: Held, rows: Mapping[str, Number], columns: Mapping[str, Number]
+    ) -> tuple[str, str, str, list[str]]:
+        """Return the digits of sums: half, far (or none), pair, groups, fastest first."""
+        down, across = (list(filter(self.counted, digits)) for digits in (rows, columns))
+        half, far = (*down, "", "")[:2]
+        pair, *groups = (*across, *[""] * (not across))
+        if {*sums.digits} != {*down, *across} or not half or not groups or len(down) > 2:
+            got = f"{' '.join(sums.digits)} += ({' '.join(rows)}) * ({' '.join(columns)})"
+            text = f"wgmma: {got}; rows are (far half) of the sums' digits, columns (group pair)"
+            raise self.error(f"{text}, fastest last: write patterns as tm = (far warp half octet)",
+                             "wgmma")  # fmt: skip
+        return half, far, pair, groups
+
+    def _of_depth(
+        self, x: Held, along: Mapping[str, Number], rows: tuple[str, ...]
+    ) -> tuple[str, str, str]:
+        """Return the digits that count k in registers: word, deep, and the quad of threads."""
+        digits = list(filter(self.counted, along))
+        quads = [d for d in along if self._digits[d].by == "threads"]
+        if len(digits) != 2 or len(quads) != 1 or {*x.digits} != {*digits, *filter(None, rows)}:
+            text = f"wgmma: {x.name} has {' '.join(x.digits)}, and ({' '.join(along)}) counts k"
+            raise self.error(f"{text}; they have to be a digit, a quad and a pair", "wgmma")
+        return digits[0], digits[1], quads[0]
+
+    def _moving(self, steps: Mapping[str, Number]) -> dict[str, Number]:
+        """Return the steps of digits that neither threads nor an instruction count."""
+        return {d: s for d, s in steps.items()
+                if not self.counted(d) and self._digits[d].by != "threads"}  # fmt: skip
+
+    def _origin(self, array: Array, axes: Mapping[str, Mapping[str, Number]]) -> tuple[Affine, ...]:
+        """Return where a slabbed tile's part begins, by the steps of variables along its axes."""
+        found = [Affine()] * 3
+        for axis, steps in axes.items():
+            for name, step in steps.items():
+                for d, one in enumerate(_across(array, axis, step)):
+                    if not isinstance(one, int) or one:
+                        found[d] = found[d] + var(name, one)
+        return tuple(found)
+
+    def _part_of(self, held: Held, known: Mapping[str, Affine]) -> tuple[Affine, ...]:
+        """Return where a part of registers begins: at ``known``, and where ``k.each`` is."""
+        gone = self.gone_through
+        return tuple(known.get(d) or (var(d) if d in gone else Affine()) for d in held.dimensions)
+
+    def _in_slabs(
+        self, array: Array, axis: str, step: Number, digit: str
+    ) -> list[tuple[Number, tuple[Number, ...], Number]]:
+        """Return a digit as two modes, in a slab and beyond: extent, way, steps of the digit."""
+        extent, near = self._extent(digit), self._extent(digit)
+        if array.axes[-1] == axis:
+            room = select(step < array.slab, array.slab // step, 1)
+            near = select(extent < room, extent, room)
+        ways = (_across(array, axis, step), _across(array, axis, step * near))
+        return [(near, ways[0], 1), (extent // near, ways[1], near)]
 
     def tcgen05_mma(self, sums: Piece, x: Piece, y: Piece, *, fresh: LoopIndex) -> None:
         """Add the product of two tiles, tm tn += tm tk * part tk; where ``fresh`` is 0, set it.
@@ -1182,8 +1270,7 @@ class Kernel:
         origin, step = Affine(), self._extent(column)
         for digit in reversed(others):
             origin, step = var(digit, step) + origin, step * self._extent(digit)
-        held = self.registers(name, array.dtype, half, rows, column, fragment="row")
-        held = replace(held, index=self._part())
+        held = self._rows(name, array.dtype, half, rows, column)
         write, values = self._in_full(held)
         read = Access(array.buffer, write.value, (), (Affine(), origin), self._stage(part))
         self._body.append(term.Do(INSTRUCTIONS["tcgen05.ld"], write, (read,), values))
@@ -1222,17 +1309,46 @@ class Kernel:
     def cluster_sum(self, sums: Held, *, over: str) -> Iterator[None]:
         """Add up a tile's sums over CTAs of a cluster; the first of them does the body.
 
-        The others' go through its shared memory, in fragments: see ``tinygpu.term.parts``.
+        The others' go through its shared memory, in the order in which threads hold them: 16 B of a
+        thread, then those of the next, so that no two lanes of a warp meet a bank twice.
         """
         self._warpgroup("cluster_sum")
         around, self._body = self._body, []
         yield
-        added, buffers = add_parts(
-            sums.buffer, tuple(self._body), over=over, ctas=self._extent(over),
-            copies=self._copies, turn=self._turn(),
-        )  # fmt: skip
-        self._on_chip.insert(self._first_own, buffers[0])
-        self._body = [*around, *added]
+        stored, self._body = tuple(self._body), []
+        threads, turn, others = self._countings[0], self._turn(), self._extent(over) - 1
+        pair, half, *slow = sums.digits[::-1]
+        digits = (pair, half, *threads, *slow)  # as threads hold them: no two lanes meet a bank
+        shape, strides = self._extents(digits), [math.prod(self._extents(digits[:i]))
+                                                 for i in range(len(digits))]  # fmt: skip
+        parts = Buffer(self._free("parts"), "smem", "f32", shape, tuple(strides), others,
+                       math.prod(shape), copies=self._copies, home=over)  # fmt: skip
+        self._on_chip.insert(self._first_own, parts)
+
+        def move(by: str, held: Held, index: Affine, modes: tuple[str, ...]) -> None:
+            value, thread = (tuple(tuple(int(d == e) for e in digits) for d in each)
+                             for each in (modes, threads))  # fmt: skip
+            origin = tuple(var(d) if d in self.gone_through else Affine() for d in digits)
+            there, own = Access(parts, value, thread, origin, index), self._own(held, modes, 3)
+            ends = (there, own) if by == "st.shared" else (own, there)
+            self._body.append(term.Do(INSTRUCTIONS[by], ends[0], (ends[1],), self._extents(modes),
+                                      self._extents(threads), vector=_PAIR * _PAIR))  # fmt: skip
+
+        def add(left: tuple[str, ...]) -> None:
+            if left:
+                for _ in self.each(left[-1]):
+                    add(left[:-1])
+                return
+            move("ld.shared", part, turn * others + var("r"), (pair, half))
+            self.add(sums, part)
+
+        move("st.shared", sums, turn * others + var(over) + -1, (pair, half, *slow))
+        send, self._body = tuple(self._body), []
+        part = self.registers("part", "f32", half, pair)
+        add(tuple(slow))
+        adding = term.For("r", others, tuple(self._body), unrolled=True)
+        self._body = [*around, term.When(var(over, -1), 0, send), term.Sync(scope="cluster"),
+                      term.When(var(over), 1, (adding, *stored))]  # fmt: skip
 
     # order
 
@@ -1286,8 +1402,8 @@ class Kernel:
 
         A digit as ``w=2`` makes copies of it.  ``registers`` of a thread (0: as they come).
         """
-        if any(d.by == "threads" for d in self._digits.values()):
-            text = f"role {name}: k.threads has the CTA's threads; write roles, or threads"
+        if self._countings:
+            text = f"role {name}: k.threads has the CTA's threads; write it in the roles"
             raise self.error(text, name)
         count = warps * _WARP + warpgroups * _WARPGROUP
         if np.any(count <= 0) or self._role or self._body or len(copies) > 1:
@@ -1309,6 +1425,7 @@ class Kernel:
         role = term.Role(name, count, body, self._copies, "".join(copies), registers)
         self._roles.append((bool(np.all(warpgroups > 0)), role))
         self._role, self._role_threads, self._copies, self._body = "", 0, 1, []
+        self._countings.clear()
 
     @contextmanager
     def elect(self) -> Iterator[None]:
@@ -1426,20 +1543,6 @@ class Kernel:
             else:
                 found.append(digit)
         return tuple(found)
-
-    def part_of(
-        self, equations: Mapping[str, tuple[str, ...]], axis: str, *, of: int = 1
-    ) -> tuple[str, Affine]:
-        """Return the digit of a tile's part along an axis, and where it begins (in blocks)."""
-        if axis not in equations:
-            return axis, Affine()
-        *others, last = self._expanded(equations, axis)
-        if not self.counted(last) or any(map(self.counted, others)):
-            raise self.error(f"{axis}: a part is counted by its last digit alone", axis)
-        origin, step = Affine(), self._extent(last) // of
-        for digit in reversed(others):
-            origin, step = origin + var(digit, step), step * self._extent(digit)
-        return last, origin
 
     def _counts_all(self, axis: str, digits: Iterable[str]) -> None:
         """Raise ProgramError unless the digits count just as far as the tile's dimension."""
@@ -1602,43 +1705,6 @@ class Kernel:
         for loop in self._open_loops[begun[-1] + 1 :] if begun else ():
             index = index * self._extent(loop) + var(loop)
         return index
-
-    def _store_tile(self, part: Piece, sums: Held) -> None:
-        """Store a warpgroup's tile: neighbouring columns go in pairs, as a thread holds them."""
-        self._warpgroup("the store of a tile")
-        rows, columns = sums.digits
-        if part.array.buffer.level == "smem":
-            self._stage_tile(part, sums)
-            return
-        place = self._place(part)
-        modes = (columns, rows)
-        if {d for d in place.steps if self.counted(d)} != {*modes}:
-            text = f"{part.array.name}: its pattern has to have {rows} and {columns}, as"
-            raise self.error(f"{text} {sums.name}, and no other values", part.array.name)
-        rounded = self.cast(sums, part.array.dtype)
-        there = self._access(part, place, modes)
-        there = replace(there, guard=(True,) * len(part.array.axes))
-        vector = 2 if place.last == columns else 1
-        store, held = INSTRUCTIONS["st.global"], self._own(rounded, modes)
-        self._body.append(term.Do(store, there, (held,), self._extents(modes), vector=vector))
-
-    def _stage_tile(self, part: Piece, held: Held) -> None:
-        """Store a warpgroup's tile into shared memory, as it is or turned.
-
-        Elements of 16 bits go as matrices.
-        """
-        array, turned = part.array, part.array.axes == held.digits[::-1]
-        if not (turned or array.axes == held.digits) or array.slab:
-            text = f"{array.name} has {' '.join(array.axes)}, {held.name} {' '.join(held.digits)}"
-            raise self.error(f"{text}; they have to be the same, in a tile of one slab", array.name)
-        held = self.cast(held, array.dtype)
-        name = "stmatrix" if DTYPES[array.dtype].bytes == 2 else "st.shared"
-        modes = held.digits[::-1]
-        steps = ((1, 0), (0, 1)) if turned else ((0, 1), (1, 0))
-        there = Access(array.buffer, steps, index=self._whole(part))
-        read, how = self._own(held, modes), "trans" if turned else ""
-        store, values = INSTRUCTIONS[name], self._extents(modes)
-        self._body.append(term.Do(store, there, (read,), values, variant=how))
 
     def _store_lanes(self, part: Piece, held: Held, vector: Number | None) -> None:
         """Store what a warpgroup took from tensor memory: each thread columns of its lane."""
@@ -1809,18 +1875,13 @@ class Kernel:
                     known[near] = known[digit]
                     known[slow] = (*before, self._extent(near), *after)
             self._owned[key] = tuple([known.get(mode, (0,) * rank) for mode in modes])
-        steps, origin = self._owned[key], held.origin
-        if self.gone_through:
-            gone = self.gone_through
-            origin = origin or tuple(var(d) if d in gone else Affine() for d in held.dimensions)
-        index = held.index
-        if index is None:
-            index = self._turn() if held.buffer.fragment else _ZERO
+        steps, origin = self._owned[key], self._part_of(held, {}) if self.gone_through else ()
+        index = self._turn() if held.index is None else held.index
         return Access(held.buffer, steps, ((0,) * rank,) * threads, origin, index)
 
     def _in_full(self, held: Held) -> tuple[Access, tuple[Number, ...]]:
         """Return the access to all of it, fastest first, and how far each of its modes goes."""
-        if held.buffer.fragment != "row":
+        if not held.buffer.fragment:
             modes = held.digits[::-1]
             return self._own(held, modes), self._extents(modes)
         _, rows, column = held.digits
@@ -1848,9 +1909,7 @@ class Kernel:
     def _compute(
         self, expression: Expression, reads: Mapping[str, Held], write: Held, digits: Iterable[str]
     ) -> None:
-        fragment = write.buffer.fragment
-        if not fragment:
-            self._each_thread("arithmetic")
+        self._each_thread("arithmetic")
         modes = tuple(digits)[::-1]
         sources: dict[str, Operand] = {
             name: term.Scalar(name, size=name in self.op.axes)
@@ -1860,9 +1919,7 @@ class Kernel:
         to, values = self._own(write, modes), self._extents(modes)
         dtype = "f64" if write.buffer.dtype == "f64" else "f32"
         name = self._free("t") + "_"
-        self._body += compute(
-            expression, sources, to, values=values, dtype=dtype, name=name, fragment=fragment
-        )
+        self._body += compute(expression, sources, to, values=values, dtype=dtype, name=name)
 
     def _free(self, name: str) -> str:
         """Return the name, or one made of it that nothing has yet."""
@@ -1870,13 +1927,14 @@ class Kernel:
         return name if count == 1 else self._free(f"{name}{count}")
 
     def _each_thread(self, what: str) -> None:
-        if self._role:
-            text = f"{what} of each thread's values stands in the body of a role"
-            raise self.error(f"{text}; declare k.threads, without roles", "")
         if self._only and what != "a store":
             raise self.error(f"{what}: k.only is for stores; move it out", "")
         if not self._countings:
-            raise self.error(f"{what}: nobody declared the CTA's threads; write k.threads", "")
+            whose = "role" if self._role else "CTA"
+            text = f"{what}: nobody declared the {whose}'s threads; write k.threads"
+            raise self.error(text, "")
+        if self._elected:
+            raise self.error(f"{what} of each thread's values: one thread is elected", "")
 
     def _warpgroup(self, what: str) -> None:
         if np.any(self._role_threads != _WARPGROUP) or self._elected:

@@ -11,9 +11,9 @@ of ``statement.py``.  Where a value lives, and which value it is, is said by the
 ``Do``: ``access_map.py``.
 
 **Who does it.**  ``Instruction.issuer`` says who executes a ``Do``: each thread on values of its
-own ("thread"), or one thread (TMA, inside an ``Elect``) or a role's copy of 128 threads together
-("warpgroup") on the values of a whole tile.  Registers of such a tile are shared out among
-the threads as the buffer's ``fragment`` says.
+own ("thread"), a warp's lanes together ("warp"), or one thread (TMA, inside an ``Elect``).  A
+role's copy of 128 threads ("warpgroup") multiplies by the digits of its threads and of their
+values (``digits.py``), or moves rows of tensor memory, which the buffer's ``fragment`` shares out.
 
 **Numbers.**  Every extent, stride, flag and coefficient is an int; while a whole space is scored it
 is an array over the candidates instead (one array axis a decision, so it has the length 1 wherever

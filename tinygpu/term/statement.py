@@ -386,7 +386,8 @@ _FENCED: Mapping[FenceKind, By] = {
 class Do(_Simple):
     """One instruction by each thread (``threads`` extents) on each of its values.
 
-    ``vector`` values of mode 0 are moved by one instruction.  ``variant`` picks of a family.
+    ``vector`` values, the first in order, are moved by one instruction.  ``variant`` picks of a
+    family.
     ``lanes`` = (divisor, extent, residue) restricts it to threads with
     ``(t // divisor) % extent == residue``.  ``across`` is shfl.sync's butterfly mask.
 

@@ -570,7 +570,7 @@ class _Reader:
                     place.lowest = min(place.lowest, low)
                     place.crossed |= isinstance(s, Do) and kind_of(s) in _ASYNC
                     made = isinstance(s, Do) and kind_of(s) in ("product", "mma")
-                    place.product |= made and how == "write"
+                    place.product |= made and (how == "write" or place.private)
                     tensor = isinstance(s, Do) and kind_of(s) in ("mma", "cp", "take", "put")
                     self.plan.tensor |= tensor
                     place.askers.add((agent, shift, tensor))

@@ -458,8 +458,8 @@ class Pass:
         """Bring an agent to a product, which is issued when all of its copy have come."""
         a = self.plan.agents[number]
         if agent.touched:
-            self.fault("proxy", number, op, "needs a wgmma.fence after what else touched its sums; "
-                       "put one before it")  # fmt: skip
+            self.fault("proxy", number, op, "needs a wgmma.fence after what else touched its "
+                       "registers; put one before it")  # fmt: skip
         team = (a.cta, a.role, a.copy)
         flights = self.flights.setdefault(team, [])
         flight = next((f for f in flights if number in f.missing), None)
@@ -596,8 +596,9 @@ class Pass:
         touch: Touch,
         bit: int,
     ) -> None:
-        """R of registers: each thread's own, and the sums of its copy's products."""
+        """R of registers: each thread's own, and what its copy's products read and add to."""
         write = any(touch is w for w in op.writes)
+        sums = op.kind == "product" and any(touch.place == w.place for w in op.writes)
         flies = op.kind in ("product", "take", "put")
         if op.kind != "product" and (missed := slot.writes & ~agent.all):
             self.fault("race", number, op, f"touches {place.ring}@{touch.offset} while "
@@ -611,7 +612,7 @@ class Pass:
                     self._fill(place, slot, touch)
             else:
                 self._fill(place, slot, touch)
-        elif op.kind != "product" or (not op.fresh and touch.offset not in slot.held):
+        elif not sums or (not op.fresh and touch.offset not in slot.held):
             self._value(number, op, place, slot, touch)
         if flies:
             slot.writes |= bit

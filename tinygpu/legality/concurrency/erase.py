@@ -299,7 +299,7 @@ def _footprint(
     write = do.write
     if write.buffer.level == "gmem":
         return Footprint(_NOWHERE)
-    together = do.instruction.issuer != "thread" or write.buffer.fragment != "" or any(
+    together = (not do.threads and do.instruction.issuer != "thread") or any(
         a.buffer.fragment for a in do.accesses
     )  # fmt: skip
     origin = tuple(normal(o) for o in write.origin)

@@ -131,7 +131,7 @@ class Agent:
     unfenced: int = 0  # what the next fence gives
     groups: dict[str, list[Group]] = field(default_factory=dict)
     open: dict[str, Group] = field(default_factory=dict)
-    touched: bool = True  # sums, since the last wgmma.fence
+    touched: bool = True  # registers of products, since the last wgmma.fence
     left: bool = False
     multiplied: int = 0  # products of its own, by tcgen05
     batch: int = 0  # that of the next commit
