@@ -457,16 +457,18 @@ def one_thread_loads() -> Program:
 
 
 def other_half_of_a_tile() -> Program:
-    """Of a fragment the cells are counted, not compared: columns are read that nobody wrote."""
+    """Groups of columns are read that nobody wrote."""
 
     def change(s: Statement) -> Any:
         if isinstance(s, Do) and s.instruction.name == "cvt":
-            return replace(s, values=(32, 64))
+            return replace(s, values=(2, 2, 4))
         if isinstance(s, Do) and s.instruction.name == "st.global":
             (read,) = s.reads
             assert isinstance(read, Access)
-            half = replace(read, origin=(AT_0, Affine(32)))
-            return replace(s, values=(32, 64), reads=(half,), write=shifted(s.write, 1, Affine(32)))
+            half = replace(read, origin=(Affine(4), AT_0, AT_0))
+            return replace(
+                s, values=(2, 2, 4), reads=(half,), write=shifted(s.write, 1, Affine(32))
+            )
         return s
 
     return rewritten(hopper("plain", stages=2, tile_n=64), change)
@@ -477,15 +479,15 @@ def half_of_a_tile_written() -> Program:
 
     def change(s: Statement) -> Any:
         if isinstance(s, Do) and s.instruction.name == "cvt":
-            return replace(s, values=(32, 64))
+            return replace(s, values=(2, 2, 4))
         if isinstance(s, Do) and s.instruction.name == "st.global":
             (read,) = s.reads
             assert isinstance(read, Access)
             return tuple(
                 replace(
                     s,
-                    values=(32, 64),
-                    reads=(replace(read, origin=(AT_0, Affine(far))),),
+                    values=(2, 2, 4),
+                    reads=(replace(read, origin=(Affine(far // 8), AT_0, AT_0)),),
                     write=shifted(s.write, 1, Affine(far)),
                 )
                 for far in (0, 32)
@@ -810,16 +812,16 @@ def product_into_one_column() -> Program:
 
 
 def halves_by_stmatrix() -> Program:
-    """stmatrix's code passes by the origin of what it writes."""
+    """Two halves of a chunk, each from an origin of its own."""
 
     def change(s: Do) -> Any:
         (read,) = s.reads
 
         def half(first: int) -> Do:
-            right = (AT_0, Affine(first))
             assert isinstance(read, Access)
-            reads = (replace(read, origin=right),)
-            return replace(s, values=(32, 64), write=replace(s.write, origin=right), reads=reads)
+            reads = (replace(read, origin=(Affine(first // 8), AT_0, AT_0)),)
+            right = replace(s.write, origin=(s.write.origin[0], Affine(first)))
+            return replace(s, values=(2, 2, 4), write=right, reads=reads)
 
         return half(0), Sync(1, "role"), half(32)
 
