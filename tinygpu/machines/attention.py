@@ -17,13 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import GMEM, L2, REGISTERS, SMEM
-from tinygpu.term.builder import Array, BarrierRing, Held, Kernel, LoopIndex, Piece, Tile
-from tinygpu.term.expression import Constant, Expression, apply, value
+from tinygpu.term.builder import Held, Kernel, LoopIndex, Piece, Tile
+from tinygpu.term.expression import Constant, apply, value
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation, attention
 
