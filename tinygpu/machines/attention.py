@@ -60,6 +60,12 @@ class Attention(Machine):
     stages_v = Choice(1, 2, 3, 4, structural=True, meaning="blocks of values in shared memory")
     stages_q = Choice(1, 2, structural=True, meaning="blocks of queries in shared memory")
     skew = Choice(0, 1, structural=True, meaning="steps that the second product is behind")
+    rescale = Choice(
+        "after",
+        "before",
+        structural=True,
+        meaning="sums shrink after a step, or before the next adds",
+    )
     turns = Choice(
         "none", "named", structural=True, meaning="whether two consumers multiply in turn"
     )
@@ -90,9 +96,9 @@ class Attention(Machine):
             ),
             Requirement(
                 "unused",
-                d.stages_q == 1 or d.persistent == 1,
+                (d.stages_q == 1 or d.persistent == 1) and (d.rescale == "after" or d.skew == 1),
                 "a decision about what the kernel does not have stays at its first value",
-                "choose stages_q 1, or persistent 1",
+                "choose stages_q 1, or persistent 1; choose rescale after, or skew 1",
             ),
         )
 
@@ -176,6 +182,8 @@ class Attention(Machine):
                 if self.skew:
                     with k.when(step >= 1):
                         ring_v.wait(step - 1)
+                        if self.rescale == "before":
+                            rows.rescale()
                         self.weigh(k, acc, weights, ring_v.tile[step - 1])
                 if turns:
                     turns.give(step)
@@ -193,7 +201,8 @@ class Attention(Machine):
                     k.wait_group("wgmma", 0)
                     with k.when(step >= 1):
                         ring_v.release(step - 1)
-                rows.rescale()
+                if self.rescale == "after":
+                    rows.rescale()
                 k.cast(scores, dtype, into=weights)
                 if not self.skew:
                     ring_v.wait(step)
@@ -205,6 +214,8 @@ class Attention(Machine):
             if self.skew:
                 with k.when(tile.trips >= 1) if k.op.mask is not None else nullcontext():
                     ring_v.wait(step.last)
+                    if self.rescale == "before":
+                        rows.rescale()
                     self.weigh(k, acc, weights, ring_v.tile[step.last])
                     k.wait_group("wgmma", 0)
                     ring_v.release(step.last)
@@ -285,6 +296,7 @@ class Rows:
         self.top, self.new, self.total = (
             k.registers(name, "f32", "half") for name in ("top", "new", "total")
         )
+        self.apart = k.registers("apart", "f32", "half", "pair")  # so that four maxima run at once
         self.shift, self.shrink = (k.registers(name, "f32", "half") for name in ("shift", "shrink"))
         scale = value("scale") * _LOG2_E if k.op.scalars else Constant(_LOG2_E)
         self.scale, self.factor = scale, k.registers("factor", "f32")
@@ -300,8 +312,10 @@ class Rows:
     def exponentiate(self) -> None:
         """Make weights of scores, below the new maximum, and add them to what was shrunk."""
         k, known = self.k, {"factor": self.factor, "shift": self.shift}
+        k.set(self.apart, value("top"), {"top": self.top})
+        k.reduce("max", self.apart, self.scores)
         k.set(self.new, value("top"), {"top": self.top})
-        k.reduce("max", self.new, self.scores)
+        k.reduce("max", self.new, self.apart)
         k.butterfly("max", self.new, over="quad")
         k.set(self.shift, -(value("new") * value("factor")), {"new": self.new, **known})
         power = apply("ex2.ftz", value("x") * value("factor") + value("shift"))
@@ -359,23 +373,25 @@ class RowStore:
 
 _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
-    "skew": 0, "turns": "none", "epilogue": "direct", "persistent": 1, "order": "straight",
-    "together": "kv heads", "raster": 1, "early": 0,
+    "skew": 0, "rescale": "after", "turns": "none", "epilogue": "direct", "persistent": 1,
+    "order": "straight", "together": "kv heads", "raster": 1, "early": 0,
 }  # fmt: skip
 _SKEWED = {**_FA2, "skew": 1}
 _FA3 = {**_SKEWED, "turns": "named"}
 _LINES = {**_SKEWED, "epilogue": "tma"}
-_LONGEST = {**_LINES, "order": "longest", "raster": 4}
-_WIDE = {**_LINES, "tile_n": 176, "epilogue": "direct"}
 _AHEAD = {**_LINES, "stages_q": 2}
+_LONGEST = {**_LINES, "order": "longest", "raster": 16}
+_WIDE = {**_SKEWED, "tile_n": 176}
+_ONE = {**_WIDE, "persistent": 0, "order": "longest", "raster": 8}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
     "fa2": _FA2,
     "fa3 without turns": _SKEWED,
     "fa3": _FA3,
     "tma store": _LINES,
+    "queries ahead": _AHEAD,
     "longest first": _LONGEST,
     "wide": _WIDE,
-    "queries ahead": _AHEAD,
+    "one tile each": _ONE,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""
