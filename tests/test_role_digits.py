@@ -46,6 +46,8 @@ POINTS: dict[str, dict[str, Any]] = {
     "wide": {"consumers": 2, "depth": 128, "keys": 128, "registers": (24, 240)},
 }
 
+HEADS = {"l": 1, "h": 2, "g": 1}
+
 
 @cache
 def built(name: str) -> Program:
@@ -55,7 +57,7 @@ def built(name: str) -> Program:
 def sizes_of(name: str) -> dict[str, int]:
     point = POINTS[name]
     depth = point.get("depth", 64)
-    return {"m": 136, "n": 3 * point.get("keys", 64), "d": depth, "e": depth}
+    return {**HEADS, "m": 136, "n": 3 * point.get("keys", 64), "d": depth, "e": depth}
 
 
 @pytest.mark.parametrize("name", POINTS)
@@ -77,8 +79,9 @@ def test_all_instances_at_once_compute_the_same(name: str) -> None:
         o.name: DTYPES[o.dtype].round(random.standard_normal(shapes[o.name])).astype(np.float64)
         for o in operation.inputs
     }
-    found, findings, _ = canonical_run(program, sizes, inputs, {}, FLOATS)
-    wanted = operation.reference(inputs)["o"]
+    scalars = {"scale": sizes["d"] ** -0.5}
+    found, findings, _ = canonical_run(program, sizes, inputs, scalars, FLOATS)
+    wanted = operation.reference(inputs, scalars)["o"]
     assert findings == ()
     assert np.abs(found.reshape(wanted.shape) - wanted).max() < 2.0**-8
 
@@ -99,7 +102,9 @@ def test_the_first_factor_is_read_from_registers() -> None:
 
 
 def test_the_time_model_takes_it() -> None:
-    found = cost(built("wide"), {"m": 16384, "n": 4096, "d": 128, "e": 128}, load_device("h200"))
+    found = cost(
+        built("wide"), {**HEADS, "m": 16384, "n": 4096, "d": 128, "e": 128}, load_device("h200")
+    )
     assert found.seconds > 0
 
 
@@ -214,7 +219,7 @@ def test_a_wrong_value_is_found(name: str) -> None:
 
 
 def said(program: Program, law: str) -> list[str]:
-    sizes = {"m": 4096, "n": 4096, "d": 64, "e": 64}
+    sizes = {**HEADS, "m": 4096, "n": 4096, "d": 64, "e": 64}
     case = Case.of(program, sizes, load_device("h200"))
     return [str(clause) for clause in LAWS[law].clauses(case) if not clause.holds]
 
