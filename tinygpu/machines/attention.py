@@ -60,8 +60,14 @@ class Attention(Machine):
     stages_v = Choice(1, 2, 3, 4, structural=True, meaning="blocks of values in shared memory")
     stages_q = Choice(1, 2, structural=True, meaning="blocks of queries in shared memory")
     skew = Choice(0, 1, structural=True, meaning="steps that the second product is behind")
+    turns = Choice(
+        "none", "named", structural=True, meaning="whether two consumers multiply in turn"
+    )
     epilogue = Choice("direct", "tma", structural=True, meaning="how rows reach o")
     persistent = Choice(0, 1, structural=True, meaning="CTAs stay for several tiles (1)")
+    order = Choice("straight", "longest", structural=True, meaning="queries that come first")
+    together = Choice("kv heads", "group", structural=True, meaning="heads that are neighbours")
+    raster = Choice(1, 2, 4, 8, 16, 32, structural=True, meaning="neighbours visited together")
     early = Choice(0, 1, structural=True, meaning="start while the kernel before ends (1)")
 
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
@@ -75,6 +81,12 @@ class Attention(Machine):
                 held <= (208 if d.consumers < 3 else 136),
                 "scores, weights and sums leave a thread registers to work with",
                 "lower tile_n, depth or consumers",
+            ),
+            Requirement(
+                "in_turn",
+                d.turns == "none" or d.consumers == 2,
+                "two consumers multiply in turn",
+                "choose consumers 2, or turns none",
             ),
             Requirement(
                 "unused",
@@ -97,8 +109,10 @@ class Attention(Machine):
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
         q, keys, values = k.inputs
-        k.launch(persistent=self.persistent, early=self.early)
-        k.grid("bl", "bh", "bg", "bm")
+        k.launch(persistent=self.persistent, early=self.early, raster=self.raster)
+        k.grid("bl", *(("bg", "bh") if self.together == "kv heads" else ("bh", "bg")), "bm")
+        if self.order == "longest":
+            k.walk_down("bm")
         k.cluster(rank=1)
         k.tile(tm=_BLOCK * self.consumers, tn=self.tile_n, td=self.depth, te=self.depth)
         rings = [
@@ -148,16 +162,25 @@ class Attention(Machine):
         acc = k.registers("acc", "f32", "chunk", "wide", "half", "both")
         store = RowStore(self, k)
         rows = Rows(k, scores, acc)
+        turns = Turns(k, self.consumers) if self.turns == "named" else None
+        if turns:
+            turns.begin()
         for tile in self.tiles(k):
             rows.begin()
             ring_q.wait(tile)
             for step in self.steps(k, tile):
                 ring_k.wait(step)
+                if turns:
+                    turns.take(step)
                 k.wgmma(scores, ring_q.tile[tile][_ROWS], ring_k.tile[step][_KEYS], fresh=True)
                 if self.skew:
                     with k.when(step >= 1):
                         ring_v.wait(step - 1)
                         self.weigh(k, acc, weights, ring_v.tile[step - 1])
+                if turns:
+                    turns.give(step)
+                if self.skew:
+                    with k.when(step >= 1):
                         k.wait_group("wgmma", 1)
                     with k.when(step < 1):
                         k.wait_group("wgmma", 0)
@@ -231,6 +254,27 @@ class Ring:
         """Say that this copy has read a tile."""
         with self.k.elect():
             self.k.arrive(self.empty[number])
+
+
+class Turns:
+    """Consumers that multiply in turn: one's products run under the other's exponentials."""
+
+    def __init__(self, k: Kernel, consumers: int) -> None:
+        self.k, self.copy = k, k.copy("w")
+        self.turn = k.named_barriers("turn", consumers, threads=256, number=1 + consumers)
+
+    def begin(self) -> None:
+        """Let the last copy give the first one its first turn."""
+        with self.k.when(self.copy >= 1):
+            self.k.arrive(self.turn[self.copy - 1])
+
+    def take(self, step: LoopIndex) -> None:
+        """Wait for this copy's turn."""
+        self.k.wait(self.turn[step, self.copy])
+
+    def give(self, step: LoopIndex) -> None:
+        """Give the turn to the next copy."""
+        self.k.arrive(self.turn[step, self.copy + 1])
 
 
 class Rows:
@@ -315,16 +359,23 @@ class RowStore:
 
 _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
-    "skew": 0, "epilogue": "direct", "persistent": 1, "early": 0,
+    "skew": 0, "turns": "none", "epilogue": "direct", "persistent": 1, "order": "straight",
+    "together": "kv heads", "raster": 1, "early": 0,
 }  # fmt: skip
-_FA3 = {**_FA2, "skew": 1}
-_LINES = {**_FA3, "epilogue": "tma"}
+_SKEWED = {**_FA2, "skew": 1}
+_FA3 = {**_SKEWED, "turns": "named"}
+_LINES = {**_SKEWED, "epilogue": "tma"}
+_LONGEST = {**_LINES, "order": "longest", "raster": 4}
+_WIDE = {**_LINES, "tile_n": 176, "epilogue": "direct"}
 _AHEAD = {**_LINES, "stages_q": 2}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
     "fa2": _FA2,
+    "fa3 without turns": _SKEWED,
     "fa3": _FA3,
     "tma store": _LINES,
+    "longest first": _LONGEST,
+    "wide": _WIDE,
     "queries ahead": _AHEAD,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""
