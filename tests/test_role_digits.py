@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -23,9 +24,12 @@ from tinygpu.legality.concurrency.assumptions import assumptions
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS
 from tinygpu.legality.reach import Case
+from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.meaning.canonical import canonical_run
 from tinygpu.meaning.interpret import check
 from tinygpu.search.time.cost import cost
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import attention
 from tinygpu.term.program import (
     Access,
     Commit,
@@ -106,6 +110,20 @@ def test_the_time_model_takes_it() -> None:
         built("wide"), {**HEADS, "m": 16384, "n": 4096, "d": 128, "e": 128}, load_device("h200")
     )
     assert found.seconds > 0
+
+
+def test_the_store_that_holds_a_wait_is_never_done() -> None:
+    """It asks for the bits of a signalling NaN, of a sum: no numbers have such a sum."""
+    program = Attention().program(attention(), Chosen(STARTS["fa3"]))
+    text = emit(program)
+    held = re.findall(
+        r"add\.f32 (%\w+), .*\n\tmov\.b32 (%\w+), (%\w+);\n"
+        r"\tsetp\.eq\.u32 (%\w+), (%\w+), 0x7fa5a5a5;\n\t@(%\w+) st\.shared\.u32 .*, (%\w+);",
+        text,
+    )
+    assert len(held) == text.count("0x7fa5a5a5") == 2
+    for total, bits, of, holds, compared, asked, stored in held:
+        assert (total, bits, bits, holds) == (of, compared, stored, asked)
 
 
 # made wrong: the order of statements
