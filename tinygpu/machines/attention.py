@@ -124,7 +124,7 @@ class Attention(Machine):
         k.cluster(rank=1)
         k.tile(tm=_BLOCK * self.consumers, tn=self.tile_n, td=self.depth, te=self.depth)
         rings = [
-            Ring(k, name, lines, wide, stages, self.consumers)
+            BlockRing(k, name, lines, wide, stages, self.consumers)
             for name, lines, wide, stages in (
                 ("q", "tm", "td", self.stages_q),
                 ("k", "tn", "td", self.stages_k),
@@ -159,7 +159,7 @@ class Attention(Machine):
         """Trace a block of keys of a tile."""
         return k.loop("kt") if k.op.mask is None else k.loop("kt", trips=tile.trips)
 
-    def consume(self, k: Kernel, ring_q: Ring, ring_k: Ring, ring_v: Ring) -> None:
+    def consume(self, k: Kernel, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing) -> None:
         """Multiply with keys, exponentiate, multiply with values; divide by the sum, and store."""
         dtype, wide = k.output.dtype, 64
         k.threads(warp=4, octet=8, quad=4)
@@ -170,7 +170,7 @@ class Attention(Machine):
         weights = k.registers("weights", dtype, "group", "half", "pair")
         acc = k.registers("acc", "f32", "chunk", "wide", "half", "both")
         store = RowStore(self, k)
-        rows = Rows(k, scores, acc)
+        rows = RowStatistics(k, scores, acc)
         turns = Turns(k) if self.turns == "named" else None
         if turns:
             turns.begin()
@@ -242,7 +242,7 @@ class Attention(Machine):
             k.fill(scores, -math.inf, where=hidden)
 
 
-class Ring:
+class BlockRing:
     """A ring of tiles in shared memory and its barriers."""
 
     def __init__(
@@ -291,7 +291,7 @@ class Turns:
         self.k.arrive(self.turn[step, self.copy + 1])
 
 
-class Rows:
+class RowStatistics:
     """The statistics of a consumer's rows: the maximum so far, and the sum of weights below it."""
 
     def __init__(self, k: Kernel, scores: Held, acc: Held) -> None:
