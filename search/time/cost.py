@@ -59,11 +59,13 @@ from tinygpu.search.time.tile_steps import TileSteps, steps_of_tiles
 from tinygpu.search.time.work import (
     WARP,
     Event,
+    Guard,
     Loop,
     Node,
     TimedAgent,
     Tree,
     agents,
+    clocked,
     of_agent,
     total_work,
 )
@@ -78,6 +80,8 @@ LATE_POWER = 2.0  # fitted: of the room that is left, in what a late start costs
 FLYING_POWER = 4.0  # fitted: how sharply DRAM slows down where too few bytes are in flight
 OF_TILES = ("tensor", "smem", "tma", "fill")
 """Units that agents that take tiles share."""
+OF_ARITHMETIC = ("issue", "fma", "int", "cvt", "sfu", "shuffle")
+"""Units that copies share beside them, where there is arithmetic in their steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +198,8 @@ class Placed:
         waves = select(stays, ceil(tiles / at_once), np.maximum(busiest / fits, 1.0))
         active = np.minimum(tiles, spread) * launch.cluster
         l2_rate, dram_rate = _rates(device)
-        of_step = _asked(f.agents)
-        asked = f.steps * tiles * launch.cluster * of_step
+        of_step, of_tile = (_asked(tuple(trees)) for trees in zip(*((a.body, a.before) for a in f.agents), strict=True))
+        asked = tiles * launch.cluster * (f.steps * of_step + of_tile)
         missed = np.minimum(from_dram / asked, 1.0)
         flying = f.stages * of_step * np.minimum(tiles, at_once) * launch.cluster
         short = FITTED["dram_in_flight"] / (flying * missed)
@@ -283,7 +287,8 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     def alone(unit: str, of: tuple[TimedAgent, ...]) -> Numbers:
         return waves * place.share * _work(of, f.steps, unit) / device.clock_hz
 
-    parts = {unit: alone(unit, f.agents) for unit in OF_TILES}
+    units_of = (*OF_TILES, *OF_ARITHMETIC) if clocked(f.agents) else OF_TILES
+    parts = {unit: alone(unit, f.agents) for unit in units_of}
     units, fill = reduce(np.maximum, parts.values()), alone("fill", timed)
     longest = np.maximum(units, fill)
     after = reduce(np.maximum, (span_cycles(a.after) / a.step for a in f.agents))
@@ -356,12 +361,13 @@ def _with_loads(agent: TimedAgent, per_byte: Numbers, latency: Numbers) -> Timed
         fill = np.maximum(node.each["fill"], node.fetched_bytes * per_byte)
         return replace(node, each={**node.each, "fill": fill}, latency=latency)
 
-    return replace(agent, body=tuple(map(timed, agent.body)))
+    before, body = (tuple(map(timed, tree)) for tree in (agent.before, agent.body))
+    return replace(agent, before=before, body=body)
 
 
-def _asked(all_agents: tuple[TimedAgent, ...]) -> Numbers:
-    """Return the bytes that a CTA asks L2 for in a step."""
-    events = (e for agent in all_agents for e in agent.body if isinstance(e, Event))
+def _asked(trees: tuple[Tree, ...]) -> Numbers:
+    """Return the bytes that a CTA asks L2 for when it goes through these once."""
+    events = (e for tree in trees for e in tree if isinstance(e, Event))
     return sum((event.fetched_bytes for event in events), 0.0)
 
 
@@ -369,6 +375,13 @@ def _work(of: tuple[TimedAgent, ...], steps: Numbers, unit: str) -> Numbers:
     """Return the cycles of a unit that one tile takes, all agents' copies together."""
     total: Numbers = 0.0
     for agent in of:
-        body, after = (total_work(tree).get(unit, 0.0) for tree in (agent.body, agent.after))
-        total = total + agent.together * (steps * body + after)
+
+        def holds(guard: Guard, var: str = agent.step_var) -> Numbers:
+            return 1 if guard.tells else guard.times(var, steps) / np.maximum(steps, 1)
+
+        before, body, after = (
+            total_work(tree, holds).get(unit, 0.0)
+            for tree in (agent.before, agent.body, agent.after)
+        )
+        total = total + agent.together * (steps * body + (before + after))
     return total
