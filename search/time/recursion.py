@@ -348,7 +348,7 @@ class Following(Walk):
         self.zero: Time = 0.0 if size == 1 else np.zeros(size)
         self.states = [
             [
-                CopyState(self.zero, self.zero, a, a.number + copy, (self.zero, self.zero))
+                CopyState(self.zero, self.zero, a, a.number + copy, (self.zero, self.zero), warps=a.warps)
                 for copy in range(max(1, int(np.max(a.step))))
             ]
             for a in agents
@@ -385,7 +385,7 @@ class Following(Walk):
             seen = (self.in_order if self.clocked else self.in_turn)(each_state, first_steps)
             self.jump(states, seen, steps - first_steps)
             if self.clocked:
-                self.run([(s, known, self.events(s.agent.after, known)) for s, known in each_state])
+                self.run([(s, known, self.happening(s.agent.after, known)) for s, known in each_state])
             for state, known in each_state:
                 if not self.clocked:
                     self.nodes(state.agent.after, state, known)
@@ -418,27 +418,27 @@ class Following(Walk):
         seen: list[Time] = [0.0] * steps
 
         def way(state: CopyState, known: dict[str, Any]) -> Iterator[Event | Loop]:
-            yield from self.events(state.agent.before, known)
+            yield from self.happening(state.agent.before, known)
             for step in range(steps if state.agent.body else 0):
                 known[state.agent.step_var] = step
-                yield from self.events(state.agent.body, known)
+                yield from self.happening(state.agent.body, known)
                 seen[step] = max(seen[step], state.last)
 
         self.run([(state, known, way(state, known)) for state, known in states])
         return seen
 
-    def events(self, nodes: Tree, known: dict[str, Any]) -> Iterator[Event | Loop]:
+    def happening(self, nodes: Tree, known: dict[str, Any]) -> Iterator[Event | Loop]:
         """Go through the statements that happen, a loop without signals as one."""
         for node in nodes:
             match node:
                 case Guard(index, bound, body):
                     most = known[bound] if isinstance(bound, str) else bound
                     if index.evaluate(known) < most:
-                        yield from self.events(body, known)
+                        yield from self.happening(body, known)
                 case Loop(form="signals"):
                     for i in range(int(node.trips)):
                         known[node.var] = i
-                        yield from self.events(node.body, known)
+                        yield from self.happening(node.body, known)
                 case _:
                     yield node
 
@@ -478,10 +478,10 @@ class Following(Walk):
         index = int(node.index.evaluate(known))
         return index < 0 or bool(self.arrived.get((node.barrier, index), 0) >= node.arrivals)
 
-    def math(self, event: Event, state: CopyState) -> None:
+    def math(self, event: Event, state: CopyState) -> tuple[Time, Time]:
         """Let a copy's warps do arithmetic: in order, on units that it shares with the others.
 
-        A value is there a latency after its instruction has started, so that a statement follows
+        Returns its start, and when all have done it.  A value is there a latency after its instruction has started, so that a statement follows
         the one that it reads value by value, if both have as many.
         """
         cycles, start, least = event.cycles, state.now, 0.0
@@ -494,13 +494,14 @@ class Following(Walk):
                 start = max(start, self.units.get(unit, 0.0))
         for unit, busy in cycles.items():
             self.units[unit] = max(self.units.get(unit, 0.0), start) + busy * self.share
-        state.issued = max(state.issued, start) + event.count * FITTED["warp_interval"]
+        state.issued = max(state.issued, start) + alone(cycles) / state.warps
         end = max(state.issued, least, *(self.units[unit] for unit in cycles))
         worked = end + event.latency
         state.there[event.write] = worked if event.folds else start + event.latency, worked, (
             event.count
         )
         state.worked = max(state.worked, worked)
+        return start, end
 
     def jump(self, states: list[CopyState], seen: list[Time], more: Numbers) -> None:
         """Go on for more steps at the period: what the steps moved moves along."""

@@ -202,7 +202,7 @@ class TimedAgent:
 
     ``together`` copies do the same at once, on a part of a tile each; with ``step`` above 1 the
     copies take tiles in turn.  Copies that are followed one by one are agents of their own, with
-    their ``number``.
+    their ``number``.  A copy has so many ``warps``.
     """
 
     name: str
@@ -214,6 +214,7 @@ class TimedAgent:
     together: Numbers = 1
     step: Numbers = 1
     number: int = 0
+    warps: Numbers = 1
     before: Tree = ()
     body: Tree = ()
     after: Tree = ()
@@ -376,7 +377,7 @@ class _Accountant:
             self.together = 1
         found = TimedAgent(
             self.role.name, tiles.tile, tiles.turn, self.role.copy, steps=self.steps,
-            together=self.together, step=tiles.step if in_turn else 1,
+            together=self.together, step=tiles.step if in_turn else 1, warps=self.role.threads / WARP,
         )  # fmt: skip
         if not any(isinstance(s, For) and not s.unrolled for s in inside):
             return replace(found, after=self.tree(inside))  # it rests while others take steps
@@ -613,24 +614,19 @@ class _Accountant:
         return Event("work", {"serial": serial, **cycles})
 
     def arithmetic(self, do: Do) -> Event:
-        """Return a copy's arithmetic on its registers, in cycles of the whole SM's units.
+        """Return a copy's arithmetic on its registers: the instructions of all of its warps.
 
-        A comparison or maximum is integer work here; two conversions to 16 bits are one
-        instruction.
+        A comparison or maximum is integer work; one instruction makes two conversions to 16 bits.
         """
         one = self.threads(do, ())
-        each, warps = dict(one.each), self.role.threads / WARP
+        each = dict(one.each)
         if do.instruction.unit == "alu" and do.instruction.name != "mov":
             each["int"] = each.get("int", 0.0) + WARP / self.device.int_per_cycle_per_sm
         if do.instruction.unit == "cvt" and do.write.buffer.type.bytes == 2:
-            warps = warps / 2
+            each = {unit: cycles / 2 for unit, cycles in each.items()}
         many = math.prod(n for n, moves in zip(do.values, do.write.value, strict=True) if any(moves))
-        return replace(
-            one,
-            kind="math",
-            each={unit: cycles * warps for unit, cycles in each.items()},
-            folds=many < one.count,
-        )
+        count = one.count * self.role.threads / WARP
+        return replace(one, kind="math", each=each, count=count, folds=many < one.count)
 
     def threads(self, do: Do, around: tuple[For, ...]) -> Event:
         """Return the event of an instruction of threads on their own values: one rule a unit."""
