@@ -198,7 +198,10 @@ class Placed:
         waves = select(stays, ceil(tiles / at_once), np.maximum(busiest / fits, 1.0))
         active = np.minimum(tiles, spread) * launch.cluster
         l2_rate, dram_rate = _rates(device)
-        of_step, of_tile = (_asked(tuple(trees)) for trees in zip(*((a.body, a.before) for a in f.agents), strict=True))
+        of_step, of_tile = (
+            _asked([a.body for a in f.agents]),
+            _asked([a.before for a in f.agents]),
+        )
         asked = tiles * launch.cluster * (f.steps * of_step + of_tile)
         missed = np.minimum(from_dram / asked, 1.0)
         flying = f.stages * of_step * np.minimum(tiles, at_once) * launch.cluster
@@ -361,11 +364,10 @@ def _with_loads(agent: TimedAgent, per_byte: Numbers, latency: Numbers) -> Timed
         fill = np.maximum(node.each["fill"], node.fetched_bytes * per_byte)
         return replace(node, each={**node.each, "fill": fill}, latency=latency)
 
-    before, body = (tuple(map(timed, tree)) for tree in (agent.before, agent.body))
-    return replace(agent, before=before, body=body)
+    return agent.with_trees(lambda tree: tuple(map(timed, tree)))
 
 
-def _asked(trees: tuple[Tree, ...]) -> Numbers:
+def _asked(trees: list[Tree]) -> Numbers:
     """Return the bytes that a CTA asks L2 for when it goes through these once."""
     events = (e for tree in trees for e in tree if isinstance(e, Event))
     return sum((event.fetched_bytes for event in events), 0.0)
@@ -373,12 +375,12 @@ def _asked(trees: tuple[Tree, ...]) -> Numbers:
 
 def _work(of: tuple[TimedAgent, ...], steps: Numbers, unit: str) -> Numbers:
     """Return the cycles of a unit that one tile takes, all agents' copies together."""
+
+    def holds(guard: Guard) -> Numbers:
+        return 1 if guard.tells else guard.times(steps) / np.maximum(steps, 1)
+
     total: Numbers = 0.0
     for agent in of:
-
-        def holds(guard: Guard, var: str = agent.step_var) -> Numbers:
-            return 1 if guard.tells else guard.times(var, steps) / np.maximum(steps, 1)
-
         before, body, after = (
             total_work(tree, holds).get(unit, 0.0)
             for tree in (agent.before, agent.body, agent.after)

@@ -67,6 +67,7 @@ from tinygpu.search.time.work import (
     Event,
     Guard,
     Loop,
+    StepLoop,
     TimedAgent,
     Tree,
     clocked,
@@ -348,7 +349,9 @@ class Following(Walk):
         self.zero: Time = 0.0 if size == 1 else np.zeros(size)
         self.states = [
             [
-                CopyState(self.zero, self.zero, a, a.number + copy, (self.zero, self.zero), warps=a.warps)
+                CopyState(
+                    self.zero, self.zero, a, a.number + copy, (self.zero, self.zero), warps=a.warps
+                )
                 for copy in range(max(1, int(np.max(a.step))))
             ]
             for a in agents
@@ -370,7 +373,8 @@ class Following(Walk):
     def followed(self, tiles: Numbers, each: Sequence[tuple[Numbers, int]], window: int) -> Times:
         """Return the cycles of all tiles; ``each`` of the first has steps, the first one by one."""
         before = list(accumulate((first for _, first in each), initial=0))
-        self.rows = max(before[-1], len(each)) + 2
+        loops = max(len(agents[0].agent.loops) for agents in self.states)
+        self.rows = max(loops * before[-1], len(each)) + 2
         ends: list[Time] = []
         for tile, (steps, first_steps) in enumerate(each):
             states = [copies[tile % len(copies)] for copies in self.states]
@@ -381,12 +385,15 @@ class Following(Walk):
                  counted(s.agent.turn, s.agent.steps): s.taken}
                 for s in states
             ]  # fmt: skip
-            each_state = list(zip(states, values, strict=True))
-            seen = (self.in_order if self.clocked else self.in_turn)(each_state, first_steps)
-            self.jump(states, seen, steps - first_steps)
+            here = list(zip(states, values, strict=True))
+            for number in range(max(len(state.agent.loops) for state in states)):
+                seen = self.steps(here, number, first_steps)
+                self.jump(states, number, seen, steps - first_steps)
+                for state, known in here:
+                    known.pop(_loop(state.agent, number).var, None)
             if self.clocked:
-                self.run([(s, known, self.happening(s.agent.after, known)) for s, known in each_state])
-            for state, known in each_state:
+                self.run([(s, known, self.happening(s.agent.after, known)) for s, known in here])
+            for state, known in here:
                 if not self.clocked:
                     self.nodes(state.agent.after, state, known)
                 state.turn += 1
@@ -397,32 +404,37 @@ class Following(Walk):
             return np.asarray(ends[-1] + np.maximum(tiles - len(each), 0) * period)
         return np.asarray(ends[-1])
 
-    def in_turn(
-        self, states: Sequence[tuple[CopyState, dict[str, Any]]], steps: int
+    def steps(
+        self, states: Sequence[tuple[CopyState, dict[str, Any]]], number: int, steps: int
     ) -> list[Time]:
-        """Follow a tile's first steps, one agent's after another's; return when each step ends."""
+        """Follow the first steps of one of a tile's loops; return when each step ends."""
+        if self.clocked:
+            return self.in_order(states, number, steps)
         for state, known in states:
-            self.nodes(state.agent.before, state, known)
+            self.nodes(_loop(state.agent, number).before, state, known)
         seen: list[Time] = []
         for step in range(steps):
             for state, known in states:
-                known[state.agent.step_var] = step
-                self.nodes(state.agent.body, state, known)
-            seen.append(reduce(self.later, [s.last for s, _ in states if s.agent.body]))
+                loop = _loop(state.agent, number)
+                known[loop.var] = step
+                self.nodes(loop.body, state, known)
+            taking = [s.last for s, _ in states if _loop(s.agent, number).body]
+            seen.append(reduce(self.later, taking))
         return seen
 
     def in_order(
-        self, states: Sequence[tuple[CopyState, dict[str, Any]]], steps: int
+        self, states: Sequence[tuple[CopyState, dict[str, Any]]], number: int, steps: int
     ) -> list[Time]:
-        """Follow a tile's first steps in the order of the clocks; return when each step ends."""
+        """Follow them in the order of the clocks."""
         seen: list[Time] = [0.0] * steps
 
         def way(state: CopyState, known: dict[str, Any]) -> Iterator[Event | Loop]:
-            yield from self.happening(state.agent.before, known)
-            for step in range(steps if state.agent.body else 0):
-                known[state.agent.step_var] = step
-                yield from self.happening(state.agent.body, known)
-                seen[step] = max(seen[step], state.last)
+            loop = _loop(state.agent, number)
+            yield from self.happening(loop.before, known)
+            for step in range(steps if loop.body else 0):
+                known[loop.var] = step
+                yield from self.happening(loop.body, known)
+                seen[step] = max(seen[step], state.last, state.worked)
 
         self.run([(state, known, way(state, known)) for state, known in states])
         return seen
@@ -442,9 +454,7 @@ class Following(Walk):
                 case _:
                     yield node
 
-    def run(
-        self, ways: Sequence[tuple[CopyState, dict[str, Any], Iterator[Event | Loop]]]
-    ) -> None:
+    def run(self, ways: Sequence[tuple[CopyState, dict[str, Any], Iterator[Event | Loop]]]) -> None:
         """Let agents go on, those that load as far as they can, else the one with the least clock.
 
         Who waits for a phase goes on when all have arrived.  Raises ProgramError if nobody can.
@@ -497,18 +507,22 @@ class Following(Walk):
         state.issued = max(state.issued, start) + alone(cycles) / state.warps
         end = max(state.issued, least, *(self.units[unit] for unit in cycles))
         worked = end + event.latency
-        state.there[event.write] = worked if event.folds else start + event.latency, worked, (
-            event.count
+        state.there[event.write] = (
+            worked if event.folds else start + event.latency,
+            worked,
+            (event.count),
         )
         state.worked = max(state.worked, worked)
         return start, end
 
-    def jump(self, states: list[CopyState], seen: list[Time], more: Numbers) -> None:
-        """Go on for more steps at the period: what the steps moved moves along."""
+    def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Numbers) -> None:
+        """Go on for more steps of a loop at the period: what the steps moved moves along."""
         if len(seen) < 4 or not np.any(more > 0):
             return
         ends = np.stack(seen).reshape(len(seen), self.size)
-        self.turn, self.apart = turn, _ = self.turn_of(np.diff(ends, axis=0))
+        turn, apart = self.turn_of(np.diff(ends, axis=0))
+        self.turn = turn if number == 0 else np.lcm(turn, np.asarray(self.turn, np.int64))
+        self.apart = apart if number == 0 else np.maximum(apart, self.apart)
         last = len(seen) - 1
         whole, rest = np.divmod(np.maximum(more, 0), turn)
         rest = np.asarray(last - turn + rest, np.int64)
@@ -516,11 +530,13 @@ class Following(Walk):
         later = whole * (ends[last] - before) + (ends[rest, self.columns] - before)
         for unit, free in self.free().items():  # it may fall behind only later
             spare = np.maximum(ends[last] - free, 0.0)
-            work = sum(s.agent.together * _late_work(s.agent).get(unit, 0.0) for s in states)
+            work = sum(
+                s.agent.together * _late_work(_loop(s.agent, number)).get(unit, 0.0) for s in states
+            )
             later = np.maximum(later, np.maximum(more, 0) * self.share * work - spare)
         if self.size == 1:
             later = later.item()
-        for state in (s for s in states if s.agent.body):
+        for state in (s for s in states if _loop(s.agent, number).body):
             state.busy(later)
             state.there.clear()
             state.issued = state.worked = state.now
@@ -528,7 +544,7 @@ class Following(Walk):
         self.tensor, self.smem = self.tensor + later, self.smem + later
         self.fill, self.tma = self.fill + later, self.tma + later
         self.units = {unit: free + later for unit, free in self.units.items()}
-        moved = {b for s in states for b in _barriers(s.agent.body)}
+        moved = {b for s in states for b in _barriers(_loop(s.agent, number).body)}
         for barrier in moved & self.phases.keys():
             phases = self.phases[barrier]
             if self.size == 1:
@@ -661,9 +677,14 @@ def tokens_of(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
     return np.maximum(tokens, 1)
 
 
-def _late_work(agent: TimedAgent) -> dict[str, Numbers]:
+def _loop(agent: TimedAgent, number: int) -> StepLoop:
+    """Return one of an agent's loops over steps; an empty one past the last."""
+    return agent.loops[number] if number < len(agent.loops) else StepLoop()
+
+
+def _late_work(loop: StepLoop) -> dict[str, Numbers]:
     """Return the cycles of each unit in a step far from both ends of its loop."""
-    return total_work(agent.body, lambda guard: float(guard.late(agent.step_var)))
+    return total_work(loop.body, lambda guard: float(guard.late))
 
 
 def _barriers(nodes: Tree) -> set[str]:

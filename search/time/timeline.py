@@ -351,7 +351,10 @@ class _Tiles(Following):
             waited, loading = set[str](), False
             for event in _flat((*agent.before, *agent.body)):
                 if event.kind == "wait":
-                    waited, loading = {event.barrier} if loading else {*waited, event.barrier}, False
+                    waited, loading = (
+                        {event.barrier} if loading else {*waited, event.barrier},
+                        False,
+                    )
                 elif event.kind == "load":
                     self.freed.setdefault(event.barrier, set()).update(waited)
                     loading = True
@@ -460,7 +463,8 @@ class _Tiles(Following):
         start, end = super().math(event, state)
         assert isinstance(event.statement, Do)
         name = event.statement.instruction.name
-        unit = max(event.each, key=lambda unit: event.each[unit])
+        unit = max((unit for unit in event.each if unit != "issue"), key=event.each.__getitem__,
+                   default="issue")  # fmt: skip
         self.note(unit, f"{name} of {_short(self.lanes[id(state)])}", "", start, end)
         for row in self.lanes[id(state)].rows:
             self.note(row, name, "", start, end)
@@ -480,7 +484,7 @@ class _Tiles(Following):
             use.done = max(use.done, self.released(key))
         self.events += use.events(self.stage(*key))
 
-    def jump(self, states: list[CopyState], seen: list[Time], more: Any) -> None:
+    def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Any) -> None:
         """Go on for more steps, recorded as one bar a row; what holds a stage then holds it on."""
         if not _number(more):
             return
@@ -488,7 +492,7 @@ class _Tiles(Following):
         held = {key: use for key, use in self.uses.items() if not self.released(key)}
         for key in list(self.uses):
             self.close(key)
-        super().jump(states, seen, more)
+        super().jump(states, number, seen, more)
         what = f"{_number(more):.0f} more steps"
         for state, then in zip(states, before, strict=True):
             self.of_lanes(state, what, "", then, (state.now, state.last))
@@ -506,7 +510,7 @@ def _flat(nodes: Tree) -> list[Event]:
 
 def _where(state: CopyState, known: Mapping[str, Any]) -> str:
     agent = state.agent
-    names = [agent.tile, *([agent.step_var] if agent.step_var in known else [])]
+    names = [agent.tile, *(loop.var for loop in agent.loops if loop.var in known)]
     return " ".join(f"{name}={known[name]}" for name in names)
 
 

@@ -18,10 +18,13 @@ A load of a tile also says how many bytes L2 sends for it: those to further rece
 Rows of a box outside the array come from nowhere, but TMA writes their zeros slowly, one by one,
 unless the load leaves them out.
 
-A term without tiles is one agent, and all of it is its ``after``.  A role that takes tiles has the
-form that the recursion follows step by step:
+A role of tiles may hold arithmetic of its threads in a step.  It is *shared*: copies of a role have
+the units of threads together, and each copy's warps issue in order.
 
-    for each tile:  before;  for each step:  body;  after
+A term without tiles is one agent, and all of it is its ``after``.  A role that takes tiles has the
+form that the recursion follows step by step, with one loop over steps or several:
+
+    for each tile:  before;  for each step:  body;  ..;  after
 
 >>> from tinygpu.devices.device import load_device
 >>> from tinygpu.term.machine import Chosen
@@ -90,7 +93,7 @@ from tinygpu.term.program import (
 from tinygpu.term.tensor_memory import uses_tensor_memory
 
 __all__ = [
-    "WARP", "Event", "Guard", "Loop", "Node", "TimedAgent", "Tree", "agents", "clocked", "mapped",
+    "WARP", "Event", "Guard", "Loop", "Node", "StepLoop", "TimedAgent", "Tree", "agents", "clocked", "mapped",
     "of_agent", "returned", "total_work",
 ]  # fmt: skip
 
@@ -174,22 +177,27 @@ class Guard:
         """Whether arrivals alone are guarded."""
         return all(isinstance(n, Event) and n.kind == "arrive" for n in self.body)
 
-    def times(self, var: str, steps: Numbers) -> Numbers:
-        """Return in how many of so many steps, counted by ``var`` from 0, it holds."""
+    @property
+    def step(self) -> int:
+        """By what the index grows with each step."""
+        return sum(step for _, step in self.index.terms if not isinstance(step, str))
+
+    def times(self, steps: Numbers) -> Numbers:
+        """Return in how many of so many steps, counted from 0, it holds."""
         bound = steps if isinstance(self.bound, str) else self.bound
-        room, step = bound - self.index.constant, steps_of(self.index, var)
+        room, step = bound - self.index.constant, self.step
         if step == 0:
             return select(np.greater(room, 0), steps, 0.0)
         if step > 0:
             return np.minimum(np.maximum(np.ceil(room / step), 0.0), steps)
         return steps - np.minimum(np.maximum(np.floor(room / step) + 1.0, 0.0), steps)
 
-    def late(self, var: str) -> bool:
-        """Say whether it holds in a step far from both ends."""
-        step = steps_of(self.index, var)
-        if step == 0:
-            return isinstance(self.bound, str) or bool(np.all(self.index.constant < self.bound))
-        return bool(step < 0) or isinstance(self.bound, str)
+    @property
+    def late(self) -> bool:
+        """Whether it holds in a step far from both ends."""
+        if self.step or isinstance(self.bound, str):
+            return self.step < 0 or isinstance(self.bound, str)
+        return bool(np.all(self.index.constant < self.bound))
 
 
 Node = Event | Loop | Guard
@@ -197,8 +205,17 @@ Tree = tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class StepLoop:
+    """A tile's loop over steps, counted by ``var``: what a step does, and what comes before all."""
+
+    before: Tree = ()
+    var: str = ""
+    body: Tree = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TimedAgent:
-    """A role: the statements around and in its loop over steps, and which tiles are its own.
+    """A role: the statements around and in its loops over steps, and which tiles are its own.
 
     ``together`` copies do the same at once, on a part of a tile each; with ``step`` above 1 the
     copies take tiles in turn.  Copies that are followed one by one are agents of their own, with
@@ -209,15 +226,30 @@ class TimedAgent:
     tile: str = ""
     turn: str = ""
     copy: str = ""
-    step_var: str = ""
     steps: str = ""
     together: Numbers = 1
     step: Numbers = 1
     number: int = 0
     warps: Numbers = 1
-    before: Tree = ()
-    body: Tree = ()
+    loops: tuple[StepLoop, ...] = ()
     after: Tree = ()
+
+    @property
+    def before(self) -> Tree:
+        """What a tile does before its loops, once."""
+        return tuple(node for loop in self.loops for node in loop.before)
+
+    @property
+    def body(self) -> Tree:
+        """What it does in a step of each of its loops."""
+        return tuple(node for loop in self.loops for node in loop.body)
+
+    def with_trees(self, change: Callable[[Tree], Tree]) -> TimedAgent:
+        """Return the agent with other statements, changed in order."""
+        loops = tuple(
+            replace(loop, before=change(loop.before), body=change(loop.body)) for loop in self.loops
+        )
+        return replace(self, loops=loops, after=change(self.after))
 
 
 def agents(
@@ -235,7 +267,11 @@ def agents(
     found = sorted(
         (one.agent() for one in walks), key=lambda agent: (not _loads(agent.body), not agent.body)
     )
-    return tuple(each for agent in found for each in _copies(agent)) if clocked(found) else tuple(found)
+    return (
+        tuple(each for agent in found for each in _copies(agent))
+        if clocked(found)
+        else tuple(found)
+    )
 
 
 def clocked(agents: Iterable[TimedAgent]) -> bool:
@@ -302,7 +338,9 @@ def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any] | N
             case Guard():
                 bound = node.bound if isinstance(node.bound, str) else low(node.bound)
                 body = mapped(node.body, low, more)
-                terms = tuple((v, c if isinstance(c, str) else more(c)) for v, c in node.index.terms)
+                terms = tuple(
+                    (v, c if isinstance(c, str) else more(c)) for v, c in node.index.terms
+                )
                 where = Affine(more(node.index.constant), terms)
                 return replace(node, index=where, bound=bound, body=body)
 
@@ -313,14 +351,8 @@ def of_agent(
     agent: TimedAgent, low: Callable[[Any], Any], high: Callable[[Any], Any] | None = None
 ) -> TimedAgent:
     """Apply functions to every number of an agent, always in the same order."""
-    return replace(
-        agent,
-        together=low(agent.together),
-        step=low(agent.step),
-        before=mapped(agent.before, low, high),
-        body=mapped(agent.body, low, high),
-        after=mapped(agent.after, low, high),
-    )
+    placed = replace(agent, together=low(agent.together), step=low(agent.step))
+    return placed.with_trees(lambda tree: mapped(tree, low, high))
 
 
 def total_work(
@@ -369,7 +401,7 @@ class _Accountant:
         return next((s.trips for s in looping if isinstance(s.trips, str)), "")
 
     def agent(self) -> TimedAgent:
-        """Find the loop over tiles and the loop over steps."""
+        """Find the loop over tiles and the loops over steps."""
         tiles = _only(_opened(self.role.body), ForTile, self.role.name)
         inside = _opened(tiles.body)
         in_turn = str(tiles.step) != "1"
@@ -377,25 +409,24 @@ class _Accountant:
             self.together = 1
         found = TimedAgent(
             self.role.name, tiles.tile, tiles.turn, self.role.copy, steps=self.steps,
-            together=self.together, step=tiles.step if in_turn else 1, warps=self.role.threads / WARP,
+            together=self.together, step=tiles.step if in_turn else 1,
+            warps=self.role.threads / WARP,
         )  # fmt: skip
-        if not any(isinstance(s, For) and not s.unrolled for s in inside):
-            return replace(found, after=self.tree(inside))  # it rests while others take steps
-        steps = _only(tuple(s for s in inside if not _unrolled(s)), For, self.role.name)
-        if not isinstance(steps.trips, str):
-            raise ProgramError(
-                f"role {self.role.name}: its loop {steps.var} has {steps.trips} steps; the time "
-                "model follows a loop to a parameter, as trips is"
-            )
-        at, self.step_var = inside.index(steps), steps.var
-        return replace(
-            found,
-            step_var=steps.var,
-            steps=steps.trips,
-            before=self.tree(inside[:at]),
-            body=self.tree(_opened(steps.body), in_step=True),
-            after=self.tree(inside[at + 1 :]),
-        )
+        loops: list[StepLoop] = []
+        begin = 0  # without a loop it rests while others take steps
+        for at, steps in enumerate(inside):
+            if not isinstance(steps, For) or steps.unrolled:
+                continue
+            if not isinstance(steps.trips, str) or steps.trips != self.steps:
+                raise ProgramError(
+                    f"role {self.role.name}: its loop {steps.var} has {steps.trips} steps; the "
+                    "time model follows loops to one parameter, as trips is, alike in all roles"
+                )
+            before, self.step_var = self.tree(inside[begin:at]), steps.var
+            body = self.tree(_opened(steps.body), in_step=True)
+            loops.append(StepLoop(before, steps.var, body))
+            begin, self.step_var = at + 1, ""
+        return replace(found, loops=tuple(loops), after=self.tree(inside[begin:]))
 
     def tree(
         self, body: tuple[Statement, ...], around: tuple[For, ...] = (), *, in_step: bool = False
@@ -484,9 +515,9 @@ class _Accountant:
             case Do():
                 return [self.threads(statement, around)]
             case Wait(barrier, index) if barrier.named:  # it arrives, too
-                cycles = {"serial": device.barrier_latency_cycles}
+                cycles, own = {"serial": device.barrier_latency_cycles}, self.role.threads
                 return [
-                    Event("arrive", {"serial": 0.0}, barrier.name, index, arrivals=self.role.threads),
+                    Event("arrive", {"serial": 0.0}, barrier.name, index, arrivals=own),
                     Event("wait", cycles, barrier.name, index, statement=statement,
                           arrivals=barrier.arrivals),
                 ]  # fmt: skip
@@ -624,7 +655,9 @@ class _Accountant:
             each["int"] = each.get("int", 0.0) + WARP / self.device.int_per_cycle_per_sm
         if do.instruction.unit == "cvt" and do.write.buffer.type.bytes == 2:
             each = {unit: cycles / 2 for unit, cycles in each.items()}
-        many = math.prod(n for n, moves in zip(do.values, do.write.value, strict=True) if any(moves))
+        many = math.prod(
+            n for n, moves in zip(do.values, do.write.value, strict=True) if any(moves)
+        )
         count = one.count * self.role.threads / WARP
         return replace(one, kind="math", each=each, count=count, folds=many < one.count)
 
@@ -835,16 +868,12 @@ def _arithmetic(do: Do) -> bool:
     return do.instruction.unit in units and all(a.buffer.level == "registers" for a in do.accesses)
 
 
-def _unrolled(statement: Statement) -> bool:
-    return isinstance(statement, For) and statement.unrolled
-
-
 def _only(body: tuple[Statement, ...], kind: type[Any], name: str) -> Any:
     found = [statement for statement in body if isinstance(statement, kind)]
     if len(found) != 1:
         raise ProgramError(
             f"role {name}: {len(found)} loops of kind {kind.__name__}; the time model follows one "
-            "loop over tiles and in it one over steps"
+            "loop over tiles"
         )
     return found[0]
 
