@@ -491,8 +491,9 @@ class Following(Walk):
     def math(self, event: Event, state: CopyState) -> tuple[Time, Time]:
         """Let a copy's warps do arithmetic: in order, on units that it shares with the others.
 
-        Returns its start, and when all have done it.  A value is there a latency after its instruction has started, so that a statement follows
-        the one that it reads value by value, if both have as many.
+        Returns its start, and when all have done it.  A value is there a latency after its
+        instruction has started, so that a statement follows the one that it reads value by value,
+        if both have as many.
         """
         cycles, start, least = event.cycles, state.now, 0.0
         for name in event.reads:

@@ -93,8 +93,8 @@ from tinygpu.term.program import (
 from tinygpu.term.tensor_memory import uses_tensor_memory
 
 __all__ = [
-    "WARP", "Event", "Guard", "Loop", "Node", "StepLoop", "TimedAgent", "Tree", "agents", "clocked", "mapped",
-    "of_agent", "returned", "total_work",
+    "WARP", "Event", "Guard", "Loop", "Node", "StepLoop", "TimedAgent", "Tree", "agents", "clocked",
+    "mapped", "of_agent", "returned", "total_work",
 ]  # fmt: skip
 
 Numbers = Any
