@@ -162,8 +162,9 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
     most = dict(program.at_most).get(axis, _FARTHEST)
 
     others = dict.fromkeys(program.operation.axes, 1)
-    if program.tile_values:  # which may grow with one axis only where another one is long
-        others = {a: min(dict(program.at_most).get(a, _LONG), _LONG) for a in others}
+    # tile values may grow with one axis only where another one that they read is long
+    for axis_read in _read_by_tiles(program) & {*others}:
+        others[axis_read] = min(dict(program.at_most).get(axis_read, _LONG), _LONG)
 
     def counts(size: int) -> tuple[tuple[int, ...], tuple[object, ...]]:
         sizes = others | {axis: size}
@@ -180,6 +181,19 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
         middle = (low + high) // 2
         low, high = (middle, high) if counts(middle) == counts(1) else (low, middle)
     return low, counts(high)[1] != counts(1)[1]
+
+
+def _read_by_tiles(program: Program) -> set[str]:
+    """Return the names that tile values are made of, through the grid and parameters."""
+    made = {axis.var: axis.extent for axis in program.grid}
+    made |= {**dict(program.parameters), **program.tile_values}
+    found, left = set[str](), list(program.tile_values)
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += made[name].names() if name in made else ()
+    return found
 
 
 def edge_of(program: Program, axis: str) -> tuple[int, bool]:
