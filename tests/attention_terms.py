@@ -32,7 +32,10 @@ class Attention(Operation):
     __slots__ = ()
 
     def reference(
-        self, inputs: Mapping[str, Any], scalars: Any = None, algebra: Algebra = FLOATS,
+        self,
+        inputs: Mapping[str, Any],
+        scalars: Any = None,
+        algebra: Algebra = FLOATS,
     ) -> dict[str, NDArray[np.float64]]:
         q, k, v = (inputs[n].astype(np.float64) for n in "qkv")
         s = q @ k.T / math.sqrt(q.shape[1])

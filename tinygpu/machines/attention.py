@@ -60,8 +60,20 @@ class Attention(Machine):
     stages_v = Choice(1, 2, 3, 4, structural=True, meaning="blocks of values in shared memory")
     stages_q = Choice(1, 2, structural=True, meaning="blocks of queries in shared memory")
     skew = Choice(0, 1, structural=True, meaning="steps that the second product is behind")
+    rescale = Choice(
+        "after",
+        "before",
+        structural=True,
+        meaning="sums shrink after a step, or before the next adds",
+    )
+    turns = Choice(
+        "none", "named", structural=True, meaning="whether two consumers multiply in turn"
+    )
     epilogue = Choice("direct", "tma", structural=True, meaning="how rows reach o")
     persistent = Choice(0, 1, structural=True, meaning="CTAs stay for several tiles (1)")
+    order = Choice("straight", "longest", structural=True, meaning="queries that come first")
+    together = Choice("kv heads", "group", structural=True, meaning="heads that are neighbours")
+    raster = Choice(1, 2, 4, 8, 16, 32, structural=True, meaning="neighbours visited together")
     early = Choice(0, 1, structural=True, meaning="start while the kernel before ends (1)")
 
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
@@ -77,10 +89,16 @@ class Attention(Machine):
                 "lower tile_n, depth or consumers",
             ),
             Requirement(
+                "in_turn",
+                d.turns == "none" or d.consumers == 2,
+                "two consumers multiply in turn",
+                "choose consumers 2, or turns none",
+            ),
+            Requirement(
                 "unused",
-                d.stages_q == 1 or d.persistent == 1,
+                (d.stages_q == 1 or d.persistent == 1) and (d.rescale == "after" or d.skew == 1),
                 "a decision about what the kernel does not have stays at its first value",
-                "choose stages_q 1, or persistent 1",
+                "choose stages_q 1, or persistent 1; choose rescale after, or skew 1",
             ),
         )
 
@@ -108,8 +126,10 @@ class Attention(Machine):
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
         q, keys, values = k.inputs
-        k.launch(persistent=self.persistent, early=self.early)
-        k.grid("bl", "bh", "bg", "bm")
+        k.launch(persistent=self.persistent, early=self.early, raster=self.raster)
+        k.grid("bl", *(("bg", "bh") if self.together == "kv heads" else ("bh", "bg")), "bm")
+        if self.order == "longest":
+            k.walk_down("bm")
         k.cluster(rank=1)
         k.tile(tm=_BLOCK * self.consumers, tn=self.tile_n, td=self.depth, te=self.depth)
         rings = [
@@ -159,16 +179,27 @@ class Attention(Machine):
         acc = k.registers("acc", "f32", "chunk", "wide", "half", "both")
         store = RowStore(self, k)
         rows = Rows(k, scores, acc)
+        turns = Turns(k, self.consumers) if self.turns == "named" else None
+        if turns:
+            turns.begin()
         for tile in self.tiles(k):
             rows.begin()
             ring_q.wait(tile)
             for step in self.steps(k, tile):
                 ring_k.wait(step)
+                if turns:
+                    turns.take(step)
                 k.wgmma(scores, ring_q.tile[tile][_ROWS], ring_k.tile[step][_KEYS], fresh=True)
                 if self.skew:
                     with k.when(step >= 1):
                         ring_v.wait(step - 1)
+                        if self.rescale == "before":
+                            rows.rescale()
                         self.weigh(k, acc, weights, ring_v.tile[step - 1])
+                if turns:
+                    turns.give(step)
+                if self.skew:
+                    with k.when(step >= 1):
                         k.wait_group("wgmma", 1)
                     with k.when(step < 1):
                         k.wait_group("wgmma", 0)
@@ -181,7 +212,8 @@ class Attention(Machine):
                     k.wait_group("wgmma", 0)
                     with k.when(step >= 1):
                         ring_v.release(step - 1)
-                rows.rescale()
+                if self.rescale == "after":
+                    rows.rescale()
                 k.cast(scores, dtype, into=weights)
                 if not self.skew:
                     ring_v.wait(step)
@@ -193,6 +225,8 @@ class Attention(Machine):
             if self.skew:
                 with k.when(tile.trips >= 1) if k.op.mask is not None else nullcontext():
                     ring_v.wait(step.last)
+                    if self.rescale == "before":
+                        rows.rescale()
                     self.weigh(k, acc, weights, ring_v.tile[step.last])
                     k.wait_group("wgmma", 0)
                     ring_v.release(step.last)
@@ -244,6 +278,27 @@ class Ring:
             self.k.arrive(self.empty[number])
 
 
+class Turns:
+    """Consumers that multiply in turn: one's products run under the other's exponentials."""
+
+    def __init__(self, k: Kernel, consumers: int) -> None:
+        self.k, self.copy = k, k.copy("w")
+        self.turn = k.named_barriers("turn", consumers, threads=256, number=1 + consumers)
+
+    def begin(self) -> None:
+        """Let the last copy give the first one its first turn."""
+        with self.k.when(self.copy >= 1):
+            self.k.arrive(self.turn[self.copy - 1])
+
+    def take(self, step: LoopIndex) -> None:
+        """Wait for this copy's turn."""
+        self.k.wait(self.turn[step, self.copy])
+
+    def give(self, step: LoopIndex) -> None:
+        """Give the turn to the next copy."""
+        self.k.arrive(self.turn[step, self.copy + 1])
+
+
 class Rows:
     """The statistics of a consumer's rows: the maximum so far, and the sum of weights below it."""
 
@@ -252,6 +307,7 @@ class Rows:
         self.top, self.new, self.total = (
             k.registers(name, "f32", "half") for name in ("top", "new", "total")
         )
+        self.apart = k.registers("apart", "f32", "half", "pair")  # so that four maxima run at once
         self.shift, self.shrink = (k.registers(name, "f32", "half") for name in ("shift", "shrink"))
         scale = value("scale") * _LOG2_E if k.op.scalars else Constant(_LOG2_E)
         self.scale, self.factor = scale, k.registers("factor", "f32")
@@ -267,8 +323,10 @@ class Rows:
     def exponentiate(self) -> None:
         """Make weights of scores, below the new maximum, and add them to what was shrunk."""
         k, known = self.k, {"factor": self.factor, "shift": self.shift}
+        k.set(self.apart, value("top"), {"top": self.top})
+        k.reduce("max", self.apart, self.scores)
         k.set(self.new, value("top"), {"top": self.top})
-        k.reduce("max", self.new, self.scores)
+        k.reduce("max", self.new, self.apart)
         k.butterfly("max", self.new, over="quad")
         k.set(self.shift, -(value("new") * value("factor")), {"new": self.new, **known})
         power = apply("ex2.ftz", value("x") * value("factor") + value("shift"))
@@ -326,16 +384,25 @@ class RowStore:
 
 _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
-    "skew": 0, "epilogue": "direct", "persistent": 1, "early": 0,
+    "skew": 0, "rescale": "after", "turns": "none", "epilogue": "direct", "persistent": 1,
+    "order": "straight", "together": "kv heads", "raster": 1, "early": 0,
 }  # fmt: skip
-_FA3 = {**_FA2, "skew": 1}
-_LINES = {**_FA3, "epilogue": "tma"}
+_SKEWED = {**_FA2, "skew": 1}
+_FA3 = {**_SKEWED, "turns": "named"}
+_LINES = {**_SKEWED, "epilogue": "tma"}
 _AHEAD = {**_LINES, "stages_q": 2}
+_LONGEST = {**_LINES, "order": "longest", "raster": 16}
+_WIDE = {**_SKEWED, "tile_n": 176}
+_ONE = {**_WIDE, "persistent": 0, "order": "longest", "raster": 8}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
     "fa2": _FA2,
+    "fa3 without turns": _SKEWED,
     "fa3": _FA3,
     "tma store": _LINES,
     "queries ahead": _AHEAD,
+    "longest first": _LONGEST,
+    "wide": _WIDE,
+    "one tile each": _ONE,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""
