@@ -114,6 +114,17 @@ class Attention(Machine):
                 "attention(..) of tinygpu.term.operation, with mask none or causal"
             )
 
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raise OperationError for a head dimension that TMA or the widest tile refuses."""
+        widest = max(self.decisions()["depth"].values)
+        for axis in "de":
+            if sizes[axis] > widest or sizes[axis] % 8:
+                raise OperationError(
+                    f"machine {self.name}: {axis} is {sizes[axis]}; a head dimension is a multiple "
+                    f"of 8, as TMA's lines are of 16 B, and at most {widest}; pad it with zeros to "
+                    "a multiple of 8, or split it"
+                )
+
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
         q, keys, values = k.inputs
