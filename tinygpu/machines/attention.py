@@ -54,7 +54,7 @@ class Attention(Machine):
     spread = ("consumers", "tile_n", "skew")
 
     depth = Choice(128, 64, meaning="head dimension that the kernel is for")
-    consumers = Choice(1, 2, 3, meaning="warpgroups that multiply, 64 rows each")
+    consumers = Choice(1, 2, 3, structural=True, meaning="warpgroups that multiply, 64 rows each")
     tile_n = Choice(64, 80, 96, 112, 128, 144, 160, 176, 192, meaning="keys in a block")
     stages_k = Choice(1, 2, 3, 4, meaning="blocks of keys in shared memory")
     stages_v = Choice(1, 2, 3, 4, meaning="blocks of values in shared memory")
