@@ -193,6 +193,15 @@ class Guard:
         return steps - np.minimum(np.maximum(np.floor(room / step) + 1.0, 0.0), steps)
 
     @property
+    def apart(self) -> tuple[Numbers, Numbers]:
+        """How many of the first steps, and of the last ones, it may tell from those between."""
+        if isinstance(self.bound, str):
+            return 0, np.maximum(self.index.constant, 0) * (self.step > 0)
+        if self.step == 0:
+            return 0, 0
+        return np.maximum(np.floor((self.bound - self.index.constant) / self.step) + 1, 0), 0
+
+    @property
     def late(self) -> bool:
         """Whether it holds in a step far from both ends."""
         if self.step or isinstance(self.bound, str):
@@ -452,11 +461,13 @@ class _Accountant:
                         found += nodes  # what takes some CTAs of the cluster their time
                         continue
                     guard = Guard(index, bound, nodes)
-                    if not guard.tells and not all(v == self.step_var for v, _ in index.terms):
+                    ours = all(v == self.step_var and c == guard.step for v, c in index.terms)
+                    amid = isinstance(bound, str) and guard.step not in (0, 1)
+                    if not guard.tells and (amid or not ours):
                         raise ProgramError(
                             f"role {self.role.name}: {statement.index} guards more than arrivals; "
-                            f"the time model follows guards of {self.step_var or 'no variable'} "
-                            "alone, the steps' variable"
+                            "the time model follows those of the steps' variable "
+                            f"{self.step_var} alone, by a distance to the loop's start or end"
                         )
                     if isinstance(bound, str) and bound != self.steps:
                         raise ProgramError(
