@@ -126,9 +126,7 @@ def _together(program: Program) -> Iterator[tuple[str, Program]]:
     if first is None:
         return
     for name, values in _other_values(first):
-        roles = tuple(
-            replace(role, body=_valued(role.body, values)) for role in program.roles
-        )
+        roles = tuple(replace(role, body=_valued(role.body, values)) for role in program.roles)
         try:
             yield f"values of all: {name}", replace(program, roles=roles)
         except TinyGpuError:
@@ -258,8 +256,9 @@ def _of_do(program: Program, s: Do) -> Iterator[tuple[str, Statement]]:
             same = other.level == "registers" and other.name != read.buffer.name
             if same and (other.dtype, other.shape) == (read.buffer.dtype, read.buffer.shape):
                 put = replace(read, buffer=other)
-                yield f"register {other.name} for {read.buffer.name} in", replace(
-                    s, reads=(*s.reads[:i], put, *s.reads[i + 1 :])
+                yield (
+                    f"register {other.name} for {read.buffer.name} in",
+                    replace(s, reads=(*s.reads[:i], put, *s.reads[i + 1 :])),
                 )
 
 
@@ -330,7 +329,11 @@ def _run(program: Program) -> dict[str, Any]:
     if not meaning:
         return {"outcome": "wrong", "why": "computes"}
     if wrong:
-        return {"outcome": "fault", "why": "proved" if meaning.proved else "computes", "said": wrong}
+        return {
+            "outcome": "fault",
+            "why": "proved" if meaning.proved else "computes",
+            "said": wrong,
+        }
     return {"outcome": "survives", "why": "proved" if meaning.proved else "tested", "said": said}
 
 
