@@ -30,7 +30,7 @@ from tinygpu.search.time.work import (
 from tinygpu.term.access_map import Affine
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import attention
-from tinygpu.term.program import Program, Statement, When
+from tinygpu.term.program import Elect, For, ForTile, Program, Statement, When
 
 H200 = load_device("h200")
 STEP, LATE = Affine(0, (("kt", 1),)), Affine(1, (("kt", -1),))
@@ -265,7 +265,7 @@ def test_what_is_not_followed_is_refused(index: Affine, bound: int | str) -> Non
         return tuple(
             replace(s, index=index, bound=bound)
             if isinstance(s, When)
-            else (replace(s, body=other(s.body)) if s.body else s)  # type: ignore[call-arg]
+            else (replace(s, body=other(s.body)) if isinstance(s, For | ForTile | Elect) else s)
             for s in body
         )
 
