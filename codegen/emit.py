@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, assert_never
 
 from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
@@ -117,6 +118,8 @@ _PREDICATED = ("st.global", "st.shared", "red.global")
 """What writes no register and asks for ``lanes`` itself; others are branched around."""
 _AS_A_BRANCH = "bar.warp.sync -1"
 """Else ptxas makes a branch around loads a predicate and sinks them to the loop's end."""
+_MOST_HELD = 8
+_NO_SUM = "0x7fa5a5a5"  # a signalling NaN; spec: PTX ISA, "Floating Point Instructions"
 _SM_REGISTERS = 65536  # spec: CUDA C++ Programming Guide, "Compute Capabilities"
 _MOST_REGISTERS = 255
 
@@ -300,7 +303,7 @@ class Emitter(KernelCode):
 
     def body(self, body: tuple[Statement, ...], scope: Scope) -> None:
         """Emit statements in order."""
-        for statement in body:
+        for before, statement in pairwise((None, *body)):
             match statement:
                 case Do():
                     self.do(statement, scope)
@@ -322,6 +325,8 @@ class Emitter(KernelCode):
                 case WaitGroup(pending) if pending < 0:
                     raise ProgramError(f"{statement}: pending groups are 0 or more; raise it")
                 case WaitGroup(pending, group, read):
+                    if group == "wgmma" and isinstance(before, Do):
+                        self._hold(before, scope)
                     how = f"wait_group{'.read' * read}"
                     self.text.emit(f"{_GROUPS[group].format(how)} {pending}")
                 case Elect() | ForTile() | Wait() | Arrive() | Fence() if not self.program.barriers:
@@ -340,6 +345,30 @@ class Emitter(KernelCode):
                     self.text.emit(barriers.FENCES[kind])
                 case _:
                     assert_never(statement)
+
+    def _hold(self, do: Do, scope: Scope) -> None:
+        """Keep what the wait after a statement of arithmetic waits for behind that statement.
+
+        Else ptxas moves the wait up, before all arithmetic that products in flight should hide.  It
+        leaves the wait behind a store that needs the results, and that is never done: it asks for
+        bits that no sum of numbers has, as a NaN that add.f32 gives is 0x7fffffff.
+        """
+        how, access = do.instruction, do.write
+        if how.unit == "tensor" or access.buffer.level != "registers":
+            return
+        if access.buffer.dtype != "f32":
+            return
+        first, *others = dict.fromkeys(self.cells(access, do.values, scope))
+        if len(others) >= _MOST_HELD:
+            return
+        text, total = self.text, self.text.register("f32")
+        bits, never = text.register("u32"), text.register("pred")
+        text.emit(f"add.f32 {total}, {first}, {others[0] if others else first}")
+        for cell in others[1:]:
+            text.emit(f"add.f32 {total}, {total}, {cell}")
+        text.emit(f"mov.b32 {bits}, {total}")
+        text.emit(f"setp.eq.u32 {never}, {bits}, {_NO_SUM}")
+        text.emit(f"@{never} st.shared.u32 [%smem], {bits}")
 
     def do(self, do: Do, scope: Scope) -> None:
         """Emit one statement through its rule."""

@@ -1,7 +1,8 @@
 """The raster: which tile a CTA does, from its number in the launch.
 
 Axes count as digits do, the last one fastest; the last two are walked in groups of ``raster`` rows,
-down each column of the group, so that CTAs that run together share what they read.
+down each column of the group, so that CTAs that run together share what they read.  An axis that
+is walked down counts from its end, as the tiles with most to do come first then.
 
 >>> from tinygpu.term.operation import matmul
 >>> from tinygpu.term.machine import Chosen
@@ -28,6 +29,16 @@ def tile_of(
     program: Program, text: Text, extents: Mapping[str, Scalar], linear: Scalar
 ) -> dict[str, Scalar]:
     """Return the grid's variables of a linear number; ``extents`` are those of its axes."""
+    found = _upwards(program, text, extents, linear)
+    down = [axis.var for axis in program.grid if axis.down]
+    ends = {name: text.subtract(extents[name], 1) for name in down}
+    return found | {name: text.subtract(ends[name], found[name]) for name in down}
+
+
+def _upwards(
+    program: Program, text: Text, extents: Mapping[str, Scalar], linear: Scalar
+) -> dict[str, Scalar]:
+    """Return the grid's variables where each axis is walked from 0 on."""
     axes = [axis.var for axis in program.grid]
     if len(axes) < 2:
         return dict.fromkeys(axes, linear)

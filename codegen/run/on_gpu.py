@@ -184,7 +184,7 @@ def _rotating(runs: Sequence[_Run]) -> Callable[[int], None]:
 
 @functools.lru_cache(256)
 def _kernel(packed: str) -> tuple[Function, tuple[float, float]]:
-    """Return a candidate's kernel, made once in a process, and what its sums and stages round by."""
+    """Return a candidate's kernel, made once in a process, and its roundoffs."""
     contract, code, roundoffs = _unpack(packed)
     return Function(contract, code), roundoffs
 

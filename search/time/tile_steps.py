@@ -98,7 +98,8 @@ def _table(
     some = np.arange(0, many, -(-many // _MOST_TILES))
     places = np.array(np.unravel_index(some, extents)).reshape(len(extents), len(some))
     places = places[:, _in_order(places, int(env["=raster"]))]
-    env |= {axis.var: place for axis, place in zip(program.grid, places, strict=True)}
+    for axis, extent, place in zip(program.grid, extents, places, strict=True):
+        env[axis.var] = extent - 1 - place if axis.down else place
     for one, expression in values.items():
         env[one] = _with(expression, here).evaluate(env)
     return np.broadcast_to(np.asarray(env[name], np.int64), len(some))

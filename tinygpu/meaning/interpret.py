@@ -163,7 +163,8 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
 
     others = dict.fromkeys(program.operation.axes, 1)
     if program.tile_values:  # which may grow with one axis only where another one is long
-        others = {a: min(dict(program.at_most).get(a, _LONG), _LONG) for a in others}
+        named = _sizes_of_values(program)
+        others |= {a: min(dict(program.at_most).get(a, _LONG), _LONG) for a in named}
 
     def counts(size: int) -> tuple[tuple[int, ...], tuple[object, ...]]:
         sizes = others | {axis: size}
@@ -180,6 +181,19 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
         middle = (low + high) // 2
         low, high = (middle, high) if counts(middle) == counts(1) else (low, middle)
     return low, counts(high)[1] != counts(1)[1]
+
+
+def _sizes_of_values(program: Program) -> set[str]:
+    """Return the axes whose sizes tile values depend on, by themselves, parameters and the grid."""
+    known = dict(program.parameters) | {axis.var: axis.extent for axis in program.grid}
+    left = [name for e in program.tile_values.values() for name in e.names()]
+    named: set[str] = set()
+    while left:
+        name = left.pop()
+        if name not in named:
+            named.add(name)
+            left += known[name].names() if name in known else ()
+    return named & set(program.operation.axes)
 
 
 def edge_of(program: Program, axis: str) -> tuple[int, bool]:

@@ -26,9 +26,9 @@ from tinygpu.meaning.cluster import Agent, Cluster, InFlight, Run, Tiles, start_
 from tinygpu.meaning.execution import shuffle
 from tinygpu.meaning.race import Finding, Integers
 from tinygpu.meaning.transfers import arrive, released, start
-from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
+from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Program, Sync, Wait, WaitGroup
 
-__all__ = ["STRATEGIES", "Strategy", "Turns", "raster_of", "run_grid"]
+__all__ = ["STRATEGIES", "Strategy", "Turns", "downs", "raster_of", "run_grid"]
 
 Strategy = Literal["starve", "others", "leaders", "any"]
 STRATEGIES: tuple[Strategy, ...] = ("starve", "others", "leaders", "any")
@@ -41,7 +41,7 @@ def run_grid(run: Run, seed: int) -> None:
     """Run every cluster of the grid, in random order; stop at a deadlock."""
     program = run.program
     sizes = {a: run.values[a] for a in program.operation.axes}
-    tiles = raster_of(program.grid_extents(sizes), int(program.raster))
+    tiles = raster_of(program.grid_extents(sizes), int(program.raster), downs(program))
     clusters = len(tiles)
     if program.persistent:
         clusters = min(clusters, 1 + seed % _MOST_CLUSTERS)
@@ -52,8 +52,14 @@ def run_grid(run: Run, seed: int) -> None:
             return
 
 
-def raster_of(extents: tuple[int, ...], raster: int) -> Tiles:
+def downs(program: Program) -> tuple[bool, ...]:
+    """Return which axes of the grid are walked from their end."""
+    return tuple(axis.down for axis in program.grid)
+
+
+def raster_of(extents: tuple[int, ...], raster: int, down: tuple[bool, ...] = ()) -> Tiles:
     """Return the grid's places in the order in which it is walked."""
+    down = down or (False,) * len(extents)
     *outer, rows, columns = (1,) * (2 - len(extents)) + extents
     inner = [
         (row, column)
@@ -62,7 +68,12 @@ def raster_of(extents: tuple[int, ...], raster: int) -> Tiles:
         for row in range(first, min(first + raster, rows))
     ]
     places = [(*o, *i) for o in product(*(range(n) for n in outer)) for i in inner]
-    return [p[-len(extents) :] for p in places] if extents else [()]
+    if not extents:
+        return [()]
+    ends = [n - 1 if back else 0 for n, back in zip(extents, down, strict=True)]
+    return [
+        tuple(abs(end - x) for end, x in zip(ends, p[-len(extents) :], strict=True)) for p in places
+    ]
 
 
 class Turns:

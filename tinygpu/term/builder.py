@@ -463,6 +463,7 @@ class Kernel:
         """Of open digits the axis, what one step is, and among how many CTAs it is shared."""
         self._counts: dict[str, str] = {}  # the names of loops' counts
         self._begins: dict[str, str] = {}  # of open loops: the tile value at which they begin
+        self._down: set[str] = set()  # digits of the grid that are walked from their end
         self._by_tile: set[str] = set()  # loops that run to a tile value
         self._steps: dict[str, tuple[str, Expression]] = {}  # by digit: parameters that are steps
         self._bounds: dict[str, Number] = {}  # sizes that no open digit covers
@@ -507,6 +508,13 @@ class Kernel:
             self._declare(name, "the grid", None)
         for name, extent in fixed.items():
             self._declare(name, "the grid", extent)
+
+    def walk_down(self, digit: str) -> None:
+        """Let the tiles of a CTA, or the grid's, begin at the end of an axis of the grid."""
+        self._known(digit)
+        if (by := self._digits[digit].by) != "the grid":
+            raise self.error(f"walk_down: {by} counts {digit}, not the grid", digit)
+        self._down.add(digit)
 
     def cluster(self, **extents: Number) -> None:
         """Declare digits that the CTAs of a cluster count, the first one fastest."""
@@ -2220,7 +2228,11 @@ class Kernel:
                 term.Role("all", math.prod(self._extents(self._countings[0])), tuple(self._body)),
             )
         digits = self._digits.values()
-        grid = tuple(term.Axis(d.name, self._trips(d)) for d in digits if d.by == "the grid")
+        grid = tuple(
+            term.Axis(d.name, self._trips(d), d.name in self._down)
+            for d in digits
+            if d.by == "the grid"
+        )
         loops = [d for d in digits if d.name in self._counts and d.extent is None]
         trips = tuple((self._counts[d.name], self._trips(d)) for d in loops)
         cluster = tuple((d.name, self._extent(d.name)) for d in digits if d.by == "the cluster")

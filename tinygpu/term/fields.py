@@ -32,7 +32,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
         "Program": "name operation buffers parameters grid roles raster specialised zeroed "
         "addressing guards ctas_per_sm at_most barriers cluster persistent early",
         "Role": "name threads body copies copy registers",
-        "Axis": "var extent",
+        "Axis": "var extent down",
         "Buffer": "name level dtype shape stride stages stage_elements swizzle fragment copies "
         "home",
         "Access": "buffer value thread origin index guard outside trimmed",

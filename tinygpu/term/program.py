@@ -141,10 +141,14 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A grid axis: its variable and how many CTAs stand along it."""
+    """A grid axis: its variable and how many CTAs stand along it; ``down``: walked from its end."""
 
     var: str
     extent: Expression
+    down: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.var} < {self.extent}{' down' * self.down}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,7 +514,7 @@ class Program:
         lines = [f"program {self.name}: {self.operation}"]
         lines += [f"  {b}" for b in (*self.buffers, *self.barriers)]
         lines += [f"  {name} = {expression}" for name, expression in self.parameters]
-        axes = " x ".join(f"{a.var} < {a.extent}" for a in self.grid)
+        axes = " x ".join(map(str, self.grid))
         how = ", persistent" * bool(self.persistent) + ", early" * bool(self.early)
         lines.append(f"  grid {axes}, raster {number_text(self.raster)}{how}")
         if self.cluster:
