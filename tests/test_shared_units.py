@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -126,6 +127,19 @@ def test_copies_share_a_unit() -> None:
     last = Guard(Affine(1, (("kt", 1),)), "trips", (work(0.0),))
     bodies = [agent(StepLoop((), "kt", (*one, work(0.0), last)), name=n) for n in "ab"]
     assert taken(*bodies, steps=100) == pytest.approx(100 * 200.0)
+
+
+def test_points_are_followed_one_by_one() -> None:
+    """Those of an array, where copies share units in an order of their own."""
+    found = [agent(StepLoop((), "kt", (math_of(u, 100.0), work(w))), name=u)
+             for u, w in (("sfu", 20.0), ("sfu", 30.0), ("fma", 150.0))]  # fmt: skip
+    leaves = numbers(tuple(found))
+    wide = [np.array([n, 2 * n]) if n == 30.0 else n for n in leaves]
+    each = [
+        Recursion(tuple(found))(1, 1, 50, 4, *(x * n if n == 30.0 else n for n in leaves))
+        for x in (1, 2)
+    ]
+    assert Recursion(tuple(found))(1, 1, 50, 4, *wide) == pytest.approx(each)
 
 
 def test_copies_share_issue_slots() -> None:
