@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.hopper_terms import rewritten
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
 from tinygpu.machines.attention import STARTS, Attention
@@ -348,15 +349,11 @@ def test_the_timeline_has_the_units() -> None:
 def test_what_is_not_followed_is_refused(index: Affine, bound: int | str) -> None:
     """A guard of more than arrivals that tells apart no steps at either end."""
 
-    def other(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        return tuple(
-            replace(s, index=index, bound=bound)
-            if isinstance(s, When)
-            else (replace(s, body=other(s.body)) if s.body else s)  # type: ignore[call-arg]
-            for s in body
-        )
+    def other(statement: Statement) -> Statement:
+        if isinstance(statement, When):
+            return replace(statement, index=index, bound=bound)
+        return statement
 
-    program = point()
-    roles = tuple(replace(role, body=other(role.body)) for role in program.roles)
+    program = rewritten(point(), other)
     with pytest.raises(ProgramError, match="guards more than arrivals"):
-        agents(replace(program, roles=roles), H200, sizes(2, 4096))
+        agents(program, H200, sizes(2, 4096))
