@@ -19,6 +19,8 @@ from tinygpu.legality.mask_cover import Cover, Hide, Reading, Weighted, decide, 
 from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.machines.hopper import STARTS as PRODUCTS
 from tinygpu.machines.hopper import Hopper
+from tinygpu.meaning import identity
+from tinygpu.meaning.identity import Meaning, computes, summary
 from tinygpu.term.access_map import Access, Affine, Immediate, Predicate, var
 from tinygpu.term.expression import Apply, Constant, Expression, Index, parse, value
 from tinygpu.term.machine import Chosen, Value
@@ -449,6 +451,31 @@ def test_unknown_is_unproved(monkeypatch: pytest.MonkeyPatch) -> None:
     found = mask_cover.__wrapped__(term("causal", "fa2"))
     assert found.outcome == "unproved"
     assert "z3 gives up" in str(found)
+
+
+# What is said of a term
+
+
+def test_computes_says_that_the_mask_is_covered() -> None:
+    sizes = {"l": 1, "h": 1, "g": 1, "m": 1, "n": 1, "d": 8, "e": 8}
+    found = Meaning(term("causal", "fa2"), (sizes,), None, "affine: trips: each tile's own")
+    assert "each tile's own; mask cover proved for every m, n" in str(found)
+    assert "(affine: trips: each tile's own), mask cover proved for every m, n" in summary([found])
+    assert not found.proved
+    product = Hopper().program(matmul("bf16", layout="nt"), Chosen(next(iter(PRODUCTS.values()))))
+    assert Meaning(product, (), None).cover is None
+
+
+def test_computes_runs_a_term_at_a_counterexample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys from 256 on are left out: no small size shows it."""
+    far = trips("max(min(min(n, 200), (bm + 1)*64 + (n - m)), 0) / 64")
+    program = far(term("causal", "fa2", consumers=1, tile_n=64, depth=64, **FIRST))
+    least = {"l": 1, "h": 1, "g": 1, "m": 32, "n": 33, "d": 8, "e": 8}
+    monkeypatch.setattr(identity, "_instances", lambda _: ((), (least,)))
+    found = computes(program)
+    assert found.wrong
+    assert found.asked[-1]["n"] > 256
+    assert mask_cover(program).at.items() >= {"n": found.asked[-1]["n"]}.items()
 
 
 # Small tiles, whose numbers are drawn
