@@ -25,7 +25,7 @@ from tinygpu.term.access_map import Access, Affine, Immediate, Predicate, var
 from tinygpu.term.expression import Apply, Constant, Expression, Index, parse, value
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import attention, matmul
-from tinygpu.term.program import Do, For, ForTile, Program, Statement, When, changed, walk
+from tinygpu.term.program import Do, Elect, For, ForTile, Program, Statement, When, changed, walk
 
 FIRST = {"stages_k": 1, "stages_v": 1, "stages_q": 1}
 
@@ -272,6 +272,10 @@ def bound(form: Affine) -> Callable[[Program], Program]:
     return predicate(lambda p: replace(p, bound=form))
 
 
+def is_load(s: Statement, ring: str) -> bool:
+    return isinstance(s, Do) and s.write.buffer.name == ring and s.instruction.unit == "tma"
+
+
 M, N = var("m"), var("n")
 T, KT = var("trips"), var("kt")
 # causal, fa2, 2 consumers of 64 rows, blocks of 128 keys: cut 2
@@ -292,7 +296,6 @@ WRONG: Mapping[str, Callable[[Program], Program]] = {
     "a guard at the wrong end": guard(T + -1 * KT, 3),
     "predicate off by one key": number(1),
     "predicate off by one key, the other way": number(-1),
-    "< for <=, as >= for >": number(-1),
     "predicate of the tile's first rows": predicate(
         lambda p: replace(p, origin=Affine(p.origin.constant, p.origin.terms[:-1]))
     ),
@@ -344,6 +347,53 @@ UNREAD: Mapping[str, Callable[[Program], Program]] = {
     "a maximum in some turns": lambda program: mutated(
         program,
         lambda s: When(KT, 9, (s,)) if isinstance(s, Do) and s.variant == "max" else s,
+    ),
+    "keys loaded twice": lambda program: mutated(
+        program,
+        lambda s: replace(s, body=tuple(b for b in s.body for _ in range(1 + is_load(b, "smem_k"))))
+        if isinstance(s, For) else s,
+    ),
+    "two producers": lambda program: replace(
+        program,
+        roles=(program.roles[0], replace(program.roles[1], copies=2, copy="u")),
+    ),
+    "stages with another in front": lambda program: mutated(
+        program,
+        lambda s: replace(s, write=replace(s.write, index=2 * s.write.index))
+        if is_load(s, "smem_q") and isinstance(s, Do) else s,
+    ),
+    "hidden by some threads": lambda program: mutated(
+        program,
+        lambda s: replace(s, lanes=(1, 2, 0)) if isinstance(s, Do) and s.where else s,
+    ),
+    "hidden by one thread": lambda program: mutated(
+        program,
+        lambda s: Elect((s,)) if isinstance(s, Do) and s.where else s,
+    ),
+    "weights hidden, too": lambda program: mutated(
+        program,
+        lambda s: replace(s, where=Predicate(var("w"), bound=Affine(1)))
+        if isinstance(s, Do) and s.write.buffer.name == "total" and s.variant == "add" else s,
+    ),
+    "weights of some turns": lambda program: mutated(
+        program,
+        lambda s: When(KT, 9, (s,)) if isinstance(s, Do) and s.write.buffer.name == "weights"
+        else s,
+    ),
+    "scores of a part of the keys": lambda program: mutated(
+        program,
+        lambda s: replace(s, reads=(s.reads[0], replace(s.reads[1], origin=(
+            s.reads[1].origin[0] + 8, *s.reads[1].origin[1:])), *s.reads[2:]))
+        if isinstance(s, Do) and s.write.buffer.name == "scores" and s.instruction.unit == "tensor"
+        and isinstance(s.reads[1], Access) else s,
+    ),
+    "scores read after the loop": lambda program: mutated(
+        program,
+        lambda s: replace(s, body=(*s.body, *(
+            b for one in s.body if isinstance(one, For) for b in one.body
+            if isinstance(b, Do) and b.variant == "max"
+            and "scores" in {a.buffer.name for a in b.accesses}
+        ))) if isinstance(s, ForTile) else s,
     ),
     "trips of a product of sizes": trips("max(min(n*m, (bm + 1)*128 + (n - m)), 0) / 128"),
     "scores go on from turn to turn": lambda program: mutated(
@@ -582,3 +632,19 @@ def test_places_and_conditions_beyond_linear_integers_are_unproved() -> None:
     assert decide(replace(reading, numbers={"trips": value("n")}, condition=other)).outcome == (
         "unproved"
     )
+
+
+def test_axes_may_be_called_as_the_questions_numbers() -> None:
+    """An axis turn is not the turn of a loop, nor an axis key a key."""
+    wrong, right = (
+        Reading(
+            sizes=("turn", "key"), rows="turn", keys="key",
+            condition=Apply("le", (Index("key"), Index("turn"))), places={"w": Constant(5)},
+            numbers={"trips": value("key")}, turn="kt", trips="trips", row=var("w"), key=KT,
+            block=1, digits=((1, 0, 0),), values=KT, uses=(Weighted(KT, KT, (), loops=True),),
+            hides=(Hide(var("w") + -1 * KT, (0,), Affine(at)),),
+        )
+        for at in (-1, 0)
+    )  # fmt: skip
+    assert decide(right).outcome == "proved"
+    assert decide(wrong).outcome == "wrong"
