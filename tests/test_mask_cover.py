@@ -276,6 +276,39 @@ def is_load(s: Statement, ring: str) -> bool:
     return isinstance(s, Do) and s.write.buffer.name == ring and s.instruction.unit == "tma"
 
 
+def operands(
+    is_it: Callable[[Do], bool], change: Callable[[Access], Access], which: int
+) -> Callable[[Program], Program]:
+    """Change the read of a number, or the write (-1), of some statements."""
+
+    def of(s: Statement) -> Statement:
+        if not (isinstance(s, Do) and is_it(s)):
+            return s
+        if which < 0:
+            return replace(s, write=change(s.write))
+        reads = [change(r) if i == which and isinstance(r, Access) else r
+                 for i, r in enumerate(s.reads)]  # fmt: skip
+        return replace(s, reads=tuple(reads))
+
+    return lambda program: mutated(program, of)
+
+
+def makes_scores(do: Do) -> bool:
+    return do.instruction.unit == "tensor" and do.write.buffer.name == "scores"
+
+
+def guarded(is_it: Callable[[Statement], bool]) -> Callable[[Program], Program]:
+    return lambda program: mutated(program, lambda s: When(KT, 9, (s,)) if is_it(s) else s)
+
+
+def other_top(program: Program) -> Program:
+    """Its maximum is of all scores, also of those that the mask does not show."""
+    operation = program.operation
+    own = [replace(r, expression=value("s")) if r.name == "top" else r
+           for r in operation.reductions]  # fmt: skip
+    return replace(program, operation=replace(operation, reductions=tuple(own)))
+
+
 M, N = var("m"), var("n")
 T, KT = var("trips"), var("kt")
 # causal, fa2, 2 consumers of 64 rows, blocks of 128 keys: cut 2
@@ -395,6 +428,58 @@ UNREAD: Mapping[str, Callable[[Program], Program]] = {
             and "scores" in {a.buffer.name for a in b.accesses}
         ))) if isinstance(s, ForTile) else s,
     ),
+    "a product in some turns": guarded(
+        lambda s: isinstance(s, For) and any(
+            isinstance(b, Do) and makes_scores(b) for a in s.body for c in a.body for b in c.body
+        )
+    ),
+    "a maximum of hidden scores": other_top,
+    "every second key": operands(
+        lambda s: is_load(s, "smem_k"),
+        lambda a: replace(a, value=tuple((b, c, 2 * n, d) for b, c, n, d in a.value)), 0,
+    ),
+    "columns with gaps": operands(
+        makes_scores,
+        lambda a: replace(a, value=tuple((2 * n if n == 8 else n, *d) for n, *d in a.value)), 1,
+    ),
+    "rows twice": operands(
+        makes_scores,
+        lambda a: replace(a, thread=tuple((n // 2 * 2, *d) for n, *d in a.thread)), 0,
+    ),
+    "registers hidden from the second on": operands(
+        lambda s: s.where is not None,
+        lambda a: replace(a, value=tuple((2 * x, *d) for x, *d in a.value)), -1,
+    ),
+    "other threads hide": lambda program: mutated(
+        program,
+        lambda s: replace(s, threads=(8, 4, 4)) if isinstance(s, Do) and s.where else s,
+    ),
+    "keys of another copy": operands(
+        makes_scores, lambda a: replace(a, index=a.index + var("w")), 1
+    ),
+    "rows of the next tile": operands(makes_scores, lambda a: replace(a, index=a.index + 1), 0),
+    "lines beyond the keys left out": operands(
+        lambda s: is_load(s, "smem_k"), lambda a: replace(a, trimmed=True), 0
+    ),
+    "loads of other turns": lambda program: mutated(
+        program,
+        lambda s: replace(s, trips="m")
+        if isinstance(s, For) and any(is_load(b, "smem_k") for b in s.body) else s,
+    ),
+    "a cluster": lambda program: replace(program, cluster=(("rank", 2),)),
+    "weights made before the mask": bodies(lambda body: tuple(
+        sorted(body, key=lambda s: not (isinstance(s, Do) and s.write.buffer.name == "weights"))
+    )),
+    "values weighed by one thread": lambda program: mutated(
+        program,
+        lambda s: Elect((s,)) if isinstance(s, Do) and s.write.buffer.name == "acc"
+        and s.instruction.unit == "tensor" else s,
+    ),
+    "keys in every second stage": lambda program: operands(
+        makes_scores, lambda a: replace(a, index=a.index + KT), 1
+    )(operands(lambda s: is_load(s, "smem_k"), lambda a: replace(a, index=a.index + KT), -1)(
+        program
+    )),
     "trips of a product of sizes": trips("max(min(n*m, (bm + 1)*128 + (n - m)), 0) / 128"),
     "scores go on from turn to turn": lambda program: mutated(
         program,
