@@ -78,7 +78,7 @@ from tinygpu.term.program import counted, select
 
 __all__ = [
     "CopyState", "Following", "Recursion", "Time", "Walk", "alone", "numbers", "occupied", "pace",
-    "path", "span_cycles", "together", "tokens_of", "waits",
+    "path", "reach", "span_cycles", "together", "tokens_of", "waits",
 ]  # fmt: skip
 
 Numbers = Any
@@ -221,6 +221,10 @@ class CopyState:
         one = self.now is self.last
         self.now = self.now + cycles
         self.last = self.now if one else self.last + cycles
+
+    def finish(self) -> None:
+        """Let its warps' arithmetic end."""
+        self.now = self.last = max(self.now, self.worked)
 
 
 class Walk:
@@ -387,14 +391,21 @@ class Following(Walk):
             ]  # fmt: skip
             here = list(zip(states, values, strict=True))
             for number in range(max(len(state.agent.loops) for state in states)):
-                seen = self.steps(here, number, first_steps)
+                end = first_steps
+                if self.clocked:  # the last steps that guards tell apart come after all others
+                    end -= min(first_steps, reach([_loop(s.agent, number).body for s in states])[1])
+                seen = self.steps(here, number, range(end))
                 self.jump(states, number, seen, steps - first_steps)
+                if end < first_steps:
+                    self.steps(here, number, range(end, first_steps))
                 for state, known in here:
                     known.pop(_loop(state.agent, number).var, None)
             if self.clocked:
                 self.run([(s, known, self.happening(s.agent.after, known)) for s, known in here])
             for state, known in here:
-                if not self.clocked:
+                if self.clocked:
+                    state.finish()
+                else:
                     self.nodes(state.agent.after, state, known)
                 state.turn += 1
                 state.taken += first_steps
@@ -405,15 +416,15 @@ class Following(Walk):
         return np.asarray(ends[-1])
 
     def steps(
-        self, states: Sequence[tuple[CopyState, dict[str, Any]]], number: int, steps: int
+        self, states: Sequence[tuple[CopyState, dict[str, Any]]], number: int, steps: range
     ) -> list[Time]:
-        """Follow the first steps of one of a tile's loops; return when each step ends."""
+        """Follow some steps of one of a tile's loops; return when each ends."""
         if self.clocked:
             return self.in_order(states, number, steps)
         for state, known in states:
             self.nodes(_loop(state.agent, number).before, state, known)
         seen: list[Time] = []
-        for step in range(steps):
+        for step in steps:
             for state, known in states:
                 loop = _loop(state.agent, number)
                 known[loop.var] = step
@@ -423,21 +434,22 @@ class Following(Walk):
         return seen
 
     def in_order(
-        self, states: Sequence[tuple[CopyState, dict[str, Any]]], number: int, steps: int
+        self, states: Sequence[tuple[CopyState, dict[str, Any]]], number: int, steps: range
     ) -> list[Time]:
         """Follow them in the order of the clocks."""
-        seen: list[Time] = [0.0] * steps
+        seen = dict.fromkeys(steps, 0.0)
 
         def way(state: CopyState, known: dict[str, Any]) -> Iterator[Event | Loop]:
             loop = _loop(state.agent, number)
-            yield from self.happening(loop.before, known)
-            for step in range(steps if loop.body else 0):
+            if steps.start == 0:
+                yield from self.happening(loop.before, known)
+            for step in steps if loop.body else ():
                 known[loop.var] = step
                 yield from self.happening(loop.body, known)
                 seen[step] = max(seen[step], state.last, state.worked)
 
         self.run([(state, known, way(state, known)) for state, known in states])
-        return seen
+        return list(seen.values())
 
     def happening(self, nodes: Tree, known: dict[str, Any]) -> Iterator[Event | Loop]:
         """Go through the statements that happen, a loop without signals as one."""
@@ -491,8 +503,9 @@ class Following(Walk):
     def math(self, event: Event, state: CopyState) -> tuple[Time, Time]:
         """Let a copy's warps do arithmetic: in order, on units that it shares with the others.
 
-        Returns its start, and when all have done it.  A value is there a latency after its instruction has started, so that a statement follows
-        the one that it reads value by value, if both have as many.
+        Returns its start, and when all have done it.  A value is there a latency after its
+        instruction has started, so that a statement follows the one that it reads value by value,
+        if both have as many.
         """
         cycles, start, least = event.cycles, state.now, 0.0
         for name in event.reads:
@@ -537,6 +550,8 @@ class Following(Walk):
         if self.size == 1:
             later = later.item()
         for state in (s for s in states if _loop(s.agent, number).body):
+            if self.clocked:
+                state.finish()
             state.busy(later)
             state.there.clear()
             state.issued = state.worked = state.now
@@ -580,7 +595,7 @@ class Following(Walk):
             return
         if self.clocked:
             self.arrive(event, known)
-            state.now = state.last = later(state.now, state.worked)
+            state.finish()
         match event.kind:
             case "wait":
                 phase = self.phase(event.barrier, event.index.evaluate(known))
@@ -646,7 +661,8 @@ class Following(Walk):
         phases = self.phases[barrier]
         if isinstance(index, np.ndarray):
             return phases[np.maximum(index.astype(np.int64) + _BEFORE, 0), self.columns]
-        return phases[max(int(index) + _BEFORE, 0)]
+        row = max(int(index) + _BEFORE, 0)
+        return phases[row] if row < len(phases) else self.zero
 
     def complete(self, barrier: str, index: Numbers, at: Numbers, mask: Any) -> None:
         """Note that a phase is complete no earlier than ``at``, where the mask holds."""
@@ -656,6 +672,8 @@ class Following(Walk):
         phases = self.phases[barrier]
         if mask is True and not isinstance(index, np.ndarray):
             row = int(index) + _BEFORE
+            if self.size == 1 and row >= len(phases):  # of several in a step
+                phases += [0.0] * (row + 1 - len(phases))
             phases[row] = self.later(phases[row], at)
             return
         rows = np.asarray(index + _BEFORE, np.int64).clip(0, len(phases) - 1)  # or not of the mask
@@ -675,6 +693,17 @@ def tokens_of(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
             if isinstance(node, Event) and node.group == "wgmma":
                 tokens = np.minimum(tokens, stages - node.pending)
     return np.maximum(tokens, 1)
+
+
+def reach(trees: Sequence[Tree]) -> tuple[int, int]:
+    """Return how many of the first and of the last steps guards tell from those between."""
+    first = last = 0
+    for tree in trees:
+        for node in tree:
+            if isinstance(node, Guard) and not node.tells:
+                for start, end in (node.apart, reach([node.body])):
+                    first, last = max(first, int(np.max(start))), max(last, int(np.max(end)))
+    return first, last
 
 
 def _loop(agent: TimedAgent, number: int) -> StepLoop:
@@ -780,8 +809,9 @@ class Recursion:
         stages = _few_stages(ring)
         result, few, turn = np.empty(size), np.zeros(size), np.ones(size)
         at, one = np.arange(size), np.ones(size)
+        ends = sum(reach([agent.body for agent in _filled(self.agents, inputs[4:])]))
         for times in (1, 2, 4):
-            few[at] = np.minimum(times * (2 * stages + 4), most)[at]
+            few[at] = np.minimum(times * (2 * stages + 4) + ends, most)[at]
             result[at], turn[at], apart = self._followed(inputs, at, one, few, one)
             at = at[apart > _EVEN]
             if not len(at):

@@ -93,8 +93,8 @@ from tinygpu.term.program import (
 from tinygpu.term.tensor_memory import uses_tensor_memory
 
 __all__ = [
-    "WARP", "Event", "Guard", "Loop", "Node", "StepLoop", "TimedAgent", "Tree", "agents", "clocked", "mapped",
-    "of_agent", "returned", "total_work",
+    "WARP", "Event", "Guard", "Loop", "Node", "StepLoop", "TimedAgent", "Tree", "agents", "clocked",
+    "mapped", "of_agent", "returned", "total_work",
 ]  # fmt: skip
 
 Numbers = Any
@@ -191,6 +191,15 @@ class Guard:
         if step > 0:
             return np.minimum(np.maximum(np.ceil(room / step), 0.0), steps)
         return steps - np.minimum(np.maximum(np.floor(room / step) + 1.0, 0.0), steps)
+
+    @property
+    def apart(self) -> tuple[Numbers, Numbers]:
+        """How many of the first steps, and of the last ones, it may tell from those between."""
+        if isinstance(self.bound, str):
+            return 0, np.maximum(self.index.constant, 0) * (self.step > 0)
+        if self.step == 0:
+            return 0, 0
+        return np.maximum(np.floor((self.bound - self.index.constant) / self.step) + 1, 0), 0
 
     @property
     def late(self) -> bool:
@@ -452,11 +461,13 @@ class _Accountant:
                         found += nodes  # what takes some CTAs of the cluster their time
                         continue
                     guard = Guard(index, bound, nodes)
-                    if not guard.tells and not all(v == self.step_var for v, _ in index.terms):
+                    ours = all(v == self.step_var and c == guard.step for v, c in index.terms)
+                    amid = isinstance(bound, str) and guard.step not in (0, 1)
+                    if not guard.tells and (amid or not ours):
                         raise ProgramError(
                             f"role {self.role.name}: {statement.index} guards more than arrivals; "
-                            f"the time model follows guards of {self.step_var or 'no variable'} "
-                            "alone, the steps' variable"
+                            "the time model follows those of the steps' variable "
+                            f"{self.step_var} alone, by a distance to the loop's start or end"
                         )
                     if isinstance(bound, str) and bound != self.steps:
                         raise ProgramError(
