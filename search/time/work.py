@@ -134,7 +134,7 @@ class Event:
     reads: tuple[str, ...] = ()
     write: str = ""
     arrivals: Numbers = 1
-    folds: bool = False
+    folds: Numbers | bool = False
 
     @property
     def once(self) -> bool:
@@ -340,6 +340,7 @@ def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any] | N
                     latency=low(node.latency),
                     pending=more(node.pending),
                     fetched_bytes=low(node.fetched_bytes),
+                    folds=node.folds if isinstance(node.folds, bool) else low(node.folds),
                 )
             case Loop():
                 body = mapped(node.body, low, more)

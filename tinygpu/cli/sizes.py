@@ -126,9 +126,7 @@ def sizes_of(operation: str, axes: Sequence[str], given: Sequence[str]) -> dict[
     return {axis: size_in(option, text) for axis, (option, text) in said.items()}
 
 
-def _said(
-    operation: str, axes: Sequence[str], given: Sequence[str]
-) -> dict[str, tuple[str, str]]:
+def _said(operation: str, axes: Sequence[str], given: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return each axis that is given with the option that gave it and its text."""
     by_heads = tuple(axes) == _ATTENTION
     words = _WORDS if by_heads else {"batch": "l"} if "l" in axes else {}

@@ -162,9 +162,9 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
     most = dict(program.at_most).get(axis, _FARTHEST)
 
     others = dict.fromkeys(program.operation.axes, 1)
-    # tile values may grow with one axis only where another one that they read is long
-    for axis_read in _read_by_tiles(program) & {*others}:
-        others[axis_read] = min(dict(program.at_most).get(axis_read, _LONG), _LONG)
+    if program.tile_values:  # which may grow with one axis only where another one is long
+        named = _sizes_of_values(program)
+        others |= {a: min(dict(program.at_most).get(a, _LONG), _LONG) for a in named}
 
     def counts(size: int) -> tuple[tuple[int, ...], tuple[object, ...]]:
         sizes = others | {axis: size}
@@ -183,17 +183,17 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
     return low, counts(high)[1] != counts(1)[1]
 
 
-def _read_by_tiles(program: Program) -> set[str]:
-    """Return the names that tile values are made of, through the grid and parameters."""
-    made = {axis.var: axis.extent for axis in program.grid}
-    made |= {**dict(program.parameters), **program.tile_values}
-    found, left = set[str](), list(program.tile_values)
+def _sizes_of_values(program: Program) -> set[str]:
+    """Return the axes whose sizes tile values depend on, by themselves, parameters and the grid."""
+    known = dict(program.parameters) | {axis.var: axis.extent for axis in program.grid}
+    left = [name for e in program.tile_values.values() for name in e.names()]
+    named: set[str] = set()
     while left:
         name = left.pop()
-        if name not in found:
-            found.add(name)
-            left += made[name].names() if name in made else ()
-    return found
+        if name not in named:
+            named.add(name)
+            left += known[name].names() if name in known else ()
+    return named & set(program.operation.axes)
 
 
 def edge_of(program: Program, axis: str) -> tuple[int, bool]:
