@@ -119,7 +119,7 @@ _PREDICATED = ("st.global", "st.shared", "red.global")
 _AS_A_BRANCH = "bar.warp.sync -1"
 """Else ptxas makes a branch around loads a predicate and sinks them to the loop's end."""
 _MOST_HELD = 8
-_NO_RESULT = "0x7fa5a5a5"
+_NO_SUM = "0x7fa5a5a5"  # a signalling NaN; spec: PTX ISA, "Floating Point Instructions"
 _SM_REGISTERS = 65536  # spec: CUDA C++ Programming Guide, "Compute Capabilities"
 _MOST_REGISTERS = 255
 
@@ -350,8 +350,8 @@ class Emitter(KernelCode):
         """Keep what the wait after a statement of arithmetic waits for behind that statement.
 
         Else ptxas moves the wait up, before all arithmetic that products in flight should hide.  It
-        leaves the wait behind a store that needs the results, and that is never done: no result has
-        the bits that it asks for.
+        leaves the wait behind a store that needs the results, and that is never done: it asks for
+        bits that no sum of numbers has, as a NaN that add.f32 gives is 0x7fffffff.
         """
         how, access = do.instruction, do.write
         if how.unit == "tensor" or access.buffer.level != "registers":
@@ -361,14 +361,13 @@ class Emitter(KernelCode):
         first, *others = dict.fromkeys(self.cells(access, do.values, scope))
         if len(others) >= _MOST_HELD:
             return
-        text, bits = self.text, self.text.register("u32")
-        text.emit(f"mov.b32 {bits}, {first}")
-        for cell in others:
-            more = text.register("u32")
-            text.emit(f"mov.b32 {more}, {cell}")
-            text.emit(f"xor.b32 {bits}, {bits}, {more}")
-        never = text.register("pred")
-        text.emit(f"setp.eq.u32 {never}, {bits}, {_NO_RESULT}")
+        text, total = self.text, self.text.register("f32")
+        bits, never = text.register("u32"), text.register("pred")
+        text.emit(f"add.f32 {total}, {first}, {others[0] if others else first}")
+        for cell in others[1:]:
+            text.emit(f"add.f32 {total}, {total}, {cell}")
+        text.emit(f"mov.b32 {bits}, {total}")
+        text.emit(f"setp.eq.u32 {never}, {bits}, {_NO_SUM}")
         text.emit(f"@{never} st.shared.u32 [%smem], {bits}")
 
     def do(self, do: Do, scope: Scope) -> None:

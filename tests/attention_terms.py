@@ -2,60 +2,19 @@
 
 A producer brings q once a tile and rings of k and v by TMA.  A consumer multiplies, takes the row
 maximum and the row sum by shuffles of a quad, and gives its rounded sums to the second product as
-registers.  No expression of an operation states softmax(q k^T) v yet: ``Attention`` computes it.
+registers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import apply, value
-from tinygpu.term.operation import Operand, Operation, Reduction
+from tinygpu.term.operation import attention
 from tinygpu.term.program import Program
 
 LOG2_E = math.log2(math.e)
-
-
-class Attention(Operation):
-    """An operation on attention's arrays, whose reference is softmax(q k^T / sqrt d) v.
-
-    The scale lets an error be that of weights rounded to 8 bits, at 1 of ``error_ratio``.
-    """
-
-    __slots__ = ()
-
-    def reference(
-        self,
-        inputs: Mapping[str, Any],
-        scalars: Any = None,
-        algebra: Algebra = FLOATS,
-    ) -> dict[str, NDArray[np.float64]]:
-        q, k, v = (inputs[n].astype(np.float64) for n in "qkv")
-        s = q @ k.T / math.sqrt(q.shape[1])
-        p = np.exp(s - s.max(axis=1, keepdims=True))
-        p = p / p.sum(axis=1, keepdims=True)
-        own = 4 * 2.0**-24 * math.sqrt(math.prod(k.shape))
-        return {self.output.name: p @ v, "scale": 2.0**-8 * (p @ np.abs(v)) / own}
-
-
-def operation(dtype: str = "bf16") -> Operation:
-    """Attention of one head; its expressions are another operation's, which nobody asks."""
-    q, k, v = map(value, "qkv")
-    return Attention(
-        "attention",
-        ("m", "n", "d", "e"),
-        (Operand("q", ("m", "d"), dtype), Operand("k", ("n", "d"), dtype),
-         Operand("v", ("n", "e"), dtype)),
-        Operand("o", ("m", "e"), "f32"),
-        (Reduction("acc", "add", q * k * v, ("n", "d")),),
-    )  # fmt: skip
 
 
 def term(
@@ -67,10 +26,11 @@ def term(
     def forward(k: Kernel) -> None:
         q, keys_in, values_in = k.inputs
         k.launch(persistent=persistent)
-        k.grid("bm")
+        k.grid("bl", "bh", "bg", "bm")
         k.cluster(rank=1)
         k.tile(tm=64 * consumers, tn=keys, td=depth, te=depth)
-        at = "m = (bm rank tm), d = td, n = (kt tn), e = te"
+        head = "l = bl, h = bh, g = bg"
+        at = f"{head}, m = (bm rank tm), d = td, n = (kt tn), e = te"
         sq = k.smem("sq", dtype, "tm", "td", stages=1, swizzle=128)
         sk = k.smem("sk", dtype, "tn", "td", stages=stages, swizzle=128)
         sv = k.smem("sv", dtype, "tn", "te", stages=stages, swizzle=128)
@@ -99,8 +59,9 @@ def term(
             o = k.registers("acc", "f32", "wide", "half", "both")
             top, total = (k.registers(n, "f32", "half") for n in ("top", "total"))
             new, shift, shrink = (k.registers(n, "f32", "half") for n in ("new", "shift", "shrink"))
-            scale = LOG2_E / math.sqrt(depth)
+            factor = k.registers("factor", "f32")
             for tile in k.tiles():
+                k.set(factor, value("scale") * LOG2_E)
                 k.fill(top, -math.inf)
                 k.fill(total, 0.0)
                 k.fill(o, 0.0)
@@ -114,12 +75,12 @@ def term(
                     k.set(new, value("top"), {"top": top})
                     k.reduce("max", new, s)
                     k.butterfly("max", new, over="quad")
-                    k.set(shift, value("new") * -scale, {"new": new})
-                    k.set(shrink, apply("ex2.ftz", value("top") * scale + value("shift")),
-                          {"top": top, "shift": shift})  # fmt: skip
+                    k.set(shift, -(value("new") * value("by")), {"new": new, "by": factor})
+                    k.set(shrink, apply("ex2.ftz", value("top") * value("by") + value("shift")),
+                          {"top": top, "by": factor, "shift": shift})  # fmt: skip
                     k.set(top, value("new"), {"new": new})
-                    k.set(s, apply("ex2.ftz", value("s") * scale + value("shift")),
-                          {"s": s, "shift": shift})  # fmt: skip
+                    k.set(s, apply("ex2.ftz", value("s") * value("by") + value("shift")),
+                          {"s": s, "by": factor, "shift": shift})  # fmt: skip
                     k.set(total, value("total") * value("by"), {"total": total, "by": shrink})
                     k.add(total, s)
                     k.set(o, value("o") * value("by"), {"o": o, "by": shrink})
@@ -135,7 +96,8 @@ def term(
                 k.butterfly("add", total, over="quad")
                 k.set(total, apply("rcp", value("total")), {"total": total})
                 k.set(o, value("o") * value("total"), {"o": o, "total": total})
-                k.store(k.output[f"m = (bm rank tm), {rows}, e = te, te = (wide quad both)"], o)
+                to = f"{head}, m = (bm rank tm), {rows}, e = te, te = (wide quad both)"
+                k.store(k.output[to], o)
             k.sync("cluster")
 
-    return trace("flash", forward, operation(dtype))
+    return trace("flash", forward, attention(dtype))

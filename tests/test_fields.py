@@ -61,8 +61,8 @@ TYPES = "operands of other types are refused where the term is built"
 LEFT_OUT = {
     "judge": {
         "the order of tiles, the way of addressing and what guards global memory order nothing": (
-            "Program.raster Axis.down Program.addressing Program.guards Access.guard Access.outside "
-            "Access.trimmed"
+            "Program.raster Axis.down Program.addressing Program.guards Access.guard "
+            "Access.outside Access.trimmed"
         ),
         "it decides all sizes": "Program.specialised Program.at_most",
         "what the launch does before and beside": (
@@ -111,8 +111,8 @@ LEFT_OUT = {
     "laws": {
         TYPES: "Instruction.types",
         "meaning's and the order's": (
-            "Program.raster Axis.down Program.specialised Program.guards Program.persistent Program.zeroed "
-            "Access.outside Immediate.number Scalar.name Scalar.size Do.across "
+            "Program.raster Axis.down Program.specialised Program.guards Program.persistent "
+            "Program.zeroed Access.outside Immediate.number Scalar.name Scalar.size Do.across "
             "Do.fresh WaitGroup.read Wait.index Arrive.index Instruction.variants "
             "Instruction.meaning"
         ),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.ptx_runs import parsed, unchecked
+from tests.warpgroup_terms import computed, held, rounded, scores, tile, weighted, zeroed
 from tinygpu.codegen.run.interpretation import execute
 from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError, ProgramError
@@ -39,7 +40,6 @@ from tinygpu.term.program import (
     Fence,
     For,
     ForTile,
-    Immediate,
     Program,
     Role,
     Statement,
@@ -336,59 +336,34 @@ def fa3(
 
     A group issues a step's product of Q and K in its turn, and then gives it to the other group.
     """
-    mma, copy = INSTRUCTIONS["wgmma"], INSTRUCTIONS["cp.async.bulk.tensor"]
-
-    def smem(name: str, stages: int) -> Buffer:
-        return Buffer(name, "smem", "bf16", (128, 64, 2), (64, 1, 8192), stages, 16384, (3, 3, 3))
-
-    q, keys, values = smem("q", 1), smem("keys", depth), smem("values", depth)
-    s = registers("s", "f32", 64, 128, fragment="wgmma")
-    p = registers("p", "bf16", 64, 128, fragment="wgmma")
-    o = registers("o", "f32", 64, 128, fragment="wgmma")
+    copy = INSTRUCTIONS["cp.async.bulk.tensor"]
+    q, keys, values = tile("q", 1), tile("keys", depth), tile("values", depth)
+    s, p, o = held("s", "f32"), held("p", "bf16"), held("o", "f32")
     qf, qe, kf, ke, vf, ve = (
         Barrier(f"{n}_{how}", 1 if n == "q" else depth, arrivals)
         for n in "qkv" for how, arrivals in (("full", 1), ("empty", 2))
     )  # fmt: skip
 
-    def tile(buffer: Buffer, index: Affine) -> Access:
-        return Access(buffer, ((0, 1), (1, 0)), index=index)
-
-    def sums(buffer: Buffer, index: Affine) -> Access:
-        return Access(buffer, ((0, 0), (0, 1), (0, 128), (1, 0)), index=index)
-
-    def part(buffer: Buffer, index: Affine) -> Access:
-        return Access(buffer, ((0, 1, 0), (1, 0, 0), (0, 0, 0), (0, 0, 1)), index=index)
-
-    def product_qk() -> Do:
-        reads = part(q, T), part(keys, N), sums(s, N)
-        return Do(mma, sums(s, N), reads, (16, 128, 1, 64), variant="fma", fresh=Affine())
-
     def product_pv(index: Affine) -> Do:
-        held = Access(p, ((0, 1), (0, 0), (0, 0), (1, 0)), index=index)
-        reads = held, part(values, index), sums(o, T)
-        return Do(mma, sums(o, T), reads, (16, 128, 1, 64), variant="fma")
+        return weighted(o, p, values, (index, T))
 
     def free(barrier: Barrier, index: Affine) -> Statement:
         return Elect((Arrive(barrier, index),))
 
-    def arithmetic(into: Access) -> Do:
-        return Do(INSTRUCTIONS["fma"], into, (into, into, into), (128, 64), variant="fma")
-
     later = When(-1 * K + 1, 1, (Wait(vf, N + -1), product_pv(N + -1)))
-    meet = (*take, Fence("wgmma"), product_qk(), Commit("wgmma"))
+    meet = (*take, Fence("wgmma"), scores(s, q, keys, (T, N), Affine()), Commit("wgmma"))
     given_at = {"before the product": (*give, *meet), "after the product": (*meet, *give)}[given]
     step = (
         Wait(kf, N), *given_at, later, Commit("wgmma"),
-        WaitGroup(1, "wgmma"), free(ke, N), arithmetic(tile(s, N)),
+        WaitGroup(1, "wgmma"), free(ke, N), computed(s, N),
         WaitGroup(0, "wgmma"), When(-1 * K + 1, 1, (free(ve, N + -1),)),
-        Do(INSTRUCTIONS["cvt"], tile(p, N), (tile(s, N),), (128, 64)), arithmetic(tile(o, T)),
+        rounded(p, s, N), computed(o, T),
     )  # fmt: skip
     tail = (
         Wait(vf, LAST), Fence("wgmma"), product_pv(LAST), Commit("wgmma"), WaitGroup(0, "wgmma"),
         free(ve, LAST), free(qe, T),
     )  # fmt: skip
-    zero = Do(INSTRUCTIONS["mov"], tile(o, T), (Immediate(0.0),), (128, 64))
-    all_of_it = (Wait(qf, T), zero, For("k", "trips", step), When(Affine(), "trips", tail))
+    all_of_it = (Wait(qf, T), zeroed(o, T), For("k", "trips", step), When(Affine(), "trips", tail))
     end = Sync(scope="cluster")
     consumer = (*first, ForTile("t", "i", all_of_it), end)
 

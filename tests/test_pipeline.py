@@ -48,7 +48,7 @@ def with_latency(found: tuple[TimedAgent, ...], latency: float) -> tuple[TimedAg
             return replace(node, latency=latency)
         return node
 
-    return tuple(replace(a, body=tuple(map(late, a.body))) for a in found)
+    return tuple(a.with_trees(lambda tree: tuple(map(late, tree))) for a in found)
 
 
 def simulated(found: tuple[TimedAgent, ...], tiles: int, steps: int) -> float:
@@ -126,9 +126,10 @@ def simulated(found: tuple[TimedAgent, ...], tiles: int, steps: int) -> float:
 
         for turn, tile in enumerate(range(first, tiles, int(agent.step))):
             known = {agent.tile: tile, agent.turn: turn, agent.copy: copy, agent.steps: steps}
-            yield from nodes(agent.before, known)
-            for step in range(steps):
-                yield from nodes(agent.body, {**known, agent.step_var: step})
+            for loop in agent.loops:
+                yield from nodes(loop.before, known)
+                for step in range(steps):
+                    yield from nodes(loop.body, {**known, loop.var: step})
             yield from nodes(agent.after, known)
         ends.append(now)
 

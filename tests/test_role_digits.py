@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -23,9 +24,12 @@ from tinygpu.legality.concurrency.assumptions import assumptions
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS
 from tinygpu.legality.reach import Case
+from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.meaning.canonical import canonical_run
 from tinygpu.meaning.interpret import check
 from tinygpu.search.time.cost import cost
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import attention
 from tinygpu.term.program import (
     Access,
     Commit,
@@ -46,6 +50,8 @@ POINTS: dict[str, dict[str, Any]] = {
     "wide": {"consumers": 2, "depth": 128, "keys": 128, "registers": (24, 240)},
 }
 
+HEADS = {"l": 1, "h": 2, "g": 1}
+
 
 @cache
 def built(name: str) -> Program:
@@ -55,7 +61,7 @@ def built(name: str) -> Program:
 def sizes_of(name: str) -> dict[str, int]:
     point = POINTS[name]
     depth = point.get("depth", 64)
-    return {"m": 136, "n": 3 * point.get("keys", 64), "d": depth, "e": depth}
+    return {**HEADS, "m": 136, "n": 3 * point.get("keys", 64), "d": depth, "e": depth}
 
 
 @pytest.mark.parametrize("name", POINTS)
@@ -77,8 +83,9 @@ def test_all_instances_at_once_compute_the_same(name: str) -> None:
         o.name: DTYPES[o.dtype].round(random.standard_normal(shapes[o.name])).astype(np.float64)
         for o in operation.inputs
     }
-    found, findings, _ = canonical_run(program, sizes, inputs, {}, FLOATS)
-    wanted = operation.reference(inputs)["o"]
+    scalars = {"scale": sizes["d"] ** -0.5}
+    found, findings, _ = canonical_run(program, sizes, inputs, scalars, FLOATS)
+    wanted = operation.reference(inputs, scalars)["o"]
     assert findings == ()
     assert np.abs(found.reshape(wanted.shape) - wanted).max() < 2.0**-8
 
@@ -99,8 +106,24 @@ def test_the_first_factor_is_read_from_registers() -> None:
 
 
 def test_the_time_model_takes_it() -> None:
-    found = cost(built("wide"), {"m": 16384, "n": 4096, "d": 128, "e": 128}, load_device("h200"))
+    found = cost(
+        built("wide"), {**HEADS, "m": 16384, "n": 4096, "d": 128, "e": 128}, load_device("h200")
+    )
     assert found.seconds > 0
+
+
+def test_the_store_that_holds_a_wait_is_never_done() -> None:
+    """It asks for the bits of a signalling NaN, of a sum: no numbers have such a sum."""
+    program = Attention().program(attention(), Chosen(STARTS["fa3"]))
+    text = emit(program)
+    held = re.findall(
+        r"add\.f32 (%\w+), .*\n\tmov\.b32 (%\w+), (%\w+);\n"
+        r"\tsetp\.eq\.u32 (%\w+), (%\w+), 0x7fa5a5a5;\n\t@(%\w+) st\.shared\.u32 .*, (%\w+);",
+        text,
+    )
+    assert len(held) == text.count("0x7fa5a5a5") == 2
+    for total, bits, of, holds, compared, asked, stored in held:
+        assert (total, bits, bits, holds) == (of, compared, stored, asked)
 
 
 # made wrong: the order of statements
@@ -214,7 +237,7 @@ def test_a_wrong_value_is_found(name: str) -> None:
 
 
 def said(program: Program, law: str) -> list[str]:
-    sizes = {"m": 4096, "n": 4096, "d": 64, "e": 64}
+    sizes = {**HEADS, "m": 4096, "n": 4096, "d": 64, "e": 64}
     case = Case.of(program, sizes, load_device("h200"))
     return [str(clause) for clause in LAWS[law].clauses(case) if not clause.holds]
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.warpgroup_terms import computed, held, rounded, scores, tile, weighted, zeroed
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.tiles import ring
-from tinygpu.term.access_map import Access, Affine, Buffer, Immediate, registers, var
+from tinygpu.term.access_map import Access, Affine, Buffer, var
 from tinygpu.term.builder import Kernel, Tile, trace
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import matmul
@@ -107,9 +108,11 @@ def write_blocks(
                     k.tma(right[step], b[at], signal=full[step])
         k.sync("cluster")
     with k.role("consumer", warpgroups=1, registers=232, w=2 if turns else 1):
-        k.tile(row=BLOCK)
+        k.threads(warp=4, octet=8, quad=4)
+        k.values(group=tile_n // 8, half=2, pair=2)
+        rows, columns = "tm = (warp half octet)", "tn = (group quad pair)"
         turn = k.mbarriers("turn", 2, arrivals=1)
-        sums = k.registers("sums", "f32", "row", "tn", fragment="wgmma")
+        sums = k.registers("sums", "f32", "group", "half", "pair")
         first, after = ("w", 2) if turns else ("", 1)
         own = values if consumers is None else consumers
         for tile in k.tiles(start=first, step=after, **(own or {})):
@@ -118,7 +121,7 @@ def write_blocks(
             k.fill(sums, 0.0)
             for step in steps(tile, to):
                 k.wait(full[step])
-                k.wgmma(sums, left[step]["tm = row"], right[step], fresh=step + 1)
+                k.wgmma(sums, left[step][rows], right[step][columns], fresh=step + 1)
                 k.wait_group("wgmma", 0)
                 with k.elect():
                     k.arrive(empty[step])
@@ -126,7 +129,7 @@ def write_blocks(
                 k.sync("role")
                 with k.elect():
                     k.arrive(turn[tile])
-            k.store(k.output[f"{at}, tm = row"], k.cast(sums, "bf16"))
+            k.store(k.output[f"{at}, {rows}, {columns}"], k.cast(sums, "bf16"))
         k.sync("cluster")
 
 
@@ -173,14 +176,8 @@ def flash(
     operation = matmul("bf16", layout="nt")
     shapes = {"a": ("m", "k"), "b": ("n", "k"), "c": ("m", "n")}
     gmem = {n: Buffer(n, "gmem", "bf16", ax, (f"ld_{n}", 1)) for n, ax in shapes.items()}
-    q = Buffer("q", "smem", "bf16", (128, 64, 2), (64, 1, 8192), 1, 128 * 128, (3, 3, 3))
-    keys, vals = (
-        Buffer(n, "smem", "bf16", (128, 64, 2), (64, 1, 8192), stages, 128 * 128, (3, 3, 3))
-        for n in ("keys", "vals")
-    )
-    s = registers("s", "f32", 64, 128, fragment="wgmma")
-    o = registers("o", "f32", 64, 128, fragment="wgmma")
-    p = registers("p", "bf16", 64, 128, fragment="wgmma")
+    q, keys, vals = tile("q", 1), tile("keys", stages), tile("vals", stages)
+    s, o, p = held("s", "f32"), held("o", "f32"), held("p", "bf16")
     q_full, q_empty = Barrier("q_full", 1, 1), Barrier("q_empty", 1, 2)
     k_full, v_full = (Barrier(n, stages, 1) for n in ("k_full", "v_full"))
     k_empty, v_empty = (Barrier(n, stages, 2) for n in ("k_empty", "v_empty"))
@@ -190,49 +187,28 @@ def flash(
     last = var("t", "trips") + var("trips") + -1
     twice = var("t", "trips") + var("t", "trips") + 2 * k + w
 
-    def flat(buffer: Buffer, index: Affine) -> Access:
-        return Access(buffer, ((0, 1), (1, 0)), index=index)
-
-    def tile_of(buffer: Buffer, index: Affine) -> Access:
-        return Access(buffer, ((0, 1, 0), (1, 0, 0), (0, 0, 0), (0, 0, 1)), index=index)
-
-    def product(to: Buffer, by: Access, of: Access, index: Affine, fresh: Affine | None) -> Do:
-        sums = Access(to, ((0, 0), (0, 1), (0, 128), (1, 0)), index=index)
-        values = (16, 128, 1, 64)
-        return Do(INSTRUCTIONS["wgmma"], sums, (by, of, sums), values, variant="fma", fresh=fresh)
-
-    def scores(i: Affine) -> Do:
-        return product(s, tile_of(q, t), tile_of(keys, i), i, Affine())
-
-    def weighted(i: Affine) -> Do:
-        held = Access(p, ((0, 1), (0, 0), (0, 0), (1, 0)), index=i)
-        return product(o, held, tile_of(vals, i), t, None)
-
-    def arithmetic(to: Buffer, i: Affine) -> Do:
-        held = flat(to, i)
-        return Do(INSTRUCTIONS["fma"], held, (held, held, held), (128, 64), variant="fma")
+    def weigh(i: Affine) -> Do:
+        return weighted(o, p, vals, (i, t))
 
     def released(barrier: Barrier, i: Affine) -> Statement:
         return Elect((Arrive(barrier, i),))
 
     commit, wait = Commit("wgmma"), WaitGroup(0, "wgmma")
-    convert = Do(INSTRUCTIONS["cvt"], flat(p, n), (flat(s, n),), (128, 64))
     take: Body = (Wait(turn, twice + -1),) if pingpong else ()
     give: Body = (Sync(1, "role"), Elect((Arrive(turn, twice),))) if pingpong else ()
     late = -1 * k + 1
     step: Body = (
-        Wait(k_full, n), *take, Fence("wgmma"), scores(n), commit,
-        When(late, 1, (Wait(v_full, n + -1), weighted(n + -1))), commit, *give,
-        WaitGroup(1, "wgmma"), released(k_empty, n), arithmetic(s, n),
-        wait, When(late, 1, (released(v_empty, n + -1),)), convert, arithmetic(o, t),
+        Wait(k_full, n), *take, Fence("wgmma"), scores(s, q, keys, (t, n), Affine()), commit,
+        When(late, 1, (Wait(v_full, n + -1), weigh(n + -1))), commit, *give,
+        WaitGroup(1, "wgmma"), released(k_empty, n), computed(s, n),
+        wait, When(late, 1, (released(v_empty, n + -1),)), rounded(p, s, n), computed(o, t),
     )  # fmt: skip
     tail: Body = (
-        Wait(v_full, last), Fence("wgmma"), weighted(last), commit, wait, released(v_empty, last)
+        Wait(v_full, last), Fence("wgmma"), weigh(last), commit, wait, released(v_empty, last)
     )  # fmt: skip
-    zero = Do(INSTRUCTIONS["mov"], flat(o, t), (Immediate(0.0),), (128, 64))
     meeting: Body = (Sync(1, "role"),) if meets else ()
     whole: Body = (
-        Wait(q_full, t), zero, For("k", "trips", change("step", step)),
+        Wait(q_full, t), zeroed(o, t), For("k", "trips", change("step", step)),
         When(Affine(), "trips", tail), *meeting, released(q_empty, t),
     )  # fmt: skip
 

@@ -134,13 +134,7 @@ def _excess(kind: Kind, view: TimeView, without: Breakdown) -> float:
 def _mended(view: TimeView, mends: list[tuple[TreeNode, PieceMend]]) -> Features:
     news = {id(node.piece): mend[0] for node, mend in mends}
     agents = tuple(
-        replace(
-            agent,
-            before=_exchanged(agent.before, news),
-            body=_exchanged(agent.body, news),
-            after=_exchanged(agent.after, news),
-        )
-        for agent in view.features.agents
+        agent.with_trees(lambda tree: _exchanged(tree, news)) for agent in view.features.agents
     )
     return replace(view.features, agents=agents)
 

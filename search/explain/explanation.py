@@ -32,7 +32,7 @@ WORDS: Mapping[str, str] = {
     "issue": "the schedulers' issue slots",
     "fma": "the fp32 multiply-add units",
     "fp64": "the fp64 units",
-    "int": "the integer units (indices, guards, loops)",
+    "int": "the integer units (indices, guards, loops, maxima)",
     "cvt": "the conversion units",
     "sfu": "the special-function units",
     "shuffle": "shuffles between lanes",

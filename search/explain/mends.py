@@ -244,7 +244,7 @@ def _gone(piece: Event, words: str) -> PieceMend | None:
 def _index(node: TreeNode, view: TimeView) -> PieceMend | None:
     piece = node.piece
     extra = float(piece.each.get("int", 0.0)) * view.device.int_per_cycle_per_sm / WARP
-    if piece.statement is None or extra <= 0:
+    if piece.statement is None or extra <= 0 or piece.kind == "math":
         return None
     each = {**piece.each, "issue": piece.each["issue"] / (1 + extra), "int": 0.0}
     words = "integer instructions a request (address, guards)"
@@ -459,6 +459,7 @@ KINDS: Mapping[str, Kind] = {
             factor=_NOTHING,
         ),
         _limit("rate of tensor cores", "tensor", "tensor_flop_per_cycle_per_sm"),
+        _limit("rate of special functions", "sfu", "sfu_per_cycle_per_sm"),
         _limit("port of shared memory", "smem", "smem_bytes_per_cycle_per_sm"),
         _limit("way from L2 to an SM", "fill", "fill_bytes_per_cycle_per_sm"),
         _limit("rate of L2", "l2", "l2_bytes_per_cycle"),

@@ -59,11 +59,13 @@ from tinygpu.search.time.tile_steps import TileSteps, steps_of_tiles
 from tinygpu.search.time.work import (
     WARP,
     Event,
+    Guard,
     Loop,
     Node,
     TimedAgent,
     Tree,
     agents,
+    clocked,
     of_agent,
     total_work,
 )
@@ -78,6 +80,8 @@ LATE_POWER = 2.0  # fitted: of the room that is left, in what a late start costs
 FLYING_POWER = 4.0  # fitted: how sharply DRAM slows down where too few bytes are in flight
 OF_TILES = ("tensor", "smem", "tma", "fill")
 """Units that agents that take tiles share."""
+OF_ARITHMETIC = ("issue", "fma", "int", "cvt", "sfu", "shuffle")
+"""Units that copies share beside them, where there is arithmetic in their steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +198,11 @@ class Placed:
         waves = select(stays, ceil(tiles / at_once), np.maximum(busiest / fits, 1.0))
         active = np.minimum(tiles, spread) * launch.cluster
         l2_rate, dram_rate = _rates(device)
-        of_step = _asked(f.agents)
-        asked = f.steps * tiles * launch.cluster * of_step
+        of_step, of_tile = (
+            _asked([a.body for a in f.agents]),
+            _asked([a.before for a in f.agents]),
+        )
+        asked = tiles * launch.cluster * (f.steps * of_step + of_tile)
         missed = np.minimum(from_dram / asked, 1.0)
         flying = f.stages * of_step * np.minimum(tiles, at_once) * launch.cluster
         short = FITTED["dram_in_flight"] / (flying * missed)
@@ -283,7 +290,8 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     def alone(unit: str, of: tuple[TimedAgent, ...]) -> Numbers:
         return waves * place.share * _work(of, f.steps, unit) / device.clock_hz
 
-    parts = {unit: alone(unit, f.agents) for unit in OF_TILES}
+    units_of = (*OF_TILES, *OF_ARITHMETIC) if clocked(f.agents) else OF_TILES
+    parts = {unit: alone(unit, f.agents) for unit in units_of}
     units, fill = reduce(np.maximum, parts.values()), alone("fill", timed)
     longest = np.maximum(units, fill)
     after = reduce(np.maximum, (span_cycles(a.after) / a.step for a in f.agents))
@@ -356,19 +364,26 @@ def _with_loads(agent: TimedAgent, per_byte: Numbers, latency: Numbers) -> Timed
         fill = np.maximum(node.each["fill"], node.fetched_bytes * per_byte)
         return replace(node, each={**node.each, "fill": fill}, latency=latency)
 
-    return replace(agent, body=tuple(map(timed, agent.body)))
+    return agent.with_trees(lambda tree: tuple(map(timed, tree)))
 
 
-def _asked(all_agents: tuple[TimedAgent, ...]) -> Numbers:
-    """Return the bytes that a CTA asks L2 for in a step."""
-    events = (e for agent in all_agents for e in agent.body if isinstance(e, Event))
+def _asked(trees: list[Tree]) -> Numbers:
+    """Return the bytes that a CTA asks L2 for when it goes through these once."""
+    events = (e for tree in trees for e in tree if isinstance(e, Event))
     return sum((event.fetched_bytes for event in events), 0.0)
 
 
 def _work(of: tuple[TimedAgent, ...], steps: Numbers, unit: str) -> Numbers:
     """Return the cycles of a unit that one tile takes, all agents' copies together."""
+
+    def holds(guard: Guard) -> Numbers:
+        return 1 if guard.tells else guard.times(steps) / np.maximum(steps, 1)
+
     total: Numbers = 0.0
     for agent in of:
-        body, after = (total_work(tree).get(unit, 0.0) for tree in (agent.body, agent.after))
-        total = total + agent.together * (steps * body + after)
+        before, body, after = (
+            total_work(tree, holds).get(unit, 0.0)
+            for tree in (agent.before, agent.body, agent.after)
+        )
+        total = total + agent.together * (steps * body + (before + after))
     return total

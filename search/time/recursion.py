@@ -51,7 +51,7 @@ Source: ``docs/model.md``, section "Time"; Baccelli et al., "Synchronization and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
@@ -60,14 +60,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.errors import ProgramError
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.tile_steps import Steps, busiest
-from tinygpu.search.time.work import Event, Guard, Loop, TimedAgent, Tree, of_agent, total_work
+from tinygpu.search.time.work import (
+    Event,
+    Guard,
+    Loop,
+    StepLoop,
+    TimedAgent,
+    Tree,
+    clocked,
+    of_agent,
+    total_work,
+)
 from tinygpu.term.program import counted, select
 
 __all__ = [
     "CopyState", "Following", "Recursion", "Time", "Walk", "alone", "numbers", "occupied", "pace",
-    "path", "span_cycles", "together", "tokens_of", "waits",
+    "path", "reach", "span_cycles", "together", "tokens_of", "waits",
 ]  # fmt: skip
 
 Numbers = Any
@@ -185,6 +196,8 @@ class CopyState:
     ``units`` and ``ready``: when units are free and registers there; ``landed``: all copies.
     ``groups`` are the ends of groups, ``done`` that of the products or copies of the next one.
     ``turn``: how many tiles it has done, with ``taken`` steps.
+    Of a copy with arithmetic: ``there`` is when a register's first and last values are there and
+    how many they are, ``issued`` when its warps have issued all so far, ``worked`` its end.
     """
 
     now: Time
@@ -199,12 +212,19 @@ class CopyState:
     units: dict[str, Time] = field(default_factory=dict)
     ready: dict[str, Time] = field(default_factory=dict)
     landed: Time = 0.0
+    there: dict[str, tuple[Time, Time, Numbers]] = field(default_factory=dict)
+    issued: Time = 0.0
+    worked: Time = 0.0
 
     def busy(self, cycles: Numbers) -> None:
         """Let both clocks go on."""
         one = self.now is self.last
         self.now = self.now + cycles
         self.last = self.now if one else self.last + cycles
+
+    def finish(self) -> None:
+        """Let its warps' arithmetic end."""
+        self.now = self.last = max(self.now, self.worked)
 
 
 class Walk:
@@ -333,11 +353,16 @@ class Following(Walk):
         self.zero: Time = 0.0 if size == 1 else np.zeros(size)
         self.states = [
             [
-                CopyState(self.zero, self.zero, a, copy, (self.zero, self.zero))
+                CopyState(
+                    self.zero, self.zero, a, a.number + copy, (self.zero, self.zero), warps=a.warps
+                )
                 for copy in range(max(1, int(np.max(a.step))))
             ]
             for a in agents
         ]
+        self.clocked = clocked(agents)
+        self.arrived: dict[tuple[str, int], Numbers] = {}
+        self.units: dict[str, Time] = {}
         self.phases: dict[str, Any] = {}
         self.columns = np.arange(size)
         self.tensor = self.smem = self.fill = self.tma = self.zero
@@ -352,7 +377,8 @@ class Following(Walk):
     def followed(self, tiles: Numbers, each: Sequence[tuple[Numbers, int]], window: int) -> Times:
         """Return the cycles of all tiles; ``each`` of the first has steps, the first one by one."""
         before = list(accumulate((first for _, first in each), initial=0))
-        self.rows = max(before[-1], len(each)) + 2
+        loops = max(len(agents[0].agent.loops) for agents in self.states)
+        self.rows = max(loops * before[-1], len(each)) + 2
         ends: list[Time] = []
         for tile, (steps, first_steps) in enumerate(each):
             states = [copies[tile % len(copies)] for copies in self.states]
@@ -363,17 +389,24 @@ class Following(Walk):
                  counted(s.agent.turn, s.agent.steps): s.taken}
                 for s in states
             ]  # fmt: skip
-            for state, known in zip(states, values, strict=True):
-                self.nodes(state.agent.before, state, known)
-            seen: list[Time] = []
-            for step in range(first_steps):
-                for state, known in zip(states, values, strict=True):
-                    known[state.agent.step_var] = step
-                    self.nodes(state.agent.body, state, known)
-                seen.append(reduce(self.later, [s.last for s in states if s.agent.body]))
-            self.jump(states, seen, steps - first_steps)
-            for state, known in zip(states, values, strict=True):
-                self.nodes(state.agent.after, state, known)
+            here = list(zip(states, values, strict=True))
+            for number in range(max(len(state.agent.loops) for state in states)):
+                end = first_steps
+                if self.clocked:  # the last steps that guards tell apart come after all others
+                    end -= min(first_steps, reach([_loop(s.agent, number).body for s in states])[1])
+                seen = self.steps(here, number, range(end))
+                self.jump(states, number, seen, steps - first_steps)
+                if end < first_steps:
+                    self.steps(here, number, range(end, first_steps))
+                for state, known in here:
+                    known.pop(_loop(state.agent, number).var, None)
+            if self.clocked:
+                self.run([(s, known, self.happening(s.agent.after, known)) for s, known in here])
+            for state, known in here:
+                if self.clocked:
+                    state.finish()
+                else:
+                    self.nodes(state.agent.after, state, known)
                 state.turn += 1
                 state.taken += first_steps
             ends.append(reduce(self.later, [s.last for c in self.states for s in c]))
@@ -382,12 +415,127 @@ class Following(Walk):
             return np.asarray(ends[-1] + np.maximum(tiles - len(each), 0) * period)
         return np.asarray(ends[-1])
 
-    def jump(self, states: list[CopyState], seen: list[Time], more: Numbers) -> None:
-        """Go on for more steps at the period: what the steps moved moves along."""
+    def steps(
+        self, states: Sequence[tuple[CopyState, dict[str, Any]]], number: int, steps: range
+    ) -> list[Time]:
+        """Follow some steps of one of a tile's loops; return when each ends."""
+        if self.clocked:
+            return self.in_order(states, number, steps)
+        for state, known in states:
+            self.nodes(_loop(state.agent, number).before, state, known)
+        seen: list[Time] = []
+        for step in steps:
+            for state, known in states:
+                loop = _loop(state.agent, number)
+                known[loop.var] = step
+                self.nodes(loop.body, state, known)
+            taking = [s.last for s, _ in states if _loop(s.agent, number).body]
+            seen.append(reduce(self.later, taking))
+        return seen
+
+    def in_order(
+        self, states: Sequence[tuple[CopyState, dict[str, Any]]], number: int, steps: range
+    ) -> list[Time]:
+        """Follow them in the order of the clocks."""
+        seen = dict.fromkeys(steps, 0.0)
+
+        def way(state: CopyState, known: dict[str, Any]) -> Iterator[Event | Loop]:
+            loop = _loop(state.agent, number)
+            if steps.start == 0:
+                yield from self.happening(loop.before, known)
+            for step in steps if loop.body else ():
+                known[loop.var] = step
+                yield from self.happening(loop.body, known)
+                seen[step] = max(seen[step], state.last, state.worked)
+
+        self.run([(state, known, way(state, known)) for state, known in states])
+        return list(seen.values())
+
+    def happening(self, nodes: Tree, known: dict[str, Any]) -> Iterator[Event | Loop]:
+        """Go through the statements that happen, a loop without signals as one."""
+        for node in nodes:
+            match node:
+                case Guard(index, bound, body):
+                    most = known[bound] if isinstance(bound, str) else bound
+                    if index.evaluate(known) < most:
+                        yield from self.happening(body, known)
+                case Loop(form="signals"):
+                    for i in range(int(node.trips)):
+                        known[node.var] = i
+                        yield from self.happening(node.body, known)
+                case _:
+                    yield node
+
+    def run(self, ways: Sequence[tuple[CopyState, dict[str, Any], Iterator[Event | Loop]]]) -> None:
+        """Let agents go on, those that load as far as they can, else the one with the least clock.
+
+        Who waits for a phase goes on when all have arrived.  Raises ProgramError if nobody can.
+        """
+        at = [next(way, None) for *_, way in ways]
+        loads = [any(isinstance(n, Event) and n.kind == "load" for n in s.agent.body)
+                 for s, *_ in ways]  # fmt: skip
+        while any(node is not None for node in at):
+            able = [
+                n for n, node in enumerate(at) if node is not None and self.there(node, ways[n][1])
+            ]
+            if not able:
+                waits = sorted({n.barrier for n in at if isinstance(n, Event)})
+                raise ProgramError(
+                    f"time: all agents wait, for phases of {', '.join(waits)} that nobody completes"
+                )
+            n = min(able, key=lambda n: (not loads[n], ways[n][0].now, n))
+            state, known, way = ways[n]
+            node = at[n]
+            assert node is not None
+            if isinstance(node, Event):
+                self.event(node, state, known, True)
+            else:
+                self.nodes((node,), state, known)
+            at[n] = next(way, None)
+
+    def there(self, node: Event | Loop, known: Mapping[str, Any]) -> bool:
+        """Say whether a statement waits for no phase that is still to be completed."""
+        if isinstance(node, Loop) or node.kind != "wait":
+            return True
+        index = int(node.index.evaluate(known))
+        return index < 0 or bool(self.arrived.get((node.barrier, index), 0) >= node.arrivals)
+
+    def math(self, event: Event, state: CopyState) -> tuple[Time, Time]:
+        """Let a copy's warps do arithmetic: in order, on units that it shares with the others.
+
+        Returns its start, and when all have done it.  A value is there a latency after its
+        instruction has started, so that a statement follows the one that it reads value by value,
+        if both have as many.
+        """
+        cycles, start, least = event.cycles, state.now, 0.0
+        for name in event.reads:
+            first, last, many = state.there.get(name, (0.0, 0.0, 0))
+            start = max(start, first if many == event.count else last)
+            least = max(least, last)
+        for unit in cycles:
+            if unit != "issue":
+                start = max(start, self.units.get(unit, 0.0))
+        for unit, busy in cycles.items():
+            self.units[unit] = max(self.units.get(unit, 0.0), start) + busy * self.share
+        state.issued = max(state.issued, start) + alone(cycles) / state.warps
+        end = max(state.issued, least, *(self.units[unit] for unit in cycles))
+        worked = end + event.latency
+        state.there[event.write] = (
+            worked if event.folds else start + event.latency,
+            worked,
+            (event.count),
+        )
+        state.worked = max(state.worked, worked)
+        return start, end
+
+    def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Numbers) -> None:
+        """Go on for more steps of a loop at the period: what the steps moved moves along."""
         if len(seen) < 4 or not np.any(more > 0):
             return
         ends = np.stack(seen).reshape(len(seen), self.size)
-        self.turn, self.apart = turn, _ = self.turn_of(np.diff(ends, axis=0))
+        turn, apart = self.turn_of(np.diff(ends, axis=0))
+        self.turn = turn if number == 0 else np.lcm(turn, np.asarray(self.turn, np.int64))
+        self.apart = apart if number == 0 else np.maximum(apart, self.apart)
         last = len(seen) - 1
         whole, rest = np.divmod(np.maximum(more, 0), turn)
         rest = np.asarray(last - turn + rest, np.int64)
@@ -395,16 +543,23 @@ class Following(Walk):
         later = whole * (ends[last] - before) + (ends[rest, self.columns] - before)
         for unit, free in self.free().items():  # it may fall behind only later
             spare = np.maximum(ends[last] - free, 0.0)
-            work = sum(s.agent.together * total_work(s.agent.body).get(unit, 0.0) for s in states)
+            work = sum(
+                s.agent.together * _late_work(_loop(s.agent, number)).get(unit, 0.0) for s in states
+            )
             later = np.maximum(later, np.maximum(more, 0) * self.share * work - spare)
         if self.size == 1:
             later = later.item()
-        for state in (s for s in states if s.agent.body):
+        for state in (s for s in states if _loop(s.agent, number).body):
+            if self.clocked:
+                state.finish()
             state.busy(later)
+            state.there.clear()
+            state.issued = state.worked = state.now
             state.groups = [(first + later, last + later) for first, last in state.groups[-4:]]
         self.tensor, self.smem = self.tensor + later, self.smem + later
         self.fill, self.tma = self.fill + later, self.tma + later
-        moved = {b for s in states for b in _barriers(s.agent.body)}
+        self.units = {unit: free + later for unit, free in self.units.items()}
+        moved = {b for s in states for b in _barriers(_loop(s.agent, number).body)}
         for barrier in moved & self.phases.keys():
             phases = self.phases[barrier]
             if self.size == 1:
@@ -414,7 +569,8 @@ class Following(Walk):
 
     def free(self) -> dict[str, Time]:
         """Return when each unit is free."""
-        return {"tensor": self.tensor, "smem": self.smem, "fill": self.fill, "tma": self.tma}
+        tiles = {"tensor": self.tensor, "smem": self.smem, "fill": self.fill, "tma": self.tma}
+        return {**tiles, **self.units}
 
     def turn_of(self, gaps: Times) -> tuple[Places, Times]:
         """Return after how many steps the times between steps come again, and how far they do not.
@@ -434,6 +590,12 @@ class Following(Walk):
     def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
         """Follow one event; an arrival where the mask (True, or an array) holds."""
         cycles, share, later = event.cycles, self.share, self.later
+        if event.kind == "math":
+            self.math(event, state)
+            return
+        if self.clocked:
+            self.arrive(event, known)
+            state.finish()
         match event.kind:
             case "wait":
                 phase = self.phase(event.barrier, event.index.evaluate(known))
@@ -474,6 +636,12 @@ class Following(Walk):
             case _:
                 super().event(event, state, known, mask)
 
+    def arrive(self, event: Event, known: Mapping[str, Any]) -> None:
+        """Count arrivals."""
+        if event.kind == "arrive":
+            key = event.barrier, int(event.index.evaluate(known))
+            self.arrived[key] = self.arrived.get(key, 0) + event.arrivals
+
     def newest(self, state: CopyState, pending: Numbers) -> tuple[Numbers, Numbers]:
         """Return the ends of the newest group but ``pending``."""
         found: tuple[Numbers, Numbers] = (self.zero, self.zero)
@@ -493,7 +661,8 @@ class Following(Walk):
         phases = self.phases[barrier]
         if isinstance(index, np.ndarray):
             return phases[np.maximum(index.astype(np.int64) + _BEFORE, 0), self.columns]
-        return phases[max(int(index) + _BEFORE, 0)]
+        row = max(int(index) + _BEFORE, 0)
+        return phases[row] if row < len(phases) else self.zero
 
     def complete(self, barrier: str, index: Numbers, at: Numbers, mask: Any) -> None:
         """Note that a phase is complete no earlier than ``at``, where the mask holds."""
@@ -503,6 +672,8 @@ class Following(Walk):
         phases = self.phases[barrier]
         if mask is True and not isinstance(index, np.ndarray):
             row = int(index) + _BEFORE
+            if self.size == 1 and row >= len(phases):  # of several in a step
+                phases += [0.0] * (row + 1 - len(phases))
             phases[row] = self.later(phases[row], at)
             return
         rows = np.asarray(index + _BEFORE, np.int64).clip(0, len(phases) - 1)  # or not of the mask
@@ -524,6 +695,27 @@ def tokens_of(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
     return np.maximum(tokens, 1)
 
 
+def reach(trees: Sequence[Tree]) -> tuple[int, int]:
+    """Return how many of the first and of the last steps guards tell from those between."""
+    first = last = 0
+    for tree in trees:
+        for node in tree:
+            if isinstance(node, Guard) and not node.tells:
+                for start, end in (node.apart, reach([node.body])):
+                    first, last = max(first, int(np.max(start))), max(last, int(np.max(end)))
+    return first, last
+
+
+def _loop(agent: TimedAgent, number: int) -> StepLoop:
+    """Return one of an agent's loops over steps; an empty one past the last."""
+    return agent.loops[number] if number < len(agent.loops) else StepLoop()
+
+
+def _late_work(loop: StepLoop) -> dict[str, Numbers]:
+    """Return the cycles of each unit in a step far from both ends of its loop."""
+    return total_work(loop.body, lambda guard: float(guard.late))
+
+
 def _barriers(nodes: Tree) -> set[str]:
     found: set[str] = set()
     for node in nodes:
@@ -543,6 +735,7 @@ class Recursion:
     def __init__(self, agents: tuple[TimedAgent, ...], tables: tuple[Steps, ...] = ()) -> None:
         """Remember the form; the numbers of ``agents`` are not used."""
         self.agents, self.tables = agents, tables
+        self.chunk = 1 if clocked(agents) else _CHUNK
 
     def __call__(self, share: Any, tiles: Any, steps: Any, stages: Any, *leaves: Any) -> Any:
         """Return the cycles from the first load to the last store: elementwise on arrays."""
@@ -552,8 +745,8 @@ class Recursion:
         first, same = _apart([x for x in flat if x.ndim], int(np.prod(shape)))
         flat = [x[first] if x.ndim else x for x in flat]
         result = np.empty(len(first))
-        for start in range(0, len(first), _CHUNK):
-            here = slice(start, min(start + _CHUNK, len(first)))
+        for start in range(0, len(first), self.chunk):
+            here = slice(start, min(start + self.chunk, len(first)))
             some, size = [x[here] if x.ndim else x for x in flat], here.stop - start
             result[here] = self._apart(some, size) if self.tables else self._part(some, size)
         return result[same].reshape(shape) if shape else float(result[0])
@@ -616,8 +809,9 @@ class Recursion:
         stages = _few_stages(ring)
         result, few, turn = np.empty(size), np.zeros(size), np.ones(size)
         at, one = np.arange(size), np.ones(size)
+        ends = sum(reach([agent.body for agent in _filled(self.agents, inputs[4:])]))
         for times in (1, 2, 4):
-            few[at] = np.minimum(times * (2 * stages + 4), most)[at]
+            few[at] = np.minimum(times * (2 * stages + 4) + ends, most)[at]
             result[at], turn[at], apart = self._followed(inputs, at, one, few, one)
             at = at[apart > _EVEN]
             if not len(at):

@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.devices.device import Device
-from tinygpu.search.time.cost import Features, Placed, features
+from tinygpu.search.time.cost import OF_ARITHMETIC, Features, Placed, features
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.recursion import (
     CopyState,
@@ -328,10 +328,10 @@ class _Threads(Walk):
 
 @dataclass(slots=True)
 class _Lane:
-    """A copy of an agent: what it is at, and the index that it waited for last."""
+    """A copy of an agent: what it is at, and the use of a stage that it waited for last."""
 
     rows: tuple[str, ...]
-    at: int = 0
+    at: tuple[str, int] = ("", 0)
     begun: int = -1
 
 
@@ -345,17 +345,19 @@ class _Tiles(Following):
         self.depth = depth
         self.events: list[Span] = []
         self.begins: list[tuple[str, float]] = []
-        self.uses: dict[int, StageUse] = {}
-        bodies = [(agent, tuple(_flat(agent.body))) for agent in agents]
-        loads = [e for _, body in bodies for e in body if e.kind == "load"]
-        self.filled = {load.barrier for load in loads}
-        self.freed = {
-            event.barrier
-            for _, body in bodies
-            if any(e.kind == "load" for e in body)
-            for event in body
-            if event.kind == "wait"
-        }
+        self.uses: dict[tuple[str, int], StageUse] = {}
+        self.freed: dict[str, set[str]] = {}  # by a ring's full barrier: those its loads wait for
+        for agent in agents:
+            waited, loading = set[str](), False
+            for event in _flat((*agent.before, *agent.body)):
+                if event.kind == "wait":
+                    waited, loading = (
+                        {event.barrier} if loading else {*waited, event.barrier},
+                        False,
+                    )
+                elif event.kind == "load":
+                    self.freed.setdefault(event.barrier, set()).update(waited)
+                    loading = True
         self.lanes: dict[int, _Lane] = {}
         rows: list[str] = []
         for agent, copies in zip(agents, self.states, strict=True):
@@ -366,15 +368,20 @@ class _Tiles(Following):
                 names = tuple(f"{agent.name} {n}" if many else agent.name for n in numbers)
                 self.lanes[id(state)] = _Lane(names)
                 rows += names
-        count = max((depth[name] for name in self.filled), default=0)
         first = [row for lane in list(self.lanes.values())[:1] for row in lane.rows]
-        order = [*first, "copy engine", *(f"stage {n}" for n in range(count)), "tensor cores"]
+        stages = [self.stage(name, n) for name in self.freed for n in range(depth[name])]
+        order = [*first, "copy engine", *stages, "tensor cores", *OF_ARITHMETIC]
         self.order = {row: n for n, row in enumerate(dict.fromkeys([*order, *rows]))}
+
+    def stage(self, full: str, index: int) -> str:
+        """Name the stage of a use; where there are several rings, with the ring's barrier."""
+        name = f"stage {index % self.depth[full]}"
+        return f"{name} of {full}" if len(self.freed) > 1 else name
 
     def ordered(self) -> tuple[Span, ...]:
         """Return the record row by row."""
-        for index in list(self.uses):
-            self.close(index)
+        for use in list(self.uses):
+            self.close(use)
         return tuple(sorted(self.events, key=lambda e: (self.order[e.row], e.start_cycles)))
 
     def note(
@@ -418,16 +425,17 @@ class _Tiles(Following):
         index = int(_number(event.index.evaluate(known))) if event.barrier else 0
         match event.kind:
             case "wait":
-                if event.barrier in self.filled:
-                    lane.at = index
+                if event.barrier in self.freed:
+                    lane.at = event.barrier, index
                 self.of_lanes(
                     state, f"wait {event.barrier}", where, before, (state.now, state.last)
                 )
             case "load":
-                self.close(index - self.depth[event.barrier])
+                self.close((event.barrier, index - self.depth[event.barrier]))
                 landed = _number(self.fill) + _number(event.latency)
                 start = _number(before[0])
-                use = self.uses.setdefault(index, StageUse(where, start, landed))
+                key = event.barrier, index
+                use = self.uses.setdefault(key, StageUse(where, start, landed))
                 use.landed = max(use.landed, landed)
                 self.note(lane.rows[0], "issue loads", where, start, state.now)
                 busy = np.maximum(engine, state.now)
@@ -450,34 +458,47 @@ class _Tiles(Following):
                     lane.begun = known[state.agent.tile]
                     self.begins.append((f"tile {lane.begun}", start))
 
-    def released(self, index: int) -> float:
-        """Return when a use of a stage is over, as the producer sees it; 0 before any release."""
-        return max((_number(self.phase(name, index)) for name in self.freed), default=0.0)
+    def math(self, event: Event, state: CopyState) -> tuple[Time, Time]:
+        """Record arithmetic, on the row of its unit and on that of its copy."""
+        start, end = super().math(event, state)
+        assert isinstance(event.statement, Do)
+        name = event.statement.instruction.name
+        unit = max((unit for unit in event.each if unit != "issue"), key=event.each.__getitem__,
+                   default="issue")  # fmt: skip
+        self.note(unit, f"{name} of {_short(self.lanes[id(state)])}", "", start, end)
+        for row in self.lanes[id(state)].rows:
+            self.note(row, name, "", start, end)
+        return start, end
 
-    def close(self, index: int) -> None:
+    def released(self, key: tuple[str, int]) -> float:
+        """Return when a use of a stage is over, as the producer sees it; 0 before any release."""
+        full, index = key
+        return max((_number(self.phase(name, index)) for name in self.freed[full]), default=0.0)
+
+    def close(self, key: tuple[str, int]) -> None:
         """Record a use of a stage."""
-        use = self.uses.pop(index, None)
+        use = self.uses.pop(key, None)
         if use is None:
             return
         if use.done:
-            use.done = max(use.done, self.released(index))
-        self.events += use.events(f"stage {index % max(self.depth[name] for name in self.filled)}")
+            use.done = max(use.done, self.released(key))
+        self.events += use.events(self.stage(*key))
 
-    def jump(self, states: list[CopyState], seen: list[Time], more: Any) -> None:
+    def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Any) -> None:
         """Go on for more steps, recorded as one bar a row; what holds a stage then holds it on."""
         if not _number(more):
             return
         before = [(state.now, state.last) for state in states]
-        held = {index: use for index, use in self.uses.items() if not self.released(index)}
-        for index in list(self.uses):
-            self.close(index)
-        super().jump(states, seen, more)
+        held = {key: use for key, use in self.uses.items() if not self.released(key)}
+        for key in list(self.uses):
+            self.close(key)
+        super().jump(states, number, seen, more)
         what = f"{_number(more):.0f} more steps"
         for state, then in zip(states, before, strict=True):
             self.of_lanes(state, what, "", then, (state.now, state.last))
         later = _number(states[0].now) - _number(before[0][0])
         self.note("tensor cores", what, "", _number(self.tensor) - later, self.tensor)
-        self.uses |= {i: _later(use, later, int(_number(more))) for i, use in held.items()}
+        self.uses |= {key: _later(use, later, int(_number(more))) for key, use in held.items()}
 
 
 def _flat(nodes: Tree) -> list[Event]:
@@ -489,7 +510,7 @@ def _flat(nodes: Tree) -> list[Event]:
 
 def _where(state: CopyState, known: Mapping[str, Any]) -> str:
     agent = state.agent
-    names = [agent.tile, *([agent.step_var] if agent.step_var in known else [])]
+    names = [agent.tile, *(loop.var for loop in agent.loops if loop.var in known)]
     return " ".join(f"{name}={known[name]}" for name in names)
 
 

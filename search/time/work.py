@@ -18,10 +18,13 @@ A load of a tile also says how many bytes L2 sends for it: those to further rece
 Rows of a box outside the array come from nowhere, but TMA writes their zeros slowly, one by one,
 unless the load leaves them out.
 
-A term without tiles is one agent, and all of it is its ``after``.  A role that takes tiles has the
-form that the recursion follows step by step:
+A role of tiles may hold arithmetic of its threads in a step.  It is *shared*: copies of a role have
+the units of threads together, and each copy's warps issue in order.
 
-    for each tile:  before;  for each step:  body;  after
+A term without tiles is one agent, and all of it is its ``after``.  A role that takes tiles has the
+form that the recursion follows step by step, with one loop over steps or several:
+
+    for each tile:  before;  for each step:  body;  ..;  after
 
 >>> from tinygpu.devices.device import load_device
 >>> from tinygpu.term.machine import Chosen
@@ -38,7 +41,7 @@ Source: ``docs/model.md``, section "Time"; rates of wgmma: Luo et al., arXiv 240
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, assert_never
 
@@ -90,14 +93,14 @@ from tinygpu.term.program import (
 from tinygpu.term.tensor_memory import uses_tensor_memory
 
 __all__ = [
-    "WARP", "Event", "Guard", "Loop", "Node", "TimedAgent", "Tree", "agents", "mapped",
-    "of_agent", "returned", "total_work",
+    "WARP", "Event", "Guard", "Loop", "Node", "StepLoop", "TimedAgent", "Tree", "agents", "clocked",
+    "mapped", "of_agent", "returned", "total_work",
 ]  # fmt: skip
 
 Numbers = Any
 Kind = Literal[
     "do", "async", "sync",
-    "wait", "arrive", "load", "product", "commit", "group", "store", "work",
+    "wait", "arrive", "load", "product", "commit", "group", "store", "work", "math",
 ]  # fmt: skip
 """Of threads: what a register or a barrier waits for; of both: groups; else of tiles."""
 Form = Literal["rolled", "unrolled", "serial", "signals"]
@@ -112,7 +115,9 @@ class Event:
     """One statement (None: a loop's end): which units it occupies, what it waits for.
 
     ``count`` instructions, each of which takes ``each[unit]`` cycles: their product is kept apart
-    until it is needed, for over a space it depends on more decisions than either.
+    until it is needed, for over a space it depends on more decisions than either.  ``arrivals``: of
+    an arrival, how many it counts as; of a wait, how many complete the phase.  ``folds``: many
+    values become few, so that none is there before all are done.
     """
 
     kind: Kind
@@ -128,6 +133,8 @@ class Event:
     unit: str = "issue"
     reads: tuple[str, ...] = ()
     write: str = ""
+    arrivals: Numbers = 1
+    folds: bool = False
 
     @property
     def once(self) -> bool:
@@ -159,11 +166,47 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Arrivals that happen where ``index < bound`` (a number, or a parameter's name)."""
+    """Nodes that happen where ``index < bound`` (a number, or the name of the steps' number)."""
 
     index: Affine
     bound: Numbers
     body: tuple[Node, ...]
+
+    @property
+    def tells(self) -> bool:
+        """Whether arrivals alone are guarded."""
+        return all(isinstance(n, Event) and n.kind == "arrive" for n in self.body)
+
+    @property
+    def step(self) -> int:
+        """By what the index grows with each step."""
+        return sum(step for _, step in self.index.terms if not isinstance(step, str))
+
+    def times(self, steps: Numbers) -> Numbers:
+        """Return in how many of so many steps, counted from 0, it holds."""
+        bound = steps if isinstance(self.bound, str) else self.bound
+        room, step = bound - self.index.constant, self.step
+        if step == 0:
+            return select(np.greater(room, 0), steps, 0.0)
+        if step > 0:
+            return np.minimum(np.maximum(np.ceil(room / step), 0.0), steps)
+        return steps - np.minimum(np.maximum(np.floor(room / step) + 1.0, 0.0), steps)
+
+    @property
+    def apart(self) -> tuple[Numbers, Numbers]:
+        """How many of the first steps, and of the last ones, it may tell from those between."""
+        if isinstance(self.bound, str):
+            return 0, np.maximum(self.index.constant, 0) * (self.step > 0)
+        if self.step == 0:
+            return 0, 0
+        return np.maximum(np.floor((self.bound - self.index.constant) / self.step) + 1, 0), 0
+
+    @property
+    def late(self) -> bool:
+        """Whether it holds in a step far from both ends."""
+        if self.step or isinstance(self.bound, str):
+            return self.step < 0 or isinstance(self.bound, str)
+        return bool(np.all(self.index.constant < self.bound))
 
 
 Node = Event | Loop | Guard
@@ -171,24 +214,51 @@ Tree = tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class StepLoop:
+    """A tile's loop over steps, counted by ``var``: what a step does, and what comes before all."""
+
+    before: Tree = ()
+    var: str = ""
+    body: Tree = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TimedAgent:
-    """A role: the statements around and in its loop over steps, and which tiles are its own.
+    """A role: the statements around and in its loops over steps, and which tiles are its own.
 
     ``together`` copies do the same at once, on a part of a tile each; with ``step`` above 1 the
-    copies take tiles in turn.
+    copies take tiles in turn.  Copies that are followed one by one are agents of their own, with
+    their ``number``.  A copy has so many ``warps``.
     """
 
     name: str
     tile: str = ""
     turn: str = ""
     copy: str = ""
-    step_var: str = ""
     steps: str = ""
     together: Numbers = 1
     step: Numbers = 1
-    before: Tree = ()
-    body: Tree = ()
+    number: int = 0
+    warps: Numbers = 1
+    loops: tuple[StepLoop, ...] = ()
     after: Tree = ()
+
+    @property
+    def before(self) -> Tree:
+        """What a tile does before its loops, once."""
+        return tuple(node for loop in self.loops for node in loop.before)
+
+    @property
+    def body(self) -> Tree:
+        """What it does in a step of each of its loops."""
+        return tuple(node for loop in self.loops for node in loop.body)
+
+    def with_trees(self, change: Callable[[Tree], Tree]) -> TimedAgent:
+        """Return the agent with other statements, changed in order."""
+        loops = tuple(
+            replace(loop, before=change(loop.before), body=change(loop.body)) for loop in self.loops
+        )
+        return replace(self, loops=loops, after=change(self.after))
 
 
 def agents(
@@ -203,8 +273,49 @@ def agents(
     walks = [_Accountant(program, device, sizes, role, of_tiles, flying) for role in program.roles]
     if not of_tiles:
         return (TimedAgent(program.roles[0].name, after=walks[0].tree(program.roles[0].body)),)
-    found = [one.agent() for one in walks]
-    return tuple(sorted(found, key=lambda agent: (not _loads(agent.body), not agent.body)))
+    found = sorted(
+        (one.agent() for one in walks), key=lambda agent: (not _loads(agent.body), not agent.body)
+    )
+    return (
+        tuple(each for agent in found for each in _copies(agent))
+        if clocked(found)
+        else tuple(found)
+    )
+
+
+def clocked(agents: Iterable[TimedAgent]) -> bool:
+    """Whether statements have to be followed in the order of the clocks, a point at a time.
+
+    So it is where copies share units of arithmetic, or where a guard holds more than arrivals.
+    """
+
+    def asks(tree: Tree) -> bool:
+        return any(
+            node.kind == "math"
+            if isinstance(node, Event)
+            else (isinstance(node, Guard) and not node.tells) or asks(node.body)
+            for node in tree
+        )
+
+    return any(asks((*agent.before, *agent.body, *agent.after)) for agent in agents)
+
+
+def _copies(agent: TimedAgent) -> tuple[TimedAgent, ...]:
+    """Return an agent for each copy.
+
+    Raises ProgramError for copies that take tiles in turn, or whose number is a decision.
+    """
+    many = agent.together
+    if not isinstance(many, int) or not isinstance(agent.step, int) or agent.step > 1:
+        raise ProgramError(
+            f"role {agent.name}: copies with arithmetic or guards in their steps take tiles in "
+            "turn, or their number is open; the time model follows a known number of them together"
+        )
+    if many == 1:
+        return (agent,)
+    return tuple(
+        replace(agent, name=f"{agent.name} {n}", together=1, number=n) for n in range(many)
+    )
 
 
 def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any] | None = None) -> Tree:
@@ -236,7 +347,11 @@ def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any] | N
             case Guard():
                 bound = node.bound if isinstance(node.bound, str) else low(node.bound)
                 body = mapped(node.body, low, more)
-                return replace(node, index=index(node.index), bound=bound, body=body)
+                terms = tuple(
+                    (v, c if isinstance(c, str) else more(c)) for v, c in node.index.terms
+                )
+                where = Affine(more(node.index.constant), terms)
+                return replace(node, index=where, bound=bound, body=body)
 
     return tuple(map(each, tree))
 
@@ -245,25 +360,24 @@ def of_agent(
     agent: TimedAgent, low: Callable[[Any], Any], high: Callable[[Any], Any] | None = None
 ) -> TimedAgent:
     """Apply functions to every number of an agent, always in the same order."""
-    return replace(
-        agent,
-        together=low(agent.together),
-        step=low(agent.step),
-        before=mapped(agent.before, low, high),
-        body=mapped(agent.body, low, high),
-        after=mapped(agent.after, low, high),
-    )
+    placed = replace(agent, together=low(agent.together), step=low(agent.step))
+    return placed.with_trees(lambda tree: mapped(tree, low, high))
 
 
-def total_work(tree: Tree) -> dict[str, Numbers]:
-    """Return the cycles for which a tree's work keeps each unit busy."""
+def total_work(
+    tree: Tree, holds: Callable[[Guard], Numbers] = lambda guard: 1
+) -> dict[str, Numbers]:
+    """Return the cycles for which a tree's work keeps each unit busy.
+
+    ``holds``: in which share of the steps a guard does.
+    """
     found: dict[str, Numbers] = {}
     for node in tree:
         if isinstance(node, Event):
             here = node.cycles
         else:
-            times = node.trips if isinstance(node, Loop) else 1
-            here = {unit: cycles * times for unit, cycles in total_work(node.body).items()}
+            times = node.trips if isinstance(node, Loop) else holds(node)
+            here = {unit: cycles * times for unit, cycles in total_work(node.body, holds).items()}
         for unit, cycles in here.items():
             found[unit] = found[unit] + cycles if unit in found else cycles
     return found
@@ -287,6 +401,7 @@ class _Accountant:
         self.together: Numbers = role.copies
         self.flying = flying
         self.runs: dict[str, tuple[tuple[Numbers, ...], Numbers]] = {}  # of loads to registers
+        self.step_var = ""
 
     @property
     def steps(self) -> str:
@@ -295,7 +410,7 @@ class _Accountant:
         return next((s.trips for s in looping if isinstance(s.trips, str)), "")
 
     def agent(self) -> TimedAgent:
-        """Find the loop over tiles and the loop over steps."""
+        """Find the loop over tiles and the loops over steps."""
         tiles = _only(_opened(self.role.body), ForTile, self.role.name)
         inside = _opened(tiles.body)
         in_turn = str(tiles.step) != "1"
@@ -304,24 +419,23 @@ class _Accountant:
         found = TimedAgent(
             self.role.name, tiles.tile, tiles.turn, self.role.copy, steps=self.steps,
             together=self.together, step=tiles.step if in_turn else 1,
+            warps=self.role.threads / WARP,
         )  # fmt: skip
-        if not any(isinstance(s, For) and not s.unrolled for s in inside):
-            return replace(found, after=self.tree(inside))  # it rests while others take steps
-        steps = _only(tuple(s for s in inside if not _unrolled(s)), For, self.role.name)
-        if not isinstance(steps.trips, str):
-            raise ProgramError(
-                f"role {self.role.name}: its loop {steps.var} has {steps.trips} steps; the time "
-                "model follows a loop to a parameter, as trips is"
-            )
-        at = inside.index(steps)
-        return replace(
-            found,
-            step_var=steps.var,
-            steps=steps.trips,
-            before=self.tree(inside[:at]),
-            body=self.tree(_opened(steps.body), in_step=True),
-            after=self.tree(inside[at + 1 :]),
-        )
+        loops: list[StepLoop] = []
+        begin = 0  # without a loop it rests while others take steps
+        for at, steps in enumerate(inside):
+            if not isinstance(steps, For) or steps.unrolled:
+                continue
+            if not isinstance(steps.trips, str) or steps.trips != self.steps:
+                raise ProgramError(
+                    f"role {self.role.name}: its loop {steps.var} has {steps.trips} steps; the "
+                    "time model follows loops to one parameter, as trips is, alike in all roles"
+                )
+            before, self.step_var = self.tree(inside[begin:at]), steps.var
+            body = self.tree(_opened(steps.body), in_step=True)
+            loops.append(StepLoop(before, steps.var, body))
+            begin, self.step_var = at + 1, ""
+        return replace(found, loops=tuple(loops), after=self.tree(inside[begin:]))
 
     def tree(
         self, body: tuple[Statement, ...], around: tuple[For, ...] = (), *, in_step: bool = False
@@ -341,22 +455,28 @@ class _Accountant:
                     start, many = statement.start, self.flying if statement.unrolled else 1
                     found.append(Loop(statement.var, trips, inner, form, start, many))
                 case When(index, bound, inner):
-                    nodes = self.tree(inner, around)
+                    nodes = self.tree(inner, around, in_step=in_step)
                     own = len(index.terms) == 1 and index.terms[0][0] in self.extents
                     if own or not self.of_tiles:
                         found += nodes  # what takes some CTAs of the cluster their time
                         continue
-                    if not all(isinstance(n, Event) and n.kind == "arrive" for n in nodes):
+                    guard = Guard(index, bound, nodes)
+                    ours = all(v == self.step_var and c == guard.step for v, c in index.terms)
+                    amid = isinstance(bound, str) and guard.step not in (0, 1)
+                    if not guard.tells and (amid or not ours):
                         raise ProgramError(
-                            f"role {self.role.name}: {statement.index} guards more than arrivals, "
-                            "which the time model does not follow"
+                            f"role {self.role.name}: {statement.index} guards more than arrivals; "
+                            "the time model follows those of the steps' variable "
+                            f"{self.step_var} alone, by a distance to the loop's start or end"
                         )
                     if isinstance(bound, str) and bound != self.steps:
                         raise ProgramError(
                             f"role {self.role.name}: {statement} compares with {bound}; the time "
                             f"model follows {self.steps or 'no parameter'} alone, the steps' number"
                         )
-                    found.append(Guard(index, bound, nodes))
+                    found.append(guard)
+                case Do() if in_step and _arithmetic(statement):
+                    found.append(self.arithmetic(statement))
                 case _:
                     found += self.event(statement, around)
         return tuple(found)
@@ -365,10 +485,16 @@ class _Accountant:
         """Return an unrolled loop of a role that takes tiles."""
         count, nodes = self.trips(loop), self.tree(loop.body, around, in_step=in_step)
         told = tuple(n for n in nodes if isinstance(n, Guard))
+        if not all(guard.tells for guard in told):
+            raise ProgramError(
+                f"role {self.role.name}: a guard in the loop {loop.var} holds more than arrivals; "
+                "the time model follows those that stand in a step or a tile themselves"
+            )
         if told and len(told) < len(nodes):  # what some iteration tells, after all
             done = tuple(n for n in nodes if not isinstance(n, Guard))
             return [Loop(loop.var, count, done, "serial"), *(e for g in told for e in g.body)]
-        if in_step and len(nodes) == 1 and isinstance(nodes[0], Event):
+        one = in_step or any(isinstance(n, Event) and n.kind == "product" for n in nodes)
+        if one and len(nodes) == 1 and isinstance(nodes[0], Event):
             cycles = {unit: each * count for unit, each in nodes[0].cycles.items()}
             return [replace(nodes[0], each=cycles)]
         return [Loop(loop.var, count, nodes, "signals" if _signals(nodes) else "serial")]
@@ -400,21 +526,26 @@ class _Accountant:
             case Do():
                 return [self.threads(statement, around)]
             case Wait(barrier, index) if barrier.named:  # it arrives, too
-                cycles = {"serial": device.barrier_latency_cycles}
+                cycles, own = {"serial": device.barrier_latency_cycles}, self.role.threads
                 return [
-                    Event("arrive", {"serial": 0.0}, barrier.name, index),
-                    Event("wait", cycles, barrier.name, index, statement=statement),
-                ]
+                    Event("arrive", {"serial": 0.0}, barrier.name, index, arrivals=own),
+                    Event("wait", cycles, barrier.name, index, statement=statement,
+                          arrivals=barrier.arrivals),
+                ]  # fmt: skip
             case Wait(barrier, index):
                 cycles = {"serial": device.mbarrier_latency_cycles}
-                return [Event("wait", cycles, barrier.name, index, statement=statement)]
+                many = barrier.arrivals
+                return [
+                    Event("wait", cycles, barrier.name, index, statement=statement, arrivals=many)
+                ]
             case Arrive(barrier, index, after="tcgen05"):
                 return [Event("arrive", arrive, barrier.name, index, group="tcgen05")]
             case Arrive(barrier, index, _, to):
                 told = self.extents if to == "cluster" else to.split()
                 size: Numbers = math.prod(self.extents.get(axis, 1) for axis in told)
                 far = device.cluster_latency_cycles * (size > 1)
-                return [Event("arrive", arrive, barrier.name, index, latency=far)]
+                many = self.role.threads if barrier.named else size
+                return [Event("arrive", arrive, barrier.name, index, latency=far, arrivals=many)]
             case WaitGroup(pending, group, read):
                 name = f"{group}.read" if read else group
                 return [Event("group", each, group=name, pending=pending, statement=statement)]
@@ -458,7 +589,9 @@ class _Accountant:
                 k, inner, outer, rows = product_of(do).values
                 count = k * inner * outer * rows
                 width = smem_width(do)
-                read = (rows + inner * outer) * k * width / smem
+                inputs = [r for r in do.reads[:2] if isinstance(r, Access)]
+                rows_read = rows * (inputs[0].buffer.level == "smem")
+                read = (rows_read + inner * outer) * k * width / smem
                 busy = count * width / device.tensor_flop_per_cycle_per_sm  # that of 2 B inputs
                 cycles = {"tensor": np.maximum(busy, read), "smem": read}
                 return Event("product", cycles, latency=end)
@@ -521,6 +654,23 @@ class _Accountant:
         times = "tmem_epilogue" if uses_tensor_memory(self.program) else "epilogue"
         serial = FITTED[times] * total * self.together
         return Event("work", {"serial": serial, **cycles})
+
+    def arithmetic(self, do: Do) -> Event:
+        """Return a copy's arithmetic on its registers: the instructions of all of its warps.
+
+        A comparison or maximum is integer work; one instruction makes two conversions to 16 bits.
+        """
+        one = self.threads(do, ())
+        each = dict(one.each)
+        if do.instruction.unit == "alu" and do.instruction.name != "mov":
+            each["int"] = each.get("int", 0.0) + WARP / self.device.int_per_cycle_per_sm
+        if do.instruction.unit == "cvt" and do.write.buffer.type.bytes == 2:
+            each = {unit: cycles / 2 for unit, cycles in each.items()}
+        many = math.prod(
+            n for n, moves in zip(do.values, do.write.value, strict=True) if any(moves)
+        )
+        count = one.count * self.role.threads / WARP
+        return replace(one, kind="math", each=each, count=count, folds=many < one.count)
 
     def threads(self, do: Do, around: tuple[For, ...]) -> Event:
         """Return the event of an instruction of threads on their own values: one rule a unit."""
@@ -723,8 +873,10 @@ def _opened(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     return tuple(found)
 
 
-def _unrolled(statement: Statement) -> bool:
-    return isinstance(statement, For) and statement.unrolled
+def _arithmetic(do: Do) -> bool:
+    """Say whether threads do it on their registers, whatever else they wait for."""
+    units = ("fma", "alu", "sfu", "cvt", "shuffle")
+    return do.instruction.unit in units and all(a.buffer.level == "registers" for a in do.accesses)
 
 
 def _only(body: tuple[Statement, ...], kind: type[Any], name: str) -> Any:
@@ -732,7 +884,7 @@ def _only(body: tuple[Statement, ...], kind: type[Any], name: str) -> Any:
     if len(found) != 1:
         raise ProgramError(
             f"role {name}: {len(found)} loops of kind {kind.__name__}; the time model follows one "
-            "loop over tiles and in it one over steps"
+            "loop over tiles"
         )
     return found[0]
 

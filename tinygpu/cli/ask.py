@@ -79,7 +79,7 @@ def _space(
     if asked.operation != "elementwise" and not wish:
         asked, wish = replace(asked, expression=""), asked.expression
     problem, chip = problem_of(asked, machine), load_device(device)
-    chosen, *others = machines_for(problem.operation, chip, machine)
+    chosen, *others = machines_for(problem.operation, chip, machine, problem.sizes)
     if others:
         names = ", ".join(one.name for one in (chosen, *others))
         raise MachineError(

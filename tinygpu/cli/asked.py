@@ -3,7 +3,7 @@
     matmul                  -m -n -k  --batch --layout --out-dtype --bias --activation --scale
     elementwise EXPRESSION  -i        --inputs
     rmsnorm, softmax        -i -j
-    attention               -l -h -g -m -n -d -e  --mask
+    attention               -b --heads --kv-heads -m -n -d  --causal --mask
     FILE.py:OPERATION       an option for each of its axes: -i, --rows
 
 In an EXPRESSION, as "a*x + b", the names u, v, w, x and z are arrays, or those that --inputs lists;
@@ -37,7 +37,7 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
     "elementwise": ("expression", "dtype", "inputs"),
     "rmsnorm": ("dtype",),
     "softmax": ("dtype",),
-    "attention": ("dtype", "mask"),
+    "attention": ("dtype", "causal", "mask"),
 }
 
 
@@ -58,6 +58,7 @@ class Asked:
     bias: Annotated[bool, typer.Option("--bias", help=r"Add bias\[n] to c.")] = False
     activation: Annotated[str, typer.Option(help="End with gelu, silu or relu.")] = ""
     scale: Annotated[bool, typer.Option("--scale", help="c = alpha a b + beta d.")] = False
+    causal: Annotated[bool, typer.Option("--causal", help="Of attention: --mask causal.")] = False
     mask: Annotated[str, typer.Option(help="Of attention: none, causal or window:LEFT:RIGHT.")] = ""
     inputs: Annotated[str, typer.Option(help="Arrays of an expression, as x,z.")] = ""
 
@@ -112,7 +113,10 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
             inputs = tuple(dict.fromkeys(n.strip() for n in asked.inputs.split(",") if n.strip()))
             return elementwise(asked.expression, inputs=inputs, dtype=dtype)
         case "attention":
-            return attention(asked.dtype or "bf16", mask=asked.mask or "none")
+            if asked.causal and asked.mask not in ("", "causal"):
+                raise OperationError(f"--causal: --mask {asked.mask} is another; give one of them")
+            mask = "causal" if asked.causal else asked.mask or "none"
+            return attention(asked.dtype or "bf16", mask=mask)
     return OPERATIONS[name](dtype)
 
 

@@ -101,6 +101,9 @@ def dispatch(
     wanted = shapes_of(operation, texts, layer or (), shapes, points)
     whose = machine or [one.name for one in machines_for(operation, chip)]
     every = [one for name in whose for one in machines_for(operation, chip, name)]
+    for one in every:
+        for shape in wanted:
+            one.check_sizes(shape.sizes)
     names = {one.name: name for one, name in zip(every, whose, strict=True)}
     find_ptxas()
     refuse_other(out)

@@ -5,7 +5,7 @@ Everything raises a TinyGpuError in one line, with the nearest name, for what th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -117,16 +117,20 @@ def machines_with(name: str) -> dict[str, Machine]:
     return {**MACHINES, **{machine.name: machine for machine in own}}
 
 
-def machines_for(operation: Operation, device: Device, name: str = "") -> list[Machine]:
+def machines_for(
+    operation: Operation, device: Device, name: str = "", sizes: Mapping[str, int] | None = None
+) -> list[Machine]:
     """Return the machine that is named, or all that can do the operation and run on the device.
 
-    Raises MachineError for an unknown name, OperationError if no machine can.
+    With ``sizes`` it can do those.  Raises MachineError for an unknown name, OperationError if no machine can.
     """
     found, why_not = [], []
     for machine in [machine_named(name)] if name else MACHINES.values():
         lacking = [i for i in machine.instructions if not i.runs_on(device.arch)]
         try:
             machine.check(operation)
+            if sizes is not None:
+                machine.check_sizes(sizes)
         except OperationError as error:
             if name:
                 raise

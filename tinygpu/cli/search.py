@@ -125,7 +125,7 @@ def search(
 
     until = Deadline.within((budget or 60.0) + _BESIDE_SECONDS, time.monotonic)
     chip, problem = load_device(device), problem_of(asked, machine)
-    fixed = fixed_for(machines_for(problem.operation, chip, machine), fix or ())
+    fixed = fixed_for(machines_for(problem.operation, chip, machine, problem.sizes), fix or ())
     chosen = list(fixed)
     apart = spread_of(chosen, spread)
     spaces = [Space(one, problem, chip, fixed=values) for one, values in fixed.items()]

@@ -2,6 +2,9 @@
 
     -m 64 -n 64 -k 64         a matmul;  --batch 8 too, if it is batched
     --rows 64 --columns 1024  an operation with the axes rows and columns
+    -b 4 --heads 32 --kv-heads 8 -m 4096 -n 4096 -d 128
+                              attention: l = b, h = kv heads (else heads), g = heads / kv heads,
+                              e = d if nothing else is said
 
 The operation says which axes there are, and it may lie in a file of the user's.  So a command whose
 class is ``SizedCommand`` takes every option that it does not know for a size, ``--rows 64`` as
@@ -20,10 +23,14 @@ import typer
 from typer.core import TyperCommand
 
 from tinygpu.errors import OperationError
-from tinygpu.term.operation import LARGEST_SIZE, Operation
+from tinygpu.term.operation import LARGEST_SIZE, Operation, attention
 
 __all__ = ["SIZES", "SizedCommand", "every_size", "size_in", "sizes_of", "spelled", "texts_of"]
 
+_ATTENTION = attention().axes
+_WORDS = {"b": "l", "batch": "l", "kv-heads": "h", "heads": "g"}
+"""Words for axes of attention; heads are those of all kv heads."""
+_EXAMPLES = {"l": "-b 4", "h": "--heads 32", "g": "--heads 32", "d": "-d 128", "e": "-d 128"}
 _OPTION = "--AXIS"
 SIZES = Annotated[
     list[str] | None,
@@ -31,7 +38,8 @@ SIZES = Annotated[
         _OPTION,
         metavar="N",
         help="The size of an axis, by its name: -m 64 -n 64 -k 64, --rows 64. matmul: -m -n -k, "
-        "and --batch; elementwise: -i; rmsnorm, softmax: -i -j.",
+        "and --batch; elementwise: -i; rmsnorm, softmax: -i -j; attention: -b --heads --kv-heads "
+        "-m -n -d.",
     ),
 ]
 
@@ -71,7 +79,7 @@ def _gathered(words: Sequence[str], takes: Mapping[str, bool]) -> Iterator[str]:
             if size is None or re.match(r"-[A-Za-z-]", size):
                 raise OperationError(f"{word}: the option requires an argument, as {word} 4096")
             yield from (_OPTION, f"{short[1]}={size}")
-        elif re.fullmatch(r"--[A-Za-z_]\w+", name):
+        elif re.fullmatch(r"--[A-Za-z_][\w-]+", name):
             size = value if equals else next(rest, None)
             if size is not None and re.match(r"[-+]?\d", size):
                 yield from (_OPTION, f"{name[2:]}={size}")
@@ -106,29 +114,65 @@ def size_in(option: str, text: str) -> int:
 def texts_of(operation: str, axes: Sequence[str], given: Sequence[str]) -> dict[str, str]:
     """Return what is given for each axis of the operation of this name, in the axes' order.
 
-    The last counts.  Raises OperationError for what is no axis.
+    The last counts.  Raises OperationError for what is no axis, and for heads that kv heads do not
+    divide.
     """
-    found: dict[str, str] = {}
-    for text in given:
-        name, _, size = text.partition("=")
-        axis = "l" if name == "batch" not in axes and "l" in axes else name
-        if axis not in axes:
-            options = ", ".join(map(spelled, axes))
-            raise OperationError(
-                f"{spelled(name)} {reprlib.repr(size)[1:-1]}: there is no such option, and "
-                f"{operation} has no axis {name}; its sizes are {options}"
-            )
-        found[axis] = size
-    return {axis: found[axis] for axis in axes if axis in found}
+    return {axis: text for axis, (_, text) in _said(operation, axes, given).items()}
 
 
 def sizes_of(operation: str, axes: Sequence[str], given: Sequence[str]) -> dict[str, int]:
     """Return the sizes that are given.  Raises OperationError for what is no axis or no size."""
-    found = {}
-    for axis, text in texts_of(operation, axes, given).items():
-        batch = axis == "l" and f"batch={text}" in given
-        found[axis] = size_in(spelled("batch" if batch else axis), text)
-    return found
+    said = _said(operation, axes, given)
+    return {axis: size_in(option, text) for axis, (option, text) in said.items()}
+
+
+def _said(
+    operation: str, axes: Sequence[str], given: Sequence[str]
+) -> dict[str, tuple[str, str]]:
+    """Return each axis that is given with the option that gave it and its text."""
+    by_heads = tuple(axes) == _ATTENTION
+    words = _WORDS if by_heads else {"batch": "l"} if "l" in axes else {}
+    found: dict[str, tuple[str, str]] = {}
+    for text in given:
+        name, _, size = text.partition("=")
+        axis = name if name in axes else words.get(name, name)
+        if axis not in axes:
+            shown = ("b", "heads", "kv-heads", *axes[3:]) if by_heads else axes
+            raise OperationError(
+                f"{spelled(name)} {reprlib.repr(size)[1:-1]}: there is no such option, and "
+                f"{operation} has no axis {name}; its sizes are {', '.join(map(spelled, shown))}"
+            )
+        found[axis] = spelled(name), size
+    if by_heads:
+        _share_heads(found)
+    return {axis: found[axis] for axis in axes if axis in found}
+
+
+def _share_heads(found: dict[str, tuple[str, str]]) -> None:
+    """Let heads of attention be those of each kv head, and e be d; see the module's text."""
+    if "d" in found:
+        if re.search("[,:]", found["d"][1]):
+            raise OperationError(f"-d {found['d'][1]}: give one head dimension, as -d 128")
+        found.setdefault("e", found["d"])
+    option, text = found.get("g", ("", ""))
+    if option != "--heads":
+        return
+    if "h" not in found:
+        found["h"], found["g"] = (option, text), (option, "1")
+        return
+    heads, shared = size_in(option, text), size_in(*found["h"])
+    if heads % shared:
+        ways = " or ".join(f"--heads {n}" for n in _multiples(heads, shared))
+        raise OperationError(
+            f"--heads {heads} --kv-heads {shared}: as many heads share each kv head, so that heads "
+            f"are a multiple of kv heads; give {ways}"
+        )
+    found["g"] = option, f"{heads // shared}"
+
+
+def _multiples(number: int, of: int) -> list[int]:
+    """Return the multiples next to a number, from 1 times on."""
+    return [of * n for n in (number // of, number // of + 1) if n]
 
 
 def every_size(
@@ -138,8 +182,14 @@ def every_size(
 
     ``ways``: what else may be given.
     """
-    if missing := [spelled(axis) for axis in operation.axes if axis not in found]:
+    examples = _EXAMPLES if operation.axes == _ATTENTION else {}
+    missing = dict.fromkeys(
+        examples.get(axis, f"{spelled(axis)} {example}")
+        for axis in operation.axes
+        if axis not in found
+    )
+    if missing:
         raise OperationError(
-            f"{operation.name}: {' and '.join(missing)} not given; give each size, as "
-            f"{' '.join(f'{option} {example}' for option in missing)}{ways}"
+            f"{operation.name}: {' and '.join(text.split()[0] for text in missing)} not given; "
+            f"give each size, as {' '.join(missing)}{ways}"
         )

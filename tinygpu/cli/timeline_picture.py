@@ -223,7 +223,7 @@ def _joined(events: Sequence[Span], gap_cycles: float) -> list[Span]:
 def _first(line: Timeline) -> float:
     """Return until when the ring has gone round a few times, or all has ended."""
     freed = sorted(
-        e.end_cycles for e in line.events if e.row == "stage 0" and e.statement == "read"
+        e.end_cycles for e in line.events if e.row.startswith("stage 0") and e.statement == "read"
     )
     rounds = int(_ROUNDS)
     if len(freed) <= rounds:

@@ -108,10 +108,10 @@ class Place:
     def key(self) -> Any:
         """What decides its clauses: equal for statements of equal numbers (arrays by identity)."""
         ranges = [(n, *map(identity, (r.first, r.last, r.exact))) for n, r in self.ranges.items()]
-        who = (self.role.copy, self.role.copies, self.role.threads, self.elected, self.to_values)
-        who = (*who, self.counts)
+        who = (self.role.copy, self.role.copies, self.role.threads, self.elected)
         tiles = tuple((t.start, t.step) for t in self.tiles)
-        around = identity((who, tiles, self.exits, self.beside))
+        counted = (self.to_values, self.counts)
+        around = identity((who, counted, tiles, self.exits, self.beside))
         return identity(self.do), tuple(ranges), self.loops, around
 
 

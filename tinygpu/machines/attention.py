@@ -25,6 +25,7 @@ from tinygpu.term.builder import Held, Kernel, LoopIndex, Piece, Tile
 from tinygpu.term.expression import Constant, apply, value
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation, attention
+from tinygpu.term.program import select
 
 __all__ = ["STARTS", "Attention"]
 
@@ -47,28 +48,33 @@ class Attention(Machine):
         "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "shfl.sync", "st.global",
         "fma", "alu", "mufu", "mov",
     )  # fmt: skip
+    numeric = True
     operations = ("attention",)
     dtypes = ("bf16", "f16")
     spread = ("consumers", "tile_n", "skew")
 
-    depth = Choice(128, 64, structural=True, meaning="head dimension that the kernel is for")
+    depth = Choice(128, 64, meaning="head dimension that the kernel is for")
     consumers = Choice(1, 2, 3, structural=True, meaning="warpgroups that multiply, 64 rows each")
-    tile_n = Choice(
-        64, 80, 96, 112, 128, 144, 160, 176, 192, structural=True, meaning="keys in a block"
-    )
-    stages_k = Choice(1, 2, 3, 4, structural=True, meaning="blocks of keys in shared memory")
-    stages_v = Choice(1, 2, 3, 4, structural=True, meaning="blocks of values in shared memory")
-    stages_q = Choice(1, 2, structural=True, meaning="blocks of queries in shared memory")
+    tile_n = Choice(64, 80, 96, 112, 128, 144, 160, 176, 192, meaning="keys in a block")
+    stages_k = Choice(1, 2, 3, 4, meaning="blocks of keys in shared memory")
+    stages_v = Choice(1, 2, 3, 4, meaning="blocks of values in shared memory")
+    stages_q = Choice(1, 2, meaning="blocks of queries in shared memory")
     skew = Choice(0, 1, structural=True, meaning="steps that the second product is behind")
+    rescale = Choice(
+        "after",
+        "before",
+        structural=True,
+        meaning="sums shrink after a step, or before the next adds",
+    )
     turns = Choice(
         "none", "named", structural=True, meaning="whether two consumers multiply in turn"
     )
     epilogue = Choice("direct", "tma", structural=True, meaning="how rows reach o")
-    persistent = Choice(0, 1, structural=True, meaning="CTAs stay for several tiles (1)")
+    persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
     order = Choice("straight", "longest", structural=True, meaning="queries that come first")
     together = Choice("kv heads", "group", structural=True, meaning="heads that are neighbours")
-    raster = Choice(1, 2, 4, 8, 16, 32, structural=True, meaning="neighbours visited together")
-    early = Choice(0, 1, structural=True, meaning="start while the kernel before ends (1)")
+    raster = Choice(1, 2, 4, 8, 16, 32, meaning="neighbours visited together")
+    early = Choice(0, 1, meaning="start while the kernel before ends (1)")
 
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
@@ -78,21 +84,23 @@ class Attention(Machine):
         return (
             Requirement(
                 "statistics",
-                held <= (208 if d.consumers < 3 else 136),
+                held <= select(d.consumers < 3, 208, 136),
                 "scores, weights and sums leave a thread registers to work with",
                 "lower tile_n, depth or consumers",
             ),
             Requirement(
                 "in_turn",
-                d.turns == "none" or d.consumers == 2,
+                (d.turns == "none") | (d.consumers == 2),
                 "two consumers multiply in turn",
                 "choose consumers 2, or turns none",
             ),
             Requirement(
                 "unused",
-                d.stages_q == 1 or d.persistent == 1,
+                ((d.stages_q == 1) | (d.persistent == 1))
+                & (d.rescale == "after" or d.skew == 1)
+                & (d.together == "kv heads" or d.raster > 1),
                 "a decision about what the kernel does not have stays at its first value",
-                "choose stages_q 1, or persistent 1",
+                "choose stages_q 1, or persistent 1; choose rescale after, or skew 1",
             ),
         )
 
@@ -106,6 +114,17 @@ class Attention(Machine):
                 "attention(..) of tinygpu.term.operation, with mask none or causal"
             )
 
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raise OperationError for a head dimension that TMA or the widest tile refuses."""
+        widest = max(self.decisions()["depth"].values)
+        for axis in "de":
+            if sizes[axis] > widest or sizes[axis] % 8:
+                raise OperationError(
+                    f"machine {self.name}: {axis} is {sizes[axis]}; a head dimension is a multiple "
+                    f"of 8, as TMA's lines are of 16 B, and at most {widest}; pad it with zeros to "
+                    "a multiple of 8, or split it"
+                )
+
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
         q, keys, values = k.inputs
@@ -116,7 +135,7 @@ class Attention(Machine):
         k.cluster(rank=1)
         k.tile(tm=_BLOCK * self.consumers, tn=self.tile_n, td=self.depth, te=self.depth)
         rings = [
-            Ring(k, name, lines, wide, stages, self.consumers)
+            BlockRing(k, name, lines, wide, stages, self.consumers)
             for name, lines, wide, stages in (
                 ("q", "tm", "td", self.stages_q),
                 ("k", "tn", "td", self.stages_k),
@@ -125,7 +144,8 @@ class Attention(Machine):
         ]
         ring_q, ring_k, ring_v = rings
         few = self.consumers == 3
-        with k.role("producer", warps=4, registers=32 if few else 24):
+        copies = 2 if self.turns == "named" else self.consumers
+        with k.role("producer", warps=4, registers=select(few, 32, 24)):
             with k.elect():
                 for tile in self.tiles(k):
                     ring_q.fill(tile, q[_WHOLE])
@@ -134,7 +154,7 @@ class Attention(Machine):
                         ring_k.fill(step, keys[back][_WHOLE])
                         ring_v.fill(step, values[back][_WHOLE])
             k.sync("cluster")
-        with k.role("consumer", warpgroups=1, registers=160 if few else 240, w=self.consumers):
+        with k.role("consumer", warpgroups=1, registers=select(few, 160, 240), w=copies):
             self.consume(k, *rings)
             k.sync("cluster")
 
@@ -150,9 +170,9 @@ class Attention(Machine):
         """Trace a block of keys of a tile."""
         return k.loop("kt") if k.op.mask is None else k.loop("kt", trips=tile.trips)
 
-    def consume(self, k: Kernel, ring_q: Ring, ring_k: Ring, ring_v: Ring) -> None:
+    def consume(self, k: Kernel, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing) -> None:
         """Multiply with keys, exponentiate, multiply with values; divide by the sum, and store."""
-        dtype, wide = k.output.dtype, min(self.depth, 64)
+        dtype, wide = k.output.dtype, 64
         k.threads(warp=4, octet=8, quad=4)
         k.tile(high=_BLOCK, col=wide)
         k.values(group=self.tile_n // 8, chunk=self.depth // wide, wide=wide // 8,
@@ -161,8 +181,8 @@ class Attention(Machine):
         weights = k.registers("weights", dtype, "group", "half", "pair")
         acc = k.registers("acc", "f32", "chunk", "wide", "half", "both")
         store = RowStore(self, k)
-        rows = Rows(k, scores, acc)
-        turns = Turns(k, self.consumers) if self.turns == "named" else None
+        rows = RowStatistics(k, scores, acc)
+        turns = Turns(k) if self.turns == "named" else None
         if turns:
             turns.begin()
         for tile in self.tiles(k):
@@ -176,6 +196,8 @@ class Attention(Machine):
                 if self.skew:
                     with k.when(step >= 1):
                         ring_v.wait(step - 1)
+                        if self.rescale == "before":
+                            rows.rescale()
                         self.weigh(k, acc, weights, ring_v.tile[step - 1])
                 if turns:
                     turns.give(step)
@@ -193,7 +215,8 @@ class Attention(Machine):
                     k.wait_group("wgmma", 0)
                     with k.when(step >= 1):
                         ring_v.release(step - 1)
-                rows.rescale()
+                if self.rescale == "after":
+                    rows.rescale()
                 k.cast(scores, dtype, into=weights)
                 if not self.skew:
                     ring_v.wait(step)
@@ -205,6 +228,8 @@ class Attention(Machine):
             if self.skew:
                 with k.when(tile.trips >= 1) if k.op.mask is not None else nullcontext():
                     ring_v.wait(step.last)
+                    if self.rescale == "before":
+                        rows.rescale()
                     self.weigh(k, acc, weights, ring_v.tile[step.last])
                     k.wait_group("wgmma", 0)
                     ring_v.release(step.last)
@@ -228,7 +253,7 @@ class Attention(Machine):
             k.fill(scores, -math.inf, where=hidden)
 
 
-class Ring:
+class BlockRing:
     """A ring of tiles in shared memory and its barriers."""
 
     def __init__(
@@ -257,11 +282,11 @@ class Ring:
 
 
 class Turns:
-    """Consumers that multiply in turn: one's products run under the other's exponentials."""
+    """Two consumers that multiply in turn: one's products run under the other's exponentials."""
 
-    def __init__(self, k: Kernel, consumers: int) -> None:
+    def __init__(self, k: Kernel) -> None:
         self.k, self.copy = k, k.copy("w")
-        self.turn = k.named_barriers("turn", consumers, threads=256, number=1 + consumers)
+        self.turn = k.named_barriers("turn", 2, threads=256, number=3)
 
     def begin(self) -> None:
         """Let the last copy give the first one its first turn."""
@@ -277,7 +302,7 @@ class Turns:
         self.k.arrive(self.turn[step, self.copy + 1])
 
 
-class Rows:
+class RowStatistics:
     """The statistics of a consumer's rows: the maximum so far, and the sum of weights below it."""
 
     def __init__(self, k: Kernel, scores: Held, acc: Held) -> None:
@@ -285,6 +310,7 @@ class Rows:
         self.top, self.new, self.total = (
             k.registers(name, "f32", "half") for name in ("top", "new", "total")
         )
+        self.apart = k.registers("apart", "f32", "half", "pair")  # so that four maxima run at once
         self.shift, self.shrink = (k.registers(name, "f32", "half") for name in ("shift", "shrink"))
         scale = value("scale") * _LOG2_E if k.op.scalars else Constant(_LOG2_E)
         self.scale, self.factor = scale, k.registers("factor", "f32")
@@ -300,8 +326,10 @@ class Rows:
     def exponentiate(self) -> None:
         """Make weights of scores, below the new maximum, and add them to what was shrunk."""
         k, known = self.k, {"factor": self.factor, "shift": self.shift}
+        k.set(self.apart, value("top"), {"top": self.top})
+        k.reduce("max", self.apart, self.scores)
         k.set(self.new, value("top"), {"top": self.top})
-        k.reduce("max", self.new, self.scores)
+        k.reduce("max", self.new, self.apart)
         k.butterfly("max", self.new, over="quad")
         k.set(self.shift, -(value("new") * value("factor")), {"new": self.new, **known})
         power = apply("ex2.ftz", value("x") * value("factor") + value("shift"))
@@ -359,23 +387,25 @@ class RowStore:
 
 _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
-    "skew": 0, "turns": "none", "epilogue": "direct", "persistent": 1, "order": "straight",
-    "together": "kv heads", "raster": 1, "early": 0,
+    "skew": 0, "rescale": "after", "turns": "none", "epilogue": "direct", "persistent": 1,
+    "order": "straight", "together": "kv heads", "raster": 1, "early": 0,
 }  # fmt: skip
 _SKEWED = {**_FA2, "skew": 1}
 _FA3 = {**_SKEWED, "turns": "named"}
 _LINES = {**_SKEWED, "epilogue": "tma"}
-_LONGEST = {**_LINES, "order": "longest", "raster": 4}
-_WIDE = {**_LINES, "tile_n": 176, "epilogue": "direct"}
 _AHEAD = {**_LINES, "stages_q": 2}
+_LONGEST = {**_LINES, "order": "longest", "raster": 16}
+_WIDE = {**_SKEWED, "tile_n": 176}
+_ONE = {**_WIDE, "persistent": 0, "order": "longest", "raster": 8}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
     "fa2": _FA2,
     "fa3 without turns": _SKEWED,
     "fa3": _FA3,
     "tma store": _LINES,
+    "queries ahead": _AHEAD,
     "longest first": _LONGEST,
     "wide": _WIDE,
-    "queries ahead": _AHEAD,
+    "one tile each": _ONE,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""

@@ -26,7 +26,7 @@ from tinygpu.meaning.cluster import Agent, Cluster, InFlight, Run, Tiles, start_
 from tinygpu.meaning.execution import shuffle
 from tinygpu.meaning.race import Finding, Integers
 from tinygpu.meaning.transfers import arrive, released, start
-from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
+from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Program, Sync, Wait, WaitGroup
 
 __all__ = ["STRATEGIES", "Strategy", "Turns", "downs", "raster_of", "run_grid"]
 

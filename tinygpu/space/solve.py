@@ -34,13 +34,14 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.legality.laws import LAWS, Places, check_schedule, judged
 from tinygpu.legality.reach import Case
+from tinygpu.smt import z3_module
 from tinygpu.space.batches import Builder, Table
 from tinygpu.space.quantities import named_values
 from tinygpu.space.space import Space
@@ -48,22 +49,12 @@ from tinygpu.space.wishes import TooWideError, Wish
 from tinygpu.term.machine import Chosen, Requirement, Value
 from tinygpu.term.schedule import Schedule
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
 __all__ = ["RESOURCES", "Decided", "Member", "Pipeline", "Solver", "Variant", "pipelined"]
 
 RESOURCES = 1_000_000
 """z3's steps for one structural choice: some seconds."""
 _ASKED_MOST = 64
 """Schedules of a structural choice that break ``concurrency`` alone, before it is given up."""
-
-
-def _z3() -> ModuleType:
-    import z3  # takes a fifth of a second to load
-
-    module: ModuleType = z3
-    return module
 
 
 class Member(NamedTuple):
@@ -142,7 +133,7 @@ class Solver:
         self._builder = Builder(self._whole)
         self._places: Places = {}
         self._resources = resources
-        self._solver = _z3().SolverFor("QF_FD")
+        self._solver = z3_module().SolverFor("QF_FD")
         self._solver.set("rlimit", resources)
         self._told: list[str] = []
         self._nodes: dict[str, str] = {}
@@ -284,13 +275,17 @@ class Solver:
         """Tell z3 what it has to know, and ask whether all that the names ask for can be."""
         self._solver.from_string("\n".join(self._told))
         self._told.clear()
-        return str(self._solver.check(*map(_z3().Bool, names)))
+        return str(self._solver.check(*map(z3_module().Bool, names)))
 
     def _model(self) -> list[int]:
         """Return which value of each numeric decision z3's model has."""
         model, lengths = self._solver.model(), self._whole.sums.lengths
         return [
-            next(i for i in range(n) if model.eval(_z3().Bool(_bit(a, i)), model_completion=True))
+            next(
+                i
+                for i in range(n)
+                if model.eval(z3_module().Bool(_bit(a, i)), model_completion=True)
+            )
             for a, n in enumerate(lengths)
         ]
 
@@ -459,7 +454,7 @@ def pipelined(
     beyond what the first keeps its unit busy, why).  ``ring`` has the statements that fill a stage,
     the one that frees it, the cycles from that to the next fill.
     """
-    z3 = _z3()
+    z3 = z3_module()
     solver = z3.Solver(ctx=z3.Context())
     solver.set("rlimit", resources)
     context = solver.ctx

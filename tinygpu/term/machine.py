@@ -225,6 +225,9 @@ class Machine(ABC):
                 f"({operation.epilogue}); choose a machine that fuses, as hopper"
             )
 
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raise OperationError for sizes, by axis, at which no schedule of it can be legal."""
+
     @classmethod
     def runs_on(cls, arch: str) -> bool:
         """Return whether an architecture has all its instructions."""

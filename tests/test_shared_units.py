@@ -1,0 +1,275 @@
+"""The time of roles with guards, arithmetic in their steps, and several loops in a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tinygpu.devices.device import load_device
+from tinygpu.errors import ProgramError
+from tinygpu.machines.attention import STARTS, Attention
+from tinygpu.search.time.cost import cost
+from tinygpu.search.time.fitted import FITTED
+from tinygpu.search.time.recursion import Recursion, numbers
+from tinygpu.search.time.timeline import timeline
+from tinygpu.search.time.work import (
+    Event,
+    Guard,
+    Node,
+    StepLoop,
+    TimedAgent,
+    agents,
+    clocked,
+    total_work,
+)
+from tinygpu.term.access_map import Affine
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import attention
+from tinygpu.term.program import Program, Statement, When
+
+H200 = load_device("h200")
+STEP, LATE = Affine(0, (("kt", 1),)), Affine(1, (("kt", -1),))
+"""``kt``, and what is below 1 from the second step on."""
+
+
+def work(cycles: float) -> Event:
+    return Event("work", {"serial": cycles})
+
+
+def math_of(unit: str, cycles: float, reads: str = "", write: str = "r", **how: Any) -> Event:
+    """Arithmetic of a warpgroup that keeps a unit for so many cycles, of 64 values if not said."""
+    count = how.pop("count", 64)
+    each = {"issue": how.pop("issue", 0.0) / count, unit: cycles / count}
+    return Event("math", each, count=count, reads=(reads,) if reads else (), write=write, **how)
+
+
+def product(cycles: float) -> tuple[Event, Event]:
+    done = Event("commit", {}, group="wgmma")
+    return Event("product", {"tensor": cycles, "smem": 0.0}), done
+
+
+GROUP = Event("group", {}, group="wgmma", pending=0)
+
+
+def agent(*loops: StepLoop, name: str = "a", after: tuple[Node, ...] = ()) -> TimedAgent:
+    return TimedAgent(name, "tile", "turn", "w", "trips", warps=4, loops=loops, after=after)
+
+
+def taken(*found: TimedAgent, steps: int = 1, tiles: int = 1) -> float:
+    return float(Recursion(found)(1, tiles, steps, 4, *numbers(found)))
+
+
+def per_step(*bodies: tuple[Node, ...]) -> float:
+    """The cycles from a step to the next, far from the ends."""
+    found = [agent(StepLoop((), "kt", body), name=f"a {i}") for i, body in enumerate(bodies)]
+    return (taken(*found, steps=1001) - taken(*found, steps=1)) / 1000
+
+
+@given(st.integers(1, 300))
+@example(1)
+@example(2)
+def test_guards_tell_turns_apart(steps: int) -> None:
+    """The first two turns take 100 more, all but the first 10, all but the last 3, and each 1."""
+    body = (
+        work(1.0),
+        Guard(STEP, 2, (work(100.0),)),
+        Guard(LATE, 1, (work(10.0),)),
+        Guard(Affine(1, (("kt", 1),)), "trips", (work(3.0),)),
+    )
+    found = agent(StepLoop((), "kt", body))
+    expected = steps + 100.0 * min(steps, 2) + 13.0 * (steps - 1)
+    assert taken(found, steps=steps) == pytest.approx(expected)
+
+
+@given(
+    st.integers(-6, 6), st.integers(-3, 3), st.one_of(st.integers(-6, 9), st.just("trips")),
+    st.integers(0, 12),
+)  # fmt: skip
+def test_a_guard_counts_its_steps(start: int, step: int, bound: int | str, steps: int) -> None:
+    """The closed form is the count, and ``late`` what holds far from both ends."""
+    guard = Guard(Affine(start, (("kt", step),) if step else ()), bound, ())
+
+    def holds(kt: int, of: int) -> bool:
+        return start + step * kt < (of if isinstance(bound, str) else bound)
+
+    assert float(guard.times(steps)) == sum(holds(kt, steps) for kt in range(steps))
+    if abs(step) < 2:
+        assert guard.late == holds(500, 1000)
+
+
+def test_copies_share_a_unit() -> None:
+    """Two copies' work on one unit adds up; on two units it overlaps."""
+    one, other = (math_of("sfu", 100.0),), (math_of("fma", 100.0),)
+    assert per_step(one) == pytest.approx(100.0)
+    assert per_step(one, one) == pytest.approx(200.0)
+    assert per_step(one, other) == pytest.approx(100.0)
+    assert per_step(one, one, other) == pytest.approx(200.0)
+
+
+def test_copies_share_issue_slots() -> None:
+    """A warp issues every other cycle at most, so that two copies fill the slots and three wait."""
+    body = (math_of("fma", 10.0, issue=100.0),)
+    alone = 100.0 * FITTED["warp_interval"]
+    assert per_step(body) == pytest.approx(alone)
+    assert per_step(body, body) == pytest.approx(alone, rel=0.01)
+    assert per_step(body, body, body) == pytest.approx(300.0)
+
+
+def test_a_product_flies_under_arithmetic() -> None:
+    """Of the other copy, and of the same one where the wait comes after; else they add."""
+    waits = (*product(100.0), GROUP, math_of("sfu", 80.0), work(0.0))
+    flies = (*product(100.0), math_of("sfu", 80.0), GROUP)
+    assert per_step(waits) == pytest.approx(180.0)
+    assert per_step(flies) == pytest.approx(100.0)
+    assert per_step(waits, waits) == pytest.approx(200.0)
+    assert per_step(flies, flies) == pytest.approx(200.0)
+    long = (*product(50.0), GROUP, math_of("sfu", 80.0), work(0.0))
+    assert per_step(long, long) == pytest.approx(160.0)  # the unit of both
+
+
+def test_a_statement_follows_value_by_value() -> None:
+    """As many values overlap; after a sum, or where there are fewer, it starts at the end."""
+    first = math_of("fma", 60.0, write="t", latency=4.0)
+    assert taken(agent(after=()), agent(StepLoop((), "kt", (first,)))) == 60.0 + 4.0
+    for second, cycles in (
+        (math_of("sfu", 100.0, "t"), 4.0 + 100.0),
+        (math_of("sfu", 10.0, "t"), 60.0 + 4.0),
+        (math_of("sfu", 8.0, "t", count=2), 60.0 + 4.0 + 8.0),
+        (math_of("sfu", 8.0, "u"), 60.0 + 4.0),
+    ):
+        assert taken(agent(StepLoop((), "kt", (first, second)))) == pytest.approx(cycles)
+    folded = math_of("fma", 60.0, write="t", latency=4.0, folds=True)
+    then = (folded, math_of("sfu", 100.0, "t"))
+    assert taken(agent(StepLoop((), "kt", then))) == pytest.approx(164.0)
+
+
+@given(st.integers(1, 60), st.integers(1, 5))
+def test_a_tile_of_two_loops(steps: int, tiles: int) -> None:
+    """All statements of both loops, and those before, between and after, in sequence."""
+    loops = StepLoop((work(5.0),), "kt", (work(10.0),)), StepLoop((work(7.0),), "kv", (work(3.0),))
+    found = agent(*loops, after=(work(2.0),))
+    assert taken(found, steps=steps, tiles=tiles) == pytest.approx(tiles * (14.0 + 13.0 * steps))
+
+
+def test_copies_take_turns_at_a_barrier() -> None:
+    """A copy that another one wakes waits for it; without an arrival nobody goes on."""
+
+    def at(number: int, other: int) -> TimedAgent:
+        body = (
+            Event("wait", {"serial": 0.0}, "turn", Affine(number - 1, (("kt", 2),))),
+            math_of("sfu" if number else "fma", 100.0),
+            work(0.0),
+            Event("arrive", {"serial": 0.0}, "turn", Affine(other, (("kt", 2),))),
+        )
+        return agent(StepLoop((), "kt", body), name=f"a {number}")
+
+    assert taken(at(0, 0), at(1, 1), steps=50) == pytest.approx(100 * 100.0)
+    with pytest.raises(ProgramError, match="all agents wait, for phases of turn"):
+        taken(at(0, 0), at(1, 0), steps=50)
+
+
+def point(mask: str = "none", start: str = "fa3", **changes: Any) -> Program:
+    return Attention().program(attention("bf16", mask=mask), Chosen({**STARTS[start], **changes}))
+
+
+def sizes(b: int, n: int) -> Mapping[str, int]:
+    return {"l": b, "h": 16, "g": 1, "m": n, "n": n, "d": 128, "e": 128}
+
+
+def test_the_work_of_a_step_of_attention() -> None:
+    """128 queries by 128 keys: by hand, from the rates of the units of an SM."""
+    found = agents(point(), H200, sizes(2, 4096))
+    assert clocked(found)
+    assert [a.name for a in found] == ["producer", "consumer 0", "consumer 1"]
+    step = [total_work(a.body, lambda guard: float(guard.late)) for a in found]
+    work_of = {unit: sum(float(s.get(unit, 0.0)) for s in step) for unit in ("tensor", *"xy")}
+    assert work_of["tensor"] == 2048  # 2 products of 128 x 128 x 128 at 4096 FLOP a cycle
+    one = step[1]
+    values, pairs, device = 64 * 128, 64 * 2, H200  # a copy's scores; its statistics, a thread's
+    assert one["sfu"] == pytest.approx((values + 2 * pairs) / device.sfu_per_cycle_per_sm)
+    fma = 3 * values + 3 * 2 * pairs  # the power, the sum and the rescaling
+    assert one["fma"] == pytest.approx(fma / device.fma_f32_per_cycle_per_sm)
+    alu = values + 3 * 2 * pairs  # the maximum, of a row's values and then of a quad's; a sign
+    assert one["int"] == pytest.approx(alu / device.int_per_cycle_per_sm)
+    assert one["cvt"] == pytest.approx(values / 2 / device.cvt_16_per_cycle_per_sm)
+    assert one["shuffle"] == pytest.approx(2 * 2 * pairs / device.shuffle_per_cycle_per_sm)
+    port = 128 * FITTED["smem_share"]  # q and k for the first product, v alone for the second
+    assert one["smem"] == pytest.approx((64 + 128 + 128) * 128 * 2 / port)
+
+
+MEASURED = {
+    ("none", "fa2", 8, 4096): 1.902e-3,
+    ("none", "fa3", 2, 16384): 7.05e-3,
+    ("none", "tma store", 32, 1024): 4.91e-4,
+    ("causal", "queries ahead", 2, 16384): 3.81e-3,
+}
+"""Seconds on an H100, driver 580.159.04; the model is an H200's, and knows none of them."""
+
+
+@pytest.mark.parametrize("case", MEASURED)
+def test_attention_takes_about_what_was_measured(case: tuple[str, str, int, int]) -> None:
+    """Within 15 %."""
+    mask, start, b, n = case
+    found = cost(point(mask, start), sizes(b, n), H200)
+    assert float(found.seconds) == pytest.approx(MEASURED[case], rel=0.15)
+    assert found.bottleneck == "power"
+    assert found.floor is not None
+    assert found.floor <= found.seconds
+    assert found.parts["sfu"] > found.parts["issue"] > found.parts["fma"] > found.parts["cvt"]
+
+
+def test_the_second_product_hides_under_the_softmax() -> None:
+    """Its order beats the plain one; a lone consumer has no other to hide under."""
+    two, one = (
+        [float(cost(point(start=s, consumers=n), sizes(2, 16384), H200).seconds)
+         for s in ("fa2", "fa3")]
+        for n in (2, 1)
+    )  # fmt: skip
+    for plain, flying in (two, one):
+        assert flying < 0.95 * plain
+    for both, alone in zip(two, one, strict=True):
+        assert both < alone
+
+
+def test_a_slow_unit_becomes_the_bottleneck() -> None:
+    """With an eighth of its special functions an SM waits for them."""
+    slow = H200.with_values(sfu_per_cycle_per_sm=2.0)
+    found = cost(point(), sizes(2, 4096), slow)
+    assert found.bottleneck == "sfu"
+    assert found.seconds > 2 * cost(point(), sizes(2, 4096), H200).seconds
+
+
+def test_the_timeline_has_the_units() -> None:
+    """Rows of arithmetic units and of each ring; a unit does one thing at a time."""
+    line = timeline(point(), sizes(2, 4096), H200, iterations=1)
+    assert {"sfu", "fma", "int", "cvt", "tensor cores", "consumer 1"} <= set(line.rows)
+    assert {"stage 0 of q_full", "stage 1 of k_full", "stage 1 of v_full"} <= set(line.rows)
+    busy = sorted((e.start_cycles, e.statement) for e in line.events if e.row == "sfu")
+    assert {name.partition(" of ")[2] for _, name in busy} == {"consumer 0", "consumer 1"}
+
+
+@pytest.mark.parametrize(
+    ("index", "bound"),
+    [(Affine(0, (("tile", 1),)), 1), (Affine(0, (("kt", 2),)), "trips")],
+    ids=["a tile's number", "half of the steps"],
+)
+def test_what_is_not_followed_is_refused(index: Affine, bound: int | str) -> None:
+    """A guard of more than arrivals that tells apart no steps at either end."""
+
+    def other(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(
+            replace(s, index=index, bound=bound)
+            if isinstance(s, When)
+            else (replace(s, body=other(s.body)) if s.body else s)  # type: ignore[call-arg]
+            for s in body
+        )
+
+    program = point()
+    roles = tuple(replace(role, body=other(role.body)) for role in program.roles)
+    with pytest.raises(ProgramError, match="guards more than arrivals"):
+        agents(replace(program, roles=roles), H200, sizes(2, 4096))

@@ -1,0 +1,822 @@
+"""Mask cover: a term of masked attention sums exactly the pairs that its operation shows.
+
+A tile of rows walks blocks of keys, in turns 0 <= t < T.  T may be the tile's own, so that blocks
+without a visible key are skipped; a predicate hides scores, and only in some turns.  With
+
+    visible(r, c)    row r < m and key 0 <= c < n, and the operation's condition holds of them
+    key(t, y)        origin + a t + y, the key of column y < B of the block of turn t
+    hidden(t, x, y)  a predicate acts in turn t, and holds of row x and column y of the tile
+
+three sentences hold for all sizes >= 1, all tiles, all rows that exist:
+
+    cover    a visible key lies in a block of a turn 0 <= t < T, and in one only
+    hidden   what is hidden is not visible
+    shown    what is not hidden is visible: all of a block in which no predicate acts
+
+``read`` finds these forms in a term: origins of loads, trips, guards, predicates, and
+which row and key each register of each thread holds, by the digits of the product.  It also asks
+what does not depend on sizes: scores are multiplied, then hidden, then read, and no other statement
+touches them.  Values meet the weights of their own turn, each turn once.  ``decide`` asks z3 for a
+counterexample to each sentence, in linear integers: a key c lies in the block of turn t where
+B q <= c - origin < B (q + 1), t = q for a = B and t = -q for a = -B, so no quantifier is left.
+What ``read`` does not recognise, and what z3 does not decide, is unproved.
+
+>>> from tinygpu.machines.attention import STARTS, Attention
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.term.operation import attention
+>>> print(mask_cover(Attention().program(attention(mask="causal"), Chosen(STARTS["fa3"]))))
+mask cover proved for every m, n
+
+Source: ``docs/model.md``, section "Mask cover"; L. de Moura, N. Bjorner, "Z3: An Efficient SMT
+Solver", 2008.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from tinygpu.isa.algebra import FLOATS
+from tinygpu.legality.reach import exactly_once
+from tinygpu.smt import z3_module
+from tinygpu.term.access_map import Operand
+from tinygpu.term.expression import Apply, Constant, Expression, Index, Value
+from tinygpu.term.fields import unknown
+from tinygpu.term.program import (
+    Access,
+    Affine,
+    Block,
+    Do,
+    For,
+    ForTile,
+    Immediate,
+    Program,
+    Statement,
+    When,
+    var,
+    walked,
+)
+
+__all__ = ["Cover", "Guard", "Hide", "Reading", "Weighted", "decide", "mask_cover", "read"]
+
+RESOURCES = 4_000_000
+"""z3's steps for one question: at most about 2 s (measured); the machine's take a hundredth."""
+_SHOWN = (16, 256, 4096)
+"""Sizes up to which a counterexample is looked for first."""
+
+Guard = tuple[Affine, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Hide:
+    """A predicate ``number < bound`` that hides scores, with a step a digit, and its guards."""
+
+    number: Affine
+    steps: tuple[int, ...]
+    bound: Affine
+    guards: tuple[Guard, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """A product of weights and values: the turn of either, and its guards.
+
+    ``loops``: whether it stands in the loop over turns; else it follows the loop.
+    """
+
+    weights: Affine
+    values: Affine
+    guards: tuple[Guard, ...]
+    loops: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a term does with its mask, in its own names.
+
+    ``sizes``: the axes, of which ``rows`` and ``keys`` are two.  ``condition``: the operation's,
+    None where all keys are visible.
+    ``places``: the variables of a tile and its threads, each with its extent.  ``numbers``:
+    parameters and tile values.  ``turn`` counts to ``trips``.  ``row`` and ``key`` are the origins
+    of a tile's rows and of a turn's block of ``block`` keys; ``values`` those of its values.
+    ``digits``: (extent, row step, key step) of what a score is counted by.
+    """
+
+    sizes: tuple[str, ...]
+    rows: str
+    keys: str
+    condition: Expression | None
+    places: Mapping[str, Expression]
+    numbers: Mapping[str, Expression]
+    turn: str
+    trips: str
+    row: Affine
+    key: Affine
+    block: int
+    digits: tuple[tuple[int, int, int], ...]
+    hides: tuple[Hide, ...]
+    values: Affine
+    uses: tuple[Weighted, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """Whether a mask is covered: proved, wrong with a counterexample, or unproved with the reason.
+
+    ``at``: the counterexample's numbers: sizes, the tile's place, row, key, turn.
+    """
+
+    outcome: Literal["proved", "wrong", "unproved"]
+    reason: str
+    at: Mapping[str, int]
+
+    def __bool__(self) -> bool:
+        return self.outcome == "proved"
+
+    def __str__(self) -> str:
+        if self:
+            return f"mask cover proved for every {self.reason}"
+        return f"mask cover {self.outcome}: {self.reason}"
+
+
+class _UnreadError(Exception):
+    """A part of a term that this reading does not recognise."""
+
+
+@lru_cache(1024)
+def mask_cover(program: Program) -> Cover:
+    """Return whether a term sums exactly the pairs of rows and keys that its operation shows."""
+    try:
+        return (
+            Cover("unproved", strange, {})
+            if (strange := unknown(program))
+            else decide(read(program))
+        )
+    except _UnreadError as error:
+        return Cover("unproved", str(error), {})
+
+
+# The question
+
+
+class _Numbers:
+    """A reading's names and expressions as z3's integers."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading, self.z3 = reading, z3_module()
+        self.solver = self.z3.Solver(ctx=self.z3.Context())
+        self.solver.set("rlimit", RESOURCES)
+        self.known: dict[str, Any] = {}
+        self.quotients = 0
+        m, n = self.named(reading.rows), self.named(reading.keys)
+        self.sizes, self.trips = (m, n), self.named(reading.trips)
+
+    def new(self, name: str) -> Any:
+        """Return an unknown integer."""
+        return self.z3.Int(name, self.solver.ctx)
+
+    def below(self, name: str, extent: Any) -> Any:
+        """Return an unknown integer from 0 on, below an extent."""
+        found = self.new(name)
+        self.solver.add(found >= 0, found < extent)
+        return found
+
+    def named(self, name: str) -> Any:
+        """Return the number of a name: a size is 1 or more, a place is below its extent."""
+        reading = self.reading
+        if name not in self.known:
+            if name in reading.sizes:
+                self.known[name] = self.new(name)
+                self.solver.add(self.known[name] >= 1)
+            elif name in reading.places:
+                self.known[name] = self.below(name, self.of(reading.places[name]))
+            elif name in reading.numbers:
+                self.known[name] = self.of(reading.numbers[name])
+            else:
+                raise _UnreadError(f"{name} is no size, parameter, tile value or place of a tile")
+        return self.known[name]
+
+    def of(self, expression: Expression, point: Mapping[str, Any] | None = None) -> Any:
+        """Return an integer expression, or a condition, at the coordinates of a point."""
+        match expression:
+            case Constant(number) if float(number).is_integer():
+                return self.z3.IntVal(int(number), self.solver.ctx)
+            case Value(name):
+                return self.named(name)
+            case Index(axis) if point is not None and axis in point:
+                return point[axis]
+            case Apply("ceildiv", (inner, Constant(by))) if by == int(by) >= 1:
+                number, quotient = self.of(inner, point), self.new(f"quotient {self.quotients}")
+                self.quotients += 1
+                less = int(by) * (quotient - 1)
+                self.solver.add(less < number, number <= less + int(by))
+                return quotient
+            case Apply("mul", (left, right)) if not {Constant} & {type(left), type(right)}:
+                pass
+            case Apply(operator, arguments) if operator in _LINEAR:
+                return _LINEAR[operator](self.z3, *(self.of(a, point) for a in arguments))
+        raise _UnreadError(f"{expression} is not linear in sizes, places and coordinates")
+
+    def form(self, form: Affine, turn: Any = None) -> Any:
+        """Return an affine form, in the loop at a turn."""
+        total: Any = self.z3.IntVal(form.constant, self.solver.ctx)
+        for name, factor in form.terms:
+            if not isinstance(factor, int):
+                raise _UnreadError(f"{form} counts {factor} over tiles")
+            if name == self.reading.turn and turn is None:
+                raise _UnreadError(f"{form} has the turn {name} outside of its loop")
+            total = total + factor * (turn if name == self.reading.turn else self.named(name))
+        return total
+
+    def acts(self, guards: Sequence[Guard], turn: Any = None) -> Any:
+        """Return whether guards hold."""
+        every = [self.z3.BoolVal(True, self.solver.ctx)]
+        for index, bound in guards:
+            most = self.named(bound) if isinstance(bound, str) else bound
+            every.append(self.form(index, turn) < most)
+        return self.z3.And(*every)
+
+    def seen(self, row: Any, key: Any) -> Any:
+        """Return whether the operation shows an existing row a key."""
+        reading, (m, n) = self.reading, self.sizes
+        every = [row >= 0, row < m, key >= 0, key < n]
+        if reading.condition is not None:
+            every.append(self.of(reading.condition, {reading.rows: row, reading.keys: key}))
+        return self.z3.And(*every)
+
+    def ask(self, sentence: str, claims: Sequence[Any], shown: Mapping[str, Any]) -> Cover | None:
+        """Return a counterexample, at small sizes if there is one there; None if there is none."""
+        solver, model = self.solver, None
+        for most in (None, *_SHOWN):
+            solver.push()
+            solver.add(*claims)
+            if most is not None:
+                solver.add(*(size <= most for size in self.sizes))
+            found = str(solver.check())
+            better = solver.model() if found == "sat" else None
+            why = solver.reason_unknown() if found == "unknown" else ""
+            solver.pop()
+            if most is None and better is None:
+                text = f"z3 gives up on whether {sentence} ({why})"
+                return Cover("unproved", text, {}) if found == "unknown" else None
+            model = model if better is None else better
+            if most is not None and better is not None:
+                break
+        assert model is not None
+        own = {n: x for n, x in self.known.items() if n not in self.reading.numbers}
+        at = {
+            n: model.eval(x, model_completion=True).as_long() for n, x in {**own, **shown}.items()
+        }
+        numbers = ", ".join(f"{name} = {number}" for name, number in at.items())
+        return Cover("wrong", f"{sentence}, at {numbers}", at)
+
+
+_LINEAR: Mapping[str, Callable[..., Any]] = {
+    "neg": lambda _, a: -a,
+    "add": lambda _, a, b: a + b,
+    "sub": lambda _, a, b: a - b,
+    "mul": lambda _, a, b: a * b,
+    "max": lambda z3, a, b: z3.If(a < b, b, a),
+    "min": lambda z3, a, b: z3.If(a < b, a, b),
+    "le": lambda _, a, b: a <= b,
+    "lt": lambda _, a, b: a < b,
+    "and": lambda z3, a, b: z3.And(a, b),
+}
+
+
+def decide(reading: Reading) -> Cover:
+    """Return whether z3 proves the sentences of a reading, or a counterexample to one."""
+    try:
+        against = next((found for found in _answers(reading) if found is not None), None)
+    except _UnreadError as error:
+        return Cover("unproved", str(error), {})
+    if against is not None:
+        return against
+    return Cover("proved", f"{reading.rows}, {reading.keys}", {})
+
+
+def _answers(reading: Reading) -> Iterator[Cover | None]:
+    """Yield what z3 says against each sentence."""
+    step, block = _factor(reading.key, reading.turn), reading.block
+    if abs(step) != block:
+        raise _UnreadError(f"blocks have {block} keys, and the next one is {step} further")
+    asked = _Numbers(reading)
+    z3, trips = asked.z3, asked.trips
+    turn, quotient, wanted = asked.new("turn"), asked.new("block"), asked.new("key")
+    within = [turn >= 0, turn < trips]
+    digits = [asked.below(f"digit {i}", extent) for i, (extent, _, _) in enumerate(reading.digits)]
+    row, key = asked.form(reading.row), asked.form(reading.key, turn)
+    for digit, (_, along_rows, along_keys) in zip(digits, reading.digits, strict=True):
+        row, key = row + along_rows * digit, key + along_keys * digit
+    exists = [row >= 0, row < asked.sizes[0]]
+    shown = {"row": row, "key": key, "turn": turn}
+
+    first = asked.form(reading.key, z3.IntVal(0, asked.solver.ctx))
+    inside = [block * quotient <= wanted - first, wanted - first < block * (quotient + 1)]
+    its = quotient if step > 0 else -quotient
+    claims = [*inside, asked.seen(row, wanted), z3.Not(z3.And(its >= 0, its < trips))]
+    missed = {"row": row, "key": wanted, "turn": its, "trips": trips}
+    yield asked.ask("a visible key lies in no block of the loop", claims, missed)
+
+    hidden = [z3.BoolVal(False, asked.solver.ctx)]
+    for hide in reading.hides:
+        number = asked.form(hide.number, turn)
+        for digit, by in zip(digits, hide.steps, strict=True):
+            number = number + by * digit
+        holds = number < asked.form(hide.bound, turn)
+        hidden.append(z3.And(asked.acts(hide.guards, turn), holds))
+    gone, seen = z3.Or(*hidden), asked.seen(row, key)
+    yield asked.ask("a visible pair is hidden", [*within, gone, seen], shown)
+    claims = [*within, *exists, z3.Not(gone), z3.Not(seen)]
+    yield asked.ask("a pair that is not visible is left", claims, shown)
+
+    if reading.values != reading.key:
+        theirs = asked.form(reading.values, turn)
+        claims = [*within, asked.form(reading.key, turn) != theirs]
+        yield asked.ask("values are of other keys than scores", claims, {"turn": turn})
+    yield from _uses(asked, turn, within)
+
+
+def _uses(asked: _Numbers, turn: Any, within: list[Any]) -> Iterator[Cover | None]:
+    """Yield what z3 says against values that meet their own weights, each turn once."""
+    z3, trips, reading = asked.z3, asked.trips, asked.reading
+    often: Any = z3.IntVal(0, asked.solver.ctx)
+    for use in reading.uses:
+        here = turn if use.loops else None
+        ahead = use.values + Affine(0, ((reading.turn, -1),))
+        late = turn - asked.form(ahead, turn) if use.loops else None
+        if use.loops and _factor(use.values, reading.turn) != 1:
+            raise _UnreadError(f"values of turn {use.values} in turn {reading.turn}")
+        weights, values = asked.form(use.weights, here), asked.form(use.values, here)
+        around = [asked.acts(use.guards, here), *(within if use.loops else ())]
+        right = z3.And(weights == values, values >= 0, values < trips)
+        shown = {"weights' turn": weights, "values' turn": values, "trips": trips}
+        yield asked.ask("values meet weights of another turn", [*around, z3.Not(right)], shown)
+        now = (
+            z3.And(asked.acts(use.guards, late), turn == values)
+            if late is None
+            else z3.And(asked.acts(use.guards, late), late >= 0, late < trips)
+        )
+        often = often + z3.If(now, 1, 0)
+    claims = [*within, often != 1]
+    yield asked.ask("values are not multiplied once", claims, {"turn": turn, "times": often})
+
+
+def _factor(form: Affine, name: str) -> int:
+    """Return the factor of a name in a form."""
+    found = [c for n, c in form.terms if n == name]
+    if not all(isinstance(c, int) for c in found):
+        raise _UnreadError(f"{form} counts {name} over tiles")
+    return sum(int(c) for c in found)
+
+
+# The reading
+
+
+def read(program: Program) -> Reading:
+    """Return what a term does with its mask; raises _UnreadError for what is not recognised."""
+    keys, condition = _condition(program)
+    if math.prod(extent for _, extent in program.cluster) != 1:
+        raise _UnreadError("CTAs of a cluster share what is loaded")
+    loads = _loads(program)
+    roles = [r for r in program.roles if any(_rings(s, loads) for s, _ in walked(r.body))]
+    if len(roles) != 1:
+        raise _UnreadError(f"{len(roles)} roles multiply what is loaded; one is recognised")
+    body = list(walked(roles[0].body))
+    products = [(s, b) for s, b in body if isinstance(s, Do) and _rings(s, loads)]
+    for s, _ in products:
+        if s.instruction.unit != "tensor" or s.lanes or s.multicast or len(s.reads) != 3:
+            raise _UnreadError(f"{s} is no product by all threads of the role")
+    scores = [(s, b) for s, b in products if len(_rings(s, loads)) == 2]
+    if len(scores) != 1:
+        raise _UnreadError(f"scores are made by {len(scores)} statements; one is recognised")
+    product, around = scores[0]
+    tile, loop, inner = _loops(product, around)
+    if loop is None or around[:2] != (tile, loop) or not _counted(inner):
+        raise _UnreadError(f"{product} stands under a guard, or in other loops")
+    if product.fresh is None or not {n for n, _ in product.fresh.terms} <= {*_counted(inner)}:
+        raise _UnreadError(f"{product} does not start anew in each turn")
+    layout = _layout(product, inner)
+    row_axis, row, _ = _along(loads[_name(product.reads[0])], layout.lines[0])
+    key_axis, key, block = _along(loads[_name(product.reads[1])], layout.lines[1])
+    walks = _Walk(body, tile, loop, loads)
+    if key_axis != keys or row_axis == keys or layout.keys != block:
+        raise _UnreadError(f"{product} does not multiply rows with a whole block of {keys}")
+    if walks.turn(product.reads[0]) is not None or walks.turn(product.reads[1]) != var(loop.var):
+        raise _UnreadError(f"{product} does not read the rows of its tile and the keys of its turn")
+    hides, last = walks.hides(product, layout)
+    uses, values = [], {}
+    for s, b in products:
+        if s is not product:
+            uses.append(walks.use(s, b, last))
+            values[_name(s.reads[1])] = walks.values(_name(s.reads[1]), keys, block)
+    if len(values) != 1:
+        raise _UnreadError(f"values are of {len(values)} rings; one is recognised")
+    places: dict[str, Expression] = {axis.var: axis.extent for axis in program.grid}
+    places |= {name: Constant(extent) for name, extent in program.cluster}
+    if roles[0].copy:
+        places[roles[0].copy] = Constant(roles[0].copies)
+    numbers = {**dict(program.parameters), **program.tile_values}
+    names = [*program.operation.axes, *places, *numbers, loop.var]
+    if len({*names}) != len(names):
+        raise _UnreadError(f"two of {', '.join(names)} share a name")
+    return Reading(
+        sizes=program.operation.axes,
+        rows=row_axis,
+        keys=keys,
+        condition=condition,
+        places=places,
+        numbers=numbers,
+        turn=loop.var,
+        trips=str(loop.trips),
+        row=row + layout.row,
+        key=walks.own(key, _name(product.reads[1])),
+        block=block,
+        digits=layout.digits,
+        hides=hides,
+        values=next(iter(values.values())),
+        uses=tuple(uses),
+    )
+
+
+def _condition(program: Program) -> tuple[str, Expression | None]:
+    """Return the axis of the keys, and under which condition a score counts."""
+    operation = program.operation
+    if len(operation.reductions) < 2 or len(operation.reductions[-1].over) != 1:
+        raise _UnreadError(f"{operation.name} reduces no scores along one axis")
+    scores, mask, keys = operation.reductions[0], operation.mask, operation.reductions[-1].over[0]
+    later = [r.expression for r in operation.reductions[1:]]
+
+    def bare(node: Expression) -> bool:
+        """Whether scores count in it that the mask does not show."""
+        match node:
+            case Value(name):
+                return name == scores.name
+            case Apply("where", (condition, _, Constant(other))):
+                return condition != mask or other != -math.inf
+            case Apply(_, arguments):
+                return any(map(bare, arguments))
+        return False
+
+    wheres = [n for e in (scores.expression, operation.epilogue, *later) for n in e.nodes()
+              if isinstance(n, Apply) and n.operator == "where"]  # fmt: skip
+    masked = mask is None and not wheres
+    if mask is not None:
+        masked = {n.arguments[0] for n in wheres} == {mask} and not any(map(bare, later))
+    if keys in scores.over or not masked:
+        raise _UnreadError(f"{operation.name} does more with its scores than a mask of -inf")
+    return keys, mask
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A load of lines of an operand into a ring, once a tile or in each turn of ``loop``."""
+
+    do: Do
+    source: Access
+    tile: ForTile
+    loop: For | None
+
+
+def _loads(program: Program) -> dict[str, _Load]:
+    """Return the loads of the operands, by the ring that each fills."""
+    found: dict[str, _Load] = {}
+    every = [(s, b) for role in program.roles for s, b in walked(role.body) if isinstance(s, Do)]
+    for s, around in every:
+        for source in s.reads:
+            if not isinstance(source, Access) or source.buffer.level != "gmem":
+                continue
+            tile, loop, inner = _loops(s, around)
+            if inner:
+                raise _UnreadError(f"{s} stands under a guard, or in other loops")
+            found[s.write.buffer.name] = _Load(s, source, tile, loop)
+            plain = s.instruction.unit == "tma" and not (s.multicast or s.lanes or s.threads)
+            if not plain or source.trimmed or s.write.buffer.home or s.write.buffer.copies != 1:
+                raise _UnreadError(f"{s} is no load of whole boxes by TMA")
+            if source.buffer.shape != program.operation.operand(source.buffer.name).axes:
+                raise _UnreadError(f"{s} reads an array that is not as its operand")
+    for s, _ in every:
+        if s.write.buffer.name in found and s is not found[s.write.buffer.name].do:
+            raise _UnreadError(f"{s.write.buffer.name} is filled by several statements")
+    return found
+
+
+def _loops(
+    statement: Statement, around: Sequence[Block]
+) -> tuple[ForTile, For | None, tuple[Block, ...]]:
+    """Return the loops over tiles and turns around a statement, and the blocks in them.
+
+    Who elects one thread neither repeats nor leaves out anything.
+    """
+    match [b for b in around if b.binds or b.guards]:
+        case [ForTile() as tile, For(start=0, trips=str()) as loop, *inner]:
+            return tile, loop, tuple(inner)
+        case [ForTile() as tile, *inner]:
+            return tile, None, tuple(inner)
+    raise _UnreadError(f"{statement} stands in no loop over tiles")
+
+
+def _along(load: _Load, dimension: int) -> tuple[str, Affine, int]:
+    """Return the axis along which a dimension of a ring moves, its origin there, and its lines."""
+    write, source = load.do.write, load.source
+    modes = list(zip(load.do.values, source.value, write.value, strict=True))
+    axes = {d for _, steps, to in modes if to[dimension] for d, step in enumerate(steps) if step}
+    if len(axes) != 1:
+        raise _UnreadError(f"{load.do} moves along {len(axes)} axes in one dimension of its ring")
+    (axis,) = axes
+    once, lines = exactly_once([(extent, to[dimension]) for extent, _, to in modes])
+    whole = once and lines == write.buffer.shape[dimension]
+    if (
+        not whole
+        or any(map(_sum, write.origin))
+        or any(f[axis] != t[dimension] for _, f, t in modes)
+    ):
+        raise _UnreadError(f"{load.do} does not fill its stage line by line")
+    return str(source.buffer.shape[axis]), source.origin[axis], int(lines)
+
+
+def _rings(statement: object, loads: Mapping[str, _Load]) -> list[str]:
+    """Return the loaded rings that a statement reads."""
+    reads = statement.reads if isinstance(statement, Do) else ()
+    return [_name(r) for r in reads if _name(r) in loads]
+
+
+def _name(operand: object) -> str:
+    return operand.buffer.name if isinstance(operand, Access) else ""
+
+
+def _sum(form: Affine) -> dict[tuple[str, str], int]:
+    """Return a form as factors of variables, (name, ""), and of running numbers, (name, number)."""
+    found = {("", ""): form.constant}
+    for name, factor in form.terms:
+        place, by = ((name, factor), 1) if isinstance(factor, str) else ((name, ""), factor)
+        found[place] = found.get(place, 0) + by
+    return {place: by for place, by in found.items() if by}
+
+
+def _counted(blocks: Sequence[Block]) -> dict[str, int]:
+    """Return the extents of loops that count to a number from 0 on; {} if there are other blocks.
+
+    A product always has such loops around it: over slabs, slices and blocks.
+    """
+    loops = [b for b in blocks if isinstance(b, For) and isinstance(b.trips, int) and not b.start]
+    return {b.var: int(b.trips) for b in loops} if len(loops) == len(blocks) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which row and key a score is: by each dimension of its registers, then by threads.
+
+    ``lines``: the dimension of either factor that has them; ``row``: where this copy's rows begin.
+    """
+
+    scores: Access
+    threads: tuple[int, ...]
+    digits: tuple[tuple[int, int, int], ...]
+    lines: tuple[int, int]
+    row: Affine
+    keys: int
+
+
+_Mode = tuple[int, tuple[int, ...], int, int]
+"""Of a mode: its extent, its steps in the scores' registers, its steps along rows and keys."""
+
+
+def _layout(product: Do, inner: Sequence[Block]) -> _Layout:
+    """Return which row and key each thread's registers hold."""
+    rows, keys = (r for r in product.reads[:2] if isinstance(r, Access))
+    scores, loops = product.write, _counted(inner)
+    none = tuple((0,) * len(scores.buffer.shape) for _ in product.threads)
+    if any(map(any, scores.thread or none)):
+        raise _UnreadError(f"{scores.buffer.name} is shared by threads")
+    lines = tuple(
+        {
+            d
+            for to, steps in (
+                *zip(scores.value, one.value, strict=True),
+                *zip(product.threads, one.thread, strict=True),
+            )
+            if to != none[0]
+            for d, step in enumerate(steps)
+            if step
+        }
+        for one in (rows, keys)
+    )
+    if [len(one) for one in lines] != [1, 1]:
+        raise _UnreadError(f"{product} counts rows or keys in several dimensions")
+    (of_rows,), (of_keys,) = lines
+    modes: list[_Mode] = [
+        (extent, to, left[of_rows], right[of_keys])
+        for extent, to, left, right in zip(
+            product.values, scores.value, rows.value, keys.value, strict=True
+        )
+    ]
+    for name, extent in loops.items():
+        by = [tuple(_factor(o, name) for o in one.origin) for one in (scores, rows, keys)]
+        modes.append((extent, by[0], by[1][of_rows], by[2][of_keys]))
+    left = [Affine(o.constant, tuple(t for t in o.terms if t[0] not in loops))
+            for o in (rows.origin[of_rows], keys.origin[of_keys], *scores.origin)]  # fmt: skip
+    if any(map(_sum, left[1:])):
+        raise _UnreadError(f"{product} does not begin at the first key of its block")
+    digits = _by_register(product, modes)
+    threads = [
+        (extent, a[of_rows], b[of_keys])
+        for extent, a, b in zip(product.threads, rows.thread, keys.thread, strict=True)
+    ]
+    found = tuple(
+        (extent, row, key)
+        for extent, (row, key) in (*digits, *((extent, (row, key)) for extent, row, key in threads))
+    )
+    mixed = any(extent > 1 and (row == 0) == (key == 0) for extent, row, key in found)
+    once, _ = exactly_once([(extent, row) for extent, row, _ in found])
+    whole, width = exactly_once([(extent, key) for extent, _, key in found])
+    if mixed or not once or not whole:
+        raise _UnreadError(f"{product} does not make each score once")
+    return _Layout(scores, product.threads, found, (of_rows, of_keys), left[0], int(width))
+
+
+def _by_register(do: Do, modes: Sequence[_Mode]) -> list[tuple[int, tuple[int, int]]]:
+    """Return the extent of each dimension of registers, and its steps along two other things.
+
+    Each register is counted once, and its other steps are multiples of its own.
+    """
+    shape = tuple(map(int, do.write.buffer.shape))
+    moving = [(extent, to, by) for extent, to, *by in modes if extent > 1]
+    if any(sum(map(bool, to)) > 1 or (not any(to) and any(by)) for _, to, by in moving):
+        raise _UnreadError(f"{do} does not count its registers by dimensions")
+    found = []
+    for d, extent in enumerate(shape):
+        own = [(e, to[d], by) for e, to, by in moving if to[d]]
+        once, count = exactly_once([(e, step) for e, step, _ in own])
+        steps = {tuple(x / step for x in by) for _, step, by in own} or {(0, 0)}
+        if not once or count != extent or len(steps) > 1:
+            raise _UnreadError(f"{do} does not count each register of {do.write.buffer.name} once")
+        (one,) = steps
+        if any(x != int(x) for x in one):
+            raise _UnreadError(f"{do} steps by parts of a register")
+        found.append((extent, (int(one[0]), int(one[1]))))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The statements of the role that multiplies, its loops over tiles and turns, and the loads."""
+
+    body: list[tuple[Statement, tuple[Block, ...]]]
+    tile: ForTile
+    loop: For
+    loads: Mapping[str, _Load]
+
+    def own(self, form: Affine, ring: str) -> Affine:
+        """Return a form of a ring's load in this role's names of the tile and the turn."""
+        load = self.loads[ring]
+        names = {load.tile.tile: self.tile.tile}
+        if load.loop is not None:
+            if load.loop.trips != self.loop.trips:
+                raise _UnreadError(f"{load.do} has other turns than {self.loop}")
+            names[load.loop.var] = self.loop.var
+        return Affine(form.constant, tuple((names.get(n, n), c) for n, c in form.terms))
+
+    def turn(self, access: Operand) -> Affine | None:
+        """Return the turn, of this tile, in which what is read was loaded; None: in none of them.
+
+        Tiles count the turns of those before, so an index is of one tile and turn alone.
+        """
+        assert isinstance(access, Access)
+        load = self.loads[access.buffer.name]
+        trips = str(self.loop.trips)
+        tile = (self.tile.tile, trips if load.loop else "")
+        filled = _sum(self.own(load.do.write.index, access.buffer.name))
+        used = _sum(access.index)
+        counts = filled.pop((self.loop.var, ""), 0) if load.loop else 1
+        if counts != 1 or filled.pop(tile, 0) != 1 or used.pop(tile, 0) != 1:
+            raise _UnreadError(f"{access} is not counted by tiles and turns")
+        start = filled.pop(("", ""), 0)
+        constant = used.pop(("", ""), 0) - start
+        if filled or used.keys() - ({(self.loop.var, ""), (trips, "")} if load.loop else set()):
+            raise _UnreadError(f"{access} is not counted by tiles and turns")
+        if load.loop is None:
+            if constant:
+                raise _UnreadError(f"{access} is of another tile")
+            return None
+        return Affine(constant, tuple((name, by) for (name, _), by in used.items()))
+
+    def hides(self, product: Do, layout: _Layout) -> tuple[tuple[Hide, ...], int]:
+        """Return what hides scores, and the place of the last statement that does.
+
+        Scores are multiplied, hidden, and then read, all in the same turn.
+        """
+        scores, name = layout.scores, layout.scores.buffer.name
+        found: list[Hide] = []
+        last, stage = -1, "before"
+        for place, (s, around) in enumerate(self.body):
+            if not isinstance(s, Do):
+                continue
+            touched = [a for a in s.accesses if a.buffer.name == name]
+            if s.where is not None and s.write.buffer.name != name:
+                raise _UnreadError(f"{s} compares, and does not hide scores")
+            if s is product:
+                last, stage = place, "made"
+                continue
+            if not touched:
+                continue
+            if stage == "before" or around[:1] != (self.tile,) or around[1:2] != (self.loop,):
+                raise _UnreadError(f"{s} touches scores that its turn has not made")
+            if any(_sum(a.index) != _sum(scores.index) for a in touched) or s.lanes:
+                raise _UnreadError(f"{s} touches scores of another turn, or by some threads alone")
+            inner = around[2:]
+            if s.where is None:
+                if inner and not _counted(inner):
+                    raise _UnreadError(f"{s} reads scores under a guard")
+                stage = "read"
+            elif stage == "read":
+                raise _UnreadError(f"{s} hides scores after they have been read")
+            else:
+                found.append(_hide(s, inner, layout))
+                last = place
+        if stage != "read":
+            raise _UnreadError(f"{name} is not read after it is made")
+        return tuple(found), last
+
+    def use(self, product: Do, around: tuple[Block, ...], last: int) -> Weighted:
+        """Return of which turns the weights and values are that a product multiplies."""
+        weights, values = product.reads[:2]
+        assert isinstance(values, Access)
+        if not isinstance(weights, Access) or weights.buffer.level != "registers":
+            raise _UnreadError(f"{product} takes no weights from registers")
+        name = weights.buffer.name
+        writes = [
+            (place, s, blocks)
+            for place, (s, blocks) in enumerate(self.body)
+            if isinstance(s, Do) and s.write.buffer.name == name
+        ]
+        at = next(place for place, (s, _) in enumerate(self.body) if s is product)
+        for place, s, blocks in writes:
+            here = blocks[:2] == (self.tile, self.loop) and (not blocks[2:] or _counted(blocks[2:]))
+            same = _sum(s.write.index) == _sum(weights.index)
+            if not here or not same or place <= last or s.lanes or s.where:
+                raise _UnreadError(f"{s} does not make weights of each turn's scores")
+        places = [place for place, _, _ in writes]
+        loops = around[1:2] == (self.loop,)
+        rest = around[2:] if loops else around[1:]
+        guards = tuple((b.index, b.bound) for b in rest if isinstance(b, When))
+        plain = all(isinstance(b, When) or _counted([b]) for b in rest)
+        if not places or around[:1] != (self.tile,) or not plain:
+            raise _UnreadError(f"{product} does not multiply weights of this tile")
+        end = max(i for i, (_, blocks) in enumerate(self.body) if self.loop in blocks)
+        if loops and at > max(places):
+            turn = var(self.loop.var)
+        elif loops and at < min(places):
+            turn = var(self.loop.var) + -1
+        elif at > end:
+            turn = var(str(self.loop.trips)) + -1
+        else:
+            raise _UnreadError(f"{product} multiplies weights of several turns")
+        found = self.turn(values)
+        if found is None:
+            raise _UnreadError(f"{product} multiplies weights with rows")
+        return Weighted(turn, found, guards, loops)
+
+    def values(self, ring: str, keys: str, block: int) -> Affine:
+        """Return the origin along the keys of the values that a turn loads."""
+        load = self.loads[ring]
+        along = load.source.buffer.shape.index(keys) if keys in load.source.buffer.shape else None
+        moved = {
+            d
+            for steps, to in zip(load.source.value, load.do.write.value, strict=True)
+            for d, step in enumerate(to)
+            if step and along is not None and steps[along]
+        }
+        if len(moved) != 1 or load.loop is None:
+            raise _UnreadError(f"{load.do} does not load a block of {keys} in each turn")
+        _, first, lines = _along(load, *moved)
+        if lines != block:
+            raise _UnreadError(f"{load.do} does not load a block of {block} {keys}")
+        return self.own(first, ring)
+
+
+def _hide(do: Do, inner: tuple[Block, ...], layout: _Layout) -> Hide:
+    """Return the predicate of a statement that sets scores to -inf, by the digits of scores."""
+    where = do.where
+    assert where is not None
+    least = Immediate(-math.inf)
+    if do.reads != (least,) or do.result(least.number, algebra=FLOATS) != least.number:
+        raise _UnreadError(f"{do} does not set what it hides to -inf")
+    if not all(isinstance(b, When) for b in inner):
+        raise _UnreadError(f"{do} stands in other loops, or is not done by all threads")
+    threads = where.thread or (0,) * len(layout.threads)
+    if (where.thread and do.threads != layout.threads) or any(map(_sum, do.write.origin)):
+        raise _UnreadError(f"{do} counts other threads, or other registers, than the scores")
+    if any(map(any, do.write.thread)):
+        raise _UnreadError(f"{do} counts registers by threads")
+    steps = where.value or (0,) * len(do.values)
+    modes: list[_Mode] = [
+        (extent, to, step, 0)
+        for extent, to, step in zip(do.values, do.write.value, steps, strict=True)
+    ]
+    along = [by for _, (by, _) in _by_register(do, modes)]
+    guards = tuple((b.index, b.bound) for b in inner if isinstance(b, When))
+    return Hide(where.origin, (*along, *threads), where.bound, guards)
