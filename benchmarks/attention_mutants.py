@@ -82,7 +82,7 @@ RUNS: tuple[tuple[Mapping[str, int], tuple[int, ...]], ...] = (
 )
 """Sizes and seeds at which a legal mutant runs; with these seeds one cluster has all tiles."""
 LAWS_AT = {"l": 1, "h": 2, "g": 2, "m": 4096, "n": 4096, "d": 64, "e": 64}
-VALUES = frozenset({"wrong_result", "unwritten", "out_of_bounds"})
+VALUES = frozenset({"wrong_result", "unwritten", "out_of_bounds", "written_twice"})
 """Findings that are no matter of the judge's."""
 _LEGAL = {"outcome": "legal"}
 
@@ -127,9 +127,7 @@ def _together(program: Program) -> Iterator[tuple[str, Program]]:
     if first is None:
         return
     for name, values in _other_values(first):
-        roles = tuple(
-            replace(role, body=_valued(role.body, values)) for role in program.roles
-        )
+        roles = tuple(replace(role, body=_valued(role.body, values)) for role in program.roles)
         try:
             yield f"values of all: {name}", replace(program, roles=roles)
         except TinyGpuError:
@@ -259,19 +257,22 @@ def _of_do(program: Program, s: Do) -> Iterator[tuple[str, Statement]]:
             same = other.level == "registers" and other.name != read.buffer.name
             if same and (other.dtype, other.shape) == (read.buffer.dtype, read.buffer.shape):
                 put = replace(read, buffer=other)
-                yield f"register {other.name} for {read.buffer.name} in", replace(
-                    s, reads=(*s.reads[:i], put, *s.reads[i + 1 :])
+                yield (
+                    f"register {other.name} for {read.buffer.name} in",
+                    replace(s, reads=(*s.reads[:i], put, *s.reads[i + 1 :])),
                 )
 
 
-def drawn_mutants(seed: int) -> Iterator[tuple[str, str, Program]]:
+def drawn_mutants(
+    seed: int, terms: Sequence[tuple[str, Program]]
+) -> Iterator[tuple[str, str, Program]]:
     """Yield (term, mutant's name, mutant), one of a random kind of a random term after another.
 
     Every mutant comes once; all kinds are drawn alike as long as they have some left.
     """
     random = np.random.default_rng(seed)
     left: dict[str, list[tuple[str, str, Program]]] = {}
-    for base, program in bases():
+    for base, program in terms:
         for name, mutant in changes(program):
             left.setdefault(kind_of(name), []).append((base, name, mutant))
     for several in left.values():
@@ -328,6 +329,8 @@ def ran(program: Program, *, orders: bool) -> dict[str, Any]:
                 if finding.kind not in VALUES:
                     return {"outcome": "fault", "why": finding.kind, "said": finding.message}
                 wrong.setdefault(i, finding.message)
+    if orders and not wrong:
+        return {"outcome": "survives"}  # what orders, and races with nothing, changes no value
     if computes(program, RUNS[min(wrong, default=0)][0]):
         if wrong:
             return {"outcome": "fault", "why": "computes", "said": next(iter(wrong.values()))}
@@ -365,7 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept = given.out / "attention_mutants.rows"
     lines = kept.read_text().splitlines() if kept.exists() else []
     rows = {(row["term"], row["mutant"]): row for row in map(json.loads, lines)}
-    chosen = list(islice(drawn_mutants(given.seed), given.count))
+    chosen = list(islice(drawn_mutants(given.seed, bases()), given.count))
     end = time.monotonic() + given.seconds
     with kept.open("a") as file:
         for again in (False, True):  # all are judged before the first runs
