@@ -253,14 +253,12 @@ def _of_do(program: Program, s: Do) -> Iterator[tuple[str, Statement]]:
     for i, read in enumerate(s.reads):
         if not isinstance(read, Access) or read.buffer.level != "registers":
             continue
-        for other in program.buffers:
-            same = other.level == "registers" and other.name != read.buffer.name
-            if same and (other.dtype, other.shape) == (read.buffer.dtype, read.buffer.shape):
-                put = replace(read, buffer=other)
-                yield (
-                    f"register {other.name} for {read.buffer.name} in",
-                    replace(s, reads=(*s.reads[:i], put, *s.reads[i + 1 :])),
-                )
+        held = read.buffer
+        for buffer in program.buffers:
+            same = buffer.level == "registers" and buffer.name != held.name
+            if same and (buffer.dtype, buffer.shape) == (held.dtype, held.shape):
+                reads = (*s.reads[:i], replace(read, buffer=buffer), *s.reads[i + 1 :])
+                yield f"register {buffer.name} for {held.name} in", replace(s, reads=reads)
 
 
 def drawn_mutants(
@@ -276,7 +274,7 @@ def drawn_mutants(
         for name, mutant in changes(program):
             left.setdefault(kind_of(name), []).append((base, name, mutant))
     for several in left.values():
-        random.shuffle(several)  # type: ignore[arg-type]
+        random.shuffle(several)
     while left:
         kind = sorted(left)[int(random.integers(len(left)))]
         yield left[kind].pop()

@@ -20,6 +20,7 @@ from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import attention
 from tinygpu.term.program import (
+    Access,
     Affine,
     Arrive,
     Block,
@@ -72,11 +73,6 @@ def changed(program: Program, other: Program) -> Program:
     """The other program, which is another one."""
     assert other != program
     return other
-
-
-def maximal(s: Statement) -> bool:
-    """Whether a statement takes a maximum of scores, or of what was taken of them."""
-    return isinstance(s, Do) and s.variant == "max" and "far" not in str(s)
 
 
 def where(program: Program, change: Callable[[Predicate], Predicate | None]) -> Program:
@@ -196,8 +192,9 @@ def written_under_a_predicate() -> Program:
     """The first maximum is set where a predicate holds, and that keeps what nobody wrote."""
 
     def of(s: Statement) -> Statement:
-        first = isinstance(s, Do) and re.search(r"^top.* = mov\(-", str(s))
-        return replace(s, where=Predicate(Affine(), bound=Affine(1))) if first else s  # type: ignore[call-arg]
+        if isinstance(s, Do) and re.search(r"^top.* = mov\(-", str(s)):
+            return replace(s, where=Predicate(Affine(), bound=Affine(1)))
+        return s
 
     return changed(base("fa2"), rewritten(base("fa2"), of))
 
@@ -206,7 +203,9 @@ def maximum_under_a_predicate() -> Program:
     """The maximum is that of the first block alone."""
 
     def of(s: Statement) -> Statement:
-        return replace(s, where=Predicate(var("kt"), bound=Affine(1))) if maximal(s) else s  # type: ignore[call-arg]
+        if isinstance(s, Do) and s.variant == "max" and "far" not in str(s):
+            return replace(s, where=Predicate(var("kt"), bound=Affine(1)))
+        return s
 
     return changed(base("fa2"), rewritten(base("fa2"), of))
 
@@ -238,9 +237,10 @@ def running_number_in_a_place() -> Program:
         if not isinstance(s, Do) or not s.signal or s.write.buffer.name != "smem_k":
             return s
         (read,) = s.reads
-        first, *rest = read.origin  # type: ignore[union-attr]
+        assert isinstance(read, Access)
+        first, *rest = read.origin
         origin = (first + var("tile", "trips"), *rest)
-        return replace(s, reads=(replace(read, origin=origin),))  # type: ignore[type-var]
+        return replace(s, reads=(replace(read, origin=origin),))
 
     return rewritten(base("fa2"), of)
 
