@@ -253,23 +253,12 @@ def _of_do(program: Program, s: Do) -> Iterator[tuple[str, Statement]]:
     for i, read in enumerate(s.reads):
         if not isinstance(read, Access) or read.buffer.level != "registers":
             continue
-<<<<<<< HEAD
-        for other in program.buffers:
-            same = other.level == "registers" and other.name != read.buffer.name
-            if same and (other.dtype, other.shape) == (read.buffer.dtype, read.buffer.shape):
-                put = replace(read, buffer=other)
-                yield (
-                    f"register {other.name} for {read.buffer.name} in",
-                    replace(s, reads=(*s.reads[:i], put, *s.reads[i + 1 :])),
-                )
-=======
         held = read.buffer
         for buffer in program.buffers:
             same = buffer.level == "registers" and buffer.name != held.name
             if same and (buffer.dtype, buffer.shape) == (held.dtype, held.shape):
                 reads = (*s.reads[:i], replace(read, buffer=buffer), *s.reads[i + 1 :])
                 yield f"register {buffer.name} for {held.name} in", replace(s, reads=reads)
->>>>>>> s-hostile
 
 
 def drawn_mutants(
@@ -337,20 +326,6 @@ def ran(program: Program, *, orders: bool) -> dict[str, Any]:
             for finding in result.findings:
                 if finding.kind not in VALUES:
                     return {"outcome": "fault", "why": finding.kind, "said": finding.message}
-<<<<<<< HEAD
-                wrong = wrong or finding.message
-    meaning = computes(program)
-    said = str(meaning)
-    if not meaning:
-        return {"outcome": "wrong", "why": "computes"}
-    if wrong:
-        return {
-            "outcome": "fault",
-            "why": "proved" if meaning.proved else "computes",
-            "said": wrong,
-        }
-    return {"outcome": "survives", "why": "proved" if meaning.proved else "tested", "said": said}
-=======
                 wrong.setdefault(i, finding.message)
     if orders and not wrong:
         return {"outcome": "survives"}  # what orders, and races with nothing, changes no value
@@ -359,7 +334,6 @@ def ran(program: Program, *, orders: bool) -> dict[str, Any]:
             return {"outcome": "fault", "why": "computes", "said": next(iter(wrong.values()))}
         return {"outcome": "survives"}
     return {"outcome": "wrong", "why": "floats and field" if wrong else "field"}
->>>>>>> s-hostile
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
