@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, assert_never
 
 from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
@@ -303,7 +302,7 @@ class Emitter(KernelCode):
 
     def body(self, body: tuple[Statement, ...], scope: Scope) -> None:
         """Emit statements in order."""
-        for before, statement in pairwise((None, *body)):
+        for before, statement in zip((None, *body), body, strict=False):
             match statement:
                 case Do():
                     self.do(statement, scope)

@@ -296,7 +296,7 @@ MISTAKES: list[tuple[Callable[[Kernel], None], str]] = [
             "quad and a pair"
         ),
     ),
-    (one_for_all, "top has one value for all u; use k.reduce"),
+    (one_for_all, "set: top has no u, which the expression reads; reduce it over u"),
     (elected_arithmetic, "arithmetic of each thread's values: one thread is elected"),
     (two_copies, "role consumer: needs warps= or warpgroups=, outside of other statements"),
 ]

@@ -124,6 +124,7 @@ LEFT_OUT = {
     "time": {
         TYPES: "Instruction.types",
         "a name takes no time": "Program.name",
+        "these terms' tiles take as long as each other, in any order": "Axis.down",
         "a comparison takes as long whatever it compares": (
             "Predicate.origin Predicate.value Predicate.thread Predicate.bound"
         ),

@@ -390,6 +390,8 @@ class Following(Walk):
                 for s in states
             ]  # fmt: skip
             here = list(zip(states, values, strict=True))
+            if self.clocked and tile == 0:
+                self.run([(s, known, self.happening(s.agent.opening, known)) for s, known in here])
             for number in range(max(len(state.agent.loops) for state in states)):
                 end = first_steps
                 if self.clocked:  # the last steps that guards tell apart come after all others
@@ -507,25 +509,26 @@ class Following(Walk):
         instruction has started, so that a statement follows the one that it reads value by value,
         if both have as many.
         """
-        cycles, start, least = event.cycles, state.now, 0.0
+        cycles, later = event.cycles, self.later
+        start: Time = state.now
+        least: Time = 0.0
         for name in event.reads:
             first, last, many = state.there.get(name, (0.0, 0.0, 0))
-            start = max(start, first if many == event.count else last)
-            least = max(least, last)
+            start = later(start, select(many == event.count, first, last))
+            least = later(least, last)
         for unit in cycles:
             if unit != "issue":
-                start = max(start, self.units.get(unit, 0.0))
+                start = later(start, self.units.get(unit, 0.0))
         for unit, busy in cycles.items():
-            self.units[unit] = max(self.units.get(unit, 0.0), start) + busy * self.share
-        state.issued = max(state.issued, start) + alone(cycles) / state.warps
-        end = max(state.issued, least, *(self.units[unit] for unit in cycles))
+            self.units[unit] = later(self.units.get(unit, 0.0), start) + busy * self.share
+        state.issued = later(state.issued, start) + alone(cycles) / state.warps
+        end = later(state.issued, least)
+        for unit in cycles:
+            end = later(end, self.units[unit])
         worked = end + event.latency
-        state.there[event.write] = (
-            worked if event.folds else start + event.latency,
-            worked,
-            (event.count),
-        )
-        state.worked = max(state.worked, worked)
+        begun = select(event.folds, worked, start + event.latency)
+        state.there[event.write] = (begun, worked, event.count)
+        state.worked = later(state.worked, worked)
         return start, end
 
     def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Numbers) -> None:

@@ -122,7 +122,8 @@ def machines_for(
 ) -> list[Machine]:
     """Return the machine that is named, or all that can do the operation and run on the device.
 
-    With ``sizes`` it can do those.  Raises MachineError for an unknown name, OperationError if no machine can.
+    With ``sizes`` it can do those.  Raises MachineError for an unknown name, OperationError if no
+    machine can.
     """
     found, why_not = [], []
     for machine in [machine_named(name)] if name else MACHINES.values():

@@ -81,7 +81,7 @@ def _gathered(words: Sequence[str], takes: Mapping[str, bool]) -> Iterator[str]:
             yield from (_OPTION, f"{short[1]}={size}")
         elif re.fullmatch(r"--[A-Za-z_][\w-]+", name):
             size = value if equals else next(rest, None)
-            if size is not None and re.match(r"[-+]?\d", size):
+            if size is not None and (name[2:] in _WORDS or re.match(r"[-+]?\d", size)):
                 yield from (_OPTION, f"{name[2:]}={size}")
             else:
                 yield word
@@ -126,9 +126,7 @@ def sizes_of(operation: str, axes: Sequence[str], given: Sequence[str]) -> dict[
     return {axis: size_in(option, text) for axis, (option, text) in said.items()}
 
 
-def _said(
-    operation: str, axes: Sequence[str], given: Sequence[str]
-) -> dict[str, tuple[str, str]]:
+def _said(operation: str, axes: Sequence[str], given: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return each axis that is given with the option that gave it and its text."""
     by_heads = tuple(axes) == _ATTENTION
     words = _WORDS if by_heads else {"batch": "l"} if "l" in axes else {}

@@ -84,7 +84,7 @@ class Attention(Machine):
         return (
             Requirement(
                 "statistics",
-                held <= select(d.consumers < 3, 208, 136),
+                held <= select(d.consumers < 3, 208, 128),
                 "scores, weights and sums leave a thread registers to work with",
                 "lower tile_n, depth or consumers",
             ),

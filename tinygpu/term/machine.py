@@ -225,7 +225,7 @@ class Machine(ABC):
                 f"({operation.epilogue}); choose a machine that fuses, as hopper"
             )
 
-    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:  # noqa: B027 - most take all sizes
         """Raise OperationError for sizes, by axis, at which no schedule of it can be legal."""
 
     @classmethod
