@@ -77,8 +77,8 @@ POINTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
 )
 """A named point of the machine, and what is other than there."""
 RUNS: tuple[tuple[Mapping[str, int], tuple[int, ...]], ...] = (
-    ({"l": 1, "h": 1, "g": 1, "m": 140, "n": 200, "d": 64, "e": 64}, (3, 9)),
-    ({"l": 1, "h": 1, "g": 1, "m": 130, "n": 65, "d": 64, "e": 64}, (0, 6)),  # with empty tiles
+    ({"l": 1, "h": 1, "g": 1, "m": 140, "n": 221, "d": 64, "e": 64}, (3, 9)),
+    ({"l": 1, "h": 1, "g": 1, "m": 200, "n": 71, "d": 64, "e": 64}, (0, 6)),  # with empty tiles
 )
 """Sizes and seeds at which a legal mutant runs; with these seeds one cluster has all tiles."""
 LAWS_AT = {"l": 1, "h": 2, "g": 2, "m": 4096, "n": 4096, "d": 64, "e": 64}
