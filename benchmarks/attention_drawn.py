@@ -1,4 +1,6 @@
-"""Run what ``python -m benchmarks.attention_fuzz --draw FILE`` drew: ``python -m benchmarks.attention_drawn FILE``.
+"""Run what ``python -m benchmarks.attention_fuzz --draw FILE`` drew.
+
+    python -m benchmarks.attention_drawn FILE [--out DIR]
 
 Kernels are built by all cores, 500 in half a minute of 16, and run one after the other in this
 process, each on inputs of its own and an output full of NaN, which has to be within the tolerance
