@@ -653,15 +653,18 @@ def readings(draw: st.DrawFn) -> Reading:
 MOST = 12
 
 
-def faults(reading: Reading) -> set[tuple[int, int, int, int]]:
-    """(m, n, row, key): visible and not summed once, or summed and not visible; sizes to MOST."""
+def faults(reading: Reading, rows: range, keys: range) -> set[tuple[int, int, int, int]]:
+    """(m, n, row, key): visible and not summed once, or summed and not visible; at some sizes."""
     (tall, _, _), (wide, _, _) = reading.digits
-    m, n, bm, kt, x, y = np.ogrid[1 : MOST + 1, 1 : MOST + 1, :MOST, : MOST + 4, :tall, :wide]
+    m, n, bm, kt, x, y = np.ogrid[
+        rows.start : rows.stop, keys.start : keys.stop,
+        : rows.stop, : keys.stop + 4, :tall, :wide,
+    ]  # fmt: skip
     at: dict[str, Any] = {"m": m, "n": n, "bm": bm, "kt": kt}
     at["trips"] = reading.numbers["trips"].evaluate(at)
     row, key = reading.row.evaluate(at) + x, reading.key.evaluate(at) + y
     left = (bm < reading.places["bm"].evaluate(at)) & (kt < at["trips"]) & (row < m)
-    assert int(np.max(at["trips"])) <= MOST + 4
+    assert int(np.max(at["trips"])) <= keys.stop + 4
     for hide in reading.hides:
         acts = True
         for index, bound in hide.guards:
@@ -671,22 +674,27 @@ def faults(reading: Reading) -> set[tuple[int, int, int, int]]:
     pairs = np.stack([np.broadcast_to(one, left.shape)[left] for one in (m, n, row, key)], -1)
     found, often = np.unique(pairs, axis=0, return_counts=True)
     sums = dict(zip(map(tuple, found.tolist()), often.tolist(), strict=True))
-    m, n, i, j = np.ogrid[1 : MOST + 1, 1 : MOST + 1, :MOST, :MOST]
+    m, n, i, j = np.ogrid[
+        rows.start : rows.stop, keys.start : keys.stop, : rows.stop, : keys.stop
+    ]  # fmt: skip
     shown = (i < m) & (j < n)
     if reading.condition is not None:
         shown = shown & reading.condition.evaluate({"index(m)": i, "index(n)": j, "m": m, "n": n})
-    seen = {(a + 1, b + 1, r, c) for a, b, r, c in np.argwhere(shown).tolist()}
+    places = np.argwhere(shown).tolist()
+    seen = {(a + rows.start, b + keys.start, r, c) for a, b, r, c in places}
     return {pair for pair in seen | sums.keys() if sums.get(pair, 0) != (pair in seen)}
 
 
 @settings(max_examples=40, deadline=None)
 @given(readings())
 def test_small_tiles_are_decided_as_their_pairs_are(reading: Reading) -> None:
-    found, wrong = decide(reading), faults(reading)
-    assert found.outcome == ("wrong" if wrong else "proved"), found
-    if not found:
-        shown = tuple(found.at[name] for name in ("m", "n", "row", "key"))
-        assert max(shown[:2]) > MOST or shown in wrong
+    found, small = decide(reading), range(1, MOST + 1)
+    if found:
+        assert not faults(reading, small, small)
+        return
+    assert found.outcome == "wrong"
+    m, n, row, key = (found.at[name] for name in ("m", "n", "row", "key"))
+    assert (m, n, row, key) in faults(reading, range(m, m + 1), range(n, n + 1)), found
 
 
 def test_both_answers_are_drawn() -> None:
