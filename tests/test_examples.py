@@ -8,16 +8,22 @@ from pathlib import Path
 import pytest
 
 from examples.first_machine import Axpb
+from examples.rmsnorm_matmul import NORMALISED_PRODUCT, NormalisedProduct
+from examples.softmax_of_product import CHAIN, Chain
+from tinygpu.codegen.run.agreement import computes
 from tinygpu.codegen.run.interpretation import interpret
+from tinygpu.devices.device import load_device
+from tinygpu.legality.laws import require_legal
 from tinygpu.meaning.interpret import check
-from tinygpu.term.operation import elementwise
+from tinygpu.term.machine import Machine
+from tinygpu.term.operation import Operation, Problem, elementwise
 from tinygpu.term.schedule import Schedule
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MOST_LINES = {
     "first_machine": 45, "elementwise": 55, "rows": 25, "naive_matmul": 50, "transpose": 50,
     "rmsnorm": 65, "softmax": 55, "ring": 70, "cluster": 110,
-    "reduce": 115,
+    "reduce": 115, "rmsnorm_matmul": 60, "softmax_of_product": 62,
 }  # fmt: skip
 
 
@@ -47,3 +53,33 @@ def test_the_first_machine_is_right() -> None:
     program = schedule.program(Axpb(), elementwise("a*x + b"))
     assert check(program, {"i": 1500}) == ()
     assert interpret(program, {"i": 1500}, arch="sm_90a", completions=("late",)).right
+
+
+@pytest.mark.parametrize(
+    ("machine", "operation", "decisions", "sizes"),
+    [
+        (NormalisedProduct(), NORMALISED_PRODUCT, {"tx": 8, "ty": 8}, {"m": 9, "n": 17, "k": 20}),
+        (Chain(), CHAIN, {"depth": 16}, {"m": 3, "n": 9, "d": 8, "e": 33}),
+    ],
+)
+def test_chains_of_ones_own_are_right(
+    machine: Machine, operation: Operation, decisions: dict[str, int], sizes: dict[str, int]
+) -> None:
+    """Their terms are legal and compute the operation, their PTX does; scores may be large."""
+    schedule = Schedule.of(machine, decisions)
+    program = require_legal(schedule, machine, Problem.of(operation, **sizes), load_device("h200"))
+    assert not computes(program).wrong
+    assert interpret(program, sizes, arch="sm_90a", completions=("late",)).right
+
+
+@pytest.mark.parametrize("sum_", ["shrunk + S,", "shrunk + S * "])
+def test_a_chain_that_forgets_to_rescale_is_wrong(sum_: str, tmp_path: Path) -> None:
+    """Of the sum, or of the products."""
+    text = (EXAMPLES / "softmax_of_product.py").read_text()
+    assert text.count(sum_) == 1
+    path = tmp_path / "forgetful.py"
+    path.write_text(text.replace(sum_, sum_.replace("shrunk", 'value("old")')))
+    found = runpy.run_path(str(path))
+    machine = found["Chain"]()
+    program = Schedule.of(machine, {"depth": 16}).program(machine, found["CHAIN"])
+    assert computes(program).wrong

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.hopper_terms import rewritten
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
 from tinygpu.machines.attention import STARTS, Attention
@@ -30,7 +32,7 @@ from tinygpu.search.time.work import (
 from tinygpu.term.access_map import Affine
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import attention
-from tinygpu.term.program import Elect, For, ForTile, Program, Statement, When
+from tinygpu.term.program import Program, Statement, When
 
 H200 = load_device("h200")
 STEP, LATE = Affine(0, (("kt", 1),)), Affine(1, (("kt", -1),))
@@ -86,6 +88,20 @@ def test_guards_tell_turns_apart(steps: int) -> None:
     assert taken(found, steps=steps) == pytest.approx(expected)
 
 
+def test_many_turns_apart() -> None:
+    """As many first turns as a guard tells apart are followed before the period is looked for."""
+    found = agent(StepLoop((), "kt", (work(1.0), Guard(STEP, 70, (work(100.0),)))))
+    assert taken(found, steps=500) == pytest.approx(500.0 + 7000.0)
+    several = Recursion((found,))(1, 1, [5, 60, 500], 4, *numbers((found,)))
+    assert several == pytest.approx([505.0, 6060.0, 7500.0])
+
+
+def test_what_the_first_turn_does_is_not_the_later_ones_work() -> None:
+    """A unit's work in later steps leaves out what a guard holds at the start."""
+    found = agent(StepLoop((), "kt", (Guard(STEP, 1, (math_of("sfu", 1000.0),)), work(10.0))))
+    assert taken(found, steps=101) == pytest.approx(2010.0)
+
+
 @given(
     st.integers(-6, 6), st.integers(-3, 3), st.one_of(st.integers(-6, 9), st.just("trips")),
     st.integers(0, 12),
@@ -109,6 +125,22 @@ def test_copies_share_a_unit() -> None:
     assert per_step(one, one) == pytest.approx(200.0)
     assert per_step(one, other) == pytest.approx(100.0)
     assert per_step(one, one, other) == pytest.approx(200.0)
+    last = Guard(Affine(1, (("kt", 1),)), "trips", (work(0.0),))
+    bodies = [agent(StepLoop((), "kt", (*one, work(0.0), last)), name=n) for n in "ab"]
+    assert taken(*bodies, steps=100) == pytest.approx(100 * 200.0)
+
+
+def test_points_are_followed_one_by_one() -> None:
+    """Those of an array, where copies share units in an order of their own."""
+    found = [agent(StepLoop((), "kt", (math_of(u, 100.0), work(w))), name=u)
+             for u, w in (("sfu", 20.0), ("sfu", 30.0), ("fma", 150.0))]  # fmt: skip
+    leaves = numbers(tuple(found))
+    wide = [np.array([n, 2 * n]) if n == 30.0 else n for n in leaves]
+    each = [
+        Recursion(tuple(found))(1, 1, 50, 4, *(x * n if n == 30.0 else n for n in leaves))
+        for x in (1, 2)
+    ]
+    assert Recursion(tuple(found))(1, 1, 50, 4, *wide) == pytest.approx(each)
 
 
 def test_copies_share_issue_slots() -> None:
@@ -143,6 +175,11 @@ def test_a_statement_follows_value_by_value() -> None:
         (math_of("sfu", 8.0, "u"), 60.0 + 4.0),
     ):
         assert taken(agent(StepLoop((), "kt", (first, second)))) == pytest.approx(cycles)
+    chain = (first, math_of("sfu", 10.0, "t", "u"), math_of("int", 8.0, "u", count=2))
+    assert taken(agent(StepLoop((), "kt", chain))) == pytest.approx(64.0 + 8.0)
+    busy = agent(StepLoop((), "kt", (math_of("sfu", 100.0),)))
+    then = (math_of("sfu", 100.0, write="t"), math_of("fma", 150.0, "t"))  # once sfu is free
+    assert taken(busy, agent(StepLoop((), "kt", then))) == pytest.approx(100.0 + 150.0)
     folded = math_of("fma", 60.0, write="t", latency=4.0, folds=True)
     then = (folded, math_of("sfu", 100.0, "t"))
     assert taken(agent(StepLoop((), "kt", then))) == pytest.approx(164.0)
@@ -173,7 +210,28 @@ def test_copies_take_turns_at_a_barrier() -> None:
         taken(at(0, 0), at(1, 0), steps=50)
 
 
-def point(mask: str = "none", start: str = "fa3", **changes: Any) -> Program:
+def test_a_phase_needs_all_its_arrivals() -> None:
+    """As many as it says, each of which may count as several, also those before all tiles."""
+
+    def of(many: int, opening: int) -> float:
+        told = Event("arrive", {"serial": 0.0}, "go", Affine(0), arrivals=128)
+        waits = Event("wait", {"serial": 0.0}, "go", Affine(0), arrivals=many)
+        first = agent(StepLoop((), "kt", (work(50.0), told)), name="first")
+        other = agent(StepLoop((), "kt", (waits, work(5.0))), name="other")
+        early = replace(told, arrivals=opening)
+        return taken(
+            first,
+            replace(other, opening=(early,)),
+            agent(StepLoop((), "kt", (math_of("sfu", 1.0),))),
+        )
+
+    assert of(129, 1) == pytest.approx(55.0)
+    assert of(128, 128) == pytest.approx(50.0)
+    with pytest.raises(ProgramError, match="all agents wait, for phases of go"):
+        of(130, 1)
+
+
+def point(mask: str = "none", start: str = "fa3 without turns", **changes: Any) -> Program:
     return Attention().program(attention("bf16", mask=mask), Chosen({**STARTS[start], **changes}))
 
 
@@ -185,6 +243,11 @@ def test_the_work_of_a_step_of_attention() -> None:
     """128 queries by 128 keys: by hand, from the rates of the units of an SM."""
     found = agents(point(), H200, sizes(2, 4096))
     assert clocked(found)
+    assert [a.number for a in found] == [0, 0, 1]
+    folds = {str(e.statement).partition("@")[0] for a in found for e in a.body
+             if isinstance(e, Event) and e.folds}  # fmt: skip
+    assert folds == {"total", *({"apart", "new"} & folds)}
+    assert len(folds) > 1
     assert [a.name for a in found] == ["producer", "consumer 0", "consumer 1"]
     step = [total_work(a.body, lambda guard: float(guard.late)) for a in found]
     work_of = {unit: sum(float(s.get(unit, 0.0)) for s in step) for unit in ("tensor", *"xy")}
@@ -194,7 +257,8 @@ def test_the_work_of_a_step_of_attention() -> None:
     assert one["sfu"] == pytest.approx((values + 2 * pairs) / device.sfu_per_cycle_per_sm)
     fma = 3 * values + 3 * 2 * pairs  # the power, the sum and the rescaling
     assert one["fma"] == pytest.approx(fma / device.fma_f32_per_cycle_per_sm)
-    alu = values + 3 * 2 * pairs  # the maximum, of a row's values and then of a quad's; a sign
+    # the maximum: of a row's values in four parts, of those, of a quad's; a sign
+    alu = values + (4 + 3 * 2) * pairs
     assert one["int"] == pytest.approx(alu / device.int_per_cycle_per_sm)
     assert one["cvt"] == pytest.approx(values / 2 / device.cvt_16_per_cycle_per_sm)
     assert one["shuffle"] == pytest.approx(2 * 2 * pairs / device.shuffle_per_cycle_per_sm)
@@ -204,7 +268,7 @@ def test_the_work_of_a_step_of_attention() -> None:
 
 MEASURED = {
     ("none", "fa2", 8, 4096): 1.902e-3,
-    ("none", "fa3", 2, 16384): 7.05e-3,
+    ("none", "fa3 without turns", 2, 16384): 7.05e-3,
     ("none", "tma store", 32, 1024): 4.91e-4,
     ("causal", "queries ahead", 2, 16384): 3.81e-3,
 }
@@ -227,13 +291,37 @@ def test_the_second_product_hides_under_the_softmax() -> None:
     """Its order beats the plain one; a lone consumer has no other to hide under."""
     two, one = (
         [float(cost(point(start=s, consumers=n), sizes(2, 16384), H200).seconds)
-         for s in ("fa2", "fa3")]
+         for s in ("fa2", "fa3 without turns")]
         for n in (2, 1)
     )  # fmt: skip
     for plain, flying in (two, one):
         assert flying < 0.95 * plain
     for both, alone in zip(two, one, strict=True):
         assert both < alone
+
+
+def test_a_tile_counts_what_its_guards_hold() -> None:
+    """The second product is behind by a step, and comes after all: of as many in all."""
+    b, n = 8, 1024
+    plain, flying = (cost(point(start=s), sizes(b, n), H200) for s in ("fa2", "fa3 without turns"))
+    waves, steps, tiles = -(-b * 16 * n // 128 // 132), n // 128, b * 16 * n // 128
+    for found in (plain, flying):
+        assert found.parts["tensor"] * H200.clock_hz == pytest.approx(waves * steps * 2048)
+        lines = (2 * steps + 1) * 2 * 128  # of k and v, and of q once
+        tma = lines * FITTED["tma_line"]
+        assert found.parts["tma"] * H200.clock_hz == pytest.approx(waves * tma)
+        moved = tiles * ((2 * steps + 1) + 1) * 2 * 128 * 128  # and of o
+        rate = H200.l2_bytes_per_cycle * FITTED["tma_l2_rate"] * H200.clock_hz
+        assert found.parts["l2"] == pytest.approx(moved / rate)
+
+
+def test_turns_of_two_consumers_are_followed() -> None:
+    """Named barriers, with an arrival before all tiles: they cost their latency alone."""
+    free, turns = (
+        float(cost(point(start=s), sizes(8, 4096), H200).seconds)
+        for s in ("fa3 without turns", "fa3")
+    )
+    assert free < turns < 1.03 * free
 
 
 def test_a_slow_unit_becomes_the_bottleneck() -> None:
@@ -261,15 +349,11 @@ def test_the_timeline_has_the_units() -> None:
 def test_what_is_not_followed_is_refused(index: Affine, bound: int | str) -> None:
     """A guard of more than arrivals that tells apart no steps at either end."""
 
-    def other(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        return tuple(
-            replace(s, index=index, bound=bound)
-            if isinstance(s, When)
-            else (replace(s, body=other(s.body)) if isinstance(s, For | ForTile | Elect) else s)
-            for s in body
-        )
+    def other(statement: Statement) -> Statement:
+        if isinstance(statement, When):
+            return replace(statement, index=index, bound=bound)
+        return statement
 
-    program = point()
-    roles = tuple(replace(role, body=other(role.body)) for role in program.roles)
+    program = rewritten(point(), other)
     with pytest.raises(ProgramError, match="guards more than arrivals"):
-        agents(replace(program, roles=roles), H200, sizes(2, 4096))
+        agents(program, H200, sizes(2, 4096))

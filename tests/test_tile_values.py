@@ -549,7 +549,7 @@ def test_computes_says_that_masks_are_not_proved() -> None:
     found = computes(blocks(ALL))
     assert found
     assert not found.proved
-    assert "trips: each tile's own, and no mask is proved" in str(found)
+    assert "trips: each tile's own; mask cover unproved: " in str(found)
 
 
 @pytest.mark.parametrize("values", [LOWER, CAUSAL, BAND], ids=["lower", "causal", "band"])

@@ -8,6 +8,7 @@ tinyGPU but its errors: joined into one file they are the loader of a bundle (``
     contract.py   which arrays a kernel takes, and the integers that they imply
     maps.py       tensor maps, encoded
     driver.py     the calls of libcuda
+    operator.py   an operator of PyTorch
     function.py   calls, prepared launches, and what is kept of them
     bundle.py     a folder of functions, and which of them serves a shape
 """

@@ -15,7 +15,7 @@ A kernel that cannot take the arrays is left out, and the next nearest serves th
 
 Every file is held against its hash, and nothing is unpickled or executed.
 
-Source: FIPS 180-4 (SHA-256); PyTorch, "Custom Operators".
+Source: FIPS 180-4 (SHA-256).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from typing import Any
 
 from tinygpu.codegen.runtime.contract import Contract, check, sizes_of
 from tinygpu.codegen.runtime.function import Function, device_arch
-from tinygpu.codegen.runtime.views import TORCH_TYPES, View, reader, view
+from tinygpu.codegen.runtime.operator import torch_operator
+from tinygpu.codegen.runtime.views import View, reader, view
 from tinygpu.errors import LaunchError
 
 __all__ = ["BUNDLE_FORMAT", "FIRST_CALL", "Bundle", "digest", "load_bundle", "sealed"]
@@ -204,28 +205,9 @@ class Bundle:
     def torch_op(self, name: str) -> Any:
         """Register it as the PyTorch operator ``namespace::name``, and return that.
 
-        It computes on CUDA tensors, without a gradient, and works under ``torch.compile``.
+        See ``torch_operator``.
         """
-        import torch
-
-        contract = self.functions[0].contract
-        *inputs, output = contract.arguments
-        named = ", ".join(f"Tensor {argument.name}" for argument in inputs)
-        scalars = "".join(f", *, float {name}" for name in contract.scalars[:1])
-        scalars += "".join(f", float {name}" for name in contract.scalars[1:])
-        torch.library.define(name, f"({named}{scalars}) -> Tensor")
-
-        def fake(*tensors: Any, **_: float) -> Any:
-            sizes: dict[str, Any] = {}
-            for argument, tensor in zip(inputs, tensors, strict=True):
-                sizes |= zip(argument.axes, tensor.shape, strict=True)
-            kind = getattr(torch, TORCH_TYPES.get(output.dtype, "float32"))
-            return tensors[0].new_empty([sizes[axis] for axis in output.axes], dtype=kind)
-
-        torch.library.impl(name, "CUDA", self.__call__)
-        torch.library.register_fake(name, fake)
-        space, _, short = name.partition("::")
-        return getattr(getattr(torch.ops, space), short)
+        return torch_operator(name, self, self.functions[0].contract)
 
     def _start(self, arrays: Sequence[Any], scalars: Mapping[str, float], stream: Any) -> Any:
         """Return what starts the kernel of these arrays, or why the first choice cannot."""

@@ -39,6 +39,7 @@ from tinygpu.codegen.runtime.driver import (
     starting,
 )
 from tinygpu.codegen.runtime.maps import encode
+from tinygpu.codegen.runtime.operator import torch_operator
 from tinygpu.codegen.runtime.views import TORCH_TYPES, WIDTHS, View, is_torch, reader, view
 from tinygpu.errors import LaunchError, out_of_memory
 
@@ -221,6 +222,13 @@ class Function:
             out = self.output(inputs, stream)
         self.start((*inputs, out), scalars)(stream)
         return out
+
+    def torch_op(self, name: str) -> Any:
+        """Register it as the PyTorch operator ``namespace::name``, and return that.
+
+        See ``torch_operator``.
+        """
+        return torch_operator(name, self, self.contract)
 
     def prepare(self, *inputs: Any, out: Any, **scalars: float) -> Launch:
         """Check and pack the arguments once; return what launches the kernel on them.

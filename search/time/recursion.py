@@ -390,6 +390,8 @@ class Following(Walk):
                 for s in states
             ]  # fmt: skip
             here = list(zip(states, values, strict=True))
+            if self.clocked and tile == 0:
+                self.run([(s, known, self.happening(s.agent.opening, known)) for s, known in here])
             for number in range(max(len(state.agent.loops) for state in states)):
                 end = first_steps
                 if self.clocked:  # the last steps that guards tell apart come after all others

@@ -228,7 +228,7 @@ class TimedAgent:
 
     ``together`` copies do the same at once, on a part of a tile each; with ``step`` above 1 the
     copies take tiles in turn.  Copies that are followed one by one are agents of their own, with
-    their ``number``.  A copy has so many ``warps``.
+    their ``number``.  A copy has so many ``warps``.  ``opening``: its arrivals before all tiles.
     """
 
     name: str
@@ -240,6 +240,7 @@ class TimedAgent:
     step: Numbers = 1
     number: int = 0
     warps: Numbers = 1
+    opening: Tree = ()
     loops: tuple[StepLoop, ...] = ()
     after: Tree = ()
 
@@ -412,7 +413,9 @@ class _Accountant:
 
     def agent(self) -> TimedAgent:
         """Find the loop over tiles and the loops over steps."""
-        tiles = _only(_opened(self.role.body), ForTile, self.role.name)
+        whole = _opened(self.role.body)
+        tiles = _only(whole, ForTile, self.role.name)
+        opening = self.tree(tuple(filter(_arrives, whole[: whole.index(tiles)])))
         inside = _opened(tiles.body)
         in_turn = str(tiles.step) != "1"
         if in_turn:
@@ -436,7 +439,8 @@ class _Accountant:
             body = self.tree(_opened(steps.body), in_step=True)
             loops.append(StepLoop(before, steps.var, body))
             begin, self.step_var = at + 1, ""
-        return replace(found, loops=tuple(loops), after=self.tree(inside[begin:]))
+        after = self.tree(inside[begin:])
+        return replace(found, opening=opening, loops=tuple(loops), after=after)
 
     def tree(
         self, body: tuple[Statement, ...], around: tuple[For, ...] = (), *, in_step: bool = False
@@ -861,6 +865,12 @@ def _of_tile(do: Do) -> bool:
     return do.instruction.issuer in ("one", "warpgroup") or any(
         access.buffer.fragment for access in do.accesses
     )
+
+
+def _arrives(statement: Statement) -> bool:
+    """Say whether a statement is an arrival, or holds arrivals alone."""
+    inside = isinstance(statement, When | Elect) and all(map(_arrives, statement.body))
+    return inside or isinstance(statement, Arrive)
 
 
 def _opened(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

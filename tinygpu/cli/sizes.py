@@ -81,7 +81,7 @@ def _gathered(words: Sequence[str], takes: Mapping[str, bool]) -> Iterator[str]:
             yield from (_OPTION, f"{short[1]}={size}")
         elif re.fullmatch(r"--[A-Za-z_][\w-]+", name):
             size = value if equals else next(rest, None)
-            if size is not None and re.match(r"[-+]?\d", size):
+            if size is not None and (name[2:] in _WORDS or re.match(r"[-+]?\d", size)):
                 yield from (_OPTION, f"{name[2:]}={size}")
             else:
                 yield word

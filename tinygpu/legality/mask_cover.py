@@ -175,7 +175,7 @@ class _Numbers:
         self.sizes, self.trips = (m, n), self.named(reading.trips)
 
     def new(self, name: str) -> Any:
-        """Return an unknown integer."""
+        """Return an unknown integer; a name with a blank is none of a term's."""
         return self.z3.Int(name, self.solver.ctx)
 
     def below(self, name: str, extent: Any) -> Any:
@@ -305,7 +305,7 @@ def _answers(reading: Reading) -> Iterator[Cover | None]:
         raise _UnreadError(f"blocks have {block} keys, and the next one is {step} further")
     asked = _Numbers(reading)
     z3, trips = asked.z3, asked.trips
-    turn, quotient, wanted = asked.new("turn"), asked.new("block"), asked.new("key")
+    turn, quotient, wanted = (asked.new(f"its {name}") for name in ("turn", "block", "key"))
     within = [turn >= 0, turn < trips]
     digits = [asked.below(f"digit {i}", extent) for i, (extent, _, _) in enumerate(reading.digits)]
     row, key = asked.form(reading.row), asked.form(reading.key, turn)
@@ -484,21 +484,28 @@ class _Load:
 def _loads(program: Program) -> dict[str, _Load]:
     """Return the loads of the operands, by the ring that each fills."""
     found: dict[str, _Load] = {}
-    every = [(s, b) for role in program.roles for s, b in walked(role.body) if isinstance(s, Do)]
-    for s, around in every:
+    every = [
+        (role, s, around)
+        for role in program.roles
+        for s, around in walked(role.body)
+        if isinstance(s, Do)
+    ]
+    for role, s, around in every:
         for source in s.reads:
             if not isinstance(source, Access) or source.buffer.level != "gmem":
                 continue
             tile, loop, inner = _loops(s, around)
             if inner:
                 raise _UnreadError(f"{s} stands under a guard, or in other loops")
+            if s.write.buffer.name in found or role.copies != 1:
+                raise _UnreadError(f"{s} is not the only load of its stage")
             found[s.write.buffer.name] = _Load(s, source, tile, loop)
             plain = s.instruction.unit == "tma" and not (s.multicast or s.lanes or s.threads)
             if not plain or source.trimmed or s.write.buffer.home or s.write.buffer.copies != 1:
                 raise _UnreadError(f"{s} is no load of whole boxes by TMA")
             if source.buffer.shape != program.operation.operand(source.buffer.name).axes:
                 raise _UnreadError(f"{s} reads an array that is not as its operand")
-    for s, _ in every:
+    for _, s, _ in every:
         if s.write.buffer.name in found and s is not found[s.write.buffer.name].do:
             raise _UnreadError(f"{s.write.buffer.name} is filled by several statements")
     return found

@@ -84,7 +84,7 @@ class Attention(Machine):
         return (
             Requirement(
                 "statistics",
-                held <= select(d.consumers < 3, 208, 136),
+                held <= select(d.consumers < 3, 208, 128),
                 "scores, weights and sums leave a thread registers to work with",
                 "lower tile_n, depth or consumers",
             ),
@@ -116,7 +116,7 @@ class Attention(Machine):
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
         """Raise OperationError for a head dimension that TMA or the widest tile refuses."""
-        widest = max(self.decisions()["depth"].values)
+        widest = max(int(n) for n in self.decisions()["depth"].values)
         for axis in "de":
             if sizes[axis] > widest or sizes[axis] % 8:
                 raise OperationError(

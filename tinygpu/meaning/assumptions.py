@@ -102,7 +102,7 @@ def _proved(program: Program) -> str:
 def _affine(program: Program) -> str:
     operation, trips, alone = program.operation, _trips(program), _alone(program)
     if own := list(program.tile_values):
-        return f"{' and '.join(own)}: each tile's own, and no mask is proved to cover what it skips"
+        return f"{' and '.join(own)}: each tile's own"
     if len(trips) > 1:
         return f"loops of {' and '.join(sorted(trips))}"
     if program.at_most:

@@ -18,8 +18,9 @@ along each axis of the grid; then sizes that differ pairwise, as equal ones hide
 and that end within a tile where the term allows that.  If the term keeps the assumptions of
 ``tinygpu.meaning.assumptions``, these sizes decide all: it is *proved*, up to the chance that
 different polynomials agree at a random place.  Else it is tested, and the outcome says what is
-missing.  A term that is proved is also run at three larger sizes, which its hash draws: no part of
-the proof, a net under it.
+missing; and whether the mask of a term that compares coordinates is covered, which
+``tinygpu.legality.mask_cover`` proves for all sizes.  A term that is proved is also run at three
+larger sizes, which its hash draws: no part of the proof, a net under it.
 
 >>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.simt import LADDER, Simt
@@ -50,6 +51,7 @@ from tinygpu.errors import ProgramError, require_kind
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DTYPES
 from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.mask_cover import Cover, mask_cover
 from tinygpu.meaning.assumptions import ends, unproved, window
 from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
 from tinygpu.meaning.execution import is_tile
@@ -116,7 +118,13 @@ class Meaning:
     def __str__(self) -> str:
         if self.finding is not None or not self.asked:
             return self._found()
-        return "; ".join(t for t in (self._found(), self.by, self.rounding) if t)
+        cover = "" if self.cover is None else str(self.cover)
+        return "; ".join(t for t in (self._found(), cover, self.by, self.rounding) if t)
+
+    @property
+    def cover(self) -> Cover | None:
+        """Whether the mask is covered at every size, if the term compares coordinates."""
+        return _cover(self.program)
 
     @property
     def by(self) -> str:
@@ -172,6 +180,13 @@ def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: in
     return replace(_computes(unlaunched(program), draws), program=program, illegal=illegal)
 
 
+def _cover(program: Program) -> Cover | None:
+    """Return whether the mask of a term that has one is covered."""
+    compares = any(isinstance(s, Do) and s.where is not None for s, _ in walk(program))
+    masked = compares or program.tile_values or program.operation.mask is not None
+    return mask_cover(program) if masked else None
+
+
 def unlaunched(program: Program) -> Program:
     """Return the program without what says how it is launched, and not what it computes."""
     return replace(program, raster=1, ctas_per_sm=1, addressing="pointer", guards="each",
@@ -197,6 +212,7 @@ def summary(found: Sequence[Meaning]) -> str:
             text = f"tested at small sizes ({one.unproved})"
         else:
             text = f"proved for full tiles, tested at others ({one.ragged})"
+        text += f", {one.cover}" if one.asked and one.cover is not None else ""
         text += f", {one.rounding}" if one.rounding else ""
         kinds[text] = kinds.get(text, 0) + 1
     if len(kinds) == 1:
@@ -216,6 +232,10 @@ def _computes(program: Program, draws: int) -> Meaning:
             last = [sizes]
             break
     small: list[Mapping[str, int]] = []
+    cover = _cover(program)
+    if cover is not None and cover.at:  # a counterexample, which the run is to confirm
+        least = different[-1]
+        full = (*full, {axis: cover.at.get(axis, least[axis]) for axis in least})
     for sizes in full:
         if (work := _work(program, sizes)) <= left:
             left -= work

@@ -453,11 +453,9 @@ class Operation:
             if r.name in off:
                 squares = algebra.total("add", np.broadcast_to(point * point, shape), over)
                 values[r.name] = values[r.name] + off[r.name] * np.sqrt(squares)
-        shape = tuple(extents[a] for a in self.output.axes)
         gone = tuple(i for i, a in enumerate(self.axes) if a not in self.output.axes)
         result, scale = (
-            np.broadcast_to(x.squeeze(axis=gone) if np.ndim(x) == len(self.axes) else x, shape)
-            for x in at(self.epilogue)
+            x.squeeze(axis=gone) if np.ndim(x) == len(self.axes) else x for x in at(self.epilogue)
         )
         return result, scale
 

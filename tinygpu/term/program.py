@@ -356,7 +356,16 @@ class Program:
                                     f"{factor}, a tile value, which counts tiles alone; multiply "
                                     f"{' or '.join(values[factor])} by it"
                                 )
+                for name, factor in _placing(statement):
+                    if isinstance(factor, str) and factor in values:
+                        raise ProgramError(
+                            f"program {self.name}: {statement}: a place or a predicate has "
+                            f"{factor}*{name}, a running number, which counts stages of rings "
+                            "alone; take a variable of the grid"
+                        )
                 if isinstance(statement, Do):
+                    bound = statement.where.bound.terms if statement.where else ()
+                    need(f"{statement}: the predicate's bound", (n for n, _ in bound), known)
                     for read in statement.reads:
                         if isinstance(read, Scalar):
                             among = known if read.size else self.operation.scalars
@@ -577,6 +586,12 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(np.array_equal(one, other))
+
+
+def _placing(statement: Statement) -> Iterator[tuple[str, int | str]]:
+    """Yield the terms that say where in a tile or an array it touches, and what it compares."""
+    for form in (*(o for a in statement.accesses for o in a.origin), *statement.compared):
+        yield from form.terms
 
 
 def _below(number: Any, least: int) -> bool:

@@ -1,0 +1,120 @@
+"""Attention on a GPU: every named point is right, in both layouts, compiled and in a graph."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import pytest
+
+from tinygpu.codegen.run.launch import Kernel
+from tinygpu.devices.device import load_device
+from tinygpu.legality.laws import check_schedule
+from tinygpu.machines import MACHINES
+from tinygpu.machines.attention import STARTS
+from tinygpu.term.operation import Problem, attention
+from tinygpu.term.schedule import Schedule
+
+pytestmark = pytest.mark.gpu
+MACHINE = MACHINES["attention"]
+CASES = {
+    "full": (2, 4, 4, 256, 256, False),
+    "causal": (2, 4, 4, 384, 384, True),
+    "ragged": (1, 2, 2, 77, 201, False),
+    "ragged causal": (1, 4, 2, 201, 77 + 201, True),
+    "grouped": (2, 8, 2, 130, 300, True),
+    "rows without keys": (1, 2, 1, 300, 70, True),
+    "one of each": (1, 1, 1, 1, 1, True),
+}
+"""Batches, heads, kv heads, queries, keys, causal."""
+
+
+@functools.cache
+def kernel(point: str, *, causal: bool) -> Kernel:
+    operation = attention(mask="causal" if causal else "none")
+    program = Schedule.of(MACHINE, STARTS[point]).program(MACHINE, operation)
+    return Kernel(program, arch="sm_90a")
+
+
+@functools.cache
+def operator(point: str, *, causal: bool) -> Any:
+    short = "".join(c if c.isalnum() else "_" for c in f"{point}_{causal}")
+    return kernel(point, causal=causal).torch_op(f"tinygpu_test::attention_{short}")
+
+
+def drawn(torch: Any, case: str, lies: str, d: int) -> tuple[Any, Any, Any]:
+    """q, k, v as [b, heads, rows, d], which lie as said."""
+    batch, heads, shared, m, n, _ = CASES[case]
+    torch.manual_seed(0)
+
+    def one(count: int, rows: int) -> Any:
+        shape = (batch, count, rows, d) if lies == "bhsd" else (batch, rows, count, d)
+        x = torch.randn(shape, device="cuda").bfloat16()
+        return x if lies == "bhsd" else x.transpose(1, 2)
+
+    return one(heads, m), one(shared, n), one(shared, n)
+
+
+def wanted(torch: Any, q: Any, k: Any, v: Any, *, causal: bool) -> Any:
+    """In float64; a query that sees no key gives 0."""
+    times = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(times, 1) for x in (k, v))
+    s = q.double() @ k.transpose(2, 3) / math.sqrt(q.shape[3])
+    m, n = s.shape[2:]
+    if causal:
+        last = torch.arange(m, device="cuda")[:, None] + n - m
+        s = s.masked_fill(torch.arange(n, device="cuda") > last, -math.inf)
+    return torch.softmax(s, 3).nan_to_num(0.0) @ v
+
+
+def near(found: Any, right: Any) -> bool:
+    return bool(((found.double() - right).abs() <= 0.02 * right.abs().max() + 1e-6).all())
+
+
+@pytest.mark.parametrize("lies", ["bhsd", "bshd"])
+@pytest.mark.parametrize("point", STARTS)
+def test_every_point_is_right(point: str, lies: str) -> None:
+    torch = pytest.importorskip("torch")
+    d = int(STARTS[point]["depth"])
+    ran = 0
+    for case, (batch, heads, shared, m, n, causal) in CASES.items():
+        operation = attention(mask="causal" if causal else "none")
+        sizes = {"l": batch, "h": shared, "g": heads // shared, "m": m, "n": n, "d": d, "e": d}
+        problem, schedule = Problem.of(operation, **sizes), Schedule.of(MACHINE, STARTS[point])
+        if check_schedule(schedule, MACHINE, problem, load_device("h200")):
+            continue
+        q, k, v = drawn(torch, case, lies, d)
+        found = operator(point, causal=causal)(q, k, v)
+        assert found.stride() == q.stride() or 1 in q.shape, case
+        assert near(found, wanted(torch, q, k, v, causal=causal)), case
+        ran += 1
+    assert ran
+
+
+def test_a_graph_reads_what_arrays_hold_then() -> None:
+    torch = pytest.importorskip("torch")
+    q, k, v = drawn(torch, "grouped", "bshd", 128)
+    op = operator("fa3", causal=True)
+    op(q, k, v)  # which loads it
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = op(q, k, v)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert near(out, wanted(torch, q, k, v, causal=True))
+
+
+def test_it_is_compiled() -> None:
+    """The operator passes PyTorch's own check; compiled it gives the same, also at other sizes."""
+    torch = pytest.importorskip("torch")
+    op = operator("fa3", causal=False)
+    q, k, v = drawn(torch, "full", "bshd", 128)
+    told = torch.library.opcheck(op.default, (q, k, v), {"scale": 0.1})
+    assert set(told.values()) == {"SUCCESS"}, told
+    compiled = torch.compile(lambda q, k, v: op(q, k, v) * 1, dynamic=True)
+    for case in ("full", "ragged"):
+        q, k, v = drawn(torch, case, "bshd", 128)
+        assert near(compiled(q, k, v), wanted(torch, q, k, v, causal=False)), case
