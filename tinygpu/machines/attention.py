@@ -182,7 +182,7 @@ class Attention(Machine):
         acc = k.registers("acc", "f32", "chunk", "wide", "half", "both")
         store = RowStore(self, k)
         rows = RowStatistics(k, scores, acc)
-        turns = Turns(k) if self.turns == "named" else None
+        turns = ProductTurns(k) if self.turns == "named" else None
         if turns:
             turns.begin()
         for tile in self.tiles(k):
@@ -281,7 +281,7 @@ class BlockRing:
             self.k.arrive(self.empty[number])
 
 
-class Turns:
+class ProductTurns:
     """Two consumers that multiply in turn: one's products run under the other's exponentials."""
 
     def __init__(self, k: Kernel) -> None:
