@@ -667,7 +667,7 @@ class _Accountant:
         """
         one = self.threads(do, ())
         each = dict(one.each)
-        if do.instruction.unit == "alu" and do.instruction.name != "mov":
+        if do.instruction.unit == "alu" and do.variant:  # mov has none
             each["int"] = each.get("int", 0.0) + WARP / self.device.int_per_cycle_per_sm
         if do.instruction.unit == "cvt" and do.write.buffer.type.bytes == 2:
             each = {unit: cycles / 2 for unit, cycles in each.items()}
