@@ -116,7 +116,7 @@ class Attention(Machine):
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
         """Raise OperationError for a head dimension that TMA or the widest tile refuses."""
-        widest = max(self.decisions()["depth"].values)
+        widest = max(int(depth) for depth in self.decisions()["depth"].values)
         for axis in "de":
             if sizes[axis] > widest or sizes[axis] % 8:
                 raise OperationError(
