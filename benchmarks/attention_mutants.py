@@ -8,8 +8,8 @@ groups, fences; trips of a tile in one role; expressions of tile values; bounds 
 and steps of predicates; another register, another operator; where sums start anew.  Each is judged,
 and the laws are asked.  What is legal runs in the interpreter under several orders, with empty
 tiles and several tiles a CTA: a race, a wait for ever or a read of what nobody wrote is a *fault*
-of the judge.  Then ``computes`` is asked at one of those sizes: what floats find it has to find.
-What passes all of it *survives*: it is equivalent, or differs elsewhere.
+of the judge.  Then ``computes`` is asked at one of those sizes: what floats find it has to find;
+and at sizes of its own if nothing is found.  What passes all of it *survives*.
 
 It writes ``attention_mutants.json``: a row for each kind of mutant, and all faults and survivors.
 It goes on where it stopped: what is in the folder's ``attention_mutants.rows`` is not asked again.
@@ -332,7 +332,7 @@ def ran(program: Program, *, orders: bool) -> dict[str, Any]:
     if computes(program, RUNS[min(wrong, default=0)][0]):
         if wrong:
             return {"outcome": "fault", "why": "computes", "said": next(iter(wrong.values()))}
-        return {"outcome": "survives"}
+        return {"outcome": "survives" if computes(program) else "wrong", "why": "all sizes"}
     return {"outcome": "wrong", "why": "floats and field" if wrong else "field"}
 
 
