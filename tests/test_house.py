@@ -315,7 +315,7 @@ BESIDE = {
 UNUSED = {"tcgen05.st"}
 """No term that ships has it: ``test_blackwell_ptx`` has one whose code is assembled."""
 
-FORKS = 8
+FORKS = 9
 """The most functions that tell three or more kinds of statements apart."""
 
 SHARED = {

@@ -87,6 +87,7 @@ from tinygpu.term.program import (
     Wait,
     WaitGroup,
     When,
+    each,
     select,
     walk,
 )
@@ -869,8 +870,8 @@ def _of_tile(do: Do) -> bool:
 
 def _arrives(statement: Statement) -> bool:
     """Say whether a statement is an arrival, or holds arrivals alone."""
-    inside = isinstance(statement, When | Elect) and all(map(_arrives, statement.body))
-    return inside or isinstance(statement, Arrive)
+    held = tuple(each((statement,)))
+    return all(isinstance(one, Arrive) or (one.body and not one.binds) for one in held)
 
 
 def _opened(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

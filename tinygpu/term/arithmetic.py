@@ -68,7 +68,7 @@ def compute(
         steps = (
             tuple(int(k and d == e) for d in ends[::-1]) for k, e in zip(kept, ends, strict=True)
         )
-        target = Access(buffer, tuple(steps))
+        target = Access(buffer, tuple(steps), index=write.index)
         done.append(Do(instruction, target, sources, here, variant=variant))
         return target
 
