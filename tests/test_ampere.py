@@ -176,7 +176,8 @@ def test_the_laws_of_a_warp_break(name: str) -> None:
 
 
 def test_every_law_of_a_warp_is_broken_by_something() -> None:
-    assert {law for law, _, _ in WRONG.values()} == set(WARP_LAWS)
+    ours = set(WARP_LAWS) - {"stmatrix_rows"}  # which hopper_wrong has
+    assert {law for law, _, _ in WRONG.values()} == ours
 
 
 def test_mma_needs_an_ampere() -> None:

@@ -268,7 +268,7 @@ def test_configurations_of_triton_are_read() -> None:
 
 def test_problems_of_the_fuzz_are_of_every_kind() -> None:
     words = [attention_fuzz.words_of(n, np.random.default_rng(n)) for n in range(50)]
-    assert {w["mask"] for w in words} == {"none", "causal", "window:100:0"}
+    assert {w["mask"] for w in words} == {"none", "causal"}
     assert {w["dtype"] for w in words} == {"bf16", "f16"}
     sizes = [w["sizes"] for w in words]
     assert {(s["h"], s["g"]) for s in sizes} == {*attention_fuzz.HEADS}
@@ -277,7 +277,7 @@ def test_problems_of_the_fuzz_are_of_every_kind() -> None:
     assert any(s["n"] < 9 for s in sizes)
     assert any(s["m"] > s["n"] for s in sizes)
     kinds = {(w["mask"], w["dtype"], w["sizes"]["d"]) for w in words}
-    assert len(kinds) == 12
+    assert len(kinds) == 8
 
 
 def test_hangs_are_counted_apart() -> None:

@@ -167,7 +167,7 @@ MISTAKES = {
     "syntax.py:Axpb": "syntax.py: line 1: SyntaxError: invalid syntax",
     "exits.py:Axpb": "exits.py, line 1: SystemExit: 3",
     "empty.py:Axpb": "has no class derived from tinygpu.Machine",
-    "smt": "known are simt, ampere, hopper, blackwell, elementwise, rows; did you mean simt?",
+    "smt": "blackwell, elementwise, rows, attention; did you mean simt?",
 }
 BAD = """
 from tinygpu.term.machine import Choice, Machine, instructions

@@ -204,15 +204,20 @@ def chunks_of(program: Program, thread: Thread, copy: int) -> Iterator[dict[int,
     rows, columns = by_columns(do)
     chunk = do.write.buffer.shape[columns]
     places = value_coordinates(every, extents)
-    for numbers in product(*(range(int(loop.trips)) for loop in loops)):
-        env = {"turn": 0, "far": 0}
-        env |= dict(zip((loop.var for loop in loops), numbers, strict=True))
-        addresses = thread.addresses(every, extents, env, copy)
-        assert len({*addresses.tolist()}) == addresses.size
-        yield {
-            at: (place[rows] + 64 * env["far"], place[columns] + chunk * env["chunk"])
-            for at, place in zip(addresses.tolist(), places.tolist(), strict=True)
-        }
+    last = [loop.var for loop in loops].index("chunk") + 1  # a barrier stands around the others
+    outer, inner = loops[:last], loops[last:]
+    for numbers in product(*(range(int(loop.trips)) for loop in outer)):
+        found: dict[int, Element] = {}
+        for more in product(*(range(int(loop.trips)) for loop in inner)):
+            env = {"turn": 0, "far": 0}
+            env |= dict(zip((loop.var for loop in loops), (*numbers, *more), strict=True))
+            addresses = thread.addresses(every, extents, env, copy)
+            assert len({*addresses.tolist()}) == addresses.size
+            found |= {
+                at: (place[rows] + 64 * env["far"], place[columns] + chunk * env["chunk"])
+                for at, place in zip(addresses.tolist(), places.tolist(), strict=True)
+            }
+        yield found
 
 
 def by_columns(do: Do) -> tuple[int, int]:

@@ -334,15 +334,6 @@ WRONG: Mapping[str, Callable[[Program], Program]] = {
     ),
     "predicate of another axis order": predicate(swapped),
     "predicate without threads": predicate(lambda p: replace(p, thread=())),
-    "predicate negated": predicate(
-        lambda p: (
-            Predicate(
-                -1 * p.bound, tuple(-v for v in p.value), tuple(-t for t in p.thread), -1 * p.origin
-            )
-            if all(isinstance(c, int) for _, c in p.origin.terms)
-            else None
-        )
-    ),
     "shift: m for n": bound(M + -1 * M),
     "shift the wrong way": bound(N + -1 * M),
     "no shift": bound(Affine()),

@@ -62,6 +62,7 @@ def test_schedules_of_every_machine_and_operation_are_recorded(part: str) -> Non
     counts = {
         name: sum(len(lot.keys) for lot in record.lots if lot.name.startswith(f"{name} "))
         for name in MACHINES
+        if name != "attention"
     }
     assert counts == COUNTS[part]
     assert {operation_of(text).name for _, text, _ in places} == {*OPERATIONS, "reduce"} - {

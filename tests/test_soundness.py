@@ -46,7 +46,14 @@ from tinygpu.space.space import Space
 from tinygpu.term.expression import Apply, Constant, Expression, bounds, value
 from tinygpu.term.layout import Layout
 from tinygpu.term.machine import Chosen, Machine, used_instructions
-from tinygpu.term.operation import ACTIVATIONS, Problem, matmul, rmsnorm, softmax
+from tinygpu.term.operation import (
+    ACTIVATIONS,
+    Problem,
+    attention,
+    matmul,
+    rmsnorm,
+    softmax,
+)
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -679,10 +686,11 @@ def test_what_machines_build_is_proved(name: str) -> None:
     kinds = [("f32", "nn")] if name == "simt" else [("bf16", "nn"), ("e4m3", "nt"), ("tf32", "nt")]
     operations = [matmul(dtype, layout=layout) for dtype, layout in kinds]
     tried = 0
-    for operation in (*operations, rmsnorm("f32"), softmax("bf16"), DOUBLE):
+    for operation in (*operations, rmsnorm("f32"), softmax("bf16"), attention("bf16"), DOUBLE):
         try:
             machine.check(operation)
-            sizes = dict.fromkeys(operation.axes, 4096)
+            sizes = {axis: 128 if axis in "de" else 4096 for axis in operation.axes}
+            sizes |= {axis: 2 for axis in "lhg" if axis in sizes and operation.name == "attention"}
             space = Space(machine, Problem.of(operation, **sizes), device)
             drawn = space.sample(np.random.default_rng(12), 3)
         except TinyGpuError:

@@ -655,8 +655,8 @@ class _Accountant:
     def part(self, cycles: Mapping[str, Numbers]) -> Event:
         """Return work of a copy's warps: its copies' shares of a unit come one after another."""
         total: Numbers = 0.0
-        for each in cycles.values():
-            total = total + each
+        for busy in cycles.values():
+            total = total + busy
         times = "tmem_epilogue" if uses_tensor_memory(self.program) else "epilogue"
         serial = FITTED[times] * total * self.together
         return Event("work", {"serial": serial, **cycles})

@@ -565,9 +565,9 @@ def _texts(value: object) -> str:
 
 
 def same_place(one: Access, other: Access) -> bool:
-    """Say whether two accesses begin at one place of one stage of a buffer."""
+    """Say whether two accesses are of the same cells of one stage of a buffer, value by value."""
     parts = (
-        (a.buffer.name, *((f.constant, f.terms) for f in (*a.origin, a.index)))
+        (a.buffer.name, a.value, a.thread, *((f.constant, f.terms) for f in (*a.origin, a.index)))
         for a in (one, other)
     )
     return one is other or _same(*parts)
