@@ -120,9 +120,9 @@ def outcome(
             try:
                 found = check(program, here, seeds=seeds)
             except ProgramError as error:
-                return ("illegal" if law else "missed"), law, f"refused: {error}"[:240]
+                return ("illegal" if law else "missed"), law, f"refused: {error}"[:320]
             if found:
-                return ("illegal" if law else "missed"), law, str(found[0])[:240]
+                return ("illegal" if law else "missed"), law, str(found[0])[:320]
         if not law:
             return "legal", "", ""
     return "false alarm", law, ""

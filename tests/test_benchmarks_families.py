@@ -86,4 +86,4 @@ def test_a_fragment_in_too_few_cells_is_an_error_of_the_term() -> None:
     make = dict(families.changed("hopper plain")["storage"])["sums half a stage"]
     word, law, found = families.outcome(make, ({"m": 128, "n": 64, "k": 64},), "h200")
     assert (word, law) == ("illegal", "storage")
-    assert "out_of_bounds" in found
+    assert "touches sums[0, 1, 0, 0, 0], outside of [1, 2, 4, 2, 2]" in found

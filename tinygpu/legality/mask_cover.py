@@ -402,7 +402,7 @@ def read(program: Program) -> Reading:
     layout = _layout(product, inner)
     row_axis, row, _ = _along(loads[_name(product.reads[0])], layout.lines[0])
     key_axis, key, block = _along(loads[_name(product.reads[1])], layout.lines[1])
-    walks = _Walk(body, tile, loop, loads)
+    walks = _Following(body, tile, loop, loads)
     if key_axis != keys or row_axis == keys or layout.keys != block:
         raise _UnreadError(f"{product} does not multiply rows with a whole block of {keys}")
     if walks.turn(product.reads[0]) is not None or walks.turn(product.reads[1]) != var(loop.var):
@@ -669,7 +669,7 @@ def _by_register(do: Do, modes: Sequence[_Mode]) -> list[tuple[int, tuple[int, i
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _Following:
     """The statements of the role that multiplies, its loops over tiles and turns, and the loads."""
 
     body: list[tuple[Statement, tuple[Block, ...]]]
