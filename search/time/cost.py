@@ -14,10 +14,10 @@ among the others the launch's (``launch.py``).  Here both become seconds:
   it.
 - *early starts* hide the prologue; a launch that leaves the next one room for a part of its
   clusters takes longer (``late``).
-- *power* goes with the clock to 1 / g (``power_share`` g = 0.4), and the clock falls until the cap
+- *power* goes with the clock to 1 / g (``power_share`` g = 0.5), and the clock falls until the cap
   is met: with c seconds at the highest clock, in which energy for p seconds is used, it takes
-  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores, shared memory, L2's and DRAM's bytes;
-  tensor cores alone, without a pause, meet the cap at ``tensor_clock_hz``.
+  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores and of what L2 and DRAM send; tensor cores
+  alone, without a pause, meet the cap at ``tensor_clock_hz``.
 - a *call* is all its launches: the one that clears the output before reds is timed with it.
 
 Bounds are blended: (sum x^p)^(1/p) is monotone in each, so that a lower bound of the parts is one
@@ -53,6 +53,7 @@ from tinygpu.search.time.breakdown import Breakdown, blend, resolved
 from tinygpu.search.time.deferred import applied
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.launch import Assembled, GridLaunch, never, takes_tiles
+from tinygpu.search.time.rates import tma_latency
 from tinygpu.search.time.recursion import Recursion, numbers, occupied, path, span_cycles
 from tinygpu.search.time.register_quantities import flying
 from tinygpu.search.time.tile_steps import TileSteps, steps_of_tiles
@@ -78,6 +79,7 @@ Numbers = Any
 INSTRUCTION_BYTES = 16  # spec: since Volta
 LATE_POWER = 2.0  # fitted: of the room that is left, in what a late start costs
 FLYING_POWER = 4.0  # fitted: how sharply DRAM slows down where too few bytes are in flight
+MISSES_POWER = 5.5  # fitted: how sharply one of DRAM and L2 takes over from the other
 OF_TILES = ("tensor", "smem", "tma", "fill")
 """Units that agents that take tiles share."""
 OF_ARITHMETIC = ("issue", "fma", "int", "cvt", "sfu", "shuffle")
@@ -205,12 +207,13 @@ class Placed:
         asked = tiles * launch.cluster * (f.steps * of_step + of_tile)
         missed = np.minimum(from_dram / asked, 1.0)
         flying = f.stages * of_step * np.minimum(tiles, at_once) * launch.cluster
-        short = FITTED["dram_in_flight"] / (flying * missed)
+        needed = FITTED["dram_seconds"] * device.dram_bytes_per_second
+        short = needed / (flying * missed)
         slow = (1 + short**FLYING_POWER) ** (1 / FLYING_POWER)
         if "l2" in launch.without:
             l2_rate = l2_rate * np.maximum(asked / sum(o.bytes for o in launch.operands), 1.0)
         per_byte = np.maximum(1 / l2_rate, missed * device.clock_hz / dram_rate * slow) * active
-        latency = device.l2_latency_cycles + device.tma_latency_cycles
+        latency = device.l2_latency_cycles + tma_latency(device)
         latency = latency + missed * (device.dram_latency_cycles - device.l2_latency_cycles)
         latency = latency * FITTED["loaded_latency"]
         return Placed(
@@ -323,22 +326,26 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
 def _energy(f: Features, place: Placed) -> Numbers:
     """Return the seconds in which the power cap lets the energy through, at the highest clock.
 
-    Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``.
+    Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``; DRAM at its rate
+    alone would need ``dram_power`` of the cap.
     """
     device, share = f.launch.device, FITTED["power_share"]
-    tensor, smem = (_work(f.agents, f.steps, unit) for unit in ("tensor", "smem"))
-    cycles = place.tiles * f.launch.cluster * (tensor + FITTED["smem_power"] * smem)
-    cycles = cycles + FITTED["l2_power"] * place.asked_bytes
-    cycles = cycles + FITTED["dram_power"] * (place.dram_bytes + place.stored_bytes)
-    cycles = cycles / device.sms
+    cycles = place.tiles * f.launch.cluster * _work(f.agents, f.steps, "tensor")
+    cycles = (cycles + FITTED["l2_power"] * place.asked_bytes) / device.sms
     excess = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
-    return cycles * (excess / device.clock_hz)
+    moved = (place.dram_bytes + place.stored_bytes) / device.dram_bytes_per_second
+    return cycles * (excess / device.clock_hz) + FITTED["dram_power"] * moved
 
 
 def _rates(device: Device) -> tuple[float, float]:
-    """Return what L2 gives TMA, in bytes a cycle, and DRAM, in bytes a second."""
-    l2 = device.l2_bytes_per_cycle * FITTED["tma_l2_rate"]
-    return l2, device.dram_bytes_per_second * FITTED["tma_dram_share"]
+    """Return what L2 gives TMA, in bytes a cycle, and DRAM, in bytes a second.
+
+    What comes from DRAM goes through L2, whose own rate for it is ``l2_misses`` of that for hits.
+    """
+    l2 = device.l2_bytes_per_cycle
+    seconds = 1 / (device.dram_bytes_per_second * FITTED["tma_dram_share"])
+    misses = 1 / (l2 * device.clock_hz * FITTED["l2_misses"])
+    return l2 * FITTED["tma_l2_rate"], float(1 / blend([seconds, misses], MISSES_POWER))
 
 
 def _fetch(tree: Tree, device: Device) -> Numbers:

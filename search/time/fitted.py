@@ -63,6 +63,8 @@ FITTED: Mapping[str, float] = {
     "tma_line": 0.0951,
     # cycles more that TMA takes for a row that lies outside, and is filled with zeros
     "tma_outside": 7.0,
+    # the share of the tensor cores' rate that wgmma reaches in a loop
+    "tensor_share": 0.97,
     # the share of the port of shared memory that wgmma and TMA reach together
     "smem_share": 0.999,
     # cycles of an mbarrier's arrive, and of a fence between the proxies
@@ -98,21 +100,27 @@ FITTED: Mapping[str, float] = {
     "cluster_start": 192.0,
     # cycles of a cluster's start that no early start hides
     "cluster_stays": 2610.0,
-    # bytes that have to be in flight for DRAM's rate
-    "dram_in_flight": 3580000.0,
+    # seconds' worth of DRAM's bytes that have to be in flight for its rate
+    "dram_seconds": 7.6e-07,
+    # the rate of what L2 has to fetch from DRAM, over that of what it has
+    "l2_misses": 0.584,
     # what an early start adds to DRAM's bytes of what CTAs share, as they start apart
     "apart": 0.27,
     # how much longer a launch takes that starts early where half of it finds no room
     "late": 0.5,
     # by how much the clock falls for an excess of power: power goes with the clock to 1 / this
-    "power_share": 0.396,
-    # energy of a byte that L2 sends, and of one to or from DRAM, over a cycle of the tensor cores
-    "l2_power": 0.00193,
-    "dram_power": 0.00128,
-    # energy of a cycle of the port of shared memory, over one of the tensor cores
-    "smem_power": 0.0173,
+    "power_share": 0.5,
+    # energy of a byte that L2 sends, over a cycle of the tensor cores of an SM
+    "l2_power": 0.0078,
+    # the share of the power cap that DRAM takes at its whole rate
+    "dram_power": 0.58,
     # what each further receiver of a multicast adds to what L2 sends
-    "multicast": 0.557,
+    "multicast": 0.5,
+    # what stands around an instruction in a role's loop, over what a micro-kernel sees of it alone
+    "tma_latency": 5.23,
+    "mbarrier_latency": 2.79,
+    "cluster_latency": 1.84,
+    "fill_share": 0.511,
     # what TMA gets from L2, over what ordinary loads do: 61 B a cycle and SM
     "tma_l2_rate": 2.36,
 }

@@ -30,14 +30,16 @@ from typing import Any
 import numpy as np
 
 from tinygpu.devices.device import Device
+from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.pattern import wavefronts
 from tinygpu.term.access_map import Access
 from tinygpu.term.program import Do, Program, select
 
 __all__ = [
-    "AT_ONCE", "MMA_LATENCY_CYCLES", "MMA_VALUES", "copy_cycles", "home_cycles", "matrices",
-    "mma_cycles", "product_cycles", "row_sectors", "sectors_of_warp", "share_inside", "smem_width",
-    "touches_smem", "transfer_cycles",
+    "AT_ONCE", "MMA_LATENCY_CYCLES", "MMA_VALUES", "cluster_latency", "copy_cycles", "fill_rate",
+    "home_cycles", "matrices", "mbarrier_latency", "mma_cycles", "product_cycles", "row_sectors",
+    "sectors_of_warp", "share_inside", "smem_width", "tma_latency", "touches_smem",
+    "transfer_cycles",
 ]  # fmt: skip
 
 Numbers = Any
@@ -49,6 +51,26 @@ _SHARE = {"sm_90a": 0.65, "sm_90": 0.65}  # published: 494 of 757 TFLOP/s, arXiv
 _HOME_BYTES_PER_CYCLE = 14.0  # published: see above; not fitted, but schedules are met with it
 _TMEM_BYTES_PER_CYCLE = 512  # a guess until measured: 128 B for each of four warps
 _CELL_BYTES = 4
+
+
+def tma_latency(device: Device) -> float:
+    """Return the cycles that TMA adds to a load in a loop, over the bare instruction's."""
+    return device.tma_latency_cycles * FITTED["tma_latency"]
+
+
+def mbarrier_latency(device: Device) -> float:
+    """Return the cycles of a wait at an mbarrier in a loop, its branch and what follows."""
+    return device.mbarrier_latency_cycles * FITTED["mbarrier_latency"]
+
+
+def cluster_latency(device: Device) -> float:
+    """Return the cycles of the way to another CTA of the cluster, while loads go it, too."""
+    return device.cluster_latency_cycles * FITTED["cluster_latency"]
+
+
+def fill_rate(device: Device) -> float:
+    """Return the bytes a cycle that come into an SM whose neighbours' come, too."""
+    return device.fill_bytes_per_cycle_per_sm * FITTED["fill_share"]
 
 
 def mma_cycles(device: Device) -> float:

@@ -56,9 +56,12 @@ from tinygpu.search.time.rates import (
     AT_ONCE,
     MMA_LATENCY_CYCLES,
     MMA_VALUES,
+    cluster_latency,
     copy_cycles,
+    fill_rate,
     home_cycles,
     matrices,
+    mbarrier_latency,
     mma_cycles,
     product_cycles,
     row_sectors,
@@ -539,7 +542,7 @@ class _Accountant:
                           arrivals=barrier.arrivals),
                 ]  # fmt: skip
             case Wait(barrier, index):
-                cycles = {"serial": device.mbarrier_latency_cycles}
+                cycles = {"serial": mbarrier_latency(device)}
                 many = barrier.arrivals
                 return [
                     Event("wait", cycles, barrier.name, index, statement=statement, arrivals=many)
@@ -549,7 +552,7 @@ class _Accountant:
             case Arrive(barrier, index, _, to):
                 told = self.extents if to == "cluster" else to.split()
                 size: Numbers = math.prod(self.extents.get(axis, 1) for axis in told)
-                far = device.cluster_latency_cycles * (size > 1)
+                far = cluster_latency(device) * (size > 1)
                 many = self.role.threads if barrier.named else size
                 return [Event("arrive", arrive, barrier.name, index, latency=far, arrivals=many)]
             case WaitGroup(pending, group, read):
@@ -560,7 +563,7 @@ class _Accountant:
             case Sync(_, scope):
                 latency = device.barrier_latency_cycles
                 if scope == "cluster":
-                    latency = latency + device.cluster_latency_cycles
+                    latency = latency + cluster_latency(device)
                 if self.of_tiles:
                     return [Event("work", {"serial": latency}, statement=statement)]
                 return [Event("sync", each, latency=latency, statement=statement)]
@@ -598,7 +601,8 @@ class _Accountant:
                 inputs = [r for r in do.reads[:2] if isinstance(r, Access)]
                 rows_read = rows * (inputs[0].buffer.level == "smem")
                 read = (rows_read + inner * outer) * k * width / smem
-                busy = count * width / device.tensor_flop_per_cycle_per_sm  # that of 2 B inputs
+                rate = device.tensor_flop_per_cycle_per_sm * FITTED["tensor_share"]
+                busy = count * width / rate  # that of 2 B inputs
                 cycles = {"tensor": np.maximum(busy, read), "smem": read}
                 return Event("product", cycles, latency=end)
             case "tmem" if how.issuer == "one":
@@ -620,7 +624,7 @@ class _Accountant:
                     "serial": FITTED["tma_issue"],
                     "tma": line * count / do.values[0],
                     "smem": FITTED["landing"] * landed / smem,
-                    "fill": inside * landed / device.fill_bytes_per_cycle_per_sm,
+                    "fill": inside * landed / fill_rate(device),
                 }
                 return Event("load", cycles, barrier.name, index, fetched_bytes=sent)
             case "tma":

@@ -51,7 +51,7 @@ __all__ = [
     "to_json",
 ]
 
-DEVICES = ("h200", "a100", "rtx3060", "b200")
+DEVICES = ("h100", "h200", "a100", "rtx3060", "b200")
 """Names of the devices that come with the package."""
 
 ARCHITECTURES = (
