@@ -117,9 +117,9 @@ class Landscape:
 def modelled(box: Mapping[str, Any], shapes: Sequence[tuple[int, int, int]]) -> Ratios:
     """Return the predicted seconds of a box's schedules, of shape (shapes, schedules)."""
     rows = tuple(map(tuple, box["schedules"]))
-    bank = Bank(tuple(box["decisions"]), tuple(shapes), rows, np.zeros((1, 1)), ())
-    device, some = load_device("h200"), terms(bank, np.ones(len(rows), bool))
-    return np.asarray(np.exp(predicted(some, tuple(shapes), len(rows), device)))
+    banks = [Bank(tuple(box["decisions"]), shape, rows, np.zeros(len(rows))) for shape in shapes]
+    device, some = load_device("h200"), terms(banks[0])
+    return np.asarray([np.exp(predicted(some, bank, device)) for bank in banks])
 
 
 def load(folder: Path = LANDSCAPES) -> list[Landscape]:

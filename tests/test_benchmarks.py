@@ -98,11 +98,7 @@ def test_committed_rows_name_their_run(path: Path) -> None:
     """Each row is of a run with device, driver, commit, date, command; no path of a machine."""
     tree = json.loads(path.read_text())
     runs = tree.get("runs", [tree["provenance"]])
-    if "rows" in tree:
-        assert {row.get("run", 0) for row in tree["rows"]} == set(range(len(runs)))
-    else:  # packed in columns, of one record
-        assert path.stem == "hopper_bank"
-        runs = []
+    assert {row.get("run", 0) for row in tree["rows"]} == set(range(len(runs)))
     for run in (tree["provenance"], *runs):
         assert run.keys() >= {"device", "driver", "commit", "date", "command"}
         assert not re.search(r"(^|\s)/", run["command"])
