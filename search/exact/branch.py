@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.search.exact.scorer import Points, Scorer, SharedScores
+from tinygpu.search.exact.steps import Place, climbed
 from tinygpu.space.sharing import forget
 from tinygpu.space.space import Space
 from tinygpu.term.schedule import Schedule
@@ -40,6 +41,8 @@ _PART = 8192
 _FEW = 1024
 """Nodes whose bounds take less time than the steps to them: decide more before looking."""
 _PATIENCE = 1_000_000
+_FOLLOWED = 400
+"""Schedules up to which a space is searched whole, though each is followed singly."""
 _SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 3, 16, 10
 
 
@@ -59,7 +62,8 @@ class News:
 class Search:
     """The search for the k best of a space, no two alike in ``spread`` (if none: in all decisions).
 
-    ``scored`` counts what was given a time, or a bound if partly chosen.
+    ``scored`` counts what was given a time, or a bound if partly chosen, ``climbed`` those of
+    batches that are not searched: too many, and too dear.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class Search:
         self.scorers: list[Scorer] = []
         self.loose: dict[Scorer, NDArray[np.float64]] = {}
         self.told: Sequence[NDArray[np.float64]] = ()
-        self.scored = 0
+        self.scored = self.climbed = 0
 
     def start(
         self,
@@ -90,13 +94,20 @@ class Search:
         with np.errstate(all="ignore"):
             shared = SharedScores(space)
             promises = {}
+            drawn: list[Place] = []
+            many = not exact or space.count() > _FOLLOWED
             for batch in space.batches():
                 scorer = Scorer(batch, space, shared)
                 points = space.points(batch, rng, _SAMPLE)
+                if many and scorer.dear:
+                    drawn.append((scorer, points[scorer.least(points).argmin()]))
+                    continue
                 promises[scorer] = found.add(scorer, points, self._seconds(scorer, points))
                 self.scored += len(points)
                 if until.passed():
                     break
+            self.climbed = climbed(drawn, found.add, until)
+            self.scored += self.climbed
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
             if deal is not None:
                 self.scorers = self.scorers[deal::2]
