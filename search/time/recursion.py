@@ -540,7 +540,7 @@ class Following(Walk):
         state.issued = later(state.issued, start) + alone(cycles) / state.warps
         end = later(state.issued, least)
         for unit, busy in cycles.items():
-            free[unit] = later(free[unit] if unit in free else 0.0, start) + busy * self.share
+            free[unit] = later(free.get(unit, 0.0), start) + busy * self.share
             end = later(end, free[unit])
         worked = end + event.latency
         begun = select(event.folds, worked, start + event.latency)
@@ -756,6 +756,7 @@ class Recursion:
         self.agents, self.tables = agents, tables
         self.singly = clocked(agents)
         self.chunk = 1 if self.singly else _CHUNK
+        self._last: tuple[list[Numbers], tuple[TimedAgent, ...]] = ([], ())
 
     def __call__(self, share: Any, tiles: Any, steps: Any, stages: Any, *leaves: Any) -> Any:
         """Return the cycles from the first load to the last store: elementwise on arrays."""
@@ -767,9 +768,19 @@ class Recursion:
         result = np.empty(len(first))
         for start in range(0, len(first), self.chunk):
             here = slice(start, min(start + self.chunk, len(first)))
-            some, size = [x[here] if x.ndim else x for x in flat], here.stop - start
+            size = here.stop - start
+            some = [np.asarray(_alike(x[here])) if x.ndim else x for x in flat]
             result[here] = self._apart(some, size) if self.tables else self._part(some, size)
         return result[same].reshape(shape) if shape else float(result[0])
+
+    def filled(self, leaves: Sequence[Numbers]) -> tuple[TimedAgent, ...]:
+        """Return the agents with numbers of points; of one point they are made once."""
+        if not self.singly:
+            return _filled(self.agents, leaves)
+        here = [float(x) for x in leaves]
+        if here != self._last[0]:
+            self._last = here, _filled(self.agents, here)
+        return self._last[1]
 
     def _apart(self, inputs: Sequence[Times], size: int) -> Times:
         """Follow the busiest cluster's tiles, each with its steps; of many: with their mean.
@@ -802,7 +813,7 @@ class Recursion:
         for first, period in sorted({*zip(few.tolist(), turn.tolist(), strict=True)}):
             at = np.flatnonzero((few == first) & (turn == period))
             here = [_alike(x[at] if x.ndim else x) for x in inputs]
-            run = Following(_filled(self.agents, here[4:]), here[0], here[3], len(at))
+            run = Following(self.filled(here[4:]), here[0], here[3], len(at))
             each = [(n, int(min(n, first) + max(n - first, 0) % period)) for n in taken]
             result[at] = run.followed(len(each), each, len(each))
         return result
@@ -812,7 +823,7 @@ class Recursion:
         tiles, most, ring = (np.broadcast_to(x, size) for x in inputs[1:4])
         result, few, turn = self._one_tile(inputs, size)
         copies = 1
-        for agent in _filled(self.agents, inputs[4:]):
+        for agent in self.filled(inputs[4:]):
             copies = max(copies, int(np.max(agent.step)))
         at = np.flatnonzero(tiles > 1)
         if len(at):
@@ -829,7 +840,7 @@ class Recursion:
         stages = _few_stages(ring)
         result, few, turn = np.empty(size), np.zeros(size), np.ones(size)
         at, one = np.arange(size), np.ones(size)
-        ends = sum(reach([agent.body for agent in _filled(self.agents, inputs[4:])]))
+        ends = sum(reach([agent.body for agent in self.filled(inputs[4:])]))
         for times in (1, 2, 4):
             few[at] = np.minimum(times * (2 * stages + 4) + ends, most)[at]
             result[at], turn[at], apart = self._followed(inputs, at, one, few, one)
@@ -851,7 +862,7 @@ class Recursion:
             of = np.flatnonzero(key == value)
             here = at[of] if len(of) < len(tiles) else slice(None)
             some = [_alike(x[here] if x.ndim else x) for x in inputs]
-            run = Following(_filled(self.agents, some[4:]), some[0], some[3], len(of))
+            run = Following(self.filled(some[4:]), some[0], some[3], len(of))
             first, period = divmod(int(value), _MANY)
             found[0, of] = run.cycles(some[1], some[2], *divmod(first, _MANY), period)
             found[1, of], found[2, of] = run.turn, run.apart
