@@ -94,19 +94,21 @@ class Search:
         with np.errstate(all="ignore"):
             shared = SharedScores(space)
             promises = {}
-            drawn: list[Place] = []
+            drawn: dict[Any, tuple[float, Place]] = {}
+            dear: list[Scorer] = []
             many = not exact or space.count() > _FOLLOWED
             for batch in space.batches():
                 scorer = Scorer(batch, space, shared)
                 points = space.points(batch, rng, _SAMPLE)
                 if many and scorer.dear:
-                    drawn.append((scorer, points[scorer.least(points).argmin()]))
+                    dear.append(scorer)
+                    _draw(drawn, scorer, points)
                     continue
                 promises[scorer] = found.add(scorer, points, self._seconds(scorer, points))
                 self.scored += len(points)
                 if until.passed():
                     break
-            self.climbed = climbed(drawn, found.add, until)
+            self.climbed = climbed(dear, [place for _, place in drawn.values()], found.add, until)
             self.scored += self.climbed
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
             if deal is not None:
@@ -221,6 +223,16 @@ class _Best:
     def sorted(self) -> list[tuple[float, Scorer | None, Points]]:
         """Return (seconds, scorer, point), fastest first."""
         return sorted(self.found.values(), key=lambda item: item[0])
+
+
+def _draw(drawn: dict[Any, tuple[float, Place]], scorer: Scorer, points: Points) -> None:
+    """Keep of the batch, and of what schedules differ in, the point of the least bound."""
+    of_points, of_structure = _key(scorer, scorer.space.machine.spread)
+    bounds = scorer.least(points)
+    for i in np.argsort(bounds, kind="stable"):
+        for key in ((of_structure, points[i, of_points].tobytes()), scorer):
+            if key not in drawn or bounds[i] < drawn[key][0]:
+                drawn[key] = float(bounds[i]), (scorer, points[i])
 
 
 def _key(scorer: Scorer, spread: tuple[str, ...]) -> tuple[list[int], tuple[Any, ...]]:

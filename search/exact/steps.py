@@ -2,8 +2,9 @@
 
 Of some machines the steps of each schedule are followed one by one, in order of the clocks
 (``Recursion.singly``): a hundredth of a second each, and the bounds, which are those of the units,
-leave most schedules in.  So few are followed.  One is drawn of each batch, the one with the least
-bound of some; the fastest are climbed from.  A step tries all values of one decision after another
+leave most schedules in.  So few are followed.  Some are drawn, and of those that are alike in what
+schedules differ in (``Machine.spread``) the one with the least bound is followed; the fastest are
+climbed from.  A step tries all values of one decision after another
 and takes the fastest; what its bound excludes is not followed.  Where no single change helps, pairs
 of numeric ones are tried: two rings share the memory, so one has to lose a stage for the other.
 
@@ -29,15 +30,15 @@ __all__ = ["Place", "climbed"]
 Place = tuple[Scorer, Points]
 """A batch's scorer, and the index along each of its numeric decisions."""
 Add = Callable[[Scorer, Points, NDArray[np.float64]], Any]
-_STARTS = 3
+_STARTS = 5
 
 
-def climbed(drawn: Sequence[Place], add: Add, until: Deadline) -> int:
-    """Follow a place drawn of each batch, and climb from the fastest.
+def climbed(scorers: Sequence[Scorer], drawn: Sequence[Place], add: Add, until: Deadline) -> int:
+    """Follow what was drawn, and climb from the fastest.
 
     ``add`` takes all that is followed; return how many.  After ``until`` nothing more is followed.
     """
-    of = {tuple(scorer.batch.structure.items()): scorer for scorer, _ in drawn}
+    of = {tuple(scorer.batch.structure.items()): scorer for scorer in scorers}
     followed: set[tuple[Scorer, bytes]] = set()
 
     def seconds(places: Iterable[Place]) -> list[tuple[float, Place]]:
@@ -58,52 +59,61 @@ def climbed(drawn: Sequence[Place], add: Add, until: Deadline) -> int:
             own, at = min([(own, at), *seconds(near)], key=lambda one: one[0])
         return own, at
 
-    best = []
-    for own, at in seconds(drawn)[:_STARTS]:
+    def climb(own: float, at: Place) -> tuple[float, Place]:
+        """Improve a place until no single change does."""
         while True:
             before = own
-            for number in range(len(at[0].batch.structure) + len(at[0].lengths)):
-                own, at = improved(own, at, [list(_beside(of, at, number))])
+            for number in range(_decisions(at)):
+                own, at = improved(own, at, [_beside(of, at, number)])
             if own == before:
-                break
-        best.append((own, at))
-    for own, at in sorted(best, key=lambda one: one[0])[:1]:
+                return own, at
+
+    ends = [climb(*one) for one in seconds(drawn)[:_STARTS]]
+    for own, at in sorted(ends, key=lambda one: one[0])[:1]:
         while True:
             before = own
-            own, at = improved(own, at, _pairs(at))
+            own, at = improved(own, at, _pairs(of, at))
             if own == before:
                 break
+            own, at = climb(own, at)
     return len(followed)
 
 
-def _beside(of: dict[Any, Scorer], at: Place, number: int) -> Iterator[Place]:
-    """Yield legal places that differ in one decision: of the structure first, then of the rest."""
+def _decisions(at: Place) -> int:
+    scorer, point = at
+    return len(scorer.batch.structure) + len(point)
+
+
+def _beside(of: dict[Any, Scorer], at: Place, number: int) -> list[Place]:
+    """Return legal places that differ in one decision: of the structure first, then of the rest."""
+    return [place for place in _changed(of, at, number) if _legal(place)]
+
+
+def _pairs(of: dict[Any, Scorer], at: Place) -> Iterator[list[Place]]:
+    """Yield legal places that differ in two decisions."""
+    for one, other in combinations(range(_decisions(at)), 2):
+        both = (p for near in _changed(of, at, one) for p in _changed(of, near, other))
+        yield [place for place in both if _legal(place)]
+
+
+def _changed(of: dict[Any, Scorer], at: Place, number: int) -> Iterator[Place]:
+    """Yield places with other values of a decision, legal or not."""
     scorer, point = at
     names = tuple(scorer.batch.structure)
     if number < len(names):
         rest = [(n, v) for n, v in scorer.batch.structure.items() if n != names[number]]
         for structure, other in of.items():
             if other is not scorer and all(pair in structure for pair in rest):
-                yield from _legal(other, point[None])
+                yield other, point
         return
-    yield from _legal(scorer, _with(scorer, point[None], number - len(names)))
+    axis = number - len(names)
+    for value in range(scorer.lengths[axis]):
+        if value != point[axis]:
+            changed = point.copy()
+            changed[axis] = value
+            yield scorer, changed
 
 
-def _pairs(at: Place) -> Iterator[list[Place]]:
-    """Yield legal places that differ in two numeric decisions."""
+def _legal(at: Place) -> bool:
     scorer, point = at
-    for one, other in combinations(range(len(scorer.lengths)), 2):
-        yield list(_legal(scorer, _with(scorer, _with(scorer, point[None], one), other)))
-
-
-def _with(scorer: Scorer, points: Points, axis: int) -> Points:
-    """Return points with each value of a decision."""
-    count = scorer.lengths[axis]
-    found = np.repeat(points, count, axis=0)
-    found[:, axis] = np.tile(np.arange(count), len(points))
-    return found
-
-
-def _legal(scorer: Scorer, points: Points) -> Iterator[Place]:
-    for point in points[scorer.legal(points)]:
-        yield scorer, point
+    return bool(scorer.legal(point[None])[0])
