@@ -90,8 +90,8 @@ def _beside(of: dict[Any, Scorer], at: Place, number: int) -> list[Place]:
 
 
 def _pairs(of: dict[Any, Scorer], at: Place) -> Iterator[list[Place]]:
-    """Yield legal places that differ in two decisions."""
-    for one, other in combinations(range(_decisions(at)), 2):
+    """Yield legal places that differ in two numeric decisions."""
+    for one, other in combinations(range(len(at[0].batch.structure), _decisions(at)), 2):
         both = (p for near in _changed(of, at, one) for p in _changed(of, near, other))
         yield [place for place in both if _legal(place)]
 
