@@ -402,8 +402,7 @@ def test_attention_is_explained_by_its_own_decisions() -> None:
     assert path.saves_seconds > 0
     assert "skew" in {change.decision for change in why.gains}
     assert {"rescale", "turns"} <= {*why.idle, *why.stuck, *(g.decision for g in why.gains)}
-    for word in ("rate of special functions", "skew", "SM"):
-        assert word in str(why)
+    assert "exposed path" in str(why)
     flown = Schedule.of(machine, {**STARTS["fa2"], "skew": 1})
     both = compare(late, flown, machine, problem, H200)
     assert [step.changes for step in both.steps] == [(("skew", 0, 1),)]
