@@ -33,7 +33,10 @@ from tinygpu.devices.device import load_device
 __all__ = ["PAGES", "TABLES", "main", "renewed"]
 
 ROOT = Path(__file__).parent.parent
-_NAMES = ("README.md", "docs/results.md", "docs/measuring.md", "docs/model-concurrency.md")
+_NAMES = (
+    "README.md", "docs/results.md", "docs/measuring.md", "docs/model-concurrency.md",
+    "docs/attention.md",
+)  # fmt: skip
 PAGES = tuple(ROOT / page for page in _NAMES)
 """The pages that have such tables."""
 _PLACE = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -619,7 +622,37 @@ def _judged() -> str:
     return f"{_markdown(columns, rows)}\n\nMade on {tree['provenance']['date'][:10]}, on a CPU."
 
 
+def _attention() -> str:
+    """Return the cases of attention, each with its fastest point and its peers."""
+    path = FOLDER.parent / "h100" / "attention.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    columns = ("mask", "#b", "#heads", "#queries", "#keys", "#d", "fastest point", "#TFLOP/s",
+               "#predicted / measured time", "#of cuDNN", "#of FA3", "#of Triton",
+               "#of the best")  # fmt: skip
+    rows = [
+        (
+            "causal" if row["causal"] else "none",
+            row["b"], row["h"] * row["g"], row["m"], row["n"], row["d"],
+            row["schedule"]["point"],
+            f"{row['tflops']:.0f}",
+            _ratio(row["predicted_seconds"], row["seconds"]),
+            *(_ratio(row[f"{peer}_seconds"], row["seconds"]) for peer in ("peer", "fa3", "triton")),
+            f"{row['ratio']:.3f}",
+        )
+        for row in sorted(tree["rows"], key=lambda row: (row["causal"], row["d"], row["m"]))
+        if row["seconds"]
+    ]  # fmt: skip
+    run = tree["provenance"]
+    said = f"File `benchmarks/results/h100/attention.json`; {run['device']}, driver {run['driver']}"
+    capped = sum(row["capped"] for row in tree["rows"])
+    return (
+        f"{_markdown(columns, rows)}\n\n{said}; {run['date'][:10]}; at the power cap in {capped} "
+        f"of {len(tree['rows'])}."
+    )
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
+    "attention": _attention,
     "agreement": _agreement,
     "ampere": _ampere,
     "ampere beside": lambda: _beside("ampere_matmul"),

@@ -6,6 +6,9 @@ schedules is left out if a lower bound of their times is not below the k-th best
 time is monotone in its features, so the bound that takes the least of each holds, and the result is
 that of scoring every schedule.
 
+Where the steps of each schedule are followed one by one (arithmetic in them: attention), a space of
+more than some hundred schedules is climbed in (``steps.py``), and the result is not proven.
+
 A large space is searched by two processes, each of which builds and searches a half (``pair.py``).
 
 Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programming Problems", 1960.
@@ -102,8 +105,9 @@ def rank(
     if exact:
         search.finish(progress)
     return _ranking(
-        space, k, search.entries(), space.count(), search.scored, proven=exact, until=until
-    )
+        space, k, search.entries(), space.count(), search.scored,
+        proven=exact and not search.climbed, until=until,
+    )  # fmt: skip
 
 
 def _ranking(
