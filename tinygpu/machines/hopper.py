@@ -42,11 +42,11 @@ class Hopper(Machine):
 
     tile_m = Choice(64, 128, 192, 256, meaning="rows of the product a CTA computes")
     tile_n = Choice(
-        8, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256,
-        meaning="columns of the product a CTA computes",
-    )  # fmt: skip
+        *range(8, 257, 8), *range(272, 401, 16), meaning="columns of the product a CTA computes"
+    )
     tile_k = Choice(64, 128, meaning="steps of k in a stage")
     consumers = Choice(1, 2, 3, meaning="warpgroups that multiply")
+    consumers_n = Choice(1, 2, before=1, meaning="of those, side by side along the columns")
     consume = Choice(
         "cooperative", "pingpong", structural=True, meaning="consumers share tiles, or take turns"
     )
@@ -60,7 +60,10 @@ class Hopper(Machine):
     )  # fmt: skip
     swap = Choice(0, 1, structural=True, meaning="the product's rows are c's columns (1)")
     epilogue = Choice("tma", "direct", structural=True, meaning="how sums reach c")
-    store_n = Choice(8, 16, 32, 64, 128, 256, meaning="columns stored together")
+    store_n = Choice(
+        *(n for n in range(8, 257, 8) if n // 8 % 2 or n & (n - 1) == 0),
+        meaning="columns stored together",
+    )
     store_stages = Choice(1, 2, 4, meaning="chunks of c in shared memory")
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="rows of clusters visited together")
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
@@ -73,12 +76,14 @@ class Hopper(Machine):
         a, b, c = operation.operand("a"), operation.operand("b"), operation.output
         out = DTYPES[c.dtype].bytes
         turns = d.consume == "pingpong"
-        rows = d.tile_m if turns else d.tile_m // d.consumers
+        high = select(d.consumers_n == 1, d.consumers, 1)  # of the consumers, those along the rows
+        rows = d.tile_m if turns else d.tile_m // high
+        columns = d.tile_n // d.consumers_n
         x, y = (b, a) if d.swap else (a, b)
         majors, slabs, parts = tile_requirements(x, y, (d.tile_m, d.tile_n), d)
-        held = rows // 64 * d.tile_n // 2
+        held = rows // 64 * columns // 2
         # what ptxas 13.0 takes without serialising products, of the registers that a thread enters
-        # with: a product's own (tile_n / 2) and about 26 more have to be there from the start
+        # with: a product's own (columns / 2) and about 26 more have to be there from the start
         most = select(
             d.ctas_per_sm == 2,
             select(d.consumers == 1, 128, select(d.consumers == 2, 48, 32)),
@@ -91,13 +96,28 @@ class Hopper(Machine):
                 select(d.consumers == 1, 112, select(d.consumers == 2, 96, 64)),
             )
         span = (64 if d.swap else d.store_n) * out
+        packed = (span & (span - 1) == 0) & (span >= 16) & (span <= ROW_BYTES)
+        packed = packed | (span % 32 == 16)
         return (
             majors,
             Requirement(
                 "blocks",
-                (rows % 64 == 0) & (rows >= 64) & (turns | (d.tile_m % d.consumers == 0)),
+                (rows % 64 == 0) & (rows >= 64) & (turns | (d.tile_m % high == 0)),
                 "a consumer multiplies blocks of 64 rows",
                 "raise tile_m or lower consumers",
+            ),
+            Requirement(
+                "side_by_side",
+                (d.consumers_n == 1)
+                | (
+                    (d.consumers_n == d.consumers)
+                    & (not turns)
+                    & (columns % (8 if y.axes[-1] == "k" else 64) == 0)
+                    & (d.tile_n % d.consumers_n == 0)
+                ),
+                "consumers that share a tile stand along its rows, or have each a half of its "
+                "columns: whole groups of 8, or whole slabs of 64 that do not lie along k",
+                "choose consumers_n 1, or consumers 2, consume cooperative and a wider tile_n",
             ),
             slabs,
             parts,
@@ -115,10 +135,11 @@ class Hopper(Machine):
             ),
             Requirement(
                 "chunks",
-                (d.tile_n % d.store_n == 0)
-                & (((span <= ROW_BYTES) & (span >= 16)) if d.epilogue == "tma" else d.store_n > 0),
-                "columns are stored in whole chunks, by TMA of 16 to 128 B a row",
-                "choose a store_n that divides tile_n, of at most 64 columns of 16 bits",
+                (columns % d.store_n == 0) & (packed if d.epilogue == "tma" else d.store_n > 0),
+                "columns are stored in whole chunks, by TMA in rows that have a swizzle or are an "
+                "odd number of 16 B long, so that eight of them meet no bank twice",
+                "choose a store_n that divides a consumer's columns, of 16 bits 8, 16, 32, 64 or "
+                "an odd multiple of 8",
             ),
             Requirement(
                 "stored",
@@ -128,10 +149,17 @@ class Hopper(Machine):
             ),
             Requirement(
                 "unused",
-                (d.epilogue == "tma" or ((d.store_stages == 1) & (d.tile_n % (2 * d.store_n) != 0)))
+                (
+                    d.epilogue == "tma"
+                    or (
+                        (d.store_stages == 1)
+                        & (columns % (2 * d.store_n) != 0)
+                        & (d.store_n & (d.store_n - 1) == 0)
+                    )
+                )
                 & ((d.persistent == 0) | (d.ctas_per_sm == 1) | (d.consumers == 1)),
                 "a decision about what the kernel does not have stays at its first value",
-                "with epilogue direct choose store_stages 1 and the largest store_n",
+                "with epilogue direct choose store_stages 1 and the largest power of two as store_n",
             ),
             Requirement(
                 "shared_k",
@@ -184,18 +212,22 @@ class Hopper(Machine):
 
         with k.role("consumer", warpgroups=1, registers=select(many, select(few, 160, 232), 0),
                     w=self.consumers):  # fmt: skip
-            own = self.tile_m if turns else self.tile_m // self.consumers
+            own, w_m, w_n = self.tile_m, "", ""
+            if not turns:
+                along = select(self.consumers_n == 1, self.consumers, 1)
+                k.one_of("w", w_m=along, w_n=self.consumers_n)
+                own, w_m, w_n = own // along, "w_m ", "w_n "
+            wide = self.tile_n // self.consumers_n
             high = 64 if self.swap else own  # rows stored together
             k.tile(high=high, col=self.store_n)
             k.threads(warp=4, octet=8, quad=4)
-            k.values(far=own // 64, chunk=self.tile_n // self.store_n, group=self.store_n // 8,
+            k.values(far=own // 64, chunk=wide // self.store_n, group=self.store_n // 8,
                      half=2, pair=2)  # fmt: skip
             row = "far warp half octet"
-            mine = f"tm = ({row})" if turns else f"tm = (w {row})"
-            cols = "tn = (chunk group quad pair)"
+            mine, cols = f"tm = ({w_m}{row})", f"tn = ({w_n}chunk group quad pair)"
             if turns:
                 turn = k.mbarriers("turn", self.consumers, arrivals=1)
-            copied = f"tm = ({'w ' * (not turns)}{'far ' * self.swap}high), tn = (chunk col)"
+            copied = f"tm = ({w_m}{'far ' * self.swap}high), tn = ({w_n}chunk col)"
             store = TileStore(self, k, f"{at}, {mine}, {cols}", f"{at}, {copied}")
             sums = k.registers("sums", "f32", "far", "chunk", "group", "half", "pair")
             first, after = ("w", self.consumers) if turns else ("", 1)
@@ -279,7 +311,8 @@ class TileStore:
 
 
 _PLAIN: Mapping[str, Value] = {
-    "tile_m": 64, "tile_n": 64, "tile_k": 64, "consumers": 1, "consume": "cooperative",
+    "tile_m": 64, "tile_n": 64, "tile_k": 64, "consumers": 1, "consumers_n": 1,
+    "consume": "cooperative",
     "stages": 2, "in_flight": 0, "cluster_m": 1, "cluster_n": 1, "cluster_k": 1, "swap": 0,
     "epilogue": "direct", "store_n": 64, "store_stages": 1, "raster": 1, "persistent": 0,
     "ctas_per_sm": 1, "early": 0,
