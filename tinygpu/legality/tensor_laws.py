@@ -31,9 +31,9 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.isa.tma import BOX_SIDE, boxes
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
-from tinygpu.isa.tma import BOX_SIDE, boxes
 from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
 from tinygpu.term.digits import box_lines, held_factor, layout_faults, product_of
 from tinygpu.term.program import Access, Buffer, Do, same_place, select

@@ -46,7 +46,6 @@ class Hopper(Machine):
     )
     tile_k = Choice(64, 128, meaning="steps of k in a stage")
     consumers = Choice(1, 2, 3, meaning="warpgroups that multiply")
-    consumers_n = Choice(1, 2, before=1, meaning="of those, side by side along the columns")
     consume = Choice(
         "cooperative", "pingpong", structural=True, meaning="consumers share tiles, or take turns"
     )
@@ -76,9 +75,8 @@ class Hopper(Machine):
         a, b, c = operation.operand("a"), operation.operand("b"), operation.output
         out = DTYPES[c.dtype].bytes
         turns = d.consume == "pingpong"
-        high = select(d.consumers_n == 1, d.consumers, 1)  # of the consumers, those along the rows
-        rows = d.tile_m if turns else d.tile_m // high
-        columns = d.tile_n // d.consumers_n
+        high, wide = (1, 1) if turns else side_by_side(d)
+        rows, columns = d.tile_m // high, d.tile_n // wide
         x, y = (b, a) if d.swap else (a, b)
         majors, slabs, parts = tile_requirements(x, y, (d.tile_m, d.tile_n), d)
         held = rows // 64 * columns // 2
@@ -102,22 +100,10 @@ class Hopper(Machine):
             majors,
             Requirement(
                 "blocks",
-                (rows % 64 == 0) & (rows >= 64) & (turns | (d.tile_m % high == 0)),
-                "a consumer multiplies blocks of 64 rows",
+                (columns % (8 if y.axes[-1] == "k" else 64) == 0) & (d.tile_n == columns * wide),
+                "each consumer multiplies blocks of 64 rows, or has whole groups of 8 columns (64 "
+                "that do not lie along k) of all rows",
                 "raise tile_m or lower consumers",
-            ),
-            Requirement(
-                "side_by_side",
-                (d.consumers_n == 1)
-                | (
-                    (d.consumers_n == d.consumers)
-                    & (not turns)
-                    & (columns % (8 if y.axes[-1] == "k" else 64) == 0)
-                    & (d.tile_n % d.consumers_n == 0)
-                ),
-                "consumers that share a tile stand along its rows, or have each a half of its "
-                "columns: whole groups of 8, or whole slabs of 64 that do not lie along k",
-                "choose consumers_n 1, or consumers 2, consume cooperative and a wider tile_n",
             ),
             slabs,
             parts,
@@ -212,12 +198,11 @@ class Hopper(Machine):
 
         with k.role("consumer", warpgroups=1, registers=select(many, select(few, 160, 232), 0),
                     w=self.consumers):  # fmt: skip
-            own, w_m, w_n = self.tile_m, "", ""
+            own, wide, w_m, w_n = self.tile_m, self.tile_n, "", ""
             if not turns:
-                along = select(self.consumers_n == 1, self.consumers, 1)
-                k.one_of("w", w_m=along, w_n=self.consumers_n)
-                own, w_m, w_n = own // along, "w_m ", "w_n "
-            wide = self.tile_n // self.consumers_n
+                along, across = side_by_side(self)
+                k.one_of("w", w_m=along, w_n=across)
+                own, wide, w_m, w_n = own // along, wide // across, "w_m ", "w_n "
             high = 64 if self.swap else own  # rows stored together
             k.tile(high=high, col=self.store_n)
             k.threads(warp=4, octet=8, quad=4)
@@ -257,6 +242,16 @@ class Hopper(Machine):
                     k.wait_group("bulk", 0, read=True)
             if not shared_k:  # else the sum's barrier was the last: nobody touches another CTA
                 k.sync("cluster")
+
+
+def side_by_side(d: Any) -> tuple[Any, Any]:
+    """Return how many consumers stand along the rows of a tile, and along its columns.
+
+    They stand along the rows where each then has blocks of 64 of them and a product reaches over
+    all columns: products of half the columns read the rows once more.
+    """
+    rows = (d.tile_m % (64 * d.consumers) == 0) & (d.tile_n <= 256)
+    return select(rows, d.consumers, 1), select(rows, 1, d.consumers)
 
 
 class TileStore:
@@ -311,7 +306,7 @@ class TileStore:
 
 
 _PLAIN: Mapping[str, Value] = {
-    "tile_m": 64, "tile_n": 64, "tile_k": 64, "consumers": 1, "consumers_n": 1,
+    "tile_m": 64, "tile_n": 64, "tile_k": 64, "consumers": 1,
     "consume": "cooperative",
     "stages": 2, "in_flight": 0, "cluster_m": 1, "cluster_n": 1, "cluster_k": 1, "swap": 0,
     "epilogue": "direct", "store_n": 64, "store_stages": 1, "raster": 1, "persistent": 0,
