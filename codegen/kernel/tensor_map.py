@@ -1,7 +1,7 @@
 """Tensor maps: what TMA has to know of an array, derived from the term.
 
 A statement that moves a tile between gmem and shared memory moves it in *boxes*: one for each value
-of its last value mode (the slabs), each of (contiguous extent) x (lines), or several of equal height
+of its last value mode (the slabs), each of (contiguous extent) x (lines), or several as high
 where a box has not so many lines.  Box, swizzle and array make a tensor map, which
 ``runtime/maps.py`` encodes and the kernel takes as a parameter.  A load that leaves out lines has a
 second map, for the last lines (``trimming.py``).

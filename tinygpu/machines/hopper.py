@@ -60,9 +60,9 @@ class Hopper(Machine):
     swap = Choice(0, 1, structural=True, meaning="the product's rows are c's columns (1)")
     epilogue = Choice("tma", "direct", structural=True, meaning="how sums reach c")
     store_n = Choice(
-        *(n for n in range(8, 257, 8) if n // 8 % 2 or n & (n - 1) == 0),
+        *(8, 16, 24, 32, 40, 56, 64, 88, 104, 128, 136, 152, 184, 232, 248, 256),
         meaning="columns stored together",
-    )
+    )  # 8 times a power of two or a prime: each tile_n has one of 24 or more
     store_stages = Choice(1, 2, 4, meaning="chunks of c in shared memory")
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="rows of clusters visited together")
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
@@ -100,10 +100,13 @@ class Hopper(Machine):
             majors,
             Requirement(
                 "blocks",
-                (columns % (8 if y.axes[-1] == "k" else 64) == 0) & (d.tile_n == columns * wide),
-                "each consumer multiplies blocks of 64 rows, or has whole groups of 8 columns (64 "
-                "that do not lie along k) of all rows",
-                "raise tile_m or lower consumers",
+                (rows % 64 == 0)
+                & (d.tile_m == rows * high)
+                & (columns % (8 if y.axes[-1] == "k" else 64) == 0)
+                & (d.tile_n == columns * wide),
+                "each consumer multiplies blocks of 64 rows, of two side by side all of them with "
+                "whole groups of 8 columns, 64 if these do not lie along k",
+                "raise tile_m, lower consumers, or choose another tile_n",
             ),
             slabs,
             parts,
@@ -145,7 +148,7 @@ class Hopper(Machine):
                 )
                 & ((d.persistent == 0) | (d.ctas_per_sm == 1) | (d.consumers == 1)),
                 "a decision about what the kernel does not have stays at its first value",
-                "with epilogue direct choose store_stages 1 and the largest power of two as store_n",
+                "with epilogue direct choose store_stages 1, as store_n the largest power of two",
             ),
             Requirement(
                 "shared_k",
@@ -247,11 +250,11 @@ class Hopper(Machine):
 def side_by_side(d: Any) -> tuple[Any, Any]:
     """Return how many consumers stand along the rows of a tile, and along its columns.
 
-    They stand along the rows where each then has blocks of 64 of them and a product reaches over
-    all columns: products of half the columns read the rows once more.
+    Two stand along the columns where their rows would be no blocks of 64, or a product would be
+    wider than 256.  Elsewhere that only costs: products of half the columns read the rows twice.
     """
-    rows = (d.tile_m % (64 * d.consumers) == 0) & (d.tile_n <= 256)
-    return select(rows, d.consumers, 1), select(rows, 1, d.consumers)
+    turned = (d.consumers == 2) & ((d.tile_m % 128 != 0) | (d.tile_n > 256))
+    return select(turned, 1, d.consumers), select(turned, 2, 1)
 
 
 class TileStore:

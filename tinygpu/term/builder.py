@@ -1867,7 +1867,8 @@ class Kernel:
                     lay(equations[digit], step)
                 else:
                     name, share = self._one_of.get(digit, (digit, 1))
-                    found[name] = found.get(name, 0) + step * share
+                    if not isinstance(share, int) or share:
+                        found[name] = found.get(name, 0) + step * share
                 step = step * self._extent(digit)
             return step
 
