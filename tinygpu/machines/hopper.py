@@ -78,7 +78,7 @@ class Hopper(Machine):
         high, wide = (1, 1) if turns else side_by_side(d)
         rows, columns = d.tile_m // high, d.tile_n // wide
         x, y = (b, a) if d.swap else (a, b)
-        majors, slabs, parts = tile_requirements(x, y, (d.tile_m, d.tile_n), d)
+        majors, slabs, parts = tile_requirements(x, y, (d.tile_m, d.tile_n), d, lines=1)
         held = rows // 64 * columns // 2
         # what ptxas 13.0 takes without serialising products, of the registers that a thread enters
         # with: a product's own (columns / 2) and about 26 more have to be there from the start

@@ -34,16 +34,17 @@ def ring(k: Kernel, operand: Array, stages: Number, **extents: Number) -> Array:
 
 
 def tile_requirements(
-    x: Operand, y: Operand, extents: tuple[Any, Any], d: Any
+    x: Operand, y: Operand, extents: tuple[Any, Any], d: Any, *, lines: int
 ) -> tuple[Requirement, Requirement, Requirement]:
     """Return what tiles of x and y have to keep: majors, slabs, and a cluster's parts.
 
-    ``extents`` are the rows and the columns of the product that one CTA loads.
+    ``extents`` are the rows and the columns of the product that one CTA loads; along k a part of
+    them is a multiple of so many ``lines``.
     """
     element_bytes = DTYPES[x.dtype].bytes
     inner = ROW_BYTES // element_bytes
     rows, columns = extents
-    whole = (rows % d.cluster_n == 0) & (columns % d.cluster_m == 0)
+    whole = (rows % (lines * d.cluster_n) == 0) & (columns % (lines * d.cluster_m) == 0)
     for operand, part in ((x, rows // d.cluster_n), (y, columns // d.cluster_m)):
         if operand.axes[-1] != "k":
             whole = whole & (part % inner == 0)
