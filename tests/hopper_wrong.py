@@ -227,7 +227,7 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     ("accumulators", "need 256 registers", term("ring", tile_m=128, tile_n=256)),
     ("accumulators", "it has 144", role(term("two consumers"), "consumer", registers=144)),
     ("tma_lines", "48 lines begin 64 lines apart", dos(term("plain"), LOAD, values_of(1, 48))),
-    ("tma_box", "a side of its box has 257", dos(term("plain"), LOAD, values_of(1, 257))),
+    ("tma_box", "257 lines are no 2 boxes", dos(term("plain"), LOAD, values_of(1, 257))),
     ("tma_box", "has 0 elements", dos(term("plain"), LOAD, values_of(1, 0))),
     ("tma_box", "have 104 B, no multiple of 16", dos(term("plain"), LOAD, values_of(0, 52))),
     ("tma_box", "have 64 B, and the swizzle", dos(term("plain"), LOAD, values_of(0, 32))),
@@ -243,12 +243,15 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     ),
     (
         "tma_box",
-        "its swizzle repeats every 1024 B",
+        "TMA needs multiples of 128",
         dos(
             term("plain"),
             LOAD,
             lambda do: replace(
-                do, write=replace(do.write, origin=(var("tile", 0) + 4, *do.write.origin[1:]))
+                do,
+                write=replace(
+                    do.write, origin=(do.write.origin[0], var("tile", 0) + 8, do.write.origin[2])
+                ),
             ),
         ),
     ),

@@ -34,6 +34,8 @@ from tinygpu.space.space import Batch, Space
 __all__ = ["Points", "Scorer", "SharedScores"]
 
 Points = NDArray[np.int64]
+_DIGITS = 9
+"""Of how loose a decision is: beyond them two are equal, and come in the machine's order."""
 _CHUNK = 16384
 """Points at once: their intermediate results stay in a core's cache."""
 
@@ -133,10 +135,15 @@ class Scorer:
         return inside
 
     def order(self, loose: Sequence[NDArray[np.float64]]) -> list[int]:
-        """Order the decisions: first those that loosen the bound most, where they are open."""
-        mean = np.ma.masked_invalid(loose).mean(axis=0).filled(1.0)
+        """Order the decisions: first those that loosen the bound most, where they are open.
+
+        The bound of full points is loose as well, in some batches more: that is of no decision.
+        """
+        with np.errstate(all="ignore"):
+            own = [row / np.nanmax(row) for row in loose if not np.isnan(row).all()]
+        mean = np.ma.masked_invalid(own or [np.ones(len(self.lengths))]).mean(axis=0).filled(1.0)
         axes = [axis for axis, length in enumerate(self.lengths) if length > 1]
-        return sorted(axes, key=lambda axis: float(mean[axis]))
+        return sorted(axes, key=lambda axis: round(float(mean[axis]), _DIGITS))
 
     def looseness(self, points: Points) -> NDArray[np.float64]:
         """Return by which factor the bound falls where a decision is open; NaN: none is.

@@ -84,7 +84,7 @@ class Blackwell(Machine):
         out = DTYPES[c.dtype].bytes
         ctas = 2 if d.cta_pair else 1
         rows, columns = d.tile_m // ctas, d.tile_n // ctas
-        majors, slabs, parts = tile_requirements(a, b, (rows, columns), d)
+        majors, slabs, parts = tile_requirements(a, b, (rows, columns), d, lines=8)
         span = d.store_n * out
         held = select((rows == 64) & (ctas == 2), d.tile_n // 2, d.tile_n)
         return (

@@ -472,6 +472,7 @@ class Kernel:
         self._countings: list[tuple[str, ...]] = []  # of threads, fastest first
         self._turned: dict[tuple[str, ...], Number] = {}  # where the two fastest change places
         self._split: dict[str, tuple[str, ...]] = {}  # digits of values that are counted in two
+        self._one_of: dict[str, tuple[str, Number]] = {}  # who counts in a digit's place, if any
         self._lanes: dict[str, tuple[RowLanes, str, str]] = {}
         """Of a digit of rows in tensor memory the lanes, the digit of halves, and the pair."""
         self._patterns: dict[Any, tuple[dict[str, tuple[str, ...]], frozenset[str]]] = {}
@@ -747,8 +748,8 @@ class Kernel:
         Its dimensions are new digits, as tm=64, or known ones, by name.  ``pad`` elements follow
         each line.  ``swizzle`` = 128: slabs of 128 B, as TMA and wgmma take them; "line": one slab,
         or as many as a third dimension counts, whose pieces of ``piece`` bytes change places by the
-        number of the line, or of the 128 B; or (bits, base, shift) of
-        ``tinygpu.term.layout.Swizzle``.
+        number of the line, or of the 128 B, if a line has a power of two of them; or (bits, base,
+        shift) of ``tinygpu.term.layout.Swizzle``.
         What is declared in a role each of its copies has for itself.
         """
         for digit in digits:
@@ -777,7 +778,9 @@ class Kernel:
             most = (_SLAB_BYTES // piece).bit_length() - 1
             wider = [(shape[1] * each >= piece << i) * 1 for i in range(1, 9)]
             shift = select(sum(wider) > most, sum(wider), most)
-            pattern = (sum(wider[:most]), (piece // each).bit_length() - 1, shift)
+            row = shape[1] * each
+            bits = select(row & (row - 1) == 0, sum(wider[:most]), 0)
+            pattern = (bits, (piece // each).bit_length() - 1, shift)
         if tiled and len(shape) == 3:  # slabs, one after the other
             pitches, size = [shape[1], 1, shape[0] * shape[1]], math.prod(shape)
         buffer = Buffer(
@@ -839,6 +842,21 @@ class Kernel:
         barrier = term.Barrier(self._free(name), stages, threads, number=number)
         self._barriers.append(barrier)
         return BarrierRing(self, barrier)
+
+    def one_of(self, copies: str, **digits: Number) -> None:
+        """Let copies of a role count along one of some digits; the others have an extent of 1.
+
+        Which one it is may differ from schedule to schedule: ``k.one_of("w", high=2, wide=1)``.
+        """
+        shared, taken = self._extent(copies), False
+        self.copy(copies)
+        for name, extent in digits.items():
+            self._declare(name, "copies of a role", extent)
+            mine = (extent == shared) & (taken == 0)
+            self._one_of[name], taken = (copies, mine * 1), taken | mine
+        if np.all((math.prod(digits.values()) != shared) | (taken == 0)):
+            text = f"one_of {copies}: {', '.join(digits)}: one of them has to count all copies"
+            raise self.error(text, copies)
 
     def copy(self, digit: str) -> LoopIndex:
         """Return which copy of its role it is: ``turn[step, k.copy("w") + 1]``."""
@@ -1848,7 +1866,9 @@ class Kernel:
                 if digit in equations and digit != axis:
                     lay(equations[digit], step)
                 else:
-                    found[digit] = found.get(digit, 0) + step
+                    name, share = self._one_of.get(digit, (digit, 1))
+                    if not isinstance(share, int) or share:
+                        found[name] = found.get(name, 0) + step * share
                 step = step * self._extent(digit)
             return step
 
