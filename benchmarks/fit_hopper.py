@@ -64,7 +64,9 @@ BOUNDS = {
     "epilogue": (1.0, 20.0), "landing": (0.4, 1.2), "early": (0.3, 1.0), "l2_misses": (0.3, 1.2),
     "arrive": (15.0, 40.0), "proxy_fence": (20.0, 150.0), "product_end": (60.0, 200.0),
     "multicast": (0.3, 1.0), "tile_power": (4.0, 60.0), "late": (0.0, 2.0), "apart": (0.0, 0.6),
-    "fill_share": (0.3, 1.0), "next": (20.0, 600.0),
+    "fill_share": (0.3, 1.0), "next": (20.0, 600.0), "tma_latency": (2.0, 8.0),
+    "mbarrier_latency": (1.5, 4.0), "cluster_latency": (1.0, 3.0), "prologue": (500.0, 2000.0),
+    "loaded_latency": (1.0, 1.5), "dram_seconds": (5e-7, 1.3e-6), "tma_l2_rate": (1.8, 2.5),
 }  # fmt: skip
 FEW = (1, 8)
 
