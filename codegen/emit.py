@@ -355,8 +355,9 @@ class Emitter(KernelCode):
 
     def _runs(self, body: tuple[Statement, ...]) -> Iterator[tuple[Statement, ...]]:
         """Yield statements, those that ask together whether tiles are whole as one run."""
-        for asks, run in groupby(body, self._asks):
-            yield from (tuple(run),) if asks else ((statement,) for statement in run)
+        for asks, together in groupby(body, self._asks):
+            run = tuple(together)
+            yield from (run,) if asks else ((statement,) for statement in run)
 
     def _asks(self, statement: Statement) -> bool:
         """Say whether a statement asks whether its tile is whole."""

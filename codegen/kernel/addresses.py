@@ -221,7 +221,7 @@ class Addresses:
             turn = scope.turns.get(name)
             trips = self.integer(turn.trips) if turn else ""
             return trips - turn.near if turn and isinstance(trips, int) else None
-        extent = None if self.program.takes_tiles else self.integers.get(f"grid_{name}")
+        extent = None if self.program.barriers else self.integers.get(f"grid_{name}")
         return extent - 1 if isinstance(extent, int) else None
 
     def guard(
