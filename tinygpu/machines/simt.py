@@ -119,8 +119,10 @@ class Simt(Machine):
             ),
             Requirement(
                 "read_ahead",
-                (d.pipeline != "cp.async+ld.shared") | ((d.issue + 1) * d.k_step < d.tile_k),
-                "a fragment is read before the sums of the one before, and loads issue between",
+                (d.pipeline != "cp.async+ld.shared")
+                | (((d.issue + 1) * d.k_step < d.tile_k) & all(smem)),
+                "fragments from shared memory are read before the sums of those before, and loads "
+                "issue between",
                 'lower issue or k_step, raise tile_k, or choose pipeline "cp.async"',
             ),
             Requirement(
