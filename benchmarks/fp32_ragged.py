@@ -4,8 +4,8 @@
     python -m benchmarks.fp32_ragged --out DIR  # on a GPU: measures them, 100 s with 16 cores
 
 A shape's schedules are points like the kernels of cuBLAS, each with every pipeline that copies
-without registers (``FAMILIES``), single changes of one of them (``CHANGES``), and the ``BEST`` that
-the model puts first.  All of a shape and PyTorch's matmul (cuBLAS, no tf32) are timed in turns
+without registers (``FAMILIES``), changes of one of them (``CHANGES``), and the ``BEST`` that the
+model puts first.  All of a shape and PyTorch's matmul (cuBLAS, no tf32) are timed in turns
 (``codegen/run/timing.py``) on inputs that exceed twice the L2, and one run of each is checked.
 
 ``fp32_ragged.json``: a row a schedule and shape, with what the model said, of its term and with
@@ -73,19 +73,19 @@ FAMILIES: Mapping[str, tuple[int, ...]] = {
 PIPELINES: Mapping[str, Mapping[str, Value]] = {
     "copies": {"pipeline": "cp.async"},
     "fragments": {"pipeline": "cp.async+ld.shared"},
+    "fragments, guards each": {"pipeline": "cp.async+ld.shared", "guards": "each"},
 }
-_FRAGMENTS = PIPELINES["fragments"]
+_EACH = PIPELINES["fragments, guards each"]
 CHANGES: Mapping[str, Mapping[str, Value]] = {
-    "register": {"pipeline": "register", "stages": 2, "vector_a": 4, "ctas_per_sm": 1},
-    "issue 0": {**_FRAGMENTS, "issue": 0},
-    "4 stages": {**_FRAGMENTS, "stages": 4},
-    "guards each": {**_FRAGMENTS, "guards": "each"},
-    "tile_k 16": {**_FRAGMENTS, "tile_k": 16},
-    "k_step 2": {**_FRAGMENTS, "k_step": 2},
-    "lanes m": {**_FRAGMENTS, "order": "m"},
-    "raster 1": {**_FRAGMENTS, "raster": 1},
-    "split 2": {**_FRAGMENTS, "split_k": 2, "combine": "red"},
-    "split 4": {**_FRAGMENTS, "split_k": 4, "combine": "red"},
+    "issue 0": {**_EACH, "issue": 0},
+    "tile_k 16": {**_EACH, "tile_k": 16},
+    "tile_k 16, issue 0": {**_EACH, "tile_k": 16, "issue": 0},
+    "lanes m": {**_EACH, "order": "m"},
+    "lanes m, tile_k 16": {**_EACH, "order": "m", "tile_k": 16},
+    "split 2": {**_EACH, "split_k": 2, "combine": "red"},
+    "split 2, tile_k 16": {**_EACH, "split_k": 2, "combine": "red", "tile_k": 16},
+    "split 4": {**_EACH, "split_k": 4, "combine": "red"},
+    "split 4, tile_k 16": {**_EACH, "split_k": 4, "combine": "red", "tile_k": 16},
 }
 
 
@@ -93,9 +93,9 @@ def points(shape: Sequence[int]) -> Iterator[tuple[str, dict[str, Value]]]:
     """Yield names and decisions of the points like cuBLAS's kernels, and of changes of one.
 
     >>> len(dict(points((4000, 4000, 4000))))
-    28
+    36
     """
-    m, n, k = shape
+    m, n, _ = shape
     wide: dict[str, Value] = {"vector_b": _vector(n), "vector_c": _vector(n)}
     base = "128x128" if m * n >= 2000 * 2000 else "64x64 of 2 warps"
     for name, tile in FAMILIES.items():
@@ -103,8 +103,7 @@ def points(shape: Sequence[int]) -> Iterator[tuple[str, dict[str, Value]]]:
         for way, more in PIPELINES.items():
             yield f"{name}, {way}", {**of_tile, **more}
         for change, more in CHANGES.items() if name == base else ():
-            vector = {"vector_a": _vector(k)} if "vector_a" in more else {}
-            yield f"{name}, {change}", {**of_tile, **more, **vector}
+            yield f"{name}, {change}", {**of_tile, **more}
 
 
 def _vector(size: int) -> int:
