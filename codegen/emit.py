@@ -87,7 +87,7 @@ from tinygpu.term.tensor_memory import uses_tensor_memory
 
 __all__ = ["EMITTER_VERSION", "PTX_VERSION", "RULES", "emit", "integer_values", "signature"]
 
-EMITTER_VERSION = 3
+EMITTER_VERSION = 4
 RULES: Mapping[str, Rule] = {
     "ld.global": load_store.ld_global,
     "ld.shared": load_store.ld_shared,
