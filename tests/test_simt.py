@@ -34,6 +34,7 @@ BREAKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("k_steps", "naive", {"k_step": 2}),
     ("issue_inside", "multi-stage", {"k_step": 4, "tile_k": 8, "issue": 2}),
     ("issue_inside", "tuned", {"issue": 1}),
+    ("read_ahead", "multi-stage", {"pipeline": "cp.async+ld.shared", "k_step": 4, "tile_k": 4}),
     ("split_red", "tuned", {"split_k": 2}),
     ("split_red", "tuned", {"combine": "red"}),
     ("chunks", "tuned", {"thread_m": 2}),
@@ -68,6 +69,7 @@ ALONG: dict[str, tuple[dict[str, Any], ...]] = {  # what may be contiguous in sh
 PIPELINES: tuple[dict[str, Any], ...] = (
     {"issue": 1},
     {"pipeline": "cp.async", "stages": 3},
+    {"pipeline": "cp.async+ld.shared", "stages": 3, "k_step": 2},
     {"pipeline": "none", "stages": 1},
 )
 WALKS = [

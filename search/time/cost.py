@@ -44,7 +44,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -54,7 +54,14 @@ from tinygpu.search.time.deferred import applied
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.launch import Assembled, GridLaunch, never, takes_tiles
 from tinygpu.search.time.rates import tma_latency
-from tinygpu.search.time.recursion import Recursion, numbers, occupied, path, span_cycles
+from tinygpu.search.time.recursion import (
+    Recursion,
+    numbers,
+    occupied,
+    path,
+    span_cycles,
+    together,
+)
 from tinygpu.search.time.register_quantities import flying
 from tinygpu.search.time.tile_steps import TileSteps, steps_of_tiles
 from tinygpu.search.time.work import (
@@ -245,6 +252,7 @@ def _of_threads(f: Features, place: Placed) -> Breakdown:
     }
     if busiest is not place.share:
         parts = {unit: seconds * (place.share / busiest) for unit, seconds in parts.items()}
+    parts["burst"] = FITTED["burst"] * _burst(f.tree) * warps * busiest / device.clock_hz
     chain = 0.0 if "path" in launch.without else path(f.tree, warps)
     parts["latency"] = place.waves * chain / device.clock_hz
     parts["l2"] = place.asked_bytes / (
@@ -263,9 +271,9 @@ def combined(parts: Mapping[str, Numbers]) -> Numbers:
     """Return the time that parts, in seconds, make up together; monotone in each."""
     # shared memory and L1 are stages of one pipe
     pipe = parts.get("smem", 0.0) + parts.get("l1", 0.0)
-    apart = ("smem", "l1", "latency", "l2", "dram", "spills", "launch", "clear")
+    apart = ("smem", "l1", "burst", "latency", "l2", "dram", "spills", "launch", "clear")
     units = [seconds for name, seconds in parts.items() if name not in apart]
-    throughput = blend([*units, pipe], FITTED["unit_power"])
+    throughput = blend([*units, pipe], FITTED["unit_power"]) + parts.get("burst", 0.0)
     bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
     seconds = blend(bounds, FITTED["blend_power"])
     return resolved(seconds + parts["spills"] + (parts["launch"] + parts["clear"]))
@@ -309,7 +317,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     parts["launch"] = 0.0 if "launch" in launch.without else device.launch_seconds
     parts["clear"] = launch.clear_seconds()
 
-    def together(seconds: Numbers, dram: Numbers, late: Numbers) -> Numbers:
+    def capped_with(seconds: Numbers, dram: Numbers, late: Numbers) -> Numbers:
         capped = seconds ** (1 - share) * np.maximum(seconds, energy) ** share
         blended = blend([capped, dram], FITTED["tile_power"])
         return resolved(blended * late + (parts["launch"] + parts["clear"]))
@@ -317,9 +325,9 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     late: Numbers = 1.0
     if not never(launch.early):
         late = 1 + FITTED["late"] * launch.early * launch.left_over() ** LATE_POWER
-    found = together(longest + parts["latency"], parts["dram"], late)
+    found = capped_with(longest + parts["latency"], parts["dram"], late)
     # neither of these two is monotone: the bytes in flight save time, and room costs it
-    floor = together(np.maximum(units, fill / place.dram_slow), dram, 1.0)
+    floor = capped_with(np.maximum(units, fill / place.dram_slow), dram, 1.0)
     return Breakdown(found, parts, floor)
 
 
@@ -358,6 +366,30 @@ def _fetch(tree: Tree, device: Device) -> Numbers:
             outgrown = issue * slots * INSTRUCTION_BYTES > FITTED["code_bytes"]
             total = total + node.trips * issue * FITTED["fetch"] * outgrown
     return total
+
+
+def _burst(tree: Tree) -> Numbers:
+    """Return the cycles in which a warp reads the first fragments of shared memory behind barriers.
+
+    All warps of a CTA read them at once and have nothing to multiply meanwhile.  Fragments that are
+    read before the products of those before, from a ring of registers, are no such.
+    """
+    total: Numbers = 0.0
+    for loop in tree:
+        if isinstance(loop, Loop) and loop.form == "rolled" and together(loop):
+            first: dict[str, Numbers] = {}
+            for inner in loop.body:
+                events = [e for e in inner.body if isinstance(e, Event)] if _unrolled(inner) else []
+                read = {name for event in events for name in event.reads}
+                for e in events:
+                    if "smem" in e.each and e.write in read:
+                        first.setdefault(e.write, e.count * e.each["smem"])
+            total = total + loop.trips * sum(first.values(), 0.0)
+    return total
+
+
+def _unrolled(node: Node) -> TypeGuard[Loop]:
+    return isinstance(node, Loop) and node.form == "unrolled"
 
 
 def _with_loads(agent: TimedAgent, per_byte: Numbers, latency: Numbers) -> TimedAgent:

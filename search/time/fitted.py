@@ -32,6 +32,11 @@ FITTED: Mapping[str, float] = {
     # how sharply one bound takes over from another
     "unit_power": 2.42,
     "blend_power": 5.0,
+    # what the first fragments behind a barrier add of the time in which shared memory sends them
+    "burst": 0.3,
+    # integer instructions of a statement that asks whether its tile is whole: a branch cuts the
+    # block that the assembler orders
+    "whole_branch": 5.0,
     # cycles of an SM for each element that a red adds
     "red": 0.7,
     # cycles from a launch to its first instructions' results: code, parameters and pages are cold

@@ -41,7 +41,7 @@ Source: ``docs/model.md``, section "Time"; rates of wgmma: Luo et al., arXiv 240
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, assert_never
 
@@ -533,7 +533,7 @@ class _Accountant:
             case Do() if self.of_tiles:
                 return [replace(self.tile(statement), statement=statement)]
             case Do():
-                return [self.threads(statement, around)]
+                return [*self.branch(statement), self.threads(statement, around)]
             case Wait(barrier, index) if barrier.named:  # it arrives, too
                 cycles, own = {"serial": device.barrier_latency_cycles}, self.role.threads
                 return [
@@ -802,16 +802,39 @@ class _Accountant:
         each = each * select(known, FITTED["index_known"], 1.0)
         guards: Numbers = 0.0
         whole: Numbers = 1.0
+        for asks, cost, share in self.asked(access):
+            guards = guards + select(asks, cost, 0.0)
+            whole = whole * share
+        each_asks = np.asanyarray(self.program.guards) == "each"
+        return each + guards * select(each_asks, 1.0, 1.0 - whole)
+
+    def asked(self, access: Access) -> Iterator[tuple[Numbers, float, Numbers]]:
+        """Yield of each dimension whether it is asked about, at what cost, and the whole tiles.
+
+        What is always inside is not asked about where the sizes are in the code.
+        """
+        known = np.asanyarray(self.program.specialised) != 0
         for d, (guarded, origin) in enumerate(zip(access.guard, access.origin, strict=False)):
             moving = any(not _of_grid(name, self.program) for name, _ in origin.terms)
-            cost = FITTED["guard"] if moving else FITTED["guard_fixed"]
-            guards = guards + select(np.asanyarray(guarded) != 0, cost, 0.0)
             size, tile = self.number(access.buffer.shape[d]), 1
             for _, step in origin.terms:
                 tile = tile if isinstance(step, str) else np.maximum(tile, step)
-            whole = whole * ((size // tile) / -(-size // tile))
-        each_asks = np.asanyarray(self.program.guards) == "each"
-        return each + guards * select(each_asks, 1.0, 1.0 - whole)
+            asks = (np.asanyarray(guarded) != 0) & ~(known & (size % tile == 0))
+            cost = FITTED["guard"] if moving else FITTED["guard_fixed"]
+            yield asks, cost, (size // tile) / -(-size // tile)
+
+    def branch(self, do: Do) -> list[Event]:
+        """Return the event of asking whether a statement's tile is whole, if any candidate asks."""
+        asks: Numbers = False
+        for access in do.accesses if np.any(np.asanyarray(self.program.guards) == "tile") else ():
+            for asked, _, _ in self.asked(access) if access.buffer.level == "gmem" else ():
+                asks = asks | asked
+        if not np.any(asks):
+            return []
+        tiles = asks & (np.asanyarray(self.program.guards) == "tile")
+        many = select(tiles, FITTED["whole_branch"], 0.0)
+        int_rate = WARP / self.device.int_per_cycle_per_sm
+        return [Event("do", {"issue": self.issue(many), "int": many * int_rate})]
 
 
 def returned(width: int, vector: Numbers) -> Numbers:

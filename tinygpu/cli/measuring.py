@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tinygpu.deadline import NEVER, Deadline
-from tinygpu.errors import LaunchError
+from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.term.machine import Machine
 from tinygpu.term.schedule import Schedule
 
@@ -46,6 +46,8 @@ _PEERS, _BEST_PEERS = 8, 2
 
 _FINAL_SECONDS, _FINAL_SHARE = 6.0, 0.4
 """What of a deadline is kept for the final, at most, and as a share of what is left."""
+_ASSEMBLING_SHARE, _LEAST_ASSEMBLING = 0.2, 1.0
+"""Of a search's time, what ptxas may take to order the model's best, and the seconds it needs."""
 _CAPTURE_SECONDS, _LEAST_ROUNDS = 0.08, 5
 """What preparing a candidate of the final takes; the fewest rounds that give quartiles."""
 
@@ -173,8 +175,12 @@ class _Tuning:
         self.whole = whole
         self.until = whole.before(min(_FINAL_SECONDS, _FINAL_SHARE * whole.left()))
 
-        self.campaign, self.first, self.effort, self.tell = campaign, first, effort, tell
+        self.campaign, self.effort, self.tell = campaign, effort, tell
         self.spaces = {space.machine.name: space for space in spaces}
+        asking = _ASSEMBLING_SHARE * min(self.until.left(), effort.seconds)
+        self.first = list(first)
+        if asking >= _LEAST_ASSEMBLING:
+            self.first = self.by_code(first, self.until.sooner(asking))
         self.near = {n: Neighbourhood(space, self.until) for n, space in self.spaces.items()}
         self.predicted = {c.schedule: c.predicted_seconds for c in first}
         self.evaluated: dict[Schedule, Measurement] = {}
@@ -203,6 +209,30 @@ class _Tuning:
         finalists, theirs = self.final(right, modules)
         first = next(m for c, m in finalists if c.schedule == self.first[0].schedule).seconds
         return Tuned(finalists, theirs, self.evaluated, self.predicted, not self.stopped, first)
+
+    def by_code(self, first: Sequence[Candidate], until: Deadline) -> list[Candidate]:
+        """Order by the time with the registers and spills that ptxas says, as far as it is asked.
+
+        It is asked where the model estimates registers: they decide what fits on an SM.
+        """
+        from tinygpu.search.time.cost import cost
+        from tinygpu.search.time.launch import Assembled, takes_tiles
+
+        problem = self.campaign.problem
+        programs = self.programs([one.schedule for one in first])
+        asked = {s: program for s, program in programs.items() if not takes_tiles(program)}
+        device = {s: self.spaces[s.machine].device for s in programs}
+        wanted = [(program, device[s].arch, problem.sizes) for s, program in asked.items()]
+        codes = self.campaign.crew.builders.codes(wanted, until)
+        seconds = {one.schedule: one.predicted_seconds for one in first}
+        known = set(programs) - set(asked)
+        for (schedule, program), code in zip(asked.items(), codes, strict=False):
+            known.add(schedule)
+            seconds[schedule] = math.inf  # if ptxas does not take it
+            if not isinstance(code, TinyGpuError):
+                told = cost(program, problem.sizes, device[schedule], code=Assembled(*code))
+                seconds[schedule] = float(told.seconds)
+        return sorted(first, key=lambda c: (c.schedule not in known, seconds[c.schedule]))
 
     def apart(self, schedule: Schedule) -> object:
         """Return what tells schedules apart by more than details."""

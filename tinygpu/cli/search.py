@@ -42,7 +42,13 @@ from tinygpu.cli.measuring import Effort, Tuned, client_of, tune, why_no_gpu
 from tinygpu.cli.sizes import SizedCommand
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.devices.device import label, load_device
-from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
+from tinygpu.errors import (
+    IllegalScheduleError,
+    LaunchError,
+    ScheduleError,
+    TinyGpuError,
+    nearest,
+)
 from tinygpu.term.schedule import to_json
 
 if TYPE_CHECKING:
@@ -57,7 +63,7 @@ __all__ = ["add_to", "assembled", "computing", "ranked", "tree_of"]
 
 _RANKED = 96
 """Schedules of the model that a search by measuring starts from, one of each spread."""
-_ASSEMBLED = 32
+_ASSEMBLED = 200
 """Schedules of the model that are assembled before one is trusted, one of each spread."""
 _BESIDE_SECONDS, _TELLING_SECONDS, _COMPUTING_SECONDS = 8.4, 2.0, 1.0
 """What a search by measuring may take beside its budget, less Python's start; then, to tell."""
@@ -267,8 +273,7 @@ def assembled(spaces: Sequence[Space], found: Ranking, top: int) -> Ranking:
 
     Nothing is run.  What ptxas does not take is left out.  Raises AssemblyError if it takes none.
     """
-    from tinygpu.codegen.emit import emit
-    from tinygpu.codegen.run.assemble import Cubin, assemble_many
+    from tinygpu.codegen.run.build import Builders
     from tinygpu.search.exact.best import Ranked
     from tinygpu.search.time.cost import cost
     from tinygpu.search.time.launch import Assembled
@@ -277,17 +282,19 @@ def assembled(spaces: Sequence[Space], found: Ranking, top: int) -> Ranking:
     problem, device = spaces[0].problem, spaces[0].device
     schedules = [one.schedule for one in found.best]
     programs = [one.program(machines[one.machine], problem.operation) for one in schedules]
-    texts = [(emit(p, device.arch, problem.sizes), device.arch) for p in programs]
-    with bar("assemble") as progress:
-        cubins = assemble_many(texts, progress=lambda done, total: progress(done, total, ""))
-    best = []
-    for schedule, program, cubin in zip(schedules, programs, cubins, strict=True):
-        if isinstance(cubin, Cubin):
-            code = Assembled(cubin.registers, cubin.spill_stores_bytes + cubin.spill_loads_bytes)
-            timed = cost(program, problem.sizes, device, code=code)
-            best.append(Ranked(float(timed.seconds), schedule, timed))
+    best: list[Ranked] = []
+    failed: list[TinyGpuError] = []
+    with bar("assemble") as progress, Builders() as builders:
+        codes = builders.codes([(p, device.arch, problem.sizes) for p in programs])
+        for schedule, program, code in zip(schedules, programs, codes, strict=True):
+            if isinstance(code, TinyGpuError):
+                failed.append(code)
+            else:
+                timed = cost(program, problem.sizes, device, code=Assembled(*code))
+                best.append(Ranked(float(timed.seconds), schedule, timed))
+            progress(len(best) + len(failed), len(programs), "")
     if not best:
-        raise next(error for error in cubins if not isinstance(error, Cubin))
+        raise failed[0]
     best.sort(key=lambda one: one.seconds)
     return replace(found, best=tuple(best[:top]), proven=False)
 
