@@ -26,20 +26,22 @@ from tinygpu.term.program import Access, Do, Fence, For, Program, Statement, Syn
 from tinygpu.term.schedule import Schedule
 
 SMALL: dict[str, Any] = {
-    **STARTS["shared k"], "tile_n": 16, "stages": 2, "in_flight": 0, "store_n": 16,
+    **STARTS["shared k"], "tile_n": 16, "stages": 2, "in_flight": 0, "store_n": 8,
 }  # fmt: skip
 TMA: dict[str, Any] = {"epilogue": "tma", "store_n": 8, "store_stages": 2}
 POINTS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "two": ("nt", None, {}),
-    "four, f32": ("nt", "f32", {"cluster_k": 4, "in_flight": 1, "stages": 3}),
+    "four, f32": ("nt", "f32", {"cluster_k": 4, "tile_n": 32, "in_flight": 1, "stages": 3}),
     "pairs of rows": ("nt", None, {"cluster_m": 2, "cluster_k": 2, **TMA}),
     "eight": (
         "tn",
         None,
-        {"cluster_n": 2, "cluster_k": 4, "tile_m": 128, "tile_n": 64, "store_n": 64},
+        {"cluster_n": 2, "cluster_k": 4, "tile_m": 128, "tile_n": 64, "store_n": 16},
     ),
     "two consumers": ("nn", None, {"consumers": 2, "tile_m": 128, "tile_n": 64, **TMA}),
-    "turned": ("tt", "f32", {"swap": 1, "tile_n": 64, "store_n": 64, "cluster_k": 4}),
+    "turned": ("tt", "f32", {"swap": 1, "tile_n": 64, "store_n": 16, "cluster_k": 4}),
+    "eight of k": ("nt", None, {"tile_n": 128, "store_n": 16, "cluster_k": 8}),
+    "sixteen of k": ("nt", None, {"tile_n": 128, "cluster_k": 16, **TMA, "store_n": 8}),
 }
 
 

@@ -55,8 +55,8 @@ class Hopper(Machine):
     cluster_m = Choice(1, 2, 4, meaning="CTAs of a cluster along the rows: they share y")
     cluster_n = Choice(1, 2, 4, meaning="CTAs of a cluster along the columns: they share x")
     cluster_k = Choice(
-        1, 2, 4, structural=True, before=1,
-        meaning="CTAs of a cluster that share the terms of a sum",
+        1, 2, 4, 8, 16, structural=True, before=1,
+        meaning="CTAs of a cluster that share the terms of a sum, each stores a part",
     )  # fmt: skip
     swap = Choice(0, 1, structural=True, meaning="the product's rows are c's columns (1)")
     epilogue = Choice("tma", "direct", structural=True, meaning="how sums reach c")
@@ -84,13 +84,7 @@ class Hopper(Machine):
             select(d.consumers == 1, 128, select(d.consumers == 2, 48, 32)),
             select(d.consumers == 1, 216, select(d.consumers == 2, 200, 96)),
         )
-        if d.cluster_k > 1:  # without spilling, for it loads the parts that others send far ahead
-            most = select(
-                d.ctas_per_sm == 2,
-                select(d.consumers == 1, 64, select(d.consumers == 2, 16, 8)),
-                select(d.consumers == 1, 112, select(d.consumers == 2, 96, 64)),
-            )
-        span = (64 if d.swap else d.store_n) * out
+        span, stored = (64 if d.swap else d.store_n) * out, d.tile_n // d.cluster_k
         return (
             majors,
             Requirement(
@@ -105,7 +99,7 @@ class Hopper(Machine):
                 "accumulators",
                 held <= most,
                 "sums leave a consumer's threads registers to work with",
-                "lower tile_n or tile_m, raise consumers, or choose cluster_k 1",
+                "lower tile_n or tile_m, or raise consumers",
             ),
             Requirement(
                 "turns",
@@ -115,10 +109,10 @@ class Hopper(Machine):
             ),
             Requirement(
                 "chunks",
-                (d.tile_n % d.store_n == 0)
+                (d.tile_n % (d.store_n * d.cluster_k) == 0)
                 & (((span <= ROW_BYTES) & (span >= 16)) if d.epilogue == "tma" else d.store_n > 0),
                 "columns are stored in whole chunks, by TMA of 16 to 128 B a row",
-                "choose a store_n that divides tile_n, of at most 64 columns of 16 bits",
+                "choose a store_n that divides tile_n / cluster_k, of at most 64 columns of 16 bits",
             ),
             Requirement(
                 "stored",
@@ -128,7 +122,7 @@ class Hopper(Machine):
             ),
             Requirement(
                 "unused",
-                (d.epilogue == "tma" or ((d.store_stages == 1) & (d.tile_n % (2 * d.store_n) != 0)))
+                (d.epilogue == "tma" or ((d.store_stages == 1) & (stored % (2 * d.store_n) != 0)))
                 & ((d.persistent == 0) | (d.ctas_per_sm == 1) | (d.consumers == 1)),
                 "a decision about what the kernel does not have stays at its first value",
                 "with epilogue direct choose store_stages 1 and the largest store_n",
@@ -188,16 +182,21 @@ class Hopper(Machine):
             high = 64 if self.swap else own  # rows stored together
             k.tile(high=high, col=self.store_n)
             k.threads(warp=4, octet=8, quad=4)
-            k.values(far=own // 64, chunk=self.tile_n // self.store_n, group=self.store_n // 8,
+            k.values(far=own // 64)
+            if shared_k:
+                k.values(peer=self.cluster_k)
+            k.values(chunk=self.tile_n // self.cluster_k // self.store_n, group=self.store_n // 8,
                      half=2, pair=2)  # fmt: skip
             row = "far warp half octet"
             mine = f"tm = ({row})" if turns else f"tm = (w {row})"
-            cols = "tn = (chunk group quad pair)"
+            cols, part = f"tn = ({'peer ' * shared_k}chunk group quad pair)", "rank_k " * shared_k
             if turns:
                 turn = k.mbarriers("turn", self.consumers, arrivals=1)
-            copied = f"tm = ({'w ' * (not turns)}{'far ' * self.swap}high), tn = (chunk col)"
-            store = TileStore(self, k, f"{at}, {mine}, {cols}", f"{at}, {copied}")
-            sums = k.registers("sums", "f32", "far", "chunk", "group", "half", "pair")
+            copied = f"tm = ({'w ' * (not turns)}{'far ' * self.swap}high), tn = ({part}chunk col)"
+            whole = f"{at}, {mine}, tn = ({part}chunk group quad pair)"
+            store = TileStore(self, k, whole, f"{at}, {copied}")
+            digits = "far", *["peer"] * shared_k, "chunk", "group", "half", "pair"
+            sums = k.registers("sums", "f32", *digits)
             first, after = ("w", self.consumers) if turns else ("", 1)
             for tile in k.tiles(start=first, step=after):
                 if turns:
@@ -215,11 +214,8 @@ class Hopper(Machine):
                         k.arrive(turn[tile])
                 k.wait_group("wgmma", 0)
                 k.run_on("kt", self.in_flight)  # what is left to release
-                if shared_k:
-                    with k.cluster_sum(sums, over="rank_k"):
-                        store.tile(sums)
-                else:
-                    store.tile(sums)
+                added = k.cluster_sum(sums, over="rank_k", slices="peer") if shared_k else sums
+                store.tile(added)
             if self.epilogue == "tma":
                 with k.elect():
                     k.wait_group("bulk", 0, read=True)
@@ -291,7 +287,7 @@ _STAY = {**_STORE, "persistent": 1, "raster": 8}
 _CLUSTER = {**_STAY, "cluster_m": 2}
 _TURNS = {**_STAY, "tile_m": 64, "consume": "pingpong", "stages": 4}
 _EARLY = {**_CLUSTER, "early": 1}
-_SHARED = {**_RING, "tile_m": 64, "tile_n": 64, "cluster_k": 2, "store_n": 64}
+_SHARED = {**_RING, "tile_m": 64, "tile_n": 64, "cluster_k": 2, "store_n": 32}
 _TURNED = {**_RING, "swap": 1, "tile_m": 64, "tile_n": 16, "stages": 8, "store_n": 16}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {

@@ -218,7 +218,7 @@ class Program:
                             f"program {self.name}: {statement}: {access.buffer.name} has steps "
                             f"for {len(steps)} extents, not {len(extents)}; give one for each"
                         )
-            for ring, _, _ in statement.uses:
+            for ring, *_ in statement.uses:
                 if isinstance(ring, Barrier):
                     self._declares(statement, "barrier", ring, self.barriers)
 
