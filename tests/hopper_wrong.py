@@ -151,7 +151,7 @@ def with_barriers(program: Program, **changes: Any) -> Program:
 
 # A law, what its message says, and a term that breaks it.
 WRONG: tuple[tuple[str, str, Program], ...] = (
-    ("cluster_size", "4 x 4 has 16 CTAs", term("cluster", cluster_m=4, cluster_n=4)),
+    ("cluster_size", "4 x 4 x 2 has 32 CTAs", term("shared k", cluster_m=4, cluster_n=4)),
     ("issuers", "each thread of producer", rewritten(term("plain"), unelected)),
     ("issuers", "one thread cannot", dos(term("plain"), "wgmma", lambda do: Elect((do,)))),
     ("issuers", "a copy of consumer has 64", role(term("plain"), "consumer", threads=64)),
@@ -377,7 +377,7 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
 
 # A law, and a term at its edge that keeps it.
 RIGHT: tuple[tuple[str, Program], ...] = (
-    ("cluster_size", term("cluster", cluster_m=4, cluster_n=2)),
+    ("cluster_size", term("cluster", cluster_m=4, cluster_n=4)),
     (
         "collective",
         replace(

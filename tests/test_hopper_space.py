@@ -82,7 +82,13 @@ def test_the_whole_space_is_large_and_has_the_named_points(layout: str) -> None:
         (matmul("bf16"), {**SMALL, "k": 60}, "h200", {}, "tma_strides"),
         (matmul("bf16"), {**SMALL, "n": 60}, "h200", {}, "tma_strides"),
         (matmul("bf16"), SMALL, "a100", {}, "architecture"),
-        (matmul("bf16"), SMALL, "h200", {"cluster_m": 4, "cluster_n": 4}, "cluster_size"),
+        (
+            matmul("bf16"),
+            SMALL,
+            "h200",
+            {"cluster_m": 4, "cluster_n": 4, "cluster_k": 2},
+            "cluster_size",
+        ),
     ],
 )
 def test_an_empty_space_names_its_law(

@@ -188,8 +188,9 @@ class GridLaunch:
         device, size = self.device, self.cluster
         if isinstance(size, int) and size == 1:
             return device.sms
-        of_4, of_8 = device.clusters_of_4, device.clusters_of_8
-        large = select(np.greater(5, size), of_4, np.floor(of_8 * 8 / size))
+        of_4, of_8, of_16 = device.clusters_of_4, device.clusters_of_8, device.clusters_of_16
+        most = select(np.greater(9, size), of_8 * 8, of_16 * 16)
+        large = select(np.greater(5, size), of_4, np.floor(most / size))
         small = np.floor(device.sms / size)
         return np.maximum(select(np.greater(3, size), small, large), 1.0)
 

@@ -8,8 +8,9 @@
   take the longer of their reads of shared memory and, for k of 16 16-bit elements, N / 2 cycles
   with R = 128, or with 64 rows alone; N / 4 with 64 rows in each CTA of a pair.  Half of the lanes
   idle where one CTA has 64 rows.  A first input in tensor memory is not read from shared memory.
-- *homes*: what a CTA writes to a buffer's home in another CTA goes through the network between SMs.
-  The home is the narrow place: of n CTAs along the axis n - 1 write to it at once.
+- *homes*: what a CTA writes into another CTA of its cluster goes through the network between SMs.
+  Each of n CTAs along the axis sends its part to all in turn, and takes as much: of n parts one is
+  its own, and the others pass its port.
 - *lines of tiles*: a grid rounds up, so tiles may reach beyond an array.  With T tiles of e
   elements along an axis and a size of s, the share s / (T e) of their lines is inside.
 
@@ -112,10 +113,9 @@ def row_sectors(do: Do, count: Numbers, device: Device) -> Numbers:
 
 
 def home_cycles(do: Do, count: Any, extents: Mapping[str, Any]) -> Any:
-    """Return the cycles that ``count`` elements a copy take to the home of what a Do writes."""
-    buffer = do.write.buffer
-    others = extents[buffer.home] - 1
-    return others * count * buffer.type.bytes / _HOME_BYTES_PER_CYCLE
+    """Return the cycles that ``count`` elements a copy take into another CTA of its cluster."""
+    buffer, ctas = do.write.buffer, extents[do.write.buffer.home]
+    return (ctas - 1) / ctas * count * buffer.type.bytes / _HOME_BYTES_PER_CYCLE
 
 
 def touches_smem(do: Do) -> bool:

@@ -112,7 +112,7 @@ class Hopper(Machine):
                 (d.tile_n % (d.store_n * d.cluster_k) == 0)
                 & (((span <= ROW_BYTES) & (span >= 16)) if d.epilogue == "tma" else d.store_n > 0),
                 "columns are stored in whole chunks, by TMA of 16 to 128 B a row",
-                "choose a store_n that divides tile_n / cluster_k, of at most 64 columns of 16 bits",
+                "choose a store_n that divides tile_n / cluster_k, of at most 128 B",
             ),
             Requirement(
                 "stored",
