@@ -168,9 +168,6 @@ def home(case: Case, place: Place) -> Iterator[Clause]:
         known = buffer.home in dict(case.program.cluster)
         text = "{}: its home is along {}, no axis of the cluster"
         yield Clause(known, text, (do, buffer.home))
-        ctas, peer = dict(case.program.cluster).get(buffer.home, 1), do.write.peer
-        text = "{}: there is no CTA {} along {}, of {}"
-        yield Clause((peer >= 0) & (peer < ctas), text, (do, peer, buffer.home, ctas))
         plain = do.instruction.name == "st.shared" and buffer.level == "smem"
         yield Clause(plain, "{}: only st.shared writes into another CTA", (do,))
 

@@ -204,6 +204,12 @@ class Program:
                 if id(access.buffer) not in seen:
                     self._declares(statement, "buffer", access.buffer, self.buffers)
                     seen.add(id(access.buffer))
+                ctas = dict(self.cluster).get(access.buffer.home, 1)
+                if _below(access.peer, 0) or _below(ctas - 1, access.peer):
+                    raise ProgramError(
+                        f"program {self.name}: {statement}: there is no CTA {access.peer} along "
+                        f"{access.buffer.home}; choose one of {number_text(ctas)}"
+                    )
                 if access.outside and not _loads(statement):
                     raise ProgramError(
                         f"program {self.name}: {statement} gives {access.outside} outside; "
