@@ -827,7 +827,7 @@ class _Work:
             stage = self.stage(write, group, writes=anew)
             columns = group.who
             if on_chip:
-                columns = self.rows(write.buffer, group, writes=False)
+                columns = self.rows(write, group, writes=False)
                 columns = columns if of is None else of[columns]
             if not anew:
                 before = stage[cells] if columns.size == stage.shape[1] and group.whole else None
@@ -893,7 +893,7 @@ class _Work:
         if read.buffer.level == "registers":
             found = found if group.whole else found[:, group.who]
         else:
-            rows = self.rows(read.buffer, group, writes=False)
+            rows = self.rows(read, group, writes=False)
             found = found[:, rows if of is None else of[rows]]
         deep = depth or int(do.values[0])
         if not depth and int(narrow.values[0]) != deep:
