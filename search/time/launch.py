@@ -154,7 +154,10 @@ class GridLaunch:
         return reduce(lambda a, b: a * b, self.extents, 1.0)
 
     def resident(self) -> Numbers:
-        """Return how many CTAs fit on an SM, by registers, both memories and threads."""
+        """Return how many CTAs fit on an SM, by registers, both memories and threads.
+
+        Of a cluster of more than 8 it is one (measured: H100, kernels with room for two).
+        """
         device = self.device
         fits = np.floor(device.registers_per_sm / self._registers())
         fits = np.maximum(fits, self.ctas_wanted[1])  # the assembler is told to make them fit
@@ -162,6 +165,7 @@ class GridLaunch:
         fits = np.minimum(fits, np.floor(device.smem_bytes_per_sm / smem))
         fits = np.minimum(fits, np.floor(device.threads_per_sm / self.threads))
         columns = np.floor(COLUMNS / np.maximum(self.columns, 1))
+        fits = select(np.greater(self.cluster, 8), 1.0, fits)
         return np.maximum(np.minimum(fits, np.minimum(columns, device.ctas_per_sm)), 1.0)
 
     def _registers(self) -> Numbers:

@@ -19,7 +19,7 @@
 2.0
 
 Sources: PTX ISA 9, "ldmatrix", "tcgen05.mma", "Tensor-map"; W. Luo et al., arXiv 2402.13499
-(mma.sync; 3.3 TB/s between SMs of an H100: 14 B a cycle each); SemiAnalysis, microbench-blackwell.
+(mma.sync); SemiAnalysis, microbench-blackwell.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MMA_VALUES = 8  # spec: pair, half, half of k: what a statement counts in one mm
 MMA_LATENCY_CYCLES = 24.0  # published: arXiv 2402.13499
 _FLOP = 2 * 16 * 8 * 16
 _SHARE = {"sm_90a": 0.65, "sm_90": 0.65}  # published: 494 of 757 TFLOP/s, arXiv 2402.13499
-_HOME_BYTES_PER_CYCLE = 14.0  # published: see above; not fitted, but schedules are met with it
+_HOME_BYTES_PER_CYCLE = 32.0  # fitted: 112 kernels of an H100, 2026-11-25 (docs/decisions.md)
 _TMEM_BYTES_PER_CYCLE = 512  # a guess until measured: 128 B for each of four warps
 _CELL_BYTES = 4
 
