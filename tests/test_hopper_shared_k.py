@@ -41,7 +41,11 @@ POINTS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "two consumers": ("nn", None, {"consumers": 2, "tile_m": 128, "tile_n": 64, **TMA}),
     "turned": ("tt", "f32", {"swap": 1, "tile_n": 64, "store_n": 16, "cluster_k": 4}),
     "eight of k": ("nt", None, {"tile_n": 128, "store_n": 16, "cluster_k": 8}),
-    "sixteen of k": ("nt", None, {"tile_n": 128, "cluster_k": 16, **TMA, "store_n": 8}),
+    "pairs of eight": (
+        "nt",
+        None,
+        {"cluster_m": 2, "tile_n": 64, "cluster_k": 8, **TMA, "store_n": 8},
+    ),
 }
 
 

@@ -37,7 +37,7 @@ NARROW: dict[str, dict[str, Any]] = {
                    "ctas_per_sm": (1, 2), "cluster_n": (1, 2)},
     "shared k": {**STARTS["shared k"], "tile_m": (64, 128, 256), "tile_n": (8, 64, 128, 256),
                  "store_n": (8, 32, 128), "consumers": (1, 2), "cluster_m": (1, 4),
-                 "cluster_k": (1, 2, 4, 8, 16), "persistent": (0, 1), "stages": (4, 12)},
+                 "cluster_k": (1, 2, 4, 8), "persistent": (0, 1), "stages": (4, 12)},
 }  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def schedules(draw: st.DrawFn) -> tuple[dict[str, Any], Program]:
         "store_n": draw(st.sampled_from([8, 16, 32, 64])),
         "epilogue": draw(st.sampled_from(["tma", "tma", "direct"])),
         "consume": draw(st.sampled_from(["cooperative", "pingpong"])),
-        "cluster_k": draw(st.sampled_from([1, 1, 2, 4, 8, 16])),
+        "cluster_k": draw(st.sampled_from([1, 1, 2, 4, 8])),
     }
     if values["epilogue"] == "direct":
         wide = values["tile_n"] // values["cluster_k"]

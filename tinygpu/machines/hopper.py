@@ -55,7 +55,7 @@ class Hopper(Machine):
     cluster_m = Choice(1, 2, 4, meaning="CTAs of a cluster along the rows: they share y")
     cluster_n = Choice(1, 2, 4, meaning="CTAs of a cluster along the columns: they share x")
     cluster_k = Choice(
-        1, 2, 4, 8, 16, structural=True, before=1,
+        1, 2, 4, 8, structural=True, before=1,
         meaning="CTAs of a cluster that share the terms of a sum, each stores a part",
     )  # fmt: skip
     swap = Choice(0, 1, structural=True, meaning="the product's rows are c's columns (1)")
