@@ -355,7 +355,8 @@ class MadeUp:
         return [1.2 * self.truth.launch_seconds, self.truth.launch_seconds]
 
     def clusters(self, ctas: int) -> int:
-        return {4: self.truth.clusters_of_4, 8: self.truth.clusters_of_8}[ctas]
+        count: int = getattr(self.truth, f"clusters_of_{ctas}")
+        return count
 
 
 UNITS = (
@@ -448,5 +449,6 @@ def test_calibration_on_this_gpu() -> None:
         assert 0 < getattr(found, f"{field}_per_cycle_per_sm") <= 1.01 * issue
     latencies = (found.smem_latency_cycles, found.l2_latency_cycles, found.dram_latency_cycles)
     assert latencies == tuple(sorted(latencies))
+    assert 2 * found.clusters_of_16 <= found.clusters_of_8
     assert 0 < 2 * found.clusters_of_8 <= found.clusters_of_4 <= found.sms // 4
     assert found.tensor_clock_hz <= 1.02 * found.clock_hz

@@ -155,17 +155,21 @@ def test_they_assemble_without_spills() -> None:
         assert cubin.registers * program.threads * program.ctas_per_sm <= 65536
 
 
-@pytest.mark.parametrize(("output", "cluster_k"), [(None, 1), ("f32", 1), ("f32", 4)])
+@pytest.mark.parametrize(("output", "cluster_k"), [(None, 1), ("f32", 1), ("f32", 4), ("f32", 8)])
 def test_the_widest_sums_assemble(output: str | None, cluster_k: int) -> None:
     """What the machine takes for sums leaves ptxas the registers that it wants."""
     operation, texts = matmul("bf16", output, "nt"), []
     for consumers, ctas_per_sm in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (3, 2)):
         for epilogue, swap in (("tma", 0), ("direct", 0), ("direct", 1)):
             for tile_n in reversed(Hopper.decisions()["tile_n"].values):
+                if tile_n % (8 * cluster_k):
+                    continue
+                wide = tile_n // cluster_k
                 point = {
                     **STARTS["persistent"], "tile_m": 64 * consumers, "tile_n": tile_n,
                     "consumers": consumers, "ctas_per_sm": ctas_per_sm, "epilogue": epilogue,
-                    "swap": swap, "store_n": 16 if epilogue == "tma" else tile_n, "stages": 2,
+                    "swap": swap, "store_n": min(wide & -wide, 16 if epilogue == "tma" else 256),
+                    "stages": 2,
                     "store_stages": 1, "cluster_k": cluster_k,
                     "persistent": int(cluster_k == 1 and (ctas_per_sm == 1 or consumers == 1)),
                 }  # fmt: skip

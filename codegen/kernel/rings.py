@@ -121,7 +121,7 @@ def split_index(stages: int, index: Affine, scope: Scope) -> tuple[int, int, Ter
 def _uses(body: Body, scope: Scope) -> Iterator[tuple[int, Affine, Scope]]:
     """Yield the depth and the index of every use of a ring, and the loops around it."""
     for statement in body:
-        for ring, index, _ in statement.uses:
+        for ring, index, *_ in statement.uses:
             if isinstance(ring, Barrier) or ring.level == "smem":
                 yield ring.stages, index, scope
         for inner in scope.within(statement):

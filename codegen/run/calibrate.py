@@ -314,7 +314,7 @@ def _told(chip: Gpu, source: str) -> dict[str, Number]:
         numbers[field] = Number(chip.attributes[attribute], "spec", f"{driver} {attribute}")
     warps = chip.attributes["MaxThreadsPerMultiProcessor"] // chip.attributes["WarpSize"]
     numbers["warps_per_sm"] = Number(warps, "spec", f"{driver} MaxThreadsPerMultiProcessor / 32")
-    for size in (4, 8):
+    for size in (4, 8, 16):
         at_once = Number(chip.clusters(size), "spec", f"{source}: the driver's occupancy")
         numbers[f"clusters_of_{size}"] = at_once
     numbers["dram_bytes"] = Number(chip.dram_bytes, "spec", f"{source}: the driver")
@@ -374,7 +374,9 @@ class CupyGpu:
         if arch_number(self.arch) < 90:
             return self.attributes["MultiProcessorCount"] // ctas
         smem = self.attributes["MaxSharedMemoryPerMultiprocessor"] // 2  # two do not fit
-        function = load(assemble(_EMPTY.ptx(self.arch), self.arch).bytes, "probe", smem_bytes=smem)
+        function = load(
+            assemble(_EMPTY.ptx(self.arch), self.arch).bytes, "probe", smem_bytes=smem, cluster=ctas
+        )
         return active_clusters(function.ptr, ctas, _EMPTY.threads, smem)
 
     def _function(self, kernel: Microkernel) -> Any:

@@ -46,6 +46,8 @@ from tinygpu.errors import LaunchError, out_of_memory
 __all__ = ["Function", "Launch", "device_arch", "gpu", "load"]
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # spec: CUfunction_attribute of the driver API
+_LARGE_CLUSTERS = 14  # spec: the same, NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_PORTABLE_CLUSTER = 8  # spec: the largest that every chip takes
 _SMEM_BYTES_WITHOUT_ASKING = 48 * 1024  # spec: CUDA C++ Programming Guide, "Shared Memory"
 _MAX_CTAS = 2**31 - 1  # spec: gridDim.x, CUDA C++ Programming Guide, "Compute Capabilities"
 _MOST_KEPT = 512  # launches, and plans, that a function keeps
@@ -86,10 +88,10 @@ def device_arch() -> str:
     return f"sm_{capability}" + ("a" if int(capability) >= 90 else "")
 
 
-def load(code: bytes, name: str, *, smem_bytes: int = 0) -> Any:
+def load(code: bytes, name: str, *, smem_bytes: int = 0, cluster: int = 1) -> Any:
     """Load a cubin on the current device and return its function ``name``.
 
-    Raises LaunchError if the driver refuses the code or so much shared memory.
+    Raises LaunchError if the driver refuses the code, so much shared memory or so large clusters.
     """
     cupy = gpu()
     device = cupy.cuda.Device()
@@ -107,6 +109,8 @@ def load(code: bytes, name: str, *, smem_bytes: int = 0) -> Any:
             cupy.cuda.driver.funcSetAttribute(
                 function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes
             )
+        if cluster > _PORTABLE_CLUSTER:
+            cupy.cuda.driver.funcSetAttribute(function.ptr, _LARGE_CLUSTERS, 1)
     except cupy.cuda.driver.CUDADriverError as error:
         raise LaunchError(
             f"{name}: the driver does not load it ({error}); assemble it for {device_arch()}"
@@ -308,7 +312,10 @@ class Function:
         with gpu().cuda.Device(device):
             if device not in self._functions:
                 self._functions[device] = load(
-                    self.code, contract.name, smem_bytes=contract.smem_bytes
+                    self.code,
+                    contract.name,
+                    smem_bytes=contract.smem_bytes,
+                    cluster=contract.cluster,
                 )
             if contract.persistent:
                 ctas = contract.cluster * min(clusters, self._resident(device, contract.cluster))

@@ -154,7 +154,10 @@ class GridLaunch:
         return reduce(lambda a, b: a * b, self.extents, 1.0)
 
     def resident(self) -> Numbers:
-        """Return how many CTAs fit on an SM, by registers, both memories and threads."""
+        """Return how many CTAs fit on an SM, by registers, both memories and threads.
+
+        Of a cluster of more than 8 it is one (measured: H100, kernels with room for two).
+        """
         device = self.device
         fits = np.floor(device.registers_per_sm / self._registers())
         fits = np.maximum(fits, self.ctas_wanted[1])  # the assembler is told to make them fit
@@ -162,6 +165,7 @@ class GridLaunch:
         fits = np.minimum(fits, np.floor(device.smem_bytes_per_sm / smem))
         fits = np.minimum(fits, np.floor(device.threads_per_sm / self.threads))
         columns = np.floor(COLUMNS / np.maximum(self.columns, 1))
+        fits = select(np.greater(self.cluster, 8), 1.0, fits)
         return np.maximum(np.minimum(fits, np.minimum(columns, device.ctas_per_sm)), 1.0)
 
     def _registers(self) -> Numbers:
@@ -188,8 +192,9 @@ class GridLaunch:
         device, size = self.device, self.cluster
         if isinstance(size, int) and size == 1:
             return device.sms
-        of_4, of_8 = device.clusters_of_4, device.clusters_of_8
-        large = select(np.greater(5, size), of_4, np.floor(of_8 * 8 / size))
+        of_4, of_8, of_16 = device.clusters_of_4, device.clusters_of_8, device.clusters_of_16
+        most = select(np.greater(9, size), of_8 * 8, of_16 * 16)
+        large = select(np.greater(5, size), of_4, np.floor(most / size))
         small = np.floor(device.sms / size)
         return np.maximum(select(np.greater(3, size), small, large), 1.0)
 

@@ -8,8 +8,9 @@
   take the longer of their reads of shared memory and, for k of 16 16-bit elements, N / 2 cycles
   with R = 128, or with 64 rows alone; N / 4 with 64 rows in each CTA of a pair.  Half of the lanes
   idle where one CTA has 64 rows.  A first input in tensor memory is not read from shared memory.
-- *homes*: what a CTA writes to a buffer's home in another CTA goes through the network between SMs.
-  The home is the narrow place: of n CTAs along the axis n - 1 write to it at once.
+- *homes*: what a CTA writes into another CTA of its cluster goes through the network between SMs.
+  Each of n CTAs along the axis sends its part to all in turn, and takes as much: of n parts one is
+  its own, and the others pass its port.
 - *lines of tiles*: a grid rounds up, so tiles may reach beyond an array.  With T tiles of e
   elements along an axis and a size of s, the share s / (T e) of their lines is inside.
 
@@ -18,7 +19,7 @@
 2.0
 
 Sources: PTX ISA 9, "ldmatrix", "tcgen05.mma", "Tensor-map"; W. Luo et al., arXiv 2402.13499
-(mma.sync; 3.3 TB/s between SMs of an H100: 14 B a cycle each); SemiAnalysis, microbench-blackwell.
+(mma.sync); SemiAnalysis, microbench-blackwell.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ MMA_VALUES = 8  # spec: pair, half, half of k: what a statement counts in one mm
 MMA_LATENCY_CYCLES = 24.0  # published: arXiv 2402.13499
 _FLOP = 2 * 16 * 8 * 16
 _SHARE = {"sm_90a": 0.65, "sm_90": 0.65}  # published: 494 of 757 TFLOP/s, arXiv 2402.13499
-_HOME_BYTES_PER_CYCLE = 14.0  # published: see above; not fitted, but schedules are met with it
+_HOME_BYTES_PER_CYCLE = 32.0  # fitted: 112 kernels of an H100, 2026-11-25 (docs/decisions.md)
 _TMEM_BYTES_PER_CYCLE = 512  # a guess until measured: 128 B for each of four warps
 _CELL_BYTES = 4
 
@@ -134,10 +135,9 @@ def row_sectors(do: Do, count: Numbers, device: Device) -> Numbers:
 
 
 def home_cycles(do: Do, count: Any, extents: Mapping[str, Any]) -> Any:
-    """Return the cycles that ``count`` elements a copy take to the home of what a Do writes."""
-    buffer = do.write.buffer
-    others = extents[buffer.home] - 1
-    return others * count * buffer.type.bytes / _HOME_BYTES_PER_CYCLE
+    """Return the cycles that ``count`` elements a copy take into another CTA of its cluster."""
+    buffer, ctas = do.write.buffer, extents[do.write.buffer.home]
+    return (ctas - 1) / ctas * count * buffer.type.bytes / _HOME_BYTES_PER_CYCLE
 
 
 def touches_smem(do: Do) -> bool:

@@ -65,7 +65,8 @@ _FORMAT, _VERSION = "tinygpu device", 2
 _FAR, _LARGEST = 1000, 1e40
 _POWERS = ("sector_bytes", "line_bytes", "banks", "bank_bytes", "register_allocation_unit")
 _WITHIN = (
-    ("clusters_of_4", 4, "sms"), ("clusters_of_8", 8, "sms"), ("sector_bytes", 1, "line_bytes"),
+    ("clusters_of_4", 4, "sms"), ("clusters_of_8", 8, "sms"), ("clusters_of_16", 16, "sms"),
+    ("sector_bytes", 1, "line_bytes"),
     ("smem_bytes_per_cta_max", 1, "smem_bytes_per_sm"),
     ("smem_bytes_per_sm", 1, "l1_bytes_per_sm"),
     ("threads_per_cta_max", 1, "threads_per_sm"), ("warps_per_sm", 32, "threads_per_sm"),
@@ -92,7 +93,8 @@ class Device:
     in a CUDA graph.  ``tensor_flop_per_cycle_per_sm`` is dense and of 16-bit inputs with fp32 sums;
     ``fill_bytes_per_cycle_per_sm`` comes from L2 to one SM.  ``tma_latency_cycles`` is what TMA
     adds to a load, ``cluster_latency_cycles`` the way to another SM (0: there is none);
-    ``clusters_of_4`` how many of 4 CTAs run at once, one on an SM (0: none): one lies in one GPC;
+    ``clusters_of_4`` how many of 4 CTAs run at once, one on an SM (0: none): one lies in one GPC
+    (of 16 only where the chip takes more than 8);
     ``tensor_clock_hz`` the clock at which tensor cores without a pause meet the power cap.
     """
 
@@ -143,6 +145,7 @@ class Device:
     fill_bytes_per_cycle_per_sm: float
     clusters_of_4: int
     clusters_of_8: int
+    clusters_of_16: int
     tma_latency_cycles: float
     mbarrier_latency_cycles: float
     cluster_latency_cycles: float
@@ -206,7 +209,7 @@ NUMBERS: Mapping[str, bool] = {
 
 _MAY_BE_ZERO = (
     "smem_reserved_bytes_per_cta", "tma_latency_cycles", "cluster_latency_cycles",
-    "clusters_of_4", "clusters_of_8",
+    "clusters_of_4", "clusters_of_8", "clusters_of_16",
 )  # fmt: skip
 
 

@@ -54,15 +54,15 @@ class Hopper(Machine):
     cluster_m = Choice(1, 2, 4, meaning="CTAs of a cluster along the rows: they share y")
     cluster_n = Choice(1, 2, 4, meaning="CTAs of a cluster along the columns: they share x")
     cluster_k = Choice(
-        1, 2, 4, structural=True, before=1,
-        meaning="CTAs of a cluster that share the terms of a sum",
+        1, 2, 4, 8, structural=True, before=1,
+        meaning="CTAs of a cluster that share the terms of a sum, each stores a part",
     )  # fmt: skip
     swap = Choice(0, 1, structural=True, meaning="the product's rows are c's columns (1)")
     epilogue = Choice("tma", "direct", structural=True, meaning="how sums reach c")
     store_n = Choice(
-        *(8, 16, 24, 32, 40, 56, 64, 88, 104, 128, 136, 152, 184, 232, 248, 256),
+        *(8, 16, 24, 32, 40, 56, 64, 104, 128, 152, 256),
         meaning="columns stored together",
-    )  # 8 times a power of two or a prime: each tile_n has one of 24 or more
+    )  # powers of two, and 8 times a prime: what widths by 8 divide into
     store_stages = Choice(1, 2, 4, meaning="chunks of c in shared memory")
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="rows of clusters visited together")
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
@@ -87,13 +87,7 @@ class Hopper(Machine):
             select(d.consumers == 1, 128, select(d.consumers == 2, 48, 32)),
             select(d.consumers == 1, 216, select(d.consumers == 2, 200, 96)),
         )
-        if d.cluster_k > 1:  # without spilling, for it loads the parts that others send far ahead
-            most = select(
-                d.ctas_per_sm == 2,
-                select(d.consumers == 1, 64, select(d.consumers == 2, 16, 8)),
-                select(d.consumers == 1, 112, select(d.consumers == 2, 96, 64)),
-            )
-        span = (64 if d.swap else d.store_n) * out
+        span, stored = (64 if d.swap else d.store_n) * out, columns // d.cluster_k
         packed = (span & (span - 1) == 0) & (span >= 16) & (span <= ROW_BYTES)
         packed = packed | (span % 32 == 16)
         return (
@@ -114,7 +108,7 @@ class Hopper(Machine):
                 "accumulators",
                 held <= most,
                 "sums leave a consumer's threads registers to work with",
-                "lower tile_n or tile_m, raise consumers, or choose cluster_k 1",
+                "lower tile_n or tile_m, or raise consumers",
             ),
             Requirement(
                 "turns",
@@ -124,11 +118,12 @@ class Hopper(Machine):
             ),
             Requirement(
                 "chunks",
-                (columns % d.store_n == 0) & (packed if d.epilogue == "tma" else d.store_n > 0),
+                (columns % (d.store_n * d.cluster_k) == 0)
+                & (packed if d.epilogue == "tma" else d.store_n > 0),
                 "columns are stored in whole chunks, by TMA in rows that have a swizzle or are an "
                 "odd number of 16 B long, so that eight of them meet no bank twice",
-                "choose a store_n that divides a consumer's columns, of 16 bits 8, 16, 32, 64 or "
-                "an odd multiple of 8",
+                "choose a store_n that divides a consumer's columns over cluster_k, of 16 bits 8, "
+                "16, 32, 64 or an odd multiple of 8",
             ),
             Requirement(
                 "stored",
@@ -142,7 +137,7 @@ class Hopper(Machine):
                     d.epilogue == "tma"
                     or (
                         (d.store_stages == 1)
-                        & (columns % (2 * d.store_n) != 0)
+                        & (stored % (2 * d.store_n) != 0)
                         & (d.store_n & (d.store_n - 1) == 0)
                     )
                 )
@@ -209,15 +204,21 @@ class Hopper(Machine):
             high = 64 if self.swap else own  # rows stored together
             k.tile(high=high, col=self.store_n)
             k.threads(warp=4, octet=8, quad=4)
-            k.values(far=own // 64, chunk=wide // self.store_n, group=self.store_n // 8,
+            k.values(far=own // 64)
+            if shared_k:
+                k.values(peer=self.cluster_k)
+            k.values(chunk=wide // self.cluster_k // self.store_n, group=self.store_n // 8,
                      half=2, pair=2)  # fmt: skip
             row = "far warp half octet"
-            mine, cols = f"tm = ({w_m}{row})", f"tn = ({w_n}chunk group quad pair)"
+            mine, part = f"tm = ({w_m}{row})", "rank_k " * shared_k
+            cols = f"tn = ({w_n}{'peer ' * shared_k}chunk group quad pair)"
             if turns:
                 turn = k.mbarriers("turn", self.consumers, arrivals=1)
-            copied = f"tm = ({w_m}{'far ' * self.swap}high), tn = ({w_n}chunk col)"
-            store = TileStore(self, k, f"{at}, {mine}, {cols}", f"{at}, {copied}")
-            sums = k.registers("sums", "f32", "far", "chunk", "group", "half", "pair")
+            copied = f"tm = ({w_m}{'far ' * self.swap}high), tn = ({w_n}{part}chunk col)"
+            whole = f"{at}, {mine}, tn = ({w_n}{part}chunk group quad pair)"
+            store = TileStore(self, k, whole, f"{at}, {copied}")
+            digits = "far", *["peer"] * shared_k, "chunk", "group", "half", "pair"
+            sums = k.registers("sums", "f32", *digits)
             first, after = ("w", self.consumers) if turns else ("", 1)
             for tile in k.tiles(start=first, step=after):
                 if turns:
@@ -235,11 +236,8 @@ class Hopper(Machine):
                         k.arrive(turn[tile])
                 k.wait_group("wgmma", 0)
                 k.run_on("kt", self.in_flight)  # what is left to release
-                if shared_k:
-                    with k.cluster_sum(sums, over="rank_k"):
-                        store.tile(sums)
-                else:
-                    store.tile(sums)
+                added = k.cluster_sum(sums, over="rank_k", slices="peer") if shared_k else sums
+                store.tile(added)
             if self.epilogue == "tma":
                 with k.elect():
                     k.wait_group("bulk", 0, read=True)
@@ -322,7 +320,7 @@ _STAY = {**_STORE, "persistent": 1, "raster": 8}
 _CLUSTER = {**_STAY, "cluster_m": 2}
 _TURNS = {**_STAY, "tile_m": 64, "consume": "pingpong", "stages": 4}
 _EARLY = {**_CLUSTER, "early": 1}
-_SHARED = {**_RING, "tile_m": 64, "tile_n": 64, "cluster_k": 2, "store_n": 64}
+_SHARED = {**_RING, "tile_m": 64, "tile_n": 64, "cluster_k": 2, "store_n": 32}
 _TURNED = {**_RING, "swap": 1, "tile_m": 64, "tile_n": 16, "stages": 8, "store_n": 16}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {

@@ -48,10 +48,11 @@ import linecache
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -94,6 +95,7 @@ _VECTOR_BYTES = 16  # spec: PTX ISA, "ld"
 _SLAB_BYTES = 128  # the widest swizzle
 _SLICE_BYTES, _PAIR = 32, 2  # spec: PTX ISA, a product's k in bytes; neighbours in a register
 _ZERO = Affine()
+_NOWHERE: Mapping[str, Affine] = MappingProxyType({})
 _UNREAD: tuple[dict[str, tuple[str, ...]], frozenset[str]] = ({}, frozenset())
 _WARP, _WARPGROUP, _REGISTER_BYTES = 32, 128, 4
 _TMA_STORE = INSTRUCTIONS["cp.async.bulk.tensor.global"]
@@ -1549,50 +1551,64 @@ class Kernel:
         own, both = one.array.axes
         return (both, own) if own in other.array.axes else (own, both)
 
-    @contextmanager
-    def cluster_sum(self, sums: Held, *, over: str) -> Iterator[None]:
-        """Add up a tile's sums over CTAs of a cluster; the first of them does the body.
+    def cluster_sum(self, sums: Held, *, over: str, slices: str) -> Held:
+        """Add up a tile's sums over CTAs of a cluster, and return the slice that is this CTA's.
 
-        The others' go through its shared memory, in the order in which threads hold them: 16 B of a
-        thread, then those of the next, so that no two lanes of a warp meet a bank twice.
+        Each slice, one value of the digit ``slices``, goes through shared memory of the CTA with
+        its number, in the order in which threads hold it: 16 B of a thread, then those of the next,
+        so that no two lanes of a warp meet a bank twice.  Pieces of 16 B go to one CTA after the
+        other, so that no CTA has to take what all send at once.  Parts are added by rank.
         """
         self._warpgroup("cluster_sum")
-        around, self._body = self._body, []
-        yield
-        stored, self._body = tuple(self._body), []
-        threads, turn, others = self._countings[0], self._turn(), self._extent(over) - 1
-        pair, half, *slow = sums.digits[::-1]
-        digits = (pair, half, *threads, *slow)  # as threads hold them: no two lanes meet a bank
+        self._in_cluster("cluster_sum", over)
+        threads, turn, ctas = self._countings[0], self._turn(), int(self._extent(over))
+        if slices not in sums.digits or self._extent(slices) != ctas:
+            text = f"cluster_sum: {sums.name} has no slice for each of the {ctas} CTAs of {over}"
+            raise self.error(text, slices)
+        kept = tuple(d for d in sums.digits if d != slices)
+        pair, half, *slow = kept[::-1]
+        digits = (pair, half, *threads, *slow)
         shape, strides = self._extents(digits), [math.prod(self._extents(digits[:i]))
                                                  for i in range(len(digits))]  # fmt: skip
-        parts = Buffer(self._free("parts"), "smem", "f32", shape, tuple(strides), others,
+        parts = Buffer(self._free("parts"), "smem", "f32", shape, tuple(strides), ctas,
                        math.prod(shape), copies=self._copies, home=over)  # fmt: skip
         self._on_chip.insert(self._first_own, parts)
+        part = self.registers("part", "f32", half, pair)
+        values = self._extents((pair, half))
 
-        def move(by: str, held: Held, index: Affine, modes: tuple[str, ...]) -> None:
+        def move(by: str, held: Access, number: Affine, peer: int = 0) -> None:
             value, thread = (tuple(tuple(int(d == e) for e in digits) for d in each)
-                             for each in (modes, threads))  # fmt: skip
+                             for each in ((pair, half), threads))  # fmt: skip
             origin = tuple(var(d) if d in self.gone_through else Affine() for d in digits)
-            there, own = Access(parts, value, thread, origin, index), self._own(held, modes, 3)
-            ends = (there, own) if by == "st.shared" else (own, there)
-            self._body.append(term.Do(INSTRUCTIONS[by], ends[0], (ends[1],), self._extents(modes),
+            there = Access(parts, value, thread, origin, turn * ctas + number, peer=peer)
+            ends = (there, held) if by == "st.shared" else (held, there)
+            self._body.append(term.Do(INSTRUCTIONS[by], ends[0], (ends[1],), values,
                                       self._extents(threads), vector=_PAIR * _PAIR))  # fmt: skip
 
-        def add(left: tuple[str, ...]) -> None:
-            if left:
-                for _ in self.each(left[-1]):
-                    add(left[:-1])
-                return
-            move("ld.shared", part, turn * others + var("r"), (pair, half))
-            self.add(sums, part)
+        def own(held: Held, known: Mapping[str, Affine] = _NOWHERE) -> Access:
+            access = self._own(held, (pair, half), len(threads))
+            return replace(access, origin=self._part_of(held, known))
 
-        move("st.shared", sums, turn * others + var(over) + -1, (pair, half, *slow))
-        send, self._body = tuple(self._body), []
-        part = self.registers("part", "f32", half, pair)
-        add(tuple(slow))
-        adding = term.For("r", others, tuple(self._body), unrolled=True)
-        self._body = [*around, term.When(var(over, -1), 0, send), term.Sync(scope="cluster"),
-                      term.When(var(over), 1, (adding, *stored))]  # fmt: skip
+        def piecewise(do: Callable[[], None], left: Sequence[str]) -> None:
+            for _ in self.each(left[-1]) if left else (None,):
+                piecewise(do, left[:-1]) if left else do()
+
+        def send() -> None:
+            for peer in range(ctas):
+                move("st.shared", own(sums, {slices: Affine(peer)}), var(over), peer)
+
+        def add() -> None:
+            around, self._body = self._body, []
+            move("ld.shared", own(part), var("r"))
+            self.add(added, part)
+            body, self._body = tuple(self._body), around
+            self._body.append(term.For("r", ctas, body, unrolled=True))
+
+        piecewise(send, slow)
+        self.sync("cluster")
+        added = self.zeros("added", "f32", *kept)
+        piecewise(add, slow)
+        return added
 
     # order
 

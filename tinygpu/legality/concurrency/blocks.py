@@ -570,10 +570,10 @@ class _Reader:
                         self._meets(agent, s.barrier.number + stage, (s.barrier.name,))
                 case _:
                     pass
-            for ring, form, how in _indices(s):
+            for ring, form, how, peer in _indices(s):
                 pace, rest = self._split(form, scope, ranges, where, tiled)
                 low = _range(rest, ranges)[0]
-                reached = _places(self.plan, agent, ring, how, s)
+                reached = _places(self.plan, agent, ring, how, peer, s)
                 for place, shift in reached:
                     if how == "tell":
                         place.late |= _late(self.plan, s, shift, len(reached))
@@ -721,17 +721,17 @@ def _indices(s: Statement) -> Iterator[RingUse]:
 
 
 def _places(
-    plan: Plan, agent: int, ring: Buffer | Barrier, how: str, s: Statement
+    plan: Plan, agent: int, ring: Buffer | Barrier, how: str, peer: int, s: Statement
 ) -> tuple[tuple[Spot, int], ...]:
     """Return the places that a statement touches, and from which shift it is seen there."""
     asked = (agent, id(s), ring.name, how)
     if asked not in plan.reached:
-        plan.reached[asked] = tuple(_reached(plan, agent, ring, how, s))
+        plan.reached[asked] = tuple(_reached(plan, agent, ring, how, peer, s))
     return plan.reached[asked]
 
 
 def _reached(
-    plan: Plan, agent: int, ring: Buffer | Barrier, how: str, s: Statement
+    plan: Plan, agent: int, ring: Buffer | Barrier, how: str, peer: int, s: Statement
 ) -> Iterator[tuple[Spot, int]]:
     a, symmetry = plan.agents[agent], plan.symmetry
     ctas: Iterable[tuple[int, int]] = [(a.cta, 0)]
@@ -740,7 +740,7 @@ def _reached(
     elif isinstance(s, Arrive):
         ctas = symmetry.along(a.cta, s.to if s.to != "cta" else "")
     for cta, shift in ctas:
-        home = symmetry.at_home(cta, ring.home) if how in ("write", "tell") else cta
+        home = symmetry.at_home(cta, ring.home, peer) if how in ("write", "tell") else cta
         key: tuple[object, ...] = (ring.name, home)
         if isinstance(ring, Barrier):
             key = ("barrier", *key)
@@ -911,11 +911,11 @@ class _Walk:
                     self.out.append(op)
 
     def touches(
-        self, ring: Buffer | Barrier, form: Affine, how: str, s: Statement, env: Env
+        self, ring: Buffer | Barrier, form: Affine, how: str, peer: int, s: Statement, env: Env
     ) -> tuple[Touch, ...]:
         """Return where a statement touches a ring or a barrier."""
         x = self.number(form, env)
-        found = _places(self.plan, self.agent, ring, how, s)
+        found = _places(self.plan, self.agent, ring, how, peer, s)
         late = [how == "tell" and _late(self.plan, s, shift, len(found)) for _, shift in found]
         return tuple(
             Touch(place.number, shift, x, late=after)
