@@ -73,7 +73,7 @@ def test_a_matmul_has_no_heads() -> None:
         sizes_of("matmul", ("m", "n", "k"), ["kv-heads=2"])
 
 
-@pytest.mark.parametrize("mask", ["--causal", "--mask causal", ""])
+@pytest.mark.parametrize("mask", ["--causal", "--mask causal", "", "--lse"])
 def test_schedules_are_searched_by_heads(mask: str, tmp_path: Path) -> None:
     """The file that is written has the problem that was said."""
     words: list[object] = ["--kv-heads", 2, "-m", 100, "-n", 130, "-d", 64, *mask.split()]
@@ -81,7 +81,7 @@ def test_schedules_are_searched_by_heads(mask: str, tmp_path: Path) -> None:
     said("search", "attention", "-b", 2, "--heads", 4, *words, "--top", 1, "--out", tmp_path)
     machine, problem, _ = from_json(next(tmp_path.glob("*1.json")).read_text(), MACHINES)
     assert machine.name == "attention"
-    wanted = attention(mask="causal" if mask else "none")
+    wanted = attention(mask="causal" if "causal" in mask else "none", lse="lse" in mask)
     assert problem == Problem.of(wanted, l=2, h=2, g=2, m=100, n=130, d=64, e=64)
 
 
@@ -132,6 +132,7 @@ BAD = {
     f"{ASK} {SIZES} --device a100": "is of sm_90, and a100 is sm_80; or choose another --device",
     f"{ASK} {SIZES} --machine hopper": "operation attention; known are matmul",
     f"{ASK} {SIZES} --layout nt": "attention has none, it is of matmul; it takes --dtype, --causal",
+    "ask softmax warps==2 -i 4 -j 4 --lse": "--lse: softmax has none, it is of attention",
     "ask softmax warps==2 -i 4 -j 4 --causal": "--causal: softmax has none, it is of attention",
     f"search attention {SIZES} -d 100": "as TMA's lines are of 16 B",
     "dispatch attention -b 1 --heads 4 -m 64:256 -n 9 -d 100 --out b --no-measure": "of 16 B",

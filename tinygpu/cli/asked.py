@@ -37,7 +37,7 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
     "elementwise": ("expression", "dtype", "inputs"),
     "rmsnorm": ("dtype",),
     "softmax": ("dtype",),
-    "attention": ("dtype", "causal", "mask"),
+    "attention": ("dtype", "causal", "mask", "lse"),
 }
 
 
@@ -60,6 +60,7 @@ class Asked:
     scale: Annotated[bool, typer.Option("--scale", help="c = alpha a b + beta d.")] = False
     causal: Annotated[bool, typer.Option("--causal", help="Of attention: --mask causal.")] = False
     mask: Annotated[str, typer.Option(help="Of attention: none, causal or window:LEFT:RIGHT.")] = ""
+    lse: Annotated[bool, typer.Option("--lse", help="Of attention: log-sum-exp, too.")] = False
     inputs: Annotated[str, typer.Option(help="Arrays of an expression, as x,z.")] = ""
 
 
@@ -116,7 +117,7 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
             if asked.causal and asked.mask not in ("", "causal"):
                 raise OperationError(f"--causal: --mask {asked.mask} is another; give one of them")
             mask = "causal" if asked.causal else asked.mask or "none"
-            return attention(asked.dtype or "bf16", mask=mask)
+            return attention(asked.dtype or "bf16", mask=mask, lse=asked.lse)
     return OPERATIONS[name](dtype)
 
 

@@ -49,7 +49,7 @@ class Attention(Machine):
         "fma", "alu", "mufu", "mov",
     )  # fmt: skip
     numeric = True
-    operations = ("attention",)
+    operations, several = ("attention",), True
     dtypes = ("bf16", "f16")
     spread = ("consumers", "tile_n", "skew")
 
@@ -108,7 +108,8 @@ class Attention(Machine):
         """Raise OperationError if this machine cannot do the operation."""
         super().check(operation)
         dtype, scaled = operation.inputs[0].dtype, bool(operation.scalars)
-        if operation not in [attention(dtype, mask=m, scale=scaled) for m in ("none", "causal")]:
+        asked = {"scale": scaled, "lse": bool(operation.further)}
+        if operation not in [attention(dtype, mask=m, **asked) for m in ("none", "causal")]:
             raise OperationError(
                 f"machine {self.name}: {operation.name} with the mask {operation.mask}; it does "
                 "attention(..) of tinygpu.term.operation, with mask none or causal"
@@ -347,8 +348,19 @@ class RowStatistics:
         """Divide the sums by the weights' sum; rows that saw no key are 0."""
         k = self.k
         k.butterfly("add", self.total, over="quad")
+        if k.op.further:
+            self.store_logarithm()
         k.set(self.total, apply("rcp0", value("x")), {"x": self.total})
         k.set(self.acc, value("x") * value("by"), {"x": self.acc, "by": self.total})
+
+    def store_logarithm(self) -> None:
+        """Store ln of the sum of exp(scale s): by one thread of the quad that has the sum."""
+        k, lse = self.k, self.k.outputs[1]
+        power = value("top") * value("factor") + apply("lg2", value("total"))
+        known = {"top": self.top, "factor": self.factor, "total": self.total}
+        k.set(self.new, power * math.log(2), known)
+        with k.only(quad=0):
+            k.store(lse[f"l = bl, h = bh, g = bg, m = (bm tm), {_ROWS}"], self.new)
 
 
 class RowStore:

@@ -94,12 +94,15 @@ def interpret(
     run = Run(program, values, given, arrays, Toucher(values), random, landing, algebra)
     with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers
         run_grid(run, seed)
-    output = arrays[operation.output.name]
-    result = algebra.round(output.dtype, output.flat).reshape(output.shape)
-    findings = [*run.found.values(), *unwritten(program, output)]
+    results: dict[str, NDArray[Any]] = {}
+    findings = [*run.found.values()]
+    for out in operation.outputs:
+        array = arrays[out.name]
+        results[out.name] = algebra.round(array.dtype, array.flat).reshape(array.shape)
+        findings += unwritten(program, out.name, array)
     exact = {o.name: arrays[o.name].flat.reshape(arrays[o.name].shape) for o in operation.inputs}
-    findings += wrong_result(program, sizes, exact, given, result, algebra)[0]
-    return Result({operation.output.name: result}, tuple(findings))
+    findings += wrong_result(program, sizes, exact, given, results, algebra)[0]
+    return Result(results, tuple(findings))
 
 
 def check(
@@ -223,7 +226,7 @@ def _arrays(
     inputs: Mapping[str, NDArray[Any]],
     algebra: Algebra,
 ) -> dict[str, GlobalArray]:
-    """Hold the inputs, and an output that is poisoned or cleared."""
+    """Hold the inputs, and outputs that are poisoned or cleared."""
     operation = program.operation
     shapes = operation.shapes(sizes)
     arrays: dict[str, GlobalArray] = {}
@@ -236,19 +239,18 @@ def _arrays(
             )
         rounded = algebra.round(dtype, inputs[name])
         arrays[name] = GlobalArray(rounded, dtype, output=False, zeroed=False)
-    out = operation.output
-    empty = np.full(shapes[out.name], 0.0 if program.zeroed else np.nan)
-    arrays[out.name] = GlobalArray(
-        empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
-    )
+    for out in operation.outputs:
+        empty = np.full(shapes[out.name], 0.0 if program.zeroed else np.nan)
+        arrays[out.name] = GlobalArray(
+            empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
+        )
     return arrays
 
 
-def unwritten(program: Program, output: GlobalArray) -> list[Finding]:
-    """Find the first element of the output that nobody wrote."""
+def unwritten(program: Program, name: str, output: GlobalArray) -> list[Finding]:
+    """Find the first element of an output that nobody wrote."""
     if output.written.all():
         return []
-    name = program.operation.output.name
     place = np.unravel_index(int((~output.written).argmax()), output.shape)
     cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
     text = f"{program.name}: nobody writes {cell}, one of {int((~output.written).sum())}; store it"
@@ -260,33 +262,38 @@ def wrong_result(
     sizes: Mapping[str, int],
     inputs: Mapping[str, NDArray[np.float64]],
     scalars: Mapping[str, float],
-    result: NDArray[Any],
+    results: Mapping[str, NDArray[Any]],
     algebra: Algebra,
 ) -> tuple[list[Finding], float]:
-    """Compare with the operation's reference, where that is a number; say of which part it is."""
-    operation = program.operation
+    """Compare with the operation's reference, where that is a number; say of which part it is.
+
+    The outputs are compared in order, up to the first that is wrong.
+    """
+    operation, least = program.operation, 1.0
     with np.errstate(all="ignore"):
         reference = operation.reference(inputs, scalars, algebra)
-    name = operation.output.name
     if algebra.exact:
-        ratio = np.where(result == reference[name], 0.0, np.inf)
+        ratios = {n: np.where(x == reference[n], 0.0, np.inf) for n, x in results.items()}
     else:
-        ratio = ratio_of(program, inputs, scalars, output=result, reference=reference)
-    strange = np.isnan(reference[name])
-    ratio, compared = np.where(strange, 0.0, ratio), 1.0 - strange.sum() / max(1, strange.size)
-    if not ratio.size or ratio.max() <= 1:
-        return [], compared
-    place = np.unravel_index(int(ratio.argmax()), ratio.shape)
-    cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
-    got, wanted = float(result[place]), float(reference[name][place])
-    if algebra.exact:
-        text = f"{program.name}: {cell} is {got:.0f}, not {wanted:.0f}"
-    else:
-        text = (
-            f"{program.name}: {cell} is {got:.6g}, not {wanted:.6g}: "
-            f"{ratio.max():.3g} times the error allowed"
-        )
-    return [Finding("wrong_result", "", text, cell=cell)], compared
+        ratios = ratio_of(program, inputs, scalars, outputs=results, reference=reference)
+    for name, result in results.items():
+        strange = np.isnan(reference[name])
+        ratio = np.where(strange, 0.0, ratios[name])
+        least = min(least, 1.0 - strange.sum() / max(1, strange.size))
+        if not ratio.size or ratio.max() <= 1:
+            continue
+        place = np.unravel_index(int(ratio.argmax()), ratio.shape)
+        cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
+        got, wanted = float(result[place]), float(reference[name][place])
+        if algebra.exact:
+            text = f"{program.name}: {cell} is {got:.0f}, not {wanted:.0f}"
+        else:
+            text = (
+                f"{program.name}: {cell} is {got:.6g}, not {wanted:.6g}: "
+                f"{ratio.max():.3g} times the error allowed"
+            )
+        return [Finding("wrong_result", "", text, cell=cell)], least
+    return [], least
 
 
 def _well_formed(program: Program) -> None:
