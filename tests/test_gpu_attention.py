@@ -114,6 +114,32 @@ def test_the_log_sum_exp_is_right(point: str, lies: str) -> None:
         assert ((lse.double() - right).abs()[seen] < 1e-4).all(), case
 
 
+@pytest.mark.parametrize("window", [(0, 0), (100, 0), (64, 33), (1000, 1000)])
+@pytest.mark.parametrize("point", ["fa2", "fa3", "longest first", "wide"])
+def test_a_sliding_window_is_right(point: str, window: tuple[int, int]) -> None:
+    """Blocks outside are left out; rows that see no key are 0."""
+    torch = pytest.importorskip("torch")
+    left, right = window
+    operation = attention(mask=f"window:{left}:{right}", lse=True)
+    program = Schedule.of(MACHINE, STARTS[point]).program(MACHINE, operation)
+    short = "".join(c if c.isalnum() else "_" for c in f"{point}_{left}_{right}")
+    op = Kernel(program, arch="sm_90a").torch_op(f"tinygpu_test::window_{short}")
+    for case in ("full", "ragged", "grouped", "rows without keys", "one of each"):
+        q, k, v = drawn(torch, case, "bshd", 128)
+        s = scores(torch, q, k, causal=False)
+        m, n = s.shape[2:]
+        last = torch.arange(m, device="cuda")[:, None] + n - m
+        key = torch.arange(n, device="cuda")
+        s = s.masked_fill((key > last + right) | (key < last - left), -math.inf)
+        values = v.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
+        out, lse = op(q, k, v)
+        assert near(out, torch.softmax(s, 3).nan_to_num(0.0) @ values), case
+        wanted_lse = torch.logsumexp(s, 3)
+        seen = torch.isfinite(wanted_lse)
+        assert torch.equal(torch.isfinite(lse), seen), case
+        assert ((lse.double() - wanted_lse).abs()[seen] < 1e-4).all(), case
+
+
 def test_a_graph_reads_what_arrays_hold_then() -> None:
     torch = pytest.importorskip("torch")
     q, k, v = drawn(torch, "grouped", "bshd", 128)

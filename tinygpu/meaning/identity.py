@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import product
+from itertools import chain, count, product
 from math import prod
 
 import numpy as np
@@ -449,9 +449,8 @@ def _different(
         ragged = guarded and parts > 1
         size = (tiles - 1) * width + (unit * (parts // 2 + (parts > 3)) if ragged else width)
         by = unit if guarded else width
-        while size in sizes.values():
-            size += -by if guarded and size > by else by
-        sizes[axis] = size
+        below = range(size, 0, -by) if guarded else ()
+        sizes[axis] = next(s for s in chain(below, count(size, by)) if s not in sizes.values())
     return {axis: sizes[axis] for axis in steps}
 
 

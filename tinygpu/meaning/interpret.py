@@ -19,7 +19,7 @@ Source: ``docs/model.md``, section "Meaning".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import lcm
 from typing import Any
@@ -36,6 +36,7 @@ from tinygpu.meaning.race import Finding, GlobalArray
 from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.meaning.touched import Toucher
 from tinygpu.meaning.turns import run_grid
+from tinygpu.term.expression import Expression
 from tinygpu.term.fields import require_known
 from tinygpu.term.operation import Problem
 from tinygpu.term.program import Do, Exit, For, Program, WaitGroup, When, walk
@@ -166,7 +167,7 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
 
     others = dict.fromkeys(program.operation.axes, 1)
     if program.tile_values:  # which may grow with one axis only where another one is long
-        named = _sizes_of_values(program)
+        named = _sizes_in(program, program.tile_values.values())
         others |= {a: min(dict(program.at_most).get(a, _LONG), _LONG) for a in named}
 
     def counts(size: int) -> tuple[tuple[int, ...], tuple[object, ...]]:
@@ -175,21 +176,28 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
         own = tuple(frozenset(each) for each in program.values_of_tiles(sizes).values())
         return program.grid_extents(sizes), (*(values[t] for t in trips), *own)
 
+    on_grid = axis in _sizes_in(program, [a.extent for a in program.grid])
+
+    def same(size: int) -> bool:
+        """Whether nothing grows; a tile's own numbers may change before the grid grows."""
+        here, first = counts(size), counts(1)
+        return here[0] == first[0] and (on_grid or here == first)
+
     low, high = 1, 2
-    while high <= most and counts(high) == counts(1):
+    while high <= most and same(high):
         low, high = high, 2 * high
     if high > most:
         return most, False
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if counts(middle) == counts(1) else (low, middle)
+        low, high = (middle, high) if same(middle) else (low, middle)
     return low, counts(high)[1] != counts(1)[1]
 
 
-def _sizes_of_values(program: Program) -> set[str]:
-    """Return the axes whose sizes tile values depend on, by themselves, parameters and the grid."""
+def _sizes_in(program: Program, expressions: Iterable[Expression]) -> set[str]:
+    """Return the axes whose sizes expressions depend on, by themselves, parameters and the grid."""
     known = dict(program.parameters) | {axis.var: axis.extent for axis in program.grid}
-    left = [name for e in program.tile_values.values() for name in e.names()]
+    left = [name for e in expressions for name in e.names()]
     named: set[str] = set()
     while left:
         name = left.pop()

@@ -75,6 +75,7 @@ __all__ = [
     "reduce",
     "rmsnorm",
     "softmax",
+    "window_of",
 ]
 
 
@@ -862,6 +863,28 @@ def _shows(mask: str) -> Expression | None:
     raise OperationError(
         f"attention: mask {mask!r}; there are none, causal and window:LEFT:RIGHT, as window:127:0"
     )
+
+
+def window_of(operation: Operation) -> tuple[int | None, int | None]:
+    """Return how many keys before and after its last one a query of ``attention`` sees.
+
+    None where no edge is.  Of a mask that is none of ``attention`` it says nothing.
+
+    >>> window_of(attention(mask="causal")), window_of(attention(mask="window:127:0"))
+    ((None, 0), (127, 0))
+    """
+    match operation.mask:
+        case None:
+            return None, None
+        case Apply(
+            "and",
+            (
+                Apply("le", (Apply("sub", (_, Constant(left))), _)),
+                Apply("le", (_, Apply("add", (_, Constant(right))))),
+            ),
+        ):
+            return int(left), int(right)
+    return None, 0
 
 
 _LEAST = -(2 - 2.0**-23) * 2.0**127
