@@ -130,7 +130,7 @@ BAD = {
     f"{ASK} -k 8": "attention has no axis k; its sizes are -b, --heads, --kv-heads, -m, -n, -d, -e",
     f"{ASK} -b 4 --heads 8 -m 0 -n 9 -d 64": "-m: '0' is no size; give a whole number, at least 1",
     f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 100": "a multiple of 8, as TMA's lines are of 16 B",
-    f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 256": "d is 256; a head dimension is a multiple of 8",
+    f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 264": "d is 264; a head dimension is a multiple of 8",
     f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 64 -e 12": "e is 12; a head dimension is a multiple of 8",
     f"{ASK} {SIZES} --dtype e4m3": "weights of 8 bits lose the softmax's sum, convert the inputs",
     f"{ASK} {SIZES} --dtype fp8": "dtype fp8: known are",

@@ -140,6 +140,31 @@ def test_a_sliding_window_is_right(point: str, window: tuple[int, int]) -> None:
         assert ((lse.double() - wanted_lse).abs()[seen] < 1e-4).all(), case
 
 
+@pytest.mark.parametrize(
+    ("depth", "tile_n", "skew", "turns"),
+    [(192, 112, 1, "named"), (192, 128, 0, "none"), (256, 80, 1, "none"), (256, 80, 0, "none"),
+     (256, 64, 1, "named")],
+)  # fmt: skip
+def test_wide_heads_are_right(depth: int, tile_n: int, skew: int, turns: str) -> None:
+    """Blocks of few keys, and of as many dimensions as a product of warpgroups has columns."""
+    torch = pytest.importorskip("torch")
+    values = {**STARTS["fa2"], "depth": depth, "tile_n": tile_n, "skew": skew, "turns": turns,
+              "stages_k": 1, "stages_v": 1}  # fmt: skip
+    for causal in (False, True):
+        operation = attention(mask="causal" if causal else "none", lse=True)
+        program = Schedule.of(MACHINE, values).program(MACHINE, operation)
+        short = f"{depth}_{tile_n}_{skew}_{turns}_{causal}"
+        op = Kernel(program, arch="sm_90a").torch_op(f"tinygpu_test::wide_{short}")
+        for case in (c for c in CASES if CASES[c][-1] == causal):
+            for d in (depth, depth - 24):
+                q, k, v = drawn(torch, case, "bshd", d)
+                out, lse = op(q, k, v)
+                assert near(out, wanted(torch, q, k, v, causal=causal)), (case, d)
+                right = torch.logsumexp(scores(torch, q, k, causal=causal), 3)
+                seen = torch.isfinite(right)
+                assert ((lse.double() - right).abs()[seen] < 1e-4).all(), (case, d)
+
+
 def test_a_graph_reads_what_arrays_hold_then() -> None:
     torch = pytest.importorskip("torch")
     q, k, v = drawn(torch, "grouped", "bshd", 128)

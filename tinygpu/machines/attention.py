@@ -54,7 +54,7 @@ class Attention(Machine):
     dtypes = ("bf16", "f16")
     spread = ("consumers", "tile_n", "skew")
 
-    depth = Choice(128, 64, meaning="head dimension that the kernel is for")
+    depth = Choice(128, 64, 192, 256, meaning="head dimension that the kernel is for")
     consumers = Choice(1, 2, 3, structural=True, meaning="warpgroups that multiply, 64 rows each")
     tile_n = Choice(64, 80, 96, 112, 128, 144, 160, 176, 192, meaning="keys in a block")
     stages_k = Choice(1, 2, 3, 4, meaning="blocks of keys in shared memory")
@@ -431,6 +431,7 @@ _AHEAD = {**_LINES, "stages_q": 2}
 _LONGEST = {**_LINES, "order": "longest", "raster": 16}
 _WIDE = {**_SKEWED, "tile_n": 176}
 _ONE = {**_WIDE, "persistent": 0, "order": "longest", "raster": 8}
+_DEEP = {**_SKEWED, "depth": 256, "tile_n": 64}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
     "fa2": _FA2,
@@ -441,5 +442,6 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "longest first": _LONGEST,
     "wide": _WIDE,
     "one tile each": _ONE,
+    "256 dimensions": _DEEP,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""
