@@ -87,7 +87,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 33700, "search": 8640, "codegen": 18350}
+LINES = {"tinygpu": 33780, "search": 8650, "codegen": 18350}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: strategies, the command ``store`` and four causes of the time model; clusters,
