@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -73,16 +74,25 @@ def test_a_matmul_has_no_heads() -> None:
         sizes_of("matmul", ("m", "n", "k"), ["kv-heads=2"])
 
 
-@pytest.mark.parametrize("mask", ["--causal", "--mask causal", ""])
-def test_schedules_are_searched_by_heads(mask: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("--causal", {"mask": "causal"}),
+        ("--mask causal", {"mask": "causal"}),
+        ("", {}),
+        ("--lse", {"lse": True}),
+        ("--window 40 0", {"mask": "window:40:0"}),
+        ("--mask window:3:20 --window 3 20 --lse", {"mask": "window:3:20", "lse": True}),
+    ],
+)
+def test_schedules_are_searched_by_heads(words: str, kind: dict[str, Any], tmp_path: Path) -> None:
     """The file that is written has the problem that was said."""
-    words: list[object] = ["--kv-heads", 2, "-m", 100, "-n", 130, "-d", 64, *mask.split()]
-    words += [word for name, value in PLAIN.items() for word in ("--fix", f"{name}={value}")]
-    said("search", "attention", "-b", 2, "--heads", 4, *words, "--top", 1, "--out", tmp_path)
+    given: list[object] = ["--kv-heads", 2, "-m", 100, "-n", 130, "-d", 64, *words.split()]
+    given += [word for name, value in PLAIN.items() for word in ("--fix", f"{name}={value}")]
+    said("search", "attention", "-b", 2, "--heads", 4, *given, "--top", 1, "--out", tmp_path)
     machine, problem, _ = from_json(next(tmp_path.glob("*1.json")).read_text(), MACHINES)
     assert machine.name == "attention"
-    wanted = attention(mask="causal" if mask else "none")
-    assert problem == Problem.of(wanted, l=2, h=2, g=2, m=100, n=130, d=64, e=64)
+    assert problem == Problem.of(attention(**kind), l=2, h=2, g=2, m=100, n=130, d=64, e=64)
 
 
 def test_commands_that_take_its_file(legal: Path, tmp_path: Path) -> None:
@@ -120,18 +130,21 @@ BAD = {
     f"{ASK} -k 8": "attention has no axis k; its sizes are -b, --heads, --kv-heads, -m, -n, -d, -e",
     f"{ASK} -b 4 --heads 8 -m 0 -n 9 -d 64": "-m: '0' is no size; give a whole number, at least 1",
     f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 100": "a multiple of 8, as TMA's lines are of 16 B",
-    f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 256": "d is 256; a head dimension is a multiple of 8",
+    f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 264": "d is 264; a head dimension is a multiple of 8",
     f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 64 -e 12": "e is 12; a head dimension is a multiple of 8",
     f"{ASK} {SIZES} --dtype e4m3": "weights of 8 bits lose the softmax's sum, convert the inputs",
     f"{ASK} {SIZES} --dtype fp8": "dtype fp8: known are",
     f"{ASK} {SIZES} --dtype f32": "known are bf16, f16",
     f"{ASK} {SIZES} --mask prefix": "there are none, causal and window:LEFT:RIGHT",
-    f"{ASK} {SIZES} --mask window:1:0": "it does attention(..) of tinygpu.term.operation, with mask"
-    " none or causal",
+    f"{ASK} {SIZES} --window -1 0": "mask 'window:-1:0'; there are none, causal and window:LEFT:",
+    f"{ASK} {SIZES} --window 1 x": "'--window': Input should be a valid integer",
+    f"{ASK} {SIZES} --causal --window 1 0": "--window: --causal is another; give one of them",
+    f"{ASK} {SIZES} --mask window:1:1 --window 1 0": "--window: --mask window:1:1 is another; give",
     f"{ASK} {SIZES} --causal --mask none": "--causal: --mask none is another; give one of them",
     f"{ASK} {SIZES} --device a100": "is of sm_90, and a100 is sm_80; or choose another --device",
     f"{ASK} {SIZES} --machine hopper": "operation attention; known are matmul",
     f"{ASK} {SIZES} --layout nt": "attention has none, it is of matmul; it takes --dtype, --causal",
+    "ask softmax warps==2 -i 4 -j 4 --lse": "--lse: softmax has none, it is of attention",
     "ask softmax warps==2 -i 4 -j 4 --causal": "--causal: softmax has none, it is of attention",
     f"search attention {SIZES} -d 100": "as TMA's lines are of 16 B",
     "dispatch attention -b 1 --heads 4 -m 64:256 -n 9 -d 100 --out b --no-measure": "of 16 B",

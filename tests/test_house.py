@@ -87,7 +87,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 34000, "search": 9000, "codegen": 18500}
+LINES = {"tinygpu": 34800, "search": 9100, "codegen": 18600}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: strategies, the command ``store`` and four causes of the time model; clusters,
@@ -97,7 +97,8 @@ dask, the strategy ``smt``, an environment for reinforcement learning, intervals
 tensor cores, TMA and mbarriers; what others bring: refusals of malformed terms and arguments, types
 of operands, known fields, an operation of one's own, code held against its meaning, SASS's waits;
 tiles of any width, consumers side by side;
-simt's fragments read ahead, climbs in parts, guards left out.
+simt's fragments read ahead, climbs in parts, guards left out;
+operations of several outputs, windows of attention.
 """
 
 

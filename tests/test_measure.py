@@ -378,7 +378,7 @@ def test_a_trial_tells_right_from_wrong(dtype: str) -> None:
     u = DTYPES["f32"].roundoff
     output = validation.Output(problem)
     assert data.worst(output, u) == np.inf
-    rounded = data.wanted.astype(DTYPES[dtype].numpy)
+    rounded = data.reference["c"].astype(DTYPES[dtype].numpy)
     output.array[:] = rounded.view(np.uint16) if dtype == "bf16" else rounded
     assert data.worst(output, u) <= 1
     wrong = rounded.copy()
@@ -387,7 +387,7 @@ def test_a_trial_tells_right_from_wrong(dtype: str) -> None:
     assert data.worst(output, u) > 1
     output.poison()
     output.array[:] = rounded.view(np.uint16) if dtype == "bf16" else rounded
-    output._all[-1] = 0
+    output._all[0][-1] = 0
     assert data.worst(output, u) == np.inf
 
 

@@ -75,7 +75,7 @@ class GridLaunch:
     ``ctas_wanted`` are given twice: the least and the greatest among the candidates.
     ``ahead`` are the registers that loads in flight hold, ``spills`` those known to be spilled.
     ``allotted`` are the registers of a CTA where its roles say how many they take (0: they do
-    not), ``columns`` those of its tensor memory.  ``cleared_bytes`` of the ``output`` are set to
+    not), ``columns`` those of its tensor memory.  ``cleared_bytes`` of the ``outputs`` are set to
     zero by a launch of their own before it.  ``without`` names wastes that are thought away: "tail"
     (SMs have as many CTAs each, every round is full), "dram" and "l2" (bytes move once), "path"
     (it is hidden), "fetch" and "launch" (they take no time).
@@ -95,7 +95,7 @@ class GridLaunch:
     columns: Numbers
     ctas_wanted: tuple[Numbers, Numbers]
     operands: tuple[Fetched, ...]
-    output: str
+    outputs: tuple[str, ...]
     cleared_bytes: float = 0.0
     ahead: Numbers = 0.0
     spills: float | None = None
@@ -105,7 +105,8 @@ class GridLaunch:
     def of(program: Program, sizes: Mapping[str, int], device: Device) -> GridLaunch:
         """Account for a launch at these sizes."""
         values = program.parameter_values(sizes)
-        operands, output = operands_of(program, values), program.operation.output.name
+        operands = operands_of(program, values)
+        outputs = tuple(o.name for o in program.operation.outputs)
         tiles = takes_tiles(program)
         return GridLaunch(
             device=device,
@@ -122,8 +123,8 @@ class GridLaunch:
             columns=allocated_columns(program) if uses_tensor_memory(program) else 0,
             ctas_wanted=(program.ctas_per_sm, program.ctas_per_sm),
             operands=operands,
-            output=output,
-            cleared_bytes=sum(o.bytes for o in operands if o.name == output and program.zeroed),
+            outputs=outputs,
+            cleared_bytes=sum(o.bytes for o in operands if o.name in outputs and program.zeroed),
         )
 
     def assembled(self, code: Assembled) -> GridLaunch:
@@ -238,7 +239,7 @@ class GridLaunch:
             times: Numbers = 1.0
             if not kept and not once:
                 times = fetches(o, self.axes, self.extents, wave=wave, raster=self.raster)
-            moved, stored = o.bytes * times, o.name == self.output
+            moved, stored = o.bytes * times, o.name in self.outputs
             if not (stored or once or never(self.early)):
                 axes = zip(self.axes, self.extents, strict=True)
                 sharers = reduce(lambda a, b: a * b, (e for a, e in axes if a not in o.axes), 1.0)

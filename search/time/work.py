@@ -170,11 +170,15 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Nodes that happen where ``index < bound`` (a number, or the name of the steps' number)."""
+    """Nodes that happen where ``index < bound`` (a number, or the name of the steps' number).
+
+    ``ending``: the index counts the steps that are left, so it holds in the last ones.
+    """
 
     index: Affine
     bound: Numbers
     body: tuple[Node, ...]
+    ending: bool = False
 
     @property
     def tells(self) -> bool:
@@ -190,6 +194,8 @@ class Guard:
         """Return in how many of so many steps, counted from 0, it holds."""
         bound = steps if isinstance(self.bound, str) else self.bound
         room, step = bound - self.index.constant, self.step
+        if self.ending:
+            return np.minimum(np.maximum(room - 1, 0), steps)
         if step == 0:
             return select(np.greater(room, 0), steps, 0.0)
         if step > 0:
@@ -201,6 +207,8 @@ class Guard:
         """How many of the first steps, and of the last ones, it may tell from those between."""
         if isinstance(self.bound, str):
             return 0, np.maximum(self.index.constant, 0) * (self.step > 0)
+        if self.ending:
+            return 0, np.maximum(self.bound - self.index.constant - 1, 0)
         if self.step == 0:
             return 0, 0
         return np.maximum(np.floor((self.bound - self.index.constant) / self.step) + 1, 0), 0
@@ -208,7 +216,7 @@ class Guard:
     @property
     def late(self) -> bool:
         """Whether it holds in a step far from both ends."""
-        if self.step or isinstance(self.bound, str):
+        if self.step or self.ending or isinstance(self.bound, str):
             return self.step < 0 or isinstance(self.bound, str)
         return bool(np.all(self.index.constant < self.bound))
 
@@ -469,8 +477,10 @@ class _Accountant:
                     if own or not self.of_tiles:
                         found += nodes  # what takes some CTAs of the cluster their time
                         continue
-                    guard = Guard(index, bound, nodes)
+                    left = {*index.terms} == {(self.step_var, -1), (self.steps, 1)}
+                    guard = Guard(index, bound, nodes, left and not isinstance(bound, str))
                     ours = all(v == self.step_var and c == guard.step for v, c in index.terms)
+                    ours = ours or guard.ending
                     amid = isinstance(bound, str) and guard.step not in (0, 1)
                     if not guard.tells and (amid or not ours):
                         raise ProgramError(

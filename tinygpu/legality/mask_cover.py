@@ -461,7 +461,8 @@ def _condition(program: Program) -> tuple[str, Expression | None]:
                 return any(map(bare, arguments))
         return False
 
-    wheres = [n for e in (scores.expression, operation.epilogue, *later) for n in e.nodes()
+    ends = [epilogue for _, epilogue in operation.results]
+    wheres = [n for e in (scores.expression, *ends, *later) for n in e.nodes()
               if isinstance(n, Apply) and n.operator == "where"]  # fmt: skip
     masked = mask is None and not wheres
     if mask is not None:

@@ -6,7 +6,8 @@ consumer warpgroups has 64 of the queries: it multiplies them with a block of ke
 maximum and sum, and multiplies the rounded weights, which stay in registers, with the values.  With
 ``skew`` 1 the second product of a block flies under the softmax of the next one.
 
-The first blocks alone are masked: those that the diagonal or the end of the keys may cut.
+Blocks outside of a tile's window are left out.  The first and the last ones alone are masked: those
+that an edge of the window or the end of the keys may cut.
 
 Source: J. Shah et al., "FlashAttention-3", arXiv:2407.08608; T. Dao, "FlashAttention-2",
 arXiv:2307.08691.
@@ -24,7 +25,7 @@ from tinygpu.isa.memory import GMEM, L2, REGISTERS, SMEM
 from tinygpu.term.builder import Held, Kernel, LoopIndex, Piece, Tile
 from tinygpu.term.expression import Constant, apply, value
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
-from tinygpu.term.operation import Operation, attention
+from tinygpu.term.operation import Operation, attention, window_of
 from tinygpu.term.program import select
 
 __all__ = ["STARTS", "Attention"]
@@ -49,11 +50,11 @@ class Attention(Machine):
         "fma", "alu", "mufu", "mov",
     )  # fmt: skip
     numeric = True
-    operations = ("attention",)
+    operations, several = ("attention",), True
     dtypes = ("bf16", "f16")
     spread = ("consumers", "tile_n", "skew")
 
-    depth = Choice(128, 64, meaning="head dimension that the kernel is for")
+    depth = Choice(128, 64, 192, 256, meaning="head dimension that the kernel is for")
     consumers = Choice(1, 2, 3, structural=True, meaning="warpgroups that multiply, 64 rows each")
     tile_n = Choice(64, 80, 96, 112, 128, 144, 160, 176, 192, meaning="keys in a block")
     stages_k = Choice(1, 2, 3, 4, meaning="blocks of keys in shared memory")
@@ -108,10 +109,15 @@ class Attention(Machine):
         """Raise OperationError if this machine cannot do the operation."""
         super().check(operation)
         dtype, scaled = operation.inputs[0].dtype, bool(operation.scalars)
-        if operation not in [attention(dtype, mask=m, scale=scaled) for m in ("none", "causal")]:
+        masks = ["none", "causal"]
+        if (window := window_of(operation)) and None not in window:
+            masks.append("window:{}:{}".format(*window))
+        asked = {"scale": scaled, "lse": bool(operation.further)}
+        if operation not in [attention(dtype, mask=m, **asked) for m in masks]:
             raise OperationError(
                 f"machine {self.name}: {operation.name} with the mask {operation.mask}; it does "
-                "attention(..) of tinygpu.term.operation, with mask none or causal"
+                f"attention(..) of tinygpu.term.operation, with mask {', '.join(masks[:2])} or "
+                "window:LEFT:RIGHT"
             )
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
@@ -159,16 +165,29 @@ class Attention(Machine):
             k.sync("cluster")
 
     def tiles(self, k: Kernel) -> Iterator[Tile]:
-        """Trace a tile; under a mask each has trips of its own: blocks that its rows see."""
-        if k.op.mask is None:
+        """Trace a tile; under a mask each has trips of its own: blocks that its rows see.
+
+        Under a window it begins at a block of its own, too.
+        """
+        left, right = window_of(k.op)
+        if right is None:
             return k.tiles()
-        rows = (value("bm") + Constant(1)) * (_BLOCK * self.consumers)
-        seen = apply("min", value("n"), rows + (value("n") - value("m")))
-        return k.tiles(trips=apply("max", seen, 0).ceildiv(self.tile_n))
+        rows, ahead = Constant(_BLOCK * self.consumers), value("n") - value("m")
+        end = (value("bm") + Constant(1)) * rows + ahead
+        seen = apply("min", value("n"), end + right if right else end)
+        blocks = apply("max", seen, 0).ceildiv(self.tile_n)
+        if left is None:
+            return k.tiles(trips=blocks)
+        first = apply("max", value("bm") * rows + ahead - left, 0)
+        begin = (first + 1).ceildiv(self.tile_n) - 1
+        return k.tiles(begin=begin, trips=apply("max", blocks - value("begin"), 0))
 
     def steps(self, k: Kernel, tile: Tile) -> Iterator[LoopIndex]:
         """Trace a block of keys of a tile."""
-        return k.loop("kt") if k.op.mask is None else k.loop("kt", trips=tile.trips)
+        left, right = window_of(k.op)
+        if right is None:
+            return k.loop("kt")
+        return k.loop("kt", trips=tile.trips, start=tile.begin if left is not None else None)
 
     def consume(self, k: Kernel, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing) -> None:
         """Multiply with keys, exponentiate, multiply with values; divide by the sum, and store."""
@@ -244,13 +263,17 @@ class Attention(Machine):
     def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
         """Set scores to minus infinity that a query does not see, in blocks that may have such."""
         key = k.at(f"n = (kt tn), {_KEYS}", step.last - step)
-        query = k.at(f"m = (bm tm), {_ROWS}")
-        cut, hidden = 1, key >= k.size("n")
-        if k.op.mask is not None:
-            cut = -(-(_BLOCK * self.consumers - 1) // self.tile_n) + 1
-            hidden = key > query + (k.size("n") - k.size("m"))
-        with k.when(step < cut):
-            k.fill(scores, -math.inf, where=hidden)
+        last = k.at(f"m = (bm tm), {_ROWS}") + (k.size("n") - k.size("m"))
+        left, right = window_of(k.op)
+        cut = -(-(_BLOCK * self.consumers - 1) // self.tile_n) + 1
+        with k.when(step < (1 if right is None else cut)):
+            if right is not None:
+                k.fill(scores, -math.inf, where=key > last + right)
+            if right != 0:
+                k.fill(scores, -math.inf, where=key >= k.size("n"))
+        if left is not None:
+            with k.when(step.last - step < cut):
+                k.fill(scores, -math.inf, where=key < last - left)
 
 
 class BlockRing:
@@ -347,8 +370,19 @@ class RowStatistics:
         """Divide the sums by the weights' sum; rows that saw no key are 0."""
         k = self.k
         k.butterfly("add", self.total, over="quad")
+        if k.op.further:
+            self.store_logarithm()
         k.set(self.total, apply("rcp0", value("x")), {"x": self.total})
         k.set(self.acc, value("x") * value("by"), {"x": self.acc, "by": self.total})
+
+    def store_logarithm(self) -> None:
+        """Store ln of the sum of exp(scale s): by one thread of the quad that has the sum."""
+        k, lse = self.k, self.k.outputs[1]
+        power = value("top") * value("factor") + apply("lg2", value("total"))
+        known = {"top": self.top, "factor": self.factor, "total": self.total}
+        k.set(self.new, power * math.log(2), known)
+        with k.only(quad=0):
+            k.store(lse[f"l = bl, h = bh, g = bg, m = (bm tm), {_ROWS}"], self.new)
 
 
 class RowStore:
@@ -397,6 +431,7 @@ _AHEAD = {**_LINES, "stages_q": 2}
 _LONGEST = {**_LINES, "order": "longest", "raster": 16}
 _WIDE = {**_SKEWED, "tile_n": 176}
 _ONE = {**_WIDE, "persistent": 0, "order": "longest", "raster": 8}
+_DEEP = {**_SKEWED, "depth": 256, "tile_n": 64}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
     "fa2": _FA2,
@@ -407,5 +442,6 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "longest first": _LONGEST,
     "wide": _WIDE,
     "one tile each": _ONE,
+    "256 dimensions": _DEEP,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""

@@ -95,8 +95,8 @@ def canonical_run(
     inputs: Mapping[str, NDArray[Any]],
     scalars: Mapping[str, float],
     algebra: Algebra,
-) -> tuple[Values, tuple[Finding, ...], str]:
-    """Return the output; what was found: writes outside, twice, or never; and what tiles share.
+) -> tuple[dict[str, Values], tuple[Finding, ...], str]:
+    """Return the outputs; what was found: writes outside, twice, or never; and what tiles share.
 
     That is a buffer of which a tile touches an index that another tile has touched, "" if none.
     ``inputs`` and ``scalars`` are elements of the algebra already.
@@ -111,11 +111,12 @@ def canonical_run(
         )
         for o in operation.inputs
     }
-    shape, out = operation.shapes(sizes)[operation.output.name], operation.output
-    empty = np.full(shape, 0.0 if program.zeroed else np.nan)
-    arrays[out.name] = GlobalArray(
-        empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
-    )
+    shapes = operation.shapes(sizes)
+    for out in operation.outputs:
+        empty = np.full(shapes[out.name], 0.0 if program.zeroed else np.nan)
+        arrays[out.name] = GlobalArray(
+            empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
+        )
     random = np.random.default_rng(0)
     run = Run(program, values, scalars, arrays, Toucher(values), random, "early", algebra)
     grid = _grid_of(program, sizes)
@@ -128,9 +129,13 @@ def canonical_run(
             work = _Work(run, grid, role, memory, written, touched)
             work.statements(role.body, _everyone(run, grid, role))
             shared = shared or work.shared
-    array = arrays[out.name]
-    rounded: Values = algebra.round(array.dtype, array.flat).reshape(shape)
-    return rounded, (*run.found.values(), *unwritten(program, array)), shared
+    rounded: dict[str, Values] = {}
+    lost: list[Finding] = []
+    for out in operation.outputs:
+        array = arrays[out.name]
+        rounded[out.name] = algebra.round(array.dtype, array.flat).reshape(shapes[out.name])
+        lost += unwritten(program, out.name, array)
+    return rounded, (*run.found.values(), *lost), shared
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -457,7 +457,10 @@ class Kernel:
             buffer = Buffer(o.name, "gmem", o.dtype, o.axes, tuple(stride))
             arrays.append(Array(self, buffer, o.axes))
         self.arrays = tuple(arrays)
-        self.inputs, self.output = self.arrays[:-1], self.arrays[-1]
+        count = len(operation.inputs)
+        self.inputs, self.outputs = self.arrays[:count], self.arrays[count:]
+        self.output = self.outputs[0]
+        self._written = {axis for o in operation.outputs for axis in o.axes}
         self._digits: dict[str, Digit] = {}
         self._judged: set[str] = set()  # dimensions that k.tile declares
         self._order: dict[str, int] = {}
@@ -1034,14 +1037,14 @@ class Kernel:
         here, shared = Affine(), ""
         if share:
             match = _SHARE.fullmatch(share)
-            row = lines if part.array.axes[-2] in self.op.output.axes else wide
+            row = lines if part.array.axes[-2] in self._written else wide
             if not match or match[1] != row or match[2] not in self._digits:
                 raise self.error(f'tma: share {share!r} is not as "{row} by rank"', "share")
             shared, rank = match.groups()
             self._in_cluster("tma", rank)
             extents[shared] = extents[shared] // self._extent(rank)
             here = var(rank, extents[shared])
-        trimmed = trim and part.array.axes[-2] in self.op.output.axes
+        trimmed = trim and part.array.axes[-2] in self._written
         before = (0,) * (len(part.array.axes) - 2)  # a batch's
         access = replace(self._access(part, place, ()), thread=())
         moved = [*access.origin[:-2], *(

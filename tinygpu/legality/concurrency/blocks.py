@@ -646,6 +646,12 @@ class _Reader:
     ) -> None:  # fmt: skip
         """Take up how far a guard looks."""
         plan = self.plan
+        if isinstance(bound, int) and (near := _to_end(index, scope)):
+            loop, rest = near
+            if all(name in ranges and isinstance(c, int) for name, c in rest.terms):
+                last = bound - _range(rest, ranges)[0] - 1
+                plan.ends[loop] = max(plan.ends.get(loop, 0), last)
+                return
         own, factor, rest = self._step(index, scope, ranges)
         if own is None:
             self.fail(f"guard {index} < {bound} compares what no loop of its own counts")
@@ -696,6 +702,17 @@ class _Reader:
             else:
                 return None, 0, form
         return own, factor, Affine(form.constant, tuple(rest))
+
+
+def _to_end(form: Affine, scope: Scope) -> tuple[str, Affine] | None:
+    """Return the loop whose turns from here on a form counts, ``trips - k``, and its rest."""
+    for name, c in form.terms:
+        counter = scope.get(name)
+        if counter is None or counter[0] != "steps" or c != -1 or (counter[1], 1) not in form.terms:
+            continue
+        rest = tuple(t for t in form.terms if t not in ((name, -1), (counter[1], 1)))
+        return counter[1], Affine(form.constant, rest)
+    return None
 
 
 def _under(node: Node) -> Iterator[Node]:
@@ -785,6 +802,8 @@ def expanded(plan: Plan, section: Section, agent: int, at: At) -> tuple[Op, ...]
     gone, left, where = dict(at.gone), dict(at.left), dict(at.where)
 
     def passes(index: Affine, bound: int | str, env: Env) -> bool:
+        if isinstance(bound, int) and (near := _to_end(index, scope)):
+            return left[near[0]] + _parted(near[1], scope, env)[0] < bound
         rest, own, factor = _parted(index, scope, env)
         if isinstance(bound, int):
             return rest + factor * gone.get(own, 0) < bound
