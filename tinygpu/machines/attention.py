@@ -307,11 +307,12 @@ class RowStatistics:
 
     def __init__(self, k: Kernel, scores: Held, acc: Held) -> None:
         self.k, self.scores, self.acc = k, scores, acc
+        rows = [digit for digit in acc.digits if digit in scores.digits]
         self.top, self.new, self.total = (
-            k.registers(name, "f32", "half") for name in ("top", "new", "total")
+            k.registers(name, "f32", *rows) for name in ("top", "new", "total")
         )
-        self.apart = k.registers("apart", "f32", "half", "pair")  # so that four maxima run at once
-        self.shift, self.shrink = (k.registers(name, "f32", "half") for name in ("shift", "shrink"))
+        self.apart = k.registers("apart", "f32", *rows, "pair")  # so that four maxima run at once
+        self.shift, self.shrink = (k.registers(name, "f32", *rows) for name in ("shift", "shrink"))
         scale = value("scale") * _LOG2_E if k.op.scalars else Constant(_LOG2_E)
         self.scale, self.factor = scale, k.registers("factor", "f32")
 
