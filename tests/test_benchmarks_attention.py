@@ -343,7 +343,7 @@ def test_what_a_rejected_mutant_does_is_written_at_once(
     monkeypatch.setattr(attention_rejected, "provenance", lambda command: {"command": command})
     several = [MUTANT, {**MUTANT, "case": "b", "code": ""}, {**MUTANT, "case": "c"}]
     (tmp_path / "made.json").write_text(json.dumps({"right": "0", "mutants": several}))
-    with pytest.raises(TinyGpuError, match="before c: .*no CUDA device"):
+    with pytest.raises(TinyGpuError, match=r"before c: .*no CUDA device"):
         attention_rejected.main([str(tmp_path / "made.json"), "--out", str(tmp_path)])
     tree = json.loads((tmp_path / "attention_rejected.json").read_text())
     assert [row["outcome"] for row in tree["mutants"]] == [outcome, "not assembled"]
