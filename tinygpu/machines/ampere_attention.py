@@ -24,7 +24,7 @@ from typing import Any
 
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
 from tinygpu.machines.attention import RowStatistics
-from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Tile
+from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Tile
 from tinygpu.term.expression import Constant, apply, value
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation
@@ -105,69 +105,138 @@ class AmpereAttention(Machine):
             k.threads(warp=self.warps, octet=8, quad=4)
             k.values(far=self.warp_rows // _BLOCK, slice=self.tile_n // 16, wide=depth // 8,
                      part=depth // 16, deep=2, half_k=2, half=2, pair=2, word=2, both=2)  # fmt: skip
-            ring_q = CopiedRing(k, q, 1, tm=self.rows, td=depth)
-            ring_k = CopiedRing(k, keys, self.stages_k, tn=self.tile_n, td=depth)
-            ring_v = CopiedRing(k, values, self.stages_v, tn=self.tile_n, te=depth)
-            whole = self.queries == "registers"
-            first = k.registers("queries", dtype, "far", *["part"] * whole, "half", "half_k", "word")
-            second = k.registers("keys", dtype, "deep", "half_k", "word")
-            third = k.registers("values", dtype, "wide", "deep", "pair")
-            scores = k.registers("scores", "f32", "far", "slice", "deep", "half", "pair")
-            weights = k.registers("weights", dtype, "far", "slice", "deep", "half", "pair")
-            acc = k.registers("acc", "f32", "far", "wide", "half", "both")
-            rows = RowStatistics(k, scores, acc)
-            once = self.meets == 1
-            ahead_k, ahead_v = self.stages_k - once, self.stages_v - 1
+            at_once = self.meets == 1
+            tiles = CopiedTiles(k, q, "d = td", 1, tm=self.rows, td=depth)
+            ring_k = CopiedTiles(k, keys, "d = td", self.stages_k, tn=self.tile_n, td=depth)
+            ring_v = CopiedTiles(k, values, "e = te", self.stages_v, tn=self.tile_n, te=depth)
+            ahead_k, ahead_v = self.stages_k - at_once, self.stages_v - 1
             lead = select(ahead_k > ahead_v, ahead_k, ahead_v)
             least = select(ahead_k < ahead_v, ahead_k, ahead_v)
-
-            def load(ring: CopiedRing, step: LoopIndex, *, last: bool) -> None:
-                with k.when(step < step.count):
-                    ring.load(step, step.last - step)
-                if last or not once:
-                    k.commit()
-
-            def meet(ahead: Any) -> None:
-                k.wait_group("cp.async", least - 1 if once else 2 * ahead)
-                k.sync()
-
+            scores = k.registers("scores", "f32", "far", "slice", "deep", "half", "pair")
+            weights = k.registers("weights", q.dtype, "far", "slice", "deep", "half", "pair")
+            acc = k.registers("acc", "f32", "far", "wide", "half", "both")
+            rows = RowStatistics(k, scores, acc)
+            first = self.first(k)
+            second = k.registers("keys", q.dtype, "deep", "half_k", "word")
+            third = k.registers("values", q.dtype, "wide", "deep", "pair")
             for tile in self.tiles(k):
                 rows.begin()
-                ring_q.load(tile)
-                for step in self.steps(k, tile, first=lead):  # as if steps before the first did it
+                tiles.copy(tile)
+                for turn in self.steps(k, tile, first=lead):  # as if such turns came before
                     for ring, ahead in ((ring_v, ahead_v), (ring_k, ahead_k)):
-                        late = step - (lead - ahead)
-                        with k.when(step >= lead - ahead), k.when(late < late.count):
-                            ring.load(late, late.last - late)
-                        if ring is ring_k or not once:
+                        with k.when(turn >= lead - ahead):
+                            ring.copy_block(turn - (lead - ahead))
+                        if not at_once or ring is ring_k:
                             k.commit()
-                if whole:
-                    k.wait_group("cp.async", lead * (1 if once else 2) - 1)
+                if self.queries == "registers":
+                    k.wait_group("cp.async", lead * self.meets - 1)
                     k.sync()
-                    k.ldmatrix(first, ring_q.tile[tile][f"{_ROWS}, {_ALONG}"])
+                    k.ldmatrix(first, tiles.tile[tile][f"{_ROWS}, {_ALONG}"])
                 for step in self.steps(k, tile):
-                    meet(ahead_k - 1)
-                    load(ring_v, step + ahead_v, last=False)
-                    if once:
-                        load(ring_k, step + ahead_k, last=True)
+                    k.wait_group("cp.async", least - 1 if at_once else 2 * ahead_k - 2)
+                    k.sync()
+                    ring_v.copy_block(step + ahead_v)
+                    if at_once:
+                        ring_k.copy_block(step + ahead_k)
+                    k.commit()
                     k.fill(scores, 0.0)
                     for _ in k.each("part"):
-                        if not whole:
-                            k.ldmatrix(first, ring_q.tile[tile][f"{_ROWS}, {_ALONG}"])
+                        if self.queries == "shared":
+                            k.ldmatrix(first, tiles.tile[tile][f"{_ROWS}, {_ALONG}"])
                         for _ in k.each("slice"):
                             lines = f"tn = (slice deep octet), {_ALONG}"
                             k.ldmatrix(second, ring_k.tile[step][lines])
                             k.mma(scores, first, second)
-                    if not once:
-                        meet(ahead_v)
-                        load(ring_k, step + ahead_k, last=True)
+                    if not at_once:
+                        k.wait_group("cp.async", 2 * ahead_v)
+                        k.sync()
+                        ring_k.copy_block(step + ahead_k)
+                        k.commit()
                     self.mask(k, scores, step)
                     rows.exponentiate()
                     rows.rescale()
-                    k.cast(scores, dtype, into=weights)
+                    k.cast(scores, q.dtype, into=weights)
                     for _ in k.each("slice"):
                         k.ldmatrix(third, ring_v.tile[step][f"{_KEYS}, te = (wide octet)"])
                         k.mma(acc, weights, third)
                 k.wait_group("cp.async", 0)
                 rows.end()
                 k.store(k.output[f"{_WHOLE}, {_ROWS}, e = (wide quad both)"], acc)
+
+    def first(self, k: Kernel) -> Held:
+        """Declare the registers of queries: for all parts of the head dimension, or for one."""
+        parts = ["part"] if self.queries == "registers" else []
+        return k.registers("queries", k.output.dtype, "far", *parts, "half", "half_k", "word")
+
+    def tiles(self, k: Kernel) -> Iterator[Tile]:
+        """Trace a tile; under a mask each has trips of its own: blocks that its rows see."""
+        if k.op.mask is None:
+            return k.tiles()
+        rows = (value("bm") + Constant(1)) * self.rows
+        seen = apply("min", value("n"), rows + (value("n") - value("m")))
+        return k.tiles(trips=apply("max", seen, 0).ceildiv(self.tile_n))
+
+    def steps(self, k: Kernel, tile: Tile, first: Any = None) -> Iterator[LoopIndex]:
+        """Trace a block of keys of a tile."""
+        if k.op.mask is None:
+            return k.loop("kt", first=first)
+        return k.loop("kt", trips=tile.trips, first=first)
+
+    def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
+        """Set scores to minus infinity that a query does not see, in blocks that may have such."""
+        key = k.at(f"n = (kt tn), {_KEYS}", step.last - step)
+        query = k.at(f"m = (bm tm), {_ROWS}")
+        cut, hidden = 1, key >= k.size("n")
+        if k.op.mask is not None:
+            cut = -(-(self.rows - 1) // self.tile_n) + 1
+            hidden = key > query + (k.size("n") - k.size("m"))
+        with k.when(step < cut):
+            k.fill(scores, -math.inf, where=hidden)
+
+
+class CopiedTiles:
+    """Tiles of an input in shared memory, and how threads copy them."""
+
+    def __init__(
+        self, k: Kernel, array: Array, wide: str, stages: Number, **extents: Number
+    ) -> None:
+        self.k, self.array = k, array
+        self.tile = k.smem(
+            f"smem_{array.name}", array.dtype, stages=stages, swizzle="line", **extents
+        )
+        self.dealt = k.deal(array.name, vector=_VECTOR, **extents)
+        self.whole = f"{_WHOLE}, {wide}, {self.dealt}"
+
+    def copy(self, tile: Tile) -> None:
+        """Start to copy what a tile has once."""
+        self.k.cp_async(self.tile[tile][self.dealt], self.array[self.whole])
+
+    def copy_block(self, step: LoopIndex) -> None:
+        """Start to copy the block of a step, if there is one: the last block of keys first."""
+        with self.k.when(step < step.count):
+            block = self.array[step.last - step][self.whole]
+            self.k.cp_async(self.tile[step][self.dealt], block)
+
+
+_FA2: Mapping[str, Value] = {
+    "depth": 128, "warps": 4, "warp_rows": 32, "tile_n": 64, "stages_k": 1, "stages_v": 1,
+    "meets": 2, "queries": "shared", "edges": "guard", "order": "straight",
+    "together": "kv heads", "raster": 1, "ctas_per_sm": 1,
+}  # fmt: skip
+_FEW = {**_FA2, "warp_rows": 16, "warps": 8}
+_EXACT = {**_FA2, "edges": "exact"}
+_LONGEST = {**_EXACT, "order": "longest", "raster": 16}
+_RING = {**_LONGEST, "stages_k": 2, "stages_v": 2, "meets": 1}
+_HELD = {**_RING, "warp_rows": 16, "warps": 8, "queries": "registers"}
+_SMALL = {**_LONGEST, "tile_n": 32, "stages_k": 2, "stages_v": 2}
+
+STARTS: Mapping[str, Mapping[str, Value]] = {
+    "fa2": _FA2,
+    "more warps": _FEW,
+    "exact": _EXACT,
+    "longest first": _LONGEST,
+    "meet once": _RING,
+    "queries held": _HELD,
+    "few keys": _SMALL,
+}
+"""Named points: FlashAttention-2's order and steps beyond; "exact" needs a whole head dimension."""
