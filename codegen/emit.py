@@ -174,7 +174,6 @@ class Emitter(KernelCode):
         self._enter(program.roles[0], 0)
         self.body(program.roles[0].body, Scope())
         text.emit("ret")
-        text.lines += text.beside
         directives = [f".maxntid {program.threads}, 1, 1"]
         if program.ctas_per_sm > 1:
             directives.append(f".minnctapersm {program.ctas_per_sm}")
@@ -210,7 +209,6 @@ class Emitter(KernelCode):
             text.mark(last)
             barriers.sync(self, shared)
         text.emit("ret")
-        text.lines += text.beside
 
     def _takes(self, role: Role) -> bool:
         """Say whether a role's warps load from tensor memory, or store there."""
@@ -309,13 +307,9 @@ class Emitter(KernelCode):
         return linear
 
     def body(self, body: tuple[Statement, ...], scope: Scope) -> None:
-        """Emit statements in order; copies of whole tiles that follow one another ask once."""
-        before: Statement | None = None
-        for run in self._runs(body):
-            statement = run[0]
+        """Emit statements in order."""
+        for before, statement in zip((None, *body), body, strict=False):
             match statement:
-                case Do() if self._asks(statement):
-                    self.whole_or_not([do for do in run if isinstance(do, Do)], scope)
                 case Do():
                     self.do(statement, scope)
                 case For(unrolled=True):
@@ -356,23 +350,6 @@ class Emitter(KernelCode):
                     self.text.emit(barriers.FENCES[kind])
                 case _:
                     assert_never(statement)
-            before = run[-1]
-
-    def _runs(self, body: tuple[Statement, ...]) -> Iterator[tuple[Statement, ...]]:
-        """Yield statements, those that ask together whether tiles are whole as one run."""
-        for asks, run in groupby(body, self._asks):
-            yield from (tuple(run),) if asks else ((statement,) for statement in run)
-
-    def _asks(self, statement: Statement) -> bool:
-        """Say whether a statement asks whether its tile is whole."""
-        return (
-            self.program.guards == "tile"
-            and isinstance(statement, Do)
-            and statement.lanes is None
-            and statement.instruction.issuer in ("thread", "warp")
-            and not any(access.buffer.fragment for access in statement.accesses)
-            and any(guarded for access in statement.accesses for guarded in access.guard)
-        )
 
     def _hold(self, do: Do, scope: Scope) -> None:
         """Keep what the wait after a statement of arithmetic waits for behind that statement.
@@ -401,12 +378,16 @@ class Emitter(KernelCode):
     def do(self, do: Do, scope: Scope) -> None:
         """Emit one statement through its rule."""
         self.text.note(str(do))
-        how = do.instruction
+        how, held = do.instruction, {a.buffer.fragment for a in do.accesses}
         if do.write.buffer.home and how.issuer != "thread":
             raise ProgramError(f"{do}: only st.shared goes to another CTA")
         rule = _brought(how.lower) if how.lower else self.rule(do)
+        guarded = any(g for a in do.accesses for g in a.guard)
+        each_its_own = how.issuer in ("thread", "warp") and not any(held)
         if do.lanes is not None and how.name not in _PREDICATED:
             self._by_lanes(rule, do, scope)
+        elif each_its_own and self.program.guards == "tile" and guarded:
+            self.whole_or_not(rule, do, scope)
         else:
             rule(self, do, scope)
 
@@ -436,34 +417,25 @@ class Emitter(KernelCode):
             )
         return RULES[how.name]
 
-    def whole_or_not(self, run: Sequence[Do], scope: Scope) -> None:
-        """Emit statements without guards for tiles that are whole, and with them for others.
-
-        The others' code stands behind the kernel's: in its place a branch would go around it.
-        """
+    def whole_or_not(self, rule: Rule, do: Do, scope: Scope) -> None:
+        """Emit a statement without guards for tiles that are whole, and with them for others."""
         text = self.text
-        plain = [
-            replace(do, write=_unguarded(do.write), reads=tuple(map(_unguarded, do.reads)))
-            for do in run
-        ]
-        whole = self.addresses.whole(run, scope)
+        plain = replace(do, write=_unguarded(do.write), reads=tuple(map(_unguarded, do.reads)))
+        whole = self.addresses.whole(do, scope)
         if not isinstance(whole, str):
-            for do in plain if whole else run:
-                self.do(do, scope)
+            rule(self, plain if whole else do, scope)
             return
         partly, end = text.label("partly"), text.label("whole_end")
         text.emit(f"@!{whole} bra {partly}")
         with text.scope():
-            for do in plain:
-                self.do(do, scope)
-            if any(map(_plain_load, plain)):
+            rule(self, plain, scope)
+            if _plain_load(plain):
                 text.emit(_AS_A_BRANCH)
+        text.emit(f"bra {end}")
+        text.mark(partly)
+        with text.scope():
+            rule(self, do, scope)
         text.mark(end)
-        with text.aside(), text.scope():
-            text.mark(partly)
-            for do in run:
-                self.do(do, scope)
-            text.emit(f"bra {end}")
 
     def loop(self, loop: For, scope: Scope) -> None:
         """Emit a running loop: positions before it, one step of each at its end."""
@@ -528,7 +500,6 @@ class Emitter(KernelCode):
         for do, here in instances(loop.body, scope):
             if do.where is not None:
                 addresses.compared(do, here, fixed_only=True)
-        self._ask_whole(loop.body, scope)
         rings = self.rings.turning(loop.body, loop.var, loop.start, scope)
         by_pointer = self.program.addressing == "pointer"
         stepped = stepped_pointers(addresses, loop, scope) if by_pointer else []
@@ -552,15 +523,6 @@ class Emitter(KernelCode):
             *(partial(turn, *one) for one in slots),
         ]
 
-    def _ask_whole(self, body: tuple[Statement, ...], scope: Scope) -> None:
-        """Ask before a loop what of its tiles' being whole is the same in all turns."""
-        for run in self._runs(body):
-            if self._asks(run[0]):
-                dos = [do for do in run if isinstance(do, Do)]
-                self.addresses.whole(dos, scope, fixed_only=True)
-            for inner in scope.laid_out(run[0]):
-                self._ask_whole(run[0].body, inner)
-
     def _fold(self, loop: For, scope: Scope) -> None:
         """Make the addresses of a loop's accesses in swizzled buffers, before it."""
         (inner,) = scope.within(loop)
@@ -575,7 +537,6 @@ class Emitter(KernelCode):
         if inside is None:
             index = self.addresses.sum(terms, scope, known)
             inside = self.text.less(index, self.addresses.integer(when.bound))
-            scope = scope.where(known, terms, when.bound)
         if inside is False:
             return
         with self.text.scope():
