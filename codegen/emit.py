@@ -166,7 +166,9 @@ class Emitter(KernelCode):
                 directives.append(f".reqnctapercluster {self.ctas}, 1, 1")
             return self.module(arch, directives, tuple(self.maps.values()))
         if len(program.roles) > 1 or program.roles[0].copies > 1:
-            raise ProgramError(f"program {program.name}: several roles, and no tiles that they take")
+            raise ProgramError(
+                f"program {program.name}: several roles, and no tiles that they take"
+            )
         if self.ctas > 1:
             raise ProgramError(f"program {program.name}: a cluster, and no barriers")
         self._launched()

@@ -249,7 +249,7 @@ def never(number: Numbers) -> bool:
 
 def takes_tiles(program: Program) -> bool:
     """Say whether roles do a tile together, statement by statement, and then the next."""
-    return bool(program.barriers) or any(isinstance(s, ForTile) for s, _ in walk(program))
+    return bool(program.barriers)
 
 
 def _allotted(program: Program) -> Numbers:

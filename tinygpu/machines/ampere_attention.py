@@ -103,7 +103,7 @@ class AmpereAttention(Machine):
         k.tile(tm=self.rows, tn=self.tile_n, td=depth, te=depth)
         with k.role("warps", warps=self.warps):
             k.threads(warp=self.warps, octet=8, quad=4)
-            k.values(far=self.warp_rows // _BLOCK, slice=self.tile_n // 16, wide=depth // 8,
+            k.values(far=self.warp_rows // _BLOCK, slice=self.tile_n // 16, wide=depth // 16, near=2,
                      part=depth // 16, deep=2, half_k=2, half=2, pair=2, word=2, both=2)  # fmt: skip
             at_once = self.meets == 1
             tiles = CopiedTiles(k, q, "d = td", 1, tm=self.rows, td=depth)
@@ -114,11 +114,11 @@ class AmpereAttention(Machine):
             least = select(ahead_k < ahead_v, ahead_k, ahead_v)
             scores = k.registers("scores", "f32", "far", "slice", "deep", "half", "pair")
             weights = k.registers("weights", q.dtype, "far", "slice", "deep", "half", "pair")
-            acc = k.registers("acc", "f32", "far", "wide", "half", "both")
-            rows = RowStatistics(k, scores, acc)
+            acc = k.registers("acc", "f32", "far", "wide", "near", "half", "both")
+            rows = RowStatistics(k, scores, acc, by="slice")
             first = self.first(k)
             second = k.registers("keys", q.dtype, "deep", "half_k", "word")
-            third = k.registers("values", q.dtype, "wide", "deep", "pair")
+            third = k.registers("values", q.dtype, "near", "deep", "pair")
             for tile in self.tiles(k):
                 rows.begin()
                 tiles.copy(tile)
@@ -157,11 +157,14 @@ class AmpereAttention(Machine):
                     rows.rescale()
                     k.cast(scores, q.dtype, into=weights)
                     for _ in k.each("slice"):
-                        k.ldmatrix(third, ring_v.tile[step][f"{_KEYS}, te = (wide octet)"])
-                        k.mma(acc, weights, third)
+                        for _ in k.each("wide"):
+                            lines = f"{_KEYS}, te = (wide near octet)"
+                            k.ldmatrix(third, ring_v.tile[step][lines])
+                            k.mma(acc, weights, third)
                 k.wait_group("cp.async", 0)
                 rows.end()
-                k.store(k.output[f"{_WHOLE}, {_ROWS}, e = (wide quad both)"], acc)
+                for _ in k.each("far"):  # so that half as many rounded ones are alive
+                    k.store(k.output[f"{_WHOLE}, {_ROWS}, e = (wide near quad both)"], acc)
 
     def first(self, k: Kernel) -> Held:
         """Declare the registers of queries: for all parts of the head dimension, or for one."""

@@ -303,10 +303,13 @@ class ProductTurns:
 
 
 class RowStatistics:
-    """The statistics of a consumer's rows: the maximum so far, and the sum of weights below it."""
+    """The statistics of a consumer's rows: the maximum so far, and the sum of weights below it.
 
-    def __init__(self, k: Kernel, scores: Held, acc: Held) -> None:
-        self.k, self.scores, self.acc = k, scores, acc
+    Weights are made ``by`` one value of a digit after another, so that few registers lie between.
+    """
+
+    def __init__(self, k: Kernel, scores: Held, acc: Held, *, by: str = "") -> None:
+        self.k, self.scores, self.acc, self.by = k, scores, acc, by
         rows = [digit for digit in acc.digits if digit in scores.digits]
         self.top, self.new, self.total = (
             k.registers(name, "f32", *rows) for name in ("top", "new", "total")
@@ -335,7 +338,8 @@ class RowStatistics:
         k.set(self.shift, -(value("new") * value("factor")), {"new": self.new, **known})
         power = apply("ex2.ftz", value("x") * value("factor") + value("shift"))
         k.set(self.shrink, power, {"x": self.top, **known})
-        k.set(self.scores, power, {"x": self.scores, **known})
+        for _ in k.each(self.by) if self.by else (None,):
+            k.set(self.scores, power, {"x": self.scores, **known})
         k.set(self.top, value("new"), {"new": self.new})
         k.set(self.total, value("x") * value("by"), {"x": self.total, "by": self.shrink})
         k.add(self.total, self.scores)
