@@ -41,24 +41,24 @@ def of_tiles(body: Sequence[Placed], rings: Collection[str]) -> list[Placed]:
     }
     writers = [s.write.buffer.name for s, _ in body if isinstance(s, Do)]
     found: list[Placed] = []
-    seen: set[int] = set()
+    seen: list[Do] = []
     for place, (s, blocks) in enumerate(body):
         if not isinstance(s, Do) or not s.instruction.warp_product or len(s.reads) != 3:
             found.append((s, blocks))
             continue
-        factors = []
+        factors: list[tuple[Any, Steps]] = []
         for read in s.reads[:2]:
             name = read.buffer.name if isinstance(read, Access) else ""
             if name in loads and writers.count(name) == 1 and loads[name][0] < place:
-                at, load, around = loads[name]
+                _, load, around = loads[name]
                 if (through := _through(read, load, around, blocks)) is not None:
                     factors.append((through, load.threads))
-                    seen.add(at)
+                    seen.append(load)
                     continue
             factors.append((read, ()))
         found.append((_counted(s, factors) or s, blocks))
-    read = {a.buffer.name for s, _ in found if isinstance(s, Do) for a in s.accesses[:-1]}
-    gone = {id(body[at][0]) for at in seen if body[at][0].write.buffer.name not in read}
+    left = {a.buffer.name for s, _ in found if isinstance(s, Do) for a in s.accesses[:-1]}
+    gone = {id(load) for load in seen if load.write.buffer.name not in left}
     return [(s, blocks) for s, blocks in found if id(s) not in gone]
 
 
@@ -158,7 +158,7 @@ def counted_loops(blocks: Sequence[Block]) -> dict[str, int] | None:
 
 
 def by_dimension(
-    shape: Sequence[int], modes: Sequence[tuple[int, Steps, Steps]]
+    shape: Sequence[Any], modes: Sequence[tuple[int, Steps, Steps]]
 ) -> list[tuple[int, Steps]] | None:
     """Return the extent of each dimension of registers, and its steps along other things.
 

@@ -18,15 +18,13 @@ Source: T. Dao, "FlashAttention-2", arXiv:2307.08691; PTX ISA 9, "Warp Level Mat
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
-from tinygpu.machines.attention import RowStatistics
-from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Tile
-from tinygpu.term.expression import Constant, apply, value
-from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.machines.attention import FlashAttention, RowStatistics
+from tinygpu.term.builder import Array, Kernel, LoopIndex, Number, Tile
+from tinygpu.term.machine import Choice, Requirement, Value, instructions
 from tinygpu.term.operation import Operation
 from tinygpu.term.program import select
 
@@ -36,10 +34,11 @@ _BLOCK = 16  # spec: PTX ISA, mma.m16n8k16
 _VECTOR = 8  # elements of 16 bits that a cp.async copies
 _WHOLE = "l = bl, h = bh, g = bg, m = (bm tm), n = (kt tn)"
 _ROWS, _KEYS = "tm = (far warp half octet)", "tn = (slice deep quad pair)"
+_LINES = "tn = (slice deep octet)"
 _ALONG = "td = (part half_k quad word)"
 
 
-class AmpereAttention(Machine):
+class AmpereAttention(FlashAttention):
     """Flash attention forward by warps' products of 16-bit inputs, fp32 sums and statistics."""
 
     name = "ampere_attention"
@@ -48,9 +47,8 @@ class AmpereAttention(Machine):
         "cp.async", "ldmatrix", "mma.sync", "bar.sync", "shfl.sync", "st.global", "cvt", "fma",
         "alu", "mufu", "mov",
     )  # fmt: skip
-    numeric = True
-    operations = ("attention",)
-    dtypes = ("bf16", "f16")
+    rows_by, keys_by = _ROWS, _KEYS
+    copied = "cp.async's vectors"
     spread = ("warps", "warp_rows", "tile_n", "meets")
 
     depth = Choice(128, 64, meaning="head dimension that the kernel is for")
@@ -93,108 +91,86 @@ class AmpereAttention(Machine):
     def forward(self, k: Kernel) -> None:
         """Fill two rings; multiply twice a block; divide by the sum, and store."""
         q, keys, values = k.inputs
-        dtype, depth = q.dtype, self.depth
+        lines, block, wide = {"tm": self.rows}, {"tn": self.tile_n}, {"td": self.depth}
         k.launch(raster=self.raster, ctas_per_sm=self.ctas_per_sm)
         k.grid("bl", *(("bg", "bh") if self.together == "kv heads" else ("bh", "bg")), "bm")
         if self.order == "longest":
             k.walk_down("bm")
         if self.edges == "exact":
             k.unguarded("d", "e")
-        k.tile(tm=self.rows, tn=self.tile_n, td=depth, te=depth)
+        k.tile(tm=self.rows, tn=self.tile_n, td=self.depth, te=self.depth)
         with k.role("warps", warps=self.warps):
             k.threads(warp=self.warps, octet=8, quad=4)
-            k.values(far=self.warp_rows // _BLOCK, slice=self.tile_n // 16, wide=depth // 16, near=2,
-                     part=depth // 16, deep=2, half_k=2, half=2, pair=2, word=2, both=2)  # fmt: skip
-            at_once = self.meets == 1
-            tiles = CopiedTiles(k, q, "d = td", 1, tm=self.rows, td=depth)
-            ring_k = CopiedTiles(k, keys, "d = td", self.stages_k, tn=self.tile_n, td=depth)
-            ring_v = CopiedTiles(k, values, "e = te", self.stages_v, tn=self.tile_n, te=depth)
-            ahead_k, ahead_v = self.stages_k - at_once, self.stages_v - 1
-            lead = select(ahead_k > ahead_v, ahead_k, ahead_v)
-            least = select(ahead_k < ahead_v, ahead_k, ahead_v)
-            scores = k.registers("scores", "f32", "far", "slice", "deep", "half", "pair")
-            weights = k.registers("weights", q.dtype, "far", "slice", "deep", "half", "pair")
-            acc = k.registers("acc", "f32", "far", "wide", "near", "half", "both")
-            rows = RowStatistics(k, scores, acc, by="slice")
-            first = self.first(k)
-            second = k.registers("keys", q.dtype, "deep", "half_k", "word")
-            third = k.registers("values", q.dtype, "near", "deep", "pair")
-            for tile in self.tiles(k):
-                rows.begin()
-                tiles.copy(tile)
-                for turn in self.steps(k, tile, first=lead):  # as if such turns came before
-                    for ring, ahead in ((ring_v, ahead_v), (ring_k, ahead_k)):
-                        with k.when(turn >= lead - ahead):
-                            ring.copy_block(turn - (lead - ahead))
-                        if not at_once or ring is ring_k:
-                            k.commit()
-                if self.queries == "registers":
-                    k.wait_group("cp.async", lead * self.meets - 1)
-                    k.sync()
-                    k.ldmatrix(first, tiles.tile[tile][f"{_ROWS}, {_ALONG}"])
-                for step in self.steps(k, tile):
-                    k.wait_group("cp.async", least - 1 if at_once else 2 * ahead_k - 2)
-                    k.sync()
-                    ring_v.copy_block(step + ahead_v)
-                    if at_once:
-                        ring_k.copy_block(step + ahead_k)
-                    k.commit()
-                    k.fill(scores, 0.0)
-                    for _ in k.each("part"):
-                        if self.queries == "shared":
-                            k.ldmatrix(first, tiles.tile[tile][f"{_ROWS}, {_ALONG}"])
-                        for _ in k.each("slice"):
-                            lines = f"tn = (slice deep octet), {_ALONG}"
-                            k.ldmatrix(second, ring_k.tile[step][lines])
-                            k.mma(scores, first, second)
-                    if not at_once:
-                        k.wait_group("cp.async", 2 * ahead_v)
-                        k.sync()
-                        ring_k.copy_block(step + ahead_k)
+            k.values(far=self.warp_rows // _BLOCK, slice=self.tile_n // _BLOCK)
+            k.values(part=self.depth // _BLOCK, wide=self.depth // _BLOCK, near=2, deep=2)
+            k.values(half_k=2, half=2, pair=2, word=2, both=2)
+            self.attend(
+                k,
+                CopiedTiles(k, q, "d = td", 1, **lines, **wide),
+                CopiedTiles(k, keys, "d = td", self.stages_k, **block, **wide),
+                CopiedTiles(k, values, "e = te", self.stages_v, **block, te=self.depth),
+            )
+
+    def attend(
+        self, k: Kernel, ring_q: CopiedTiles, ring_k: CopiedTiles, ring_v: CopiedTiles
+    ) -> None:
+        """Go through the blocks of keys of each tile of queries."""
+        dtype, once, held = k.output.dtype, self.meets == 1, self.queries == "registers"
+        ahead_k, ahead_v = self.stages_k - once, self.stages_v - 1
+        lead = select(ahead_k > ahead_v, ahead_k, ahead_v)
+        least = select(ahead_k < ahead_v, ahead_k, ahead_v)
+        scores = k.registers("scores", "f32", "far", "slice", "deep", "half", "pair")
+        weights = k.registers("weights", dtype, "far", "slice", "deep", "half", "pair")
+        acc = k.registers("acc", "f32", "far", "wide", "near", "half", "both")
+        parts = ["part"] if held else []
+        first = k.registers("queries", dtype, "far", *parts, "half", "half_k", "word")
+        second = k.registers("keys", dtype, "deep", "half_k", "word")
+        third = k.registers("values", dtype, "near", "deep", "pair")
+        rows = RowStatistics(k, scores, acc, by="slice")
+        for tile in self.tiles(k):
+            rows.begin()
+            ring_q.copy(tile)
+            for turn in self.steps(k, tile, first=lead):  # as turns before the first would do it
+                for ring, ahead in ((ring_v, ahead_v), (ring_k, ahead_k)):
+                    with k.when(turn >= lead - ahead):
+                        ring.copy_block(turn - (lead - ahead))
+                    if ring is ring_k or not once:
                         k.commit()
-                    self.mask(k, scores, step)
-                    rows.exponentiate()
-                    rows.rescale()
-                    k.cast(scores, q.dtype, into=weights)
+            if held:
+                k.wait_group("cp.async", lead * self.meets - 1)
+                k.sync()
+                k.ldmatrix(first, ring_q.tile[tile][f"{_ROWS}, {_ALONG}"])
+            for step in self.steps(k, tile):
+                k.wait_group("cp.async", least - 1 if once else 2 * ahead_k - 2)
+                k.sync()
+                ring_v.copy_block(step + ahead_v)
+                if once:
+                    ring_k.copy_block(step + ahead_k)
+                k.commit()
+                k.fill(scores, 0.0)
+                for _ in k.each("part"):
+                    if not held:
+                        k.ldmatrix(first, ring_q.tile[tile][f"{_ROWS}, {_ALONG}"])
                     for _ in k.each("slice"):
-                        for _ in k.each("wide"):
-                            lines = f"{_KEYS}, te = (wide near octet)"
-                            k.ldmatrix(third, ring_v.tile[step][lines])
-                            k.mma(acc, weights, third)
-                k.wait_group("cp.async", 0)
-                rows.end()
-                for _ in k.each("far"):  # so that half as many rounded ones are alive
-                    k.store(k.output[f"{_WHOLE}, {_ROWS}, e = (wide near quad both)"], acc)
-
-    def first(self, k: Kernel) -> Held:
-        """Declare the registers of queries: for all parts of the head dimension, or for one."""
-        parts = ["part"] if self.queries == "registers" else []
-        return k.registers("queries", k.output.dtype, "far", *parts, "half", "half_k", "word")
-
-    def tiles(self, k: Kernel) -> Iterator[Tile]:
-        """Trace a tile; under a mask each has trips of its own: blocks that its rows see."""
-        if k.op.mask is None:
-            return k.tiles()
-        rows = (value("bm") + Constant(1)) * self.rows
-        seen = apply("min", value("n"), rows + (value("n") - value("m")))
-        return k.tiles(trips=apply("max", seen, 0).ceildiv(self.tile_n))
-
-    def steps(self, k: Kernel, tile: Tile, first: Any = None) -> Iterator[LoopIndex]:
-        """Trace a block of keys of a tile."""
-        if k.op.mask is None:
-            return k.loop("kt", first=first)
-        return k.loop("kt", trips=tile.trips, first=first)
-
-    def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
-        """Set scores to minus infinity that a query does not see, in blocks that may have such."""
-        key = k.at(f"n = (kt tn), {_KEYS}", step.last - step)
-        query = k.at(f"m = (bm tm), {_ROWS}")
-        cut, hidden = 1, key >= k.size("n")
-        if k.op.mask is not None:
-            cut = -(-(self.rows - 1) // self.tile_n) + 1
-            hidden = key > query + (k.size("n") - k.size("m"))
-        with k.when(step < cut):
-            k.fill(scores, -math.inf, where=hidden)
+                        k.ldmatrix(second, ring_k.tile[step][f"{_LINES}, {_ALONG}"])
+                        k.mma(scores, first, second)
+                if not once:
+                    k.wait_group("cp.async", 2 * ahead_v)
+                    k.sync()
+                    ring_k.copy_block(step + ahead_k)
+                    k.commit()
+                self.mask(k, scores, step)
+                rows.exponentiate()
+                rows.rescale()
+                k.cast(scores, dtype, into=weights)
+                for _ in k.each("slice"):
+                    for _ in k.each("wide"):
+                        k.ldmatrix(third, ring_v.tile[step][f"{_KEYS}, te = (wide near octet)"])
+                        k.mma(acc, weights, third)
+            k.wait_group("cp.async", 0)
+            rows.end()
+            for _ in k.each("far"):  # so that few rounded sums are alive
+                k.store(k.output[f"{_WHOLE}, {_ROWS}, e = (wide near quad both)"], acc)
 
 
 class CopiedTiles:

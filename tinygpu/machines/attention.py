@@ -17,17 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import GMEM, L2, REGISTERS, SMEM
-from tinygpu.term.builder import Held, Kernel, LoopIndex, Piece, Tile
+from tinygpu.term.builder import Held, Kernel, LoopIndex, Number, Piece, Tile
 from tinygpu.term.expression import Constant, apply, value
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation, attention
 from tinygpu.term.program import select
 
-__all__ = ["STARTS", "Attention"]
+__all__ = ["STARTS", "Attention", "FlashAttention", "RowStatistics"]
 
 _BLOCK = 64  # spec: PTX ISA, wgmma's rows
 _LOG2_E = math.log2(math.e)
@@ -38,7 +38,74 @@ _ROWS, _KEYS = "tm = (w warp half octet)", "tn = (group quad pair)"
 _OUT = "te = (chunk wide quad both)"
 
 
-class Attention(Machine):
+class FlashAttention(Machine):
+    """What machines of attention have in common: the operation, trips of a tile, the mask.
+
+    A tile has ``rows`` queries and a block ``tile_n`` keys; ``rows_by`` and ``keys_by`` say in
+    which digits threads hold them.
+    """
+
+    numeric = True
+    operations = ("attention",)
+    dtypes = ("bf16", "f16")
+    rows_by: ClassVar[str]
+    keys_by: ClassVar[str]
+    copied: ClassVar[str]
+    """What has to be a multiple of 16 B."""
+    tile_n: Any
+
+    @property
+    def rows(self) -> Any:
+        """Queries of a tile."""
+        raise NotImplementedError
+
+    def check(self, operation: Operation) -> None:
+        """Raise OperationError if this machine cannot do the operation."""
+        super().check(operation)
+        dtype, scaled = operation.inputs[0].dtype, bool(operation.scalars)
+        if operation not in [attention(dtype, mask=m, scale=scaled) for m in ("none", "causal")]:
+            raise OperationError(
+                f"machine {self.name}: {operation.name} with the mask {operation.mask}; it does "
+                "attention(..) of tinygpu.term.operation, with mask none or causal"
+            )
+
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raise OperationError for a head dimension that copies or the widest tile refuse."""
+        widest = max(int(n) for n in self.decisions()["depth"].values)
+        for axis in "de":
+            if sizes[axis] > widest or sizes[axis] % 8:
+                raise OperationError(
+                    f"machine {self.name}: {axis} is {sizes[axis]}; a head dimension is a multiple "
+                    f"of 8, as {self.copied} are of 16 B, and at most {widest}; pad it with zeros "
+                    "to a multiple of 8, or split it"
+                )
+
+    def tiles(self, k: Kernel) -> Iterator[Tile]:
+        """Trace a tile; under a mask each has trips of its own: blocks that its rows see."""
+        if k.op.mask is None:
+            return k.tiles()
+        rows = (value("bm") + Constant(1)) * self.rows
+        seen = apply("min", value("n"), rows + (value("n") - value("m")))
+        return k.tiles(trips=apply("max", seen, 0).ceildiv(self.tile_n))
+
+    def steps(self, k: Kernel, tile: Tile, first: Number | None = None) -> Iterator[LoopIndex]:
+        """Trace a block of keys of a tile; with ``first`` so many are written out, and no more."""
+        trips = None if k.op.mask is None else tile.trips
+        return k.loop("kt", trips=trips, first=first)
+
+    def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
+        """Set scores to minus infinity that a query does not see, in blocks that may have such."""
+        key = k.at(f"n = (kt tn), {self.keys_by}", step.last - step)
+        query = k.at(f"m = (bm tm), {self.rows_by}")
+        cut, hidden = 1, key >= k.size("n")
+        if k.op.mask is not None:
+            cut = -(-(self.rows - 1) // self.tile_n) + 1
+            hidden = key > query + (k.size("n") - k.size("m"))
+        with k.when(step < cut):
+            k.fill(scores, -math.inf, where=hidden)
+
+
+class Attention(FlashAttention):
     """Flash attention forward by warpgroup products of 16-bit inputs, fp32 sums and statistics."""
 
     name, entry = "attention", "hopper_attention"
@@ -48,9 +115,8 @@ class Attention(Machine):
         "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "shfl.sync", "st.global",
         "fma", "alu", "mufu", "mov",
     )  # fmt: skip
-    numeric = True
-    operations = ("attention",)
-    dtypes = ("bf16", "f16")
+    rows_by, keys_by = _ROWS, _KEYS
+    copied = "TMA's lines"
     spread = ("consumers", "tile_n", "skew")
 
     depth = Choice(128, 64, meaning="head dimension that the kernel is for")
@@ -104,26 +170,10 @@ class Attention(Machine):
             ),
         )
 
-    def check(self, operation: Operation) -> None:
-        """Raise OperationError if this machine cannot do the operation."""
-        super().check(operation)
-        dtype, scaled = operation.inputs[0].dtype, bool(operation.scalars)
-        if operation not in [attention(dtype, mask=m, scale=scaled) for m in ("none", "causal")]:
-            raise OperationError(
-                f"machine {self.name}: {operation.name} with the mask {operation.mask}; it does "
-                "attention(..) of tinygpu.term.operation, with mask none or causal"
-            )
-
-    def check_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Raise OperationError for a head dimension that TMA or the widest tile refuses."""
-        widest = max(int(n) for n in self.decisions()["depth"].values)
-        for axis in "de":
-            if sizes[axis] > widest or sizes[axis] % 8:
-                raise OperationError(
-                    f"machine {self.name}: {axis} is {sizes[axis]}; a head dimension is a multiple "
-                    f"of 8, as TMA's lines are of 16 B, and at most {widest}; pad it with zeros to "
-                    "a multiple of 8, or split it"
-                )
+    @property
+    def rows(self) -> Any:
+        """Queries of a tile."""
+        return _BLOCK * self.consumers
 
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
@@ -133,7 +183,7 @@ class Attention(Machine):
         if self.order == "longest":
             k.walk_down("bm")
         k.cluster(rank=1)
-        k.tile(tm=_BLOCK * self.consumers, tn=self.tile_n, td=self.depth, te=self.depth)
+        k.tile(tm=self.rows, tn=self.tile_n, td=self.depth, te=self.depth)
         rings = [
             BlockRing(k, name, lines, wide, stages, self.consumers)
             for name, lines, wide, stages in (
@@ -157,18 +207,6 @@ class Attention(Machine):
         with k.role("consumer", warpgroups=1, registers=select(few, 160, 240), w=copies):
             self.consume(k, *rings)
             k.sync("cluster")
-
-    def tiles(self, k: Kernel) -> Iterator[Tile]:
-        """Trace a tile; under a mask each has trips of its own: blocks that its rows see."""
-        if k.op.mask is None:
-            return k.tiles()
-        rows = (value("bm") + Constant(1)) * (_BLOCK * self.consumers)
-        seen = apply("min", value("n"), rows + (value("n") - value("m")))
-        return k.tiles(trips=apply("max", seen, 0).ceildiv(self.tile_n))
-
-    def steps(self, k: Kernel, tile: Tile) -> Iterator[LoopIndex]:
-        """Trace a block of keys of a tile."""
-        return k.loop("kt") if k.op.mask is None else k.loop("kt", trips=tile.trips)
 
     def consume(self, k: Kernel, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing) -> None:
         """Multiply with keys, exponentiate, multiply with values; divide by the sum, and store."""
@@ -240,17 +278,6 @@ class Attention(Machine):
     def weigh(self, k: Kernel, acc: Held, weights: Held, values: Piece) -> None:
         """Add weights times a block of values."""
         k.wgmma(acc, weights, values[f"{_KEYS}, {_OUT}"], fresh=False)
-
-    def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
-        """Set scores to minus infinity that a query does not see, in blocks that may have such."""
-        key = k.at(f"n = (kt tn), {_KEYS}", step.last - step)
-        query = k.at(f"m = (bm tm), {_ROWS}")
-        cut, hidden = 1, key >= k.size("n")
-        if k.op.mask is not None:
-            cut = -(-(_BLOCK * self.consumers - 1) // self.tile_n) + 1
-            hidden = key > query + (k.size("n") - k.size("m"))
-        with k.when(step < cut):
-            k.fill(scores, -math.inf, where=hidden)
 
 
 class BlockRing:

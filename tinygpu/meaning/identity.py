@@ -441,7 +441,7 @@ def _different(
     trips: int,
     wide: int,
 ) -> Mapping[str, int]:
-    """Return sizes that differ pairwise, of ``wide`` tiles, and not full where that may be."""
+    """Return sizes that differ pairwise, of ``wide`` tiles, and not full, where that may be."""
     sizes: dict[str, int] = {}
     for axis in sorted(steps, key=lambda axis: not steps[axis][1]):  # loops first
         width, looped, unit, guarded = steps[axis]
@@ -451,7 +451,10 @@ def _different(
         size = (tiles - 1) * width + (unit * (parts // 2 + (parts > 3)) if ragged else width)
         by = unit if guarded else width
         while size in sizes.values():
-            size += -by if guarded and size > by else by
+            step = -by if guarded and size > by else by
+            if size + step > most[axis]:  # there is but this one
+                break
+            size += step
         sizes[axis] = size
     return {axis: sizes[axis] for axis in steps}
 
