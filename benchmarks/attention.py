@@ -5,9 +5,9 @@
 The named points of the machine ``attention`` stand beside cuDNN and FlashAttention-2 (PyTorch's
 SDPA), FlashAttention-3 (the wheel ``fa3-fwd``) and the fastest of 12 configurations of Triton:
 round robin in new orders under one load without a pause, in CUDA graphs.  Inputs are normal, in
-bf16, dense [b, heads, rows, d], the same arrays for all, and rotate through as many sets as exceed twice the L2.  Each candidate
-is right before it is timed, and the outputs of its last round are checked, in float64 at ``_ROWS``
-queries of ``_HEADS`` heads; all of them have to be numbers.
+bf16, dense [b, heads, rows, d], the same arrays for all, and rotate through as many sets as exceed
+twice the L2.  Each candidate is right before it is timed, and the outputs of its last round are
+checked, in float64 at ``_ROWS`` queries of ``_HEADS`` heads; all of them have to be numbers.
 
 An error is what ``reference`` allows at most 1 of.  FLOP are those of visible pairs, 4 d each.  The
 causal mask is aligned at the bottom right: where m and n differ, cuDNN has no such mask here.
