@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.attention_mutants import bases, drawn_mutants, judged, ordering, ran
 from tests.hopper_terms import rewritten
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
@@ -267,7 +269,7 @@ def test_scores_begin_at_0_in_each_turn() -> None:
 
     def of(s: Statement) -> Statement | tuple[Statement, ...]:
         clears = isinstance(s, Do) and s.write.buffer.name == "scores" and not s.where
-        return () if clears and s.reads == (Immediate(0.0),) else s
+        return () if clears and isinstance(s, Do) and s.reads == (Immediate(0.0),) else s
 
     program = rewritten(term(), of)
     assert "does not start anew" in mask_cover(program).reason
@@ -282,6 +284,18 @@ def test_registers_that_are_filled_otherwise_are_not_seen_through(ring: str) -> 
         return (s, s) if isinstance(s, Do) and s.write.buffer.name == ring else s
 
     assert mask_cover(rewritten(term(), of)).outcome == "unproved"
+
+
+def test_mutants_that_are_legal_do_not_fail() -> None:
+    """Of forty about half are illegal; the first legal ones run, and none has a fault."""
+    terms = [one for one in bases() if one[0].startswith("ampere_attention, few keys, causal")]
+    found: list[tuple[str, Program, str]] = []
+    for _, name, program in islice(drawn_mutants(3, terms), 40):
+        found.append((name, program, judged(program)["outcome"]))
+    outcomes = [outcome for *_, outcome in found]
+    assert outcomes.count("illegal") > 10
+    for name, program, _ in [one for one in found if one[2] == "legal"][:3]:
+        assert ran(program, orders=ordering(name))["outcome"] in ("survives", "wrong"), name
 
 
 # Time
